@@ -20,8 +20,8 @@ from rocketmq_spark.model.names import check_topic, is_legal
 from rocketmq_spark.model.route import TopicRouteData
 from rocketmq_spark.options.source import SourceOptions
 from rocketmq_spark.routing.connect import new_transport
+from rocketmq_spark.transport.remoting.client import TOOLS_CONSUMER
 from rocketmq_spark.transport.remoting.name_servers import silence
-from rocketmq_spark.transport.remoting.namespace import TOOLS_CONSUMER
 from rocketmq_spark.transport.remoting.transport import RemotingTransport
 
 

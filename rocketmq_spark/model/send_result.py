@@ -105,10 +105,10 @@ class EndTransaction:
     tran_state_table_offset: int  # The queue offset that acknowledged the half message, or the check's
     commit_log_offset: int  # From the offset message id, or the check's
     commit_or_rollback: int  # {0, 8, 12}
+    from_transaction_check: bool = False  # Whether this answers a check
     msg_id: str  # The half message's ``UNIQ_KEY``
     transaction_id: str = ""
     broker_name: str  # Proxies require it
-    from_transaction_check: bool = False  # Whether this answers a check
     remark: str = ""  # The reason, for the broker's log
 
 

@@ -121,14 +121,8 @@ class Configs(Protocol):
     def topic_config(self, address: str, topic: str, timeout: float) -> TopicConfig:
         """Return a topic's configuration on one broker.
 
-        Raises
-        ------
-        TopicRouteStaleException
-            The broker does not have the topic.
-        RequestNotSupportedException
-            The server is a proxy, or a broker that is too old.
-        MQBrokerException
-            The user has no right ``Get`` for the topic.
+        TopicRouteStaleException: the broker does not have the topic. RequestNotSupportedException: the server is a
+        proxy, or a broker that is too old. MQBrokerException: the user has no right ``Get`` for the topic.
         """
 
 
@@ -136,22 +130,11 @@ class Admin(Configs, Protocol):
     """Creates topics, and reads single messages."""
 
     def create_topic(
-        self,
-        address: str,
-        topic: str,
-        queue_nums: int,
-        perm: int,
-        timeout: float,
-        *,
-        read_queue_nums: int | None = None,
-        topic_sys_flag: int = 0,
-        order: bool = False,
-        attributes: str = "",
+        self, address: str, topic: str, queue_nums: int, perm: int, timeout: float, *, attributes: str = ""
     ) -> None:
-        """Create or overwrite a topic on one broker.
+        """Create or overwrite a topic on one broker, with `queue_nums` queues to write to and to read from.
 
-        It gets `queue_nums` queues to write to, and to read from unless `read_queue_nums` is set. `perm` adds 4 (read),
-        2 (write) and 1 (inherit). `attributes` are such as ``+message.type=FIFO``.
+        `perm` adds 4 (read), 2 (write) and 1 (inherit). `attributes` are such as ``+message.type=FIFO``.
         """
 
     def earliest_msg_store_time(self, queue: MessageQueue, address: str, timeout: float) -> int:

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from rocketmq_spark.errors import OptionError, RemotingTimeoutException, RemotingTooMuchRequestException, RocketMQError
@@ -65,23 +66,20 @@ def most_relevant_error(last: _E | None, error: _E) -> _E:
     return error if last is None or error.retriable else last
 
 
+@dataclass(slots=True, eq=False)
 class Permit:
     """The right to have one request under way."""
 
-    __slots__ = ("_held", "_permits")
-
-    def __init__(self, permits: Permits) -> None:
-        self._permits = permits
-        self._held = True
+    permits: Permits
+    held: bool = True
 
     def release(self) -> None:
         """Give it back, from any thread; repeated calls do nothing."""
-        permits = self._permits
-        with permits.changed:
-            if self._held:
-                self._held = False
-                permits.free += 1
-                permits.changed.notify()
+        with self.permits.changed:
+            if self.held:
+                self.held = False
+                self.permits.free += 1
+                self.permits.changed.notify()
 
 
 class Permits:

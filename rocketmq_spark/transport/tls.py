@@ -146,14 +146,8 @@ class TlsStream:
     be "written" and not sent. The lock guards OpenSSL's objects. Reading leaves nothing decrypted behind, because a
     selector would not report it.
 
-    Parameters
-    ----------
-    sock : socket
-        Connected, non-blocking. The caller watches and closes it.
-    server_name : str, optional
-        What the certificate must name instead of the dialled `host`. ValueError: no certificate could have this name.
-    refusals : frozenset of str, default REFUSAL_ALERTS
-        See `TlsSettings.refusals`.
+    `sock` is connected and non-blocking; the caller watches and closes it. `server_name` is what the certificate must
+    name instead of the dialled `host`; ValueError: no certificate could have this name.
     """
 
     def __init__(

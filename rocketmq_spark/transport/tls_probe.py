@@ -21,13 +21,7 @@ from typing import Final, ParamSpec, TypeVar
 
 from rocketmq_spark.model.route import parse_address
 from rocketmq_spark.protocol.remoting.command import RemotingCommand, encode_head
-from rocketmq_spark.protocol.tls import (
-    DEMANDS_TLS,
-    SPEAKS_NO_TLS,
-    CertificateError,
-    DisagreementError,
-    HandshakeError,
-)
+from rocketmq_spark.protocol.tls import DEMANDS_TLS, SPEAKS_NO_TLS, CertificateError, DisagreementError, HandshakeError
 from rocketmq_spark.transport.tls import TlsStream
 
 _TIMEOUT: Final = 0.5

@@ -23,12 +23,12 @@ from rocketmq_spark.protocol.grpc.values import route_of
 from rocketmq_spark.protocol.remoting import response_headers
 from rocketmq_spark.protocol.remoting.command import FrameBuffer, RemotingCommand, decode_command
 from rocketmq_spark.protocol.remoting.records import decode_batch, decode_properties, decode_records, encode_batch
+from rocketmq_spark.protocol.remoting.response_headers import transaction_check_of
 from rocketmq_spark.protocol.remoting.route import decode_topic_route
 from rocketmq_spark.routing.route_cache import publish_info_of
 from rocketmq_spark.transport.grpc.client import GrpcAnswer, parsed
 from rocketmq_spark.transport.grpc.transport import _outcome_of as proxy_outcome_of
-from rocketmq_spark.transport.remoting.frames import outcome_of, transaction_check_of
-from rocketmq_spark.transport.remoting.requests import Answer
+from rocketmq_spark.transport.remoting.requests import Answer, outcome_of
 from tests.support.frames import SerializeType, encode_command
 from tests.support.proxy import route_reply, status
 from tests.support.strategies import HALF, damaged, encode_route, encode_stored_record

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Final, TypeVar
 
 from rocketmq_spark.errors import RemotingCommandException
-from rocketmq_spark.protocol.remoting.command import shortened
+from rocketmq_spark.model.send_result import TransactionCheck
+from rocketmq_spark.protocol.remoting.command import RemotingCommand, shortened
 from rocketmq_spark.protocol.remoting.headers import wire_names
+from rocketmq_spark.protocol.remoting.records import decode_records
 
 DEFAULT_REGION: Final = "DefaultRegion"
 
@@ -127,3 +129,12 @@ def _long(ext_fields: Mapping[str, str], name: str) -> int:
     if _INTEGER.fullmatch(text) and -(2**63) <= (value := int(text)) < 2**63:
         return value
     raise RemotingCommandException(f"reading a header: ext field {name!r} is {text[:40]!r}, not an integer")
+
+
+def transaction_check_of(address: str, command: RemotingCommand) -> TransactionCheck:
+    """Read CHECK_TRANSACTION_STATE, as ClientRemotingProcessor.java does."""
+    header = CheckTransactionStateRequestHeader.from_ext_fields(command.ext_fields)
+    records = decode_records(command.body)
+    if len(records) != 1:
+        raise RemotingCommandException(f"a check of a transaction from {address} holds {len(records)} messages, not 1")
+    return TransactionCheck(address=address, message=records[0], **asdict(header))

@@ -164,6 +164,8 @@ class Channels:
     def __init__(self, tls: TlsSettings | None, roots: bytes | None) -> None:
         self._tls = tls
         self._roots = roots
+        # What certificates must name instead of the host that is dialled, None for that host.
+        self.server_name = None if tls is None else tls.server_name
         self._lock = threading.Lock()
         self._open: dict[str, grpc.Channel] = {}
         # Without verification, by endpoint: the certificate that was shown first is the only one trusted.
@@ -174,11 +176,6 @@ class Channels:
 
     def __repr__(self) -> str:
         return f"<Channels {'closed' if self._closed else sorted(self._open)}>"
-
-    @property
-    def server_name(self) -> str | None:
-        """What certificates must name instead of the host that is dialled, None for that host."""
-        return None if self._tls is None else self._tls.server_name
 
     def channel(self, endpoint: str) -> grpc.Channel:
         """Return the channel to ``host:port``, opening it if there is none.

@@ -38,7 +38,7 @@ from rocketmq_spark.protocol.batches import REPEATED, check_parts
 from rocketmq_spark.protocol.grpc._pb import definition_pb2 as pb
 from rocketmq_spark.protocol.grpc.codes import call_error, proxy_error
 from rocketmq_spark.transport.grpc.channels import Channels
-from rocketmq_spark.transport.grpc.metadata import MetadataSource
+from rocketmq_spark.transport.grpc.metadata import Metadata, MetadataSource
 from rocketmq_spark.transport.parallel import Permit, Permits
 
 if TYPE_CHECKING:
@@ -126,19 +126,13 @@ class GrpcClient:
         RocketMQError, and `on_answer` is not called.
         """
         try:
-            call = self._call(endpoint, method)
-            request_id, metadata, signed_by = self._metadata.fresh()
+            call, metadata, signed_by, doing = self._prepared(endpoint, method, timeout, doing)
+            permit = self._permits.take()
+            if permit is None:
+                raise self._permits.exhausted(doing)
         except (CredentialsError, RemotingException) as exc:
-            # Without credentials or a channel this call fails; the next one may succeed.
+            # Without credentials, a channel or a permit this call fails; the next one may succeed.
             self.refuse(exc, on_answer)
-            return
-        doing = _named(doing, request_id)
-        if timeout <= 0:
-            self.refuse(_no_time(doing), on_answer)
-            return
-        permit = self._permits.take()
-        if permit is None:
-            self.refuse(self._permits.exhausted(doing), on_answer)
             return
         number = self._register(_Flight(endpoint, doing, on_answer, self._clock(), permit, signed_by))
         try:
@@ -172,11 +166,7 @@ class GrpcClient:
 
         Raises MQBrokerException if the reply's status is not OK, RemotingException without a reply.
         """
-        call = self._call(endpoint, method)
-        request_id, metadata, signed_by = self._metadata.fresh()
-        doing = _named(doing, request_id)
-        if timeout <= 0:
-            raise _no_time(doing)
+        call, metadata, signed_by, doing = self._prepared(endpoint, method, timeout, doing)
         try:
             started = call.future(request.SerializeToString(), timeout, metadata)
         except ValueError:
@@ -216,12 +206,18 @@ class GrpcClient:
         self._streams.clear()
         _opened.discard(self)
 
-    def _call(self, endpoint: str, method: str) -> grpc.UnaryUnaryMultiCallable:
-        """Return the function that makes a call, with bytes in and out."""
+    def _prepared(
+        self, endpoint: str, method: str, timeout: float, doing: str
+    ) -> tuple[grpc.UnaryUnaryMultiCallable, Metadata, Credentials | None, str]:
+        """Return the function that makes a call, with bytes in and out, and what `doing` is with the request's id."""
         call = self._calls.get((endpoint, method))
         if call is None:
             call = self._calls[endpoint, method] = self._channel(endpoint).unary_unary(_SERVICE + method)
-        return call
+        request_id, metadata, signed_by = self._metadata.fresh()
+        doing = f"{doing} (request {request_id})"
+        if timeout <= 0:
+            raise RemotingTooMuchRequestException(f"{doing}: not sent, no time is left")
+        return call, metadata, signed_by, doing
 
     def _channel(self, endpoint: str) -> grpc.Channel:
         self._check()
@@ -322,11 +318,3 @@ def _fields_of(message: Descriptor) -> Mapping[int, Any]:
         field.number: _fields_of(field.message_type) if field.message_type else REPEATED if field.is_repeated else None
         for field in message.fields
     }
-
-
-def _named(doing: str, request_id: str) -> str:
-    return f"{doing} (request {request_id})"
-
-
-def _no_time(doing: str) -> RemotingTooMuchRequestException:
-    return RemotingTooMuchRequestException(f"{doing}: not sent, no time is left")

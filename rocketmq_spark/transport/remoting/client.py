@@ -10,9 +10,10 @@ Follows NettyRemotingClient.java (invokeSync, invokeAsync, invokeOneway).
 from __future__ import annotations
 
 import logging
+import re
 import threading
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Container, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Final, TypeAlias, TypeVar
 
 from rocketmq_spark.errors import (
@@ -24,18 +25,14 @@ from rocketmq_spark.errors import (
 )
 from rocketmq_spark.model.credentials import CredentialsProvider, gives_another, tell_refused
 from rocketmq_spark.model.message import Buffer
-from rocketmq_spark.protocol.remoting.codes import (
-    NAME_SERVER_REQUESTS,
-    RequestCode,
-    ResponseCode,
-    broker_error,
-    refuses_user,
-)
+from rocketmq_spark.model.names import bare_name, check_namespace, is_none, unwrap, wrap
+from rocketmq_spark.model.properties import PGROUP
+from rocketmq_spark.model.send_result import TRANSACTION_PREPARED_TYPE, TransactionCheck
+from rocketmq_spark.protocol.remoting.codes import RequestCode, ResponseCode, broker_error, refuses_user
 from rocketmq_spark.protocol.remoting.command import FLAG_ONEWAY, RemotingCommand
 from rocketmq_spark.protocol.remoting.headers import RequestHeader, signed
 from rocketmq_spark.transport.parallel import Permits
 from rocketmq_spark.transport.remoting.loop import IoLoop
-from rocketmq_spark.transport.remoting.namespace import Namespace
 from rocketmq_spark.transport.remoting.requests import Answer, Request
 
 logger = logging.getLogger("rocketmq_spark.transport")
@@ -48,34 +45,78 @@ Body: TypeAlias = "Buffer | tuple[Buffer, ...]"
 # The loop ends every request in time. A caller waits this much longer, seconds, before it reports a failed loop.
 _GRACE: Final = 1.0
 
+# The group of RocketMQ's own tools, which exists on every broker (``MixAll.TOOLS_CONSUMER_GROUP``).
+TOOLS_CONSUMER: Final = "TOOLS_CONSUMER"
 
-class Signer:
-    """Adds the namespaces and the signature to a request's ext fields.
+# The ext fields that are names of topics and groups. SendMessageRequestHeaderV2 calls the group ``a``, the topic ``b``.
+_NAMES: Final = ("topic", "producerGroup", "consumerGroup", "a", "b")
+# SendMessageRequestHeaderV2's letters of the system flag and the properties.
+_SYS_FLAG: Final = "f"
+_PROPERTIES: Final = "i"
+_GROUP_OF_HALF: Final = re.compile(rf"(?<![^\x02])({PGROUP}\x01)([^\x02]+)")
 
-    `credentials` are asked for each request that is signed. None: requests are not signed.
+
+class Namespace:
+    """A namespace of topics and groups; "" changes nothing. Other layers use the names without it.
+
+    Servers know topic ``orders`` of namespace ``ns`` as ``ns%orders``, and groups likewise. RocketMQ's own topics and
+    groups are in no namespace, and neither is `create_topic_key`, the template of new topics. Follows
+    ``ClientConfig.withNamespace`` and ``withoutNamespace``.
     """
 
-    def __init__(
-        self,
-        namespace: Namespace,
-        namespace_v2: str,
-        credentials: CredentialsProvider | None,
-        *,
-        sign_name_server_requests: bool,
-    ) -> None:
-        self._namespace = namespace
-        self._namespace_v2 = {"nsd": "true", "ns": namespace_v2} if namespace_v2 else {}
-        self._credentials = credentials
-        self._unsigned = frozenset() if sign_name_server_requests else NAME_SERVER_REQUESTS
+    def __init__(self, name: str, create_topic_key: str) -> None:
+        check_namespace(name)
+        self.name = "" if is_none(name) else name
+        self._outside = frozenset((TOOLS_CONSUMER, create_topic_key))
+
+    def wrap(self, name: str) -> str:
+        """Return the servers' name of a topic or group."""
+        return name if name in self._outside else wrap(self.name, name)
+
+    def unwrap(self, name: str) -> str:
+        """Return the user's name of a topic or group; a name outside of the namespace is returned unchanged."""
+        return unwrap(name, self.name)
+
+    def members(self, names: Iterable[str]) -> dict[str, str]:
+        """Return the names that are in the namespace, as servers know them, by the users' names."""
+        return {bare: name for name in names if (bare := bare_name(name, self.name)) is not None}
+
+    def wrap_fields(self, ext_fields: Mapping[str, str]) -> Mapping[str, str]:
+        """Return a request's ext fields with the servers' names."""
+        if not self.name:
+            return ext_fields
+        fields = {**ext_fields, **{key: self.wrap(ext_fields[key]) for key in _NAMES if key in ext_fields}}
+        if _PROPERTIES in fields and int(fields[_SYS_FLAG]) & TRANSACTION_PREPARED_TYPE:
+            # The broker sends its checks of a half message to this group.
+            wrapped = _GROUP_OF_HALF.sub(lambda match: match[1] + self.wrap(match[2]), fields[_PROPERTIES])
+            fields[_PROPERTIES] = wrapped
+        return fields
+
+    def unwrap_check(self, check: TransactionCheck) -> TransactionCheck:
+        """Return a broker's check of a transaction with the users' names."""
+        if not self.name:
+            return check
+        message = check.message
+        properties = message.properties
+        if PGROUP in properties:
+            properties = {**properties, PGROUP: self.unwrap(properties[PGROUP])}
+        return replace(check, message=replace(message, topic=self.unwrap(message.topic), properties=properties))
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Signer:
+    """Adds the namespace and the signature to a request's ext fields."""
+
+    namespace: Namespace
+    credentials: CredentialsProvider | None  # Asked for each request that is signed.
+    unsigned: Container[int]  # Codes of requests that are not signed.
 
     def apply(self, request: Request) -> None:
         """Set the request's `sent_fields` and `signed_by`; a resend is signed again."""
-        fields = self._namespace.wrap_fields(request.ext_fields)
-        if self._namespace_v2:
-            fields = {**fields, **self._namespace_v2}
+        fields = self.namespace.wrap_fields(request.ext_fields)
         request.signed_by = None
-        if self._credentials is not None and request.code not in self._unsigned:
-            request.signed_by = self._credentials.credentials()
+        if self.credentials is not None and request.code not in self.unsigned:
+            request.signed_by = self.credentials.credentials()
             fields = signed(fields, request.body, request.signed_by)
         request.sent_fields = fields
 
@@ -84,16 +125,16 @@ class Signer:
         command = answer.command
         if command is None or request.signed_by is None or not refuses_user(command.code, command.remark):
             return answer
-        tell_refused(self._credentials, request.signed_by)
+        tell_refused(self.credentials, request.signed_by)
         return replace(answer, refused=request.signed_by)
 
     def can_retry(self, answer: Answer) -> bool:
         """Return whether the server rejected the credentials, and the provider has others now."""
-        return answer.refused is not None and gives_another(self._credentials, answer.refused)
+        return answer.refused is not None and gives_another(self.credentials, answer.refused)
 
     def leaves_unsigned(self, code: int) -> bool:
         """Return whether requests of this code go unsigned although there are credentials."""
-        return self._credentials is not None and code in self._unsigned
+        return self.credentials is not None and code in self.unsigned
 
 
 class RequestClient:

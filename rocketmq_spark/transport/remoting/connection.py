@@ -20,16 +20,20 @@ import threading
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
-from rocketmq_spark.errors import (
-    RemotingCommandException,
-    RemotingException,
-    RemotingSendRequestException,
-)
+from rocketmq_spark.errors import RemotingCommandException, RemotingException, RemotingSendRequestException
 from rocketmq_spark.protocol.remoting.codes import ResponseCode
 from rocketmq_spark.protocol.remoting.command import FLAG_ONEWAY, FLAG_RESPONSE, FrameBuffer, RemotingCommand, shortened
 from rocketmq_spark.transport.dial import Dial
-from rocketmq_spark.transport.remoting.frames import broken, overdue
-from rocketmq_spark.transport.remoting.requests import FLAG_REQUEST, WRITTEN, Answer, Outbound, Request, next_opaque
+from rocketmq_spark.transport.remoting.requests import (
+    FLAG_REQUEST,
+    WRITTEN,
+    Answer,
+    Completion,
+    Outbound,
+    Request,
+    broken,
+    next_opaque,
+)
 from rocketmq_spark.transport.tls import Secure, TlsStream
 from rocketmq_spark.transport.tls_probe import explained
 
@@ -52,8 +56,6 @@ TRANSITIONS: Final[dict[State, tuple[State, ...]]] = {
     State.DRAINING: (State.DRAINING, State.CLOSED),
     State.CLOSED: (),
 }
-
-Completion: TypeAlias = "tuple[Request, Answer]"
 
 # Given a server's address and request, on the loop's thread; neither blocks nor raises. False refuses the request.
 OnRequest: TypeAlias = Callable[[str, RemotingCommand], bool]
@@ -255,7 +257,7 @@ class Connection:
                 elif nothing_came and all(one.timeout <= request.timeout for one in self._pending.values()):
                     # A request that may take longer keeps the connection open.
                     silence = round(request.timeout, 3)
-                error = overdue(request, self.address, len(self._pending), connecting=self.state is State.CONNECTING)
+                error = request.overdue(self.address, len(self._pending), connecting=self.state is State.CONNECTING)
                 completions.append((request, Answer(None, error, request.latency(now))))
             stuck = self.state is not State.CONNECTING and bool(self._out) and now >= self._stuck_at()
             self.due = self._next_due()
@@ -385,6 +387,4 @@ class Connection:
             self.due = math.inf
         started = sum(request.started for request in waiting)
         logger.debug("%s: %s; %d requests sent, %d not", self.address, what, started, len(waiting) - started)
-        errors = broken(waiting, self.address, what, cause, kind)
-        pairs = zip(waiting, errors, strict=True)
-        return [(request, Answer(None, error, request.latency(now))) for request, error in pairs]
+        return broken(waiting, self.address, what, cause, kind, now)

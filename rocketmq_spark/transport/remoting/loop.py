@@ -23,8 +23,8 @@ from collections.abc import Callable, Iterator
 from typing import Final, TypeAlias
 
 from rocketmq_spark.errors import RemotingConnectException, RocketMQError
-from rocketmq_spark.transport.remoting.connection import Completion, Connection, OnRequest, State
-from rocketmq_spark.transport.remoting.requests import Answer, Request
+from rocketmq_spark.transport.remoting.connection import Connection, OnRequest, State
+from rocketmq_spark.transport.remoting.requests import Answer, Completion, Request
 from rocketmq_spark.transport.tls import Secure
 
 logger = logging.getLogger("rocketmq_spark.transport")

@@ -1,7 +1,8 @@
-"""One request and its answer, the pending requests of a connection, and the queue of bytes that wait for its socket.
+"""One request, the queue of bytes that wait for a socket, and how a request ends: with an outcome or an error.
 
 A body is never copied or joined: its pieces go to the socket as they came. Nothing here touches a socket, a thread or a
-clock; `now` comes in. A request of which the socket took no byte is certainly not stored.
+clock; `now` comes in. A request of which the socket took no byte is certainly not stored. An answer is judged by its
+code alone, as in MQClientAPIImpl.java.
 """
 
 from __future__ import annotations
@@ -10,15 +11,27 @@ import logging
 import math
 import os
 from collections import deque
-from collections.abc import Callable, Container, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Container, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
 
-from rocketmq_spark.errors import MQClientException, RocketMQError
+from rocketmq_spark.errors import (
+    MQClientException,
+    RemotingCertificateException,
+    RemotingConnectException,
+    RemotingException,
+    RemotingTimeoutException,
+    RemotingTlsException,
+    RemotingTooMuchRequestException,
+    RocketMQError,
+)
 from rocketmq_spark.model.credentials import Credentials
-from rocketmq_spark.model.message import Buffer
-from rocketmq_spark.protocol.remoting.codes import RequestCode
+from rocketmq_spark.model.message import Buffer, MessageQueue, SendOutcome
+from rocketmq_spark.model.message_ext import PullOutcome, PullStatus
+from rocketmq_spark.protocol.remoting.codes import STORED, RequestCode, broker_error
 from rocketmq_spark.protocol.remoting.command import MAX_FRAME, RemotingCommand, encode_head
+from rocketmq_spark.protocol.remoting.response_headers import PullMessageResponseHeader, SendMessageResponseHeader
+from rocketmq_spark.protocol.tls import CertificateError, DisagreementError
 from rocketmq_spark.transport.parallel import Permit
 
 logger = logging.getLogger("rocketmq_spark.transport")
@@ -35,6 +48,12 @@ WRITE_LIMIT: Final = 2 * 1024 * 1024
 
 # Neither FLAG_RESPONSE nor FLAG_ONEWAY.
 FLAG_REQUEST: Final = 0
+
+# Permanent failures of a connection, before the server has seen any request.
+_PERMANENT: Final[Mapping[type, type[RemotingTlsException]]] = {
+    CertificateError: RemotingCertificateException,
+    DisagreementError: RemotingTlsException,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +154,19 @@ class Request:
         self.timeout = min(self.timeout, remaining)
         return True
 
+    def overdue(self, address: str, others: int, *, connecting: bool) -> RemotingException:
+        """Return the error of a timeout on a connection where `others` wait, too."""
+        doing, time = f"{self.name} to {address}", f"{round(self.timeout, 3):g} s"
+        if self.written_at is not None:
+            return RemotingTimeoutException(f"{doing}: no answer within {time}; {others} other requests wait there")
+        if self.started:
+            return RemotingTimeoutException(f"{doing}: after {time} it was not yet wholly written")
+        if connecting:
+            return RemotingConnectException(f"{doing}: not connected within {time}; it was not sent")
+        return RemotingTooMuchRequestException(
+            f"{doing}: {time} went by while it queued behind {others} others; it was not sent"
+        )
+
     def finish(self, answer: Answer) -> None:
         """Release the permit and call the callback; its exceptions are logged.
 
@@ -146,6 +178,9 @@ class Request:
             self.on_answer(answer)
         except Exception:
             logger.exception("the callback of %s (opaque %d) raised", self.name, self.opaque)
+
+
+Completion: TypeAlias = tuple[Request, Answer]
 
 
 def next_opaque(last: int, in_flight: Container[int]) -> int:
@@ -202,3 +237,90 @@ class Outbound(deque[Request]):
                 sent = 0
             request.next_piece = index
         return done
+
+
+def outcome_of(queue: MessageQueue, rows: int, address: str, answer: Answer) -> SendOutcome:
+    """Turn the answer to a send into its outcome."""
+    latency_ms = answer.latency * 1000.0
+    command = answer.command
+    if command is None:
+        return SendOutcome(queue, None, answer.error, latency_ms)
+    status = STORED.get(command.code)
+    if status is None:
+        doing = f"sending {rows} rows to {queue}"
+        return SendOutcome(queue, None, broker_error(command.code, command.remark, address, doing), latency_ms)
+    try:
+        header = SendMessageResponseHeader.from_ext_fields(command.ext_fields)
+    except RocketMQError as exc:
+        return SendOutcome(queue, None, exc, latency_ms)
+    return SendOutcome(
+        queue=queue if header.queue_id == queue.queue_id else replace(queue, queue_id=header.queue_id),
+        status=status,
+        error=None,
+        latency_ms=latency_ms,
+        queue_offset=header.queue_offset,
+        offset_msg_id=header.msg_id,
+        transaction_id=header.transaction_id,
+        region_id=header.region_id,
+        trace_on=header.trace_on,
+        batch_uniq_id=header.batch_uniq_id,
+        recall_handle=header.recall_handle,
+    )
+
+
+_PULL_STATUS: Final = {int(status.value): status for status in PullStatus}
+
+# Remarks of code 20 that do not mean "no message matched the filter" (PullMessageProcessor.composeResponseHeader).
+# MESSAGE_WAS_REMOVING: the commit log was deleted, the queue's minimum offset is not corrected yet. A slave whose
+# master is alive sends code 20 with every status but FOUND.
+_MOVED: Final = frozenset(("MESSAGE_WAS_REMOVING", "OFFSET_TOO_SMALL", "OFFSET_RESET"))
+
+
+def pull_outcome_of(queue: MessageQueue, address: str, answer: Answer) -> PullOutcome:
+    """Turn the answer to a pull into its outcome."""
+    command = answer.command
+    if command is None:
+        return PullOutcome(None, error=answer.error)
+    status = _PULL_STATUS.get(command.code)
+    if status is PullStatus.NO_MATCHED_MSG and command.remark in _MOVED:
+        status = PullStatus.OFFSET_ILLEGAL
+    if status is None:
+        return PullOutcome(None, error=broker_error(command.code, command.remark, address, f"pulling from {queue}"))
+    try:
+        header = PullMessageResponseHeader.from_ext_fields(command.ext_fields)
+    except RocketMQError as exc:
+        return PullOutcome(None, error=exc)
+    return PullOutcome(status, header.next_begin_offset, header.min_offset, header.max_offset, command.body)
+
+
+def broken(
+    requests: Collection[Request],
+    address: str,
+    what: str,
+    cause: BaseException | None,
+    kind: type[RemotingException],
+    now: float,
+) -> list[Completion]:
+    """Return the ends of the pending requests of a broken connection.
+
+    `what` happened to the connection; `kind` is the class for a request of which bytes were sent.
+    """
+    if cause is not None:
+        # Its frames hold the buffers that were being sent, and the error would keep them.
+        cause.__traceback__ = None
+    permanent = _PERMANENT.get(type(cause))
+    started = sum(request.started for request in requests)
+    others = f" ({len(requests)} were waiting)" if len(requests) > 1 else ""
+    completions: list[Completion] = []
+    for request in requests:
+        doing = f"{request.name} to {address}: {what}"
+        error: RemotingException
+        if permanent is not None:
+            error = permanent(f"{doing}; nothing was executed")
+        elif request.started:
+            error = kind(f"{doing}; {started} requests waited for answers and may have been executed")
+        else:
+            error = RemotingConnectException(f"{doing}; this request was not sent{others}")
+        error.__cause__ = cause
+        completions.append((request, Answer(None, error, request.latency(now))))
+    return completions

@@ -28,10 +28,14 @@ from rocketmq_spark.model.names import AUTO_CREATE_TOPIC
 from rocketmq_spark.model.route import TopicRouteData
 from rocketmq_spark.model.send_result import EndTransaction, RecallMessage, ending
 from rocketmq_spark.protocol.remoting import headers
-from rocketmq_spark.protocol.remoting.codes import RequestCode, ResponseCode, broker_error
+from rocketmq_spark.protocol.remoting.codes import NAME_SERVER_REQUESTS, RequestCode, ResponseCode, broker_error
 from rocketmq_spark.protocol.remoting.command import RemotingCommand
 from rocketmq_spark.protocol.remoting.records import decode_records
-from rocketmq_spark.protocol.remoting.response_headers import EarliestMsgStoreTimeResponseHeader, OffsetResponseHeader
+from rocketmq_spark.protocol.remoting.response_headers import (
+    EarliestMsgStoreTimeResponseHeader,
+    OffsetResponseHeader,
+    transaction_check_of,
+)
 from rocketmq_spark.protocol.remoting.route import (
     ClusterInfo,
     decode_consumer_list,
@@ -40,19 +44,10 @@ from rocketmq_spark.protocol.remoting.route import (
 )
 from rocketmq_spark.protocol.remoting.topic_config import TopicConfig, decode_all_topic_attributes, decode_topic_config
 from rocketmq_spark.transport.base import OnCheckTransaction, OnEnd, OnOutcome, OnPulled
-from rocketmq_spark.transport.remoting.client import RequestClient, Signer
-from rocketmq_spark.transport.remoting.frames import (
-    end_transaction_fields,
-    head_of,
-    outcome_of,
-    pull_fields,
-    pull_outcome_of,
-    transaction_check_of,
-)
+from rocketmq_spark.transport.remoting.client import Namespace, RequestClient, Signer
 from rocketmq_spark.transport.remoting.loop import IoLoop
 from rocketmq_spark.transport.remoting.name_servers import NameServers
-from rocketmq_spark.transport.remoting.namespace import Namespace
-from rocketmq_spark.transport.remoting.requests import Answer, Request
+from rocketmq_spark.transport.remoting.requests import Answer, Request, outcome_of, pull_outcome_of
 from rocketmq_spark.transport.tls import TlsSettings
 
 logger = logging.getLogger("rocketmq_spark.transport")
@@ -80,8 +75,6 @@ class RemotingTransport:
         Put before the names of topics and groups in requests as ``namespace%``, and removed from those in answers.
     create_topic_key : str, default "TBW102"
         The template of new topics, which is in no namespace.
-    namespace_v2 : str, default ""
-        Namespace that every request carries for a 5.x cluster; names stay as they are.
     client_async_semaphore_value, client_oneway_semaphore_value : int, default 65535
         Most requests in flight with a callback, and most one-way requests. The next one with a callback fails at once
         with RemotingTooMuchRequestException; the next one-way request waits within its timeout.
@@ -98,7 +91,6 @@ class RemotingTransport:
         sign_name_server_requests: bool = False,
         namespace: str = "",
         create_topic_key: str = AUTO_CREATE_TOPIC,
-        namespace_v2: str = "",
         tls: TlsSettings | None = None,
         random: random_module.Random | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -110,7 +102,7 @@ class RemotingTransport:
         secure = None if tls is None else tls.secure()
         self.client = RequestClient(
             IoLoop(clock, connect_timeout, self._on_request, secure, polled=polled),
-            Signer(self.namespace, namespace_v2, credentials, sign_name_server_requests=sign_name_server_requests),
+            Signer(self.namespace, credentials, () if sign_name_server_requests else NAME_SERVER_REQUESTS),
             client_async_semaphore_value,
             client_oneway_semaphore_value,
         )
@@ -152,13 +144,13 @@ class RemotingTransport:
         def on_answer(answer: Answer) -> None:
             on_outcome(outcome_of(queue, rows, address, answer))
 
-        code, ext_fields = head_of(request)
+        code, ext_fields = headers.head_of(request)
         expires = self.clock() + within
         self.client.start(address, Request(code, ext_fields, request.batch.body, timeout, on_answer, deadline=expires))
 
     def send_oneway(self, request: SendRequest, timeout: float) -> None:
         """Send without an acknowledgement; see `Transport.send_oneway`."""
-        code, ext_fields = head_of(request)
+        code, ext_fields = headers.head_of(request)
         try:
             self.client.invoke_oneway(request.address, code, ext_fields, request.batch.body, timeout)
         except (RemotingSendRequestException, RemotingCommandException) as exc:
@@ -233,13 +225,14 @@ class RemotingTransport:
         def on_answer(answer: Answer) -> None:
             on_pulled(pull_outcome_of(queue, address, answer))
 
-        code, within = RequestCode.PULL_MESSAGE, timeout + request.suspend_ms / 1000
-        expires = self.clock() + within
-        self.client.submit(address, Request(code, pull_fields(request), (), within, on_answer, deadline=expires))
+        within = timeout + request.suspend_ms / 1000
+        code, fields, expires = RequestCode.PULL_MESSAGE, headers.pull_fields(request), self.clock() + within
+        self.client.submit(address, Request(code, fields, (), within, on_answer, deadline=expires))
 
     def pull_now(self, request: PullRequest, timeout: float) -> PullOutcome:
         """Send one PULL_MESSAGE and wait for its answer; see `Pulls.pull_now`."""
-        command = self.client.invoke(request.address, RequestCode.PULL_MESSAGE, pull_fields(request), (), timeout)
+        fields = headers.pull_fields(request)
+        command = self.client.invoke(request.address, RequestCode.PULL_MESSAGE, fields, (), timeout)
         return pull_outcome_of(request.target.queue, request.address, Answer(command, None, 0.0))
 
     def poll(self, timeout: float) -> None:
@@ -293,13 +286,14 @@ class RemotingTransport:
                 error = broker_error(answer.command.code, answer.command.remark, address, doing)
             on_end(error)
 
-        code, fields, expires = RequestCode.END_TRANSACTION, end_transaction_fields(request), self.clock() + timeout
+        code, fields = RequestCode.END_TRANSACTION, headers.end_transaction_fields(request)
+        expires = self.clock() + timeout
         sent = Request(code, fields, (), timeout, on_answer, deadline=expires, remark=request.remark)
         self.client.start(address, sent)
 
     def end_transaction_oneway(self, address: str, request: EndTransaction, timeout: float) -> None:
         """Send END_TRANSACTION without waiting for an answer; see `Transactions.end_transaction_oneway`."""
-        fields = end_transaction_fields(request)
+        fields = headers.end_transaction_fields(request)
         self.client.invoke_oneway(address, RequestCode.END_TRANSACTION, fields, (), timeout, request.remark)
 
     def recall_message(self, address: str, request: RecallMessage, timeout: float) -> str:

@@ -1,4 +1,4 @@
-"""What the remoting transport adds to each request: namespaceV2, then the signature."""
+"""How the remoting transport signs each request."""
 
 from __future__ import annotations
 
@@ -89,12 +89,11 @@ def test_without_credentials_nothing_is_added(make_transport: Callable[..., Remo
     assert peer.requests[0].ext_fields == {"topic": "orders"}
 
 
-def test_namespace_v2_is_sent_and_covered_by_the_signature(make_transport: Callable[..., RemotingTransport]) -> None:
+def test_heart_beat_is_signed(make_transport: Callable[..., RemotingTransport]) -> None:
     with BrokerPeer() as peer:
-        transport = make_transport(credentials=CREDENTIALS, namespace_v2="shop")
+        transport = make_transport(credentials=CREDENTIALS)
         transport.heart_beat(peer.address, "client", ["pg"], PATIENCE)
     [request] = peer.requests
-    assert (request.ext_fields["nsd"], request.ext_fields["ns"]) == ("true", "shop")
     assert is_signed(request)
 
 
@@ -156,7 +155,7 @@ def test_request_resent_after_go_away_is_signed_again(
         session.wait_for_hangup()
 
     with Peer(go_away, serve) as peer:
-        transport = make_transport(credentials=CREDENTIALS, namespace_v2="shop")
+        transport = make_transport(credentials=CREDENTIALS)
         transport.send(request_to(peer.address), PATIENCE, outcomes)
         assert outcomes.wait(1)[0].status is SendStatus.SEND_OK
     assert [is_signed(request) for request in requests] == [True, True]
