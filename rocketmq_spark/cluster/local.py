@@ -232,16 +232,9 @@ class LocalCluster:
         """
         if not self._auth:
             raise ClusterError("the cluster knows no users: LocalCluster(auth=True)")
+        probe = self._require_running().probe
         addresses = [broker.address for broker in self._brokers]
-        create_user(
-            self._require_running().probe,
-            addresses,
-            name,
-            secret_key,
-            publish=publish,
-            subscribe=subscribe,
-            groups=groups,
-        )
+        create_user(probe, addresses, name, secret_key, publish=publish, subscribe=subscribe, groups=groups)
 
     def check(self) -> None:
         """Raise a ClusterError with the reason if a server died that was not stopped or killed."""

@@ -48,7 +48,6 @@ _NO_DISK_LIMITS: Final = (
     "-Drocketmq.broker.diskSpaceCleanForciblyRatio=NaN",
 )
 
-
 _PORT_TRIES: Final = 4
 _POLL: Final = 0.1
 
@@ -236,11 +235,7 @@ class Broker(Server):
     def properties(self) -> dict[str, str]:
         """Its configuration without access control; the user's properties override ours."""
         text = render(
-            "broker.conf",
-            name=self.name,
-            name_server=self._site.name_server,
-            port=self._port,
-            ha_port=self._ha_port,
+            "broker.conf", name=self.name, name_server=self._site.name_server, port=self._port, ha_port=self._ha_port
         )
         return {**properties_of(text), **self._overrides}
 
@@ -273,12 +268,9 @@ class Broker(Server):
             probe.send(self.address, self.name, self.name, b"is it ready?")
         except MQBrokerException as exc:
             # A broker made read-only is as ready as it will ever be.
-            if exc.response_code != ResponseCode.NO_PERMISSION or self._is_writable:
+            writable = self.properties.get("brokerPermission") in (None, "2", "6")
+            if writable or exc.response_code != ResponseCode.NO_PERMISSION:
                 raise
-
-    @property
-    def _is_writable(self) -> bool:
-        return self.properties.get("brokerPermission") in (None, "2", "6")
 
     def _have_it_register(self) -> None:
         # A broker registers when it starts and every 30 s. The first registration is lost if its client has not found
@@ -309,13 +301,8 @@ class Proxy(Server):
     @property
     def properties(self) -> dict[str, object]:
         """Its configuration without access control; the user's properties override ours."""
-        text = render(
-            "proxy.json",
-            name_server=self._site.name_server,
-            grpc_port=self._grpc_port,
-            remoting_port=self._port,
-        )
-        return {**json.loads(text), **self._overrides}
+        ports = {"grpc_port": self._grpc_port, "remoting_port": self._port}
+        return {**json.loads(render("proxy.json", name_server=self._site.name_server, **ports)), **self._overrides}
 
     def _choose_ports(self) -> bool:
         self._grpc_port = pick_port(self._site.ports)

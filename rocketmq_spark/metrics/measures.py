@@ -302,4 +302,3 @@ def lowest_us(index: int) -> int:
 def highest_us(index: int) -> int:
     """Return the largest latency of a bucket, microseconds."""
     return lowest_us(index + 1) - 1
-
