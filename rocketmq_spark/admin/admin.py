@@ -160,21 +160,13 @@ class Admin:
 
         "Newest" is by the time of storing, so between brokers it is as good as their clocks.
 
-        Parameters
-        ----------
-        tag : str, optional
-            Only messages with this tag, or with one of several as in ``a || b``. The last 1,000 messages of each queue
-            are searched, or the last `count` if that is more.
-        consumer_group : str, default "TOOLS_CONSUMER"
-            The group that the requests name. The default, of RocketMQ's own tools, exists on all brokers. Access
-            control may require another one.
+        With `tag` only messages with this tag are returned, or with one of several as in ``a || b``. The last 1,000
+        messages of each queue are searched, or the last `count` if that is more. The requests name `consumer_group`.
+        The default, of RocketMQ's own tools, exists on all brokers. Access control may require another one.
 
-        Raises
-        ------
-        OptionError
-            `count` is less than 1, the tag is not one, or the topic is a static one.
-        TopicRouteStaleException, ReadError
-            No name server knows the topic; a queue returned nothing within the timeout, or its broker refuses.
+        Raises an OptionError if `count` is less than 1, the tag is not one, or the topic is a static one; a
+        TopicRouteStaleException if no name server knows the topic; and a ReadError if a queue returned nothing within
+        the timeout, or its broker refuses.
         """
         answers = offsets_of(self._options, self._transport, topic, route := self.route(topic))
         held = held_by(answers)
@@ -218,15 +210,11 @@ class Admin:
         cluster : str, optional
             Required if the name servers know several.
 
-        Raises
-        ------
-        OptionError
-            An argument is not allowed.
-        MQClientException
-            The topic exists and `update` is False; its name is not allowed; or some brokers failed: the text names
-            each, and the topic exists on the others.
+        Raises an OptionError for an argument that is not allowed, and an MQClientException if the topic exists and
+        `update` is False, its name is not allowed, or some brokers failed: the text names each, and the topic exists on
+        the others.
         """
-        check_topic(self._options.connection.wire_name(topic))
+        connection = self._options.connection
+        check_topic(connection.wire_name(topic))
         new = NewTopic(topic, queues, message_type, inner)
-        name_servers = self._options.connection.name_server
-        return create_topic(self._transport, new, name_servers, self._timeout, cluster, update=update)
+        return create_topic(self._transport, new, connection.name_server, self._timeout, cluster, update=update)

@@ -174,7 +174,7 @@ class Table(Sequence[T], Generic[T]):
 
         A time is ISO 8601 in UTC; bytes are their text if they are UTF-8, else ``{"base64": "..."}``.
         """
-        return [{name: _plain(value) for name, value in self._values(row).items()} for row in self._rows]
+        return [_plain(self._values(row)) for row in self._rows]
 
     def to_pandas(self) -> pd.DataFrame:
         """Return a DataFrame of the rows' values; an ImportError says how to install pandas."""

@@ -15,7 +15,6 @@ from rocketmq_spark.admin.answers import BrokerInfo, Table, TopicInfo
 from rocketmq_spark.errors import RocketMQError, TopicRouteStaleException
 from rocketmq_spark.model.names import is_internal_topic
 from rocketmq_spark.model.route import BrokerData, TopicRouteData, masters_of, permission_text
-from rocketmq_spark.protocol.remoting.route import ClusterInfo
 from rocketmq_spark.protocol.remoting.topic_config import TopicConfig
 from rocketmq_spark.transport.parallel import query_all
 from rocketmq_spark.transport.remoting.transport import RemotingTransport
@@ -42,10 +41,24 @@ def brokers_of(transport: RemotingTransport, timeout: float) -> Table[BrokerInfo
     brokers = sorted(transport.cluster_info(timeout).brokers, key=lambda one: (one.cluster, one.broker_name))
     rows, missing = [], [] if brokers else [NO_BROKERS]
     for broker, number, status in ask_brokers(transport, brokers, timeout):
+        address = broker.broker_addrs[number]
         if isinstance(status, RocketMQError):
-            missing.append(f"{broker.broker_name} ({broker.broker_addrs[number]}): {status}")
-        else:
-            rows.append(_broker_info(broker, number, status))
+            missing.append(f"{broker.broker_name} ({address}): {status}")
+            continue
+        runtime = status.runtime
+        info = BrokerInfo(
+            broker.broker_name,
+            number,
+            broker.cluster,
+            address,
+            version_of(runtime),
+            None if status.perm is None else permission_text(status.perm),
+            disk_used_percent(runtime),
+            _today(runtime, "msgPutTotal"),
+            _today(runtime, "msgGetTotal"),
+            _booted(runtime),
+        )
+        rows.append(info)
     return Table(BrokerInfo, rows, missing=missing)
 
 
@@ -58,22 +71,6 @@ def ask_brokers(
     answers = query_all(addresses, lambda address: _ask_broker(transport, address, timeout))
     for (broker, number), address in zip(every, addresses, strict=True):
         yield broker, number, answers[address]
-
-
-def _broker_info(broker: BrokerData, number: int, status: BrokerStatus) -> BrokerInfo:
-    runtime = status.runtime
-    return BrokerInfo(
-        broker.broker_name,
-        number,
-        broker.cluster,
-        broker.broker_addrs[number],
-        version_of(runtime),
-        None if status.perm is None else permission_text(status.perm),
-        disk_used_percent(runtime),
-        _today(runtime, "msgPutTotal"),
-        _today(runtime, "msgGetTotal"),
-        _booted(runtime),
-    )
 
 
 def version_of(runtime: Mapping[str, str]) -> str | None:
@@ -137,16 +134,18 @@ def topics_of(transport: RemotingTransport, timeout: float, *, everything: bool)
     """Return the topics of the transport's namespace, by name; with `everything` also RocketMQ's own."""
     names = transport.topics(timeout)
     info = transport.cluster_info(timeout)
-    # No server has a topic of its own in a namespace.
-    own = frozenset() if transport.namespace.name else _own_topics(info)
+    # Servers name topics after themselves, but not in a namespace.
+    own: set[str] = set()
+    if not transport.namespace.name:
+        brokers = (broker.broker_name for broker in info.brokers)
+        own = {_PROXYS_OWN, *brokers, *info.clusters, *(f"{cluster}{_REPLIES}" for cluster in info.clusters)}
     wanted = sorted(name for name in names if everything or not (name in own or is_internal_topic(name)))
     routes = query_all(wanted, lambda topic: transport.query_route(topic, timeout))
     masters = masters_of(info.brokers)
     answers = query_all(masters, lambda broker: transport.all_topic_attributes(masters[broker], timeout))
     known = [answer for answer in answers.values() if not isinstance(answer, RocketMQError)]
-    missing = [
-        f"types of topics, from {broker}: {why}" for broker, why in answers.items() if isinstance(why, Exception)
-    ]
+    errors = ((broker, answer) for broker, answer in answers.items() if isinstance(answer, RocketMQError))
+    missing = [f"types of topics, from {broker}: {why}" for broker, why in errors]
     missing += [] if info.brokers else [NO_BROKERS]
     rows = []
     unknown: dict[tuple[type, object], list[tuple[str, RocketMQError]]] = {}
@@ -174,10 +173,3 @@ def _topic_info(topic: str, route: TopicRouteData, known: Iterable[_Attributes])
         sum(data.queue_nums for data in route.queue_datas),
         "/".join(sorted({permission_text(data.perm) for data in route.queue_datas})) or "-",
     )
-
-
-def _own_topics(info: ClusterInfo) -> frozenset[str]:
-    """Return the topics that servers name after themselves."""
-    brokers = (broker.broker_name for broker in info.brokers)
-    replies = (f"{cluster}{_REPLIES}" for cluster in info.clusters)
-    return frozenset((_PROXYS_OWN, *brokers, *info.clusters, *replies))

@@ -88,11 +88,10 @@ def offsets_of(
         first = max(0, transport.min_offset(queue, address, timeout))
         return QueueOffsets(queue, first, transport.max_offset(queue, address, timeout))
 
-    asked = [
-        MessageQueue(topic, data.broker_name, queue_id)
-        for data in route.queue_datas
-        for queue_id in range(data.queue_nums)
-    ]
+    brokers = route.queue_datas
+    asked = (
+        MessageQueue(topic, broker.broker_name, number) for broker in brokers for number in range(broker.queue_nums)
+    )
     by_turns = sorted(asked, key=lambda queue: queue.queue_id)
     answers, errors = OffsetResolver(own, transport, queues, time.monotonic).once(by_turns, ask)
     found: dict[MessageQueue, QueueOffsets | RocketMQError] = {**errors}
@@ -123,19 +122,10 @@ def missing_queues(answers: Mapping[MessageQueue, QueueOffsets | RocketMQError])
 def queue_offsets(name_servers: str | Sequence[str], topic: str, *, timeout: float = 3.0) -> list[QueueOffsets]:
     """Return the offsets of all queues of a topic, by broker name, then queue id; one missing answer is an error.
 
-    Parameters
-    ----------
-    name_servers : str or sequence of str
-        ``host:9876;host:9876``, or a list of addresses.
-    timeout : float, default 3.0
-        Seconds for each request.
+    `name_servers` are ``host:9876;host:9876`` or a list of addresses, `timeout` is the seconds for each request.
 
-    Raises
-    ------
-    OptionError
-        An argument is malformed, or the topic is a static one.
-    RemotingException, TopicRouteStaleException
-        A server does not answer, or no name server knows the topic.
+    Raises an OptionError for a malformed argument or a static topic, a RemotingException if a server does not answer,
+    and a TopicRouteStaleException if no name server knows the topic.
     """
     options = admin_options({"name_server": name_servers}, timeout, {})
     namespace = options.connection.namespace or ""

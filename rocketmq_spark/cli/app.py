@@ -173,20 +173,17 @@ def send(
     from rocketmq_spark.producer.producer import Producer
     from rocketmq_spark.routing.selectors import SelectMessageQueueByHash
 
+    if body == "-" and sys.stdin.isatty():
+        typer.echo("rocketmq-spark: type the message; Ctrl-D on a line of its own ends it", err=True)
     # The bytes of the command line need not be UTF-8.
-    data = _from_stdin() if body == "-" else os.fsencode(body)
+    data = sys.stdin.buffer.read() if body == "-" else os.fsencode(body)
     if tags is not None:
         # A consumer would read a tag with | as two tags; brokers accept it.
         parse_one(next(spec for spec in SINK_OPTIONS if spec.name == "tags"), tags, "--tags")
     try:
+        own = _properties(properties or ())
         message = Message.of(
-            topic,
-            data,
-            tags=tags,
-            keys=keys,
-            sharding_key=sharding_key,
-            delay_ms=delay_ms,
-            properties=_properties(properties or ()),
+            topic, data, tags=tags, keys=keys, sharding_key=sharding_key, delay_ms=delay_ms, properties=own
         )
     except (ValueError, ReservedPropertyError) as exc:
         raise OptionError(str(exc)) from exc
@@ -268,12 +265,6 @@ def _show_route(connection: Connection, route: TopicRouteData) -> None:
     from rocketmq_spark.model.route import BrokerRoute
 
     connection.show(Table(BrokerRoute, route.by_broker()))
-
-
-def _from_stdin() -> bytes:
-    if sys.stdin.isatty():
-        typer.echo("rocketmq-spark: type the message; Ctrl-D on a line of its own ends it", err=True)
-    return sys.stdin.buffer.read()
 
 
 def _properties(texts: Iterable[str]) -> dict[str, str]:

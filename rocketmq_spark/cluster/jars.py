@@ -15,13 +15,12 @@ import hashlib
 import importlib.util
 import logging
 import os
-import queue
 import re
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final, TypeAlias
 from xml.etree import ElementTree
@@ -47,10 +46,11 @@ _NAMED: Final = 5
 _SHARES: Final = 8
 
 # Ivy's output has two such lines per module. Their number is needed for the progress display only.
-_STEP: Final = re.compile(r"^\s+(found |\[SUCCESSFUL \])")
+_STEP: Final = re.compile(r"^[ \t]+(?:found |\[SUCCESSFUL \])", re.MULTILINE)
 _STEPS: Final = 141 + 148
+_POLL: Final = 0.1
 
-# The causes of a failure in Ivy's output; the first pattern that matches any line wins.
+# The causes of a failure in Ivy's output; the first pattern that matches wins.
 _CAUSES: Final = (
     r"No space left on device",
     r"Host \S+ not found",
@@ -214,74 +214,50 @@ def retrieve(work: Path, java: Path, ivy: Path, tell: Progress) -> None:
     (work / "ivysettings.xml").write_text(render("ivysettings.xml"), encoding="utf-8")
     what = f"fetching the RocketMQ {RELEASE} server, once"
     tell(what, 0.0)
-    # True for each step in the output of a process, False for its end.
-    steps: queue.SimpleQueue[bool] = queue.SimpleQueue()
+    module = ElementTree.fromstring(render("ivy.xml", release=RELEASE))
+    dependencies = module.find("dependencies")
+    assert dependencies is not None
+    all_of_them = list(dependencies)
     with contextlib.ExitStack() as stack:
-        pool = stack.enter_context(ThreadPoolExecutor(_SHARES))
-        readers = []
-        for number, share in enumerate(_shares(render("ivy.xml", release=RELEASE))):
-            home = work / str(number)
+        processes: dict[Path, subprocess.Popen[bytes]] = {}  # by the file of its output
+        for share in range(_SHARES):
+            home = work / str(share)
             home.mkdir()
-            (home / "ivy.xml").write_text(share, encoding="utf-8")
+            dependencies[:] = all_of_them[share::_SHARES]
+            (home / "ivy.xml").write_text(ElementTree.tostring(module, "unicode"), encoding="utf-8")
             # Ivy's user folder is moved too, so that it does not use ~/.ivy2.
             command = [str(java), f"-Divy.default.ivy.user.dir={home}", "-XX:TieredStopAtLevel=1"]
             command += ["-cp", str(ivy), "org.apache.ivy.Main", "-settings", settings, "-ivy", str(home / "ivy.xml")]
             command += ["-cache", str(home / "cache")]
             command += ["-retrieve", f"{work / 'jars'}/[artifact]-[revision](-[classifier]).[ext]"]
-            process = stack.enter_context(
-                subprocess.Popen(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT,
-                    text=True,
-                    errors="replace",
-                    start_new_session=True,  # a Ctrl-C comes to us first, and we end it
+            with (home / "output").open("wb") as output:
+                process = stack.enter_context(
+                    subprocess.Popen(
+                        command,
+                        stdin=subprocess.DEVNULL,
+                        stdout=output,
+                        stderr=subprocess.STDOUT,
+                        start_new_session=True,  # a Ctrl-C comes to us first, and we end it
+                    )
                 )
-            )
             stack.callback(process.kill)  # does nothing if it has left
-            readers.append((process, pool.submit(_read, process, steps)))
-        done, running = 0, len(readers)
+            processes[home / "output"] = process
+        done, running = 0, True
         while running:
-            if steps.get():
-                done += 1
-                tell(what, min(done / _STEPS, 0.99))
-            else:
-                running -= 1
-        for process, reader in readers:
-            code = process.wait(60)  # its output has ended: it is about to leave
-            if code != 0:
-                raise _ivy_failed(reader.result(), code)
+            time.sleep(_POLL)
+            running = any(process.poll() is None for process in processes.values())
+            steps = sum(len(_STEP.findall(output.read_text(errors="replace"))) for output in processes)
+            for step in range(done + 1, steps + 1):
+                tell(what, min(step / _STEPS, 0.99))
+            done = steps
+    for file, process in processes.items():
+        if process.returncode != 0:
+            raise _ivy_failed(file.read_text(errors="replace").strip(), process.returncode)
 
 
-def _shares(ivy_xml: str) -> Iterator[str]:
-    """Yield Ivy files that share the dependencies of one."""
-    module = ElementTree.fromstring(ivy_xml)
-    dependencies = module.find("dependencies")
-    assert dependencies is not None
-    all_of_them = list(dependencies)
-    for number in range(_SHARES):
-        dependencies[:] = all_of_them[number::_SHARES]
-        yield ElementTree.tostring(module, "unicode")
-
-
-def _read(process: subprocess.Popen[str], steps: queue.SimpleQueue[bool]) -> list[str]:
-    """Return the output of Ivy, and put True into `steps` for each step, then False."""
-    output: list[str] = []
-    try:
-        assert process.stdout is not None
-        for line in process.stdout:
-            output.append(line.rstrip())
-            if _STEP.match(line):
-                steps.put(True)
-    finally:
-        steps.put(False)
-    return output
-
-
-def _ivy_failed(output: list[str], code: int) -> ClusterError:
-    found = (match[0] for cause in _CAUSES for line in output if (match := re.search(cause, line)))
-    reason = next(found, output[-1].strip() if output else f"exit code {code}")
+def _ivy_failed(output: str, code: int) -> ClusterError:
+    causes = (match[0].rstrip() for cause in _CAUSES if (match := re.search(cause, output)))
+    reason = next(causes, output.splitlines()[-1] if output else f"exit code {code}")
     return ClusterError(
         f"fetching the RocketMQ server failed: {reason}. It needs the network once; behind an HTTP proxy set"
         " JAVA_TOOL_OPTIONS=-Dhttps.proxyHost=..., for a mirror set ROCKETMQ_SPARK_IVY_SETTINGS to an ivysettings.xml"

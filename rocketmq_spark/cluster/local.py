@@ -232,16 +232,9 @@ class LocalCluster:
         """
         if not self._auth:
             raise ClusterError("the cluster knows no users: LocalCluster(auth=True)")
+        probe = self._require_running().probe
         addresses = [broker.address for broker in self._brokers]
-        create_user(
-            self._require_running().probe,
-            addresses,
-            name,
-            secret_key,
-            publish=publish,
-            subscribe=subscribe,
-            groups=groups,
-        )
+        create_user(probe, addresses, name, secret_key, publish=publish, subscribe=subscribe, groups=groups)
 
     def check(self) -> None:
         """Raise a ClusterError with the reason if a server died that was not stopped or killed."""
@@ -292,7 +285,9 @@ class LocalCluster:
                 f"the stores of {len(self._overrides)} brokers need {needed >> 20} MB in {directory}, {free >> 20} MB"
                 " are free; free some, or set directory= to a folder on another disk"
             )
-        self._site.secure(Security.made(directory, auth=self._auth, tls=self._tls))
+        security = Security.made(directory, auth=self._auth, tls=self._tls)
+        self._site.security = security
+        self._site.probe = Probe(credentials=security.admin, tls=security.client_tls)
         return self._site
 
     def _start_all(self, site: Site) -> None:

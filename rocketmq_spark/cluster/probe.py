@@ -9,6 +9,7 @@ import json
 import re
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from rocketmq_spark.errors import ClusterError, RemotingException, RocketMQError
@@ -30,15 +31,13 @@ _ANSWERED: Final = frozenset((int(ResponseCode.SUCCESS), *STORED))
 _NAME: Final = r"[A-Za-z0-9._-]+"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Probe:
     """Asks servers of one cluster, each time over a new connection, and waits `timeout` seconds for each answer."""
 
-    def __init__(
-        self, *, credentials: Credentials | None = None, tls: TlsSettings | None = None, timeout: float = 3.0
-    ) -> None:
-        self._credentials = credentials
-        self._tls = tls
-        self._timeout = timeout
+    credentials: Credentials | None = None
+    tls: TlsSettings | None = None
+    timeout: float = 3.0
 
     def ask(
         self, address: str, code: RequestCode, ext_fields: Mapping[str, str], doing: str, body: bytes = b""
@@ -48,11 +47,11 @@ class Probe:
         Raises a RemotingException without an answer, and an MQBrokerException for one with an error code.
         """
         transport = RemotingTransport(
-            (), credentials=self._credentials, sign_name_server_requests=True, tls=self._tls, polled=True
+            (), credentials=self.credentials, sign_name_server_requests=True, tls=self.tls, polled=True
         )
         try:
             with transport:
-                answer = transport.client.invoke(address, code, ext_fields, body, self._timeout)
+                answer = transport.client.invoke(address, code, ext_fields, body, self.timeout)
         except RemotingException as exc:
             raise type(exc)(f"{doing} {address}: {exc}") from exc
         if answer.code not in _ANSWERED:
@@ -72,12 +71,9 @@ class Probe:
 
     def send(self, address: str, broker_name: str, topic: str, body: bytes) -> SendMessageResponseHeader:
         """Store one message in queue 0 of a topic on one broker."""
+        group, now = "rocketmq-spark-probe", int(time.time() * 1000)
         header = SendMessageRequestHeaderV2(
-            producer_group="rocketmq-spark-probe",
-            topic=topic,
-            queue_id=0,
-            born_timestamp=int(time.time() * 1000),
-            broker_name=broker_name,
+            producer_group=group, topic=topic, queue_id=0, born_timestamp=now, broker_name=broker_name
         )
         doing = f"sending a message to {topic}/{broker_name}/0"
         answer = self.ask(address, header.code, header.to_ext_fields(), doing, body)
@@ -145,7 +141,9 @@ def check_user(name: str, secret_key: str, **rights: Sequence[str]) -> None:
                 f"{doing}: {parameter}={names!r} is no list of names; give one, as in ['orders', 'new-*']"
             )
         for resource in names:
-            if not isinstance(resource, str) or not _is_resource(resource):
+            # A broker understands only a '*' at the end, and cuts the name at the first one: "*-x" matches nothing,
+            # and "a*b*" matches all that begins with "a" (Resource.of).
+            if not isinstance(resource, str) or not (resource == "*" or is_legal(resource.removesuffix("*"))):
                 raise ClusterError(
                     f"{doing}: {parameter} names {resource!r}; allowed are names (letters, digits, '%', '|', '_' and "
                     "'-'), the beginning of names with a '*' after it, and '*' alone for all"
@@ -172,9 +170,3 @@ def user_requests(
         subject = f"User:{name}"
         acl = {"subject": subject, "policies": [{"policyType": "Custom", "entries": entries}]}
         yield RequestCode.AUTH_CREATE_ACL, {"subject": subject}, json.dumps(acl).encode()
-
-
-def _is_resource(name: str) -> bool:
-    # A broker understands only a '*' at the end, and cuts the name at the first one: "*-x" matches nothing, and "a*b*"
-    # matches all that begins with "a" (Resource.of).
-    return name == "*" or is_legal(name.removesuffix("*"))

@@ -17,7 +17,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final
 
 from rocketmq_spark.cluster.config import (
     pick_broker_ports,
@@ -33,21 +33,6 @@ from rocketmq_spark.cluster.security import Security, write_private
 from rocketmq_spark.errors import ClusterError, MQBrokerException, RocketMQError
 from rocketmq_spark.model.names import AUTO_CREATE_TOPIC
 from rocketmq_spark.protocol.remoting.codes import ResponseCode
-
-# No collector that treats a 4 MiB request as an exception (G1 does, at this heap size); no -Xms that a user's smaller
-# -Xmx would contradict. A broker takes about 250 MB besides its heap: threads, metaspace, network buffers.
-_BROKER_MEMORY: Final = ("-Xms64m", "-Xmx512m", "-XX:MaxDirectMemorySize=512m", "-XX:+UseParallelGC")
-_PROXY_MEMORY: Final = ("-Xms32m", "-Xmx256m", "-XX:MaxDirectMemorySize=256m", "-XX:+UseSerialGC")
-# Compiling less saves a second at its start.
-_NAMESRV_MEMORY: Final = ("-Xms16m", "-Xmx64m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
-
-# Above these ratios a broker deletes files (85 %) and refuses sends (90 %), and it reduces larger values to them. NaN
-# is not reduced, and no disk usage exceeds it (CleanCommitLogService in DefaultMessageStore).
-_NO_DISK_LIMITS: Final = (
-    "-Drocketmq.broker.diskSpaceWarningLevelRatio=NaN",
-    "-Drocketmq.broker.diskSpaceCleanForciblyRatio=NaN",
-)
-
 
 _PORT_TRIES: Final = 4
 _POLL: Final = 0.1
@@ -81,26 +66,13 @@ class Site:
     ports: set[int] = field(default_factory=set)
     security: Security = field(default_factory=Security)
 
-    def secure(self, security: Security) -> None:
-        """Set the security of the servers that are started from now on, and of the requests to them."""
-        self.security = security
-        self.probe = Probe(credentials=security.admin, tls=security.client_tls)
-
-    def command(self, folder: Path, memory: Sequence[str], main: str, arguments: Sequence[str]) -> list[str]:
-        """Return the command line of one JVM; the user's options come last, so they win."""
-        if any(_COLLECTOR.fullmatch(option) for option in self.jvm_options):
-            memory = [option for option in memory if not _COLLECTOR.fullmatch(option)]
-        own = [
-            f"-Duser.home={folder}",
-            f"-Djava.io.tmpdir={folder / 'tmp'}",
-            f"-Drmq.logback.configurationFile={folder / 'logback.xml'}",
-        ]
-        security = self.security.jvm_options
-        return [str(self.java), *memory, *_EVERY_JVM, *own, *security, *self.jvm_options, main, *arguments]
-
 
 class Server(ServerProcess, ABC):
     """One server of a local cluster. Its folder holds its configuration, logs and store."""
+
+    _MAIN: ClassVar[str]
+    _MEMORY: ClassVar[Sequence[str]]
+    _CONFIG: ClassVar[tuple[str, str]]  # the option that names the configuration, and its file
 
     def __init__(self, site: Site, name: str) -> None:
         super().__init__(name, (), site.directory / name, {}, site.watchdog, lambda text: site.security.hidden(text))
@@ -141,8 +113,23 @@ class Server(ServerProcess, ABC):
         }
         self._env["CLASSPATH"] = os.pathsep.join(map(str, self._site.jars))
         self._env["ROCKETMQ_HOME"] = str(self.folder)
-        self._command = self._configure()
+        write_private(self.folder / self._CONFIG[1], self._configuration().encode("latin-1"))
+        self._command = self._command_line()
         super().start()
+
+    def _command_line(self) -> list[str]:
+        """Return the command line of the JVM; the user's options come last, so they win."""
+        site, memory = self._site, self._MEMORY
+        if any(_COLLECTOR.fullmatch(option) for option in site.jvm_options):
+            memory = [option for option in memory if not _COLLECTOR.fullmatch(option)]
+        own = [
+            f"-Duser.home={self.folder}",
+            f"-Djava.io.tmpdir={self.folder / 'tmp'}",
+            f"-Drmq.logback.configurationFile={self.folder / 'logback.xml'}",
+        ]
+        options = [*memory, *_EVERY_JVM, *own, *site.security.jvm_options, *site.jvm_options]
+        option, config = self._CONFIG
+        return [str(site.java), *options, f"org.apache.rocketmq.{self._MAIN}", option, str(self.folder / config)]
 
     def await_ready(self, deadline: float, *, keep_ports: bool = False) -> None:
         """Wait until it serves; `deadline` is monotonic seconds. A ClusterError says why it does not."""
@@ -168,8 +155,8 @@ class Server(ServerProcess, ABC):
                 entry.unlink(missing_ok=True)
 
     @abstractmethod
-    def _configure(self) -> list[str]:
-        """Write its configuration files, and return its command line."""
+    def _configuration(self) -> str:
+        """Return the content of its configuration file, in Latin-1."""
 
     @abstractmethod
     def _ask(self) -> None:
@@ -201,6 +188,11 @@ class Server(ServerProcess, ABC):
 class NameServer(Server):
     """The name server; `port` is the user's choice, or None."""
 
+    _MAIN = "namesrv.NamesrvStartup"
+    # Compiling less saves a second at its start.
+    _MEMORY = ("-Xms16m", "-Xmx64m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+    _CONFIG = ("-c", "namesrv.conf")
+
     def __init__(self, site: Site, port: int | None) -> None:
         super().__init__(site, "namesrv")
         self._named = port
@@ -214,11 +206,8 @@ class NameServer(Server):
         self._site.name_server = self.address
         return self._named is None
 
-    def _configure(self) -> list[str]:
-        config = self.folder / "namesrv.conf"
-        config.write_text(render("namesrv.conf", port=self._port), encoding="utf-8")
-        main = "org.apache.rocketmq.namesrv.NamesrvStartup"
-        return self._site.command(self.folder, _NAMESRV_MEMORY, main, ["-c", str(config)])
+    def _configuration(self) -> str:
+        return render("namesrv.conf", port=self._port)
 
     def _ask(self) -> None:
         self._site.probe.registered_brokers(self.address)
@@ -226,6 +215,18 @@ class NameServer(Server):
 
 class Broker(Server):
     """One broker; `overrides` are the user's properties for it."""
+
+    _MAIN = "broker.BrokerStartup"
+    # No collector that treats a 4 MiB request as an exception (G1 does, at this heap size); no -Xms that a user's
+    # smaller -Xmx would contradict. A broker takes about 250 MB besides its heap: threads, metaspace, network buffers.
+    # Above the two ratios a broker deletes files (85 %) and refuses sends (90 %), and it reduces larger values to them.
+    # NaN is not reduced, and no disk usage exceeds it (CleanCommitLogService in DefaultMessageStore).
+    _MEMORY = (
+        *("-Xms64m", "-Xmx512m", "-XX:MaxDirectMemorySize=512m", "-XX:+UseParallelGC"),
+        "-Drocketmq.broker.diskSpaceWarningLevelRatio=NaN",
+        "-Drocketmq.broker.diskSpaceCleanForciblyRatio=NaN",
+    )
+    _CONFIG = ("-c", "broker.conf")
 
     def __init__(self, site: Site, name: str, overrides: Mapping[str, str]) -> None:
         super().__init__(site, name)
@@ -236,11 +237,7 @@ class Broker(Server):
     def properties(self) -> dict[str, str]:
         """Its configuration without access control; the user's properties override ours."""
         text = render(
-            "broker.conf",
-            name=self.name,
-            name_server=self._site.name_server,
-            port=self._port,
-            ha_port=self._ha_port,
+            "broker.conf", name=self.name, name_server=self._site.name_server, port=self._port, ha_port=self._ha_port
         )
         return {**properties_of(text), **self._overrides}
 
@@ -250,12 +247,8 @@ class Broker(Server):
         self._set_ports(ports.listen, ports.vip, ports.ha)
         return "listenPort" not in self._overrides or "haListenPort" not in self._overrides
 
-    def _configure(self) -> list[str]:
-        config = self.folder / "broker.conf"
-        properties = {**self.properties, **self._site.security.broker_properties}
-        write_private(config, properties_text(properties).encode("latin-1"))
-        main = "org.apache.rocketmq.broker.BrokerStartup"
-        return self._site.command(self.folder, [*_BROKER_MEMORY, *_NO_DISK_LIMITS], main, ["-c", str(config)])
+    def _configuration(self) -> str:
+        return properties_text({**self.properties, **self._site.security.broker_properties})
 
     def _ask(self) -> None:
         probe, name_server = self._site.probe, self._site.name_server
@@ -273,12 +266,9 @@ class Broker(Server):
             probe.send(self.address, self.name, self.name, b"is it ready?")
         except MQBrokerException as exc:
             # A broker made read-only is as ready as it will ever be.
-            if exc.response_code != ResponseCode.NO_PERMISSION or self._is_writable:
+            writable = self.properties.get("brokerPermission") in (None, "2", "6")
+            if writable or exc.response_code != ResponseCode.NO_PERMISSION:
                 raise
-
-    @property
-    def _is_writable(self) -> bool:
-        return self.properties.get("brokerPermission") in (None, "2", "6")
 
     def _have_it_register(self) -> None:
         # A broker registers when it starts and every 30 s. The first registration is lost if its client has not found
@@ -295,6 +285,10 @@ class Broker(Server):
 class Proxy(Server):
     """The proxy: gRPC at :attr:`endpoints`, remoting at :attr:`address`; `overrides` are the user's properties."""
 
+    _MAIN = "proxy.ProxyStartup"
+    _MEMORY = ("-Xms32m", "-Xmx256m", "-XX:MaxDirectMemorySize=256m", "-XX:+UseSerialGC")
+    _CONFIG = ("-pc", "proxy.json")
+
     def __init__(self, site: Site, overrides: Mapping[str, object]) -> None:
         super().__init__(site, "proxy")
         self._overrides = dict(overrides)
@@ -309,13 +303,8 @@ class Proxy(Server):
     @property
     def properties(self) -> dict[str, object]:
         """Its configuration without access control; the user's properties override ours."""
-        text = render(
-            "proxy.json",
-            name_server=self._site.name_server,
-            grpc_port=self._grpc_port,
-            remoting_port=self._port,
-        )
-        return {**json.loads(text), **self._overrides}
+        ports = {"grpc_port": self._grpc_port, "remoting_port": self._port}
+        return {**json.loads(render("proxy.json", name_server=self._site.name_server, **ports)), **self._overrides}
 
     def _choose_ports(self) -> bool:
         self._grpc_port = pick_port(self._site.ports)
@@ -323,12 +312,8 @@ class Proxy(Server):
         self._set_ports(self._grpc_port, self._port)
         return True
 
-    def _configure(self) -> list[str]:
-        config = self.folder / "proxy.json"
-        properties = {**self.properties, **self._site.security.proxy_properties}
-        write_private(config, json.dumps(properties, indent=2).encode())
-        main = "org.apache.rocketmq.proxy.ProxyStartup"
-        return self._site.command(self.folder, _PROXY_MEMORY, main, ["-pc", str(config)])
+    def _configuration(self) -> str:
+        return json.dumps({**self.properties, **self._site.security.proxy_properties}, indent=2)
 
     def _may_try_again(self, keep_ports: bool) -> bool:
         # It also dies at once if no broker was registered when it started.

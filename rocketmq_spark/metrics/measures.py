@@ -197,11 +197,9 @@ class Measures:
 
     def invalid_rows(self) -> tuple[dict[str, int], dict[str, int]]:
         """Return the skipped rows by rule, and the dead-lettered rows by rule."""
-        skipped, dead_lettered = (
-            {rule: rows for _, rule, _, _, rows in self.entries(metric, metric)}
-            for metric in (Metric.SKIPPED, Metric.DEAD_LETTERED)
-        )
-        return skipped, dead_lettered
+        skipped = {rule: rows for _, rule, _, _, rows in self.entries(Metric.SKIPPED, Metric.SKIPPED)}
+        dead = {rule: rows for _, rule, _, _, rows in self.entries(Metric.DEAD_LETTERED, Metric.DEAD_LETTERED)}
+        return skipped, dead
 
     def span_ms(self) -> tuple[int, int] | None:
         """Return when the first request was written and when the last one was answered, epoch milliseconds."""
@@ -225,8 +223,11 @@ class Measures:
         indices, counts = self.latencies(broker)
         if not len(indices):
             return None
-        p50, p90, p99, longest = percentiles_us(indices, counts, (50, 90, 99, 100))
-        return p50 / 1000, p90 / 1000, p99 / 1000, longest / 1000
+        reached = np.cumsum(counts)
+        targets = [max(int(percent * int(reached[-1]) / 100 + 0.5), 1) for percent in (50, 90, 99, 100)]
+        places = np.searchsorted(reached, targets)
+        p50, p90, p99, longest = (highest_us(int(indices[place])) / 1000 for place in places)
+        return p50, p90, p99, longest
 
     def pack(self) -> bytes:
         """Return compressed bytes for `unpack`: a line of JSON, then differences of keys, and values.
@@ -253,8 +254,8 @@ class Measures:
         measures.width = width
         measures._subjects = {subject: number for number, subject in enumerate(zip(brokers, details, strict=True))}
         numbers = np.frombuffer(data, np.uint8).reshape(8, -1).T.copy().view("<i8").reshape(2, -1)
-        keys, measures._values = numbers[0].cumsum(), numbers[1].copy()
-        measures._keys = keys
+        measures._keys = keys = numbers[0].cumsum()
+        measures._values = numbers[1].copy()
         "".join(name for subject in measures._subjects for name in subject)  # a TypeError unless all names are text
         if type(width) is not int or not 1 <= width <= _INDEX_MASK or width & (width - 1):
             raise ValueError("the width of the timeline is no power of two")
@@ -301,13 +302,3 @@ def lowest_us(index: int) -> int:
 def highest_us(index: int) -> int:
     """Return the largest latency of a bucket, microseconds."""
     return lowest_us(index + 1) - 1
-
-
-def percentiles_us(indices: IntArray, counts: IntArray, percents: tuple[float, ...]) -> list[int]:
-    """Return the latencies that the given percentages of all values do not exceed.
-
-    `indices` are ascending, and there is at least one; each percentage is above 0 and at most 100.
-    """
-    reached = np.cumsum(counts)
-    targets = [max(int(percent * int(reached[-1]) / 100 + 0.5), 1) for percent in percents]
-    return [highest_us(int(indices[at])) for at in np.searchsorted(reached, targets)]

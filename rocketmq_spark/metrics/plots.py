@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,7 +26,6 @@ _GREY: Final = "#7a7a7a"
 _COLOURS: Final = ("#3b82f6", "#e0662f", "#2a9d6f", "#c04fa8", "#a07d1c", "#7c6cd9", "#d04a5a", "#1f98a8")
 _STYLES: Final = ("-", "--", "-.", ":")
 _GRID: Final[Mapping[str, Any]] = {"color": _GREY, "alpha": 0.25, "linewidth": 0.6}
-
 _LEGEND: Final[Mapping[str, Any]] = {"frameon": False, "labelcolor": _GREY}
 
 STYLE: Final[Mapping[str, Any]] = {
@@ -112,15 +111,17 @@ def plot_timeline(
         for panel, values in zip(panels, drawn, strict=False):
             panel.stairs(values, edges, baseline=None, label=_label(broker), **line)
         shade = {"color": line["color"], "alpha": 0.15, "linewidth": 0}
-        for start, end in _runs(drawn[3]):
+        # Where a run of isolated buckets starts and ends, in turn.
+        changes = np.flatnonzero(np.diff(drawn[3], prepend=0, append=0))
+        for start, end in changes.reshape(-1, 2).tolist():
             for panel in panels:
                 panel.axvspan(edges[start], edges[end], **shade)
-        if drawn[3].any():
             shades[_label(f"{broker} isolated")] = Patch(**shade)
     rates.set_ylabel("rows per second")
     latencies.set_ylabel("largest latency (ms)")
     retries.set_ylabel("retries")
-    retries.set_xlabel(f"{unit} since {_utc(first)}" if timeline else unit)
+    since = datetime.fromtimestamp(first, timezone.utc)
+    retries.set_xlabel(f"{unit} since {since:%Y-%m-%d %H:%M:%S} UTC" if timeline else unit)
     latencies.set_yscale("log")
     _label_plainly(latencies.yaxis)
     for panel in (rates, retries):
@@ -154,16 +155,6 @@ def _lines() -> Iterator[dict[str, Any]]:
     for style in itertools.cycle(_STYLES):
         for colour in _COLOURS:
             yield {"color": colour, "linestyle": style, "linewidth": 1.8}
-
-
-def _runs(flags: Iterable[float]) -> list[tuple[int, int]]:
-    """Return start and end of each run of set flags."""
-    changes = np.flatnonzero(np.diff([0, *flags, 0]))
-    return list(zip(changes[::2].tolist(), changes[1::2].tolist(), strict=True))
-
-
-def _utc(second: int) -> str:
-    return datetime.fromtimestamp(second, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def _dress(axes: Axes) -> None:

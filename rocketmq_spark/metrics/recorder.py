@@ -12,15 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from rocketmq_spark.metrics.measures import (
-    HIGHEST_US,
-    LOWEST_US,
-    BrokerTotals,
-    Measures,
-    Metric,
-    Row,
-    index_of,
-)
+from rocketmq_spark.metrics.measures import HIGHEST_US, LOWEST_US, BrokerTotals, Measures, Metric, Row, index_of
 from rocketmq_spark.model.message import MessageQueue
 
 # A broker may answer with any queue id and offset.
@@ -88,14 +80,7 @@ class Recorder:
         self._invalid: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
 
     def record_success(
-        self,
-        broker: str,
-        rows: int,
-        nbytes: int,
-        latency_ms: float,
-        queue: MessageQueue,
-        queue_offset: int,
-        now: float,
+        self, broker: str, rows: int, nbytes: int, latency_ms: float, queue: MessageQueue, queue_offset: int, now: float
     ) -> None:
         """Count a request that a broker acknowledged, with its rows and bytes.
 

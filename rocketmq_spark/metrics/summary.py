@@ -94,15 +94,12 @@ class WriteSummary:
     def to_dict(self, write_id: str | None = None) -> dict[str, dict[str, Any]]:
         """Return the measurements of every broker, by name.
 
-        Returns
-        -------
-        dict
-            Per broker: ``rows`` (stored), ``sent_rows`` (``sendMode=oneway``: it is unknown whether they are stored),
-            ``requests``, ``bytes``, ``retries``, ``failures``, ``p50_ms``, ``p90_ms``, ``p99_ms``, ``max_ms`` (None
-            without a successful attempt), ``retries_by_reason``, ``failures_by_code``, ``queues``
-            (``{topic: {queue id: {"rows", "first_offset", "last_offset"}}}``, ids as text so that it is JSON; an
-            unknown offset is None; empty over gRPC, where a proxy returns neither), ``isolated_times``,
-            ``isolated_ms`` (both summed over tasks).
+        A broker has ``rows`` (stored), ``sent_rows`` (``sendMode=oneway``: it is unknown whether they are stored),
+        ``requests``, ``bytes``, ``retries``, ``failures``, ``p50_ms``, ``p90_ms``, ``p99_ms``, ``max_ms`` (None
+        without a successful attempt), ``retries_by_reason``, ``failures_by_code``, ``queues``
+        (``{topic: {queue id: {"rows", "first_offset", "last_offset"}}}``, ids as text so that it is JSON; an unknown
+        offset is None; empty over gRPC, where a proxy returns neither), ``isolated_times``, ``isolated_ms`` (both
+        summed over tasks).
         """
         measures = self.measures(write_id)
         by_broker: dict[str, dict[str, Any]] = {
@@ -131,12 +128,9 @@ class WriteSummary:
     def by_write(self, write_id: str | None = None) -> list[dict[str, Any]]:
         """Return the sums over all brokers for each write and micro-batch that is kept apart, oldest first.
 
-        Returns
-        -------
-        list of dict
-            ``write_id``, ``batch_id`` (-1 in a batch write), ``start`` (epoch seconds: the first request was written),
-            ``duration_s`` (until the last one was answered), then ``rows`` to ``max_ms`` as in `to_dict`. A write
-            without a request has None for ``start`` and ``duration_s``. ``pandas.DataFrame(...)`` accepts the list.
+        Each has ``write_id``, ``batch_id`` (-1 in a batch write), ``start`` (epoch seconds: the first request was
+        written), ``duration_s`` (until the last one was answered), then ``rows`` to ``max_ms`` as in `to_dict`. A write
+        without a request has None for ``start`` and ``duration_s``. ``pandas.DataFrame(...)`` accepts the list.
         """
         with self._lock:
             return [_of_write(*key, measures) for key, measures in self._writes.items() if write_id in (None, key[0])]
@@ -144,12 +138,9 @@ class WriteSummary:
     def invalid_rows(self, write_id: str | None = None) -> dict[str, Any]:
         """Return how many rows no broker could store as they were.
 
-        Returns
-        -------
-        dict
-            ``skipped`` (``onError=skip``: in no topic), ``skipped_by_rule`` (``{rule: rows}``), ``dead_lettered``
-            (``onError=deadLetter``: stored in the dead-letter topic, and among its broker's ``rows``),
-            ``dead_lettered_by_rule``.
+        They are ``skipped`` (``onError=skip``: in no topic), ``skipped_by_rule`` (``{rule: rows}``), ``dead_lettered``
+        (``onError=deadLetter``: stored in the dead-letter topic, and among its broker's ``rows``), and
+        ``dead_lettered_by_rule``.
         """
         skipped, dead_lettered = self.measures(write_id).invalid_rows()
         return {
@@ -170,11 +161,8 @@ class WriteSummary:
     def timeline(self, write_id: str | None = None) -> list[dict[str, Any]]:
         """Return one row per bucket of time and broker, oldest first.
 
-        Returns
-        -------
-        list of dict
-            ``second`` (epoch seconds of the bucket's start), ``width_s``, ``broker``, ``rows`` (with oneway, those
-            sent), ``requests``, ``retries``, ``max_ms``, ``isolated``.
+        It has ``second`` (epoch seconds of the bucket's start), ``width_s``, ``broker``, ``rows`` (with oneway, those
+        sent), ``requests``, ``retries``, ``max_ms``, ``isolated``.
         """
         measures = self.measures(write_id)
         rows: dict[tuple[int, str], list[int]] = {}
@@ -208,9 +196,9 @@ class WriteSummary:
         from rocketmq_spark.metrics.plots import require
 
         rows = [[name, *(numbers[column] for column in _COLUMNS)] for name, numbers in self.to_dict(write_id).items()]
-        frame = require("pandas", "to_pandas()").DataFrame(rows, columns=["broker", *_COLUMNS]).set_index("broker")
         types = {name: "float64" if name.endswith("_ms") else "int64" for name in _COLUMNS}
-        typed: pd.DataFrame = frame.astype(types)
+        frame = require("pandas", "to_pandas()").DataFrame(rows, columns=["broker", *_COLUMNS])
+        typed: pd.DataFrame = frame.set_index("broker").astype(types)
         return typed
 
     def show(self, file: IO[str] | None = None, write_id: str | None = None) -> None:
@@ -245,12 +233,10 @@ class WriteSummary:
         if skipped:
             topics = ", ".join(f"{topic} {count}" for topic, count in skipped.items())
             notes.append(f"{sum(skipped.values())} unreadable messages skipped by reads: {topics}.")
-        notes += ["Latencies cover successful attempts only; numbers appear as tasks end."]
-        notes += sent_notes(measures)
-        if self.dropped_reports:
-            notes.append(
-                f"{self.dropped_reports} reports of tasks could not be read (see the log): their rows are missing."
-            )
+        notes += ["Latencies cover successful attempts only; numbers appear as tasks end.", *sent_notes(measures)]
+        dropped = self.dropped_reports
+        if dropped:
+            notes.append(f"{dropped} reports of tasks could not be read (see the log): their rows are missing.")
         clamped = sum(broker.clamped for broker in measures.brokers.values())
         if clamped:
             notes.append(f"{clamped} latencies lay outside 1 us .. 1 hour and count as the nearer end.")

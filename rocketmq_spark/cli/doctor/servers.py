@@ -37,6 +37,10 @@ _OLDEST: Final = (4, 9)
 _DELETES_FROM: Final = 85.0
 _REFUSES_FROM: Final = 90.0
 _CLOCK_WITHIN: Final = 5.0
+_SET_ADDRESS: Final = (
+    "if it runs, set brokerIP1 in its configuration to an address that this machine and Spark's executors reach, and "
+    "open that port"
+)
 
 
 def check_brokers(transport: RemotingTransport, timeout: float) -> list[Check]:
@@ -60,7 +64,10 @@ def check_brokers(transport: RemotingTransport, timeout: float) -> list[Check]:
         address = broker.broker_addrs[number]
         name = f"broker {broker.broker_name}" + (f", slave {number}" if number else "")
         if isinstance(status, RemotingException):
-            checks.append(_unreached(name, address, listeners[address]))
+            listener = listeners[address]
+            answer = listener.value if isinstance(listener, Listener) else f"it can't be told who listens: {listener}"
+            found = f"it has registered itself as {address}, and from here {answer}"
+            checks.append(Check(name, FAILED, found, _SET_ADDRESS))
         elif isinstance(status, RocketMQError):
             checks.append(_refused(name, address, status))
         else:
@@ -84,13 +91,6 @@ def key_refused(name: str, exc: RocketMQError) -> Check:
     """Return the finding for a refused key."""
     mend = "give the right access key and secret key (accessKey, secretKey; ROCKETMQ_ACCESS_KEY, ROCKETMQ_SECRET_KEY)"
     return Check(name, FAILED, f"the access key is refused: {remark_of(exc).partition(chr(10))[0]}", mend)
-
-
-def _unreached(name: str, address: str, listener: Listener | RocketMQError) -> Check:
-    answer = listener.value if isinstance(listener, Listener) else f"it can't be told who listens: {listener}"
-    found = f"it has registered itself as {address}, and from here {answer}"
-    mend = "if it runs, set brokerIP1 in its configuration to an address that this machine and Spark's executors reach"
-    return Check(name, FAILED, found, f"{mend}, and open that port")
 
 
 def _refused(name: str, address: str, exc: RocketMQError) -> Check:
