@@ -383,7 +383,7 @@ def test_secured_cluster_from_command_line_accepts_only_its_own_keys(tmp_path: P
         assert created.returncode == 0, created.stderr
 
         # Who has no certificate, or is nobody that they know, is let in neither by brokers nor by the proxy.
-        settings = {**client_options(options), "mq_client_api_timeout": 60_000}
+        settings = {**client_options(options), "mq_client_api_timeout": 60_000, "send_msg_timeout": 60_000}
         addresses = {"name_server": status["name_server"]}, {"endpoints": status["endpoints"]}
         for address in addresses:
             with Producer("pg", **address, **settings) as producer:
