@@ -29,7 +29,7 @@ from rocketmq_spark.cluster.state import process_start
 from rocketmq_spark.errors import ClusterError, RemotingConnectException, RemotingTimeoutException, RocketMQError
 from rocketmq_spark.protocol.remoting.codes import RequestCode
 from rocketmq_spark.protocol.remoting.headers import GetMaxOffsetRequestHeader
-from rocketmq_spark.protocol.remoting.response_headers import OffsetResponseHeader
+from rocketmq_spark.protocol.remoting.response_headers import read_long
 
 # The shared cluster comes first: where no server can run, its fixture says so for all of these.
 from tests.support.cluster import SharedCluster, SharedServer
@@ -45,7 +45,7 @@ HASTY = Probe(timeout=1.0)
 def max_offset(broker: Broker, topic: str, probe: Probe = PROBE) -> int:
     header = GetMaxOffsetRequestHeader(topic=topic, queue_id=0, broker_name=broker.name)
     answer = probe.ask(broker.address, RequestCode.GET_MAX_OFFSET, header.to_ext_fields(), "asking for the offset")
-    return OffsetResponseHeader.from_ext_fields(answer.ext_fields).offset
+    return read_long(answer.ext_fields, "offset")
 
 
 def test_new_topic_can_be_written_at_once_on_every_broker(cluster: SharedCluster, topic: str) -> None:

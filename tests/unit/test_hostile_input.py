@@ -23,7 +23,7 @@ from rocketmq_spark.protocol.grpc.values import route_of
 from rocketmq_spark.protocol.remoting import response_headers
 from rocketmq_spark.protocol.remoting.command import FrameBuffer, RemotingCommand, decode_command
 from rocketmq_spark.protocol.remoting.records import decode_batch, decode_properties, decode_records, encode_batch
-from rocketmq_spark.protocol.remoting.response_headers import transaction_check_of
+from rocketmq_spark.protocol.remoting.response_headers import read_long, transaction_check_of
 from rocketmq_spark.protocol.remoting.route import decode_topic_route
 from rocketmq_spark.routing.route_cache import publish_info_of
 from rocketmq_spark.transport.grpc.client import GrpcAnswer, parsed
@@ -51,7 +51,8 @@ FIELDS = {
     "MSG_REGION": "DefaultRegion",
     "TRACE_ON": "true",
 }
-HEADERS = [found for found in vars(response_headers).values() if hasattr(found, "from_ext_fields")]
+HEADERS = [header for header in vars(response_headers).values() if hasattr(header, "from_ext_fields")]
+LONGS = ("offset", "timestamp", "tranStateTableOffset", "commitLogOffset")
 
 ITEMS = [Message("orders", b"body " * 9, 7, {"KEYS": "k1 k2", "TAGS": "a"}), Message("orders", b"", -1, {})]
 BATCH = encode_batch(ITEMS)
@@ -111,7 +112,8 @@ def read_fields(data: bytes) -> object:
     fields = {**FIELDS, name: text}
     outcome = outcome_of(QUEUE, 2, "broker:1", Answer(RemotingCommand(0, 1, fields, flag=1), None, 0.0))
     assert (outcome.status is None) is (outcome.error is not None)
-    return outcome, [header.from_ext_fields(fields) for header in HEADERS]
+    longs = [read_long(fields, name) for name in LONGS]
+    return outcome, longs, [header.from_ext_fields(fields) for header in HEADERS]
 
 
 def read_route(data: bytes) -> object:

@@ -1,9 +1,8 @@
 """The error of each code of a proxy, and of each status of gRPC itself.
 
-gRPC's status says whether there is an answer; the answer's code says how the call ended. Tables map a code to a class,
-and look into the text (without case) where one code has several causes. Unknown codes are classified by their hundreds;
-by default, the message may be stored and is retried. ``MessageRefusedException`` is only for an error of one message:
-halving the batch finds it.
+If a call has an answer, the answer's code selects the class of the error; if not, gRPC's status does. Where one code
+has several causes, the text of the answer (in any case) selects the class. ``MessageRefusedException`` is only for an
+error of one message: the caller halves the batch to find it.
 
 Follows ``definition.proto`` (Code) and ``ResponseBuilder.java`` of the proxy. The proxy turns every error of a broker
 but flow control into INTERNAL_SERVER_ERROR with the broker's text.
@@ -11,7 +10,6 @@ but flow control into INTERNAL_SERVER_ERROR with the broker's text.
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final, NamedTuple, TypeAlias
@@ -32,7 +30,14 @@ from rocketmq_spark.errors import (
     UserRefusedException,
 )
 from rocketmq_spark.model.message import SendStatus
-from rocketmq_spark.protocol.remoting.codes import KEY_MISSING, NEEDS_KEYS, NO_RIGHT, PASSING_TROUBLE, access_hint
+from rocketmq_spark.protocol.remoting.codes import (
+    KEY_MISSING,
+    NEEDS_KEYS,
+    NO_RIGHT,
+    PASSING_TROUBLE,
+    AnswerCode,
+    access_hint,
+)
 from rocketmq_spark.protocol.remoting.command import shortened
 from rocketmq_spark.protocol.tls import MUST_NAME, NOT_TRUSTED, OUT_OF_DATE, SPEAKS_NO_TLS, TOO_OLD, other_name
 
@@ -40,24 +45,25 @@ _AnswerError: TypeAlias = type[MQBrokerException]
 
 _RIGHTS: Final = "check accessKey, secretKey and the user's rights"
 _BUSY: Final = "the proxy or its broker refused for now and stored nothing; lower maxInFlight or the number of tasks"
-_FORWARDED: Final = "the proxy passed it on and the outcome is unknown; its log (proxy.log) may have the cause"
-_SIZE: Final = "a message may have 4 MiB, and so may a whole batch, unless maxMessageSize of proxy and broker says more"
-_PROPERTY: Final = "over gRPC no property has a control character (such as a tab) in it, or one of RocketMQ's own names"
-_PROPERTIES: Final = "a message may have 128 properties, and 16384 bytes of them with tag and keys"
+_FORWARDED: Final = "the proxy forwarded it and the outcome is unknown; its log (proxy.log) may have the cause"
+_SIZE: Final = "a message or batch may have 4 MiB, unless maxMessageSize of proxy and broker allows more"
+_PROPERTY: Final = (
+    "over gRPC no property may contain a control character (such as a tab) or have one of RocketMQ's names"
+)
+_PROPERTIES: Final = "a message may have 128 properties, of at most 16384 bytes with tag and keys"
 _TYPE: Final = (
     "over gRPC a shardingKey makes a FIFO message, a delay a DELAY message, a transaction a TRANSACTION message, and "
     "the topic's message.type must be that one: mqadmin updateTopic ... -a +message.type=FIFO"
 )
-_NO_SUCH: Final = "create the topic, or check its name: a proxy creates none, and learns of a new one within 30 s"
-_NO_QUEUE: Final = "the topic has no queue that takes messages: check its perm, and that its brokers are up"
+_NO_SUCH: Final = "create the topic, or check its name: a proxy creates none, and finds a new one within 30 s"
+_NO_QUEUE: Final = "the topic has no writable queue: check its perm, and that its brokers run"
 _ADDRESS: Final = (
     "endpoints names gRPC ports of proxies, 8081 unless set, not a name server or broker; are useTls and tlsCertFile "
     "right?"
 )
 _NO_PEM: Final = "tlsCaFile holds no PEM certificate"
-_NO_CALL: Final = "this proxy has no such call, or the address is no proxy's (an http_proxy in between answers so, too)"
-
-_TOO_LONG: Final = "the reply is longer than any that a proxy gives; what it answers may have been executed"
+_NO_CALL: Final = "this proxy does not support the call, or a server that is no proxy answered (such as an http_proxy)"
+_TOO_LONG: Final = "the reply is longer than a proxy's replies are; the request may have been executed"
 _COMPRESSED: Final = (
     "compressed replies are refused, and the call may have been executed; let no gateway compress the proxy's replies"
 )
@@ -67,26 +73,14 @@ _TRANSACTION: Final = (
 )
 
 
-class Code(enum.IntEnum):
-    """How a call ended (``definition.proto``, Code): the number, the class of its error, and what to do about it.
-
-    The hundreds are those of HTTP. They decide on the class where a code has none of its own.
-    """
-
-    error: _AnswerError | None
-    hint: str
-
-    def __new__(cls, number: int, error: _AnswerError | None = None, hint: str = "") -> Code:
-        """Make the member of one row."""
-        code = int.__new__(cls, number)
-        code._value_, code.error, code.hint = number, error, hint
-        return code
+class Code(AnswerCode):
+    """The codes of ``definition.proto``. Their hundreds are HTTP's, and select the class if a row has None."""
 
     CODE_UNSPECIFIED = 0
     OK = 20000
     MULTIPLE_RESULTS = 30000
     BAD_REQUEST = 40000
-    # 400xx is about one message, unless a class is set.
+    # 400xx are errors of one message, unless the row has a class.
     ILLEGAL_ACCESS_POINT = 40001, MQBrokerException
     ILLEGAL_TOPIC = 40002, MQBrokerException, "check the topic's name; the broker's own topics take no messages"
     ILLEGAL_CONSUMER_GROUP = 40003, MQBrokerException
@@ -121,7 +115,7 @@ class Code(enum.IntEnum):
     MESSAGE_BODY_EMPTY = 41302, None, "a message needs a body of at least one byte"
     PRECONDITION_FAILED = 42800
     TOO_MANY_REQUESTS = 42900, None, _BUSY
-    # Quotas do not pass by waiting.
+    # Waiting does not help.
     LITE_TOPIC_QUOTA_EXCEEDED = 42901, MQBrokerException
     LITE_SUBSCRIPTION_QUOTA_EXCEEDED = 42902, MQBrokerException
     REQUEST_HEADER_FIELDS_TOO_LARGE = 43100
@@ -163,7 +157,7 @@ _BY_HUNDREDS: Final[Mapping[int, _AnswerError]] = {
 
 
 class _Words(NamedTuple):
-    """A cause that only the text of an answer shows. The text contains `fragment`; the first match wins."""
+    """A cause that only the text of an answer shows: the text contains `fragment`. The first match wins."""
 
     code: int
     fragment: str
@@ -172,15 +166,15 @@ class _Words(NamedTuple):
 
 
 _WORDS: Final = (
-    # The proxy does not know the topic (yet); every other conflict of types is one.
+    # The proxy does not know the topic (yet). Without this word the types do conflict.
     _Words(Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE, "unspecified", TopicRouteStaleException, _NO_SUCH),
-    # 5.5.0 has one code for who is not known and who may not.
+    # 5.5.0 has one code for an unknown user and for a missing right.
     _Words(Code.UNAUTHORIZED, NO_RIGHT, MQBrokerException),
     _Words(Code.FORBIDDEN, "no writable queue", TopicRouteStaleException, _NO_QUEUE),
     *(_Words(Code.INTERNAL_SERVER_ERROR, fragment, error) for fragment, error in PASSING_TROUBLE),
-    # The permission bits of the broker or topic changed under the proxy's route.
+    # The permission bits of the broker or topic have changed since the proxy read its route.
     _Words(Code.INTERNAL_SERVER_ERROR, "] sending message is forbidden", TopicRouteStaleException, _NO_QUEUE),
-    # Requests that are wrong: the same bytes will never be right.
+    # The request is invalid, so a retry would fail, too.
     _Words(Code.INTERNAL_SERVER_ERROR, "message body size exceeded", MessageRefusedException, _SIZE),
     _Words(Code.INTERNAL_SERVER_ERROR, "delayed messages are not supported for batching", MessageRefusedException),
     _Words(Code.INTERNAL_SERVER_ERROR, "the message is illegal", MessageRefusedException),
@@ -192,22 +186,22 @@ _WORDS: Final = (
 
 
 class _Failure(NamedTuple):
-    """The meaning of a status of gRPC itself. Its details contain `fragment`; the first match wins."""
+    """The error of a status of gRPC itself, whose details contain `fragment`. The first match wins."""
 
     status: str
     fragment: str
     error: _AnswerError | type[RemotingException]
     hint: str
-    code: int = 0  # The protocol's own code for the same; 0 where nobody answered
+    code: int = 0  # The equivalent `Code`; 0 if no server answered
 
 
 _FAILURES: Final = (
-    # No connection came about, so nothing was sent.
+    # The connection failed, so nothing was sent.
     _Failure("UNAVAILABLE", "certificate has expired", RemotingCertificateException, OUT_OF_DATE),
     _Failure("UNAVAILABLE", "certificate is not yet valid", RemotingCertificateException, OUT_OF_DATE),
     _Failure("UNAVAILABLE", "certificate_verify_failed", RemotingCertificateException, NOT_TRUSTED),
     _Failure("UNAVAILABLE", "hostname verification", RemotingCertificateException, MUST_NAME),
-    # The same as gRPC 1.76 says it.
+    # The text of gRPC 1.76 for the same.
     _Failure("UNAVAILABLE", "is not in peer certificate", RemotingCertificateException, MUST_NAME),
     _Failure("UNAVAILABLE", "failed to create security handshaker", RemotingCertificateException, _NO_PEM),
     _Failure("UNAVAILABLE", "wrong_version_number", RemotingTlsException, SPEAKS_NO_TLS),
@@ -218,8 +212,8 @@ _FAILURES: Final = (
     _Failure("UNAVAILABLE", "errors resolving", RemotingConnectException, "check the names in endpoints"),
     _Failure("UNAVAILABLE", "dns resolution failed", RemotingConnectException, "check the names in endpoints"),
     _Failure("DEADLINE_EXCEEDED", "", RemotingTimeoutException, "it may have been executed"),
-    # This client's own limits for replies: the server answered, so it may have stored the rows. (A server cannot say
-    # these of a request: requests are never compressed, and their metadata is a fraction of any limit.)
+    # This client's limits for replies: the server answered, so it may have stored the rows. A server cannot mean the
+    # request, which is never compressed and has little metadata.
     _Failure("RESOURCE_EXHAUSTED", "client: received message larger than max", RemotingCommandException, _TOO_LONG),
     _Failure("RESOURCE_EXHAUSTED", "decompressed message larger than max", RemotingCommandException, _TOO_LONG),
     # gRPC 1.76 and 1.85 give different statuses.
@@ -230,7 +224,7 @@ _FAILURES: Final = (
     _Failure("RESOURCE_EXHAUSTED", "maximum size", MessageRefusedException, _SIZE, Code.PAYLOAD_TOO_LARGE),
     _Failure("RESOURCE_EXHAUSTED", "larger than max", MessageRefusedException, _SIZE, Code.PAYLOAD_TOO_LARGE),
     _Failure("RESOURCE_EXHAUSTED", "", BrokerBusyException, _BUSY, Code.TOO_MANY_REQUESTS),
-    # About the call and not about a message: no half of a batch fares better.
+    # Errors of the call, not of a message: halving the batch does not help.
     _Failure("INVALID_ARGUMENT", "", MQBrokerException, "", Code.BAD_REQUEST),
     _Failure("PERMISSION_DENIED", "", MQBrokerException, _RIGHTS, Code.FORBIDDEN),
     _Failure("UNAUTHENTICATED", "", UserRefusedException, _RIGHTS, Code.UNAUTHORIZED),
@@ -239,18 +233,17 @@ _FAILURES: Final = (
 
 
 def code_name(code: int) -> str:
-    """Return the protocol's name of a code, ``UNKNOWN`` for one that this client doesn't know."""
+    """Return the protocol's name of a code, or ``UNKNOWN``."""
     return _CODES[code].name if code in _CODES else "UNKNOWN"
 
 
 def proxy_error(code: int, message: str, address: str, doing: str) -> MQBrokerException:
-    """Return the error for a proxy's answer, or for one of its results; the class carries the decision on a retry.
+    """Return the error for a proxy's answer, or for one of its results; `doing` as in `broker_error`.
 
-    The code may be in `STORED` if nothing shows that the message was stored. `doing` is what was requested, such as
-    ``sending 500 rows to topic orders``.
+    The code may be in `STORED` if nothing shows that the message was stored.
     """
-    said = message.lower()
-    words = next((words for words in _WORDS if words.code == code and words.fragment in said), None)
+    text = message.lower()
+    words = next((words for words in _WORDS if words.code == code and words.fragment in text), None)
     error = words.error if words else _class_of(code)
     hint = (words.hint if words else "") or access_hint(error, message) or (_CODES[code].hint if code in _CODES else "")
     message = shortened(message)
@@ -263,13 +256,13 @@ def call_error(
 ) -> MQBrokerException | RemotingException:
     """Return the error of a call that ended without an answer, with a status (name of a ``grpc.StatusCode``).
 
-    `details` is gRPC's text, which shows whether the connection broke or never opened; `server_name` is tlsServerName.
+    `details` is gRPC's text. `server_name` is the option ``tlsServerName``.
     """
-    said = details.lower()
     text = f"{doing}: {address}: gRPC {status}: {shortened(details) or '(no details)'}"
-    failure = next((one for one in _FAILURES if one.status == status and one.fragment in said), None)
+    failures = (row for row in _FAILURES if row.status == status and row.fragment in details.lower())
+    failure = next(failures, None)
     if failure is None:
-        # The connection or the server broke down in the middle.
+        # The connection or the server failed during the call.
         return RemotingSendRequestException(f"{text} (it may have been executed)")
     hint = failure.hint
     if hint == MUST_NAME:
@@ -281,6 +274,7 @@ def call_error(
 
 
 def _class_of(code: int) -> _AnswerError:
-    unknown = MQBrokerException if code // 10_000 == 4 else BrokerOutcomeUnknownException
-    own = _CODES[code].error if code in _CODES else None
-    return own or _BY_HUNDREDS.get(code // 100, unknown)
+    by_code = _CODES[code].error if code in _CODES else None
+    # By default, the message may be stored and is retried.
+    default = MQBrokerException if code // 10_000 == 4 else BrokerOutcomeUnknownException
+    return by_code or _BY_HUNDREDS.get(code // 100, default)

@@ -1,7 +1,7 @@
 """The codes of the remoting protocol, and the error of each response code.
 
-The error's class carries the decision on a retry, so callers do not compare codes. Follows ``RequestCode.java``,
-``ResponseCode.java`` and ``RemotingSysResponseCode.java``.
+The error's class carries the decision on a retry. Follows ``RequestCode.java``, ``ResponseCode.java`` and
+``RemotingSysResponseCode.java``.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import enum
 import re
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Final
+from typing import Final, TypeAlias, TypeVar
 
 from rocketmq_spark.errors import (
     BrokerBusyException,
@@ -26,7 +26,7 @@ from rocketmq_spark.protocol.remoting.command import shortened
 
 
 class RequestCode(enum.IntEnum):
-    """What a request asks for (``RequestCode.java``)."""
+    """The codes of requests (``RequestCode.java``)."""
 
     SEND_MESSAGE = 10
     PULL_MESSAGE = 11
@@ -74,7 +74,6 @@ NAME_SERVER_REQUESTS: Final = frozenset(
 )
 """Requests to name servers, or to proxies in their place (``DefaultRequestProcessor``), but not to brokers."""
 
-
 _BUSY: Final = "the broker refused for now and stored nothing; lower maxInFlight or the number of tasks"
 _FORWARDED: Final = "the request was forwarded and its outcome is unknown"
 _ILLEGAL: Final = "check body and property sizes, delay properties, and the topic's message.type"
@@ -83,32 +82,39 @@ _UNKNOWN_REQUEST: Final = (
     "this server doesn't know the request, and brokers know none of a name server's: check nameServer"
 )
 
+_Error: TypeAlias = type[MQBrokerException]
+CodeT = TypeVar("CodeT", bound="AnswerCode")
 
-class ResponseCode(enum.IntEnum):
-    """How a request ended (``ResponseCode.java``, ``RemotingSysResponseCode.java``): number, error, what to do."""
 
-    error: type[MQBrokerException]
+class AnswerCode(enum.IntEnum):
+    """A code of answers: its number, the class of its error (None: the default), and what the user can do."""
+
+    error: _Error | None
     hint: str
 
-    def __new__(cls, number: int, error: type[MQBrokerException] = MQBrokerException, hint: str = "") -> ResponseCode:
-        """Make the member of one row."""
+    def __new__(cls: type[CodeT], number: int, error: type[MQBrokerException] | None = None, hint: str = "") -> CodeT:
+        """Return the member of one row."""
         code = int.__new__(cls, number)
         code._value_, code.error, code.hint = number, error, hint
         return code
 
+
+class ResponseCode(AnswerCode):
+    """The codes of responses (``ResponseCode.java``, ``RemotingSysResponseCode.java``)."""
+
     SUCCESS = 0
-    # For remarks that `_BY_REMARK` does not have: the broker may have stored the message, and Java tries again.
+    # For remarks that `_BY_REMARK` does not have: the broker may have stored the message, and Java retries.
     SYSTEM_ERROR = 1, BrokerOutcomeUnknownException, "the broker's log (broker.log, store.log) has the cause"
     SYSTEM_BUSY = 2, BrokerBusyException, _BUSY
     REQUEST_CODE_NOT_SUPPORTED = 3, RequestNotSupportedException, _UNKNOWN_REQUEST
     TRANSACTION_FAILED = 4
-    FLUSH_DISK_TIMEOUT = 10, MQBrokerException, "stored, but not flushed to disk yet; requireStoreOk=false accepts that"
-    SLAVE_NOT_AVAILABLE = 11, MQBrokerException, "stored on the master only; requireStoreOk=false accepts that"
-    FLUSH_SLAVE_TIMEOUT = 12, MQBrokerException, "stored, but not on the slave yet; requireStoreOk=false accepts that"
-    MESSAGE_ILLEGAL = 13, MQBrokerException, _ILLEGAL
+    FLUSH_DISK_TIMEOUT = 10, None, "stored, but not flushed to disk yet; requireStoreOk=false accepts that"
+    SLAVE_NOT_AVAILABLE = 11, None, "stored on the master only; requireStoreOk=false accepts that"
+    FLUSH_SLAVE_TIMEOUT = 12, None, "stored, but not on the slave yet; requireStoreOk=false accepts that"
+    MESSAGE_ILLEGAL = 13, None, _ILLEGAL
     SERVICE_NOT_AVAILABLE = 14, BrokerUnavailableException, _NO_SERVICE
-    VERSION_NOT_SUPPORTED = 15, MQBrokerException, "a proxy needs the broker name (n, bname) in every request"
-    NO_PERMISSION = 16, MQBrokerException, "check accessKey, secretKey and the user's rights, and the topic's perm"
+    VERSION_NOT_SUPPORTED = 15, None, "a proxy needs the broker name (n, bname) in every request"
+    NO_PERMISSION = 16, None, "check accessKey, secretKey and the user's rights, and the topic's perm"
     TOPIC_NOT_EXIST = 17, TopicRouteStaleException, "create the topic, or check its name and the nameServer option"
     TOPIC_EXIST_ALREADY = 18
     PULL_NOT_FOUND = 19
@@ -118,10 +124,10 @@ class ResponseCode(enum.IntEnum):
     SUBSCRIPTION_PARSE_FAILED = 23
     SUBSCRIPTION_NOT_EXIST = 24
     SUBSCRIPTION_NOT_LATEST = 25
-    SUBSCRIPTION_GROUP_NOT_EXIST = 26, MQBrokerException, "create the consumer group, or check the consumerGroup option"
+    SUBSCRIPTION_GROUP_NOT_EXIST = 26, None, "create the consumer group, or check the consumerGroup option"
     FILTER_DATA_NOT_EXIST = 27
     FILTER_DATA_NOT_LATEST = 28
-    INVALID_PARAMETER = 29, MQBrokerException, "check the topic's name and number of queues"
+    INVALID_PARAMETER = 29, None, "check the topic's name and number of queues"
     NO_BUYER_ID = 204
     NOT_IN_CURRENT_UNIT = 205
     FLOW_CONTROL = 215, BrokerBusyException, _BUSY
@@ -135,7 +141,6 @@ class ResponseCode(enum.IntEnum):
 
 
 _CODES: Final[Mapping[int, ResponseCode]] = {int(code): code for code in ResponseCode}
-_CLASSES: Final[Mapping[int, type[MQBrokerException]]] = {int(code): code.error for code in ResponseCode}
 
 # ``ClientErrorCode.NO_NAME_SERVER_EXCEPTION``: no name server or proxy is configured.
 NO_NAME_SERVER: Final = 10004
@@ -154,14 +159,14 @@ PASSING_TROUBLE: Final = (
 )
 """Remarks of brokers that temporarily store nothing, under an unspecific code, and the error of each."""
 
-# The remark of servers about a known user without the right.
+# What servers write if a known user has no right on a resource.
 NO_RIGHT: Final = "no permission to access"
 _MISSING_RIGHT: Final = re.compile(
     rf"(?:{NO_RIGHT}|no (?:default )?permission for) ((?:topic|group|cluster):[^\s,]+)", re.IGNORECASE
 )
 
-# Servers from 4.9 to 5.2 (PlainPermissionManager.java). Their proxies answer NO_PERMISSION with these words, and their
-# brokers SYSTEM_ERROR, with the exception's name before them.
+# Servers from 4.9 to 5.2 (PlainPermissionManager.java). Proxies answer NO_PERMISSION with these words. Brokers answer
+# SYSTEM_ERROR, with the exception's name before them.
 _PLAIN_ACCESS: Final = (
     "Check signature failed",
     "No acl config for",
@@ -170,11 +175,11 @@ _PLAIN_ACCESS: Final = (
 )
 
 # Looked up by "contains", first match wins: a proxy wraps the remarks of the broker behind it.
-_BY_REMARK: Final[Mapping[int, tuple[tuple[str, type[MQBrokerException]], ...]]] = {
+_BY_REMARK: Final[Mapping[int, tuple[tuple[str, _Error], ...]]] = {
     ResponseCode.SYSTEM_ERROR: (
         *((f"AclException: {words}", UserRefusedException) for words in _PLAIN_ACCESS),
         ("AclException: ", MQBrokerException),
-        # The remoting port of a proxy refuses users with this code.
+        # The remoting port of a proxy rejects users with this code.
         (NO_RIGHT, MQBrokerException),
         ("check signature failed", UserRefusedException),
         ("username cannot be null", UserRefusedException),
@@ -182,7 +187,7 @@ _BY_REMARK: Final[Mapping[int, tuple[tuple[str, type[MQBrokerException]], ...]]]
         # A proxy's own remoting client, towards the broker.
         ("wait response on the channel", BrokerOutcomeUnknownException),
         ("send request to <", BrokerOutcomeUnknownException),
-        # Requests that are wrong: the same bytes will never be right.
+        # The request is invalid, so a retry would fail, too.
         ("body size exceeded", MQBrokerException),
         ("NullPointerException", MQBrokerException),
         ("BufferUnderflowException", MQBrokerException),
@@ -191,18 +196,18 @@ _BY_REMARK: Final[Mapping[int, tuple[tuple[str, type[MQBrokerException]], ...]]]
         ("unsupported key", MQBrokerException),
     ),
     ResponseCode.NO_PERMISSION: (
-        # The permission bits of the broker or topic changed under our route. All else that is NO_PERMISSION (access
-        # control, reserved topics: "Sending message to topic[..] is forbidden.") stays forbidden.
+        # The permission bits of the broker or topic have changed since the route was read. In all other cases, such as
+        # access control and reserved topics ("Sending message to topic[..] is forbidden."), a retry does not help.
         ("] sending message is forbidden", TopicRouteStaleException),
         ("] pulling message is forbidden", TopicRouteStaleException),
-        # Authentication comes before authorization, and names the user in the same way.
+        # Authentication errors begin with "User:", as this authorization error does.
         (NO_RIGHT, MQBrokerException),
         ("check signature failed", UserRefusedException),
         ("username cannot be null", UserRefusedException),
         ("User:", UserRefusedException),
         *((words, UserRefusedException) for words in _PLAIN_ACCESS),
     ),
-    # The topic shrank under our route. Other illegal parameters (topic name, group) stay illegal.
+    # The topic has fewer queues than the cached route. Other illegal parameters (topic name, group) stay illegal.
     ResponseCode.INVALID_PARAMETER: (("request queueId[", TopicRouteStaleException),),
 }
 
@@ -215,24 +220,23 @@ NEEDS_KEYS: Final = (
 
 
 def code_name(code: int) -> str:
-    """Return RocketMQ's name of a response code, ``UNKNOWN`` for one that this client doesn't know."""
+    """Return RocketMQ's name of a response code, or ``UNKNOWN``."""
     return _CODES[code].name if code in _CODES else "UNKNOWN"
 
 
 def broker_error(code: int, remark: str, address: str, doing: str) -> MQBrokerException:
-    """Return the error for a server's answer; its class carries the decision on a retry.
-
-    `doing` is what was requested, such as ``sending 500 rows to orders/broker-a/3``.
-    """
+    """Return the error for a server's answer; `doing` names the request: ``sending 500 rows to orders/broker-a/3``."""
     error = _class_of(code, remark)
-    hint = access_hint(error, remark) or (NEEDS_KEYS if KEY_MISSING in remark else _hint_of(code))
+    hint = access_hint(error, remark) or (NEEDS_KEYS if KEY_MISSING in remark else "")
+    if not hint and code in _CODES:
+        hint = _CODES[code].hint
     remark = shortened(remark)
     text = f"{doing}: {address} answered {code} {code_name(code)}: {remark or '(no remark)'}"
     return error(f"{text} ({hint})" if hint else text, code, remark, address)
 
 
-def access_hint(error: type[MQBrokerException], remark: str) -> str:
-    """Return what to do about a rejected user or a missing right, "" for any other error."""
+def access_hint(error: _Error, remark: str) -> str:
+    """Return what to do about a rejected user or a missing right; "" for other errors."""
     if issubclass(error, UserRefusedException):
         return "check accessKey, secretKey and securityToken"
     missing = missing_right(remark)
@@ -241,8 +245,8 @@ def access_hint(error: type[MQBrokerException], remark: str) -> str:
 
 def missing_right(remark: str) -> str:
     """Return the resource on which a known user has no right, such as ``Topic:orders``, or ""."""
-    found = _MISSING_RIGHT.search(remark)
-    return found[1] if found else ""
+    match = _MISSING_RIGHT.search(remark)
+    return match[1] if match else ""
 
 
 def refuses_user(code: int, remark: str) -> bool:
@@ -250,10 +254,7 @@ def refuses_user(code: int, remark: str) -> bool:
     return issubclass(_class_of(code, remark), UserRefusedException)
 
 
-def _hint_of(code: int) -> str:
-    return _CODES[code].hint if code in _CODES else ""
-
-
-def _class_of(code: int, remark: str) -> type[MQBrokerException]:
+def _class_of(code: int, remark: str) -> _Error:
     by_remark = (error for fragment, error in _BY_REMARK.get(code, ()) if fragment in remark)
-    return next(by_remark, _CLASSES.get(code, MQBrokerException))
+    by_code = _CODES[code].error if code in _CODES else None
+    return next(by_remark, by_code or MQBrokerException)

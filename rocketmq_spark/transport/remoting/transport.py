@@ -31,11 +31,7 @@ from rocketmq_spark.protocol.remoting import headers
 from rocketmq_spark.protocol.remoting.codes import NAME_SERVER_REQUESTS, RequestCode, ResponseCode, broker_error
 from rocketmq_spark.protocol.remoting.command import RemotingCommand
 from rocketmq_spark.protocol.remoting.records import decode_records
-from rocketmq_spark.protocol.remoting.response_headers import (
-    EarliestMsgStoreTimeResponseHeader,
-    OffsetResponseHeader,
-    transaction_check_of,
-)
+from rocketmq_spark.protocol.remoting.response_headers import read_long, transaction_check_of
 from rocketmq_spark.protocol.remoting.route import (
     ClusterInfo,
     decode_consumer_list,
@@ -197,13 +193,13 @@ class RemotingTransport:
 
     def _offset(self, header: headers.RequestHeader, queue: MessageQueue, address: str, timeout: float) -> int:
         command = self.client.call(address, header, timeout, f"{header.code.name} of {queue}")
-        return OffsetResponseHeader.from_ext_fields(command.ext_fields).offset
+        return read_long(command.ext_fields, "offset")
 
     def earliest_msg_store_time(self, queue: MessageQueue, address: str, timeout: float) -> int:
         """Return when the queue's oldest message was stored (GET_EARLIEST_MSG_STORETIME); not over a proxy."""
         header = headers.GetEarliestMsgStoreTimeRequestHeader(**_place(queue))
         command = self.client.call(address, header, timeout, f"{header.code.name} of {queue}")
-        return EarliestMsgStoreTimeResponseHeader.from_ext_fields(command.ext_fields).timestamp
+        return read_long(command.ext_fields, "timestamp")
 
     def view_message(self, address: str, physical_offset: int, timeout: float, *, topic: str = "") -> MessageExt:
         """Return the message at a commit-log offset (VIEW_MESSAGE_BY_ID); see `Admin.view_message`."""

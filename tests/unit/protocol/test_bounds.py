@@ -15,7 +15,7 @@ from rocketmq_spark.protocol.grpc.codes import call_error, proxy_error
 from rocketmq_spark.protocol.remoting.codes import broker_error
 from rocketmq_spark.protocol.remoting.command import RemotingCommand, decode_command
 from rocketmq_spark.protocol.remoting.records import decode_batch
-from rocketmq_spark.protocol.remoting.response_headers import OffsetResponseHeader
+from rocketmq_spark.protocol.remoting.response_headers import read_long
 from rocketmq_spark.protocol.remoting.route import (
     decode_cluster_info,
     decode_topic_list,
@@ -140,7 +140,7 @@ def test_texts_from_servers_are_cut_in_errors() -> None:
     names = {f"{number}{said}": "" for number in range(3)}
     assert len(repr(RemotingCommand(1, 1, names, remark=said))) < 2 * SHORT
     with pytest.raises(RemotingCommandException, match="'offset' is missing") as missing:
-        OffsetResponseHeader.from_ext_fields(names)
+        read_long(names, "offset")
     with pytest.raises(RemotingCommandException, match="has no topicList") as topics:
         decode_topic_list(json.dumps({said: said}).encode())
     with pytest.raises(RemotingCommandException, match="is a list") as field:

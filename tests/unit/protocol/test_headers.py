@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
 
 from rocketmq_spark.errors import RemotingCommandException
+from rocketmq_spark.model.message_ext import MessageExt
+from rocketmq_spark.model.send_result import TransactionCheck
+from rocketmq_spark.protocol.remoting.command import RemotingCommand
 from rocketmq_spark.protocol.remoting.headers import (
     CreateTopicRequestHeader,
     EndTransactionRequestHeader,
@@ -21,12 +24,12 @@ from rocketmq_spark.protocol.remoting.headers import (
     ViewMessageRequestHeader,
     heart_beat_body,
 )
+from rocketmq_spark.protocol.remoting.records import encode_record
 from rocketmq_spark.protocol.remoting.response_headers import (
-    CheckTransactionStateRequestHeader,
-    EarliestMsgStoreTimeResponseHeader,
-    OffsetResponseHeader,
     PullMessageResponseHeader,
     SendMessageResponseHeader,
+    read_long,
+    transaction_check_of,
 )
 
 
@@ -199,20 +202,43 @@ def test_pull_response_with_every_field() -> None:
     )
 
 
+HALF_MESSAGE = MessageExt(
+    topic="T",
+    body=b"x",
+    queue_id=0,
+    queue_offset=0,
+    physical_offset=0,
+    sys_flag=0,
+    born_timestamp=0,
+    born_host="10.0.0.1:1",
+    store_timestamp=0,
+    store_host="10.0.0.2:2",
+    reconsume_times=0,
+    prepared_transaction_offset=0,
+    body_crc=0,
+)
+
+
+def check_of(fields: Mapping[str, str]) -> TransactionCheck:
+    return transaction_check_of("broker:1", RemotingCommand(39, 1, fields, encode_record(HALF_MESSAGE)))
+
+
 RESPONSES = [
-    (SendMessageResponseHeader, STORED),
-    (PullMessageResponseHeader, PULLED),
-    (OffsetResponseHeader, {"offset": "0"}),
-    (EarliestMsgStoreTimeResponseHeader, {"timestamp": "0"}),
-    (CheckTransactionStateRequestHeader, {"commitLogOffset": "0", "tranStateTableOffset": "0"}),
+    (SendMessageResponseHeader.from_ext_fields, STORED),
+    (PullMessageResponseHeader.from_ext_fields, PULLED),
+    (lambda fields: read_long(fields, "offset"), {"offset": "0"}),
+    (lambda fields: read_long(fields, "timestamp"), {"timestamp": "0"}),
+    (check_of, {"commitLogOffset": "0", "tranStateTableOffset": "0"}),
 ]
-REQUIRED = [(header, fields, name) for header, fields in RESPONSES for name in fields]
+REQUIRED = [(read, fields, name) for read, fields in RESPONSES for name in fields]
 
 
-@pytest.mark.parametrize(("header", "fields", "name"), REQUIRED, ids=[name for *_, name in REQUIRED])
-def test_missing_field_of_a_response_is_named(header: Any, fields: Mapping[str, str], name: str) -> None:
+@pytest.mark.parametrize(("read", "fields", "name"), REQUIRED, ids=[name for *_, name in REQUIRED])
+def test_missing_field_of_a_response_is_named(
+    read: Callable[[Mapping[str, str]], object], fields: Mapping[str, str], name: str
+) -> None:
     with pytest.raises(RemotingCommandException, match=f"'{name}' is missing"):
-        header.from_ext_fields({key: value for key, value in fields.items() if key != name})
+        read({key: value for key, value in fields.items() if key != name})
 
 
 @pytest.mark.parametrize(
@@ -220,7 +246,7 @@ def test_missing_field_of_a_response_is_named(header: Any, fields: Mapping[str, 
 )
 def test_ill_formed_number_of_a_response_is_named(text: str) -> None:
     with pytest.raises(RemotingCommandException, match="'offset'"):
-        OffsetResponseHeader.from_ext_fields({"offset": text})
+        read_long({"offset": text}, "offset")
     with pytest.raises(RemotingCommandException, match="'maxOffset'"):
         PullMessageResponseHeader.from_ext_fields({**PULLED, "maxOffset": text})
 
@@ -236,7 +262,9 @@ def test_check_of_a_transaction_with_every_field() -> None:
         "commitLogOffset": "36804876",
         "tranStateTableOffset": "5",
     }
-    assert CheckTransactionStateRequestHeader.from_ext_fields(fields) == CheckTransactionStateRequestHeader(
+    assert check_of(fields) == TransactionCheck(
+        address="broker:1",
+        message=HALF_MESSAGE,
         tran_state_table_offset=5,
         commit_log_offset=36804876,
         msg_id="U",
@@ -248,15 +276,15 @@ def test_check_of_a_transaction_with_every_field() -> None:
 
 def test_check_of_a_transaction_from_a_proxy_has_no_broker_name() -> None:
     fields = {"commitLogOffset": "1", "tranStateTableOffset": "0", "msgId": "U", "transactionId": "U"}
-    assert CheckTransactionStateRequestHeader.from_ext_fields(fields).broker_name == ""
+    assert check_of(fields).broker_name == ""
 
 
 def test_earliest_store_time_of_minus_one_is_accepted() -> None:
-    assert EarliestMsgStoreTimeResponseHeader.from_ext_fields({"timestamp": "-1"}).timestamp == -1
+    assert read_long({"timestamp": "-1"}, "timestamp") == -1
 
 
 def test_negative_offsets_are_accepted() -> None:
-    assert OffsetResponseHeader.from_ext_fields({"offset": "-9223372036854775808"}).offset == -(2**63)
+    assert read_long({"offset": "-9223372036854775808"}, "offset") == -(2**63)
 
 
 def test_heart_beat_lists_each_group_once_and_in_order() -> None:
