@@ -22,7 +22,7 @@ from rocketmq_spark.errors import (
 )
 from rocketmq_spark.model.names import is_system_topic
 from rocketmq_spark.model.route import MAX_QUEUES, PERM_READ, PERM_WRITE, TopicRouteData, masters_of
-from rocketmq_spark.protocol.remoting.topic_config import BATCH_CQ, MESSAGE_TYPE, QUEUE_TYPE
+from rocketmq_spark.protocol.remoting.response_bodies import BATCH_CQ, MESSAGE_TYPE, QUEUE_TYPE
 from rocketmq_spark.transport.parallel import query_all
 from rocketmq_spark.transport.remoting.transport import RemotingTransport
 

@@ -18,7 +18,7 @@ from rocketmq_spark.errors import (
     TopicRouteStaleException,
 )
 from rocketmq_spark.model.route import TopicRouteData
-from rocketmq_spark.protocol.remoting.topic_config import TopicConfig
+from rocketmq_spark.protocol.remoting.response_bodies import TopicConfig
 from rocketmq_spark.transport.base import Configs
 from rocketmq_spark.transport.parallel import in_parallel
 

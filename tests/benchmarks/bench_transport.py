@@ -18,7 +18,7 @@ import sys
 import time
 
 from rocketmq_spark.model.message import EncodedBatch, MessageQueue, SendOutcome, SendRequest
-from rocketmq_spark.protocol.remoting.command import RemotingCommand, encode_command, encode_head
+from rocketmq_spark.protocol.remoting.command import RemotingCommand, encode_head
 from rocketmq_spark.protocol.remoting.headers import SendMessageRequestHeaderV2
 from rocketmq_spark.transport.remoting.transport import RemotingTransport
 
@@ -56,7 +56,8 @@ def serve(listener: socket.socket) -> None:
                         break
                     text = bytes(pool[at + 8 : head])
                     opaque = int(text[text.index(b'"opaque":') + 9 :].split(b",", 1)[0])
-                    answers.append(encode_command(RemotingCommand(0, opaque, ANSWER_FIELDS, flag=1, language="JAVA")))
+                    answer = RemotingCommand(0, opaque, ANSWER_FIELDS, flag=1, language="JAVA")
+                    answers.append(encode_head(answer, 0))
                     end = at + 4 + length
                     if end > have:
                         skip(sock, end - have, view[have:] if len(pool) - have > 65536 else view[: 1 << 16])

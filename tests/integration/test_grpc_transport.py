@@ -24,7 +24,7 @@ from rocketmq_spark.errors import (
 from rocketmq_spark.model.message import EncodedBatch, Encoding, MessageQueue, SendStatus
 from rocketmq_spark.protocol.grpc._pb import definition_pb2 as pb
 from rocketmq_spark.protocol.grpc._pb import service_pb2 as service
-from rocketmq_spark.protocol.grpc.values import route_request
+from rocketmq_spark.protocol.grpc.messages import route_request
 from rocketmq_spark.transport.grpc.transport import GrpcTransport
 from rocketmq_spark.transport.tls import TlsSettings
 from tests.support.cluster import SharedCluster

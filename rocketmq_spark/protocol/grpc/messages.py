@@ -1,43 +1,53 @@
-"""Messages in the form of the gRPC protocol, and the meaning of its answers.
+"""Values of the model as requests of the gRPC protocol, and its answers as values of the model. Pure functions.
 
-An encoded batch is sent as it is, unless its born timestamps are too old. Everything else comes in the remoting form
-and is translated for every attempt. Messages that the protocol can't carry are rejected before anything is sent.
-
-The server derives a message's type from its properties, so a message has at most one of shardingKey, delay and
-transaction. Each of these goes alone: a batch of them loses its order or is rejected.
+A batch that is encoded for gRPC is sent unchanged, unless its born timestamps are too old. Other batches have the
+remoting encoding and are translated for every attempt. A message that the protocol can't carry is rejected before
+anything is sent. The server derives a message's type from its properties, so a message has at most one of shardingKey,
+delay and transaction.
 
 Follows ``SendMessageActivity.java`` and ``GrpcConverter.java`` of the proxy.
 """
 
 from __future__ import annotations
 
+import ipaddress
+import platform
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Final
 
 from google.protobuf.message import DecodeError
 
 import rocketmq_spark.model.properties as const
-from rocketmq_spark.errors import MQBrokerException, MQClientException
+from rocketmq_spark.errors import MQBrokerException, MQClientException, RemotingCommandException
 from rocketmq_spark.model.message import Encoding, Message, MessageQueue, SendOutcome, SendRequest, SendStatus
 from rocketmq_spark.model.message_ext import MessageExt
 from rocketmq_spark.model.properties import CARRIED, Carried
-from rocketmq_spark.model.send_result import TransactionCheck
+from rocketmq_spark.model.route import (
+    MASTER_ID,
+    MAX_ADDRESSES,
+    MAX_BROKERS,
+    MAX_QUEUES,
+    PERM_READ,
+    PERM_WRITE,
+    BrokerData,
+    QueueData,
+    TopicRouteData,
+    parse_address,
+)
+from rocketmq_spark.model.send_result import TRANSACTION_COMMIT_TYPE, EndTransaction, RecallMessage, TransactionCheck
 from rocketmq_spark.protocol.compression import CompressionType
 from rocketmq_spark.protocol.grpc._pb import definition_pb2 as pb
-from rocketmq_spark.protocol.grpc._pb.service_pb2 import (
-    RecoverOrphanedTransactionCommand,
-    SendMessageRequest,
-    SendMessageResponse,
-)
+from rocketmq_spark.protocol.grpc._pb import service_pb2 as service
 from rocketmq_spark.protocol.grpc.codes import STORED, proxy_error
 from rocketmq_spark.protocol.remoting.codes import ResponseCode
 from rocketmq_spark.protocol.remoting.records import messages_in
 
 # How much older than the request the born timestamps of an encoded batch may be, milliseconds. New timestamps cost ten
-# times the encoding, and batches wait for seconds where a proxy is slower than the rows come.
+# times the encoding, and batches wait for seconds if a proxy is slower than the input.
 _STALE_MS: Final = 30_000
 
-# How gRPC carries properties; all others are the user's.
+# How gRPC carries properties; it carries all others as user properties.
 _CARRIED: Final = {
     **dict.fromkeys(const.RESERVED_PROPERTIES, Carried.REFUSED),
     **{name: how.grpc for name, how in CARRIED.items()},
@@ -46,16 +56,17 @@ _REFUSED: Final = frozenset(name for name, how in _CARRIED.items() if how is Car
 _NOT_USERS: Final = frozenset(name for name, how in _CARRIED.items() if how is not Carried.PROPERTY)
 
 _REMOTING: Final = "the gRPC protocol can't carry it; use transport=remoting"
+_WRITABLE: Final = (pb.WRITE, pb.READ_WRITE)
 
 
 def encode_send_request(request: SendRequest, *, namespace: str = "", born_host: str = "") -> bytes:
     """Return the bytes of the SendMessageRequest that one attempt sends.
 
-    The born timestamp of `request` becomes the messages', and a relative delay counts from it. An encoded batch has the
-    `namespace` of its topic inside. Without `born_host` the proxy stores the address that it sees.
+    Relative delays count from the born timestamp of `request`. A batch that is encoded for gRPC contains its
+    `namespace`. Without `born_host` the proxy stores the address that it sees.
 
-    Raises an MQClientException with code 13 for a message or batch that the protocol can't carry, or an encoded batch
-    that can't be read, and a CompressionError for an unknown compression.
+    Raises an MQClientException with code 13 for a message or batch that the protocol can't carry or that can't be
+    decoded, and a CompressionError for an unknown compression.
     """
     batch = request.batch
     if batch.encoding is Encoding.GRPC:
@@ -67,41 +78,44 @@ def encode_send_request(request: SendRequest, *, namespace: str = "", born_host:
         except DecodeError as exc:
             # The sender names the rows only in errors of this package.
             raise MQClientException(
-                f"sending {batch.rows} rows to topic {batch.topic!r}: they are encoded as no request that can be read, "
-                "so that no proxy could either; is one of their texts not valid UTF-8?",
+                f"sending {batch.rows} rows to topic {batch.topic!r}: cannot decode the encoded batch, and neither "
+                "can a proxy; a text may be not valid UTF-8",
                 ResponseCode.MESSAGE_ILLEGAL,
             ) from exc
     encoding = _body_encoding(batch.topic, batch.sys_flag)
-    made = [_encoded(message, request.born_timestamp) for message in messages_in(batch)]
-    if len(made) > 1 and any(one.system_properties.message_type != pb.NORMAL for one in made):
+    messages = [_encoded(message, request.born_timestamp) for message in messages_in(batch)]
+    if len(messages) > 1 and any(message.system_properties.message_type != pb.NORMAL for message in messages):
+        # A batch of them would lose its order or be rejected.
         raise _illegal(batch.topic, "a message with a shardingKey, a delay or a transaction goes alone, not in a batch")
-    for one in made:
-        one.topic.resource_namespace = namespace
-        one.system_properties.body_encoding = encoding
-        one.system_properties.born_host = born_host
-    return SendMessageRequest(messages=made).SerializeToString()
+    for message in messages:
+        message.topic.resource_namespace = namespace
+        message.system_properties.body_encoding = encoding
+        message.system_properties.born_host = born_host
+    return service.SendMessageRequest(messages=messages).SerializeToString()
 
 
 def restamp(body: bytes, born_timestamp: int) -> bytes:
     """Return a SendMessageRequest with new born timestamps (epoch milliseconds); may raise a DecodeError."""
-    request = SendMessageRequest.FromString(body)
+    request = service.SendMessageRequest.FromString(body)
     for message in request.messages:
         message.system_properties.born_timestamp.FromMilliseconds(born_timestamp)
     return request.SerializeToString()
 
 
-def outcome_of(request: SendRequest, response: SendMessageResponse, latency_ms: float, doing: str = "") -> SendOutcome:
-    """Return the outcome of an answer: stored if the status and all results, of which there is one at least, say so.
+def outcome_of(
+    request: SendRequest, response: service.SendMessageResponse, latency_ms: float, doing: str = ""
+) -> SendOutcome:
+    """Return the outcome of an answer: stored if the status and every result, at least one, have a code in `STORED`.
 
-    `doing` says for errors what was sent where by which call; by default rows and topic.
+    `doing` describes the request for errors, by default by its rows and topic.
     """
-    judged = _judged(request, response, doing or f"sending {request.batch.rows} rows to topic {request.batch.topic}")
-    if isinstance(judged, MQBrokerException):
-        return SendOutcome(request.queue, None, judged, latency_ms)
+    status = _status_of(request, response, doing or f"sending {request.batch.rows} rows to topic {request.batch.topic}")
+    if isinstance(status, MQBrokerException):
+        return SendOutcome(request.queue, None, status, latency_ms)
     first = response.entries[0]
     return SendOutcome(
         MessageQueue(request.queue.topic, request.queue.broker_name, -1),
-        judged,
+        status,
         None,
         latency_ms,
         queue_offset=first.offset,
@@ -111,7 +125,7 @@ def outcome_of(request: SendRequest, response: SendMessageResponse, latency_ms: 
 
 
 def message_ext(message: pb.Message) -> MessageExt:
-    """Return a message that a proxy delivers; proxies do not report its position in the commit log."""
+    """Return a message from a proxy; proxies do not report its position in the commit log."""
     system = message.system_properties
     properties = {name: text for name, text in message.user_properties.items() if name not in const.RESERVED_PROPERTIES}
     fields = {
@@ -131,7 +145,7 @@ def message_ext(message: pb.Message) -> MessageExt:
         queue_id=system.queue_id,
         queue_offset=system.queue_offset,
         physical_offset=-1,
-        # GZIP means that the body is compressed, in whatever way its producer chose.
+        # GZIP stands for every type of compression.
         sys_flag=CompressionType.of_body(message.body).sys_flag if system.body_encoding == pb.GZIP else 0,
         born_timestamp=system.born_timestamp.ToMilliseconds(),
         born_host=system.born_host,
@@ -144,11 +158,11 @@ def message_ext(message: pb.Message) -> MessageExt:
 
 
 def transaction_check(
-    command: RecoverOrphanedTransactionCommand, address: str, producer_group: str
+    command: service.RecoverOrphanedTransactionCommand, address: str, producer_group: str
 ) -> TransactionCheck:
-    """Return a proxy's question about a half message; only the proxy at `address` takes the answer.
+    """Return a proxy's check of a half message; only the proxy at `address` accepts the answer.
 
-    The protocol has no group, so `producer_group` comes from the caller.
+    The command contains no `producer_group`.
     """
     message = message_ext(command.message)
     return TransactionCheck(
@@ -162,6 +176,81 @@ def transaction_check(
     )
 
 
+def endpoints_of(endpoint: str) -> pb.Endpoints:
+    """Return the ``host:port`` at which this client reaches the proxy, in the protocol's form."""
+    host, port = parse_address(endpoint)
+    try:
+        scheme = pb.IPv4 if ipaddress.ip_address(host).version == 4 else pb.IPv6
+    except ValueError:
+        scheme = pb.DOMAIN_NAME
+    return pb.Endpoints(scheme=scheme, addresses=[pb.Address(host=host, port=port)])
+
+
+def route_request(topic: str, namespace: str, endpoint: str) -> service.QueryRouteRequest:
+    """Return the request for a topic's route."""
+    return service.QueryRouteRequest(
+        topic=pb.Resource(resource_namespace=namespace, name=topic), endpoints=endpoints_of(endpoint)
+    )
+
+
+def route_of(reply: service.QueryRouteResponse, endpoints: Iterable[str]) -> TopicRouteData:
+    """Return a topic's route with its message types; all endpoints are writable if one queue of the topic is.
+
+    An endpoint takes a broker's place, with one queue, because the proxy chooses broker and queue. The endpoints in the
+    reply are ignored: behind a load balancer or a mapped port, the proxy's own addresses are wrong. Raises a
+    RemotingCommandException if the reply exceeds the bounds of a name server's route.
+    """
+    _check("queues", len(reply.message_queues), MAX_QUEUES)
+    _check("brokers", len({queue.broker.name for queue in reply.message_queues}), MAX_BROKERS)
+    for queue in reply.message_queues:
+        _check("addresses of a broker", len(queue.broker.endpoints.addresses), MAX_ADDRESSES)
+    candidates = [
+        queue for queue in reply.message_queues if queue.permission in _WRITABLE and queue.broker.id == MASTER_ID
+    ]
+    # The connector cannot send a type that this protocol version does not have.
+    known = frozenset(pb.MessageType.values())
+    types = {kind for queue in candidates for kind in queue.accept_message_types if kind in known}
+    names = sorted(endpoints)
+    return TopicRouteData(
+        queue_datas=tuple(QueueData(name, 1, 1, PERM_READ | PERM_WRITE if candidates else PERM_READ) for name in names),
+        broker_datas=tuple(BrokerData(name, {MASTER_ID: name}) for name in names),
+        message_types=frozenset(map(pb.MessageType.Name, types)),
+    )
+
+
+def settings_of(endpoint: str, topics: Iterable[str], namespace: str, version: str) -> service.TelemetryCommand:
+    """Return the settings that a producer sends when it opens its stream."""
+    settings = pb.Settings(
+        client_type=pb.PRODUCER,
+        access_point=endpoints_of(endpoint),
+        publishing=pb.Publishing(
+            topics=[pb.Resource(resource_namespace=namespace, name=topic) for topic in topics],
+            validate_message_type=True,
+        ),
+        user_agent=pb.UA(language=pb.PYTHON, version=version, platform=platform.platform(), hostname=platform.node()),
+    )
+    settings.request_timeout.FromSeconds(3)
+    return service.TelemetryCommand(settings=settings)
+
+
+def recall_message_request(request: RecallMessage, namespace: str) -> service.RecallMessageRequest:
+    """Return the request to take a delayed message back."""
+    topic = pb.Resource(resource_namespace=namespace, name=request.topic)
+    return service.RecallMessageRequest(topic=topic, recall_handle=request.recall_handle)
+
+
+def end_transaction_request(request: EndTransaction, namespace: str) -> service.EndTransactionRequest:
+    """Return the request to end a transaction, which must be committed or rolled back."""
+    committed = request.commit_or_rollback == TRANSACTION_COMMIT_TYPE
+    return service.EndTransactionRequest(
+        topic=pb.Resource(resource_namespace=namespace, name=request.topic),
+        message_id=request.msg_id,
+        transaction_id=request.transaction_id,
+        resolution=pb.COMMIT if committed else pb.ROLLBACK,
+        source=pb.SOURCE_SERVER_CHECK if request.from_transaction_check else pb.SOURCE_CLIENT,
+    )
+
+
 def _encoded(message: Message, born_timestamp: int) -> pb.Message:
     if message.flag:
         raise _illegal(message.topic, f"its flag is {message.flag}; {_REMOTING}, or leave the flag 0")
@@ -169,12 +258,12 @@ def _encoded(message: Message, born_timestamp: int) -> pb.Message:
     if refused:
         instead = " (delay by time: delayMs, deliverTime)" if const.DELAY in refused else ""
         raise _illegal(message.topic, f"it has the property {', '.join(refused)}{instead}; {_REMOTING}")
-    made = pb.Message(
+    encoded = pb.Message(
         topic=pb.Resource(name=message.topic),
         user_properties={name: text for name, text in message.properties.items() if name not in _NOT_USERS},
         body=message.body,
     )
-    system = made.system_properties
+    system = encoded.system_properties
     if message.tags:
         system.tag = message.tags
     if message.keys:
@@ -187,17 +276,17 @@ def _encoded(message: Message, born_timestamp: int) -> pb.Message:
         if deliver_at is not None:
             system.delivery_timestamp.FromMilliseconds(deliver_at)
     except ValueError as exc:
-        raise _illegal(message.topic, f"when is it to be delivered? {exc}") from exc
+        raise _illegal(message.topic, f"invalid delivery time: {exc}") from exc
     system.message_id = message.unique_id or ""
     system.message_type = _message_type(message, delayed=deliver_at is not None)
-    return made
+    return encoded
 
 
 def _deliver_at(message: Message, now_ms: int) -> int | None:
     times = [message.deliver_ms] if message.deliver_ms else []
     times += [now_ms + delay for delay in (message.delay_ms, message.delay_sec * 1000) if delay]
     if len(times) > 1:
-        raise ValueError("it has several delays, give at most one")
+        raise ValueError("it has several delays, set at most one")
     return times[0] if times else None
 
 
@@ -207,10 +296,10 @@ def _message_type(message: Message, *, delayed: bool) -> pb.MessageType:
         "a delay": (delayed, pb.DELAY),
         "a shardingKey": (bool(message.sharding_key), pb.FIFO),
     }
-    found = {what: kind for what, (is_one, kind) in kinds.items() if is_one}
-    if len(found) > 1:
-        raise _illegal(message.topic, f"it has {' and '.join(found)}, the gRPC protocol allows one; drop the others")
-    return next(iter(found.values()), pb.NORMAL)
+    types = {name: kind for name, (present, kind) in kinds.items() if present}
+    if len(types) > 1:
+        raise _illegal(message.topic, f"it has {' and '.join(types)}, the gRPC protocol allows one; drop the others")
+    return next(iter(types.values()), pb.NORMAL)
 
 
 def _body_encoding(topic: str, sys_flag: int) -> pb.Encoding:
@@ -219,11 +308,13 @@ def _body_encoding(topic: str, sys_flag: int) -> pb.Encoding:
         return pb.IDENTITY
     if kind is not CompressionType.ZLIB:
         raise _illegal(topic, f"its body is compressed with {kind.name}; set compressType to ZLIB or NONE")
-    # The proxy makes the flag of a zlib body of this, which remoting consumers read.
+    # From GZIP the proxy makes the sysFlag of zlib, which remoting consumers read.
     return pb.GZIP
 
 
-def _judged(request: SendRequest, response: SendMessageResponse, doing: str) -> SendStatus | MQBrokerException:
+def _status_of(
+    request: SendRequest, response: service.SendMessageResponse, doing: str
+) -> SendStatus | MQBrokerException:
     rows, results, status = request.batch.rows, len(response.entries), response.status
 
     def failure(status: pb.Status, message: str = "") -> MQBrokerException:
@@ -233,7 +324,7 @@ def _judged(request: SendRequest, response: SendMessageResponse, doing: str) -> 
         return failure(status)
     if not results:
         return failure(status, "it holds no result")
-    # Checked before any entry is read: a reply of 4 MB holds 2,000,000 of them.
+    # Checked before any entry is read, because a reply of 4 MB may contain 2,000,000.
     if results != rows and (results > 1 or status.code == pb.MULTIPLE_RESULTS):
         return failure(status, f"it holds {results} results")
     failures, first = 0, None
@@ -241,7 +332,7 @@ def _judged(request: SendRequest, response: SendMessageResponse, doing: str) -> 
         if entry.status.code not in STORED:
             error = failure(entry.status)
             if not error.retriable:
-                # A message that will never be accepted decides.
+                # One message that will never be accepted makes the batch not retriable.
                 return error
             failures, first = failures + 1, first or error
     if first is not None:
@@ -253,3 +344,8 @@ def _judged(request: SendRequest, response: SendMessageResponse, doing: str) -> 
 
 def _illegal(topic: str, reason: str) -> MQClientException:
     return MQClientException(f"sending a message to topic {topic!r}: {reason}", ResponseCode.MESSAGE_ILLEGAL)
+
+
+def _check(name: str, count: int, most: int) -> None:
+    if count > most:
+        raise RemotingCommandException(f"reading a topic route: {count} {name}, at most {most} are allowed")

@@ -129,11 +129,6 @@ def encode_head(command: RemotingCommand, body_length: int) -> bytes:
     return _HEAD.pack(length, _JSON_HEADER << 24 | len(header)) + header
 
 
-def encode_command(command: RemotingCommand) -> bytes:
-    """Encode a whole frame; raises as `encode_head`."""
-    return b"".join((encode_head(command, len(command.body)), command.body))
-
-
 def decode_command(frame: Buffer) -> RemotingCommand:
     """Decode what follows the first length word of a frame; the body is a slice of it, not a copy.
 

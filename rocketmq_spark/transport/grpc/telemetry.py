@@ -25,8 +25,7 @@ from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.protocol.grpc._pb import definition_pb2 as pb
 from rocketmq_spark.protocol.grpc._pb import service_pb2 as service
 from rocketmq_spark.protocol.grpc.codes import code_name
-from rocketmq_spark.protocol.grpc.messages import transaction_check
-from rocketmq_spark.protocol.grpc.values import settings_of
+from rocketmq_spark.protocol.grpc.messages import settings_of, transaction_check
 from rocketmq_spark.transport.base import OnCheckTransaction
 from rocketmq_spark.transport.grpc.client import GrpcClient, parsed
 

@@ -42,8 +42,14 @@ from rocketmq_spark.model.send_result import (
     ending,
 )
 from rocketmq_spark.protocol.grpc._pb import service_pb2 as service
-from rocketmq_spark.protocol.grpc.messages import encode_send_request, outcome_of
-from rocketmq_spark.protocol.grpc.values import end_transaction_request, recall_message_request, route_of, route_request
+from rocketmq_spark.protocol.grpc.messages import (
+    encode_send_request,
+    end_transaction_request,
+    outcome_of,
+    recall_message_request,
+    route_of,
+    route_request,
+)
 from rocketmq_spark.protocol.remoting.codes import NO_NAME_SERVER
 from rocketmq_spark.transport.base import OnCheckTransaction, OnEnd, OnOutcome, ReadTransport, Transport
 from rocketmq_spark.transport.grpc.channels import Channels, root_certificates, target_of

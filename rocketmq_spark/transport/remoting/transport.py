@@ -31,14 +31,16 @@ from rocketmq_spark.protocol.remoting import headers
 from rocketmq_spark.protocol.remoting.codes import NAME_SERVER_REQUESTS, RequestCode, ResponseCode, broker_error
 from rocketmq_spark.protocol.remoting.command import RemotingCommand
 from rocketmq_spark.protocol.remoting.records import decode_records
-from rocketmq_spark.protocol.remoting.response_headers import read_long, transaction_check_of
-from rocketmq_spark.protocol.remoting.route import (
+from rocketmq_spark.protocol.remoting.response_bodies import (
     ClusterInfo,
+    TopicConfig,
+    decode_all_topic_attributes,
     decode_consumer_list,
     decode_properties,
     decode_runtime_info,
+    decode_topic_config,
 )
-from rocketmq_spark.protocol.remoting.topic_config import TopicConfig, decode_all_topic_attributes, decode_topic_config
+from rocketmq_spark.protocol.remoting.response_headers import read_long, transaction_check_of
 from rocketmq_spark.transport.base import OnCheckTransaction, OnEnd, OnOutcome, OnPulled
 from rocketmq_spark.transport.remoting.client import Namespace, RequestClient, Signer
 from rocketmq_spark.transport.remoting.loop import IoLoop

@@ -17,8 +17,9 @@ from rocketmq_spark.cluster.process import Watchdog
 from rocketmq_spark.cluster.servers import Proxy, Site
 from rocketmq_spark.errors import ClusterError
 from rocketmq_spark.protocol.remoting.codes import RequestCode
-from rocketmq_spark.protocol.remoting.command import RemotingCommand, encode_command
+from rocketmq_spark.protocol.remoting.command import RemotingCommand
 from rocketmq_spark.testing.scripted import route
+from tests.support.frames import encode_command
 from tests.support.peer import Peer, Session, route_body
 from tests.support.processes import PATIENCE
 

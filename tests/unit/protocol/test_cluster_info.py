@@ -6,13 +6,13 @@ import pytest
 
 from rocketmq_spark.errors import RemotingCommandException
 from rocketmq_spark.model.route import BrokerData
-from rocketmq_spark.protocol.remoting.route import (
+from rocketmq_spark.protocol.remoting.response_bodies import (
     ClusterInfo,
+    decode_all_topic_attributes,
     decode_cluster_info,
     decode_properties,
     decode_runtime_info,
 )
-from rocketmq_spark.protocol.remoting.topic_config import decode_all_topic_attributes
 
 # As fastjson writes it: broker ids are keys without quotes.
 CLUSTER = (

@@ -16,12 +16,12 @@ from rocketmq_spark.protocol.remoting.headers import (
     heart_beat_body,
 )
 from rocketmq_spark.protocol.remoting.records import decode_batch, decode_records, encode_batch, encode_properties
+from rocketmq_spark.protocol.remoting.response_bodies import decode_topic_route
 from rocketmq_spark.protocol.remoting.response_headers import (
     PullMessageResponseHeader,
     SendMessageResponseHeader,
     read_long,
 )
-from rocketmq_spark.protocol.remoting.route import decode_topic_route
 from tests.support.frames import SerializeType, encode_command, encode_head
 from tests.vectors import load
 

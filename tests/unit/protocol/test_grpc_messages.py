@@ -191,7 +191,7 @@ def test_every_compressed_body_of_a_batch_has_its_encoding() -> None:
         (Message("orders", b"x"), CompressionType.LZ4.sys_flag, "compressed with LZ4"),
         (Message("orders", b"x"), CompressionType.ZSTD.sys_flag, "compressed with ZSTD"),
         (Message("orders", b"x", properties={"TIMER_DELAY_MS": "soon"}), 0, "TIMER_DELAY_MS .* 'soon', not a number"),
-        (Message("orders", b"x", properties={"TIMER_DELIVER_MS": "9" * 30}), 0, "delivered"),
+        (Message("orders", b"x", properties={"TIMER_DELIVER_MS": "9" * 30}), 0, "delivery time"),
         (Message("orders", b"x", properties={"TIMER_DELIVER_MS": "9", "TIMER_DELAY_SEC": "1"}), 0, "several delays"),
         (Message("orders", b"x", properties={"__SHARDINGKEY": "k", "TIMER_DELAY_MS": "5"}), 0,
          "a delay and a shardingKey"),

@@ -17,7 +17,7 @@ from rocketmq_spark.model.route import MAX_ADDRESSES, MAX_BROKERS, MAX_QUEUES, T
 from rocketmq_spark.protocol.grpc._pb import definition_pb2 as pb
 from rocketmq_spark.protocol.grpc._pb import service_pb2 as service
 from rocketmq_spark.protocol.grpc.codes import Code
-from rocketmq_spark.protocol.grpc.values import route_of
+from rocketmq_spark.protocol.grpc.messages import route_of
 from rocketmq_spark.transport.grpc.client import parsed
 from rocketmq_spark.transport.grpc.transport import _ROUTE_PARTS
 from tests.support.processes import PATIENCE

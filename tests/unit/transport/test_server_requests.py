@@ -12,8 +12,9 @@ import pytest
 
 from rocketmq_spark.model.send_result import TransactionCheck
 from rocketmq_spark.protocol.remoting.codes import RequestCode, ResponseCode
-from rocketmq_spark.protocol.remoting.command import RemotingCommand, encode_command
+from rocketmq_spark.protocol.remoting.command import RemotingCommand
 from rocketmq_spark.transport.remoting.transport import RemotingTransport
+from tests.support.frames import encode_command
 from tests.support.peer import Peer, Session, check_request
 from tests.support.processes import PATIENCE
 from tests.support.strategies import HALF, encode_stored_record

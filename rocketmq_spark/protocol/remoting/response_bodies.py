@@ -1,10 +1,10 @@
-"""Decodes a server's JSON: routes, brokers, topics.
+"""Decodes the bodies of servers' answers: routes, brokers, topics and their configuration, nearly all of them JSON.
 
 Nothing is filtered: read-only queues and brokers without a master are kept. The number of brokers, queues and names is
-bounded here for all callers. A RemotingCommandException names a field that is missing, has the wrong type, or is too
-large.
+bounded. A RemotingCommandException names a field that is missing, has the wrong type, or is too large.
 
-Follows ``TopicRouteData.java``, ``BrokerData.java`` and ``QueueData.java``.
+Follows ``TopicRouteData.java``, ``BrokerData.java``, ``QueueData.java``, ``TopicConfig.java`` and
+``TopicAttributes.java``.
 """
 
 from __future__ import annotations
@@ -17,10 +17,19 @@ from typing import Any, Final
 
 from rocketmq_spark.errors import RemotingCommandException
 from rocketmq_spark.model.names import java_order
-from rocketmq_spark.model.route import MAX_ADDRESSES, MAX_BROKERS, MAX_QUEUES, BrokerData, QueueData, TopicRouteData
+from rocketmq_spark.model.route import (
+    MAX_ADDRESSES,
+    MAX_BROKERS,
+    MAX_QUEUES,
+    PERM_READ,
+    PERM_WRITE,
+    BrokerData,
+    QueueData,
+    TopicRouteData,
+)
 from rocketmq_spark.protocol.remoting.command import loads
 
-# A string is consumed whole before a key can match inside it. Its closing quote is optional, so that a body that ends
+# Strings are matched first, so that no key matches inside them. The closing quote is optional, so that a body that ends
 # within a string costs one scan.
 _STRING_OR_KEY: Final = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|([{,]\s*)(-?[0-9]+)(\s*:)', re.DOTALL)
 
@@ -29,9 +38,20 @@ _LONGEST: Final = 512
 
 _BROKER_ID: Final = re.compile(r"[0-9]{1,19}")
 
+# A frame of 16 MiB has room for 5 million empty names. 200,000 names of 25 characters have 6 MB.
+_MAX_NAMES: Final = 200_000
+
+# Attributes of a topic. In the request that creates a topic, their names have a leading ``+`` (5.5.0).
+MESSAGE_TYPE: Final = "message.type"
+QUEUE_TYPE: Final = "queue.type"
+_ATTRIBUTES: Final = {MESSAGE_TYPE: "message_type", QUEUE_TYPE: "queue_type", "cleanup.policy": "cleanup_policy"}
+
+BATCH_CQ: Final = "BatchCQ"
+"""The queue type of queues that hold batches as units (inner batches)."""
+
 
 def loads_lenient(body: bytes) -> Any:
-    """Load JSON that may have numbers as unquoted keys, as fastjson writes ``Map<Long, ..>``."""
+    """Return the value of JSON that may have unquoted numbers as keys, as fastjson writes ``Map<Long, ..>``."""
     try:
         return loads(body, lambda text: _STRING_OR_KEY.sub(_quote_key, text))
     except ValueError as exc:
@@ -41,7 +61,7 @@ def loads_lenient(body: bytes) -> Any:
 
 
 def decode_topic_route(body: bytes) -> TopicRouteData:
-    """Decode the body of a GET_ROUTEINFO_BY_TOPIC answer; both tuples are sorted by broker name as Java sorts it."""
+    """Return the route of a GET_ROUTEINFO_BY_TOPIC answer; both tuples are in Java's order of broker names."""
     route = loads_lenient(body)
     if not isinstance(route, dict):
         raise _wrong("the route", route, "an object")
@@ -120,8 +140,8 @@ def _int(item: dict[str, Any], name: str, default: int | None = None) -> int:
     return value
 
 
-def _wrong(what: str, value: object, wanted: str) -> RemotingCommandException:
-    return RemotingCommandException(f"reading a topic route: {what} is {reprlib.repr(value)}, {wanted} is needed")
+def _wrong(name: str, value: object, required: str) -> RemotingCommandException:
+    return RemotingCommandException(f"reading a topic route: {name} is {reprlib.repr(value)}, {required} is needed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,14 +153,13 @@ class ClusterInfo:
 
 
 def decode_cluster_info(body: bytes) -> ClusterInfo:
-    """Decode the body of a GET_BROKER_CLUSTER_INFO answer."""
-    doing = "reading the brokers of a cluster"
-    told = loads_lenient(body)
-    table, clusters = _object(told, "brokerAddrTable", doing), _object(told, "clusterAddrTable", doing)
+    """Return the brokers of a GET_BROKER_CLUSTER_INFO answer."""
+    doing, value = "reading the brokers of a cluster", loads_lenient(body)
+    table, clusters = _object(value, "brokerAddrTable", doing), _object(value, "clusterAddrTable", doing)
     brokers = [decode_broker_data(item) for item in table.values() if isinstance(item, dict)]
     if len(brokers) < len(table) or not all(isinstance(names, list) for names in clusters.values()):
         raise RemotingCommandException(
-            f"{doing}: brokerAddrTable needs objects, clusterAddrTable lists: {reprlib.repr(told)}"
+            f"{doing}: brokerAddrTable needs objects, clusterAddrTable lists: {reprlib.repr(value)}"
         )
     return ClusterInfo(
         tuple(sorted(brokers, key=lambda broker: broker.broker_name)),
@@ -149,44 +168,102 @@ def decode_cluster_info(body: bytes) -> ClusterInfo:
 
 
 def decode_runtime_info(body: bytes) -> Mapping[str, str]:
-    """Decode the body of a GET_BROKER_RUNTIME_INFO answer: figures by name, all of them texts."""
+    """Return the figures of a GET_BROKER_RUNTIME_INFO answer by name, as text."""
     table = _object(loads_lenient(body), "table", "reading a broker's figures")
     return {name: str(value) for name, value in table.items()}
 
 
 def decode_properties(body: bytes) -> Mapping[str, str]:
-    """Decode the lines ``name=value`` of a GET_BROKER_CONFIG answer."""
+    """Return the lines ``name=value`` of a GET_BROKER_CONFIG answer."""
     pairs = (line.partition("=") for line in bytes(body).decode(errors="replace").splitlines())
     return {name.strip(): value.strip() for name, equals, value in pairs if equals}
 
 
-def _object(told: Any, name: str, doing: str) -> dict[str, Any]:
-    value = told.get(name) if isinstance(told, dict) else None
-    if not isinstance(value, dict):
-        raise RemotingCommandException(f"{doing}: {reprlib.repr(told)} has no object {name}")
-    return value
-
-
-# A frame of 16 MiB has room for 5 million empty names. 200,000 names of 25 characters have 6 MB.
-_MAX_NAMES: Final = 200_000
-
-
 def decode_topic_list(body: bytes) -> frozenset[str]:
-    """Decode the names in the body of a GET_ALL_TOPIC_LIST_FROM_NAMESERVER answer."""
+    """Return the topics of a GET_ALL_TOPIC_LIST_FROM_NAMESERVER answer."""
     return frozenset(_names(body, "topicList", "reading the list of topics", "names"))
 
 
 def decode_consumer_list(body: bytes) -> tuple[str, ...]:
-    """Decode the client ids in the body of a GET_CONSUMER_LIST_BY_GROUP answer."""
-    return tuple(_names(body, "consumerIdList", "reading who is in a group", "ids"))
+    """Return the client ids of a GET_CONSUMER_LIST_BY_GROUP answer."""
+    return tuple(_names(body, "consumerIdList", "reading the clients of a consumer group", "ids"))
+
+
+@dataclass(frozen=True, slots=True)
+class TopicConfig:
+    """The configuration of a topic on one broker.
+
+    The defaults are those of a topic that a broker creates with its first message. Proxies reject messages of another
+    type than `message_type`; brokers do not.
+    """
+
+    message_type: str = "NORMAL"  # Or ``FIFO``, ``DELAY``, ``TRANSACTION``, ``MIXED``
+    queue_type: str = "SimpleCQ"  # Or `BATCH_CQ`
+    cleanup_policy: str = "DELETE"  # Or ``COMPACTION``
+    order: bool = False  # The flag of ``mqadmin updateTopic -o``; name servers' order configurations do not need it
+    perm: int = PERM_READ | PERM_WRITE
+
+    @classmethod
+    def of_attributes(cls, attributes: Mapping[str, str], **fields: Any) -> TopicConfig:
+        """Return the configuration with a broker's attributes and other `fields`; the rest has the defaults."""
+        named: dict[str, Any] = {field: attributes[name] for name, field in _ATTRIBUTES.items() if name in attributes}
+        return cls(**named, **fields)
+
+    @property
+    def compacted(self) -> bool:
+        """True if the broker keeps only the newest message of each key, and drops messages without keys."""
+        return self.cleanup_policy == "COMPACTION"
+
+    @property
+    def holds_batches(self) -> bool:
+        """True if a queue entry can be a whole batch (``batchType=inner``)."""
+        return self.queue_type == BATCH_CQ
+
+
+def decode_topic_config(body: bytes) -> TopicConfig:
+    """Return the configuration of a GET_TOPIC_CONFIG answer."""
+    config = loads_lenient(body)
+    attributes = _attributes(config) or {}
+    order, perm = config.get("order", False), config.get("perm", PERM_READ | PERM_WRITE)
+    if not isinstance(order, bool) or type(perm) is not int:
+        raise RemotingCommandException(
+            f"reading a topic's configuration: order is {reprlib.repr(order)} and perm {reprlib.repr(perm)}; a boolean "
+            "and an integer are required"
+        )
+    return TopicConfig.of_attributes(attributes, order=order, perm=perm)
+
+
+def decode_all_topic_attributes(body: bytes) -> Mapping[str, Mapping[str, str] | None]:
+    """Return the attributes of every topic in a GET_ALL_TOPIC_CONFIG answer; None from a broker before 5.0."""
+    configs = _object(loads_lenient(body), "topicConfigTable", "reading a broker's topics")
+    return {topic: _attributes(config) for topic, config in configs.items()}
+
+
+def _attributes(config: object) -> Mapping[str, str] | None:
+    attributes = config.get("attributes") if isinstance(config, dict) else config
+    if attributes is None and config is not None:
+        return None
+    if not isinstance(attributes, dict) or not all(isinstance(value, str) for value in attributes.values()):
+        raise RemotingCommandException(
+            f"reading a topic's configuration: attributes are {reprlib.repr(attributes)}, an object of strings is "
+            "required"
+        )
+    return attributes
+
+
+def _object(value: Any, name: str, doing: str) -> dict[str, Any]:
+    item = value.get(name) if isinstance(value, dict) else None
+    if not isinstance(item, dict):
+        raise RemotingCommandException(f"{doing}: {reprlib.repr(value)} has no object {name}")
+    return item
 
 
 def _names(body: bytes, field: str, doing: str, kind: str) -> list[str]:
     # Checked before any object is built. Servers accept no name with a comma.
     if body.count(b",") > _MAX_NAMES:
         raise RemotingCommandException(f"{doing}: more than {_MAX_NAMES} {kind}")
-    told = loads_lenient(body)
-    names = told.get(field) if isinstance(told, dict) else None
+    value = loads_lenient(body)
+    names = value.get(field) if isinstance(value, dict) else None
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise RemotingCommandException(f"{doing}: {reprlib.repr(told)} has no {field} of {kind}")
+        raise RemotingCommandException(f"{doing}: {reprlib.repr(value)} has no {field} of {kind}")
     return names
