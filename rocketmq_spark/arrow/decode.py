@@ -25,7 +25,7 @@ from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.model.message_ext import MessageExt, Pulled, encode_message_id, format_host
 from rocketmq_spark.model.properties import KEYS, TAGS, UNIQ_KEY
 from rocketmq_spark.protocol.compression import COMPRESSED_FLAG, decompress
-from rocketmq_spark.protocol.remoting.unwrap import CRC_MASK, INNER_BATCH, Unreadable, message_id, messages_of
+from rocketmq_spark.protocol.remoting.unwrap import CRC_MASK, INNER_BATCH, Unreadable, messages_of
 
 _FROM_PROPERTIES: Final = {"tags": TAGS, "keys": KEYS, "msgId": UNIQ_KEY}
 _PROPERTY_COLUMNS: Final = ("properties", *_FROM_PROPERTIES)
@@ -174,7 +174,7 @@ _VALUES: Final[dict[str, Any]] = {
     "brokerName": lambda queue, _: queue.broker_name,
     "queueId": lambda queue, _: queue.queue_id,
     "queueOffset": lambda _, message: message.queue_offset,
-    "msgId": lambda _, message: message_id(message),
+    "msgId": lambda _, message: message.unique_id or message.offset_msg_id,  # As MessageClientExt.getMsgId
     "offsetMsgId": lambda _, message: message.offset_msg_id,
     "bornTimestamp": lambda _, message: _instant(message.born_timestamp),
     "storeTimestamp": lambda _, message: _instant(message.store_timestamp),

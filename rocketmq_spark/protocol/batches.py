@@ -1,7 +1,7 @@
-"""Splits encoded batches, and reads Protocol Buffers without their package, which remoting clients may lack.
+"""Splits encoded batches, and reads Protocol Buffers without the protobuf package, which remoting clients may lack.
 
 A field of Protocol Buffers is a tag (number << 3 | type) and, by its type, a varint or a length and that many bytes.
-Bytes that cannot be read raise a RemotingCommandException.
+Malformed bytes raise a RemotingCommandException.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from rocketmq_spark.protocol.remoting.records import decode_properties, encode_s
 
 _VARINT: Final = 0
 _DELIMITED: Final = 2
-# Bytes of the types fixed64 and fixed32. Groups (3 and 4) are in no reply.
+# Sizes of the types fixed64 and fixed32. No reply has groups (types 3 and 4).
 _FIXED: Final[Mapping[int, int]] = {1: 8, 5: 4}
 # A varint has at most 64 bits, 7 in each byte.
 _LONGEST_VARINT: Final = 10
 REPEATED: Final = "repeated"
-"""Stands in a schema of `check_parts` for a field of several texts or numbers."""
+"""Marks a field of several texts or numbers in a schema of `check_parts`."""
 
 
 def read_varint(data: memoryview | bytes, at: int) -> tuple[int, int]:
@@ -38,7 +38,7 @@ def read_varint(data: memoryview | bytes, at: int) -> tuple[int, int]:
 
 
 def delimited_fields(data: memoryview) -> Iterator[tuple[int, memoryview]]:
-    """Yield the number and the bytes of each field with a length; skip varints, and allow no other type."""
+    """Yield the number and the bytes of each field with a length; skip varints, and raise for other types."""
     at = 0
     while at < len(data):
         start = at
@@ -55,14 +55,14 @@ def delimited_fields(data: memoryview) -> Iterator[tuple[int, memoryview]]:
 def check_parts(data: bytes, fields: Mapping[int, Any], most: int) -> None:
     """Raise a RemotingCommandException if a server's message is malformed, or a parser would make too many objects.
 
-    A parser needs up to 64 bytes for a part of 2 bytes, and Python 1,000 more for each that it reads.
+    A parser needs up to 64 bytes for a part of 2 bytes, and Python 1,000 more for each part that it reads.
 
-    `fields` has, by number, the fields of an inner message, `REPEATED`, or None for a single value, which is no part.
-    An inner message or unknown field is one part. A repeated value is as many as it has bytes, because several may be
-    packed. `most` limits parts, and at the double single values: only a message that repeats them has more.
+    `fields` has, by number, the fields of an inner message, `REPEATED`, or None for a single value. An inner message or
+    unknown field is one part. A repeated value counts one part per byte, because values may be packed. The message may
+    have `most` parts, and twice as many single values: only repeated values exceed that.
     """
     parts = singles = at = 0
-    # The messages around `at`, the innermost last: where each ends, and its fields.
+    # The end and the fields of each message around `at`, the innermost last.
     around = [(len(data), fields)]
     while around:
         end, known = around[-1]
@@ -73,7 +73,7 @@ def check_parts(data: bytes, fields: Mapping[int, Any], most: int) -> None:
         tag, at = (data[at], at + 1) if data[at] < 0x80 else read_varint(data, at)
         kind, inner = tag & 7, known.get(tag >> 3, "unknown")
         if kind == _DELIMITED:
-            # The length itself may be missing.
+            # At the end of the data the length is missing.
             size, at = (data[at], at + 1) if at < end and data[at] < 0x80 else read_varint(data, at)
             if isinstance(inner, dict) and at + size <= end:
                 around.append((at + size, inner))
@@ -123,7 +123,7 @@ def split_batch(batch: EncodedBatch) -> tuple[EncodedBatch, EncodedBatch] | None
 
 
 def singles_of(batch: EncodedBatch) -> list[EncodedBatch] | None:
-    """Return the messages of a remoting batch as requests of their own, in their order; None for any other batch."""
+    """Return a request for each message of a remoting batch, in order; None for any other batch."""
     if not batch.batch or batch.encoding is not Encoding.REMOTING:
         return None
     wait = decode_properties(batch.properties.encode()).get(WAIT)
@@ -146,7 +146,7 @@ def _end_of_field(body: memoryview, at: int) -> int:
 
 
 def lone_message(batch: EncodedBatch) -> Message | None:
-    """Return the message of a batch of one, with its tags, keys and id among its properties; None for more."""
+    """Return the message of a batch of one, with tags, keys and id as properties; None for more messages."""
     if batch.rows != 1:
         return None
     if batch.encoding is Encoding.REMOTING:

@@ -1,9 +1,7 @@
 """Compresses and decompresses bodies in the formats that every RocketMQ client reads.
 
 LZ4 is a frame of independent blocks, because lz4-java reads no others. Only the sysFlag holds the type of a compressed
-body; type 0 is the ZLIB of old clients. A body that exceeds the limit, ends early or has another format is an error.
-
-Follows ``CompressionType.java``, ``Compressor.java`` and the LZ4 frame format.
+body; type 0 is the ZLIB of old clients. Follows ``CompressionType.java``, ``Compressor.java`` and the LZ4 frame format.
 """
 
 from __future__ import annotations
@@ -20,9 +18,9 @@ _TYPE_MASK: Final = 0x700
 
 # ``compressLevel`` of the Java producer; LZ4 has no levels.
 DEFAULT_LEVEL: Final = 5
-# The default limit of an unpacked body: 16 times the brokers' default maxMessageSize.
+# The default limit of a decompressed body: 16 times the brokers' default maxMessageSize.
 MAX_DECOMPRESSED: Final = 64 * 1024 * 1024
-# Unpacked piece by piece, so that a zip bomb reaches the limit before it fills the memory.
+# Bodies are decompressed in pieces, so that a zip bomb reaches the limit before it fills the memory.
 _CHUNK: Final = 64 * 1024
 
 # LZ4's names of its block sizes (frame format: BD byte). The smallest is used, because readers allocate a block.
@@ -44,7 +42,7 @@ class CompressionType(enum.Enum):
 
     @classmethod
     def parse(cls, text: str) -> CompressionType:
-        """Return the type of that name, in any case; a ValueError if there is none."""
+        """Return the type with a name, in any case; raise a ValueError for an unknown name."""
         try:
             return cls[text.strip().upper()]
         except KeyError:
@@ -52,7 +50,7 @@ class CompressionType(enum.Enum):
 
     @classmethod
     def of_sys_flag(cls, sys_flag: int) -> CompressionType | None:
-        """Return how a body with that sysFlag is compressed, None if it isn't; a CompressionError if unknown."""
+        """Return how a body is compressed, or None; raise a CompressionError for an unknown type."""
         if not sys_flag & COMPRESSED_FLAG:
             return None
         bits = sys_flag & _TYPE_MASK
@@ -67,7 +65,7 @@ class CompressionType(enum.Enum):
 
     @classmethod
     def of_body(cls, body: Buffer) -> CompressionType:
-        """Return the type that the first bytes of a compressed body show: a proxy does not name it."""
+        """Return the type of a compressed body from a proxy, which does not name it, by the first bytes."""
         return _MAGIC.get(bytes(body[:4]), cls.ZLIB)
 
 
@@ -76,10 +74,9 @@ _MAGIC: Final = {b"\x04\x22\x4d\x18": CompressionType.LZ4, b"\x28\xb5\x2f\xfd": 
 
 
 def compress(body: Buffer, kind: CompressionType, level: int = DEFAULT_LEVEL) -> bytes:
-    """Return `body` compressed; the result may be longer than `body`.
+    """Return `body` compressed; raise a CompressionError for an invalid level, or a pyarrow without the codec.
 
-    `level` is 0 to 9 for ZLIB, 1 to 22 for ZSTD (beyond that the nearest); LZ4 ignores it, as in Java. Raises a
-    CompressionError for another level, or a pyarrow without the codec.
+    `level` is 0 to 9 for ZLIB, 1 to 22 for ZSTD (beyond that the nearest); LZ4 ignores it, as in Java.
     """
     try:
         if kind is CompressionType.ZLIB:
@@ -99,10 +96,9 @@ def compress(body: Buffer, kind: CompressionType, level: int = DEFAULT_LEVEL) ->
 
 
 def decompress(body: Buffer, sys_flag: int, *, limit: int = MAX_DECOMPRESSED) -> bytes:
-    """Return a stored body as its sender had it; one that is not compressed is returned unchanged.
+    """Return a body decompressed, or unchanged if it is not compressed.
 
-    Raises a CompressionError if the body is not what its sysFlag says, is cut off, or unpacks to more than `limit`
-    bytes.
+    Raises a CompressionError if the body has another format, is cut off, or unpacks to more than `limit` bytes.
     """
     kind = CompressionType.of_sys_flag(sys_flag)
     if kind is None:
@@ -111,22 +107,18 @@ def decompress(body: Buffer, sys_flag: int, *, limit: int = MAX_DECOMPRESSED) ->
         if kind is CompressionType.ZLIB:
             return _inflated(body, limit)
         return _unpacked_lz4(body, limit) if kind is CompressionType.LZ4 else _unpacked_zstd(body, limit)
-    except (zlib.error, OSError, NotImplementedError, _NotWhole) as exc:
+    except (zlib.error, OSError, RuntimeError, ValueError) as exc:
         raise CompressionError(f"decompressing a body of {len(body)} bytes with {kind.name}: {exc}") from exc
 
 
-class _NotWhole(Exception):
-    pass
-
-
 def _inflated(body: Buffer, limit: int) -> bytes:
-    # Java's InflaterInputStream, too, stops at the end of the stream and leaves what follows.
+    # Like Java's InflaterInputStream, this ignores bytes after the end of the stream.
     stream = zlib.decompressobj()
     data = stream.decompress(body, limit + 1)
     if len(data) > limit:
         raise _too_large(limit)
     if not stream.eof:
-        raise _NotWhole("the stream is cut off")
+        raise ValueError("the stream is cut off")
     return data
 
 
@@ -135,19 +127,16 @@ def _unpacked_lz4(body: Buffer, limit: int) -> bytes:
 
     stream = lz4.frame.LZ4FrameDecompressor()
     pieces: list[bytes] = []
-    # A piece is allocated whole, and each call copies the rest of the body, so pieces begin small and double.
+    # Each call allocates a whole piece and copies the rest of the body, so pieces begin small and double.
     size, room = 0, _CHUNK
-    try:
-        while not stream.eof:
-            if stream.needs_input and pieces:
-                raise _NotWhole("the frame is cut off")
-            pieces.append(stream.decompress(b"" if pieces else body, max_length=room))
-            size += len(pieces[-1])
-            if size > limit:
-                raise _too_large(limit)
-            room *= 2
-    except RuntimeError as exc:
-        raise _NotWhole(str(exc)) from exc
+    while not stream.eof:
+        if stream.needs_input and pieces:
+            raise ValueError("the frame is cut off")
+        pieces.append(stream.decompress(b"" if pieces else body, max_length=room))
+        size += len(pieces[-1])
+        if size > limit:
+            raise _too_large(limit)
+        room *= 2
     return b"".join(pieces)
 
 
@@ -155,11 +144,11 @@ def _unpacked_zstd(body: Buffer, limit: int) -> bytes:
     import pyarrow as pa
 
     if not body:
-        raise _NotWhole("there is nothing to unpack")
+        raise ValueError("the body is empty")
     pieces: list[pa.Buffer] = []
     size = 0
     with pa.CompressedInputStream(pa.BufferReader(body), "zstd") as stream:
-        # Not read(): when that meets bytes that are no ZSTD, pyarrow never frees the piece that it was to fill.
+        # After read() of bytes that are not ZSTD, pyarrow never frees the piece.
         while (piece := stream.read_buffer(_CHUNK)).size:
             pieces.append(piece)
             size += piece.size
@@ -168,5 +157,5 @@ def _unpacked_zstd(body: Buffer, limit: int) -> bytes:
     return b"".join(pieces)
 
 
-def _too_large(limit: int) -> _NotWhole:
-    return _NotWhole(f"it unpacks to more than {limit} bytes, the limit here")
+def _too_large(limit: int) -> ValueError:
+    return ValueError(f"it unpacks to more than {limit} bytes, the limit here")

@@ -1,4 +1,4 @@
-"""Causes and remedies of failed TLS handshakes, the same texts for both protocols."""
+"""Errors of failed TLS handshakes, with the same texts for both protocols."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ MUST_NAME: Final = "the server's certificate must name"
 OURS_REFUSED: Final = "the server refuses this client's certificate, or demands one"
 TOO_OLD: Final = "the server's TLS is older than 1.2, which is the oldest allowed: update the server"
 DEMANDS_TLS: Final = "it demands TLS: set useTls=true"
-# An attacker who answers in plain text must not make the user switch TLS off.
+# An attacker could answer in plain text, so the text must not simply advise to switch TLS off.
 INTERCEPTED: Final = "if it should speak TLS, somebody may be intercepting the connection"
 SPEAKS_NO_TLS: Final = f"it speaks no TLS: set useTls=false if it is meant to have none; {INTERCEPTED}"
 LEAVE_TLS_OUT: Final = f"leave TLS out (useTls, --tls), or switch it on there; {INTERCEPTED}"
 
 # OpenSSL's reasons, before and since 3.2, if the first bytes received are not TLS.
 _NO_TLS: Final = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"})
-
 _TOO_OLD: Final = frozenset({"UNSUPPORTED_PROTOCOL", "TLSV1_ALERT_PROTOCOL_VERSION"})
 
 # X509_V_ERR_* of OpenSSL's x509_vfy.h: not yet valid, expired; another host's name, another host's address.
@@ -42,7 +41,7 @@ REFUSAL_ALERTS: Final = frozenset(
     }
 )
 
-# Netty, with the OpenSSL that RocketMQ ships, sends this for a certificate of an unknown authority.
+# Netty sends this, with the OpenSSL that RocketMQ ships, for a certificate of an unknown authority.
 NO_REASON: Final = "TLSV1_ALERT_INTERNAL_ERROR"
 
 
@@ -51,15 +50,15 @@ class HandshakeError(ConnectionError):
 
 
 class CertificateError(HandshakeError):
-    """A certificate was refused: the server's, or ours."""
+    """The client rejected the server's certificate, or the server rejected the client's."""
 
 
 class DisagreementError(HandshakeError):
-    """One side speaks TLS, and the other does not."""
+    """Only one side speaks TLS, or the TLS of one side is too old."""
 
 
 def handshake_error(error: OSError, refusals: frozenset[str]) -> HandshakeError:
-    """Return the error of a failed handshake, and what to do about it; `refusals` as of `TlsSettings`."""
+    """Return the error of a failed handshake, with a remedy; `refusals` as of `TlsSettings`."""
     hint = f"does it speak TLS? Else set useTls=false; {INTERCEPTED}"
     if isinstance(error, ssl.SSLError):
         if error.reason in refusals:
@@ -67,14 +66,14 @@ def handshake_error(error: OSError, refusals: frozenset[str]) -> HandshakeError:
         if error.reason in _TOO_OLD:
             return DisagreementError(f"{TOO_OLD} ({error.reason})")
         if error.reason in _NO_TLS:
-            # A single changed bit has the same effect, so this error stays retriable.
+            # This error is retriable, because a single changed bit causes it, too.
             return HandshakeError(
                 f"what the server sent is not TLS ({error.reason}): correct the port, or set useTls=false if it is"
                 f" meant to have none; {INTERCEPTED}"
             )
         return HandshakeError(f"the TLS handshake failed ({error.reason or error}); {hint}")
-    what = "server hung up during the TLS handshake" if isinstance(error, ConnectionError) else "TLS handshake failed"
-    return HandshakeError(f"the {what} ({error}); {hint}")
+    event = "server hung up during the TLS handshake" if isinstance(error, ConnectionError) else "TLS handshake failed"
+    return HandshakeError(f"the {event} ({error}); {hint}")
 
 
 def refusal(error: ssl.SSLError) -> CertificateError:

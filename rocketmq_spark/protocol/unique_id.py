@@ -1,11 +1,9 @@
-"""Client message ids (``UNIQ_KEY``), one at a time, for all threads of a process.
+"""Generates client message ids (``UNIQ_KEY``) one at a time, for all threads of a process.
 
-An id is a prefix of the process and a 48-bit sequence: milliseconds of the month and a counter, which carries into the
-time. A fork and a new month draw a new prefix, so that no id is repeated. Ids for gRPC are 6 random bytes, the process
-id, and a 64-bit sequence that starts at the seconds since 2021.
-
-Follows ``MessageClientIDSetter.java``, and ``MessageIdCodec.java`` of the gRPC client. `rocketmq_spark.arrow.encoders`
-draws ids by the thousand.
+An id has a prefix of the process and a 48-bit sequence: milliseconds of the month and a counter, which carries into the
+time. A fork and a new month draw a new prefix, so that no id is repeated. Ids for gRPC have 6 random bytes, the process
+id, and a 64-bit sequence that starts at the seconds since 2021. `rocketmq_spark.arrow.encoders` draws ids by the
+thousand. Follows ``MessageClientIDSetter.java``, and ``MessageIdCodec.java`` of the gRPC client.
 """
 
 from __future__ import annotations
@@ -32,15 +30,13 @@ def milliseconds_of_month(now: float) -> int:
 
 
 def message_id_prefix(pid: int, rng: random.Random) -> bytes:
-    """Return what stays of a process's gRPC message ids, 9 bytes.
-
-    The 6 in the place of a network card's address are random: containers of many hosts have equal addresses.
-    """
+    """Return the prefix of a process's gRPC message ids, 9 bytes."""
+    # Random bytes replace a network card's address, because containers of many hosts have equal addresses.
     return b"\x01" + rng.getrandbits(48).to_bytes(6, "big") + (pid & 0xFFFF).to_bytes(2, "big")
 
 
 def message_id_sequence(now: float) -> int:
-    """Return where the sequence of gRPC message ids starts; `now` is epoch seconds."""
+    """Return the first number of the sequence of gRPC message ids; `now` is epoch seconds."""
     return (int(now) - _EPOCH_V1) << 32
 
 
@@ -50,9 +46,9 @@ def _month_start(now: float) -> float:
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class _Generator:
-    """Draws ids. Share one for a process; any thread may use it, and a fork may inherit it.
+    """Draws ids for all threads of a process; a fork may inherit it.
 
-    A seeded `rng` gives a fork the prefix of its parent again, except for the pid.
+    With a seeded `rng`, the prefixes of a fork and its parent differ only in the pid.
     """
 
     wall_clock: Callable[[], float] = time.time
@@ -76,7 +72,7 @@ class UniqueIdGenerator(_Generator):
         """Return an id that no other call returns: 32 upper-case hex digits, 56 on IPv6."""
         sequence = self._sequence
         if sequence.pid != self.getpid():
-            # Several threads of a new process may do this at once: their prefixes differ, and so do their ids.
+            # Several threads of a new process may do this at once. Their prefixes differ, and so do their ids.
             sequence = self._sequence = self._new_sequence()
         return sequence.next_id(self.wall_clock())
 
@@ -97,7 +93,7 @@ class _Sequence:
         with self._lock:
             if now >= self._month_end:
                 self._begin_month(now)
-            # A clock that is set back, or a full millisecond, makes the sequence run on ahead of the time.
+            # After a clock that is set back, or in a full millisecond, the sequence runs ahead of the time.
             self._last = max(self._last + 1, int((now - self._month_start) * 1000) << 16)
             return unique_id(self.prefix, self._last)
 
@@ -130,5 +126,5 @@ class MessageIdGenerator(_Generator):
     def _begin(self) -> tuple[int, str, Iterator[int]]:
         pid = self.getpid()
         prefix = message_id_prefix(pid, self.rng).hex().upper()
-        # next() of a count is one step of the interpreter: no two threads get the same number.
+        # next() of a count is one step of the interpreter, so no two threads get the same number.
         return pid, prefix, itertools.count(message_id_sequence(self.wall_clock()))

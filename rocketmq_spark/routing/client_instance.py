@@ -1,18 +1,13 @@
 """The client instances of this process: connections, routes and fault items that producers and tasks share.
 
-The jobs that keep an instance fresh are a function of `now` (`run_due`) that a thread calls. Errors are logged, and the
-job runs again when it is due next. The fault detector has its own thread: its probes may time out and must delay
-neither heartbeats nor routes.
-
-- Tasks share by connection options: tasks with other options get another instance. An instance without a task stays
-  open for `IDLE_SECONDS`, so that the next task of a reused Python worker finds open connections.
-- Producers share by client id and namespace. A producer cannot start if its client id is in use with other connection
-  options. (Java shares by client id alone: the second producer then sends through the first one's connections.) The
-  last producer that leaves closes the instance.
-- A group has one producer in an instance: a second one would take the place of the first at the brokers.
+- Tasks with equal connection options share an instance. Without a task it stays open for `IDLE_SECONDS`, so that the
+  next task of a reused Python worker finds open connections.
+- Producers with the same client id and namespace share an instance, and must have equal connection options. (In Java
+  the second producer sends through the first one's connections.) The last producer that leaves closes the instance.
+- A group has one producer in an instance, because brokers would replace the first one by a second one.
 - A forked process never uses its parent's instances.
 
-Follows ``MQClientInstance.java`` and ``MQClientManager.java``; the idle time is the connector's own.
+Follows ``MQClientInstance.java`` and ``MQClientManager.java``.
 """
 
 from __future__ import annotations
@@ -47,7 +42,8 @@ _REFRESH_GAP: Final = 1.0
 class ClientInstance:
     """Connections, routes and fault items of one client id (``ip@instanceName``).
 
-    It stays open for `idle_seconds` without a user. `on_idle` is called then; the registry sets it.
+    A thread runs the periodic jobs. The fault detector has its own thread, because its probes may time out and must
+    delay neither heartbeats nor routes. After `idle_seconds` without a user, `on_idle` is called.
     """
 
     def __init__(
@@ -87,7 +83,7 @@ class ClientInstance:
             probe=self._probe,
             interval=options.detect_interval / 1000,
         )
-        # Producer group -> number of its producers and tasks.
+        # Number of producers and tasks by producer group.
         self._groups: dict[str, int] = {}
         self._topics_to_refresh: set[str] = set()
         self._refreshed_at: dict[str, float] = {}
@@ -102,12 +98,12 @@ class ClientInstance:
 
     @property
     def users(self) -> int:
-        """Number of producers that use this instance."""
+        """Number of producers and tasks that use this instance."""
         return sum(self._groups.values())
 
     @property
     def closed(self) -> bool:
-        """True once it begins to close, or its transport has broken down."""
+        """True if it is closing or closed, or its transport has failed."""
         return self._closed or self.transport.closed
 
     def register(self, producer_group: str) -> None:
@@ -152,7 +148,7 @@ class ClientInstance:
         return 0.0 if self._idle_since is None else now - self._idle_since
 
     def run_due(self, now: float) -> float:
-        """Run the jobs that are due; return when the next one is due, seconds."""
+        """Run the jobs that are due, and log their errors; return when the next one is due, seconds."""
         for topic in tuple(self._topics_to_refresh):
             if now >= self._refreshed_at.get(topic, float("-inf")) + _REFRESH_GAP:
                 self._topics_to_refresh.discard(topic)
@@ -194,8 +190,8 @@ class ClientInstance:
             # An instance that was closed meanwhile needs no route.
             logger.log(logging.DEBUG if self.closed else logging.WARNING, "%s (the cached route stays in use)", exc)
 
-        # Name servers that do not answer take 3 s for each topic. A broker closes a producer's connection 120 s after
-        # the last heartbeat, even with requests in flight.
+        # Without an answer of the name servers, each topic takes 3 s. A broker closes a producer's connection 120 s
+        # after the last heartbeat, even with requests in flight.
         self._beat_if_due(self._clock())
 
     def _beat_if_due(self, now: float) -> bool:
@@ -218,7 +214,6 @@ class ClientInstance:
         due = self.run_due(now)
         if self.idle_for(now) >= self._idle_seconds:
             self.on_idle()
-        # By then the instance may have been idle for long enough.
         return min(due, now + self._idle_seconds)
 
     def __repr__(self) -> str:
@@ -227,14 +222,14 @@ class ClientInstance:
 
 
 class GroupTakenError(MQClientException):
-    """A producer of that group is in the client instance already."""
+    """The client instance already has a producer of the group."""
 
 
 @dataclass(slots=True)
 class _Member:
     instance: ClientInstance
     connection: SharedConnection | None = None
-    # By producer group: who answers a broker's question about its half messages.
+    # The handler of transaction checks of each producer group.
     groups: dict[str, OnCheckTransaction | None] = field(default_factory=dict)
 
     def on_check_transaction(self, check: TransactionCheck) -> None:
@@ -242,8 +237,8 @@ class _Member:
         if on_check is not None:
             on_check(check)
         else:
-            logger.warning("%s asks about message %s of group %r, which no producer here answers for; it asks again",
-                           check.address, check.unique_id, check.producer_group)  # fmt: skip
+            logger.warning("%s checks the transaction of message %s, but no producer here handles group %r; it will "
+                           "check again", check.address, check.unique_id, check.producer_group)  # fmt: skip
 
 
 class Registry:
@@ -255,10 +250,7 @@ class Registry:
         self._members: dict[Hashable, _Member] = {}
 
     def acquire(self, key: Hashable, producer_group: str, make: Callable[[], ClientInstance]) -> ClientInstance:
-        """Return the instance of a key for one more task; `make` makes it if there is none.
-
-        The caller gives it back with `ClientInstance.unregister`.
-        """
+        """Return the instance of a key, from `make` if it is new; the caller releases it with `unregister`."""
         with self._locked():
             return self._started(key, self._member(key, make, None), producer_group)
 
@@ -270,10 +262,9 @@ class Registry:
         on_check: OnCheckTransaction | None,
         make: Callable[[], ClientInstance],
     ) -> ClientInstance:
-        """Return the instance of a client id and a namespace for a producer; `make` makes it if there is none.
+        """Return the instance of a client id and a namespace for a producer, from `make` if it is new.
 
-        Raises OptionError if the instance has other connection options, GroupTakenError if it has a producer of that
-        group.
+        Raises OptionError if it has other connection options, GroupTakenError if it has a producer of the group.
         """
         with self._locked():
             key = client_id, connection.namespace
@@ -281,20 +272,20 @@ class Registry:
             if member.connection is not None and (differences := member.connection.differences(connection)):
                 raise OptionError(
                     f"starting a producer of group {producer_group}: client {client_id} is in use by a producer whose "
-                    f"{', '.join(differences)} {'differ' if len(differences) > 1 else 'differs'}. Give this producer "
-                    "an instance_name of its own, or the same values"
+                    f"{', '.join(differences)} {'differ' if len(differences) > 1 else 'differs'}. Set another "
+                    "instance_name, or the same values"
                 )
             if producer_group in member.groups:
                 raise GroupTakenError(
                     f"starting a producer of group {producer_group}: client {client_id} has one already; use another "
-                    "group, or give this one an instance_name of its own"
+                    "group, or set another instance_name"
                 )
             instance = self._started(key, member, producer_group)
             member.groups[producer_group] = on_check
             return instance
 
     def leave(self, instance: ClientInstance, producer_group: str) -> None:
-        """Remove a producer: its group is unregistered at the brokers, and an instance without users is closed."""
+        """Remove a producer and unregister its group at the brokers; close the instance if it has no users."""
         with self._lock:
             for key, member in list(self._members.items()):
                 if member.instance is instance:
@@ -306,7 +297,7 @@ class Registry:
             instance.close()
 
     def close_all(self) -> None:
-        """Close every instance now, used or not (tests; the end of a driver)."""
+        """Close every instance, even if it is in use."""
         with self._lock:
             members, self._members = list(self._members.values()), {}
         for member in members:
@@ -314,16 +305,16 @@ class Registry:
 
     def _locked(self) -> threading.Lock:
         if os.getpid() != self._pid:
-            # Forked: the parent may hold the lock for ever, and its threads and sockets are not ours.
+            # After a fork the lock may stay locked, and threads and sockets are the parent's.
             self.__init__()  # type: ignore[misc]
         return self._lock
 
     def _member(
         self, key: Hashable, make: Callable[[], ClientInstance], connection: SharedConnection | None
     ) -> _Member:
-        known = self._members.get(key)
-        if known is not None and not known.instance.closed:
-            return known
+        member = self._members.get(key)
+        if member is not None and not member.instance.closed:
+            return member
         member = self._members[key] = _Member(make(), connection)
         member.instance.on_idle = lambda: self._close_idle(key, member.instance)
         if connection is not None:
@@ -331,12 +322,12 @@ class Registry:
         return member
 
     def _started(self, key: Hashable, member: _Member, producer_group: str) -> ClientInstance:
-        """Start a member's instance, and register one more user of a group."""
+        """Return a member's instance, started and with one more user of a group."""
         instance = member.instance
         try:
             instance.start()
         except BaseException:
-            # For example, no thread could be started. An instance without users must not stay.
+            # For example, the thread did not start. An instance without users must not stay.
             if not instance.users:
                 del self._members[key]
                 instance.close()
@@ -349,8 +340,7 @@ class Registry:
             # A task may have acquired it meanwhile.
             if instance.users:
                 return
-            known = self._members.get(key)
-            if known is not None and known.instance is instance:
+            if key in self._members and self._members[key].instance is instance:
                 del self._members[key]
         instance.close()
 

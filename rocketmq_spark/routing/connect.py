@@ -1,6 +1,6 @@
-"""Makes the transport that connection options choose.
+"""Creates the transport that the connection options choose.
 
-Nothing is opened here: a transport connects with its first request. gRPC is imported only if the options choose it.
+A transport connects with its first request. gRPC is imported only if the options choose it.
 """
 
 from __future__ import annotations
@@ -23,34 +23,30 @@ from rocketmq_spark.transport.tls import TlsSettings
 if TYPE_CHECKING:
     from rocketmq_spark.transport.base import ProxyTransport, Transport
 
-# The generated code is made by this protobuf, and runs on no older one.
+# The generated code was made by this version of protobuf, and needs at least this one.
 PROTOBUF_FLOOR: Final = "6.31.1"
-
 _INSTALL: Final = "pip install 'rocketmq-spark[grpc]' on the driver and on every executor"
-
 
 logger = logging.getLogger("rocketmq_spark.transport")
 
 
 @dataclass(frozen=True, slots=True)
 class SharedConnection:
-    """What two producers must have in common to share a client instance. Equal if everything is.
+    """The values that two producers must have in common to share a client instance."""
 
-    The options have the address of this host, and the values of the variables that secrets refer to, because a variable
-    is read once. A reference to a file stays as it is: its content may change. Over remoting they lack the namespace:
-    `namespace` is that of a transport of our own over remoting. Clients of different namespaces have their own
-    instances, whatever else they have in common. `provider` is the class of the credentials provider, `transport` the
-    caller's own.
-    """
-
+    # With the address of this host. Environment variables of secrets are resolved, because they are read once.
+    # References to files are not, because the content may change. Over remoting `namespace` has the namespace.
     options: ConnectionOptions = field(repr=False)
+    # Clients of different namespaces never share. Empty over gRPC and with the caller's own transport.
     namespace: str
+    # The class of the credentials provider.
     provider: type[Any] | None
+    # The caller's own transport.
     transport: Transport | None
 
     @classmethod
     def of(cls, options: ConnectionOptions, transport: Transport | None = None) -> SharedConnection:
-        """Return this for given options; raise an OptionError if the provider's class can't be loaded."""
+        """Return the connection of `options`; raise an OptionError if the provider's class can't be loaded."""
         resolved = replace(
             with_variables(options),
             client_ip=options.client_ip or local_ip(),
@@ -62,9 +58,9 @@ class SharedConnection:
     def differences(self, other: SharedConnection) -> list[str]:
         """Return the names of the options that differ, never their values."""
         names = {
-            one.name: None
-            for one in fields(ConnectionOptions)
-            if getattr(self.options, one.name) != getattr(other.options, one.name)
+            option.name: None
+            for option in fields(ConnectionOptions)
+            if getattr(self.options, option.name) != getattr(other.options, option.name)
         }
         if self.provider is not other.provider:
             names["credentials_provider"] = None
@@ -74,7 +70,7 @@ class SharedConnection:
 
 
 def tls_settings(options: ConnectionOptions) -> TlsSettings | None:
-    """Return how connections are encrypted; None: not at all."""
+    """Return the settings of encrypted connections, or None."""
     if not options.use_tls:
         return None
     return TlsSettings(
@@ -87,7 +83,7 @@ def tls_settings(options: ConnectionOptions) -> TlsSettings | None:
 
 
 def check_connection(options: ConnectionOptions) -> None:
-    """Raise an OptionError for what would fail in every task: a missing package or class, an unusable file."""
+    """Raise an OptionError for a missing package or class, or an unusable file, which would fail in every task."""
     tls = tls_settings(options)
     if tls is not None:
         tls.context()
@@ -97,7 +93,7 @@ def check_connection(options: ConnectionOptions) -> None:
 
 
 def client_id_of(options: ConnectionOptions, instance_name: str) -> str:
-    """Return what servers call a client (``ClientConfig.buildMQClientId``)."""
+    """Return the client id (``ClientConfig.buildMQClientId``)."""
     return "@".join(filter(None, (options.client_ip or local_ip(), instance_name, options.unit_name)))
 
 
@@ -121,7 +117,7 @@ def new_transport(options: ConnectionOptions, client_id: str, *, polled: bool = 
             namespace=options.namespace or "",
             client_async_semaphore_value=options.client_async_semaphore_value,
         )
-        # Producers check the transport before they call what proxies do not offer.
+        # Producers check the transport before they call a method that proxies do not support.
         return cast("Transport", proxies)
     return RemotingTransport(
         options.name_server,
@@ -139,8 +135,8 @@ def new_transport(options: ConnectionOptions, client_id: str, *, polled: bool = 
 @functools.cache
 def _warn_of_no_verification() -> None:
     logger.warning(
-        "tlsInsecureSkipVerify=true: no server's certificate is checked, and who stands between can read and change "
-        "what is sent; give tlsCaFile, and tlsServerName if the certificates are for another name"
+        "tlsInsecureSkipVerify=true: certificates of servers are not checked, so an attacker can read and change "
+        "messages; set tlsCaFile, and tlsServerName if the certificates have another name"
     )
 
 
@@ -154,7 +150,7 @@ def require_grpc() -> None:
         raise OptionError(
             f"transport=grpc needs the Python {modules} {names}, which {are} not installed here: {_INSTALL}"
         )
-    # The version of the package that an import would find. Its source may not say it.
+    # The version of the package that an import would find. Its source may be missing, or contain no version.
     protobuf = specs["google.protobuf"]
     assert protobuf is not None
     read = getattr(protobuf.loader, "get_source", None)
@@ -171,9 +167,9 @@ def _numbers(version: str) -> list[int]:
 
 
 def _spec_of(module: str) -> ModuleSpec | None:
-    # Found, not imported: gRPC may be imported only in the process that uses it, as Spark forks its workers.
+    # The module is not imported, because Spark forks its workers: only the process that uses gRPC may import it.
     try:
         return importlib.util.find_spec(module)
     except ModuleNotFoundError:
-        # The package around it is not there either.
+        # The package around it is missing, too.
         return None

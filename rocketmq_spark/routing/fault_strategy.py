@@ -1,11 +1,7 @@
-"""Faults of brokers: how long a broker is isolated, whether it can be reached, and which brokers are preferred.
+"""Decides how long a broker is isolated, whether it can be reached, and which brokers are preferred.
 
-A broker without a fault item is available and reachable. `now` is always an argument, in seconds.
-
-`v4` and `v5` are the rules of 5.x with the numbers of 4.x and of 5.x. `legacy` is the algorithm of 4.x without its bug:
-on a retry, it preferred the broker that had just failed.
-
-Follows ``MQFaultStrategy.java`` and ``LatencyFaultToleranceImpl.java``.
+A broker without a fault item is available and reachable. `now` is always an argument, in seconds. Follows
+``MQFaultStrategy.java`` and ``LatencyFaultToleranceImpl.java``.
 """
 
 from __future__ import annotations
@@ -30,19 +26,12 @@ PERIOD: Final = 3.0
 
 @dataclass(frozen=True, slots=True)
 class FaultItem:
-    """The state of one broker (``LatencyFaultToleranceImpl.FaultItem``).
-
-    `start_timestamp` ends the isolation. The detector checks the broker from `check_stamp` on. Both are in seconds.
-    """
+    """The state of one broker (``LatencyFaultToleranceImpl.FaultItem``)."""
 
     current_latency_ms: float
-    start_timestamp: float
+    start_timestamp: float  # The end of the isolation, seconds
     reachable: bool = True
-    check_stamp: float = float("-inf")
-
-    def is_available(self, now: float) -> bool:
-        """Return whether the broker is not isolated."""
-        return now >= self.start_timestamp
+    check_stamp: float = float("-inf")  # The detector checks the broker from then on, seconds
 
 
 class LatencyFaultTolerance:
@@ -56,9 +45,9 @@ class LatencyFaultTolerance:
     def update(
         self, broker_name: str, latency_ms: float, now: float, *, away_ms: float, reachable: bool, shorten: bool
     ) -> float:
-        """Record the outcome of an attempt (``updateFaultItem``); return the isolation that it added, milliseconds.
+        """Isolate a broker for `away_ms` (``updateFaultItem``); return the isolation that this added, milliseconds.
 
-        The broker is isolated for `away_ms`. With `shorten`, this may end a running isolation early (4.x).
+        With `shorten`, this may end a running isolation early (4.x).
         """
         with self._lock:
             item = self._items.get(broker_name, FaultItem(latency_ms, now))
@@ -73,7 +62,7 @@ class LatencyFaultTolerance:
     def is_available(self, broker_name: str, now: float) -> bool:
         """Return whether the broker is not isolated."""
         item = self._items.get(broker_name)
-        return item is None or item.is_available(now)
+        return item is None or now >= item.start_timestamp
 
     def is_reachable(self, broker_name: str) -> bool:
         """Return whether the last outcome or probe reached the broker."""
@@ -81,21 +70,18 @@ class LatencyFaultTolerance:
         return item is None or item.reachable
 
     def pick_one_at_least(self, now: float) -> str | None:
-        """Return the brokers of the better half in turn; None without any item (``pickOneAtLeast``, 4.x).
-
-        Available brokers are better, then those of smaller latency, then those whose isolation ends sooner.
-        """
+        """Return the brokers of the better half in turn; None without any item (``pickOneAtLeast``, 4.x)."""
 
         def order(entry: tuple[str, FaultItem]) -> tuple[bool, float, float]:
             item = entry[1]
-            return not item.is_available(now), item.current_latency_ms, item.start_timestamp
+            return now < item.start_timestamp, item.current_latency_ms, item.start_timestamp
 
         names = [name for name, _ in sorted(self.items().items(), key=order)]
         better = names[: max(1, len(names) // 2)]
         return better[next(self._picks) % len(better)] if better else None
 
     def take_checks(self, now: float, interval: float) -> list[str]:
-        """Return the brokers to check now. Each is returned again `interval` seconds later."""
+        """Return the brokers that are due for a check; they are due again `interval` seconds later."""
         with self._lock:
             due = [name for name, item in self._items.items() if now >= item.check_stamp]
             for name in due:
@@ -103,7 +89,7 @@ class LatencyFaultTolerance:
             return due
 
     def set_reachable(self, broker_name: str) -> None:
-        """Record that a broker can be reached; this makes no new item."""
+        """Record that a broker can be reached, if it has an item."""
         with self._lock:
             item = self._items.get(broker_name)
             if item is not None:
@@ -122,17 +108,13 @@ class LatencyFaultTolerance:
 
 @dataclass(frozen=True, slots=True)
 class FaultDetector:
-    """Probes the unreachable brokers of a fault table, one after the other.
-
-    `master_of` returns the address of a broker. `probe` returns whether a broker answered in time; it needs a topic of
-    the client. A broker is probed once per `interval` (``detectInterval``, seconds).
-    """
+    """Probes the unreachable brokers of a fault table, one after the other."""
 
     table: LatencyFaultTolerance
     master_of: Callable[[str], str | None]
     topics: Callable[[], Sequence[str]]
-    probe: Callable[[MessageQueue, str], bool]
-    interval: float
+    probe: Callable[[MessageQueue, str], bool]  # Returns whether the broker of a queue, at an address, answered in time
+    interval: float  # ``detectInterval``, seconds between two probes of a broker
 
     def run_due(self, now: float) -> float:
         """Check every broker that is due; return when to run again, seconds."""
@@ -140,7 +122,7 @@ class FaultDetector:
             address = self.master_of(broker_name)
             topic = next(iter(self.topics()), None)
             if address is None:
-                logger.info("broker %s has no master any more: it is not kept in the fault table", broker_name)
+                logger.info("broker %s has no master any more: its fault item is removed", broker_name)
                 self.table.remove(broker_name)
             elif (
                 topic is not None
@@ -150,19 +132,6 @@ class FaultDetector:
                 logger.info("broker %s can be reached again", broker_name)
                 self.table.set_reachable(broker_name)
         return now + PERIOD
-
-
-@dataclass(frozen=True, slots=True)
-class LatencyLadder:
-    """How long a slow broker is isolated: a duration for each latency threshold, ascending, in milliseconds."""
-
-    latency_max: tuple[int, ...]
-    not_available_duration: tuple[int, ...]
-
-    def not_available_ms(self, latency_ms: float) -> int:
-        """Return how long a broker of this latency is isolated, milliseconds."""
-        steps = zip(reversed(self.latency_max), reversed(self.not_available_duration), strict=True)
-        return next((duration for threshold, duration in steps if latency_ms >= threshold), 0)
 
 
 class FaultSite(enum.Enum):
@@ -190,7 +159,9 @@ def site_of(error: RocketMQError) -> FaultSite:
 class FaultPreset:
     """The rules of one preset. An `isolating` site counts as a latency of `isolation_latency_ms`."""
 
-    ladder: LatencyLadder
+    # Ascending thresholds of latency, and how long a broker is isolated for each, milliseconds.
+    latency_max: tuple[int, ...]
+    not_available_duration: tuple[int, ...]
     isolation_latency_ms: int
     isolating: frozenset[FaultSite]
     # Sites that mark the broker as unreachable.
@@ -202,16 +173,23 @@ class FaultPreset:
     # A retry continues at a new random queue.
     resets_index: bool
 
+    def not_available_ms(self, latency_ms: float) -> int:
+        """Return how long a broker of this latency is isolated, milliseconds."""
+        steps = zip(reversed(self.latency_max), reversed(self.not_available_duration), strict=True)
+        return next((duration for threshold, duration in steps if latency_ms >= threshold), 0)
+
 
 _ERRORS: Final = frozenset(FaultSite) - {FaultSite.RETURNED, FaultSite.INTERRUPTED, FaultSite.ASYNC_RETURNED}
 _UNREACHABLE: Final = frozenset({FaultSite.BROKER_REFUSED, FaultSite.ASYNC_NOT_SUBMITTED})
 
+# The rules of 5.x with the numbers of 4.x.
 _V4: Final = FaultPreset(
-    ladder=LatencyLadder((50, 100, 550, 1000, 2000, 3000, 15000), (0, 0, 30000, 60000, 120000, 180000, 600000)),
+    latency_max=(50, 100, 550, 1000, 2000, 3000, 15000),
+    not_available_duration=(0, 0, 30000, 60000, 120000, 180000, 600000),
     isolation_latency_ms=30_000,
     isolating=_ERRORS - {FaultSite.CLIENT_FAILED},
     unreachable=_UNREACHABLE,
-    # Only the detector finds out that the broker can be reached again.
+    # Only the detector can mark the broker as reachable again.
     unreachable_with_detector=_UNREACHABLE | {FaultSite.REMOTING_FAILED},
     picks_one_at_least=False,
     success_ends_isolation=False,
@@ -222,9 +200,11 @@ PRESETS: Final[Mapping[str, FaultPreset]] = {
     "v4": _V4,
     "v5": replace(
         _V4,
-        ladder=LatencyLadder((50, 100, 550, 1800, 3000, 5000, 15000), (0, 0, 2000, 5000, 6000, 10000, 30000)),
+        latency_max=(50, 100, 550, 1800, 3000, 5000, 15000),
+        not_available_duration=(0, 0, 2000, 5000, 6000, 10000, 30000),
         isolation_latency_ms=10_000,
     ),
+    # The algorithm of 4.x, without its bug of preferring the broker that has just failed.
     "legacy": replace(
         _V4,
         isolating=_ERRORS,
@@ -240,29 +220,27 @@ PRESETS: Final[Mapping[str, FaultPreset]] = {
 def preset_of(
     name: str, latency_max: tuple[int, ...] | None = None, not_available_duration: tuple[int, ...] | None = None
 ) -> FaultPreset:
-    """Return a preset; a given part of the ladder replaces its own (milliseconds)."""
+    """Return a preset, with other thresholds or durations (milliseconds) if they are not None."""
     preset = PRESETS[name]
-    ladder = LatencyLadder(
-        latency_max or preset.ladder.latency_max, not_available_duration or preset.ladder.not_available_duration
+    return replace(
+        preset,
+        latency_max=latency_max or preset.latency_max,
+        not_available_duration=not_available_duration or preset.not_available_duration,
     )
-    return replace(preset, ladder=ladder)
 
 
 @dataclass(slots=True, eq=False)
 class FaultStrategy:
-    """Decides which brokers the producers of one client instance prefer; safe for many threads.
-
-    `enabled` (``sendLatencyFaultEnable``) may be set later. `detector_enabled` is ``startDetectorEnable``.
-    """
+    """Decides which brokers the producers of one client instance prefer; safe for many threads."""
 
     preset: FaultPreset = PRESETS["v4"]
-    enabled: bool = False
-    detector_enabled: bool = False
+    enabled: bool = False  # ``sendLatencyFaultEnable``; may be set later
+    detector_enabled: bool = False  # ``startDetectorEnable``
     table: LatencyFaultTolerance = field(init=False, default_factory=LatencyFaultTolerance)
 
     @classmethod
     def of_options(cls, options: ConnectionOptions) -> FaultStrategy:
-        """Return the strategy of a set of options."""
+        """Return the strategy that the options choose."""
         return cls(
             preset_of(options.fault_preset, options.latency_max, options.not_available_duration),
             enabled=options.send_latency_fault_enable,
@@ -285,7 +263,7 @@ class FaultStrategy:
             broker_name,
             latency_ms,
             now,
-            away_ms=preset.ladder.not_available_ms(counted_latency_ms),
+            away_ms=preset.not_available_ms(counted_latency_ms),
             reachable=site not in unreachable,
             shorten=preset.success_ends_isolation,
         )
@@ -297,11 +275,11 @@ class FaultStrategy:
     def prefer(
         self, candidates: frozenset[str], last_broker_name: str | None, admitted: frozenset[str], now: float
     ) -> frozenset[str]:
-        """Return the brokers to choose from; none if it is better to wait for a broker whose window is full.
+        """Return the brokers of `candidates` to choose from, all `admitted`; none if the caller should wait.
 
-        All `candidates` have a writable queue. `admitted` are those whose windows have room. Available brokers come
-        first, preferably others than the one that failed last. If the windows of all preferred brokers are full, the
-        caller waits: an isolated broker would be slower.
+        Available brokers are preferred, and among them those that did not fail last. While the windows of these are
+        full, the caller waits, because an isolated broker is slower. `admitted` are the candidates whose windows have
+        room.
         """
         others = candidates - {last_broker_name}
         if not self.enabled:

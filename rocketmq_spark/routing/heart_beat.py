@@ -1,9 +1,7 @@
-"""Heartbeats of a client instance, and the thread that runs its periodic jobs.
+"""Sends the heartbeats of a client instance, and runs its periodic jobs in a thread.
 
-Heartbeats go to masters only. Unregistering goes to every address, slaves included. A broker that fails is logged and
-delays neither the others nor the caller.
-
-Follows ``MQClientInstance.sendHeartbeatToAllBrokerWithLock`` and ``unregisterClient``.
+A broker that fails is logged and delays neither the others nor the caller. Follows
+``MQClientInstance.sendHeartbeatToAllBrokerWithLock`` and ``unregisterClient``.
 """
 
 from __future__ import annotations
@@ -23,16 +21,16 @@ logger = logging.getLogger("rocketmq_spark.producer")
 # Default of mqClientApiTimeout, for route, heartbeat and unregister requests, seconds.
 API_TIMEOUT: Final = 3.0
 
-# heartbeatBrokerInterval's default, seconds: the time of ten brokers that do not answer.
+# The default of heartbeatBrokerInterval, seconds: enough for ten brokers that do not answer.
 _LONGEST_ROUND: Final = 30.0
 
 
 @dataclass(slots=True, eq=False)
 class HeartBeats:
-    """Sends the heartbeats of one client; safe for many threads, which make one round at a time.
+    """Sends the heartbeats of one client, one round at a time; safe for many threads.
 
-    A round takes at most 30 s. The next round begins with the brokers that were left out. A rejected user is logged
-    once, until a broker accepts it again.
+    A round takes at most 30 s. The next one begins with the brokers that the last one skipped. A rejected user is
+    logged once, until a broker accepts it again.
     """
 
     client_id: str
@@ -40,7 +38,7 @@ class HeartBeats:
     routes: RouteCache
     api_timeout: float
     clock: Callable[[], float]
-    # The masters of the last round, and the last address if that round was cut short.
+    # The masters of the last round, and its last address if its time was over.
     _masters: frozenset[str] = field(default=frozenset(), init=False)
     _last_address: str = field(default="", init=False)
     # Addresses that reject the user.
@@ -50,18 +48,18 @@ class HeartBeats:
     def send(self, groups: Collection[str], *, only_new: bool = False) -> bool:
         """Send the groups to every master; return False without sending if another round is running.
 
-        With `only_new`, only masters that were in no round get them. Until a broker has a heartbeat, its transaction
-        checks cannot find the producer group.
+        With `only_new`, send them only to masters that were in no round. A broker needs a heartbeat to find the
+        producer group for its transaction checks.
         """
         if not self._lock.acquire(blocking=False):
-            logger.debug("another round of heart-beats is under way")
+            logger.debug("another round of heart-beats is running")
             return False
         try:
             masters = frozenset(self.routes.masters().values())
             self._rejecting &= masters
             if groups and masters:
                 addresses = masters - self._masters if only_new else masters
-                # A new broker that fails is not called again before the next full round, for it may time out each time.
+                # A new broker that fails may time out each time, so it is not called again before the next full round.
                 self._masters = masters
                 after_last = sorted(addresses, key=lambda address: (address <= self._last_address, address))
                 last_address = self._call_each(after_last, "heart-beat", lambda address: self._beat(address, groups))
@@ -72,7 +70,7 @@ class HeartBeats:
         return True
 
     def unregister(self, group: str) -> None:
-        """Unregister the group at every address of every broker."""
+        """Unregister the group at every address of every broker, slaves included."""
 
         def call(address: str) -> None:
             try:
@@ -93,23 +91,21 @@ class HeartBeats:
         else:
             self._rejecting.discard(address)
 
-    def _call_each(self, addresses: Sequence[str], what: str, call: Callable[[str], None]) -> str:
+    def _call_each(self, addresses: Sequence[str], doing: str, call: Callable[[str], None]) -> str:
         """Call each address; return the last one called if the time was over before all were, else ""."""
         deadline = self.clock() + _LONGEST_ROUND
-        last_address = ""
         for number, address in enumerate(addresses):
             if self.clock() >= deadline:
-                left = len(addresses) - number
-                logger.warning("%s: %d of %d servers were left out, %g s are over", what, left, len(addresses),
+                skipped = len(addresses) - number
+                logger.warning("%s: %d of %d servers were skipped after %g s", doing, skipped, len(addresses),
                                _LONGEST_ROUND)  # fmt: skip
-                return last_address
-            last_address = address
+                return addresses[number - 1] if number else ""
             try:
                 call(address)
             except RocketMQError as exc:
                 # Errors of a transport that was closed meanwhile do not matter.
                 level = logging.DEBUG if self.transport.closed else logging.WARNING
-                logger.log(level, "%s at %s failed: %s", what, address, exc)
+                logger.log(level, "%s at %s failed: %s", doing, address, exc)
         return ""
 
 
@@ -130,7 +126,7 @@ class Worker:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Start the thread, unless it was started or stopped."""
+        """Start the thread, unless it has been started or stopped."""
         with self._lock:
             if self._thread is None and not self._stopped:
                 thread = threading.Thread(target=self._run, name=self._name, daemon=True)
@@ -162,6 +158,6 @@ class Worker:
                 # A bug must not stop the periodic jobs of the process.
                 logger.exception("a job of %s failed; it runs again in %g s", self._name, _AFTER_FAILURE)
                 due = now + _AFTER_FAILURE
-            # A `wake` during the job has set the event, so that the next run is at once.
+            # If `wake` was called during the job, the next run is at once.
             self._wake.wait(max(due - self._clock(), 0.0))
             self._wake.clear()

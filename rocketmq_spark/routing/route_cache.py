@@ -1,11 +1,10 @@
 """The route cache of a client instance: the queues of each topic, and the addresses of their brokers.
 
-A failed refresh keeps the cached route. A topic that the name server does not know gets the queues of
-``createTopicKey``, at most ``defaultTopicQueueNums`` per broker, until it has a route. Over gRPC it is an error, and so
-is a known topic without a writable queue.
+A topic that the name server does not know gets the queues of ``createTopicKey``, at most ``defaultTopicQueueNums`` per
+broker, until it has a route. Over gRPC it is an error.
 
-Follows ``MQClientInstance.updateTopicRouteInfoFromNameServer`` and ``topicRouteData2TopicPublishInfo``. Errors of name
-servers, which Java lets escape, are reported as ``RouteNotFoundException``.
+Follows ``MQClientInstance.updateTopicRouteInfoFromNameServer`` and ``topicRouteData2TopicPublishInfo``. Unlike in Java,
+errors of name servers become a ``RouteNotFoundException``.
 """
 
 from __future__ import annotations
@@ -39,20 +38,20 @@ _COUNT = re.compile(r"[0-9]{1,9}")
 
 @dataclass(frozen=True, slots=True)
 class TopicPublishInfo:
-    """The writable queues of a topic (``TopicPublishInfo.java``). It is replaced, never changed."""
+    """The writable queues of a topic (``TopicPublishInfo.java``)."""
 
     topic: str
-    # By broker name, then queue id; only of brokers that have a master.
+    # Sorted by broker name, then queue id; only of brokers that have a master.
     queues: tuple[MessageQueue, ...]
-    # Broker name -> the master's host:port.
+    # The master's host:port by broker name.
     addresses: Mapping[str, str]
     route: TopicRouteData
-    # The queues come from an order configuration, whether their brokers have a master or not.
+    # The queues are those of an order configuration, even of brokers without a master.
     order_topic: bool = False
     # The topic has no route yet; the queues are the template topic's.
     template: bool = False
     queue_set: frozenset[MessageQueue] = field(init=False, repr=False, compare=False)
-    # The brokers of the queues: those that have a master, or all of them if none has.
+    # The brokers of the queues that have a master, or all brokers of the queues if none has.
     broker_names: frozenset[str] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -67,17 +66,16 @@ class TopicPublishInfo:
 
     @property
     def has_master(self) -> bool:
-        """True if there is a queue to send to whose broker has a master now."""
+        """True if the broker of a queue has a master now."""
         return not self.broker_names.isdisjoint(self.addresses)
 
 
 def publish_info_of(topic: str, route: TopicRouteData, *, template: bool = False) -> TopicPublishInfo:
     """Return the writable queues of a route (``topicRouteData2TopicPublishInfo``).
 
-    Raises ``RouteNotFoundException`` if the topic is static (logical), which is not supported, has more than 100,000
-    queues, or has a malformed order configuration.
+    Raises ``RouteNotFoundException`` for a static topic, too many queues, and a malformed order configuration.
     """
-    # Of several entries for a broker the first one counts, even if it has no master.
+    # The first of several entries for a broker counts, even if it has no master.
     masters = {broker.broker_name: broker.master for broker in reversed(route.broker_datas)}
     addresses = {name: address for name, address in masters.items() if address is not None}
     if route.order_topic_conf:
@@ -85,8 +83,8 @@ def publish_info_of(topic: str, route: TopicRouteData, *, template: bool = False
         return TopicPublishInfo(topic, queues, addresses, route, order_topic=True, template=template)
     if route.static_topic and route.order_topic_conf is None:
         raise RouteNotFoundException(
-            f"looking up the route of topic {topic}: it is a static (logical) topic, which this release can't "
-            "write to; use an ordinary topic",
+            f"looking up the route of topic {topic}: writes to static (logical) topics are not supported; use an "
+            "ordinary topic",
         )
     nums = [
         (data.broker_name, data.write_queue_nums)
@@ -97,17 +95,15 @@ def publish_info_of(topic: str, route: TopicRouteData, *, template: bool = False
 
 
 def _ordered_queues(topic: str, conf: str) -> tuple[MessageQueue, ...]:
-    """Return the queues of an order configuration such as ``brokerA:4;brokerB:2``, in its order.
-
-    As in Java, only the first two fields of an entry count.
-    """
+    """Return the queues of an order configuration such as ``brokerA:4;brokerB:2``, in its order."""
     nums: list[tuple[str, int]] = []
     for entry in filter(None, conf.split(";")):
+        # As in Java, only the first two fields count.
         broker, count = (*entry.split(":"), "")[:2]
         if not (broker and _COUNT.fullmatch(count)):
             raise RouteNotFoundException(
-                f"looking up the route of topic {topic}: its order configuration {conf!r} is not broker:queues;... ; "
-                "correct it (mqadmin updateOrderConf)"
+                f"looking up the route of topic {topic}: its order configuration {conf!r} does not have the form "
+                "broker:queues;broker:queues. Correct it (mqadmin updateOrderConf)"
             )
         nums.append((broker, int(count)))
     return _queues(topic, nums)
@@ -117,8 +113,8 @@ def _queues(topic: str, nums: Sequence[tuple[str, int]]) -> tuple[MessageQueue, 
     total = sum(max(count, 0) for _, count in nums)
     if total > MAX_QUEUES:
         raise RouteNotFoundException(
-            f"looking up the route of topic {topic}: {total} queues, {MAX_QUEUES} are allowed; is nameServer the "
-            "address of your name server?"
+            f"looking up the route of topic {topic}: {total} queues, {MAX_QUEUES} are allowed; check that nameServer "
+            "is the address of a name server"
         )
     return tuple(MessageQueue(topic, broker, queue_id) for broker, count in nums for queue_id in range(count))
 
@@ -126,8 +122,8 @@ def _queues(topic: str, nums: Sequence[tuple[str, int]]) -> tuple[MessageQueue, 
 class RouteCache:
     """The routes of one client instance; safe for many threads.
 
-    `create_topic_key` is None over gRPC, where no message creates a topic. `on_change` is called after a route was
-    added or changed, on the thread that looked it up, and must not block. Timeouts are seconds for each request.
+    `create_topic_key` is None over gRPC, which cannot create topics. `on_change` is called after a route was added or
+    changed, on the thread that looked it up, and must not block. Timeouts are seconds for each request.
     """
 
     def __init__(
@@ -143,9 +139,9 @@ class RouteCache:
         self._create_topic_key = create_topic_key
         self._default_topic_queue_nums = default_topic_queue_nums
         self._infos: dict[str, TopicPublishInfo] = {}
-        # brokerAddrTable: broker name -> broker id -> address, of the route that came last.
+        # Addresses by broker name and broker id, of the newest route (brokerAddrTable).
         self._broker_addrs: dict[str, Mapping[int, str]] = {}
-        # Every topic that was looked up, in order.
+        # Topics in the order of their first look-up.
         self._topics: dict[str, None] = {}
         self._once_ok: set[str] = set()
         self._lock = threading.Lock()
@@ -181,7 +177,7 @@ class RouteCache:
         """Remove the addresses that no cached route contains any more (``cleanOfflineBroker``)."""
         if not self._lock.acquire(timeout=_LOCK_TIMEOUT_S):
             # The slow look-up reports its own error.
-            logger.info("the clean-up of brokers waited %g s for a route look-up: next time", _LOCK_TIMEOUT_S)
+            logger.info("brokers are not cleaned up, because a route look-up took %g s", _LOCK_TIMEOUT_S)
             return
         try:
             brokers = [broker for info in self._infos.values() for broker in info.route.broker_datas]
@@ -199,8 +195,7 @@ class RouteCache:
     def find(self, topic: str, timeout: float) -> TopicPublishInfo:
         """Return a topic's route, from the name servers if it is not cached (``tryToFindTopicPublishInfo``).
 
-        Raises ``RouteNotFoundException`` (10005) if no name server answered, if none knows the topic or the template,
-        or if no queue is writable.
+        Raises ``RouteNotFoundException`` (10005) as `refresh`, and if no queue is writable.
         """
         info = self._infos.get(topic)
         if info is None or not info.ok:
@@ -218,8 +213,9 @@ class RouteCache:
     def refresh(self, topic: str, timeout: float, *, unless_ok: bool = False) -> bool:
         """Update a topic's route from the name servers; return whether it changed.
 
-        With `unless_ok`, nothing is done if another thread has cached a usable route meanwhile. Raises
-        ``RouteNotFoundException`` (10005) with the cause; the cached route stays.
+        With `unless_ok`, a usable route that another thread has cached meanwhile is enough. Raises
+        ``RouteNotFoundException`` (10005) if no name server answers, or knows the topic or the template; then the
+        cached route stays.
         """
         self._topics[topic] = None
         if not self._lock.acquire(timeout=_LOCK_TIMEOUT_S):
@@ -285,12 +281,12 @@ class RouteCache:
 
 
 def _unknown_to_proxy(topic: str, unknown: MQBrokerException) -> RouteNotFoundException:
-    # Further lines of the remark only refer to RocketMQ's documentation.
+    # The other lines of the remark only refer to RocketMQ's documentation.
     remark = (unknown.remark or str(unknown)).partition("\n")[0]
     return RouteNotFoundException(
-        f"looking up the route of topic {topic}: the proxy does not know it ({remark}), and over "
-        f"gRPC no message creates a topic; create it first (rocketmq-spark create-topic {topic} -n <name server>, or "
+        f"looking up the route of topic {topic}: the proxy does not know it ({remark}), and over gRPC no message "
+        f"creates a topic; create it first (rocketmq-spark create-topic {topic} -n <name server>, or "
         f"mqadmin updateTopic -n <name server> -c <cluster> -t {topic} -a +message.type=NORMAL; the type is FIFO for "
-        "messages with a sharding key, DELAY for delayed ones). If a proxy was asked for a topic before its creation, "
-        "it repeats this answer for up to 30 s"
+        "messages with a sharding key, DELAY for delayed ones). A proxy that was asked for a topic before its creation "
+        "repeats this answer for up to 30 s"
     )

@@ -1,11 +1,10 @@
-"""Selectors: which queue a message or batch goes to.
+"""Selects the queue of a message or batch.
 
-The index advances by one with every queue that is looked at, from a random start (``ThreadLocalIndex.java``). The fault
+The index advances by one with every queue that is checked, from a random start (``ThreadLocalIndex.java``). The fault
 strategy decides which brokers are preferred (``MQFaultStrategy.selectOneMessageQueue``).
 
-Two rules are the connector's own, so that one slow or missing broker does not delay rows that others could take. A
-broker whose window is full is skipped, unless all preferred brokers are full. A queue whose broker has no master is
-skipped while there are others.
+Unlike Java, selectors skip a broker whose window is full, unless all preferred brokers are full. They also skip a queue
+whose broker has no master while there are others. So one slow or missing broker does not delay other rows.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import random
 import re
 import threading
 from collections.abc import Callable, Collection, Sequence
-from typing import Final, Protocol, TypeAlias
+from typing import Final, TypeAlias
 
 from rocketmq_spark.errors import MQClientException
 from rocketmq_spark.model.hashes import java_hash, queue_index
@@ -28,21 +27,8 @@ Admits = Callable[[str], bool]
 _INDEX_MASK: Final = 0x7FFFFFFF
 
 
-class QueueSelector(Protocol):
-    """Selects a queue for rows that may go to any."""
-
-    def select(
-        self, info: TopicPublishInfo, last_broker_name: str | None, admits: Admits, now: float, /
-    ) -> MessageQueue | None:
-        """Return a queue of `info`, or None if it is better to wait for a broker whose window is full.
-
-        `admits` returns whether the window of a broker has room. `last_broker_name` failed last. `now` is in seconds.
-        """
-        ...
-
-
 class RoundRobinSelector:
-    """Round robin over the queues, RocketMQ's default. Not safe for threads."""
+    """Selects queues in turn, RocketMQ's default. Not safe for threads."""
 
     def __init__(self, faults: FaultStrategy, rng: random.Random) -> None:
         self._faults = faults
@@ -56,7 +42,10 @@ class RoundRobinSelector:
     def select(
         self, info: TopicPublishInfo, last_broker_name: str | None, admits: Admits, now: float
     ) -> MessageQueue | None:
-        """Return the next queue of a preferred broker."""
+        """Return the next queue of a preferred broker, or None if the caller should wait for a full window.
+
+        `admits` returns whether the window of a broker has room. `last_broker_name` failed last. `now` is in seconds.
+        """
         candidates = self._candidates(info, last_broker_name, now)
         admitted = frozenset(filter(admits, candidates))
         preferred = self._faults.prefer(candidates, last_broker_name, admitted, now)
@@ -75,10 +64,9 @@ class RoundRobinSelector:
 
 
 class MachineRoomSelector(RoundRobinSelector):
-    """Round robin over the queues in the given machine rooms.
+    """Selects queues in the given machine rooms in turn; others while each broker there is isolated or failed last.
 
-    Other queues are used while every broker there is isolated or failed last. (Java's
-    ``SelectMessageQueueByMachineRoom`` is a stub that never returns a queue.)
+    Java's ``SelectMessageQueueByMachineRoom`` is a stub that never returns a queue.
     """
 
     def __init__(self, rooms: Collection[str], faults: FaultStrategy, rng: random.Random) -> None:
@@ -100,7 +88,7 @@ def machine_room_pattern(rooms: Collection[str]) -> re.Pattern[str]:
 
 
 class RandomSelector:
-    """A random queue of a broker whose window has room (``SelectMessageQueueByRandom.java``)."""
+    """Selects a random queue of a broker whose window has room (``SelectMessageQueueByRandom.java``)."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
@@ -114,8 +102,11 @@ class RandomSelector:
         return self._rng.choice(others or candidates) if candidates else None
 
 
+QueueSelector: TypeAlias = RoundRobinSelector | RandomSelector
+
+
 def selector_of(options: SinkOptions, faults: FaultStrategy, rng: random.Random) -> QueueSelector:
-    """Return a new selector for the rows of one topic, as ``queueSelector`` says."""
+    """Return a new selector for the rows of one topic (``queueSelector``)."""
     if options.queue_selector == "random":
         return RandomSelector(rng)
     if options.queue_selector == "machineRoom":
@@ -124,9 +115,9 @@ def selector_of(options: SinkOptions, faults: FaultStrategy, rng: random.Random)
 
 
 class ThreadLocalSelector:
-    """Round robin with an index for each thread and topic; safe for many threads (``MQFaultStrategy.java``).
+    """Selects queues in turn, with an index for each thread and topic; safe for many threads.
 
-    A changed route starts at a new random queue.
+    A changed route starts at a new random queue (``MQFaultStrategy.java``).
     """
 
     def __init__(self, faults: FaultStrategy, rng: random.Random) -> None:
@@ -159,8 +150,7 @@ MessageQueueSelector: TypeAlias = Callable[[Sequence[MessageQueue], Message, obj
 class SelectMessageQueueByHash:
     """Selects the same queue as the Java client for equal arguments, by their Java hash code.
 
-    The argument is a str, int or bool; an int counts as ``Integer`` if it fits 32 bits. See
-    :func:`rocketmq_spark.model.hashes.java_hash`.
+    The argument is a str, int or bool, see :func:`rocketmq_spark.model.hashes.java_hash`.
     """
 
     def __call__(self, queues: Sequence[MessageQueue], message: Message, arg: object) -> MessageQueue:  # noqa: ARG002
@@ -182,7 +172,7 @@ class SelectMessageQueueByRandom:
 class SelectMessageQueueByMachineRoom:
     """Selects a random queue of the brokers in the given machine rooms; of all brokers if there are none.
 
-    Rooms are parts of broker names, as ``idc1`` in ``idc1-broker-a``. At least one is required, and none may be blank.
+    Rooms are parts of broker names, as ``idc1`` in ``idc1-broker-a``.
     """
 
     def __init__(self, rooms: Collection[str], rng: random.Random | None = None) -> None:
@@ -200,10 +190,7 @@ class SelectMessageQueueByMachineRoom:
 def select_queue(
     selector: MessageQueueSelector, queues: Sequence[MessageQueue], message: Message, arg: object
 ) -> MessageQueue:
-    """Return the queue that a selector selects.
-
-    Raises ``MQClientException`` if the selector raised (the cause), or did not return a queue.
-    """
+    """Return the selector's queue; raise ``MQClientException`` if the selector fails or returns no queue."""
     choosing = f"choosing the queue of a message of topic {message.topic}: the selector {selector!r}"
     try:
         queue = selector(queues, message, arg)

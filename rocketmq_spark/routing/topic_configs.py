@@ -1,8 +1,7 @@
-"""The configuration of topics, requested from brokers once and kept.
+"""Requests the configuration of topics from brokers, and caches it.
 
-Each broker has its own copy, written by its own UPDATE_AND_CREATE_TOPIC request, so copies can differ. A caller must
-allow for the strictest copy, and for brokers that do not answer: a proxy in the broker's place does not support the
-request, a user may have no right ``Get`` for the topic, and a broker can be down.
+Each broker has its own copy, and copies can differ. A caller must follow the strictest copy. It must also allow for
+proxies, which do not support the request, users without the right ``Get`` for the topic, and brokers that are down.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from rocketmq_spark.protocol.remoting.response_bodies import TopicConfig
 from rocketmq_spark.transport.base import Configs
 from rocketmq_spark.transport.parallel import in_parallel
 
-# A cleanup policy and a queue type change only when a topic is deleted and created again. Routes are as old.
+# A cleanup policy and a queue type change only if a topic is deleted and created again. Cached routes are as old.
 _KEPT_S: Final = 30.0
 _TIMEOUT_S: Final = 3.0
 
@@ -32,12 +31,9 @@ _Answer: TypeAlias = TopicConfig | RocketMQError | None
 
 @dataclass(frozen=True, slots=True)
 class TopicConfigs:
-    """The configuration of one topic on each broker of its route, by broker name.
+    """The configuration of one topic on each broker of its route, by broker name."""
 
-    `unknown` has the brokers that did not return it. A broker without the topic is in neither mapping: it creates the
-    topic with default attributes.
-    """
-
+    # Without brokers that do not have the topic: they create it with default attributes.
     by_broker: dict[str, TopicConfig] = field(default_factory=dict)
     unknown: dict[str, RocketMQError] = field(default_factory=dict)
 
@@ -55,23 +51,20 @@ class TopicConfigs:
 
 
 class TopicConfigCache:
-    """The answers of brokers about topics, by topic and broker; safe for many threads.
-
-    A write asks all brokers of a topic with `get`, a read asks one broker with `config`.
-    """
+    """The answers of brokers about topics, by topic and broker; safe for many threads."""
 
     def __init__(self, transport: Configs, clock: Callable[[], float]) -> None:
         self._transport = transport
         self._clock = clock
-        # When a broker answered about a topic, and what.
+        # The time and the answer of each broker, by topic and broker name.
         self._answers: dict[tuple[str, str], tuple[float, _Answer]] = {}
         self._unreachable: dict[str, tuple[float, RemotingException]] = {}
 
     def get(self, topics: Mapping[str, TopicRouteData], *, fresh: bool = False) -> dict[str, TopicConfigs]:
-        """Return the configurations of topics, given their routes. Does not raise.
+        """Return the configurations of topics, given their routes, for a write. Does not raise.
 
-        Answers and errors count for 30 s. While a broker does not answer, its last configuration stays: a restart of
-        the broker must not end the check of a compaction topic's rows. With `fresh` all brokers are asked, and only
+        Answers and errors are valid for 30 s. While a broker does not answer, its last configuration stays valid, so
+        that the check of a compaction topic's rows survives a restart. With `fresh` all brokers are asked, and only
         their new answers are returned.
         """
         addresses = {
@@ -93,10 +86,10 @@ class TopicConfigCache:
         return configs
 
     def config(self, topic: str, broker_name: str, address: str, timeout: float) -> TopicConfig:
-        """Return a topic's configuration on one broker, which is asked until it has answered or refused once.
+        """Return a topic's configuration on one broker, for a read.
 
-        A broker without the topic creates it with default attributes, and a broker of 4.x or a proxy does not support
-        the request: for both the default configuration is returned.
+        A broker without the topic, a 4.x broker and a proxy have the default configuration. Retriable errors are not
+        cached.
         """
         place = topic, broker_name
         _, answer = self._answers.get(place, (0.0, None))
@@ -110,7 +103,7 @@ class TopicConfigCache:
         return answer
 
     def _update(self, place: tuple[str, str], address: str) -> _Answer:
-        """Ask a broker, unless it could not be reached for another topic within the last 30 s."""
+        """Request the configuration, unless the broker could not be reached for another topic in the last 30 s."""
         since, error = self._unreachable.get(address, (0.0, None))
         answer: _Answer = error
         if error is None or self._clock() >= since + _KEPT_S:

@@ -1,7 +1,7 @@
 """Encodes and decodes requests and responses, and finds their frames in received bytes.
 
-Headers are sent as JSON. Binary headers are only read, because a server may choose them for its own requests. The
-memory that a frame takes is bounded: 16 MiB of ``{},`` would become half a gigabyte of objects.
+This client sends JSON headers. It also reads binary headers, which a server may choose for its own requests. The memory
+of a decoded frame is bounded, because 16 MiB of ``{},`` would become half a gigabyte of objects.
 
 Follows ``RemotingCommand.java``, ``RocketMQSerializable.java`` and ``NettyDecoder.java``.
 """
@@ -29,7 +29,7 @@ FLAG_RESPONSE: Final = 1
 FLAG_ONEWAY: Final = 2
 
 MAX_FRAME: Final = 16_777_216
-"""``com.rocketmq.remoting.frameMaxLength``: the largest frame, its first length word included, bytes."""
+"""``com.rocketmq.remoting.frameMaxLength``: bytes of the largest frame, with its first length word."""
 
 # Ordinal of V5_4_0. Below 401 a name server answers routes in non-standard JSON.
 VERSION: Final = 493
@@ -52,17 +52,17 @@ _INT32: Final = struct.Struct(">i")
 _BINARY_FIXED: Final = struct.Struct(">hbhii")
 
 _MAX_HEADER: Final = 0xFFFFFF
-# Ext fields that are read; servers write a dozen. Their length is no measure: the msgId that answers a batch has 33
-# characters for each of its messages.
+# The most ext fields of a header; servers write a dozen. Their length is not bounded: the msgId for a batch has 33
+# characters for each message.
 _MAX_FIELDS: Final = 10_000
-# Objects and lists in a JSON text. Servers' lists have entries of 35 bytes or more, so a body of 16 MiB has fewer.
+# The most objects and lists of a JSON text. Entries of servers' lists have 35 bytes or more, so 16 MiB have fewer.
 _MAX_CONTAINERS: Final = 500_000
-# Digits of an integer; a long has 19. Python would read 4,300, and before 3.10.7 any number, in the square of the time.
+# The most digits of an integer; a long has 19. Python allows 4,300, and before 3.10.7 any number, in quadratic time.
 _MAX_DIGITS: Final = 40
 _MAX_INT32: Final = 2**31 - 1
 _MIN_INT32: Final = -(2**31)
 
-# How much of a server's text an error shows, characters: enough for the cause in a Java stack trace.
+# The most characters of a server's text in an error: enough for the cause in a Java stack trace.
 _SHOWN: Final = 4_096
 
 _JSON: Final = json.JSONEncoder(ensure_ascii=False, check_circular=False, separators=(",", ":"))
@@ -72,13 +72,13 @@ _JSON: Final = json.JSONEncoder(ensure_ascii=False, check_circular=False, separa
 class RemotingCommand:
     """A request or a response. Its repr shows no values of ext fields, which may be signatures and tokens.
 
-    Not frozen, because two are made for every request, and creating frozen ones takes three times as long.
+    It is not frozen: a request creates two commands, and frozen ones take three times as long.
     """
 
     code: int
-    opaque: int  # Correlation id, int32, chosen by the side that sends the request
-    ext_fields: Mapping[str, str] = field(default_factory=dict)  # The custom header, in the order of the wire
-    body: Buffer = b""  # On the wire an absent body and an empty one are the same
+    opaque: int  # Correlation id (int32), chosen by the sender of the request
+    ext_fields: Mapping[str, str] = field(default_factory=dict)  # The custom header, in wire order
+    body: Buffer = b""
     flag: int = 0
     remark: str = ""
     language: str = "PYTHON"  # A name of ``LanguageCode.java``
@@ -86,12 +86,12 @@ class RemotingCommand:
 
     @property
     def is_response(self) -> bool:
-        """Whether it answers a request."""
+        """True if it answers a request."""
         return bool(self.flag & FLAG_RESPONSE)
 
     @property
     def is_oneway(self) -> bool:
-        """Whether it is a request that nobody answers, not even with an error."""
+        """True for a request without an answer."""
         return bool(self.flag & FLAG_ONEWAY)
 
     def __repr__(self) -> str:
@@ -108,9 +108,9 @@ def shortened(text: str) -> str:
 
 
 def encode_head(command: RemotingCommand, body_length: int) -> bytes:
-    """Encode both length words and the header, so that a body in pieces can follow without a copy.
+    """Return both length words and the header; a body in pieces can follow without a copy.
 
-    Raises an MQClientException if a text is no valid Unicode, or the frame exceeds 2 GiB.
+    Raises an MQClientException if a text is not valid Unicode, or the frame exceeds 2 GiB.
     """
     problem = None
     try:
@@ -118,7 +118,7 @@ def encode_head(command: RemotingCommand, body_length: int) -> bytes:
     except UnicodeEncodeError as exc:
         problem = str(exc)
     if problem is not None:
-        # Outside the except block: a UnicodeEncodeError holds the text, which may contain a token.
+        # Outside the except block, because a UnicodeEncodeError holds the text, which may contain a token.
         raise MQClientException(f"encoding the header of {command!r}: {problem}; texts must be valid Unicode")
     length = 4 + len(header) + body_length
     if len(header) > _MAX_HEADER or not 0 <= body_length <= _MAX_INT32 - 4 - len(header):
@@ -130,7 +130,7 @@ def encode_head(command: RemotingCommand, body_length: int) -> bytes:
 
 
 def decode_command(frame: Buffer) -> RemotingCommand:
-    """Decode what follows the first length word of a frame; the body is a slice of it, not a copy.
+    """Return the command of a frame without its first length word; the body is a slice of it, not a copy.
 
     Raises a RemotingCommandException for an ill-formed header. The connection can't be used after that.
     """
@@ -153,9 +153,9 @@ def decode_command(frame: Buffer) -> RemotingCommand:
 
 
 def loads(data: Buffer, repair: Callable[[str], str] | None = None) -> Any:
-    """Return the value of a server's JSON text. If the text is no JSON, `repair` is tried on it once.
+    """Return the value of a server's JSON text. If the text is not JSON, it is decoded once more after `repair`.
 
-    Raises a ValueError if the text is no JSON, exceeds a bound, or has half of a surrogate pair, which UTF-8 cannot
+    Raises a ValueError if the text is not JSON, exceeds a bound, or has half of a surrogate pair, which UTF-8 cannot
     encode.
     """
     try:
@@ -168,13 +168,13 @@ def loads(data: Buffer, repair: Callable[[str], str] | None = None) -> Any:
             if repair is None:
                 raise
             value = _DECODER.decode(repair(text))
-        # Only an escape makes half of a surrogate pair: the text itself came as UTF-8.
+        # The text was UTF-8, so only an escape can be half of a surrogate pair.
         if "\\" in text:
             _JSON.encode(value).encode()
         return value
     except (ValueError, RecursionError) as exc:
         problem = str(exc)
-    # Outside the except block: the exception holds the whole text, and this error would keep it.
+    # Outside the except block, because the exception holds the whole text.
     raise ValueError(problem)
 
 
@@ -188,7 +188,7 @@ _DECODER: Final = json.JSONDecoder(parse_int=_integer)
 
 
 def _encode_json(command: RemotingCommand) -> bytes:
-    # Formatted here: a JSON encoder takes twice as long for so few fields.
+    # A JSON encoder takes twice as long for so few fields.
     text = (
         f'{{"code":{command.code:d},"language":{_quoted(command.language)},"version":{command.version:d},'
         f'"opaque":{command.opaque:d},"flag":{command.flag:d}'
@@ -202,7 +202,7 @@ def _encode_json(command: RemotingCommand) -> bytes:
 
 
 def _decode_json(header: memoryview, body: memoryview) -> RemotingCommand:
-    # Each field has four quotation marks, and the remark may have more.
+    # Each ext field has four quotation marks; the remark may have more.
     if len(header) > 5 * _MAX_FIELDS and (quotes := header.tobytes().count(b'"')) > 5 * _MAX_FIELDS:
         raise RemotingCommandException(
             f"decoding a JSON header of {len(header)} bytes: {quotes} quotation marks, {_MAX_FIELDS} ext fields are "
@@ -249,7 +249,7 @@ def _json_ext_fields(value: object) -> dict[str, str]:
 
 
 def _json_text(name: str, value: object) -> str:
-    # A server may write numbers and booleans bare; the texts are those of Java.
+    # Servers may write numbers and booleans without quotation marks. Java would read the same texts.
     if isinstance(value, int | float):
         return str(value).lower() if isinstance(value, bool) else str(value)
     raise RemotingCommandException(f"decoding a JSON header: ext field {shortened(name)!r} is a {type(value).__name__}")
@@ -304,10 +304,9 @@ def _binary_text(data: memoryview, at: int, length: struct.Struct, what: str) ->
 
 
 class FrameBuffer:
-    """Collects received bytes and returns the commands in them, however the bytes were cut.
+    """Collects received bytes, in pieces of any size, and returns the commands in them.
 
-    After a broken frame it stays broken, because the place of the next frame is unknown. Every byte is copied a bounded
-    number of times.
+    Every byte is copied a bounded number of times.
     """
 
     def __init__(self, max_frame: int = MAX_FRAME) -> None:
@@ -319,18 +318,18 @@ class FrameBuffer:
 
     @property
     def pending(self) -> int:
-        """Bytes of a command that is not whole yet."""
+        """Number of bytes of an incomplete command."""
         return len(self._data)
 
     def feed(self, data: Buffer) -> None:
-        """Add bytes as they were received; `data` may be reused afterwards."""
+        """Add received bytes; the caller may reuse `data` afterwards."""
         self._data += data
 
     def take(self) -> RemotingCommand | None:
-        """Return the next whole command, or None until more bytes have come.
+        """Return the next whole command, or None until more bytes arrive.
 
-        Its body is a slice of the frame's own copy: it stays valid, and keeps that copy alive. A broken frame raises a
-        RemotingCommandException now and on every later call.
+        Its body is a slice of a copy of the frame, which it keeps alive. A broken frame raises a
+        RemotingCommandException now and on every later call, because the place of the next frame is unknown.
         """
         if len(self._data) < _INT32.size:
             return None
@@ -347,6 +346,6 @@ class FrameBuffer:
         with memoryview(self._data) as received:
             frame = bytes(received[_INT32.size : end])
         command = decode_command(memoryview(frame))
-        # Cutting off the front moves the bytearray's start; it copies only once half of its memory is free.
+        # This only moves the bytearray's start. Python copies the rest once half of the memory is free.
         del self._data[:end]
         return command

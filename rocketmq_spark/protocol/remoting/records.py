@@ -1,7 +1,7 @@
 """Encodes messages to bytes and decodes them, one at a time: the oracle of the vectorised encoders and decoders.
 
-What another client stored is decoded as the Java client reads it. Bodies stay as they are: the producer and the reader
-handle compression. Follows ``MessageDecoder.java`` and ``MessageClientIDSetter.java``.
+Stored messages are decoded as by the Java client. This module does not compress or decompress bodies. Follows
+``MessageDecoder.java`` and ``MessageClientIDSetter.java``.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from rocketmq_spark.model.message_ext import MessageExt, format_host, pack_host
 from rocketmq_spark.model.properties import NAME_VALUE_SEPARATOR, PROPERTY_SEPARATOR
 from rocketmq_spark.protocol.remoting.codes import ResponseCode
 
-# Above 32,767 items a broker acknowledges and then corrupts its queue.
+# A broker acknowledges a batch of more than 32,767 items, and then its queue is corrupt.
 MAX_BATCH_ROWS: Final = 32_000
 # The limit of a batch that another client stored.
 MAX_STORED_ROWS: Final = 65_535
 MAX_BODY: Final = 4 * 1024 * 1024
 MAX_PROPERTIES: Final = 32_767
 
-# Batch item: total size (22 + body + properties), magic and CRC (ignored: 0), flag, body length; then the body, the
-# length of the property string, and the property string.
+# Batch item: total size (22 + body + properties), magic and CRC (0, ignored), flag, body length. Then follow the body,
+# the length of the property string, and the property string.
 _ITEM_HEAD: Final = struct.Struct(">iiiii")
 _SHORT: Final = struct.Struct(">h")
 _INT: Final = struct.Struct(">i")
@@ -50,10 +50,10 @@ SYS_FLAG_STORE_HOST_V6: Final = 0x20
 
 
 def encode_properties(properties: Mapping[str, str | None]) -> bytes:
-    """Encode a property string: name 0x01 value 0x02 for each entry whose value is not None, in the order given.
+    """Return the property string: name 0x01 value 0x02 for each entry whose value is not None, in their order.
 
-    Raises an MQClientException with code 13 for a text that holds 0x01 or 0x02 (there is no escaping) or is no valid
-    Unicode, and for more than 32,767 bytes.
+    Raises an MQClientException with code 13 for a text that contains 0x01 or 0x02 (there is no escaping) or is not
+    valid Unicode, and for more than 32,767 bytes.
     """
     pieces: list[str] = []
     for name, value in properties.items():
@@ -73,9 +73,9 @@ def encode_properties(properties: Mapping[str, str | None]) -> bytes:
 
 
 def decode_properties(data: Buffer) -> dict[str, str]:
-    """Decode a property string as ``MessageDecoder.string2messageProperties`` does.
+    """Return the properties of a property string (``MessageDecoder.string2messageProperties``).
 
-    Entries without a name or a value are skipped; the last of equal names wins; what isn't UTF-8 becomes U+FFFD.
+    Entries without a name or a value are skipped. The last of equal names wins. Invalid UTF-8 becomes U+FFFD.
     """
     properties: dict[str, str] = {}
     for entry in str(data, "utf-8", "replace").split(PROPERTY_SEPARATOR):
@@ -86,7 +86,7 @@ def decode_properties(data: Buffer) -> dict[str, str]:
 
 
 def encode_single(message: Message, sys_flag: int = 0) -> EncodedBatch:
-    """Return what SEND_MESSAGE carries of one message; raises as `encode_properties`."""
+    """Return one message for SEND_MESSAGE; raises as `encode_properties`."""
     return EncodedBatch(
         message.topic,
         (message.body,),
@@ -100,7 +100,7 @@ def encode_single(message: Message, sys_flag: int = 0) -> EncodedBatch:
 
 
 def encode_batch_item(message: Message) -> bytes:
-    """Encode one item of a batch body; raises as `encode_properties`, and for a flag of more than 32 bits."""
+    """Return one item of a batch body; raises as `encode_properties`, and for a flag of more than 32 bits."""
     properties = encode_properties(message.properties)
     total_size = ITEM_OVERHEAD + len(message.body) + len(properties)
     try:
@@ -111,9 +111,10 @@ def encode_batch_item(message: Message) -> bytes:
 
 
 def encode_batch(messages: Iterable[Message]) -> bytes:
-    """Encode the body of SEND_BATCH_MESSAGE: 1 to 32,000 messages for one topic. The caller checks its size.
+    """Return the body of SEND_BATCH_MESSAGE. The caller checks its size.
 
-    Raises an MQClientException with code 13 for other numbers, for several topics, and as `encode_batch_item`.
+    Raises an MQClientException with code 13 unless there are 1 to 32,000 messages of one topic, and as
+    `encode_batch_item`.
     """
     batch = list(messages)
     if not 1 <= len(batch) <= MAX_BATCH_ROWS:
@@ -125,7 +126,7 @@ def encode_batch(messages: Iterable[Message]) -> bytes:
 
 
 def messages_in(batch: EncodedBatch) -> list[Message]:
-    """Return the messages of a batch in the remoting encoding."""
+    """Return the messages of a batch that has the remoting encoding."""
     body = b"".join(batch.body)
     if batch.batch:
         return decode_batch(body, batch.topic)
@@ -133,14 +134,14 @@ def messages_in(batch: EncodedBatch) -> list[Message]:
 
 
 def decode_batch(body: Buffer, topic: str = "") -> list[Message]:
-    """Decode a batch body, which is also the body of a stored inner batch; raises as `iter_batch_with_properties`."""
+    """Return the messages of a batch body or of a stored inner batch; raises as `iter_batch_with_properties`."""
     return [message for message, _ in iter_batch_with_properties(body, topic)]
 
 
 def iter_batch_with_properties(body: Buffer, topic: str = "") -> Iterator[tuple[Message, memoryview]]:
-    """Yield each message of a batch body with its property string as stored; `topic` is given to every message.
+    """Yield each message of a batch body, with `topic`, and its property string.
 
-    Raises a RemotingCommandException for an item that reaches beyond the body, and for more than `MAX_STORED_ROWS`.
+    Raises a RemotingCommandException for an item that ends beyond the body, and for more than `MAX_STORED_ROWS` items.
     """
     cursor = _Cursor(memoryview(body), "a batch body")
     count = 0
@@ -157,9 +158,9 @@ def iter_batch_with_properties(body: Buffer, topic: str = "") -> Iterator[tuple[
 
 
 def decode_records(body: Buffer) -> list[MessageExt]:
-    """Decode the body of a pull or of VIEW_MESSAGE_BY_ID.
+    """Return the messages in the answer to a pull or to VIEW_MESSAGE_BY_ID.
 
-    Raises a RemotingCommandException for a truncated record or an unknown magic: to skip it would lose messages.
+    Raises a RemotingCommandException for a truncated record or an unknown magic, because skipping it loses messages.
     """
     messages, data, at = [], memoryview(body), 0
     while at < len(data):
@@ -170,7 +171,7 @@ def decode_records(body: Buffer) -> list[MessageExt]:
 
 
 def record_at(data: memoryview, at: int) -> memoryview:
-    """Return the bytes of the record at `at`; a RemotingCommandException for a length that cannot be right."""
+    """Return the bytes of the record at `at`; raise a RemotingCommandException for an invalid length."""
     cursor = _Cursor(data, "stored records", at)
     (total_size,) = cursor.unpack(_INT)
     cursor.at = at
@@ -180,13 +181,13 @@ def record_at(data: memoryview, at: int) -> memoryview:
 
 
 def claimed_offset(record: memoryview) -> int | None:
-    """Return the queue offset in the head of a record; None if the magic is unknown, so that the layout is, too."""
+    """Return the queue offset in the head of a record; None for an unknown magic, whose layout is unknown."""
     _, magic, _, _, _, queue_offset, *_ = _RECORD_HEAD.unpack_from(record)
     return queue_offset if magic in _TOPIC_LENGTH else None
 
 
 def first_queue_offset(body: Buffer) -> int | None:
-    """Return the queue offset of a pull's first record; None if its head cannot be read."""
+    """Return the queue offset of a pull's first record; None if its head is incomplete or unknown."""
     return claimed_offset(memoryview(body)) if len(body) >= _RECORD_HEAD.size else None
 
 
@@ -204,7 +205,7 @@ def last_queue_offset(body: Buffer) -> int | None:
 
 
 def encode_record(message: MessageExt) -> bytes:
-    """Encode one message as brokers store it, with the second magic code."""
+    """Return one message as brokers store it, with the second magic code."""
     topic, properties = message.topic.encode(), encode_properties(message.properties)
     hosts = pack_host(message.born_host), pack_host(message.store_host)
     after_body = b"".join((_SHORT.pack(len(topic)), topic, _SHORT.pack(len(properties)), properties))
@@ -226,7 +227,7 @@ def encode_record(message: MessageExt) -> bytes:
 
 
 def decode_record_with_text(data: memoryview, at: int) -> tuple[MessageExt, memoryview, memoryview]:
-    """Decode one record at `at` of an answer; return it with its topic and its property string as stored."""
+    """Return the message of the record `data`, with its topic and property string as stored; `at` is for errors."""
     record = _Cursor(data, f"the stored record at byte {at}")
     head = record.unpack(_RECORD_HEAD)
     _, magic, body_crc, queue_id, flag, queue_offset, physical_offset, sys_flag, born_timestamp = head
@@ -262,9 +263,9 @@ def decode_record_with_text(data: memoryview, at: int) -> tuple[MessageExt, memo
 
 
 def unique_id_prefix(ip: bytes, pid: int, loader: int) -> bytes:
-    """Return the part of client message ids that one process keeps: 10 bytes, or 22 on IPv6.
+    """Return the prefix of a process's client message ids: 10 bytes, or 22 on IPv6.
 
-    `loader` is any random number per process and task (Java: hash of the class loader); its low 32 bits are used.
+    `loader` is a random number per process and task (Java: the class loader's hash); its low 32 bits are used.
     """
     if len(ip) not in (4, 16):
         raise ValueError(f"ip must be 4 or 16 address bytes, got {len(ip)}")
@@ -274,14 +275,14 @@ def unique_id_prefix(ip: bytes, pid: int, loader: int) -> bytes:
 def unique_id(prefix: bytes, sequence: int) -> str:
     """Return a client message id (``UNIQ_KEY``): upper-case hex of the prefix and 6 bytes of sequence.
 
-    `sequence` counts up by one from ``ms << 16``, ms since the start of the month: a carry moves into the time.
+    `sequence` counts up by one from ``ms << 16``, where ms counts from the start of the month.
     """
     return (prefix + (sequence & 0xFFFFFFFFFFFF).to_bytes(6, "big")).hex().upper()
 
 
 @dataclass(slots=True)
 class _Cursor:
-    """Reads forward through bytes and refuses to read beyond them."""
+    """Reads forward through bytes, and raises an error at their end."""
 
     data: memoryview
     what: str

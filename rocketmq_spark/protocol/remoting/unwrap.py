@@ -1,10 +1,7 @@
-"""Stored records as a reader sees them: inner batches split, bodies decompressed, checksums verified.
+"""Decodes stored records for a reader: splits inner batches, decompresses bodies, verifies checksums.
 
-This is the oracle of the vectorised decoder, and its fallback for rare layouts. An unreadable message is returned as
-`Unreadable` at its place; only an invalid record length makes the rest of the answer unreadable. No record outside the
-requested offsets is decompressed.
-
-Follows ``MessageDecoder.java`` and ``MessageClientExt.getMsgId``.
+This is the oracle of the vectorised decoder, and its fallback for rare layouts. An unreadable message becomes an
+`Unreadable` in its place. Records outside the requested offsets are not decompressed. Follows ``MessageDecoder.java``.
 """
 
 from __future__ import annotations
@@ -18,7 +15,7 @@ from typing import Final
 from rocketmq_spark.errors import CompressionError, RemotingCommandException, escaped
 from rocketmq_spark.model.message import Buffer, MessageQueue
 from rocketmq_spark.model.message_ext import MessageExt
-from rocketmq_spark.model.properties import NAME_VALUE_SEPARATOR, PROPERTY_SEPARATOR, UNIQ_KEY
+from rocketmq_spark.model.properties import NAME_VALUE_SEPARATOR, PROPERTY_SEPARATOR
 from rocketmq_spark.protocol.compression import COMPRESSED_FLAG, decompress
 from rocketmq_spark.protocol.remoting.records import (
     MAX_STORED_ROWS,
@@ -28,21 +25,21 @@ from rocketmq_spark.protocol.remoting.records import (
     record_at,
 )
 
-# Both bits: the body is a batch, and is to be taken apart.
+# With both bits the body is a batch that consumers split.
 INNER_BATCH: Final = 0xC0
 # A broker stores the checksum without its top bit.
 CRC_MASK: Final = 0x7FFFFFFF
-# How many offsets an inner batch has: brokers count by this property.
+# The property with the number of offsets of an inner batch. Brokers count by it.
 _INNER_NUM: Final = "INNER_NUM"
-# Characters of a property entry that a reason quotes.
+# The most characters of a property entry in a reason.
 _SHOWN: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """A message that cannot be read, or several with consecutive offsets."""
+    """One unreadable message, or several with consecutive offsets."""
 
-    queue: MessageQueue  # With the topic as the user knows it
+    queue: MessageQueue  # Its topic is without a namespace
     start: int
     end: int  # The offset after the last
     reason: str
@@ -51,9 +48,9 @@ class Unreadable:
     properties_known: bool = True  # False: the properties of `record` are incomplete or wrong
 
     def __str__(self) -> str:
-        one = self.end - self.start == 1
-        what = f"the message at offset {self.start}" if one else f"the messages {self.start} to {self.end - 1}"
-        return f"{self.queue}, {what} cannot be read: {self.reason}"
+        single = self.end - self.start == 1
+        messages = f"the message at offset {self.start}" if single else f"the messages {self.start} to {self.end - 1}"
+        return f"{self.queue}, {messages} cannot be read: {self.reason}"
 
     @property
     def explanation(self) -> str:
@@ -65,11 +62,10 @@ class Unreadable:
 def messages_of(
     body: Buffer, queue: MessageQueue, start: int, end: int, *, decompressed: bool = True, parsed: bool = True
 ) -> Iterator[MessageExt | Unreadable]:
-    """Yield the messages of a pull's body from offset `start` up to `end`, as their sender had them.
+    """Yield the messages of a pull's body from offset `start` up to `end`; a broker may return more.
 
-    A broker returns whole inner batches, and more messages than requested. If not `decompressed`, compressed bodies
-    stay as they are, except those of inner batches. If not `parsed`, a message is readable even if its properties
-    cannot be parsed.
+    If not `decompressed`, bodies stay compressed, except those of inner batches. If not `parsed`, a message is readable
+    even if its properties cannot be parsed.
     """
     data, at, following = memoryview(body), 0, start
     while at < len(data):
@@ -77,7 +73,7 @@ def messages_of(
         messages: Iterable[MessageExt | Unreadable] = ()
         if isinstance(record, Unreadable):
             messages = (record,)
-        # The messages of an inner batch have the offsets from its own on.
+        # The first message of an inner batch has the offset of the batch.
         elif start - MAX_STORED_ROWS < record.queue_offset < end:
             messages = _unpacked(record, queue, decompressed=decompressed, parsed=parsed)
         else:
@@ -94,15 +90,10 @@ def messages_of(
         at += size
 
 
-def message_id(message: MessageExt) -> str:
-    """Return the id that the Java consumer shows: the sender's, else the broker's own."""
-    return message.properties.get(UNIQ_KEY) or message.offset_msg_id
-
-
 def _record_at(
     data: memoryview, at: int, queue: MessageQueue, following: int, end: int, *, parsed: bool
 ) -> tuple[int, MessageExt | Unreadable]:
-    """Return the length of a record, and the record; `following` is its offset if the record shows none."""
+    """Return the length and the message of a record; `following` is its offset if it cannot be decoded."""
     try:
         record = record_at(data, at)
     except RemotingCommandException as exc:
@@ -114,7 +105,7 @@ def _record_at(
         offset = claimed_offset(record)
         offset = following if offset is None else offset
         return len(record), Unreadable(queue, offset, offset + 1, str(exc), bytes(record))
-    # The messages of an inner batch have their own properties; those of the batch itself are not delivered.
+    # The properties of an inner batch itself are not delivered.
     properties_fault = _properties_fault(properties) if parsed and not _is_inner_batch(message) else None
     fault = _text_fault(topic, "the topic") or properties_fault
     if fault is None:
@@ -123,23 +114,22 @@ def _record_at(
     return len(record), Unreadable(queue, offset, offset + _offsets_of(message), fault, message.body, message, known)
 
 
-def _text_fault(data: Buffer, what: str) -> str | None:
+def _text_fault(data: Buffer, name: str) -> str | None:
     try:
         str(data, "utf-8")
     except UnicodeDecodeError as exc:
-        return f"{what} is not valid UTF-8: {exc.reason} at byte {exc.start} of {len(data)}"
+        return f"{name} is not valid UTF-8: {exc.reason} at byte {exc.start} of {len(data)}"
     return None
 
 
 def _properties_fault(data: Buffer) -> str | None:
     """Return why a property string cannot be parsed; entries that the Java client skips are no reason."""
-    fault = _text_fault(data, "the property string")
-    if fault is not None:
+    if fault := _text_fault(data, "the property string"):
         return fault
     for entry in str(data, "utf-8").split(PROPERTY_SEPARATOR):
         if entry and NAME_VALUE_SEPARATOR not in entry:
-            shown = escaped(entry, _SHOWN)
-            return f"the property string has an entry without the separator 0x01 of name and value: '{shown}'"
+            text = escaped(entry, _SHOWN)
+            return f"the property string has an entry without the separator 0x01 of name and value: '{text}'"
     return None
 
 

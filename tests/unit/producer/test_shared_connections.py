@@ -141,7 +141,7 @@ def keys_of_broker_requests(peer: BrokerPeer) -> set[str]:
 def test_producer_with_another_connection_option_does_not_start(make_producer: Make, option: str) -> None:
     value, both = DIFFERENT[option]
     text = refusal(make_producer, both, {**both, option: value})
-    assert f"is in use by a producer whose {option} differs. Give this producer an instance_name of its own" in text
+    assert f"is in use by a producer whose {option} differs. Set another instance_name" in text
 
 
 def test_error_names_each_option_that_differs_and_no_value(make_producer: Make) -> None:

@@ -32,7 +32,7 @@ def strategy(preset: str = "v4", *, enabled: bool = True, detector: bool = False
     ],
 )  # fmt: skip
 def test_the_4x_ladder_gives_the_time_of_the_highest_step_reached(preset: str, latency_ms: float, away_ms: int) -> None:
-    assert away_ms == PRESETS[preset].ladder.not_available_ms(latency_ms)
+    assert away_ms == PRESETS[preset].not_available_ms(latency_ms)
     assert away_ms == strategy(preset).update(S.RETURNED, "a", latency_ms, 5.0)
 
 
@@ -44,7 +44,7 @@ def test_the_4x_ladder_gives_the_time_of_the_highest_step_reached(preset: str, l
     ],
 )  # fmt: skip
 def test_the_5x_ladder_gives_the_time_of_the_highest_step_reached(latency_ms: float, away_ms: int) -> None:
-    assert away_ms == PRESETS["v5"].ladder.not_available_ms(latency_ms)
+    assert away_ms == PRESETS["v5"].not_available_ms(latency_ms)
 
 
 @pytest.mark.parametrize("preset", ["v4", "legacy"])
@@ -122,8 +122,8 @@ def test_an_attempt_s_error_belongs_to_one_site(error: RocketMQError, site: Faul
 
 def test_custom_ladder_replaces_only_its_part_of_the_preset() -> None:
     own = preset_of("v5", not_available_duration=(1, 2, 3, 4, 5, 6, 7))
-    assert own.ladder.latency_max == PRESETS["v5"].ladder.latency_max
-    assert own.ladder.not_available_ms(10_000) == 6
+    assert own.latency_max == PRESETS["v5"].ladder.latency_max
+    assert own.not_available_ms(10_000) == 6
     assert own.isolation_latency_ms == 10_000
     assert preset_of("legacy") == PRESETS["legacy"]
 
@@ -145,7 +145,7 @@ def test_strategy_follows_the_options() -> None:
 
 def test_ladders_of_all_presets_have_the_number_of_steps_options_expect() -> None:
     for preset in PRESETS.values():
-        assert len(preset.ladder.latency_max) == len(preset.ladder.not_available_duration) == _PRESET_STEPS
+        assert len(preset.latency_max) == len(preset.ladder.not_available_duration) == _PRESET_STEPS
 
 
 def test_presets_equal_the_allowed_values_of_the_option() -> None:
