@@ -1,15 +1,14 @@
 """Measurements of a write: a task fills and packs them once, and the driver merges them in any order.
 
-All of them are one table of integers, sorted by key. So a merge is a few numpy calls whatever the number of brokers.
+They are one table of integers, sorted by key, so that a merge is a few numpy calls for any number of brokers.
 
     key      metric (5 bits) | subject (24 bits) | index (34 bits)
     value    a sum, or from `Metric.SECOND_MAX_US` on a maximum
     subject  a broker and a detail: "", a topic, or the reason of a failed attempt; an invalid row has only a detail
     index    latency bucket, queue id, or epoch second divided by `Measures.width`
 
-Latency buckets are those of HdrHistogram, from 1 us to 1 hour, so that every quantile agrees with it
-(``AbstractHistogram.java``, ``countsArrayIndex`` and ``getValueAtPercentile``). With two significant digits a bucket is
-at most 1/128 of its value wide. Three digits would need 23,552 buckets instead of 3,328.
+Latency buckets and quantiles are those of HdrHistogram, from 1 us to 1 hour (``AbstractHistogram.java``). With two
+significant digits a bucket is at most 1/128 of its value wide. Three digits need 23,552 buckets instead of 3,328.
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ import numpy as np
 import numpy.typing as npt
 
 IntArray: TypeAlias = "npt.NDArray[np.int64]"
-Subject: TypeAlias = tuple[str, str]
 # The first metric, broker, detail, index, and the values of this metric and the next ones.
 Row: TypeAlias = tuple[int, str, str, int, Sequence[int]]
 
@@ -34,7 +32,7 @@ _METRIC_SHIFT: Final = _SUBJECT_BITS + _INDEX_BITS
 _INDEX_MASK: Final = (1 << _INDEX_BITS) - 1
 _SUBJECT_MASK: Final = (1 << _SUBJECT_BITS) - 1
 
-# The timeline keeps at most this many buckets. When there are more, buckets of twice the width replace them.
+# The most buckets of the timeline. If there are more, buckets of twice the width replace them.
 MAX_SECONDS: Final = 600
 
 LOWEST_US: Final = 1
@@ -42,34 +40,29 @@ HIGHEST_US: Final = 3_600_000_000
 SIGNIFICANT_DIGITS: Final = 2
 # 26 halves of 128 buckets.
 BUCKETS: Final = 3_328
-# 2 * 10^digits rounded up to a power of two: the first buckets are one unit wide, then the width doubles.
+# 2 * 10^digits rounded up to a power of two. The first buckets are one unit wide, then the width doubles.
 _SUB_BUCKET_BITS: Final = 8
 _HALF_BITS: Final = _SUB_BUCKET_BITS - 1
 
 
 class BrokerTotals(NamedTuple):
-    """The counters of one broker.
+    """The counters of one broker. `requests` and `nbytes` cover `rows` and `sent_rows`."""
 
-    `rows` were acknowledged, `sent_rows` cannot be (``sendMode=oneway``), and `requests` and `nbytes` cover both.
-    `isolated_us` is how long tasks avoided the broker. `clamped` counts latencies outside 1 us .. 1 hour.
-    """
-
-    rows: int = 0
-    sent_rows: int = 0
+    rows: int = 0  # Acknowledged
+    sent_rows: int = 0  # Never acknowledged (``sendMode=oneway``)
     requests: int = 0
     nbytes: int = 0
     retries: int = 0
     failures: int = 0
     isolated_times: int = 0
-    isolated_us: int = 0
-    clamped: int = 0
+    isolated_us: int = 0  # The time in which tasks avoided the broker
+    clamped: int = 0  # Latencies outside 1 us .. 1 hour
 
 
 class Metric:
-    """What a number counts, in the order of keys.
+    """The metrics in the order of keys, first the fields of `BrokerTotals`. A commit message ends with `LATENCY`.
 
-    The first are the fields of `BrokerTotals`; a commit message has those until `LATENCY`. From `SECOND_MAX_US` on a
-    merge keeps the larger value. So the first offset and the start of a write are stored as their negatives.
+    From `SECOND_MAX_US` on a merge keeps the larger value. The negatives of first offsets and of the start are stored.
     """
 
     (
@@ -87,16 +80,15 @@ _LEAST: Final = -(1 << 63)
 
 
 class Measures:
-    """Measurements of one task, or of many merged ones. `width` is the seconds per bucket of the timeline."""
+    """Measurements of one task, or of many tasks. `width` is the seconds per bucket of the timeline, a power of two."""
 
     __slots__ = ("_keys", "_subjects", "_values", "width")
 
     def __init__(self) -> None:
         # The number of each subject, in ascending order.
-        self._subjects: dict[Subject, int] = {}
+        self._subjects: dict[tuple[str, str], int] = {}
         self._keys: IntArray = np.empty(0, np.int64)
         self._values: IntArray = np.empty(0, np.int64)
-        # A power of two.
         self.width = 1
 
     @classmethod
@@ -138,7 +130,7 @@ class Measures:
             at += new.searchsorted(keys)
         own = self._values[at]
         self._values[at] = np.where(keys < _MAXIMA, own + values, np.maximum(own, values))
-        # The final width depends only on the seconds that were measured, not on the order of merging.
+        # The final width depends on the measured seconds, not on the order of merging.
         if ((new >= _TIMELINE[0]) & (new < _TIMELINE[1])).any():
             while len(np.unique(self._keys[self._timeline()] & _INDEX_MASK)) > MAX_SECONDS:
                 self._widen(2 * self.width)
@@ -162,8 +154,7 @@ class Measures:
     def totals_only(self, latency_bits: int | None = None) -> Measures:
         """Return a copy without timeline, queues, reasons and span, for a commit message.
 
-        In its latencies each 2^`latency_bits` neighbouring buckets are one; None leaves them out. 7 bits are an octave,
-        the most.
+        Each 2^`latency_bits` neighbouring buckets of latencies become one, at most an octave (7). None omits latencies.
         """
         latencies, end = self._start(Metric.LATENCY), self._start(Metric.LATENCY + 1)
         if latency_bits is None:
@@ -202,12 +193,12 @@ class Measures:
         return skipped, dead
 
     def span_ms(self) -> tuple[int, int] | None:
-        """Return when the first request was written and when the last one was answered, epoch milliseconds."""
+        """Return the times of the first request and of the last answer, epoch milliseconds."""
         span = {metric: value for _, _, metric, _, value in self.entries(Metric.END_MS, Metric.START_MS)}
         return (-span[Metric.START_MS], span[Metric.END_MS]) if len(span) == 2 else None
 
     def latencies(self, broker: str | None) -> tuple[IntArray, IntArray]:
-        """Return bucket indices, ascending, and counts of one broker (None: of all); empty for an unknown one."""
+        """Return bucket indices, ascending, and counts of a broker (None: of all); empty for an unknown broker."""
         if broker is None:
             part = slice(self._start(Metric.LATENCY), self._start(Metric.LATENCY + 1))
             indices, places = np.unique(self._keys[part] & _INDEX_MASK, return_inverse=True)
@@ -230,18 +221,16 @@ class Measures:
         return p50, p90, p99, longest
 
     def pack(self) -> bytes:
-        """Return compressed bytes for `unpack`: a line of JSON, then differences of keys, and values.
-
-        The lowest bytes of all numbers come first, then the next higher ones. Nearly all of these are 0.
-        """
+        """Return compressed bytes for `unpack`: a line of JSON, then differences of keys, and values."""
         brokers, details = ([subject[place] for subject in self._subjects] for place in (0, 1))
         head = json.dumps([self.width, brokers, details], separators=(",", ":"))
+        # The lowest bytes of all numbers come first, because nearly all higher bytes are 0.
         numbers = np.concatenate((np.diff(self._keys, prepend=0), self._values)).astype("<i8")
         return zlib.compress(head.encode() + b"\n" + numbers.view(np.uint8).reshape(-1, 8).T.tobytes())
 
     @classmethod
     def unpack(cls, packed: bytes) -> Measures:
-        """Return the measurements that `pack` made bytes of; a `ValueError` for other bytes."""
+        """Return the measurements that `pack` has packed; raise a ValueError for other bytes."""
         try:
             head, _, data = zlib.decompress(packed).partition(b"\n")
             return cls._of_bytes(data, *json.loads(head))
@@ -258,9 +247,9 @@ class Measures:
         measures._values = numbers[1].copy()
         "".join(name for subject in measures._subjects for name in subject)  # a TypeError unless all names are text
         if type(width) is not int or not 1 <= width <= _INDEX_MASK or width & (width - 1):
-            raise ValueError("the width of the timeline is no power of two")
+            raise ValueError("the width of the timeline is not a power of two")
         if len(measures._subjects) != len(brokers) or (keys[1:] <= keys[:-1]).any() or keys.min(initial=0) < 0:
-            raise ValueError("a measurement or a subject is there twice, or out of order")
+            raise ValueError("a measurement or a subject is duplicated, or out of order")
         if (keys >> _METRIC_SHIFT > Metric.START_MS).any() or (measures._subject_numbers() >= len(brokers)).any():
             raise ValueError("a metric or a subject is unknown")
         latencies = slice(measures._start(Metric.LATENCY), measures._start(Metric.LATENCY + 1))
@@ -269,7 +258,7 @@ class Measures:
         return measures
 
     def describe(self) -> str:
-        """Return the number of brokers, and the sums of their rows and requests, for a ``repr``."""
+        """Return the number of brokers and the sums of their rows and requests, for a repr."""
         brokers = self.brokers.values()
         rows, requests = sum(each.rows for each in brokers), sum(each.requests for each in brokers)
         return f"brokers={len(brokers)} rows={rows} requests={requests}"
@@ -279,7 +268,7 @@ class Measures:
 
 
 def _sorted(keys: IntArray, values: IntArray) -> tuple[IntArray, IntArray]:
-    """Return the keys, ascending and each once, and their merged values."""
+    """Return the distinct keys, ascending, and their merged values."""
     order = keys.argsort(kind="stable")
     keys, values = keys[order], values[order]
     starts = np.flatnonzero(np.diff(keys, prepend=-1))

@@ -1,8 +1,4 @@
-"""Plots of a summary: latency distributions, and a timeline.
-
-matplotlib is imported when a plot is drawn. Figures have no background of their own, so that they fit light and dark
-pages. A summary without data gives a plot with labels and without lines.
-"""
+"""Plots of a summary: latency distributions, and a timeline. Drawing imports matplotlib."""
 
 from __future__ import annotations
 
@@ -22,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.axis import Axis
 
 _GREY: Final = "#7a7a7a"
-# Of middle lightness, so that they stand out from white and from black; brokers beyond take another line style.
+# Colours and transparent backgrounds fit light and dark pages. More brokers than colours have another line style.
 _COLOURS: Final = ("#3b82f6", "#e0662f", "#2a9d6f", "#c04fa8", "#a07d1c", "#7c6cd9", "#d04a5a", "#1f98a8")
 _STYLES: Final = ("-", "--", "-.", ":")
 _GRID: Final[Mapping[str, Any]] = {"color": _GREY, "alpha": 0.25, "linewidth": 0.6}
@@ -41,14 +37,14 @@ STYLE: Final[Mapping[str, Any]] = {
     "legend.frameon": False,
     "lines.linewidth": 1.8,
 }
-"""The same style for your own figures: ``matplotlib.pyplot.style.use(STYLE)``."""
+"""The style of the plots, for other figures: ``matplotlib.pyplot.style.use(STYLE)``."""
 
 # The unit of the time axis, by the shortest span that uses it (seconds).
 _UNITS: Final = ((2 * 86_400, "days", 86_400), (2 * 3_600, "hours", 3_600), (600, "minutes", 60), (0, "seconds", 1))
 
 
 def require(module: str, purpose: str) -> Any:
-    """Return an optional module, or raise an `ImportError` that says what to install."""
+    """Return an optional module, or raise an ImportError with the command that installs it."""
     try:
         return importlib.import_module(module)
     except ImportError as exc:
@@ -62,7 +58,7 @@ def plot_latencies(latencies: Mapping[str, tuple[IntArray, IntArray]], ax: Axes 
     for (broker, (indices, counts)), line in zip(latencies.items(), _lines(), strict=False):
         if not len(indices):
             continue
-        # The share of a bucket is reached at its end, as every quantile shows it.
+        # The curve reaches the share of a bucket at the bucket's end, as quantiles do.
         edges = [lowest_us(int(indices[0])) / 1000, *(highest_us(index) / 1000 for index in indices.tolist())]
         share = np.concatenate(([0.0], np.cumsum(counts) / counts.sum()))
         axes.step(np.maximum(edges, 0.001), share * 100, where="post", label=_label(broker), **line)
@@ -80,13 +76,10 @@ def plot_latencies(latencies: Mapping[str, tuple[IntArray, IntArray]], ax: Axes 
 def plot_timeline(
     timeline: Sequence[Mapping[str, Any]], brokers: Sequence[str], axes: Sequence[Axes] | None
 ) -> list[Axes]:
-    """Draw rows per second, largest latency and retries of each broker, one below the other.
-
-    `timeline` is that of `WriteSummary.timeline`; `brokers` are in the order of their colours in `plot_latencies`.
-    """
+    """Draw `WriteSummary.timeline`; `brokers` are in the order of their colours in `plot_latencies`."""
     panels = list(_new_axes(3, "plot_timeline()", figsize=(9, 6.5)) if axes is None else axes)
     if len(panels) != 3:
-        raise ValueError(f"plot_timeline() draws into 3 axes (rows, latency, retries), {len(panels)} were given")
+        raise ValueError(f"plot_timeline() needs 3 axes (rows, latency, retries), not {len(panels)}")
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
     from matplotlib.ticker import MaxNLocator
@@ -111,7 +104,7 @@ def plot_timeline(
         for panel, values in zip(panels, drawn, strict=False):
             panel.stairs(values, edges, baseline=None, label=_label(broker), **line)
         shade = {"color": line["color"], "alpha": 0.15, "linewidth": 0}
-        # Where a run of isolated buckets starts and ends, in turn.
+        # The start and the end of each run of isolated buckets.
         changes = np.flatnonzero(np.diff(drawn[3], prepend=0, append=0))
         for start, end in changes.reshape(-1, 2).tolist():
             for panel in panels:
@@ -125,7 +118,7 @@ def plot_timeline(
     latencies.set_yscale("log")
     _label_plainly(latencies.yaxis)
     for panel in (rates, retries):
-        # From 0; the upper limit grows with another plot into shared axes.
+        # The upper limit grows with another plot into shared axes.
         panel.set_ylim(0, max(1, panel.get_ylim()[1]), auto=True)
         panel.yaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True))
         panel.yaxis.set_major_formatter("{x:,.0f}")
@@ -145,7 +138,7 @@ def plot_timeline(
 
 def _label(name: str) -> str:
     """Return a label that matplotlib shows as `name`, without control characters."""
-    # Text between two unescaped "$" is a formula; legends leave out labels that begin with an underscore.
+    # Text between two "$" is a formula. Legends omit labels that begin with an underscore.
     label = escaped(name).replace("$", r"\$")
     return f" {label}" if label.startswith("_") else label
 

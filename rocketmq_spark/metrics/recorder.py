@@ -1,8 +1,4 @@
-"""Measures what one task sends.
-
-One thread at a time: the sender calls with its lock held. No measurement raises: a latency out of range is clamped, and
-counted as such.
-"""
+"""Measures what one task sends. The sender holds its lock during each call. No measurement raises an error."""
 
 from __future__ import annotations
 
@@ -18,8 +14,7 @@ from rocketmq_spark.model.message import MessageQueue
 # A broker may answer with any queue id and offset.
 _MAX_QUEUES: Final = 1 << 20
 _MAX_LONG: Final = 2**63 - 1
-
-# Rows of the timeline. When there are more, all measurements are merged into one table, which is smaller.
+# The most rows of the timeline. If there are more, all measurements are merged into one table, which is smaller.
 _MAX_TIMELINE: Final = 4_096
 # Less than any offset, and than any negative one.
 _NO_OFFSET: Final = -(1 << 63)
@@ -27,21 +22,18 @@ _NO_OFFSET: Final = -(1 << 63)
 
 @dataclass(frozen=True, slots=True)
 class PartitionReport:
-    """What a task sends back to the driver; `write_id` and `batch_id` are those of `Recorder`.
-
-    The measurements are bytes for `Measures.unpack`. So a damaged report, or one of another release, fails where it is
-    merged and can be counted, and not where Spark unpickles it.
-    """
+    """The report of a task of a write; `write_id` and `batch_id` are those of `Recorder`."""
 
     write_id: str
     batch_id: int
     partition_id: int
+    # Bytes, so that a damaged report, or one of another release, fails when it is merged and not when it is unpickled.
     packed: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class ReadReport:
-    """What a task of a read sends back: how many unreadable messages it skipped (``onUnreadable=skip``), by topic."""
+    """The report of a task of a read: the number of skipped messages by topic (``onUnreadable=skip``)."""
 
     skipped: Mapping[str, int]
 
@@ -49,9 +41,8 @@ class ReadReport:
 class Recorder:
     """Counts what one task sends, per broker, second and queue. Each `now` is monotonic time in seconds.
 
-    `write_id` is one batch write or one streaming query, `batch_id` the micro-batch (-1 in a batch write). `now` plus
-    `epoch_offset` is epoch time, so that the seconds of tasks on several hosts line up. The default is that of
-    ``time.monotonic``.
+    `write_id` identifies a batch write or a streaming query, `batch_id` the micro-batch (-1 in a batch write). `now`
+    plus `epoch_offset` is epoch time, which tasks on several hosts share.
     """
 
     def __init__(self, write_id: str, batch_id: int, partition_id: int, epoch_offset: float | None = None) -> None:
@@ -59,10 +50,10 @@ class Recorder:
         self.batch_id = batch_id
         self.partition_id = partition_id
         self._epoch_offset = time.time() - time.monotonic() if epoch_offset is None else epoch_offset
-        # Earlier measurements. There, a long timeline becomes coarser.
+        # Earlier measurements, with a coarser timeline.
         self._past = Measures()
         self._start_empty()
-        # Start and end of every isolation by broker, monotonic seconds; no two of a broker overlap.
+        # Start and end of every isolation by broker, monotonic seconds. Those of one broker do not overlap.
         self._isolations: dict[str, list[tuple[float, float]]] = {}
         self._first_now = float("inf")
         self._last_now = -float("inf")
@@ -84,12 +75,12 @@ class Recorder:
     ) -> None:
         """Count a request that a broker acknowledged, with its rows and bytes.
 
-        `latency_ms` counts from its last byte written to its acknowledgement. An impossible queue id, such as the -1 of
-        gRPC, leaves no receipt. `queue_offset` is that of its first row, negative if unknown.
+        `latency_ms` is the time between its last byte and its acknowledgement. `queue_offset` is that of its first row,
+        negative if unknown. Impossible queue ids, such as -1 over gRPC, are not counted by queue.
         """
         totals = self._totals[broker]
         latency = latency_ms * 1000
-        # Written so that NaN is clamped, too.
+        # `not >=` clamps NaN, too.
         if not latency >= LOWEST_US:
             latency = LOWEST_US
             totals[Metric.CLAMPED] += 1
@@ -124,13 +115,13 @@ class Recorder:
         second[1] += 1
 
     def record_retry(self, broker: str, reason: str, now: float) -> None:
-        """Count a failed attempt whose bytes will be sent again; `reason` names the error or the status."""
+        """Count a failed attempt that will be retried; `reason` names the error or the status."""
         self._totals[broker][Metric.RETRIES] += 1
         self._reasons[broker, reason][0] += 1
         self._second(broker, now)[2] += 1
 
     def record_failure(self, broker: str, code: str, now: float) -> None:
-        """Count a failed attempt after which its batch is given up; `code` names the error or the status."""
+        """Count a failed attempt that will not be retried; `code` names the error or the status."""
         self._totals[broker][Metric.FAILURES] += 1
         self._reasons[broker, code][1] += 1
         self._last_now = max(self._last_now, now)
@@ -146,12 +137,12 @@ class Recorder:
             isolations.append((now, now + duration_ms / 1000))
 
     def record_skipped(self, by_rule: Mapping[str, int]) -> None:
-        """Count rows that were skipped, by the rule that they break."""
+        """Count skipped rows by the rule that they break."""
         for rule, rows in by_rule.items():
             self._invalid[rule][0] += rows
 
     def record_dead_letters(self, by_rule: Mapping[str, int]) -> None:
-        """Count rows that go to the dead-letter topic, by the rule that they break."""
+        """Count rows for the dead-letter topic by the rule that they break."""
         for rule, rows in by_rule.items():
             self._invalid[rule][1] += rows
 
@@ -160,22 +151,20 @@ class Recorder:
         return PartitionReport(self.write_id, self.batch_id, self.partition_id, self._so_far().pack())
 
     def lines(self) -> list[str]:
-        """Return a line of rows, requests and latencies for every broker that took a request."""
+        """Return a line of rows, requests and latencies for every broker that received a request."""
         measures = self._so_far()
-        found = []
+        lines = []
         for name, broker in measures.brokers.items():
             if broker.sent_rows:
-                found.append(f"{name} {broker.sent_rows} rows in {broker.requests} requests")
+                lines.append(f"{name} {broker.sent_rows} rows in {broker.requests} requests")
             elif quantiles := measures.quantiles_ms(name):
                 p50, _, p99, longest = quantiles
-                found.append(
-                    f"{name} {broker.rows} rows in {broker.requests} requests "
-                    f"(p50 {p50:.1f} ms, p99 {p99:.1f} ms, max {longest:.1f} ms)"
-                )
-        return found
+                latencies = f"p50 {p50:.1f} ms, p99 {p99:.1f} ms, max {longest:.1f} ms"
+                lines.append(f"{name} {broker.rows} rows in {broker.requests} requests ({latencies})")
+        return lines
 
     def _so_far(self) -> Measures:
-        """Return a copy of the measurements, with every isolation until the last `now` that was recorded."""
+        """Return a copy of the measurements, with the isolations until the last recorded `now`."""
         measures = Measures()
         for part in (self._past, Measures.of(self._rows()), Measures.of(self._spans())):
             measures.merge(part)
@@ -220,13 +209,11 @@ class Recorder:
         if now > self._last_now:
             self._last_now = now
         if len(self._timeline) >= _MAX_TIMELINE:
-            # All other measurements of this request are complete, or come after this call.
+            # The caller does not change other tables of this request between two calls.
             self._past.merge(Measures.of(self._rows()))
             self._start_empty()
         return self._timeline[int(now + self._epoch_offset), broker]
 
     def __repr__(self) -> str:
-        return (
-            f"<Recorder write={self.write_id} batch={self.batch_id} partition={self.partition_id} "
-            f"{self._so_far().describe()}>"
-        )
+        place = f"write={self.write_id} batch={self.batch_id} partition={self.partition_id}"
+        return f"<Recorder {place} {self._so_far().describe()}>"

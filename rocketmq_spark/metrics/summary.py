@@ -1,14 +1,11 @@
-"""The driver's summary: the reports of all tasks, merged as they arrive, for the user to read.
-
-Writes and micro-batches stay apart. The newest are kept, and older ones are merged into one.
-"""
+"""The driver's summary of the reports of all tasks, for the user."""
 
 from __future__ import annotations
 
 import logging
 import threading
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from typing import IO, TYPE_CHECKING, Any, Final
 
 from rocketmq_spark.errors import OptionError
@@ -31,15 +28,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("rocketmq_spark.metrics")
 
-_KEPT: Final = 1_000
-# How many write ids an error names.
-_SHOWN: Final = 5
-
 _COUNTS: Final = {
     "rows": "rows", "sent_rows": "sent_rows", "requests": "requests", "bytes": "nbytes", "retries": "retries",
     "failures": "failures",
 }  # fmt: skip
-# Without an offset the broker's answer had none.
 _RECEIPT: Final = {
     "rows": Metric.QUEUE_ROWS, "first_offset": Metric.FIRST_OFFSET, "last_offset": Metric.LAST_OFFSET,
 }  # fmt: skip
@@ -55,33 +47,29 @@ _EMPTY: Final = "No task has ended yet."
 
 
 class WriteSummary:
-    """The measurements of every write of a session.
+    """The measurements of every write of a session, without running tasks and failed attempts of tasks.
 
-    Latencies cover successful attempts only. A running task, and an attempt of a task that failed, are not included. In
-    every method, a `write_id` of None means all writes. An unknown one has no data; showing or drawing it raises
-    `OptionError`.
-
-    The newest `keep` writes and micro-batches are kept apart. Older ones are merged into one without a write id.
-    `reports` were merged; `dropped_reports` could not be, and the reason was logged.
+    A `write_id` of None means all writes. An unknown one has no data; showing or drawing it raises `OptionError`. The
+    newest `keep` writes and micro-batches are separate; older ones are merged and have no write id. `reports` is the
+    number of merged reports, `dropped_reports` of those with an error, which is logged.
     """
 
-    def __init__(self, keep: int = _KEPT) -> None:
+    def __init__(self, keep: int = 1_000) -> None:
         self.reports = 0
         self.dropped_reports = 0
         self._keep = keep
-        # Guards merging and reading.
         self._lock = threading.Lock()
         self._writes: dict[tuple[str, int], Measures] = {}
         self._older = Measures()
         self._skipped_by_reads: Counter[str] = Counter()
 
     def keys(self) -> list[tuple[str, int]]:
-        """Return write id and batch id (-1 in a batch write) of what is kept apart, oldest first."""
+        """Return write id and batch id (-1 in a batch write) of the separate writes, oldest first."""
         with self._lock:
             return list(self._writes)
 
     def measures(self, write_id: str | None = None) -> Measures:
-        """Return all measurements, merged, as a copy."""
+        """Return a merged copy of all measurements."""
         merged = Measures()
         with self._lock:
             if write_id is None:
@@ -94,12 +82,11 @@ class WriteSummary:
     def to_dict(self, write_id: str | None = None) -> dict[str, dict[str, Any]]:
         """Return the measurements of every broker, by name.
 
-        A broker has ``rows`` (stored), ``sent_rows`` (``sendMode=oneway``: it is unknown whether they are stored),
-        ``requests``, ``bytes``, ``retries``, ``failures``, ``p50_ms``, ``p90_ms``, ``p99_ms``, ``max_ms`` (None
-        without a successful attempt), ``retries_by_reason``, ``failures_by_code``, ``queues``
-        (``{topic: {queue id: {"rows", "first_offset", "last_offset"}}}``, ids as text so that it is JSON; an unknown
-        offset is None; empty over gRPC, where a proxy returns neither), ``isolated_times``, ``isolated_ms`` (both
-        summed over tasks).
+        They are ``rows`` (stored), ``sent_rows`` (with ``sendMode=oneway``, perhaps stored), ``requests``, ``bytes``,
+        ``retries``, ``failures``, ``p50_ms``, ``p90_ms``, ``p99_ms``, ``max_ms`` (None without a successful attempt),
+        ``retries_by_reason``, ``failures_by_code``, ``queues``, ``isolated_times`` and ``isolated_ms`` (summed over
+        tasks). ``queues`` is ``{topic: {queue id: {"rows", "first_offset", "last_offset"}}}``, with ids as text for
+        JSON, and None for an unknown offset. It is empty over gRPC, because proxies return neither.
         """
         measures = self.measures(write_id)
         by_broker: dict[str, dict[str, Any]] = {
@@ -126,21 +113,20 @@ class WriteSummary:
         return by_broker
 
     def by_write(self, write_id: str | None = None) -> list[dict[str, Any]]:
-        """Return the sums over all brokers for each write and micro-batch that is kept apart, oldest first.
+        """Return the sums over all brokers for each separate write and micro-batch, oldest first.
 
-        Each has ``write_id``, ``batch_id`` (-1 in a batch write), ``start`` (epoch seconds: the first request was
-        written), ``duration_s`` (until the last one was answered), then ``rows`` to ``max_ms`` as in `to_dict`. A write
-        without a request has None for ``start`` and ``duration_s``. ``pandas.DataFrame(...)`` accepts the list.
+        They are ``write_id``, ``batch_id`` (-1 in a batch write), ``start`` (of the first request, epoch seconds),
+        ``duration_s`` (until the last answer), and ``rows`` to ``max_ms`` as in `to_dict`. Without a request ``start``
+        and ``duration_s`` are None. ``pandas.DataFrame(...)`` accepts the list.
         """
         with self._lock:
             return [_of_write(*key, measures) for key, measures in self._writes.items() if write_id in (None, key[0])]
 
     def invalid_rows(self, write_id: str | None = None) -> dict[str, Any]:
-        """Return how many rows no broker could store as they were.
+        """Return the numbers of invalid rows.
 
-        They are ``skipped`` (``onError=skip``: in no topic), ``skipped_by_rule`` (``{rule: rows}``), ``dead_lettered``
-        (``onError=deadLetter``: stored in the dead-letter topic, and among its broker's ``rows``), and
-        ``dead_lettered_by_rule``.
+        With ``onError=skip`` they are ``skipped`` and ``skipped_by_rule`` (``{rule: rows}``). With
+        ``onError=deadLetter`` they are ``dead_lettered`` and ``dead_lettered_by_rule``, and also count as ``rows``.
         """
         skipped, dead_lettered = self.measures(write_id).invalid_rows()
         return {
@@ -151,9 +137,9 @@ class WriteSummary:
         }
 
     def skipped_by_reads(self) -> dict[str, int]:
-        """Return how many unreadable messages reads with ``onUnreadable=skip`` have skipped, by topic.
+        """Return the number of unreadable messages that reads have skipped (``onUnreadable=skip``), by topic.
 
-        Each run of a task counts: two actions on one DataFrame count its messages twice.
+        Each run of a task counts, so two actions on one DataFrame count its messages twice.
         """
         with self._lock:
             return dict(sorted(self._skipped_by_reads.items()))
@@ -161,8 +147,8 @@ class WriteSummary:
     def timeline(self, write_id: str | None = None) -> list[dict[str, Any]]:
         """Return one row per bucket of time and broker, oldest first.
 
-        It has ``second`` (epoch seconds of the bucket's start), ``width_s``, ``broker``, ``rows`` (with oneway, those
-        sent), ``requests``, ``retries``, ``max_ms``, ``isolated``.
+        It has ``second`` (epoch seconds of the bucket's start), ``width_s``, ``broker``, ``rows`` (with
+        ``sendMode=oneway`` those sent), ``requests``, ``retries``, ``max_ms``, ``isolated``.
         """
         measures = self.measures(write_id)
         rows: dict[tuple[int, str], list[int]] = {}
@@ -192,7 +178,7 @@ class WriteSummary:
         return histogram
 
     def to_pandas(self, write_id: str | None = None) -> pd.DataFrame:
-        """Return the numbers of `to_dict` as a pandas DataFrame indexed by broker; an `ImportError` without pandas."""
+        """Return the numbers of `to_dict` as a pandas DataFrame indexed by broker."""
         from rocketmq_spark.metrics.plots import require
 
         rows = [[name, *(numbers[column] for column in _COLUMNS)] for name, numbers in self.to_dict(write_id).items()]
@@ -208,7 +194,7 @@ class WriteSummary:
         table_view.print_table(_HEADINGS, self._cells(write_id), _LAYOUT, notes=notes, empty=_EMPTY, file=file)
 
     def plot(self, ax: Axes | None = None, write_id: str | None = None) -> Axes:
-        """Draw each broker's cumulative latency distribution; an `ImportError` without matplotlib."""
+        """Draw each broker's cumulative latency distribution."""
         from rocketmq_spark.metrics import plots
 
         self._require(write_id)
@@ -216,34 +202,30 @@ class WriteSummary:
         return plots.plot_latencies({broker: measures.latencies(broker) for broker in measures.brokers}, ax)
 
     def plot_timeline(self, axes: Sequence[Axes] | None = None, write_id: str | None = None) -> list[Axes]:
-        """Draw rows per second, largest latency and retries of each broker over time into three axes.
-
-        Isolation is shaded. Without `axes` there is a new figure; without matplotlib it is an `ImportError`.
-        """
+        """Draw rows per second, largest latency, retries and isolation of each broker into 3 axes (default: new)."""
         from rocketmq_spark.metrics import plots
 
         self._require(write_id)
         return plots.plot_timeline(self.timeline(write_id), list(self.measures(write_id).brokers), axes)
 
     def notes(self, write_id: str | None = None) -> list[str]:
-        """Return what a reader of the numbers must know."""
+        """Return sentences that explain the numbers."""
         measures = self.measures(write_id)
         notes = invalid_notes(measures)
-        skipped = self.skipped_by_reads() if write_id is None else {}
-        if skipped:
+        if write_id is None and (skipped := self.skipped_by_reads()):
             topics = ", ".join(f"{topic} {count}" for topic, count in skipped.items())
             notes.append(f"{sum(skipped.values())} unreadable messages skipped by reads: {topics}.")
         notes += ["Latencies cover successful attempts only; numbers appear as tasks end.", *sent_notes(measures)]
-        dropped = self.dropped_reports
-        if dropped:
-            notes.append(f"{dropped} reports of tasks could not be read (see the log): their rows are missing.")
-        clamped = sum(broker.clamped for broker in measures.brokers.values())
-        if clamped:
+        if self.dropped_reports:
+            notes.append(
+                f"{self.dropped_reports} reports of tasks could not be read (see the log): their rows are missing."
+            )
+        if clamped := sum(broker.clamped for broker in measures.brokers.values()):
             notes.append(f"{clamped} latencies lay outside 1 us .. 1 hour and count as the nearer end.")
         return notes
 
     def reset(self) -> None:
-        """Forget everything. Tasks that are still running will report all their measurements when they end."""
+        """Remove all measurements. Running tasks will still report all of theirs."""
         with self._lock:
             self._writes.clear()
             self._older = Measures()
@@ -251,12 +233,12 @@ class WriteSummary:
             self.reports = self.dropped_reports = 0
 
     def _require(self, write_id: str | None) -> None:
-        """Raise `OptionError` if a write that is to be shown is unknown."""
+        """Raise `OptionError` for an unknown write."""
         known = list(dict.fromkeys(key for key, _ in self.keys()))
         if write_id is None or write_id in known:
             return
-        shown = f"the newest are {', '.join(known[-_SHOWN:])}" if known else "no task of any has ended yet"
-        raise OptionError(f"write_id={write_id!r} is no write that is kept apart: {shown}")
+        newest = f"the newest are {', '.join(known[-5:])}" if known else "no task of a write has ended"
+        raise OptionError(f"write_id={write_id!r} is not a known write: {newest}")
 
     def _merge(self, report: PartitionReport | ReadReport) -> None:
         if isinstance(report, ReadReport):
@@ -271,7 +253,6 @@ class WriteSummary:
                 self._older.merge(self._writes.pop(next(iter(self._writes))))
 
     def _cells(self, write_id: str | None) -> list[list[str]]:
-        """Return the rows of the table."""
         cells = []
         for name, numbers in self.to_dict(write_id).items():
             row = [f"{numbers[key]:,}" for key in ("rows", "requests", "retries", "failures", "isolated_times")]
@@ -288,28 +269,25 @@ class WriteSummary:
 
 
 def merge_into(summary: WriteSummary, report: object) -> None:
-    """Add a task's report to `summary`, in place.
-
-    Never raises: a report that cannot be merged is counted in ``dropped_reports`` and logged, and changes nothing else.
-    """
+    """Add a task's report to `summary`; count and log a report that cannot be merged. Never raises."""
     try:
         if not isinstance(report, PartitionReport | ReadReport):
             raise TypeError(f"a PartitionReport was expected, not {type(report).__name__}")
         summary._merge(report)
     except Exception as exc:
-        # The one place that catches every error: Spark's scheduler waits for this, and the rows are stored anyway.
+        # Every error is caught, because Spark's scheduler waits for this call, and the rows are stored.
         with summary._lock:
             summary.dropped_reports += 1
         logger.warning("the metrics of a task are lost, its rows are not: %s: %s", type(exc).__name__, exc)
 
 
 def invalid_notes(measures: Measures) -> list[str]:
-    """Return a sentence on the rows that were skipped, and one on those sent to the dead-letter topic, if any."""
+    """Return a sentence on skipped rows, and one on rows for the dead-letter topic, if any."""
     notes = []
-    for what, by_rule in zip(("skipped", "sent to the dead-letter topic"), measures.invalid_rows(), strict=True):
+    for fate, by_rule in zip(("skipped", "sent to the dead-letter topic"), measures.invalid_rows(), strict=True):
         if by_rule:
             rules = ", ".join(f"{rows} {rule}" for rule, rows in sorted(by_rule.items(), key=lambda item: -item[1]))
-            notes.append(f"{sum(by_rule.values())} invalid rows {what}: {rules}.")
+            notes.append(f"{sum(by_rule.values())} invalid rows {fate}: {rules}.")
     return notes
 
 
@@ -319,13 +297,12 @@ def sent_notes(measures: Measures) -> list[str]:
     if not sent:
         return []
     brokers = ", ".join(f"{broker} {rows}" for broker, rows in sent.items())
-    text = f"{sum(sent.values())} rows were sent with sendMode=oneway ({brokers}): nobody acknowledged them"
-    return [f"{text}, whether they are stored is unknown."]
+    text = f"{sum(sent.values())} rows were sent with sendMode=oneway ({brokers}), without an acknowledgement"
+    return [f"{text}: it is unknown whether they are stored."]
 
 
-def _counts(brokers: Iterable[BrokerTotals]) -> dict[str, int]:
-    found = list(brokers)
-    return {name: sum(getattr(broker, attribute) for broker in found) for name, attribute in _COUNTS.items()}
+def _counts(brokers: Collection[BrokerTotals]) -> dict[str, int]:
+    return {name: sum(getattr(broker, attribute) for broker in brokers) for name, attribute in _COUNTS.items()}
 
 
 def _quantiles(measures: Measures, broker: str | None) -> dict[str, float | None]:

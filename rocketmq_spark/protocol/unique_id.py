@@ -13,7 +13,7 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final
@@ -55,76 +55,67 @@ class _Generator:
     rng: random.Random = field(default_factory=random.SystemRandom)
     getpid: Callable[[], int] = os.getpid
 
+    def __post_init__(self) -> None:
+        self._of_process = self.getpid(), self._begin()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} pid={self._of_process[0]}>"
+
+    def next_id(self) -> str:
+        """Return an id that no other call returns, in upper-case hex digits."""
+        pid, draw = self._of_process
+        if pid != self.getpid():
+            # Several threads of a new process may do this at once. Their prefixes differ, and so do their ids.
+            _, draw = self._of_process = self.getpid(), self._begin()
+        return draw()
+
+    def _begin(self) -> Callable[[], str]:
+        """Return a function that draws ids with a new prefix."""
+        raise NotImplementedError
+
 
 @dataclass(eq=False, repr=False)
 class UniqueIdGenerator(_Generator):
-    """Draws ids for remoting; `ip` has 4 bytes, or 16 on a host that has IPv6 only."""
+    """Draws ids for remoting: 32 digits, or 56 with an `ip` of 16 bytes on a host that has IPv6 only."""
 
     ip: bytes
 
-    def __post_init__(self) -> None:
-        self._sequence = self._new_sequence()
-
-    def __repr__(self) -> str:
-        return f"<UniqueIdGenerator {self._sequence.prefix.hex().upper()}>"
-
-    def next_id(self) -> str:
-        """Return an id that no other call returns: 32 upper-case hex digits, 56 on IPv6."""
-        sequence = self._sequence
-        if sequence.pid != self.getpid():
-            # Several threads of a new process may do this at once. Their prefixes differ, and so do their ids.
-            sequence = self._sequence = self._new_sequence()
-        return sequence.next_id(self.wall_clock())
-
-    def _new_sequence(self) -> _Sequence:
-        return _Sequence(self.ip, self.getpid(), self.rng, self.wall_clock())
+    def _begin(self) -> Callable[[], str]:
+        return _Sequence(self.ip, self.getpid(), self.rng, self.wall_clock).next_id
 
 
 class _Sequence:
-    def __init__(self, ip: bytes, pid: int, rng: random.Random, now: float) -> None:
-        self.pid = pid
+    def __init__(self, ip: bytes, pid: int, rng: random.Random, clock: Callable[[], float]) -> None:
         self._ip = ip
+        self._pid = pid
         self._rng = rng
+        self._clock = clock
         self._lock = threading.Lock()
         self._last = -1
-        self._begin_month(now)
+        self._begin_month(clock())
 
-    def next_id(self, now: float) -> str:
+    def next_id(self) -> str:
+        now = self._clock()
         with self._lock:
             if now >= self._month_end:
                 self._begin_month(now)
             # After a clock that is set back, or in a full millisecond, the sequence runs ahead of the time.
             self._last = max(self._last + 1, int((now - self._month_start) * 1000) << 16)
-            return unique_id(self.prefix, self._last)
+            return unique_id(self._prefix, self._last)
 
     def _begin_month(self, now: float) -> None:
-        self.prefix = unique_id_prefix(self._ip, self.pid, self._rng.getrandbits(32))
+        self._prefix = unique_id_prefix(self._ip, self._pid, self._rng.getrandbits(32))
         self._month_start = _month_start(now)
         # 32 days after the first of a month is always in the next one.
         self._month_end = _month_start(self._month_start + 32 * 86_400)
         self._last = -1
 
 
-@dataclass(eq=False, repr=False)
 class MessageIdGenerator(_Generator):
-    """Draws message ids for gRPC."""
+    """Draws message ids for gRPC: 34 digits."""
 
-    def __post_init__(self) -> None:
-        self._of_process = self._begin()
-
-    def __repr__(self) -> str:
-        return f"<MessageIdGenerator {self._of_process[1]}>"
-
-    def next_id(self) -> str:
-        """Return an id that no other call returns: 34 upper-case hex digits."""
-        pid, prefix, numbers = self._of_process
-        if pid != self.getpid():
-            # As in `UniqueIdGenerator.next_id`.
-            _, prefix, numbers = self._of_process = self._begin()
-        return f"{prefix}{next(numbers):016X}"
-
-    def _begin(self) -> tuple[int, str, Iterator[int]]:
-        pid = self.getpid()
-        prefix = message_id_prefix(pid, self.rng).hex().upper()
+    def _begin(self) -> Callable[[], str]:
+        prefix = message_id_prefix(self.getpid(), self.rng).hex().upper()
+        numbers = itertools.count(message_id_sequence(self.wall_clock()))
         # next() of a count is one step of the interpreter, so no two threads get the same number.
-        return pid, prefix, itertools.count(message_id_sequence(self.wall_clock()))
+        return lambda: f"{prefix}{next(numbers):016X}"

@@ -11,7 +11,6 @@ but flow control into INTERNAL_SERVER_ERROR with the broker's text.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Final, NamedTuple, TypeAlias
 
 from rocketmq_spark.errors import (
@@ -136,14 +135,12 @@ class Code(AnswerCode):
 _CODES: Final[Mapping[int, Code]] = {int(code): code for code in Code}
 
 # The codes of a send that mean "stored".
-STORED: Final[Mapping[int, SendStatus]] = MappingProxyType(
-    {
-        int(Code.OK): SendStatus.SEND_OK,
-        int(Code.HA_NOT_AVAILABLE): SendStatus.SLAVE_NOT_AVAILABLE,
-        int(Code.MASTER_PERSISTENCE_TIMEOUT): SendStatus.FLUSH_DISK_TIMEOUT,
-        int(Code.SLAVE_PERSISTENCE_TIMEOUT): SendStatus.FLUSH_SLAVE_TIMEOUT,
-    }
-)
+STORED: Final[Mapping[int, SendStatus]] = {
+    int(Code.OK): SendStatus.SEND_OK,
+    int(Code.HA_NOT_AVAILABLE): SendStatus.SLAVE_NOT_AVAILABLE,
+    int(Code.MASTER_PERSISTENCE_TIMEOUT): SendStatus.FLUSH_DISK_TIMEOUT,
+    int(Code.SLAVE_PERSISTENCE_TIMEOUT): SendStatus.FLUSH_SLAVE_TIMEOUT,
+}
 
 _BY_HUNDREDS: Final[Mapping[int, _AnswerError]] = {
     400: MessageRefusedException,

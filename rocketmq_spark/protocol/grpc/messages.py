@@ -56,7 +56,6 @@ _REFUSED: Final = frozenset(name for name, how in _CARRIED.items() if how is Car
 _NOT_USERS: Final = frozenset(name for name, how in _CARRIED.items() if how is not Carried.PROPERTY)
 
 _REMOTING: Final = "the gRPC protocol can't carry it; use transport=remoting"
-_WRITABLE: Final = (pb.WRITE, pb.READ_WRITE)
 
 
 def encode_send_request(request: SendRequest, *, namespace: str = "", born_host: str = "") -> bytes:
@@ -205,7 +204,9 @@ def route_of(reply: service.QueryRouteResponse, endpoints: Iterable[str]) -> Top
     for queue in reply.message_queues:
         _check("addresses of a broker", len(queue.broker.endpoints.addresses), MAX_ADDRESSES)
     candidates = [
-        queue for queue in reply.message_queues if queue.permission in _WRITABLE and queue.broker.id == MASTER_ID
+        queue
+        for queue in reply.message_queues
+        if queue.permission in (pb.WRITE, pb.READ_WRITE) and queue.broker.id == MASTER_ID
     ]
     # The connector cannot send a type that this protocol version does not have.
     known = frozenset(pb.MessageType.values())

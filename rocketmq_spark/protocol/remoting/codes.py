@@ -9,7 +9,6 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Final, TypeAlias, TypeVar
 
 from rocketmq_spark.errors import (
@@ -92,7 +91,7 @@ class AnswerCode(enum.IntEnum):
     error: _Error | None
     hint: str
 
-    def __new__(cls: type[CodeT], number: int, error: type[MQBrokerException] | None = None, hint: str = "") -> CodeT:
+    def __new__(cls: type[CodeT], number: int, error: _Error | None = None, hint: str = "") -> CodeT:
         """Return the member of one row."""
         code = int.__new__(cls, number)
         code._value_, code.error, code.hint = number, error, hint
@@ -146,7 +145,7 @@ _CODES: Final[Mapping[int, ResponseCode]] = {int(code): code for code in Respons
 NO_NAME_SERVER: Final = 10004
 
 # The response codes of a send that mean "stored".
-STORED: Final[Mapping[int, SendStatus]] = MappingProxyType({int(status.value): status for status in SendStatus})
+STORED: Final[Mapping[int, SendStatus]] = {int(status.value): status for status in SendStatus}
 
 PASSING_TROUBLE: Final = (
     # 4.x brokers say SYSTEM_ERROR where 5.x say SYSTEM_BUSY.

@@ -31,8 +31,6 @@ INNER_BATCH: Final = 0xC0
 CRC_MASK: Final = 0x7FFFFFFF
 # The property with the number of offsets of an inner batch. Brokers count by it.
 _INNER_NUM: Final = "INNER_NUM"
-# The most characters of a property entry in a reason.
-_SHOWN: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +126,7 @@ def _properties_fault(data: Buffer) -> str | None:
         return fault
     for entry in str(data, "utf-8").split(PROPERTY_SEPARATOR):
         if entry and NAME_VALUE_SEPARATOR not in entry:
-            text = escaped(entry, _SHOWN)
+            text = escaped(entry, 100)
             return f"the property string has an entry without the separator 0x01 of name and value: '{text}'"
     return None
 

@@ -138,7 +138,7 @@ def test_timeline_goes_into_axes_that_are_given(pyplot: Any) -> None:
     assert panels == list(axes[:, 1])
     assert [len(panel.patches) for panel in axes[:, 0]] == [0] * 3
     assert panels[0].get_legend() is not None
-    with pytest.raises(ValueError, match=r"draws into 3 axes \(rows, latency, retries\), 2 were given"):
+    with pytest.raises(ValueError, match=r"needs 3 axes \(rows, latency, retries\), not 2"):
         with_a_fault().plot_timeline(axes[0])
 
 

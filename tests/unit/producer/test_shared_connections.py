@@ -147,7 +147,7 @@ def test_producer_with_another_connection_option_does_not_start(make_producer: M
 def test_error_names_each_option_that_differs_and_no_value(make_producer: Make) -> None:
     other = {**KEYS, "secret_key": "other-hush", "name_server": "10.9.9.9:9876", "use_tls": True}
     text = refusal(make_producer, KEYS, other)
-    assert "whose name_server, use_tls, secret_key differ. Give" in text
+    assert "whose name_server, use_tls, secret_key differ. Set" in text
     assert "10.9.9.9" not in text
 
 

@@ -122,7 +122,7 @@ def test_an_attempt_s_error_belongs_to_one_site(error: RocketMQError, site: Faul
 
 def test_custom_ladder_replaces_only_its_part_of_the_preset() -> None:
     own = preset_of("v5", not_available_duration=(1, 2, 3, 4, 5, 6, 7))
-    assert own.latency_max == PRESETS["v5"].ladder.latency_max
+    assert own.latency_max == PRESETS["v5"].latency_max
     assert own.not_available_ms(10_000) == 6
     assert own.isolation_latency_ms == 10_000
     assert preset_of("legacy") == PRESETS["legacy"]
@@ -145,7 +145,7 @@ def test_strategy_follows_the_options() -> None:
 
 def test_ladders_of_all_presets_have_the_number_of_steps_options_expect() -> None:
     for preset in PRESETS.values():
-        assert len(preset.latency_max) == len(preset.ladder.not_available_duration) == _PRESET_STEPS
+        assert len(preset.latency_max) == len(preset.not_available_duration) == _PRESET_STEPS
 
 
 def test_presets_equal_the_allowed_values_of_the_option() -> None:
