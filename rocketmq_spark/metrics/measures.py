@@ -152,10 +152,7 @@ class Measures:
         return (self._keys >> _INDEX_BITS) & _SUBJECT_MASK
 
     def totals_only(self, latency_bits: int | None = None) -> Measures:
-        """Return a copy without timeline, queues, reasons and span, for a commit message.
-
-        Each 2^`latency_bits` neighbouring buckets of latencies become one, at most an octave (7). None omits latencies.
-        """
+        """Return a copy with totals and, unless None, latencies in 2^`latency_bits` times wider buckets (at most 7)."""
         latencies, end = self._start(Metric.LATENCY), self._start(Metric.LATENCY + 1)
         if latency_bits is None:
             end = latencies

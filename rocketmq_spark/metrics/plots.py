@@ -145,9 +145,8 @@ def _label(name: str) -> str:
 
 def _lines() -> Iterator[dict[str, Any]]:
     """Yield a different line style for each broker."""
-    for style in itertools.cycle(_STYLES):
-        for colour in _COLOURS:
-            yield {"color": colour, "linestyle": style, "linewidth": 1.8}
+    for style, colour in itertools.cycle(itertools.product(_STYLES, _COLOURS)):
+        yield {"color": colour, "linestyle": style, "linewidth": 1.8}
 
 
 def _dress(axes: Axes) -> None:

@@ -137,10 +137,7 @@ class WriteSummary:
         }
 
     def skipped_by_reads(self) -> dict[str, int]:
-        """Return the number of unreadable messages that reads have skipped (``onUnreadable=skip``), by topic.
-
-        Each run of a task counts, so two actions on one DataFrame count its messages twice.
-        """
+        """Return the messages that reads skipped (``onUnreadable=skip``) by topic, for each run of a task again."""
         with self._lock:
             return dict(sorted(self._skipped_by_reads.items()))
 
@@ -225,7 +222,7 @@ class WriteSummary:
         return notes
 
     def reset(self) -> None:
-        """Remove all measurements. Running tasks will still report all of theirs."""
+        """Remove all measurements. Running tasks will still report their measurements."""
         with self._lock:
             self._writes.clear()
             self._older = Measures()

@@ -7,6 +7,7 @@ body; type 0 is the ZLIB of old clients. Follows ``CompressionType.java``, ``Com
 from __future__ import annotations
 
 import enum
+import math
 import zlib
 from typing import Final
 
@@ -24,8 +25,7 @@ MAX_DECOMPRESSED: Final = 64 * 1024 * 1024
 _CHUNK: Final = 64 * 1024
 
 # LZ4's names of its block sizes (frame format: BD byte). The smallest is used, because readers allocate a block.
-_LZ4_BLOCKS: Final = ((64 * 1024, 4), (256 * 1024, 5), (1024 * 1024, 6))
-_LZ4_LARGEST: Final = 7
+_LZ4_BLOCKS: Final = ((64 * 1024, 4), (256 * 1024, 5), (1024 * 1024, 6), (math.inf, 7))
 
 
 class CompressionType(enum.Enum):
@@ -54,10 +54,8 @@ class CompressionType(enum.Enum):
         if not sys_flag & COMPRESSED_FLAG:
             return None
         bits = sys_flag & _TYPE_MASK
-        if bits == 0:
-            return cls.ZLIB
         try:
-            return cls(bits)
+            return cls(bits or cls.ZLIB.value)
         except ValueError:
             raise CompressionError(
                 f"sysFlag 0x{sys_flag:X} says compression type {bits >> 8}: known are 0 and 3 (ZLIB), 1 (LZ4), 2 (ZSTD)"
@@ -84,7 +82,7 @@ def compress(body: Buffer, kind: CompressionType, level: int = DEFAULT_LEVEL) ->
         if kind is CompressionType.LZ4:
             import lz4.frame
 
-            block_size = next((name for size, name in _LZ4_BLOCKS if len(body) <= size), _LZ4_LARGEST)
+            block_size = next(name for size, name in _LZ4_BLOCKS if len(body) <= size)
             return bytes(lz4.frame.compress(body, block_size=block_size, block_linked=False, store_size=False))
         import pyarrow as pa
 
@@ -96,10 +94,7 @@ def compress(body: Buffer, kind: CompressionType, level: int = DEFAULT_LEVEL) ->
 
 
 def decompress(body: Buffer, sys_flag: int, *, limit: int = MAX_DECOMPRESSED) -> bytes:
-    """Return a body decompressed, or unchanged if it is not compressed.
-
-    Raises a CompressionError if the body has another format, is cut off, or unpacks to more than `limit` bytes.
-    """
+    """Return a stored body decompressed; raise a CompressionError if it is damaged or longer than `limit` bytes."""
     kind = CompressionType.of_sys_flag(sys_flag)
     if kind is None:
         return bytes(body)

@@ -46,31 +46,28 @@ def _month_start(now: float) -> float:
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class _Generator:
-    """Draws ids for all threads of a process; a fork may inherit it.
-
-    With a seeded `rng`, the prefixes of a fork and its parent differ only in the pid.
-    """
+    """Draws ids for all threads of a process and its forks. With a seeded `rng`, only the pid of their ids differs."""
 
     wall_clock: Callable[[], float] = time.time
     rng: random.Random = field(default_factory=random.SystemRandom)
     getpid: Callable[[], int] = os.getpid
 
     def __post_init__(self) -> None:
-        self._of_process = self.getpid(), self._begin()
+        self._of_process = self._begin(self.getpid())
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} pid={self._of_process[0]}>"
+        return f"<{type(self).__name__} {self._of_process[1].hex().upper()}>"
 
     def next_id(self) -> str:
         """Return an id that no other call returns, in upper-case hex digits."""
-        pid, draw = self._of_process
+        pid, _, draw = self._of_process
         if pid != self.getpid():
             # Several threads of a new process may do this at once. Their prefixes differ, and so do their ids.
-            _, draw = self._of_process = self.getpid(), self._begin()
+            _, _, draw = self._of_process = self._begin(self.getpid())
         return draw()
 
-    def _begin(self) -> Callable[[], str]:
-        """Return a function that draws ids with a new prefix."""
+    def _begin(self, pid: int) -> tuple[int, bytes, Callable[[], str]]:
+        """Return the process id, a new prefix, and the function that draws ids."""
         raise NotImplementedError
 
 
@@ -80,8 +77,9 @@ class UniqueIdGenerator(_Generator):
 
     ip: bytes
 
-    def _begin(self) -> Callable[[], str]:
-        return _Sequence(self.ip, self.getpid(), self.rng, self.wall_clock).next_id
+    def _begin(self, pid: int) -> tuple[int, bytes, Callable[[], str]]:
+        sequence = _Sequence(self.ip, pid, self.rng, self.wall_clock)
+        return pid, sequence.prefix, sequence.next_id
 
 
 class _Sequence:
@@ -101,10 +99,10 @@ class _Sequence:
                 self._begin_month(now)
             # After a clock that is set back, or in a full millisecond, the sequence runs ahead of the time.
             self._last = max(self._last + 1, int((now - self._month_start) * 1000) << 16)
-            return unique_id(self._prefix, self._last)
+            return unique_id(self.prefix, self._last)
 
     def _begin_month(self, now: float) -> None:
-        self._prefix = unique_id_prefix(self._ip, self._pid, self._rng.getrandbits(32))
+        self.prefix = unique_id_prefix(self._ip, self._pid, self._rng.getrandbits(32))
         self._month_start = _month_start(now)
         # 32 days after the first of a month is always in the next one.
         self._month_end = _month_start(self._month_start + 32 * 86_400)
@@ -114,8 +112,9 @@ class _Sequence:
 class MessageIdGenerator(_Generator):
     """Draws message ids for gRPC: 34 digits."""
 
-    def _begin(self) -> Callable[[], str]:
-        prefix = message_id_prefix(self.getpid(), self.rng).hex().upper()
+    def _begin(self, pid: int) -> tuple[int, bytes, Callable[[], str]]:
+        prefix = message_id_prefix(pid, self.rng)
         numbers = itertools.count(message_id_sequence(self.wall_clock()))
         # next() of a count is one step of the interpreter, so no two threads get the same number.
-        return lambda: f"{prefix}{next(numbers):016X}"
+        text = prefix.hex().upper()
+        return pid, prefix, lambda: f"{text}{next(numbers):016X}"

@@ -84,8 +84,7 @@ def tls_settings(options: ConnectionOptions) -> TlsSettings | None:
 
 def check_connection(options: ConnectionOptions) -> None:
     """Raise an OptionError for a missing package or class, or an unusable file, which would fail in every task."""
-    tls = tls_settings(options)
-    if tls is not None:
+    if tls := tls_settings(options):
         tls.context()
     credentials_of(options)
     if options.over_grpc:
@@ -98,10 +97,7 @@ def client_id_of(options: ConnectionOptions, instance_name: str) -> str:
 
 
 def new_transport(options: ConnectionOptions, client_id: str, *, polled: bool = False) -> Transport:
-    """Return the transport that the options choose; a proxy distinguishes clients by `client_id`.
-
-    Raises an OptionError if an address is malformed, a file or class can't be used, or gRPC is missing or too old.
-    """
+    """Return the transport that the options choose; may raise an OptionError. Proxies know clients by `client_id`."""
     credentials = credentials_of(options)
     if options.tls_insecure_skip_verify:
         _warn_of_no_verification()
@@ -146,14 +142,10 @@ def require_grpc() -> None:
     missing = [module for module, spec in specs.items() if spec is None]
     if missing:
         modules, are = ("modules", "are") if len(missing) > 1 else ("module", "is")
-        names = " and ".join(missing)
-        raise OptionError(
-            f"transport=grpc needs the Python {modules} {names}, which {are} not installed here: {_INSTALL}"
-        )
+        needed = f"the Python {modules} {' and '.join(missing)}, which {are} not installed here"
+        raise OptionError(f"transport=grpc needs {needed}: {_INSTALL}")
     # The version of the package that an import would find. Its source may be missing, or contain no version.
-    protobuf = specs["google.protobuf"]
-    assert protobuf is not None
-    read = getattr(protobuf.loader, "get_source", None)
+    read = getattr(getattr(specs["google.protobuf"], "loader", None), "get_source", None)
     source = (read and read("google.protobuf")) or ""
     version = re.search(r"""^__version__ = ['"]([^'"]+)""", source, re.MULTILINE)
     if version is not None and _numbers(version[1]) < _numbers(PROTOBUF_FLOOR):

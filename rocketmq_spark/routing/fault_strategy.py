@@ -45,10 +45,7 @@ class LatencyFaultTolerance:
     def update(
         self, broker_name: str, latency_ms: float, now: float, *, away_ms: float, reachable: bool, shorten: bool
     ) -> float:
-        """Isolate a broker for `away_ms` (``updateFaultItem``); return the isolation that this added, milliseconds.
-
-        With `shorten`, this may end a running isolation early (4.x).
-        """
+        """Isolate a broker (``updateFaultItem``), or `shorten` its isolation (4.x); return the added milliseconds."""
         with self._lock:
             item = self._items.get(broker_name, FaultItem(latency_ms, now))
             start = now + away_ms / 1000
@@ -91,9 +88,8 @@ class LatencyFaultTolerance:
     def set_reachable(self, broker_name: str) -> None:
         """Record that a broker can be reached, if it has an item."""
         with self._lock:
-            item = self._items.get(broker_name)
-            if item is not None:
-                self._items[broker_name] = replace(item, reachable=True)
+            if broker_name in self._items:
+                self._items[broker_name] = replace(self._items[broker_name], reachable=True)
 
     def remove(self, broker_name: str) -> None:
         """Remove the item of a broker."""
@@ -120,15 +116,11 @@ class FaultDetector:
         """Check every broker that is due; return when to run again, seconds."""
         for broker_name in self.table.take_checks(now, self.interval):
             address = self.master_of(broker_name)
-            topic = next(iter(self.topics()), None)
+            topics = () if self.table.is_reachable(broker_name) else self.topics()[:1]
             if address is None:
                 logger.info("broker %s has no master any more: its fault item is removed", broker_name)
                 self.table.remove(broker_name)
-            elif (
-                topic is not None
-                and not self.table.is_reachable(broker_name)
-                and self.probe(MessageQueue(topic, broker_name, 0), address)
-            ):
+            elif any(self.probe(MessageQueue(topic, broker_name, 0), address) for topic in topics):
                 logger.info("broker %s can be reached again", broker_name)
                 self.table.set_reachable(broker_name)
         return now + PERIOD
@@ -275,11 +267,10 @@ class FaultStrategy:
     def prefer(
         self, candidates: frozenset[str], last_broker_name: str | None, admitted: frozenset[str], now: float
     ) -> frozenset[str]:
-        """Return the brokers of `candidates` to choose from, all `admitted`; none if the caller should wait.
+        """Return the brokers to choose from, all `admitted` (their windows have room); none if the caller should wait.
 
-        Available brokers are preferred, and among them those that did not fail last. While the windows of these are
-        full, the caller waits, because an isolated broker is slower. `admitted` are the candidates whose windows have
-        room.
+        Available brokers are preferred, and among these all but the one that failed last. While their windows are full,
+        the caller waits, because an isolated broker is slower.
         """
         others = candidates - {last_broker_name}
         if not self.enabled:

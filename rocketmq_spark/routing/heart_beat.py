@@ -46,11 +46,8 @@ class HeartBeats:
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     def send(self, groups: Collection[str], *, only_new: bool = False) -> bool:
-        """Send the groups to every master; return False without sending if another round is running.
-
-        With `only_new`, send them only to masters that were in no round. A broker needs a heartbeat to find the
-        producer group for its transaction checks.
-        """
+        """Send the groups to every master, or only to new ones; return False if another round is running."""
+        # A broker needs a heartbeat to find the producer group for its transaction checks.
         if not self._lock.acquire(blocking=False):
             logger.debug("another round of heart-beats is running")
             return False

@@ -28,7 +28,6 @@ from rocketmq_spark.model.route import MASTER_ID, MAX_QUEUES, TopicRouteData
 
 logger = logging.getLogger("rocketmq_spark.producer")
 
-QueryRoute = Callable[[str, float], TopicRouteData]
 
 # As in Java (MQClientInstance.LOCK_TIMEOUT_MILLIS).
 _LOCK_TIMEOUT_S = 3.0
@@ -71,10 +70,7 @@ class TopicPublishInfo:
 
 
 def publish_info_of(topic: str, route: TopicRouteData, *, template: bool = False) -> TopicPublishInfo:
-    """Return the writable queues of a route (``topicRouteData2TopicPublishInfo``).
-
-    Raises ``RouteNotFoundException`` for a static topic, too many queues, and a malformed order configuration.
-    """
+    """Return the writable queues of a route (``topicRouteData2TopicPublishInfo``); may raise RouteNotFoundException."""
     # The first of several entries for a broker counts, even if it has no master.
     masters = {broker.broker_name: broker.master for broker in reversed(route.broker_datas)}
     addresses = {name: address for name, address in masters.items() if address is not None}
@@ -122,13 +118,13 @@ def _queues(topic: str, nums: Sequence[tuple[str, int]]) -> tuple[MessageQueue, 
 class RouteCache:
     """The routes of one client instance; safe for many threads.
 
-    `create_topic_key` is None over gRPC, which cannot create topics. `on_change` is called after a route was added or
-    changed, on the thread that looked it up, and must not block. Timeouts are seconds for each request.
+    Over gRPC `create_topic_key` is None, because messages do not create topics. `on_change` is called after a route was
+    added or changed, on the thread that looked it up, and must not block. Timeouts are seconds for each request.
     """
 
     def __init__(
         self,
-        query_route: QueryRoute,
+        query_route: Callable[[str, float], TopicRouteData],
         *,
         create_topic_key: str | None,
         default_topic_queue_nums: int,
@@ -193,10 +189,7 @@ class RouteCache:
             self._lock.release()
 
     def find(self, topic: str, timeout: float) -> TopicPublishInfo:
-        """Return a topic's route, from the name servers if it is not cached (``tryToFindTopicPublishInfo``).
-
-        Raises ``RouteNotFoundException`` (10005) as `refresh`, and if no queue is writable.
-        """
+        """Return a topic's route, cached or from a name server (``tryToFindTopicPublishInfo``); raise as `refresh`."""
         info = self._infos.get(topic)
         if info is None or not info.ok:
             self.refresh(topic, timeout, unless_ok=True)
@@ -213,9 +206,8 @@ class RouteCache:
     def refresh(self, topic: str, timeout: float, *, unless_ok: bool = False) -> bool:
         """Update a topic's route from the name servers; return whether it changed.
 
-        With `unless_ok`, a usable route that another thread has cached meanwhile is enough. Raises
-        ``RouteNotFoundException`` (10005) if no name server answers, or knows the topic or the template; then the
-        cached route stays.
+        With `unless_ok`, a usable route that another thread has cached meanwhile is enough. After an error, a
+        ``RouteNotFoundException`` (10005), the cached route stays.
         """
         self._topics[topic] = None
         if not self._lock.acquire(timeout=_LOCK_TIMEOUT_S):

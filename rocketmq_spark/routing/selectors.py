@@ -64,10 +64,9 @@ class RoundRobinSelector:
 
 
 class MachineRoomSelector(RoundRobinSelector):
-    """Selects queues in the given machine rooms in turn; others while each broker there is isolated or failed last.
+    """Selects queues in the given machine rooms in turn; others while each broker there is isolated or failed last."""
 
-    Java's ``SelectMessageQueueByMachineRoom`` is a stub that never returns a queue.
-    """
+    # Java's ``SelectMessageQueueByMachineRoom`` is a stub that never returns a queue.
 
     def __init__(self, rooms: Collection[str], faults: FaultStrategy, rng: random.Random) -> None:
         super().__init__(faults, rng)
@@ -80,10 +79,7 @@ class MachineRoomSelector(RoundRobinSelector):
 
 
 def machine_room_pattern(rooms: Collection[str]) -> re.Pattern[str]:
-    """Return a pattern for the names of brokers in one of the rooms.
-
-    A room is a whole part of the name: ``idc1`` is in ``idc1-broker-a`` and ``broker.idc1``, but not in ``idc10-a``.
-    """
+    """Return a pattern for brokers in rooms: ``idc1`` has ``idc1-broker-a`` and ``broker.idc1``, not ``idc10-a``."""
     return re.compile(f"(?<![A-Za-z0-9])(?:{'|'.join(map(re.escape, rooms))})(?![A-Za-z0-9])")
 
 
@@ -115,10 +111,7 @@ def selector_of(options: SinkOptions, faults: FaultStrategy, rng: random.Random)
 
 
 class ThreadLocalSelector:
-    """Selects queues in turn, with an index for each thread and topic; safe for many threads.
-
-    A changed route starts at a new random queue (``MQFaultStrategy.java``).
-    """
+    """Selects queues in turn; thread-safe, with an index for each thread, topic and route (``MQFaultStrategy``)."""
 
     def __init__(self, faults: FaultStrategy, rng: random.Random) -> None:
         self._faults = faults
@@ -128,10 +121,7 @@ class ThreadLocalSelector:
     def select(
         self, info: TopicPublishInfo, last_broker_name: str | None, now: float, *, reset_index: bool = False
     ) -> MessageQueue | None:
-        """Return a queue, or None if the topic has none (``selectOneMessageQueue``).
-
-        With `reset_index` and the fault strategy on, the index continues at a new random queue.
-        """
+        """Return a queue or None; `reset_index` continues at a random queue if the fault strategy is enabled."""
         if not info.ok:
             return None
         selectors: dict[str, tuple[TopicPublishInfo, RoundRobinSelector]] = self._of_thread.__dict__
@@ -148,10 +138,7 @@ MessageQueueSelector: TypeAlias = Callable[[Sequence[MessageQueue], Message, obj
 
 
 class SelectMessageQueueByHash:
-    """Selects the same queue as the Java client for equal arguments, by their Java hash code.
-
-    The argument is a str, int or bool, see :func:`rocketmq_spark.model.hashes.java_hash`.
-    """
+    """Selects the same queue as the Java client for an equal str, int or bool, by its Java hash code."""
 
     def __call__(self, queues: Sequence[MessageQueue], message: Message, arg: object) -> MessageQueue:  # noqa: ARG002
         """Return the queue."""
@@ -170,10 +157,7 @@ class SelectMessageQueueByRandom:
 
 
 class SelectMessageQueueByMachineRoom:
-    """Selects a random queue of the brokers in the given machine rooms; of all brokers if there are none.
-
-    Rooms are parts of broker names, as ``idc1`` in ``idc1-broker-a``.
-    """
+    """Selects a random queue in the given machine rooms (``idc1`` for ``idc1-broker-a``); of all brokers if none is."""
 
     def __init__(self, rooms: Collection[str], rng: random.Random | None = None) -> None:
         if isinstance(rooms, str) or not rooms or not all(room.strip() for room in rooms):

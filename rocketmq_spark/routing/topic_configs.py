@@ -86,17 +86,14 @@ class TopicConfigCache:
         return configs
 
     def config(self, topic: str, broker_name: str, address: str, timeout: float) -> TopicConfig:
-        """Return a topic's configuration on one broker, for a read.
-
-        A broker without the topic, a 4.x broker and a proxy have the default configuration. Retriable errors are not
-        cached.
-        """
+        """Return a topic's configuration on one broker, for a read. Retriable errors are not cached."""
         place = topic, broker_name
         _, answer = self._answers.get(place, (0.0, None))
         if answer is None or (isinstance(answer, RocketMQError) and answer.retriable):
             answer = self._request(address, topic, timeout)
             self._answers[place] = self._clock(), answer
         if answer is None or isinstance(answer, RequestNotSupportedException):
+            # The broker will create the topic with these defaults, or it is a 4.x broker or a proxy.
             return TopicConfig()
         if isinstance(answer, RocketMQError):
             raise answer

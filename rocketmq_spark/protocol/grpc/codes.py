@@ -67,9 +67,7 @@ _COMPRESSED: Final = (
     "compressed replies are refused, and the call may have been executed; let no gateway compress the proxy's replies"
 )
 _RECALL: Final = "brokers allow it with recallMessageEnable=true"
-_TRANSACTION: Final = (
-    "a transaction ends once, at the proxy that took its half message, within 30 s; then the broker asks"
-)
+_TRANSACTION: Final = "a transaction ends once, within 30 s, at the proxy of its half message; then the broker asks"
 
 
 class Code(AnswerCode):
@@ -251,10 +249,7 @@ def proxy_error(code: int, message: str, address: str, doing: str) -> MQBrokerEx
 def call_error(
     status: str, details: str, address: str, doing: str, server_name: str | None = None
 ) -> MQBrokerException | RemotingException:
-    """Return the error of a call that ended without an answer, with a status (name of a ``grpc.StatusCode``).
-
-    `details` is gRPC's text. `server_name` is the option ``tlsServerName``.
-    """
+    """Return the error of a call without an answer, by its `status` (name of a ``grpc.StatusCode``) and `details`."""
     text = f"{doing}: {address}: gRPC {status}: {shortened(details) or '(no details)'}"
     failures = (row for row in _FAILURES if row.status == status and row.fragment in details.lower())
     failure = next(failures, None)

@@ -62,10 +62,8 @@ def encode_send_request(request: SendRequest, *, namespace: str = "", born_host:
     """Return the bytes of the SendMessageRequest that one attempt sends.
 
     Relative delays count from the born timestamp of `request`. A batch that is encoded for gRPC contains its
-    `namespace`. Without `born_host` the proxy stores the address that it sees.
-
-    Raises an MQClientException with code 13 for a message or batch that the protocol can't carry or that can't be
-    decoded, and a CompressionError for an unknown compression.
+    `namespace`. Without `born_host` the proxy stores the address that it sees. Raises an MQClientException with code 13
+    if the protocol can't carry the batch, and a CompressionError for an unknown compression.
     """
     batch = request.batch
     if batch.encoding is Encoding.GRPC:
@@ -104,10 +102,7 @@ def restamp(body: bytes, born_timestamp: int) -> bytes:
 def outcome_of(
     request: SendRequest, response: service.SendMessageResponse, latency_ms: float, doing: str = ""
 ) -> SendOutcome:
-    """Return the outcome of an answer: stored if the status and every result, at least one, have a code in `STORED`.
-
-    `doing` describes the request for errors, by default by its rows and topic.
-    """
+    """Return the outcome of an answer: stored if the status and every result, at least one, have a code in `STORED`."""
     status = _status_of(request, response, doing or f"sending {request.batch.rows} rows to topic {request.batch.topic}")
     if isinstance(status, MQBrokerException):
         return SendOutcome(request.queue, None, status, latency_ms)
@@ -144,7 +139,7 @@ def message_ext(message: pb.Message) -> MessageExt:
         queue_id=system.queue_id,
         queue_offset=system.queue_offset,
         physical_offset=-1,
-        # GZIP stands for every type of compression.
+        # Proxies use GZIP for every type of compression.
         sys_flag=CompressionType.of_body(message.body).sys_flag if system.body_encoding == pb.GZIP else 0,
         born_timestamp=system.born_timestamp.ToMilliseconds(),
         born_host=system.born_host,
@@ -159,10 +154,7 @@ def message_ext(message: pb.Message) -> MessageExt:
 def transaction_check(
     command: service.RecoverOrphanedTransactionCommand, address: str, producer_group: str
 ) -> TransactionCheck:
-    """Return a proxy's check of a half message; only the proxy at `address` accepts the answer.
-
-    The command contains no `producer_group`.
-    """
+    """Return a proxy's check of a half message of `producer_group`; only the proxy at `address` accepts the answer."""
     message = message_ext(command.message)
     return TransactionCheck(
         address=address,

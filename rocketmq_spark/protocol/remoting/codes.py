@@ -158,7 +158,7 @@ PASSING_TROUBLE: Final = (
 )
 """Remarks of brokers that temporarily store nothing, under an unspecific code, and the error of each."""
 
-# What servers write if a known user has no right on a resource.
+# The remark for a known user without a right on the resource.
 NO_RIGHT: Final = "no permission to access"
 _MISSING_RIGHT: Final = re.compile(
     rf"(?:{NO_RIGHT}|no (?:default )?permission for) ((?:topic|group|cluster):[^\s,]+)", re.IGNORECASE

@@ -108,10 +108,7 @@ def shortened(text: str) -> str:
 
 
 def encode_head(command: RemotingCommand, body_length: int) -> bytes:
-    """Return both length words and the header; a body in pieces can follow without a copy.
-
-    Raises an MQClientException if a text is not valid Unicode, or the frame exceeds 2 GiB.
-    """
+    """Return both length words and the header; raise an MQClientException for invalid text or a too large frame."""
     problem = None
     try:
         header = _encode_json(command)
@@ -130,10 +127,7 @@ def encode_head(command: RemotingCommand, body_length: int) -> bytes:
 
 
 def decode_command(frame: Buffer) -> RemotingCommand:
-    """Return the command of a frame without its first length word; the body is a slice of it, not a copy.
-
-    Raises a RemotingCommandException for an ill-formed header. The connection can't be used after that.
-    """
+    """Return the command of a frame without its first length word; the body is a slice of it, not a copy."""
     view = memoryview(frame)
     if len(view) < 4:
         raise RemotingCommandException(f"decoding a frame: {len(view)} bytes where a header length of 4 is needed")
@@ -155,8 +149,7 @@ def decode_command(frame: Buffer) -> RemotingCommand:
 def loads(data: Buffer, repair: Callable[[str], str] | None = None) -> Any:
     """Return the value of a server's JSON text. If the text is not JSON, it is decoded once more after `repair`.
 
-    Raises a ValueError if the text is not JSON, exceeds a bound, or has half of a surrogate pair, which UTF-8 cannot
-    encode.
+    Raises a ValueError if the text is not JSON, exceeds a bound, or has half of a surrogate pair.
     """
     try:
         text = str(data, "utf-8")
@@ -168,7 +161,7 @@ def loads(data: Buffer, repair: Callable[[str], str] | None = None) -> Any:
             if repair is None:
                 raise
             value = _DECODER.decode(repair(text))
-        # The text was UTF-8, so only an escape can be half of a surrogate pair.
+        # UTF-8 cannot encode half of a surrogate pair, so only an escape can be one.
         if "\\" in text:
             _JSON.encode(value).encode()
         return value
@@ -304,10 +297,7 @@ def _binary_text(data: memoryview, at: int, length: struct.Struct, what: str) ->
 
 
 class FrameBuffer:
-    """Collects received bytes, in pieces of any size, and returns the commands in them.
-
-    Every byte is copied a bounded number of times.
-    """
+    """Collects received bytes, copies each a bounded number of times, and returns the commands in them."""
 
     def __init__(self, max_frame: int = MAX_FRAME) -> None:
         self._max_length = max_frame - _INT32.size

@@ -52,8 +52,8 @@ SYS_FLAG_STORE_HOST_V6: Final = 0x20
 def encode_properties(properties: Mapping[str, str | None]) -> bytes:
     """Return the property string: name 0x01 value 0x02 for each entry whose value is not None, in their order.
 
-    Raises an MQClientException with code 13 for a text that contains 0x01 or 0x02 (there is no escaping) or is not
-    valid Unicode, and for more than 32,767 bytes.
+    Raises an MQClientException with code 13 for 0x01, 0x02 and invalid Unicode in a text, and for more than 32,767
+    bytes. There is no escaping.
     """
     pieces: list[str] = []
     for name, value in properties.items():
@@ -111,11 +111,7 @@ def encode_batch_item(message: Message) -> bytes:
 
 
 def encode_batch(messages: Iterable[Message]) -> bytes:
-    """Return the body of SEND_BATCH_MESSAGE. The caller checks its size.
-
-    Raises an MQClientException with code 13 unless there are 1 to 32,000 messages of one topic, and as
-    `encode_batch_item`.
-    """
+    """Return the body of SEND_BATCH_MESSAGE; raises as `encode_batch_item`. The caller checks the size of the body."""
     batch = list(messages)
     if not 1 <= len(batch) <= MAX_BATCH_ROWS:
         raise _illegal(f"a batch of {len(batch)} messages; 1 to {MAX_BATCH_ROWS} are allowed, split it")
@@ -139,10 +135,7 @@ def decode_batch(body: Buffer, topic: str = "") -> list[Message]:
 
 
 def iter_batch_with_properties(body: Buffer, topic: str = "") -> Iterator[tuple[Message, memoryview]]:
-    """Yield each message of a batch body, with `topic`, and its property string.
-
-    Raises a RemotingCommandException for an item that ends beyond the body, and for more than `MAX_STORED_ROWS` items.
-    """
+    """Yield each message of a batch body, with `topic`, and its property string; raise for a damaged item."""
     cursor = _Cursor(memoryview(body), "a batch body")
     count = 0
     while cursor.left:
@@ -158,10 +151,8 @@ def iter_batch_with_properties(body: Buffer, topic: str = "") -> Iterator[tuple[
 
 
 def decode_records(body: Buffer) -> list[MessageExt]:
-    """Return the messages in the answer to a pull or to VIEW_MESSAGE_BY_ID.
-
-    Raises a RemotingCommandException for a truncated record or an unknown magic, because skipping it loses messages.
-    """
+    """Return the messages in the answer to a pull or to VIEW_MESSAGE_BY_ID."""
+    # A damaged record raises a RemotingCommandException, because skipping it would lose messages.
     messages, data, at = [], memoryview(body), 0
     while at < len(data):
         record = record_at(data, at)
@@ -263,20 +254,14 @@ def decode_record_with_text(data: memoryview, at: int) -> tuple[MessageExt, memo
 
 
 def unique_id_prefix(ip: bytes, pid: int, loader: int) -> bytes:
-    """Return the prefix of a process's client message ids: 10 bytes, or 22 on IPv6.
-
-    `loader` is a random number per process and task (Java: the class loader's hash); its low 32 bits are used.
-    """
+    """Return the prefix of client message ids, 10 or 22 bytes; `loader` is random (Java: hash of the class loader)."""
     if len(ip) not in (4, 16):
         raise ValueError(f"ip must be 4 or 16 address bytes, got {len(ip)}")
     return ip + struct.pack(">HI", pid & 0xFFFF, loader & 0xFFFFFFFF)
 
 
 def unique_id(prefix: bytes, sequence: int) -> str:
-    """Return a client message id (``UNIQ_KEY``): upper-case hex of the prefix and 6 bytes of sequence.
-
-    `sequence` counts up by one from ``ms << 16``, where ms counts from the start of the month.
-    """
+    """Return a client message id: hex of the prefix and 6 bytes of sequence, counted from ``ms of the month << 16``."""
     return (prefix + (sequence & 0xFFFFFFFFFFFF).to_bytes(6, "big")).hex().upper()
 
 
