@@ -137,7 +137,7 @@ class WriteSummary:
         }
 
     def skipped_by_reads(self) -> dict[str, int]:
-        """Return the messages that reads skipped (``onUnreadable=skip``) by topic, for each run of a task again."""
+        """Return the messages that reads skipped (``onUnreadable=skip``), by topic. Every run of a task counts."""
         with self._lock:
             return dict(sorted(self._skipped_by_reads.items()))
 

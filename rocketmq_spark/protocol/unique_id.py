@@ -46,7 +46,7 @@ def _month_start(now: float) -> float:
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class _Generator:
-    """Draws ids for all threads of a process and its forks. With a seeded `rng`, only the pid of their ids differs."""
+    """Draws ids for all threads of a process and its forks, whose ids differ only in the pid if `rng` is seeded."""
 
     wall_clock: Callable[[], float] = time.time
     rng: random.Random = field(default_factory=random.SystemRandom)

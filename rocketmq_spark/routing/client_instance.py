@@ -33,7 +33,7 @@ from rocketmq_spark.transport.base import OnCheckTransaction, Transport
 
 logger = logging.getLogger("rocketmq_spark.producer")
 
-IDLE_SECONDS: Final = 60.0
+IDLE_SECONDS: Final = 60.0  # Java has no such time
 
 _FIRST_HEART_BEAT: Final = 1.0
 _REFRESH_GAP: Final = 1.0

@@ -35,9 +35,9 @@ class SharedConnection:
     """The values that two producers must have in common to share a client instance."""
 
     # With the address of this host. Environment variables of secrets are resolved, because they are read once.
-    # References to files are not, because the content may change. Over remoting `namespace` has the namespace.
+    # References to files are not, because the content may change. Over remoting the options have no namespace.
     options: ConnectionOptions = field(repr=False)
-    # Clients of different namespaces never share. Empty over gRPC and with the caller's own transport.
+    # The namespace over remoting, "" with the caller's own transport. Clients of other namespaces never share.
     namespace: str
     # The class of the credentials provider.
     provider: type[Any] | None

@@ -76,7 +76,7 @@ def encode_send_request(request: SendRequest, *, namespace: str = "", born_host:
             # The sender names the rows only in errors of this package.
             raise MQClientException(
                 f"sending {batch.rows} rows to topic {batch.topic!r}: cannot decode the encoded batch, and neither "
-                "can a proxy; a text may be not valid UTF-8",
+                "can a proxy: probably a text is not valid UTF-8. Check all texts",
                 ResponseCode.MESSAGE_ILLEGAL,
             ) from exc
     encoding = _body_encoding(batch.topic, batch.sys_flag)
