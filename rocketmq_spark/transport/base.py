@@ -51,7 +51,7 @@ class Routes(Protocol):
     """Finds the brokers of a topic."""
 
     def query_route(self, topic: str, timeout: float) -> TopicRouteData:
-        """Return a topic's route; `timeout` bounds all servers. TopicRouteStaleException: none exists."""
+        """Return a topic's route; `timeout` bounds all servers. TopicRouteStaleException: unknown topic."""
 
 
 class Sends(Protocol):
@@ -154,7 +154,7 @@ class Pulls(Protocol):
         """Let a broker parse a filter expression; raise if the broker rejects it."""
 
     def pull(self, request: PullRequest, timeout: float, on_pulled: OnPulled) -> None:
-        """Start one pull and return; `poll` or the transport's thread calls `on_pulled`, which must not block."""
+        """Start one pull; `poll` or the transport's thread calls `on_pulled` once. It must not block or raise."""
 
     def pull_now(self, request: PullRequest, timeout: float) -> PullOutcome:
         """Pull and wait for the answer. A broker's error is in the outcome; other errors are raised."""
@@ -168,7 +168,7 @@ class Pulls(Protocol):
         """Commit a group's offset at a broker, which ignores it for an unknown group."""
 
     def register_consumer(self, client_id: str, group: str, address: str, timeout: float) -> None:
-        """Register a client as a reader of a group. The broker creates an unknown group."""
+        """Register a client as a reader of a group. The broker creates the group and keeps its offsets."""
 
     def consumers(self, group: str, address: str, timeout: float) -> Collection[str]:
         """Return the client ids that a broker knows in a group; empty for an unknown group."""

@@ -74,7 +74,7 @@ class GrpcTransport(Closes):
         credentials: CredentialsProvider | None = None,
         tls: TlsSettings | None = None,
         namespace: str = "",  # Sent with every call, but not in the names of topics
-        client_async_semaphore_value: int = 65_535,  # Sends in flight; others raise RemotingTooMuchRequestException
+        client_async_semaphore_value: int = 65_535,  # Most sends in flight; the next one fails at once
         random: random_module.Random | None = None,  # Selects the first endpoint, and the end of the client id
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
@@ -153,8 +153,8 @@ class GrpcTransport(Closes):
     def query_route(self, topic: str, timeout: float) -> TopicRouteData:
         """Return a topic's route, in which every endpoint takes a broker's place.
 
-        Each endpoint gets at most one request and an equal share of the time left. The next
-        request starts with the endpoint that answered. MQClientException: no endpoint is configured (code 10004).
+        Each endpoint gets at most one request and an equal share of the time left. The next request starts with the
+        endpoint that answered. MQClientException: no endpoint is configured (code 10004).
         """
         client, endpoints = self._here().client, self.endpoints
         if not endpoints:

@@ -36,13 +36,13 @@ from rocketmq_spark.transport.parallel import Permit
 
 logger = logging.getLogger("rocketmq_spark.transport")
 
-# The length field does not count itself. If a frame is longer, the server closes the connection.
+# The length field does not count itself. After a longer frame the server closes the connection: all requests fail.
 MAX_FRAME_LENGTH: Final = MAX_FRAME - 4
 
 # How many pieces one sendmsg takes; 1024 on Linux and macOS.
 IOV_MAX: Final = max(os.sysconf("SC_IOV_MAX"), 16) if "SC_IOV_MAX" in getattr(os, "sysconf_names", {}) else 1024
 
-# Bytes of one sendmsg: a whole batch of the default size, written in a fraction of a millisecond.
+# Bytes of one sendmsg: a whole batch of the default size, which holds the loop for a fraction of a millisecond.
 WRITE_LIMIT: Final = 2 * 1024 * 1024
 
 # Neither FLAG_RESPONSE nor FLAG_ONEWAY.

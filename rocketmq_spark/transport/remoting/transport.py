@@ -57,11 +57,11 @@ _NO_CONSUMER: Final = ("no consumer for this group", "consumerGroupInfo", "NullP
 class RemotingTransport(Closes):
     """Implements `Transport` and `ReadTransport` for RocketMQ 4.x and 5.x, with many requests in flight per connection.
 
-    It belongs to the process that created it. After a fork every method but :meth:`close` raises. OptionError: a
-    name server is not ``host:port``, a limit is below 1, or a file of `tls` is unusable.
+    It belongs to the process that created it. After a fork every method but :meth:`close` raises. OptionError: a name
+    server is not ``host:port``, a limit is below 1, or a file of `tls` is unusable.
 
-    The last two limits are for requests in flight with a callback, and for one-way requests. Another request with a
-    callback fails at once with RemotingTooMuchRequestException; another one-way request waits within its timeout.
+    The semaphore values limit requests in flight with a callback, and one-way requests. Another request with a callback
+    fails at once with RemotingTooMuchRequestException; another one-way request waits within its timeout.
     """
 
     def __init__(
