@@ -1,7 +1,6 @@
-"""The user that signs requests, and the interface of classes that provide one.
+"""The user that signs requests, and the interface of classes that provide one; no repr shows a secret.
 
-The secret key and the token never appear in a repr. Follows ``SessionCredentials.java`` of 4.x and
-``SessionCredentialsProvider.java`` of 5.x.
+Follows ``SessionCredentials.java`` of 4.x and ``SessionCredentialsProvider.java`` of 5.x.
 """
 
 from __future__ import annotations
@@ -12,12 +11,12 @@ from typing import Protocol, runtime_checkable
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """A user of the cluster. As a provider, it never changes."""
+    """A user of the cluster, and the provider that always returns this user."""
 
     access_key: str  # The user's name
-    secret_key: str = field(repr=False)  # The user's password; it is never sent
-    security_token: str = field(default="", repr=False)  # Of a temporary user; sent unchanged
-    expires_at: float | None = None  # Epoch seconds; None if unknown
+    secret_key: str = field(repr=False)  # The user's password, which is never sent
+    security_token: str = field(default="", repr=False)  # For a temporary user, sent unchanged
+    expires_at: float | None = None  # Epoch seconds, None if unknown
 
     def credentials(self) -> Credentials:
         """Return these credentials."""
@@ -25,24 +24,22 @@ class Credentials:
 
 
 class CredentialsProvider(Protocol):
-    """The interface of a class for ``credentialsProvider``; it is made without arguments, once for each client.
+    """The interface of a class for ``credentialsProvider``; each client creates it once, without arguments.
 
     A separate thread calls `credentials`: when the first request is signed, before the last result expires (once a
     minute if it has no expiry), and as soon as a server rejects it.
     """
 
     def credentials(self) -> Credentials:
-        """Return the credentials to sign with from now on. The text of an error that it raises is shown to the user."""
-        ...
+        """Return the credentials that sign from now on. The user sees the text of an exception."""
 
 
 @runtime_checkable
 class HeldCredentials(CredentialsProvider, Protocol):
-    """A provider that returns the same credentials for a while, and wants to know when a server rejects them."""
+    """A provider that keeps credentials, and must be notified when a server rejects them."""
 
     def refused(self, credentials: Credentials) -> None:
-        """Take note that a server rejected these credentials; must not block or raise."""
-        ...
+        """Handle the rejection of these credentials by a server; must not block or raise."""
 
 
 def tell_refused(provider: CredentialsProvider | None, credentials: Credentials | None) -> None:
@@ -52,10 +49,7 @@ def tell_refused(provider: CredentialsProvider | None, credentials: Credentials 
 
 
 def gives_another(provider: CredentialsProvider | None, refused: Credentials) -> bool:
-    """Return whether a provider returns new credentials after a rejection; waits for the provider.
-
-    Raises a CredentialsError if the provider returns none.
-    """
+    """Return whether a provider returns new credentials after a rejection; CredentialsError if it returns none."""
     if not isinstance(provider, HeldCredentials):
         return False
     # A new expiry alone is no difference.

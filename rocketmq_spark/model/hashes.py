@@ -1,9 +1,7 @@
-"""Java's hash codes, the queue that one selects, and the hash in ``SPARK_ROW_ID``.
+"""Java's hash codes, the queue that a hash code selects, and the hash in ``SPARK_ROW_ID``.
 
-Python's own `hash` is salted per process and would break the order of keys across Spark tasks.
-
-Follows ``String.hashCode``, ``Integer.hashCode``, ``Long.hashCode``, ``Boolean.hashCode`` and
-``SelectMessageQueueByHash.java`` as of 5.x.
+Python's own `hash` is salted per process and would break the order of keys across Spark tasks. Follows ``hashCode`` of
+``String``, ``Integer``, ``Long`` and ``Boolean``, and ``SelectMessageQueueByHash.java`` of 5.x.
 """
 
 from __future__ import annotations
@@ -25,8 +23,8 @@ def java_hash(arg: object) -> int:
     """Return Java's ``arg.hashCode()`` of a str, int or bool, signed 32 bit.
 
     An int that fits 32 bits counts as ``Integer``, a longer one as ``Long``. The two differ only for a negative number
-    that fits 32 bits: the hash of ``Long`` n is then that of ``~n``. Other types raise a TypeError, because Java hashes
-    them differently (``byte[]`` by identity); an int of more than 64 bits raises a ValueError.
+    that fits 32 bits: the hash of ``Long`` n is then that of ``~n``. TypeError: another type, which Java hashes
+    differently (``byte[]`` by identity). ValueError: an int of more than 64 bits.
     """
     if isinstance(arg, str):
         return string_hash(arg)
@@ -38,10 +36,8 @@ def java_hash(arg: object) -> int:
         if -(2**63) <= arg < 2**63:
             return _int32(arg ^ arg >> 32)
         raise ValueError(f"hashing {arg}: Java's largest integer has 64 bits; use its text as the key")
-    raise TypeError(
-        f"hashing a key of type {type(arg).__name__}: Java would hash it differently, or not by its value; "
-        "allowed are str, int and bool: decode bytes, and write anything else as text"
-    )
+    text = f"hashing a key of type {type(arg).__name__}: Java hashes it differently; allowed are str, int and bool"
+    raise TypeError(f"{text}: decode bytes, and convert anything else to text")
 
 
 def string_hash(text: str) -> int:
@@ -55,7 +51,7 @@ def string_hash(text: str) -> int:
 
 def queue_index(hash_code: NumberT, queues: NumberT) -> NumberT:
     """Return the queue that a hash code, or each of an array, selects: ``Math.abs(hash % queues)``."""
-    # Java's remainder has the sign of the hash, so its absolute value is the remainder of the absolute value.
+    # Java's remainder has the sign of the hash. So its absolute value is the remainder of the absolute value.
     return abs(hash_code) % queues
 
 
@@ -66,24 +62,24 @@ def _int32(bits: int) -> int:
 
 ROW_ID: Final = const.ROW_ID
 
-# 2^64 divided by the golden ratio, odd: SplitMix64's own step.
+# 2^64 divided by the golden ratio, odd: the step of SplitMix64.
 STEP: Final = 0x9E3779B97F4A7C15
 _MASK: Final = 2**64 - 1
 
-# Ids by place (``rowId=true``) and by columns. Spark and Arrow use these patterns, too: no syntax that only Python has.
+# Ids by place (``rowId=true``) and by columns. Spark and Arrow also use these patterns, so they have no Python syntax.
 BY_PLACE: Final = r"^[^/]+/-?[0-9]+/[0-9]+/[0-9]+/[0-9a-f]{16}$"
 BY_COLUMNS: Final = r"^[^/]+/-?[0-9]+/[0-9a-f]{32}$"
 
-# The properties that the hash leaves out; it covers all of the user's own.
+# The properties that the hash leaves out; it covers all user properties.
 NOT_HASHED: Final = (const.RESERVED_PROPERTIES | const.INNER_PROPERTIES | {ROW_ID}) - {
     name for name, how in const.CARRIED.items() if how.hashed
 }
 
 
 def row_hash(topic: str, body: bytes, properties: Mapping[str, str], flag: int = 0) -> str:
-    """Return the last part of a message's ``SPARK_ROW_ID`` (``rowId=true``), 16 hex digits.
+    """Return the last part of a message's ``SPARK_ROW_ID`` (``rowId=true``), 16 hex digits; `body` is decompressed.
 
-    `body` is decompressed. `properties` are all that a reader gets (of a delayed message, those of its sender).
+    `properties` are all properties that a reader receives; for a delayed message, those of its sender.
     """
     entries = [b"\x01" + topic.encode() + b"\x02", b"\x02" + body]
     if flag:
@@ -95,22 +91,20 @@ def row_hash(topic: str, body: bytes, properties: Mapping[str, str], flag: int =
 def is_repeatable(
     row_id: str | None, topic: str | None, body: bytes | None, flag: int | None, properties: Mapping[str, str] | None
 ) -> bool:
-    """Return whether a row counts as a repeat of others with its id: the hash in the id fits the row as it is read.
+    """Return whether a row repeats other rows with its id, because the row that was read matches the hash in the id.
 
-    `topic` is the one that the row was first written to. An id by columns is not verified, because a message does not
-    say which columns were hashed.
+    `topic` is the first topic that the row was written to. An id by columns is not verified, because a message does not
+    contain which columns were hashed.
     """
     if row_id is None or topic is None or body is None:
         return False
-    if re.match(BY_COLUMNS, row_id):
-        return True
-    if not re.match(BY_PLACE, row_id):
-        return False
-    return row_id[-16:] == row_hash(topic, bytes(body), properties or {}, flag or 0)
+    if re.match(BY_PLACE, row_id):
+        return row_id[-16:] == row_hash(topic, bytes(body), properties or {}, flag or 0)
+    return re.match(BY_COLUMNS, row_id) is not None
 
 
 def entry_hash(entry: bytes, seed: int = 0) -> int:
-    """Return the 64-bit hash of one entry; a seed is xor-ed to the words before they are mixed."""
+    """Return the 64-bit hash of one entry; words are xor-ed with the seed before they are mixed."""
     padded = entry + bytes(-len(entry) % 8)
     words = (int.from_bytes(padded[at : at + 8], "little") for at in range(0, len(padded), 8))
     return _mix(len(entry) + sum(_mix(word + place * STEP, seed) for place, word in enumerate(words, 1)))

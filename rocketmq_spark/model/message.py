@@ -1,6 +1,6 @@
-"""The values that travel between the layers, independent of wire formats, sockets, Arrow and Spark.
+"""Values that all layers use, independent of wire formats, sockets, Arrow and Spark.
 
-Field names are RocketMQ's (``Message.java``, ``MessageQueue.java``, ``SendResult.java``).
+Field names are those of ``Message.java``, ``MessageQueue.java`` and ``SendResult.java``.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class SendStatus(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message as its sender sees it. `Message.of` makes one and checks its arguments."""
+    """One message before it is sent. `Message.of` creates one and checks its arguments."""
 
     topic: str
     body: bytes
-    flag: int = 0  # The user's own, 32 bits with a sign
+    flag: int = 0  # Chosen by the user, 32 bits with a sign
     properties: Mapping[str, str] = field(default_factory=dict)  # The system's and the user's, in encoding order
 
     @classmethod
@@ -56,13 +56,13 @@ class Message:
     ) -> Message:
         """Return a message with the system properties that the arguments set.
 
-        Raises a ValueError for more than one kind of delay, a negative one, or a key or tag that could not be read back
-        unchanged; for user properties as `put_user_property`; a TypeError for an argument of another type.
+        `tags` is the one tag that consumers filter by. `keys` are for searches: an iterable, or joined by one space.
+        With `wait_store_msg_ok=False` the broker acknowledges before it has flushed or replicated. The `sharding_key`
+        is only stored; the selector chooses the queue. `delay_time_level` counts the broker's levels from 1,
+        `deliver_ms` is the time of the delivery in epoch milliseconds.
 
-        `tags` is the one tag that consumers filter by. `keys` are for searches: several are an iterable, or joined by
-        one space. With `wait_store_msg_ok=False` the broker acknowledges before it has flushed or replicated. The
-        `sharding_key` is only stored; the selector chooses the queue. `delay_time_level` counts the broker's levels
-        from 1, `deliver_ms` is the time of the delivery in epoch milliseconds.
+        Raises a ValueError for several kinds of delay, a negative one, or a key or tag that could not be read back
+        unchanged. A user property raises the errors of `put_user_property`.
         """
         if not isinstance(body, bytes | bytearray | memoryview):
             raise TypeError(f"the body of a message for {topic!r} must be bytes, got {type(body).__name__}; encode it")
@@ -72,12 +72,10 @@ class Message:
             const.TIMER_DELAY_SEC: index(delay_sec),
             const.TIMER_DELIVER_MS: index(deliver_ms),
         }
-        # A broker silently uses one of several delays, so only one is allowed here.
+        # With several delays, a broker uses one of them without an error.
         if min(delays.values()) < 0 or sum(map(bool, delays.values())) > 1:
-            raise ValueError(
-                f"message for {topic!r}: delay_time_level={delay_time_level}, delay_ms={delay_ms}, "
-                f"delay_sec={delay_sec}, deliver_ms={deliver_ms}: give at most one of them, and none below 0"
-            )
+            text = f"{delay_time_level=!s}, {delay_ms=!s}, {delay_sec=!s}, {deliver_ms=!s}"
+            raise ValueError(f"message for {topic!r}: {text}: give at most one of them, and none below 0")
         values = {
             const.KEYS: _joined_keys(keys),
             const.TAGS: tags,
@@ -129,12 +127,12 @@ class Message:
 
     @property
     def unique_id(self) -> str | None:
-        """The id that the producer set and that all retries keep; None before the message is sent."""
+        """The id that the producer sets and all retries keep; None before the message is sent."""
         return self.properties.get(const.UNIQ_KEY)
 
     @property
     def sharding_key(self) -> str | None:
-        """The key whose messages keep one order, None without one."""
+        """The key whose messages stay in order, None without one."""
         return self.properties.get(const.SHARDING_KEY)
 
     @property
@@ -144,24 +142,24 @@ class Message:
 
     @property
     def is_half_message(self) -> bool:
-        """Whether it is invisible until its producer commits it."""
+        """Whether the message is invisible until its producer commits it."""
         return self.properties.get(const.TRAN_MSG, "").lower() == "true"
 
     @property
     def is_reply(self) -> bool:
-        """Whether it answers a request of another client."""
+        """Whether the message answers a request of another client."""
         return self.properties.get(const.MSG_TYPE) == "reply"
 
     @property
     def user_properties(self) -> dict[str, str]:
-        """The properties whose names RocketMQ does not use itself, in their order."""
+        """The properties whose names RocketMQ does not reserve, in their order."""
         return {name: text for name, text in self.properties.items() if name not in const.RESERVED_PROPERTIES}
 
     def put_user_property(self, name: str, value: str) -> Message:
-        """Return the message with one more user property, which replaces one of the same name.
+        """Return the message with a user property added or replaced.
 
-        Raises a ReservedPropertyError for a name that RocketMQ itself uses, and a ValueError for a name or value that
-        is None or blank (``String.trim``), or holds 0x01 or 0x02.
+        ReservedPropertyError: RocketMQ itself uses the name. ValueError: the name or the value is missing or blank
+        (``String.trim``), or contains 0x01 or 0x02.
         """
         const.check_user_property(name, value)
         return self.with_properties({name: value})
@@ -190,7 +188,7 @@ def _joined_keys(keys: str | Iterable[str] | None) -> str | None:
         const.check_property_text("an item of keys", item)
         # The broker indexes the texts between spaces.
         if not item or " " in item:
-            raise ValueError(f"an item of keys is {item!r}: each is one key of at least one character, without a space")
+            raise ValueError(f"an item of keys is {item!r}: give one key of at least one character, without a space")
     return " ".join(items)
 
 
@@ -209,10 +207,8 @@ class MessageQueue:
 class Encoding(enum.Enum):
     """The protocol whose layout the body of an `EncodedBatch` has."""
 
-    # Batch items, or one message's plain body with its property string beside it.
-    REMOTING = "remoting"
-    # Fields ``messages`` of a SendMessageRequest, back to back: each is a tag, a length and a Message.
-    GRPC = "grpc"
+    REMOTING = "remoting"  # Batch items, or the plain body of one message, whose properties are a separate field
+    GRPC = "grpc"  # The fields ``messages`` of a SendMessageRequest: each is a tag, a length and a Message
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,22 +217,20 @@ class EncodedBatch:
 
     topic: str
     body: tuple[Buffer, ...]  # The pieces of the request's body: slices of larger buffers, never joined
-    rows: int  # Number of messages in the body
+    rows: int
     nbytes: int  # The length of all pieces together
-    batch: bool = True  # The body is batch items; False: it is one message's plain body
-    properties: str = ""  # Property string of the request header: a single message's own, or ``WAIT=false`` of a batch
-    flag: int = 0  # The user's flag of a single message; a batch carries it per item
+    batch: bool = True  # The body is batch items, else one message's plain body
+    properties: str = ""  # Property string in the request header, of a single message, or ``WAIT=false`` of a batch
+    flag: int = 0  # The user's flag of a single message; a batch has flags in its items
     sys_flag: int = 0  # Compression and transaction bits (``MessageSysFlag.java``)
-    # A single message is always `REMOTING`; a transport of another protocol translates it
-    encoding: Encoding = Encoding.REMOTING
-    born_timestamp: int = 0  # The born timestamp in a `GRPC` body, epoch milliseconds. Otherwise the request holds it.
-    # Messages of one group keep their order (FIFO topics of gRPC): each is sent when the one before it is stored
-    message_group: str = ""
+    encoding: Encoding = Encoding.REMOTING  # Always used for a single message, which gRPC translates
+    born_timestamp: int = 0  # In a `GRPC` body, epoch milliseconds; otherwise it is in the request
+    message_group: str = ""  # A message of a group is sent when the last one is stored (FIFO topics over gRPC)
 
 
 @dataclass(frozen=True, slots=True)
 class SendRequest:
-    """One attempt to send a batch: the fields of the request's header beside the batch's own."""
+    """One attempt to send a batch: the batch, and the other fields of the request's header."""
 
     batch: EncodedBatch
     queue: MessageQueue
@@ -246,24 +240,23 @@ class SendRequest:
     default_topic_queue_nums: int
     born_timestamp: int  # Epoch milliseconds
     unit_mode: bool = False
-    reconsume_times: int = 0  # Of a message to a retry topic
-    max_reconsume_times: int | None = None  # Of a message to a retry topic; None: not in the header
-    reply: bool = False  # The message answers another one (SEND_REPLY_MESSAGE_V2); remoting only
+    reconsume_times: int = 0  # For a message to a retry topic
+    max_reconsume_times: int | None = None  # For a message to a retry topic; None: not in the header
+    reply: bool = False  # The message answers another message (SEND_REPLY_MESSAGE_V2); remoting only
 
 
 @dataclass(frozen=True, slots=True)
 class SendOutcome:
     """The result of one attempt. Exactly one of `status` and `error` is set."""
 
-    # The queue of the request; with a status, its id is the one that the broker answered, -1 over gRPC
-    queue: MessageQueue
+    queue: MessageQueue  # The queue of the request, but with a status the queue id of the answer, -1 over gRPC
     status: SendStatus | None
     error: RocketMQError | None
-    latency_ms: float  # From the request's last byte written to its response or failure; 0 if never written
+    latency_ms: float  # From the request's last byte written to its answer or failure; 0 if never written
     queue_offset: int = -1  # Offset of the batch's first message in its queue
     offset_msg_id: str = ""  # The broker's own message ids, comma-separated for a batch
     transaction_id: str = ""
     region_id: str = ""
     trace_on: bool = True
-    batch_uniq_id: str = ""  # The one id of an inner batch
+    batch_uniq_id: str = ""  # The id of an inner batch
     recall_handle: str = ""  # The handle that recalls a timer message

@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 import functools
 import ipaddress
+import re
 from dataclasses import dataclass
 
 from rocketmq_spark.errors import MQClientException, RocketMQError
@@ -46,20 +47,16 @@ def decode_message_id(offset_msg_id: str) -> tuple[str, int]:
     """Return the store host (``host:port``) and the commit-log offset in an offset message id.
 
     The host is the address that the broker advertises (``brokerIP1``); a client may not be able to reach it. Raises an
-    MQClientException for another text. An acknowledgement of a batch joins its ids with commas.
+    MQClientException for another text, such as the comma-separated ids of a batch.
     """
-    try:
-        data = bytes.fromhex(offset_msg_id) if len(offset_msg_id) in (32, 56) else b""
-    except ValueError:
-        data = b""
-    if 2 * len(data) != len(offset_msg_id) or not data:
-        raise MQClientException(
-            f"{offset_msg_id[:80]!r} is no offset message id: one has 32 hex digits, or 56 from a broker on IPv6"
-        )
+    if not re.fullmatch(r"[0-9A-Fa-f]{32}|[0-9A-Fa-f]{56}", offset_msg_id):
+        text = f"{offset_msg_id[:80]!r} is no offset message id: one has 32 hex digits, or 56 from a broker on IPv6"
+        raise MQClientException(text)
+    data = bytes.fromhex(offset_msg_id)
     return format_host(data[:-8]), int.from_bytes(data[-8:], "big", signed=True)
 
 
-# A pull's records come from few hosts, and formatting an address costs more than the rest of a record.
+# The records of a pull have few hosts, and formatting an address costs more than the rest of a record.
 @functools.lru_cache(maxsize=1024)
 def format_host(data: bytes) -> str:
     """Return ``1.2.3.4:port`` or ``[v6]:port`` of 4 or 16 address bytes and a 4-byte port."""
@@ -86,11 +83,11 @@ class PullStatus(enum.Enum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PullTarget:
-    """What all pull requests for one queue share. Equality is identity."""
+    """The common part of all pull requests for one queue. Equality is identity."""
 
     queue: MessageQueue
     consumer_group: str
-    max_msg_nums: int  # The server also has limits of its own
+    max_msg_nums: int  # The broker has a limit, too
     sub_expression: str  # ``*``, ``tagA || tagB``, or SQL92
     expression_type: str  # ``TAG`` or ``SQL92``
 
@@ -102,12 +99,12 @@ class PullRequest:
     target: PullTarget
     address: str  # ``host:port`` of the broker, master or slave
     offset: int
-    suspend_ms: int = 0  # How long the broker may hold the request until there is a message; 0: it answers at once
+    suspend_ms: int = 0  # How long the broker may wait for a message before it answers
 
 
 @dataclass(frozen=True, slots=True)
 class PullOutcome:
-    """The result of one pull request; `status` is None if there is an error."""
+    """The result of one pull request. Exactly one of `status` and `error` is set."""
 
     status: PullStatus | None
     next_begin_offset: int = -1  # Where to continue
@@ -119,10 +116,10 @@ class PullOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Pulled:
-    """The records of one response, and which of their messages count."""
+    """The records of one response; only the messages from `start` to `end` are used."""
 
     queue: MessageQueue
-    start: int  # The first offset that counts
+    start: int  # The first offset
     end: int  # The offset after the last
     body: Buffer  # Empty if the broker no longer has the messages
-    contiguous: bool = False  # Every offset from `start` to `end` must be in the body; a missing one is lost data
+    contiguous: bool = False  # Every offset must be in the body; a missing one is lost data

@@ -1,4 +1,4 @@
-"""Rules for the names of topics, producer groups and namespaces, and how namespaces prefix names.
+"""Checks the names of topics, producer groups and namespaces, and puts namespaces before names.
 
 Lengths count UTF-16 units, as in Java. "Blank" is Java's ``Character.isWhitespace``: U+3000 is blank, U+00A0 and U+0085
 are not. Follows ``TopicValidator.java``, ``Validators.java`` and ``MixAll.isSysConsumerGroup`` of 5.5.0.
@@ -22,28 +22,16 @@ DEFAULT_CONSUMER_GROUP: Final = "DEFAULT_CONSUMER"
 RETRY_PREFIX: Final = "%RETRY%"
 DLQ_PREFIX: Final = "%DLQ%"
 
+# The template of the topics that a broker creates by itself (``TopicValidator``).
 AUTO_CREATE_TOPIC: Final = "TBW102"
-"""On every broker that creates topics itself, by this one's example (``TopicValidator``)."""
 
-# Validators.isNotAllowedSendTopic; the last two are 5.5.0's.
-FORBIDDEN_TOPICS: Final = frozenset(
-    {
-        "SCHEDULE_TOPIC_XXXX",
-        "RMQ_SYS_TRANS_HALF_TOPIC",
-        "RMQ_SYS_TRANS_OP_HALF_TOPIC",
-        "TRANS_CHECK_MAX_TIME_TOPIC",
-        "SELF_TEST_TOPIC",
-        "OFFSET_MOVED_EVENT",
-        "RMQ_SYS_ROCKSDB_TRANS_HALF_TOPIC",
-        "RMQ_SYS_ROCKSDB_TRANS_OP_HALF_TOPIC",
-    }
+# Validators.isNotAllowedSendTopic; the two of RocksDB are 5.5.0's.
+_FORBIDDEN: Final = (
+    "SCHEDULE_TOPIC_XXXX RMQ_SYS_TRANS_HALF_TOPIC RMQ_SYS_TRANS_OP_HALF_TOPIC TRANS_CHECK_MAX_TIME_TOPIC "
+    "SELF_TEST_TOPIC OFFSET_MOVED_EVENT RMQ_SYS_ROCKSDB_TRANS_HALF_TOPIC RMQ_SYS_ROCKSDB_TRANS_OP_HALF_TOPIC"
 )
-_SYSTEM_TOPICS: Final = FORBIDDEN_TOPICS | {
-    AUTO_CREATE_TOPIC,
-    "BenchmarkTest",
-    "RMQ_SYS_TRACE_TOPIC",
-    "CHECKPOINT_TOPIC",
-}
+FORBIDDEN_TOPICS: Final = frozenset(_FORBIDDEN.split(" "))
+_SYSTEM: Final = FORBIDDEN_TOPICS | {AUTO_CREATE_TOPIC, "BenchmarkTest", "RMQ_SYS_TRACE_TOPIC", "CHECKPOINT_TOPIC"}
 
 _LEGAL: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
 _JAVA_BLANK_CONTROLS: Final = frozenset("\t\n\x0b\f\r\x1c\x1d\x1e\x1f")
@@ -56,7 +44,7 @@ def is_legal(name: str) -> bool:
 
 
 def is_blank(text: str) -> bool:
-    """Return whether `text` is empty or all of it is white space to Java (``UtilAll.isBlank``)."""
+    """Return whether `text` has nothing but white space, as Java defines it (``UtilAll.isBlank``)."""
     return all(
         character in _JAVA_BLANK_CONTROLS
         or (unicodedata.category(character) in ("Zs", "Zl", "Zp") and character not in _NO_BREAK)
@@ -70,13 +58,13 @@ def java_length(text: str) -> int:
 
 
 def java_order(text: str) -> bytes:
-    """Return a sort key that orders texts as Java does, by UTF-16 units: U+FFFD comes after U+1F600 there."""
+    """Return a sort key that orders texts as Java does, by UTF-16 units: U+1F600 comes before U+FFFD."""
     return text.encode("utf-16-be", "surrogatepass")
 
 
 def is_system_topic(topic: str) -> bool:
     """Return whether the broker made `topic` for itself (``TopicValidator.isSystemTopic``)."""
-    return topic in _SYSTEM_TOPICS or topic.startswith("rmq_sys_")
+    return topic in _SYSTEM or topic.startswith("rmq_sys_")
 
 
 def is_internal_topic(topic: str) -> bool:
@@ -104,20 +92,12 @@ def wrap(namespace: str | None, resource: str) -> str:
 
 
 def unwrap(resource: str, namespace: str | None) -> str:
-    """Return the name that `wrap` was given; a name of another namespace, or of none, is returned unchanged."""
+    """Return the user's name for a topic or group; one of another namespace, or of none, is returned unchanged."""
     if is_none(namespace):
         return resource
     check_namespace(namespace)
     prefix, bare = _split(resource)
     return prefix + bare.removeprefix(f"{namespace}{_SEPARATOR}")
-
-
-def bare_name(resource: str, namespace: str | None) -> str | None:
-    """Return the name that `wrap` was given; None for a name of another namespace, or of none."""
-    name = unwrap(resource, namespace)
-    # A name of another namespace, or of none, is not changed by taking this one's off.
-    own = is_none(namespace) or (name != resource and wrap(namespace, name) == resource)
-    return name if own else None
 
 
 def namespace_of(name_server_address: str) -> str | None:
@@ -127,10 +107,7 @@ def namespace_of(name_server_address: str) -> str | None:
 
 
 def effective_namespace(namespace: str | None, name_server: Sequence[str]) -> str | None:
-    """Return the namespace of a client, None for none (``ClientConfig.getNamespace``).
-
-    The option wins over the first address of a name server, which has no scheme. Over gRPC there is no address.
-    """
+    """Return a client's namespace: the option's, else that in the first address (``ClientConfig.getNamespace``)."""
     return namespace or (namespace_of(name_server[0]) if name_server else None)
 
 
@@ -142,7 +119,7 @@ def is_none(namespace: str | None) -> bool:
 def check_namespace(namespace: str | None) -> None:
     """Raise an MQClientException for a namespace that holds ``%``."""
     if namespace is not None and _SEPARATOR in namespace:
-        raise MQClientException(f"namespace {namespace!r} holds '%', which ends a namespace: name one without it")
+        raise MQClientException(f"namespace {namespace!r} contains '%', which ends a namespace: use one without it")
 
 
 def _split(resource: str) -> tuple[str, str]:
@@ -156,20 +133,20 @@ def check_group(group: str | None) -> None:
     """Raise an MQClientException for a blank, too long or illegal producer group, or ``DEFAULT_PRODUCER``."""
     _check_name("producer group", group, MAX_GROUP_LENGTH)
     if group == DEFAULT_PRODUCER_GROUP:
-        raise MQClientException(f"producer group {group!r} is every producer's default: name one of your own")
+        raise MQClientException(f"producer group {group!r} is every producer's default: choose another one")
 
 
 def check_topic(topic: str | None) -> None:
     """Raise an MQClientException for a blank, too long or illegal topic, or one of the broker's own."""
     _check_name("topic", topic, MAX_TOPIC_LENGTH)
     if topic in FORBIDDEN_TOPICS:
-        raise MQClientException(f"topic {topic!r} is the broker's own and clients may not send to it: use one of yours")
+        raise MQClientException(f"topic {topic!r} belongs to the broker, clients may not send to it: use another topic")
 
 
-def _check_name(what: str, name: str | None, longest: int) -> None:
+def _check_name(kind: str, name: str | None, longest: int) -> None:
     if name is None or is_blank(name):
-        raise MQClientException(f"{what} {name!r} is blank: name one, of 1 to {longest} characters")
+        raise MQClientException(f"{kind} {name!r} is blank: give a name of 1 to {longest} characters")
     if java_length(name) > longest:
-        raise MQClientException(f"{what} {name!r} has {java_length(name)} characters, at most {longest} are allowed")
+        raise MQClientException(f"{kind} {name!r} has {java_length(name)} characters, at most {longest} are allowed")
     if not is_legal(name):
-        raise MQClientException(f"{what} {name!r} has an illegal character: letters, digits and % | _ - are allowed")
+        raise MQClientException(f"{kind} {name!r} has an illegal character: letters, digits and % | _ - are allowed")

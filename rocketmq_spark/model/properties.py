@@ -1,6 +1,6 @@
-"""The names of message properties, how each protocol carries them, and rules for user properties.
+"""The names of message properties, how each protocol carries them, and checks of user properties.
 
-A property string has no escaping, so no property holds one of its two separators. "Blank" is Java's ``String.trim``:
+A property string has no escaping, so properties must not contain its two separators. "Blank" is Java's ``String.trim``:
 only characters up to U+0020. Follows ``MessageConst.java`` and ``Message.putUserProperty``.
 """
 
@@ -45,22 +45,19 @@ class Carried(enum.Enum):
     """How a request carries a property of a message."""
 
     PROPERTY = "in the property string, over gRPC among the user properties"
-    FIELD = "in a field of its own"
-    ALONE = "a message with it is never in a batch; over gRPC it has a field of its own"
+    FIELD = "in a separate field"
+    ALONE = "only in a single message, never in a batch; over gRPC in a separate field"
     DROPPED = "not at all, because the server does not use it"
-    REFUSED = "not at all: the message is refused"
+    REFUSED = "not at all: the message is rejected"
 
 
 class Carriage(NamedTuple):
-    """How a property travels in a batch over remoting, in a single message over remoting, and over gRPC.
-
-    `hashed` says whether the hash in ``SPARK_ROW_ID`` covers it.
-    """
+    """How batches over remoting, single messages over remoting, and gRPC carry a property."""
 
     batch: Carried
     single: Carried
     grpc: Carried
-    hashed: bool = False
+    hashed: bool = False  # The hash in ``SPARK_ROW_ID`` covers it
 
 
 _ANYWHERE: Final = Carriage(Carried.PROPERTY, Carried.PROPERTY, Carried.PROPERTY)
@@ -69,7 +66,7 @@ _GRPC_FIELD: Final = _ANYWHERE._replace(grpc=Carried.FIELD)
 _NOT_OVER_GRPC: Final = _ANYWHERE._replace(grpc=Carried.REFUSED)
 _ALONE: Final = Carriage(Carried.ALONE, Carried.PROPERTY, Carried.ALONE)
 
-# Every name above. The encoders decide by this table, so they raise a KeyError for a property without an entry.
+# Every name above. The encoders use this table, so a property without an entry raises a KeyError.
 CARRIED: Final[Mapping[str, Carriage]] = {
     TAGS: _GRPC_FIELD._replace(hashed=True),
     KEYS: _GRPC_FIELD._replace(hashed=True),
@@ -109,8 +106,8 @@ _RESERVED: Final = (
 )
 RESERVED_PROPERTIES: Final = frozenset(_RESERVED.split(" "))
 
+# Java allows these user properties, but the broker rejects or misreads a message that has them.
 INNER_PROPERTIES: Final = frozenset({"INNER_NUM", "INNER_BASE", INNER_MULTI_DISPATCH})
-"""Java allows them as user properties, but the broker refuses or misreads a message that has them."""
 
 _UP_TO_SPACE: Final = "".join(map(chr, range(0x21)))
 
@@ -118,18 +115,17 @@ _UP_TO_SPACE: Final = "".join(map(chr, range(0x21)))
 def check_user_property(name: str | None, value: str | None) -> None:
     """Raise the error that `Message.put_user_property` documents, or a TypeError for anything but texts."""
     if name in RESERVED_PROPERTIES:
-        raise ReservedPropertyError(
-            f"user property {name!r}: RocketMQ uses this name itself; choose another one, or the argument made for it"
-        )
-    for what, text in (("name", name), ("value", value)):
+        reason = f"user property {name!r}: RocketMQ uses this name itself"
+        raise ReservedPropertyError(f"{reason}; use another one, or the argument for it")
+    for part, text in (("name", name), ("value", value)):
         if text is None or (isinstance(text, str) and not text.strip(_UP_TO_SPACE)):
-            raise ValueError(f"user property {name!r}: its {what} is {text!r}; leave out a property without a {what}")
-        check_property_text(f"user property {name!r}: its {what}", text)
+            raise ValueError(f"user property {name!r}: its {part} is {text!r}; leave out a property without a {part}")
+        check_property_text(f"user property {name!r}: its {part}", text)
 
 
-def check_property_text(what: str, text: str) -> None:
-    """Raise a ValueError for a text that holds 0x01 or 0x02, a TypeError for anything but a str."""
+def check_property_text(subject: str, text: str) -> None:
+    """Raise a ValueError for a text with 0x01 or 0x02, a TypeError for anything but a str."""
     if not isinstance(text, str):
-        raise TypeError(f"{what} must be a str, got {type(text).__name__}; convert it first")
+        raise TypeError(f"{subject} must be a str, got {type(text).__name__}; convert it first")
     if NAME_VALUE_SEPARATOR in text or PROPERTY_SEPARATOR in text:
-        raise ValueError(f"{what} holds 0x01 or 0x02, which separate properties; remove them")
+        raise ValueError(f"{subject} holds 0x01 or 0x02, which separate properties; remove them")

@@ -1,7 +1,4 @@
-"""A topic's route: its brokers and their queues.
-
-Field names are RocketMQ's (``BrokerData.java``, ``QueueData.java``, ``TopicRouteData.java``).
-"""
+"""A topic's route: its brokers and their queues, with the field names of ``TopicRouteData.java``."""
 
 from __future__ import annotations
 
@@ -13,9 +10,9 @@ from rocketmq_spark.model import table as table_view
 
 MASTER_ID: Final = 0
 
-# Queues of one topic: 20 MB of objects, and more than 1,000 brokers with 64 of them each.
+# Queues of one topic: 20 MB of objects, enough for more than 1,000 brokers with 64 queues each.
 MAX_QUEUES: Final = 100_000
-# The largest clusters have some hundreds of brokers; a broker has a handful of slaves.
+# The largest clusters have some hundred brokers, each with a few slaves.
 MAX_BROKERS: Final = 10_000
 MAX_ADDRESSES: Final = 100
 
@@ -33,7 +30,7 @@ class BrokerData:
 
     @property
     def master(self) -> str | None:
-        """``host:port`` of the master, or None while there is none."""
+        """``host:port`` of the master, None without one."""
         return self.broker_addrs.get(MASTER_ID)
 
 
@@ -49,17 +46,17 @@ class QueueData:
 
     @property
     def writable(self) -> bool:
-        """True if producers may send there."""
+        """True if producers may send to the queues."""
         return bool(self.perm & PERM_WRITE)
 
     @property
     def readable(self) -> bool:
-        """True if consumers may pull there."""
+        """True if consumers may pull from the queues."""
         return bool(self.perm & PERM_READ)
 
     @property
     def queue_nums(self) -> int:
-        """Number of queues, readable or not: messages stay in a queue when it is closed."""
+        """Number of queues, readable or not: a closed queue keeps its messages."""
         return max(self.read_queue_nums, self.write_queue_nums)
 
 
@@ -79,51 +76,41 @@ class BrokerRoute:
 
 @dataclass(frozen=True, slots=True)
 class TopicRouteData:
-    """The brokers and queues of one topic (``TopicRouteData.java``).
+    """The brokers and queues of one topic, both sorted by broker name, so that equal routes compare equal.
 
-    Both tuples are sorted by broker name, so that two equal routes compare equal. Over gRPC a proxy takes a broker's
-    place: its ``host:port`` is the broker's name and its address, with one queue.
+    Over gRPC a proxy takes a broker's place: its ``host:port`` is the broker's name and address, with one queue.
     """
 
     queue_datas: tuple[QueueData, ...]
     broker_datas: tuple[BrokerData, ...]
-    order_topic_conf: str | None = None  # An empty one makes a static topic an ordinary one (5.5.0)
+    order_topic_conf: str | None = None  # An empty text makes a static topic an ordinary one (5.5.0)
     static_topic: bool = False  # Queue ids are logical
     message_types: frozenset[str] = frozenset()  # Accepted by the topic, such as ``FIFO``; empty from a name server
 
     def only(self, broker_names: Collection[str]) -> TopicRouteData:
         """Return the route with only these brokers."""
-        return replace(
-            self,
-            queue_datas=tuple(data for data in self.queue_datas if data.broker_name in broker_names),
-            broker_datas=tuple(broker for broker in self.broker_datas if broker.broker_name in broker_names),
-        )
+        queues = tuple(data for data in self.queue_datas if data.broker_name in broker_names)
+        brokers = tuple(broker for broker in self.broker_datas if broker.broker_name in broker_names)
+        return replace(self, queue_datas=queues, broker_datas=brokers)
 
     def by_broker(self) -> tuple[BrokerRoute, ...]:
-        """Return each broker's part, by name; a broker may have only addresses or only queues."""
+        """Return the parts of the brokers, by name; a broker may have only addresses or only queues."""
         brokers = {broker.broker_name: broker for broker in self.broker_datas}
         queues = {data.broker_name: data for data in self.queue_datas}
         routes = []
         for name in sorted(brokers.keys() | queues.keys()):
             broker, data = brokers.get(name, BrokerData(name, {})), queues.get(name, QueueData(name, 0, 0, 0))
-            addresses, permission = dict(sorted(broker.broker_addrs.items())), permission_text(data.perm)
-            numbers = data.read_queue_nums, data.write_queue_nums
-            routes.append(BrokerRoute(name, broker.cluster, addresses, *numbers, permission))
+            numbers = data.read_queue_nums, data.write_queue_nums, permission_text(data.perm)
+            routes.append(BrokerRoute(name, broker.cluster, dict(sorted(broker.broker_addrs.items())), *numbers))
         return tuple(routes)
 
     def _repr_html_(self) -> str:
         headings = ("broker", "cluster", "addresses", "read queues", "write queues", "permission")
-        rows = [
-            (
-                broker.broker_name,
-                broker.cluster,
-                ", ".join(f"{number}={address}" for number, address in broker.addresses.items()),
-                str(broker.read_queues),
-                str(broker.write_queues),
-                broker.permission,
-            )
-            for broker in self.by_broker()
-        ]
+        rows = []
+        for broker in self.by_broker():
+            addresses = ", ".join(f"{number}={address}" for number, address in broker.addresses.items())
+            queues = str(broker.read_queues), str(broker.write_queues)
+            rows.append((broker.broker_name, broker.cluster, addresses, *queues, broker.permission))
         notes = [f"messages: {', '.join(sorted(self.message_types))}"] if self.message_types else []
         return table_view.html_table(headings, rows, notes=notes, empty="No broker has the topic.")
 
@@ -139,12 +126,12 @@ def permission_text(perm: int) -> str:
 
 
 def parse_address(address: str) -> tuple[str, int]:
-    """Split ``host:port`` at its last colon (an IPv6 host may have brackets); a ValueError if one is missing."""
+    """Return the host, without the brackets of IPv6, and the port of ``host:port``; ValueError if one is missing."""
     host, _, port = address.rpartition(":")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
     if not host or not (port.isascii() and port.isdigit()) or not 0 < int(port) < 65536:
-        raise ValueError(f"{address!r} is not an address: host:port is, as in 127.0.0.1:9876 or [::1]:9876")
+        raise ValueError(f"{address!r} is not an address; give host:port, as in 127.0.0.1:9876 or [::1]:9876")
     return host, int(port)
 
 

@@ -1,7 +1,4 @@
-"""Results of sends, and requests that end transactions or recall messages.
-
-Follows ``SendResult.java``, ``TransactionSendResult.java`` and ``LocalTransactionState.java``.
-"""
+"""Results of sends, and requests that end transactions or recall messages. Follows the Java classes of these names."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ from rocketmq_spark.model.message_ext import MessageExt
 
 
 class LocalTransactionState(enum.Enum):
-    """A producer's answer about a half message: deliver it, drop it, or ask again later."""
+    """A producer's answer about a half message: deliver it, drop it, or check again later."""
 
     COMMIT_MESSAGE = "COMMIT_MESSAGE"
     ROLLBACK_MESSAGE = "ROLLBACK_MESSAGE"
@@ -28,24 +25,20 @@ class LocalTransactionState(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class SendResult:
-    """Where a message, or a batch of them, was stored.
+    """The place where the broker stored a message or a batch."""
 
-    `msg_id` is the client's own id (``UNIQ_KEY``). Of a batch it is its members' ids joined by commas, or the batch's
-    id where the broker stored it as one.
-    """
-
-    status: SendStatus  # Any other than SEND_OK: the message is stored, but not flushed or replicated yet
-    msg_id: str
+    status: SendStatus  # Other than SEND_OK: the message is stored, but not flushed or replicated yet
+    msg_id: str  # ``UNIQ_KEY``; for a batch, comma-separated, or one id if the broker stored it as one message
     message_queue: MessageQueue
-    queue_offset: int  # Of a batch, the offset of its first message
-    offset_msg_id: str = ""  # The broker's own id, which `view_message` takes; comma-separated for a batch
+    queue_offset: int  # For a batch, the offset of its first message
+    offset_msg_id: str = ""  # The broker's own id, for `view_message`; comma-separated for a batch
     transaction_id: str = ""
     region_id: str = "DefaultRegion"
-    trace_on: bool = True  # Whether the broker lets this message be traced
+    trace_on: bool = True  # Whether the broker allows traces of this message
     recall_handle: str = ""  # The handle that recalls a delayed message
 
     def facts(self) -> dict[str, str | int | None]:
-        """Return the main facts by name; None where the broker sent none."""
+        """Return the main values by name, None for a value that the broker did not send."""
         queue = self.message_queue
         return {
             "status": self.status.name,
@@ -64,13 +57,11 @@ class SendResult:
 
 @dataclass(frozen=True, slots=True)
 class TransactionSendResult(SendResult):
-    """Where a half message was stored, and how its local transaction ended.
-
-    `end_error` is why the broker did not acknowledge the commit or rollback; it asks the listener later. If the error
-    has `maybe_stored`, the commit or rollback may have been executed.
-    """
+    """The place where a half message is stored, and the end of its local transaction."""
 
     local_transaction_state: LocalTransactionState = LocalTransactionState.UNKNOW
+    # Why the broker did not acknowledge the commit or rollback, so that it asks the listener later. With `maybe_stored`
+    # the broker may have executed it.
     end_error: RocketMQError | None = None
 
     @property
@@ -79,8 +70,8 @@ class TransactionSendResult(SendResult):
         return self.local_transaction_state is not LocalTransactionState.UNKNOW and self.end_error is None
 
     def facts(self) -> dict[str, str | int | None]:
-        """Return the main facts, and how the local transaction ended."""
-        # `super()` fails here: a dataclass with slots is a new class, which the method does not refer to.
+        """Return the main values, and the end of the local transaction."""
+        # `super()` fails here, because it refers to the class from before `slots=True` replaced it.
         return {
             **SendResult.facts(self),
             "local_transaction_state": self.local_transaction_state.value,
@@ -88,7 +79,7 @@ class TransactionSendResult(SendResult):
         }
 
 
-# MessageSysFlag.java: two bits, of a half message or of commitOrRollback. A broker ignores an end of
+# Two bits of the sys flag (MessageSysFlag.java), and the values of commitOrRollback. A broker ignores an end with
 # TRANSACTION_NOT_TYPE, and checks the transaction later.
 TRANSACTION_NOT_TYPE: Final = 0
 TRANSACTION_PREPARED_TYPE: Final = 4
@@ -98,12 +89,12 @@ TRANSACTION_ROLLBACK_TYPE: Final = 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndTransaction:
-    """How a transaction ended (END_TRANSACTION)."""
+    """A commit or rollback of a transaction (END_TRANSACTION)."""
 
     topic: str
     producer_group: str  # Must equal the half message's property ``PGROUP``
-    tran_state_table_offset: int  # The queue offset that acknowledged the half message, or the check's
-    commit_log_offset: int  # From the offset message id, or the check's
+    tran_state_table_offset: int  # The queue offset in the half message's acknowledgement, or in the check
+    commit_log_offset: int  # The offset in the offset message id, or in the check
     commit_or_rollback: int  # {0, 8, 12}
     from_transaction_check: bool = False  # Whether this answers a check
     msg_id: str  # The half message's ``UNIQ_KEY``
@@ -114,10 +105,10 @@ class EndTransaction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransactionCheck:
-    """A broker's question how a transaction ended (CHECK_TRANSACTION_STATE)."""
+    """A broker's check of a transaction (CHECK_TRANSACTION_STATE)."""
 
-    address: str  # ``host:port`` of the broker, which gets the answer
-    message: MessageExt  # The half message, under its own topic
+    address: str  # ``host:port`` of the broker, which receives the answer
+    message: MessageExt  # The half message, with its own topic
     tran_state_table_offset: int
     commit_log_offset: int
     msg_id: str = ""
@@ -132,11 +123,11 @@ class TransactionCheck:
 
     @property
     def unique_id(self) -> str:
-        """The message's ``UNIQ_KEY``, or the broker's own id of a message without one."""
+        """The message's ``UNIQ_KEY``, or its offset message id without one."""
         return self.message.unique_id or self.message.offset_msg_id
 
     def answer(self, commit_or_rollback: int, remark: str = "") -> EndTransaction:
-        """Return the request that answers the broker at `address`."""
+        """Return the request that answers the check."""
         return EndTransaction(
             topic=self.message.topic,
             producer_group=self.producer_group,
@@ -152,7 +143,7 @@ class TransactionCheck:
 
 
 def ending(request: EndTransaction) -> str:
-    """Return what a request does, for an error's text; a ValueError for an undecided end, which brokers ignore."""
+    """Return a request's description for errors; ValueError for an undecided end, which brokers ignore."""
     if request.commit_or_rollback == TRANSACTION_NOT_TYPE:
         raise ValueError("brokers do not answer an undecided end of a transaction: use end_transaction_oneway")
     return f"ending transaction {request.msg_id}"
@@ -175,7 +166,5 @@ def broker_name_of(recall_handle: str) -> str:
     except (binascii.Error, UnicodeError):
         words = []
     if len(words) != 5 or words[0] != "v1":
-        raise MQClientException(
-            f"{recall_handle[:80]!r} is no recall handle: give SendResult.recall_handle of the message as it is"
-        )
+        raise MQClientException(f"{recall_handle[:80]!r} is no recall handle: use SendResult.recall_handle unchanged")
     return words[2]

@@ -1,8 +1,8 @@
-"""Tables of texts: printed, as one text, or as HTML without colours, which suits light and dark pages.
+"""Shows tables on a terminal, as text, or as HTML without colours for light and dark pages.
 
-Control characters are shown as codes, because a text may come from a foreign message. A number, name, address, id or
-time is never broken, so that it can be copied whole. On a narrow terminal, texts are folded first; then expendable
-columns are left out, which a note says; then each row becomes a list. In a file nothing is folded or left out.
+Control characters are shown as codes, because a text may come from a foreign message. Numbers, names, addresses, ids
+and times are never broken, so that they can be copied. On a narrow terminal, free texts are folded first. Then
+expendable columns are left out, with a note. Then each row becomes a list. In a file nothing is folded or left out.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.text import Text
 
-# Longer than any line; rich would assume 80 columns for a file.
+# Longer than any line; rich assumes 80 columns for a file.
 _FILE_WIDTH: Final = 1_000_000
 # Blanks between two columns, and at both ends of a line.
 _BETWEEN: Final = 3
 _ENDS: Final = 2
-# A free text is folded to no fewer columns.
+# The minimum width of a free text.
 _TEXT_WIDTH: Final = 20
 
 _HEADINGS: Final = {"broker_name": "broker", "broker_id": "id", "queue_id": "queue", "queue_offset": "offset"}
@@ -52,7 +52,7 @@ def print_table(
 ) -> None:
     """Print a table, then its notes, to `file` or stdout. Without rows print `empty`, or the headings if that is "".
 
-    With `plain` there are no colours and no limit of the width, in a notebook and on a terminal too.
+    With `plain` there are no colours and no width limit, also in a notebook and on a terminal.
     """
     from rich.console import Console
     from rich.text import Text
@@ -101,14 +101,14 @@ def heading(name: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """Return a text as one line without control characters; each run of blanks and line ends becomes one blank."""
+    """Return a text as one line without control characters, with single blanks."""
     return escaped(" ".join(text.split()))
 
 
 def present(facts: Mapping[str, object]) -> tuple[list[str], list[list[str]]]:
-    """Return the headings and the one row of a table of facts, without those that are None."""
-    there = {name: value for name, value in facts.items() if value is not None}
-    return [*map(heading, there)], [[*map(str, there.values())]]
+    """Return the headings and the only row of a table of facts, without unknown facts."""
+    known = {name: value for name, value in facts.items() if value is not None}
+    return [*map(heading, known)], [[*map(str, known.values())]]
 
 
 def fitted(headings: Sequence[str], rows: Iterable[Sequence[str]], layout: Layout, width: int) -> RenderableType:
@@ -128,7 +128,7 @@ def fitted(headings: Sequence[str], rows: Iterable[Sequence[str]], layout: Layou
         return _stacked(headings, cells)
     room = width - _width(least[place] for place in shown)
     widths = {}
-    # The last column gets room first: of several free texts, it is the body.
+    # The last column gets room first, because it may be the body.
     for place in reversed(shown):
         widths[place] = least[place] + min(natural[place] - least[place], room)
         room -= widths[place] - least[place]
@@ -137,7 +137,7 @@ def fitted(headings: Sequence[str], rows: Iterable[Sequence[str]], layout: Layou
         justify = "right" if headings[place] in layout.right else "left"
         table.add_column(headings[place], justify=justify, width=widths[place], overflow="fold")  # type: ignore[arg-type]
     for row in cells:
-        # Texts, not markup: a body may contain rich's style tags.
+        # Not as markup, because a body may contain rich's style tags.
         table.add_row(*(Text(row[place]) for place in shown))
     left_out = [heading for place, heading in enumerate(headings) if place not in shown]
     if not left_out:
@@ -147,7 +147,7 @@ def fitted(headings: Sequence[str], rows: Iterable[Sequence[str]], layout: Layou
 
 
 def _least(heading: str, texts: Sequence[str], layout: Layout) -> int:
-    """Return the smallest width that breaks nothing but free texts."""
+    """Return the smallest width that folds only free texts."""
     from rich.cells import cell_len
 
     whole = " ".join(texts).split() if heading in layout.listed else texts
@@ -160,13 +160,13 @@ def _width(widths: Iterable[int]) -> int:
 
 
 def _shown(headings: Sequence[str], least: Sequence[int], spare: Sequence[str], width: int) -> list[int] | None:
-    """Return which columns are shown; None if even the required ones do not fit."""
+    """Return the columns to show; None if even the required ones do not fit."""
     shown = list(range(len(headings)))
-    leaving = [headings.index(heading) for heading in spare]
+    expendable = [headings.index(heading) for heading in spare]
     while _width(least[place] for place in shown) > width:
-        if not leaving:
+        if not expendable:
             return None
-        shown.remove(leaving.pop(0))
+        shown.remove(expendable.pop(0))
     return shown
 
 

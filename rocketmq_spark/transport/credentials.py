@@ -1,11 +1,11 @@
-"""Credentials from options: given as text, by reference, or by a user's class.
+"""Credentials from options: as text, by reference, or from a user's class.
 
-Rule 1: ``env:NAME`` and ``file:/path`` are read in the process that signs. Neither the plan nor what Spark ships to a
-        task holds their values.
-Rule 2: a thread refreshes credentials before they expire, and requests are signed with the held ones meanwhile. If the
-        refresh fails, it is repeated until they expire.
+Rule 1: ``env:NAME`` and ``file:/path`` are read in the process that signs. Spark's plans and tasks never contain the
+        values.
+Rule 2: a thread refreshes credentials before they expire. If the refresh fails, it is repeated until they expire.
+        Meanwhile the old ones sign requests.
 Rule 3: a provider that does not answer in time is an error.
-Rule 4: if a server rejects the credentials, the next request waits for fresh ones, at most once per second.
+Rule 4: if a server rejects the credentials, the next request waits for new ones, at most once per second.
 Rule 5: an error names the option, variable, file or class, never its content.
 """
 
@@ -37,15 +37,16 @@ _METHOD: Final = "credentials"
 _EVERY: Final = 60.0
 # Seconds before the expiry; less for credentials that live shorter than four times as long.
 _AHEAD: Final = 300.0
+# Seconds before a failed refresh is repeated, and between refreshes after rejections, for which requests wait.
 _AGAIN: Final = 10.0
-# The same after a rejection: requests wait then.
 _REFUSED_AGAIN: Final = 1.0
 _PATIENCE: Final = 30.0
 # Seconds after which a provider's call counts as hung, and another thread calls it.
 _GIVEN_UP: Final = 60.0
-# Bytes of a referenced file; far more than any token has.
+# Bytes of a referenced file; tokens are much shorter.
 _LONGEST: Final = 64 * 1024
 _READINGS: Final = 5
+_TEXT: Final = "one line of text that is not blank, without control characters"
 # Set by the administrator of the driver and the executors: "env:NAME;env:PREFIX*;file:/path;file:/folder/*".
 _ALLOWED: Final = "ROCKETMQ_SPARK_REFERENCES"
 
@@ -56,28 +57,27 @@ def credentials_of(options: ConnectionOptions) -> CredentialsProvider | None:
         name = options.credentials_provider
         provider_class(options)
         # The first call creates it, because that may take as long as a call.
-        made = functools.cache(functools.partial(_made, name))
-        return RefreshedCredentials(lambda: made().credentials(), f"{_PROVIDER}={name}")
+        provider = functools.cache(functools.partial(make, _PROVIDER, name, _METHOD))
+        return RefreshedCredentials(lambda: provider().credentials(), f"{_PROVIDER}={name}")
     if options.access_key is None or options.secret_key is None:
         return None
-    given = (options.access_key, options.secret_key, options.security_token or "")
+    texts = (options.access_key, options.secret_key, options.security_token or "")
 
     def resolved() -> Credentials:
-        key, secret, token = map(_resolved, ("accessKey", "secretKey", "securityToken"), given)
+        key, secret, token = map(_resolved, ("accessKey", "secretKey", "securityToken"), texts)
         return Credentials(key, secret, token)
 
-    def agreeing() -> Credentials:
-        # Read until two readings agree: files that belong together may be replaced one after the other.
-        found = resolved()
+    def read() -> Credentials:
+        # Until two readings agree: files that belong together may be replaced one after the other.
+        last = resolved()
         for _ in range(_READINGS):
-            again = resolved()
-            if again == found:
+            previous, last = last, resolved()
+            if last == previous:
                 break
-            found = again
-        return found
+        return last
 
-    files = [text.removeprefix(FILE) for text in given if text.startswith(FILE)]
-    return RefreshedCredentials(agreeing, f"reading {', '.join(files)}", agreeing()) if files else resolved()
+    files = [text.removeprefix(FILE) for text in texts if text.startswith(FILE)]
+    return RefreshedCredentials(read, f"reading {', '.join(files)}", read()) if files else resolved()
 
 
 def provider_class(options: ConnectionOptions) -> type[Any] | None:
@@ -87,42 +87,22 @@ def provider_class(options: ConnectionOptions) -> type[Any] | None:
 
 
 def with_variables(options: ConnectionOptions) -> ConnectionOptions:
-    """Return the options with each reference to a variable followed by the variable's value.
-
-    A transport reads variables once, when it is created. With another value it may sign as another user.
-    """
-    return replace(
-        options,
-        access_key=_with_variable(options.access_key),
-        secret_key=_with_variable(options.secret_key),
-        security_token=_with_variable(options.security_token),
-    )
+    """Return the options with each reference to a variable followed by its value, which a transport reads only once."""
+    key, secret, token = map(_with_variable, (options.access_key, options.secret_key, options.security_token))
+    return replace(options, access_key=key, secret_key=secret, security_token=token)
 
 
 def _with_variable(text: str | None) -> str | None:
-    if text is None or not text.startswith(ENV):
-        return text
-    value = os.environ.get(text.removeprefix(ENV))
+    value = None if text is None or not text.startswith(ENV) else os.environ.get(text.removeprefix(ENV))
     return text if value is None else f"{text}={value}"
 
 
-def _made(name: str) -> CredentialsProvider:
-    try:
-        provider: CredentialsProvider = make(_PROVIDER, name, _METHOD)
-    except OptionError as exc:
-        # The caller adds the name of the provider.
-        raise CredentialsError(str(exc).removeprefix(f"{_PROVIDER}={name}: ")) from exc.__cause__
-    return provider
-
-
 def _allowed(option: str, reference: str) -> str:
-    """Return the reference to read; the administrator of this process can forbid it (``ROCKETMQ_SPARK_REFERENCES``).
-
-    Where references are limited, links and ``..`` are followed here, so that the checked file is the one that is read.
-    """
+    """Return the reference to read; the administrator of this process can forbid it (``ROCKETMQ_SPARK_REFERENCES``)."""
     allowed = os.environ.get(_ALLOWED)
     if allowed is None:
         return reference
+    # Follow links and ``..`` first, so that the checked file is also the one to read.
     target = FILE + os.path.realpath(reference.removeprefix(FILE)) if reference.startswith(FILE) else reference
     if any(_allows(entry.strip(), target) for entry in allowed.split(";")):
         return target
@@ -148,23 +128,17 @@ def _resolved(option: str, text: str) -> str:
         name = text.removeprefix(ENV)
         value = os.environ.get(name)
         if value is None:
-            raise OptionError(
-                f"option {option}={text}: the environment variable {name} is not set in this process; set it for the "
-                f"driver, and for the executors' Python workers with spark.executorEnv.{name}"
-            )
+            reason = f"option {option}={text}: the environment variable {name} is not set in this process"
+            remedy = f"set it for the driver, and for the executors' Python workers with spark.executorEnv.{name}"
+            raise OptionError(f"{reason}; {remedy}")
     else:
         value = _read(option, text, Path(target.removeprefix(FILE)))
     if not is_printable(value):
-        raise OptionError(
-            f"option {option}={text}: what it holds is not allowed: allowed is one line of text that is not blank, "
-            "without control characters"
-        )
+        raise OptionError(f"option {option}={text}: its value is not allowed: allowed is {_TEXT}")
     if is_padded(value):
-        # A password may have one, so this is no guess of ours to make.
-        raise OptionError(
-            f"option {option}={text}: what it holds begins or ends with a blank, which is hardly part of it: take the "
-            f"blank away; if it is, give it by a class ({_PROVIDER})"
-        )
+        # Not removed here, because it may belong to a password.
+        reason = f"option {option}={text}: its value begins or ends with a blank"
+        raise OptionError(f"{reason}. Remove it, or use {_PROVIDER} if the blank belongs to the value")
     return value
 
 
@@ -172,14 +146,12 @@ def _read(option: str, text: str, path: Path) -> str:
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             # Reading a pipe could block forever.
-            raise OptionError(f"option {option}={text}: it is no file: give a file with one line of text")
+            raise OptionError(f"option {option}={text}: it is not a file: give a file with one line of text")
         with path.open("rb") as file:
             data = file.read(_LONGEST + 1)
     except OSError as exc:
-        raise OptionError(
-            f"option {option}={text}: reading it failed: {exc.strerror or exc}; the file must be at that path, for "
-            "this process to read, on the driver and on every executor"
-        ) from exc
+        reason = f"option {option}={text}: reading it failed: {exc.strerror or exc}"
+        raise OptionError(f"{reason}; the driver and every executor must find it there, readable") from exc
     if len(data) > _LONGEST:
         raise OptionError(f"option {option}={text}: it has more than {_LONGEST} bytes: is it the right file?")
     try:
@@ -187,37 +159,37 @@ def _read(option: str, text: str, path: Path) -> str:
         return data.decode("utf-8-sig").rstrip("\r\n")
     except UnicodeDecodeError:
         pass
-    # Outside the except block: the UnicodeDecodeError holds the content.
-    raise OptionError(f"option {option}={text}: what it holds is not UTF-8: give a file with one line of text")
+    # Outside the except block: the UnicodeDecodeError contains the secret.
+    raise OptionError(f"option {option}={text}: its content is not UTF-8: give a file with one line of text")
 
 
 class RefreshedCredentials:
     """Credentials that are refreshed before they expire; safe for many threads, and after a fork.
 
-    `ask` may block. Without `first` credentials the first request waits. `patience` are seconds from the start of a
-    provider's call after which waiting requests fail.
+    `ask` may block. Without `first` credentials the first request waits for it. Requests that wait fail `patience`
+    seconds after the start of the call.
     """
 
     def __init__(
         self,
         ask: Callable[[], Credentials],
-        what: str,
+        source: str,
         first: Credentials | None = None,
         clock: Callable[[], float] = time.time,
         patience: float = _PATIENCE,
     ) -> None:
         self._ask = ask
-        self._what = what
+        self._source = source
         self._clock = clock
         self._patience = patience
         self._held = _Held(first, -math.inf if first is None else _due(first, clock()))
         self._refused_at = -math.inf
-        # When the call started that returned the held credentials, `time.monotonic`.
+        # The start of the call that returned the held credentials, `time.monotonic`.
         self._answered = -math.inf
         self._reset()
 
     def __repr__(self) -> str:
-        return f"<RefreshedCredentials {self._what}>"
+        return f"<RefreshedCredentials {self._source}>"
 
     def credentials(self) -> Credentials:
         """Return valid credentials; CredentialsError if none are held and the provider returns none."""
@@ -228,15 +200,14 @@ class RefreshedCredentials:
         if held.credentials is not None and held.signs(now):
             return held.credentials
         try:
-            # Counted from the start of the call, so that all requests fail at the same time.
             return asked.answer.result(max(0.0, asked.at + self._patience - time.monotonic()))
         except concurrent.futures.TimeoutError:
-            # Not the built-in one on Python 3.10.
+            # On Python 3.10 it is not the built-in TimeoutError.
             why, cause = f"no answer within {self._patience:g} s", None
         except CredentialsError as exc:
-            # Each waiting thread raises its own exception.
-            why, cause = str(exc), exc.__cause__
-        raise CredentialsError(f"{self._what}: {why}") from cause
+            # Each waiting thread raises its own exception. An OptionError of `make` names the provider already.
+            why, cause = str(exc).removeprefix(f"{self._source}: "), exc.__cause__
+        raise CredentialsError(f"{self._source}: {why}") from cause
 
     def refused(self, credentials: Credentials) -> None:
         """Refresh these credentials, because a server rejected them; does nothing if others are held already."""
@@ -254,21 +225,19 @@ class RefreshedCredentials:
         self._asking: _Question | None = None
 
     def _asked(self) -> _Question:
-        """Return the provider's call in progress, starting one in a thread if there is none."""
+        """Return the provider's call in progress; a thread starts a new call if necessary."""
         if os.getpid() != self._pid:
-            # After a fork the lock may be held forever, and the parent's thread does not exist.
+            # After a fork the parent's thread does not exist, and the lock may be held forever.
             self._reset()
         with self._lock:
             question = self._asking
             if question is None or time.monotonic() > question.at + _GIVEN_UP:
                 question = self._asking = _Question(time.monotonic(), concurrent.futures.Future())
-                thread = threading.Thread(
-                    target=self._take, args=(question,), name="rocketmq-spark-credentials", daemon=True
-                )
+                name = "rocketmq-spark-credentials"
                 try:
-                    thread.start()
+                    threading.Thread(target=self._take, args=(question,), name=name, daemon=True).start()
                 except RuntimeError as exc:
-                    # The system has no thread at the moment.
+                    # The system cannot start a thread at the moment.
                     self._asking = None
                     question.answer.set_exception(_error(exc))
             return question
@@ -278,11 +247,11 @@ class RefreshedCredentials:
         try:
             fresh = self._checked(self._ask())
         except BaseException as exc:
-            # Also SystemExit must not leave requests waiting.
+            # Also after a SystemExit no request may wait forever.
             error = _error(exc)
         now = self._clock()
         with self._lock:
-            # Otherwise this call counted as hung, and a newer one replaced it.
+            # False if this call counted as hung, and a newer call replaced it.
             newest = self._asking is question
             if newest:
                 self._asking = None
@@ -290,7 +259,7 @@ class RefreshedCredentials:
                 if newest:
                     self._held = self._held._replace(due=now + _AGAIN)
             elif question.at >= self._answered:
-                # The answer of a hung call may come after that of a newer call.
+                # The result of a hung call may arrive after that of a newer call.
                 self._answered = question.at
                 self._held = _Held(fresh, _due(fresh, now))
             held = self._held
@@ -298,36 +267,32 @@ class RefreshedCredentials:
             question.answer.set_result(fresh)
             return
         if newest and held.signs(now):
-            logger.warning("%s: %s (what was given before is good for now)", self._what, error)
+            logger.warning("%s: %s (the old credentials are still valid)", self._source, error)
         question.answer.set_exception(error)
 
-    def _checked(self, given: object) -> Credentials:
-        if not isinstance(given, Credentials):
+    def _checked(self, fresh: object) -> Credentials:
+        if not isinstance(fresh, Credentials):
+            arguments = "access_key, secret_key, security_token, expires_at"
             raise CredentialsError(
-                f"it returned a {type(given).__name__}: return rocketmq_spark.Credentials(access_key, secret_key, "
-                "security_token, expires_at)"
+                f"it returned a {type(fresh).__name__}: return rocketmq_spark.Credentials({arguments})"
             )
-        texts = {"access_key": given.access_key, "secret_key": given.secret_key}
-        if given.security_token:
-            texts["security_token"] = given.security_token
+        texts = {"access_key": fresh.access_key, "secret_key": fresh.secret_key}
+        if fresh.security_token:
+            texts["security_token"] = fresh.security_token
         for name, text in texts.items():
             if not (isinstance(text, str) and is_printable(text)):
-                raise CredentialsError(
-                    f"it returned Credentials whose {name} is not allowed: allowed is a text that is not blank, "
-                    "without control characters"
-                )
-        if not (given.expires_at is None or (isinstance(given.expires_at, (int, float)) and given.expires_at >= 0)):
+                raise CredentialsError(f"it returned Credentials whose {name} is not allowed: allowed is {_TEXT}")
+        expires_at, now = fresh.expires_at, self._clock()
+        if not (expires_at is None or (isinstance(expires_at, (int, float)) and expires_at >= 0)):
             raise CredentialsError("it returned Credentials whose expires_at is no time: give epoch seconds, or None")
-        if self._clock() >= _end(given):
-            raise CredentialsError(
-                f"it returned Credentials that have expired, {self._clock() - _end(given):.0f} s ago by this host's "
-                "clock; expires_at is in epoch seconds"
-            )
-        return given
+        if expires_at is not None and now >= expires_at:
+            since = f"{now - expires_at:.0f} s ago by this host's clock"
+            raise CredentialsError(f"it returned Credentials that expired {since}; expires_at is in epoch seconds")
+        return fresh
 
 
 class _Held(NamedTuple):
-    """The held credentials, when to refresh them, and whether a server rejected them; replaced as one."""
+    """The held credentials, when to refresh them, and whether a server rejected them; replaced as a whole."""
 
     credentials: Credentials | None
     due: float
@@ -338,7 +303,7 @@ class _Held(NamedTuple):
 
 
 class _Question(NamedTuple):
-    """A provider's call: its start (`time.monotonic`) and its result."""
+    """A call of a provider: its start (`time.monotonic`) and its result."""
 
     at: float
     answer: concurrent.futures.Future[Credentials]

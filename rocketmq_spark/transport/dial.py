@@ -1,8 +1,8 @@
-"""From ``host:port`` to a connected socket, encrypted if configured, without ever blocking.
+"""Connects a socket to ``host:port`` without blocking, with TLS if configured.
 
 Every address of the host is tried in the resolver's order. Each gets an equal share of the time left, for the connect
-and the TLS handshake together. A name is looked up by a thread of its own, because the system's resolver blocks. This
-module never closes a socket: the loop closes those in `abandoned` once it has stopped watching them.
+and the TLS handshake together. A separate thread looks up a name, because the system's resolver blocks. This module
+never closes a socket: the loop closes those in `abandoned` once it no longer watches them.
 """
 
 from __future__ import annotations
@@ -23,35 +23,32 @@ from rocketmq_spark.transport.tls import Secure, TlsStream
 
 Candidate: TypeAlias = "tuple[socket.AddressFamily, Any]"
 
-# Bytes that the kernel buffers unsent. A send's timeout counts from its last byte written: with Linux's 4 MiB
-# a request on a slow link could be "written" seconds before it leaves, and time out. Half a MiB is 0.4 s at 10 Mbit/s,
-# and still several milliseconds of work for a broker at full speed.
+# Bytes that the kernel buffers unsent. A send's timeout counts from its last byte written. With Linux's 4 MiB a request
+# on a slow link could time out before it leaves the host. Half a MiB is 0.4 s at 10 Mbit/s, and several milliseconds of
+# work for a broker at full speed.
 _MOST_NOT_SENT: Final = 512 * 1024
 _NOTSENT_LOWAT: Final[int | None] = getattr(
     socket, "TCP_NOTSENT_LOWAT", {"linux": 25, "darwin": 0x201}.get(sys.platform)
 )
 
-# Lookups at once in one process; one without an answer keeps its thread beyond the connect's timeout.
+# Lookups at once in one process; without an answer the thread of a lookup outlives the connect's timeout.
 _MOST_LOOK_UPS: Final = 64
 _LOOK_UP: Final = "rocketmq-spark-lookup-"
 
 # Addresses in an error; a name may have thousands.
-_MOST_TOLD: Final = 8
+_MOST_SHOWN: Final = 8
 
 _IN_PROGRESS: Final = frozenset({0, errno.EINPROGRESS, errno.EWOULDBLOCK, errno.EALREADY})
 
 
 def resolve(host: str, port: int, flags: int = 0) -> list[Candidate]:
-    """Ask the system's resolver; blocks unless `flags` says AI_NUMERICHOST."""
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
-    return list(dict.fromkeys((family, sockaddr) for family, _, _, _, sockaddr in found))
+    """Return the addresses of a host from the system's resolver; blocks unless `flags` is AI_NUMERICHOST."""
+    entries = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
+    return list(dict.fromkeys((family, sockaddr) for family, _, _, _, sockaddr in entries))
 
 
 class Dial:
-    """One attempt at connecting to one server, until `deadline` on the loop's clock.
-
-    A thread calls `look_up`, which may block and finds the addresses of a host name, and then `wake`.
-    """
+    """One attempt to connect to a server, until `deadline`. A thread calls `look_up`, which may block, then `wake`."""
 
     def __init__(
         self,
@@ -67,11 +64,9 @@ class Dial:
         self.sock: socket.socket | None = None
         self.connected = False
         self.failed = False
-        # The address that was tried last, as numbers; "" if none was.
+        # The numeric address that was tried last.
         self.tried = ""
-        # The addresses that failed, and why.
         self.failures: list[tuple[str, Exception]] = []
-        # Failed sockets, to be closed.
         self.abandoned: list[socket.socket] = []
         self._wake = wake
         self._look_up = look_up
@@ -88,7 +83,7 @@ class Dial:
 
     @property
     def wants_write(self) -> bool:
-        """Whether to watch for writability: the end of the TCP connect, or bytes of the handshake."""
+        """Whether to watch for writability: during the TCP connect, or for bytes of the handshake."""
         return self._secured is None or self._secured.unsent
 
     @property
@@ -98,15 +93,15 @@ class Dial:
 
     @property
     def due(self) -> float:
-        """When :meth:`step` must be called at the latest."""
+        """The time at which :meth:`step` must be called at the latest."""
         return min(self.deadline, self._attempt_deadline)
 
     @property
     def reasons(self) -> str:
-        """The addresses and why they failed, for an error."""
-        told = [f"{tried}: {reason}" for tried, reason in self.failures[:_MOST_TOLD]]
-        more = len(self.failures) - len(told)
-        return "; ".join([*told, f"and {more} more addresses"] if more else told)
+        """The addresses and their failures, for an error."""
+        shown = [f"{tried}: {reason}" for tried, reason in self.failures[:_MOST_SHOWN]]
+        more = len(self.failures) - len(shown)
+        return "; ".join([*shown, f"and {more} more addresses"] if more else shown)
 
     def begin(self, now: float) -> None:
         """Resolve the host and start with its first address."""
@@ -134,24 +129,22 @@ class Dial:
         self._wake()
 
     def step(self, now: float) -> None:
-        """Do what is due: take the lookup's result, give up a silent address, try the next one."""
+        """Use the lookup's result, abandon an address that timed out, and try the next one."""
         if self.connected or self.failed:
             return
         if self._candidates is None:
-            if isinstance(self._looked_up, list):
-                self._candidates = deque(self._looked_up)
-            elif self._looked_up is not None:
+            if self._looked_up is None and now >= self.deadline:
+                self._looked_up = TimeoutError("the name was not resolved in time")
+            if isinstance(self._looked_up, Exception):
                 self._fail(self._looked_up)
+            if not isinstance(self._looked_up, list):
                 return
-            else:
-                if now >= self.deadline:
-                    self._fail(TimeoutError("the name was not resolved in time"))
-                return
+            self._candidates = deque(self._looked_up)
         if self.sock is not None and now >= self._attempt_deadline:
-            silence = TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
+            timeout = TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
             if self._secured is not None:
-                silence = TimeoutError("connected, but no end to the TLS handshake; does the server speak TLS?")
-            self._attempt_failed(silence)
+                timeout = TimeoutError("connected, but no end to the TLS handshake; does the server speak TLS?")
+            self._attempt_failed(timeout)
         while self.sock is None and not self.failed:
             self._try_next(now)
 
@@ -160,28 +153,17 @@ class Dial:
         sock = self.sock
         if sock is None or self.connected:
             return
-        error = 0
-        if self._secured is None:
-            error = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-            try:
+        try:
+            if self._secured is None:
+                error = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
                 # A connect to a free local port may by chance meet itself (simultaneous open).
                 if not error and sock.getsockname() == sock.getpeername():
                     error = errno.ECONNREFUSED
-            except OSError as exc:
-                error = exc.errno or errno.ENOTCONN
-        if error:
-            self._attempt_failed(OSError(error, os.strerror(error)))
-            self.step(now)
-        elif self._secure is None:
-            self.connected = True
-        else:
-            self._shake_hands(now, sock, self._secure)
-
-    def _shake_hands(self, now: float, sock: socket.socket, secure: Secure) -> None:
-        try:
-            if self._secured is None:
-                self._secured = secure(sock, parse_address(self.address)[0])
-            self.connected = self._secured.handshake()
+                if error:
+                    raise OSError(error, os.strerror(error))
+                if self._secure is not None:
+                    self._secured = self._secure(sock, parse_address(self.address)[0])
+            self.connected = self._secured is None or self._secured.handshake()
         except (OSError, ValueError) as exc:
             self._attempt_failed(exc)
             self.step(now)
@@ -199,12 +181,12 @@ class Dial:
         try:
             self.sock = socket.socket(family, socket.SOCK_STREAM)
             self.sock.setblocking(False)
-            # Small requests must not wait for the acknowledgement of earlier ones. Buffer sizes are left to the kernel:
-            # on loopback fixed SO_SNDBUFs of 128 KiB to 4 MiB gained nothing that could be told from noise, and a
-            # fixed one would end autotuning, which a long fat link needs, at net.core.wmem_max (208 KiB by default).
+            # Small requests must not wait for the acknowledgement of earlier ones. The kernel chooses buffer sizes:
+            # fixed SO_SNDBUFs of 128 KiB to 4 MiB had no measurable effect on loopback. A fixed size would also limit
+            # autotuning, which a long fat link needs, to net.core.wmem_max (208 KiB by default).
             self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if _NOTSENT_LOWAT is not None:
-                # A kernel or sandbox without it costs precision, not the connection.
+                # The connection also works on a kernel or sandbox without this option.
                 with contextlib.suppress(OSError):
                     self.sock.setsockopt(socket.IPPROTO_TCP, _NOTSENT_LOWAT, _MOST_NOT_SENT)
             error = self.sock.connect_ex(sockaddr)

@@ -20,11 +20,9 @@ _LONGEST: Final = 60.0
 
 
 def in_parallel(about: Iterable[K], ask: Callable[[K], T]) -> dict[K, T]:
-    """Return the result of `ask` for each key, in order; raises the exception of the first key that failed."""
+    """Return the result of `ask` for each key, in order; raise the exception of the first key that failed."""
     keys = list(about)
-    if not keys:
-        return {}
-    with ThreadPoolExecutor(min(_AT_ONCE, len(keys)), "rocketmq-spark-questions") as pool:
+    with ThreadPoolExecutor(max(1, min(_AT_ONCE, len(keys))), "rocketmq-spark-questions") as pool:
         return dict(zip(keys, pool.map(ask, keys), strict=True))
 
 
@@ -32,26 +30,23 @@ def query_all(
     about: Iterable[K], ask: Callable[[K], T], clock: Callable[[], float] = time.monotonic
 ) -> dict[K, T | RocketMQError]:
     """Return the result or the error of `ask` for each key, in order."""
-    gives_up = clock() + _LONGEST
+    expires = clock() + _LONGEST
 
-    def one(key: K) -> T | RocketMQError:
-        if clock() >= gives_up:
+    def result(key: K) -> T | RocketMQError:
+        if clock() >= expires:
             return RemotingTooMuchRequestException(f"not asked: the others took {_LONGEST:g} s")
         try:
             return ask(key)
         except RocketMQError as exc:
             return exc
 
-    return in_parallel(about, one)
+    return in_parallel(about, result)
 
 
 def in_turn(
     addresses: Sequence[str], first: int, deadline: float, clock: Callable[[], float], failures: list[str]
 ) -> Iterator[tuple[int, float]]:
-    """Yield the index of each address, from `first` on, and its equal share of the time left, seconds.
-
-    An address for which no time is left is noted in `failures` instead.
-    """
+    """Yield the index of each address, from `first` on, with its share of the time left; without any, add a failure."""
     for turn in range(len(addresses)):
         index = (first + turn) % len(addresses)
         share = (deadline - clock()) / (len(addresses) - turn)
@@ -68,13 +63,13 @@ def most_relevant_error(last: _E | None, error: _E) -> _E:
 
 @dataclass(slots=True, eq=False)
 class Permit:
-    """The right to have one request under way."""
+    """The right to have one request in flight."""
 
     permits: Permits
     held: bool = True
 
     def release(self) -> None:
-        """Give it back, from any thread; repeated calls do nothing."""
+        """Return the permit, from any thread; repeated calls do nothing."""
         with self.permits.changed:
             if self.held:
                 self.held = False
@@ -83,11 +78,11 @@ class Permit:
 
 
 class Permits:
-    """A limited number of permits, of which `free` can be taken now; `option` sets the limit, at least 1."""
+    """A limited number of permits; `free` counts the available ones. `option` sets the limit, at least 1."""
 
     def __init__(self, limit: int, option: str) -> None:
         if limit < 1:
-            raise OptionError(f"{option}: {limit} is not allowed; at least 1 request must be let through")
+            raise OptionError(f"{option}: {limit} is not allowed; allowed are numbers from 1")
         self.limit = limit
         self.option = option
         self.free = limit
@@ -102,15 +97,12 @@ class Permits:
         return Permit(self)
 
     def acquire(self, timeout: float, doing: str) -> Permit:
-        """Return a permit within `timeout` seconds.
-
-        Raises RemotingTooMuchRequestException if there is no time to wait, else RemotingTimeoutException.
-        """
+        """Return a permit, or raise RemotingTimeoutException, or RemotingTooMuchRequestException without a timeout."""
         with self.changed:
             if not self.free and timeout <= 0:
                 raise self.exhausted(doing)
             if not self.changed.wait_for(lambda: self.free, timeout):
-                raise RemotingTimeoutException(f"{self.exhausted(doing)} and none came back within {timeout:g} s")
+                raise RemotingTimeoutException(f"{self.exhausted(doing)} and none was returned within {timeout:g} s")
             self.free -= 1
         return Permit(self)
 

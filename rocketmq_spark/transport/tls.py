@@ -1,7 +1,7 @@
-"""TLS over sockets that never block: settings and files, and the encrypted stream.
+"""TLS settings and files, and encrypted streams over sockets that never block.
 
 A server's certificate must be signed by a trusted authority, and must name the dialled host or `tlsServerName`. Java's
-client checks neither. A replaced file counts for the next connection: streams outlive certificates.
+client checks neither. The next connection uses a replaced file, because streams outlive certificates.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from rocketmq_spark.protocol.tls import NO_REASON, REFUSAL_ALERTS, CertificateEr
 
 _PIECE: Final = 64 * 1024
 
-# Bytes that may wait for a full socket: one piece, and OpenSSL's own answers to the server.
+# Encrypted bytes that may wait for a full socket: one piece, and OpenSSL's own answers to the server.
 _MOST_UNSENT: Final = 1024 * 1024
 
-# Reads per turn of a handshake: a server that sends without end (OpenSSL skips any number of HelloRequests) must not
-# keep the loop from other connections and from the deadline.
+# Reads per turn of a handshake. A server may send without end (OpenSSL skips any number of HelloRequests), and the loop
+# must serve other connections and check the deadline.
 _READS: Final = 8
 
-# More than the longest record (RFC 5246 section 6.2.3): of one that has begun to arrive, so much may be here already.
+# More than the longest record (RFC 5246 section 6.2.3), because most of an incomplete record may have arrived already.
 _RECORD: Final = 20 * 1024
 
-# (connected socket, host that was dialled) -> what to send and receive by
+# Takes a connected socket and the dialled host, returns the object to send and receive with.
 Secure: TypeAlias = "Callable[[socket.socket, str], TlsStream]"
 
 
 @dataclass(frozen=True, slots=True)
 class TlsSettings:
-    """How servers and this client prove their identity. All files are PEM."""
+    """The certificates of servers and of this client. All files are PEM."""
 
     ca_file: str | None = None  # The certificates of the authorities to trust. None: those of the system.
     server_name: str | None = None  # What every server's certificate must name. None: the host that was dialled.
@@ -51,12 +51,12 @@ class TlsSettings:
         try:
             context = ssl.create_default_context(cafile=self.ca_file)
         except OSError as exc:
-            # An SSLError too: a file without a single certificate.
+            # Also an SSLError: the file has no certificate.
             raise OptionError(
-                f"option tlsCaFile: reading {self.ca_file!r}: {exc}; give a PEM file with the certificates of the "
-                "authorities that signed the servers' certificates, at the same path on the driver and every executor"
+                f"option tlsCaFile: reading {self.ca_file!r} failed: {exc}. Give a PEM file with the certificates of "
+                "the authorities that signed the servers' certificates, at this path on the driver and every executor"
             ) from exc
-        # In a renegotiation writes would wait for reads.
+        # During a renegotiation writes would wait for reads.
         context.options |= ssl.OP_NO_RENEGOTIATION
         # Python's own default, unless the system's OpenSSL is configured otherwise.
         context.minimum_version = max(context.minimum_version, ssl.TLSVersion.TLSv1_2)
@@ -72,27 +72,21 @@ class TlsSettings:
             try:
                 open(path, "rb").close()
             except OSError as exc:
-                raise OptionError(
-                    f"option {option}: reading {path!r}: {exc.strerror or exc}; the file must be at that path, for "
-                    "this process to read, on the driver and on every executor"
-                ) from exc
+                reason = f"option {option}: reading {path!r} failed: {exc.strerror or exc}"
+                raise OptionError(f"{reason}; the driver and every executor must find it there, readable") from exc
         try:
             context.load_cert_chain(cert_file, key_file, password=_no_password)
         except ssl.SSLError as exc:
             if self.key_file is None:
-                raise OptionError(
-                    f"option tlsCertFile: {cert_file!r} does not hold both a certificate and its private key "
-                    f"({exc.reason or exc}): give the key's file as tlsKeyFile"
-                ) from exc
-            what = "is not the key of the certificate in" if exc.reason == "KEY_VALUES_MISMATCH" else "does not fit"
-            raise OptionError(
-                f"options tlsCertFile, tlsKeyFile: {key_file!r} {what} {cert_file!r} ({exc.reason or exc}); give PEM "
-                "files with the client's certificate and with its private key"
-            ) from exc
+                text = f"option tlsCertFile: {cert_file!r} does not hold both a certificate and its private key"
+                raise OptionError(f"{text} ({exc.reason or exc}): set tlsKeyFile to the key's file") from exc
+            misfit = "is not the key of the certificate in" if exc.reason == "KEY_VALUES_MISMATCH" else "does not fit"
+            text = f"options tlsCertFile, tlsKeyFile: {key_file!r} {misfit} {cert_file!r} ({exc.reason or exc})"
+            raise OptionError(f"{text}; give PEM files with the client's certificate and with its private key") from exc
         except _EncryptedKeyError:
             raise OptionError(
-                f"option tlsKeyFile: the key in {key_file!r} is encrypted: give it without a password, readable only "
-                "for the user that Spark's workers run as (openssl pkey -in encrypted.key -out plain.key)"
+                f"option tlsKeyFile: the key in {key_file!r} is encrypted: remove its password, and make it readable "
+                "only for the user of Spark's workers (openssl pkey -in encrypted.key -out plain.key)"
             ) from None
 
     @property
@@ -121,7 +115,7 @@ class TlsSettings:
         return encrypt
 
     def _stamps(self) -> list[tuple[str, int, int, int]]:
-        """Return what changes if a file is replaced."""
+        """Return values that change if a file is replaced."""
         stamps = []
         for path in filter(None, (self.ca_file, self.cert_file, self.key_file)):
             with contextlib.suppress(OSError):
@@ -135,19 +129,17 @@ class _EncryptedKeyError(Exception):
 
 
 def _no_password() -> str:
-    # Otherwise OpenSSL would prompt at the terminal.
+    # Without this function, OpenSSL would prompt at the terminal.
     raise _EncryptedKeyError
 
 
 class TlsStream:
-    """The bytes of one connected socket, encrypted; `sendmsg` and `recv_into` as a socket has them.
+    """The encrypted stream over a connected, non-blocking socket, which the caller watches and closes.
 
-    Bytes are encrypted in pieces of 64 KiB, the next one when the socket has accepted the last: no more than that can
-    be "written" and not sent. The lock guards OpenSSL's objects. Reading leaves nothing decrypted behind, because a
-    selector would not report it.
-
-    `sock` is connected and non-blocking; the caller watches and closes it. `server_name` is what the certificate must
-    name instead of the dialled `host`; ValueError: no certificate could have this name.
+    Bytes are encrypted in pieces of 64 KiB, each when the socket has accepted the last, so no more than that counts as
+    written and is not sent. The lock guards OpenSSL's objects. A read leaves no decrypted bytes behind, because a
+    selector would not report them. The certificate must name `server_name` if set, else the dialled `host`; ValueError:
+    no certificate could have this name.
     """
 
     def __init__(
@@ -162,7 +154,7 @@ class TlsStream:
         self._host = host
         self._server_name = server_name
         self._refusals = refusals
-        # True once data was decrypted: the server has accepted this client.
+        # True after data was decrypted: the server has accepted this client.
         self._heard = False
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
@@ -175,7 +167,7 @@ class TlsStream:
 
     @property
     def unsent(self) -> bool:
-        """Encrypted bytes wait until the socket takes them."""
+        """Whether encrypted bytes wait for the socket."""
         return len(self._unsent) > 0
 
     def handshake(self) -> bool:
@@ -191,9 +183,9 @@ class TlsStream:
             raise handshake_error(exc, self._refusals) from exc
 
     def sendmsg(self, pieces: Sequence[Buffer]) -> int:
-        """Encrypt and send; return how many bytes of `pieces` were taken, perhaps none while older ones move.
+        """Return how many bytes of `pieces` were encrypted to be sent, perhaps none while older ones are being sent.
 
-        Raises BlockingIOError if not a byte moved, another OSError if the connection is broken.
+        Raises BlockingIOError if no byte moved, another OSError if the connection is broken.
         """
         with self._lock:
             moved, taken = self._flush(), 0
@@ -204,8 +196,8 @@ class TlsStream:
                 while view:
                     view = view[self._ssl.write(view) :]
                 taken += len(joined)
-                # These bytes may have been sent, so a failure must not count as a write of nothing. The socket repeats
-                # its error at the next call.
+                # A failure must not count as a write of nothing, because some bytes may have been sent. The socket
+                # repeats its error at the next call.
                 with contextlib.suppress(OSError):
                     self._flush()
             if not moved and not taken:
@@ -213,10 +205,9 @@ class TlsStream:
             return taken
 
     def recv_into(self, view: memoryview) -> int:
-        """Receive and decrypt all that one read brings; 0 at the end of the stream.
+        """Receive and decrypt the bytes of one read; return their number, 0 at the end of the stream.
 
-        Raises BlockingIOError if nothing, or no whole record, is there yet; another OSError if the connection is
-        broken.
+        Raises BlockingIOError without a complete record, another OSError if the connection is broken.
         """
         count = self._sock.recv_into(view[: len(view) - _RECORD])
         if not count:
@@ -225,21 +216,21 @@ class TlsStream:
         with self._lock:
             self._incoming.write(view[:count])
             try:
-                # Into a buffer it returns a count, whatever its stub says.
+                # With a buffer it returns a count, unlike its type stub.
                 while decrypted := cast(int, self._ssl.read(len(view) - filled, view[filled:])):
                     filled += decrypted
                     self._heard = True
                 goodbye = True
             except ssl.SSLWantReadError:
-                # OpenSSL answers a key update by itself. What is wrong with the socket, the next call will say.
+                # OpenSSL answers a key update by itself. The next call reports an error of the socket.
                 with contextlib.suppress(OSError):
                     self._flush()
                 if len(self._unsent) > _MOST_UNSENT:
                     raise ConnectionAbortedError("the server has us answer (key updates) and reads nothing") from None
             except ssl.SSLError as exc:
-                # An alert, say. The answers before it count; the end of the socket's stream follows it.
+                # Such as an alert. The answers before it count, and the end of the stream follows it.
                 if not filled:
-                    # With TLS 1.3 a client is done before the server has seen its certificate.
+                    # With TLS 1.3 a client's handshake ends before the server has checked its certificate.
                     raise (refusal(exc) if exc.reason in self._refusals and not self._heard else exc) from exc
         if not filled and not goodbye:
             raise BlockingIOError
@@ -249,10 +240,8 @@ class TlsStream:
         """Return the alert with which the server ended the connection, if it is about this client's certificate."""
         try:
             self.recv_into(memoryview(bytearray(2 * _RECORD)))
-        except CertificateError as exc:
-            return exc
-        except OSError:
-            pass
+        except OSError as exc:
+            return exc if isinstance(exc, CertificateError) else None
         return None
 
     def _handshake(self) -> bool:
@@ -264,12 +253,12 @@ class TlsStream:
             except ssl.SSLWantReadError:
                 pass
             except ssl.SSLError:
-                # The alert tells the server why.
+                # Send the alert, which tells the server the reason.
                 with contextlib.suppress(OSError):
                     self._flush()
                 raise
             self._flush()
-            # Without a read left: OpenSSL must see what was read, because the socket reports only more.
+            # The last turn does not read: OpenSSL must process all bytes, as the socket reports only new ones.
             if done or not reads_left:
                 return done
             try:
@@ -282,7 +271,7 @@ class TlsStream:
         return False
 
     def _flush(self) -> bool:
-        """Send what is encrypted; True if the socket took any of it."""
+        """Send encrypted bytes; return whether the socket took any."""
         if self._outgoing.pending:
             self._unsent = memoryview(bytes(self._unsent) + self._outgoing.read())
         moved = False
@@ -297,7 +286,7 @@ class TlsStream:
 
 
 def _joined(pieces: Sequence[Buffer]) -> Iterator[bytes]:
-    """Join small pieces and cut long ones: few records, and bounded copies."""
+    """Yield the bytes in pieces of 64 KiB: few records, and bounded copies."""
     parts: list[memoryview] = []
     room = _PIECE
     for piece in pieces:

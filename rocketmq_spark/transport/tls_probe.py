@@ -1,11 +1,9 @@
-"""Finds out by fresh connections whether a server speaks TLS, and what kind of server listens at an address.
+"""Finds out with new connections whether a server speaks TLS, and what kind of server listens at an address.
 
-A server that closes a connection without an answer does not say why. Without these connections, a wrong `useTls` would
-look like a broken server and be retried. A verdict needs a server that answers on one kind of connection and hangs up
-on the other every time. So a slow server, one that stops, or a balancer before one that is down gets no verdict.
-
-The probes send only a greeting and do not verify certificates. Each blocks for up to half a second, so they run after
-failures only. Results are kept for ten seconds.
+Otherwise a wrong `useTls` would look like a broken server and be retried. A verdict needs a server that answers one
+kind of connection and closes the other every time. So a slow or stopping server gets none, nor does a balancer before a
+server that is down. The probes send only a greeting and do not verify certificates. Each blocks for up to 0.5 s, so
+they run only after failures.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ _TIMEOUT: Final = 0.5
 _KEPT: Final = 10.0
 H2: Final = "h2"
 
-# Every remoting server answers a request of an unknown code.
+# Every remoting server answers a request with an unknown code.
 REMOTING_HELLO: Final = bytes(encode_head(RemotingCommand(code=0, opaque=0), 0))
 # The HTTP/2 preface and an empty SETTINGS frame (RFC 9113, sections 3.4 and 6.5).
 HTTP2_HELLO: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
@@ -42,28 +40,24 @@ def remembered(find: Callable[P, T]) -> Callable[P, T]:
     results: dict[Hashable, tuple[float, T]] = {}
 
     @functools.wraps(find)
-    def found(*args: P.args, **kwargs: P.kwargs) -> T:
+    def cached(*args: P.args, **kwargs: P.kwargs) -> T:
         key = (args, *kwargs.items())
-        result = results.get(key)
-        if result is None or time.monotonic() > result[0] + _KEPT:
-            value = find(*args, **kwargs)
-            result = results[key] = (time.monotonic(), value)
-        return result[1]
+        if key not in results or time.monotonic() > results[key][0] + _KEPT:
+            result = find(*args, **kwargs)
+            results[key] = (time.monotonic(), result)
+        return results[key][1]
 
-    return found
+    return cached
 
 
 @remembered
 def disagreement(address: str, hello: bytes, *, over_tls: bool) -> str | None:
-    """Return what to change for a server that hung up on a connection, None if TLS is not the cause.
-
-    `hello` is a greeting that the server answers without TLS.
-    """
+    """Return what to change if a server hung up, None if TLS is not the cause; `hello` is a plain greeting."""
     host, port = parse_address(address)
     if over_tls:
-        talks_plainly = bool(answer(host, port, hello, _TIMEOUT))
-        return SPEAKS_NO_TLS if talks_plainly and tls_protocol(host, port, _TIMEOUT) is None else None
-    # Twice: a server that was down and is up again answers the second time.
+        plain = bool(answer(host, port, hello, _TIMEOUT))
+        return SPEAKS_NO_TLS if plain and tls_protocol(host, port, _TIMEOUT) is None else None
+    # Twice: a server that has restarted answers the second time.
     for _ in range(2):
         if answer(host, port, hello, _TIMEOUT) != b"" or tls_protocol(host, port, _TIMEOUT) is None:
             return None
@@ -71,26 +65,23 @@ def disagreement(address: str, hello: bytes, *, over_tls: bool) -> str | None:
 
 
 def explained(
-    address: str, stream: socket.socket | TlsStream | None, what: str, cause: BaseException | None
+    address: str, stream: socket.socket | TlsStream | None, reason: str, cause: BaseException | None
 ) -> tuple[str, BaseException | None]:
-    """Add a wrong `useTls` or a rejected certificate to the reason why a remoting connection without answers ended.
-
-    `stream` is None if the connection never opened.
-    """
+    """Add a wrong `useTls` or a rejected certificate to the reason why a remoting connection without answers ended."""
     if isinstance(stream, TlsStream):
         refusal = stream.last_words() if isinstance(cause, OSError) else None
-        return (what, cause) if refusal is None else (f"{what}: {refusal}", refusal)
+        return (reason, cause) if refusal is None else (f"{reason}: {refusal}", refusal)
     hung_up = isinstance(cause, ConnectionError) and not isinstance(cause, CertificateError | DisagreementError)
     shaking = isinstance(cause, HandshakeError)
-    # A failed connect is no hang-up.
+    # Without a stream the connect failed.
     if not hung_up or not (shaking or stream is not None):
-        return what, cause
+        return reason, cause
     remedy = disagreement(address, REMOTING_HELLO, over_tls=shaking)
-    return (what, cause) if remedy is None else (f"{what}: {remedy}", DisagreementError(remedy))
+    return (reason, cause) if remedy is None else (f"{reason}: {remedy}", DisagreementError(remedy))
 
 
 def answer(host: str, port: int, hello: bytes, timeout: float) -> bytes | None:
-    """Return the first bytes of the answer, b"" if the server hangs up, None if it is silent or unreachable."""
+    """Return the answer's first bytes, b"" if the server closes the connection, None if it is silent or unreachable."""
     try:
         with socket.create_connection((host, port), timeout) as sock:
             try:
@@ -106,7 +97,7 @@ def answer(host: str, port: int, hello: bytes, timeout: float) -> bytes | None:
 def secured(
     host: str, port: int, context: ssl.SSLContext, timeout: float, server_name: str | None = None
 ) -> Iterator[ssl.SSLSocket]:
-    """Connect and do the handshake; raises OSError, of which ``SSLError`` is one."""
+    """Connect and do the handshake; raises OSError."""
     with (
         socket.create_connection((host, port), timeout) as sock,
         context.wrap_socket(sock, server_hostname=server_name or host) as secure,
@@ -120,7 +111,7 @@ def tls_protocol(host: str, port: int, timeout: float) -> str | None:
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     context.set_alpn_protocols([H2])
-    # As for real connections: results for older versions depend on the OpenSSL release.
+    # As for real connections; results for older versions depend on the OpenSSL release.
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:
         with secured(host, port, context, timeout) as secure:
@@ -132,10 +123,7 @@ def tls_protocol(host: str, port: int, timeout: float) -> str | None:
         return None
 
 
-_SETTINGS: Final = 4
-_TYPE_AT: Final = 3
 _HTTP_HELLO: Final = b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
-_TRIES: Final = 4
 
 
 class Listener(enum.Enum):
@@ -143,7 +131,7 @@ class Listener(enum.Enum):
 
     UNKNOWN_HOST = "the host's name is unknown here"
     NOBODY = "nobody listens"
-    SILENT = "nobody answers: the host is down, or a firewall drops what is sent there"
+    SILENT = "nobody answers: the host is down, or a firewall drops the packets"
     GRPC = "a gRPC server listens, as on a proxy's port 8081"
     HTTP = "an HTTP server listens"
     TLS = "a server listens that wants TLS"
@@ -152,23 +140,24 @@ class Listener(enum.Enum):
 
 def who_listens(address: str, timeout: float) -> Listener:
     """Return what listens at ``host:port``, within `timeout` seconds."""
-    share = timeout / _TRIES
+    share = timeout / 4
     try:
         host, port = parse_address(address)
         socket.create_connection((host, port), share).close()
     except (socket.gaierror, ValueError):
-        # A UnicodeError is a ValueError: "a..b" or a name that is too long is no host name.
+        # A UnicodeError is a ValueError: "a..b", or a name that is too long.
         return Listener.UNKNOWN_HOST
     except ConnectionRefusedError:
         return Listener.NOBODY
     except OSError:
         return Listener.SILENT
-    said = answer(host, port, HTTP2_HELLO, share) or b""
-    if said[_TYPE_AT : _TYPE_AT + 1] == bytes([_SETTINGS]):
+    reply = answer(host, port, HTTP2_HELLO, share) or b""
+    # The fourth byte of an HTTP/2 frame is its type, and 4 is SETTINGS.
+    if reply[3:4] == b"\x04":
         return Listener.GRPC
-    if said.startswith(b"HTTP/") or (answer(host, port, _HTTP_HELLO, share) or b"").startswith(b"HTTP/"):
+    if reply.startswith(b"HTTP/") or (answer(host, port, _HTTP_HELLO, share) or b"").startswith(b"HTTP/"):
         return Listener.HTTP
     protocol = tls_protocol(host, port, share)
     if protocol is None:
         return Listener.OTHER
-    return Listener.GRPC if protocol == "h2" else Listener.TLS
+    return Listener.GRPC if protocol == H2 else Listener.TLS

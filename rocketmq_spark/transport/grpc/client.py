@@ -1,12 +1,11 @@
 """Calls to proxies, with a blocking wait or with a callback.
 
-Callbacks run on one thread of this client. gRPC itself calls back on the thread that reads a connection, or inside a
-starting call that already failed; there the ended call is put into a queue. Calls in flight are in one table, and
-whoever removes a call reports its end, so each ends once.
+Callbacks run on one thread of this client. gRPC calls back on the thread that reads a connection, or inside a starting
+call that already failed. There the ended call is only put into a queue. The code that removes a call from the table of
+calls in flight reports its end, so each call ends once. gRPC's failures become the package's errors here.
 
-A client is used in the process that made it, and opens nothing before its first call. An unclosed client stays
-referenced: in a forked child its collection would cancel calls and close channels of the parent. gRPC's failures become
-the package's errors here; a status inside a reply is read by the caller or by `invoke`.
+A client belongs to the process that created it, and opens nothing before its first call. An unclosed client stays
+referenced, because its collection in a forked child would cancel calls and close channels of the parent.
 """
 
 from __future__ import annotations
@@ -50,11 +49,11 @@ logger = logging.getLogger("rocketmq_spark.transport")
 
 _SERVICE: Final = "/apache.rocketmq.v2.MessagingService/"
 _JOIN_TIMEOUT: Final = 5.0
-# Parts of a reply (see `check_parts`) unless its caller allows more: 4 MiB. A half message has 32,767 bytes of keys.
+# Default limit of a reply's parts (see `check_parts`): 4 MiB. A half message has 32,767 bytes of keys.
 _PARTS: Final = 65_536
 # A shorter reply is parsed at once: 32,768 parts of 2 bytes need 2 MiB.
 _SHORT: Final = 65_536
-# Parts of gRPC's texts if a server ended a connect; the last three are for an alert, in various releases.
+# Parts of gRPC's texts for a connect that the server ended; the last three mean a TLS alert, in various releases.
 _HUNG_UP: Final = ("socket closed", "connection reset", "secure read failed", "unwrap failed", "tls handshake failed")
 
 _opened: Final[set[GrpcClient]] = set()
@@ -79,7 +78,7 @@ _ReplyT = TypeVar("_ReplyT", bound="ProtoMessage")
 
 @dataclass(frozen=True, slots=True)
 class _Flight:
-    """A call under way whose caller does not wait."""
+    """A call in flight with a callback."""
 
     endpoint: str
     doing: str
@@ -90,10 +89,7 @@ class _Flight:
 
 
 class GrpcClient:
-    """The calls of one process; safe for many threads. It owns its channels; calls with callbacks take permits.
-
-    `closed`: no call is taken any more, because it was closed or its thread has failed.
-    """
+    """The calls and channels of one process; safe for many threads. `closed` is also True if its thread failed."""
 
     def __init__(
         self, channels: Channels, metadata: MetadataSource, permits: Permits, clock: Callable[[], float]
@@ -104,10 +100,10 @@ class GrpcClient:
         self._clock = clock
         self._numbers = itertools.count()
         self._flights: dict[int, _Flight] = {}
-        # (number of the flight, its call or the error instead of one, when); None ends the thread.
+        # (number of the flight, its call or the error of a call that was not made, time); None ends the thread.
         self._ended: queue.SimpleQueue[tuple[int, grpc.Future | RocketMQError, float] | None] = queue.SimpleQueue()
         self._calls: dict[tuple[str, str], grpc.UnaryUnaryMultiCallable] = {}
-        # The last one of each endpoint, kept from garbage collection.
+        # The last stream of each endpoint, kept from garbage collection.
         self._streams: dict[str, Any] = {}
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -122,8 +118,8 @@ class GrpcClient:
     ) -> None:
         """Start a call and return; `on_answer` is called once, on the client's thread, and must not block.
 
-        `request` is the serialized message, `doing` describes the call in errors. If the client is closed this raises
-        RocketMQError, and `on_answer` is not called.
+        `request` is the serialized message, `doing` describes the call in errors. RocketMQError: the client is closed;
+        `on_answer` is not called.
         """
         try:
             call, metadata, signed_by, doing = self._prepared(endpoint, method, timeout, doing)
@@ -138,7 +134,7 @@ class GrpcClient:
         try:
             started = call.future(request, timeout, metadata)
         except BaseException:
-            # If it is not in the table any more, `close` has ended it, and has closed the channel too.
+            # A flight that left the table was ended by `close`, which has closed the channel too.
             if self._flights.pop(number, None) is not None:
                 permit.release()
                 self._check()
@@ -147,7 +143,7 @@ class GrpcClient:
             started.add_done_callback(lambda ended: self._ended.put((number, ended, self._clock())))
 
     def refuse(self, error: RocketMQError, on_answer: OnAnswer) -> None:
-        """End a call that can't be made, on the client's thread like all others."""
+        """Fail a call that can't be made, on the client's thread like all others."""
         now = self._clock()
         self._ended.put((self._register(_Flight("", "", on_answer, now)), error, now))
 
@@ -162,27 +158,24 @@ class GrpcClient:
         *,
         most_parts: int = _PARTS,
     ) -> _ReplyT:
-        """Call and return the reply; parameters as for `start` and `parsed`.
-
-        Raises MQBrokerException if the reply's status is not OK, RemotingException without a reply.
-        """
+        """Call and return the reply; MQBrokerException if its status is not OK, RemotingException without a reply."""
         call, metadata, signed_by, doing = self._prepared(endpoint, method, timeout, doing)
         try:
             started = call.future(request.SerializeToString(), timeout, metadata)
         except ValueError:
             self._check()
             raise
-        found = self._end_of(started, endpoint, doing)
-        if not isinstance(found, RocketMQError):
-            reply = parsed(found, reply_type, endpoint, doing, most_parts)
+        end = self._end_of(started, endpoint, doing)
+        if not isinstance(end, RocketMQError):
+            reply = parsed(end, reply_type, endpoint, doing, most_parts)
             error = error_in(cast("Any", reply).status, endpoint, doing)
             if error is None:
                 return reply
-            found = error
-        self.tell(found, signed_by)
-        raise found
+            end = error
+        self.report(end, signed_by)
+        raise end
 
-    def tell(self, error: RocketMQError | None, signed_by: Credentials | None) -> None:
+    def report(self, error: RocketMQError | None, signed_by: Credentials | None) -> None:
         """Report rejected credentials to their provider."""
         if isinstance(error, UserRefusedException):
             self._metadata.refused(signed_by)
@@ -195,7 +188,7 @@ class GrpcClient:
         return stream
 
     def close(self) -> None:
-        """Close the channels and end the thread; what is in flight fails. Idempotent."""
+        """Close the channels and end the thread; calls in flight fail. Idempotent."""
         with self._lock:
             self.closed = True
             thread = self._thread
@@ -209,7 +202,7 @@ class GrpcClient:
     def _prepared(
         self, endpoint: str, method: str, timeout: float, doing: str
     ) -> tuple[grpc.UnaryUnaryMultiCallable, Metadata, Credentials | None, str]:
-        """Return the function that makes a call, with bytes in and out, and what `doing` is with the request's id."""
+        """Return gRPC's function for a call, its metadata and credentials, and `doing` with the request's id."""
         call = self._calls.get((endpoint, method))
         if call is None:
             call = self._calls[endpoint, method] = self._channel(endpoint).unary_unary(_SERVICE + method)
@@ -244,23 +237,23 @@ class GrpcClient:
                 number, end, at = ended
                 flight = self._flights.get(number)
                 if flight is not None:
-                    found = end if isinstance(end, RocketMQError) else self._end_of(end, flight.endpoint, flight.doing)
-                    self._tell(number, found, at)
+                    end = end if isinstance(end, RocketMQError) else self._end_of(end, flight.endpoint, flight.doing)
+                    self._finish(number, end, at)
         finally:
-            # Closed, or this thread failed: no more callbacks would be called.
+            # Closed, or this thread failed: no other callbacks would be called.
             with self._lock:
                 self.closed = True
             for number, flight in tuple(self._flights.items()):
                 text = f"{flight.doing}: the transport was closed; it may have been executed"
-                self._tell(number, RemotingSendRequestException(text), self._clock())
+                self._finish(number, RemotingSendRequestException(text), self._clock())
 
-    def _tell(self, number: int, found: bytes | RocketMQError, at: float) -> None:
+    def _finish(self, number: int, end: bytes | RocketMQError, at: float) -> None:
         flight = self._flights.pop(number, None)
         if flight is None:
             return
         if flight.permit is not None:
             flight.permit.release()
-        reply, error = (None, found) if isinstance(found, RocketMQError) else (found, None)
+        reply, error = (None, end) if isinstance(end, RocketMQError) else (end, None)
         try:
             flight.on_answer(GrpcAnswer(reply, error, (at - flight.started) * 1000.0, flight.doing, flight.signed_by))
         except Exception:
@@ -270,50 +263,43 @@ class GrpcClient:
         """Wait for a call; return its reply, or the error."""
         code = call.code()
         if code.name == "OK":
-            reply: bytes = call.result()
-            return reply
+            return cast("bytes", call.result())
         details = call.details() or ""
         error = call_error(code.name, details, endpoint, doing, self._channels.server_name)
         if type(error) is RemotingConnectException and any(words in details.lower() for words in _HUNG_UP):
             try:
-                found = self._channels.explained(endpoint)
+                if (remedy := self._channels.explained(endpoint)) is not None:
+                    kind, text = remedy
+                    error = kind(f"{doing}: {endpoint}: {text}")
             except Exception as exc:
-                # The failure of the call counts, even if it cannot be explained.
-                logger.debug("why %s hung up can't be told: %r", endpoint, exc)
-                found = None
-            if found is not None:
-                kind, remedy = found
-                error = kind(f"{doing}: {endpoint}: {remedy}")
-        # A traceback would show gRPC's exception with the server's text unescaped and on several lines.
+                # Return the call's own error, even if its cause stays unknown.
+                logger.debug("finding out why %s closed the connection failed: %r", endpoint, exc)
+        # The traceback of gRPC's own exception would show the server's text unescaped and on several lines.
         error.__cause__ = RuntimeError(escaped(str(call.exception())))
         return error
 
 
 def error_in(status: pb.Status, endpoint: str, doing: str) -> RocketMQError | None:
-    """Return the error that a reply's status means, None if it is OK."""
+    """Return the error for a reply's status, None for OK."""
     return None if status.code == pb.OK else proxy_error(status.code, status.message, endpoint, doing)
 
 
 def parsed(data: bytes, reply_type: type[_ReplyT], endpoint: str, doing: str, most_parts: int = _PARTS) -> _ReplyT:
-    """Return the parsed reply or command; RemotingCommandException if it is invalid, or has too many parts.
-
-    Parts are counted in replies longer than 64 KiB.
-    """
+    """Return the parsed reply or command; RemotingCommandException if it is invalid, or long with too many parts."""
     reply = reply_type()
     try:
         if len(data) > _SHORT:
             check_parts(data, _fields_of(reply_type.DESCRIPTOR), most_parts)
         reply.ParseFromString(data)
     except (DecodeError, RemotingCommandException) as exc:
-        raise RemotingCommandException(
-            f"{doing}: {endpoint} answered {len(data)} bytes that are no reply: {exc}"
-        ) from exc
+        text = f"{doing}: {endpoint} answered {len(data)} bytes that are not a valid reply: {exc}"
+        raise RemotingCommandException(text) from exc
     return reply
 
 
 @functools.cache
 def _fields_of(message: Descriptor) -> Mapping[int, Any]:
-    """Return the fields of a message type for `check_parts`. No type of the protocol contains itself."""
+    """Return the fields of a message type for `check_parts`. It ends, because no type contains itself."""
     return {
         field.number: _fields_of(field.message_type) if field.message_type else REPEATED if field.is_repeated else None
         for field in message.fields

@@ -1,7 +1,7 @@
-"""The metadata of every call to a proxy: client id, namespace and signature.
+"""Makes the metadata of every call to a proxy: client id, namespace and signature.
 
-A proxy keys settings and registrations by the client id, so a random end makes it unique. Date-time (UTC) and signature
-are renewed at most once a second. HTTP/2 allows printable ASCII values only. No repr and no error shows a secret.
+Proxies store settings and registrations by client id, so a random end makes it unique. HTTP/2 allows only printable
+ASCII values. No repr and no error shows a secret.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from rocketmq_spark.model.credentials import Credentials, CredentialsProvider, t
 Metadata: TypeAlias = tuple[tuple[str, str], ...]
 
 
-class Fresh(NamedTuple):
-    """The id of a new request, its metadata, and the credentials that signed it."""
+class Signed(NamedTuple):
+    """The metadata of a request, and the credentials that signed it."""
 
-    request_id: str
-    metadata: Metadata
-    signed_by: Credentials | None
+    request_id: str = ""
+    metadata: Metadata = ()
+    signed_by: Credentials | None = None
 
     def __repr__(self) -> str:
         # The metadata holds the security token, and a signature.
-        return f"<Fresh {self.request_id}>"
+        return f"<Signed {self.request_id}>"
 
 
 class MetadataSource:
     """Makes the metadata of one client's calls; safe for many threads.
 
-    Proxies list clients with `client_id`, to which a random end is added, and `version`. `wall_clock` returns epoch
-    seconds. OptionError: namespace, access key or token have characters that no header can hold.
+    Proxies list clients with `client_id` and `version`. `wall_clock` returns epoch seconds. OptionError: namespace,
+    access key or token have characters that a header cannot hold.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class MetadataSource:
         self._wall_clock = wall_clock
         self._static = (
             ("x-mq-client-id", self.client_id),
-            # A proxy ends the stream of a client whose language it does not know.
+            # A proxy ends the stream of a client in an unknown language.
             ("x-mq-language", "PYTHON"),
             ("x-mq-protocol", "v2"),
             ("x-mq-client-version", version),
@@ -63,27 +63,28 @@ class MetadataSource:
         )
         if isinstance(credentials, Credentials):
             _signature(credentials, "")
-        # Replaced as a whole: two threads at the turn of a second may both make it, and either will do.
-        self._of_second = _Signed()
+        # A second, and the metadata of its requests except their ids. Two threads may replace it at the same time.
+        self._of_second = (-1, Signed())
 
     def __repr__(self) -> str:
         return f"<MetadataSource {self.client_id} {'signs' if self._credentials else 'does not sign'}>"
 
-    def fresh(self) -> Fresh:
+    def fresh(self) -> Signed:
         """Return the metadata of a new request."""
-        second = int(self._wall_clock())
-        made = self._of_second
-        if made.second != second:
-            made = self._of_second = self._made_for(second)
+        now = int(self._wall_clock())
+        second, signed = self._of_second
+        if second != now:
+            signed = self._signed_at(now)
+            self._of_second = (now, signed)
         request_id = f"{self._end}-{next(self._numbers)}"
-        return Fresh(request_id, (*made.metadata, ("x-mq-request-id", request_id)), made.signed_by)
+        return Signed(request_id, (*signed.metadata, ("x-mq-request-id", request_id)), signed.signed_by)
 
     def refused(self, signed_by: Credentials | None) -> None:
-        """Report rejected credentials to the provider; the next call asks it again."""
+        """Report rejected credentials to the provider; the next request asks it again."""
         tell_refused(self._credentials, signed_by)
-        self._of_second = _Signed()
+        self._of_second = (-1, Signed())
 
-    def _made_for(self, second: int) -> _Signed:
+    def _signed_at(self, second: int) -> Signed:
         date_time = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(second))
         signed_by = None if self._credentials is None else self._credentials.credentials()
         try:
@@ -91,18 +92,7 @@ class MetadataSource:
         except OptionError as exc:
             # Fixed credentials were checked at the start.
             raise CredentialsError(str(exc)) from None
-        return _Signed(second, (*self._static, ("x-mq-date-time", date_time), *signature), signed_by)
-
-
-class _Signed(NamedTuple):
-    """The metadata of all requests of one second; -1 before the first."""
-
-    second: int = -1
-    metadata: Metadata = ()
-    signed_by: Credentials | None = None
-
-    def __repr__(self) -> str:
-        return f"<_Signed second={self.second}>"
+        return Signed("", (*self._static, ("x-mq-date-time", date_time), *signature), signed_by)
 
 
 def _signature(credentials: Credentials, date_time: str) -> Metadata:
@@ -113,8 +103,8 @@ def _signature(credentials: Credentials, date_time: str) -> Metadata:
 
 
 def authorization(credentials: Credentials, date_time: str) -> str:
-    """Return the header that signs a date-time, which is all that is signed."""
-    # Text that is not Unicode passes: an error would hold it.
+    """Return the header that signs a date-time; nothing else of a request is signed."""
+    # Invalid Unicode is accepted, because an error would contain the text.
     key = credentials.secret_key.encode("utf-8", "surrogatepass")
     signature = hmac.new(key, date_time.encode("ascii"), "sha1").hexdigest().upper()
     return f"MQv2-HMAC-SHA1 Credential={credentials.access_key}, SignedHeaders=x-mq-date-time, Signature={signature}"
@@ -123,5 +113,5 @@ def authorization(credentials: Credentials, date_time: str) -> str:
 def _printable(option: str, value: str) -> str:
     """Return a value that a header can hold; the error does not show it, because it may be a secret."""
     if not (value.isascii() and value.isprintable()):
-        raise OptionError(f"option {option}: over gRPC only printable ASCII characters are allowed, it has others")
+        raise OptionError(f"option {option}: over gRPC only printable ASCII characters are allowed, and it has others")
     return value

@@ -1,14 +1,11 @@
-"""The streams over which proxies check transactions.
+"""The streams over which proxies check transactions. Follows ``ClientSessionImpl.java``.
 
 The first half message opens a stream to every endpoint, because brokers may send checks through any proxy. A stream
-that ends is reopened after a second. Neither a proxy's command nor a handler's exception ends a stream, and unknown
-commands are ignored.
+that ends is reopened after a second. Unknown commands and a handler's exception do not end it.
 
 A proxy uses the topic's name as producer group, and sends checks to any client whose settings name the topic, also for
-other clients' half messages. A check names no group: it goes to the group that last sent a half message to that topic
-from here. All senders of half messages to one topic must therefore know each other's transactions.
-
-Follows ``ClientSessionImpl.java``.
+other clients' half messages. A check names no group, so it goes to the group that last sent a half message to that
+topic from here. All senders of half messages to one topic must therefore know each other's transactions.
 """
 
 from __future__ import annotations
@@ -17,7 +14,6 @@ import logging
 import queue
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 from rocketmq_spark._version import __version__
@@ -34,30 +30,30 @@ logger = logging.getLogger("rocketmq_spark.transport")
 _JOIN_TIMEOUT: Final = 5.0
 
 
-@dataclass(frozen=True, slots=True)
-class Pauses:
-    """The pauses of a stream, seconds: before it is reopened, and before it repeats its settings."""
-
-    reopen: float = 1.0
-    settings: float = 300.0
-
-
 class Telemetry:
     """The streams of one process; safe for many threads.
 
-    `on_check` is called with a proxy's checks, on the stream's thread.
+    `on_check` is called with a proxy's checks, on the stream's thread. A stream is reopened after `reopen_after`
+    seconds, and repeats its settings every `settings_every` seconds.
     """
 
     def __init__(
-        self, client: GrpcClient, endpoints: Sequence[str], namespace: str, on_check: OnCheckTransaction, pauses: Pauses
+        self,
+        client: GrpcClient,
+        endpoints: Sequence[str],
+        namespace: str,
+        on_check: OnCheckTransaction,
+        reopen_after: float,
+        settings_every: float,
     ) -> None:
         self.client = client
-        self.pauses = pauses
+        self.reopen_after = reopen_after
+        self.settings_every = settings_every
         self._endpoints = endpoints
         self._namespace = namespace
         self._on_check = on_check
         self._lock = threading.Lock()
-        # By topic, who sent the last half message to it. Replaced as a whole: streams read it.
+        # By topic, the group that sent the last half message. Replaced as a whole, because streams read it.
         self._groups: dict[str, str] = {}
         self._streams: dict[str, _Stream] = {}
         self._closed = False
@@ -66,21 +62,21 @@ class Telemetry:
         return f"<Telemetry {sorted(self._streams)} for {sorted(self._groups)}>"
 
     def half_message(self, topic: str, producer_group: str) -> None:
-        """Receive checks of a topic from now on, for a producer group."""
+        """Receive checks of a topic from now on, and give them to a producer group."""
         if self._groups.get(topic) == producer_group and len(self._streams) == len(self._endpoints):
             return
         with self._lock:
             known = topic in self._groups
             self._groups = {**self._groups, topic: producer_group}
             if not known:
-                self._say_settings()
+                self._send_settings()
             if not self._closed:
                 for endpoint in self._endpoints:
                     if endpoint not in self._streams:
                         self._streams[endpoint] = _Stream(self, endpoint)
 
     def heart_beat(self, endpoint: str, timeout: float) -> None:
-        """Keep the client alive at a proxy that has accepted its settings; other proxies do not know the client."""
+        """Keep the client registered at a proxy that has accepted its settings; other proxies do not know it."""
         stream = self._streams.get(endpoint)
         if stream is not None and stream.acknowledged:
             request = service.HeartbeatRequest(client_type=pb.PRODUCER)
@@ -93,7 +89,7 @@ class Telemetry:
             changed = len(left) < len(self._groups)
             self._groups = left
             if left and changed:
-                self._say_settings()
+                self._send_settings()
             stream = None if left else self._streams.pop(endpoint, None)
         if stream is not None:
             stream.close()
@@ -108,62 +104,54 @@ class Telemetry:
         for stream in streams:
             stream.close()
         for stream in streams:
-            stream.join()
+            if stream.thread is not threading.current_thread():
+                stream.thread.join(_JOIN_TIMEOUT)
 
     def settings(self, endpoint: str) -> bytes:
-        """Return the settings that a stream repeats: the topics whose checks are wanted."""
+        """Return the settings that a stream sends: the topics whose checks this client answers."""
         return settings_of(endpoint, sorted(self._groups), self._namespace, __version__).SerializeToString()
 
     def check(self, endpoint: str, command: service.RecoverOrphanedTransactionCommand) -> None:
-        """Hand over a proxy's check."""
+        """Call the handler with a proxy's check."""
         group = self._groups.get(command.message.topic.name, "")
         self._on_check(transaction_check(command, endpoint, group))
 
-    def _say_settings(self) -> None:
+    def _send_settings(self) -> None:
         for stream in self._streams.values():
-            stream.say_settings()
+            stream.commands.put(True)
 
 
 class _Stream:
-    """The stream to one endpoint, kept open by a thread of its own."""
+    """The stream to one endpoint, which a separate thread keeps open."""
 
     def __init__(self, telemetry: Telemetry, endpoint: str) -> None:
         self._telemetry = telemetry
         self._endpoint = endpoint
         self._stopped = threading.Event()
-        # True: say the settings. False: the stream ends. Each opening has one of its own.
-        self._wishes: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        # True sends the settings again, False ends the stream. Replaced whenever the stream is opened.
+        self.commands: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._call: Any = None
         self._well = True
-        # The proxy has taken the settings of the stream that is open now.
+        # The proxy has accepted the settings of the open stream.
         self.acknowledged = False
-        self._thread = threading.Thread(target=self._run, name=f"rocketmq-spark-telemetry-{endpoint}", daemon=True)
-        self._thread.start()
-
-    def say_settings(self) -> None:
-        """Repeat the settings now, because they have changed."""
-        self._wishes.put(True)
+        self.thread = threading.Thread(target=self._run, name=f"rocketmq-spark-telemetry-{endpoint}", daemon=True)
+        self.thread.start()
 
     def close(self) -> None:
-        """End it, without waiting."""
+        """End the stream without waiting for its thread."""
         self._stopped.set()
-        self._wishes.put(False)
+        self.commands.put(False)
         if self._call is not None:
             self._call.cancel()
-
-    def join(self) -> None:
-        """Wait for its thread, unless this is it."""
-        if self._thread is not threading.current_thread():
-            self._thread.join(_JOIN_TIMEOUT)
 
     def _run(self) -> None:
         import grpc
 
         while not self._stopped.is_set():
-            wishes: queue.SimpleQueue[bool] = queue.SimpleQueue()
-            self._wishes = wishes
+            commands: queue.SimpleQueue[bool] = queue.SimpleQueue()
+            self.commands = commands
             try:
-                self._call = self._telemetry.client.stream(self._endpoint, "Telemetry", self._commands(wishes))
+                self._call = self._telemetry.client.stream(self._endpoint, "Telemetry", self._settings(commands))
                 if self._stopped.is_set():
                     self._call.cancel()
                 for data in self._call:
@@ -172,22 +160,23 @@ class _Stream:
             except grpc.RpcError as exc:
                 self._complain(f"{exc.code().name}: {exc.details()}")
             except (RocketMQError, ValueError):
-                return  # the client is closed, or was while gRPC looked
+                # The client is closed, perhaps during the call.
+                return
             finally:
                 self.acknowledged = False
-                # The thread of gRPC that takes our commands waits for the next one still.
-                wishes.put(False)
-            self._stopped.wait(self._telemetry.pauses.reopen)
+                # gRPC's thread still waits for the next settings.
+                commands.put(False)
+            self._stopped.wait(self._telemetry.reopen_after)
 
-    def _commands(self, wishes: queue.SimpleQueue[bool]) -> Iterator[bytes]:
-        """Yield the settings now and then. The proxy ends a stream when its commands end."""
-        wanted = True
-        while wanted:
+    def _settings(self, commands: queue.SimpleQueue[bool]) -> Iterator[bytes]:
+        """Yield the settings at intervals and when they change. The proxy ends a stream when this iterator ends."""
+        again = True
+        while again:
             yield self._telemetry.settings(self._endpoint)
             try:
-                wanted = wishes.get(timeout=self._telemetry.pauses.settings)
+                again = commands.get(timeout=self._telemetry.settings_every)
             except queue.Empty:
-                wanted = True
+                again = True
 
     def _receive(self, data: bytes) -> None:
         try:
@@ -204,15 +193,15 @@ class _Stream:
                 self._call.cancel()
             self._well = True
         except Exception:
-            # With its traceback once, until a good one comes: a proxy may send any number of them.
+            # The traceback is logged once, until a command succeeds: a proxy may send any number of them.
             level = logging.ERROR if self._well else logging.DEBUG
             self._well = False
-            what = "%s: a command on the Telemetry stream was not taken"
-            logger.log(level, what, self._endpoint, exc_info=level > logging.DEBUG)
+            text = "%s: handling a command on the Telemetry stream failed"
+            logger.log(level, text, self._endpoint, exc_info=level > logging.DEBUG)
 
     def _complain(self, why: str) -> None:
-        """Log once why no checks come, until the stream works again."""
+        """Log the failure once, until the stream works again."""
         level = logging.WARNING if self._well and not self._stopped.is_set() else logging.DEBUG
         self._well = False
-        logger.log(level, "Telemetry stream to %s: %s; no checks of transactions come until it is open again",
-                   self._endpoint, why)  # fmt: skip
+        text = "Telemetry stream to %s: %s; no transaction checks arrive until it is open again"
+        logger.log(level, text, self._endpoint, why)

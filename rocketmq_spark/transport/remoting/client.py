@@ -1,10 +1,7 @@
 """Signed requests over the loop's connections: with a blocking wait, with a callback, or one-way.
 
-This is the edge of the remoting transport: the namespace, the signature and the permits are added here, and nothing
-below knows them. An error code of a server is an answer here. A rejected signature and GO_AWAY are retried once each,
-because the server did not execute the request.
-
-Follows NettyRemotingClient.java (invokeSync, invokeAsync, invokeOneway).
+Adds the namespace, the signature and the permits, which the modules below do not know. A rejected signature and
+GO_AWAY are retried once each, because the server did not execute the request. Follows NettyRemotingClient.java.
 """
 
 from __future__ import annotations
@@ -13,7 +10,7 @@ import logging
 import re
 import threading
 from collections.abc import Callable, Container, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final, TypeAlias, TypeVar
 
 from rocketmq_spark.errors import (
@@ -25,7 +22,7 @@ from rocketmq_spark.errors import (
 )
 from rocketmq_spark.model.credentials import CredentialsProvider, gives_another, tell_refused
 from rocketmq_spark.model.message import Buffer
-from rocketmq_spark.model.names import bare_name, check_namespace, is_none, unwrap, wrap
+from rocketmq_spark.model.names import check_namespace, is_none, unwrap, wrap
 from rocketmq_spark.model.properties import PGROUP
 from rocketmq_spark.model.send_result import TRANSACTION_PREPARED_TYPE, TransactionCheck
 from rocketmq_spark.protocol.remoting.codes import RequestCode, ResponseCode, broker_error, refuses_user
@@ -38,30 +35,28 @@ from rocketmq_spark.transport.remoting.requests import Answer, Request
 logger = logging.getLogger("rocketmq_spark.transport")
 
 T = TypeVar("T")
-# A request with fields, or without any.
+# A request with header fields, or only the code of one without any.
 Query: TypeAlias = RequestHeader | RequestCode
 Body: TypeAlias = "Buffer | tuple[Buffer, ...]"
 
-# The loop ends every request in time. A caller waits this much longer, seconds, before it reports a failed loop.
+# Seconds that a caller waits after the end of a request's timeout, before it reports that the loop has failed.
 _GRACE: Final = 1.0
 
 # The group of RocketMQ's own tools, which exists on every broker (``MixAll.TOOLS_CONSUMER_GROUP``).
 TOOLS_CONSUMER: Final = "TOOLS_CONSUMER"
 
-# The ext fields that are names of topics and groups. SendMessageRequestHeaderV2 calls the group ``a``, the topic ``b``.
+# The ext fields that name topics and groups. SendMessageRequestHeaderV2 uses letters: group, topic; flag, properties.
 _NAMES: Final = ("topic", "producerGroup", "consumerGroup", "a", "b")
-# SendMessageRequestHeaderV2's letters of the system flag and the properties.
 _SYS_FLAG: Final = "f"
 _PROPERTIES: Final = "i"
 _GROUP_OF_HALF: Final = re.compile(rf"(?<![^\x02])({PGROUP}\x01)([^\x02]+)")
 
 
 class Namespace:
-    """A namespace of topics and groups; "" changes nothing. Other layers use the names without it.
+    """Adds a namespace to names of topics and groups, and removes it from them; "" changes nothing.
 
-    Servers know topic ``orders`` of namespace ``ns`` as ``ns%orders``, and groups likewise. RocketMQ's own topics and
-    groups are in no namespace, and neither is `create_topic_key`, the template of new topics. Follows
-    ``ClientConfig.withNamespace`` and ``withoutNamespace``.
+    Servers know topic ``orders`` of namespace ``ns`` as ``ns%orders``. RocketMQ's own topics and groups are in no
+    namespace, nor is `create_topic_key`, the template of new topics. Follows ``ClientConfig.withNamespace``.
     """
 
     def __init__(self, name: str, create_topic_key: str) -> None:
@@ -79,7 +74,10 @@ class Namespace:
 
     def members(self, names: Iterable[str]) -> dict[str, str]:
         """Return the names that are in the namespace, as servers know them, by the users' names."""
-        return {bare: name for name in names if (bare := bare_name(name, self.name)) is not None}
+        if not self.name:
+            return {name: name for name in names}
+        # Unwrapping does not change a name of another namespace, or of none.
+        return {bare: name for name in names if (bare := self.unwrap(name)) != name and wrap(self.name, bare) == name}
 
     def wrap_fields(self, ext_fields: Mapping[str, str]) -> Mapping[str, str]:
         """Return a request's ext fields with the servers' names."""
@@ -88,82 +86,57 @@ class Namespace:
         fields = {**ext_fields, **{key: self.wrap(ext_fields[key]) for key in _NAMES if key in ext_fields}}
         if _PROPERTIES in fields and int(fields[_SYS_FLAG]) & TRANSACTION_PREPARED_TYPE:
             # The broker sends its checks of a half message to this group.
-            wrapped = _GROUP_OF_HALF.sub(lambda match: match[1] + self.wrap(match[2]), fields[_PROPERTIES])
-            fields[_PROPERTIES] = wrapped
+            fields[_PROPERTIES] = _GROUP_OF_HALF.sub(lambda hit: hit[1] + self.wrap(hit[2]), fields[_PROPERTIES])
         return fields
 
     def unwrap_check(self, check: TransactionCheck) -> TransactionCheck:
         """Return a broker's check of a transaction with the users' names."""
         if not self.name:
             return check
-        message = check.message
-        properties = message.properties
+        message, properties = check.message, check.message.properties
         if PGROUP in properties:
             properties = {**properties, PGROUP: self.unwrap(properties[PGROUP])}
         return replace(check, message=replace(message, topic=self.unwrap(message.topic), properties=properties))
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class Signer:
-    """Adds the namespace and the signature to a request's ext fields."""
-
-    namespace: Namespace
-    credentials: CredentialsProvider | None  # Asked for each request that is signed.
-    unsigned: Container[int]  # Codes of requests that are not signed.
-
-    def apply(self, request: Request) -> None:
-        """Set the request's `sent_fields` and `signed_by`; a resend is signed again."""
-        fields = self.namespace.wrap_fields(request.ext_fields)
-        request.signed_by = None
-        if self.credentials is not None and request.code not in self.unsigned:
-            request.signed_by = self.credentials.credentials()
-            fields = signed(fields, request.body, request.signed_by)
-        request.sent_fields = fields
-
-    def checked(self, request: Request, answer: Answer) -> Answer:
-        """Report a rejected signature to the provider, and return the answer with the credentials in question."""
-        command = answer.command
-        if command is None or request.signed_by is None or not refuses_user(command.code, command.remark):
-            return answer
-        tell_refused(self.credentials, request.signed_by)
-        return replace(answer, refused=request.signed_by)
-
-    def can_retry(self, answer: Answer) -> bool:
-        """Return whether the server rejected the credentials, and the provider has others now."""
-        return answer.refused is not None and gives_another(self.credentials, answer.refused)
-
-    def leaves_unsigned(self, code: int) -> bool:
-        """Return whether requests of this code go unsigned although there are credentials."""
-        return self.credentials is not None and code in self.unsigned
-
-
 class RequestClient:
     """Sends requests of any code to any address over the connections of a loop.
 
+    The provider of `credentials` is asked for each request that is signed; requests with a code in `unsigned` are not.
     The permits limit the requests in flight with a callback, and the one-way requests. Blocking calls need no permit.
     """
 
-    def __init__(self, loop: IoLoop, signer: Signer, async_permits: int, oneway_permits: int) -> None:
+    def __init__(
+        self,
+        loop: IoLoop,
+        namespace: Namespace,
+        credentials: CredentialsProvider | None,
+        unsigned: Container[int],
+        async_permits: int,
+        oneway_permits: int,
+    ) -> None:
         self.loop = loop
         loop.on_end = self._on_end
         self.clock = loop.clock
-        self._signer = signer
+        self._namespace = namespace
+        self._credentials = credentials
+        self._unsigned = unsigned
         self._async_permits = Permits(async_permits, "clientAsyncSemaphoreValue")
         self._oneway_permits = Permits(oneway_permits, "clientOnewaySemaphoreValue")
 
     def invoke(
         self, address: str, code: int, ext_fields: Mapping[str, str], body: Body, timeout: float
     ) -> RemotingCommand:
-        """Send a request and return its answer, whatever its code.
+        """Send a request and return its answer, whatever its code; `timeout` also bounds the connect and the write.
 
-        `timeout` is the limit in seconds for connecting, writing and the answer together. After a
-        RemotingConnectException or RemotingTooMuchRequestException nothing was sent. After another RemotingException
-        the server may have executed the request. RocketMQError: the transport is closed or of another process, or this
-        is a callback, whose thread would wait for itself.
+        Nothing was sent after a RemotingConnectException or RemotingTooMuchRequestException. After another
+        RemotingException the server may have executed the request. RocketMQError: the transport is closed, another
+        process created it, or the caller is a callback, whose thread would wait for itself.
         """
         expires = self.clock() + timeout
         answer = self._wait(address, Request(code, ext_fields, _pieces(body), timeout))
-        if self._signer.can_retry(answer) and (left := expires - self.clock()) > 0:
+        retry = answer.refused is not None and gives_another(self._credentials, answer.refused)
+        if retry and (left := expires - self.clock()) > 0:
             answer = self._wait(address, Request(code, ext_fields, _pieces(body), left))
         assert answer.command is not None
         return answer.command
@@ -185,7 +158,7 @@ class RequestClient:
         if answer.code == ResponseCode.SUCCESS:
             return answer
         error = broker_error(answer.code, answer.remark, address, doing)
-        if isinstance(error, UserRefusedException) and self._signer.leaves_unsigned(code):
+        if isinstance(error, UserRefusedException) and self._credentials is not None and code in self._unsigned:
             raise UserRefusedException(
                 f"{doing}: {address} answered {error.response_code}: {error.remark} It demands signed requests, and "
                 "those to name servers are not signed by default. Set signNameServerRequests=true if nameServer is "
@@ -208,7 +181,7 @@ class RequestClient:
         try:
             self.submit(address, request)
         except CredentialsError as exc:
-            # It concerns this attempt only: the provider may have credentials for the next one.
+            # Only this attempt fails: the provider may have credentials for the next one.
             self.loop.refuse(request, exc)
         except BaseException:
             request.permit.release()
@@ -218,20 +191,27 @@ class RequestClient:
         """Sign and send a request without a permit: the caller limits how many are in flight."""
         self.loop.check()
         # Before the connection takes the request and its lock, because signing reads the whole body.
-        self._signer.apply(request)
+        fields = self._namespace.wrap_fields(request.ext_fields)
+        request.signed_by = None
+        if self._credentials is not None and request.code not in self._unsigned:
+            request.signed_by = self._credentials.credentials()
+            fields = signed(fields, request.body, request.signed_by)
+        request.sent_fields = fields
         self.loop.submit(address, request)
 
     def _on_end(self, address: str, request: Request, answer: Answer) -> None:
         """Finish a request on the loop's thread; after GO_AWAY send it again, once, over a new connection."""
-        answer = self._signer.checked(request, answer)
-        command = answer.command
+        command, signed_by = answer.command, request.signed_by
+        if command is not None and signed_by is not None and refuses_user(command.code, command.remark):
+            tell_refused(self._credentials, signed_by)
+            answer = replace(answer, refused=signed_by)
         if command is not None and command.code == ResponseCode.GO_AWAY and request.send_again(self.clock()):
             logger.debug("%s: go away; %s is sent again over a new connection", address, request.name)
             try:
                 self.submit(address, request)
                 return
             except RocketMQError as exc:
-                error = RemotingConnectException(f"{request.name} to {address}: the server said go away; {exc}")
+                error = RemotingConnectException(f"{request.name} to {address}: the server answered GO_AWAY; {exc}")
                 error.__cause__ = exc
                 answer = Answer(None, error, answer.latency)
         request.finish(answer)
@@ -239,10 +219,8 @@ class RequestClient:
     def _wait(self, address: str, request: Request) -> Answer:
         timeout = request.timeout
         if self.loop.in_own_thread:
-            raise RocketMQError(
-                f"request {request.code} to {address}: a blocking call in a callback would wait for its own thread; "
-                "start it there without waiting, or use another thread"
-            )
+            text = f"{request.name} to {address}: a blocking call in a callback would wait for its own thread"
+            raise RocketMQError(f"{text}; use a call that does not wait, or another thread")
         self.loop.check()
         done = threading.Event()
         answers: list[Answer] = []
@@ -264,17 +242,15 @@ class RequestClient:
         while self.loop.polled and not done.is_set():
             self.loop.poll(max(0.0, expires - self.clock()))
         if not done.wait(timeout + _GRACE):
-            raise RemotingTimeoutException(
-                f"request {request.code} to {address}: the transport's thread did not end it within {timeout:g} s "
-                f"({self.loop!r})"
-            )
+            text = f"{request.name} to {address}: the transport's thread did not end it within {timeout:g} s"
+            raise RemotingTimeoutException(f"{text} ({self.loop!r})")
         answer = answers.pop()
         if answer.error is None:
             return answer
         try:
             raise answer.error
         finally:
-            # The error's traceback holds this frame: together with this name that would be a cycle around the body.
+            # The error's traceback holds this frame. With this name it would be a cycle that keeps the body.
             del answer
 
 

@@ -1,13 +1,13 @@
 """One connection: its state, its pending requests, and the effect of each event on them.
 
-Rule 1: whoever removes a request from the table reports its outcome, so each has exactly one.
+Rule 1: the code that removes a request from the table reports its outcome, so each request has exactly one.
 Rule 2: only the loop's thread calls the methods, except :meth:`Connection.submit`. They return the requests that ended;
         the loop calls the callbacks, watches the socket and closes it.
 Rule 3: the lock guards the state and the out queue, and is never held while a callback runs.
 Rule 4: a connection that breaks fails all pending requests, and each error says whether the request was sent.
 
-Follows NettyRemotingAbstract.java and NettyRemotingClient.java. Unlike there, timeouts count from the last byte
-written, and a timeout closes only a connection on which nothing arrives or a frame does not end.
+Follows NettyRemotingAbstract.java and NettyRemotingClient.java, but timeouts count from the last byte written, and a
+timeout closes a connection only if nothing arrives there or a frame does not end.
 """
 
 from __future__ import annotations
@@ -43,13 +43,12 @@ logger = logging.getLogger("rocketmq_spark.transport")
 class State(enum.Enum):
     """The states of a connection."""
 
-    CONNECTING = "connecting"  # requests queue up
+    CONNECTING = "connecting"  # Requests queue up.
     OPEN = "open"
-    DRAINING = "draining"  # the server said GO_AWAY: answers still come, new requests go to a new connection
+    DRAINING = "draining"  # After GO_AWAY: answers still arrive, new requests use a new connection.
     CLOSED = "closed"
 
 
-# Where each state may lead. Nothing leads out of CLOSED.
 TRANSITIONS: Final[dict[State, tuple[State, ...]]] = {
     State.CONNECTING: (State.OPEN, State.CLOSED),
     State.OPEN: (State.DRAINING, State.CLOSED),
@@ -57,34 +56,34 @@ TRANSITIONS: Final[dict[State, tuple[State, ...]]] = {
     State.CLOSED: (),
 }
 
-# Given a server's address and request, on the loop's thread; neither blocks nor raises. False refuses the request.
+# Takes a server's address and request, on the loop's thread; must not block or raise. False refuses the request.
 OnRequest: TypeAlias = Callable[[str, RemotingCommand], bool]
 
 # Reads of one socket before the others get their turn.
 _READS_PER_EVENT: Final = 8
 
-# Seconds for one frame: the answer to a full batch at 35 kB/s. A corrupted length would swallow all later answers.
+# Seconds for one frame: the answer to a full batch at 35 kB/s. With a corrupted length a frame would never end.
 _FRAME_TIMEOUT: Final = 30.0
 
-# How long a refusal of a broker's request may wait for the socket, seconds.
+# Seconds that the refusal of a broker's request may wait for the socket.
 _RESPONSE_TIMEOUT: Final = 3.0
 
-# Frames in the queue behind which no refusal is added: a server that never reads must not fill the memory.
+# No refusal is queued behind more frames, because a server that never reads must not fill the memory.
 _MOST_UNSENT: Final = 1000
 
-# Frames in a row that match no pending request: requests of the broker, and late answers to at most 65,535 requests
+# Frames in a row without a pending request: the broker's requests, and late answers to at most 65,535 requests
 # (clientAsyncSemaphoreValue) that timed out.
 _MOST_UNASKED: Final = 100_000
 
-# Bodies up to this length are cheaper to write together with others than one by one.
+# Bodies up to this length cost less if several are written in one call.
 _SHORT: Final = 16 * 1024
 
 
 class Connection:
     """The connection to one address.
 
-    `attend` makes the loop look at this connection, and may be called from any thread. The loop sleeps at most until
-    `due`; no deadline is earlier. `connect_timeout` is for the lookup of the name and all its addresses together.
+    `attend` makes the loop call `on_attention`, and may be called from any thread. The loop sleeps at most until `due`;
+    no deadline is earlier. `connect_timeout` bounds the lookup of the name and all its addresses together.
     """
 
     def __init__(
@@ -107,7 +106,7 @@ class Connection:
         self._dial = Dial(address, self.due, lambda: attend(self), secure=secure)
         self._stream: socket.socket | TlsStream | None = None
         self._lock = threading.Lock()
-        # Without an outcome, by opaque.
+        # By opaque, the requests without an outcome.
         self._pending: dict[int, Request] = {}
         self._last_opaque = -1
         self._out = Outbound()
@@ -125,12 +124,12 @@ class Connection:
 
     @property
     def wants_write(self) -> bool:
-        """Whether to watch for writability; not for a queue alone, because a submitting thread may be writing it."""
+        """Whether to watch for writability; a queue alone is no reason, because another thread may be writing it."""
         return self._dial.wants_write if self.state is State.CONNECTING else self._blocked
 
     @property
     def wants_read(self) -> bool:
-        """Whether to watch for readability: answers, or the server's part of a handshake."""
+        """Whether to watch for readability: for answers, or during a TLS handshake."""
         return self.state is not State.CONNECTING or self._dial.wants_read
 
     @property
@@ -144,15 +143,15 @@ class Connection:
         return self.state is State.DRAINING and not self._pending and not self._blocked and not self._out
 
     def close_abandoned(self) -> None:
-        """Close the sockets of failed connects, which the loop does not watch any more."""
+        """Close the sockets of failed connects, which the loop no longer watches."""
         while self._dial.abandoned:
             self._dial.abandoned.pop().close()
 
     def submit(self, request: Request) -> bool:
         """Queue a request, from any thread; False if this connection accepts no more.
 
-        An empty queue is written at once, because waking the loop costs more than the write. The loop handles failures,
-        what the socket does not accept, and short requests while others are in flight: many of them in one call.
+        With an empty queue the request is written here, because waking the loop costs more than the write. The loop
+        writes what the socket did not accept, and short requests while others are in flight, several in one call.
         """
         done: list[Request] = []
         with self._lock:
@@ -183,7 +182,7 @@ class Connection:
         return self._after_dial(now)
 
     def on_attention(self, now: float) -> list[Completion]:
-        """Handle what another thread left: a finished name lookup, short requests, a failed write."""
+        """Handle work that another thread left: a finished name lookup, short requests, or a failed write."""
         if self.state is State.CONNECTING:
             self._dial.step(now)
             return self._after_dial(now)
@@ -197,7 +196,7 @@ class Connection:
         return self._go_on(now, more=self._blocked)
 
     def _go_on(self, now: float, *, more: bool) -> list[Completion]:
-        """Write if there is `more`; return what is done or failed."""
+        """Write if there is `more`; return the requests that ended."""
         with self._lock:
             done = self._write() if more and self.state is not State.CLOSED else []
         completions = [(request, WRITTEN) for request in done]
@@ -231,15 +230,15 @@ class Connection:
                     self._on_command(command, now, completions)
             except Exception as exc:
                 # Any exception: a bug of a decoder must not lose the answers decoded before.
-                what = f"the server sent bytes that are not the protocol ({shortened(str(exc))})"
-                return completions + self._fail(now, what, exc, RemotingCommandException)
+                reason = f"the server sent bytes that are not the protocol ({shortened(str(exc))})"
+                return completions + self._fail(now, reason, exc, RemotingCommandException)
             self._frame_since = min(self._frame_since, now) if self._frames.pending else math.inf
             if count < len(scratch):
                 break
         return completions + self._go_on(self._clock(), more=False)
 
     def sweep(self, now: float) -> list[Completion]:
-        """Fail overdue requests, and the connection if it is stuck or silent, or a frame does not end."""
+        """Fail overdue requests, and close the connection if it is stuck or silent, or a frame does not end."""
         if now < self.due or self.state is State.CLOSED:
             return []
         completions: list[Completion] = []
@@ -248,33 +247,33 @@ class Connection:
             completions = self._after_dial(now)
         silence: float | None = None
         with self._lock:
-            for request in [one for one in self._pending.values() if one.deadline <= now]:
+            for request in [pending for pending in self._pending.values() if pending.deadline <= now]:
                 del self._pending[request.opaque]
                 nothing_came = request.written_at is not None and request.arrivals == self._arrivals
-                # A started one must be written to its end, or the stream is corrupt.
+                # A started request must be written to its end, or the stream is corrupt.
                 if not request.started:
                     self._out.remove(request)
-                elif nothing_came and all(one.timeout <= request.timeout for one in self._pending.values()):
-                    # A request that may take longer keeps the connection open.
+                elif nothing_came and all(other.timeout <= request.timeout for other in self._pending.values()):
+                    # A pending request with a longer timeout keeps the connection open.
                     silence = round(request.timeout, 3)
                 error = request.overdue(self.address, len(self._pending), connecting=self.state is State.CONNECTING)
                 completions.append((request, Answer(None, error, request.latency(now))))
             stuck = self.state is not State.CONNECTING and bool(self._out) and now >= self._stuck_at()
             self.due = self._next_due()
         if stuck:
-            what, cause = f"the server accepted no byte for {now - self._last_progress:.1f} s", "write stalled"
+            reason, cause = f"the server accepted no byte for {now - self._last_progress:.1f} s", "write stalled"
         elif silence is not None:
-            what, cause = f"closed because nothing at all came from the server for {silence:g} s", "silent connection"
+            reason, cause = f"closed because the server sent nothing for {silence:g} s", "silent connection"
         elif completions and now - self._frame_since >= _FRAME_TIMEOUT:
             open_for = f"{now - self._frame_since:.0f} s"
-            what, cause = f"closed because a frame of the server has not ended for {open_for}", "unfinished frame"
+            reason, cause = f"closed because a frame of the server has not ended for {open_for}", "unfinished frame"
         else:
             return completions
-        return completions + self._fail(now, what, TimeoutError(cause))
+        return completions + self._fail(now, reason, TimeoutError(cause))
 
-    def close(self, now: float, what: str, cause: BaseException | None = None) -> list[Completion]:
+    def close(self, now: float, reason: str, cause: BaseException | None = None) -> list[Completion]:
         """Fail everything."""
-        return [] if self.state is State.CLOSED else self._fail(now, what, cause)
+        return [] if self.state is State.CLOSED else self._fail(now, reason, cause)
 
     def _enter(self, state: State) -> None:
         if state not in TRANSITIONS[self.state]:
@@ -284,7 +283,7 @@ class Connection:
     def _write(self) -> list[Request]:
         """Write once, with the lock held; return the one-way requests that are complete."""
         assert self._stream is not None
-        # Before the call: after it, this thread may wait for the interpreter's lock until the answer has arrived, and
+        # Before the call: afterwards this thread may wait for the interpreter's lock until the answer has arrived, and
         # the latency would be zero.
         now = self._clock()
         try:
@@ -321,8 +320,8 @@ class Connection:
         self.sock = self._dial.sock
         if self._dial.failed:
             within = f" within {self._connect_timeout:g} s" if now >= self._dial.deadline else ""
-            what = f"can't connect{within} ({self._dial.reasons})"
-            return self._fail(now, what, self._dial.failures[-1][1] if self._dial.failures else None)
+            reason = f"can't connect{within} ({self._dial.reasons})"
+            return self._fail(now, reason, self._dial.failures[-1][1] if self._dial.failures else None)
         with self._lock:
             if self._dial.connected:
                 self._stream = self._dial.stream
@@ -339,12 +338,12 @@ class Connection:
         if not command.is_response:
             self._on_request(command)
             return
-        # An answer can arrive before the sending thread has noted when it wrote; that thread holds the lock until then.
+        # An answer may arrive before the sending thread, which holds the lock, has noted the time of the write.
         with self._lock:
             request = self._pending.pop(command.opaque, None)
             latency = 0.0 if request is None else request.latency(now)
         if request is None:
-            logger.debug("%s: nobody waits for opaque %d (code %d)", self.address, command.opaque, command.code)
+            logger.debug("%s: no request has opaque %d (code %d)", self.address, command.opaque, command.code)
             return
         self._unasked = 0
         if command.code == ResponseCode.GO_AWAY:
@@ -353,7 +352,7 @@ class Connection:
         completions.append((request, Answer(command, None, latency)))
 
     def _on_request(self, command: RemotingCommand) -> None:
-        """Hand over a broker's request; refuse an unknown one, or drop it if the broker does not read."""
+        """Handle a broker's request; refuse an unknown one, or drop it if the broker reads nothing."""
         if self._on_server_request(self.address, command):
             return
         logger.debug("%s: request %d of the server dropped or refused", self.address, command.code)
@@ -372,13 +371,13 @@ class Connection:
     def _fail(
         self,
         now: float,
-        what: str,
+        reason: str,
         cause: BaseException | None,
         kind: type[RemotingException] = RemotingSendRequestException,
     ) -> list[Completion]:
         if not self._arrivals:
             # The numeric address: looking up a name may take any time.
-            what, cause = explained(self._dial.tried or self.address, self._stream, what, cause)
+            reason, cause = explained(self._dial.tried or self.address, self._stream, reason, cause)
         with self._lock:
             self._enter(State.CLOSED)
             waiting = list(self._pending.values())
@@ -386,5 +385,5 @@ class Connection:
             self._out.clear()
             self.due = math.inf
         started = sum(request.started for request in waiting)
-        logger.debug("%s: %s; %d requests sent, %d not", self.address, what, started, len(waiting) - started)
-        return broken(waiting, self.address, what, cause, kind, now)
+        logger.debug("%s: %s; %d requests sent, %d not", self.address, reason, started, len(waiting) - started)
+        return broken(waiting, self.address, reason, cause, kind, now)

@@ -1,11 +1,11 @@
-"""The one thread that serves all connections of a transport: its own, or that of a caller who polls.
+"""The one thread that serves all connections of a transport: its own thread, or a caller's that polls.
 
 The thread starts with the first request. It sleeps until a socket is ready, a deadline is due or another thread wakes
 it, and serves each socket with one sendmsg and a few reads per turn. Only this thread changes the selector, closes
 sockets and calls callbacks, and never under a lock.
 
-Bounds hold over all servers: on connections, and on bytes of incomplete frames. A forked child is refused: it shares
-the sockets and the selector, and one byte or epoll_ctl of it would damage the parent's connections.
+The loop bounds connections, and bytes of incomplete frames, over all servers. A forked child cannot use it: the child
+shares sockets and selector, and a byte written or an epoll_ctl call there would damage the parent's connections.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from rocketmq_spark.transport.tls import Secure
 
 logger = logging.getLogger("rocketmq_spark.transport")
 
-# Given the address, the request and its answer, on the loop's thread.
+# Takes the address, the request and its answer, on the loop's thread.
 OnEnd: TypeAlias = Callable[[str, Request, Answer], None]
 
 _RECEIVE_BUFFER: Final = 256 * 1024
@@ -38,8 +38,8 @@ _JOIN_TIMEOUT: Final = 5.0
 # The largest clusters have some hundred brokers, slaves included.
 _MOST_CONNECTIONS: Final = 2_000
 
-# Bytes of incomplete frames of all connections: 16 of the largest, and the 64 pulls that a read has in flight, of one
-# large message each. Checked only when a frame exceeds the usual length of answers.
+# Bytes of incomplete frames of all connections: 16 of the largest, or the 64 pulls that a read has in flight, of one
+# large message each. Checked only for frames longer than usual answers.
 _MOST_UNFINISHED: Final = 256 * 1024 * 1024
 _LONG_FRAME: Final = 1024 * 1024
 
@@ -59,7 +59,7 @@ class PolledClock:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Let the time pass."""
+        """Run the clock in a ``with`` block."""
         self._ahead = self._clock() - self._now
         try:
             yield
@@ -72,9 +72,8 @@ class IoLoop:
 
     `on_end` takes every request that ends on a connection; it calls `Request.finish`, or submits the request again.
 
-    A `polled` loop has no thread of its own: one other thread submits everything and calls `poll`. For many small
-    answers the hand-over between two threads costs more than the answers. Its `clock`, which all deadlines are on, runs
-    only during `poll`.
+    A `polled` loop starts no thread: one other thread submits everything and calls `poll`. For many small answers the
+    hand-over between two threads costs more than the answers. Its `clock`, for all deadlines, runs only during `poll`.
     """
 
     def __init__(
@@ -108,9 +107,9 @@ class IoLoop:
         self._woken = False
         self._attention: deque[Connection] = deque()
         self._refused: deque[Completion] = deque()
-        # Used by the thread only: its connections (draining ones too), and what it watches of each.
+        # Used by the thread only: its connections, also draining ones, each with the watched socket and events.
         self._adopted: dict[Connection, tuple[socket.socket, int] | None] = {}
-        # Until when the thread sleeps: -inf while awake, +inf while it decides. An earlier deadline must wake it.
+        # When the thread's sleep ends: -inf while awake, +inf while it decides. An earlier deadline must wake it.
         self._sleeping_until = -math.inf
 
     def __repr__(self) -> str:
@@ -120,43 +119,39 @@ class IoLoop:
     @property
     def in_own_thread(self) -> bool:
         """True in the loop's own thread, which must not wait for an answer."""
-        if self.polled:
-            return self._polling
-        return self._thread is not None and self._thread.ident == threading.get_ident()
+        return self._polling if self.polled else self._thread is threading.current_thread()
 
     def check(self) -> None:
-        """Raise RocketMQError after `close`, and in any process but the one that made this transport."""
+        """Raise RocketMQError after `close`, and in a process that did not create this transport."""
         if os.getpid() != self._pid:
-            raise RocketMQError(
-                f"this transport was made in process {self._pid} and can't be used in process {os.getpid()}: "
-                "make one after the fork"
-            )
+            text = f"this transport was made in process {self._pid} and can't be used in process {os.getpid()}"
+            raise RocketMQError(f"{text}: make one after the fork")
         if self.closed:
             why = "is closed" if self._cause is None else f"failed ({self._cause!r})"
             raise RocketMQError(f"this transport {why}: make a new one") from self._cause
 
     def submit(self, address: str, request: Request) -> None:
-        """Send a request over the connection to `address`, opening it if there is none. From any thread."""
+        """Send a request over the connection to `address`, and open the connection if necessary. From any thread."""
         self.check()
         connection, fresh = self._by_address.get(address), False
         if connection is None and len(self._by_address) >= _MOST_CONNECTIONS:
-            text = f"connecting to {address}: {_MOST_CONNECTIONS} connections are open already; does nameServer name "
-            self.refuse(request, RemotingConnectException(f"{text}a name server of yours? Nothing was sent"))
+            text = f"connecting to {address}: {_MOST_CONNECTIONS} connections are open already; nothing was sent"
+            self.refuse(request, RemotingConnectException(f"{text}. Does nameServer have the right addresses?"))
             return
         try:
             while connection is None or not connection.submit(request):
                 connection, fresh = self._connection(address)
         finally:
-            # Only now, so that a connect that fails at once finds its request waiting. Also if the request could not
-            # be encoded, because others may wait on the connection meanwhile.
+            # After the request is queued, so that a connect that fails at once fails it too. Also if the request could
+            # not be encoded, because other threads may have queued requests meanwhile.
             if fresh and connection is not None:
                 self._attend(connection)
         if connection.due < self._sleeping_until:
             self._wake()
 
     def refuse(self, request: Request, error: RocketMQError) -> None:
-        """End a request that was not submitted, on the loop's thread like all others. From any thread."""
-        # Before the lock, too: in a forked child its holder may not exist.
+        """Fail a request that was not submitted, on the loop's thread like all others. From any thread."""
+        # Before the lock, too: in a forked child the thread that holds it may not exist.
         self.check()
         with self._lock:
             self.check()
@@ -167,8 +162,8 @@ class IoLoop:
     def close(self) -> None:
         """Fail everything in flight, close every socket, end the thread. Idempotent."""
         if os.getpid() != self._pid:
-            # No lock: its holder may exist in the parent only. Closing descriptors leaves the parent's connections
-            # alone.
+            # Without the lock: the thread that holds it may exist in the parent only. Closing descriptors does not
+            # close the parent's connections.
             self.closed = True
             for connection in [*self._adopted, *self._by_address.values()]:
                 if connection.sock is not None:
@@ -189,13 +184,13 @@ class IoLoop:
         """Move bytes and call callbacks in the calling thread; wait at most `timeout` seconds for the first event."""
         self.check()
         if self._pausing is None:
-            raise RocketMQError("this transport has a thread of its own, and is not to be polled")
+            raise RocketMQError("this transport has its own thread: make it with polled=True to poll it")
         with self._lock:
             self._start()
         self._polling = True
         try:
             with self._pausing.running():
-                # What was submitted since is written first: its submission woke no thread.
+                # First write the requests that were submitted since the last poll: they woke no thread.
                 self._look_at_all()
                 self._turn(timeout)
         except BaseException as exc:
@@ -234,9 +229,8 @@ class IoLoop:
             thread.start()
         except RuntimeError as exc:
             self._release()
-            raise RocketMQError(
-                f"starting the transport's thread: {exc}; raise the process limits (ulimit -u, the container's pids)"
-            ) from exc
+            text = f"starting the transport's thread: {exc}"
+            raise RocketMQError(f"{text}; raise the process limits (ulimit -u, the container's pids)") from exc
         self._thread = thread
 
     def _attend(self, connection: Connection) -> None:
@@ -244,11 +238,11 @@ class IoLoop:
         self._wake()
 
     def _wake(self) -> None:
-        # One byte until the thread has seen it. A polling thread is awake while it submits; others (a lookup) wake it.
+        # One byte until the thread has read it. A polling thread is awake while it submits; a lookup's thread wakes it.
         if self._woken or self._waker is None or (self.polled and threading.get_ident() == self._poller):
             return
         self._woken = True
-        # Full (then it wakes anyway), or closed because the thread has ended.
+        # The buffer is full, and the thread wakes anyway; or the socket is closed, because the thread has ended.
         with contextlib.suppress(OSError):
             self._waker.send(b"\0")
 
@@ -259,12 +253,13 @@ class IoLoop:
                 self._turn()
         except BaseException as exc:
             cause = exc
-            logger.critical("the transport's thread failed; everything in flight fails with it", exc_info=True)
+            logger.critical("the transport's thread failed; all requests in flight fail", exc_info=True)
         finally:
             self._shut_down(cause)
 
     def _turn(self, timeout: float = math.inf) -> None:
         assert self._selector is not None
+        assert self._wakee is not None
         self._sleeping_until = math.inf
         due = min((connection.due for connection in self._adopted), default=math.inf)
         self._sleeping_until = due
@@ -272,15 +267,19 @@ class IoLoop:
         ready = self._selector.select(None if wait == math.inf else wait)
         self._sleeping_until = -math.inf
         for key, mask in ready:
-            if key.data is None:
-                self._drain_wakes()
-            else:
+            if key.data is not None:
                 self._serve(key.data, mask)
+                continue
+            with contextlib.suppress(BlockingIOError):
+                self._wakee.recv(64)
+            # Cleared last. Otherwise the read could take the byte of a newer wake and leave the flag set, and no thread
+            # would wake this one again. Work that was added while the flag was set is done after this line.
+            self._woken = False
         self._look_at_all()
         self._finish_refused()
-        # After reading: an answer that came while this thread was delayed must still count.
+        # After reading: an answer that arrived while this thread was delayed must still count.
         now = self.clock()
-        for connection in [one for one in self._adopted if one.due <= now]:
+        for connection in [adopted for adopted in self._adopted if adopted.due <= now]:
             self._guarded(connection, functools.partial(connection.sweep, now))
 
     def _look_at_all(self) -> None:
@@ -293,18 +292,10 @@ class IoLoop:
                 self._guarded(connection, functools.partial(connection.start, self.clock()))
 
     def _finish_refused(self) -> None:
-        # Only those of this moment: a callback that retries at once must not keep this thread here.
+        # Only those queued now: callbacks that retry at once must not keep this thread here.
         for _ in range(len(self._refused)):
             request, answer = self._refused.popleft()
             request.finish(answer)
-
-    def _drain_wakes(self) -> None:
-        assert self._wakee is not None
-        with contextlib.suppress(BlockingIOError):
-            self._wakee.recv(64)
-        # Cleared last. Otherwise the read could take the byte of a newer wake and leave its mark set, and no thread
-        # would wake this one again. Work that was added while the mark was set is done after this line.
-        self._woken = False
 
     def _serve(self, connection: Connection, mask: int) -> None:
         steps: list[Callable[[], list[Completion]]] = []
@@ -315,7 +306,7 @@ class IoLoop:
         self._guarded(connection, *steps)
 
     def _guarded(self, connection: Connection, *steps: Callable[[], list[Completion]]) -> None:
-        """Do some work for one connection; an exception closes that connection, not all of them."""
+        """Run steps for one connection; an exception closes only that connection."""
         completions: list[Completion] = []
         try:
             for step in steps:
@@ -326,15 +317,15 @@ class IoLoop:
         self._settle(connection, completions)
 
     def _settle(self, connection: Connection, completions: list[Completion]) -> None:
-        """Update the selector and the tables for a connection, then report what ended on it."""
+        """Update the selector and the tables for a connection, then report the requests that ended on it."""
         now = self.clock()
         if connection.drained:
             completions += connection.close(now, "drained")
         if connection.unfinished > _LONG_FRAME:
-            unfinished = sum(one.unfinished for one in self._adopted)
+            unfinished = sum(adopted.unfinished for adopted in self._adopted)
             if unfinished > _MOST_UNFINISHED:
-                what = f"closed because unfinished frames of all servers hold {unfinished} bytes"
-                completions += connection.close(now, what, MemoryError("too much is unfinished"))
+                reason = f"closed because unfinished frames of all servers hold {unfinished} bytes"
+                completions += connection.close(now, reason, MemoryError("too much is unfinished"))
         if connection.state is State.DRAINING or connection.state is State.CLOSED:
             with self._lock:
                 if self._by_address.get(connection.address) is connection:
@@ -342,7 +333,7 @@ class IoLoop:
         try:
             self._watch(connection)
         finally:
-            # Even if the selector fails: these have left the tables, so nothing else would report them.
+            # Even if the selector fails: these requests have left the tables, so nothing else would report them.
             for request, answer in completions:
                 self.on_end(connection.address, request, answer)
 
@@ -350,14 +341,14 @@ class IoLoop:
         assert self._selector is not None
         closed = connection.state is State.CLOSED
         mask = selectors.EVENT_WRITE * connection.wants_write | selectors.EVENT_READ * connection.wants_read
-        wanted = None if connection.sock is None or closed else (connection.sock, mask)
+        watch = None if connection.sock is None or closed else (connection.sock, mask)
         watched = self._adopted.get(connection)
-        if wanted != watched:
+        if watch != watched:
             if watched is not None:
                 self._selector.unregister(watched[0])
-            if wanted is not None:
-                self._selector.register(wanted[0], wanted[1], connection)
-            self._adopted[connection] = wanted
+            if watch is not None:
+                self._selector.register(*watch, connection)
+            self._adopted[connection] = watch
         connection.close_abandoned()
         if closed:
             self._adopted.pop(connection, None)
@@ -372,11 +363,11 @@ class IoLoop:
             connections = dict.fromkeys([*self._adopted, *self._by_address.values()])
             self._by_address.clear()
         for connection in connections:
-            what = "the transport was closed" if cause is None else f"the transport's thread failed ({cause!r})"
+            reason = "the transport was closed" if cause is None else f"the transport's thread failed ({cause!r})"
             try:
-                self._settle(connection, connection.close(self.clock(), what, cause))
+                self._settle(connection, connection.close(self.clock(), reason, cause))
             except Exception:
-                # A connection that fails to close must not keep the others from failing their requests.
+                # The requests of the other connections must fail, too.
                 logger.exception("%r: closing it failed", connection)
         self._finish_refused()
         self._release()

@@ -1,7 +1,4 @@
-"""Questions to the name servers of one transport: routes, topics, brokers.
-
-A question goes to one name server after the other until one answers. Follows MQClientAPIImpl.java.
-"""
+"""Requests routes, topics and brokers from one name server after the other. Follows MQClientAPIImpl.java."""
 
 from __future__ import annotations
 
@@ -35,8 +32,8 @@ from rocketmq_spark.transport.parallel import in_turn, most_relevant_error
 from rocketmq_spark.transport.remoting.client import RequestClient
 
 _CHECK: Final = (
-    "check nameServer: it is the addresses of name servers, with port 9876 unless set, not of brokers or proxies; and "
-    "that they run, and can be reached from here"
+    "check that nameServer has the addresses of name servers (default port 9876), not of brokers or proxies, and that "
+    "these servers run and can be reached from here"
 )
 
 _T = TypeVar("_T")
@@ -58,41 +55,29 @@ class NameServers:
     def query_route(self, topic: str, timeout: float) -> TopicRouteData:
         """Return a topic's route; `timeout` bounds all name servers together.
 
-        Raises
-        ------
-        MQClientException
-            There is no name server (code 10004).
-        NoBrokersException, TopicRouteStaleException
-            None that answered knows the topic; in the first case none knows any broker either.
-        MQBrokerException
-            One rejected the request; or one is not ready, and none of the others knows the topic.
-        RemotingException
-            None answered; the text names each and why.
+        MQClientException: no name server is configured (code 10004). TopicRouteStaleException: no answering name server
+        knows the topic. NoBrokersException: none of them knows a broker either. MQBrokerException: a name server
+        rejected the request, or one is not ready and no other one knows the topic. RemotingException: none answered.
         """
         deadline = self._client.clock() + timeout
         try:
             return self._first_route(topic, timeout)
         except TopicRouteStaleException as exc:
-            asked = exc.broker_addr
-            if not self._know_no_broker(asked.split(", "), deadline):
+            servers = exc.broker_addr
+            if not self._know_no_broker(servers.split(", "), deadline):
                 raise
-            others = silence(exc, self.addresses)
-            raise NoBrokersException(
-                f"looking up the route of topic {topic}: {asked} answers, and knows no broker{others}: start one with "
-                f"namesrvAddr={asked.replace(', ', ';')}, or look why those there do not register; one that has just "
-                "started takes a moment",
-                exc.response_code,
-                exc.remark,
-                asked,
-            ) from exc
+            text = (
+                f"looking up the route of topic {topic}: {servers} answers, and knows no broker"
+                f"{silence(exc, self.addresses)}: start one with namesrvAddr={servers.replace(', ', ';')}, or find out "
+                "why running brokers do not register. A broker that has just started needs a moment"
+            )
+            raise NoBrokersException(text, exc.response_code, exc.remark, servers) from exc
 
     def _first_route(self, topic: str, timeout: float) -> TopicRouteData:
         addresses, clock = self.addresses, self._client.clock
         if not addresses:
-            raise MQClientException(
-                f"looking up the route of topic {topic}: no name server is set; set the option nameServer",
-                NO_NAME_SERVER,
-            )
+            text = f"looking up the route of topic {topic}: no name server is set; set the option nameServer"
+            raise MQClientException(text, NO_NAME_SERVER)
         deadline = clock() + timeout
         failures: list[str] = []
         unknown: list[TopicRouteStaleException] = []
@@ -103,7 +88,7 @@ class NameServers:
                 route = self.route_at(addresses[index], topic, share)
             except TopicRouteStaleException as exc:
                 if not unknown:
-                    # As long as none knows the topic, prefer one that answers.
+                    # Prefer a name server that answers, even if none knows the topic.
                     self._preferred = index
                 unknown.append(exc)
             except MQBrokerException as exc:
@@ -133,7 +118,7 @@ class NameServers:
 
     def _know_no_broker(self, addresses: Sequence[str], deadline: float) -> bool:
         try:
-            return not any(self.cluster_info_at(one, deadline - self._client.clock()).brokers for one in addresses)
+            return not any(self.cluster_info_at(name, deadline - self._client.clock()).brokers for name in addresses)
         except RocketMQError:
             # Best effort: proxies do not support this request.
             return False
@@ -146,9 +131,7 @@ class NameServers:
     def topics(self, timeout: float) -> frozenset[str]:
         """Return the names of all topics (GET_ALL_TOPIC_LIST_FROM_NAMESERVER)."""
         code, doing = RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, "listing all topics"
-        return self._first_answer(
-            doing, lambda address: self._client.ask(address, code, timeout, doing, decode_topic_list)
-        )
+        return self._first_answer(doing, lambda at: self._client.ask(at, code, timeout, doing, decode_topic_list))
 
     def cluster_info(self, timeout: float) -> ClusterInfo:
         """Return all brokers and their clusters."""
@@ -166,10 +149,8 @@ class NameServers:
             try:
                 return ask(address)
             except RequestNotSupportedException as exc:
-                raise MQClientException(
-                    f"{doing}: {address} is no name server: it answers as a broker or a proxy does; give the addresses "
-                    "of name servers (port 9876, unless they were given another one)"
-                ) from exc
+                text = f"{doing}: {address} is no name server: it answers like a broker or a proxy"
+                raise MQClientException(f"{text}; give addresses of name servers (default port 9876)") from exc
             except RemotingException as exc:
                 failures.append(f"{address}: {exc}")
                 last = most_relevant_error(last, exc)
@@ -178,9 +159,9 @@ class NameServers:
 
 
 def silence(exc: TopicRouteStaleException, name_servers: Sequence[str]) -> str:
-    """Return a clause that names the name servers without an answer, for an unknown topic; "" if all answered."""
+    """Return a clause with the name servers that did not answer about an unknown topic; "" if all answered."""
     answering = exc.broker_addr.split(", ")
-    silent = ", ".join(one for one in name_servers if one not in answering)
+    silent = ", ".join(address for address in name_servers if address not in answering)
     return f", while {silent} did not answer" if silent else ""
 
 
@@ -188,7 +169,7 @@ def _unknown_topic(
     topic: str, unknown: Sequence[TopicRouteStaleException], failures: Sequence[str]
 ) -> TopicRouteStaleException:
     asked, code = ", ".join(exc.broker_addr for exc in unknown), unknown[0].response_code
-    # After the first line servers link to their documentation of errors.
+    # The second line of a remark is a link to RocketMQ's documentation of errors.
     remark = unknown[0].remark.partition("\n")[0] or "(no remark)"
     silent = f"; without an answer: {'; '.join(failures)}" if failures else ""
     text = f"looking up the route of topic {topic}: {asked} answered {code} {code_name(code)}: {remark}{silent}"

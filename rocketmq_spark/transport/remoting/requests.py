@@ -1,8 +1,8 @@
-"""One request, the queue of bytes that wait for a socket, and how a request ends: with an outcome or an error.
+"""One request, the queue of requests that wait for a socket, and the outcome or error with which a request ends.
 
-A body is never copied or joined: its pieces go to the socket as they came. Nothing here touches a socket, a thread or a
-clock; `now` comes in. A request of which the socket took no byte is certainly not stored. An answer is judged by its
-code alone, as in MQClientAPIImpl.java.
+The pieces of a body are never copied or joined. This module uses no socket, thread or clock; callers pass `now`. If
+the socket took no byte of a request, the request is certainly not stored. The code alone decides on an answer, as in
+MQClientAPIImpl.java.
 """
 
 from __future__ import annotations
@@ -36,20 +36,21 @@ from rocketmq_spark.transport.parallel import Permit
 
 logger = logging.getLogger("rocketmq_spark.transport")
 
-# The length field does not count itself. For one byte more the server closes the connection, and all its requests fail.
+# The length field does not count itself. After a longer frame the server closes the connection: all requests fail.
 MAX_FRAME_LENGTH: Final = MAX_FRAME - 4
 
 # How many pieces one sendmsg takes; 1024 on Linux and macOS.
 IOV_MAX: Final = max(os.sysconf("SC_IOV_MAX"), 16) if "SC_IOV_MAX" in getattr(os, "sysconf_names", {}) else 1024
 
-# Bytes of one sendmsg: enough for a whole batch of the default size, and few enough that one connection holds the loop
-# for a fraction of a millisecond only.
+# Bytes of one sendmsg: a whole batch of the default size, which holds the loop for a fraction of a millisecond.
 WRITE_LIMIT: Final = 2 * 1024 * 1024
 
 # Neither FLAG_RESPONSE nor FLAG_ONEWAY.
 FLAG_REQUEST: Final = 0
 
-# Permanent failures of a connection, before the server has seen any request.
+_CODE_NAMES: Final = {int(code): code.name for code in RequestCode}
+
+# Permanent failures of a connection, before the server has received any request.
 _PERMANENT: Final[Mapping[type, type[RemotingTlsException]]] = {
     CertificateError: RemotingCertificateException,
     DisagreementError: RemotingTlsException,
@@ -76,8 +77,8 @@ OnAnswer: TypeAlias = Callable[[Answer], None]
 class Request:
     """One frame to send, from its submission to its answer.
 
-    `on_answer` is called once, by the loop's thread; for a frame without an answer perhaps by the submitting thread.
     Frames with `FLAG_ONEWAY` and `FLAG_RESPONSE` (to a broker's request) get no answer and end when they are written.
+    `on_answer` is called once, on the loop's thread; for such frames perhaps on the submitting thread.
     """
 
     code: int
@@ -85,7 +86,7 @@ class Request:
     body: tuple[Buffer, ...]  # Views must be of single bytes.
     timeout: float  # Seconds from the last byte written to the answer.
     on_answer: OnAnswer = lambda _: None
-    deadline: float = math.inf  # The end of the request in any case.
+    deadline: float = math.inf  # When the request fails at the latest, on the loop's clock.
     flag: int = FLAG_REQUEST
     remark: str = ""
     permit: Permit | None = None  # Released when the request ends.
@@ -93,15 +94,14 @@ class Request:
     signed_by: Credentials | None = None
     opaque: int = 0
     resent: bool = False
-    # Counted here: a wrong length would corrupt every later frame of the connection.
+    # Counted here, because a wrong length would corrupt every later frame of the connection.
     nbytes: int = field(init=False)
     pieces: list[Buffer] = field(default_factory=list)
     next_piece: int = 0
     unsent: int = 0
     started: bool = False
     written_at: float | None = None
-    # Of the connection, until this request was written.
-    arrivals: int = 0
+    arrivals: int = 0  # How often the connection had received bytes when this request was written.
 
     def __post_init__(self) -> None:
         self.sent_fields = self.ext_fields
@@ -110,22 +110,17 @@ class Request:
     @property
     def name(self) -> str:
         """The request code's name, for texts."""
-        try:
-            return RequestCode(self.code).name
-        except ValueError:
-            return f"request {self.code}"
+        return _CODE_NAMES.get(self.code, f"request {self.code}")
 
     def encode(self, opaque: int) -> None:
-        """Make the frame's pieces, of which none is written yet. MQClientException if the frame is too long."""
-        command = RemotingCommand(
-            code=self.code, opaque=opaque, ext_fields=self.sent_fields, flag=self.flag, remark=self.remark
-        )
+        """Make the frame's pieces, all unwritten; MQClientException if the frame is too long."""
+        fields, flag, remark = self.sent_fields, self.flag, self.remark
+        command = RemotingCommand(code=self.code, opaque=opaque, ext_fields=fields, flag=flag, remark=remark)
         head = encode_head(command, self.nbytes)
         length = len(head) - 4 + self.nbytes
         if length > MAX_FRAME_LENGTH:
-            raise MQClientException(
-                f"{self.name}: a frame of {length} bytes, a server takes at most {MAX_FRAME_LENGTH}: send less at once"
-            )
+            text = f"{self.name}: the frame has {length} bytes, servers accept at most {MAX_FRAME_LENGTH}"
+            raise MQClientException(f"{text}: send less at once")
         self.opaque = opaque
         # No empty pieces: writing only those would look like a full socket.
         self.pieces = [head, *filter(len, self.body)]
@@ -135,7 +130,7 @@ class Request:
         self.written_at = None
 
     def written(self, now: float, arrivals: int) -> None:
-        """Note that the socket took the last byte: the timeout counts from here."""
+        """Start the timeout, because the socket has taken the last byte."""
         self.written_at = now
         self.arrivals = arrivals
         self.deadline = min(self.deadline, now + self.timeout)
@@ -155,23 +150,19 @@ class Request:
         return True
 
     def overdue(self, address: str, others: int, *, connecting: bool) -> RemotingException:
-        """Return the error of a timeout on a connection where `others` wait, too."""
+        """Return the error of a timeout on a connection with `others` pending requests."""
         doing, time = f"{self.name} to {address}", f"{round(self.timeout, 3):g} s"
         if self.written_at is not None:
-            return RemotingTimeoutException(f"{doing}: no answer within {time}; {others} other requests wait there")
+            return RemotingTimeoutException(f"{doing}: no answer within {time}; {others} other requests are pending")
         if self.started:
-            return RemotingTimeoutException(f"{doing}: after {time} it was not yet wholly written")
+            return RemotingTimeoutException(f"{doing}: only a part was written within {time}")
         if connecting:
             return RemotingConnectException(f"{doing}: not connected within {time}; it was not sent")
-        return RemotingTooMuchRequestException(
-            f"{doing}: {time} went by while it queued behind {others} others; it was not sent"
-        )
+        return RemotingTooMuchRequestException(f"{doing}: it queued for {time} behind {others} others; it was not sent")
 
     def finish(self, answer: Answer) -> None:
-        """Release the permit and call the callback; its exceptions are logged.
-
-        The permit goes first (in Java last), so that a callback that sends again does not wait for its own.
-        """
+        """Release the permit, then call the callback and log its exceptions."""
+        # In Java the permit is released last: a callback that sends again may wait for its own permit.
         if self.permit is not None:
             self.permit.release()
         try:
@@ -184,7 +175,7 @@ Completion: TypeAlias = tuple[Request, Answer]
 
 
 def next_opaque(last: int, in_flight: Container[int]) -> int:
-    """Return the opaque after `last` that no request in flight has; after 2**31 - 1 comes -2**31, as Java's int."""
+    """Return the next opaque that no request in flight has; it overflows from 2**31 - 1 to -2**31, like Java's int."""
     while True:
         last = (last + 1 + 0x80000000) % 0x100000000 - 0x80000000
         if last not in in_flight:
@@ -192,7 +183,7 @@ def next_opaque(last: int, in_flight: Container[int]) -> int:
 
 
 class Outbound(deque[Request]):
-    """Encoded requests that are not completely written, oldest first."""
+    """Encoded requests that are not written to their last byte, oldest first."""
 
     __slots__ = ()
 
@@ -240,7 +231,7 @@ class Outbound(deque[Request]):
 
 
 def outcome_of(queue: MessageQueue, rows: int, address: str, answer: Answer) -> SendOutcome:
-    """Turn the answer to a send into its outcome."""
+    """Return the outcome of a send."""
     latency_ms = answer.latency * 1000.0
     command = answer.command
     if command is None:
@@ -277,7 +268,7 @@ _MOVED: Final = frozenset(("MESSAGE_WAS_REMOVING", "OFFSET_TOO_SMALL", "OFFSET_R
 
 
 def pull_outcome_of(queue: MessageQueue, address: str, answer: Answer) -> PullOutcome:
-    """Turn the answer to a pull into its outcome."""
+    """Return the outcome of a pull."""
     command = answer.command
     if command is None:
         return PullOutcome(None, error=answer.error)
@@ -296,24 +287,24 @@ def pull_outcome_of(queue: MessageQueue, address: str, answer: Answer) -> PullOu
 def broken(
     requests: Collection[Request],
     address: str,
-    what: str,
+    reason: str,
     cause: BaseException | None,
     kind: type[RemotingException],
     now: float,
 ) -> list[Completion]:
-    """Return the ends of the pending requests of a broken connection.
+    """Return the pending requests of a broken connection with their errors.
 
-    `what` happened to the connection; `kind` is the class for a request of which bytes were sent.
+    `reason` is why the connection broke; `kind` is the error's class for a request whose first bytes were sent.
     """
     if cause is not None:
-        # Its frames hold the buffers that were being sent, and the error would keep them.
+        # The traceback's frames would keep the buffers that were being sent.
         cause.__traceback__ = None
     permanent = _PERMANENT.get(type(cause))
     started = sum(request.started for request in requests)
     others = f" ({len(requests)} were waiting)" if len(requests) > 1 else ""
     completions: list[Completion] = []
     for request in requests:
-        doing = f"{request.name} to {address}: {what}"
+        doing = f"{request.name} to {address}: {reason}"
         error: RemotingException
         if permanent is not None:
             error = permanent(f"{doing}; nothing was executed")

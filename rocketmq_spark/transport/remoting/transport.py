@@ -1,7 +1,4 @@
-"""The remoting protocol over TCP: one connection per name server and broker, many requests in flight on each.
-
-Turns the interfaces of :mod:`..base` into requests, and answers into outcomes. Follows MQClientAPIImpl.java.
-"""
+"""Implements the interfaces of :mod:`..base` with remoting requests over TCP. Follows MQClientAPIImpl.java."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ import random as random_module
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 from rocketmq_spark.errors import (
     BrokerOutcomeUnknownException,
@@ -41,8 +38,8 @@ from rocketmq_spark.protocol.remoting.response_bodies import (
     decode_topic_config,
 )
 from rocketmq_spark.protocol.remoting.response_headers import read_long, transaction_check_of
-from rocketmq_spark.transport.base import OnCheckTransaction, OnEnd, OnOutcome, OnPulled
-from rocketmq_spark.transport.remoting.client import Namespace, RequestClient, Signer
+from rocketmq_spark.transport.base import Closes, OnCheckTransaction, OnEnd, OnOutcome, OnPulled
+from rocketmq_spark.transport.remoting.client import Namespace, RequestClient
 from rocketmq_spark.transport.remoting.loop import IoLoop
 from rocketmq_spark.transport.remoting.name_servers import NameServers
 from rocketmq_spark.transport.remoting.requests import Answer, Request, outcome_of, pull_outcome_of
@@ -55,38 +52,23 @@ logger = logging.getLogger("rocketmq_spark.transport")
 _NO_CONSUMER: Final = ("no consumer for this group", "consumerGroupInfo", "NullPointerException")
 
 
-class RemotingTransport:
-    """Implements `Transport` and `ReadTransport` of :mod:`..base` for RocketMQ 4.x and 5.x.
+class RemotingTransport(Closes):
+    """Implements `Transport` and `ReadTransport` for RocketMQ 4.x and 5.x, with many requests in flight per connection.
 
-    It belongs to the process that made it: after a fork every method but :meth:`close` raises. OptionError: a name
-    server is not ``host:port``, a limit below 1, or a file of `tls` unusable.
+    It belongs to the process that created it. After a fork every method but :meth:`close` raises. OptionError: a name
+    server is not ``host:port``, a limit is below 1, or a file of `tls` is unusable.
 
-    Parameters
-    ----------
-    name_servers : sequence of str
-        ``host:port`` each, or a 5.x proxy's remoting port. May be empty if no route is requested.
-    connect_timeout : float, default 3.0
-        Seconds for one connect: the name lookup, all its addresses and TLS handshakes together.
-    sign_name_server_requests : bool, default False
-        Also sign requests to name servers. RocketMQ's own know no users; a proxy with access control does.
-    namespace : str, default ""
-        Put before the names of topics and groups in requests as ``namespace%``, and removed from those in answers.
-    create_topic_key : str, default "TBW102"
-        The template of new topics, which is in no namespace.
-    client_async_semaphore_value, client_oneway_semaphore_value : int, default 65535
-        Most requests in flight with a callback, and most one-way requests. The next one with a callback fails at once
-        with RemotingTooMuchRequestException; the next one-way request waits within its timeout.
-    polled : bool, default False
-        It has no thread: the one thread that uses it calls `poll`, and `poll` calls all callbacks.
+    The semaphore values limit requests in flight with a callback, and one-way requests. Another request with a callback
+    fails at once with RemotingTooMuchRequestException; another one-way request waits within its timeout.
     """
 
     def __init__(
         self,
-        name_servers: Sequence[str],
+        name_servers: Sequence[str],  # Or 5.x proxies with their remoting ports; may be empty if no route is requested
         *,
-        connect_timeout: float = 3.0,
+        connect_timeout: float = 3.0,  # Seconds for the name lookup, all its addresses and TLS handshakes together
         credentials: CredentialsProvider | None = None,
-        sign_name_server_requests: bool = False,
+        sign_name_server_requests: bool = False,  # Name servers have no users, but proxies with access control do
         namespace: str = "",
         create_topic_key: str = AUTO_CREATE_TOPIC,
         tls: TlsSettings | None = None,
@@ -94,34 +76,22 @@ class RemotingTransport:
         clock: Callable[[], float] = time.monotonic,
         client_async_semaphore_value: int = 65_535,
         client_oneway_semaphore_value: int = 65_535,
-        polled: bool = False,
+        polled: bool = False,  # There is no thread: the one thread that uses the transport calls `poll`
     ) -> None:
         self.namespace = Namespace(namespace, create_topic_key)
         secure = None if tls is None else tls.secure()
-        self.client = RequestClient(
-            IoLoop(clock, connect_timeout, self._on_request, secure, polled=polled),
-            Signer(self.namespace, credentials, () if sign_name_server_requests else NAME_SERVER_REQUESTS),
-            client_async_semaphore_value,
-            client_oneway_semaphore_value,
-        )
-        # Of the timeouts, in seconds; that of a polled transport runs only during `poll`.
+        loop = IoLoop(clock, connect_timeout, self._on_request, secure, polled=polled)
+        unsigned = () if sign_name_server_requests else NAME_SERVER_REQUESTS
+        permits = client_async_semaphore_value, client_oneway_semaphore_value
+        self.client = RequestClient(loop, self.namespace, credentials, unsigned, *permits)
+        # All deadlines are on this clock; that of a polled transport runs only during `poll`.
         self.clock = self.client.clock
-        # Its list of topics has the servers' names.
         self.name_servers = NameServers(self.client, name_servers, random or random_module.Random())
         self.on_check_transaction: OnCheckTransaction | None = None
         self._checks_work = True
 
     def __repr__(self) -> str:
         return f"<RemotingTransport name_servers={';'.join(self.name_servers.addresses)} {self.client.loop!r}>"
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("a RemotingTransport holds sockets and can't be pickled: pickle its options, and make it there")
-
-    def __enter__(self) -> RemotingTransport:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     @property
     def closed(self) -> bool:
@@ -144,7 +114,7 @@ class RemotingTransport:
 
         code, ext_fields = headers.head_of(request)
         expires = self.clock() + within
-        self.client.start(address, Request(code, ext_fields, request.batch.body, timeout, on_answer, deadline=expires))
+        self.client.start(address, Request(code, ext_fields, request.batch.body, timeout, on_answer, expires))
 
     def send_oneway(self, request: SendRequest, timeout: float) -> None:
         """Send without an acknowledgement; see `Transport.send_oneway`."""
@@ -165,7 +135,7 @@ class RemotingTransport:
         self.client.call(address, header, timeout, f"unregistering {producer_group} of {client_id}")
 
     def probe(self, queue: MessageQueue, address: str, timeout: float) -> None:
-        """Request the queue's max offset, as Java's detector does."""
+        """Request the queue's max offset, as Java's detector of broken brokers does; raise if that fails."""
         self.max_offset(queue, address, timeout)
 
     def query_route(self, topic: str, timeout: float) -> TopicRouteData:
@@ -217,15 +187,15 @@ class RemotingTransport:
         return replace(records[0], topic=self.namespace.unwrap(records[0].topic))
 
     def pull(self, request: PullRequest, timeout: float, on_pulled: OnPulled) -> None:
-        """Start one PULL_MESSAGE; see `Pulls.pull`. It needs no permit: readers have windows of their own."""
+        """Start one PULL_MESSAGE; see `Pulls.pull`. It takes no permit, because readers limit their own requests."""
         queue, address = request.target.queue, request.address
 
         def on_answer(answer: Answer) -> None:
             on_pulled(pull_outcome_of(queue, address, answer))
 
         within = timeout + request.suspend_ms / 1000
-        code, fields, expires = RequestCode.PULL_MESSAGE, headers.pull_fields(request), self.clock() + within
-        self.client.submit(address, Request(code, fields, (), within, on_answer, deadline=expires))
+        fields, expires = headers.pull_fields(request), self.clock() + within
+        self.client.submit(address, Request(RequestCode.PULL_MESSAGE, fields, (), within, on_answer, expires))
 
     def pull_now(self, request: PullRequest, timeout: float) -> PullOutcome:
         """Send one PULL_MESSAGE and wait for its answer; see `Pulls.pull_now`."""
@@ -240,14 +210,13 @@ class RemotingTransport:
     def register_consumer(self, client_id: str, group: str, address: str, timeout: float) -> None:
         """Register a client as a reader of a group (HEART_BEAT); the broker creates an unknown group."""
         body = headers.heart_beat_body(client_id, consumer_groups=[self.namespace.wrap(group)])
-        doing = f"heart-beat of {client_id} for the group {group}"
-        self.client.call(address, RequestCode.HEART_BEAT, timeout, doing, body)
+        self.client.call(address, RequestCode.HEART_BEAT, timeout, f"heart-beat of {client_id} for {group}", body)
 
     def consumers(self, group: str, address: str, timeout: float) -> tuple[str, ...]:
         """Return the client ids that a broker knows in a group (GET_CONSUMER_LIST_BY_GROUP)."""
         header = headers.GetConsumerListByGroupRequestHeader(consumer_group=group)
         try:
-            answer = self.client.call(address, header, timeout, f"asking who reads for the group {group}")
+            answer = self.client.call(address, header, timeout, f"listing the clients of the group {group}")
         except MQBrokerException as exc:
             if exc.response_code == ResponseCode.SYSTEM_ERROR and any(words in exc.remark for words in _NO_CONSUMER):
                 return ()
@@ -273,8 +242,8 @@ class RemotingTransport:
     def end_transaction(self, address: str, request: EndTransaction, timeout: float, on_end: OnEnd) -> None:
         """Start to commit or roll back a half message (END_TRANSACTION); see `Transactions.end_transaction`.
 
-        A 5.5.0 proxy answers with success and does nothing, because it does not know half messages that it got over
-        remoting. Over it, only the answer to a check has an effect.
+        A 5.5.0 proxy does not know half messages that it received over remoting. It answers with success and does
+        nothing, unless the request answers a check.
         """
         doing = ending(request)
 
@@ -286,8 +255,7 @@ class RemotingTransport:
 
         code, fields = RequestCode.END_TRANSACTION, headers.end_transaction_fields(request)
         expires = self.clock() + timeout
-        sent = Request(code, fields, (), timeout, on_answer, deadline=expires, remark=request.remark)
-        self.client.start(address, sent)
+        self.client.start(address, Request(code, fields, (), timeout, on_answer, expires, remark=request.remark))
 
     def end_transaction_oneway(self, address: str, request: EndTransaction, timeout: float) -> None:
         """Send END_TRANSACTION without waiting for an answer; see `Transactions.end_transaction_oneway`."""
@@ -309,18 +277,17 @@ class RemotingTransport:
             on_check(self.namespace.unwrap_check(transaction_check_of(address, command)))
             self._checks_work = True
         except Exception:
-            # A bad check or handler must not fail the connection. A broker may send any number of them, so the
-            # traceback is logged once, until a good one comes.
+            # An invalid check or a failing handler must not close the connection. A broker may send any number of
+            # checks, so the traceback is logged once, until a check succeeds.
             level = logging.ERROR if self._checks_work else logging.DEBUG
             self._checks_work = False
-            what = "%s: a check of a transaction was not taken; the broker will ask again"
-            logger.log(level, what, address, exc_info=level > logging.DEBUG)
+            text = "%s: handling a transaction check failed; the broker will repeat it"
+            logger.log(level, text, address, exc_info=level > logging.DEBUG)
         return True
 
     def topic_config(self, address: str, topic: str, timeout: float) -> TopicConfig:
         """Return a topic's configuration on one broker (GET_TOPIC_CONFIG); proxies do not support this request."""
-        header = headers.GetTopicConfigRequestHeader(topic=topic)
-        doing = f"looking up the configuration of topic {topic}"
+        header, doing = headers.GetTopicConfigRequestHeader(topic=topic), f"reading the configuration of topic {topic}"
         return self.client.ask(address, header, timeout, doing, decode_topic_config)
 
     def all_topic_attributes(self, address: str, timeout: float) -> Mapping[str, Mapping[str, str] | None]:
@@ -331,12 +298,12 @@ class RemotingTransport:
 
     def runtime_info(self, address: str, timeout: float) -> Mapping[str, str]:
         """Return a broker's metrics by name (GET_BROKER_RUNTIME_INFO)."""
-        code, doing = RequestCode.GET_BROKER_RUNTIME_INFO, "asking a broker for its figures"
+        code, doing = RequestCode.GET_BROKER_RUNTIME_INFO, "reading a broker's metrics"
         return self.client.ask(address, code, timeout, doing, decode_runtime_info)
 
     def broker_config(self, address: str, timeout: float) -> Mapping[str, str]:
         """Return a broker's settings by name (GET_BROKER_CONFIG); they may include secrets."""
-        code, doing = RequestCode.GET_BROKER_CONFIG, "asking a broker for its settings"
+        code, doing = RequestCode.GET_BROKER_CONFIG, "reading a broker's settings"
         return self.client.ask(address, code, timeout, doing, decode_properties)
 
     def create_topic(

@@ -177,13 +177,13 @@ def test_a_variable_with_a_blank_around_it_is_refused(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("content", "text"),
     [
-        (b"hush-hush \n", "what it holds begins or ends with a blank"),
-        (b" hush-hush", "take the blank away"),
-        (None, "reading it failed: No such file or directory; the file must be at that path"),
-        (b"", "what it holds is not allowed"),
-        (b"\n", "what it holds is not allowed"),
-        (b"hush-hush\nsecond", "what it holds is not allowed"),
-        (b"hush-hush\xff", "what it holds is not UTF-8"),
+        (b"hush-hush \n", "its value begins or ends with a blank"),
+        (b" hush-hush", "Remove it, or use"),
+        (None, "reading it failed: No such file or directory; the driver and every executor must find it there"),
+        (b"", "its value is not allowed"),
+        (b"\n", "its value is not allowed"),
+        (b"hush-hush\nsecond", "its value is not allowed"),
+        (b"hush-hush\xff", "its content is not UTF-8"),
         (b"x" * 70_000, "more than 65536 bytes: is it the right file?"),
     ],
 )
@@ -199,7 +199,7 @@ def test_a_file_that_holds_no_secret_is_refused(tmp_path: Path, content: bytes |
 def test_path_that_is_no_regular_file_is_rejected_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", tmp_path):
-        assert "it is no file" in refusal(accessKey="u", secretKey=f"file:{path}")
+        assert "it is not a file" in refusal(accessKey="u", secretKey=f"file:{path}")
 
 
 @pytest.mark.parametrize("reference", ["env:", "env:NO SPACE", "env:1ST", "file:", "file:relative/path", "FILE:x"])
@@ -270,7 +270,7 @@ def test_a_class_and_a_key_exclude_each_other() -> None:
         (Credentials("u", HUSH, "a\tb"), "whose security_token is not allowed"),
         (Credentials("u", HUSH, expires_at=float("nan")), "whose expires_at is no time"),
         (Credentials("u", HUSH, expires_at="2026-01-01"), "whose expires_at is no time"),  # type: ignore[arg-type]
-        (Credentials("u", HUSH, expires_at=90.0), "that have expired, 10 s ago by this host's clock"),
+        (Credentials("u", HUSH, expires_at=90.0), "that expired 10 s ago by this host's clock"),
     ],
 )
 def test_invalid_result_of_a_provider_is_rejected(given: Any, text: str) -> None:

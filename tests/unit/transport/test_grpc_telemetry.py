@@ -24,7 +24,6 @@ from rocketmq_spark.model.send_result import (
 from rocketmq_spark.producer.producer import Producer
 from rocketmq_spark.protocol.grpc._pb import definition_pb2 as pb
 from rocketmq_spark.protocol.grpc._pb import service_pb2 as service
-from rocketmq_spark.transport.grpc.telemetry import Pauses
 from rocketmq_spark.transport.grpc.transport import GrpcTransport
 from tests.support.contract import Outcomes, batch, single
 from tests.support.peer import refused_address
@@ -32,7 +31,7 @@ from tests.support.processes import PATIENCE
 from tests.support.proxy import FakeProxy, refusal, route_reply, status, status_reply
 from tests.support.transports import Grpc
 
-AT_ONCE = Pauses(reopen=0.01)
+AT_ONCE = 0.01
 
 
 @pytest.fixture
@@ -44,7 +43,7 @@ def proxy() -> Iterator[FakeProxy]:
 
 @pytest.fixture
 def seam(proxy: FakeProxy) -> Iterator[Grpc]:
-    with GrpcTransport([proxy.address], client_id="test", namespace="ns", pauses=AT_ONCE) as transport:
+    with GrpcTransport([proxy.address], client_id="test", namespace="ns", reopen_after=AT_ONCE) as transport:
         yield Grpc(transport, proxy, None)
 
 
@@ -233,7 +232,10 @@ def test_closed_stream_is_opened_again_with_its_settings(seam: Grpc, caplog: pyt
 
 def test_unreachable_endpoint_is_logged_once_and_used_when_it_starts(caplog: pytest.LogCaptureFixture) -> None:
     address = refused_address()
-    with FakeProxy() as proxy, GrpcTransport([proxy.address, address], client_id="t", pauses=AT_ONCE) as transport:
+    with (
+        FakeProxy() as proxy,
+        GrpcTransport([proxy.address, address], client_id="t", reopen_after=AT_ONCE) as transport,
+    ):
         transport.on_check_transaction = Outcomes()
         half(Grpc(transport, proxy, None))
         proxy.wait(lambda: proxy.settings)
@@ -249,7 +251,7 @@ def test_unreachable_endpoint_is_logged_once_and_used_when_it_starts(caplog: pyt
 
 
 def test_settings_are_repeated_on_a_stream_that_stays_open(proxy: FakeProxy) -> None:
-    with GrpcTransport([proxy.address], client_id="test", pauses=Pauses(settings=0.01)) as transport:
+    with GrpcTransport([proxy.address], client_id="test", settings_every=0.01) as transport:
         transport.on_check_transaction = Outcomes()
         half(Grpc(transport, proxy, None))
         proxy.wait(lambda: len(proxy.settings) == 4)

@@ -202,5 +202,5 @@ def test_prefixed_names_and_request_objects_are_unchanged(
 
 
 def test_a_namespace_that_no_name_can_have_is_refused(make_transport: Make) -> None:
-    with pytest.raises(MQClientException, match="namespace 'a%b' holds '%'"):
+    with pytest.raises(MQClientException, match="namespace 'a%b' contains '%'"):
         make_transport(namespace="a%b")

@@ -117,7 +117,7 @@ def test_oneway_send_waits_for_a_permit_and_then_raises(make_transport: MakeTran
 def test_oneway_send_that_is_not_fully_written_times_out(transport: RemotingTransport, request_to: RequestTo) -> None:
     over = threading.Event()
     with Peer(lambda _session: over.wait(PATIENCE)) as peer:
-        with pytest.raises(RemotingTimeoutException, match="not yet wholly written"):
+        with pytest.raises(RemotingTimeoutException, match="only a part was written"):
             transport.send_oneway(request_to(peer.address, HUGE), SOON)
         over.set()
 

@@ -304,7 +304,7 @@ def test_name_servers_that_all_fail_are_all_named_with_their_reasons(make_transp
             transport.query_route("orders", 0.4)
     text = str(raised.value)
     assert "no name server gave the route of topic orders: " in text, "it was not the time that was over"
-    assert "check nameServer: it is the addresses of name servers" in text
+    assert "check that nameServer has the addresses of name servers" in text
     assert f"{mute.address}: GET_ROUTEINFO_BY_TOPIC to {mute.address}: no answer within" in text
     assert f"{dead}: GET_ROUTEINFO_BY_TOPIC to {dead}: can't connect" in text
     assert isinstance(raised.value.__cause__, RemotingConnectException)

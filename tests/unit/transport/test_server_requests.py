@@ -74,7 +74,7 @@ def test_unreadable_check_is_logged_and_has_no_other_effect(
         assert len(peer.sessions) == 1
     assert len(checks) == 1
     [record] = caplog.records
-    assert record.getMessage() == f"{peer.address}: a check of a transaction was not taken; the broker will ask again"
+    assert record.getMessage() == f"{peer.address}: handling a transaction check failed; the broker will repeat it"
 
 
 @pytest.mark.parametrize("name", ["commitLogOffset", "tranStateTableOffset"])

@@ -203,13 +203,13 @@ def test_a_file_that_is_no_certificate_or_no_key_is_an_error_of_its_option(
         secret.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"hush-hush"))
     )
     for cert_file, key_file, text in (
-        (missing, key, f"option tlsCertFile: reading '{missing}': No such file or directory"),
-        (certificate, missing, f"option tlsKeyFile: reading '{missing}': No such file or directory"),
+        (missing, key, f"option tlsCertFile: reading '{missing}' failed: No such file or directory"),
+        (certificate, missing, f"option tlsKeyFile: reading '{missing}' failed: No such file or directory"),
         (empty, key, f"'{key}' does not fit '{empty}'"),
         (certificate, empty, f"'{empty}' does not fit '{certificate}'"),
         (certificate, None, f"'{certificate}' does not hold both a certificate and its private key"),
         (certificate, foreign, f"'{foreign}' is not the key of the certificate in '{certificate}'"),
-        (certificate, encrypted, f"option tlsKeyFile: the key in '{encrypted}' is encrypted: give it without"),
+        (certificate, encrypted, f"option tlsKeyFile: the key in '{encrypted}' is encrypted: remove its password"),
     ):
         with pytest.raises(OptionError) as raised:
             TlsSettings(str(authority.ca_file), cert_file=cert_file, key_file=key_file).context()
