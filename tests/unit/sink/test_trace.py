@@ -92,7 +92,7 @@ def test_batches_beyond_the_trace_queue_are_dropped_and_counted(
             tracing.append(batch(3), outcome())
         left_out = tracing.discarded
     assert left_out >= 3 * (40 - 17)
-    assert f"{left_out} rows were stored and not traced" in caplog.text
+    assert f"{left_out} rows were stored but not traced" in caplog.text
 
 
 def test_a_write_of_a_group_of_any_length_is_traced(transport: ScriptedTransport) -> None:
