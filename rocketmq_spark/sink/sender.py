@@ -262,10 +262,7 @@ class BatchSender:
     def _send(self, dispatch: Dispatch) -> None:
         delivery, put = dispatch.delivery, self._events.put
         self._instance.transport.send(
-            self._request(dispatch),
-            dispatch.timeout,
-            lambda outcome: put((delivery, outcome)),
-            within=dispatch.within,
+            self._request(dispatch), dispatch.timeout, lambda outcome: put((delivery, outcome)), within=dispatch.within
         )
 
     def _request(self, dispatch: Dispatch) -> SendRequest:

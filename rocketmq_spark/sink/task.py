@@ -58,27 +58,23 @@ def row_batcher(routes: RouteFinder, recorder: Recorder, write_id: str, rate: fl
     """
     options = routes.options
     most_rows = _GRPC_BATCH_ROWS if options.over_grpc else MAX_BATCH_ROWS
-    id_source: dict[str, Any] = {"pid": os.getpid(), "wall_clock": time.time, "rng": random.SystemRandom()}
+    ids: dict[str, Any] = {"pid": os.getpid(), "wall_clock": time.time, "rng": random.SystemRandom()}
     common: dict[str, Any] = {
         "max_rows": most_rows if rate is None else min(most_rows, largest_batch(rate)),
         "partition_id": recorder.partition_id,
         "queues_of": routes.queues_of,
+        "unique_ids": MessageIds(**ids) if options.over_grpc else UniqueIds(ip=IPv4Address(local_ip()).packed, **ids),
         "check_keys": KeyCheck(partial(_keys_required, routes), inner_batches=options.batch_type == "inner"),
     }
-    batcher: Callable[..., ArrowBatcher]
-    of_rows: Callable[..., ArrowBatcher]
+    batcher: Callable[..., ArrowBatcher] = partial(RemotingBatcher, **common)
     if options.over_grpc:
         batcher = partial(
             GrpcBatcher,
             **common,
-            unique_ids=MessageIds(**id_source),
             namespace=options.connection.namespace or "",
             born_host=options.connection.client_ip or local_ip(),
             epoch_offset=time.time() - time.monotonic(),
         )
-    else:
-        ip = IPv4Address(local_ip()).packed
-        batcher = partial(RemotingBatcher, **common, unique_ids=UniqueIds(ip=ip, **id_source))
     of_rows = partial(batcher, options)
     if options.row_id:
         columns = options.row_id if isinstance(options.row_id, tuple) else None

@@ -135,10 +135,7 @@ def micro_batch_of(messages: Iterable[WriterCommitMessage | None]) -> int | None
 
 
 def log_summary(
-    messages: Sequence[WriterCommitMessage | None],
-    batch_id: int | None = None,
-    *,
-    aborted: bool = False,
+    messages: Sequence[WriterCommitMessage | None], batch_id: int | None = None, *, aborted: bool = False
 ) -> None:
     """Log one line about a write (`batch_id` None) or a micro-batch; None stands for a task that did not finish."""
     finished = _finished(messages)
