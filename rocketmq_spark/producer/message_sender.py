@@ -1,9 +1,7 @@
 """The sends of one running producer: each chooses queues, makes attempts, and reports their outcome.
 
-A queue that the caller or its selector chooses gets one attempt. Otherwise the send loop tries the queues of the
-topic, and each attempt is reported to the fault strategy. An asynchronous caller gets every error through its future.
-
-Follows ``DefaultMQProducerImpl.java``.
+A queue that the caller or its selector chooses gets one attempt. Otherwise the send loop tries the queues of the topic,
+and each attempt is reported to the fault strategy. Follows ``DefaultMQProducerImpl.java``.
 """
 
 from __future__ import annotations
@@ -96,8 +94,8 @@ class MessageSender:
     def send_batch(self, messages: Sequence[Message], timeout: float, choice: QueueChoice) -> SendResult:
         """Send messages as one request and wait for the outcome.
 
-        A message without keys to a compaction topic raises ``MQClientException`` (13). Brokers reject such a message on
-        its own, but store the batch and drop the message.
+        A message without keys to a compaction topic raises ``MQClientException`` (13). Brokers reject such a single
+        message, but of a batch they drop it.
         """
         deadline = Deadline(timeout)
         encoded = self._encoder.encode_batch(messages)
@@ -108,7 +106,7 @@ class MessageSender:
         """Send a message, and return when it is written."""
         if self._options.over_grpc:
             raise _not_over_grpc(
-                "sending oneway: a proxy answers every request, and none is sent without waiting for it; use send or "
+                "sending oneway: a proxy answers every request, and the transport waits for the answer; use send or "
                 "send_async"
             )
         deadline = Deadline(timeout)
@@ -126,7 +124,7 @@ class MessageSender:
             if self.back_pressure is not None:
                 future.release = self.back_pressure.admit(nbytes, deadline)
         except RocketMQError as exc:
-            future.refuse(exc)
+            future.fail(exc)
             return future
         except BaseException:
             self._end_async()
@@ -148,9 +146,9 @@ class MessageSender:
             except Exception as exc:
                 future.finish(None, exc)
 
-        def end_if_dropped(task: Future[None]) -> None:
+        def fail_if_dropped(task: Future[None]) -> None:
             if task.cancelled():
-                future.refuse(MQClientException("sending asynchronously: the executor dropped it"))
+                future.fail(MQClientException("sending asynchronously: the executor dropped the send"))
 
         try:
             task = self._async_executor.submit(begin)
@@ -159,11 +157,11 @@ class MessageSender:
                 # The permits limit how many sends the caller's own thread has to make.
                 begin()
             else:
-                refused = MQClientException(f"sending asynchronously: the executor refused it ({exc})")
-                refused.__cause__ = exc
-                future.refuse(refused)
+                rejected = MQClientException(f"sending asynchronously: the executor rejected the send ({exc})")
+                rejected.__cause__ = exc
+                future.fail(rejected)
         else:
-            task.add_done_callback(end_if_dropped)
+            task.add_done_callback(fail_if_dropped)
         return future
 
     def drain(self, seconds: float) -> bool:
@@ -213,13 +211,11 @@ class MessageSender:
         if self._options.over_grpc:
             raise _not_over_grpc(
                 f"sending to a queue of topic {topic}: a proxy chooses the queues itself; leave queue and "
-                "selector out, messages of one sharding_key keep their order in a topic of the type FIFO"
+                "selector out (messages of one sharding_key keep their order in a topic of the type FIFO)"
             )
         if queue is not None:
             if queue.topic != topic:
-                raise MQClientException(
-                    f"sending to {queue}: the message's topic is {topic}, the queue must be one of it"
-                )
+                raise MQClientException(f"sending to {queue}: the message's topic is {topic}; choose a queue of it")
             return queue
         assert choice.selector is not None
         try:
@@ -261,10 +257,9 @@ class MessageSender:
         if configs.unknown and topic not in self._warned_topics:
             self._warned_topics.add(topic)
             logger.warning(
-                "sending batches without keys to topic %s: whether it is a compaction topic, which drops such "
-                "messages, is unknown: %s",
-                topic,
-                next(iter(configs.unknown.values())),
+                "sending batches without keys to topic %s: its configuration is unknown (%s); if it is a compaction "
+                "topic, its brokers drop such messages",
+                *(topic, next(iter(configs.unknown.values()))),
             )
 
 
