@@ -41,7 +41,7 @@ Reselect = Callable[[str], "MessageQueue | None"]
 
 
 class FairPermits:
-    """Permits for messages or bytes in flight (`what`), given in order of arrival. The limit may change."""
+    """Permits for messages or bytes in flight (`what`), first come first served. The limit may change."""
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -52,7 +52,7 @@ class FairPermits:
 
     @property
     def available(self) -> int:
-        """Free permits; negative if the limit was lowered below what is in use."""
+        """Free permits; negative if more are in use than a lowered limit allows."""
         return self._limit - self._in_use
 
     def resize(self, limit: int) -> None:
@@ -101,10 +101,7 @@ class BackPressure:
         self.nbytes.resize(max(nbytes, _LEAST_BYTES))
 
     def admit(self, nbytes: int, deadline: Deadline) -> Callable[[], None]:
-        """Wait until a message of `nbytes` may be sent; return a function that releases its permits.
-
-        After the deadline, ``RemotingTooMuchRequestException`` is raised, and no permits are held.
-        """
+        """Wait until a message of `nbytes` may be sent; return a function that releases its permits, once."""
         with ExitStack() as permits:
             self.messages.acquire(1, deadline)
             permits.callback(self.messages.release, 1)
@@ -131,7 +128,7 @@ class SendFuture(Future[SendResult]):
         super().add_done_callback(partial(_submit_callback, self._callback_executor, fn))
 
     def begin(self) -> bool:
-        """Return True if the send may begin, False if the caller has cancelled it."""
+        """Return whether the send may begin, which it may not if the caller has cancelled it."""
         if self.set_running_or_notify_cancel():
             return True
         self.release()

@@ -81,9 +81,8 @@ class SendLoop:
 
     # Attempts after the first; 0 for asynchronous and oneway sends.
     retry_times: int
-    # Broker codes after which another broker is tried.
     retry_response_codes: Collection[int]
-    # Try another broker after a status other than SEND_OK. The last such status wins over a later failure.
+    # After a status other than SEND_OK. The last such status precedes a later failure.
     retry_another_broker_when_not_store_ok: bool
     # Limit of every attempt but the last, seconds; negative for none.
     max_timeout_per_request: float
@@ -127,9 +126,8 @@ class SendLoop:
                 if not exc.retriable or exc.response_code == ResponseCode.NO_PERMISSION:
                     rejecting.add(queue.broker_name)
             else:
-                if result is None or result.status is SendStatus.SEND_OK:
-                    return result
-                if not self.retry_another_broker_when_not_store_ok:
+                stored = result is None or result.status is SendStatus.SEND_OK
+                if stored or not self.retry_another_broker_when_not_store_ok:
                     return result
         if result is not None:
             return result
@@ -188,7 +186,7 @@ class SendAttempt:
         deadline = Deadline(seconds)
         attempt = self.prepare(message, queue, CommunicationMode.SYNC)
         try:
-            result = message.result_of(self._exchange(attempt, deadline))
+            result = message.result_of(self._outcome(attempt, deadline))
         except (RemotingException, MQBrokerException, KeyboardInterrupt) as exc:
             self.hooks.after(attempt.context, exception=exc)
             raise
@@ -255,15 +253,15 @@ class SendAttempt:
         now = time.monotonic()
         self.instance.faults.update(site, broker_name, (now - began) * 1000, now)
 
-    def _exchange(self, attempt: PreparedAttempt, deadline: Deadline) -> SendOutcome:
+    def _outcome(self, attempt: PreparedAttempt, deadline: Deadline) -> SendOutcome:
         left = deadline.require(str(attempt))
         outcomes: queues.SimpleQueue[SendOutcome] = queues.SimpleQueue()
         self.instance.transport.send(attempt.request, left, outcomes.put, within=left)
         try:
             return outcomes.get(timeout=left + _GRACE)
         except queues.Empty:
-            text = f"{attempt}: the transport gave no outcome within {round(left, 3):g} s"
-            raise RemotingTimeoutException(text) from None
+            error = f"{attempt}: the transport reported no outcome within {round(left, 3):g} s"
+            raise RemotingTimeoutException(error) from None
 
 
 def broker_address(routes: RouteCache, queue: MessageQueue) -> str:

@@ -33,15 +33,13 @@ logger = logging.getLogger("rocketmq_spark.producer")
 
 
 class QueueChoice(NamedTuple):
-    """How a caller chooses the queue: directly, by a selector and its argument, or (neither) not at all."""
+    """The queue that a caller chooses, or the selector and its argument; empty if the producer chooses."""
 
     queue: MessageQueue | None = None
     selector: MessageQueueSelector | None = None
     arg: Any = None
 
-    @property
-    def is_made(self) -> bool:
-        """True if the producer must not choose."""
+    def __bool__(self) -> bool:
         return self.queue is not None or self.selector is not None
 
 
@@ -76,7 +74,7 @@ class MessageSender:
             options.send_msg_max_timeout_per_request / 1000,
         )
         self._loop_once = replace(self._loop, retry_times=0)
-        # Topics of unknown configuration that were warned of.
+        # Topics whose unknown configuration was logged.
         self._warned_topics: set[str] = set()
         self._async_sends = 0
         self._async_send_ended = threading.Condition()
@@ -114,7 +112,7 @@ class MessageSender:
         self._run(self._loop_once, encoded, choice, deadline, partial(self._attempt.send_oneway, encoded))
 
     def send_async(self, message: Message, timeout: float, choice: QueueChoice) -> Future[SendResult]:
-        """Send a message and return a future at once; with back pressure, once the message is admitted."""
+        """Send a message and return a future at once; with back pressure, after a wait for permits."""
         nbytes = len(message.body) if isinstance(message, Message) and message.body else 1
         deadline = Deadline(timeout)
         with self._async_send_ended:
@@ -136,7 +134,7 @@ class MessageSender:
             try:
                 deadline.require("sending asynchronously, after waiting for a thread")
                 encoded = self._encoder.encode(message)
-                reselect = None if choice.is_made else partial(self._reselect, encoded.message.topic)
+                reselect = None if choice else partial(self._reselect, encoded.message.topic)
 
                 def attempt(queue: MessageQueue, _left: float) -> None:
                     prepared = self._attempt.prepare(encoded, queue, CommunicationMode.ASYNC)
@@ -183,7 +181,7 @@ class MessageSender:
         self, loop: SendLoop, encoded: EncodedMessage, choice: QueueChoice, deadline: Deadline, attempt: Attempt
     ) -> SendResult | None:
         """Make one attempt at the chosen queue, or let the loop try the queues of the topic."""
-        if choice.is_made:
+        if choice:
             chosen = self._chosen_queue(encoded, choice, deadline)
             return attempt(chosen, deadline.require(f"sending to {chosen}"))
         info = self._route(encoded.message.topic, deadline)

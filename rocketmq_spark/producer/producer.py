@@ -37,25 +37,19 @@ if TYPE_CHECKING:
 class Producer:
     """Sends messages to RocketMQ; safe for many threads, in the process that started it.
 
+    `transport` is ``"remoting"`` for the brokers that `name_server` knows, or ``"grpc"`` for the RocketMQ 5 proxies of
+    `endpoints`; default: ``"grpc"`` if only `endpoints` are given. A test without servers passes a
+    :class:`~rocketmq_spark.testing.scripted.ScriptedTransport`, which the property `namespace` does not reach.
+
+    The other `properties` are the fields of :class:`~rocketmq_spark.options.producer.ProducerOptions`: the Java
+    producer's in snake_case, times in milliseconds. Required is ``name_server="host:9876;host:9876"``, or the environment
+    variable ``NAMESRV_ADDR``, or ``endpoints="host:8081;host:8081"``. A property that is unknown, malformed or not
+    supported over gRPC raises an ``OptionError``.
+
     Every method raises ``MQClientException`` if the producer does not run. Over gRPC the proxy chooses the queues: a
     queue or selector, `send_oneway`, and the requests for topics, queues, offsets and stored messages raise it, too.
     Those requests raise ``RouteNotFoundException`` for an unknown topic, ``RemotingException`` for an unreachable
     server, and ``MQBrokerException`` if the server rejects them.
-
-    Parameters
-    ----------
-    transport : str or Transport, optional
-        ``"remoting"`` for the brokers that `name_server` knows, ``"grpc"`` for the RocketMQ 5 proxies of `endpoints`.
-        Default: ``"grpc"`` if only `endpoints` are given. Tests without a server pass a
-        :class:`~rocketmq_spark.testing.scripted.ScriptedTransport`. The property `namespace` does not reach a transport
-        that is passed.
-    async_sender_executor, callback_executor : concurrent.futures.Executor, optional
-        Where `send_async` prepares its requests, and where its callbacks run. Default: pools of the producer.
-    **properties
-        The Java producer's properties in snake_case, times in milliseconds. They are the fields of
-        :class:`~rocketmq_spark.options.producer.ProducerOptions`. Required is ``name_server="host:9876;host:9876"``,
-        or the environment variable ``NAMESRV_ADDR``, or ``endpoints="host:8081;host:8081"``. An unknown or malformed
-        property, or one that is not supported over gRPC, raises an ``OptionError``.
 
     Examples
     --------
@@ -106,11 +100,10 @@ class Producer:
         return self._options
 
     def start(self) -> None:
-        """Join the client instance and start heartbeats and route refreshes.
+        """Join the client instance. Without the property ``topics``, no connection is made before the first send.
 
-        No connection is made before the first send, unless ``topics`` names topics to look up. A producer that was
-        started before, or whose group is not allowed or already in the client instance, raises ``MQClientException``. A
-        running producer of the same client id with other connection options raises an ``OptionError``.
+        Raises ``MQClientException`` if the producer was started before, or if its group is not allowed or already in the
+        client instance; ``OptionError`` if the client id has a producer with other connection options.
         """
         self._lifecycle.begin_start()
         try:
@@ -162,9 +155,9 @@ class Producer:
     ) -> SendResult:
         """Send a message and wait for the broker's answer.
 
-        A `queue`, or the queue that ``selector(queues, message, arg)`` returns, gets one attempt, and its error is
-        raised. `timeout_ms` is for all attempts together; default: ``send_msg_timeout``. With a status other than
-        ``SEND_OK`` the message is stored, but not flushed or replicated yet.
+        A `queue`, or the queue that ``selector(queues, message, arg)`` returns, gets one attempt. `timeout_ms` is for
+        all attempts together; default: ``send_msg_timeout``. With a status other than ``SEND_OK`` the message is
+        stored, but not flushed or replicated yet.
 
         Raises ``MQClientException`` for an invalid message (13 or -1), without a route (10004, 10005), and if all
         attempts failed. Then the code is the last attempt's: 10001 connect, 10002 timeout, 10003 no broker, a broker's
@@ -204,9 +197,9 @@ class Producer:
         arg: Any = None,
         timeout_ms: float | None = None,
     ) -> None:
-        """Send a message without an acknowledgement, and return when it is written. It may be lost unnoticed.
+        """Send a message without an acknowledgement, and return when it is written; it may be lost unnoticed.
 
-        An invalid message, a missing route or connection (10001) raises ``MQClientException``.
+        Raises ``MQClientException`` for an invalid message, and without a route or a connection (10001).
         """
         choice = QueueChoice(queue, selector, arg)
         self._running_service().sender.send_oneway(message, self._seconds(timeout_ms), choice)
@@ -216,10 +209,9 @@ class Producer:
     ) -> SendResult:
         """Send messages of one topic as one request: the broker stores all of them, or none.
 
-        A batch is never compressed, and ``max_message_size`` limits the whole of it. Errors are those of `send`.
-        ``MQClientException`` is also raised if the messages cannot share a batch: topics or waitStoreMsgOK differ, a
-        delay, a retry topic, no message. The code 13 also means a message without keys to a compaction topic, which
-        would drop it.
+        A batch is never compressed, and ``max_message_size`` limits the whole of it. Raises as `send`, and
+        ``MQClientException`` if the messages cannot share a batch: topics or waitStoreMsgOK differ, a delay, a retry
+        topic, no message. The code 13 also means a message without keys to a compaction topic, which would drop it.
         """
         members = tuple(messages)
         return self._running_service().sender.send_batch(members, self._seconds(timeout_ms), QueueChoice(queue))
@@ -239,11 +231,9 @@ class Producer:
     def send_arrow(self, data: ArrowData, topic: str | None = None, **options: str | int | bool) -> WriteSummary:
         """Send the rows of an Arrow table or of record batches; return when every row is stored and acknowledged.
 
-        Columns, batches and retries are those of a DataFrame's write, at least once. `data` is a table, a batch, a
-        reader, or an iterable of batches. The column ``body`` is required; ``tags``, ``keys``, ``properties`` and the
-        others of a write are optional. Without `topic`, the column ``topic`` names the topic of each row. `options` are
-        those of a write, such as ``batchBytes="64k"`` or ``ordered=True``. The summary has rows, retries and latencies
-        per broker: ``show()``, ``to_dict()``.
+        Columns, `options` (such as ``batchBytes="64k"``), batches and retries are those of a DataFrame's write, at least
+        once. `data` is a table, a batch, a reader, or an iterable of batches. Only the column ``body`` is required; if
+        `topic` is None, also ``topic``. The summary has rows, retries and latencies per broker: ``show()``, ``to_dict()``.
 
         ``SchemaError`` and ``OptionError`` are raised before anything is sent. After ``InvalidRowError`` and
         ``DeliveryError`` some rows are not stored; the error accounts for all of them.
@@ -260,12 +250,12 @@ class Producer:
     def set_back_pressure_for_async_send(self, messages: int, nbytes: int) -> None:
         """Set how many messages (at least 10) and bytes (at least 1 MiB) `send_async` may have in flight.
 
-        The producer must run, with ``enable_backpressure_for_async_mode``; otherwise ``MQClientException`` is raised.
+        Raises ``MQClientException`` without ``enable_backpressure_for_async_mode``.
         """
         limits = self._running_service().sender.back_pressure
         if limits is None:
             raise MQClientException(
-                f"producer {self.producer_group} has no back pressure to set: it was made without "
+                f"producer {self.producer_group} has no back pressure: make it with "
                 "enable_backpressure_for_async_mode=True"
             )
         limits.resize(messages, nbytes)
@@ -336,8 +326,8 @@ class Producer:
     def view_message(self, offset_msg_id: str, topic: str = "") -> MessageExt:
         """Return a stored message, decompressed, by the broker's id (``SendResult.offset_msg_id``).
 
-        Brokers with access control require the topic. A malformed id, or one without a message, raises
-        ``MQClientException``; a body that cannot be decompressed raises ``CompressionError``.
+        Brokers with access control require the topic. Raises ``MQClientException`` for a malformed id and for an id
+        without a message, ``CompressionError`` for a body that cannot be decompressed.
         """
         transport = self._running().transport
         address, offset = decode_message_id(offset_msg_id)
@@ -346,9 +336,9 @@ class Producer:
     def recall_message(self, topic: str, recall_handle: str) -> str:
         """Take a delayed message back before it is delivered, and return its id. Works over gRPC, too.
 
-        The handle is ``SendResult.recall_handle`` of a message with a delivery time; messages with a delay level have
-        none. A malformed handle, a retry or dead-letter topic, or an unknown broker raises ``MQClientException``.
-        Brokers need ``recallMessageEnable=true``.
+        Only messages with a delivery time have a handle (``SendResult.recall_handle``), and brokers need
+        ``recallMessageEnable=true``. Raises ``MQClientException`` for a malformed handle, a retry or dead-letter topic,
+        and an unknown broker.
         """
         service = self._running_service()
         routes, timeout = service.instance.routes, self._options.send_msg_timeout / 1000

@@ -55,7 +55,7 @@ class ServiceState(enum.Enum):
     START_FAILED = "START_FAILED"
 
 
-# The next states. START_FAILED is also the state during the start; a taken group leads back to CREATE_JUST.
+# The next states. START_FAILED is also the state during the start, which a taken group resets to CREATE_JUST.
 _NEXT: Final = {
     ServiceState.CREATE_JUST: {ServiceState.START_FAILED},
     ServiceState.START_FAILED: {ServiceState.RUNNING, ServiceState.CREATE_JUST},
@@ -81,7 +81,7 @@ class Lifecycle:
         self._lock = threading.Lock()
 
     def enter(self, state: ServiceState) -> bool:
-        """Change to a state if it may follow the present one; return whether it does."""
+        """Change to a state if it may follow the present one; return whether it may."""
         with self._lock:
             if state not in _NEXT[self.state]:
                 return False
@@ -113,7 +113,7 @@ class Lifecycle:
 
 @functools.cache
 def _message_ids(over_grpc: bool) -> MessageIdGenerator | UniqueIdGenerator:
-    """Return the message ids of this process, and of its forks."""
+    """Return the generator of message ids for this process and its forks."""
     return MessageIdGenerator() if over_grpc else UniqueIdGenerator(IPv4Address(local_ip()).packed)
 
 
@@ -180,10 +180,8 @@ class ProducerService:
             callback_executor=callback_executor or callback_pool,
             retry_response_codes=options.retry_response_codes if retry_response_codes is None else retry_response_codes,
         )
-        timeout = options.send_msg_timeout / 1000
-        self.transactions = Transactions(
-            producer_group, timeout, self.instance, hooks, self.send, listener, self._check_pool
-        )
+        timeout, pool = options.send_msg_timeout / 1000, self._check_pool
+        self.transactions = Transactions(producer_group, timeout, self.instance, hooks, self.send, listener, pool)
 
     def look_up_topics(self) -> None:
         """Look up the topics that the options name; a failure is logged."""
