@@ -42,9 +42,9 @@ class Producer:
     :class:`~rocketmq_spark.testing.scripted.ScriptedTransport`, which the property `namespace` does not reach.
 
     The other `properties` are the fields of :class:`~rocketmq_spark.options.producer.ProducerOptions`: the Java
-    producer's in snake_case, times in milliseconds. Required is ``name_server="host:9876;host:9876"``, or the environment
-    variable ``NAMESRV_ADDR``, or ``endpoints="host:8081;host:8081"``. A property that is unknown, malformed or not
-    supported over gRPC raises an ``OptionError``.
+    producer's in snake_case, times in milliseconds. Required is ``name_server="host:9876;host:9876"``, or the
+    environment variable ``NAMESRV_ADDR``, or ``endpoints="host:8081;host:8081"``. A property that is unknown, malformed
+    or not supported over gRPC raises an ``OptionError``.
 
     Every method raises ``MQClientException`` if the producer does not run. Over gRPC the proxy chooses the queues: a
     queue or selector, `send_oneway`, and the requests for topics, queues, offsets and stored messages raise it, too.
@@ -102,8 +102,8 @@ class Producer:
     def start(self) -> None:
         """Join the client instance. Without the property ``topics``, no connection is made before the first send.
 
-        Raises ``MQClientException`` if the producer was started before, or if its group is not allowed or already in the
-        client instance; ``OptionError`` if the client id has a producer with other connection options.
+        Raises ``MQClientException`` if the producer was started before, or if its group is not allowed or already in
+        the client instance; ``OptionError`` if the client id has a producer with other connection options.
         """
         self._lifecycle.begin_start()
         try:
@@ -231,9 +231,10 @@ class Producer:
     def send_arrow(self, data: ArrowData, topic: str | None = None, **options: str | int | bool) -> WriteSummary:
         """Send the rows of an Arrow table or of record batches; return when every row is stored and acknowledged.
 
-        Columns, `options` (such as ``batchBytes="64k"``), batches and retries are those of a DataFrame's write, at least
-        once. `data` is a table, a batch, a reader, or an iterable of batches. Only the column ``body`` is required; if
-        `topic` is None, also ``topic``. The summary has rows, retries and latencies per broker: ``show()``, ``to_dict()``.
+        Columns, `options` (such as ``batchBytes="64k"``), batches and retries are those of a DataFrame's write, at
+        least once. `data` is a table, a batch, a reader, or an iterable of batches. Only the column ``body`` is
+        required; if `topic` is None, also ``topic``. The summary has rows, retries and latencies per broker:
+        ``show()``, ``to_dict()``.
 
         ``SchemaError`` and ``OptionError`` are raised before anything is sent. After ``InvalidRowError`` and
         ``DeliveryError`` some rows are not stored; the error accounts for all of them.

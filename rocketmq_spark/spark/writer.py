@@ -1,9 +1,7 @@
-"""What a partition task of a write runs, for batch and for streams, and what the driver looks up before.
+"""The writers of batch and streaming queries: what the driver looks up before a write, and what each task runs.
 
-    Arrow record batches -> RemotingBatcher -> BatchSender -> PartitionReport -> accumulator, commit message
-
-Spark pickles options and ids only; connections are made inside `write`, after the fork. A task that returns has every
-row acknowledged (except with ``sendMode=oneway``). Nothing is opened for a partition without rows.
+Spark pickles options and ids only. Connections are made inside `write`, after the fork, and not for a partition without
+rows. When a task returns, every row is acknowledged (except with ``sendMode=oneway``).
 """
 
 from __future__ import annotations
@@ -46,8 +44,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("rocketmq_spark.spark")
 
-# PySpark 4.0 passes single rows, which become record batches of at most this many rows or bytes. 10,000 is Spark's
-# default of spark.sql.execution.arrow.maxRecordsPerBatch; 10,000 rows of 4 MiB would be 40 GiB.
+# PySpark 4.0 passes single rows, which become record batches of at most this many rows or bytes. 10,000 is the default
+# of spark.sql.execution.arrow.maxRecordsPerBatch; 10,000 rows of 4 MiB would be 40 GiB.
 _ROWS_PER_BATCH = 10_000
 _BYTES_PER_BATCH = 4 * 1024 * 1024
 
@@ -81,8 +79,8 @@ _NO_LOOKUP = RouteLookup()
 class _PartitionWriter:
     """One write of one session; `write` runs in every task.
 
-    `write_id` is the key of the write's reports; in a stream the query id replaces it. Only `RocketMQRowStreamWriter`
-    needs the schema.
+    `write_id` is the key of the write's reports, in a stream the query id. Only `RocketMQRowStreamWriter` needs
+    `schema`.
     """
 
     options: SinkOptions
@@ -105,7 +103,7 @@ class _PartitionWriter:
                 self._send(first, rows, recorder)
             except RocketMQError as exc:
                 if batch_id >= 0:
-                    # Spark's own message names stage and task only, whose numbers continue from batch to batch.
+                    # Spark's own error names only stage and task, whose numbers continue from batch to batch.
                     exc.args = (f"micro-batch {batch_id} of query {write_id}: {exc}", *exc.args[1:])
                 raise
         report = recorder.snapshot()
@@ -166,18 +164,18 @@ class _StreamWriter(_PartitionWriter):
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """Log a micro-batch's figures, and append them to ``metricsPath`` (runs on the driver)."""
         # If a query's first micro-batch has stored nothing, the address is probably wrong. Later micro-batches would
-        # take that for an outage.
+        # assume an outage.
         if batchId == 0 and self.lookup.unreached and not summarise(messages).to_dict():
             raise RouteNotFoundException(self.lookup.unreached, unreachable=True)
         self._committed(messages, batchId)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """Log what an unfinished micro-batch has stored. Spark also calls this when a query is stopped in mid-batch."""
+        """Log what an unfinished micro-batch has stored. Spark also calls this for a query that stops in mid-batch."""
         log_summary(messages, batch_id=batchId, aborted=True)
 
 
 class RocketMQRowStreamWriter(_StreamWriter, DataSourceStreamWriter):
-    """The writer of ``df.writeStream`` on PySpark 4.0, which passes rows: they become record batches here."""
+    """The writer of ``df.writeStream`` on PySpark 4.0, which passes rows: `write` makes record batches of them."""
 
     def write(self, iterator: Iterator[Row]) -> WriterCommitMessage:
         """Send one partition (runs in a task)."""
@@ -228,9 +226,9 @@ def stream_writer(
 def look_up_route(options: SinkOptions, columns: pa.Schema) -> RouteLookup:
     """Look up the topics that options name, so that a wrong address or topic fails before any task.
 
-    `columns` are those of the data. Raises an MQClientException (10005) if no server answers, or the topic does not
-    exist and cannot be created by the write. With ``ordered`` and over gRPC it must exist; over gRPC it must also
-    accept messages of the columns' type, else a SchemaError is raised.
+    Raises an MQClientException (10005) if no server answers, or if the topic does not exist and the write cannot create
+    it, as with ``ordered`` and over gRPC. Over gRPC, a SchemaError is raised if the topic does not accept messages of
+    the type of `columns`.
     """
     instance = _new_instance(options)
     try:
@@ -245,9 +243,9 @@ def look_up_route(options: SinkOptions, columns: pa.Schema) -> RouteLookup:
 def look_up_route_of_stream(options: SinkOptions, columns: pa.Schema, checkpoint: str | None = None) -> RouteLookup:
     """Look up what `look_up_route` does, for one micro-batch. Without an option topic nothing is looked up.
 
-    Connection and routes are kept for a minute, so that an outage of the name servers fails neither the start of a
-    micro-batch nor, with its rows stored, its commit. If no server is reached after that, the look-up is left to the
-    tasks, which wait longer. With ``ordered`` it is an error, because all tasks need the same queues.
+    Connection and routes are kept for a minute, so that an outage of the name servers fails neither the start nor the
+    commit of a micro-batch. In a longer outage the look-up is left to the tasks, which wait longer. With ``ordered`` it
+    is an error, because all tasks need the same queues.
     """
     if options.topic is None and options.dead_letter_topic is None:
         return RouteLookup()
@@ -260,7 +258,7 @@ def look_up_route_of_stream(options: SinkOptions, columns: pa.Schema, checkpoint
     except RouteNotFoundException as exc:
         if options.ordered or not exc.unreachable:
             raise
-        logger.warning("the driver could not check a micro-batch, its tasks will try for themselves: %s", exc)
+        logger.warning("the driver could not look up the topic of a micro-batch, which its tasks will do: %s", exc)
         return RouteLookup(unreached=str(exc))
     finally:
         instance.unregister(options.producer_group)
@@ -297,14 +295,14 @@ def _look_up(
         if exc.unreachable or not known:
             raise
     if options.dead_letter_topic is not None:
-        # Dead letters have neither sharding keys nor delays, and topics of all types accept them.
+        # Dead letters have neither sharding keys nor delays, so topics of all types accept them.
         dead_letters = replace(options, topic=options.dead_letter_topic, batch_type="plain")
         check_topic(dead_letters, instance, pa.schema([]))
     return queues
 
 
 def _await_any_answer(options: SinkOptions, instance: ClientInstance) -> None:
-    """Return once a name server or proxy has answered. When topics come with the rows, no more can be checked."""
+    """Return once a name server or proxy has answered: if rows name the topics, nothing else can be checked."""
     connection = options.connection
     timeout = options.send_msg_timeout * len(connection.route_servers) / 1000
     try:
