@@ -51,8 +51,6 @@ class Producer:
     Those requests raise ``RouteNotFoundException`` for an unknown topic, ``RemotingException`` for an unreachable
     server, and ``MQBrokerException`` if the server rejects them.
 
-    Examples
-    --------
     >>> from rocketmq_spark import Message, Producer
     >>> with Producer("orders-service", name_server="127.0.0.1:9876") as producer:
     ...     result = producer.send(Message.of("orders", b"one", tags="new", keys="o-1"))

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from rocketmq_spark.errors import DeliveryError, MQBrokerException, RocketMQError
 from rocketmq_spark.model.message import EncodedBatch, SendOutcome
 from rocketmq_spark.protocol.batches import lone_message
 from rocketmq_spark.sink.in_flight import InFlightBatch
-
-# The most characters of a message's keys or tags in an error.
-_SHOWN: Final = 100
 
 
 def reason(outcome: SendOutcome) -> str:
@@ -68,4 +63,4 @@ def _message_details(batch: EncodedBatch) -> list[str]:
     if message is None:
         return []
     details = {"keys": message.keys, "tags": message.tags, "message id": message.unique_id}
-    return [f"{name} {text[:_SHOWN]}" for name, text in details.items() if text]
+    return [f"{name} {text[:100]}" for name, text in details.items() if text]

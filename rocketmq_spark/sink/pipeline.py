@@ -385,6 +385,3 @@ class SendPipeline:
         if self.failure is None:
             self._failed = delivery
             self.failure = delivery_error(delivery, why)
-
-    def __repr__(self) -> str:
-        return f"<SendPipeline ready={len(self._ready)} in_flight={len(self._in_flight)} waiting={len(self._waiting)}>"

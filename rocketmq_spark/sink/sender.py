@@ -312,9 +312,6 @@ class BatchSender:
             if self._failure is not None or (self._awaited and self._awaited()):
                 self._changed.notify_all()
 
-    def __repr__(self) -> str:
-        return f"<BatchSender {self._pipeline!r} {self._recorder!r}>"
-
 
 class OnewaySender(BatchSender):
     """Sends without acknowledgements: ``sendMode=oneway`` (``NettyRemotingAbstract.invokeOnewayImpl``).

@@ -112,15 +112,16 @@ def write_rows(
     """Send every row of `batches`; return when every row is acknowledged (with ``sendMode=oneway``: written).
 
     The schema has passed `check_schema`, and the caller registers and unregisters the producer group of `instance`. See
-    `row_batcher` for `write_id`, `RouteFinder` for `queues` and `servers_reached`, and `BatchTracer` for
-    `open_trace_sender`, which ``enable_trace`` requires. Raises as `BatchSender.write`.
+    `row_batcher` for `write_id`, and `RouteFinder` for `queues` and `servers_reached`. ``enable_trace`` requires
+    `open_trace_sender`. Raises as `BatchSender.write`.
     """
     with contextlib.ExitStack() as stack:
         on_stored = None
         if options.enable_trace:
             assert open_trace_sender is not None
             masters = instance.routes.masters
-            tracer = BatchTracer(options, lambda broker_name: masters().get(broker_name, ""), open_trace_sender)
+            send = stack.enter_context(open_trace_sender())
+            tracer = BatchTracer(options, lambda broker_name: masters().get(broker_name, ""), send)
             on_stored = stack.enter_context(tracer).append
         rate = None
         if options.max_rate_per_second is not None:

@@ -15,9 +15,7 @@ import queue as queues
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Final
 
 from rocketmq_spark.errors import RocketMQError
@@ -135,41 +133,36 @@ def _fitting(words: Iterable[str]) -> dict[str, int]:
 class BatchTracer:
     """A context manager around a write that traces the stored batches.
 
-    `address_of` returns the ``host:port`` of a broker name, or "". `open_sender` returns a context manager around the
-    function that sends one trace message. `clock` returns epoch seconds. `discarded` rows were stored and not traced.
+    `address_of` returns the ``host:port`` of a broker name, or "". `send` sends one trace message. `clock` returns
+    epoch seconds. `discarded` rows were stored and not traced.
     """
 
     def __init__(
         self,
         options: SinkOptions,
         address_of: Callable[[str], str],
-        open_sender: Callable[[], AbstractContextManager[SendTrace]],
+        send: SendTrace,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._options = options
         self._address_of = address_of
         self._clock = clock
-        self._sender = open_sender()
+        self._send = send
         self._queue: queues.Queue[tuple[EncodedBatch, SendOutcome, float] | None] = queues.Queue(_MAX_WAITING)
         self._thread = threading.Thread(target=self._run, name="rocketmq-batch-trace", daemon=True)
         self.discarded = 0
 
     def __enter__(self) -> BatchTracer:
-        self._send = self._sender.__enter__()
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         try:
             self._queue.put(None, timeout=FLUSH_SECONDS)
             self._thread.join(FLUSH_SECONDS)
         except queues.Full:
-            logger.warning(
-                "trace records are lost: %s accepted none for %g s", self._options.trace_topic, FLUSH_SECONDS
-            )
-        self._sender.__exit__(kind, error, traceback)
+            text = "trace records are lost: %s accepted none for %g s"
+            logger.warning(text, self._options.trace_topic, FLUSH_SECONDS)
         if self.discarded:
             logger.warning("%d rows were stored but not traced, because they arrived too fast", self.discarded)
 

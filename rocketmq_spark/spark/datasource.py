@@ -62,8 +62,6 @@ class RocketMQDataSource(DataSource):
     Names are case-insensitive; an unknown one is an error. A write needs ``nameServer``, or ``endpoints`` for gRPC. A
     read needs ``nameServer`` and one of ``subscribe``, ``subscribePattern`` and ``assign``.
 
-    Examples
-    --------
     >>> metrics = rocketmq_spark.register(spark)
     >>> df.write.format("rocketmq").option("nameServer", "127.0.0.1:9876").option("topic", "orders").save()
     >>> metrics.show()

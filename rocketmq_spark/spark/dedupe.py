@@ -45,8 +45,6 @@ def dedupe(
     dropped**, as in any such query. Otherwise rows are timed by their micro-batch, so that none is late unless the
     driver's clock is set back by more than `within`.
 
-    Examples
-    --------
     >>> orders = rocketmq_spark.dedupe(stream, within="1 hour")  # doctest: +SKIP
     """
     marked = _marked(df, topic)

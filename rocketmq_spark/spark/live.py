@@ -54,8 +54,6 @@ def live(
     messages are shown, because its clients cannot see tasks. The name servers (default: the environment variable
     ``NAMESRV_ADDR``) and `connection` are those of `Admin`; an OptionError is raised if they are malformed or missing.
 
-    Examples
-    --------
     >>> with rocketmq_spark.live(spark, "orders", "127.0.0.1:9876"):  # doctest: +SKIP
     ...     df.write.format("rocketmq").option("nameServer", "127.0.0.1:9876").option("topic", "orders").save()
     """

@@ -39,15 +39,14 @@ _MAY_BE_NULL: Final = ("tags", "keys", "unreadable")
 _NEVER_NULL: Final = ("topic", "body", "brokerName", "queueId", "queueOffset")
 _PUSHDOWN_WORKER: Final = "pyspark.sql.worker.data_source_pushdown_filters"
 
+# The columns of a read.
 READ_SCHEMA: Final = (
     "topic string, body binary, tags string, keys string, properties map<string,string>, flag int, brokerName string, "
     "queueId int, queueOffset bigint, msgId string, offsetMsgId string, bornTimestamp timestamp, "
     "storeTimestamp timestamp, bornHost string, reconsumeTimes int"
 )
-"""The columns of a read."""
-
+# The columns of a read with ``onUnreadable=raw``.
 RAW_READ_SCHEMA: Final = f"{READ_SCHEMA}, unreadable string"
-"""The columns of a read with ``onUnreadable=raw``."""
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
