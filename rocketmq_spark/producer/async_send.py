@@ -13,7 +13,6 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Final
 
 from rocketmq_spark.errors import (
@@ -125,7 +124,21 @@ class SendFuture(Future[SendResult]):
 
     def add_done_callback(self, fn: OnFuture) -> None:
         """Call `fn` with the finished future; what it raises is logged."""
-        super().add_done_callback(partial(_submit_callback, self._callback_executor, fn))
+
+        def call(future: Future[SendResult]) -> None:
+            try:
+                fn(future)
+            except Exception:
+                logger.exception("the callback %r of an asynchronous send raised", fn)
+
+        def submit(future: Future[SendResult]) -> None:
+            try:
+                self._callback_executor.submit(call, future)
+            except Exception:
+                logger.debug("the callback executor rejected %r", fn, exc_info=True)
+                call(future)
+
+        super().add_done_callback(submit)
 
     def begin(self) -> bool:
         """Return whether the send may begin, which it may not if the caller has cancelled it."""
@@ -149,21 +162,6 @@ class SendFuture(Future[SendResult]):
         """Fail a send that has not begun."""
         if self.begin():
             self.finish(None, error)
-
-
-def _submit_callback(executor: Executor, callback: OnFuture, future: Future[SendResult]) -> None:
-    try:
-        executor.submit(_call, callback, future)
-    except Exception:
-        logger.debug("the callback executor rejected %r", callback, exc_info=True)
-        _call(callback, future)
-
-
-def _call(callback: OnFuture, future: Future[SendResult]) -> None:
-    try:
-        callback(future)
-    except Exception:
-        logger.exception("the callback %r of an asynchronous send raised", callback)
 
 
 @dataclass(slots=True, eq=False)

@@ -48,8 +48,6 @@ Select = Callable[["str | None", bool], "MessageQueue | None"]
 class Deadline:
     """The time of one call, in seconds."""
 
-    __slots__ = ("_began", "_clock", "seconds")
-
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.seconds = seconds
         self._clock = clock
@@ -105,7 +103,12 @@ class SendLoop:
                 break
             left = deadline.left
             if left < 0 and result is None:
-                raise _out_of_time(topic, deadline, brokers) from last
+                tried = f"; tried {', '.join(brokers)}" if brokers else ""
+                raise RemotingTooMuchRequestException(
+                    f"sending to topic {topic}: the timeout of {deadline.seconds * 1000:.0f} ms passed, after "
+                    f"{deadline.spent * 1000:.0f} ms{tried}; raise sendMsgTimeout, or set sendMsgMaxTimeoutPerRequest "
+                    "so that a retry fits into it"
+                ) from last
             if left < 0:
                 break
             brokers.append(queue.broker_name)
@@ -132,15 +135,6 @@ class SendLoop:
         if result is not None:
             return result
         raise _all_failed(topic, deadline, brokers, last) from last
-
-
-def _out_of_time(topic: str, deadline: Deadline, brokers: list[str]) -> RemotingTooMuchRequestException:
-    tried = f"; tried {', '.join(brokers)}" if brokers else ""
-    return RemotingTooMuchRequestException(
-        f"sending to topic {topic}: the timeout of {deadline.seconds * 1000:.0f} ms passed, after "
-        f"{deadline.spent * 1000:.0f} ms{tried}; raise sendMsgTimeout, or set sendMsgMaxTimeoutPerRequest so that a "
-        "retry fits into it"
-    )
 
 
 def _all_failed(topic: str, deadline: Deadline, brokers: list[str], last: Exception | None) -> MQClientException:

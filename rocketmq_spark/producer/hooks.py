@@ -91,11 +91,9 @@ class SendMessageHook(Protocol):
 
     def send_message_before(self, context: SendMessageContext) -> None:
         """Observe an attempt before it is made."""
-        ...
 
     def send_message_after(self, context: SendMessageContext) -> None:
         """Observe its outcome: `send_result` or `exception` is set, neither after a oneway send."""
-        ...
 
 
 # As CheckForbiddenHook.java and EndTransactionHook.java.
@@ -156,7 +154,8 @@ def _guarded(hook: Callable[[ContextT], None], context: ContextT) -> None:
 class TraceDispatcher:
     """Makes a trace record of every answered send except to the trace topic.
 
-    It sends the records on its own thread, `batch_num` per message (at most 20), and never blocks or fails a send.
+    It sends the records on its own thread, and never blocks or fails a send. A message has `batch_num` records (at most
+    20), or those of the last 5 s.
     """
 
     def __init__(self, trace_topic: str, send: SendTrace, batch_num: int = 10) -> None:
@@ -222,8 +221,17 @@ class TraceDispatcher:
             self._thread.join(timeout)
 
     def _run(self) -> None:
-        while True:
-            records = self._next_batch()
+        while not (self._closed.is_set() and self._queue.empty()):
+            records: list[PubTrace] = []
+            deadline = time.monotonic() + FLUSH_SECONDS
+            while len(records) < self._batch_num:
+                try:
+                    record = self._queue.get(timeout=max(0.0, deadline - time.monotonic()))
+                except queues.Empty:
+                    record = None
+                if record is None:
+                    break
+                records.append(record)
             for message in trace_messages(self._trace_topic, records):
                 try:
                     self._send(message)
@@ -231,19 +239,3 @@ class TraceDispatcher:
                     # Whatever the error is, later records are sent.
                     text = "%d trace records could not be sent to %s"
                     logger.warning(text, len(records), self._trace_topic, exc_info=True)
-            if self._closed.is_set() and self._queue.empty():
-                return
-
-    def _next_batch(self) -> list[PubTrace]:
-        """Return records once a batch is full, the oldest one has waited for 5 s, or `shutdown` is called."""
-        records: list[PubTrace] = []
-        deadline = time.monotonic() + FLUSH_SECONDS
-        while len(records) < self._batch_num:
-            try:
-                record = self._queue.get(timeout=max(0.0, deadline - time.monotonic()))
-            except queues.Empty:
-                record = None
-            if record is None:
-                break
-            records.append(record)
-        return records

@@ -61,14 +61,12 @@ class TransactionListener(Protocol):
 
     def execute_local_transaction(self, message: Message, arg: Any) -> LocalTransactionState | None:
         """Run the local transaction after the half message was stored, on the sending thread."""
-        ...
 
     def check_local_transaction(self, message: MessageExt) -> LocalTransactionState | None:
         """Return how the local transaction of an earlier half message ended. It runs on the producer's own thread.
 
         If the body cannot be decompressed, this is not called: the state stays unknown, and the cause is logged.
         """
-        ...
 
 
 @dataclass(slots=True, eq=False)

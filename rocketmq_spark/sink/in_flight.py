@@ -36,14 +36,12 @@ SINGLE_COST: Final = 1.0 / 8
 
 # The first limit of a window.
 _START: Final = 2.0
-
 # An answer that takes longer shows that requests queue up somewhere: brokers let a request wait 200 ms at most. More in
 # flight would only lengthen that queue. On a slow link the limit is twice the fastest answer (as in TCP Vegas).
 _CALM_MS: Final = 200.0
 
 # Memory of the objects around a waiting single message, measured, bytes.
 _SINGLE_OVERHEAD: Final = 512
-
 # Lines that the message groups of a topic share: as many as single messages may be in flight to one endpoint.
 _GROUP_LINES: Final = 64
 

@@ -28,6 +28,7 @@ from typing import TypeAlias
 from rocketmq_spark.errors import DeliveryError, RemotingTimeoutException, RocketMQError
 from rocketmq_spark.metrics import Recorder
 from rocketmq_spark.model.message import EncodedBatch, MessageQueue, SendOutcome
+from rocketmq_spark.options.kinds import MIB
 from rocketmq_spark.options.sink import SinkOptions
 from rocketmq_spark.protocol.batches import singles_of, split_batch
 from rocketmq_spark.routing.fault_strategy import FaultSite, FaultStrategy, site_of
@@ -46,11 +47,8 @@ from rocketmq_spark.sink.in_flight import (
 
 logger = logging.getLogger("rocketmq_spark.producer")
 
-_MIB = 1024 * 1024
-
 # Beyond the deadline of every attempt, seconds.
 _GRACE = 30.0
-
 # Unused rate that a task may catch up on, seconds.
 _KEPT_S = 1.0
 
@@ -72,7 +70,7 @@ class Backoff:
 
 @dataclass(slots=True)
 class RateLimit:
-    """One task's share of the rate, in messages per second, from the task's beginning (`taken_until`) on."""
+    """One task's share of the rate, in messages per second, from the task's start (`taken_until`) on."""
 
     per_second: float
     taken_until: float
@@ -157,7 +155,7 @@ class SendPipeline:
             if self.rate is None:
                 self._ready.add(delivery)
             else:
-                # Even if its turn has come: batches that were offered earlier may still wait there, and start first.
+                # Even if its turn has come: batches that were offered earlier may still wait there, and precede it.
                 self._wait(delivery, self.rate.reserve(part.rows, now))
 
     def dispatches(self, now: float) -> Iterator[Dispatch]:
@@ -187,7 +185,7 @@ class SendPipeline:
         return min(times, default=None)
 
     def complete(self, delivery: InFlightBatch, outcome: SendOutcome, now: float) -> None:
-        """Take an attempt's outcome: count the rows as stored, or decide on the next attempt."""
+        """Accept an attempt's outcome: count the rows as stored, or decide on the next attempt."""
         self._in_flight.discard(delivery)
         broker = outcome.queue.broker_name
         verdict = self._policy.decide(delivery, outcome)
@@ -221,10 +219,9 @@ class SendPipeline:
     def check_overdue(self, now: float) -> None:
         """Fail if an attempt has no outcome long after its deadline, so that a broken transport cannot hang a write."""
         longest = self.options.delivery_timeout_ms / 1000 + _GRACE
-        for delivery in self._in_flight:
-            if now - delivery.sent_at > longest:
-                self._fail(delivery, f"the transport gave no outcome within {longest:g} s")
-                return
+        overdue = next((delivery for delivery in self._in_flight if now - delivery.sent_at > longest), None)
+        if overdue is not None:
+            self._fail(overdue, f"the transport reported no outcome within {longest:g} s")
 
     def stop(self) -> None:
         """Send nothing more. Outcomes of requests in flight still count."""
@@ -310,7 +307,7 @@ class SendPipeline:
         # never be written to.
         if cap > 0 and self._policy.follows_at_once(delivery):
             timeout = min(timeout, cap)
-        seconds = timeout / 1000 + delivery.batch.nbytes / _MIB
+        seconds = timeout / 1000 + delivery.batch.nbytes / MIB
         # A call's deadline includes the time to transfer its bytes: on a slow link the same deadline would end every
         # attempt.
         return seconds * 2**delivery.timeouts if self.options.over_grpc else seconds

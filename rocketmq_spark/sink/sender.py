@@ -39,7 +39,7 @@ Batcher: TypeAlias = ArrowBatcher | DeadLetterBatcher
 
 logger = logging.getLogger("rocketmq_spark.producer")
 
-# How often the sender's thread looks for groups that have waited long enough, seconds.
+# How often the sender's thread looks for groups that have waited for their linger time, seconds.
 _LINGER_TICK = 0.1
 # The part of maxInFlightBytes that may still be pending when a caller that waited for room continues.
 _PLENTY = 0.75
@@ -226,7 +226,7 @@ class BatchSender:
         self._awaited = None
 
     def _settle(self) -> None:
-        """Wait for outcomes, at most ``sendMsgTimeout``, to make the account of a failed write exact."""
+        """Wait for outcomes, at most ``sendMsgTimeout``, so that the error of a failed write has exact numbers."""
         with self._changed:
             self._pipeline.stop()
             self._changed.wait_for(

@@ -123,7 +123,15 @@ class PartitionReader:
         tasks = tasks_of(ranges, options.min_partitions, options.max_records_per_partition, self._parallelism)
         filters_here = self._filters_here([part.queue for part in ranges if part.size > 0], known)
         routes = known.routes([part.queue for part in ranges])
-        return [RangesPartition(task, _routes_of(task, routes), filters_here) for task in tasks]
+        partitions: list[InputPartition] = []
+        for task in tasks:
+            brokers: dict[str, set[str]] = {}
+            for part in task:
+                brokers.setdefault(part.queue.topic, set()).add(part.queue.broker_name)
+            # Only the routes of the task's brokers: a topic may have hundreds of brokers.
+            of_task = {topic: routes[topic].only(names) for topic, names in brokers.items() if topic in routes}
+            partitions.append(RangesPartition(task, of_task, filters_here))
+        return partitions
 
     def _filters_here(self, queues: list[MessageQueue], known: TopicQueues) -> bool:
         """Return whether tasks filter by tags themselves; let brokers check a SQL92 expression."""
@@ -190,14 +198,6 @@ def batch_reader(
     main = getattr(sys.modules["__main__"], "__spec__", None)
     offered = _PUSHDOWN_WORKER in sys.modules or (main is not None and main.name == _PUSHDOWN_WORKER)
     return (FilteringBatchReader if offered else RocketMQBatchReader)(options, schema, parallelism, accumulator)
-
-
-def _routes_of(task: Iterable[OffsetRange], routes: dict[str, TopicRouteData]) -> dict[str, TopicRouteData]:
-    """Return the routes of one task's brokers only: a topic may have hundreds of brokers."""
-    brokers: dict[str, set[str]] = {}
-    for part in task:
-        brokers.setdefault(part.queue.topic, set()).add(part.queue.broker_name)
-    return {topic: routes[topic].only(names) for topic, names in brokers.items() if topic in routes}
 
 
 def _check_columns(schema: StructType, *, raw: bool) -> None:

@@ -12,8 +12,8 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -26,6 +26,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamWriter
 from rocketmq_spark.errors import MQBrokerException, RocketMQError, RouteNotFoundException, TopicRouteStaleException
 from rocketmq_spark.metrics import Recorder
 from rocketmq_spark.model.message import MessageQueue
+from rocketmq_spark.options.kinds import MIB
 from rocketmq_spark.options.sink import SinkOptions
 from rocketmq_spark.protocol.grpc.codes import Code
 from rocketmq_spark.routing.client_instance import ClientInstance, registry
@@ -39,15 +40,12 @@ if TYPE_CHECKING:
     from pyspark.sql import Row
     from pyspark.sql.types import StructType
 
-    from rocketmq_spark.sink.trace import SendTrace
-
-
 logger = logging.getLogger("rocketmq_spark.spark")
 
 # PySpark 4.0 passes single rows, which become record batches of at most this many rows or bytes. 10,000 is the default
 # of spark.sql.execution.arrow.maxRecordsPerBatch; 10,000 rows of 4 MiB would be 40 GiB.
 _ROWS_PER_BATCH = 10_000
-_BYTES_PER_BATCH = 4 * 1024 * 1024
+_BYTES_PER_BATCH = 4 * MIB
 
 # A proxy's answers about the template topic: it is a system topic, or the user has no permission.
 _REFUSALS = frozenset({Code.ILLEGAL_TOPIC, Code.UNAUTHORIZED, Code.FORBIDDEN})
@@ -125,7 +123,7 @@ class _PartitionWriter:
         from rocketmq_spark.sink.task import write_rows
 
         options = self.options
-        open_trace_sender: Callable[[], AbstractContextManager[SendTrace]] | None = None
+        open_trace_sender = None
         if options.enable_trace:
             # Only tasks with message trace load the producer's modules.
             from rocketmq_spark.producer.service import batch_trace_sender
@@ -230,14 +228,11 @@ def look_up_route(options: SinkOptions, columns: pa.Schema) -> RouteLookup:
     it, as with ``ordered`` and over gRPC. Over gRPC, a SchemaError is raised if the topic does not accept messages of
     the type of `columns`.
     """
-    instance = _new_instance(options)
-    try:
+    with closing(_new_instance(options)) as instance:
         queues = _look_up(options, columns, instance, None)
         if options.topic is None and options.dead_letter_topic is None:
             _await_any_answer(options, instance)
         return RouteLookup(queues, servers_reached=True)
-    finally:
-        instance.close()
 
 
 def look_up_route_of_stream(options: SinkOptions, columns: pa.Schema, checkpoint: str | None = None) -> RouteLookup:
