@@ -94,8 +94,7 @@ class SendLoop:
         result: SendResult | None = None
         last: RemotingException | MQClientException | MQBrokerException | None = None
         brokers: list[str] = []
-        # Brokers that reject the user, or with which TLS fails, are not tried twice, as Java does: that may lock the
-        # user out.
+        # Unlike Java, do not try brokers twice that reject the user, or with which TLS fails: it may lock the user out.
         rejecting: set[str] = set()
         for times in range(1 + self.retry_times):
             queue = select(brokers[-1] if brokers else None, times > 0)

@@ -163,7 +163,7 @@ class TraceDispatcher:
         self._send = send
         self._batch_num = min(batch_num, _MAX_TRACE_BATCH)
         self._queue: queues.Queue[PubTrace | None] = queues.Queue(_MAX_TRACE_QUEUE)
-        self._thread: threading.Thread | None = None
+        self._thread = threading.Thread(target=self._run, name="rocketmq-trace", daemon=True)
         self._closed = threading.Event()
         self.discarded = 0
 
@@ -198,7 +198,6 @@ class TraceDispatcher:
 
     def start(self) -> None:
         """Start the thread."""
-        self._thread = threading.Thread(target=self._run, name="rocketmq-trace", daemon=True)
         self._thread.start()
 
     def append(self, record: PubTrace) -> None:
@@ -213,7 +212,7 @@ class TraceDispatcher:
     def shutdown(self, timeout: float = FLUSH_SECONDS) -> None:
         """Send the pending records and end the thread, within `timeout` seconds."""
         self._closed.set()
-        if self._thread is not None:
+        if self._thread.is_alive():
             try:
                 self._queue.put(None, timeout=timeout)
             except queues.Full:

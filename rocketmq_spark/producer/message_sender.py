@@ -92,8 +92,8 @@ class MessageSender:
     def send_batch(self, messages: Sequence[Message], timeout: float, choice: QueueChoice) -> SendResult:
         """Send messages as one request and wait for the outcome.
 
-        A message without keys to a compaction topic raises ``MQClientException`` (13). Brokers reject such a single
-        message, but of a batch they drop it.
+        A message without keys to a compaction topic raises ``MQClientException`` (13). Brokers would drop it from the
+        batch, while they reject a single one.
         """
         deadline = Deadline(timeout)
         encoded = self._encoder.encode_batch(messages)

@@ -135,8 +135,8 @@ class OwnPool(ThreadPoolExecutor):
 class ProducerService:
     """A running producer: its client instance, its thread pools, and its senders.
 
-    A group that is not allowed raises ``MQClientException``; other errors are those of `Registry.join`. The caller may
-    add retry response codes later.
+    Raises ``MQClientException`` for a group that is not allowed, and otherwise as `Registry.join`. The caller may add
+    retry response codes later.
     """
 
     def __init__(

@@ -223,11 +223,11 @@ class _Line:
 
 @dataclass(slots=True, eq=False)
 class SendQueues:
-    """Batches that may start, first come first served within a line.
+    """Batches that may start, first come first served within a line; with `single` there is one line.
 
     A line whose first batch cannot start is blocked until a broker that it waits for has room. So the cost of an
     acknowledgement does not depend on the number of lines. A recheck notices new routes, deadlines and the end of an
-    isolation. With `serial`, unbound batches stay in their topic's line. With `single` there is one line.
+    isolation. With `serial`, unbound batches stay in their topic's line.
     """
 
     _: KW_ONLY

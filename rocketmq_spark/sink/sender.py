@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from rocketmq_spark.arrow.batcher import ArrowBatcher
 from rocketmq_spark.arrow.dead_letter import DeadLetterBatcher
-from rocketmq_spark.errors import DeliveryError, RocketMQError, RouteNotFoundException
+from rocketmq_spark.errors import RocketMQError, RouteNotFoundException
 from rocketmq_spark.metrics import Recorder
 from rocketmq_spark.model.message import EncodedBatch, MessageQueue, SendOutcome, SendRequest, SendStatus
 from rocketmq_spark.model.route import broker_vip_channel
@@ -172,8 +172,6 @@ class BatchSender:
                 self._raise_failure()
         except RocketMQError as exc:
             self._settle()
-            if type(exc) is DeliveryError:
-                raise DeliveryError(f"{exc}. {self._account()}") from exc.__cause__
             exc.args = (f"{exc}. {self._account()}", *exc.args[1:])
             raise
         finally:

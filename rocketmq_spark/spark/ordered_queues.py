@@ -42,11 +42,8 @@ class QueueMemory:
         self._checkpoint = checkpoint
         self._topic = topic
         self._name = f"rocketmq-queues-{quote(topic, safe='')}.json"
-
-    @property
-    def place(self) -> str:
-        """The file, for messages."""
-        return f"{(self._checkpoint or 'checkpointLocation').rstrip('/')}/{self._name}"
+        # The file, for messages.
+        self.place = f"{(checkpoint or 'checkpointLocation').rstrip('/')}/{self._name}"
 
     def load(self) -> dict[str, int]:
         """Return the number of queues by broker; empty if nothing is known yet. Raises an error for a broken file."""

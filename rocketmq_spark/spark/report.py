@@ -56,10 +56,9 @@ class ReportAccumulatorParam(AccumulatorParam[Any]):
 
 
 class Metrics(WriteSummary):
-    """The measurements of a session's writes, per broker; `register` returns it, and it is the accumulator's value.
+    """The measurements of a session's writes, per broker; numbers appear as tasks end.
 
-    Numbers appear as tasks end. With Spark Connect every method raises `MetricsUnavailableError`, which says where the
-    numbers are. See `WriteSummary` for the methods.
+    With Spark Connect every method raises `MetricsUnavailableError`, which says where the numbers are.
     """
 
     @property
@@ -93,10 +92,7 @@ class UnavailableMetrics(Metrics):
 
 @dataclass(frozen=True, slots=True)
 class CommitMessage(PartitionReport, WriterCommitMessage):
-    """The report of a task that succeeded, short enough for Spark to keep until `commit`.
-
-    With `histograms` there is no accumulator: this message is all that the driver receives.
-    """
+    """The report of a task that succeeded; with `histograms` there is no accumulator, and no other report."""
 
     histograms: bool
 
@@ -188,8 +184,8 @@ def record_commit(
 ) -> None:
     """Append one commit's figures to the file at `path`, which may be a URI; a failure is only logged.
 
-    `write_id` is the id of the write itself, empty in a stream. `now` is in seconds since 1970. `resolve` returns file
-    system and path of a URI; by default `pyarrow.fs.FileSystem.from_uri` does.
+    `write_id` is empty in a stream. `now` is in epoch seconds. `resolve` returns file system and path of a URI;
+    default: `pyarrow.fs.FileSystem.from_uri`.
     """
     try:
         _append(path, _line(_finished(messages), write_id, batch_id, now), resolve)

@@ -26,11 +26,11 @@ from rocketmq_spark.spark.reader import PartitionReader
 try:
     import pyspark.sql.streaming.datasource as limits
     from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
+
+    _LIMITS = True
 except ImportError:
     # PySpark before 4.2 has no limits, and handles Trigger.AvailableNow itself.
     _LIMITS = False
-else:
-    _LIMITS = True
 
 if TYPE_CHECKING:
     from pyspark.accumulators import Accumulator

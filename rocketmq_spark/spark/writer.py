@@ -60,9 +60,8 @@ _STREAM_ARROW_WRITER: type[DataSourceStreamWriter] | None = getattr(
 
 
 class RouteLookup(NamedTuple):
-    """The result of the driver's look-up for a write."""
+    """The result of the driver's look-up for a write; `queues` are those of an ordered write."""
 
-    # With ``ordered``, the queues that every task binds its rows to.
     queues: Sequence[MessageQueue] | None = None
     # A name server or proxy has answered. A task that reaches none then knows that they are down.
     servers_reached: bool = False
@@ -275,14 +274,13 @@ def _look_up(
             numbers = Counter(queue.broker_name for queue in queues)
             if numbers != known:
                 memory.save(numbers)
-            missing = sorted(numbers.keys() - (() if info is None else info.addresses))
+            missing = ", ".join(sorted(numbers.keys() - (() if info is None else info.addresses)))
             if missing:
-                logger.warning(
+                text = (
                     "ordered=true: topic %s has no master of %s now, and rows for its queues wait until "
-                    "deliveryTimeoutMs. If a broker was removed permanently: stop the query, delete %s, and start it "
-                    "again",
-                    *(options.topic, ", ".join(missing), memory.place),
+                    "deliveryTimeoutMs. If a broker was removed permanently: stop the query, delete %s, and restart it"
                 )
+                logger.warning(text, options.topic, missing, memory.place)
     try:
         check_topic(options, instance, columns)
     except RouteNotFoundException as exc:
