@@ -230,9 +230,8 @@ class Producer:
         """Send the rows of an Arrow table or of record batches; return when every row is stored and acknowledged.
 
         Columns, `options` (such as ``batchBytes="64k"``), batches and retries are those of a DataFrame's write, at
-        least once. `data` is a table, a batch, a reader, or an iterable of batches. Only the column ``body`` is
-        required; if `topic` is None, also ``topic``. The summary has rows, retries and latencies per broker:
-        ``show()``, ``to_dict()``.
+        least once. `data` is a table, a batch, a reader, or an iterable of batches. Required is the column ``body``,
+        and ``topic`` without the argument `topic`. The summary has rows, retries and latencies per broker.
 
         ``SchemaError`` and ``OptionError`` are raised before anything is sent. After ``InvalidRowError`` and
         ``DeliveryError`` some rows are not stored; the error accounts for all of them.

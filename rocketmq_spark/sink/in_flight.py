@@ -108,8 +108,9 @@ class RetryPolicy:
         """Return what to do after an attempt's outcome, and count it."""
         if outcome.status is SendStatus.SEND_OK:
             return Verdict.STORED
-        if outcome.error is None:
+        if outcome.status is not None:
             return self._after_unsafe_answer(delivery)
+        assert outcome.error is not None
         return self._after_error(delivery, outcome.error)
 
     def follows_at_once(self, delivery: InFlightBatch) -> bool:

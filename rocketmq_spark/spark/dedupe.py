@@ -1,8 +1,7 @@
 """`dedupe(df)`: drops the repeats that a retry has stored.
 
 Rows that cannot be repeats bypass the removal in a branch of their own, without state and shuffle. A stream times rows
-by their arrival, because one queue may be read hours behind another, and Spark drops rows that its watermark calls
-late.
+by their arrival: one queue may be read hours behind another, and Spark drops rows that are late by its watermark.
 """
 
 from __future__ import annotations

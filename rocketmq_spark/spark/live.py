@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("rocketmq_spark.spark")
 
-# Seconds: between two looks; between two looks after the block, and the limit of these; the time for the thread to end;
-# between two lines in a file.
+# Seconds: between two looks, between two looks after the block, limit of the latter, for the thread to end, and between
+# two lines in a file.
 _INTERVAL, _SETTLING, _SETTLED_WITHIN, _STOPPED_WITHIN, _BETWEEN_LINES = 0.5, 0.2, 1.0, 10.0, 5.0
 
 _HEADINGS: Final = ("broker", "messages arrived", "per second")
