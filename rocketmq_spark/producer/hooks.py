@@ -39,7 +39,7 @@ class CommunicationMode(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class CheckForbiddenContext:
-    """What a check-forbidden hook gets (``CheckForbiddenContext.java``); the message is the one that is sent."""
+    """The argument of a check-forbidden hook (``CheckForbiddenContext.java``), with the encoded message."""
 
     name_servers: tuple[str, ...]
     producer_group: str

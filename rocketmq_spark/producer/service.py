@@ -195,7 +195,7 @@ class ProducerService:
         """Trace every message from now on, through a tracer on the same client instance; a failure is logged.
 
         With another instance, the tracer would close the caller's transport and receive the brokers' checks. Trace
-        messages are in no namespace, so a producer in a namespace has a tracer with an instance of its own.
+        messages are in no namespace, so the tracer of a producer in a namespace has a separate instance.
         """
         options, group = self._options, self.producer_group
         try:
@@ -246,7 +246,7 @@ class ProducerService:
 def _new_tracer(
     producer_group: str, transport: Transport | None, connection: ConnectionOptions, **properties: Any
 ) -> ProducerService:
-    """Return a service that sends the trace of a producer group; the name of its own group is cut if too long."""
+    """Return a service that sends the trace of a producer group; a group name that gets too long is cut."""
     end = f"-PRODUCE-{next(_trace_numbers)}"
     trace_group = f"_INNER_TRACE_PRODUCER-{producer_group}"[: MAX_GROUP_LENGTH - len(end)] + end
     own = {"send_msg_timeout": _TRACE_TIMEOUT_MS, "max_message_size": MAX_MESSAGE_BYTES}

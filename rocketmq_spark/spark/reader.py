@@ -93,7 +93,7 @@ class PartitionReader:
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read one partition (runs in a task)."""
-        # If there is nothing to read, Spark passes a partition of its own.
+        # If `partitions` returned none, Spark passes a plain `InputPartition`.
         if not isinstance(partition, RangesPartition):
             return
         from rocketmq_spark.arrow.decode import fail

@@ -153,7 +153,7 @@ class RocketMQStreamReader(PartitionReader, DataSourceStreamReader):
 
 
 class RefusedStreamReader(DataSourceStreamReader):
-    """Stands in for a reader that cannot be made: every method that Spark calls raises the error."""
+    """Raises the error of a reader that could not be made, from every method that Spark calls."""
 
     def __init__(self, error: RocketMQError) -> None:
         self._error = error
