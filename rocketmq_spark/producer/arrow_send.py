@@ -1,4 +1,4 @@
-"""Sends Arrow tables without Spark, like a partition task, on the producer's client instance."""
+"""Sends Arrow tables without Spark, as a partition task does, on the producer's client instance."""
 
 from __future__ import annotations
 
@@ -24,20 +24,19 @@ ArrowData: TypeAlias = "pa.Table | pa.RecordBatch | pa.RecordBatchReader | Itera
 def sink_options(
     producer: ProducerOptions, group: str, topic: str | None, options: Mapping[str, str | int | bool]
 ) -> SinkOptions:
-    """Return the options of a write: the producer's properties and those given for this write."""
-    settled = {**producer.values(), "producer_group": group}
-    own = {name.lower() for spec in SINK_OPTIONS if spec.field in settled for name in spec.names}
-    taken = sorted(name for name in options if name.lower() in own)
-    if taken:
-        raise OptionError(f"options {', '.join(taken)} belong to the producer: give them to Producer(...) instead")
-    servers = "endpoints" if producer.over_grpc else "nameServer"
-    given = {name: option_text(value) for name, value in options.items()}
-    given[servers] = ";".join(producer.connection.route_servers)
+    """Return the options of a write: the producer's properties, and `options` of this write."""
+    properties = {**producer.values(), "producer_group": group}
+    shared = [spec for spec in SINK_OPTIONS if spec.field in properties]
+    shared_names = {name.lower() for spec in shared for name in spec.names}
+    misplaced = sorted(name for name in options if name.lower() in shared_names)
+    if misplaced:
+        raise OptionError(f"options {', '.join(misplaced)} belong to the producer: pass them to Producer(...) instead")
+    texts = {name: option_text(value) for name, value in options.items()}
+    texts["endpoints" if producer.over_grpc else "nameServer"] = ";".join(producer.connection.route_servers)
     if topic is not None:
-        given["topic"] = topic
-    shared = {spec.field: settled[spec.field] for spec in SINK_OPTIONS if spec.field in settled}
-    del shared["instance_name"]
-    return parse_sink_options(given, {}, shared)
+        texts["topic"] = topic
+    defaults = {spec.field: properties[spec.field] for spec in shared if spec.field != "instance_name"}
+    return parse_sink_options(texts, {}, defaults)
 
 
 def send_arrow(
@@ -56,12 +55,11 @@ def send_arrow(
         data = (data,)
     elif isinstance(data, pa.Table):
         data = data.to_batches()
-    rows = _checked(data, parsed, instance)
     write_rows(
         parsed,
         instance,
         recorder,
-        rows,
+        _checked(data, parsed, instance),
         write_id=recorder.write_id,
         queues=queues,
         open_trace_sender=partial(batch_trace_sender, parsed),
@@ -79,7 +77,7 @@ def _checked(
         if schema is None or batch.schema != schema:
             schema = batch.schema
             check_columns(schema, options)
-            # Other writes need no more of the topic than the send itself checks.
+            # For other writes, the checks while sending are enough.
             if options.over_grpc or options.batch_type == "inner":
                 check_topic(options, instance, schema)
         if batch.num_rows:

@@ -1,7 +1,6 @@
 """Asynchronous sends: the limits of what is in flight, the attempts of one send, and its future.
 
-Follows ``MQClientAPIImpl.sendMessageAsync``, ``onExceptionImpl`` and
-``DefaultMQProducerImpl.BackpressureSendCallBack``.
+Follows ``MQClientAPIImpl.sendMessageAsync``, ``onExceptionImpl``, and ``BackpressureSendCallBack``.
 """
 
 from __future__ import annotations
@@ -12,8 +11,8 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Final
 
 from rocketmq_spark.errors import (
@@ -41,7 +40,7 @@ Reselect = Callable[[str], "MessageQueue | None"]
 
 
 class FairPermits:
-    """Permits for messages or bytes in flight (`what`), given in order of arrival. The limit may change."""
+    """Permits for messages or bytes in flight (`what`), first come first served. The limit may change."""
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -52,7 +51,7 @@ class FairPermits:
 
     @property
     def available(self) -> int:
-        """Free permits; negative if the limit was lowered below what is in use."""
+        """Free permits; negative if more are in use than a lowered limit allows."""
         return self._limit - self._in_use
 
     def resize(self, limit: int) -> None:
@@ -71,9 +70,9 @@ class FairPermits:
                     lambda: self._waiting[0] is ticket and permits <= self.available, deadline.left
                 ):
                     raise RemotingTooMuchRequestException(
-                        f"sending asynchronously: the limit of {self._what} under way ({self._in_use} of "
+                        f"sending asynchronously: the limit of {self._what} in flight ({self._in_use} of "
                         f"{self._limit} in use) left no room within {deadline.seconds * 1000:.0f} ms; wait for "
-                        "outcomes, or raise it"
+                        "outcomes, or raise the limit"
                     )
                 self._in_use += permits
             finally:
@@ -101,28 +100,20 @@ class BackPressure:
         self.nbytes.resize(max(nbytes, _LEAST_BYTES))
 
     def admit(self, nbytes: int, deadline: Deadline) -> Callable[[], None]:
-        """Wait until a message of `nbytes` may be sent; return a function that releases its permits, once.
-
-        After the deadline, ``RemotingTooMuchRequestException`` is raised, and no permits are held.
-        """
-        self.messages.acquire(1, deadline)
-        try:
+        """Wait until a message of `nbytes` may be sent; return a function that releases its permits, once."""
+        with ExitStack() as permits:
+            self.messages.acquire(1, deadline)
+            permits.callback(self.messages.release, 1)
             self.nbytes.acquire(nbytes, deadline)
-        except BaseException:
-            self.messages.release(1)
-            raise
-        return partial(self._release, nbytes)
-
-    def _release(self, nbytes: int) -> None:
-        self.nbytes.release(nbytes)
-        self.messages.release(1)
+            permits.callback(self.nbytes.release, nbytes)
+            return permits.pop_all().close
 
 
 class SendFuture(Future[SendResult]):
     """The outcome of one asynchronous send.
 
-    Callbacks run on `callback_executor`. If it refuses one, that callback runs on the thread that ends the send.
-    `release` gives back the permits of back pressure before the future is done; `on_end` is called once after it.
+    Callbacks run on `callback_executor`. If it rejects one, that callback runs on the thread that ends the send.
+    `release` returns the permits of back pressure before the future is done; `on_end` is called once after it.
     """
 
     def __init__(self, callback_executor: Executor, on_end: Callable[[], None]) -> None:
@@ -132,11 +123,25 @@ class SendFuture(Future[SendResult]):
         self.release: Callable[[], None] = lambda: None
 
     def add_done_callback(self, fn: OnFuture) -> None:
-        """Have `fn` called with the finished future; what it raises is logged."""
-        super().add_done_callback(partial(_submit_callback, self._callback_executor, fn))
+        """Call `fn` with the finished future; what it raises is logged."""
+
+        def call(future: Future[SendResult]) -> None:
+            try:
+                fn(future)
+            except Exception:
+                logger.exception("the callback %r of an asynchronous send raised", fn)
+
+        def submit(future: Future[SendResult]) -> None:
+            try:
+                self._callback_executor.submit(call, future)
+            except Exception:
+                logger.debug("the callback executor rejected %r", fn, exc_info=True)
+                call(future)
+
+        super().add_done_callback(submit)
 
     def begin(self) -> bool:
-        """Return True if the send may begin, False if the caller has cancelled it."""
+        """Return whether the send may begin, which it may not if the caller has cancelled it."""
         if self.set_running_or_notify_cancel():
             return True
         self.release()
@@ -153,25 +158,10 @@ class SendFuture(Future[SendResult]):
             self.set_result(result)
         self._on_end()
 
-    def refuse(self, error: Exception) -> None:
+    def fail(self, error: Exception) -> None:
         """Fail a send that has not begun."""
         if self.begin():
             self.finish(None, error)
-
-
-def _submit_callback(executor: Executor, callback: OnFuture, future: Future[SendResult]) -> None:
-    try:
-        executor.submit(_call, callback, future)
-    except Exception:
-        logger.debug("the callback executor refused %r", callback, exc_info=True)
-        _call(callback, future)
-
-
-def _call(callback: OnFuture, future: Future[SendResult]) -> None:
-    try:
-        callback(future)
-    except Exception:
-        logger.exception("the callback %r of an asynchronous send raised", callback)
 
 
 @dataclass(slots=True, eq=False)
@@ -179,10 +169,10 @@ class AsyncSend:
     """The attempts of one asynchronous send. It runs on the transport's thread and never waits.
 
     A broker's error code ends the send. Errors of the transport are retried up to ``retryTimesWhenSendAsyncFailed``
-    times before the deadline. Queue id and born timestamp stay those of the first attempt. (Java also keeps the first
-    broker's name in the header: a proxy would then forward the retry to the broker that failed.)
+    times before the deadline. Queue id and born timestamp stay those of the first attempt. Java also keeps the first
+    broker's name in the header, by which a proxy forwards the retry to the broker that failed.
 
-    `reselect` finds the queue of a retry. It is None if the caller chose the queue: then retries go to the same broker.
+    `reselect` chooses the queue of a retry; None if the caller chose the queue, so that retries go to the same broker.
     `on_done` is called exactly once.
     """
 
@@ -201,7 +191,7 @@ class AsyncSend:
         self._guarded(self._send)
 
     def _guarded(self, step: Callable[[], None]) -> None:
-        """Run a step. On the transport's thread there is no caller who could catch an unexpected exception."""
+        """Run a step, and report an unexpected exception, which no caller on the transport's thread could catch."""
         try:
             step()
         except Exception as exc:

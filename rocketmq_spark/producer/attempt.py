@@ -1,8 +1,6 @@
-"""The attempts of one send: the time it may take, the retries, and one request.
+"""The attempts of one send (``DefaultMQProducerImpl.sendDefaultImpl``, ``sendKernelImpl``).
 
 `SendLoop` decides on retries and knows no transport. `SendAttempt` makes one attempt at one queue and never retries.
-
-Follows ``DefaultMQProducerImpl.sendDefaultImpl`` and ``sendKernelImpl``.
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ from rocketmq_spark.routing.route_cache import RouteCache
 from rocketmq_spark.sink.trace import message_type_of
 from rocketmq_spark.transport.base import local_ip
 
-# How the last attempt ended -> code of the send's error (ClientErrorCode.java).
+# The last attempt's error -> the code of the send's error (ClientErrorCode.java).
 _CODES: Final = {RemotingConnectException: 10001, RemotingTimeoutException: 10002, MQClientException: 10003}
 
 # A transport ends every request in time. This much later, the attempt fails without an outcome (seconds).
@@ -49,8 +47,6 @@ Select = Callable[["str | None", bool], "MessageQueue | None"]
 
 class Deadline:
     """The time of one call, in seconds."""
-
-    __slots__ = ("_began", "_clock", "seconds")
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.seconds = seconds
@@ -72,7 +68,7 @@ class Deadline:
         left = self.left
         if left < 0:
             raise RemotingTooMuchRequestException(
-                f"{doing}: {self.seconds * 1000:.0f} ms were given, and are over before it was sent; raise the timeout"
+                f"{doing}: the timeout of {self.seconds * 1000:.0f} ms passed before it was sent; raise the timeout"
             )
         return left
 
@@ -83,9 +79,8 @@ class SendLoop:
 
     # Attempts after the first; 0 for asynchronous and oneway sends.
     retry_times: int
-    # Broker codes after which another broker is tried.
     retry_response_codes: Collection[int]
-    # Try another broker after a status other than SEND_OK. The last such status wins over a later failure.
+    # After a status other than SEND_OK. The last such status precedes a later failure.
     retry_another_broker_when_not_store_ok: bool
     # Limit of every attempt but the last, seconds; negative for none.
     max_timeout_per_request: float
@@ -93,24 +88,27 @@ class SendLoop:
     def run(self, topic: str, deadline: Deadline, select: Select, attempt: Attempt) -> SendResult | None:
         """Return the result of the first successful attempt.
 
-        A broker's code that is not retried raises ``MQBrokerException``, a deadline that passed before any result
-        ``RemotingTooMuchRequestException``. If all attempts failed, ``MQClientException`` has the code and the cause of
-        the last one.
+        Raises ``MQBrokerException`` for a broker's code that is not retried, and ``RemotingTooMuchRequestException`` if
+        the deadline passes before any result. If all attempts failed, ``MQClientException`` has the last one's code.
         """
         result: SendResult | None = None
         last: RemotingException | MQClientException | MQBrokerException | None = None
         brokers: list[str] = []
-        # Brokers that reject the user, or with which TLS fails, are not tried twice: that may lock the user out. Java
-        # does try them again.
+        # Unlike Java, do not try brokers twice that reject the user, or with which TLS fails: it may lock the user out.
         rejecting: set[str] = set()
         for times in range(1 + self.retry_times):
             queue = select(brokers[-1] if brokers else None, times > 0)
             if queue is None or queue.broker_name in rejecting:
                 break
             left = deadline.left
+            if left < 0 and result is None:
+                tried = f"; tried {', '.join(brokers)}" if brokers else ""
+                raise RemotingTooMuchRequestException(
+                    f"sending to topic {topic}: the timeout of {deadline.seconds * 1000:.0f} ms passed, after "
+                    f"{deadline.spent * 1000:.0f} ms{tried}; raise sendMsgTimeout, or set sendMsgMaxTimeoutPerRequest "
+                    "so that a retry fits into it"
+                ) from last
             if left < 0:
-                if result is None:
-                    raise _out_of_time(topic, deadline, brokers) from last
                 break
             brokers.append(queue.broker_name)
             if 0 <= self.max_timeout_per_request < left and times < self.retry_times:
@@ -130,21 +128,12 @@ class SendLoop:
                 if not exc.retriable or exc.response_code == ResponseCode.NO_PERMISSION:
                     rejecting.add(queue.broker_name)
             else:
-                if result is None or result.status is SendStatus.SEND_OK:
-                    return result
-                if not self.retry_another_broker_when_not_store_ok:
+                stored = result is None or result.status is SendStatus.SEND_OK
+                if stored or not self.retry_another_broker_when_not_store_ok:
                     return result
         if result is not None:
             return result
         raise _all_failed(topic, deadline, brokers, last) from last
-
-
-def _out_of_time(topic: str, deadline: Deadline, brokers: list[str]) -> RemotingTooMuchRequestException:
-    tried = f"; tried {', '.join(brokers)}" if brokers else ""
-    return RemotingTooMuchRequestException(
-        f"sending to topic {topic}: {deadline.seconds * 1000:.0f} ms were given, {deadline.spent * 1000:.0f} ms are "
-        f"over{tried}; raise sendMsgTimeout, or set sendMsgMaxTimeoutPerRequest so that a retry fits into it"
-    )
 
 
 def _all_failed(topic: str, deadline: Deadline, brokers: list[str], last: Exception | None) -> MQClientException:
@@ -185,12 +174,12 @@ class SendAttempt:
         """Send and wait for the answer.
 
         Raises ``MQClientException`` if the broker has no known address, ``MQBrokerException`` for a broker's error
-        code, ``RemotingException`` without an answer or without time to send, and what a check-forbidden hook raises.
+        code, ``RemotingException`` without an answer or time to send, and what a check-forbidden hook raises.
         """
         deadline = Deadline(seconds)
         attempt = self.prepare(message, queue, CommunicationMode.SYNC)
         try:
-            result = message.result_of(self._exchange(attempt, deadline))
+            result = message.result_of(self._outcome(attempt, deadline))
         except (RemotingException, MQBrokerException, KeyboardInterrupt) as exc:
             self.hooks.after(attempt.context, exception=exc)
             raise
@@ -257,19 +246,19 @@ class SendAttempt:
         now = time.monotonic()
         self.instance.faults.update(site, broker_name, (now - began) * 1000, now)
 
-    def _exchange(self, attempt: PreparedAttempt, deadline: Deadline) -> SendOutcome:
+    def _outcome(self, attempt: PreparedAttempt, deadline: Deadline) -> SendOutcome:
         left = deadline.require(str(attempt))
         outcomes: queues.SimpleQueue[SendOutcome] = queues.SimpleQueue()
         self.instance.transport.send(attempt.request, left, outcomes.put, within=left)
         try:
             return outcomes.get(timeout=left + _GRACE)
         except queues.Empty:
-            text = f"{attempt}: the transport gave no outcome within {round(left, 3):g} s"
-            raise RemotingTimeoutException(text) from None
+            error = f"{attempt}: the transport reported no outcome within {round(left, 3):g} s"
+            raise RemotingTimeoutException(error) from None
 
 
 def broker_address(routes: RouteCache, queue: MessageQueue) -> str:
-    """Return ``host:port`` of the master of a queue's broker. A route that is not cached is looked up.
+    """Return ``host:port`` of the master of a queue's broker, looking up the route if it is not cached.
 
     Raises ``MQClientException`` if the broker is unknown, or has no master now.
     """
@@ -279,7 +268,7 @@ def broker_address(routes: RouteCache, queue: MessageQueue) -> str:
         address = routes.masters().get(queue.broker_name)
     if address is None:
         raise MQClientException(
-            f"looking for the broker of queue {queue}: no master of {queue.broker_name} is known; known are "
+            f"looking up the broker of queue {queue}: no master of {queue.broker_name} is known; known brokers: "
             f"{', '.join(sorted(routes.masters())) or 'none'}"
         )
     return address

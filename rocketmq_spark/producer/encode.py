@@ -1,8 +1,6 @@
-"""Messages as they go on the wire: checked, completed with their properties, compressed and encoded.
+"""Checks a producer's messages, adds their properties, compresses and encodes them.
 
-A message is encoded once, and all attempts send the same bytes. The caller's message is never changed. Everything that
-is wrong with a message raises here, before any request.
-
+A message is encoded once, and all attempts send the same bytes. An invalid message raises here, before any request.
 Follows ``DefaultMQProducerImpl.sendKernelImpl``, ``Validators.java`` and ``MessageBatch.java``.
 """
 
@@ -30,8 +28,7 @@ logger = logging.getLogger("rocketmq_spark.producer")
 class EncodedMessage:
     """A message, or a batch of messages, as every attempt sends it.
 
-    `message` is the copy that is sent. `msg_id` is the ``UNIQ_KEY``; of a batch, those of its messages, joined by
-    commas.
+    `message` is the copy that is sent. `msg_id` is its ``UNIQ_KEY``, or those of a batch's messages, joined by commas.
     """
 
     message: Message
@@ -90,9 +87,8 @@ class MessageEncoder:
     def encode_batch(self, messages: Iterable[Message]) -> EncodedMessage:
         """Return messages as one request: the broker stores all or none. A batch is never compressed.
 
-        ``maxMessageSize`` limits the whole body; a larger one raises ``MQClientException`` (13). Other errors have the
-        code -1 and a cause: no message or too many, several topics or waitStoreMsgOK, a delay, a retry topic, or an
-        invalid message.
+        A body larger than ``maxMessageSize`` raises ``MQClientException`` (13). Other errors have the code -1 and a
+        cause: no message or too many, several topics or waitStoreMsgOK, a delay, a retry topic, an invalid message.
         """
         namespace, limit, next_id = self._namespace, self._options.max_message_size, self._next_id
         try:
@@ -111,7 +107,7 @@ class MessageEncoder:
         properties = {const.WAIT: str(members[0].wait_store_msg_ok).lower(), const.UNIQ_KEY: next_id()}
         if not is_none(namespace):
             properties[const.INSTANCE_ID] = str(namespace)
-        # As in Java, the limits of one message hold for the name with its namespace and for the whole body.
+        # As in Java, the limits of one message also apply to the topic with its namespace and to the whole body.
         message = Message(topic, body, properties=properties)
         check_message(message, limit, namespace)
         text = encode_properties(properties).decode()
@@ -126,9 +122,8 @@ class MessageEncoder:
         try:
             return compress(message.body, self._compression, self._options.compress_level), self._compression.sys_flag
         except CompressionError:
-            logger.warning(
-                "a message of topic %s goes uncompressed, %d bytes", message.topic, len(message.body), exc_info=True
-            )
+            text = "a message to topic %s is sent uncompressed, %d bytes"
+            logger.warning(text, message.topic, len(message.body), exc_info=True)
             return message.body, 0
 
 
@@ -139,7 +134,7 @@ def check_message(message: Message | None, max_message_size: int, namespace: str
     the topic, 13 for anything else.
     """
     if message is None:
-        raise _illegal("sending a message: it is None; give a Message")
+        raise _illegal("sending a message: got None; pass a Message")
     check_topic(wrap(namespace, message.topic))
     sending = f"sending a message to topic {message.topic!r}"
     body = message.body
@@ -162,18 +157,16 @@ def check_message(message: Message | None, max_message_size: int, namespace: str
 def _check_members(members: list[Message]) -> None:
     """Raise for messages that cannot share a batch (``MessageBatch.generateFromList``)."""
     if not members:
-        raise _illegal("there is none; give at least one message")
+        raise _illegal("the batch is empty; pass at least one message")
     for number, member in enumerate(members):
         if member is None:
-            raise _illegal(f"message {number} is None")
+            raise _illegal(f"message {number} is None; pass only Message objects")
         if max(member.delay_time_level, member.delay_ms, member.delay_sec, member.deliver_ms) > 0:
-            raise _illegal(f"message {number} has a delay, which a batch can't have; send it by itself")
+            raise _illegal(f"message {number} has a delay, which batches do not support; send it alone")
         if member.is_half_message:
-            raise _illegal(
-                f"message {number} is a half message, which brokers deliver at once in a batch; send it alone"
-            )
+            raise _illegal(f"message {number} is a half message, and brokers deliver a batch at once; send it alone")
         if member.topic is not None and member.topic.startswith(RETRY_PREFIX):
-            raise _illegal(f"message {number} is for retry topic {member.topic!r}, which takes no batches")
+            raise _illegal(f"message {number} is for retry topic {member.topic!r}, which accepts no batches")
         if member.topic != members[0].topic:
             raise _illegal(
                 f"message {number} is for topic {member.topic!r}, message 0 for {members[0].topic!r}; make one batch "

@@ -1,11 +1,8 @@
 """Hooks that users attach to sends, and the trace of sends, which is such a hook.
 
-Hooks run in the order of their registration. What a check-forbidden hook raises ends the attempt, and no other hook
-sees that attempt. What other hooks raise is logged. Every call of ``send_message_before`` is followed by one call of
-``send_message_after``. (Java's asynchronous sends call it twice.)
-
-Follows ``SendMessageHook.java``, ``CheckForbiddenHook.java``, ``EndTransactionHook.java``,
-``SendMessageTraceHookImpl.java`` and ``AsyncTraceDispatcher.java``.
+Hooks run in the order of their registration. An error of a check-forbidden hook ends the attempt before any other hook.
+Errors of other hooks are logged. After each ``send_message_before`` there is one ``send_message_after``; Java's
+asynchronous sends call it twice. Follows ``SendMessageTraceHookImpl.java`` and ``AsyncTraceDispatcher.java``.
 """
 
 from __future__ import annotations
@@ -42,7 +39,7 @@ class CommunicationMode(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class CheckForbiddenContext:
-    """The context of a check-forbidden hook (``CheckForbiddenContext.java``), with the encoded message."""
+    """The argument of a check-forbidden hook (``CheckForbiddenContext.java``), with the encoded message."""
 
     name_servers: tuple[str, ...]
     producer_group: str
@@ -57,8 +54,8 @@ class CheckForbiddenContext:
 class SendMessageContext:
     """One attempt (``SendMessageContext.java``); hooks get the same object before and after it.
 
-    The message is the one that is sent: its body may be compressed. An answered send sets `send_result`, a failed one
-    `exception` (a ``KeyboardInterrupt`` if it was interrupted). `props` is for the hooks.
+    The body of `message` may be compressed. An answer sets `send_result`, a failure `exception` (a
+    ``KeyboardInterrupt`` if the send was interrupted). Hooks may keep values in `props`.
     """
 
     producer_group: str
@@ -72,7 +69,7 @@ class SendMessageContext:
     send_result: SendResult | None = None
     exception: BaseException | None = None
     props: dict[str, Any] = field(default_factory=dict)
-    # The hooks that were called before the attempt, and are called after it.
+    # The hooks to call before and after the attempt.
     observers: tuple[SendMessageHook, ...] = field(default=(), repr=False, compare=False)
 
 
@@ -90,24 +87,23 @@ class EndTransactionContext:
 
 
 class SendMessageHook(Protocol):
-    """Observes attempts. It runs on the sending thread or on the transport's thread, and must not block."""
+    """Observes attempts (``SendMessageHook.java``), on the sending or the transport's thread. It must not block."""
 
     def send_message_before(self, context: SendMessageContext) -> None:
         """Observe an attempt before it is made."""
-        ...
 
     def send_message_after(self, context: SendMessageContext) -> None:
         """Observe its outcome: `send_result` or `exception` is set, neither after a oneway send."""
-        ...
 
 
+# As CheckForbiddenHook.java and EndTransactionHook.java.
 CheckForbiddenHook = Callable[[CheckForbiddenContext], None]
 EndTransactionHook = Callable[[EndTransactionContext], None]
 
 
 @dataclass(slots=True)
 class Hooks:
-    """The hooks of one producer. The callables that make a context are called only if there is a hook."""
+    """The hooks of one producer. A context is made only if there is a hook."""
 
     check_forbidden_hooks: list[CheckForbiddenHook] = field(default_factory=list)
     send_message_hooks: list[SendMessageHook] = field(default_factory=list)
@@ -137,11 +133,10 @@ class Hooks:
         exception: BaseException | None = None,
     ) -> None:
         """Call every hook that was called before the attempt."""
-        if context is None:
-            return
-        context.send_result, context.exception = send_result, exception
-        for hook in context.observers:
-            _guarded(hook.send_message_after, context)
+        if context is not None:
+            context.send_result, context.exception = send_result, exception
+            for hook in context.observers:
+                _guarded(hook.send_message_after, context)
 
     def end_transaction(self, context: EndTransactionContext) -> None:
         """Call every transaction hook before a transaction is ended."""
@@ -159,7 +154,8 @@ def _guarded(hook: Callable[[ContextT], None], context: ContextT) -> None:
 class TraceDispatcher:
     """Makes a trace record of every answered send except to the trace topic.
 
-    It sends the records on its own thread, `batch_num` per message (at most 20), and never blocks or fails a send.
+    It sends the records on its own thread, and never blocks or fails a send. A message has `batch_num` records (at most
+    20), or those of the last 5 s.
     """
 
     def __init__(self, trace_topic: str, send: SendTrace, batch_num: int = 10) -> None:
@@ -167,7 +163,7 @@ class TraceDispatcher:
         self._send = send
         self._batch_num = min(batch_num, _MAX_TRACE_BATCH)
         self._queue: queues.Queue[PubTrace | None] = queues.Queue(_MAX_TRACE_QUEUE)
-        self._thread: threading.Thread | None = None
+        self._thread = threading.Thread(target=self._run, name="rocketmq-trace", daemon=True)
         self._closed = threading.Event()
         self.discarded = 0
 
@@ -202,7 +198,6 @@ class TraceDispatcher:
 
     def start(self) -> None:
         """Start the thread."""
-        self._thread = threading.Thread(target=self._run, name="rocketmq-trace", daemon=True)
         self._thread.start()
 
     def append(self, record: PubTrace) -> None:
@@ -211,42 +206,35 @@ class TraceDispatcher:
             self._queue.put_nowait(record)
         except queues.Full:
             self.discarded += 1
-            logger.warning("trace record of %s dropped: %d wait already (%d dropped)", record.msg_id, _MAX_TRACE_QUEUE,
-                           self.discarded)  # fmt: skip
+            text = "trace record of %s dropped: %d are pending already (%d dropped)"
+            logger.warning(text, record.msg_id, _MAX_TRACE_QUEUE, self.discarded)
 
     def shutdown(self, timeout: float = FLUSH_SECONDS) -> None:
         """Send the pending records and end the thread, within `timeout` seconds."""
         self._closed.set()
-        if self._thread is not None:
+        if self._thread.is_alive():
             try:
                 self._queue.put(None, timeout=timeout)
             except queues.Full:
-                logger.warning("trace records are left behind: the queue stayed full for %g s", timeout)
+                logger.warning("trace records are lost: their queue stayed full for %g s", timeout)
             self._thread.join(timeout)
 
     def _run(self) -> None:
-        while True:
-            records = self._next_batch()
+        while not (self._closed.is_set() and self._queue.empty()):
+            records: list[PubTrace] = []
+            deadline = time.monotonic() + FLUSH_SECONDS
+            while len(records) < self._batch_num:
+                try:
+                    record = self._queue.get(timeout=max(0.0, deadline - time.monotonic()))
+                except queues.Empty:
+                    record = None
+                if record is None:
+                    break
+                records.append(record)
             for message in trace_messages(self._trace_topic, records):
                 try:
                     self._send(message)
                 except Exception:
-                    # Whatever it was, later records are sent.
-                    logger.warning("%d trace records could not be sent to %s", len(records), self._trace_topic,
-                                   exc_info=True)  # fmt: skip
-            if self._closed.is_set() and self._queue.empty():
-                return
-
-    def _next_batch(self) -> list[PubTrace]:
-        """Return records once a batch is full, the oldest one has waited for 5 s, or `shutdown` is called."""
-        records: list[PubTrace] = []
-        deadline = time.monotonic() + FLUSH_SECONDS
-        while len(records) < self._batch_num:
-            try:
-                record = self._queue.get(timeout=max(0.0, deadline - time.monotonic()))
-            except queues.Empty:
-                break
-            if record is None:
-                break
-            records.append(record)
-        return records
+                    # Whatever the error is, later records are sent.
+                    text = "%d trace records could not be sent to %s"
+                    logger.warning(text, len(records), self._trace_topic, exc_info=True)

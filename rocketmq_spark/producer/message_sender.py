@@ -1,9 +1,7 @@
 """The sends of one running producer: each chooses queues, makes attempts, and reports their outcome.
 
-A queue that the caller or its selector chooses gets one attempt. Otherwise the send loop tries the queues of the
-topic, and each attempt is reported to the fault strategy. An asynchronous caller gets every error through its future.
-
-Follows ``DefaultMQProducerImpl.java``.
+A queue that the caller or its selector chooses gets one attempt. Otherwise the send loop tries the queues of the topic,
+and each attempt is reported to the fault strategy. Follows ``DefaultMQProducerImpl.java``.
 """
 
 from __future__ import annotations
@@ -35,15 +33,13 @@ logger = logging.getLogger("rocketmq_spark.producer")
 
 
 class QueueChoice(NamedTuple):
-    """How a caller chooses the queue: directly, by a selector and its argument, or (neither) not at all."""
+    """The queue that a caller chooses, or the selector and its argument; empty if the producer chooses."""
 
     queue: MessageQueue | None = None
     selector: MessageQueueSelector | None = None
     arg: Any = None
 
-    @property
-    def is_made(self) -> bool:
-        """True if the producer must not choose."""
+    def __bool__(self) -> bool:
         return self.queue is not None or self.selector is not None
 
 
@@ -78,7 +74,7 @@ class MessageSender:
             options.send_msg_max_timeout_per_request / 1000,
         )
         self._loop_once = replace(self._loop, retry_times=0)
-        # Topics of unknown configuration that were warned of.
+        # Topics whose unknown configuration was logged.
         self._warned_topics: set[str] = set()
         self._async_sends = 0
         self._async_send_ended = threading.Condition()
@@ -96,8 +92,8 @@ class MessageSender:
     def send_batch(self, messages: Sequence[Message], timeout: float, choice: QueueChoice) -> SendResult:
         """Send messages as one request and wait for the outcome.
 
-        A message without keys to a compaction topic raises ``MQClientException`` (13). Brokers reject such a message on
-        its own, but store the batch and drop the message.
+        A message without keys to a compaction topic raises ``MQClientException`` (13). Brokers would drop it from the
+        batch, while they reject a single one.
         """
         deadline = Deadline(timeout)
         encoded = self._encoder.encode_batch(messages)
@@ -108,7 +104,7 @@ class MessageSender:
         """Send a message, and return when it is written."""
         if self._options.over_grpc:
             raise _not_over_grpc(
-                "sending oneway: a proxy answers every request, and none is sent without waiting for it; use send or "
+                "sending oneway: a proxy answers every request, and the transport waits for the answer; use send or "
                 "send_async"
             )
         deadline = Deadline(timeout)
@@ -116,7 +112,7 @@ class MessageSender:
         self._run(self._loop_once, encoded, choice, deadline, partial(self._attempt.send_oneway, encoded))
 
     def send_async(self, message: Message, timeout: float, choice: QueueChoice) -> Future[SendResult]:
-        """Send a message and return a future at once; with back pressure, once the message is admitted."""
+        """Send a message and return a future at once; with back pressure, after a wait for permits."""
         nbytes = len(message.body) if isinstance(message, Message) and message.body else 1
         deadline = Deadline(timeout)
         with self._async_send_ended:
@@ -126,7 +122,7 @@ class MessageSender:
             if self.back_pressure is not None:
                 future.release = self.back_pressure.admit(nbytes, deadline)
         except RocketMQError as exc:
-            future.refuse(exc)
+            future.fail(exc)
             return future
         except BaseException:
             self._end_async()
@@ -138,7 +134,7 @@ class MessageSender:
             try:
                 deadline.require("sending asynchronously, after waiting for a thread")
                 encoded = self._encoder.encode(message)
-                reselect = None if choice.is_made else partial(self._reselect, encoded.message.topic)
+                reselect = None if choice else partial(self._reselect, encoded.message.topic)
 
                 def attempt(queue: MessageQueue, _left: float) -> None:
                     prepared = self._attempt.prepare(encoded, queue, CommunicationMode.ASYNC)
@@ -148,9 +144,9 @@ class MessageSender:
             except Exception as exc:
                 future.finish(None, exc)
 
-        def end_if_dropped(task: Future[None]) -> None:
+        def fail_if_dropped(task: Future[None]) -> None:
             if task.cancelled():
-                future.refuse(MQClientException("sending asynchronously: the executor dropped it"))
+                future.fail(MQClientException("sending asynchronously: the executor dropped the send"))
 
         try:
             task = self._async_executor.submit(begin)
@@ -159,11 +155,11 @@ class MessageSender:
                 # The permits limit how many sends the caller's own thread has to make.
                 begin()
             else:
-                refused = MQClientException(f"sending asynchronously: the executor refused it ({exc})")
-                refused.__cause__ = exc
-                future.refuse(refused)
+                rejected = MQClientException(f"sending asynchronously: the executor rejected the send ({exc})")
+                rejected.__cause__ = exc
+                future.fail(rejected)
         else:
-            task.add_done_callback(end_if_dropped)
+            task.add_done_callback(fail_if_dropped)
         return future
 
     def drain(self, seconds: float) -> bool:
@@ -185,7 +181,7 @@ class MessageSender:
         self, loop: SendLoop, encoded: EncodedMessage, choice: QueueChoice, deadline: Deadline, attempt: Attempt
     ) -> SendResult | None:
         """Make one attempt at the chosen queue, or let the loop try the queues of the topic."""
-        if choice.is_made:
+        if choice:
             chosen = self._chosen_queue(encoded, choice, deadline)
             return attempt(chosen, deadline.require(f"sending to {chosen}"))
         info = self._route(encoded.message.topic, deadline)
@@ -213,13 +209,11 @@ class MessageSender:
         if self._options.over_grpc:
             raise _not_over_grpc(
                 f"sending to a queue of topic {topic}: a proxy chooses the queues itself; leave queue and "
-                "selector out, messages of one sharding_key keep their order in a topic of the type FIFO"
+                "selector out (messages of one sharding_key keep their order in a topic of the type FIFO)"
             )
         if queue is not None:
             if queue.topic != topic:
-                raise MQClientException(
-                    f"sending to {queue}: the message's topic is {topic}, the queue must be one of it"
-                )
+                raise MQClientException(f"sending to {queue}: the message's topic is {topic}; choose a queue of it")
             return queue
         assert choice.selector is not None
         try:
@@ -261,10 +255,9 @@ class MessageSender:
         if configs.unknown and topic not in self._warned_topics:
             self._warned_topics.add(topic)
             logger.warning(
-                "sending batches without keys to topic %s: whether it is a compaction topic, which drops such "
-                "messages, is unknown: %s",
-                topic,
-                next(iter(configs.unknown.values())),
+                "sending batches without keys to topic %s: its configuration is unknown (%s); if it is a compaction "
+                "topic, its brokers drop such messages",
+                *(topic, next(iter(configs.unknown.values()))),
             )
 
 

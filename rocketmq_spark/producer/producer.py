@@ -1,6 +1,6 @@
 """The public producer: sends messages and Arrow tables from plain Python.
 
-Follows ``DefaultMQProducer.java`` and ``TransactionMQProducer.java``.
+Follows ``DefaultMQProducer.java``, ``TransactionMQProducer.java`` and ``MQAdminImpl.java``.
 """
 
 from __future__ import annotations
@@ -11,16 +11,21 @@ from concurrent.futures import Executor, Future
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from rocketmq_spark.errors import MQClientException
+from rocketmq_spark.errors import MQClientException, RocketMQError, RouteNotFoundException
 from rocketmq_spark.model.message import Message, MessageQueue
-from rocketmq_spark.model.send_result import SendResult, TransactionSendResult
+from rocketmq_spark.model.message_ext import MessageExt, decode_message_id
+from rocketmq_spark.model.names import DLQ_PREFIX, RETRY_PREFIX, check_topic, is_system_topic
+from rocketmq_spark.model.route import masters_of
+from rocketmq_spark.model.send_result import RecallMessage, SendResult, TransactionSendResult, broker_name_of
 from rocketmq_spark.options.producer import ProducerOptions, producer_options
+from rocketmq_spark.producer.attempt import broker_address
+from rocketmq_spark.producer.encode import decompressed
 from rocketmq_spark.producer.hooks import CheckForbiddenHook, EndTransactionHook, Hooks, SendMessageHook
 from rocketmq_spark.producer.message_sender import QueueChoice
-from rocketmq_spark.producer.mq_admin import MQAdmin
 from rocketmq_spark.producer.service import Lifecycle, ProducerService, ServiceState
 from rocketmq_spark.producer.transaction import LocalTransactionExecutor, TransactionListener
-from rocketmq_spark.routing.client_instance import GroupTakenError
+from rocketmq_spark.routing.client_instance import ClientInstance, GroupTakenError
+from rocketmq_spark.routing.route_cache import publish_info_of
 from rocketmq_spark.routing.selectors import MessageQueueSelector
 from rocketmq_spark.transport.base import Transport
 
@@ -29,29 +34,23 @@ if TYPE_CHECKING:
     from rocketmq_spark.producer.arrow_send import ArrowData
 
 
-class Producer(MQAdmin):
+class Producer:
     """Sends messages to RocketMQ; safe for many threads, in the process that started it.
 
-    Over gRPC the proxy chooses the queues: a queue or selector, `send_oneway` and the methods of `MQAdmin` raise
-    ``MQClientException``.
+    `transport` is ``"remoting"`` for the brokers that `name_server` knows, or ``"grpc"`` for the RocketMQ 5 proxies of
+    `endpoints`; default: ``"grpc"`` if only `endpoints` are given. A test without servers passes a
+    :class:`~rocketmq_spark.testing.scripted.ScriptedTransport`, which the property `namespace` does not reach.
 
-    Parameters
-    ----------
-    transport : str or Transport, optional
-        ``"remoting"`` for the brokers that `name_server` knows, ``"grpc"`` for the RocketMQ 5 proxies of `endpoints`.
-        Default: ``"grpc"`` if only `endpoints` are given. A
-        :class:`~rocketmq_spark.testing.scripted.ScriptedTransport` makes tests without a server. The property
-        `namespace` does not reach a transport of your own.
-    async_sender_executor, callback_executor : concurrent.futures.Executor, optional
-        Where `send_async` prepares its requests, and where its callbacks run. Default: pools of the producer.
-    **properties
-        The Java producer's properties in snake_case, times in milliseconds: see
-        :class:`~rocketmq_spark.options.producer.ProducerOptions`. Required is ``name_server="host:9876;host:9876"``,
-        or the environment variable ``NAMESRV_ADDR``, or ``endpoints="host:8081;host:8081"``. One that is unknown,
-        malformed or not supported over gRPC raises an ``OptionError``.
+    The other `properties` are the fields of :class:`~rocketmq_spark.options.producer.ProducerOptions`: the Java
+    producer's in snake_case, times in milliseconds. Required is ``name_server="host:9876;host:9876"``, or the
+    environment variable ``NAMESRV_ADDR``, or ``endpoints="host:8081;host:8081"``. A property that is unknown, malformed
+    or not supported over gRPC raises an ``OptionError``.
 
-    Examples
-    --------
+    Every method raises ``MQClientException`` if the producer does not run. Over gRPC the proxy chooses the queues: a
+    queue or selector, `send_oneway`, and the requests for topics, queues, offsets and stored messages raise it, too.
+    Those requests raise ``RouteNotFoundException`` for an unknown topic, ``RemotingException`` for an unreachable
+    server, and ``MQBrokerException`` if the server rejects them.
+
     >>> from rocketmq_spark import Message, Producer
     >>> with Producer("orders-service", name_server="127.0.0.1:9876") as producer:
     ...     result = producer.send(Message.of("orders", b"one", tags="new", keys="o-1"))
@@ -99,11 +98,10 @@ class Producer(MQAdmin):
         return self._options
 
     def start(self) -> None:
-        """Join the client instance and start heartbeats and route refreshes.
+        """Join the client instance. Without the property ``topics``, no connection is made before the first send.
 
-        No connection is made before the first send, unless ``topics`` names topics to look up. A producer that was
-        started before, or whose group is not allowed or already in the client instance, raises ``MQClientException``. A
-        running producer of the same client id with other connection options raises an ``OptionError``.
+        Raises ``MQClientException`` if the producer was started before, or if its group is not allowed or already in
+        the client instance; ``OptionError`` if the client id has a producer with other connection options.
         """
         self._lifecycle.begin_start()
         try:
@@ -155,19 +153,14 @@ class Producer(MQAdmin):
     ) -> SendResult:
         """Send a message and wait for the broker's answer.
 
-        A `queue`, or the queue that ``selector(queues, message, arg)`` returns, gets one attempt, and its error is
-        raised. `timeout_ms` is for all attempts together; default: ``send_msg_timeout``. With a status other than
-        ``SEND_OK`` the message is stored, but not flushed or replicated yet.
+        A `queue`, or the queue that ``selector(queues, message, arg)`` returns, gets one attempt. `timeout_ms` is for
+        all attempts together; default: ``send_msg_timeout``. With a status other than ``SEND_OK`` the message is
+        stored, but not flushed or replicated yet.
 
-        Raises
-        ------
-        MQClientException
-            The message is invalid (13 or -1), there is no route (10004, 10005), or all attempts failed. Then the code
-            is the last attempt's: 10001 connect, 10002 timeout, 10003 no broker, a broker's code, else -1.
-        MQBrokerException
-            A broker answered with a code that is not retried.
-        RemotingTooMuchRequestException
-            The time was over before an attempt could be made.
+        Raises ``MQClientException`` for an invalid message (13 or -1), without a route (10004, 10005), and if all
+        attempts failed. Then the code is the last attempt's: 10001 connect, 10002 timeout, 10003 no broker, a broker's
+        code, else -1. A broker's code that is not retried raises ``MQBrokerException``, a timeout before an attempt
+        could be made ``RemotingTooMuchRequestException``.
         """
         choice = QueueChoice(queue, selector, arg)
         return self._running_service().sender.send(message, self._seconds(timeout_ms), choice)
@@ -202,9 +195,9 @@ class Producer(MQAdmin):
         arg: Any = None,
         timeout_ms: float | None = None,
     ) -> None:
-        """Send a message without an acknowledgement, and return when it is written. It may be lost unnoticed.
+        """Send a message without an acknowledgement, and return when it is written; it may be lost unnoticed.
 
-        An invalid message, a missing route or connection (10001) raises ``MQClientException``.
+        Raises ``MQClientException`` for an invalid message, and without a route or a connection (10001).
         """
         choice = QueueChoice(queue, selector, arg)
         self._running_service().sender.send_oneway(message, self._seconds(timeout_ms), choice)
@@ -214,9 +207,9 @@ class Producer(MQAdmin):
     ) -> SendResult:
         """Send messages of one topic as one request: the broker stores all of them, or none.
 
-        A batch is never compressed. ``max_message_size`` limits it as a whole. Errors are those of `send`.
-        ``MQClientException`` is also raised if the messages cannot share a batch (topics or waitStoreMsgOK differ, a
-        delay, a retry topic, no message), or (13) for one without keys to a compaction topic, which would drop it.
+        A batch is never compressed, and ``max_message_size`` limits the whole of it. Raises as `send`, and
+        ``MQClientException`` if the messages cannot share a batch: topics or waitStoreMsgOK differ, a delay, a retry
+        topic, no message. The code 13 also means a message without keys to a compaction topic, which would drop it.
         """
         members = tuple(messages)
         return self._running_service().sender.send_batch(members, self._seconds(timeout_ms), QueueChoice(queue))
@@ -236,14 +229,12 @@ class Producer(MQAdmin):
     def send_arrow(self, data: ArrowData, topic: str | None = None, **options: str | int | bool) -> WriteSummary:
         """Send the rows of an Arrow table or of record batches; return when every row is stored and acknowledged.
 
-        Columns, batches and retries are those of a DataFrame's write, at least once. `data` is a table, a batch, a
-        reader, or an iterable of batches, with a column ``body``, and optionally ``tags``, ``keys``, ``properties`` and
-        the others of a write. Without `topic`, the column ``topic`` names each row's. `options` are those of a write,
-        by their own names, such as ``batchBytes="64k"`` or ``ordered=True``. The summary has rows, retries and
-        latencies per broker: ``show()``, ``to_dict()``.
+        Columns, `options` (such as ``batchBytes="64k"``), batches and retries are those of a DataFrame's write, at
+        least once. `data` is a table, a batch, a reader, or an iterable of batches. Required is the column ``body``,
+        and ``topic`` without the argument `topic`. The summary has rows, retries and latencies per broker.
 
         ``SchemaError`` and ``OptionError`` are raised before anything is sent. After ``InvalidRowError`` and
-        ``DeliveryError`` some rows are not stored; the text accounts for all of them.
+        ``DeliveryError`` some rows are not stored; the error accounts for all of them.
         """
         from rocketmq_spark.producer.arrow_send import send_arrow
 
@@ -257,12 +248,12 @@ class Producer(MQAdmin):
     def set_back_pressure_for_async_send(self, messages: int, nbytes: int) -> None:
         """Set how many messages (at least 10) and bytes (at least 1 MiB) `send_async` may have in flight.
 
-        The producer must run, with ``enable_backpressure_for_async_mode``; otherwise ``MQClientException`` is raised.
+        Raises ``MQClientException`` without ``enable_backpressure_for_async_mode``.
         """
         limits = self._running_service().sender.back_pressure
         if limits is None:
             raise MQClientException(
-                f"producer {self.producer_group} has no back pressure to set: it was made without "
+                f"producer {self.producer_group} has no back pressure: make it with "
                 "enable_backpressure_for_async_mode=True"
             )
         limits.resize(messages, nbytes)
@@ -283,6 +274,89 @@ class Producer(MQAdmin):
         """Observe the end of every transaction from now on."""
         self._hooks.end_transaction_hooks.append(hook)
 
+    def create_topic(self, key: str, new_topic: str, queue_num: int, *, perm: int = 6) -> None:
+        """Create or change a topic on every broker that has the topic `key`.
+
+        ``TBW102`` is on every broker with ``autoCreateTopicEnable``. The topic gets `queue_num` read queues and as many
+        write queues on each broker. `perm` is the sum of 4 to read and 2 to write. ``MQClientException`` is
+        raised for a name that is not allowed, and if some brokers failed: the error names each.
+        """
+        transport = self._running().transport
+        check_topic(self._options.connection.wire_name(new_topic))
+        if is_system_topic(new_topic):
+            raise MQClientException(f"creating topic {new_topic}: the server reserves this name for itself")
+        masters = masters_of(transport.query_route(key, self._api_timeout).broker_datas)
+        errors = {}
+        for name, address in sorted(masters.items()):
+            try:
+                transport.create_topic(address, new_topic, queue_num, perm, self._api_timeout)
+            except RocketMQError as exc:
+                errors[name] = exc
+        if errors or not masters:
+            reasons = "; ".join(f"{name}: {exc}" for name, exc in errors.items()) or f"no broker has topic {key}"
+            error = MQClientException(f"creating topic {new_topic} with {queue_num} queues: {reasons}")
+            raise error from next(iter(errors.values()), None)
+
+    def fetch_publish_message_queues(self, topic: str) -> list[MessageQueue]:
+        """Return the writable queues of a topic, from a name server.
+
+        ``MQBrokerException`` (17): no name server knows the topic. The first message may still create it.
+        """
+        route = self._running().transport.query_route(topic, self._api_timeout)
+        return list(publish_info_of(topic, route).queues)
+
+    def max_offset(self, queue: MessageQueue) -> int:
+        """Return the offset of the queue's next message; 0 for a queue that the broker does not have."""
+        return self._running().transport.max_offset(queue, self._address(queue), self._api_timeout)
+
+    def min_offset(self, queue: MessageQueue) -> int:
+        """Return the offset of the queue's oldest message; 0 for a queue that the broker does not have."""
+        return self._running().transport.min_offset(queue, self._address(queue), self._api_timeout)
+
+    def search_offset(self, queue: MessageQueue, timestamp: int) -> int:
+        """Return the offset of the first message stored at `timestamp` (epoch milliseconds) or later."""
+        return self._running().transport.search_offset(queue, timestamp, self._address(queue), self._api_timeout)
+
+    def earliest_msg_store_time(self, queue: MessageQueue) -> int:
+        """Return when the queue's oldest message was stored, epoch milliseconds; -1 if the queue is empty."""
+        return self._running().transport.earliest_msg_store_time(queue, self._address(queue), self._api_timeout)
+
+    def view_message(self, offset_msg_id: str, topic: str = "") -> MessageExt:
+        """Return a stored message, decompressed, by the broker's id (``SendResult.offset_msg_id``).
+
+        Brokers with access control require the topic. Raises ``MQClientException`` for a malformed id and for an id
+        without a message, ``CompressionError`` for a body that cannot be decompressed.
+        """
+        transport = self._running().transport
+        address, offset = decode_message_id(offset_msg_id)
+        return decompressed(transport.view_message(address, offset, self._api_timeout, topic=topic))
+
+    def recall_message(self, topic: str, recall_handle: str) -> str:
+        """Take a delayed message back before it is delivered, and return its id. Works over gRPC, too.
+
+        Only messages with a delivery time have a handle (``SendResult.recall_handle``), and brokers need
+        ``recallMessageEnable=true``. Raises ``MQClientException`` for a malformed handle, a retry or dead-letter topic,
+        and an unknown broker.
+        """
+        service = self._running_service()
+        routes, timeout = service.instance.routes, self._options.send_msg_timeout / 1000
+        check_topic(self._options.connection.wire_name(topic))
+        if topic.startswith((RETRY_PREFIX, DLQ_PREFIX)):
+            raise MQClientException(
+                f"recalling a message of topic {topic}: retry and dead-letter topics have no delays"
+            )
+        broker_name = broker_name_of(recall_handle)
+        if self._options.over_grpc:
+            info = routes.find(topic, timeout)
+            if not info.addresses:
+                raise RouteNotFoundException(f"recalling a message of topic {topic}: no proxy is known")
+            # Any proxy finds the broker.
+            address = next(iter(info.addresses.values()))
+        else:
+            address = broker_address(routes, MessageQueue(topic, broker_name, 0))
+        request = RecallMessage(topic, recall_handle, service.producer_group, broker_name)
+        return service.instance.transport.recall_message(address, request, timeout)
+
     def _running_service(self) -> ProducerService:
         self._lifecycle.require_running()
         assert self._service is not None
@@ -290,3 +364,19 @@ class Producer(MQAdmin):
 
     def _seconds(self, timeout_ms: float | None) -> float:
         return (self._options.send_msg_timeout if timeout_ms is None else timeout_ms) / 1000
+
+    def _running(self) -> ClientInstance:
+        service = self._running_service()
+        if self._options.over_grpc:
+            raise MQClientException(
+                f"producer {self.producer_group} works over gRPC, which has no requests for queues, offsets and "
+                "stored messages, and creates no topics: use a producer with transport=remoting (name_server)"
+            )
+        return service.instance
+
+    @property
+    def _api_timeout(self) -> float:
+        return self._options.connection.mq_client_api_timeout / 1000
+
+    def _address(self, queue: MessageQueue) -> str:
+        return broker_address(self._running().routes, queue)

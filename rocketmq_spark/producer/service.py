@@ -1,6 +1,4 @@
-"""The life of a producer: its states, and what it opens at the start and closes at the shutdown.
-
-Every step of the shutdown is made even if an earlier one is interrupted.
+"""The states of a producer, what it opens at the start, and what it closes at the shutdown.
 
 Follows ``DefaultMQProducerImpl.start`` and ``shutdown``.
 """
@@ -57,7 +55,7 @@ class ServiceState(enum.Enum):
     START_FAILED = "START_FAILED"
 
 
-# The next states. START_FAILED is also the state during the start; a taken group leads back to CREATE_JUST.
+# The next states. START_FAILED is also the state during the start, which a taken group resets to CREATE_JUST.
 _NEXT: Final = {
     ServiceState.CREATE_JUST: {ServiceState.START_FAILED},
     ServiceState.START_FAILED: {ServiceState.RUNNING, ServiceState.CREATE_JUST},
@@ -68,7 +66,7 @@ _NEXT: Final = {
 _ADVICE: Final = {
     ServiceState.CREATE_JUST: "call start() first, or use it in a with statement",
     ServiceState.RUNNING: "it is running already",
-    ServiceState.SHUTDOWN_ALREADY: "make a new producer, one that was shut down can't be started again",
+    ServiceState.SHUTDOWN_ALREADY: "make a new producer: a producer cannot be started after its shutdown",
     ServiceState.START_FAILED: "its start failed: fix what its error names, and make a new producer",
 }
 
@@ -83,7 +81,7 @@ class Lifecycle:
         self._lock = threading.Lock()
 
     def enter(self, state: ServiceState) -> bool:
-        """Change to a state if it may follow the present one; return whether it does."""
+        """Change to a state if it may follow the present one; return whether it may."""
         with self._lock:
             if state not in _NEXT[self.state]:
                 return False
@@ -99,7 +97,7 @@ class Lifecycle:
 
     @property
     def foreign(self) -> bool:
-        """True in a forked child: connections and threads are the parent's, which may hold the lock for ever."""
+        """True in a forked child, where connections and threads are the parent's, and the lock may stay locked."""
         return os.getpid() != self._pid
 
     def require_running(self) -> None:
@@ -108,13 +106,14 @@ class Lifecycle:
             raise MQClientException(f"{self._who} is in state {self.state.value}: {_ADVICE[self.state]}")
         if self.foreign:
             raise MQClientException(
-                f"{self._who} was started in process {self._pid}, this is its fork {os.getpid()}: make another one here"
+                f"{self._who} was started in process {self._pid}, and this is its fork {os.getpid()}: make another "
+                "producer here"
             )
 
 
 @functools.cache
 def _message_ids(over_grpc: bool) -> MessageIdGenerator | UniqueIdGenerator:
-    """Return the message ids of this process, and of its forks."""
+    """Return the generator of message ids for this process and its forks."""
     return MessageIdGenerator() if over_grpc else UniqueIdGenerator(IPv4Address(local_ip()).packed)
 
 
@@ -134,10 +133,10 @@ class OwnPool(ThreadPoolExecutor):
 
 
 class ProducerService:
-    """A running producer: its client instance, its thread pools, and what sends its messages.
+    """A running producer: its client instance, its thread pools, and its senders.
 
-    If the group is not allowed, ``MQClientException`` is raised. Other errors are those of `Registry.join`. The caller
-    may add retry response codes later.
+    Raises ``MQClientException`` for a group that is not allowed, and otherwise as `Registry.join`. The caller may add
+    retry response codes later.
     """
 
     def __init__(
@@ -166,7 +165,7 @@ class ProducerService:
         self.client_id = client_id_of(options.connection, self.instance_name)
         encoder = MessageEncoder(options, _message_ids(options.over_grpc).next_id)
         connection = SharedConnection.of(options.connection, transport)
-        # Joined after everything that may raise: no one else would take the group out of the instance again.
+        # After everything that may raise: an unfinished producer would not leave the instance again.
         self.instance = registry.join(self.client_id, connection, producer_group, self._on_check, self._new_instance)
         processors = os.cpu_count() or 4
         async_pool = OwnPool("AsyncSenderExecutor", processors)
@@ -181,10 +180,8 @@ class ProducerService:
             callback_executor=callback_executor or callback_pool,
             retry_response_codes=options.retry_response_codes if retry_response_codes is None else retry_response_codes,
         )
-        timeout = options.send_msg_timeout / 1000
-        self.transactions = Transactions(
-            producer_group, timeout, self.instance, hooks, self.send, listener, self._check_pool
-        )
+        timeout, pool = options.send_msg_timeout / 1000, self._check_pool
+        self.transactions = Transactions(producer_group, timeout, self.instance, hooks, self.send, listener, pool)
 
     def look_up_topics(self) -> None:
         """Look up the topics that the options name; a failure is logged."""
@@ -197,8 +194,8 @@ class ProducerService:
     def start_trace(self) -> None:
         """Trace every message from now on, through a tracer on the same client instance; a failure is logged.
 
-        With another instance, the tracer would close the caller's transport and receive the brokers' checks. Only in a
-        namespace has it an instance and connections of its own, because trace messages are in no namespace.
+        With another instance, the tracer would close the caller's transport and receive the brokers' checks. Trace
+        messages are in no namespace, so the tracer of a producer in a namespace has a separate instance.
         """
         options, group = self._options, self.producer_group
         try:
@@ -216,7 +213,10 @@ class ProducerService:
         return self.sender.send(message, self._options.send_msg_timeout / 1000, QueueChoice())
 
     def close(self) -> None:
-        """Wait for asynchronous sends, at most as long as one may take; then leave the client instance."""
+        """Wait for asynchronous sends, at most as long as one may take; then leave the client instance.
+
+        Every step is made even if an earlier one is interrupted.
+        """
         with contextlib.ExitStack() as last_first:
             if self._tracer is not None:
                 last_first.callback(self._tracer.close)
@@ -227,9 +227,7 @@ class ProducerService:
             if self._trace is not None:
                 last_first.callback(self._trace.shutdown)
             if not self.sender.drain(self._options.send_msg_timeout / 1000):
-                logger.warning(
-                    "producer %s is shut down with asynchronous sends under way: they fail", self.producer_group
-                )
+                logger.warning("producer %s is shut down: asynchronous sends in flight fail", self.producer_group)
 
     def _on_check(self, check: TransactionCheck) -> None:
         # A check that arrives during the start is dropped: the broker repeats it.
@@ -248,7 +246,7 @@ class ProducerService:
 def _new_tracer(
     producer_group: str, transport: Transport | None, connection: ConnectionOptions, **properties: Any
 ) -> ProducerService:
-    """Return a service that sends the trace of a producer group; its own group name is cut if it is too long."""
+    """Return a service that sends the trace of a producer group; a group name that gets too long is cut."""
     end = f"-PRODUCE-{next(_trace_numbers)}"
     trace_group = f"_INNER_TRACE_PRODUCER-{producer_group}"[: MAX_GROUP_LENGTH - len(end)] + end
     own = {"send_msg_timeout": _TRACE_TIMEOUT_MS, "max_message_size": MAX_MESSAGE_BYTES}
@@ -260,9 +258,6 @@ def _new_tracer(
 
 @contextlib.contextmanager
 def batch_trace_sender(options: SinkOptions, transport: Transport | None = None) -> Iterator[SendTrace]:
-    """Yield a function that sends the trace messages of a write, through a producer with its own connections.
-
-    A given transport is used instead of new connections.
-    """
+    """Yield a function that sends the trace messages of a write, over `transport` or over new connections."""
     with contextlib.closing(_new_tracer(options.producer_group, transport, options.connection)) as tracer:
         yield tracer.send

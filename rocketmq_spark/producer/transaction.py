@@ -1,11 +1,10 @@
 """Transactions: half messages, the local transactions that decide on them, and the broker's checks.
 
-The local transaction runs only after the broker has stored the half message safely (`SEND_OK`); with any other status
-the message is rolled back. If the local transaction raises or returns no state, the state is unknown and the broker
-checks later.
+The local transaction runs only after the broker has stored the half message safely (`SEND_OK`). With any other status
+the message is rolled back. If the local transaction raises or returns no state, the broker checks later.
 
-An end is acknowledged, unlike Java's one-way end: brokers drop one-way ends under load. An end without an
-acknowledgement is never sent again, because a second commit would deliver the message twice. The broker checks instead.
+Unlike Java's, an end is acknowledged: brokers drop one-way ends under load. An end without an acknowledgement is never
+sent again, because a second commit would deliver the message twice. The broker checks instead.
 
 Follows ``DefaultMQProducerImpl.sendMessageInTransaction``, ``endTransaction`` and ``checkTransactionState``.
 """
@@ -62,23 +61,17 @@ class TransactionListener(Protocol):
 
     def execute_local_transaction(self, message: Message, arg: Any) -> LocalTransactionState | None:
         """Run the local transaction after the half message was stored, on the sending thread."""
-        ...
 
     def check_local_transaction(self, message: MessageExt) -> LocalTransactionState | None:
         """Return how the local transaction of an earlier half message ended. It runs on the producer's own thread.
 
-        The body is decompressed. If that fails, the listener is not called: the state stays unknown, and the cause is
-        logged.
+        If the body cannot be decompressed, this is not called: the state stays unknown, and the cause is logged.
         """
-        ...
 
 
 @dataclass(slots=True, eq=False)
 class Transactions:
-    """The transactions of one producer.
-
-    `send` sends a message synchronously, with retries. The listener's checks run on `check_executor`.
-    """
+    """The transactions of one producer; `send` makes retries, and the listener's checks run on `check_executor`."""
 
     producer_group: str
     timeout: float
@@ -96,7 +89,7 @@ class Transactions:
     def run(self, message: Message, executor: LocalTransactionExecutor | None, arg: Any) -> TransactionSendResult:
         """Send a half message, run the local transaction, and report its end to the broker.
 
-        Without a listener, or if the half message could not be sent, ``MQClientException`` is raised, and the local
+        ``MQClientException`` is raised without a listener, and if the half message could not be sent. Then the local
         transaction has not run.
         """
         if self.listener is None:
@@ -110,7 +103,7 @@ class Transactions:
         except RocketMQError as exc:
             code = getattr(exc, "response_code", -1)
             raise MQClientException(f"sending a half message to topic {message.topic}: {exc}", code) from exc
-        # As Java's getTransactionId: always the unique id, whatever the broker calls the transaction.
+        # As Java's getTransactionId: the unique id, not the broker's transaction id.
         half = half.with_properties({const.UNIQ_KEY: result.msg_id, const.TRANSACTION_ID: result.msg_id})
         state, remark = LocalTransactionState.ROLLBACK_MESSAGE, ""
         if result.status is SendStatus.SEND_OK:
@@ -120,32 +113,32 @@ class Transactions:
             self._end(half, result, state, remark)
         except (RocketMQError, ValueError) as exc:
             end_error = exc if isinstance(exc, RocketMQError) else MQClientException(str(exc))
-            logger.warning("ending the transaction of message %s (%s): %s; the broker will ask back", result.msg_id,
-                           state.name, exc, exc_info=True)  # fmt: skip
-        values = {one.name: getattr(result, one.name) for one in fields(SendResult)}
+            text = "ending the transaction of message %s (%s): %s; the broker will check it later"
+            logger.warning(text, result.msg_id, state.name, exc, exc_info=True)
+        values = {field.name: getattr(result, field.name) for field in fields(SendResult)}
         return TransactionSendResult(**values, local_transaction_state=state, end_error=end_error)
 
     def submit_check(self, check: TransactionCheck) -> None:
         """Answer a broker's check on the check executor. This call does not block: checks beyond 2,000 are dropped."""
         if self.listener is None:
-            logger.warning("%s asks about message %s, and producer %s has no transaction_listener", check.address,
-                           check.unique_id, self.producer_group)  # fmt: skip
+            text = "%s checks the transaction of message %s, and producer %s has no transaction_listener"
+            logger.warning(text, check.address, check.unique_id, self.producer_group)
             return
         if not self._free_checks.acquire(blocking=False):
             level = logging.DEBUG if self._dropping_checks else logging.WARNING
             self._dropping_checks = True
-            logger.log(level, "check of message %s dropped: %d wait already", check.unique_id, _MAX_CHECKS)
+            logger.log(level, "check of message %s dropped: %d are pending already", check.unique_id, _MAX_CHECKS)
             return
         self._dropping_checks = False
         try:
             self.check_executor.submit(self._answer, check, self.listener)
         except RuntimeError:
             self._free_checks.release()
-            logger.debug("check of message %s dropped: shut down", check.unique_id)
+            logger.debug("check of message %s dropped: the producer is shut down", check.unique_id)
 
     def _half(self, message: Message) -> Message:
         if message is None:
-            raise MQClientException("sending a half message: it is None; give a Message", ResponseCode.MESSAGE_ILLEGAL)
+            raise MQClientException("sending a half message: got None; pass a Message", ResponseCode.MESSAGE_ILLEGAL)
         # The broker would lose a half message with a delay: the delay overwrites its REAL_TOPIC.
         timers = [name for name in _TIMERS if name in message.properties]
         if timers:
@@ -176,14 +169,14 @@ class Transactions:
         try:
             properties = {**check.message.properties, const.TRANSACTION_ID: check.unique_id}
             message = replace(check.message, properties=properties)
-            # A body that can't be decompressed is answered as unknown, with the cause as the remark.
+            # If decompression fails, the answer is "unknown", and its remark is the cause.
             state, remark = _decided(
                 "checking the local transaction", lambda: listener.check_local_transaction(decompressed(message))
             )
             self._send_end(message, check.address, check.answer(_ENDS[state], remark), state, from_check=True)
         except RocketMQError as exc:
-            logger.warning("answering the check of message %s at %s: %s; the broker will ask again", check.unique_id,
-                           check.address, exc)  # fmt: skip
+            text = "answering the check of message %s at %s: %s; the broker will repeat the check"
+            logger.warning(text, check.unique_id, check.address, exc)
         except Exception:
             logger.exception("the check of message %s failed", check.unique_id)
         finally:
@@ -215,8 +208,6 @@ def _decided(doing: str, decide: Callable[[], LocalTransactionState | None]) -> 
         if not isinstance(state, LocalTransactionState | None):
             raise TypeError(f"answered {state!r}: a LocalTransactionState or None is allowed")
     except Exception as exc:
-        logger.warning(
-            "a local transaction gave no answer: its state is not known, the broker will ask back", exc_info=True
-        )
+        logger.warning("%s failed: the state is unknown, the broker will check it later", doing, exc_info=True)
         return LocalTransactionState.UNKNOW, f"{doing} raised {type(exc).__name__}: {exc}"
     return state or LocalTransactionState.UNKNOW, ""

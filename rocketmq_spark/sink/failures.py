@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from rocketmq_spark.errors import DeliveryError, MQBrokerException, RocketMQError
 from rocketmq_spark.model.message import EncodedBatch, SendOutcome
 from rocketmq_spark.protocol.batches import lone_message
 from rocketmq_spark.sink.in_flight import InFlightBatch
-
-# The most characters of a message's keys or tags in an error.
-_SHOWN: Final = 100
 
 
 def reason(outcome: SendOutcome) -> str:
@@ -22,27 +17,28 @@ def reason(outcome: SendOutcome) -> str:
     return f"{name} {code}" if code is not None else name
 
 
-def refused_for_good(delivery: InFlightBatch, outcome: SendOutcome) -> str:
+def rejection(delivery: InFlightBatch, outcome: SendOutcome) -> str:
     """Return why a batch is given up before its deadline."""
     if outcome.status is None:
-        # Other errors are this side's, for example a certificate that it does not trust.
-        told_by_broker = isinstance(outcome.error, MQBrokerException)
-        return "the broker refused it for good" if told_by_broker else "sending it again would not help"
+        if isinstance(outcome.error, MQBrokerException):
+            return "the broker rejected it, and would reject it again"
+        # The client itself failed, for example because it does not trust a certificate.
+        return "sending it again would not help"
     return (
-        f"broker {outcome.queue.broker_name} stored it {delivery.attempts.not_store_ok} times but answered "
-        f"{outcome.status.name} each time: it is not safe there yet. Mend the broker's flushing or replication, "
+        f"broker {outcome.queue.broker_name} stored it {delivery.not_store_ok} times but answered "
+        f"{outcome.status.name} each time: it is not safe there yet. Fix the broker's flushing or replication, "
         "or set requireStoreOk=false to accept that"
     )
 
 
 def no_queue(delivery: InFlightBatch, delivery_timeout_ms: int) -> str:
     """Return which queue a batch has waited for until its deadline."""
-    wanted = delivery.wanted_queue
-    if wanted is None:
+    queue = delivery.wanted_queue
+    if queue is None:
         return f"waited deliveryTimeoutMs={delivery_timeout_ms} for any writable queue of topic {delivery.batch.topic}"
     return (
-        f"waited deliveryTimeoutMs={delivery_timeout_ms} for queue {wanted}: no name server lists a master of broker "
-        f"{wanted.broker_name} with this queue; start the broker"
+        f"waited deliveryTimeoutMs={delivery_timeout_ms} for queue {queue}: no name server lists a master of broker "
+        f"{queue.broker_name} with this queue; start the broker"
     )
 
 
@@ -50,20 +46,21 @@ def delivery_error(delivery: InFlightBatch, why: str) -> DeliveryError:
     """Return the error of a write that this batch ends; its cause is the last attempt's error."""
     batch, error = delivery.batch, delivery.last_error
     where = f" to {delivery.queue}" if delivery.queue else ""
-    what = f"{batch.rows} rows of topic {batch.topic} ({'; '.join((f'{batch.nbytes} bytes', *_which(batch)))})"
-    failure = DeliveryError(f"sending {what}{where}: {why}" + (f"; last error: {error}" if error else ""))
+    details = "; ".join((f"{batch.nbytes} bytes", *_message_details(batch)))
+    last_error = f"; last error: {error}" if error else ""
+    failure = DeliveryError(f"sending {batch.rows} rows of topic {batch.topic} ({details}){where}: {why}{last_error}")
     failure.__cause__ = error
     return failure
 
 
-def _which(batch: EncodedBatch) -> list[str]:
+def _message_details(batch: EncodedBatch) -> list[str]:
     """Return keys, tags and id of a batch's only row; nothing for several rows."""
     try:
         message = lone_message(batch)
     except RocketMQError:
-        # The error has the reason of the failure. That the batch cannot be decoded is a less useful one.
+        # The caller's error has the reason of the failure, which helps more than a decoding error.
         return []
     if message is None:
         return []
-    found = {"keys": message.keys, "tags": message.tags, "message id": message.unique_id}
-    return [f"{name} {text[:_SHOWN]}" for name, text in found.items() if text]
+    details = {"keys": message.keys, "tags": message.tags, "message id": message.unique_id}
+    return [f"{name} {text[:100]}" for name, text in details.items() if text]

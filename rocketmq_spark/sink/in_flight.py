@@ -1,17 +1,16 @@
-"""A batch in flight, and the rules by which it waits, goes and is sent again.
+"""A batch in flight, and the rules by which it waits, is sent, and is sent again. `SendPipeline` applies them.
 
-All of it is pure: `now` is an argument, in seconds. `SendPipeline` moves a batch from state to state by these rules.
+All of it is pure: `now` is an argument, in seconds.
 
 Lines: a batch for any queue waits in the line of its topic, a batch for one queue in the line of that queue. Lines are
 served in turn, so that none starves. A serial line (``ordered``, ``sendMode=sync``, and always for message groups) has
 one batch in flight or waiting for a retry, and the others behind it. Groups share lines: a million keys would be a
 million lines.
 
-Windows: the protocol has no credit. A broker reads as fast as it can, and drops requests that waited 200 ms in its send
-queue. So trouble (flow control, a timeout, a lost connection) halves the broker's window, once for all requests that
-were in flight together, and the broker rests before the next request. The window grows by one per window of answers,
-and only while it is the limit and answers are quick. It never falls below one request: with nothing in flight, a
-request always fits after the rest.
+Windows: the protocol has no credit, and a broker drops requests that waited 200 ms in its send queue. So trouble (flow
+control, a timeout, a lost connection) halves the broker's window, once for all requests that were in flight together.
+The broker then rests before the next request. The window grows by one per window of answers, and only while it is the
+limit and answers are quick. With nothing in flight, a request always fits after the rest.
 
 Retries: their counts follow ``DefaultMQProducerImpl.sendDefaultImpl``; retries after a wait, until
 ``deliveryTimeoutMs``, are the connector's own.
@@ -37,22 +36,19 @@ SINGLE_COST: Final = 1.0 / 8
 
 # The first limit of a window.
 _START: Final = 2.0
-
-# A slower answer than a broker lets a request wait in its queue shows that requests queue up somewhere: more in flight
-# would only lengthen the queue. On a slow link the limit is twice the fastest answer (as in TCP Vegas).
+# An answer that takes longer shows that requests queue up somewhere: brokers let a request wait 200 ms at most. More in
+# flight would only lengthen that queue. On a slow link the limit is twice the fastest answer (as in TCP Vegas).
 _CALM_MS: Final = 200.0
 
 # Memory of the objects around a waiting single message, measured, bytes.
 _SINGLE_OVERHEAD: Final = 512
-
 # Lines that the message groups of a topic share: as many as single messages may be in flight to one endpoint.
 _GROUP_LINES: Final = 64
 
-# `SendQueues.take` tries this many blocked lines that can't start, which takes about 0.5 ms.
+# `SendQueues.take` tries this many blocked lines that cannot start, which takes about 0.5 ms.
 _CHECKS: Final = 64
-
-# A recheck tries this part of the blocked lines, if that is more than 64. So each line has requested a new route within
-# 20 rechecks (2 s by default), however many there are.
+# A recheck tries a 20th of the blocked lines, if that is more than 64. So each line requests a new route within 20
+# rechecks (2 s by default), however many there are.
 _RECHECKED_PART: Final = 20
 
 
@@ -66,84 +62,92 @@ class Verdict(enum.Enum):
     GIVE_UP = "fail"
 
 
-@dataclass(slots=True)
-class Attempts:
-    """The attempts of one batch so far."""
+@dataclass(slots=True, eq=False)
+class InFlightBatch:
+    """A batch that was offered, and its attempts so far; `bound` is the only queue it may go to."""
 
-    # Failed attempts since the last wait.
-    in_round: int = 0
-    # Waits so far, the exponent of the backoff.
+    batch: EncodedBatch
+    bound: MessageQueue | None
+    queue: MessageQueue | None = None
+    same_queue: bool = False
+    last_broker_name: str | None = None
+    first_tried_at: float | None = None
+    sent_at: float = 0.0
+    maybe_stored: bool = False
+    last_error: RocketMQError | None = None
+    # Attempts that failed since the last wait, and the number of waits (the exponent of the backoff).
+    failures_in_round: int = 0
     waits: int = 0
-    # Answers with the meaning "stored, but not safe".
+    # Attempts whose answer was "stored, but not safe", and attempts that timed out.
     not_store_ok: int = 0
+    timeouts: int = 0
+
+    @property
+    def cost(self) -> float:
+        """Its share of a window, in batches."""
+        return BATCH_COST if self.batch.batch else SINGLE_COST
+
+    @property
+    def wanted_queue(self) -> MessageQueue | None:
+        """The queue that the batch waits for, or None for any."""
+        return self.bound or (self.queue if self.same_queue else None)
 
 
-@dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """Whether a batch is sent again, and where to; the fields are the options of the same names."""
+    """Whether a batch is sent again, and where to, by the options of a write."""
 
-    retry_times_when_send_failed: int
-    retry_another_broker_when_not_store_ok: bool
-    require_store_ok: bool
-    # Attempts that follow a failed one without a wait: ``retryTimesWhenSendAsyncFailed``, or
-    # ``retryTimesWhenSendFailed`` where a send waits for its answer.
-    retry_times_at_once: int
+    def __init__(self, options: SinkOptions) -> None:
+        self._options = options
+        self._retry_times = options.retry_times_when_send_failed
+        # Attempts that follow a failed one without a wait.
+        self._retry_times_at_once = self._retry_times
+        if options.send_mode == "async":
+            self._retry_times_at_once = options.retry_times_when_send_async_failed
 
-    @classmethod
-    def of_options(cls, options: SinkOptions) -> RetryPolicy:
-        """Return the policy of a write."""
-        asynchronous = options.send_mode == "async"
-        return cls(
-            options.retry_times_when_send_failed,
-            options.retry_another_broker_when_not_store_ok,
-            options.require_store_ok,
-            options.retry_times_when_send_async_failed if asynchronous else options.retry_times_when_send_failed,
-        )
-
-    def decide(self, outcome: SendOutcome, attempts: Attempts, *, bound: bool) -> Verdict:
-        """Return what to do after `outcome`, and count it in `attempts`; `bound` rows may go to one queue only."""
+    def decide(self, delivery: InFlightBatch, outcome: SendOutcome) -> Verdict:
+        """Return what to do after an attempt's outcome, and count it."""
+        if outcome.status is SendStatus.SEND_OK:
+            return Verdict.STORED
         if outcome.status is not None:
-            return self._after_answer(outcome.status, attempts, bound=bound)
+            return self._after_unsafe_answer(delivery)
         assert outcome.error is not None
-        return self._after_error(outcome.error, attempts, bound=bound)
+        return self._after_error(delivery, outcome.error)
 
-    def _after_answer(self, status: SendStatus, attempts: Attempts, *, bound: bool) -> Verdict:
-        if status is SendStatus.SEND_OK:
+    def follows_at_once(self, delivery: InFlightBatch) -> bool:
+        """Return whether a failure of the next attempt would be retried at another broker without a wait."""
+        return delivery.bound is None and delivery.failures_in_round < self._retry_times_at_once
+
+    def _after_unsafe_answer(self, delivery: InFlightBatch) -> Verdict:
+        required = self._options.require_store_ok
+        elsewhere = self._options.retry_another_broker_when_not_store_ok and delivery.bound is None
+        if not required and not elsewhere:
             return Verdict.STORED
-        elsewhere = self.retry_another_broker_when_not_store_ok and not bound
-        if not self.require_store_ok and not elsewhere:
-            return Verdict.STORED
-        attempts.not_store_ok += 1
+        delivery.not_store_ok += 1
         # Endless resends would only multiply rows that are stored already.
-        if attempts.not_store_ok > self.retry_times_when_send_failed:
-            return Verdict.GIVE_UP if self.require_store_ok else Verdict.STORED
-        attempts.waits += 1
+        if delivery.not_store_ok > self._retry_times:
+            return Verdict.GIVE_UP if required else Verdict.STORED
+        delivery.waits += 1
         return Verdict.LATER if elsewhere else Verdict.SAME_QUEUE
 
-    def follows_at_once(self, attempts: Attempts, *, bound: bool) -> bool:
-        """Return whether a failure of the next attempt would be retried at another broker without a wait."""
-        return not bound and attempts.in_round < self.retry_times_at_once
-
-    def _after_error(self, error: RocketMQError, attempts: Attempts, *, bound: bool) -> Verdict:
+    def _after_error(self, delivery: InFlightBatch, error: RocketMQError) -> Verdict:
         if not error.retriable:
             return Verdict.GIVE_UP
-        if bound or error.flow_control:
-            attempts.waits += 1
+        if delivery.bound is not None or error.flow_control:
+            delivery.waits += 1
             return Verdict.SAME_QUEUE
-        if self.follows_at_once(attempts, bound=bound):
-            attempts.in_round += 1
+        if self.follows_at_once(delivery):
+            delivery.failures_in_round += 1
             return Verdict.OTHER_BROKER
-        attempts.in_round = 0
-        attempts.waits += 1
+        delivery.failures_in_round = 0
+        delivery.waits += 1
         return Verdict.LATER
 
 
 @dataclass(slots=True)
 class Window:
-    """The window of one broker, in units of a batch; `limit_max` is ``maxInFlight``."""
+    """How much may be in flight to one broker (`limit`), in batches; `limit_max` is ``maxInFlight``."""
 
     limit_max: int
-    # How much may be in flight now.
     limit: float = field(init=False)
     in_flight: float = 0.0
     # No request may start before this time.
@@ -193,34 +197,6 @@ class Window:
         self.in_flight -= cost
 
 
-@dataclass(slots=True, eq=False)
-class InFlightBatch:
-    """A batch that was offered, and its attempts so far; `bound` is the only queue it may go to."""
-
-    batch: EncodedBatch
-    bound: MessageQueue | None
-    attempts: Attempts = field(default_factory=Attempts)
-    queue: MessageQueue | None = None
-    same_queue: bool = False
-    last_broker_name: str | None = None
-    first_tried_at: float | None = None
-    sent_at: float = 0.0
-    maybe_stored: bool = False
-    last_error: RocketMQError | None = None
-    # Attempts that have timed out.
-    timeouts: int = 0
-
-    @property
-    def cost(self) -> float:
-        """Its share of a window, in batches."""
-        return BATCH_COST if self.batch.batch else SINGLE_COST
-
-    @property
-    def wanted_queue(self) -> MessageQueue | None:
-        """The queue that the batch waits for, or None for any."""
-        return self.bound or (self.queue if self.same_queue else None)
-
-
 @dataclass(frozen=True, slots=True)
 class Dispatch:
     """An attempt to make now."""
@@ -248,11 +224,11 @@ class _Line:
 
 @dataclass(slots=True, eq=False)
 class SendQueues:
-    """Batches that may start, first come first served within a line.
+    """Batches that may start, first come first served within a line; with `single` there is one line.
 
-    A line whose first batch cannot start is blocked. It is tried again when a broker that it waits for has room. So the
-    cost of an acknowledgement does not depend on the number of lines. A recheck notices new routes, deadlines and the
-    end of an isolation. With `serial`, unbound batches stay in their topic's line. With `single` there is one line.
+    A line whose first batch cannot start is blocked until a broker that it waits for has room. So the cost of an
+    acknowledgement does not depend on the number of lines. A recheck notices new routes, deadlines and the end of an
+    isolation. With `serial`, unbound batches stay in their topic's line.
     """
 
     _: KW_ONLY
@@ -315,10 +291,10 @@ class SendQueues:
     ) -> Iterator[Dispatch]:
         """Start the first batches of lines until no more can start, and yield their attempts.
 
-        `start` returns the attempt, or the brokers whose windows have no room for the batch. `admits` tells whether a
-        broker's window has room for a cost. A `recheck` also tries the blocked lines that were tried longest ago, until
-        a 20th of them, and at least 64, could neither start nor wait for other brokers than before. So all lines
-        recover at once when an outage ends.
+        `start` returns the attempt, or the brokers whose windows have no room for the batch. `admits` returns whether a
+        broker's window has room for a cost. A `recheck` also tries the blocked lines, beginning with the one tried
+        longest ago. It ends when a 20th of them, and at least 64, could neither start nor wait for other brokers than
+        before. So all lines recover at once when an outage ends.
         """
         rechecked = iter(tuple(self._blocked.values()) if recheck else ())
         rechecks = max(_CHECKS, len(self._blocked) // _RECHECKED_PART)
@@ -358,7 +334,7 @@ class SendQueues:
         return None
 
     def _serve(self, line: _Line) -> None:
-        """Take the first batch out of its line, which goes to the end. (A line that is not served keeps its turn.)"""
+        """Take the first batch out of its line, and give the line a new turn, after all others."""
         self._wait_for(line, frozenset())
         self._blocked.pop(line.key, None)
         self._untried.pop(line.key, None)

@@ -28,12 +28,13 @@ from typing import TypeAlias
 from rocketmq_spark.errors import DeliveryError, RemotingTimeoutException, RocketMQError
 from rocketmq_spark.metrics import Recorder
 from rocketmq_spark.model.message import EncodedBatch, MessageQueue, SendOutcome
+from rocketmq_spark.options.kinds import MIB
 from rocketmq_spark.options.sink import SinkOptions
 from rocketmq_spark.protocol.batches import singles_of, split_batch
 from rocketmq_spark.routing.fault_strategy import FaultSite, FaultStrategy, site_of
 from rocketmq_spark.routing.route_cache import TopicPublishInfo
 from rocketmq_spark.routing.selectors import QueueSelector
-from rocketmq_spark.sink.failures import delivery_error, no_queue, reason, refused_for_good
+from rocketmq_spark.sink.failures import delivery_error, no_queue, reason, rejection
 from rocketmq_spark.sink.in_flight import (
     Dispatch,
     InFlightBatch,
@@ -46,11 +47,8 @@ from rocketmq_spark.sink.in_flight import (
 
 logger = logging.getLogger("rocketmq_spark.producer")
 
-_MIB = 1024 * 1024
-
 # Beyond the deadline of every attempt, seconds.
 _GRACE = 30.0
-
 # Unused rate that a task may catch up on, seconds.
 _KEPT_S = 1.0
 
@@ -72,7 +70,7 @@ class Backoff:
 
 @dataclass(slots=True)
 class RateLimit:
-    """One task's share of the rate, in messages per second, from the task's beginning (`taken_until`) on."""
+    """One task's share of the rate, in messages per second, from the task's start (`taken_until`) on."""
 
     per_second: float
     taken_until: float
@@ -132,7 +130,7 @@ class SendPipeline:
 
     def __post_init__(self) -> None:
         options, sync = self.options, self.options.send_mode == "sync"
-        self._policy = RetryPolicy.of_options(options)
+        self._policy = RetryPolicy(options)
         self.backoff = Backoff(options.retry_backoff_ms, options.retry_backoff_max_ms)
         self._ready = SendQueues(serial=options.ordered or sync, single=sync)
         # By broker name, and by topic.
@@ -157,7 +155,7 @@ class SendPipeline:
             if self.rate is None:
                 self._ready.add(delivery)
             else:
-                # Even if its turn has come: batches that were offered earlier may still wait there, and start first.
+                # Even if its turn has come: batches that were offered earlier may still wait there, and precede it.
                 self._wait(delivery, self.rate.reserve(part.rows, now))
 
     def dispatches(self, now: float) -> Iterator[Dispatch]:
@@ -187,10 +185,10 @@ class SendPipeline:
         return min(times, default=None)
 
     def complete(self, delivery: InFlightBatch, outcome: SendOutcome, now: float) -> None:
-        """Take an attempt's outcome: count the rows as stored, or decide on the next attempt."""
+        """Accept an attempt's outcome: count the rows as stored, or decide on the next attempt."""
         self._in_flight.discard(delivery)
         broker = outcome.queue.broker_name
-        verdict = self._policy.decide(outcome, delivery.attempts, bound=delivery.bound is not None)
+        verdict = self._policy.decide(delivery, outcome)
         self._note(delivery, outcome, now)
         if verdict is Verdict.STORED:
             self.pending_bytes -= batch_weight(delivery.batch)
@@ -203,32 +201,27 @@ class SendPipeline:
             self._wait(delivery, now)
             return
         why = reason(outcome)
-        if verdict is Verdict.GIVE_UP and self._split(delivery, outcome, now):
-            self.recorder.record_retry(broker, why, now)
-            return
-        if verdict is Verdict.GIVE_UP:
+        if verdict is Verdict.GIVE_UP and not self._split(delivery, outcome, now):
             self.recorder.record_failure(broker, why, now)
-            self._fail(delivery, refused_for_good(delivery, outcome))
+            self._fail(delivery, rejection(delivery, outcome))
             return
         self.recorder.record_retry(broker, why, now)
+        if verdict is Verdict.GIVE_UP:
+            return
         delivery.last_broker_name = broker
         delivery.same_queue = verdict is Verdict.SAME_QUEUE
-        wait = 0.0
-        if verdict is not Verdict.OTHER_BROKER:
-            wait = self.backoff.delay(delivery.attempts.waits, self.rng)
-        if self._expired(delivery, now + wait):
+        wait = 0.0 if verdict is Verdict.OTHER_BROKER else self.backoff.delay(delivery.waits, self.rng)
+        if self._fail_if_expired(delivery, now + wait):
             self.recorder.record_failure(broker, why, now)
-            self._fail_expired(delivery)
             return
         self._wait(delivery, now + wait)
 
     def check_overdue(self, now: float) -> None:
         """Fail if an attempt has no outcome long after its deadline, so that a broken transport cannot hang a write."""
         longest = self.options.delivery_timeout_ms / 1000 + _GRACE
-        for delivery in self._in_flight:
-            if now - delivery.sent_at > longest:
-                self._fail(delivery, f"the transport gave no outcome within {longest:g} s")
-                return
+        overdue = next((delivery for delivery in self._in_flight if now - delivery.sent_at > longest), None)
+        if overdue is not None:
+            self._fail(overdue, f"the transport reported no outcome within {longest:g} s")
 
     def stop(self) -> None:
         """Send nothing more. Outcomes of requests in flight still count."""
@@ -237,15 +230,17 @@ class SendPipeline:
 
     def unfinished(self) -> Unfinished:
         """Count the rows without an acknowledgement."""
-        open_ones = {delivery for _, _, delivery in self._waiting} | self._in_flight
-        open_ones.update(self._ready)
+        pending = {delivery for _, _, delivery in self._waiting}.union(self._in_flight, self._ready)
         if self._failed is not None:
-            open_ones.add(self._failed)
-        unknown = {delivery for delivery in open_ones if delivery.maybe_stored or delivery in self._in_flight}
+            pending.add(self._failed)
+        not_sent = 0
         by_broker: Counter[str] = Counter()
-        for delivery in unknown:
-            by_broker[delivery.queue.broker_name if delivery.queue else "none"] += delivery.batch.rows
-        return Unfinished(sum(delivery.batch.rows for delivery in open_ones - unknown), dict(sorted(by_broker.items())))
+        for delivery in pending:
+            if delivery.maybe_stored or delivery in self._in_flight:
+                by_broker[delivery.queue.broker_name if delivery.queue else "none"] += delivery.batch.rows
+            else:
+                not_sent += delivery.batch.rows
+        return Unfinished(not_sent, dict(sorted(by_broker.items())))
 
     def _record(self, batch: EncodedBatch, outcome: SendOutcome, now: float) -> None:
         queue = outcome.queue
@@ -285,23 +280,24 @@ class SendPipeline:
         info = self.publish_info(delivery.batch.topic)
         if info is None or not self._has_queue(delivery, info):
             self.refresh_route(delivery.batch.topic)
-            self._begin(delivery, now)
+            if delivery.first_tried_at is None:
+                delivery.first_tried_at = now
             if self._expired(delivery, now):
                 self._fail(delivery, no_queue(delivery, self.options.delivery_timeout_ms))
             return ()
-        if self._expired(delivery, now):
-            self._fail_expired(delivery)
+        if self._fail_if_expired(delivery, now):
             return ()
         queue = self._choose(delivery, info, now)
         if not isinstance(queue, MessageQueue):
             # Before the first attempt, waiting for our own windows does not count.
             return queue
-        self._begin(delivery, now)
+        if delivery.first_tried_at is None:
+            delivery.first_tried_at = now
         self._windows[queue.broker_name].start(delivery.cost)
         delivery.queue = queue
         delivery.sent_at = now
         self._in_flight.add(delivery)
-        left = (delivery.first_tried_at or now) + self.options.delivery_timeout_ms / 1000 - now
+        left = delivery.first_tried_at + self.options.delivery_timeout_ms / 1000 - now
         return Dispatch(delivery, queue, info.addresses[queue.broker_name], self._attempt_timeout(delivery), left)
 
     def _attempt_timeout(self, delivery: InFlightBatch) -> float:
@@ -309,17 +305,17 @@ class SendPipeline:
         timeout, cap = self.options.send_msg_timeout, self.options.send_msg_max_timeout_per_request
         # As in Java, the last attempt before a wait has the whole timeout. Otherwise a broker slower than the cap could
         # never be written to.
-        if cap > 0 and self._policy.follows_at_once(delivery.attempts, bound=delivery.bound is not None):
+        if cap > 0 and self._policy.follows_at_once(delivery):
             timeout = min(timeout, cap)
-        seconds = timeout / 1000 + delivery.batch.nbytes / _MIB
+        seconds = timeout / 1000 + delivery.batch.nbytes / MIB
         # A call's deadline includes the time to transfer its bytes: on a slow link the same deadline would end every
         # attempt.
         return seconds * 2**delivery.timeouts if self.options.over_grpc else seconds
 
     def _has_queue(self, delivery: InFlightBatch, info: TopicPublishInfo) -> bool:
         """Return whether there is a queue for the batch, with or without room in its broker's window."""
-        wanted = delivery.wanted_queue
-        if wanted is None or (wanted in info.queue_set and wanted.broker_name in info.addresses):
+        queue = delivery.wanted_queue
+        if queue is None or (queue in info.queue_set and queue.broker_name in info.addresses):
             return info.has_master
         # Only bound rows wait for a queue that is gone. Others use another one.
         delivery.same_queue = False
@@ -337,9 +333,9 @@ class SendPipeline:
             full.add(broker_name)
             return False
 
-        wanted = delivery.wanted_queue
-        if wanted is not None:
-            return wanted if admits(wanted.broker_name) else full
+        queue = delivery.wanted_queue
+        if queue is not None:
+            return queue if admits(queue.broker_name) else full
         return self._selectors[info.topic].select(info, delivery.last_broker_name, admits, now) or full
 
     def _note(self, delivery: InFlightBatch, outcome: SendOutcome, now: float) -> None:
@@ -372,23 +368,17 @@ class SendPipeline:
         if away_ms:
             self.recorder.record_isolation(broker, away_ms, now)
 
-    @staticmethod
-    def _begin(delivery: InFlightBatch, now: float) -> None:
-        if delivery.first_tried_at is None:
-            delivery.first_tried_at = now
-
     def _expired(self, delivery: InFlightBatch, at: float) -> bool:
         began = delivery.first_tried_at
         return began is not None and at >= began + self.options.delivery_timeout_ms / 1000
 
-    def _fail_expired(self, delivery: InFlightBatch) -> None:
-        self._fail(delivery, f"gave up after deliveryTimeoutMs={self.options.delivery_timeout_ms}")
+    def _fail_if_expired(self, delivery: InFlightBatch, at: float) -> bool:
+        expired = self._expired(delivery, at)
+        if expired:
+            self._fail(delivery, f"gave up after deliveryTimeoutMs={self.options.delivery_timeout_ms}")
+        return expired
 
     def _fail(self, delivery: InFlightBatch, why: str) -> None:
-        if self.failure is not None:
-            return
-        self._failed = delivery
-        self.failure = delivery_error(delivery, why)
-
-    def __repr__(self) -> str:
-        return f"<SendPipeline ready={len(self._ready)} in_flight={len(self._in_flight)} waiting={len(self._waiting)}>"
+        if self.failure is None:
+            self._failed = delivery
+            self.failure = delivery_error(delivery, why)

@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from rocketmq_spark.arrow.batcher import ArrowBatcher
 from rocketmq_spark.arrow.dead_letter import DeadLetterBatcher
-from rocketmq_spark.errors import DeliveryError, RocketMQError, RouteNotFoundException
+from rocketmq_spark.errors import RocketMQError, RouteNotFoundException
 from rocketmq_spark.metrics import Recorder
 from rocketmq_spark.model.message import EncodedBatch, MessageQueue, SendOutcome, SendRequest, SendStatus
 from rocketmq_spark.model.route import broker_vip_channel
@@ -39,12 +39,12 @@ Batcher: TypeAlias = ArrowBatcher | DeadLetterBatcher
 
 logger = logging.getLogger("rocketmq_spark.producer")
 
-# How often the sender's thread looks for groups that have waited long enough, seconds.
+# How often the sender's thread looks for groups that have waited for their linger time, seconds.
 _LINGER_TICK = 0.1
 # The part of maxInFlightBytes that may still be pending when a caller that waited for room continues.
 _PLENTY = 0.75
-# A proxy caches that a topic is unknown for 20 s, and returns that once more afterwards. Measured on a real one: known
-# after 21 s when asked every second, after 27 s when asked every 4.5 s. Seconds.
+# A proxy caches for 20 s that a topic is unknown, and returns that once more afterwards. Measured: the topic was known
+# after 21 s with a request per second, after 27 s with one per 4.5 s. Seconds.
 _PROXY_FORGETS = 35.0
 
 
@@ -59,8 +59,8 @@ class RouteFinder:
     rng: random.Random = field(default_factory=random.Random)
     # With ``ordered``, the queues of the whole write, whatever the route says now.
     fixed_queues: Sequence[MessageQueue] | None = None
-    # A name server or proxy has answered during this write, for example the driver's. So the addresses are right, and a
-    # server that cannot be reached is down for a while.
+    # A name server or proxy has answered during this write, perhaps to the driver. So the addresses are right, and an
+    # unreachable server is down for a while.
     servers_reached: bool = False
 
     def queues_of(self, topic: str) -> Sequence[MessageQueue]:
@@ -72,9 +72,9 @@ class RouteFinder:
     def find(self, topic: str) -> TopicPublishInfo:
         """Return a topic's route; raises an MQClientException (10004 without any name server, 10005 without a route).
 
-        A first route, and a topic that no server knows, are waited for ``sendMsgTimeout`` for each name server or
-        endpoint. A name server that was reached before is waited for until ``deliveryTimeoutMs``. A topic that proxies
-        do not know may have been created just now: it is waited for 35 s (at most ``deliveryTimeoutMs``).
+        The wait for a first route, or for a topic that no server knows, is ``sendMsgTimeout`` per name server or
+        endpoint. The wait for a name server that was reached before is ``deliveryTimeoutMs``. A topic that proxies do
+        not know may have been created just now: that wait is 35 s (at most ``deliveryTimeoutMs``).
         """
         routes = self.instance.routes
         info = routes.cached(topic)
@@ -91,7 +91,7 @@ class RouteFinder:
             try:
                 return routes.find(topic, min(short, API_TIMEOUT * servers))
             except RouteNotFoundException as exc:
-                # The driver has found the queues of an ordered write, so a topic without them has lost its brokers.
+                # The driver found the queues of an ordered write, so a topic without a route has lost its brokers.
                 once_ok = routes.was_ok(topic) or (self.fixed_queues is not None and not exc.unreachable)
                 known = self.servers_reached or not routes.is_empty
                 patience = longest if once_ok or (exc.unreachable and known) else short
@@ -112,7 +112,7 @@ class BatchSender:
     `write`. `max_rate_per_second` is this task's share. See `SendPipeline` for `on_stored`.
     """
 
-    # How the account of a failed write calls the rows that are done.
+    # What the error of a failed write says about the rows that were sent.
     _done: ClassVar[str] = "stored"
 
     def __init__(
@@ -158,7 +158,7 @@ class BatchSender:
         row that no broker could store; rows before it may be stored.
         """
         if self._batcher is not None:
-            raise RocketMQError("a BatchSender writes once: make another one, it shares the client instance")
+            raise RocketMQError("a BatchSender writes once: make another one, which shares the client instance")
         self._batcher = batcher
         try:
             for rows in self._read(batches):
@@ -172,8 +172,6 @@ class BatchSender:
                 self._raise_failure()
         except RocketMQError as exc:
             self._settle()
-            if type(exc) is DeliveryError:
-                raise DeliveryError(f"{exc}. {self._account()}") from exc.__cause__
             exc.args = (f"{exc}. {self._account()}", *exc.args[1:])
             raise
         finally:
@@ -226,7 +224,7 @@ class BatchSender:
         self._awaited = None
 
     def _settle(self) -> None:
-        """Wait for outcomes, at most ``sendMsgTimeout``, to make the account of a failed write exact."""
+        """Wait for outcomes, at most ``sendMsgTimeout``, so that the error of a failed write has exact numbers."""
         with self._changed:
             self._pipeline.stop()
             self._changed.wait_for(
@@ -262,10 +260,7 @@ class BatchSender:
     def _send(self, dispatch: Dispatch) -> None:
         delivery, put = dispatch.delivery, self._events.put
         self._instance.transport.send(
-            self._request(dispatch),
-            dispatch.timeout,
-            lambda outcome: put((delivery, outcome)),
-            within=dispatch.within,
+            self._request(dispatch), dispatch.timeout, lambda outcome: put((delivery, outcome)), within=dispatch.within
         )
 
     def _request(self, dispatch: Dispatch) -> SendRequest:
@@ -314,9 +309,6 @@ class BatchSender:
             # Not at every outcome: a needless wakeup costs more than sending a message.
             if self._failure is not None or (self._awaited and self._awaited()):
                 self._changed.notify_all()
-
-    def __repr__(self) -> str:
-        return f"<BatchSender {self._pipeline!r} {self._recorder!r}>"
 
 
 class OnewaySender(BatchSender):

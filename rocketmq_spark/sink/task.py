@@ -1,7 +1,4 @@
-"""Sends the rows of one partition: joins batcher, sender and recorder as the options say, and checks a write before it.
-
-Arrow record batches -> batcher -> BatchSender -> Recorder
-"""
+"""Checks a write before its tasks, and sends the rows of one partition: batcher -> BatchSender -> Recorder."""
 
 from __future__ import annotations
 
@@ -48,8 +45,8 @@ from rocketmq_spark.transport.base import local_ip
 
 logger = logging.getLogger("rocketmq_spark.producer")
 
-# A proxy is fastest with requests of so many rows: measured with 100-byte bodies, 1,000 rows went 1.3 times as fast as
-# the 5,000 that batchBytes would allow, 500 and 2,000 a little slower.
+# The fastest size of a request to a proxy, measured with 100-byte bodies. It is 1.3 times as fast as the 5,000 rows
+# that batchBytes would allow. 500 and 2,000 rows were a little slower.
 _GRPC_BATCH_ROWS: Final = 1000
 
 
@@ -61,11 +58,12 @@ def row_batcher(routes: RouteFinder, recorder: Recorder, write_id: str, rate: fl
     """
     options = routes.options
     most_rows = _GRPC_BATCH_ROWS if options.over_grpc else MAX_BATCH_ROWS
+    ids: dict[str, Any] = {"pid": os.getpid(), "wall_clock": time.time, "rng": random.SystemRandom()}
     common: dict[str, Any] = {
         "max_rows": most_rows if rate is None else min(most_rows, largest_batch(rate)),
         "partition_id": recorder.partition_id,
         "queues_of": routes.queues_of,
-        "unique_ids": _unique_ids(options),
+        "unique_ids": MessageIds(**ids) if options.over_grpc else UniqueIds(ip=IPv4Address(local_ip()).packed, **ids),
         "check_keys": KeyCheck(partial(_keys_required, routes), inner_batches=options.batch_type == "inner"),
     }
     batcher: Callable[..., ArrowBatcher] = partial(RemotingBatcher, **common)
@@ -77,11 +75,11 @@ def row_batcher(routes: RouteFinder, recorder: Recorder, write_id: str, rate: fl
             born_host=options.connection.client_ip or local_ip(),
             epoch_offset=time.time() - time.monotonic(),
         )
-    row_ids = None
+    of_rows = partial(batcher, options)
     if options.row_id:
         columns = options.row_id if isinstance(options.row_id, tuple) else None
         row_ids = RowIds(write_id, recorder.batch_id, recorder.partition_id, columns)
-    of_rows = partial(batcher, options, row_ids=row_ids)
+        of_rows = partial(of_rows, row_ids=row_ids)
     if options.custom_selector is not None:
         of_rows = partial(of_rows, custom=CustomSelector(options.custom_selector))
     if options.on_error == "skip":
@@ -114,17 +112,17 @@ def write_rows(
     """Send every row of `batches`; return when every row is acknowledged (with ``sendMode=oneway``: written).
 
     The schema has passed `check_schema`, and the caller registers and unregisters the producer group of `instance`. See
-    `row_batcher` for `write_id`, `RouteFinder` for `queues` and `servers_reached`, and `BatchTracer` for
-    `open_trace_sender`, which ``enable_trace`` requires. Raises as `BatchSender.write`.
+    `row_batcher` for `write_id`, and `RouteFinder` for `queues` and `servers_reached`. ``enable_trace`` requires
+    `open_trace_sender`. Raises as `BatchSender.write`.
     """
     with contextlib.ExitStack() as stack:
         on_stored = None
         if options.enable_trace:
             assert open_trace_sender is not None
             masters = instance.routes.masters
-            tracer = BatchTracer(options, lambda broker_name: masters().get(broker_name, ""), open_trace_sender)
-            stack.enter_context(tracer)
-            on_stored = tracer.append
+            send = stack.enter_context(open_trace_sender())
+            tracer = BatchTracer(options, lambda broker_name: masters().get(broker_name, ""), send)
+            on_stored = stack.enter_context(tracer).append
         rate = None
         if options.max_rate_per_second is not None:
             rate = options.max_rate_per_second / (options.max_rate_tasks or 1)
@@ -144,13 +142,8 @@ def _keys_required(routes: RouteFinder, topics: Sequence[str]) -> Mapping[str, b
     return {topic: not info.template and configs[info.topic].keys_required for topic, info in infos.items()}
 
 
-def _unique_ids(options: SinkOptions) -> UniqueIds:
-    source: dict[str, Any] = {"pid": os.getpid(), "wall_clock": time.time, "rng": random.SystemRandom()}
-    return MessageIds(**source) if options.over_grpc else UniqueIds(ip=IPv4Address(local_ip()).packed, **source)
-
-
 def check_columns(schema: pa.Schema, options: SinkOptions) -> None:
-    """Raise `SchemaError` for columns that these options cannot send in full, as far as no server is needed to know."""
+    """Raise `SchemaError` for columns that cannot be sent in full with these options; asks no server."""
     check_schema(schema, topic=options.topic, queue_selector=options.queue_selector)
     if options.ordered:
         check_ordered(schema.names)
@@ -163,9 +156,9 @@ def check_columns(schema: pa.Schema, options: SinkOptions) -> None:
 def check_topic(options: SinkOptions, instance: ClientInstance, schema: pa.Schema) -> None:
     """Look up the option topic, and check the columns against it; without that option do nothing.
 
-    Raises a SchemaError if the topic does not accept messages of the columns' type (over gRPC only: brokers accept
-    every type), or requires keys and there is no such column. Raises an OptionError if its brokers would drop the rows,
-    or store inner batches row by row, and otherwise as `RouteFinder.find`.
+    Raises a SchemaError if the topic requires keys and there is no such column, or if a proxy does not accept messages
+    of the columns' type (brokers accept every type). Raises an OptionError if brokers would drop the rows, or store
+    inner batches row by row. Other errors are those of `RouteFinder.find`.
     """
     if options.topic is None:
         return
@@ -203,7 +196,7 @@ def _check_inner(options: SinkOptions, configs: TopicConfigs, info: TopicPublish
         "create-topic NAME --inner, or mqadmin updateTopic -t NAME -a +queue.type=BatchCQ), or leave the option out"
     )
     if info.template:
-        raise OptionError(f"topic {options.topic} does not exist, and would be created as a plain one; {remedy}")
+        raise OptionError(f"topic {options.topic} does not exist, and would be created with plain queues; {remedy}")
     for exc in configs.unknown.values():
         logger.warning("batchType=inner: the type of the topic is unknown: %s", exc)
     for broker_name, config in sorted(configs.by_broker.items()):
@@ -214,13 +207,12 @@ def _check_inner(options: SinkOptions, configs: TopicConfigs, info: TopicPublish
 def ordered_queues(
     options: SinkOptions, instance: ClientInstance, known: Mapping[str, int] = MappingProxyType({})
 ) -> Sequence[MessageQueue] | None:
-    """Return the queues that the rows of a whole ordered write are bound to.
+    """Return the queues that the rows of a whole ordered write are bound to; None if it is not ordered, and over gRPC.
 
-    These are the queues of the order configuration, if the topic has one. Otherwise they are the queues of every broker
-    in the route, with or without a master now, and of each `known` broker (queues by broker name, of an earlier
-    look-up) that the route does not list. Returns None for a write that is not ordered, and over gRPC, where the proxy
-    has one queue for the rows of each key. Raises an MQClientException (10005) if no name server answers, or the topic
-    does not exist.
+    These are the queues of the topic's order configuration. Without one they are the queues of every broker in the
+    route, with or without a master now. Brokers that the route does not list have the number of queues in `known`, of
+    an earlier look-up. Over gRPC the proxy chooses one queue for the rows of each key. Raises an MQClientException
+    (10005) if no name server answers, or the topic does not exist.
     """
     if not options.ordered or options.over_grpc:
         return None
@@ -235,13 +227,13 @@ def ordered_queues(
     if info.template and not known:
         raise RouteNotFoundException(
             f"looking up the queues of topic {options.topic} for an ordered write: the topic does not exist, "
-            "and its first messages would make its queues one broker after the other; create it first "
+            "and its first messages would create its queues one broker after the other; create it first "
             f"(rocketmq-spark create-topic {options.topic}, or mqadmin updateTopic -t {options.topic})"
         )
     if info.order_topic:
         return info.queues
-    listed = {} if info.template else {data.broker_name: data for data in info.route.queue_datas}
-    numbers = {name: data.write_queue_nums for name, data in listed.items() if data.writable}
+    listed = () if info.template else info.route.queue_datas
+    numbers = {data.broker_name: data.write_queue_nums for data in listed if data.writable}
     return _queues_of(options.topic, {**known, **numbers})
 
 

@@ -1,11 +1,10 @@
 """Message trace for the batches of a write: a record for each row, sent by a separate thread.
 
-Tracing never delays or fails a write. Batches that arrive faster than they can be traced are left out, counted and
-logged. Each batch is decoded again, row by row, which costs more than the write itself: it is meant for looking at
-single messages.
+Tracing never delays or fails a write: batches that arrive too fast are not traced, but counted and logged. Decoding a
+batch row by row costs more than the write itself, so a trace is for looking at single messages.
 
-Follows ``SendMessageTraceHookImpl.java``. Java's record of a batch names all ids in one field. Here each row has its
-own record, so that it is found by its id and its keys.
+Follows ``SendMessageTraceHookImpl.java``, whose record of a batch has all ids in one field. Here each row has its own
+record, and is found by its id and its keys.
 """
 
 from __future__ import annotations
@@ -16,9 +15,7 @@ import queue as queues
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Final
 
 from rocketmq_spark.errors import RocketMQError
@@ -35,6 +32,9 @@ FLUSH_SECONDS: Final = 5.0
 # A property string has 32,767 bytes; this leaves room for the trace message's own id, WAIT and names.
 _MAX_KEYS_BYTES: Final = 32_000
 
+# Batches that wait to be traced: each keeps its bytes alive.
+_MAX_WAITING: Final = 16
+
 SendTrace = Callable[[Message], object]
 
 
@@ -49,7 +49,7 @@ class MessageType(enum.IntEnum):
 
 
 def message_type_of(message: Message) -> MessageType:
-    """Return the kind by a message's properties: a delay wins over a transaction, timer properties do not count."""
+    """Return a message's kind by its properties. A delay precedes a transaction; timer properties do not count."""
     properties = message.properties
     if "__STARTDELIVERTIME" in properties or "DELAY" in properties:
         return MessageType.DELAY
@@ -107,14 +107,14 @@ def trace_messages(trace_topic: str, records: Iterable[PubTrace]) -> Iterator[Me
         words = _fitting(record.key_words)
         more = sum(words.values())
         if texts and (size + len(text) > MAX_MESSAGE_BYTES or key_bytes + more > _MAX_KEYS_BYTES):
-            yield _trace_message(trace_topic, texts, keys)
+            yield Message.of(trace_topic, b"".join(texts), keys=" ".join(keys))
             texts, keys, size, key_bytes = [], {}, 0, 0
         texts.append(text)
         keys.update(dict.fromkeys(words))
         size += len(text)
         key_bytes += more
     if texts:
-        yield _trace_message(trace_topic, texts, keys)
+        yield Message.of(trace_topic, b"".join(texts), keys=" ".join(keys))
 
 
 def _fitting(words: Iterable[str]) -> dict[str, int]:
@@ -122,61 +122,49 @@ def _fitting(words: Iterable[str]) -> dict[str, int]:
     sizes: dict[str, int] = {}
     left = _MAX_KEYS_BYTES
     for word in words:
-        sizes[word] = len(word.encode()) + 1
-        left -= sizes[word]
+        size = len(word.encode()) + 1
+        left -= size
         if left < 0:
-            del sizes[word]
             break
+        sizes[word] = size
     return sizes
-
-
-def _trace_message(trace_topic: str, texts: list[bytes], keys: dict[str, None]) -> Message:
-    return Message.of(trace_topic, b"".join(texts), keys=" ".join(keys))
-
-
-# Batches that wait to be traced: each keeps its bytes alive.
-_MAX_WAITING: Final = 16
 
 
 class BatchTracer:
     """A context manager around a write that traces the stored batches.
 
-    `address_of` returns the ``host:port`` of a broker name, or "". `open_sender` returns a context manager around the
-    function that sends one trace message. `clock` returns epoch seconds. `discarded` rows were stored and not traced.
+    `address_of` returns the ``host:port`` of a broker name, or "". `send` sends one trace message. `clock` returns
+    epoch seconds. `discarded` rows were stored and not traced.
     """
 
     def __init__(
         self,
         options: SinkOptions,
         address_of: Callable[[str], str],
-        open_sender: Callable[[], AbstractContextManager[SendTrace]],
+        send: SendTrace,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._topic = options.trace_topic
-        self._group = options.producer_group
+        self._options = options
         self._address_of = address_of
         self._clock = clock
-        self._sender = open_sender()
+        self._send = send
         self._queue: queues.Queue[tuple[EncodedBatch, SendOutcome, float] | None] = queues.Queue(_MAX_WAITING)
         self._thread = threading.Thread(target=self._run, name="rocketmq-batch-trace", daemon=True)
         self.discarded = 0
 
     def __enter__(self) -> BatchTracer:
-        self._send = self._sender.__enter__()
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         try:
             self._queue.put(None, timeout=FLUSH_SECONDS)
             self._thread.join(FLUSH_SECONDS)
         except queues.Full:
-            logger.warning("trace records are left behind: %s took none for %g s", self._topic, FLUSH_SECONDS)
-        self._sender.__exit__(kind, error, traceback)
+            text = "trace records are lost: %s accepted none for %g s"
+            logger.warning(text, self._options.trace_topic, FLUSH_SECONDS)
         if self.discarded:
-            logger.warning("%d rows were stored and not traced: they came too fast for it", self.discarded)
+            logger.warning("%d rows were stored but not traced, because they arrived too fast", self.discarded)
 
     def append(self, batch: EncodedBatch, outcome: SendOutcome) -> None:
         """Accept a batch with its outcome; never waits."""
@@ -188,11 +176,11 @@ class BatchTracer:
     def _run(self) -> None:
         while (item := self._queue.get()) is not None:
             try:
-                for message in trace_messages(self._topic, self._records(*item)):
+                for message in trace_messages(self._options.trace_topic, self._records(*item)):
                     self._send(message)
             except RocketMQError:
-                logger.warning("trace records of %d rows could not be sent to %s", item[0].rows, self._topic,
-                               exc_info=True)  # fmt: skip
+                text = "trace records of %d rows could not be sent to %s"
+                logger.warning(text, item[0].rows, self._options.trace_topic, exc_info=True)
 
     def _records(self, batch: EncodedBatch, outcome: SendOutcome, answered: float) -> Iterator[PubTrace]:
         if not (outcome.trace_on and outcome.status):
@@ -202,7 +190,7 @@ class BatchTracer:
             yield PubTrace(
                 time_stamp=int(answered * 1000 - outcome.latency_ms),
                 region_id=outcome.region_id or "DefaultRegion",
-                group_name=self._group,
+                group_name=self._options.producer_group,
                 topic=message.topic,
                 msg_id=message.properties.get(UNIQ_KEY, ""),
                 tags=message.properties.get(TAGS),

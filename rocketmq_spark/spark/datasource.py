@@ -1,7 +1,6 @@
-"""``format("rocketmq")``: the data source that Spark finds, and its manual.
+"""``format("rocketmq")``: the data source that Spark finds; it checks options and columns on the driver.
 
-Options and columns are checked here, on the driver, before any task. Constructors open nothing: Spark makes these
-objects twice per micro-batch.
+Constructors open nothing, because Spark makes these objects twice per micro-batch.
 """
 
 from __future__ import annotations
@@ -40,42 +39,39 @@ logger = logging.getLogger("rocketmq_spark.spark")
 
 
 def find_job_files() -> None:
-    """Let this process import the modules that the job has added: Spark names a folder that it never fills."""
-    for place, entry in enumerate(sys.path):
-        folder, found, archive = entry.rpartition(f"{os.sep}streaming_job")
-        if found and not os.path.exists(entry) and os.path.exists(folder + archive):
-            sys.path[place] = folder + archive
+    """Let this process import the modules that the job has added: Spark adds a folder to the path that stays empty."""
+    for index, entry in enumerate(sys.path):
+        folder, separator, archive = entry.rpartition(f"{os.sep}streaming_job")
+        if separator and not os.path.exists(entry) and os.path.exists(folder + archive):
+            sys.path[index] = folder + archive
             importlib.invalidate_caches()
 
 
 class RocketMQDataSource(DataSource):
     """Writes a DataFrame, batch or streaming, to Apache RocketMQ, and reads topics as DataFrames.
 
-    Name: ``rocketmq``. A write that returns has every row stored and acknowledged (``SEND_OK``) by a broker; a write
-    that cannot do that fails, and says which rows and why. A retry may store a row twice. Only ``sendMode=oneway``
-    promises nothing.
+    When a write returns, a broker has stored and acknowledged (``SEND_OK``) every row. Otherwise the write fails, and
+    says which rows and why. A retry may store a row twice. Only ``sendMode=oneway`` promises nothing.
 
-    **Columns of a write** (any other is an error): ``body`` (string or binary, required; ``value`` is an alias),
-    ``topic``, ``tags``, ``keys``, ``properties`` (map of strings), ``flag`` (int), ``shardingKey`` (same key, same
-    queue), ``queueId`` and ``brokerName`` (with ``queueSelector=column``), ``delayTimeLevel`` / ``delayMs`` /
-    ``deliverTime``, ``waitStoreMsgOK`` (boolean).
+    **Columns of a write**: ``body`` (string or binary, required; ``value`` is an alias), ``topic``, ``tags``, ``keys``,
+    ``properties`` (map of strings), ``flag`` (int), ``shardingKey`` (same key, same queue), ``queueId`` and
+    ``brokerName`` (with ``queueSelector=column``), ``delayTimeLevel``, ``delayMs`` or ``deliverTime``, and
+    ``waitStoreMsgOK`` (boolean). Any other column is an error.
 
     **Options** are in `rocketmq_spark.options.sink.SINK_OPTIONS` and `rocketmq_spark.options.source.SOURCE_OPTIONS`.
     Names are case-insensitive; an unknown one is an error. A write needs ``nameServer``, or ``endpoints`` for gRPC. A
     read needs ``nameServer`` and one of ``subscribe``, ``subscribePattern`` and ``assign``.
 
-    Examples
-    --------
     >>> metrics = rocketmq_spark.register(spark)
     >>> df.write.format("rocketmq").option("nameServer", "127.0.0.1:9876").option("topic", "orders").save()
     >>> metrics.show()
     >>> orders = spark.read.format("rocketmq").option("nameServer", "127.0.0.1:9876").load("orders")
     """
 
-    # Set on the subclass that `register` makes for a session; it travels to the tasks with the class.
+    # Set on the subclass that `register` makes for a session, because Python workers cannot ask the session. Spark
+    # pickles the class into every task.
     _accumulator: ClassVar[Accumulator[Any] | None] = None
-    # Python workers cannot ask the session: whether Spark may run a task twice at once, and how many tasks its cluster
-    # runs at once, if known.
+    # Whether Spark may run a task twice at once, and how many tasks its cluster runs at once, if known.
     _speculation: ClassVar[bool] = False
     _parallelism: ClassVar[int | None] = None
 
@@ -86,24 +82,23 @@ class RocketMQDataSource(DataSource):
 
     def schema(self) -> str:
         """Return the columns of a read. Malformed options are errors later, when the read is planned."""
-        given = {key.lower(): text.strip().lower() for key, text in self.options.items()}
-        columns = RAW_READ_SCHEMA if given.get("onunreadable") == "raw" else READ_SCHEMA
-        if given.get("includeproperties") == "false":
+        options = {name.lower(): text.strip().lower() for name, text in self.options.items()}
+        columns = RAW_READ_SCHEMA if options.get("onunreadable") == "raw" else READ_SCHEMA
+        if options.get("includeproperties") == "false":
             columns = columns.replace("properties map<string,string>, ", "")
         return columns
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Check the read, and return the reader of a batch query; `schema` may be some of the columns."""
+        """Check the read, and return the reader of a batch query; `schema` may have fewer columns than a read."""
         from rocketmq_spark.spark.reader import batch_reader
 
         options = self._reader_options(streaming=False)
         return batch_reader(options, schema, self._parallelism, self._accumulator)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
-        """Check the read, and return the reader of a streaming query; see `reader`.
+        """Check the read, and return the reader of a streaming query; the reader's methods raise its errors.
 
-        The reader's methods raise the errors. PySpark would hide an error of this method by its own, because it then
-        stops a reader that does not exist.
+        PySpark would replace an error of this method by its own, because it stops a reader that does not exist.
         """
         from rocketmq_spark.spark.stream_reader import RefusedStreamReader, stream_reader
 
@@ -119,8 +114,8 @@ class RocketMQDataSource(DataSource):
 
         options = parse_source_options(self.options, os.environ, streaming=streaming)
         check_connection(options.connection)
-        for doubt in option_warnings(options):
-            _warn_once(doubt)
+        for warning in option_warnings(options):
+            _warn_once(warning)
         return options
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
@@ -140,15 +135,15 @@ class RocketMQDataSource(DataSource):
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802 - Spark's name
         """Check the write, look up the route of the option topic, and return the writer of one micro-batch.
 
-        Spark asks for a writer twice in a micro-batch, so warnings are logged once, and the route is kept. Complete
-        mode is `overwrite` here: each trigger appends the whole result, as Spark's Kafka sink does.
+        Spark calls this twice per micro-batch, so warnings are logged once, and the route is kept. With `overwrite`
+        (complete mode) each trigger appends the whole result, as Spark's Kafka sink does.
         """
         from rocketmq_spark.spark.writer import look_up_route_of_stream, stream_writer
 
         columns = arrow_schema(schema)
         options = self._checked_options(columns, _warn_once)
         if overwrite:
-            _warn_once("outputMode complete: a topic can't be truncated; every trigger appends the whole result")
+            _warn_once("outputMode complete: a topic cannot be truncated; every trigger appends the whole result")
         lookup = look_up_route_of_stream(options, columns, self.options.get("checkpointLocation"))
         return stream_writer(options, self._accumulator, schema, lookup)
 
@@ -163,18 +158,18 @@ class RocketMQDataSource(DataSource):
             load_class("queueSelector", options.custom_selector, "select")
         if self._speculation and not options.row_id:
             warn(
-                "spark.speculation is true: a task that Spark starts twice stores its rows twice; set rowId=true to "
-                "let readers tell repeats, or spark.speculation=false"
+                "spark.speculation is true: a task that Spark starts twice stores its rows twice; set rowId=true, so "
+                "that readers can recognise repeats, or spark.speculation=false"
             )
         if options.send_mode == "oneway":
-            warn("sendMode=oneway: brokers acknowledge nothing, and rows may be lost without a word")
+            warn("sendMode=oneway: brokers acknowledge nothing, and rows may be lost unnoticed")
         if options.max_rate_per_second is None or options.max_rate_tasks is not None:
             return options
         # Neither a task nor the process that makes this writer can ask Spark how many tasks run at once.
         if self._parallelism is None:
             raise OptionError(
                 "maxRatePerSecond needs to know how many tasks share it: call rocketmq_spark.register(spark) on "
-                "classic Spark, or give the option maxRateTasks (how many tasks of the write run at once)"
+                "classic Spark, or set the option maxRateTasks (how many tasks of the write run at once)"
             )
         return dataclasses.replace(options, max_rate_tasks=self._parallelism)
 

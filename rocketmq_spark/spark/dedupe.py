@@ -1,9 +1,7 @@
 """`dedupe(df)`: drops the repeats that a retry has stored.
 
-A row without an id is no repeat, nor is a row whose content does not fit the hash in its id: ids are copied when rows
-are read, changed and written. These rows bypass the removal in a branch of their own, so that no state and no shuffle
-confuses them. A stream forgets an id no sooner than `within` after its arrival. Rows are timed by arrival, because one
-queue may be read hours behind another, and Spark drops rows that are late by its watermark.
+Rows that cannot be repeats bypass the removal in a branch of their own, without state and shuffle. A stream times rows
+by their arrival: one queue may be read hours behind another, and Spark drops rows that are late by its watermark.
 """
 
 from __future__ import annotations
@@ -29,33 +27,23 @@ def dedupe(
 ) -> DataFrame:
     """Drop repeats of rows that were written with ``rowId``: of rows with equal ``SPARK_ROW_ID`` one stays.
 
-    Rows without an id stay, and so do rows whose topic, body, flag and properties do not fit the hash in their id: they
-    were made of another row. Two rows of one write never have the same id (with ``rowId=columns:...`` rows equal in
-    these columns are one row, and nothing is verified). A repeat with another id stays: the input came in another order
-    or with other partitions.
+    Rows without an id stay. So do rows whose topic, body, flag and properties do not fit the hash in their id: they
+    were made from another row, because ids are copied when rows are read, changed and written. Two rows of one write
+    never have the same id. (With ``rowId=columns:...`` rows equal in these columns are one row, and nothing is
+    verified.) A repeat with another id stays: the input came in another order or with other partitions.
 
-    `df` is evaluated twice, for rows with an id and for those without. In batch, ``cache`` what is expensive. A stream
-    reads its source twice, and its progress counts both.
+    `df` is batch or streaming, Classic or Connect, and has the columns ``topic``, ``body``, ``flag`` and ``properties``
+    of a read; otherwise a SchemaError is raised. A column ``SPARK_ROW_ID`` replaces that entry of ``properties``, and
+    `topic` the column ``topic``: the first topic of rows that were copied (``keepRowId=true``). `df` is evaluated
+    twice, for rows with an id and for those without. In batch, ``cache`` what is expensive. A stream reads its source
+    twice, and its progress counts both.
 
-    A missing column is a SchemaError. A stream without `within`, or with a watermark already, is an OptionError.
+    A stream requires `within`, such as "1 hour": how long an id is remembered at least; later repeats stay. Without it,
+    or with a watermark already, an OptionError is raised. If an aggregation follows, `event_time` is the timestamp
+    column for the watermark of `within` (Spark allows one watermark). **Rows older than the watermark are then
+    dropped**, as in any such query. Otherwise rows are timed by their micro-batch, so that none is late unless the
+    driver's clock is set back by more than `within`.
 
-    Parameters
-    ----------
-    df : pyspark.sql.DataFrame
-        Batch or streaming, Classic or Connect, with the columns ``topic``, ``body``, ``flag`` and ``properties`` of a
-        read. A column ``SPARK_ROW_ID`` replaces that entry of ``properties``.
-    within : str or None, default None
-        Required for a stream: how long an id is remembered at least, as in "1 hour"; later repeats stay.
-    event_time : str or None, default None
-        For a stream: the timestamp column for the watermark of `within`, if an aggregation follows (Spark allows one
-        watermark). **Rows older than the watermark are then dropped**, as in any such query. None: rows are timed by
-        their micro-batch, so that none is late unless the driver's clock is set back by more than `within`.
-    topic : str or None, default None
-        The topic that the rows were first written to, where `df` is of a copy (``keepRowId=true``). None: the column
-        ``topic``.
-
-    Examples
-    --------
     >>> orders = rocketmq_spark.dedupe(stream, within="1 hour")  # doctest: +SKIP
     """
     marked = _marked(df, topic)
@@ -65,14 +53,14 @@ def dedupe(
     else:
         if within is None:
             raise OptionError(
-                'dedupe of a stream needs within (such as within="1 hour"): how long an id is remembered; each takes '
-                "memory until then"
+                'dedupe of a stream requires within (such as within="1 hour"): how long an id is remembered, which '
+                "takes memory"
             )
-        on = [field.name for field in df.schema.fields if _WATERMARK in (field.metadata or {})]
-        if on:
+        timed = [field.name for field in df.schema.fields if _WATERMARK in (field.metadata or {})]
+        if timed:
             raise OptionError(
-                f"dedupe sets a watermark, and Spark allows no second one after that on {', '.join(on)}: call dedupe "
-                f"on the stream without it, as in dedupe(df, within=..., event_time={on[0]!r})"
+                f"dedupe sets a watermark, and Spark allows no second one after that on {', '.join(timed)}: call "
+                f"dedupe on the stream without it, as in dedupe(df, within=..., event_time={timed[0]!r})"
             )
         if event_time is None:
             with_id = with_id.selectExpr("*", f"current_timestamp() AS {_ARRIVAL}")
@@ -84,8 +72,8 @@ def _marked(df: DataFrame, topic: str | None) -> DataFrame:
     """Return the rows with a column of their ids, null for rows that cannot be repeats."""
     if ROW_ID not in df.columns and "properties" not in df.columns:
         raise SchemaError(
-            f"dedupe: there is no column {ROW_ID}, nor a column properties that could hold it; there are "
-            f"{', '.join(df.columns)}: keep one of the two until repeats are dropped"
+            f"dedupe: there is no column {ROW_ID}, nor a column properties that could hold it. The columns are "
+            f"{', '.join(df.columns)}; keep one of the two until repeats are dropped"
         )
     row_id = ROW_ID if ROW_ID in df.columns else f"try_element_at(properties, '{ROW_ID}')"
     needed = ("body", "flag", "properties") if topic is not None else ("topic", "body", "flag", "properties")

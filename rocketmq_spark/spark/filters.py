@@ -1,7 +1,6 @@
 """Spark's filters as narrower ranges of offsets, and as an expression for tags.
 
-A filter that is not understood narrows nothing, and Spark evaluates every filter again. Times have a margin, because a
-broker's clock may have been set back between two messages.
+Other filters change nothing, and Spark evaluates every filter again.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from rocketmq_spark.source.ranges import OffsetRange
 # Returns, for each queue, the offset of the first message stored at a time (epoch, ms) or later, or None.
 _FirstOffsets: TypeAlias = "Callable[[Mapping[MessageQueue, int]], Mapping[MessageQueue, int | None]]"
 
+# A broker's clock may have been set back between two messages.
 _MARGIN_MS: Final = 60_000
 _FIELDS: Final = {"topic": "topic", "brokerName": "broker_name", "queueId": "queue_id"}
 _LOWER: Final = (EqualTo, GreaterThan, GreaterThanOrEqual)
@@ -30,47 +30,48 @@ _PLAIN_TAG: Final = re.compile(r"[^|*\s\x00-\x20]+")
 
 def narrowed(ranges: Sequence[OffsetRange], filters: Iterable[Filter], at: _FirstOffsets) -> list[OffsetRange]:
     """Return the parts of the ranges that all filters may let through."""
-    found = list(ranges)
-    for one in filters:
-        column, values = _column(one), _one_of(one)
+    parts = list(ranges)
+    for each in filters:
+        column, values = _column(each), _allowed_values(each)
         if column in _FIELDS and values is not None:
-            found = [part for part in found if getattr(part.queue, _FIELDS[column]) in values]
-        elif column == "queueOffset" and _compares_with(one, int):
-            found = [_between(part, *_bounds(one)) for part in found]
-        elif column == "storeTimestamp" and _compares_with(one, datetime.datetime):
-            found = _by_time(found, one, at)
-    return [part for part in found if part.size > 0]
+            parts = [part for part in parts if getattr(part.queue, _FIELDS[column]) in values]
+        elif column == "queueOffset" and _compares_with(each, int):
+            parts = [_between(part, *_bounds(each)) for part in parts]
+        elif column == "storeTimestamp" and _compares_with(each, datetime.datetime):
+            parts = _by_time(parts, each, at)
+    return [part for part in parts if part.size > 0]
 
 
 def tag_expression(filters: Iterable[Filter]) -> str | None:
     """Return the filters' tags as an expression for brokers, None without such a filter."""
-    for one in filters:
-        values = _one_of(one) if _column(one) == "tags" else None
+    for each in filters:
+        values = _allowed_values(each) if _column(each) == "tags" else None
         if values and all(isinstance(value, str) and _PLAIN_TAG.fullmatch(value) for value in values):
             return " || ".join(values)
     return None
 
 
-def _column(one: Filter) -> str | None:
-    attribute: tuple[str, ...] = getattr(one, "attribute", ())
+def _column(one_filter: Filter) -> str | None:
+    attribute: tuple[str, ...] = getattr(one_filter, "attribute", ())
     return attribute[0] if len(attribute) == 1 else None
 
 
-def _one_of(one: Filter) -> tuple[Any, ...] | None:
+def _allowed_values(one_filter: Filter) -> tuple[Any, ...] | None:
     """Return the values that a filter allows; None for a filter of another kind."""
-    if isinstance(one, In):
-        return tuple(one.value)
-    return (one.value,) if isinstance(one, EqualTo) else None
+    if isinstance(one_filter, In):
+        return tuple(one_filter.value)
+    return (one_filter.value,) if isinstance(one_filter, EqualTo) else None
 
 
-def _compares_with(one: Any, kind: type) -> bool:
-    return isinstance(one, (*_LOWER, *_UPPER)) and isinstance(one.value, kind)
+def _compares_with(one_filter: Any, kind: type) -> bool:
+    return isinstance(one_filter, (*_LOWER, *_UPPER)) and isinstance(one_filter.value, kind)
 
 
-def _bounds(one: Any) -> tuple[int | None, int | None]:
+def _bounds(comparison: Any) -> tuple[int | None, int | None]:
     """Return the first number that a comparison lets through, and the number after the last one."""
-    low = one.value + isinstance(one, GreaterThan) if isinstance(one, _LOWER) else None
-    high = one.value + isinstance(one, (EqualTo, LessThanOrEqual)) if isinstance(one, _UPPER) else None
+    value = comparison.value
+    low = value + isinstance(comparison, GreaterThan) if isinstance(comparison, _LOWER) else None
+    high = value + isinstance(comparison, (EqualTo, LessThanOrEqual)) if isinstance(comparison, _UPPER) else None
     return low, high
 
 
@@ -80,16 +81,15 @@ def _between(part: OffsetRange, low: int | None, high: int | None) -> OffsetRang
     return replace(part, start=start, end=max(start, end))
 
 
-def _by_time(parts: Sequence[OffsetRange], one: Any, at: _FirstOffsets) -> list[OffsetRange]:
-    if one.value.tzinfo is None:
-        return list(parts)
-    low, high = _bounds(replace(one, value=int(one.value.timestamp() * 1000)))
+def _by_time(parts: list[OffsetRange], comparison: Any, at: _FirstOffsets) -> list[OffsetRange]:
+    if comparison.value.tzinfo is None:
+        return parts
+    low, high = _bounds(replace(comparison, value=int(comparison.value.timestamp() * 1000)))
     queues = [part.queue for part in parts]
-    found = list(parts)
     if low is not None:
         starts = at(dict.fromkeys(queues, max(0, low - _MARGIN_MS)))
-        found = [_between(part, part.end if (start := starts[part.queue]) is None else start, None) for part in found]
+        parts = [_between(part, part.end if (start := starts[part.queue]) is None else start, None) for part in parts]
     if high is not None:
         ends = at(dict.fromkeys(queues, max(0, high + _MARGIN_MS)))
-        found = [_between(part, None, ends[part.queue]) for part in found]
-    return found
+        parts = [_between(part, None, ends[part.queue]) for part in parts]
+    return parts

@@ -1,6 +1,6 @@
 """`live(spark, topic, ...)`: shows Spark's tasks and arriving messages while a job runs.
 
-A thread looks twice a second and shows a `LiveView`. No failure reaches the job: it is shown, and logged once. The
+A thread takes and shows a `LiveView` twice a second. Failures never reach the job: they are shown, and logged once. The
 first look precedes the block, so that all of its messages count. The last one follows it and stays on the screen.
 """
 
@@ -29,10 +29,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("rocketmq_spark.spark")
 
-# Seconds: between two looks, between two looks after the block, and how long these may go on.
-_INTERVAL, _SETTLING, _SETTLED_WITHIN = 0.5, 0.2, 1.0
-# Seconds: how long the thread may take to end, and between two lines in a file.
-_STOPPED_WITHIN, _BETWEEN_LINES = 10.0, 5.0
+# Seconds: between two looks, between two looks after the block, limit of the latter, for the thread to end, and between
+# two lines in a file.
+_INTERVAL, _SETTLING, _SETTLED_WITHIN, _STOPPED_WITHIN, _BETWEEN_LINES = 0.5, 0.2, 1.0, 10.0, 5.0
 
 _HEADINGS: Final = ("broker", "messages arrived", "per second")
 # The column without a heading has the brokers' problems.
@@ -48,31 +47,24 @@ def live(
     """Show Spark's tasks and the messages that arrive in a topic, twice a second, while a ``with`` block runs.
 
     In a notebook the display is an output of the cell, in a terminal its last lines, elsewhere a line on stderr every
-    five seconds. The last state stays. Messages are counted by the brokers' own offsets, so those of other senders
-    count, too. The topic need not exist yet. A server that does not answer is shown, and is no error.
+    five seconds. Messages are counted by the brokers' own offsets, so those of other senders count, too. The topic need
+    not exist yet. A server that does not answer is shown, and is no error.
 
-    The session's jobs that begin within the block count, and those of streaming queries. With Spark Connect only
+    Tasks are those of the session's jobs that begin within the block, and of streaming queries. With Spark Connect only
     messages are shown, because its clients cannot see tasks. The name servers (default: the environment variable
     ``NAMESRV_ADDR``) and `connection` are those of `Admin`; an OptionError is raised if they are malformed or missing.
 
-    Examples
-    --------
     >>> with rocketmq_spark.live(spark, "orders", "127.0.0.1:9876"):  # doctest: +SKIP
     ...     df.write.format("rocketmq").option("nameServer", "127.0.0.1:9876").option("topic", "orders").save()
     """
-    admin = Admin(name_server, **connection)
-    return LiveDisplay(spark, topic, admin.transport)
+    return LiveDisplay(spark, topic, Admin(name_server, **connection).transport)
 
 
 class LiveDisplay:
     """The context manager that `live` returns, for one block; it closes `transport`. `view` is what was shown last."""
 
     def __init__(
-        self,
-        spark: SparkSession,
-        topic: str,
-        transport: RemotingTransport,
-        screen: Screen | None = None,
+        self, spark: SparkSession, topic: str, transport: RemotingTransport, screen: Screen | None = None
     ) -> None:
         self.view = LiveView(topic, 0.0, over=False, tasks=None, brokers=(), problems=())
         self._spark = spark
@@ -80,6 +72,7 @@ class LiveDisplay:
         self._screen = screen
         self._arrivals = Arrivals(transport, topic)
         self._tasks: Tasks | None = None
+        # The failing parts of the display, and why.
         self._failed: dict[str, str] = {}
         self._logged: set[str] = set()
         self._over = threading.Event()
@@ -91,7 +84,7 @@ class LiveDisplay:
             self._tasks = self._guarded("tasks", lambda: Tasks(self._spark))
         self._look()
         self._show()
-        # In the block's context, by which a notebook's kernel knows the cell of an output.
+        # By the block's context a notebook's kernel finds the cell of an output.
         run = contextvars.copy_context().run
         self._thread = threading.Thread(target=run, args=(self._run,), name="rocketmq-spark-live", daemon=True)
         self._thread.start()
@@ -117,7 +110,7 @@ class LiveDisplay:
                 self._show()
 
     def _settle(self) -> None:
-        # Brokers and Spark report the end of a job a moment later: look until nothing changes.
+        # Brokers and Spark report the end of a job with a delay: look until nothing changes.
         deadline = time.monotonic() + _SETTLED_WITHIN
         while time.monotonic() < deadline:
             before = self.view.tasks, self._arrivals.messages
@@ -136,7 +129,7 @@ class LiveDisplay:
         self._log_once("name servers", self._arrivals.problem)
         for broker in brokers:
             self._log_once(broker.broker, broker.detail)
-        failed = (f"{what}: {problem}" for what, problem in self._failed.items())
+        failed = (f"{part}: {problem}" for part, problem in self._failed.items())
         problems = tuple(filter(None, (self._arrivals.note, self._arrivals.problem, *failed)))
         seconds = (ended or time.monotonic()) - self._began
         view = replace(self.view, seconds=seconds, over=ended is not None, brokers=brokers, problems=problems)
@@ -144,26 +137,26 @@ class LiveDisplay:
         if (screen := self._screen) is not None:
             self._guarded("display", lambda: screen(view))
 
-    def _guarded(self, what: str, do: Callable[[], T]) -> T | None:
-        """Return what `do` returns, or keep its error as a problem and return None."""
+    def _guarded(self, part: str, action: Callable[[], T]) -> T | None:
+        """Return the action's result, or keep its error as a problem and return None."""
         try:
-            result = do()
+            result = action()
         except Exception as exc:
             # Py4J, a notebook's front end and a closed stream raise errors of all kinds.
-            self._failed[what] = f"{type(exc).__name__}: {str(exc).strip().partition(chr(10))[0]}"
-            self._log_once(what, self._failed[what])
+            self._failed[part] = f"{type(exc).__name__}: {str(exc).strip().partition(chr(10))[0]}"
+            self._log_once(part, self._failed[part])
             return None
-        self._failed.pop(what, None)
+        self._failed.pop(part, None)
         return result
 
-    def _log_once(self, what: str, problem: str) -> None:
-        if problem and what not in self._logged:
-            self._logged.add(what)
-            logger.warning("the live display of topic %s (the job goes on): %s: %s", self.view.topic, what, problem)
+    def _log_once(self, part: str, problem: str) -> None:
+        if problem and part not in self._logged:
+            self._logged.add(part)
+            logger.warning("live display of topic %s (the job continues): %s: %s", self.view.topic, part, problem)
 
 
 class TaskCounts(NamedTuple):
-    """Tasks that ended well, that run, that failed (Spark tries them again), and all of them."""
+    """Tasks that succeeded, that run, that failed (Spark tries them again), and all of them."""
 
     ended: int = 0
     running: int = 0
@@ -198,8 +191,8 @@ class Tasks:
 
     def _jobs(self) -> set[int]:
         self._groups |= {str(query.runId) for query in self._spark.streams.active}
-        found = set(self._tracker.getActiveJobsIds())
-        return found.union(*(self._tracker.getJobIdsForGroup(group) for group in self._groups))
+        active = set(self._tracker.getActiveJobsIds())
+        return active.union(*(self._tracker.getJobIdsForGroup(group) for group in self._groups))
 
     def _of_job(self, job_id: int) -> tuple[bool, TaskCounts]:
         """Return whether a job has ended, and its tasks; stages that Spark skips do not count."""
@@ -249,14 +242,14 @@ class LiveView:
         lines = [(broker.broker, broker.messages, self._rate(broker), broker.problem) for broker in self.brokers]
         if len(lines) != 1:
             lines.append(("all", self.messages, self._rate_of_all(), ""))
-        rows = []
-        for name, messages, rate, problem in lines:
-            row = (name, f"{messages:,}", "-" if rate is None else f"{rate:,.0f}", problem)
-            rows.append(row[: len(self.headings())])
-        return rows
+        width = len(self.headings())
+        return [
+            (name, f"{messages:,}", "-" if rate is None else f"{rate:,.0f}", problem)[:width]
+            for name, messages, rate, problem in lines
+        ]
 
     def headings(self) -> tuple[str, ...]:
-        """Return the headings of the rows; the problems have a column only if there are some."""
+        """Return the headings of the rows; problems have a column only if there are any."""
         return (*_HEADINGS, "") if any(broker.problem for broker in self.brokers) else _HEADINGS
 
     def line(self) -> str:
@@ -301,7 +294,7 @@ def notebook_screen(display: Callable[..., Any]) -> Screen:
 
 
 def terminal_screen(console: Console) -> Screen:
-    """Return a screen of a terminal's last lines; what is printed meanwhile scrolls above them."""
+    """Return a screen of a terminal's last lines; other output scrolls above them."""
     from rich.live import Live
 
     lines = Live(console=console, auto_refresh=False)
@@ -329,7 +322,7 @@ def lines_screen(file: IO[str], clock: Callable[[], float] = time.monotonic) -> 
 
 
 def screen_here() -> Screen:
-    """Return the screen for this place. All but notebooks use stderr, because stdout is the program's."""
+    """Return the screen for this process. All but notebooks use stderr, because stdout is the program's."""
     from rich.console import Console
 
     console = Console(stderr=True)

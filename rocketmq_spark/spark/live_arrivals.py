@@ -1,8 +1,8 @@
 """Counts the messages that arrive in a topic, by the brokers' own offsets (``MQAdminImpl.maxOffset``).
 
 A queue counts from its offset at its first answer. A new queue counts from 0: its broker had fewer queues before, or
-was registered without the topic at the beginning. A broker that is merely missing from the route may be down, and
-return with old messages.
+was registered without the topic at the beginning. A broker that the route merely lacks may be down, and have old
+messages.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from rocketmq_spark.transport.parallel import in_parallel
 if TYPE_CHECKING:
     from rocketmq_spark.transport.remoting.transport import RemotingTransport
 
-# Seconds: per request; before a silent broker is asked again, between two route requests, and the span of a rate.
+# Seconds per request.
 _TIMEOUT: Final = 0.5
+# Seconds before the next request to a silent broker, between two route requests, and the span of a rate.
 _PAUSE: Final = 2.0
 
 
 class BrokerArrivals(NamedTuple):
-    """What has arrived at one broker; `per_second` is None, and `problem` says why, while it does not answer."""
+    """The messages that have arrived at one broker; with a `problem`, `per_second` is None."""
 
     broker: str
     messages: int
@@ -38,7 +39,7 @@ class BrokerArrivals(NamedTuple):
 
 @dataclass(slots=True)
 class _Broker:
-    # The most queues that it has had, or may have had before the beginning. Queues beyond are new.
+    # The most queues that it has had, or may have had before the beginning. Further queues are new.
     known: int
     address: str | None = None
     queues: int = 0
@@ -86,7 +87,7 @@ class Arrivals:
         return sum(broker.messages for broker in self._brokers.values())
 
     def look(self, now: float, *, last: bool = False) -> None:
-        """Ask all brokers at once, and name servers every two seconds (with `last`: now)."""
+        """Ask all brokers concurrently, and name servers every two seconds (with `last`: now)."""
         if last or now >= self._route_at:
             self._refresh(now)
         due = [name for name, broker in self._brokers.items() if now >= broker.ask_at]
@@ -122,7 +123,7 @@ class Arrivals:
             self.problem = str(exc)
             return
         except errors.RocketMQError as exc:
-            self.problem = f"no name server tells of the topic: {exc}"
+            self.problem = f"looking up the topic failed: {exc}"
             return
         masters = {data.broker_name: data.master for data in route.broker_datas}
         for data in route.queue_datas:
@@ -135,7 +136,7 @@ class Arrivals:
 
     def _ask(self, name: str, broker: _Broker, now: float) -> None:
         if broker.address is None:
-            broker.problem = broker.detail = "no name server knows its master just now"
+            broker.problem = broker.detail = "no name server lists its master now"
             return
         try:
             for queue_id in range(broker.queues):
@@ -145,7 +146,7 @@ class Arrivals:
                 broker.first.setdefault(queue_id, offset)
                 broker.last[queue_id] = offset
         except errors.RocketMQError as exc:
-            broker.problem = "does not answer" if isinstance(exc, errors.RemotingException) else "refuses to tell"
+            broker.problem = "does not answer" if isinstance(exc, errors.RemotingException) else "rejects the request"
             broker.detail = str(exc)
             broker.ask_at = now + _PAUSE
             broker.seen.clear()

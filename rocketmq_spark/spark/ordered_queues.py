@@ -1,12 +1,10 @@
-"""The queues that an ordered stream binds its keys to, kept from one micro-batch to the next.
+"""Keeps the queues that an ordered stream binds its keys to from one micro-batch to the next.
 
-A name server drops a broker from the route as soon as its connection breaks. If keys were bound to the remaining
-queues, they would move, and consumers would see new rows before old ones. So the driver keeps the number of queues of
-each broker in a file of the query's checkpoint:
+A name server drops a broker from the route as soon as its connection breaks. Keys that then moved to the remaining
+queues would let consumers see new rows before old ones. So the driver keeps each broker's number of queues in a file of
+the query's checkpoint, or in memory if Python cannot reach the checkpoint:
 
     <checkpointLocation>/rocketmq-queues-<topic>.json   {"broker-a": 4, "broker-b": 4}
-
-If Python cannot reach the checkpoint, the numbers are kept in memory and are lost with the process.
 """
 
 from __future__ import annotations
@@ -44,17 +42,14 @@ class QueueMemory:
         self._checkpoint = checkpoint
         self._topic = topic
         self._name = f"rocketmq-queues-{quote(topic, safe='')}.json"
-
-    @property
-    def place(self) -> str:
-        """The file, for messages."""
-        return f"{(self._checkpoint or 'checkpointLocation').rstrip('/')}/{self._name}"
+        # The file, for messages.
+        self.place = f"{(checkpoint or 'checkpointLocation').rstrip('/')}/{self._name}"
 
     def load(self) -> dict[str, int]:
         """Return the number of queues by broker; empty if nothing is known yet. Raises an error for a broken file."""
         from pyarrow import fs
 
-        what = f"reading the queues of topic {self._topic} from {self.place}"
+        reading = f"reading the queues of topic {self._topic} from {self.place}"
         try:
             filesystem, path = self._resolved()
         except _FILE_ERRORS as exc:
@@ -67,8 +62,8 @@ class QueueMemory:
                 text = bytes(stream.read())
         except _FILE_ERRORS as exc:
             raise RocketMQError(
-                f"{what}: {exc}. Without them keys could move to other queues. Make the file readable, or set an order "
-                "configuration for the topic"
+                f"{reading}: {exc}. Without them keys could move to other queues. Make the file readable, or set an "
+                "order configuration for the topic"
             ) from exc
         try:
             numbers = json.loads(text)
@@ -76,13 +71,13 @@ class QueueMemory:
             numbers = None
         if not isinstance(numbers, dict) or not all(type(number) is int and number >= 0 for number in numbers.values()):
             raise RocketMQError(
-                f"{what}: the file does not hold a number of queues for each broker; delete it while all brokers of "
+                f"{reading}: the file does not hold a number of queues for each broker; delete it while all brokers of "
                 "the topic are up"
             )
         return numbers
 
     def save(self, numbers: Mapping[str, int]) -> None:
-        """Keep the number of queues by broker. Does not raise: a warning says if they are kept in memory only."""
+        """Keep the number of queues by broker. If the file cannot be written, log a warning and keep them in memory."""
         _IN_MEMORY[self._checkpoint, self._topic] = dict(numbers)
         try:
             filesystem, path = self._resolved()
@@ -103,7 +98,7 @@ class QueueMemory:
             raise OSError(_UNUSABLE[self._checkpoint])
         checkpoint = re.sub("^file:/+", "file:///", self._checkpoint)
         if checkpoint.startswith("gs:") and "?" not in checkpoint:
-            # By default Google's client tries for 15 minutes.
+            # By default Google's client retries for 15 minutes.
             checkpoint += "?retry_limit_seconds=10"
         filesystem, folder = fs.FileSystem.from_uri(checkpoint)
         # Spark has made the folder. If it does not exist, the path belongs to another file system.
@@ -115,7 +110,7 @@ class QueueMemory:
         if self._checkpoint is not None:
             _UNUSABLE[self._checkpoint] = str(why)
         _warn_once(
-            f"ordered=true: the queues of topic {self._topic} can't be kept in {self.place} ({why}). If a broker is "
+            f"ordered=true: the queues of topic {self._topic} cannot be saved in {self.place} ({why}). If a broker is "
             "down when the driver starts again, keys move to other queues. Set an order configuration for the topic"
         )
 

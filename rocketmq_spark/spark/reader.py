@@ -1,8 +1,7 @@
-"""What ``spark.read`` needs: ranges of offsets on the driver, record batches in the tasks.
+"""The reader of ``spark.read``: ranges of offsets on the driver, record batches in the tasks.
 
 The driver asks the cluster once, when the query is planned. A reader holds options and a schema only, because Spark
-pickles it into every task. Spark evaluates all filters again, because times and hashes are not exact. The options mean
-what they mean in ``KafkaBatch.scala``.
+pickles it into every task. Follows ``KafkaBatch.scala``.
 """
 
 from __future__ import annotations
@@ -28,44 +27,43 @@ if TYPE_CHECKING:
     from pyspark.sql.datasource import Filter
     from pyspark.sql.types import StructType
 
+    from rocketmq_spark.model.message import MessageQueue
     from rocketmq_spark.model.route import TopicRouteData
     from rocketmq_spark.source.ranges import OffsetRange
     from rocketmq_spark.source.topic_queues import TopicQueues
 
 logger = logging.getLogger("rocketmq_spark.spark")
 
-# The columns that may be null.
 _MAY_BE_NULL: Final = ("tags", "keys", "unreadable")
-# With onUnreadable=raw: the columns of a record that cannot be decoded.
+# The columns of a record that cannot be decoded (onUnreadable=raw).
 _NEVER_NULL: Final = ("topic", "body", "brokerName", "queueId", "queueOffset")
 _PUSHDOWN_WORKER: Final = "pyspark.sql.worker.data_source_pushdown_filters"
 
+# The columns of a read.
 READ_SCHEMA: Final = (
     "topic string, body binary, tags string, keys string, properties map<string,string>, flag int, brokerName string, "
     "queueId int, queueOffset bigint, msgId string, offsetMsgId string, bornTimestamp timestamp, "
     "storeTimestamp timestamp, bornHost string, reconsumeTimes int"
 )
-"""The columns of a read."""
-
+# The columns of a read with ``onUnreadable=raw``.
 RAW_READ_SCHEMA: Final = f"{READ_SCHEMA}, unreadable string"
-"""The columns of a read with ``onUnreadable=raw``."""
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
     """Return the Arrow schema that Spark uses for `schema` between the JVM and Python."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
-    # Newer releases require a time zone for timestamps; older ones take none, and use UTC.
+    # Newer releases require a time zone for timestamps; older ones have no such parameter, and use UTC.
     required = "timezone" in inspect.signature(to_arrow_schema).parameters
     return to_arrow_schema(schema, timezone="UTC") if required else to_arrow_schema(schema)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class RangesPartition(InputPartition):
-    """The ranges that one task reads, of different queues, with the routes of their brokers.
+    """The ranges that one task reads, of different queues, and the routes of their brokers.
 
-    So a task asks a name server only when a broker does not answer. With `filters_here` only the task looks for tags;
-    this is no attribute of the reader, which Spark pickles before it asks for partitions.
+    A task asks a name server only if a broker does not answer. With `filters_here` the task filters by tags, not the
+    broker. Spark pickles the reader before it asks for partitions, so this is no attribute of the reader.
     """
 
     ranges: tuple[OffsetRange, ...]
@@ -76,8 +74,8 @@ class RangesPartition(InputPartition):
 class PartitionReader:
     """The base of batch and stream readers; `read` runs in every task.
 
-    `schema` has the columns of a read, or some of them; another one is a SchemaError. `parallelism` is how many tasks
-    run at once, if known. The `accumulator` takes the numbers of skipped messages to the driver.
+    A column of `schema` that no read has is a SchemaError. `parallelism` is how many tasks run at once, if known. The
+    `accumulator` takes the numbers of skipped messages to the driver.
     """
 
     def __init__(
@@ -95,7 +93,7 @@ class PartitionReader:
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read one partition (runs in a task)."""
-        # If there is nothing to read, Spark makes a partition itself.
+        # If `partitions` returned none, Spark passes a plain `InputPartition`.
         if not isinstance(partition, RangesPartition):
             return
         from rocketmq_spark.arrow.decode import fail
@@ -123,13 +121,21 @@ class PartitionReader:
 
         options = self._options
         tasks = tasks_of(ranges, options.min_partitions, options.max_records_per_partition, self._parallelism)
-        filters_here = self._filters_here(ranges, known)
-        routes = known.routes([one.queue for one in ranges])
-        return [RangesPartition(task, _routes_of(task, routes), filters_here) for task in tasks]
+        filters_here = self._filters_here([part.queue for part in ranges if part.size > 0], known)
+        routes = known.routes([part.queue for part in ranges])
+        partitions: list[InputPartition] = []
+        for task in tasks:
+            brokers: dict[str, set[str]] = {}
+            for part in task:
+                brokers.setdefault(part.queue.topic, set()).add(part.queue.broker_name)
+            # Only the routes of the task's brokers: a topic may have hundreds of brokers.
+            of_task = {topic: routes[topic].only(names) for topic, names in brokers.items() if topic in routes}
+            partitions.append(RangesPartition(task, of_task, filters_here))
+        return partitions
 
-    def _filters_here(self, ranges: list[OffsetRange], known: TopicQueues) -> bool:
+    def _filters_here(self, queues: list[MessageQueue], known: TopicQueues) -> bool:
         """Return whether tasks filter by tags themselves; let brokers check a SQL92 expression."""
-        options, queues = self._options, [one.queue for one in ranges if one.size > 0]
+        options = self._options
         if options.sub_expression.strip() == "*":
             return False
         inner = known.may_hold_inner_batches(queues)
@@ -137,15 +143,15 @@ class PartitionReader:
             return inner
         if inner:
             raise OptionError(
-                "filterType=SQL92: a topic is for inner batches (queue.type=BatchCQ), of which a broker sees no "
-                "properties but the batch's; leave the option out, and filter the DataFrame"
+                "filterType=SQL92: a topic is for inner batches (queue.type=BatchCQ), and a broker sees only the "
+                "properties of a batch, not those of its messages; leave the option out, and filter the DataFrame"
             )
         known.check_filter(queues)
         return False
 
 
 class RocketMQBatchReader(PartitionReader, DataSourceReader):
-    """The reader of ``spark.read``; parameters as of `PartitionReader`."""
+    """The reader of ``spark.read``."""
 
     _filters: Sequence[Filter] = ()
 
@@ -186,27 +192,19 @@ def batch_reader(
 ) -> RocketMQBatchReader:
     """Return the reader of a batch query.
 
-    With filter push-down off, Spark rejects a reader that accepts filters, and does not tell a source the setting. Only
-    the worker process that plans the query differs.
+    With filter push-down off, Spark rejects a reader that accepts filters. A source cannot read that setting, but
+    another worker process plans the query.
     """
     main = getattr(sys.modules["__main__"], "__spec__", None)
     offered = _PUSHDOWN_WORKER in sys.modules or (main is not None and main.name == _PUSHDOWN_WORKER)
     return (FilteringBatchReader if offered else RocketMQBatchReader)(options, schema, parallelism, accumulator)
 
 
-def _routes_of(task: Iterable[OffsetRange], routes: dict[str, TopicRouteData]) -> dict[str, TopicRouteData]:
-    """Return the routes of one task's brokers: a topic may have hundreds."""
-    brokers: dict[str, set[str]] = {}
-    for one in task:
-        brokers.setdefault(one.queue.topic, set()).add(one.queue.broker_name)
-    return {topic: routes[topic].only(names) for topic, names in brokers.items() if topic in routes}
-
-
 def _check_columns(schema: StructType, *, raw: bool) -> None:
     columns = RAW_READ_SCHEMA if raw else READ_SCHEMA
     known = dict(column.strip().split(" ") for column in re.split(r",(?![a-z]+>)", columns))
     if not schema.names:
-        raise SchemaError("schema: it names no column; leave .schema(...) out, or name those that are wanted")
+        raise SchemaError("schema: it names no column; leave .schema(...) out, or name the columns to read")
     for field in schema:
         kind = field.dataType.simpleString()
         if field.name == "unreadable" and not raw:
@@ -219,16 +217,18 @@ def _check_columns(schema: StructType, *, raw: bool) -> None:
                 "cast after the read"
             )
         if field.name in _MAY_BE_NULL and not field.nullable:
-            raise SchemaError(f"schema: column {field.name} may be null, as a message need not have {field.name}")
+            raise SchemaError(
+                f"schema: column {field.name} may be null, because messages may lack it; make it nullable"
+            )
         if raw and not field.nullable and field.name not in _NEVER_NULL:
             raise SchemaError(
-                f"schema: with onUnreadable=raw column {field.name} is null for a record that cannot be decoded: make "
+                f"schema: with onUnreadable=raw column {field.name} is null for a record that cannot be decoded; make "
                 "it nullable"
             )
     if raw and "unreadable" not in schema.names:
         raise SchemaError(
-            "schema: with onUnreadable=raw the column unreadable (string) is required, as without it stored bytes look "
-            "like bodies; add it, or set onUnreadable=skip"
+            "schema: with onUnreadable=raw the column unreadable (string) is required, because without it stored bytes "
+            "look like bodies; add it, or set onUnreadable=skip"
         )
     if len(set(schema.names)) != len(schema.names):
-        raise SchemaError(f"schema: columns are named twice: {', '.join(schema.names)}")
+        raise SchemaError(f"schema: a column is named twice: {', '.join(schema.names)}")

@@ -1,14 +1,12 @@
 """`register(spark)`: registers the data source with an accumulator, and hooks Spark's writers.
 
-The accumulator and the default parallelism are attributes of a subclass made for the session, which Spark pickles into
-every task. The hooks on ``DataFrameWriter.save`` and ``DataStreamWriter.start`` are installed once, and can be removed.
+The hooks on ``DataFrameWriter.save`` and ``DataStreamWriter.start`` are installed once, and can be removed.
 
-``save`` gets a mode, because Spark rejects its default mode (error if exists) for every Python data source before our
-code runs, and a topic can only be appended to. On classic Spark an explicit ``mode("error")`` looks like the default.
+``save`` gets the mode "append", because a topic can only be appended to. Spark rejects its default mode (error if
+exists) for every Python data source. On classic Spark an explicit ``mode("error")`` looks like the default.
 
 Both activate the writer's session. Classic Spark looks for a Python data source in the active session of the JVM's
-thread (``DataSource.lookupDataSource``). Py4J starts a JVM thread for each Python thread, and again after an interrupt,
-and a new thread has no active session.
+thread (``DataSource.lookupDataSource``). Threads that Py4J starts for Python threads, or after an interrupt, have none.
 """
 
 from __future__ import annotations
@@ -48,12 +46,12 @@ _TIMEOUT: Final = 10.0
 
 
 def fault_of_workers(context: SparkContext) -> str | None:
-    """Return what is wrong with the interpreter of a context's workers; None if nothing is, or if it is unknown."""
+    """Return what is wrong with the Python interpreter of a context's workers; None if nothing is known to be."""
     if not _LOCAL.fullmatch(context.master or "") or context._python_includes or "PYTHONPATH" in context.environment:
         return None
     interpreter = shutil.which(context.pythonExec)
     if interpreter is None:
-        return f"{context.pythonExec}, which Spark's workers are to run, is not there"
+        return f"{context.pythonExec}, which Spark's workers should run, does not exist"
     # Paths, not programs: two virtual environments may link to the same program.
     if os.path.abspath(interpreter) == os.path.abspath(sys.executable):
         return None
@@ -74,36 +72,37 @@ def fault_of_workers(context: SparkContext) -> str | None:
 def register(spark: SparkSession) -> Metrics:
     """Make ``format("rocketmq")`` known to a session, and return the metrics of its future writes.
 
-    The metrics fill as tasks end. On Spark Connect their methods raise `MetricsUnavailableError`. Each call returns new
-    metrics from zero; earlier ones keep their values. ``spark.newSession()`` needs its own `register`. A warning is
-    logged if the workers of a local session run an interpreter that lacks this package, has another release, or does
+    Numbers appear as tasks end. On Spark Connect the methods of the metrics raise `MetricsUnavailableError`. Each call
+    returns new metrics from zero; earlier ones keep their values. ``spark.newSession()`` needs its own `register`. A
+    warning is logged if the interpreter of a local session's workers lacks this package, has another release, or does
     not exist.
     """
-    _put_hooks_on()
+    for writer_class, method, around in _hooks():
+        original = getattr(writer_class, method)
+        if not hasattr(original, "_rocketmq_original"):
+            hooked = around(original)
+            hooked._rocketmq_original = original
+            setattr(writer_class, method, hooked)
     speculation = (spark.conf.get("spark.speculation", "false") or "").lower() == "true"
-    if is_connect(spark):
-        spark.dataSource.register(_session_source(None, speculation))
-        return UnavailableMetrics()
-    fault = fault_of_workers(spark.sparkContext)
-    if fault is not None:
-        logger.warning(
-            "%s: reads and writes will fail; set PYSPARK_PYTHON=%s before the session is made", fault, sys.executable
-        )
-    metrics = Metrics()
-    accumulator = spark.sparkContext.accumulator(metrics, ReportAccumulatorParam())
-    source = _session_source(accumulator, speculation, spark.sparkContext.defaultParallelism)
-    spark.dataSource.register(source)
-    return metrics
+    metrics: Metrics = UnavailableMetrics()
+    accumulator = parallelism = None
+    if not is_connect(spark):
+        context = spark.sparkContext
+        fault = fault_of_workers(context)
+        if fault is not None:
+            text = "%s: reads and writes will fail; set PYSPARK_PYTHON=%s before the session is made"
+            logger.warning(text, fault, sys.executable)
+        metrics, parallelism = Metrics(), context.defaultParallelism
+        accumulator = context.accumulator(metrics, ReportAccumulatorParam())
 
-
-def _session_source(accumulator: Any, speculation: bool, parallelism: int | None = None) -> type[RocketMQDataSource]:
     # A class made here is pickled by value, with its accumulator; its base is pickled by reference.
     class SessionRocketMQDataSource(RocketMQDataSource):
         _accumulator = accumulator
         _speculation = speculation
         _parallelism = parallelism
 
-    return SessionRocketMQDataSource
+    spark.dataSource.register(SessionRocketMQDataSource)
+    return metrics
 
 
 def is_connect(spark: SparkSession) -> bool:
@@ -121,15 +120,6 @@ def unregister() -> None:
         setattr(writer_class, method, getattr(hooked, "_rocketmq_original", hooked))
 
 
-def _put_hooks_on() -> None:
-    for writer_class, method, around in _hooks():
-        found = getattr(writer_class, method)
-        if not hasattr(found, "_rocketmq_original"):
-            hooked = around(found)
-            hooked._rocketmq_original = found
-            setattr(writer_class, method, hooked)
-
-
 def _hooks() -> list[tuple[Any, str, Callable[[Any], Any]]]:
     """Return Spark's classes, their methods, and the wrapper of each."""
     from pyspark.sql.readwriter import DataFrameWriter
@@ -139,7 +129,7 @@ def _hooks() -> list[tuple[Any, str, Callable[[Any], Any]]]:
         (DataFrameWriter, "save", _appending),
         (DataStreamWriter, "start", _in_its_session),
     ]
-    # Without Spark Connect's dependencies there are no such sessions.
+    # Without its dependencies there are no sessions of Spark Connect.
     with contextlib.suppress(ImportError):
         from pyspark.sql.connect.readwriter import DataFrameWriter as ConnectDataFrameWriter
 
@@ -157,12 +147,15 @@ def _appending(save: Callable[..., None]) -> Callable[..., None]:
         *args: Any,
         **options: Any,
     ) -> None:
-        own_format, own_mode = _source_and_mode(self)
+        if hasattr(self, "_jwrite"):
+            own_format, own_mode = str(self._jwrite.source()), str(self._jwrite.curmode().name())
+        else:
+            own_format, own_mode = self._write.source, self._write.mode
         if (format or own_format or "").lower() == "rocketmq":
-            asked = (mode or own_mode or "").lower()
-            if asked not in _APPENDING:
+            chosen = (mode or own_mode or "").lower()
+            if chosen not in _APPENDING:
                 raise OptionError(
-                    f'mode("{asked}"): a RocketMQ topic can only be appended to; leave the mode out or use '
+                    f'mode("{chosen}"): a RocketMQ topic can only be appended to; leave the mode out or use '
                     '.mode("append")'
                 )
             mode = "append"
@@ -186,9 +179,3 @@ def _activate(writer: Any) -> None:
     session = writer._spark
     if not is_connect(session):
         session._jvm.org.apache.spark.sql.SparkSession.setActiveSession(session._jsparkSession)
-
-
-def _source_and_mode(writer: Any) -> tuple[Any, Any]:
-    if hasattr(writer, "_jwrite"):
-        return str(writer._jwrite.source()), str(writer._jwrite.curmode().name())
-    return writer._write.source, writer._write.mode

@@ -1,4 +1,4 @@
-"""The way back to the driver: the accumulator behind the user's metrics, commit messages, their log lines and files.
+"""Reports of tasks to the driver: the accumulator behind the user's metrics, commit messages, log lines and files.
 
 On the driver the accumulator's value is a `Metrics`, always the same object. In a task it is a list of reports.
 Adding to either never raises, because Spark's scheduler waits for it (``pyspark/accumulators.py``).
@@ -33,8 +33,8 @@ COMMIT_MESSAGE_BYTES: Final = 1024
 _MAX_LATENCY_BITS: Final = 7
 
 _UNAVAILABLE: Final = (
-    "the metrics of this session have no way back to it: Spark Connect has no accumulators. The summary of each write "
-    "and micro-batch is in the log of the Spark server's driver, in a line of the logger rocketmq_spark.spark"
+    "Spark Connect has no accumulators, so this session has no metrics. The summary of each write and micro-batch is "
+    "in the log of the Spark server's driver, in a line of the logger rocketmq_spark.spark"
 )
 
 
@@ -56,10 +56,9 @@ class ReportAccumulatorParam(AccumulatorParam[Any]):
 
 
 class Metrics(WriteSummary):
-    """The measurements of a session's writes, per broker; `register` returns it, and it is the accumulator's value.
+    """The measurements of a session's writes, per broker; numbers appear as tasks end.
 
-    Numbers appear as tasks end. With Spark Connect every method raises `MetricsUnavailableError`, which says where the
-    numbers are. See `WriteSummary` for the methods.
+    With Spark Connect every method raises `MetricsUnavailableError`, which says where the numbers are.
     """
 
     @property
@@ -84,41 +83,38 @@ class UnavailableMetrics(Metrics):
         raise MetricsUnavailableError(_UNAVAILABLE)
 
     def __init__(self) -> None:
-        """Hold no summary."""
+        """Do not initialise the summary, which no method reads."""
 
     def __repr__(self) -> str:
-        # Does not raise: debuggers and tracebacks print it, too.
+        # Debuggers and tracebacks print it, so it does not raise.
         return f"<Metrics unavailable: {_UNAVAILABLE}>"
 
 
 @dataclass(frozen=True, slots=True)
 class CommitMessage(PartitionReport, WriterCommitMessage):
-    """The report of a task that succeeded, short enough for Spark to keep until `commit`.
-
-    With `histograms` there is no accumulator: this message is all that the driver receives.
-    """
+    """The report of a task that succeeded; with `histograms` there is no accumulator, and no other report."""
 
     histograms: bool
 
     @classmethod
     def of(cls, report: PartitionReport, *, histograms: bool, latencies: bool = False) -> CommitMessage:
-        """Return a task's message; `latencies` includes them although there is an accumulator.
+        """Return a task's message; with `latencies` it includes them although there is an accumulator.
 
         Totals are exact. Latencies lose as much resolution as `COMMIT_MESSAGE_BYTES` requires, down to octaves.
         """
         measures = Measures.unpack(report.packed)
-        place = report.write_id, report.batch_id, report.partition_id
+        ids = report.write_id, report.batch_id, report.partition_id
         if not (histograms or latencies):
-            return cls(*place, measures.totals_only().pack(), histograms)
+            return cls(*ids, measures.totals_only().pack(), histograms)
         for bits in range(_MAX_LATENCY_BITS + 1):
-            message = cls(*place, measures.totals_only(bits).pack(), histograms)
+            message = cls(*ids, measures.totals_only(bits).pack(), histograms)
             if len(pickle.dumps(message)) <= COMMIT_MESSAGE_BYTES:
                 break
         return message
 
 
 def summarise(messages: Iterable[WriterCommitMessage | None]) -> WriteSummary:
-    """Return the merged commit messages, without the None of a task that did not finish."""
+    """Return the merged commit messages; a task that did not finish has None instead."""
     summary = WriteSummary()
     for message in _finished(messages):
         merge_into(summary, message)
@@ -130,34 +126,31 @@ def _finished(messages: Iterable[WriterCommitMessage | None]) -> list[CommitMess
 
 
 def micro_batch_of(messages: Iterable[WriterCommitMessage | None]) -> int | None:
-    """Return the micro-batch of a batch write within ``foreachBatch``, which only its tasks know; None outside."""
+    """Return the micro-batch of a write within ``foreachBatch``, which only its tasks know; None for other writes."""
     return next((message.batch_id for message in _finished(messages) if message.batch_id >= 0), None)
 
 
 def log_summary(
-    messages: Sequence[WriterCommitMessage | None],
-    batch_id: int | None = None,
-    *,
-    aborted: bool = False,
+    messages: Sequence[WriterCommitMessage | None], batch_id: int | None = None, *, aborted: bool = False
 ) -> None:
-    """Log one line about a write (`batch_id` None) or a micro-batch; None stands for a task that did not finish."""
+    """Log one line about a write (`batch_id` None) or a micro-batch."""
     finished = _finished(messages)
     summary = summarise(finished)
-    what = "write" if batch_id is None else f"micro-batch {batch_id}"
+    name = "write" if batch_id is None else f"micro-batch {batch_id}"
     if finished:
-        what += f" of {finished[0].write_id}"
+        name += f" of {finished[0].write_id}"
     if aborted:
         logger.log(
             logging.WARNING if finished else logging.INFO,
-            "aborted %s: %d of %d tasks had finished and stored %s; what the others stored, only their errors tell",
-            *(what, len(finished), len(messages), _account(summary)),
+            "aborted %s: %d of %d tasks had finished and stored %s; the errors of the others say what those stored",
+            *(name, len(finished), len(messages), _account(summary)),
         )
         return
-    # Commit runs in a Python worker, which shows warnings only. Without an accumulator this line is the only report,
-    # and skipped rows deserve a warning anyway.
-    alone = any(message.histograms for message in finished) or summary.invalid_rows()["skipped"]
-    level = logging.WARNING if alone else logging.INFO
-    logger.log(level, "%s: %d tasks stored %s", what, len(finished), _account(summary))
+    # Commit runs in a Python worker, which shows warnings only. Without an accumulator this line is the only report.
+    # Skipped rows always get a warning.
+    warn = any(message.histograms for message in finished) or summary.invalid_rows()["skipped"]
+    level = logging.WARNING if warn else logging.INFO
+    logger.log(level, "%s: %d tasks stored %s", name, len(finished), _account(summary))
 
 
 def _account(summary: WriteSummary) -> str:
@@ -180,9 +173,6 @@ def _account(summary: WriteSummary) -> str:
     return f"{totals} ({'; '.join(brokers)}){invalid}{sent}"
 
 
-_NOT_CARRIED: Final = ("queues", "retries_by_reason", "failures_by_code")
-
-
 def record_commit(
     path: str,
     messages: Sequence[WriterCommitMessage | None],
@@ -194,32 +184,34 @@ def record_commit(
 ) -> None:
     """Append one commit's figures to the file at `path`, which may be a URI; a failure is only logged.
 
-    `write_id` is the id of the write itself, empty in a stream. `now` is in seconds since 1970. `resolve` returns file
-    system and path of a URI; by default `pyarrow.fs.FileSystem.from_uri` does.
+    `write_id` is empty in a stream. `now` is in epoch seconds. `resolve` returns file system and path of a URI;
+    default: `pyarrow.fs.FileSystem.from_uri`.
     """
     try:
         _append(path, _line(_finished(messages), write_id, batch_id, now), resolve)
     except Exception as exc:
         # pyarrow passes on whatever its file systems' libraries raise.
         logger.warning(
-            "the figures of a commit could not be left at metricsPath %s: %s: %s (its rows are stored; metrics and log "
-            "have the figures)",
+            "the figures of a commit could not be written to metricsPath %s: %s: %s (its rows are stored; metrics and "
+            "log have the figures)",
             *(path, type(exc).__name__, exc),
         )
 
 
 def _line(finished: Sequence[CommitMessage], write_id: str, batch_id: int | None, now: float) -> dict[str, Any]:
     summary = summarise(finished)
+    brokers = summary.to_dict()
+    for numbers in brokers.values():
+        # Commit messages do not carry these.
+        for name in ("queues", "retries_by_reason", "failures_by_code"):
+            numbers.pop(name)
     return {
         "write_id": finished[0].write_id if finished else write_id,
         "batch_id": -1 if batch_id is None else batch_id,
         "save_id": write_id or None,
         "time": datetime.fromtimestamp(now, timezone.utc).isoformat(timespec="milliseconds"),
         "tasks": len(finished),
-        "brokers": {
-            broker: {name: value for name, value in numbers.items() if name not in _NOT_CARRIED}
-            for broker, numbers in summary.to_dict().items()
-        },
+        "brokers": brokers,
         **summary.invalid_rows(),
     }
 

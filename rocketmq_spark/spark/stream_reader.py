@@ -1,11 +1,11 @@
-"""What ``spark.readStream`` needs: offsets that Spark keeps in its checkpoint, and the ranges of each micro-batch.
+"""The reader of ``spark.readStream``: offsets that Spark keeps in its checkpoint, and the ranges of each micro-batch.
 
 An offset names every queue that was ever seen, so that none is read twice. A new queue is read from its earliest
 message. A queue without an answer stays where it is, and the others continue; after ``readTimeoutMs`` it is an error.
 
-An offset never changes its meaning: a repeated micro-batch reads the same messages. So an offset has the beginnings of
-queues that are new in its micro-batch. Spark stores only the end of a micro-batch. It asks for the start of a query's
-first micro-batch each time it plans it. Follows ``KafkaMicroBatchStream.scala``.
+A repeated micro-batch reads the same messages. Spark stores only the end of a micro-batch, so this offset also has the
+beginnings of the queues that are new in it. Spark asks for the start of a query's first micro-batch each time it plans
+it. Follows ``KafkaMicroBatchStream.scala``.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from rocketmq_spark.spark.reader import PartitionReader
 try:
     import pyspark.sql.streaming.datasource as limits
     from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
+
+    _LIMITS = True
 except ImportError:
     # PySpark before 4.2 has no limits, and handles Trigger.AvailableNow itself.
     _LIMITS = False
-else:
-    _LIMITS = True
 
 if TYPE_CHECKING:
     from pyspark.accumulators import Accumulator
@@ -44,7 +44,7 @@ Offsets: TypeAlias = "dict[MessageQueue, int]"
 
 
 class RocketMQStreamReader(PartitionReader, DataSourceStreamReader):
-    """The reader of one streaming query, on the driver while the query runs; parameters as of `PartitionReader`."""
+    """The reader of one streaming query, on the driver while the query runs."""
 
     _cluster: StreamOffsets | None = None
     # The offset where a new query begins, and whether Spark has asked for it.
@@ -68,14 +68,14 @@ class RocketMQStreamReader(PartitionReader, DataSourceStreamReader):
     ) -> dict[str, Any]:
         """Return the end of the next micro-batch. (Releases before 4.2 pass neither its start nor a limit.)"""
         passed = self._last if start is None else start
-        # Before 4.2 a new query asks for this end before it asks for its start. A restarted query first passes its
-        # offset to `partitions`, as an empty range. Where Spark wraps a source for Trigger.AvailableNow (off by
-        # default) it does not: then the beginnings in this end are those of a new query, and `partitions` knows.
+        # Before 4.2 a new query asks for this end before its start. A restarted query first passes its offset to
+        # `partitions`, as an empty range; not where Spark wraps a source for Trigger.AvailableNow (off by default).
+        # Then this end has the beginnings of a new query, which `partitions` takes into account.
         last = self._beginning() if passed is None else passed
         known = flat(last)
         cluster = self._offsets()
         if passed is not None:
-            # Everything before is finished; Spark itself commits it only with the next micro-batch.
+            # All earlier messages are processed; Spark itself commits them only with the next micro-batch.
             self.commit(passed)
         if self._target is not None:
             self._target = cluster.completed(self._target, known)
@@ -83,7 +83,7 @@ class RocketMQStreamReader(PartitionReader, DataSourceStreamReader):
         self._available = available = cluster.latest() if is_new else cluster.available(known, self._target)
         starts = cluster.begun(known, available)
         ends = self._limited(starts, available, limit)
-        # Spark compares texts: the same offset as another text would be an empty micro-batch.
+        # Spark compares texts: an equal offset with another text would cause an empty micro-batch.
         if ends == known:
             return last
         new = starts if last == self._initial else starts.keys() - known.keys()
@@ -98,7 +98,7 @@ class RocketMQStreamReader(PartitionReader, DataSourceStreamReader):
         starts = flat(start)
         # Spark passes an empty range when a query restarts; its beginnings belong to an earlier micro-batch.
         if start != end:
-            # Only the start of a query's first micro-batch is computed again, so only that one gives way to `end`.
+            # Only the start of a query's first micro-batch is computed again, so `end` overrides only that one.
             first = self._initial_asked and start == self._initial
             begun = beginnings_in(end)
             starts |= {queue: offset for queue, offset in begun.items() if first or queue not in starts}
@@ -140,7 +140,7 @@ class RocketMQStreamReader(PartitionReader, DataSourceStreamReader):
         return limited(starts, available, limit.max_rows) if isinstance(limit, limits.ReadMaxRows) else available
 
     def _offsets(self) -> StreamOffsets:
-        # Only when Spark asks: a reader is also made in processes that only pickle it.
+        # Connect only now: a reader is also made in processes that merely pickle it.
         if self._cluster is None:
             from rocketmq_spark.routing.connect import client_id_of
             from rocketmq_spark.source.read import reading_transport
@@ -153,7 +153,7 @@ class RocketMQStreamReader(PartitionReader, DataSourceStreamReader):
 
 
 class RefusedStreamReader(DataSourceStreamReader):
-    """Raises an error from every method that Spark calls, for a reader that cannot be made."""
+    """Raises the error of a reader that could not be made, from every method that Spark calls."""
 
     def __init__(self, error: RocketMQError) -> None:
         self._error = error
@@ -190,5 +190,5 @@ def stream_reader(
     for field in ("max_offsets_per_trigger", "min_offsets_per_trigger"):
         if getattr(options, field) is not None:
             name = SOURCE_SPELLING(field)
-            raise OptionError(f"{name} needs PySpark 4.2 or newer, which can limit a micro-batch; leave it out here")
+            raise OptionError(f"{name} requires PySpark 4.2 or newer, which can limit a micro-batch; leave it out")
     return RocketMQStreamReader(options, schema, parallelism, accumulator)

@@ -1,9 +1,7 @@
-"""What a partition task of a write runs, for batch and for streams, and what the driver looks up before.
+"""The writers of batch and streaming queries: what the driver looks up before a write, and what each task runs.
 
-    Arrow record batches -> RemotingBatcher -> BatchSender -> PartitionReport -> accumulator, commit message
-
-Spark pickles options and ids only; connections are made inside `write`, after the fork. A task that returns has every
-row acknowledged (except with ``sendMode=oneway``). Nothing is opened for a partition without rows.
+Spark pickles options and ids only. Connections are made inside `write`, after the fork, and not for a partition without
+rows. When a task returns, every row is acknowledged (except with ``sendMode=oneway``).
 """
 
 from __future__ import annotations
@@ -14,8 +12,8 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -28,6 +26,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamWriter
 from rocketmq_spark.errors import MQBrokerException, RocketMQError, RouteNotFoundException, TopicRouteStaleException
 from rocketmq_spark.metrics import Recorder
 from rocketmq_spark.model.message import MessageQueue
+from rocketmq_spark.options.kinds import MIB
 from rocketmq_spark.options.sink import SinkOptions
 from rocketmq_spark.protocol.grpc.codes import Code
 from rocketmq_spark.routing.client_instance import ClientInstance, registry
@@ -41,15 +40,12 @@ if TYPE_CHECKING:
     from pyspark.sql import Row
     from pyspark.sql.types import StructType
 
-    from rocketmq_spark.sink.trace import SendTrace
-
-
 logger = logging.getLogger("rocketmq_spark.spark")
 
-# PySpark 4.0 passes single rows, which become record batches of at most this many rows or bytes. 10,000 is Spark's
-# default of spark.sql.execution.arrow.maxRecordsPerBatch; 10,000 rows of 4 MiB would be 40 GiB.
+# PySpark 4.0 passes single rows, which become record batches of at most this many rows or bytes. 10,000 is the default
+# of spark.sql.execution.arrow.maxRecordsPerBatch; 10,000 rows of 4 MiB would be 40 GiB.
 _ROWS_PER_BATCH = 10_000
-_BYTES_PER_BATCH = 4 * 1024 * 1024
+_BYTES_PER_BATCH = 4 * MIB
 
 # A proxy's answers about the template topic: it is a system topic, or the user has no permission.
 _REFUSALS = frozenset({Code.ILLEGAL_TOPIC, Code.UNAUTHORIZED, Code.FORBIDDEN})
@@ -64,9 +60,8 @@ _STREAM_ARROW_WRITER: type[DataSourceStreamWriter] | None = getattr(
 
 
 class RouteLookup(NamedTuple):
-    """The result of the driver's look-up for a write."""
+    """The result of the driver's look-up for a write; `queues` are those of an ordered write."""
 
-    # With ``ordered``, the queues that every task binds its rows to.
     queues: Sequence[MessageQueue] | None = None
     # A name server or proxy has answered. A task that reaches none then knows that they are down.
     servers_reached: bool = False
@@ -81,8 +76,8 @@ _NO_LOOKUP = RouteLookup()
 class _PartitionWriter:
     """One write of one session; `write` runs in every task.
 
-    `write_id` is the key of the write's reports; in a stream the query id replaces it. Only `RocketMQRowStreamWriter`
-    needs the schema.
+    `write_id` is the key of the write's reports, in a stream the query id. Only `RocketMQRowStreamWriter` needs
+    `schema`.
     """
 
     options: SinkOptions
@@ -105,7 +100,7 @@ class _PartitionWriter:
                 self._send(first, rows, recorder)
             except RocketMQError as exc:
                 if batch_id >= 0:
-                    # Spark's own message names stage and task only, whose numbers continue from batch to batch.
+                    # Spark's own error names only stage and task, whose numbers continue from batch to batch.
                     exc.args = (f"micro-batch {batch_id} of query {write_id}: {exc}", *exc.args[1:])
                 raise
         report = recorder.snapshot()
@@ -127,7 +122,7 @@ class _PartitionWriter:
         from rocketmq_spark.sink.task import write_rows
 
         options = self.options
-        open_trace_sender: Callable[[], AbstractContextManager[SendTrace]] | None = None
+        open_trace_sender = None
         if options.enable_trace:
             # Only tasks with message trace load the producer's modules.
             from rocketmq_spark.producer.service import batch_trace_sender
@@ -166,18 +161,18 @@ class _StreamWriter(_PartitionWriter):
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """Log a micro-batch's figures, and append them to ``metricsPath`` (runs on the driver)."""
         # If a query's first micro-batch has stored nothing, the address is probably wrong. Later micro-batches would
-        # take that for an outage.
+        # assume an outage.
         if batchId == 0 and self.lookup.unreached and not summarise(messages).to_dict():
             raise RouteNotFoundException(self.lookup.unreached, unreachable=True)
         self._committed(messages, batchId)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """Log what an unfinished micro-batch has stored. Spark also calls this when a query is stopped in mid-batch."""
+        """Log what an unfinished micro-batch has stored. Spark also calls this for a query that stops in mid-batch."""
         log_summary(messages, batch_id=batchId, aborted=True)
 
 
 class RocketMQRowStreamWriter(_StreamWriter, DataSourceStreamWriter):
-    """The writer of ``df.writeStream`` on PySpark 4.0, which passes rows: they become record batches here."""
+    """The writer of ``df.writeStream`` on PySpark 4.0, which passes rows: `write` makes record batches of them."""
 
     def write(self, iterator: Iterator[Row]) -> WriterCommitMessage:
         """Send one partition (runs in a task)."""
@@ -228,26 +223,23 @@ def stream_writer(
 def look_up_route(options: SinkOptions, columns: pa.Schema) -> RouteLookup:
     """Look up the topics that options name, so that a wrong address or topic fails before any task.
 
-    `columns` are those of the data. Raises an MQClientException (10005) if no server answers, or the topic does not
-    exist and cannot be created by the write. With ``ordered`` and over gRPC it must exist; over gRPC it must also
-    accept messages of the columns' type, else a SchemaError is raised.
+    Raises an MQClientException (10005) if no server answers, or if the topic does not exist and the write cannot create
+    it, as with ``ordered`` and over gRPC. Over gRPC, a SchemaError is raised if the topic does not accept messages of
+    the type of `columns`.
     """
-    instance = _new_instance(options)
-    try:
+    with closing(_new_instance(options)) as instance:
         queues = _look_up(options, columns, instance, None)
         if options.topic is None and options.dead_letter_topic is None:
             _await_any_answer(options, instance)
         return RouteLookup(queues, servers_reached=True)
-    finally:
-        instance.close()
 
 
 def look_up_route_of_stream(options: SinkOptions, columns: pa.Schema, checkpoint: str | None = None) -> RouteLookup:
     """Look up what `look_up_route` does, for one micro-batch. Without an option topic nothing is looked up.
 
-    Connection and routes are kept for a minute, so that an outage of the name servers fails neither the start of a
-    micro-batch nor, with its rows stored, its commit. If no server is reached after that, the look-up is left to the
-    tasks, which wait longer. With ``ordered`` it is an error, because all tasks need the same queues.
+    Connection and routes are kept for a minute, so that an outage of the name servers fails neither the start nor the
+    commit of a micro-batch. In a longer outage the look-up is left to the tasks, which wait longer. With ``ordered`` it
+    is an error, because all tasks need the same queues.
     """
     if options.topic is None and options.dead_letter_topic is None:
         return RouteLookup()
@@ -260,7 +252,7 @@ def look_up_route_of_stream(options: SinkOptions, columns: pa.Schema, checkpoint
     except RouteNotFoundException as exc:
         if options.ordered or not exc.unreachable:
             raise
-        logger.warning("the driver could not check a micro-batch, its tasks will try for themselves: %s", exc)
+        logger.warning("the driver could not look up the topic of a micro-batch, which its tasks will do: %s", exc)
         return RouteLookup(unreached=str(exc))
     finally:
         instance.unregister(options.producer_group)
@@ -282,14 +274,13 @@ def _look_up(
             numbers = Counter(queue.broker_name for queue in queues)
             if numbers != known:
                 memory.save(numbers)
-            missing = sorted(numbers.keys() - (() if info is None else info.addresses))
+            missing = ", ".join(sorted(numbers.keys() - (() if info is None else info.addresses)))
             if missing:
-                logger.warning(
+                text = (
                     "ordered=true: topic %s has no master of %s now, and rows for its queues wait until "
-                    "deliveryTimeoutMs. If a broker was removed permanently: stop the query, delete %s, and start it "
-                    "again",
-                    *(options.topic, ", ".join(missing), memory.place),
+                    "deliveryTimeoutMs. If a broker was removed permanently: stop the query, delete %s, and restart it"
                 )
+                logger.warning(text, options.topic, missing, memory.place)
     try:
         check_topic(options, instance, columns)
     except RouteNotFoundException as exc:
@@ -297,14 +288,14 @@ def _look_up(
         if exc.unreachable or not known:
             raise
     if options.dead_letter_topic is not None:
-        # Dead letters have neither sharding keys nor delays, and topics of all types accept them.
+        # Dead letters have neither sharding keys nor delays, so topics of all types accept them.
         dead_letters = replace(options, topic=options.dead_letter_topic, batch_type="plain")
         check_topic(dead_letters, instance, pa.schema([]))
     return queues
 
 
 def _await_any_answer(options: SinkOptions, instance: ClientInstance) -> None:
-    """Return once a name server or proxy has answered. When topics come with the rows, no more can be checked."""
+    """Return once a name server or proxy has answered: if rows name the topics, nothing else can be checked."""
     connection = options.connection
     timeout = options.send_msg_timeout * len(connection.route_servers) / 1000
     try:

@@ -92,7 +92,9 @@ def test_row_id_column_is_preferred_to_the_properties(spark: SparkSession) -> No
 
 
 def test_a_missing_column_is_an_error_that_names_it(spark: SparkSession, read: DataFrame) -> None:
-    with pytest.raises(SchemaError, match=r"no column SPARK_ROW_ID, nor a column properties .* there are id: keep"):
+    with pytest.raises(
+        SchemaError, match=r"no column SPARK_ROW_ID, nor a column properties .* The columns are id; keep"
+    ):
         dedupe(spark.range(1))
     with pytest.raises(SchemaError, match=r"no column body and no column flag: .* fit the hash in its id"):
         dedupe(read.drop("body", "flag"))

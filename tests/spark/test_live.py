@@ -135,7 +135,7 @@ def test_failing_display_and_unreachable_servers_do_not_fail_the_job(
     said = [record.getMessage() for record in caplog.records if "live display" in record.getMessage()]
     assert len(said) == 2
     assert any("display: OSError: the front end is gone" in message for message in said)
-    assert any("name servers: no name server tells of the topic" in message for message in said)
+    assert any("name servers: looking up the topic failed" in message for message in said)
 
 
 def test_options_that_make_no_sense_are_an_error_before_the_block(

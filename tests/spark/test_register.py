@@ -114,7 +114,7 @@ exec {sys.executable} -c 'import sys; sys.version_info = (2, 7); exec(sys.argv[1
     [
         (WITHOUT_PACKAGES, "which Spark's workers run, does not find rocketmq_spark"),
         (OTHER_RELEASE, f"which Spark's workers run, is not Python 3.{sys.version_info[1]}, as the driver is"),
-        (None, "which Spark's workers are to run, is not there"),
+        (None, "which Spark's workers should run, does not exist"),
     ],
 )
 def test_an_interpreter_of_local_workers_that_can_not_work_is_named(

@@ -360,7 +360,7 @@ def test_an_option_that_makes_no_sense_ends_a_query_before_it_reads(
 @pytest.mark.skipif(PYSPARK >= (4, 2), reason="PySpark 4.2 and newer limit micro-batches")
 @pytest.mark.parametrize("option", ["maxOffsetsPerTrigger", "minOffsetsPerTrigger"])
 def test_offset_limits_are_rejected_before_pyspark_4_2(load: Load, start: Start, option: str) -> None:
-    with pytest.raises(StreamingQueryException, match=f"{option} needs PySpark 4.2 or newer"):
+    with pytest.raises(StreamingQueryException, match=f"{option} requires PySpark 4.2 or newer"):
         start(load(**{option: 10})).awaitTermination(60)
 
 

@@ -61,7 +61,7 @@ def test_messages_that_a_batch_cannot_contain_are_rejected_with_a_cause(bad: Mes
 
 
 def test_an_empty_batch_is_refused() -> None:
-    assert "there is none" in str(refusal())
+    assert "the batch is empty" in str(refusal())
 
 
 def test_a_malformed_delay_is_refused_with_its_cause() -> None:

@@ -223,7 +223,7 @@ def test_an_executor_that_is_shut_down_fails_the_future(make_producer: Make) -> 
     producer = started(make_producer, async_sender_executor=pool)
     error = producer.send_async(MESSAGE).exception(PATIENCE)
     assert isinstance(error, MQClientException)
-    assert "the executor refused it" in str(error)
+    assert "the executor rejected the send" in str(error)
 
 
 def test_callback_on_the_only_thread_can_wait_for_another_send(make_producer: Make) -> None:

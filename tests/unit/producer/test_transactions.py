@@ -128,7 +128,7 @@ def test_an_end_that_can_not_be_sent_does_not_raise_and_is_not_repeated(
     assert result.local_transaction_state is COMMIT
     assert (result.ended, str(result.end_error)) == (False, "broker down")
     assert len(ends(transport)) == 1
-    assert "the broker will ask back" in caplog.text
+    assert "the broker will check it later" in caplog.text
 
 
 @pytest.mark.parametrize(("state", "ended"), [(COMMIT, True), (ROLLBACK, True), (UNKNOW, False)])

@@ -35,7 +35,7 @@ def test_valid_group_does_not_raise(group: str) -> None:
 @pytest.mark.parametrize(
     ("message", "reason"),
     [
-        (None, "it is None"),
+        (None, "got None"),
         (Message("orders", None), "must be bytes, got NoneType"),  # type: ignore[arg-type]
         (Message("orders", "text"), "must be bytes, got str"),  # type: ignore[arg-type]
         (Message("orders", b""), "is empty"),

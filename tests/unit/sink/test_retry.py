@@ -14,8 +14,9 @@ from rocketmq_spark.errors import (
     RemotingTimeoutException,
     RocketMQError,
 )
-from rocketmq_spark.model.message import MessageQueue, SendOutcome, SendStatus
-from rocketmq_spark.sink.in_flight import Attempts, RetryPolicy, Verdict
+from rocketmq_spark.model.message import EncodedBatch, MessageQueue, SendOutcome, SendStatus
+from rocketmq_spark.options.sink import SinkOptions
+from rocketmq_spark.sink.in_flight import InFlightBatch, RetryPolicy, Verdict
 from rocketmq_spark.sink.pipeline import Backoff
 
 QUEUE = MessageQueue("T", "a", 0)
@@ -30,7 +31,18 @@ def answered(status: SendStatus) -> SendOutcome:
 
 
 def policy(times: int = 2, *, another: bool = False, require: bool = True) -> RetryPolicy:
-    return RetryPolicy(times, another, require, times)
+    options = SinkOptions.of(
+        name_server=("ns:1",),
+        retry_times_when_send_failed=times,
+        retry_times_when_send_async_failed=times,
+        retry_another_broker_when_not_store_ok=another,
+        require_store_ok=require,
+    )
+    return RetryPolicy(options)
+
+
+def batch(*, bound: bool = False) -> InFlightBatch:
+    return InFlightBatch(EncodedBatch("T", (b"",), 1, 0), QUEUE if bound else None)
 
 
 def busy() -> SendOutcome:
@@ -38,55 +50,55 @@ def busy() -> SendOutcome:
 
 
 def test_send_ok_is_stored() -> None:
-    assert policy().decide(answered(SendStatus.SEND_OK), Attempts(), bound=False) is Verdict.STORED
+    assert policy().decide(batch(), answered(SendStatus.SEND_OK)) is Verdict.STORED
 
 
 def test_failures_try_other_brokers_before_each_backoff() -> None:
-    attempts, verdicts = Attempts(), []
+    tried, verdicts = batch(), []
     for _ in range(7):
-        verdicts.append(policy().decide(failed(RemotingConnectException("refused")), attempts, bound=False))
+        verdicts.append(policy().decide(tried, failed(RemotingConnectException("refused"))))
     other, later = Verdict.OTHER_BROKER, Verdict.LATER
     assert verdicts == [other, other, later, other, other, later, other]
-    assert attempts.waits == 2
+    assert tried.waits == 2
 
 
 def test_flow_control_always_retries_the_same_queue() -> None:
-    attempts = Attempts()
-    assert {policy().decide(busy(), attempts, bound=False) for _ in range(50)} == {Verdict.SAME_QUEUE}
-    assert attempts.waits == 50
+    tried = batch()
+    assert {policy().decide(tried, busy()) for _ in range(50)} == {Verdict.SAME_QUEUE}
+    assert tried.waits == 50
 
 
 @pytest.mark.parametrize("error", [RemotingTimeoutException("t"), BrokerUnavailableException("full", 14, "", "a:1")])
 def test_bound_rows_wait_for_their_queue(error: RocketMQError) -> None:
-    assert policy().decide(failed(error), Attempts(), bound=True) is Verdict.SAME_QUEUE
+    assert policy().decide(batch(bound=True), failed(error)) is Verdict.SAME_QUEUE
 
 
 def test_permanent_rejection_is_given_up() -> None:
     illegal = MQBrokerException("13", 13, "the message is illegal", "a:1")
-    assert policy().decide(failed(illegal), Attempts(), bound=False) is Verdict.GIVE_UP
+    assert policy().decide(batch(), failed(illegal)) is Verdict.GIVE_UP
 
 
 @pytest.mark.parametrize("status", [status for status in SendStatus if status is not SendStatus.SEND_OK])
 @pytest.mark.parametrize("times", [0, 1, 2, 5])
 def test_unsafe_rows_are_resent_retry_times_and_then_given_up(status: SendStatus, times: int) -> None:
-    attempts = Attempts()
-    verdicts = [policy(times).decide(answered(status), attempts, bound=False) for _ in range(times + 1)]
+    tried = batch()
+    verdicts = [policy(times).decide(tried, answered(status)) for _ in range(times + 1)]
     assert verdicts == [Verdict.SAME_QUEUE] * times + [Verdict.GIVE_UP]
 
 
 def test_unsafe_rows_go_to_another_broker_on_request_unless_bound() -> None:
     outcome = answered(SendStatus.SLAVE_NOT_AVAILABLE)
-    assert policy(another=True).decide(outcome, Attempts(), bound=False) is Verdict.LATER
-    assert policy(another=True).decide(outcome, Attempts(), bound=True) is Verdict.SAME_QUEUE
+    assert policy(another=True).decide(batch(), outcome) is Verdict.LATER
+    assert policy(another=True).decide(batch(bound=True), outcome) is Verdict.SAME_QUEUE
 
 
 def test_any_stored_answer_is_accepted_without_require_store_ok() -> None:
     outcome = answered(SendStatus.FLUSH_DISK_TIMEOUT)
-    assert policy(require=False).decide(outcome, Attempts(), bound=False) is Verdict.STORED
-    attempts = Attempts()
+    assert policy(require=False).decide(batch(), outcome) is Verdict.STORED
+    tried = batch()
     lenient = policy(1, another=True, require=False)
-    assert lenient.decide(outcome, attempts, bound=False) is Verdict.LATER
-    assert lenient.decide(outcome, attempts, bound=False) is Verdict.STORED
+    assert lenient.decide(tried, outcome) is Verdict.LATER
+    assert lenient.decide(tried, outcome) is Verdict.STORED
 
 
 def test_backoff_doubles_up_to_its_cap_and_jitters_downwards_only() -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 
 import pytest
 
@@ -27,9 +27,14 @@ def transport() -> Iterator[ScriptedTransport]:
         yield scripted
 
 
-def tracer(transport: ScriptedTransport) -> BatchTracer:
-    open_sender = partial(batch_trace_sender, OPTIONS, transport)
-    return BatchTracer(OPTIONS, {"a": "a:10911"}.get, open_sender, lambda: 1_700_000_000.5)  # type: ignore[arg-type]
+@contextmanager
+def tracer(transport: ScriptedTransport, options: SinkOptions = OPTIONS) -> Iterator[BatchTracer]:
+    addresses = {"a": "a:10911"}
+    with (
+        batch_trace_sender(options, transport) as send,
+        BatchTracer(options, addresses.__getitem__, send, lambda: 1_700_000_000.5) as tracing,
+    ):
+        yield tracing
 
 
 def batch(rows: int) -> EncodedBatch:
@@ -92,12 +97,11 @@ def test_batches_beyond_the_trace_queue_are_dropped_and_counted(
             tracing.append(batch(3), outcome())
         left_out = tracing.discarded
     assert left_out >= 3 * (40 - 17)
-    assert f"{left_out} rows were stored and not traced" in caplog.text
+    assert f"{left_out} rows were stored but not traced" in caplog.text
 
 
 def test_a_write_of_a_group_of_any_length_is_traced(transport: ScriptedTransport) -> None:
     options = replace(OPTIONS, producer_group="" + "g" * 114)
-    open_sender = partial(batch_trace_sender, options, transport)
-    with BatchTracer(options, {"a": "a:10911"}.get, open_sender) as tracing:  # type: ignore[arg-type]
+    with tracer(transport, options) as tracing:
         tracing.append(batch(1), outcome())
     assert [fields[3] for fields in records(transport)] == ["g" * 114]

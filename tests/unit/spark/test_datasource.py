@@ -161,7 +161,7 @@ def test_stream_with_unreachable_name_servers_leaves_lookup_to_its_tasks(caplog:
     writer = stream_over(address)
     assert not writer.lookup.servers_reached
     [text] = warned(caplog)
-    assert "the driver could not check a micro-batch" in text
+    assert "the driver could not look up the topic of a micro-batch" in text
     assert address in text
     with pytest.raises(RouteNotFoundException, match="refused"):
         stream_over(address, KEYED, ordered="true")
@@ -226,7 +226,7 @@ def test_ordered_stream_warns_where_it_can_not_keep_its_queues(
         for checkpoint in (str(tmp_path / "hdfs"), "s3a://bucket/query"):
             assert ordered_stream(peer, checkpoint) == {"a": 2, "b": 3}
             [text] = warned(caplog)
-            assert f"can't be kept in {checkpoint}/rocketmq-queues-t.json" in text
+            assert f"cannot be saved in {checkpoint}/rocketmq-queues-t.json" in text
             assert "Set an order configuration" in text
             caplog.clear()
         peer.routes["t"] = route({"a": 2})

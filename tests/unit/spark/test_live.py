@@ -135,8 +135,8 @@ def test_rejecting_broker_and_broker_without_master_are_distinguished() -> None:
     arrivals = Arrivals(cluster, "orders")
     arrivals.look(0.0)
     assert [one.problem for one in arrivals.brokers()] == [
-        "refuses to tell",
-        "no name server knows its master just now",
+        "rejects the request",
+        "no name server lists its master now",
     ]
     assert "no permission" in arrivals.brokers()[0].detail
 
@@ -149,7 +149,7 @@ def test_unreachable_name_servers_change_no_count() -> None:
     cluster.offsets["a", 0] = 3
     arrivals.look(5.0)
     assert counted(arrivals) == {"a": 3}
-    assert arrivals.problem == "no name server tells of the topic: 127.0.0.1:9876: refused"
+    assert arrivals.problem == "looking up the topic failed: 127.0.0.1:9876: refused"
 
 
 def test_added_queues_count_from_0() -> None:
@@ -213,7 +213,7 @@ def test_counting_starts_when_name_servers_report_the_topic_as_missing() -> None
     cluster.route, cluster.registered = UNKNOWN, RemotingTimeoutException("no answer")
     arrivals = Arrivals(cluster, "orders")
     arrivals.look(0.0)
-    assert arrivals.problem == "no name server tells of the topic: no answer"
+    assert arrivals.problem == "looking up the topic failed: no answer"
     cluster.registered = ["a"]
     arrivals.look(0.5)
     cluster.route = route({"a": 1})

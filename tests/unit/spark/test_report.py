@@ -174,7 +174,7 @@ def test_metrics_without_accumulator_raise_and_name_the_log(call) -> None:  # ty
 
 
 def test_repr_without_an_accumulator_shows_unavailable_instead_of_zero() -> None:
-    assert repr(UnavailableMetrics()).startswith("<Metrics unavailable: the metrics of this session have no way back")
+    assert repr(UnavailableMetrics()).startswith("<Metrics unavailable: Spark Connect has no accumulators")
     assert "0" not in repr(UnavailableMetrics())
 
 
