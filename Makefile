@@ -65,6 +65,10 @@ check: setup ## Format, lint, types, known vulnerabilities of what is required (
 docs: setup ## Make docs/options.md from the code
 	@$(BIN)/python -m tests.tools.option_docs
 
+.PHONY: site
+site: setup ## Build the documentation as a site into site/ (strict: a broken link is an error)
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --site-dir site
+
 .PHONY: check-matrix
 check-matrix: setup ## Try the wheel on every PYTHONS and PYSPARKS that can be had, one after the other (hours), and print a table
 	@PYTHONPATH=$(CURDIR) $(BIN)/python -m tests.tools.matrix
@@ -95,4 +99,4 @@ soak: setup ## Write for MINUTES (30) while brokers are restarted: nothing missi
 
 .PHONY: clean
 clean: ## Remove the virtual environment and what tools left behind
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis spark-warehouse
+	rm -rf $(VENV) build dist site *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis spark-warehouse
