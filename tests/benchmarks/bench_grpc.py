@@ -3,7 +3,7 @@
 Run: make bench (python -m tests.benchmarks.bench_grpc [rounds] [seconds a run])
 
 All send 100-byte bodies with a tag and a key to one topic of one proxy. The replay sends requests that `GrpcBatcher`
-made beforehand over one channel with the same number on their way: what the wire, the proxy and the broker allow.
+encoded beforehand, over one channel, with the same number in flight. It shows the limit of wire, proxy and broker.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def ours(endpoints: str, seconds: float) -> float:
 
 
 def replay(endpoints: str, seconds: float) -> float:
-    """Ready-made requests over a bare channel."""
+    """Send ready-made requests over a bare channel; return rows per second."""
     import grpc
 
     requests = ready_made()
@@ -124,7 +124,7 @@ def official_sync(endpoints: str, seconds: float) -> float:
 
 
 def official_async(endpoints: str, seconds: float) -> float:
-    """The official client's `send_async`, 64 on their way."""
+    """The official client's `send_async`, with 64 in flight."""
 
     def run(producer: Any, message: Callable[[int], Any], until: float) -> int:
         count, room = 0, threading.Semaphore(64)

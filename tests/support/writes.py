@@ -242,8 +242,7 @@ def counted(batches: Iterable[pa.RecordBatch], taken: list[int]) -> Iterator[pa.
 
 
 def failing_late(frame: DataFrame, name_server: str, topic: str, rows: int) -> DataFrame:
-    """Return the frame. The first attempt of its partition 0 waits until the topic holds more than `rows` rows, and
-    fails."""
+    """Return the frame. Its partition 0 fails once, when the topic holds more than `rows` rows."""
 
     def passed_on(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield from batches
