@@ -50,7 +50,7 @@ def findings(report: str) -> tuple[list[str], int] | None:
         return None
     audited = [package for package in packages if "skip_reason" not in package]
     found = [
-        f"{package['name']} {package['version']}: {one['id']}, fixed in {', '.join(one['fix_versions']) or 'no release'}"
+        f"{package['name']} {package['version']}: {one['id']}, fixed in {', '.join(one['fix_versions']) or 'none yet'}"
         for package in audited
         for one in package["vulns"]
         if one["id"] not in NOT_OURS
