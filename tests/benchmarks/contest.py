@@ -44,6 +44,12 @@ _RESTS_WITHIN = 60.0
 
 ROOT = Path(__file__).parents[2]
 FIGURES = Path(__file__).with_name("figures.json")
+# The figures that README.md shows, and how it names them.
+HEADLINES: Mapping[str, str] = {
+    "send_arrow, 100-byte bodies, against Java's send(Collection)": "`Producer.send_arrow` to the Java client's `send(Collection)`",
+    "read, local[2], against the official pull consumer": "`spark.read` in `local[2]` to the Java client's best pull consumer",
+    "over gRPC, against rocketmq-python-client's best": "`Producer.send_arrow` over gRPC to the official Python client",
+}
 
 
 class Figure(NamedTuple):
@@ -95,6 +101,14 @@ def table() -> str:
             f"| {one.name}{note} | {one.median:.2f} | {min(one.ratios):.2f} to {max(one.ratios):.2f} | {aim} |"
         )
     return "\n".join([*lines, "", f"Measured on {kept['machine']}."])
+
+
+def headlines() -> str:
+    """Return the figures of `HEADLINES` as a Markdown table."""
+    kept = json.loads(FIGURES.read_text(encoding="utf-8"))
+    figures = {one["name"]: Figure(**one) for part in kept["parts"].values() for one in part}
+    lines = [f"| {text} | {figures[name].median:.2f} |" for name, text in HEADLINES.items()]
+    return "\n".join(["| ratio of | median |", "|---|---|", *lines])
 
 
 def machine() -> str:
