@@ -21,6 +21,8 @@ from tests.benchmarks.contest import FORGETFUL, Figure, apart, await_rest, best_
 TOPIC = "bench-grpc"
 BODY = b"x" * 100
 ROWS = 10_000
+# Rows and number of the requests in flight, as in a write over gRPC.
+BATCH_ROWS = 1_000
 WINDOW = 3
 METHOD = "/apache.rocketmq.v2.MessagingService/SendMessage"
 
@@ -94,12 +96,11 @@ def ready_made() -> list[tuple[bytes, int]]:
     from rocketmq_spark.arrow.batcher import GrpcBatcher
     from rocketmq_spark.arrow.encoders import MessageIds
     from rocketmq_spark.options.parsing import parse_sink_options
-    from rocketmq_spark.sink.task import rows_of_batch
 
     options = parse_sink_options({"endpoints": "127.0.0.1:1", "topic": TOPIC}, {})
     batcher = GrpcBatcher(
         options,
-        max_rows=rows_of_batch(options, None),
+        max_rows=BATCH_ROWS,
         partition_id=0,
         queues_of=lambda _topic: (),
         unique_ids=MessageIds(pid=1, wall_clock=time.time, rng=random.Random(1)),

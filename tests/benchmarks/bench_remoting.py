@@ -107,12 +107,10 @@ def ready_made(nbytes: int) -> list[tuple[list[memoryview], int]]:
     from rocketmq_spark.options.parsing import parse_sink_options
     from rocketmq_spark.protocol.remoting.command import RemotingCommand, encode_head
     from rocketmq_spark.protocol.remoting.headers import SendMessageRequestHeaderV2
-    from rocketmq_spark.sink.task import rows_of_batch
 
     options = parse_sink_options({"nameServer": "127.0.0.1:1", "topic": TOPIC}, {})
     batcher = RemotingBatcher(
         options,
-        max_rows=rows_of_batch(options, None),
         partition_id=0,
         queues_of=lambda _topic: (),
         unique_ids=UniqueIds(ip=bytes(4), pid=1, wall_clock=time.time, rng=random.Random(1)),

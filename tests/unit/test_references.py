@@ -1,10 +1,13 @@
-"""Every file and anchor that a docstring, a comment, a message or a page names is in the repository."""
+"""Files, anchors and names that a text or a test refers to exist in the repository."""
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -55,3 +58,18 @@ def test_references_to_files_and_anchors_exist() -> None:
 )
 def test_dead_reference_is_detected(text: str, dead: list[str]) -> None:
     assert dead_references(text) == dead
+
+
+def test_imports_of_the_package_in_tests_and_benchmarks_exist() -> None:
+    missing = []
+    for path in (ROOT / "tests").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "rocketmq_spark":
+                module = importlib.import_module(str(node.module))
+                missing += [f"{path.name}: {name.name}" for name in node.names if not has(module, name.name)]
+    assert missing == []
+
+
+def has(module: ModuleType, name: str) -> bool:
+    """Return whether a module has an attribute or a submodule of that name."""
+    return hasattr(module, name) or importlib.util.find_spec(f"{module.__name__}.{name}") is not None
