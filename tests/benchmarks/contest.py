@@ -46,7 +46,7 @@ ROOT = Path(__file__).parents[2]
 FIGURES = Path(__file__).with_name("figures.json")
 # The figures that README.md shows, and how it names them.
 HEADLINES: Mapping[str, str] = {
-    "send_arrow, 100-byte bodies, against Java's send(Collection)": "`Producer.send_arrow` to Java's `send(Collection)`",
+    "send_arrow, 100-byte bodies, against Java's send(Collection)": "`Producer.send_arrow` to Java `send(Collection)`",
     "read, local[2], against the official pull consumer": "`spark.read` in `local[2]` to Java's best pull consumer",
     "over gRPC, against rocketmq-python-client's best": "`Producer.send_arrow` over gRPC to the official Python client",
 }
