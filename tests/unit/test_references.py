@@ -51,7 +51,7 @@ def test_references_to_files_and_anchors_exist() -> None:
         ("see docs/options.md.", []),
         ("see docs/options.md#options", []),
         ("see docs/options.md#no-such-heading", ["docs/options.md#no-such-heading"]),
-        ("as in spec/remoting.md and docs/missing.md:", ["docs/missing.md"]),
+        ("as in docs/missing.md and docs/options.md:", ["docs/missing.md"]),
         ("rocketmq_spark/protocol/grpc/_pb/service.proto", []),
         ("rocketmq_spark/no_module.py", ["rocketmq_spark/no_module.py"]),
     ],

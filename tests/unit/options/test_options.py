@@ -1,4 +1,4 @@
-"""The options of a write: every row of the table, and what a wrong value says."""
+"""The options of a write: every option, and the errors of invalid values."""
 
 from __future__ import annotations
 
@@ -133,8 +133,9 @@ def test_names_are_accepted_in_any_case(spec: OptionSpec, random: object) -> Non
     sample |= {"notAvailableDuration": "0,9", "machineRoom": "idc1", "maxRatePerSecond": "9", "maxRateTasks": "9"}
     sample |= {"metricsPath": "/var/sink.jsonl", "endpoints": "p:8081", "credentialsProvider": "keys:Keys"}
     value = sample.get(spec.name) or shown_default(spec)
-    name = "".join(random.choice((letter.lower(), letter.upper())) for letter in spec.name)  # type: ignore[attr-defined]
-    assert parse_values(SINK_OPTIONS, {name: value}) == parse_values(SINK_OPTIONS, {spec.name: value})
+    name = "".join(random.choice((letter.lower(), letter.upper())) for letter in spec.name)  # type:
+    ignore[attr-defined] assert parse_values(SINK_OPTIONS, {name: value}) == parse_values(SINK_OPTIONS, {spec.name:
+    value})
 
 
 @pytest.mark.parametrize(
@@ -530,7 +531,7 @@ def test_repr_shows_every_option() -> None:
     assert [spec.name for spec in SINK_OPTIONS if (f"{spec.field}=" in shown) == spec.secret] == []
 
 
-# The mechanism for secrets, on options of their own with a stricter kind.
+# The handling of secrets, tested with test options of a stricter kind.
 
 
 def _even_length(value: str) -> str:
