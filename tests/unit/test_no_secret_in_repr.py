@@ -81,8 +81,8 @@ def value_of(kind: str) -> object:
 def shown(cls: type[Any], secret: dict[str, str]) -> str:
     """Return the repr of an instance whose secret fields contain the mark."""
     if issubclass(cls, tuple):
-        values = {name: value_of(secret[name]) if name in secret else None for name in cls._fields}  # type:
-        ignore[attr-defined] made = tuple.__new__(cls, values.values())
+        values = {name: value_of(secret[name]) if name in secret else None for name in cls._fields}  # type: ignore[attr-defined]
+        made = tuple.__new__(cls, values.values())
     else:
         made = object.__new__(cls)
         for field in dataclasses.fields(cls):

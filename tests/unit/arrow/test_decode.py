@@ -92,9 +92,10 @@ def pulled(messages: Sequence[MessageExt], start: int = 0, end: int = 2**63 - 1,
 
 @st.composite
 def readable(draw: st.DrawFn) -> MessageExt:
-    """Draw valid records: checksums are correct, bodies with a compression flag are compressed, and some hold a
-    batch.""" message = draw(stored_messages()) sys_flag, body = message.sys_flag & 0x30, message.body if
-    draw(st.integers(0, 4)) == 0:
+    """Draw records with valid checksums and compression flags; some hold a batch."""
+    message = draw(stored_messages())
+    sys_flag, body = message.sys_flag & 0x30, message.body
+    if draw(st.integers(0, 4)) == 0:
         sys_flag |= 0xC0
         body = encode_batch(draw(batches(max_size=2)))
     if draw(st.integers(0, 4)) == 0:

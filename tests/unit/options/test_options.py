@@ -133,9 +133,8 @@ def test_names_are_accepted_in_any_case(spec: OptionSpec, random: object) -> Non
     sample |= {"notAvailableDuration": "0,9", "machineRoom": "idc1", "maxRatePerSecond": "9", "maxRateTasks": "9"}
     sample |= {"metricsPath": "/var/sink.jsonl", "endpoints": "p:8081", "credentialsProvider": "keys:Keys"}
     value = sample.get(spec.name) or shown_default(spec)
-    name = "".join(random.choice((letter.lower(), letter.upper())) for letter in spec.name)  # type:
-    ignore[attr-defined] assert parse_values(SINK_OPTIONS, {name: value}) == parse_values(SINK_OPTIONS, {spec.name:
-    value})
+    name = "".join(random.choice((letter.lower(), letter.upper())) for letter in spec.name)  # type: ignore[attr-defined]
+    assert parse_values(SINK_OPTIONS, {name: value}) == parse_values(SINK_OPTIONS, {spec.name: value})
 
 
 @pytest.mark.parametrize(
