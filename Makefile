@@ -1,27 +1,27 @@
-# Everything starts from an empty folder: Python 3.10+ and Java 17+ are all that has to be there.
+# Every target works in a fresh clone. It needs Python 3.10+ and Java 17+ only.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-# The one that comes with Python may be years old, and takes a third longer.
+# The pip of Python itself may be years old, and takes a third longer, so `setup` upgrades it.
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
-# What the demo writes over: remoting, or grpc.
+# Transport of the demo: remoting or grpc.
 TRANSPORT ?= remoting
-# Which benchmarks run: all, or one of encode, remoting, pacing, spark, read, small, grpc.
+# Benchmarks to run: all (empty), or one of encode, remoting, pacing, spark, read, small, grpc.
 PART ?=
-# Which notebooks run: all, or names without .ipynb.
+# Notebooks to run: all (empty), or names without .ipynb.
 NOTEBOOK ?=
-# How long the soak runs.
+# Duration of the soak.
 MINUTES ?= 30
-# Spark's workers run the environment's interpreter, not whatever python3 is on PATH.
+# Spark's workers run the environment's interpreter instead of the first python3 on PATH.
 export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
-# Spark starts Python by the hundred: what is compiled once is kept, whatever the environment says.
+# Spark starts hundreds of Python processes: let Python keep its bytecode.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 
 .PHONY: help
-help: ## Show what can be made
+help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' $(MAKEFILE_LIST) | expand -t 22
 
 $(STAMP): setup.cfg pyproject.toml
@@ -42,11 +42,11 @@ demo: setup ## Write 336,776 flights to two real brokers and count them (TRANSPO
 	@$(BIN)/rocketmq-spark demo --transport $(TRANSPORT)
 
 .PHONY: test
-test: setup ## Run the whole test suite, real brokers included (about 15 minutes on 2 cores)
+test: setup ## Run the whole test suite with real brokers (about 15 minutes on 2 cores)
 	@$(BIN)/python -m pytest tests -m "not bench" -q -n 3 --no-loadscope-reorder
 
 .PHONY: test-faults
-test-faults: setup ## Break servers and links for as long as it takes, and print what each fault has cost (over 10 minutes)
+test-faults: setup ## Run the long fault tests, and print the cost of each fault (over 10 minutes)
 	@$(BIN)/python -m pytest tests/faults -q --full
 
 .PHONY: unit
@@ -54,7 +54,7 @@ unit: setup ## Run the unit tests (under a minute, no network, no Spark)
 	@$(BIN)/python -m pytest tests/unit -q -n 3
 
 .PHONY: check
-check: setup ## Format, lint, types, known vulnerabilities of what is required (where a service answers), unit tests
+check: setup ## Check format, lint, types and vulnerabilities of requirements, and run the unit tests
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
@@ -62,11 +62,15 @@ check: setup ## Format, lint, types, known vulnerabilities of what is required (
 	@$(BIN)/python -m pytest tests/unit -q -n 3
 
 .PHONY: docs
-docs: setup ## Make docs/options.md from the code
+docs: setup ## Generate docs/options.md from the code
 	@$(BIN)/python -m tests.tools.option_docs
 
+.PHONY: site
+site: setup ## Build the documentation as a site into site/ (strict: a broken link is an error)
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --site-dir site
+
 .PHONY: check-matrix
-check-matrix: setup ## Try the wheel on every PYTHONS and PYSPARKS that can be had, one after the other (hours), and print a table
+check-matrix: setup ## Test the wheel on all available PYTHONS and PYSPARKS (hours), and print a table
 	@PYTHONPATH=$(CURDIR) $(BIN)/python -m tests.tools.matrix
 
 .PHONY: dist
@@ -74,7 +78,7 @@ dist: setup ## Build sdist and wheel into dist/
 	@$(BIN)/python -m build --outdir dist .
 
 .PHONY: jars
-jars: setup ## Fetch the jars from Maven Central without a check, and write the lists of their SHA-256 again
+jars: setup ## Fetch the jars from Maven Central, and write the lists of their SHA-256
 	@PYTHONPATH=$(CURDIR) $(BIN)/python -m tests.tools.jar_lists
 
 .PHONY: proto
@@ -82,17 +86,17 @@ proto: setup ## Generate the gRPC messages from proto/
 	@$(BIN)/python -m grpc_tools.protoc -I proto --python_out=. --pyi_out=. proto/rocketmq_spark/protocol/grpc/_pb/*.proto
 
 .PHONY: notebooks
-notebooks: setup ## Run the notebooks, and keep their outputs and pictures (3 minutes)
+notebooks: setup ## Run the notebooks, and save their outputs and plots (3 minutes)
 	@PYTHONPATH=$(CURDIR) $(BIN)/python -m tests.notebooks.execute $(NOTEBOOK)
 
 .PHONY: bench
-bench: setup ## Measure against the official clients, Spark's Kafka sink and the wire (about 40 minutes)
+bench: setup ## Compare speed with the official clients, Spark's Kafka sink and the wire (about 40 minutes)
 	@PYTHONPATH=$(CURDIR) $(BIN)/python -m tests.benchmarks $(PART)
 
 .PHONY: soak
-soak: setup ## Write for MINUTES (30) while brokers are restarted: nothing missing, nothing grows
+soak: setup ## Write for MINUTES (30) while brokers restart; fail if rows are missing or memory grows
 	@PYTHONPATH=$(CURDIR) $(BIN)/python tests/tools/soak.py --minutes $(MINUTES)
 
 .PHONY: clean
-clean: ## Remove the virtual environment and what tools left behind
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis spark-warehouse
+clean: ## Remove the virtual environment and files of tools
+	rm -rf $(VENV) build dist site *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis spark-warehouse

@@ -87,7 +87,7 @@ def name_here(key: str, use: str) -> str:
         return f"here: {known}"
     # By the prefix alone: Kafka's clients have hundreds of options.
     is_kafkas = key.lower().startswith("kafka.")
-    return "an option of Kafka's clients; docs/migrating.md has the names here" if is_kafkas else ""
+    return "an option of Kafka's clients; docs/migration.md has the names here" if is_kafkas else ""
 
 
 # Keys that Spark adds to the options: tried on 4.3 (path, checkpointLocation, queryName); the reserved table properties

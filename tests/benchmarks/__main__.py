@@ -1,6 +1,6 @@
-"""All benchmarks, one table, and the file that the README's table is held equal to.
+"""Run all benchmarks, print one table, and write the figures of the documentation's table.
 
-Run: make bench (python -m tests.benchmarks [part ...]: those of `PARTS`; their figures take the place of older ones)
+Run: make bench, or python -m tests.benchmarks [part ...] for some of `PARTS`. Their figures replace older ones.
 """
 
 from __future__ import annotations

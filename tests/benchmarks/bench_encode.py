@@ -1,7 +1,7 @@
-"""Nanoseconds per row of the Arrow encoder, against the plain row-by-row encoder that it equals byte for byte.
+"""Nanoseconds per row of the Arrow encoder and of the plain row-by-row encoder, whose output is the same.
 
-Run: ``python -m tests.benchmarks.bench_encode [rows per RecordBatch]``. Both are measured in turns, in this process;
-medians are printed, and the fastest run beside them: other work on the machine only ever adds to a run.
+Run: ``python -m tests.benchmarks.bench_encode [rows per RecordBatch]``. Both encoders run by turns in this process. The
+table has medians, and the fastest run: other load on the machine can only lengthen a run.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def new_ids() -> UniqueIds:
 
 
 def documents(rows: int) -> list[bytes]:
-    """Return bodies of about 6 KB each, JSON whose values are random: they shrink to about a third."""
+    """Return JSON bodies of about 6 KB with random values; compression shrinks them to about a third."""
     rng = random.Random(9)
 
     def field(number: int) -> str:

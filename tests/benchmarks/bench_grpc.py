@@ -3,7 +3,7 @@
 Run: make bench (python -m tests.benchmarks.bench_grpc [rounds] [seconds a run])
 
 All send 100-byte bodies with a tag and a key to one topic of one proxy. The replay sends requests that `GrpcBatcher`
-made beforehand over one channel with the same number on their way: what the wire, the proxy and the broker allow.
+encoded beforehand, over one channel, with the same number in flight. It shows the limit of wire, proxy and broker.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from tests.benchmarks.contest import FORGETFUL, Figure, apart, await_rest, best_
 TOPIC = "bench-grpc"
 BODY = b"x" * 100
 ROWS = 10_000
+# Rows and number of the requests in flight, as in a write over gRPC.
+BATCH_ROWS = 1_000
 WINDOW = 3
 METHOD = "/apache.rocketmq.v2.MessagingService/SendMessage"
 
@@ -52,7 +54,7 @@ def ours(endpoints: str, seconds: float) -> float:
 
 
 def replay(endpoints: str, seconds: float) -> float:
-    """Ready-made requests over a bare channel."""
+    """Send ready-made requests over a bare channel; return rows per second."""
     import grpc
 
     requests = ready_made()
@@ -94,12 +96,11 @@ def ready_made() -> list[tuple[bytes, int]]:
     from rocketmq_spark.arrow.batcher import GrpcBatcher
     from rocketmq_spark.arrow.encoders import MessageIds
     from rocketmq_spark.options.parsing import parse_sink_options
-    from rocketmq_spark.sink.task import rows_of_batch
 
     options = parse_sink_options({"endpoints": "127.0.0.1:1", "topic": TOPIC}, {})
     batcher = GrpcBatcher(
         options,
-        max_rows=rows_of_batch(options, None),
+        max_rows=BATCH_ROWS,
         partition_id=0,
         queues_of=lambda _topic: (),
         unique_ids=MessageIds(pid=1, wall_clock=time.time, rng=random.Random(1)),
@@ -124,7 +125,7 @@ def official_sync(endpoints: str, seconds: float) -> float:
 
 
 def official_async(endpoints: str, seconds: float) -> float:
-    """The official client's `send_async`, 64 on their way."""
+    """The official client's `send_async`, with 64 in flight."""
 
     def run(producer: Any, message: Callable[[int], Any], until: float) -> int:
         count, room = 0, threading.Semaphore(64)

@@ -1,4 +1,4 @@
-"""What a task's metrics cost: the task per request and per report, the driver per task.
+"""The cost of metrics: in the task per request and per report, on the driver per task.
 
 Run: python tests/benchmarks/bench_merge.py [tasks] [brokers]
 """

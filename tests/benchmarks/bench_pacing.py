@@ -1,9 +1,9 @@
-"""Eight tasks against one broker that refuses whatever waits for 20 ms, against the same broker left alone.
+"""Eight tasks that write to a broker that rejects requests after 20 ms in its queue, against one with a limit of 1 s.
 
 Run: make bench PART=pacing (python -m tests.benchmarks.bench_pacing [rounds] [seconds a run])
 
-The tasks are processes, as Spark's are; each sends 100-byte bodies with `Producer.send_arrow` as long as the others.
-Whatever they say is stored has to be in the broker's queues at the end.
+The tasks are processes, as in Spark. Each sends 100-byte bodies with `Producer.send_arrow` for the same time. At the
+end the broker's queues must hold every row that a task reports as stored.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ WAIT_MS = {"refusing": 20, "patient": 1000}
 
 
 def send(name_server: str, begin: float, seconds: float) -> int:
-    """Send from that time (epoch seconds) on, for so long; returns the rows that are stored."""
+    """Send for `seconds` seconds from `begin` (epoch seconds) on; return the number of stored rows."""
     with Producer("bench-pacing", name_server=name_server) as producer:
         producer.send_arrow(record_batches(100, time.perf_counter() + 0.2), topic=TOPIC)
         time.sleep(max(0.0, begin - time.time()))

@@ -2,13 +2,15 @@
 
 Run: make bench PART=read (python -m tests.benchmarks.bench_read [rounds])
 
-2 million messages of 100 bytes with a key and a tag, in 8 queues of a broker as it comes, which gives at most 32 of
-them at a time; Kafka has as many rows in 8 partitions. All were written a moment before and are in the page cache.
-Spark writes what it reads to its format noop, in sessions that go on from round to round, the first of which does not
-count: ours is the PySpark at hand, Kafka's the one that its connector is for. Java's consumers decode bodies and do
-nothing else: `DefaultLitePullConsumer` with threads of its own, and `DefaultMQPullConsumer` in a thread for each queue,
-or for two; the two that are best in a run of their own take part, and each round counts the better one. Everybody,
-Spark too, drains the topic once in each run before the time counts.
+The topic has 2 million messages of 100 bytes with a key and a tag, in 8 queues of a broker with default settings, which
+returns at most 32 messages per pull. Kafka has as many rows in 8 partitions. All were written shortly before, so they
+are in the page cache.
+
+Spark writes the rows to its format noop. Its sessions live through all rounds, and the first round does not count. Our
+session uses the installed PySpark, Kafka's session the PySpark of its connector. Java's consumers only decode bodies:
+`DefaultLitePullConsumer` with a thread pool, and `DefaultMQPullConsumer` with a thread for each queue, or for two. The
+two best ones of a first run take part, and each round counts the better one. Every contestant drains the topic once in
+each run before the measurement.
 """
 
 from __future__ import annotations
@@ -30,12 +32,12 @@ from tests.benchmarks.kafka import Kafka, jars_of
 
 TOPIC = "bench"
 MILLIONS = 2
-# With fewer threads than queues, the first queue that is read to its end would keep one of "lite"'s for 20 s.
+# With fewer threads than queues, a queue that is read to its end would block a thread of "lite" for 20 s.
 CONSUMERS_AND_THREADS = [("lite", 8), ("lite", 20), ("pull", 4), ("pull", 8)]
 
 
 def fill(cluster: LocalCluster, topic: str, millions: int, queues: int = QUEUES) -> None:
-    """Have a topic with so many million messages."""
+    """Create a topic with `millions` million messages."""
     with Producer("bench-fill", name_server=cluster.name_server) as producer:
         producer.create_topic("TBW102", topic, queues)
         rows = itertools.islice(record_batches(100, float("inf")), millions * MILLION // ROWS)
@@ -43,13 +45,13 @@ def fill(cluster: LocalCluster, topic: str, millions: int, queues: int = QUEUES)
 
 
 def java_drains(java: JavaClient, cluster: LocalCluster, consumer: str, threads: int) -> float:
-    """Return the messages per second that a Java consumer has read."""
+    """Return the messages per second of a Java consumer."""
     said = json.loads(java.run("TopicDrainer", cluster.name_server, TOPIC, consumer, threads, MILLIONS * MILLION))
     return float(said["messages"] / said["seconds"])
 
 
 def source(name: str, address: str, topic: str, millions: int, jars: str = "") -> Session:
-    """Return a session that reads from one source whenever it is asked."""
+    """Return a session that reads from one source on request."""
     return Session("spark_source.py", name, address, topic, millions * MILLION, jars)
 
 
@@ -78,7 +80,7 @@ def reads(folder: Path, rounds: int) -> Iterator[Figure]:
             return float(said["rows"] / said["seconds"])
 
         tried = {f"java {consumer} x{threads}": 0.0 for consumer, threads in CONSUMERS_AND_THREADS}
-        # The broker's JVM compiles what all of them use: whoever came first would be the slowest.
+        # The first reads make the broker's JVM compile its code, so they would be the slowest.
         measure("java pull x8")
         for name in tried:
             tried[name] = measure(name)

@@ -3,8 +3,8 @@
 Run: make bench (python -m tests.benchmarks.bench_remoting [rounds] [seconds a run])
 
 All send to the 8 queues of one topic of one broker. The Java client sends collections of 200, 500 and 2,000 messages
-from 1 and from 4 threads; the two that are best in a run of their own take part, and each round counts the better one.
-The replay sends what `RemotingBatcher` made beforehand over one socket with as many requests on their way.
+from 1 and from 4 threads. The two best variants of a first run take part, and each round counts the better one. The
+replay sends requests that `RemotingBatcher` encoded beforehand, over one socket, with the same number in flight.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ WARM_UP = 1.0
 
 
 def record_batches(nbytes: int, until: float, *, delayed: bool = False) -> Iterator[Any]:
-    """Yield rows until that time (perf_counter)."""
+    """Yield rows until `until` (perf_counter)."""
     import pyarrow as pa
 
     columns: dict[str, Any] = {
@@ -107,12 +107,10 @@ def ready_made(nbytes: int) -> list[tuple[list[memoryview], int]]:
     from rocketmq_spark.options.parsing import parse_sink_options
     from rocketmq_spark.protocol.remoting.command import RemotingCommand, encode_head
     from rocketmq_spark.protocol.remoting.headers import SendMessageRequestHeaderV2
-    from rocketmq_spark.sink.task import rows_of_batch
 
     options = parse_sink_options({"nameServer": "127.0.0.1:1", "topic": TOPIC}, {})
     batcher = RemotingBatcher(
         options,
-        max_rows=rows_of_batch(options, None),
         partition_id=0,
         queues_of=lambda _topic: (),
         unique_ids=UniqueIds(ip=bytes(4), pid=1, wall_clock=time.time, rng=random.Random(1)),

@@ -1,9 +1,9 @@
-"""What a small write costs: the first row, and what 10 rows or a micro-batch of 1,000 take beyond Spark's own part.
+"""The cost of small writes, milliseconds: the first row, a write of 10 rows, and a micro-batch of 1,000 rows.
 
 Run: make bench (python -m tests.benchmarks.bench_small [rounds])
 
-Writes are measured against a data source in Python that reads its rows and does nothing with them, in one session whose
-workers are warm, in turns. Figures are milliseconds.
+The last two are the time beyond a Python data source that drops its rows, which is Spark's own part. Both sinks run by
+turns in one session with warm workers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.benchmarks.nothing import NothingDataSource
 
 SINKS = ("rocketmq", "nothing")
 MICRO_BATCHES = 12
-# The first ones start workers and look up routes.
+# The first micro-batches start workers and look up routes.
 WARM_UP = 4
 
 
@@ -43,7 +43,7 @@ def batch_write(rows: DataFrame, sink: str, options: dict[str, str]) -> float:
 
 
 def micro_batches(spark: SparkSession, sink: str, options: dict[str, str]) -> float:
-    """Return how long a micro-batch of 1,000 rows takes, milliseconds (median of those that count)."""
+    """Return the median time of a micro-batch of 1,000 rows after the warm-up, milliseconds."""
     source = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1000).option("numPartitions", 2).load()
     rows = source.selectExpr("rpad(cast(value AS string), 100, '.') AS body", "cast(value AS string) keys")
     with tempfile.TemporaryDirectory() as checkpoint:
@@ -55,12 +55,12 @@ def micro_batches(spark: SparkSession, sink: str, options: dict[str, str]) -> fl
         progress = query.recentProgress[WARM_UP:]
         query.stop()
     if query.exception() is not None or len(progress) < MICRO_BATCHES:
-        raise SystemExit(f"a query did not go on: {query.exception()}")
+        raise SystemExit(f"a query has stopped: {query.exception()}")
     return statistics.median(one["durationMs"]["triggerExecution"] for one in progress)
 
 
 def beyond(rounds: int, measure: Callable[[str], float]) -> list[float]:
-    """Return what ours takes beyond the source that does nothing, by round."""
+    """Return the time of our sink beyond the sink that does nothing, by round."""
     more = []
     for number in range(rounds):
         took = {sink: measure(sink) for sink in (SINKS[::-1] if number % 2 else SINKS)}
@@ -70,7 +70,7 @@ def beyond(rounds: int, measure: Callable[[str], float]) -> list[float]:
 
 
 def first_row(rounds: int, name_server: str) -> list[float]:
-    """Return how long a row takes from a warm worker's hand to its acknowledgement, milliseconds, by round."""
+    """Return the time from `send_arrow` of one row to its acknowledgement in a warm process, milliseconds, by round."""
     row = pa.table({"body": ["x" * 100], "keys": ["key"]})
 
     def send(producer: Producer) -> float:
@@ -84,7 +84,7 @@ def first_row(rounds: int, name_server: str) -> list[float]:
 
 def figures(rounds: int) -> Iterator[Figure]:
     """Measure everything here."""
-    # For Spark's workers: they run this folder's data source, too.
+    # Spark's workers import the data source of this folder.
     os.environ["PYSPARK_PYTHON"], os.environ["PYTHONPATH"] = sys.executable, str(ROOT)
     with LocalCluster() as cluster:
         spark = (

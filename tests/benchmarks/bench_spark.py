@@ -2,11 +2,11 @@
 
 Run: make bench (python -m tests.benchmarks.bench_spark [rounds] [million rows a write])
 
-Rows have a body of 100 random bytes, a key and a tag (Kafka gets body and key), a million of them in each task.
-Kafka's producer has linger 20 ms, batches of 256 KiB and acks 1; its sink runs in the Spark that it is for, in an
-environment of its own that is kept in the user's cache folder, ours in the PySpark at hand. Each has a session that
-goes on from round to round; two writes that do not count come first. Processor time is that of the JVM and of Python's
-workers, without any broker's.
+Rows have a body of 100 random bytes, a key and a tag; Kafka gets body and key. Each task writes a million rows. Kafka's
+producer has linger 20 ms, batches of 256 KiB and acks 1. Its sink runs in the PySpark of its connector, in an
+environment in the user's cache folder; our sink runs in the installed PySpark. The sessions live through all rounds,
+and two writes before the first round do not count. Processor time is the time of the JVM and the Python workers,
+without brokers.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ SPARK = "4.0.0"
 CONNECTOR = ("org.apache.spark", "spark-sql-kafka-0-10_2.13", SPARK)
 MILLION = 1_000_000
 QUEUES = 8
-# A broker that writes each batch with one system call, as Kafka does. On plain topics it would not pay: what is written
-# so is read again message by message.
+# The broker writes each batch with one system call, as Kafka does. On plain topics this gains nothing, because the
+# broker reads the messages back one by one.
 AS_ONE_UNIT = {**FORGETFUL, "writeWithoutMmap": True}
 
 
 def environment() -> Path:
-    """Return the interpreter of an environment with the Spark that Kafka's connector is for; made once."""
+    """Return the interpreter of an environment with the PySpark of Kafka's connector, made at the first call."""
     folder = cache_folder() / "bench" / f"pyspark-{SPARK}"
     python = folder / "bin" / "python"
     if not (folder / "complete").exists():
@@ -50,7 +50,7 @@ def environment() -> Path:
 
 
 def make_rows(path: Path) -> None:
-    """Leave a million rows in a Parquet file, which Spark reads in one task."""
+    """Write a million rows to a Parquet file, which Spark reads in one task."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -63,16 +63,10 @@ def make_rows(path: Path) -> None:
 
 
 class Session:
-    """A Spark session in a process of its own, which writes or reads whenever it is asked to.
+    """A Spark session in another process, which writes or reads on request.
 
-    Parameters
-    ----------
-    script : str
-        A file of this folder.
-    system : str
-        ``kafka``, or one that the PySpark at hand is for.
-    arguments : objects
-        More of the script's.
+    `script` is a file of this folder. `system` is ``kafka``, or a system for the installed PySpark. The script also
+    gets `arguments`.
     """
 
     def __init__(self, script: str, system: str, *arguments: object) -> None:
@@ -109,7 +103,7 @@ class Session:
 
 
 def sink(name: str, address: str, topic: str, parquet: Path, jars: str = "") -> Session:
-    """Return a session that writes to one sink; ask it for so many million rows, in as many tasks or so many."""
+    """Return a session that writes to one sink; a request is the number of million rows, and of tasks if it differs."""
     return Session("spark_sink.py", name, address, topic, parquet, jars)
 
 

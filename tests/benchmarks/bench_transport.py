@@ -2,8 +2,8 @@
 
 Run: python tests/benchmarks/bench_transport.py [seconds per case]
 
-Both sides send the same frames with the same window to the same peer (a process of its own, so that it doesn't share
-our interpreter's lock). The bare loop is one thread: write until the window is full, read answers until it is not.
+Both sides send the same frames with the same window to the same peer. The peer is another process, so that it does not
+share this interpreter's lock. The bare loop is one thread: it writes until the window is full, then reads answers.
 """
 
 from __future__ import annotations

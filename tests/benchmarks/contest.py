@@ -1,6 +1,6 @@
 """Contestants do the same work in turn on the same servers; the result is the ratio of their speeds.
 
-Each run is its own process, so that no contestant inherits warm caches or garbage. The order of the contestants is
+Each run is a new process, so that no contestant inherits warm caches or garbage. The order of the contestants is
 reversed in every other round. A figure is the median of its rounds' ratios, with the lowest and the highest: other load
 on the machine slows all contestants of a round and hardly changes the ratio.
 
@@ -27,7 +27,7 @@ import psutil
 from rocketmq_spark.cluster import LocalCluster
 from rocketmq_spark.metrics import WriteSummary
 
-# Properties of a broker that keeps nothing but the file that it writes to.
+# Properties of a broker that deletes all files except the current ones.
 FORGETFUL: Mapping[str, object] = {
     "fileReservedTime": 0,
     "deleteWhen": ";".join(f"{hour:02}" for hour in range(24)),
@@ -37,17 +37,23 @@ FORGETFUL: Mapping[str, object] = {
     "deleteConsumeQueueFilesInterval": 1,
 }
 
-# A broker that rests takes less of a processor than this.
+# An idle broker takes less of a processor than this.
 _AT_REST = 0.2
 _RESTS_WITHIN = 60.0
 
 
 ROOT = Path(__file__).parents[2]
 FIGURES = Path(__file__).with_name("figures.json")
+# The figures that README.md shows, and how it names them.
+HEADLINES: Mapping[str, str] = {
+    "send_arrow, 100-byte bodies, against Java's send(Collection)": "`Producer.send_arrow` to Java `send(Collection)`",
+    "read, local[2], against the official pull consumer": "`spark.read` in `local[2]` to Java's best pull consumer",
+    "over gRPC, against rocketmq-python-client's best": "`Producer.send_arrow` over gRPC to the official Python client",
+}
 
 
 class Figure(NamedTuple):
-    """What was measured: `name`, the ratios of its rounds, and the ratio `wanted` (None: only reported)."""
+    """A measured figure: the ratios of its rounds, and the ratio `wanted` (None: the figure has no aim)."""
 
     name: str
     ratios: Sequence[float]
@@ -57,12 +63,12 @@ class Figure(NamedTuple):
 
     @property
     def median(self) -> float:
-        """The figure itself."""
+        """The median of the rounds' ratios."""
         return statistics.median(self.ratios)
 
     @property
     def reached(self) -> bool:
-        """Whether it is what was wanted."""
+        """Whether the median reaches the aim."""
         if self.wanted is None:
             return True
         return self.median <= self.wanted if self.at_most else self.median >= self.wanted
@@ -74,10 +80,10 @@ class Figure(NamedTuple):
 
 
 def save(part: str, found: Sequence[Figure]) -> None:
-    """Leave the figures of a part in `FIGURES`, for `table`, in the place of those that it had."""
+    """Write the figures of a part to `FIGURES`, replacing older ones of that part."""
     figures = [{**one._asdict(), "ratios": [round(ratio, 3) for ratio in one.ratios]} for one in found]
     kept = json.loads(FIGURES.read_text(encoding="utf-8")) if FIGURES.exists() else {}
-    # Those of another machine are no comparison for these.
+    # Figures of another machine cannot be compared with these.
     parts = kept["parts"] if kept.get("machine") == machine() else {}
     FIGURES.write_text(
         json.dumps({"machine": machine(), "parts": {**parts, part: figures}}, indent=1) + "\n", encoding="utf-8"
@@ -85,7 +91,7 @@ def save(part: str, found: Sequence[Figure]) -> None:
 
 
 def table() -> str:
-    """Return what `save` has left, as the README has it."""
+    """Return the Markdown table of the figures that `save` wrote."""
     kept = json.loads(FIGURES.read_text(encoding="utf-8"))
     lines = ["| figure | median | rounds | aim |", "|---|---|---|---|"]
     for one in (Figure(**figure) for figures in kept["parts"].values() for figure in figures):
@@ -97,8 +103,16 @@ def table() -> str:
     return "\n".join([*lines, "", f"Measured on {kept['machine']}."])
 
 
+def headlines() -> str:
+    """Return the figures of `HEADLINES` as a Markdown table."""
+    kept = json.loads(FIGURES.read_text(encoding="utf-8"))
+    figures = {one["name"]: Figure(**one) for part in kept["parts"].values() for one in part}
+    lines = [f"| {text} | {figures[name].median:.2f} |" for name, text in HEADLINES.items()]
+    return "\n".join(["| ratio of | median |", "|---|---|", *lines])
+
+
 def machine() -> str:
-    """Say on what this runs."""
+    """Return the operating system, number of processors and Python version."""
     return f"{platform.system()} {platform.release()}, {os.cpu_count()} processors, Python {platform.python_version()}"
 
 
@@ -108,7 +122,7 @@ def ratios(mine: Sequence[float], others: Sequence[float]) -> list[float]:
 
 
 def rows_of(summary: WriteSummary) -> int:
-    """Return how many rows all brokers together have stored."""
+    """Return the number of stored rows of all brokers."""
     return sum(broker["rows"] for broker in summary.to_dict().values())
 
 
@@ -118,7 +132,7 @@ def best_of(*taken: Sequence[float]) -> list[float]:
 
 
 def in_turns(contestants: Sequence[str], rounds: int, measure: Callable[[str], float]) -> Mapping[str, Sequence[float]]:
-    """Have each contestant run once a round, and return what each has reached, by name."""
+    """Run each contestant once a round, and return their results by name."""
     taken: dict[str, list[float]] = {name: [] for name in contestants}
     for number in range(rounds):
         for name in reversed(contestants) if number % 2 else contestants:
@@ -137,7 +151,7 @@ def running(module: str, *arguments: object) -> subprocess.Popen[str]:
 
 
 def apart(module: str, *arguments: object, within: float) -> Any:
-    """Run a module of this folder with arguments and return what its last line says, in JSON."""
+    """Run a module of this folder with arguments, and return the JSON of its last line."""
     with running(module, *arguments) as process:
         try:
             said, _ = process.communicate(timeout=within)
@@ -150,18 +164,12 @@ def apart(module: str, *arguments: object, within: float) -> Any:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Return the processor time that a process, and those of its children that have ended, have taken."""
+    """Return the processor time of a process and of its ended children, seconds."""
     return sum(psutil.Process(pid).cpu_times()[:4])
 
 
 def await_rest(cluster: LocalCluster) -> None:
-    """Return once the brokers rest.
-
-    Raises
-    ------
-    SystemExit
-        One is busy by itself.
-    """
+    """Wait until the brokers are idle; exit if one stays busy."""
     deadline = time.monotonic() + _RESTS_WITHIN
     while True:
         before = [cpu_seconds(broker.pid) for broker in cluster.brokers]
@@ -170,4 +178,4 @@ def await_rest(cluster: LocalCluster) -> None:
         if load < _AT_REST:
             return
         if time.monotonic() > deadline:
-            raise SystemExit(f"a broker takes {load:.2f} of a processor without any work: nothing can be measured")
+            raise SystemExit(f"a broker without load takes {load:.2f} of a processor: it would disturb the measurement")

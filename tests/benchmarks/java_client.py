@@ -13,13 +13,7 @@ SOURCES = Path(__file__).with_name("java")
 
 
 class JavaClient:
-    """Compiles the programs, and runs them.
-
-    Parameters
-    ----------
-    folder : Path
-        For their classes, and for what they write.
-    """
+    """Compiles the programs, and runs them. Their classes and files go to `folder`."""
 
     def __init__(self, folder: Path) -> None:
         self._java, self._folder = find_java(), folder
@@ -29,7 +23,7 @@ class JavaClient:
         self._run([*command, *map(str, sorted(SOURCES.glob("*.java")))])
 
     def run(self, program: str, *arguments: object) -> str:
-        """Run a program in a JVM of its own, and return the last line that it prints."""
+        """Run a program in a new JVM, and return the last line of its output."""
         # The client's log goes below the user's home.
         command = [str(self._java), f"-Duser.home={self._folder}", "-Xmx1g", "-cp", self._class_path, program]
         return self._run([*command, *map(str, arguments)]).splitlines()[-1]

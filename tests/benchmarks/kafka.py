@@ -1,4 +1,4 @@
-"""A Kafka broker on this machine, and Spark's connector for it: what the sink and the source are measured against.
+"""A Kafka broker on this machine, and Spark's connector for it, to compare the sink and the source with.
 
 Both come from Maven Central through the Ivy that PySpark ships, once per user.
 """
@@ -50,7 +50,7 @@ log.segment.delete.delay.ms=0
 
 
 def jars_of(organisation: str, module: str, release: str) -> Sequence[Path]:
-    """Return a module's jar and all that it needs, fetching them first if this user has never done so."""
+    """Return a module's jar and its dependencies; fetch them if they are not in the user's cache folder."""
     return listed_jars(place_of(organisation, module, release), fetch_module(organisation, module, release))
 
 
@@ -60,7 +60,7 @@ def place_of(organisation: str, module: str, release: str) -> str:
 
 
 def fetch_module(organisation: str, module: str, release: str) -> Fetch:
-    """Return a function that fetches a module's jar, and all that it needs, into ``work/jars``."""
+    """Return a function that fetches a module's jar and its dependencies into ``work/jars``."""
 
     def fetch(work: Path) -> None:
         (work / "ivysettings.xml").write_text(_SETTINGS, encoding="ascii")
@@ -76,11 +76,8 @@ def fetch_module(organisation: str, module: str, release: str) -> Fetch:
 class Kafka:
     """A single node in KRaft mode.
 
-    Parameters
-    ----------
-    keeps : bool, default False
-        Keep what is stored. By default nothing stays but the segments that are written to, as with the brokers that
-        are measured writing.
+    By default it deletes all segments except those that it writes to, as the RocketMQ brokers of benchmarks of writes
+    do. With `keeps` it keeps all.
     """
 
     def __init__(self, *, keeps: bool = False) -> None:

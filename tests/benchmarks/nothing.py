@@ -1,4 +1,4 @@
-"""A data source that reads its rows and does nothing with them: what Spark's own part of a small write takes."""
+"""A data source that drops its rows; it shows Spark's own part of the time of a small write."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class NothingWriter(_Nothing, DataSourceArrowWriter):
     """For batches."""
 
 
-# PySpark 4.0 has no other.
+# PySpark 4.0 has no Arrow writer for streams.
 _STREAM_WRITER: type[DataSourceStreamWriter] = getattr(
     datasource, "DataSourceStreamArrowWriter", DataSourceStreamWriter
 )

@@ -1,4 +1,4 @@
-"""A Spark session that writes the same rows to a sink whenever it is asked to: one line in, one line of JSON out.
+"""A Spark session that writes the same rows to a sink for each line on stdin; each answer is a line of JSON.
 
 Run: python spark_sink.py SINK ADDRESS TOPIC PARQUET [JAR,JAR...], then lines "TIMES" (how often the rows are read), or
 "TIMES TASKS"
@@ -51,7 +51,7 @@ def write(rows: DataFrame, sink: str, address: str, topic: str) -> None:
 
 
 def used() -> dict[str, Any]:
-    """Processor seconds of the JVM and of Python's workers, and the most memory that one worker has had, bytes."""
+    """Return processor seconds of the JVM and of the Python workers, and the largest peak memory of a worker, bytes."""
     jvm = next(one for one in psutil.Process().children() if "java" in one.name())
     workers = jvm.children(recursive=True)
     peaks = [0]

@@ -1,4 +1,4 @@
-"""A Spark session that reads a topic into nothing whenever it is asked to: one line in, one line of JSON out.
+"""A Spark session that reads a topic and drops the rows for each line on stdin; each answer is a line of JSON.
 
 Run: python spark_source.py SOURCE ADDRESS TOPIC ROWS [JAR,JAR...], then empty lines
 """
@@ -25,13 +25,13 @@ def main(source: str, address: str, topic: str, wanted: str, jars: str = "") -> 
         import rocketmq_spark
 
         rocketmq_spark.register(spark)
-    # Once for all: a source that leaves rows out is quick. A broker shows what it has stored a moment later.
+    # Check once that the source reads all rows. A broker shows stored messages a moment later.
     deadline = time.monotonic() + 60
     while (count := read(spark, source, address, topic).count()) != int(wanted):
         if time.monotonic() > deadline:
             raise SystemExit(f"{topic} has {count} rows, not {wanted}")
     for _ in sys.stdin:
-        # As Java's clients do. Spark's Python workers, which end after a minute of idleness, are there again then.
+        # A first read, as Java's clients do. It restarts Python workers, which end after an idle minute.
         read(spark, source, address, topic).write.format("noop").mode("overwrite").save()
         before, began = used(), time.perf_counter()
         read(spark, source, address, topic).write.format("noop").mode("overwrite").save()

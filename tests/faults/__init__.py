@@ -1,1 +1,1 @@
-"""What may break, breaks, while rows are written: none is lost."""
+"""Faults during writes and reads: no row may be lost."""

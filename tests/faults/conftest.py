@@ -1,4 +1,4 @@
-"""Servers to break, the ledger of every fault, and the table at the end of the run."""
+"""Servers for fault tests, the ledger of each fault, and the table at the end of the run."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _PROPERTY = "account"
 
 @pytest.fixture(scope="package")
 def _breakable() -> Iterator[LocalCluster]:
-    # The first one gets a slave at times, which a local broker's own settings give nothing. The second one flushes
-    # before it answers, so that there is something to be late with.
+    # Some tests attach a slave to the first broker; by default a local broker sends slaves nothing. The second broker
+    # flushes before it answers, so that a flush can time out.
     properties = [
         {**QUICK_READS, "haTransferBatchSize": 32_768, "haHousekeepingInterval": 20_000},
         {**QUICK_READS, "flushDiskType": "SYNC_FLUSH"},
@@ -35,25 +35,25 @@ def _breakable() -> Iterator[LocalCluster]:
 
 @pytest.fixture
 def two_brokers(_breakable: LocalCluster) -> Iterator[LocalCluster]:
-    """Servers to kill and to pause; whoever changes a broker's properties sets them back."""
+    """Servers that tests may kill and pause. A test that changes broker properties must restore them."""
     yield _breakable
     heal(_breakable)
 
 
 @pytest.fixture
 def ledger(java: Java, record_property: Any) -> Ledger:
-    """What the test's fault costs; its account appears in the table."""
+    """The ledger of the test. Its account appears in the table."""
     return Ledger(java, lambda account: record_property(_PROPERTY, list(account)))
 
 
 @pytest.fixture
 def trial(spark: SparkSession, two_brokers: LocalCluster, topic: str, metrics: Metrics, ledger: Ledger) -> Trial:
-    """A write of the test's own, to a topic of its own on both brokers."""
+    """A write of this test to a new topic on both brokers."""
     return Trial(spark, two_brokers, topic, metrics, ledger)
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Print what the faults of this run have cost, and which of them could not be made here."""
+    """Print the account of each fault of this run, and the faults that could not be made on this machine."""
     accounts = [
         Account(*value)
         for outcome in ("passed", "failed")
@@ -62,7 +62,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         if name == _PROPERTY
     ]
     skipped = {
-        # Where, in which line, and why.
+        # `longrepr` is file, line and reason.
         report.longrepr[2].removeprefix("Skipped: ")
         for report in terminalreporter.getreports("skipped")
         if report.nodeid.startswith("tests/faults/")

@@ -1,4 +1,4 @@
-"""Brokers that die or freeze in mid-write: for a while, for good, all of them."""
+"""Brokers that are killed or paused during a write: one or all, temporarily or permanently."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.faults, pytest.mark.spark, pytest.mark.integration]
 
 
 def paused(seconds: float, *brokers: Broker) -> tuple[float, float]:
-    """Freeze brokers for that long; return from when until when."""
+    """Pause brokers for a time; return its start and end."""
     for broker in brokers:
         broker.pause()
     start = time.monotonic()
@@ -62,9 +62,9 @@ def test_rows_of_permanently_killed_broker_go_to_the_other_broker(trial: Trial) 
     trial.write(100_000, victim.kill, per_second=10_000)
     assert not victim.is_alive
     assert trial.metrics.to_dict()[other.name]["rows"] > 50_000
-    # What it had acknowledged is on its disk, where only itself can read it.
+    # Only the broker itself can read the messages that it has acknowledged, from its disk.
     victim.restart()
-    account = trial.settle("broker killed for good")
+    account = trial.settle("broker killed permanently")
     assert account.retries > 0
 
 
@@ -81,21 +81,21 @@ def test_rows_in_flight_to_a_paused_broker_are_resent_and_none_is_lost(
     account = trial.settle(f"broker paused {pause:.0f} s, sendLatencyFaultEnable {'on' if faults else 'off'}")
     assert facts[victim.name]["retries_by_reason"]["RemotingTimeoutException"] > 0
     assert (facts[victim.name]["isolated_times"] > 0) is faults
-    # The other one takes what this one does not.
+    # The other broker gets the rows that this one does not accept.
     assert facts[other.name]["rows"] > facts[victim.name]["rows"]
     if full:
         assert account.longest_stall < pause
 
 
 def pace_beside_a_paused_broker(trial: Trial, seconds: float) -> float:
-    """Return the pace of a write while a broker is paused, as a share of the pace of one without that broker."""
+    """Return the rate of a write with a paused broker, relative to a write without that broker."""
     victim, other = trial.cluster.brokers
     name_server, alone = trial.cluster.name_server, f"{trial.topic}-alone"
-    # One row a request: as many requests as can be, so that whatever holds one up shows.
+    # One row per request: the highest number of requests, so that any wait for the paused broker shows.
     options = {"batching": False, "sendLatencyFaultEnable": True, "rowId": True}
     make_topic(trial.cluster, alone, on=[other])
     rows = numbered(trial.spark, 60_000, 200)
-    # The first write is slow: it makes Spark's workers, and brokers compile what it needs of them.
+    # The first write is slow, because Spark starts its workers and the brokers' JVMs compile their code.
     write(rows, name_server, alone, **options)
     with trial.ledger.watch([name_server], alone, [other.address]):
         write(rows, name_server, alone, **options)

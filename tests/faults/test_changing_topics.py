@@ -1,4 +1,4 @@
-"""Topics that change under a write: more queues, no permission."""
+"""Topics that change during a write: more queues, no write permission."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def test_broker_without_write_permission_receives_no_rows(trial: Trial, *, every
     brokers, seconds = [victim, other] if everywhere else [victim], 3.0
 
     def left_alone() -> bool:
-        """Whether none of them has got any rows for a while, though there are some for whoever takes them."""
+        """Return whether the brokers have stored nothing for a while, although the write has rows to send."""
         now = time.monotonic() if everywhere else trial.ledger.last_stored(other.address)
         return now > max(trial.ledger.last_stored(broker.address) for broker in brokers) + seconds
 
     def take_away_for_a_while() -> None:
-        # No broker refuses on that account: it is the route by which producers know.
+        # A broker does not reject sends for this; producers see the permission in the route.
         make_topic(trial.cluster, trial.topic, perm=4, on=brokers)
         wait_for(left_alone)
         make_topic(trial.cluster, trial.topic, perm=6, on=brokers)

@@ -1,4 +1,4 @@
-"""A broker whose disk is full: it refuses what it is sent, and stores nothing of it."""
+"""A broker with a full disk rejects sends, and stores no row of them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.faults, pytest.mark.spark, pytest.mark.integration]
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """The first broker's folder, a file system that can be made smaller and larger."""
+    """The first broker's folder: a mounted file system whose size can change."""
     folder = tmp_path / "broker-0"
     folder.mkdir()
     if not mounted("-t", "tmpfs", "-o", "size=1g", "tmpfs", folder):

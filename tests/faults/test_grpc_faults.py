@@ -1,7 +1,7 @@
-"""A write over gRPC while a proxy goes, comes, or freezes: whatever it returns is read back from the brokers.
+"""Writes over gRPC while a proxy is killed, restarted or paused. The tests read every row back from the brokers.
 
-What is the same row is told by its key. A row may be there more than once, but then it is the same message sent again:
-under one id, besides the row id that the ledger looks at.
+The key identifies a row. A row may be stored more than once if it was resent; repeats have the same message id, and the
+same row id, which the ledger checks.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ pytestmark = [pytest.mark.faults, pytest.mark.integration]
 
 MakeTopic = Callable[..., str]
 
-# Of a producer's write; the ledger tells rows by their ids.
+# Options of a producer's write. The ledger identifies rows by their row ids.
 WITH_ID = {**SMALL, "rowId": "true"}
 
 
 @pytest.fixture
 def cluster(two_brokers: LocalCluster) -> LocalCluster:
-    """Servers to break, in place of those that all tests share: here the proxy is killed."""
+    """Servers of the fault tests instead of the shared ones, because these tests kill the proxy."""
     return two_brokers
 
 
 @pytest.fixture
 def way(cluster: LocalCluster) -> Iterator[tuple[str, Callable[[], None]]]:
-    """The address of another way to the proxy, and what cuts it off once requests have been answered over it."""
+    """A second address of the proxy, and a function that cuts it off after 100,000 bytes were sent to it."""
     with ExitStack() as closing:
         link = closing.enter_context(TcpProxy(cluster.endpoints))
 
@@ -68,7 +68,7 @@ def way(cluster: LocalCluster) -> Iterator[tuple[str, Callable[[], None]]]:
 
 
 def stored(cluster: LocalCluster, topic: str, count: int) -> list[MessageExt]:
-    """Return what is there, after looking whether it is all, and whether what repeats has one id."""
+    """Return all messages after checking that no row is missing and that repeats of a row have one id."""
     messages = read_topic(cluster.name_server, topic, count, key=lambda message: message.keys)
     ids: dict[str, set[str | None]] = defaultdict(set)
     for message in messages:
@@ -85,7 +85,7 @@ def watched(ledger: Ledger, cluster: LocalCluster, topic: str) -> AbstractContex
 def settle(
     ledger: Ledger, fault: str, cluster: LocalCluster, topic: str, count: int, told: Mapping[str, Mapping[str, Any]]
 ) -> None:
-    """Enter the fault in the table, after reading everything back."""
+    """Read everything back, and add the fault to the table."""
     ledger.settle(fault, cluster.name_server, topic, keys_of(count), retries_of(told), begins=body_of)
 
 
@@ -104,7 +104,7 @@ def test_proxy_killed_and_restarted_during_write_loses_no_row(
     spark: SparkSession, metrics: Metrics, cluster: LocalCluster, make_topic: MakeTopic, ledger: Ledger, *, full: bool
 ) -> None:
     topic, count, name_server = make_topic("NORMAL"), 60_000 if full else 12_000, cluster.name_server
-    # At that rate the write takes seconds: whatever the machine, the kill falls into it.
+    # At this rate the write lasts seconds on any machine, so the kill falls into it.
     options = {"endpoints": cluster.endpoints, "maxRatePerSecond": 6_000, "rowId": True, "topic": topic, **SMALL}
     with (
         watched(ledger, cluster, topic),
@@ -182,7 +182,7 @@ def test_unreachable_endpoint_gets_no_rows_and_does_not_slow_write(
     settle(ledger, f"endpoint dead from the start, {name_of(faults)}", cluster, topic, count, told)
     assert (told[dead]["rows"], told[cluster.endpoints]["rows"]) == (0, count)
     assert told[dead]["retries_by_reason"].keys() == {"RemotingConnectException"}
-    # Of all its requests few were tried there: it is left alone for longer and longer, or for good.
+    # Only a few requests go to the dead endpoint: the producer backs off longer each time, or isolates it.
     assert told[dead]["retries"] <= (8 if faults else 30)
     assert (told[dead]["isolated_times"] > 0) is faults
 
@@ -205,7 +205,7 @@ def test_rows_of_failing_endpoint_go_to_the_other_endpoint(
     assert 0 < told[dying]["rows"] < told[cluster.endpoints]["rows"]
     assert told[dying]["retries"] > 0
     if faults:
-        # What was on its way failed; from the first outcome on nothing more was tried there.
+        # Only requests in flight failed; after the first outcome the producer sends nothing to this endpoint.
         assert told[dying]["isolated_times"] > 0
         assert told[dying]["retries"] <= 4
 

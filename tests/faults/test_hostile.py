@@ -1,4 +1,4 @@
-"""Servers that mean harm, at full size: what they can make a reader hold."""
+"""Hostile servers: limits of the memory that their answers can make a reader use."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_incomplete_frames_hold_at_most_256_mib_over_all_servers() -> None:
         threads = [threading.Thread(target=ask, args=(transport, peer.address)) for peer in peers]
         for thread in threads:
             thread.start()
-        # Sixteen of them fit.
+        # Sixteen of the twenty answers fit into the limit.
         wait_for(lambda: len(told) >= 4)
         done.set()
         transport.close()
@@ -50,7 +50,7 @@ def test_incomplete_frames_hold_at_most_256_mib_over_all_servers() -> None:
             thread.join(PATIENCE)
     held = [int(found[1]) for one in told if (found := re.search(r"of all servers hold (\d+) bytes", one))]
     assert len(told) == 20
-    assert held, "sixteen fit: the others are told why not"
+    assert held, "the four others fail with an error that names the limit"
     assert max(held) < 256 * _MIB + 4 * _MIB
 
 
@@ -71,7 +71,7 @@ def test_reading_unrequested_frames_ends_after_a_limit() -> None:
 
 
 def test_bodies_that_decompress_to_gigabytes_are_read_in_bounded_memory() -> None:
-    # 256 bodies of 4 MiB, in a pull of 140 kB: a process of its own tells how much it has held.
+    # A pull of 140 kB with 256 bodies of 4 MiB, read in another process, which reports its peak memory.
     program = textwrap.dedent(
         """
         import json, resource

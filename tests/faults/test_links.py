@@ -1,4 +1,4 @@
-"""A write over links that break, stall and change bytes: what remoting, with TLS and without, can and can't notice."""
+"""Writes over links that break, stall and change bytes: which faults remoting detects, with TLS and without."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WriteOver = Callable[..., Account]
 def write_over(
     spark: SparkSession, cluster: SharedCluster, topic: str, make_topic: MakeTopic, metrics: Metrics, ledger: Ledger
 ) -> WriteOver:
-    """Write rows to the test's topic over links before all brokers, and return what it has cost."""
+    """Write rows to the test's topic over a link to each broker, and return the account."""
 
     def write_over_links(
         fault: str, *, to_server: Passing = unchanged, to_client: Passing = unchanged, timeout: str = "1000"
@@ -52,7 +52,7 @@ def test_connections_cut_inside_a_frame_lose_no_row(write_over: WriteOver) -> No
 
 @pytest.mark.long
 def test_links_that_freeze_inside_a_frame_lose_no_row(write_over: WriteOver) -> None:
-    # Longer than a request's patience, and shorter than the test's.
+    # Longer than the timeout of a request, and shorter than that of the test.
     requests, answers = Fault(freeze(3.0), 1_000_000), Fault(freeze(3.0), 200_000)
     account = write_over("half a frame, then nothing", to_server=requests, to_client=answers)
     assert requests.times + answers.times > 0
@@ -79,13 +79,13 @@ def test_corrupted_body_is_stored_and_detected_by_its_row_id(
     write_over("bits changed in bodies", to_server=requests)
     messages = read_topic(cluster.name_server, topic, ROWS, key=lambda message: message.properties["KEYS"])
     changed = [m for m in messages if not m.properties[ROW_ID].endswith(row_hash(topic, m.body, m.properties))]
-    # A request has no checksum that a broker would look at: the one of TCP, and TLS, are all that there is on the way.
+    # A broker checks no checksum of a request: only those of TCP and TLS protect it.
     assert len(changed) == requests.times > 0
     assert all(b"/" in message.body for message in changed)
 
 
 def flip_in_answer(data: bytes, at: int) -> Iterator[bytes]:
-    """Change a bit of anything but an opaque: by that alone an answer finds its request, and may find a wrong one."""
+    """Change a bit anywhere except in an opaque, because an answer with a changed opaque may match another request."""
     for opaque in re.finditer(rb'"opaque":-?\d+', data):
         if opaque.start() <= at < opaque.end():
             return unchanged(data)
@@ -93,7 +93,7 @@ def flip_in_answer(data: bytes, at: int) -> Iterator[bytes]:
 
 
 def flip_in_body(data: bytes, at: int) -> Iterator[bytes]:
-    """Change one of the dots that a body is filled with into a slash."""
+    """Replace one dot of a body's padding by a slash."""
     dots = b"." * 20
     found = data.find(dots, at) if dots in data[at:] else data.find(dots)
     assert found >= 0

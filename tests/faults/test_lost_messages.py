@@ -56,7 +56,7 @@ def small_files() -> Iterator[LocalCluster]:
 
 @pytest.fixture
 def feed(small_files: LocalCluster, topic: str) -> Iterator[Feed]:
-    """What sends to the test's topic, which has one queue."""
+    """A feed of the test's topic, which has one queue."""
     make_topic(small_files, topic, queues=1)
     with Producer("feed", name_server=small_files.name_server) as producer:
         yield Feed(producer, small_files.name_server, topic)
@@ -74,7 +74,7 @@ def offsets_of(batches: Iterator[pa.RecordBatch]) -> Iterator[int]:
 
 
 def missing(texts: list[str]) -> list[int]:
-    """The offsets that texts report as missing."""
+    """Return the offsets that texts report as missing."""
     gaps = GAP.findall("\n".join(texts))
     return [offset for first, last in gaps for offset in range(int(first), int(last) + 1)]
 

@@ -1,4 +1,4 @@
-"""Name servers that go in mid-write, are gone from the start, or of which one is left."""
+"""Name servers that are killed during a write, unreachable from the start, or reduced to one."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from tests.support.writes import Trial, make_topic, numbered, write
 
 pytestmark = [pytest.mark.faults, pytest.mark.spark, pytest.mark.integration]
 
-# The routes are asked for again and again, so that whoever does not answer is noticed.
+# Frequent route lookups, so that the write meets the name server's failure.
 EAGER = {"pollNameServerInterval": 500}
 
 
 @contextmanager
 def silent_address() -> Iterator[str]:
-    """An address that takes connections and never answers."""
+    """Yield the address of a server that accepts connections and never answers."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         yield address_of(listener)
 
 
 def test_write_continues_with_known_routes_without_name_server(trial: Trial, *, full: bool) -> None:
     rows, per_second = (60_000, 6_000) if full else (12_000, 6_000)
-    # By one task: another one might start so late that nobody is left to tell it the routes.
+    # One task only: a later task might start when no name server is left to give it the route.
     trial.write(rows, trial.cluster.servers[0].kill, per_second=per_second, partitions=1, maxRateTasks=1, **EAGER)
     assert not trial.cluster.servers[0].is_alive
     heal(trial.cluster)
@@ -51,8 +51,8 @@ def test_unreachable_name_server_fails_write_at_once_and_is_named(spark: SparkSe
             took = time.monotonic() - started
             assert address in str(raised.value)
             assert "looking up the route of topic orders" in str(raised.value)
-            # One name server, asked once by each attempt of each task; the rest is Spark's own time. Whoever waited for
-            # deliveryTimeoutMs as for a broker would take two minutes.
+            # Each attempt of each task asks the one name server once; the rest is Spark's own time. Retries until
+            # deliveryTimeoutMs, as with brokers, would take two minutes.
             assert took < partitions * attempts * (timeout / 1000 + 5)
 
 
@@ -63,7 +63,7 @@ def test_one_of_two_name_servers_suffices(
     make_topic(two_brokers, topic)
     with ExitStack() as stack:
         gone = refused_address() if kind == "refuses" else stack.enter_context(silent_address())
-        # Whichever is asked first.
+        # Each of the two servers is the first once.
         for servers in (f"{gone};{two_brokers.name_server}", f"{two_brokers.name_server};{gone}"):
             write(numbered(spark, 100, 10), servers, topic)
     assert sum(facts["rows"] for facts in metrics.to_dict().values()) == 200
@@ -76,7 +76,7 @@ def test_second_name_server_reports_new_queues_after_first_is_lost(trial: Trial)
         ways = [link.enter_context(TcpProxy(trial.cluster.name_server)) for link in links]
 
         def cut_and_expand() -> None:
-            # The one that was asked more often.
+            # Cut the link that was used more.
             links[ways.index(max(ways, key=lambda way: way.forwarded))].close()
             make_topic(trial.cluster, trial.topic, queues=8)
 

@@ -1,7 +1,7 @@
-"""Brokers that store but can't make safe: a slave that is missing, a flush that comes too late.
+"""Brokers that store a message, but not safely: the slave is missing, or the flush times out.
 
-A broker of 5.x whose slave is missing says FLUSH_SLAVE_TIMEOUT; for SLAVE_NOT_AVAILABLE, which 4.x says, there is
-unit/producer/test_pipeline.py.
+A 5.x broker with a missing slave answers FLUSH_SLAVE_TIMEOUT. A 4.x broker answers SLAVE_NOT_AVAILABLE, which
+tests/unit/sink/test_pipeline.py tests.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.support.writes import SMALL, Trial, keys_of, make_topic
 
 pytestmark = [pytest.mark.faults, pytest.mark.integration]
 
-# What makes a broker say so, and what makes it well again.
+# Broker properties that cause each status, and those that end it.
 UNSAFE = {
     "FLUSH_SLAVE_TIMEOUT": (
         {"brokerRole": "SYNC_MASTER", "inSyncReplicas": 2, "slaveTimeout": 20},
@@ -38,7 +38,7 @@ EITHER = pytest.mark.parametrize(
 
 @contextlib.contextmanager
 def unsafe(broker: Broker, status: str) -> Iterator[None]:
-    """Have a broker answer with that status."""
+    """Make a broker answer with a status during the block."""
     ill, well = UNSAFE[status]
     set_config(broker, **ill)
     try:
@@ -66,7 +66,7 @@ def test_unsafe_rows_of_one_broker_are_stored_safely_by_another(trial: Trial, st
 @pytest.mark.long
 @pytest.mark.spark
 def test_temporarily_unsafe_rows_are_stored_safely_in_the_end(trial: Trial, status: str) -> None:
-    # With the waits between them as they are by default, so many take more than twice the time of the fault.
+    # With the default backoff, this number of retries takes more than twice as long as the fault.
     broker, retries = trial.cluster.brokers[1], 12
 
     def for_a_while() -> None:
@@ -93,7 +93,7 @@ def test_unsafe_rows_are_resent_at_most_retry_times_then_write_fails(
     with unsafe(broker, status), made(two_brokers, retries) as producer:
         with pytest.raises(DeliveryError, match=rf"{broker.name} .*{status}.*requireStoreOk=false") as raised:
             producer.send_arrow(pa.table(columns), topic, **SMALL)
-        # Whoever can live with that says so.
+        # With requireStoreOk=false the user accepts this.
         accepted = producer.send_arrow(pa.table(columns), topic, requireStoreOk="false", **SMALL)
     assert f"outcome unknown: {rows}" in str(raised.value)
     assert accepted.to_dict()[broker.name]["rows"] == rows

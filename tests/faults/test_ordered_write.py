@@ -1,4 +1,4 @@
-"""An ordered write while a broker goes and comes back: first occurrences of each key's rows stay in order."""
+"""An ordered write while a broker is killed and restarted: the first occurrences of a key's rows stay in order."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_ordered_write_keeps_key_order_over_broker_restart(
         victim.restart()
 
     writer = keyed(spark, count).write.format("rocketmq").option("nameServer", two_brokers.name_server)
-    # At that rate the write takes seconds: whatever the machine, the kill falls into it.
+    # At this rate the write lasts seconds on any machine, so the kill falls into it.
     writer = writer.option("topic", topic).option("ordered", "true").option("maxRatePerSecond", 5_000)
     with in_mid_write(two_brokers.name_server, topic, count // 10, kill_and_restart):
         writer.option("batchBytes", "16k").save()

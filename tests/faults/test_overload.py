@@ -1,4 +1,4 @@
-"""Brokers that are asked for more than they can take: they refuse, or the link to them is slow."""
+"""Overloaded brokers: they reject sends, or their link is slow."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.faults, pytest.mark.spark, pytest.mark.integration]
 
 
 def answer_busy(brokers: Sequence[Broker], over: Callable[[], bool]) -> None:
-    """Have brokers refuse every send until it is over: they look for a buffer in a pool that they do not have."""
+    """Make brokers reject every send during the block: they require a buffer of a pool that is empty."""
     for broker in brokers:
         set_config(broker, transientStorePoolEnable="true")
     try:
@@ -37,12 +37,12 @@ def test_broker_that_answers_system_busy_is_waited_for_and_not_isolated(
     brokers, seconds, per_second = [victim, other] if everywhere else [victim], 10.0 if full else 2.0, 3_000
 
     def over() -> bool:
-        """Whether none of them has stored rows for so long, though the other, if it is well, has."""
+        """Return whether the busy brokers have stored nothing for a while, although the other broker has."""
         now = time.monotonic() if everywhere else trial.ledger.last_stored(other.address)
         return now > max(trial.ledger.last_stored(broker.address) for broker in brokers) + seconds
 
     rows = int(per_second * (seconds + 4))
-    # Two tasks: no third one could start before the rows of the first that wait for the busy broker are stored.
+    # Two tasks, because a third could start only after the first ones have sent the rows for the busy broker.
     options = {"sendLatencyFaultEnable": True, "partitions": 2}
     trial.write(rows, lambda: answer_busy(brokers, over), per_second=per_second, **options)
     facts = trial.metrics.to_dict()
@@ -50,7 +50,7 @@ def test_broker_that_answers_system_busy_is_waited_for_and_not_isolated(
     for broker in brokers:
         assert facts[broker.name]["retries_by_reason"].keys() == {"BrokerBusyException 2"}
         assert facts[broker.name]["isolated_times"] == 0
-    # Refused means not stored.
+    # A rejected row is not stored.
     assert account.repeats == 0
     if everywhere:
         assert account.longest_stall > seconds / 2

@@ -1,4 +1,4 @@
-"""Reads, batch and stream, while brokers, name servers and links fail: every row once, or an error that says why."""
+"""Batch and streaming reads while brokers, name servers and links fail: every row once, or an error with the reason."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from tests.support.writes import make_topic
 
 pytestmark = [pytest.mark.faults, pytest.mark.spark, pytest.mark.integration]
 
-# More than Spark holds of a task that does not go on, in more tasks than run at once: whenever a fault comes, rows
-# of each broker are still to be read.
+# More rows than Spark buffers for a blocked task, and more tasks than run at once: at the time of a fault, rows of each
+# broker are still unread.
 ROWS, NBYTES, TASKS = 60_000, 400, 8
 
 
 @pytest.fixture
 def feed(two_brokers: LocalCluster, topic: str) -> Iterator[Feed]:
-    """What sends to the test's topic, which has two queues on each broker."""
+    """A feed of the test's topic, which has two queues on each broker."""
     make_topic(two_brokers, topic, queues=2)
     with Producer("feed", name_server=two_brokers.name_server) as producer:
         yield Feed(producer, two_brokers.name_server, topic)
@@ -52,9 +52,9 @@ def source(reader: Any, name_server: str, topic: str, **options: Any) -> DataFra
 
 
 def read_while(frame: DataFrame, folder: Path, fault: Callable[[Callable[[], None]], object]) -> Counter[str]:
-    """Read a batch, have a fault happen in its midst, and return the keys that came.
+    """Read a batch, call `fault` during the read, and return the keys of the rows.
 
-    The fault is given what lets the read go on, which it has to call; until then each task stays where it was.
+    The tasks are blocked until `fault` calls its argument.
     """
     begun, gate = folder / "begun", folder / "gate"
 
@@ -89,7 +89,7 @@ def paused(cluster: LocalCluster, go_on: Callable[[], None]) -> None:
     victim = cluster.brokers[0]
     victim.pause()
     go_on()
-    # Longer than a request waits for its answer.
+    # Longer than the timeout of a request.
     time.sleep(2.5)
     victim.resume()
 
@@ -128,7 +128,7 @@ def test_unreachable_broker_fails_read_naming_queue_and_option(
 
 @pytest.fixture
 def start(spark: SparkSession, tmp_path: Path) -> Iterator[Callable[..., StreamingQuery]]:
-    """Start a query with the test's checkpoint; it is stopped after the test."""
+    """Start a query with the test's checkpoint; the fixture stops it after the test."""
     begun: list[StreamingQuery] = []
 
     def begin(frame: DataFrame, kept: Kept, **trigger: Any) -> StreamingQuery:
@@ -156,7 +156,7 @@ def test_temporary_broker_failure_loses_and_repeats_no_row_of_stream(
     options = {"pullTimeoutMs": 1000, "maxOffsetsPerTrigger": 1000}
     query = start(source(spark.readStream, two_brokers.name_server, topic, **options), kept)
     wait_for(lambda: len(kept.batches) >= 2)
-    # The other broker's rows come meanwhile.
+    # Rows of the other broker arrive meanwhile.
     fault(two_brokers, lambda: keys.extend(feed(500, to=(two_brokers.brokers[1].name, 0), awaited=False)))
     keys += feed(500)
     wait_for(lambda: kept.keys.total() >= len(keys) or query.exception() is not None)
@@ -173,7 +173,7 @@ def test_stream_continues_without_name_server_and_finds_queues_after_it(
     start: Callable[..., StreamingQuery],
 ) -> None:
     keys, kept = feed(100), Kept()
-    # Topics by a pattern: the list of all of them has to be asked for, too.
+    # With a pattern, the source also asks for the list of topics.
     options = {"subscribePattern": re.escape(topic), "startingOffsets": "earliest"}
     frame = spark.readStream.format("rocketmq").options(nameServer=two_brokers.name_server, **options).load()
     query = start(frame, kept)
@@ -182,7 +182,7 @@ def test_stream_continues_without_name_server_and_finds_queues_after_it(
     keys += feed(100, awaited=False)
     wait_for(lambda: kept.keys == once(keys) or query.exception() is not None)
     two_brokers.servers[0].restart()
-    # Brokers register with it by and by.
+    # Brokers register within 30 s.
     heal(two_brokers)
     make_topic(two_brokers, topic, queues=3)
     with Producer("feed-again", name_server=two_brokers.name_server) as producer:
@@ -223,7 +223,7 @@ def test_available_now_fails_if_a_broker_of_its_checkpoint_is_missing(
     run(failOnDataLoss="false")
     assert kept.keys == once(keys)
     victim.restart()
-    # It may be in no route yet, and is waited for.
+    # The source waits until a route has the broker again.
     run()
     assert kept.keys == once(keys + unread)
 
@@ -263,7 +263,7 @@ def test_corrupted_body_is_an_error_naming_queue_and_offset(
 
 @pytest.fixture
 def slave(two_brokers: LocalCluster, feed: Feed, topic: str) -> Iterator[Slave]:
-    """A slave of the first broker, which has the test's topic and follows."""
+    """A slave of the first broker, which replicates the test's topic."""
     made = Slave(two_brokers, topic)
     try:
         made.start()
@@ -286,7 +286,7 @@ def test_messages_of_lost_master_are_read_once_from_its_slave(
     ends = {found.queue: found.max_offset for found in queue_offsets([two_brokers.name_server], topic)}
     options = {"pullTimeoutMs": 1000, "minPartitions": TASKS, "endingOffsets": json.dumps(nested(ends))}
     planned = source(spark.read, two_brokers.name_server, topic, **options).rdd
-    # Which plans it.
+    # This call plans the read.
     assert planned.getNumPartitions() >= TASKS
 
     def kill(go_on: Callable[[], None]) -> None:
@@ -296,7 +296,7 @@ def test_messages_of_lost_master_are_read_once_from_its_slave(
     frame = source(spark.read, two_brokers.name_server, topic, **options)
     assert read_while(frame, tmp_path, kill) == once(keys)
     assert Counter(row["keys"] for row in planned.collect()) == once(keys)
-    # Where its queues begin counts once the master has been away for `readTimeoutMs`.
+    # Without the master, the slave's first offsets count after `readTimeoutMs`.
     rows = source(spark.read, two_brokers.name_server, topic, **options, readTimeoutMs=10_000).select("keys").collect()
     assert Counter(key for (key,) in rows) == once(keys)
 

@@ -1,4 +1,4 @@
-"""A write while Spark itself fails, on a standalone cluster that gets the package with each submission."""
+"""Writes while Spark itself fails, on a standalone cluster to which each submission ships the package."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.tools.packages import Built
 
 pytestmark = [pytest.mark.faults, pytest.mark.spark, pytest.mark.integration]
 
-# At that rate a write takes seconds: whatever the machine, what happens to it falls into it.
+# At this rate a write lasts seconds on any machine, so the fault falls into it.
 SLOWLY = {"maxRatePerSecond": "4000", "maxRateTasks": "2", "batchBytes": "16k", "rowId": "true"}
 
 
@@ -36,13 +36,13 @@ def standalone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandaloneC
 
 @pytest.fixture(scope="module")
 def wheel(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The package as a wheel, under a name that PySpark puts on its paths."""
+    """The wheel of the package, renamed to ``.zip``, which PySpark adds to its path."""
     return Path(shutil.copy(built.wheel, tmp_path_factory.mktemp("wheel") / "rocketmq_spark.zip"))
 
 
 @pytest.fixture
 def options(cluster: SharedCluster, topic: str, make_topic: Callable[..., str]) -> dict[str, str]:
-    """Of a write to the test's topic."""
+    """Options of a write to the test's topic."""
     return {"nameServer": cluster.name_server, "topic": make_topic("NORMAL", queues=4), **SLOWLY}
 
 
@@ -56,7 +56,7 @@ def await_stored(options: dict[str, str], messages: int) -> None:
 
 
 def settle(ledger: Ledger, fault: str, options: dict[str, str], rows: int, facts: dict[str, Any]) -> None:
-    """Look whether every row is there, some more than once, and only those of attempts that committed were counted."""
+    """Check that every row is stored, some more than once, and that only committed attempts were counted."""
     account = ledger.settle(fault, options["nameServer"], options["topic"], keys_of(rows), retries_of(facts))
     assert account.repeats > 0
     assert sum(broker["rows"] for broker in facts.values()) == rows
@@ -79,10 +79,10 @@ def test_killed_executor_loses_no_row_of_write_with_shipped_wheel(
         orphans = descendants(victim)
         os.kill(victim, signal.SIGKILL)
         result = driver.result()
-    # All of it came from the wheel: this process's own paths are not theirs.
+    # All Python workers imported the package from the wheel.
     assert {Path(home).parents[1].name for home in result["homes"]} == {wheel.name}
     settle(ledger, "executor killed", options, rows, result["brokers"])
-    # What the executor had started did not outlive it: nobody sends rows of a task that Spark runs elsewhere.
+    # The executor's Python workers ended with it: none of them still sends rows of a task that Spark runs again.
     assert orphans
     assert not orphans & processes().keys()
 
@@ -97,7 +97,7 @@ def test_retried_spark_task_repeats_rows_with_row_ids(
 ) -> None:
     rows, name_server, topic = 8_000, options["nameServer"], options["topic"]
     frame = numbered(spark, rows, 100, partitions=2)
-    # More than the other partition's rows: some of this one's are stored.
+    # More than the other partition's rows, so some rows of this partition are stored.
     late = failing_late(frame, name_server, topic, rows // 2)
     with ledger.watch([name_server], topic, addresses):
         late.write.format("rocketmq").options(**options).save()
@@ -119,14 +119,14 @@ def test_speculative_spark_task_repeats_rows_with_row_ids(
         "spark.speculation.minTaskRuntime": "1s",
         "spark.speculation.quantile": "0.5",
         "spark.speculation.multiplier": "1.5",
-        # Small batches: what is on its way between Spark's processes while one waits is not stored yet.
+        # Small batches, so that few rows wait between Spark's processes; these are not stored yet.
         "spark.sql.execution.arrow.maxRecordsPerBatch": "500",
     }
     arguments = {"rows": rows, "partitions": 4, "options": options, "slow": True}
     with ledger.watch([options["nameServer"]], options["topic"], addresses):
         driver = standalone.submit("write", arguments, "--py-files", str(wheel), conf=speculation)
         result = driver.result()
-    # Only the copy that committed counts.
+    # Only the committed attempt counts.
     settle(ledger, "task run twice", options, rows, result["brokers"])
 
 
@@ -158,7 +158,7 @@ def test_streaming_query_with_killed_driver_resumes_from_checkpoint(
     account = ledger.settle(
         "driver of a query killed", options["nameServer"], options["topic"], keys, retries_of(facts)
     )
-    # The second driver began with the micro-batch that the first one left unfinished, and only that one is repeated.
+    # The second driver began with the unfinished micro-batch of the first one, and repeated only that micro-batch.
     assert 0 < account.repeats < lines
     assert result["batches"] == list(range(1, files))
 
@@ -174,7 +174,7 @@ def test_a_write_runs_from_an_environment_shipped_as_an_archive(
     venv.create(environment, with_pip=False, symlinks=True)
     (packages,) = environment.glob("lib/python*/site-packages")
     shutil.unpack_archive(wheel, packages, "zip")
-    # What the package needs comes from here: hundreds of megabytes less to ship than a user's own environment has.
+    # The archive uses the dependencies of this environment; a user's archive has hundreds of megabytes more.
     (packages / "needs.pth").write_text(str(Path(pyarrow.__file__).parents[1]))
     archive = tmp_path / "environment.tar.gz"
     with tarfile.open(archive, "w:gz", compresslevel=1) as tar:
@@ -188,7 +188,7 @@ def test_a_write_runs_from_an_environment_shipped_as_an_archive(
         folder=tmp_path,
     )
     result = driver.result()
-    # The driver's own environment, and what the executors have unpacked.
+    # The environment of the driver, and the one that the executors unpacked.
     ours, *theirs = result["homes"]
     assert Path(ours).is_relative_to(environment)
     assert {Path(home).is_relative_to(environment) for home in theirs} == {False}

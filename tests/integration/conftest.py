@@ -19,9 +19,9 @@ ASKS_BACK_SOON = {
 
 @pytest.fixture(scope="package")
 def transactional() -> Iterator[LocalCluster]:
-    """A broker that soon asks back for half messages and lets delayed ones be recalled, and a proxy before it.
+    """A broker that checks half messages early and lets delayed ones be recalled, with a proxy.
 
-    Not the one that all tests share: that one asks back after a minute.
+    The shared cluster checks half messages only after a minute.
     """
     properties = {**ASKS_BACK_SOON, "recallMessageEnable": "true"}
     with started(LocalCluster(proxy=True, broker_properties=properties, start_timeout=PATIENCE)) as own:

@@ -1,4 +1,4 @@
-"""Looking around in a real cluster: every command, its JSON, and the mistakes of a new user."""
+"""The admin commands on a real cluster: every command, its JSON, and the mistakes of a new user."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ def producer(cluster: SharedCluster) -> Iterator[Producer]:
 
 
 def stored(admin: Admin, topic: str) -> int:
-    """How many messages the brokers count."""
+    """Return the number of messages by the brokers' offsets."""
     return sum(row.messages for row in admin.offsets(topic))
 
 
 def told_of(admin: Admin, topic: str, broker: str) -> tuple[int, int]:
-    """What the name servers say of the queues to read on a broker, and of the permission there."""
+    """Return the number of read queues and the permission of a broker, by the route."""
     (data,) = [data for data in admin.route(topic).queue_datas if data.broker_name == broker]
     return data.read_queue_nums, data.perm
 
@@ -118,7 +118,7 @@ def test_inner_batches_are_counted_and_shown_one_by_one(admin: Admin, producer: 
     producer.send_batch([Message.of(topic, body, tags=body.decode()[0]) for body in (b"one", b"two", b"three")])
     wait_for(lambda: stored(admin, topic) == 3)
     assert [row.body for row in admin.peek(topic, 2)] == [b"three", b"two"]
-    # Of such a batch a broker sees no member's tag.
+    # The broker does not see the tags of the messages in an inner batch, so it filters nothing.
     assert [row.body for row in admin.peek(topic, tag="t")] == [b"three", b"two"]
     assert [row.body for row in admin.peek(topic, tag="o || x")] == [b"one"]
     (listed,) = [row for row in admin.topics() if row.topic == topic]

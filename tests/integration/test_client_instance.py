@@ -1,4 +1,4 @@
-"""What a client instance tells real brokers, and asks them."""
+"""The requests of a client instance to real brokers: heart-beats, unregistrations, probes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def admin(cluster: SharedCluster) -> Iterator[RemotingTransport]:
 
 
 def options_of(cluster: SharedCluster) -> ConnectionOptions:
-    # Nothing is due of itself within the test.
+    # Long intervals: no periodic task runs within the test.
     return ConnectionOptions(
         name_server=(cluster.name_server,),
         heartbeat_broker_interval=600_000,
@@ -69,7 +69,7 @@ def test_broker_knows_group_from_first_route_until_unregistration(
 ) -> None:
     addresses = [broker.address for broker in cluster.brokers]
     instance.register(group)
-    # The regular round, one second from the start, is over before any broker is known.
+    # The first heart-beat, one second after the start, happens before the instance knows a broker.
     instance.run_due(time.monotonic() + 2)
     instance.start()
     instance.routes.find(topic, PATIENCE)

@@ -1,4 +1,4 @@
-"""The local cluster itself: its servers come, go, freeze and come back, and say why when they can't."""
+"""The local cluster: its servers start, stop, freeze and restart, and report why they cannot."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from tests.support.processes import PATIENCE, wait_for
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("cluster")]
 
 PROBE = Probe(timeout=PATIENCE)
-# For who does not answer.
+# A short timeout, for servers that do not answer.
 HASTY = Probe(timeout=1.0)
 
 
@@ -62,7 +62,7 @@ def test_servers_listen_on_this_machine_only(cluster: SharedCluster) -> None:
     assert all(address.startswith("127.0.0.1:") for address in addresses.values())
     for address in (cluster.name_server, *addresses.values()):
         with socket.socket() as elsewhere:
-            # Who listens on every address answers on this one, too.
+            # A server that listens on all addresses would answer on this one.
             elsewhere.settimeout(2)
             assert elsewhere.connect_ex(("127.0.0.2", int(address.rpartition(":")[2]))) != 0
 
@@ -84,13 +84,13 @@ def test_replication_port_sends_no_messages(cluster: SharedCluster, topic: str) 
     for broker in cluster.brokers:
         PROBE.send(broker.address, broker.name, topic, b"for nobody else")
         for _ in range(5):
-            # Offset and length of a part of the commit log, and then the part.
+            # The broker sends offset and length of a part of the commit log, then the part.
             assert {length for _, length in struct.iter_unpack(">qi", as_slave(broker))} <= {0}
 
 
 def written_files(pid: int) -> Iterator[Path]:
     for link in Path(f"/proc/{pid}/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # closed while we looked
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
             flags = re.search(r"flags:\s+(\d+)", Path(f"/proc/{pid}/fdinfo/{link.name}").read_text())
             if flags and int(flags[1], 8) & (os.O_WRONLY | os.O_RDWR) and link.is_file():
                 yield link.resolve(strict=True)
@@ -114,7 +114,7 @@ def test_broker_freezes_dies_and_comes_back_with_its_messages(tmp_path: Path, to
         broker.resume()
         assert max_offset(broker, topic) == 1
 
-        # The store's files are mapped: what was acknowledged outlives the process, flushed or not.
+        # The store's files are memory-mapped: acknowledged messages survive the process, even if they were not flushed.
         broker.kill()
         assert (broker.state, broker.pid) == (State.KILLED, None)
         with pytest.raises(RemotingConnectException):
@@ -124,7 +124,7 @@ def test_broker_freezes_dies_and_comes_back_with_its_messages(tmp_path: Path, to
         assert (broker.state, broker.address) == (State.RUNNING, address)
         assert max_offset(broker, topic) == 1
 
-        # By itself a broker registers every 30 s; and its first try, at its start, is lost on a quick machine.
+        # A broker registers every 30 s. Its first registration, at its start, can fail on a fast machine.
         cluster.servers[0].restart()
         broker.await_ready(time.monotonic() + PATIENCE)
         assert PROBE.registered_brokers(cluster.name_server) == {broker.name: address}
@@ -136,7 +136,7 @@ def test_broker_freezes_dies_and_comes_back_with_its_messages(tmp_path: Path, to
 
     with LocalCluster(directory=tmp_path, start_timeout=PATIENCE) as again:
         assert max_offset(again.brokers[0], topic) == 1
-        again.brokers[0].kill()  # instead of the long way down
+        again.brokers[0].kill()  # faster than an orderly stop
 
 
 def test_two_clusters_share_nothing_and_proxy_serves_its_own_cluster(
@@ -202,7 +202,7 @@ def topics(name_server: str) -> list[str]:
 
 @pytest.fixture
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where temporary folders are made, so that what is left of them can be seen."""
+    """The folder for temporary folders, so that the test can find left-over ones."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     return tmp_path
 
@@ -250,7 +250,7 @@ def test_broker_that_dies_later_is_noticed_and_its_log_kept(caplog: pytest.LogCa
 
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
-    """A place for single servers, without a cluster around them."""
+    """A site for single servers without a cluster."""
     jars = server_jars(find_java)
     watchdog = Watchdog()
     yield Site(find_java(), jars, tmp_path, watchdog, Probe(), jvm_options=(), start_timeout=PATIENCE)
@@ -351,7 +351,7 @@ def test_dead_name_servers_port_gets_no_signed_request(tmp_path: Path) -> None:
     try:
         status = json.loads(run("status", "--json").stdout)
         name_server, broker = status["servers"]
-        # It would connect to the port itself, to register.
+        # A running broker would connect to the port to register.
         os.kill(broker["pid"], signal.SIGSTOP)
         os.kill(name_server["pid"], signal.SIGKILL)
         with take_over(status["name_server"]) as other:
@@ -382,7 +382,7 @@ def test_secured_cluster_from_command_line_accepts_only_its_own_keys(tmp_path: P
         created = run("orders", "--type", "NORMAL", command="create-topic")
         assert created.returncode == 0, created.stderr
 
-        # Who has no certificate, or is nobody that they know, is let in neither by brokers nor by the proxy.
+        # Brokers and proxy reject clients without a certificate, and unknown users.
         settings = {**client_options(options), "mq_client_api_timeout": 60_000, "send_msg_timeout": 60_000}
         addresses = {"name_server": status["name_server"]}, {"endpoints": status["endpoints"]}
         for address in addresses:

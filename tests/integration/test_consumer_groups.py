@@ -1,4 +1,4 @@
-"""What commitOffsets does to a group at a real broker: its own, and one that an application reads as."""
+"""The effect of commitOffsets on groups of a real broker: a new group, and the group of an application."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def subscribe(application: RemotingTransport, address: str, group: str, topic: s
 
 
 def pull(application: RemotingTransport, address: str, group: str, topic: str) -> int:
-    """Pull as it does, without a subscription in the request; return the code of the answer."""
+    """Pull like the push consumer, without a subscription in the request; return the response code."""
     fields = {"consumerGroup": group, "topic": topic, "queueId": "0", "queueOffset": "0", "maxMsgNums": "32"}
     fields |= {"sysFlag": "0", "commitOffset": "0", "suspendTimeoutMillis": "0", "subVersion": "0"}
     return application.client.invoke(address, RequestCode.PULL_MESSAGE, fields, b"", 5.0).code
@@ -70,7 +70,7 @@ def test_group_with_a_running_application_is_not_changed(
     make_topic("NORMAL", queues=1)
     broker, group = cluster.brokers[0], f"group-{topic}"
     subscribe(application, broker.address, group, topic)
-    # Whoever has no subscription is answered so.
+    # The answer to a pull of a group without subscription.
     assert pull(application, broker.address, f"{group}-other", topic) in (
         ResponseCode.SUBSCRIPTION_NOT_EXIST,
         ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
@@ -97,7 +97,7 @@ def test_proxy_as_name_server_forwards_committed_offsets(
 ) -> None:
     make_topic("NORMAL", queues=1)
     broker, group = cluster.brokers[0], f"group-{topic}"
-    # The broker has the group: a proxy would pass our heart-beat on in its own time, up to a minute.
+    # Register the group at the broker, because a proxy forwards heart-beats only within a minute.
     application.register_consumer("10.0.0.3@spark#17", group, broker.address, 5.0)
     source = source_of(cluster.proxy.address, group, topic)
     source.commit({MessageQueue(topic, broker.name, 0): 3})

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.integration
 
 # A proxy keeps a half message for 30 s and looks for old ones every 10 s.
 FORGOTTEN_SECONDS = 42.0
-# It tells its brokers of a new client's topics every 20 s; before that nobody is asked back.
+# A proxy reports a new client's topics to its brokers every 20 s; before that the brokers check nothing.
 
 
 def new_topic(cluster: LocalCluster) -> str:
@@ -45,7 +45,7 @@ def transport(transactional: LocalCluster) -> Iterator[GrpcTransport]:
 
 
 class Aging(NamedTuple):
-    """A half message that nobody ends, and who sent it."""
+    """A half message that stays open, its transport, and the time of its send."""
 
     transport: GrpcTransport
     end: EndTransaction
@@ -54,14 +54,14 @@ class Aging(NamedTuple):
 
 @pytest.fixture(scope="module", autouse=True)
 def aging(transactional: LocalCluster) -> Iterator[Aging]:
-    """Sent before the first test of this file, so that the last one has not so long to wait."""
+    """A half message sent before the first test of this file, so that the last test waits less."""
     topic = new_topic(transactional)
     with GrpcTransport([transactional.endpoints], client_id="10.0.0.1@aging") as transport:
         yield Aging(transport, half(transport, topic, b"aging"), time.monotonic())
 
 
 def half(transport: GrpcTransport, topic: str, body: bytes) -> EndTransaction:
-    """Send a half message; return how it would be ended."""
+    """Send a half message; return the request that would commit it."""
     [outcome] = send(transport, single(topic, body, TRAN_MSG="true", KEYS="k1", mine="yours", PGROUP="pg"))
     assert outcome.status is SendStatus.SEND_OK
     return EndTransaction(
@@ -101,7 +101,7 @@ def test_check_answer_decides_about_pending_half_message(transactional: LocalClu
     transport.on_check_transaction = checks
     endpoint = transport.endpoints[0]
     commit, roll_back = half(transport, topic, b"commit"), half(transport, topic, b"roll back")
-    # Nothing is told: the proxy keeps it, and the broker asks back.
+    # An end with the type NOT changes nothing: the broker checks the message later.
     transport.end_transaction_oneway(endpoint, replace(commit, commit_or_rollback=TRANSACTION_NOT_TYPE), PATIENCE)
     answers = {commit.msg_id: TRANSACTION_COMMIT_TYPE, roll_back.msg_id: TRANSACTION_ROLLBACK_TYPE}
     deadline = time.monotonic() + PATIENCE
@@ -151,7 +151,7 @@ def test_delayed_message_is_recalled(transactional: LocalCluster, protocol: str)
         bodies = (b"taken back", b"kept")
         taken, _ = [producer.send(Message.of(topic, body, delay_ms=4000)) for body in bodies]
         assert producer.recall_message(topic, taken.recall_handle) == taken.msg_id
-        # What is due later is there: the other one has been left out.
+        # The later message has been delivered, so the recalled one will not be.
         assert set(stored(transactional.name_server, topic, 1)) == {b"kept"}
 
 

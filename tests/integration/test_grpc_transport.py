@@ -49,7 +49,7 @@ def transport(cluster: SharedCluster) -> Iterator[GrpcTransport]:
 
 
 def message(topic: str, body: bytes, **system: Any) -> pb.Message:
-    """A message that nothing of ours has looked at."""
+    """Return a message that no code of the package has checked."""
     made = pb.Message(topic=pb.Resource(name=topic), body=body)
     properties = system.pop("user_properties", {})
     made.user_properties.update(properties)
@@ -61,7 +61,7 @@ def message(topic: str, body: bytes, **system: Any) -> pb.Message:
 
 
 def ready(topic: str, *messages: pb.Message) -> EncodedBatch:
-    """A request that is sent as it is."""
+    """Return a batch of messages that is sent without further encoding."""
     body = service.SendMessageRequest(messages=messages).SerializeToString()
     now = int(time.time() * 1000)
     return EncodedBatch(topic, (body,), len(messages), len(body), encoding=Encoding.GRPC, born_timestamp=now)
@@ -75,7 +75,7 @@ def test_batch_is_stored_as_sent(cluster: SharedCluster, transport: GrpcTranspor
     found = stored(cluster.name_server, topic, 500)
     assert sorted(found) == sorted(bodies)
     assert len({one.unique_id for one in found.values()}) == 500
-    # One batch lies in one queue, one message after the other.
+    # The messages of a batch are consecutive in one queue.
     assert sorted(one.queue_offset for one in found.values()) == list(range(500))
     assert all(before <= one.born_timestamp <= one.store_timestamp for one in found.values())
 
@@ -92,7 +92,7 @@ def test_single_message_is_stored_with_all_its_properties(
     assert found.properties["mine"] == "Straße"
     assert found.unique_id is not None
     assert found.unique_id in encoded.properties
-    # The proxy's own: the protocol has no group.
+    # The proxy sets the group to the topic, because the protocol has no producer group.
     assert found.properties["PGROUP"] == topic
 
 

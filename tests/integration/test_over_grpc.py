@@ -1,4 +1,4 @@
-"""A write over gRPC on a real proxy, from its options to the rows: what the driver finds out, and what arrives."""
+"""Writes over gRPC on a real proxy: the checks of the driver, and the stored rows."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _close_instances(cluster: SharedCluster) -> Iterator[None]:
 
 
 def write(cluster: SharedCluster, columns: Mapping[str, list[Any]], **options: str) -> None:
-    """Write rows as Spark would: the driver's part and a task's, both in this process."""
+    """Write rows like Spark, with the driver's and the task's part in this process."""
     schema = StructType()
     for name in columns:
         schema.add(name, COLUMNS.get(name, StringType()))
@@ -84,7 +84,7 @@ def test_rows_of_one_key_keep_their_order_in_one_queue_of_a_fifo_topic(
     found: dict[str, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
     for message in stored(cluster, topic, len(numbers)):
         found[keys[int(message.body)]][message.queue_id].append(int(message.body))
-    # By broker and queue; a queue id may be that of either broker, and no key has rows in both.
+    # By broker and queue, because both brokers have the same queue ids, and no key has rows on both.
     assert {key: list(queues.values()) for key, queues in found.items()} == {
         f"key-{key}": [list(range(key, 400, 20))] for key in range(20)
     }

@@ -1,4 +1,4 @@
-"""The public producer against real brokers: every way to send, and what an administrator may ask."""
+"""The public producer against real brokers: every kind of send, and the admin calls."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def test_every_batch_sent_to_every_queue_is_stored_once(
     assert sorted(outcome.queue_offset for outcome in outcomes) == sorted([0, 50, 100, 150, 200] * len(queues))
     assert all(outcome.latency_ms > 0 for outcome in outcomes)
     assert all(outcome.offset_msg_id.count(",") == 49 for outcome in outcomes)
-    # Read first: the broker's offsets lag behind its acknowledgements.
+    # Read the topic first, because the broker's offsets lag behind its acknowledgements.
     stored = read_topic(cluster.name_server, topic, len(expected))
     assert sorted(message.body for message in stored) == sorted(expected)
     for queue, address in queues:
@@ -247,7 +247,7 @@ def test_a_pull_that_the_broker_holds_back_delays_no_other_answer(transport: Rem
 def test_a_proxy_serves_as_name_server_and_broker(cluster: SharedCluster) -> None:
     address, topic, outcomes = cluster.proxy.address, f"proxied_{uuid.uuid4().hex}", Outcomes()
     with RemotingTransport([address]) as transport:
-        # A proxy creates no topics, neither on request nor by itself.
+        # A proxy creates no topics, neither on request nor automatically.
         transport.create_topic(cluster.brokers[0].address, topic, 2, 6, PATIENCE)
         queues = routed_queues(transport, topic)
         assert {found for _, found in queues} == {address}

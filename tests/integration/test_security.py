@@ -1,4 +1,4 @@
-"""Access control and TLS on a real cluster that demands both."""
+"""Access control and TLS on a real cluster that requires both."""
 
 from __future__ import annotations
 
@@ -81,10 +81,10 @@ def allowed(make_topic: MakeTopic) -> str:
 
 @pytest.fixture
 def grpc(secured: SharedCluster) -> Iterator[dict[str, Any]]:
-    """What a producer takes to reach the proxy."""
+    """Keyword arguments of a producer over the proxy."""
     user = {"access_key": USER["accessKey"], "secret_key": USER["secretKey"]}
     tls = {"use_tls": True, "tls_ca_file": secured.options["tlsCaFile"]}
-    # A proxy asks a broker for a user that it has not seen, and is slow at everything that it does for the first time.
+    # A proxy looks up an unknown user at a broker, and the first request of each kind is slow.
     patience = {"send_msg_timeout": 60_000, "mq_client_api_timeout": 60_000}
     yield {"endpoints": secured.endpoints, **tls, **user, **patience}
     registry.close_all()
@@ -92,20 +92,20 @@ def grpc(secured: SharedCluster) -> Iterator[dict[str, Any]]:
 
 @pytest.fixture
 def options(secured: SharedCluster, allowed: str) -> Iterator[dict[str, str]]:
-    """What a write to the cluster takes."""
+    """Options of a write to the cluster."""
     tls = {"useTls": "true", "tlsCaFile": secured.options["tlsCaFile"]}
     yield {"nameServer": secured.name_server, "topic": allowed, **tls, **USER}
     registry.close_all()
 
 
 def write_here(options: dict[str, str]) -> None:
-    """Write three rows as Spark would, in this process."""
+    """Write three rows like Spark, in this process."""
     writer = RocketMQDataSource(options).writer(StructType().add("body", "string"), overwrite=False)
     writer.write(iter([ROWS]))
 
 
 def shown_by_spark(spark: SparkSession) -> str:
-    """Everything that Spark's UI would show of the session's queries."""
+    """Return all texts that Spark's UI would show about the session's queries."""
     store = spark._jsparkSession.sharedState().statusStore()
     executions = store.executionsList()
     found = [executions.apply(index) for index in range(executions.size())]
@@ -206,7 +206,7 @@ def test_a_producer_of_plain_python_signs_and_encrypts_too(secured: SharedCluste
 
 
 class Rotated:
-    """Knows the user by whatever secret it is told."""
+    """Returns the user's access key with the present `secret`."""
 
     secret = ""
     asked = 0
@@ -236,7 +236,7 @@ def test_rejected_credentials_are_fetched_again_for_later_sends(
         monkeypatch.setattr(Rotated, "secret", KNOWN.secret_key)
 
         def is_stored() -> bool:
-            # A heart-beat may have asked just before.
+            # The provider is asked at most once per second; a heart-beat may have done so before the change.
             with contextlib.suppress(MQBrokerException, MQClientException):
                 return producer.send(Message.of(allowed, b"after")).status is SendStatus.SEND_OK
             return False
@@ -249,7 +249,7 @@ def test_rejected_user_causes_errors_and_at_most_one_log_line(
     secured: SharedCluster, allowed: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     given = {**secured.admin_settings, "access_key": KNOWN.access_key, "secret_key": "wrong-hush-hush"}
-    # So that heart-beats are sent while it runs.
+    # A short interval, so that heart-beats are sent during the test.
     with Producer("pg-noise", name_server=secured.name_server, heartbeat_broker_interval=100, **given) as wrong:
         for _ in range(10):
             with pytest.raises(MQClientException, match="check signature failed"):
@@ -260,7 +260,7 @@ def test_rejected_user_causes_errors_and_at_most_one_log_line(
 
 
 class Detour(RemotingTransport):
-    """Goes to every broker over a link, whatever its route says."""
+    """Connects to the broker over a link, whatever address the route has."""
 
     def __init__(self, link: TcpProxy, *name_servers: str, **settings: Any) -> None:
         super().__init__(name_servers, **settings)
@@ -287,7 +287,7 @@ def test_bit_flips_under_tls_change_and_lose_no_row(secured: SharedCluster, allo
 
 @pytest.fixture(scope="module")
 def read_from(secured: SharedCluster) -> dict[str, str]:
-    """What a read takes of a topic with three messages."""
+    """Options of a read of a topic with three messages."""
     topic = create_topic(secured, f"readable-{uuid.uuid4().hex[:8]}", "NORMAL")
     connection = {"useTls": "true", "tlsCaFile": secured.options["tlsCaFile"]}
     with Producer("pg-read", name_server=secured.name_server, **secured.admin_settings) as producer:
@@ -336,11 +336,12 @@ def test_unauthorized_read_fails_with_reason(
 
 
 def refusals_of(cluster: SharedCluster) -> int:
-    """How many requests the proxy has refused for want of a right, by its own log."""
+    """Return the number of requests that the proxy has rejected for a missing right, by its log."""
     return Path(cluster.proxy.log).read_text(encoding="utf-8").count("RocketmqAuthAudit")
 
 
-# With keys, so that both rows are one request: a first row without a key goes alone where the configuration is unknown.
+# With keys, so that both rows are one request: while the topic's type is unknown, a first row without a key is sent
+# alone.
 SENDS: dict[str, Callable[[Producer, str], object]] = {
     "send": lambda producer, topic: producer.send(Message.of(topic, b"row")),
     "send_arrow": lambda producer, topic: producer.send_arrow(
@@ -368,10 +369,10 @@ def test_correct_key_is_accepted_over_grpc_and_its_secret_is_not_shown(
     [
         ({"secret_key": "wrong-hush-hush"}, "allowed", r"check signature failed\.", 1),
         ({"access_key": "nobody"}, "allowed", r"User:nobody is not found\.", 1),
-        # Of somebody without a name the proxy keeps no record.
+        # The proxy logs no rejection of a client without a user name.
         ({"access_key": None, "secret_key": None}, "allowed", r"username cannot be null\.", 0),
         ({}, "forbidden", "User:spark-user has no permission to access Topic:forbidden-", 1),
-        # Reading lets a user ask for the route: it is the send itself that is refused.
+        # The right to read includes the route, so the proxy rejects the send itself.
         ({}, "readable", "User:spark-user has no permission to access Topic:readable-", 1),
     ],
     ids=["wrong secret", "unknown user", "no key", "no right", "right to read only"],
@@ -444,7 +445,7 @@ def test_tls_server_name_replaces_proxy_name_in_certificate_check(grpc: dict[str
 def the_doctor_says(
     secured: SharedCluster, trusting: bool, user: str, key: str, topic: str | None = None
 ) -> dict[str, tuple[str, str]]:
-    """State and finding by the first word of what was looked at; this machine's are left out."""
+    """Return state and finding by the first word of the checked item, without those of this machine."""
     trusted = {"use_tls": True, "tls_ca_file": secured.options["tlsCaFile"]} if trusting else {}
     found = examine(
         secured.name_server,

@@ -1,4 +1,4 @@
-"""The server's jars from a mirror: what real Ivy brings is used only if the package's list has it."""
+"""The server's jars from a mirror: jars that Ivy fetches are used only if the package's list has their checksums."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CLASSIFIER = "{http://ant.apache.org/ivy/maven}classifier"
 
 
 def make_mirror(folder: Path) -> int:
-    """Put the same small jar at the place of every jar of the server; return how many there are."""
+    """Put the same small jar in the place of every jar of the server; return their number."""
     small = folder / "small.jar"
     with zipfile.ZipFile(small, "w") as jar:
         jar.writestr("Planted.class", b"\xca\xfe\xba\xbe")

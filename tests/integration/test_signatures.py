@@ -1,4 +1,5 @@
-"""Which requests a signature is valid for, and which servers demand one, on a real cluster with access control."""
+"""The requests for which a signature is valid, and the servers that require one, on a real cluster with access
+control."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ pytestmark = pytest.mark.integration
 
 @pytest.fixture
 def stranger(secured: SharedCluster) -> Iterator[RemotingTransport]:
-    """Somebody who knows no secret key, and repeats what was captured."""
+    """The transport of an attacker who knows no secret key and replays captured fields."""
     with RemotingTransport([secured.name_server], tls=secured.tls) as transport:
         yield transport
 
@@ -39,14 +40,14 @@ def test_signature_is_valid_for_other_requests_with_the_same_fields(
 ) -> None:
     topic = create_topic(secured, f"allowed-{uuid.uuid4().hex[:8]}", "NORMAL")
     assert secured.admin is not None
-    # Captured where an administrator asked for a topic's configuration.
+    # The fields of an administrator's request for a topic's configuration.
     captured = signed({"topic": topic}, (), secured.admin)
     assert replay(stranger, secured, RequestCode.GET_TOPIC_CONFIG, captured).code == ResponseCode.SUCCESS
     settings = replay(stranger, secured, RequestCode.GET_BROKER_CONFIG, captured)
     assert b"brokerName=" in bytes(settings.body)
     another = replay(stranger, secured, RequestCode.DELETE_TOPIC_IN_BROKER, {**captured, "topic": f"{topic}x"})
     assert (another.code, another.remark) == (ResponseCode.NO_PERMISSION, "check signature failed.")
-    # Neither the names of fields are signed, nor where one value ends.
+    # The signature covers neither the names of the fields nor the boundaries of their values.
     split = signed({"a": topic[:5], "b": topic[5:]}, (), secured.admin) | {"topic": topic}
     del split["a"], split["b"]
     assert replay(stranger, secured, RequestCode.DELETE_TOPIC_IN_BROKER, split).code == ResponseCode.SUCCESS
@@ -62,7 +63,7 @@ def test_signature_of_a_user_with_few_rights_deletes_no_topic(
     refused = replay(stranger, secured, RequestCode.DELETE_TOPIC_IN_BROKER, captured)
     assert refused.code == ResponseCode.NO_PERMISSION
     assert "has no permission to access" in refused.remark
-    # But brokers of 5.5.0 give and take their settings without looking at rights.
+    # Brokers of 5.5.0 return and change their configuration without checking rights.
     assert replay(stranger, secured, RequestCode.GET_BROKER_CONFIG, captured).code == ResponseCode.SUCCESS
     setting = b"maxTransferCountOnMessageInMemory=32\n"
     body = signed({"b": topic}, (setting,), USER)

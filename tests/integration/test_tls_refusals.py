@@ -1,4 +1,4 @@
-"""Certificates of real servers that are refused, and clients that real servers refuse: told at once, by one attempt."""
+"""Rejected certificates of real servers, and clients that real servers reject: reported after one attempt."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 @pytest.fixture
 def serve(authority: Authority, tmp_path: Path) -> Iterator[Serve]:
-    """Start a name server that shows a certificate of the authority; no broker registers with it."""
+    """Start a name server with a certificate of the authority; no broker registers with it."""
     java = find_java()
     servers: list[NameServer] = []
     watchdog = Watchdog()

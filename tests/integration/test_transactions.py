@@ -1,4 +1,4 @@
-"""Half messages, their ends and the broker's checks, against a real broker that asks back soon, and its proxy."""
+"""Half messages, their ends and the broker's checks, on a real broker that checks early, and its proxy."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.support.transactions import Transactional, topic_of
 
 pytestmark = pytest.mark.integration
 
-# A proxy tells its brokers of a new producer group every 20 s; before that nobody is asked back.
+# A proxy reports a new producer group to its brokers every 20 s; before that the brokers check nothing.
 
 
 def test_committed_half_message_becomes_visible_and_rolled_back_one_not(
@@ -95,7 +95,7 @@ def test_proxy_forwards_checks_and_only_their_answers_count(transactional: Local
         topic = topic_of(transactional, transport)
         producer = Transactional(transport, transactional.proxy.address, topic)
         half = producer.send_half(b"half")
-        # Answered with success and without effect: a 5.5.0 proxy knows only half messages that came over gRPC.
+        # The answer is success, without effect: a 5.5.0 proxy knows only half messages that were sent over gRPC.
         producer.end(half, TRANSACTION_COMMIT_TYPE)
         check = producer.next_check()
         assert (check.address, check.broker_name, check.offset_msg_id) == (transactional.proxy.address, "", "")
@@ -108,7 +108,7 @@ def test_proxy_forwards_checks_and_only_their_answers_count(transactional: Local
 @pytest.mark.parametrize("namespace", ["", "space"])
 def test_transaction_listener_decides_about_pending_half_messages(transactional: LocalCluster, namespace: str) -> None:
     class Listener:
-        """Leaves everything open at first, and decides when it is asked."""
+        """Leaves each transaction open at first, and decides at the broker's check."""
 
         def __init__(self) -> None:
             self.checked: queues.Queue[bytes] = queues.Queue()
@@ -178,7 +178,7 @@ def test_a_java_producer_s_transaction_becomes_visible_when_committed(java: Java
     requests = [
         {"messages": [line_of(topic, b"%d" % number)], "transaction": state} for number, state in enumerate(states)
     ]
-    # Nobody answers the end of a transaction: only when a later message is answered is it certain to have been sent.
+    # An END_TRANSACTION has no answer. The answer to a later message shows that it was sent.
     requests.append({"messages": [line_of(topic, b"3")]})
     *results, _ = java.send(transactional.name_server, requests)
     assert [one["msgId"] for one in results] == [one["transactionId"] for one in results]

@@ -1,6 +1,6 @@
-"""The promises of the seam (transport/base.py), kept alike by both transports on real clusters.
+"""The contract of the transports (rocketmq_spark/transport/base.py), tested for both on real clusters.
 
-One cluster lets anybody in, the other wants every connection encrypted and every request signed.
+One cluster is open; the other requires TLS and signed requests.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.integration
 
 
 class Real(Seam):
-    """Either transport; what it has sent is read back from the brokers."""
+    """Each transport; the tests read the stored messages back from the brokers."""
 
     def __init__(
         self,
@@ -77,9 +77,9 @@ def seam(request: pytest.FixtureRequest, topic: str) -> Iterator[Seam]:
 
 
 class TestPromises(Promises):
-    """Of both transports."""
+    """The contract of both transports."""
 
 
 @pytest.mark.parametrize("seam", ["remoting", "remoting-secured"], indirect=True)
 class TestReadPromises(ReadPromises):
-    """Of the one that can go back in a queue."""
+    """The contract of the remoting transport, which can read."""

@@ -1,4 +1,4 @@
-"""What we send over gRPC, as RocketMQ's own clients read it; transactions are in tests/integration."""
+"""Messages sent over gRPC, read by RocketMQ's own clients. Tests of transactions are in tests/integration."""
 
 from __future__ import annotations
 

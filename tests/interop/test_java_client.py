@@ -1,4 +1,4 @@
-"""What we send and a Java consumer reads, and what a Java producer sends and we read, on a real broker."""
+"""Messages of our producer read by a Java consumer, and messages of a Java producer read by us, on a real broker."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ LARGE = b" ".join(random.Random(5).choices([b"queue", b"topic", b"broker", b"a m
 
 
 def make_topic(cluster: SharedCluster, topic: str) -> tuple[MessageQueue, ...]:
-    """Make a topic of two queues a broker, and return its queues in the order in which Java selects from them."""
+    """Create a topic of two queues per broker, and return its queues in the order of Java's queue selection."""
     with RemotingTransport([cluster.name_server]) as transport:
         for broker in cluster.brokers:
             transport.create_topic(broker.address, topic, 2, 6, PATIENCE)
@@ -44,7 +44,7 @@ def make_topic(cluster: SharedCluster, topic: str) -> tuple[MessageQueue, ...]:
 
 
 def send(cluster: SharedCluster, *batches: EncodedBatch) -> list[SendOutcome]:
-    """Send each to the first queue of its topic."""
+    """Send each batch to the first queue of its topic."""
     found = []
     with RemotingTransport([cluster.name_server]) as transport:
         for batch in batches:
@@ -152,7 +152,7 @@ def test_bodies_compressed_by_a_java_producer_are_decompressed(java: Java, clust
 
 
 def encoded_rows(topic: str, bodies: list[bytes], **settings: Any) -> list[EncodedBatch]:
-    """Encode bodies as the sink does, with an id for each row."""
+    """Encode bodies like the sink, with an id for each row."""
     batcher = RemotingBatcher(
         batch_options(topic=topic, **settings),
         partition_id=0,

@@ -1,4 +1,4 @@
-"""What a Java producer says that it has sent is what a Java consumer reads: what other tests hold our reader to."""
+"""A Java consumer reads the messages of a Java producer: the reference for tests of our reader."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.integration
 
 
 def seen(sent: Line, found: Line) -> Line:
-    """Return what a consumer has seen of what a producer knows; brokers and clients add properties of their own."""
+    """Return the fields of a read message that the producer set; brokers and clients add other properties."""
     properties = {name: found["properties"].get(name) for name in sent["properties"]}
     return {**{name: found[name] for name in sent}, "properties": properties}
 

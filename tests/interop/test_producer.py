@@ -1,4 +1,4 @@
-"""What the public producer writes, and what RocketMQ's own Java classes make of it."""
+"""Messages of the public producer, decoded by RocketMQ's own Java classes."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_the_same_key_meets_the_same_queue_from_java(
 
 
 def test_javas_decoder_reads_our_trace_records(java: Java, cluster: SharedCluster, topic: str) -> None:
-    # The trace topic is the brokers' own; a topic of this test's keeps its records apart from others'.
+    # A trace topic for this test only, because other tests write to the brokers' default one.
     trace_topic = f"trace-{uuid.uuid4().hex[:8]}"
     group = f"pg-{uuid.uuid4().hex[:8]}"
     with Producer(group, name_server=cluster.name_server, enable_trace=True, trace_topic=trace_topic) as producer:

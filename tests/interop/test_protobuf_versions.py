@@ -29,7 +29,7 @@ print(google.protobuf.__version__)
 
 
 def allowed() -> tuple[str, str]:
-    """Return the lowest version that the extra allows, and the first that it does not."""
+    """Return the lowest version that the extra allows, and the first higher version that it excludes."""
     config = configparser.ConfigParser()
     config.read(ROOT / "setup.cfg", encoding="utf-8")
     [required] = [line for line in config["options.extras_require"]["grpc"].split() if line.startswith("protobuf")]

@@ -76,7 +76,7 @@ def test_read_equals_the_view_of_a_java_consumer_for_every_message_kind(
 
 @pytest.fixture
 def over_time(cluster: SharedCluster, topic: str) -> str:
-    """A topic of four queues, each of which got three messages thrice, at different times."""
+    """A topic of four queues; each got three messages at three different times."""
     create_topic(cluster, topic, "NORMAL")
     places = [(broker.name, queue) for broker in cluster.brokers for queue in (0, 1)]
     with Producer("over-time", name_server=cluster.name_server) as producer:
@@ -103,7 +103,7 @@ def test_starting_timestamp_finds_the_offset_that_java_finds(
     for row in stored.orderBy("queueOffset").collect():
         times[row.brokerName, row.queueId].append(row["at"])
     assert [len(of_queue) for of_queue in times.values()] == [9] * 4
-    # Before, at, between and after what is stored.
+    # Times before, at, between and after the stored messages.
     moments = {
         "before": {queue: found[0] - 10 for queue, found in times.items()},
         "first": {queue: found[0] for queue, found in times.items()},

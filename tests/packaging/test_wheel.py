@@ -1,4 +1,4 @@
-"""The package as its users get it: built from the sdist, installed into an empty environment, used from elsewhere."""
+"""The package as users get it: the wheel of the sdist, installed into an empty environment, used outside the tree."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.tools.packages import ROOT, Built
 pytestmark = pytest.mark.integration
 
 PYSPARK = version("pyspark")
-# What an import of the package, and the help of its command, do without.
+# Modules that an import of the package, and the help of its command, must not import.
 HEAVY = {"IPython", "google", "grpc", "hdrh", "lz4", "matplotlib", "numpy", "pandas", "py4j", "pyarrow", "pyspark"}
 # Git's own, and what runs the tests of a clone.
 NOT_RELEASED = {".ci", ".gitignore"}
@@ -53,12 +53,7 @@ with Producer("packaging", endpoints=sys.argv[1]) as producer:
 
 
 class Environment:
-    """A virtual environment with nothing in it, and a folder that is nobody's source tree.
-
-    Parameters
-    ----------
-    folder : pathlib.Path
-    """
+    """An empty virtual environment, and a working folder outside the source tree."""
 
     def __init__(self, folder: Path) -> None:
         self.home = folder / "environment"
@@ -71,7 +66,7 @@ class Environment:
         return str(self.home / "bin" / "python")
 
     def install(self, *requirements: str) -> None:
-        """Install with pip, dependencies and all; without a network that is skipped, but in CI it fails."""
+        """Install with pip, including dependencies. Without a network the test is skipped; in CI it fails."""
         pip = (sys.executable, "-m", "pip", "--python", self.python, "--disable-pip-version-check")
         done = self._run(*pip, "install", "--quiet", "--no-compile", *requirements)
         if done.returncode and not os.environ.get("CI"):
@@ -81,7 +76,7 @@ class Environment:
         assert checked.returncode == 0, checked.stdout
 
     def run(self, *command: str) -> str:
-        """Run a command of the environment, and return what it prints."""
+        """Run a command of the environment, and return its output."""
         done = self._run(str(self.home / "bin" / command[0]), *command[1:])
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
@@ -106,7 +101,7 @@ def environment(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Envir
 
 
 def in_tree() -> set[str]:
-    """Return what a clone has, and what is about to be committed."""
+    """Return the files of a clone, including those that git does not ignore."""
     listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     try:
         found = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, check=True).stdout
@@ -192,7 +187,7 @@ def test_type_checker_sees_the_types_of_the_installed_package(environment: Envir
 def test_the_extras_add_grpc_and_notebooks(
     environment: Environment, built: Built, make_topic: Callable[..., str], cluster: SharedCluster
 ) -> None:
-    # The last test of this file: from now on the environment has more than the wheel alone.
+    # This must be the last test of the file: it installs more into the environment.
     topic = make_topic("NORMAL")
     environment.install(f"{built.wheel}[grpc,notebook,demo]")
     assert environment.run("python", "-c", OVER_GRPC, cluster.endpoints, topic) == "SEND_OK\n"

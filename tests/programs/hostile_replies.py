@@ -1,4 +1,4 @@
-"""A gRPC client in a process of its own, so that a test can measure what one hostile reply costs.
+"""A gRPC client in a separate process, so that a test can measure the memory that one hostile reply costs.
 
 usage: python hostile_replies.py '{"endpoint": "127.0.0.1:8081", "call": "send", "rows": 1}'
 

@@ -1,4 +1,4 @@
-"""What a test starts to kill it: streams keys into files, and stays in the midst of a micro-batch.
+"""A stream that a test kills: it writes keys to files, and waits within a micro-batch.
 
 usage: python read_stream.py '{"batch": ..., "gate": ..., "options": {...}, "sink": {...}}'
 """

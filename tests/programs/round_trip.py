@@ -1,4 +1,4 @@
-"""What a new user tries first: writes numbered rows, and reads back what the write's receipt names.
+"""The first program of a new user: writes numbered rows, and reads the offsets of the write's receipt.
 
 usage: python round_trip.py '{"rows": ..., "nameServer": "...", "topic": "..."}'
 """

@@ -1,4 +1,4 @@
-"""What a user submits to a cluster: streams the lines of files, one file a micro-batch, until all are sent.
+"""A program that a user submits to a cluster: streams the lines of files, one file per micro-batch, until all are sent.
 
 usage: spark-submit ... stream.py '{"files": ..., "options": {...}}'
 """

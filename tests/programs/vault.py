@@ -11,7 +11,7 @@ from rocketmq_spark import Credentials, MessageQueue
 
 
 class Vault:
-    """Knows the user."""
+    """Returns the credentials in environment variables."""
 
     def credentials(self) -> Credentials:
         return Credentials(os.environ["MQ_USER"], os.environ["MQ_SECRET"], os.environ["MQ_TOKEN"])

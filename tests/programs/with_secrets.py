@@ -1,10 +1,10 @@
-"""Jobs that succeed and jobs that fail at every stage, as users with secrets; whatever they say is printed.
+"""Jobs of users with secrets that succeed, and jobs that fail at every stage; all their output is printed.
 
 usage: python with_secrets.py '{"folder": "...", "nameServer": "...", "endpoints": "...", "tlsCaFile": "...",
                                 "user": "...", "secret": "...", "wrong": "...", "writable": "...", "forbidden": "..."}'
 
-Prints one line ``JOB name: as expected`` for each that succeeds, or fails with the words that are expected of it; and
-everything that was raised.
+Prints a line ``JOB name: as expected`` for each job that succeeds, or fails with the expected text. Prints each
+exception.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a user submits to a cluster: writes numbered rows, and prints where its code was from and what it cost.
+"""A program that a user submits to a cluster: writes numbered rows, and prints the path of the package and metrics.
 
 usage: spark-submit ... write.py '{"rows": ..., "partitions": ..., "options": {...}, "slow": false}'
 """

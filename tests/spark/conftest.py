@@ -1,4 +1,4 @@
-"""How the tests of this folder write and read."""
+"""Fixtures for writes and reads."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def save(cluster: SharedCluster, topic: str, metrics: Metrics) -> Callable[..., 
 
 @pytest.fixture
 def load(spark: SparkSession, cluster: SharedCluster, topic: str, metrics: Metrics) -> Callable[..., DataFrame]:
-    """Read the test's topic, or what the keyword arguments, which are options, say in place of it."""
+    """Read the test's topic, or the topics of the keyword arguments, which are options."""
 
     def load_from(**options: Any) -> DataFrame:
         reader = spark.read.format("rocketmq").option("nameServer", cluster.name_server)

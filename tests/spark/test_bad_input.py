@@ -1,4 +1,4 @@
-"""What a write refuses, before any task where it can, and in whose words: a few of the refusals of the unit tests."""
+"""Inputs that a write rejects, on the driver where possible; a sample of the rejections in the unit tests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BODY = [("b",)]
 
 @pytest.fixture
 def silent_server() -> Iterator[str]:
-    """A port that accepts and answers nothing."""
+    """A port that accepts connections and never answers."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield f"127.0.0.1:{server.getsockname()[1]}"
 

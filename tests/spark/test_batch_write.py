@@ -1,4 +1,4 @@
-"""`df.write` to real brokers: every row once, whole, and counted."""
+"""`df.write` to real brokers: every row is stored once, unchanged, and counted."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def create_topic(cluster: SharedCluster, topic: str) -> None:
 
 @dataclass(frozen=True)
 class Written:
-    """What one write of `ROWS` numbered rows left behind."""
+    """The messages, metrics and log of one write of `ROWS` numbered rows."""
 
     topic: str
     metrics: dict[str, dict[str, Any]]

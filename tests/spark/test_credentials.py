@@ -1,4 +1,4 @@
-"""Temporary users, for whom others take over while a query runs."""
+"""Temporary users: credentials that change while a query runs."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Renewed:
 
 
 class Bodies(list[str]):
-    """What a streaming read brings."""
+    """The rows of a streaming read."""
 
     def keep(self, batch: DataFrame, _: int) -> None:
         self.extend(row.body for row in batch.selectExpr("string(body) as body").collect())
@@ -100,7 +100,7 @@ def test_streaming_write_continues_after_its_user_was_replaced(
     try:
         wait_for(lambda: batches(query) >= 2)
         becomes(second)
-        # What was given before is held so long, and not longer.
+        # The source uses fetched credentials for this time at most.
         time.sleep(LIFETIME + 1)
         remove_user(secured, first)
         went_on = batches(query) + 3

@@ -20,7 +20,7 @@ READ = "topic string, body string, flag int, properties map<string,string>"
 
 
 def id_of(body: str, place: str = "w/0/0/1", topic: str = "orders", **properties: str) -> dict[str, str]:
-    """Return the properties of a row with its id."""
+    """Return the properties of a row, including its row id."""
     return {"SPARK_ROW_ID": f"{place}/{row_hash(topic, body.encode(), properties, 7)}", **properties}
 
 
@@ -35,7 +35,7 @@ ROWS = [
     ("empty id", {"SPARK_ROW_ID": ""}),
     ("no properties", None),
     ("no properties", None),
-    # Of a row that was changed, or went to another topic; and ids that are none.
+    # Ids of changed rows and of rows of other topics, and texts that are not row ids.
     ("changed", id_of("original")),
     ("changed", id_of("original")),
     ("copied", id_of("copied", topic="source")),
@@ -114,7 +114,7 @@ def stream(spark: SparkSession, read: DataFrame, tmp_path: Path) -> DataFrame:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Callable[[DataFrame], StreamingQuery]:
-    """Run a query over all there is, into the table `deduped`."""
+    """Run a query over all present rows, into the table `deduped`."""
 
     def all_available(frame: DataFrame) -> StreamingQuery:
         query = (

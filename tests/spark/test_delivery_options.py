@@ -1,4 +1,4 @@
-"""What each option of delivery does that can be seen on real brokers."""
+"""The visible effect of each delivery option on real brokers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The demo as a user runs it: from a shell, ended by Ctrl-C."""
+"""The demo as a user runs it from a shell, ended by Ctrl-C."""
 
 from __future__ import annotations
 

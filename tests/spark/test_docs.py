@@ -1,4 +1,4 @@
-"""Code of the pages, as it is written there: it runs, or fails with the error below it."""
+"""The code blocks of the documentation run, or raise the error that the page shows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.markdown import ROOT, Block, blocks
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
 
 GETTING_STARTED = blocks(ROOT / "docs" / "getting-started.md")
-# A mistake is a block of Python with what it ends with below it.
+# A mistake is a block of Python, followed by a block with its error.
 MISTAKES = [
     pytest.param(code.text, error.text, id=f"line {code.line}")
     for code, error in pairwise(block for block in GETTING_STARTED if block.section.startswith("Mistakes"))
@@ -32,7 +32,7 @@ Here = Callable[[str], str]
 
 @pytest.fixture
 def here(cluster: SharedCluster, topic: str, tmp_path: Path) -> Here:
-    """Put the test's servers, topic and folder in the place of a text's."""
+    """Replace the addresses, topic and folder of a text by those of the test."""
 
     def put(text: str) -> str:
         text = text.replace("127.0.0.1:9876", cluster.name_server).replace("/path/of/the/", f"{tmp_path}/")
@@ -46,8 +46,8 @@ def here(cluster: SharedCluster, topic: str, tmp_path: Path) -> Here:
 def names(
     spark: SparkSession, metrics: Metrics, cluster: SharedCluster, monkeypatch: pytest.MonkeyPatch
 ) -> dict[str, Any]:
-    """What the code begins with; the session is the tests', which `getOrCreate` finds."""
-    # The pages set it, as their reader must.
+    """Names that the code uses. `getOrCreate` returns the session of the tests."""
+    # The code of the pages sets this variable; restore it after the test.
     monkeypatch.setenv("PYSPARK_PYTHON", os.environ["PYSPARK_PYTHON"])
     rows = spark.range(10)
     return {

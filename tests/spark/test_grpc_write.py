@@ -1,4 +1,4 @@
-"""`df.write` and `df.writeStream` over gRPC on a real proxy: every row once, whole, counted at the brokers."""
+"""`df.write` and `df.writeStream` over gRPC on a real proxy: every row is stored once and unchanged."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_rows_are_stored_once_each_and_counted_per_proxy(
     [(proxy, facts)] = metrics.to_dict().items()
     assert (proxy, facts["rows"]) == (cluster.endpoints, ROWS)
     assert 0 < facts["p50_ms"] <= facts["p99_ms"] <= facts["max_ms"]
-    # A proxy does not tell where it has stored rows: no receipt.
+    # A proxy does not report where it stored rows, so there is no receipt.
     assert facts["queues"] == {}
     shown = io.StringIO()
     metrics.show(shown)

@@ -89,7 +89,7 @@ def test_a_terminal_keeps_the_last_state_of_a_block_that_failed(
     assert display.view.messages == 70
     last = terminal.getvalue().rpartition(f"topic {topic}"[:40])[2]
     assert "ended" in last
-    # The topic begins at either broker: its first messages create it.
+    # The first messages create the topic on one of the brokers.
     assert "broker-" in last
     assert "70" in last
     assert transport.closed
@@ -113,7 +113,7 @@ def test_a_notebook_sees_the_micro_batches_of_a_query(
     transport = RemotingTransport([cluster.name_server])
     with LiveDisplay(spark, topic, transport, screen=notebook_screen(display)):
         query = writer.trigger(processingTime="1 second").start()
-        # A query is heard of while it runs.
+        # The display shows a query while it runs.
         wait_for(lambda: views[-1].tasks is not None and views[-1].tasks.ended >= 4)
         wait_for(lambda: views[-1].messages >= 100)
         query.stop()

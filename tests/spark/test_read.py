@@ -1,4 +1,4 @@
-"""`spark.read` from real brokers: what was written is what is read."""
+"""`spark.read` from real brokers: a read returns the rows that were written."""
 
 from __future__ import annotations
 
@@ -56,17 +56,17 @@ ODD_ROWS: list[tuple[Any, ...]] = [
 
 
 def user_properties(properties: dict[str, str]) -> dict[str, str]:
-    """Return what the user gave."""
+    """Return the columns that the user wrote."""
     return {name: value for name, value in properties.items() if name not in RESERVED_PROPERTIES}
 
 
 def receipt(metrics: Metrics) -> str:
-    """Return the offsets of the session's last write, as an option takes them."""
+    """Return the offsets of the session's last write as the text of an option."""
     return json.dumps(metrics.to_dict(metrics.writes()[-1][0]))
 
 
 def as_read(message: MessageExt, broker: str) -> tuple[Any, ...]:
-    """Return the row that a stored message is to be; times in ms."""
+    """Return the row of a stored message, with times in ms."""
     properties = message.properties
     return (
         message.topic,
@@ -179,7 +179,7 @@ def test_names_of_a_namespace_are_read_without_it(
 
 
 def kept(frame: DataFrame) -> Counter[Any]:
-    """Return what a copy keeps of each row."""
+    """Return the columns that a copy of a topic keeps."""
     return Counter(
         (bytes(row.body), row.tags, row["keys"], row.flag, tuple(sorted(user_properties(row.properties).items())))
         for row in frame.collect()

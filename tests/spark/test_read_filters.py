@@ -1,4 +1,4 @@
-"""Filters of a read, the user's and those that Spark pushes down: the rows they let through, and what is pulled."""
+"""Filters of a read, by the user and pushed down by Spark: the resulting rows, and the pulled messages."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def push_down(spark: SparkSession) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def topics(cluster: SharedCluster) -> tuple[str, str]:
-    """A topic of two queues at each broker, and one of inner batches; each with every tag five times a queue."""
+    """A topic of two queues per broker, and one of inner batches. Each queue has every tag five times."""
     plain = create_topic(cluster, "read-filters", "NORMAL")
     inner = create_topic(cluster, "read-filters-inner", "NORMAL", inner=True)
     tags = TAGS * 5
@@ -58,7 +58,7 @@ def topics(cluster: SharedCluster) -> tuple[str, str]:
 
 
 def places(frame: DataFrame) -> set[tuple[Any, ...]]:
-    """Return which messages are in a frame, each of which is there once."""
+    """Return the messages of a frame; each must be there once."""
     rows = frame.select("topic", "brokerName", "queueId", "queueOffset", "tags").collect()
     assert len(set(rows)) == len(rows)
     return {tuple(row) for row in rows}
@@ -160,7 +160,7 @@ def test_filtered_out_offsets_are_not_planned(
     condition: str,
     offsets: int,
 ) -> None:
-    # A partition for each offset, and one where there is none.
+    # One partition per offset, and one for an empty range.
     text = condition.format(broker=cluster.brokers[0].name)
     planned = load(subscribe=topics[0], maxRecordsPerPartition="1").where(text).rdd.getNumPartitions()
     spark.conf.set(PUSH_DOWN, "false")
@@ -169,7 +169,7 @@ def test_filtered_out_offsets_are_not_planned(
 
 
 def scanned(frame: DataFrame) -> int:
-    """Return how many rows a frame's source has given to Spark, once they are collected."""
+    """Collect a frame, and return the number of rows that its source returned to Spark."""
     frame.collect()
     leaf = frame._jdf.queryExecution().executedPlan().collectLeaves().head()
     return int(leaf.metrics().get("numOutputRows").get().value())

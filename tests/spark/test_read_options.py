@@ -1,4 +1,4 @@
-"""What each option of `spark.read` makes of what brokers hold, and how it refuses what it can't do."""
+"""The effect of each option of `spark.read` on real topics, and the errors for invalid values."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ PER_QUEUE = 10
 
 
 def fill(cluster: SharedCluster, topic: str, queues: int = 2, rows: int = PER_QUEUE) -> None:
-    """Put so many messages into each queue, whose bodies say where they are."""
-    # A message that is sent again after a timeout would be stored twice.
+    """Send `rows` messages to each queue. A body names broker, queue and offset of its message."""
+    # A long timeout, because a message that is resent after a timeout may be stored twice.
     with Producer("read-options", name_server=cluster.name_server, send_msg_timeout=60_000) as producer:
         places = [(broker.name, queue) for broker in cluster.brokers for queue in range(queues)]
         columns = {
@@ -46,7 +46,7 @@ def fill(cluster: SharedCluster, topic: str, queues: int = 2, rows: int = PER_QU
 
 @pytest.fixture(scope="module")
 def filled(cluster: SharedCluster) -> str:
-    """A topic of two queues at each of two brokers, ten messages in each."""
+    """A topic with two queues on each of two brokers, and ten messages in each queue."""
     name = create_topic(cluster, "read-options", "NORMAL")
     fill(cluster, name)
     return name
@@ -59,7 +59,7 @@ def brokers(cluster: SharedCluster) -> tuple[str, str]:
 
 
 def places(frame: DataFrame) -> Counter[Place]:
-    """Return where each message is, by its own columns, after holding them against its body."""
+    """Return broker, queue and offset of each message, after comparing them with its body."""
     rows = frame.select("body", "brokerName", "queueId", "queueOffset").collect()
     for row in rows:
         assert bytes(row.body).decode() == f"{row.brokerName} {row.queueId} {row.queueOffset}"
@@ -146,7 +146,7 @@ def test_pattern_matches_whole_names_and_skips_system_topics(cluster: SharedClus
     assert read(f"{topic}-a") == [names[0]]
     assert read(f"{topic}-a.?|TBW102|SELF_TEST_TOPIC|RMQ_SYS.*") == names[:2]
     assert read(f".*{topic}-a") == [names[2], names[0]]
-    # Named by the user, they are read.
+    # A topic that the user names is read, even if patterns exclude it.
     assert [row.topic for row in load(subscribe=names[3]).collect()] == [names[3]]
     assert read(f"nobody-{topic}") == []
 
@@ -154,7 +154,7 @@ def test_pattern_matches_whole_names_and_skips_system_topics(cluster: SharedClus
 def test_receipt_reads_exactly_the_rows_of_its_write(
     spark: SparkSession, cluster: SharedCluster, topic: str, metrics: Metrics, save: Save, load: Load
 ) -> None:
-    # Its first messages would make it on one broker after the other.
+    # Create the topic first: otherwise first messages create it on one broker after the other.
     create_topic(cluster, topic, "NORMAL")
     receipts = []
     for writer in range(3):
@@ -163,7 +163,7 @@ def test_receipt_reads_exactly_the_rows_of_its_write(
     for writer, text in enumerate(receipts):
         expected = Counter(f"{writer} {number}" for number in range(3_000))
         assert Counter(bytes(row.body).decode() for row in load(startingOffsets=text).collect()) == expected
-    # From the first write to the end of the second; the topic may be told, too.
+    # From the start of the first write to the end of the second. `subscribe` is allowed too.
     frame = load(subscribe=topic, startingOffsets=receipts[0], endingOffsets=receipts[1])
     assert Counter(bytes(row.body[:1]) for row in frame.collect()) == {b"0": 3_000, b"1": 3_000}
 

@@ -1,4 +1,4 @@
-"""`spark.read`, and a stream, from a broker that has lost its oldest messages, and that takes SQL as a filter."""
+"""Batch and streaming reads from a broker that has deleted its oldest messages, and that supports SQL filters."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_sql_expression_filters_by_properties(own: LocalCluster, topic: str, loa
 def read_available(
     spark: SparkSession, own: LocalCluster, topic: str, metrics: Metrics, tmp_path: Path
 ) -> Callable[..., list[str]]:
-    """Run a stream, with the test's checkpoint, until it has read what is there; return the keys it brought, sorted."""
+    """Run a stream with the test's checkpoint until it has read all present messages; return the sorted keys."""
 
     def run(**options: str) -> list[str]:
         given = {"nameServer": own.name_server, "subscribe": topic, "startingOffsets": "earliest", **options}
@@ -92,7 +92,7 @@ def read_available(
 
 
 def forget(broker: Broker, files: int) -> None:
-    """Take a broker's oldest files away, as it does itself with expired ones: not in the first minute that it runs."""
+    """Make a broker delete its oldest files as if they had expired; it does so from a minute after its start on."""
     broker.kill()
     for file in sorted((broker.folder / "store" / "commitlog").iterdir())[:files]:
         file.unlink()
@@ -106,7 +106,7 @@ def test_expired_messages_fail_a_read_unless_data_loss_is_allowed(
     broker = own.brokers[0]
     with Producer("own", name_server=own.name_server, compress_type="NONE") as producer:
         feed = Feed(producer, own.name_server, topic)
-        # One at a time: requests under way together may change places.
+        # One at a time: requests that are in flight together may be stored in another order.
         keys = [key for _ in range(5) for key in feed(1, nbytes=MIB)]
         assert read_available() == sorted(keys)
         keys += [key for _ in range(25) for key in feed(1, nbytes=MIB)]
@@ -125,7 +125,7 @@ def test_expired_messages_fail_a_read_unless_data_loss_is_allowed(
         load(startingOffsets=starts).collect()
     with pytest.raises(PySparkException, match=gone):
         read_available()
-    # Some micro-batches have nothing but what is gone.
+    # Some micro-batches have only deleted messages.
     assert read_available(failOnDataLoss="false", **at_most(4)) == sorted(keys[left:])
 
     def offsets(**options: str) -> list[int]:
@@ -166,7 +166,7 @@ def test_rerun_of_a_micro_batch_reports_expired_messages_of_new_queues(
     make_topic(own, topic, queues=2)
     with Producer("own-again", name_server=own.name_server, compress_type="NONE") as producer:
         feed = Feed(producer, own.name_server, topic)
-        # One at a time: requests in flight together may change places.
+        # One at a time: requests that are in flight together may be stored in another order.
         keys = [key for _ in range(20) for key in feed(1, nbytes=MIB, to=(broker.name, 1))]
     # A new query meets both queues in the micro-batch that fails, the running query only the second one.
     for checkpoint in ("running", "new"):

@@ -1,4 +1,4 @@
-"""`register`, and the way of metrics back to the driver."""
+"""`register`, and the transfer of metrics to the driver."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.integration]
 
 
 def spoil_first_attempt(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Put a null body behind the rows of partition 0's first attempt."""
+    """Add a row with a null body to the end of partition 0 in its first attempt."""
     yield from batches
     context = TaskContext.get()
     assert context is not None
@@ -36,7 +36,7 @@ def spoil_first_attempt(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Record
 def test_rows_of_a_failed_attempt_are_resent_but_counted_once(
     spark: SparkSession, cluster: SharedCluster, topic: str, metrics: Metrics
 ) -> None:
-    # More rows than one record batch holds: the first ones are stored before the bad one is seen.
+    # More rows than one record batch holds, so the first rows are stored before the task reads the invalid one.
     frame = spark.range(0, 60_000, 1, 2).selectExpr("cast(id as string) as body")
     frame = frame.mapInArrow(spoil_first_attempt, "body string")
     writer = frame.write.format("rocketmq").option("nameServer", cluster.name_server).option("topic", topic)
@@ -82,7 +82,7 @@ def test_second_register_keeps_one_hook_and_unregister_removes_it(spark: SparkSe
 def test_write_and_stream_start_work_in_another_thread(
     spark: SparkSession, cluster: SharedCluster, topic: str, metrics: Metrics, tmp_path: Path
 ) -> None:
-    """Also what a notebook does that was interrupted: Py4J goes on with another thread of the JVM."""
+    """An interrupted notebook does this as well: Py4J continues with another thread of the JVM."""
     address = {"nameServer": cluster.name_server, "topic": topic}
 
     def write() -> None:

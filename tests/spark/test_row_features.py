@@ -1,4 +1,4 @@
-"""What the sink does with invalid rows, and the ids it gives to rows, on a real broker."""
+"""Invalid rows, and row ids, on a real broker."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Save = Callable[..., None]
 
 
 def every_tenth_is_bad(spark: SparkSession, rows: int = 1_000) -> Any:
-    """Rows by number; of each ten the one that ends in 3 has no body, the one that ends in 7 a body too long."""
+    """Return numbered rows. The body is null if the number ends in 3, and too long if it ends in 7."""
     last, text = F.col("id") % 10, F.concat(F.lit("body-"), F.col("id").cast("string"))
     body = F.when(last == 3, F.lit(None)).when(last == 7, F.repeat(F.lit("x"), 300)).otherwise(text)
     return spark.range(0, rows, 1, 2).select(body.alias("body"), F.concat(F.lit("k"), F.col("id")).alias("keys"))
@@ -91,7 +91,7 @@ def test_a_retried_task_gives_its_rows_the_same_ids(
 ) -> None:
     rows = 8_000
     frame = numbered(spark, rows, 100, partitions=2)
-    # More than the other partition's rows: some of this one's are stored.
+    # More than the other partition's rows, so some rows of this partition are stored.
     late = failing_late(frame, cluster.name_server, topic, rows // 2)
     save(late, rowId=row_id, batchBytes="16k")
     stored = read_topic(cluster.name_server, topic, rows, key=lambda message: message.properties["KEYS"])
@@ -146,7 +146,7 @@ def test_long_bodies_are_stored_compressed_and_round_trip(
         assert message.sys_flag & 0x701 == (sys_flag if long_row else 0)
         expected = (f"line {number}; " * 600 if long_row else str(number)).encode()
         assert decompress(message.body, message.sys_flag) == expected
-        # This broker delivers a delay level as it was sent.
+        # A 5.5.0 broker delivers the property of a delay level unchanged.
         assert message.properties["SPARK_ROW_ID"].endswith(row_hash(topic, expected, message.properties, number % 2))
         assert len(message.body) < 1_000
 
@@ -166,7 +166,7 @@ def test_delayed_rows_have_row_ids_that_readers_can_verify(
     stored = read_topic(cluster.name_server, topic, 2)
     assert sorted(message.body for message in stored) == [b"0", b"1"]
     for message in stored:
-        # This broker delivers a delay as it was sent.
+        # A 5.5.0 broker delivers the property of a delay unchanged.
         assert ("TIMER_DELAY_MS" in message.properties) == (message.body == b"0")
         assert message.properties["SPARK_ROW_ID"].endswith(row_hash(topic, message.body, message.properties))
 

@@ -1,4 +1,4 @@
-"""No secret in anything that jobs leave behind, whether they succeed or fail, and at whatever stage."""
+"""No log, plan, event or file of a job contains a secret, whether the job succeeds or fails."""
 
 from __future__ import annotations
 
@@ -90,5 +90,5 @@ def test_jobs_that_succeed_and_jobs_that_fail_leave_no_secret_behind(secured: Sh
 
 
 def leaked(data: bytes) -> list[bytes]:
-    """Return what stands around each secret that is found."""
+    """Return the text around each secret that is found."""
     return [data[max(0, found.start() - 200) : found.end() + 30] for found in re.finditer(re.escape(MARK), data)]

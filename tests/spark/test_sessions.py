@@ -1,4 +1,4 @@
-"""Sessions that are a process, and a JVM, of their own: executors elsewhere, the automatic lookup, Spark Connect."""
+"""Sessions in separate processes: other executors, the automatic lookup of the data source, Spark Connect."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def save(spark, rows, mode=None):
 
 
 def run(script: str, cluster: SharedCluster, topic: str) -> subprocess.CompletedProcess[str]:
-    """Run a script in an interpreter, so in a JVM, of its own."""
+    """Run a script in a new interpreter, and so with a new JVM."""
     return subprocess.run(
         [sys.executable, "-c", PREAMBLE + script, cluster.name_server, topic],
         capture_output=True,
@@ -77,7 +77,7 @@ spark.stop()
 
 def test_spark_connect_writes_and_streams_and_reports_missing_metrics(cluster: SharedCluster, topic: str) -> None:
     pytest.importorskip("grpc_status", reason="Spark Connect needs pyspark[connect]")
-    # One session for all: a Connect server takes long to start.
+    # One session for all cases, because a Connect server starts slowly.
     done = run(
         """
 import tempfile, time

@@ -1,4 +1,4 @@
-"""`spark.readStream` from real brokers: what comes out, in which micro-batches, and once only."""
+"""`spark.readStream` from real brokers: the rows, their micro-batches, and that each row is read once."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ Start = Callable[..., StreamingQuery]
 
 @pytest.fixture
 def feed(cluster: SharedCluster, topic: str) -> Iterator[Feed]:
-    """What sends to the test's topic, which has two queues on each broker."""
+    """A feed of the test's topic, which has two queues on each broker."""
     make_topic(cluster, topic, queues=2)
     with Producer("feed", name_server=cluster.name_server) as producer:
         yield Feed(producer, cluster.name_server, topic)
@@ -50,7 +50,7 @@ def feed(cluster: SharedCluster, topic: str) -> Iterator[Feed]:
 
 @pytest.fixture
 def load(spark: SparkSession, cluster: SharedCluster, topic: str, metrics: Metrics) -> Load:
-    """Read the test's topic from its beginning; keyword arguments are options, None leaves one out."""
+    """Read the test's topic from its beginning. Keyword arguments are options; None removes a default."""
 
     def read(**options: Any) -> DataFrame:
         given = {"nameServer": cluster.name_server, "subscribe": topic, "startingOffsets": "earliest", **options}
@@ -67,7 +67,7 @@ def kept() -> Kept:
 
 @pytest.fixture
 def start(spark: SparkSession, kept: Kept, tmp_path: Path) -> Iterator[Start]:
-    """Start a query that keeps what it reads, with the test's checkpoint; it is stopped after the test."""
+    """Start a query that keeps its rows, with the test's checkpoint; the fixture stops it after the test."""
     started: list[StreamingQuery] = []
 
     def begin(frame: DataFrame, checkpoint: str = "checkpoint", into: Kept = kept, **trigger: Any) -> StreamingQuery:
@@ -84,7 +84,7 @@ def start(spark: SparkSession, kept: Kept, tmp_path: Path) -> Iterator[Start]:
 
 
 def run(query: StreamingQuery) -> list[int]:
-    """Wait for the end of a query, and return how many rows its micro-batches had, where there were any."""
+    """Wait for the end of a query, and return the rows of each micro-batch that had any."""
     assert query.awaitTermination(120)
     return [progress.numInputRows for progress in query.recentProgress if progress.numInputRows]
 
@@ -186,7 +186,7 @@ def test_terminating_trigger_ignores_min_offsets_per_trigger(
 
 
 def held_up(gate: Path) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Pass everything on; say so, and let no partition end before that is taken back."""
+    """Pass all rows on, create a file for each partition, and wait until the test removes it."""
 
     def passed_on(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield from batches
@@ -218,8 +218,8 @@ def test_query_stopped_during_a_micro_batch_reads_every_row_once(
         query.stop()
         gate.unlink()
     assert query.recentProgress == []
-    # The micro-batch that was cut short has what it was to have, whatever has come since; before PySpark 4.2 it is
-    # the only one of its run.
+    # The restarted micro-batch has its original rows, without newer ones. Before PySpark 4.2 it is the only one of its
+    # run.
     for batches in [[500, 500, 400]] if at_most(500) else [[700], [700]]:
         assert run(into_files(frame, tmp_path, availableNow=True)) == batches
     assert keys_in(spark, tmp_path) == once(keys)
@@ -265,7 +265,7 @@ def test_new_queues_and_brokers_are_read_from_their_first_message(
     with Producer("feed", name_server=cluster.name_server) as producer:
         feed = Feed(producer, cluster.name_server, topic)
         feed(10)
-        # What is there already is not read, and what is new is, from its beginning on.
+        # Messages from before the query are not read; a new topic is read from its beginning.
         query = start(load(startingOffsets="latest"))
         wait_for(lambda: query.lastProgress is not None)
         make_topic(cluster, topic, queues=2)
@@ -292,14 +292,14 @@ def test_missing_queue_fails_the_query_or_is_read_after_its_return(
             query.awaitTermination(60)
     assert run(start(load(failOnDataLoss="false"), availableNow=True)) == [10]
     assert kept.keys == once(keys)
-    # It was not forgotten: what was read of it is not read again.
+    # The checkpoint still has its offsets: messages that were read are not read again.
     make_topic(cluster, topic, queues=2)
     assert run(start(load(), availableNow=True)) == [10]
     assert kept.keys == once(keys + unread)
 
 
 def committed(cluster: SharedCluster, group: str, topic: str) -> dict[tuple[str, int], int]:
-    """How far a group has read by what the brokers say (QUERY_CONSUMER_OFFSET)."""
+    """Return the committed offsets of a group at the brokers (QUERY_CONSUMER_OFFSET)."""
     found = {}
     with RemotingTransport([cluster.name_server]) as transport:
         for broker in cluster.brokers:
@@ -324,12 +324,12 @@ def test_committed_offsets_determine_the_lag_shown_by_mqadmin(
     for queue, rows in sent.items():
         if rows:
             feed(rows, to=queue)
-    # Before PySpark 4.2 a query that ends is asked for nothing more: the next run tells of the last micro-batch.
+    # Before PySpark 4.2 an ending query gets no last call, so the next run commits the last micro-batch.
     for _ in range(1 if PYSPARK >= (4, 2) else 2):
         run(start(load(commitOffsets="true", consumerGroup=group), availableNow=True))
     assert committed(cluster, group, topic) == sent
     feed(7, to=(one, 1))
-    # Without it, nobody is told.
+    # Without the option, nothing is committed.
     run(start(load(consumerGroup=f"{group}-silent"), "silent", availableNow=True))
     assert committed(cluster, f"{group}-silent", topic) == {}
     printed = mqadmin(tmp_path, "consumerProgress", "-n", cluster.name_server, "-g", group)
@@ -352,7 +352,7 @@ def test_an_option_that_makes_no_sense_ends_a_query_before_it_reads(
 ) -> None:
     with pytest.raises(StreamingQueryException, match=message) as raised:
         start(load(**options)).awaitTermination(60)
-    # PySpark's own trouble with a reader that can't be made hides no reason.
+    # PySpark's own error after a failed reader does not hide the reason.
     assert "UnboundLocalError" not in str(raised.value)
     assert kept.batches == []
 
@@ -370,7 +370,7 @@ def test_stream_starts_at_offsets_or_at_a_time(
     (one, two) = (broker.name for broker in cluster.brokers)
     for queue in ((one, 0), (one, 1), (two, 0)):
         feed(20, to=queue)
-    time.sleep(0.01)  # Stored in another millisecond.
+    time.sleep(0.01)  # A different store timestamp.
     late = feed(10, to=(two, 1))
     batch = spark.read.format("rocketmq").options(nameServer=cluster.name_server, subscribe=topic).load()
     [since] = batch.where(f"keys = '{late[0]}'").selectExpr("unix_millis(storeTimestamp) as since").collect()

@@ -1,4 +1,4 @@
-"""`df.writeStream` to real brokers: stop, restart from the checkpoint, and nothing is missing."""
+"""`df.writeStream` to real brokers: no row is missing after a stop and a restart from the checkpoint."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def test_a_query_that_is_stopped_and_restarted_sends_every_row(
     sent = sum(run_until(start(spark, topic, tmp_path, nameServer=cluster.name_server), 2) for _ in range(2))
     messages = read_topic(cluster.name_server, topic, sent, key=attrgetter("body"))
     bodies = [int(message.body) for message in messages]
-    # The rate source counts on from its checkpoint. A micro-batch that the stop cut short is sent again by the restart;
-    # of the last one, some rows may be there, beyond those that were reported.
+    # The rate source continues from its checkpoint. The restart resends a micro-batch that the stop interrupted. Some
+    # rows of the last, interrupted micro-batch may be stored besides the reported ones.
     assert set(bodies) >= set(range(sent))
     reported = sum(facts["rows"] for facts in metrics.to_dict().values())
     assert reported >= sent
@@ -63,7 +63,7 @@ def test_available_now_sends_each_row_once(
 
 
 def held_up(gate: Path) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Pass everything on; a partition does not end before the gate exists."""
+    """Pass all rows on; a partition ends only when the gate exists."""
 
     def passed_on(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield from batches
@@ -82,7 +82,7 @@ def test_interrupted_micro_batch_is_resent_and_dedupe_drops_only_repeats(
     tmp_path: Path,
     partitions: int,
 ) -> None:
-    # Of each kind some rows, equal in all they say: nothing but their place tells them apart.
+    # Several equal rows of each kind: only their position distinguishes them.
     rows, kinds, gate = 8_000, 2_000, tmp_path / "gate"
     create_topic(cluster, topic, "NORMAL")
 
@@ -126,7 +126,7 @@ def test_interrupted_micro_batch_is_resent_and_dedupe_drops_only_repeats(
     if partitions == 2:
         assert kept == sent
     else:
-        # What the first run stored has other places, and ids, than in the second: repeats stay, but every row does.
+        # Rows have other positions, and so other ids, in the second run: repeats remain, and no row is missing.
         assert sent <= kept <= Counter(message.body.decode() for message in stored)
         assert kept.total() > rows
 
@@ -140,7 +140,7 @@ def test_connections_and_routes_are_reused_by_micro_batches(
         linked_cluster(cluster.name_server, [broker.address for broker in cluster.brokers]) as (address, links),
         TcpProxy(address) as name_server,
     ):
-        # With an order the driver looks up a route for every micro-batch, and again for its commit.
+        # With `ordered` the driver looks up a route for every micro-batch, and again for its commit.
         query = (
             numbers(spark, 100).selectExpr("cast(value as string) as body", "'k' || value as shardingKey")
             .writeStream.format("rocketmq")

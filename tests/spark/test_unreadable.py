@@ -1,4 +1,4 @@
-"""`onUnreadable`: what real brokers store, and no client can read, in batches and streams."""
+"""`onUnreadable`: messages that brokers store and that no client can read, in batches and streams."""
 
 from __future__ import annotations
 

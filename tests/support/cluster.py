@@ -1,6 +1,8 @@
-"""One cluster for all processes of a test run: the first that needs it starts it, and stops it when nobody else does.
+"""One cluster for all processes of a test run.
 
-Servers cost more than most of the tests that use them, so a run has them once and not once for each of its processes.
+The first process that needs the cluster starts it, and stops it after the last user.
+
+Servers cost more than most of the tests that use them, so the processes of a run share them.
 """
 
 from __future__ import annotations
@@ -32,14 +34,14 @@ from rocketmq_spark.transport.remoting.transport import RemotingTransport
 from rocketmq_spark.transport.tls import TlsSettings
 from tests.support.processes import PATIENCE, SERIAL_GC, wait_for
 
-# A broker gives 32 messages at a time to whoever reads; a test reads tens of thousands.
+# By default a broker returns 32 messages per pull; a test reads tens of thousands.
 QUICK_READS = {"maxTransferCountOnMessageInMemory": 2000, "maxTransferBytesOnMessageInMemory": 2 << 20}
-# Nobody kills these: what a flush of the timer wheel makes safe, 37 MB each time, is safe as it is.
+# No test kills these brokers, so they need no periodic flush of the timer wheel (37 MB each time).
 SHARED_BROKERS = {**QUICK_READS, "timerFlushIntervalMs": 3_600_000}
 
 
 def unavailable(exc: ClusterError) -> NoReturn:
-    """Skip a test whose servers can't run here, and fail it in CI: the one place where this is decided."""
+    """Skip a test whose servers cannot run here; in CI, fail it."""
     if os.environ.get("CI"):
         pytest.fail(f"no local cluster: {exc}")
     pytest.skip(f"no local cluster: {exc}")
@@ -47,7 +49,7 @@ def unavailable(exc: ClusterError) -> NoReturn:
 
 @contextlib.contextmanager
 def started(own: LocalCluster) -> Iterator[LocalCluster]:
-    """Run servers of a test's own."""
+    """Run a cluster for one test."""
     try:
         own.start()
     except ClusterError as exc:
@@ -69,7 +71,7 @@ class SharedServer:
 
 @dataclass(frozen=True)
 class SharedCluster:
-    """What tests need to know of a cluster; they neither stop nor pause anything of it."""
+    """Addresses and options of a cluster that tests share. No test may stop or pause its servers."""
 
     name_server: str
     brokers: tuple[SharedServer, ...]
@@ -79,7 +81,7 @@ class SharedCluster:
 
     @property
     def admin(self) -> Credentials | None:
-        """Who may do anything, where there is access control."""
+        """Credentials of the administrator; None without access control."""
         if "accessKey" not in self.options:
             return None
         secret_file = self.options["secretKey"].removeprefix("file:")
@@ -87,17 +89,17 @@ class SharedCluster:
 
     @property
     def tls(self) -> TlsSettings | None:
-        """Whom to trust, where connections are encrypted."""
+        """TLS settings of a client; None without TLS."""
         return TlsSettings(self.options["tlsCaFile"]) if "useTls" in self.options else None
 
     @property
     def transport_settings(self) -> dict[str, Any]:
-        """What a transport takes to do anything."""
+        """Keyword arguments of a transport with the administrator's rights."""
         return {"credentials": self.admin, "tls": self.tls}
 
     @property
     def admin_settings(self) -> dict[str, Any]:
-        """What `Admin` and a producer take to do anything."""
+        """Keyword arguments of `Admin` and `Producer` with the administrator's rights."""
         return {name: value for name, value in client_options(self.options).items() if name != "name_server"}
 
     @classmethod
@@ -118,20 +120,14 @@ class SharedCluster:
 def shared(
     folder: Path, make: Callable[[], LocalCluster], prepare: Callable[[LocalCluster], None] | None = None
 ) -> Iterator[SharedCluster]:
-    """Yield the cluster of a run, with a proxy in it.
+    """Yield the cluster of a run; it has a proxy.
 
-    Parameters
-    ----------
-    folder : pathlib.Path
-        The same for all processes of the run.
-    make : callable
-        Returns the cluster, not started yet.
-    prepare : callable, optional
-        Called with the cluster once it has started.
+    `folder` is the same for all processes of the run. The first process calls `make` for the cluster, starts it, and
+    calls `prepare` with it.
     """
     folder.mkdir(parents=True, exist_ok=True)
     facts, own = folder / "cluster.json", None
-    # A lock goes with its process, however that ends.
+    # The kernel releases these locks when their process ends, even if it is killed.
     with (folder / "lock").open("w") as lock, (folder / "users").open("w") as users:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not facts.exists():
@@ -146,7 +142,7 @@ def shared(
             yield SharedCluster.read(facts)
         finally:
             if own is not None:
-                # Whoever comes from now on starts another one; whoever is here already is waited for.
+                # Later processes start another cluster. Present users finish before this one stops.
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 fcntl.flock(users, fcntl.LOCK_EX)
                 facts.unlink()
@@ -154,15 +150,9 @@ def shared(
 
 
 class Slave:
-    """A slave that follows its master once it is started.
+    """A slave of the cluster's first broker. It replicates `topic`, which the master has.
 
-    Parameters
-    ----------
-    cluster : LocalCluster
-    topic : str
-        The topic that it is to have; its master has it.
-    properties : str or int
-        Properties in which it must equal its master, such as ``mappedFileSizeCommitLog``.
+    `properties` are broker properties that must equal the master's, such as ``mappedFileSizeCommitLog``.
     """
 
     def __init__(self, cluster: LocalCluster, topic: str, **properties: str | int) -> None:
@@ -177,21 +167,21 @@ class Slave:
         shutil.copytree(self._master.folder / "store" / "config", self.broker.folder / "store" / "config")
 
     def launch(self) -> None:
-        """Return when the name server knows it. It begins with the file that its master is at."""
+        """Start the slave, and wait until the name server knows it. It copies from the master's current file on."""
         self.broker.start()
         wait_for(self._is_known)
 
     def start(self) -> None:
-        """Return when it follows its master: it will have all messages from now on."""
+        """Start the slave, and wait until it replicates: it gets all later messages."""
         self.launch()
         wait_for(lambda: self._has(self._master.name, 1))
 
     def catch_up(self) -> None:
-        """Return when it has all of the topic."""
+        """Wait until the slave has all messages of the topic."""
         wait_for(lambda: self._has(self._topic, 2))
 
     def end(self) -> None:
-        """Leave nothing of it."""
+        """Kill the slave and remove its files, logs excepted."""
         self._transport.close()
         self.broker.kill()
         self.broker.remove_all_but_logs()
@@ -205,7 +195,7 @@ class Slave:
 
     def _is_known(self) -> bool:
         with contextlib.suppress(RocketMQError):
-            # That makes it register at once.
+            # A change of its configuration makes a broker register at once.
             set_config(self.broker, brokerPermission=6)
             route = self._transport.query_route(self._topic, 5.0)
             return any(self.broker.address in data.broker_addrs.values() for data in route.broker_datas)
@@ -216,19 +206,19 @@ USER = Credentials("spark-user", "user-hush-hush", "token-token")
 """May publish to ``allowed-...``, read ``readable-...`` as the source does, and nothing else."""
 
 MARKED = Credentials("marked", "password-7f3c9e51-must-not-show", "token-7f3c9e51-must-not-show")
-"""May do the same; what is secret of this user is like nothing else, so that it is found wherever it shows."""
+"""Has the rights of `USER`. Its secrets are unique texts, so that tests can search for them."""
 
 ANYBODY = Credentials("anybody", "anybody-hush-hush")
-"""May send to all topics and read them, in any group."""
+"""May publish to and read all topics, in any group."""
 
 
 def secured_cluster() -> LocalCluster:
-    """Return one broker and a proxy, not started yet; the proxy hangs up on whoever is idle for 2 seconds."""
+    """Return a broker and a proxy, not started yet. The proxy closes connections that are idle for 2 seconds."""
     return LocalCluster(proxy={"grpcClientIdleTimeMills": 2000}, auth=True, tls=True, start_timeout=PATIENCE)
 
 
 def add_users(cluster: LocalCluster) -> None:
-    """Have a cluster that runs know them."""
+    """Create the test users on a running cluster."""
     for user in (USER, MARKED):
         cluster.create_user(
             user.access_key,
@@ -245,8 +235,7 @@ def create_topic(
 ) -> str:
     """Create a topic on all brokers of a cluster, and return its name once the name server knows it of each.
 
-    A proxy creates no topic, and remembers for a while that it has not found one. To an `inner` one, a batch can be
-    stored as one unit.
+    A proxy creates no topic, and caches for a while that a topic is missing. An `inner` topic has the type BatchCQ.
     """
     settings = cluster.admin_settings if isinstance(cluster, SharedCluster) else {}
     with Admin(cluster.name_server, **settings, timeout=PATIENCE) as admin:
@@ -255,7 +244,7 @@ def create_topic(
 
 
 def mqadmin(folder: Path, *arguments: str) -> str:
-    """Run ``mqadmin``, and return what it prints; what it writes goes below a folder."""
+    """Run ``mqadmin`` and return its output. Its files go to `folder`."""
     classpath = os.pathsep.join(map(str, server_jars(find_java)))
     folders = [f"-Duser.home={folder}", f"-Djava.io.tmpdir={folder}"]
     command = [str(find_java()), SERIAL_GC, *folders, "-cp", classpath]
@@ -265,12 +254,12 @@ def mqadmin(folder: Path, *arguments: str) -> str:
 
 
 def set_config(broker: Broker, **properties: object) -> None:
-    """Change properties of a broker that runs."""
+    """Change properties of a running broker."""
     Probe(timeout=5.0).configure(broker.address, properties)
 
 
 def heal(cluster: LocalCluster) -> None:
-    """Have every server run again, and the name server know all brokers."""
+    """Resume or restart all servers, and wait until the name server knows all brokers."""
     name_server = cluster.servers[0]
     for server in cluster.servers:
         if server.is_alive:

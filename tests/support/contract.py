@@ -39,7 +39,7 @@ from tests.support.processes import PATIENCE
 
 
 class Outcomes(list[Any]):
-    """A callback that keeps what it is called with, and can be waited for."""
+    """A callback that keeps its arguments, and that a test can wait for."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,13 +53,13 @@ class Outcomes(list[Any]):
             self._changed.notify_all()
 
     def wait(self, count: int) -> Outcomes:
-        """Return itself once it has so many items."""
+        """Wait until there are `count` items; return this list."""
         with self._changed:
             assert self._changed.wait_for(lambda: len(self) >= count, PATIENCE), f"{len(self)} of {count} came: {self}"
         return self
 
 
-# Nothing answers in this time, seconds.
+# Time-out of requests to silent servers, seconds.
 SOON = 0.1
 
 _PREFIX = unique_id_prefix(b"\x7f\0\0\1", 4711, 1)
@@ -86,15 +86,9 @@ def batch(topic: str, *bodies: bytes) -> EncodedBatch:
 
 
 class Seam(ABC):
-    """A transport, and a topic on the servers behind it.
+    """A transport and a topic of its servers. `queue` is of that topic, which exists and is empty.
 
-    Parameters
-    ----------
-    transport : Transport
-    queue : MessageQueue
-        Of the topic, which exists and is empty.
-    address : str
-        Of the queue's broker, or the proxy.
+    `address` is the address of the queue's broker, or of the proxy.
     """
 
     def __init__(self, transport: Transport, queue: MessageQueue, address: str) -> None:
@@ -109,7 +103,7 @@ class Seam(ABC):
 
     @abstractmethod
     def stored(self, count: int) -> Sequence[Message]:
-        """Return all that the topic holds, once there are so many."""
+        """Wait until the topic holds `count` messages, then return all of them."""
 
     @abstractmethod
     def elsewhere(self, address: str) -> tuple[MessageQueue, str]:
@@ -120,18 +114,18 @@ class Seam(ABC):
         """Return a transport of the same kind that asks this address for routes."""
 
     def dead(self) -> tuple[MessageQueue, str]:
-        """Return a queue where nobody listens."""
+        """Return a queue whose address refuses connections."""
         return self.elsewhere(refused_address())
 
     def silent(self) -> tuple[MessageQueue, str]:
-        """Return a queue where nobody answers."""
+        """Return a queue whose server accepts connections and never answers."""
         return self.elsewhere(self.silent_address())
 
     def silent_address(self) -> str:
         listener = self.stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         return f"127.0.0.1:{listener.getsockname()[1]}"
 
-    def pass_time(self, seconds: float) -> None:  # noqa: B027 - by itself, where nobody says otherwise
+    def pass_time(self, seconds: float) -> None:  # noqa: B027 - needed by manual clocks only
         """Let time pass."""
 
     def request(self, encoded: EncodedBatch, where: tuple[MessageQueue, str] | None = None) -> SendRequest:
@@ -139,7 +133,7 @@ class Seam(ABC):
         return SendRequest(encoded, queue, address, "pg", "TBW102", 4, int(time.time() * 1000))
 
     def send(self, *encoded: EncodedBatch, timeout: float = PATIENCE, **others: Any) -> Outcomes:
-        """Send, and return the outcomes when all are there."""
+        """Send all batches, wait for their outcomes, and return these."""
         outcomes = Outcomes()
         for one in encoded:
             self.transport.send(self.request(one, **others), timeout, outcomes)
@@ -167,7 +161,7 @@ class Promises:
         outcomes = Outcomes()
 
         def on_outcome(outcome: Any) -> None:
-            # Held by this very thread if we are inside send; by another one only for a moment.
+            # The lock is held during `send`: calling this inside `send`, on the same thread, would block here.
             assert sending.acquire(timeout=PATIENCE)
             sending.release()
             outcomes(outcome)
@@ -267,7 +261,7 @@ class Promises:
 
 
 class ReadPromises:
-    """What a transport promises that can go back in a queue (`ReadTransport`)."""
+    """The promises of a `ReadTransport`."""
 
     def pulled(self, seam: Seam, offset: int, count: int = 32, where: tuple[MessageQueue, str] | None = None) -> Any:
         """Return the outcome of one pull."""
@@ -277,7 +271,7 @@ class ReadPromises:
         held = threading.Lock()
 
         def on_pulled(outcome: PullOutcome) -> None:
-            # Held by this very thread if we are inside pull; by another one only for a moment.
+            # The lock is held during `pull`: calling this inside `pull`, on the same thread, would block here.
             assert held.acquire(timeout=PATIENCE)
             held.release()
             outcomes(outcome)

@@ -108,7 +108,7 @@ def message_of(row: Mapping[str, Any], number: int, settings: SinkOptions, ids: 
 
 
 def compressed(message: Message, settings: SinkOptions) -> tuple[Message, int]:
-    """Return a message as it is sent, and its sysFlag: a long body is compressed if that makes it shorter."""
+    """Return a message with its body as sent, and its sysFlag. A long body is compressed if that makes it shorter."""
     kind = CompressionType.__members__.get(settings.compress_type)
     if kind is None or len(message.body) < settings.compress_msg_body_over_howmuch:
         return message, 0

@@ -75,21 +75,21 @@ _JVM = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xss2m", "-Xmx512m")
 
 
 class Java:
-    """Compiles the programs, once in a run of the tests, and runs them.
+    """Compiles the programs once in a run of the tests, and runs them.
 
     Parameters
     ----------
     folder : Path
-        For what the programs write.
+        The programs write their files here.
     classes : Path
-        A folder for their classes, which all processes of the run have; whoever comes first makes it.
+        Folder of the compiled classes, shared by all processes of the run. The first process compiles them.
     over_grpc : bool, default False
         Compile and run the programs for proxies.
 
     Raises
     ------
     ClusterError
-        No JDK, or the jars can't be had.
+        There is no JDK, or the jars cannot be fetched.
     """
 
     def __init__(self, folder: Path, classes: Path, *, over_grpc: bool = False) -> None:
@@ -114,14 +114,8 @@ class Java:
     def run(self, program: str, requests: Iterable[Mapping[str, Any]], *, within: float = 60.0) -> list[Line]:
         """Give `requests` to a program and return its answers.
 
-        Parameters
-        ----------
-        program : str
-            Name of a class in ``tests/interop/java``.
-        requests : iterable of mappings
-            What JSON can carry; `b64` makes it carry bytes.
-        within : float, default 60
-            Seconds, the start of the JVM included.
+        `program` is the name of a class in ``tests/interop/java``. Requests are JSON objects; `b64` encodes bytes for
+        them. `within` is the time limit in seconds, the start of the JVM included.
         """
         name = f"{program}-{uuid.uuid4().hex}"
         given, answered = self._folder / f"{name}.requests", self._folder / f"{name}.answers"
@@ -212,12 +206,12 @@ def line_of(topic: str, body: bytes, properties: Mapping[str, str] | None = None
 
 
 def b64(data: bytes) -> str:
-    """Return bytes as JSON can carry them."""
+    """Return bytes as a base64 text for JSON."""
     return base64.b64encode(data).decode("ascii")
 
 
 def un64(text: str) -> bytes:
-    """Return what `b64` was given."""
+    """Return the bytes of a text of `b64`."""
     return base64.b64decode(text, validate=True)
 
 
@@ -226,7 +220,7 @@ def _with_bodies(lines: list[Line]) -> list[Line]:
 
 
 def _run(command: list[str], folder: Path, within: float) -> None:
-    # JAVA_TOOL_OPTIONS and the like are another program's business.
+    # JAVA_TOOL_OPTIONS and similar variables would add options and output to the JVM.
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("JAVA_TOOL", "_JAVA", "JDK_"))}
     done = subprocess.run(
         command,
@@ -259,7 +253,7 @@ consumer = SimpleConsumer(
 consumer.startup()
 found, missing = {}, threading.Semaphore(0)
 def read():
-    # What a call that failed has missed comes again after so many seconds, and so does what is acknowledged too late.
+    # A message is delivered again after 15 s if its call failed or its acknowledgement came too late.
     for message in consumer.receive(32, 15) or ():
         line = {
             "topic": message.topic, "body": base64.b64encode(message.body).decode(), "tag": message.tag,
@@ -288,7 +282,7 @@ os._exit(0)
 
 
 class Seen(NamedTuple):
-    """What the user gave a message, as every client sees it."""
+    """The fields of a message that its user set, as every client sees them."""
 
     topic: str
     body: bytes
@@ -352,12 +346,12 @@ def _read(line: Line) -> Read:
 # A Java producer compresses what is longer than 4 KiB.
 LONG_BODY = b" ".join(random.Random(5).choices([b"queue", b"topic", b"broker", b"a message of many words"], k=500))
 
-# Stored twice: first in a topic of the broker's own, which is the one that a producer is told of.
+# The broker stores these twice, first in a system topic. The producer gets the queue and offset of the system topic.
 _STORED_AGAIN = ("delayed", "timer", "transaction")
 
 
 class Topics(NamedTuple):
-    """Topics that take, together, every kind."""
+    """Topics for all kinds of messages."""
 
     normal: str
     fifo: str
@@ -376,11 +370,11 @@ def create_topics(cluster: LocalCluster | SharedCluster, name: str) -> Topics:
 
 
 def send_every_kind(java: Java, name_server: str, topics: Topics) -> dict[str, list[Line]]:
-    """Send, and return the messages of each kind as far as their producer knows them.
+    """Send messages of every kind with a Java producer, and return them by kind.
 
-    Each has ``topic``, ``body`` (bytes, not compressed), ``properties`` (those that were given), ``flag``, ``msgId``,
-    ``brokerName``, ``queueId``, and, if it is stored in its own topic at once, ``queueOffset`` and ``offsetMsgId``.
-    Delayed ones show up a second or two later.
+    Each has ``topic``, ``body`` (bytes, not compressed), ``properties`` (the user's), ``flag``, ``msgId``,
+    ``brokerName`` and ``queueId``. It also has ``queueOffset`` and ``offsetMsgId`` if the broker stores it in its topic
+    at once. Delayed messages become readable a second or two later.
     """
     requests = dict(_requests(topics))
     results = java.send(name_server, requests.values())
@@ -422,7 +416,7 @@ def _sent(kind: str, messages: list[Line], result: Line) -> Iterator[Line]:
         line |= {name: result[name] for name in ("brokerName", "queueId")}
         line |= {"body": un64(message["body"]), "msgId": unique_id}
         if at_once:
-            # All of what is stored as one unit is at one place of the log.
+            # The messages of an inner batch share one position in the commit log.
             offset_id = offset_ids[min(place, len(offset_ids) - 1)]
             line |= {"queueOffset": result["queueOffset"] + place, "offsetMsgId": offset_id}
         yield line

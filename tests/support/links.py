@@ -1,7 +1,7 @@
-"""A small TCP proxy: a link that can be slow or break, and that may change what passes.
+"""A TCP proxy for tests: a link that can delay, change and cut the bytes that pass through it.
 
-What happens to the bytes is told by a `Passing`: given a piece, it yields what goes on, in as many pieces as it likes.
-It may wait between them; an OSError that it raises cuts the connection there.
+A `Passing` gets each received piece, and yields the pieces to forward. It may wait between them. If it raises an
+OSError, the proxy closes the connection at that point.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
-# Small buffers: what a slow link holds is on its way, not hidden in the proxy.
+# Small buffers, so that a slow link holds back the sender instead of filling the proxy.
 _BUFFER = 64 * 1024
 _CHUNK = 16 * 1024
 
@@ -29,16 +29,8 @@ def unchanged(data: bytes) -> Iterator[bytes]:
 class TcpProxy:
     """Forwards every connection to `target`.
 
-    Parameters
-    ----------
-    target : str
-        ``host:port``.
-    bytes_per_second : float or None, default None
-        Speed from client to server, over all connections together.
-    to_server, to_client : Passing, default unchanged
-        What becomes of the pieces that the client, or the server, sends; of all connections together.
-    tls : ssl.SSLContext or None, default None
-        Clients speak TLS, which ends here.
+    `bytes_per_second` limits all connections together, from client to server. `to_server` and `to_client` get the
+    pieces of all connections. With `tls` the proxy speaks TLS to clients, and plain TCP to the target.
     """
 
     def __init__(
@@ -108,7 +100,7 @@ class TcpProxy:
                 client.do_handshake()
             server = socket.create_connection(self._target, timeout=5)
         except OSError:
-            # The target is gone, or the client trusts nobody here.
+            # The target refuses connections, or the client does not trust the certificate.
             client.close()
             return
         self._sockets.append(server)
@@ -166,20 +158,10 @@ def linked_cluster(
 
 
 class Fault:
-    """Does something to a stream of bytes now and then; see the functions below.
+    """Applies `act` to a stream of bytes at random positions; see the functions below.
 
-    Parameters
-    ----------
-    act : callable
-        Given a piece and a place in it, yields what goes on, as a `Passing` does.
-    every : int
-        How many bytes pass from one time to the next, on average.
-    seed : int, default 1
-
-    Attributes
-    ----------
-    times : int
-        How often it has happened.
+    `act` gets a piece and a position in it, and yields the pieces to forward. Faults are `every` bytes apart on
+    average. `times` is the number of faults so far.
     """
 
     def __init__(self, act: Callable[[bytes, int], Iterator[bytes]], every: int, seed: int = 1) -> None:
@@ -204,13 +186,13 @@ class Fault:
 
 
 def cut(data: bytes, at: int) -> Iterator[bytes]:
-    """Hang up in the midst of the piece."""
+    """Close the connection within a piece."""
     yield data[:at]
     raise ConnectionAbortedError
 
 
 def freeze(seconds: float) -> Callable[[bytes, int], Iterator[bytes]]:
-    """Have the first half of a piece arrive, and the rest long after."""
+    """Return an act that forwards the first part of a piece, waits, and forwards the rest."""
 
     def act(data: bytes, at: int) -> Iterator[bytes]:
         yield data[:at]
@@ -226,7 +208,7 @@ def flip(data: bytes, at: int) -> Iterator[bytes]:
 
 
 def delayed(seconds: float) -> Passing:
-    """Have every piece arrive later."""
+    """Return a `Passing` that delays every piece."""
 
     def passing(data: bytes) -> Iterator[bytes]:
         time.sleep(seconds)

@@ -1,6 +1,6 @@
-"""A TCP server for tests of the transport: it speaks the protocol as well, or as badly, as a test wants.
+"""A TCP server for tests of the transport; a test decides what it answers, correct or not.
 
-`Peer` runs one function per accepted connection in a thread of its own, with a `Session` to talk through::
+`Peer` runs one function per accepted connection, in a new thread. The function reads and answers by a `Session`::
 
     def answer_backwards(session):
         first, second = session.read(), session.read()
@@ -10,8 +10,8 @@
     with Peer(answer_backwards) as peer:
         transport.send(request_to(peer.address), ...)
 
-The n-th connection plays the n-th function, the last one plays on. `BrokerPeer` plays `Reply`s like the scripted
-transport does, and keeps what it stored.
+The n-th connection runs the n-th function; later connections run the last. `BrokerPeer` plays `Reply`s like the
+scripted transport, and keeps the messages that it stored.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _ABOUT_A_BROKER = (
 
 # In a ClientHello (RFC 7301 section 3.1): the remoting protocol's own has no such offer.
 _OFFERS_H2 = b"\x00\x03\x02h2"
-# A client begins at once; who never does gets its function after this, seconds.
+# A client sends at once. If no byte arrives in this time (seconds), the connection's function starts.
 _FIRST_BYTES_WITHIN = 0.1
 
 
@@ -65,7 +65,7 @@ def address_of(sock: socket.socket) -> str:
 
 
 def refused_address() -> str:
-    """An address where nobody listens."""
+    """Return an address that refuses connections."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         return address_of(listener)
 
@@ -87,7 +87,7 @@ class Session:
         return command
 
     def read_bytes(self, count: int) -> None:
-        """Take so many bytes off the socket."""
+        """Receive and drop `count` bytes."""
         while count:
             count -= len(self.sock.recv(min(count, 1 << 16)))
 
@@ -196,7 +196,7 @@ class Peer:
             self._spawn(self._play, script, session)
 
     def _is_greeting(self, sock: socket.socket) -> bool:
-        """Return whether a connection asks how this server may be spoken to: no test plays a function for that."""
+        """Return whether a connection only probes this server for TLS; no function runs for it."""
         sock.settimeout(_FIRST_BYTES_WITHIN)
         try:
             first = sock.recv(2048, socket.MSG_PEEK)
@@ -390,9 +390,9 @@ class BrokerPeer(Peer):
         return session.encoded(request, body=encode_stored_record(message))
 
     def check_transaction(self, physical_offset: int) -> TransactionCheck:
-        """Ask back for the half message at a commit-log offset, before the next answer; return what is asked.
+        """Ask the producer to check the half message at a commit-log offset; return the check.
 
-        By the thread that serves: two at once on one TLS socket is more than OpenSSL bears.
+        The serving thread sends it before its next answer, because OpenSSL allows one thread at a time on a TLS socket.
         """
         from tests.support.strategies import encode_stored_record
 

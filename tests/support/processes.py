@@ -1,4 +1,4 @@
-"""Processes that tests start, look for and expect to be gone."""
+"""Processes that tests start, find, and expect to have ended."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 def processes() -> dict[int, int]:
     """Return the parents of all processes that run, by their ids."""
-    # Nobody may wait for orphans that have ended.
+    # A zombie has ended; its parent has not read its exit code yet.
     return {
         process.pid: process.info["ppid"]
         for process in psutil.process_iter(["ppid", "status"])
@@ -56,14 +56,7 @@ _MASTER = re.compile(r"Starting Spark master at (spark://\S+)")
 
 
 class StandaloneCluster:
-    """A master and workers of one core each.
-
-    Parameters
-    ----------
-    folder : Path
-        For logs, and for what applications leave.
-    workers : int, default 2
-    """
+    """A Spark master and workers of one core each. Logs and the files of applications go to `folder`."""
 
     def __init__(self, folder: Path, workers: int = 2) -> None:
         self._folder = folder
@@ -96,7 +89,7 @@ class StandaloneCluster:
         self.stop()
 
     def stop(self) -> None:
-        """End everything, drivers that still run first; executors go with their workers."""
+        """End running drivers, then master and workers. Executors end with their worker."""
         for submission in self._submissions:
             submission.kill()
         processes = [*getattr(self, "workers", ()), self._master]
@@ -117,18 +110,8 @@ class StandaloneCluster:
     ) -> Submission:
         """Start a program of ``tests/programs`` as a driver on this machine.
 
-        Parameters
-        ----------
-        program : str
-        arguments : mapping
-            Its only argument, as JSON.
-        *options : str
-            Of ``spark-submit``.
-        conf : mapping of str to str, optional
-        python : str
-            What driver and executors run.
-        folder : Path, optional
-            Where the driver runs.
+        `arguments` are its only argument, as JSON. `options` are options of ``spark-submit``. `python` is the
+        interpreter of driver and executors. The driver runs in `folder`.
         """
         settings = {
             "spark.driver.bindAddress": "127.0.0.1",
@@ -171,20 +154,12 @@ class StandaloneCluster:
 
 
 class Submission:
-    """A driver that runs.
-
-    Parameters
-    ----------
-    command : sequence of str
-    environ : mapping of str to str
-    folder : Path
-        Where it runs; what it prints is there, too.
-    """
+    """A running driver. Its working folder is `folder`, which also gets its output."""
 
     def __init__(self, command: Sequence[str], environ: Mapping[str, str], folder: Path) -> None:
         self._folder = folder
         with self._printed("out", "wb") as out, self._printed("err", "wb") as err:
-            # A session of its own: the driver is a JVM and a Python process, and both must be killed at once.
+            # In a new session, because the driver is a JVM and a Python process, and `kill` must end both.
             self._process = subprocess.Popen(
                 command,
                 cwd=folder,
@@ -196,7 +171,7 @@ class Submission:
             )
 
     def result(self, within: float = _WITHIN) -> Any:
-        """Wait for its end, and return what its last line says."""
+        """Wait for the end of the driver, and return the JSON of its last line."""
         try:
             code = self._process.wait(within)
         except subprocess.TimeoutExpired:
@@ -207,7 +182,7 @@ class Submission:
             return json.loads(out.read().decode().splitlines()[-1])
 
     def kill(self) -> None:
-        """End it at once, without a chance to say good-bye."""
+        """Kill the driver with SIGKILL."""
         if self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
@@ -216,7 +191,7 @@ class Submission:
         return (self._folder / f"driver.{name}").open(mode)
 
     def _tail(self) -> str:
-        # Spark's log is on one, and what Python says, errors included, on the other.
+        # Spark logs to stderr. Python prints to stdout, errors included.
         with self._printed("out", "rb") as out, self._printed("err", "rb") as err:
             return "\n".join(file.read().decode(errors="replace")[-3000:] for file in (err, out))
 
@@ -239,12 +214,12 @@ def _environment(python: str) -> dict[str, str]:
 # The serial collector halves what a JVM takes to start.
 SERIAL_GC = "-XX:+UseSerialGC"
 
-# What hangs ends by this, seconds. A machine with a fifth of the usual speed, and other tests beside, fails no test.
+# Limit of every wait, seconds. It ends tests that hang; a busy machine of a fifth of the usual speed stays below it.
 PATIENCE = 600.0
 
 
 def wait_for(condition: Callable[[], bool], within: float = PATIENCE) -> None:
-    """Return once a condition holds; nothing that tests wait for takes longer than `within` seconds."""
+    """Wait until a condition holds; fail after `within` seconds."""
     deadline = time.monotonic() + within
     while not condition():
         assert time.monotonic() < deadline, f"not so after {within:g} s"
@@ -256,17 +231,17 @@ NEEDS_LIMITS: Final = pytest.mark.skipif(PYSPARK < (4, 2), reason="PySpark 4.2 a
 
 
 def at_most(rows: int) -> dict[str, Any]:
-    """Return what limits a micro-batch, where PySpark can."""
+    """Return the options that limit a micro-batch; none if this PySpark has no such limit."""
     return {"maxOffsetsPerTrigger": rows} if PYSPARK >= (4, 2) else {}
 
 
 def with_jvm(builder: SparkSession.Builder) -> SparkSession:
-    """Start Spark; it forks for its JVM, and gRPC, while it takes itself down after a test, lets a fork crash."""
+    """Start Spark. It forks for its JVM; a gRPC server that is shutting down after a test can make the fork crash."""
     from pyspark.errors import PySparkRuntimeError
 
     for _ in range(5):
         with warnings.catch_warnings():
-            # Spark does not close the pipe to a JVM that did not start: it goes with the error, or by the collector.
+            # Spark leaves the pipe to a JVM that did not start open. The garbage collector closes it.
             warnings.simplefilter("ignore", ResourceWarning)
             with contextlib.suppress(PySparkRuntimeError):
                 return builder.getOrCreate()

@@ -1,7 +1,7 @@
 """A proxy for tests of the gRPC transport: a real gRPC server in this process, with generic handlers and no stubs.
 
-`FakeProxy` answers the calls of a producer, plays `Reply`s for its sends as `BrokerPeer` does, and keeps what it was
-sent and told. A test may set a handler of its own for any method::
+`FakeProxy` answers the calls of a producer, plays `Reply`s for its sends as `BrokerPeer` does, and keeps the requests,
+messages and settings that it receives. A test may replace the handler of any method::
 
     with FakeProxy() as proxy:
         proxy.handlers["SendMessage"] = lambda request, context: b"..."
@@ -34,7 +34,7 @@ _CODES = {status: code for code, status in STORED.items()}
 
 
 def refusal(code: int, message: str = "") -> Reply:
-    """A send that is answered with a status that is not OK."""
+    """Return a reply that rejects a send with a status."""
     return Reply(error=proxy_error(code, message, "fake", "sending"))
 
 
@@ -45,7 +45,7 @@ def status(code: int = Code.OK, message: str = "") -> pb.Status:
 def route_reply(
     *types: int, permission: int = pb.READ_WRITE, broker_id: int = 0, host: str = "10.9.9.9"
 ) -> service.QueryRouteResponse:
-    """A route as a proxy tells it, with an address that nobody must ever dial."""
+    """Return the route of a proxy. Its broker address is unreachable: a client must never connect to it."""
     address = pb.Endpoints(scheme=pb.IPv4, addresses=[pb.Address(host=host, port=1)] if host else [])
     queues = [
         pb.MessageQueue(
@@ -61,7 +61,7 @@ def route_reply(
 
 @dataclass(frozen=True)
 class Call:
-    """What one call brought."""
+    """One call that the proxy received."""
 
     method: str
     metadata: dict[str, str]
@@ -69,16 +69,16 @@ class Call:
 
 
 class FakeProxy(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """One proxy, on a port of its own; topics are those of `routes`.
+    """A proxy on its own port. Its topics are the keys of `routes`.
 
     Parameters
     ----------
     tls : tuple of paths, optional
         Certificate and key.
     address : str
-        Where to listen; the default is a free port.
+        Address to listen on. Default: a free port.
     clients : path, optional
-        The authority of the certificates that clients must have. Default: they need none.
+        Authority of the required client certificates. Default: clients need no certificate.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class FakeProxy(grpc.GenericRpcHandler):  # type: ignore[misc]
         self.stop()
 
     def stop(self) -> None:
-        """Hang up on everybody."""
+        """Close all connections."""
         self._stopping.set()
         for commands in self._streams:
             commands.put(None)
@@ -141,26 +141,26 @@ class FakeProxy(grpc.GenericRpcHandler):  # type: ignore[misc]
         return grpc.unary_unary_rpc_method_handler(answer) if method in self.handlers else None
 
     def requests(self, method: str) -> list[Call]:
-        """Every call of a method, in order."""
+        """Return the calls of a method, in order."""
         return [call for call in tuple(self.calls) if call.method == method]
 
     def wait(self, condition: Callable[[], object]) -> None:
-        """Return once something that a call brings is so."""
+        """Wait until `condition` holds; it is checked after each call."""
         with self._changed:
             assert self._changed.wait_for(condition, PATIENCE), self.calls
 
     @property
     def messages(self) -> list[Message]:
-        """What is stored, as far as any protocol can say it."""
+        """The stored messages, with the properties that both protocols have."""
         return [plain(message) for message in tuple(self.stored)]
 
     def command(self, command: service.TelemetryCommand) -> None:
-        """Say something on every open Telemetry stream."""
+        """Send a command on every open Telemetry stream."""
         for commands in self._streams:
             commands.put(command)
 
     def check(self, message_id: str) -> None:
-        """Ask how the transaction of a half message ended."""
+        """Ask the producer to check the transaction of a half message."""
         half = service.RecoverOrphanedTransactionCommand(message=self.halves[message_id], transaction_id=message_id)
         self.command(service.TelemetryCommand(recover_orphaned_transaction_command=half))
 
@@ -205,7 +205,7 @@ class FakeProxy(grpc.GenericRpcHandler):  # type: ignore[misc]
         return service.SendMessageResponse(status=status(_CODES[reply.status]), entries=[entry]).SerializeToString()
 
     def silence(self, context: Any) -> None:
-        """Wait until the caller has given up."""
+        """Wait until the caller has cancelled the call or its deadline has passed."""
         gone = threading.Event()
         context.add_callback(gone.set)
         gone.wait(PATIENCE)
@@ -241,12 +241,12 @@ class FakeProxy(grpc.GenericRpcHandler):  # type: ignore[misc]
 
 
 def status_reply(code: int = Code.OK, message: str = "") -> bytes:
-    """A reply of which only the status matters: it is the first field of all of them."""
+    """Return a reply with a status only. The status is the first field of every reply, so any reply type parses it."""
     return service.NotifyClientTerminationResponse(status=status(code, message)).SerializeToString()
 
 
 def plain(message: pb.Message) -> Message:
-    """A message with the properties that the other protocol gives it."""
+    """Return a message with the properties that the remoting protocol gives it."""
     system = message.system_properties
     named = {"UNIQ_KEY": system.message_id, "TAGS": system.tag, "KEYS": " ".join(system.keys)}
     properties = {name: text for name, text in named.items() if text} | dict(message.user_properties)

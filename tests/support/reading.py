@@ -1,4 +1,4 @@
-"""Reads a topic back over the wire, plainly: what the tests count by."""
+"""Reads a topic with single pulls: the reference that tests count by."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def read_topic(
 ) -> list[MessageExt]:
     """Return every message of a topic, once `expected` different ones are visible or `within` seconds are over.
 
-    A broker builds its queues in the background: what it has acknowledged shows up a little later, in the order of its
-    storing. Where rows may repeat, `key` tells which are the same. `settings` are the transport's.
+    A broker builds its queues in the background, so acknowledged messages become visible a little later. Messages with
+    equal `key` count once. `settings` are keyword arguments of the transport.
     """
     transport = RemotingTransport([name_server], **settings)
     try:
@@ -105,19 +105,10 @@ INNER = (lambda: encode_batch([Message("", b"cut off")])[:-1], 0xC0)
 
 
 def fill(cluster: SharedCluster, topic: str, *, inner: bool = False) -> list[tuple[bytes, int]]:
-    """Make a topic, and store each of `UNREADABLE` between two readable messages in one of its queues.
+    """Create a topic with one queue, and store each of `UNREADABLE` between two readable messages.
 
-    Parameters
-    ----------
-    cluster : SharedCluster
-    topic : str
-    inner : bool, default False
-        The topic is for inner batches, and one of these is unreadable, too.
-
-    Returns
-    -------
-    list of (bytes, int)
-        Body and sysFlag at each offset.
+    With `inner`, the topic is for inner batches, and also gets an unreadable one. Returns body and sysFlag of each
+    offset.
     """
     broker = cluster.brokers[0]
     with Admin(cluster.name_server) as admin:
@@ -131,7 +122,7 @@ def fill(cluster: SharedCluster, topic: str, *, inner: bool = False) -> list[tup
 
 
 def send(cluster: SharedCluster, queue: MessageQueue, bodies: Sequence[tuple[bytes, int]]) -> None:
-    """Store bodies with their sysFlags in a queue of the first broker, one after the other."""
+    """Store bodies with their sysFlags in a queue of the first broker, in order."""
     messages = [(Message(queue.topic, body, 0, {"TAGS": "a"}), sys_flag) for body, sys_flag in bodies]
     _send(cluster, queue, [replace(encode_single(message), sys_flag=sys_flag) for message, sys_flag in messages])
 

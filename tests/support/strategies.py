@@ -297,7 +297,7 @@ def column_arrays(draw: st.DrawFn, name: str, values: list[Any]) -> pa.Array:
 
 @st.composite
 def dictionary_arrays(draw: st.DrawFn, array: pa.Array) -> pa.Array:
-    """`array` dictionary-encoded, nulls in the indices or in the dictionary, which has entries that nobody uses."""
+    """Return `array` dictionary-encoded, with nulls in the indices or in the dictionary, and with unused entries."""
     encoded = array.dictionary_encode(null_encoding=draw(st.sampled_from(["mask", "encode"])))
     unused = pa.array([b"unused"], pa.binary()).cast(array.type)
     return pa.DictionaryArray.from_arrays(encoded.indices, pa.concat_arrays([encoded.dictionary, unused]))

@@ -1,4 +1,4 @@
-"""Rows for reads, numbered through, and what came out of a stream."""
+"""Numbered rows for tests of reads, and the rows that a streaming query has read."""
 
 from __future__ import annotations
 
@@ -20,18 +20,12 @@ if TYPE_CHECKING:
 
 
 class Feed:
-    """Sends the next rows, with their numbers as keys and bodies; returns when they can be read.
-
-    Parameters
-    ----------
-    producer : Producer
-    name_server : str
-    topic : str
+    """Sends the next rows, with their numbers as keys and bodies, and returns when consumers can read them.
 
     Attributes
     ----------
     sent : int
-        Rows so far.
+        Number of rows sent so far.
     """
 
     def __init__(self, producer: Producer, name_server: str, topic: str) -> None:
@@ -50,9 +44,10 @@ class Feed:
         awaited: bool = True,
         **options: Any,
     ) -> list[str]:
-        """Send so many rows of so many bytes to a topic, by turns or `to` one broker's queue; return their keys.
+        """Send `rows` rows of `nbytes` bytes and return their keys.
 
-        Without a name server nobody can tell what can be read: it is not `awaited` then. `options` are the sink's.
+        They go to all queues by turns, or `to` one queue (broker name, queue id). Set `awaited` to False if no name
+        server runs: the feed then cannot wait until the rows are readable. `options` are options of the sink.
         """
         where = topic or self._topic
         numbers = range(self.sent, self.sent + rows)
@@ -70,7 +65,7 @@ class Feed:
 
 
 class Kept:
-    """What the micro-batches of a query brought, in a process that lives on: for `foreachBatch`."""
+    """Keeps the rows of each micro-batch in this process; passed to `foreachBatch`."""
 
     def __init__(self) -> None:
         self.batches: list[list[tuple[str, str, int]]] = []
@@ -88,12 +83,12 @@ class Kept:
 
 
 def once(keys: Iterable[str]) -> Counter[str]:
-    """What is to come out."""
+    """Return the expected counts: each key once."""
     return Counter(dict.fromkeys(keys, 1))
 
 
 def start(spark: SparkSession, topic: str, checkpoint: Path, **options: str) -> StreamingQuery:
-    """Start a query that sends the numbers from 0 on, 2,000 a second, in two partitions; `options` are the sink's."""
+    """Start a query that sends the numbers from 0 on, 2,000 a second, in two partitions, with options of the sink."""
     rates = spark.readStream.format("rate").option("rowsPerSecond", 2000).option("numPartitions", 2).load()
     return (
         rates.selectExpr("cast(value as string) as body", "concat('k', value) as keys")
@@ -111,7 +106,7 @@ def numbers(spark: SparkSession, rows: int, partitions: int = 2) -> DataFrame:
 
 
 def run_until(query: StreamingQuery, batches: int) -> int:
-    """Wait for so many more micro-batches with rows, stop the query, and return the rows it reports."""
+    """Wait for `batches` micro-batches with rows, stop the query, and return the number of rows that it reports."""
 
     def has_run() -> bool:
         assert query.exception() is None

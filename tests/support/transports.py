@@ -1,4 +1,4 @@
-"""The transports against servers of the tests: each with one topic, `orders`, and a server that plays `Reply`s."""
+"""Each transport, with a test server that has the topic `orders` and plays `Reply`s."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ YESTERDAY, TOMORROW = NOW - timedelta(days=1), NOW + timedelta(days=1)
 
 
 class Authority:
-    """A certificate authority of its own; its files are in a folder of the test's."""
+    """A new certificate authority. Its files are in a folder of the test."""
 
     def __init__(self, folder: Path, name: str = "a test of rocketmq-spark") -> None:
         self._folder = folder
@@ -52,7 +52,7 @@ class Authority:
     def server(self, name: str, names: str, **valid: datetime) -> Certificate:
         """Return the files of a certificate and its key for `names`, as in ``DNS:localhost,IP:127.0.0.1``.
 
-        A client's is made alike. `valid` is ``not_before=TOMORROW`` or ``not_after=YESTERDAY``, if not always.
+        It also serves as a client certificate. `valid` may be ``not_before=TOMORROW`` or ``not_after=YESTERDAY``.
         """
         issued = self._ca.issue_cert(*(one.partition(":")[2] for one in names.split(",")), **valid)
         return write_certificate(issued, self._folder, name)
@@ -77,9 +77,9 @@ QUEUE = MessageQueue("orders", "broker-a", 0)
 
 
 class Played(Seam):
-    """A seam whose server does what it is told."""
+    """A seam whose server plays scripted replies."""
 
-    # A server's refusals, by the error that each must become.
+    # Replies that reject a request, by the error that the transport must report.
     refusals: ClassVar[Mapping[type[MQBrokerException], Reply]] = {
         BrokerBusyException: Reply.code(2, "[TIMEOUT_CLEAN_QUEUE]broker busy"),
         BrokerUnavailableException: Reply.code(14, "the broker's disk is full"),
@@ -91,7 +91,7 @@ class Played(Seam):
 
 
 class Brokers(Played):
-    """A broker's protocol, so that it can be asked what it holds."""
+    """A seam over the remoting protocol, whose stored messages can be read."""
 
     messages: dict[MessageQueue, list[Message]]
     check_transaction: Callable[[int], TransactionCheck]
@@ -212,7 +212,7 @@ def grpc_with_tls(authority: Authority) -> Iterator[Played]:
         yield Grpc(transport, proxy, tls)
 
 
-# By the name of a transport, what makes it, given what makes an authority.
+# Makes the seam of each transport; the argument makes a certificate authority.
 BROKERS: dict[str, Callable[[Callable[[], Authority]], Iterator[Played]]] = {
     "scripted": lambda _: scripted(threaded=False),
     "scripted-threaded": lambda _: scripted(threaded=True),
@@ -224,7 +224,7 @@ TRANSPORTS = {**BROKERS, "grpc": lambda _: grpc(), "grpc-tls": lambda authority:
 
 @contextlib.contextmanager
 def made(name: str, request: pytest.FixtureRequest) -> Iterator[Played]:
-    """The transport of that name for the length of a test."""
+    """Yield the seam of the transport with that name."""
     opened = contextlib.contextmanager(TRANSPORTS[name])
     with opened(lambda: request.getfixturevalue("authority")) as seam, seam.stack:
         yield seam

@@ -1,4 +1,4 @@
-"""Writes of numbered rows, and the faults that happen to them meanwhile."""
+"""Writes of numbered rows, with faults during the write."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from rocketmq_spark.spark.report import Metrics
 
 _EVERY = 0.05
-# A broker builds its queues in the background, and after a crash once more: what it holds is known when it stays so.
+# A broker builds its queues in the background, and again after a crash: their size is known once it no longer changes.
 _SETTLED = 1.0
 _SETTLES_WITHIN = 60.0
-# A paused broker answers nothing: whoever asks it must not be held up for long.
+# A paused broker does not answer; the watching thread must not wait long for it.
 _PATIENCE = 0.5
 
 
@@ -52,15 +52,7 @@ class Account(NamedTuple):
 
 
 class Ledger:
-    """The account of one write.
-
-    Parameters
-    ----------
-    java : Java
-        Reads the rows back.
-    tell : callable
-        Told the account when it is settled.
-    """
+    """The account of one write. `java` reads the rows back; `tell` is called with the settled account."""
 
     def __init__(self, java: Java, tell: Callable[[Account], None]) -> None:
         self._java = java
@@ -90,15 +82,9 @@ class Ledger:
 
     @contextlib.contextmanager
     def watch(self, name_servers: Sequence[str], topic: str, brokers: Sequence[str]) -> Iterator[None]:
-        """Watch what the brokers store for as long as the write runs.
+        """Watch how many messages the brokers store, for as long as the write runs.
 
-        Parameters
-        ----------
-        name_servers : sequence of str
-        topic : str
-            Exists already.
-        brokers : sequence of str
-            Addresses, each asked by a thread of its own.
+        The topic must exist. `brokers` are addresses; one thread polls each.
         """
         self._grown, over = [], threading.Event()
         with RemotingTransport(name_servers) as transport:
@@ -114,7 +100,7 @@ class Ledger:
                         now = sum(transport.max_offset(queue, broker, _PATIENCE) for queue in queues[broker])
                         if most is not None and now > most:
                             self._grown.append((time.monotonic(), broker, now - most))
-                        # A broker that starts again has fewer for a while.
+                        # A restarted broker reports fewer for a while.
                         most = now if most is None else max(most, now)
 
             threads = [threading.Thread(target=ask, args=(broker,)) for broker in brokers]
@@ -137,18 +123,10 @@ class Ledger:
         *,
         begins: Callable[[str], bytes] = lambda _key: b"",
     ) -> Account:
-        """Read everything back once all brokers are up again; look whether it is whole, and every repeat marked.
+        """Read all messages back after all brokers have recovered; no row may be missing, and repeats must be marked.
 
-        Parameters
-        ----------
-        fault : str
-        name_server, topic : str
-        keys : set of str
-            Of the rows that went in.
-        retries : int
-            As the write's metrics have them.
-        begins : callable, optional
-            ``key -> bytes``: how the body of a row begins.
+        `keys` are the keys of the written rows, and `retries` is the figure of the write's metrics. `begins` returns
+        the first bytes of the body of the row with a key.
         """
         held = _held(name_server, topic)
         lines = self._java.read_topic(name_server, topic, held, within=PATIENCE)
@@ -168,7 +146,7 @@ class Ledger:
         self._tell(account)
         assert len(lines) == held
         assert ids.keys() == keys, f"missing: {sorted(keys - ids.keys())[:5]}, strange: {sorted(ids.keys() - keys)[:5]}"
-        # A repeat is marked by the id that it shares; no two rows do.
+        # Repeats of a row share its id. Different rows have different ids.
         assert {len(found) for found in ids.values()} <= {1}
         assert len(set().union(*ids.values())) == len(keys)
         altered = [line["body"] for line in lines if not line["body"].startswith(begins(line["properties"]["KEYS"]))]
@@ -187,9 +165,9 @@ def _held(name_server: str, topic: str) -> int:
     return held
 
 
-# Small requests, so that whenever a fault comes some are on their way.
+# Small requests, so that some are in flight whenever a fault begins.
 SMALL = {"batchBytes": "16k"}
-# How many rows come at a time where they do not come from Spark.
+# Rows of a record batch where Spark does not make the batches.
 PIECE = 500
 
 
@@ -201,12 +179,12 @@ def numbered(spark: SparkSession, rows: int, nbytes: int, partitions: int = 4) -
 
 
 def keys_of(rows: int) -> set[str]:
-    """The keys of so many numbered rows."""
+    """Return the keys of the rows that `numbered` makes."""
     return {f"k{number}" for number in range(rows)}
 
 
 def body_of(key: str) -> bytes:
-    """How the body of the row with that key begins."""
+    """Return the first bytes of the body of the row with a key."""
     return key[1:].encode() + b"."
 
 
@@ -217,12 +195,12 @@ def write(frame: DataFrame, name_server: str, topic: str, **options: Any) -> Non
 
 
 def retries_of(facts: Mapping[str, Mapping[str, Any]]) -> int:
-    """How often a write has tried again, from what `Metrics.to_dict` says of each broker."""
+    """Return the number of retries of a write, from `Metrics.to_dict`."""
     return sum(int(broker["retries"]) for broker in facts.values())
 
 
 def messages_in(name_server: str, topic: str) -> int:
-    """How many messages a topic holds just now; 0 while it is not there."""
+    """Return the number of messages in a topic; 0 if it does not exist."""
     try:
         return sum(offsets.messages for offsets in queue_offsets([name_server], topic))
     except RocketMQError:
@@ -230,7 +208,7 @@ def messages_in(name_server: str, topic: str) -> int:
 
 
 def rows(count: int, groups: int = 0) -> Iterator[pa.RecordBatch]:
-    """Yield so many numbered rows, `PIECE` at a time, of so many message groups in turn."""
+    """Yield `count` numbered rows, `PIECE` at a time, with `groups` sharding keys in turn."""
     for start in range(0, count, PIECE):
         numbers = range(start, min(start + PIECE, count))
         columns = {"body": [str(number).ljust(200, ".") for number in numbers], "keys": [f"k{n}" for n in numbers]}
@@ -248,7 +226,7 @@ def broken(
     *,
     messages: int = PIECE // 2,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the batches; in their midst, with so many messages stored and many on their way, have the fault happen."""
+    """Yield the batches. Call `fault` before batch number `before`, once `messages` messages are stored."""
     for number, batch in enumerate(batches):
         if number == before:
             wait_for(lambda: messages_in(cluster.name_server, topic) >= messages)
@@ -257,14 +235,14 @@ def broken(
 
 
 def counted(batches: Iterable[pa.RecordBatch], taken: list[int]) -> Iterator[pa.RecordBatch]:
-    """Yield the batches, and note how many rows each has."""
+    """Yield the batches, and append the rows of each to `taken`."""
     for batch in batches:
         taken.append(batch.num_rows)
         yield batch
 
 
 def failing_late(frame: DataFrame, name_server: str, topic: str, rows: int) -> DataFrame:
-    """Return the frame; its partition 0, tried first, waits until more than `rows` are stored behind it, and fails."""
+    """Return the frame. Its partition 0 fails once, when the topic holds more than `rows` rows."""
 
     def passed_on(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield from batches
@@ -279,9 +257,9 @@ def failing_late(frame: DataFrame, name_server: str, topic: str, rows: int) -> D
 
 @contextlib.contextmanager
 def in_mid_write(name_server: str, topic: str, messages: int, fault: Callable[[], object]) -> Iterator[None]:
-    """Have the fault happen, on a thread of its own, once a topic holds so many messages.
+    """Call `fault` on a thread, once a topic holds `messages` messages.
 
-    Leaving waits for the end of the fault, and raises what it raised.
+    The end of the block waits for the fault, and raises its exception.
     """
 
     def happen() -> None:
@@ -295,7 +273,7 @@ def in_mid_write(name_server: str, topic: str, messages: int, fault: Callable[[]
 
 
 def make_topic(cluster: LocalCluster, topic: str, *, queues: int = 4, perm: int = 6, on: Sequence[Broker] = ()) -> None:
-    """Create or change a topic on some brokers, or on all, and wait until the name server knows."""
+    """Create or change a topic `on` some brokers (default: all), and wait until the name server has its route."""
     wanted = {broker.name: (queues, perm) for broker in on or cluster.brokers}
 
     def known() -> bool:
@@ -313,7 +291,7 @@ def make_topic(cluster: LocalCluster, topic: str, *, queues: int = 4, perm: int 
 
 @dataclass
 class Trial:
-    """One write that a fault happens to, from its topic to its account."""
+    """One write with a fault, from its topic to its account."""
 
     spark: SparkSession
     cluster: LocalCluster
@@ -324,7 +302,7 @@ class Trial:
 
     @property
     def queues(self) -> set[tuple[str, str]]:
-        """Broker and id of every queue that got rows."""
+        """Broker name and id of every queue that received rows."""
         facts = self.metrics.to_dict()
         return {(broker, queue) for broker in facts for queue in facts[broker]["queues"].get(self.topic, ())}
 
@@ -337,9 +315,10 @@ class Trial:
         partitions: int = 4,
         **options: Any,
     ) -> None:
-        """Write so many rows, and have the fault happen when a tenth of them is stored.
+        """Write `rows` rows, and call `fault` when a tenth of them is stored.
 
-        A rate gives the fault its time: whatever the machine, the write takes ``rows / per_second`` seconds.
+        With `per_second`, the write lasts at least ``rows / per_second`` seconds on any machine, so the fault falls
+        into it.
         """
         make_topic(self.cluster, self.topic)
         self.rows, name_server = rows, self.cluster.name_server
@@ -350,6 +329,6 @@ class Trial:
             write(numbered(self.spark, rows, 200, partitions), given.pop("nameServer"), self.topic, **given)
 
     def settle(self, fault: str) -> Account:
-        """Read everything back, and enter it in the table under the fault's name."""
+        """Read all rows back, and add the account to the table."""
         keys, retries = keys_of(self.rows), retries_of(self.metrics.to_dict())
         return self.ledger.settle(fault, self.cluster.name_server, self.topic, keys, retries, begins=body_of)

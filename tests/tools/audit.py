@@ -2,8 +2,8 @@
 
 It covers everything that pip installs for the package with all extras, in the installed versions. Requirements that
 are not installed are listed and not audited. A finding fails the check. If no advisory service answers, or none knows
-the packages, one line reports that and the check passes, so that `make check` works offline. (A mirror of PyPI without
-advisories answers this way, and pip-audit calls it "no known vulnerabilities".)
+the packages, one line reports that and the check passes, so that `make check` works offline. A mirror of PyPI without
+advisories knows no package; pip-audit reports "no known vulnerabilities" then.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ def requirements(*, tests: bool = False) -> list[Requirement]:
 
 
 def findings(report: str) -> tuple[list[str], int] | None:
-    """Return what a report of pip-audit (JSON) finds, and how many packages it is about; None if it is no report."""
+    """Return the findings of a pip-audit report (JSON) and the number of audited packages; None for other text."""
     try:
         packages = json.loads(report)["dependencies"]
     except (ValueError, KeyError, TypeError):
         return None
     audited = [package for package in packages if "skip_reason" not in package]
     found = [
-        f"{package['name']} {package['version']}: {one['id']}, mended in {', '.join(one['fix_versions']) or 'none yet'}"
+        f"{package['name']} {package['version']}: {one['id']}, fixed in {', '.join(one['fix_versions']) or 'none yet'}"
         for package in audited
         for one in package["vulns"]
         if one["id"] not in NOT_OURS
@@ -59,7 +59,7 @@ def findings(report: str) -> tuple[list[str], int] | None:
 
 
 def installed(roots: Iterable[Requirement]) -> tuple[dict[str, str], list[str]]:
-    """Return the versions of requirements and of all that these require, and the names that are not installed here."""
+    """Return the versions of requirements and of their requirements, and the names that are not installed."""
     versions: dict[str, str] = {}
     missing: list[str] = []
     pending, seen = deque(roots), set()
@@ -96,7 +96,7 @@ def _asked(service: str, pins: str) -> str:
 
 
 def main() -> int:
-    """Return 1 if there is something to mend."""
+    """Return 1 if a package has a known vulnerability."""
     versions, missing = installed(requirements(tests=True))
     if missing:
         print(f"not installed here, so not audited: {', '.join(missing)}")

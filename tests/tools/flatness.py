@@ -12,12 +12,11 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
-# By what a figure's name ends with, the first that fits, how much more is no growth yet. A leak shows by what it adds
-# up to between the two quarters, and their medians differ by as much as this without any: an allocator keeps a few
-# megabytes more or fewer after a broker's restart, and a Python worker more, while it lives, has five threads and eight
-# descriptors in the JVM. In a run of 30 minutes the quarters are 15 minutes apart: it tells 24 MB an hour from nothing,
-# one thread or descriptor more with each restart, a worker every few minutes. A shorter run tells less, a longer one
-# more.
+# How much the median may rise, by the ending of the figure's name; the first match counts. Without a leak, the medians
+# of the two quarters differ by as much as this: an allocator keeps a few megabytes more or fewer after a broker's
+# restart, and one more Python worker has five threads and eight descriptors in the JVM. In a run of 30 minutes the
+# quarters are 15 minutes apart. Such a run detects a leak of 24 MB an hour, of one thread or descriptor per restart, or
+# of a worker every few minutes. A longer run detects smaller leaks.
 _NO_GROWTH_YET = {
     "JVM threads": 6.0,
     "JVM descriptors": 10.0,
@@ -29,14 +28,14 @@ _NO_GROWTH_YET = {
 
 
 class Sample(NamedTuple):
-    """Figures by name, and when they were so (seconds)."""
+    """Figures by name, and the time of their measurement (seconds)."""
 
     at: float
     figures: Mapping[str, float]
 
 
 class Line(NamedTuple):
-    """What became of one figure."""
+    """The verdict on one figure."""
 
     name: str
     first: float

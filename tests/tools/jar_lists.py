@@ -36,21 +36,10 @@ _HEADER: Final = "# {what}: SHA-256 and file name, written by `make jars`.\n"
 
 
 def listed_jars(place: str, fetch: Fetch, checksums: Mapping[str, str] | None = None) -> Sequence[Path]:
-    """Return the jars of a folder, fetching them first unless the folder has the listed jars and no others.
+    """Return the jars of a folder, fetching them first unless the folder has exactly the listed jars.
 
-    Parameters
-    ----------
-    place : str
-        The folder, relative to the cache folder.
-    fetch : callable
-        See :data:`Fetch`.
-    checksums : mapping of str to str, optional
-        File name and SHA-256 of every jar. Default: the tests' list.
-
-    Raises
-    ------
-    ClusterError
-        The fetched jars are not the listed ones.
+    `place` is the folder, relative to the cache folder. `checksums` has file name and SHA-256 of every jar; its default
+    is the tests' list. A ClusterError is raised if the fetched jars are not the listed ones.
     """
     checksums = checksums if checksums is not None else _checksums_of(place)
     cache = cache_folder()

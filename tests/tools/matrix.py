@@ -29,7 +29,7 @@ from tests.tools.packages import ROOT, Built, build
 PYTHONS: Final = ("3.10", "3.11", "3.12", "3.13")
 LOWEST: Final = "lowest"
 PYSPARKS: Final = (LOWEST, "4.0", "4.1", "4.2", "4.3")
-# A batch and a stream in both directions, over both protocols, and the other ways to have a session.
+# Batch and stream in both directions, over both protocols, and with each kind of Spark session.
 WITH_SPARK: Final = tuple(
     f"tests/spark/test_{name}.py"
     for name in (
@@ -49,14 +49,14 @@ _SAYS_WHAT_IT_IS: Final = "import sys; print('%d.%d %d.%d.%d' % (sys.version_inf
 _SAYS_WHAT_IT_HAS: Final = (
     "import pyspark, rocketmq_spark as ours; assert 'site-packages' in ours.__file__; print(pyspark.__version__)"
 )
-# They wait for connections that a worker keeps for a minute.
+# These tests wait a minute for idle connections of workers.
 _LEFT_OUT: Final = "not cut_short"
 _PATIENCE: Final = 1800
 
 
 @dataclass
 class Pair:
-    """A Python with a PySpark, and how its tests ended."""
+    """A Python with a PySpark, and the results of its tests."""
 
     python: str
     pyspark: str
@@ -66,7 +66,7 @@ class Pair:
 
 
 def run(*command: str | Path, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """Run a command that sees this tree nowhere, and keep what it prints."""
+    """Run a command without this tree on its path, and capture its output."""
     kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYSPARK_PYTHON")}
     return subprocess.run(
         list(map(str, command)), cwd=folder, env=kept, capture_output=True, text=True, timeout=_PATIENCE, check=False
@@ -85,7 +85,7 @@ def candidates() -> Iterator[str]:
 
 
 def interpreters() -> dict[str, tuple[str, str]]:
-    """Return the path and the whole version of the first interpreter of each release; a shim may lead to none."""
+    """Return path and full version of the first interpreter of each release. A shim without interpreter is skipped."""
     found: dict[str, tuple[str, str]] = {}
     for path in candidates():
         try:
@@ -98,7 +98,7 @@ def interpreters() -> dict[str, tuple[str, str]]:
 
 
 def lowest() -> str:
-    """Return pip's constraints that hold what the package needs to the oldest versions that setup.cfg allows."""
+    """Return pip constraints that pin the requirements to the oldest versions that setup.cfg allows."""
     config = configparser.ConfigParser()
     config.read(ROOT / "setup.cfg", encoding="utf-8")
     needs = config["options"]["install_requires"] + config["options.extras_require"]["grpc"]
@@ -106,7 +106,7 @@ def lowest() -> str:
 
 
 def tested(python: Path, tree: Path, tests: Sequence[str], processes: int, *options: str) -> tuple[str, bool]:
-    """Run tests, and return the counts of pytest's last line and whether it is bad news."""
+    """Run tests, and return the counts of pytest's last line and whether a test failed."""
     command = (python, "-m", "pytest", *tests, "-q", "-n", str(processes), "--no-loadscope-reorder", *options)
     done = run(*command, "-k", _LEFT_OUT, folder=tree)
     if done.returncode:
@@ -116,7 +116,7 @@ def tested(python: Path, tree: Path, tests: Sequence[str], processes: int, *opti
 
 
 def check(pair: Pair, interpreter: str, built: Built, folder: Path, *, unit: bool) -> None:
-    """Install the wheel with a PySpark, run the tests, and write down how they ended."""
+    """Install the wheel with a PySpark, run the tests, and set the results of `pair`."""
     made = run(interpreter, "-m", "venv", folder / "environment")
     python = folder / "environment" / "bin" / "python"
     pip = (python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet")
@@ -128,17 +128,17 @@ def check(pair: Pair, interpreter: str, built: Built, folder: Path, *, unit: boo
         made = run(*pip, f"{built.wheel}[test]", *wanted)
     if made.returncode:
         absent = "No matching distribution found for pyspark" in made.stderr
-        pair.spark, pair.failed = ("not to be had" if absent else "could not be installed"), not absent
+        pair.spark, pair.failed = ("not available" if absent else "could not be installed"), not absent
         print(made.stderr[-5_000:], file=sys.stderr)
         return
     tree = folder / "tree"
     shutil.unpack_archive(built.sdist, folder / "sdist")
     next((folder / "sdist").iterdir()).rename(tree)
-    # What is old warns of what is new: nobody can mend that here.
+    # Old releases warn about newer ones; these warnings are not errors of the package.
     options = ("-W", "default") if pair.pyspark == LOWEST else ()
     if unit:
         pair.unit, pair.failed = tested(python, tree, ["tests/unit"], 3, *options)
-    # From here on there is only the wheel's.
+    # From here on the package of the wheel is the only one.
     shutil.rmtree(tree / "rocketmq_spark")
     (tree / "pyspark_rocketmq.py").unlink()
     said = run(python, "-c", _SAYS_WHAT_IT_HAS, folder=tree)
@@ -151,7 +151,7 @@ def check(pair: Pair, interpreter: str, built: Built, folder: Path, *, unit: boo
 
 
 def table(pairs: Sequence[Pair]) -> str:
-    """Return what was found as Markdown."""
+    """Return the results as a Markdown table."""
     lines = ["| Python | PySpark | unit tests | tests with Spark and servers |", "|---|---|---|---|"]
     lines += [f"| {pair.python} | {pair.pyspark} | {pair.unit} | {pair.spark} |" for pair in pairs]
     return "\n".join(lines)
@@ -168,7 +168,7 @@ def main() -> int:
         for release in PYTHONS:
             if release not in found:
                 if not os.environ.get("PYTHONS"):
-                    pairs.append(Pair(release, "", spark="not to be had"))
+                    pairs.append(Pair(release, "", spark="not available"))
                 continue
             interpreter, python = found[release]
             for pyspark in pysparks:

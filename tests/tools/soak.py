@@ -1,12 +1,12 @@
-"""A streaming query for half an hour while its brokers are restarted: nothing is missing, and nothing grows.
+"""Run a streaming query for half an hour while its brokers are restarted; fail if rows are missing or memory grows.
 
 Run: make soak (python tests/tools/soak.py [--minutes 30] [--rows-per-second 500])
 
-Every minute one of two brokers is ended, in order or by SIGKILL in turn, and started again. Every 5 seconds memory,
-threads and file descriptors are noted of this process, of Spark's JVM (all of its memory, and its heap after a
-collection) and of its Python workers (the largest of each, and how many there are). What growth is, flatness.py says.
-In the end every row is read back. The exit status is 0 if nothing has grown, no row is missing, and a broker was
-restarted at all.
+Every minute one of two brokers is stopped, by turns in an orderly way and by SIGKILL, and restarted. Every 5 seconds
+the tool records memory, threads and file descriptors of three kinds of processes: this one, Spark's JVM, and the Python
+workers. Of the JVM it records resident memory, and the heap after a collection; of the workers their number and the
+largest figures. flatness.py decides whether a figure has grown. At the end the tool reads every row back. The exit
+status is 0 if nothing has grown, no row is missing, every repeat is marked, and at least one broker was restarted.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ SAMPLED_EVERY = 5.0
 RESTARTED_EVERY = 60.0
 READ_WITHIN = 60.0
 
-# Spark's JVM grows for long without a leak: up to its -Xmx, and beside its heap by classes, what it compiles of them,
-# threads and network buffers. Beside a heap that is all there from the start, the rest has a limit of its own: it was
-# 420 MB after 9 minutes, and grew by 2 MB a minute.
+# Spark's JVM grows for a long time without a leak: its heap up to -Xmx, and other memory by classes, compiled code,
+# threads and network buffers. Here the whole heap is allocated at the start, and the other memory has this ceiling. It
+# was 420 MB after 9 minutes, and grew by 2 MB a minute.
 HEAP_MB = 768
 CEILINGS = {"JVM MB": HEAP_MB * 1.048576 + 600}
-# Each of these has a thread more with each of Spark's first tasks, up to 100, and anything between later.
+# Each of these pools gets a thread with each of Spark's first tasks, up to 100; later its size varies.
 FILLED_POOLS = ("block-manager-ask-thread-pool-", "block-manager-storage-async-thread-pool-")
 
 
 class Gauge:
-    """Takes the figures of a session's processes."""
+    """Measures the processes of a Spark session."""
 
     def __init__(self, spark: SparkSession) -> None:
         self._driver = psutil.Process()
@@ -57,7 +57,7 @@ class Gauge:
         self._java: Any = spark.sparkContext._jvm
 
     def sample(self) -> Sample:
-        """What the processes use now; of the workers, each the largest."""
+        """Return the present figures; those of the workers are the largest of all workers."""
         return Sample(time.monotonic(), self._figures())
 
     def _figures(self) -> Mapping[str, float]:
@@ -82,14 +82,14 @@ class Gauge:
 
     def _workers(self) -> Iterator[tuple[float, int, int]]:
         for process in self._jvm.children(recursive=True):
-            # One that ends meanwhile is none. The daemons that workers are forked from are the JVM's own children.
+            # A process that ends meanwhile is skipped. Children of the JVM are daemons; they fork the workers.
             with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
                 if process.ppid() != self._jvm.pid:
                     yield process.memory_info().rss / 1e6, process.num_threads(), process.num_fds()
 
 
 class Every(threading.Thread):
-    """Calls `do` every so many seconds, with 0, 1, 2, ..., until it is stopped; keeps what it raises."""
+    """Calls `do` periodically with 0, 1, 2, ... until the end of the block; stops at an exception, and keeps it."""
 
     def __init__(self, seconds: float, do: Callable[[int], object]) -> None:
         super().__init__(daemon=True)
@@ -116,7 +116,7 @@ class Every(threading.Thread):
 
     def __exit__(self, *_: object) -> None:
         self._stopped.set()
-        # A restart may be under way: the servers must be whole again before anybody reads or stops them.
+        # A restart may be in progress: it must end before the servers are read or stopped.
         self.join()
 
 
@@ -125,14 +125,14 @@ def session() -> SparkSession:
     settings = {
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
-        # Why a query has ended is said by its exception.
+        # The query's exception says why it ended.
         "spark.log.level": "OFF",
         "spark.sql.shuffle.partitions": "2",
         "spark.driver.memory": f"{HEAP_MB}m",
         "spark.driver.extraJavaOptions": f"-Xms{HEAP_MB}m -XX:+AlwaysPreTouch",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
-        # What Spark remembers of jobs that are over: as much as it ever will, after a minute and not after hours.
+        # Small limits, so that Spark's records of finished jobs reach their final size within a minute.
         "spark.ui.retainedJobs": "20",
         "spark.ui.retainedStages": "20",
         "spark.ui.retainedTasks": "200",
@@ -157,7 +157,7 @@ def start(spark: SparkSession, name_server: str, rate: int, seconds: int, checkp
 
 
 def run_out(query: StreamingQuery, seconds: int, watched: Sequence[Every]) -> None:
-    """Wait until the query has sent what its source made in so many seconds."""
+    """Wait until the query has sent the rows of the first `seconds` seconds of its source."""
     said = time.monotonic()
     while True:
         for one in watched:
@@ -176,7 +176,7 @@ def run_out(query: StreamingQuery, seconds: int, watched: Sequence[Every]) -> No
 
 
 def read_back(name_server: str) -> tuple[dict[int, str], int, int]:
-    """Return the row id of each number in the topic, how many repeats there are, and how many are marked."""
+    """Return the row id of each number in the topic, the number of repeats, and the number of marked repeats."""
     ids: dict[int, str] = {}
     repeats = marked = 0
     with RemotingTransport([name_server]) as transport:
@@ -193,7 +193,7 @@ def read_back(name_server: str) -> tuple[dict[int, str], int, int]:
 
 
 def soak(minutes: float, rate: int) -> int:
-    """Run it, print what became of it, and return the exit status."""
+    """Run the soak, print its result, and return the exit status."""
     seconds, samples = int(minutes * 60), list[Sample]()
     with LocalCluster(brokers=2) as cluster, tempfile.TemporaryDirectory() as checkpoint:
         create_topic(cluster, TOPIC, "NORMAL", 4)
@@ -222,7 +222,7 @@ def soak(minutes: float, rate: int) -> int:
         finally:
             spark.stop()
         deadline = time.monotonic() + READ_WITHIN
-        # What a broker has acknowledged shows up a little later.
+        # Acknowledged messages become readable a little later.
         while len((found := read_back(cluster.name_server))[0]) < rate * seconds and time.monotonic() < deadline:
             time.sleep(1)
         ids, repeats, marked = found
@@ -234,18 +234,18 @@ def soak(minutes: float, rate: int) -> int:
     faults = [f"{line.name} has grown" for line in lines if not line.fine]
     faults += [] if restarts.times else ["no broker was restarted"]
     faults += [f"{len(missing)} rows are missing: {missing[:5]} ..."] if missing else []
-    faults += [f"{len(ids) - rate * seconds} rows are strange"] if len(ids) + len(missing) > rate * seconds else []
+    faults += [f"{len(ids) - rate * seconds} rows were never sent"] if len(ids) + len(missing) > rate * seconds else []
     faults += [f"{repeats - marked} repeats are not marked"] if repeats > marked else []
     print("\n".join(faults) or "nothing is missing, nothing has grown")
     return 1 if faults else 0
 
 
 def print_table(lines: Sequence[Line]) -> None:
-    """Print what every figure was after the warm-up, in the end and at its highest, and how fast it has grown."""
+    """Print each figure after the warm-up, at the end and at its highest, and its growth per hour."""
     print(f"\n{'':20} {'first quarter':>13} {'last quarter':>13} {'highest':>10} {'per hour':>10}")
     for name, first, last, highest, per_hour, fine in lines:
-        told = "fine" if fine else "GROWS"
-        print(f"{name:20} {first:>13.1f} {last:>13.1f} {highest:>10.1f} {per_hour:>+10.1f}  {told}")
+        verdict = "fine" if fine else "GROWS"
+        print(f"{name:20} {first:>13.1f} {last:>13.1f} {highest:>10.1f} {per_hour:>+10.1f}  {verdict}")
 
 
 def main() -> int:
@@ -258,7 +258,7 @@ def main() -> int:
     try:
         return soak(given.minutes, given.rows_per_second)
     except KeyboardInterrupt:
-        print("ended before its time", file=sys.stderr)
+        print("interrupted", file=sys.stderr)
         return 130
 
 

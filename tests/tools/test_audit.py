@@ -37,7 +37,7 @@ def test_every_lower_bound_has_its_line_in_the_table() -> None:
 
 def test_a_vulnerability_is_found() -> None:
     bad = sound("two", {"id": "PYSEC-1", "fix_versions": ["1.1", "2.0"]}, {"id": "PYSEC-2", "fix_versions": []})
-    found = ["two 1.0: PYSEC-1, mended in 1.1, 2.0", "two 1.0: PYSEC-2, mended in none yet"]
+    found = ["two 1.0: PYSEC-1, fixed in 1.1, 2.0", "two 1.0: PYSEC-2, fixed in none yet"]
     assert findings(report(sound("one"), bad)) == (found, 2)
 
 

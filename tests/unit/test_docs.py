@@ -1,4 +1,4 @@
-"""What the pages say of the code and of each other is so."""
+"""Statements of the documentation about the code and links between pages are correct."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BLOCKS = [
     for block in blocks(path)
     if block.language == "python"
 ]
-# What Spark has beside ours.
+# Options of Spark itself.
 SPARKS = {"checkpointLocation"}
 
 
@@ -68,7 +68,7 @@ def test_every_page_is_in_the_index() -> None:
 
 
 def option_names(tree: ast.AST) -> Iterator[str]:
-    """Yield the names of the options that a block gives to readers and writers."""
+    """Yield the names of the options that a block passes to readers and writers."""
     for call in ast.walk(tree):
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute):
             if call.func.attr == "option" and isinstance(call.args[0], ast.Constant):
@@ -80,7 +80,7 @@ def option_names(tree: ast.AST) -> Iterator[str]:
 @pytest.mark.parametrize("block", BLOCKS)
 def test_code_can_be_read_and_its_options_exist(block: Block) -> None:
     known = {name for spec in (*SINK_OPTIONS, *SOURCE_OPTIONS) for name in spec.names} | SPARKS
-    # One that is misspelt on purpose says so in the same block, or in the error below it.
+    # `nameSever` is misspelt on purpose, to show the error.
     assert set(option_names(ast.parse(block.text))) - {"nameSever"} <= known
 
 

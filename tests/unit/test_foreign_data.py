@@ -1,4 +1,4 @@
-"""What comes from outside is data: nothing in the sources makes objects or code of it; and JSON is read with limits."""
+"""Bytes from servers are data: no source turns them into objects or code, and JSON is parsed with limits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted((*ROOT.glob("rocketmq_spark/**/*.py"), ROOT / "pyspark_rocketmq.py"))
 
-# What can make any object, or run any code, of the bytes or the text that it is given.
+# Calls that can create any object, or run any code, from bytes or text.
 MODULES = {
     *("pickle", "_pickle", "cPickle", "pickletools", "cloudpickle", "dill", "joblib", "jsonpickle", "copyreg"),
     *("marshal", "shelve", "dbm", "yaml", "ruamel", "runpy", "code", "codeop", "imp", "zipimport", "xml", "lxml"),
@@ -24,7 +24,7 @@ CALLS = {
 KEYWORDS = {"allow_pickle", "shell"}
 JSON = {"json.load", "json.loads", "json.JSONDecoder"}
 
-# (module, what it does) -> why it may.
+# (module, call) -> why it is allowed.
 ALLOWED = {
     ("rocketmq_spark/spark/report.py", "pickle"): "measures how long Spark's own pickle of a commit message will be",
     ("rocketmq_spark/__init__.py", "import_module"): "imports the public names of this package, which it lists",
@@ -42,7 +42,7 @@ ALLOWED = {
 
 
 def uses(tree: ast.AST) -> Iterator[str]:
-    """Yield what there is of the above, by its name."""
+    """Yield the forbidden calls of a module by name."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name.split(".")[0] in MODULES)

@@ -1,4 +1,5 @@
-"""100,000 damaged inputs for all that reads what a server sends: a value or a RocketMQError, and no memory kept."""
+"""100,000 damaged inputs for all decoders of server data: each returns a value or raises a RocketMQError, without
+leaks."""
 
 from __future__ import annotations
 
@@ -101,7 +102,7 @@ def read_frames(data: bytes) -> object:
 
 
 def read_header(data: bytes) -> object:
-    # The lengths are right, so that all of the damage reaches the header.
+    # The lengths are correct, so that all of the damage reaches the header.
     kind = SerializeType.ROCKETMQ if data[:1] < b" " else SerializeType.JSON
     return texts_of(decode_command((kind << 24 | len(data)).to_bytes(4, "big") + data))
 
@@ -152,13 +153,13 @@ def read_proxy_check(data: bytes) -> object:
     try:
         command = service.RecoverOrphanedTransactionCommand.FromString(data)
     except Exception as exc:
-        # Whatever protobuf says: the stream's own reader catches it (test_grpc_telemetry).
+        # Any error of protobuf: the reader of the stream catches it (test_grpc_telemetry).
         raise RemotingCommandException(str(exc)) from exc
     return transaction_check(command, "proxy:8081", "pg")
 
 
 def texts_of(command: RemotingCommand) -> RemotingCommand:
-    """`command`, whose texts can be logged and sent on."""
+    """Return `command` after checking that its texts can be logged and sent."""
     "".join((command.remark, command.language, *command.ext_fields, *command.ext_fields.values())).encode()
     return command
 
@@ -177,7 +178,7 @@ def refusing(read: Callable[..., Any]) -> Callable[..., Any]:
 
 @dataclass(frozen=True)
 class Reader:
-    """Something that reads what a server sends, and good examples of that."""
+    """A decoder of server data, with valid examples of its input."""
 
     read: Callable[[bytes], object]
     seeds: list[bytes]
@@ -219,7 +220,7 @@ def test_damaged_input_gives_a_value_or_rocketmq_error_and_leaks_no_memory(name:
     reader = READERS[name]
     half = reader.count // 2
     refused = read_all(reader, half, 1)
-    # The damage goes deep: some of it is still something.
+    # Some damaged inputs still decode.
     assert 0.03 * half < refused < 0.97 * half or name == "properties"
     # Threads of other tests may keep something meanwhile. What a reader keeps, it keeps each time.
     assert any(kept_by(reader, half, seed) < half / 20 for seed in (2, 3, 4))
@@ -259,13 +260,13 @@ def read_all(reader: Reader, count: int, seed: int) -> int:
         except RocketMQError as exc:
             refused += 1
             found = str(exc)
-        # It will be logged, and travel from a task to the driver.
+        # The error will be logged, and pickled from a task to the driver.
         found.encode()
     return refused
 
 
 def forget() -> None:
-    """Empty what is allowed to keep a little."""
+    """Clear the caches that may keep a little."""
     format_host.cache_clear()
     pack_host.cache_clear()
     gc.collect()

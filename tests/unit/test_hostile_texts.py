@@ -40,7 +40,7 @@ def _close_instances() -> Iterator[None]:
 
 
 def assert_safe(text: str, *, shown: str = SHOWN) -> None:
-    """Check a text of several lines: none is forged, and none has what a terminal obeys."""
+    """Check a text of several lines: no line is forged, and none has control characters."""
     lines = text.split("\n")
     assert [line for line in lines if escaped(line, len(text)) != line] == []
     assert [line for line in lines if line.startswith(FORGED)] == []

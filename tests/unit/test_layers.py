@@ -31,12 +31,12 @@ LAYERS = {
     "spark": 7,
     "cli": 8,
 }
-# These two stand above all layers: they make the public names and the command.
+# These two are above all layers: they provide the public names and the command.
 ENTRY_POINTS = {"rocketmq_spark", "rocketmq_spark.__main__"}
 # The version imports nothing and is imported from everywhere.
 LEAVES = {"rocketmq_spark._version"}
 
-# What a folder may not import from outside the standard library.
+# Third-party packages that a folder may not import.
 FOREIGN = {
     "model": {"pyspark", "pyarrow", "numpy", "socket", "grpc", "google"},
     "options": {"pyspark", "pyarrow", "socket", "grpc", "google"},

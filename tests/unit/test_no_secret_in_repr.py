@@ -1,4 +1,4 @@
-"""No class shows a secret: every field whose name or type can carry one is checked in every class of the package."""
+"""No `repr` shows a secret: the test checks every field of every class whose name or type can hold one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rocketmq_spark.options.connection import ConnectionOptions
 from tests.support.processes import PYSPARK
 
 MARK = "must-not-show"
-# Names of fields that hold secrets, or what a request carries of them: its fields, its metadata.
+# Names of fields with secrets, or with fields or metadata of a request.
 BY_NAME = re.compile(
     r"secret|token|password|private_?key|key_?pem|credential|authorization|signature|metadata|ext_fields|sent_fields|signed"
 )
@@ -66,7 +66,7 @@ def is_secret(cls: type[Any], name: str, kind: str) -> bool:
 
 
 def value_of(kind: str) -> object:
-    """Return a value that holds the mark as a field of that type would."""
+    """Return a value of a field's type that contains the mark."""
     if re.search(r"\b(Credentials|CredentialsProvider)\b", kind):
         return Credentials("user", MARK, MARK)
     if "ConnectionOptions" in kind:
@@ -79,7 +79,7 @@ def value_of(kind: str) -> object:
 
 
 def shown(cls: type[Any], secret: dict[str, str]) -> str:
-    """Return what an instance says of itself whose secret fields hold the mark."""
+    """Return the repr of an instance whose secret fields contain the mark."""
     if issubclass(cls, tuple):
         values = {name: value_of(secret[name]) if name in secret else None for name in cls._fields}  # type: ignore[attr-defined]
         made = tuple.__new__(cls, values.values())

@@ -1,4 +1,4 @@
-"""The secrets of a write reach the tasks, and show nowhere on the way."""
+"""The secrets of a write reach the tasks, and no plan, log or error shows them."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_refused_write_shows_no_secret(caplog: pytest.LogCaptureFixture, remar
     assert leaked(caplog.text + "".join(repr(vars(record)) for record in caplog.records)) == []
     assert leaked("".join(traceback.format_exception(raised.value))) == []
     assert leaked("".join(repr((error, vars(error))) for error in chain(raised.value))) == []
-    # What a task's failure is pickled as.
+    # The pickled form of a task's failure.
     assert leaked(pickle.dumps([str(error) for error in chain(raised.value)]).decode("latin-1")) == []
 
 

@@ -1,4 +1,4 @@
-"""A name server and two brokers in one process, by sockets: `a` answers, `gone` does not."""
+"""A name server and two brokers in one process, with real sockets: `a` answers, `gone` does not."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def test_topics_have_their_types_brokers_queues_and_permission(admin: Admin, ser
         TopicInfo("half", "NORMAL", "SimpleCQ", ("a", "gone"), 2, "r/rw"),
         TopicInfo("orders", "FIFO", "BatchCQ", ("a",), 2, "rw"),
     ]
-    # Whom nobody can ask is named.
+    # A broker that cannot be asked is named.
     assert [text.partition(":")[0] for text in found.missing] == ["types of topics, from gone"]
 
 
@@ -92,7 +92,7 @@ def test_requests_of_an_admin_in_a_namespace_are_about_its_topics(server: Broker
     server.routes |= dict.fromkeys(("mine%orders", "mine%a", "%RETRY%mine%group"), server.routes["orders"])
     server.store.put(MessageQueue("mine%orders", "a", 0), [Message.of("mine%orders", b"one")], 1_700_000_000.5)
     with Admin(server.address, namespace="mine") as admin:
-        # The topic that a broker names after itself is in no namespace.
+        # The topic with the name of a broker has no namespace.
         assert [row.topic for row in admin.topics()] == ["a", "orders"]
         assert [row.topic for row in admin.topics(all=True)] == ["%RETRY%group", "a", "orders"]
         assert [row.body for row in admin.peek("orders")] == [b"one"]

@@ -1,4 +1,4 @@
-"""What queues hold, and their newest messages, where not every queue can be asked or read."""
+"""Offsets and newest messages of queues, if some brokers do not answer or some queues are closed to readers."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_peek_names_queues_without_read_permission_and_shows_the_others(
     assert found.missing == (said,)
     assert {row.queue_id for row in found} == ({0} if data.readable else set())
     assert {fields["queueId"] for fields in pulls(server)} == ({"0"} if data.readable else set())
-    # What is there counts all the same.
+    # The other queues count.
     assert admin.offsets("orders").notes == ("3 messages in 2 queues",)
 
 

@@ -1,4 +1,4 @@
-"""What an answer comes as."""
+"""Tables of answers: their types, texts and conversions."""
 
 from __future__ import annotations
 

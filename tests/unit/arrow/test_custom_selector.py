@@ -1,4 +1,4 @@
-"""A class of the user's own that chooses queues for whole record batches."""
+"""A user's class that chooses queues for whole record batches."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.encoding import batch_options, encode, joined, queues_of
 
 
 class ByFlag:
-    """The flag is the queue's index, and null any queue."""
+    """The flag is the index of the queue; null leaves the choice to the sink."""
 
     made = 0
 
@@ -32,7 +32,7 @@ class ByFlag:
 
 
 class Answers:
-    """Returns what the test says."""
+    """Returns the test's choice."""
 
     answer: Any = None
 
@@ -47,7 +47,7 @@ class NoChoice:
 
 
 class NeedsArguments(ByFlag):
-    """Can't be made without arguments."""
+    """Needs an argument, which the sink does not give."""
 
     def __init__(self, argument: object) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What the dead-letter topic gets: every invalid row, as one that is valid."""
+"""Dead letters: every invalid row becomes a valid message."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def test_dead_letter_over_grpc_has_no_control_character_or_blank_keys() -> None:
 @pytest.mark.parametrize("tags", [None, "bad\ttag", "own"])
 @pytest.mark.parametrize("over_grpc", [False, True])
 def test_the_option_tags_takes_room_in_a_dead_letter(tags: str | None, over_grpc: bool) -> None:
-    # Beside one more letter that has a tag of its own, and beside none.
+    # With another letter that has a different tag, and alone.
     for others in ([], ["own"]):
         texts = pa.array([tags, *others], pa.string())
         properties = [[(f"p{number}", "v" * 300) for number in range(200)]] * len(texts)
@@ -228,7 +228,7 @@ def test_memory_for_many_dead_letters_is_bounded() -> None:
     assert highest <= 2 * 1024 * 1024
 
 
-# Anything that a column may hold: separators, blanks, pipes, reserved names, ill-formed UTF-8.
+# Values that a column may hold: separators, blanks, pipes, reserved names, invalid UTF-8.
 texts = st.none() | st.text(st.sampled_from("ab |\x00\x01\x02\t\x7f\x85\u3000é𐍈"), max_size=6) | st.just("long" * 3_000)
 ill_formed = st.sampled_from([b"caf\xe9", b"\xff\x01", b"\xed\xa0\x80"])
 names = st.sampled_from([*sorted(RESERVED_PROPERTIES), "INNER_NUM", "__SHARDINGKEY", "DEAD_LETTER_row", ""])

@@ -1,4 +1,4 @@
-"""The columns of a read: made at once from the bytes of many answers, and equal to what is made row by row."""
+"""The columns of a read: the vectorised decoder equals the row-by-row decoder."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ TIMES = st.integers(-(2**50), 2**50) | st.integers(-(2**63), 2**63 - 1)
 
 
 def sound(message: MessageExt, **changes: object) -> MessageExt:
-    """Return the message with a checksum that is right."""
+    """Return the message with a correct checksum."""
     changed = dataclasses.replace(message, **changes)
     return dataclasses.replace(changed, body_crc=zlib.crc32(changed.body) & 0x7FFFFFFF)
 
@@ -92,7 +92,7 @@ def pulled(messages: Sequence[MessageExt], start: int = 0, end: int = 2**63 - 1,
 
 @st.composite
 def readable(draw: st.DrawFn) -> MessageExt:
-    """Records as brokers have them: checksums are right, what is said to be compressed is; some hold a batch."""
+    """Draw records with valid checksums and compression flags; some hold a batch."""
     message = draw(stored_messages())
     sys_flag, body = message.sys_flag & 0x30, message.body
     if draw(st.integers(0, 4)) == 0:
@@ -165,10 +165,10 @@ def test_messages_of_one_offset_stay_in_one_batch_if_they_fit(monkeypatch: pytes
     (batch,) = batches_of([pull], SCHEMA)
     assert batch.column("body").to_pylist() == [bytes(900)] * 3
     monkeypatch.setattr(decoder, "_MOST_UNPACKED", 1000)
-    # A sender of inner batches can claim the offset of another message: that must not stop the reader.
+    # An inner batch can have the offset of another message; the reader must continue.
     assert [batch.column("body").to_pylist() for batch in batches_of([pull], SCHEMA)] == [[bytes(900)]] * 3
     assert list(batches_of([pull], SCHEMA, frozenset("b"))) == []
-    # One alone may be larger than the limit for several.
+    # A single record may be larger than the limit for several.
     monkeypatch.setattr(decoder, "_MOST_UNPACKED", 100)
     (batch,) = batches_of([pulled([message], 7, 8)], SCHEMA)
     assert batch.num_rows == 1
@@ -245,7 +245,7 @@ def read_by(way: Callable[..., pa.RecordBatch], pull: Pulled) -> pa.RecordBatch 
     try:
         return way([pull], SCHEMA)
     except RemotingCommandException as exc:
-        # Of the queue, in whatever is wrong.
+        # The error names the queue.
         return str(exc).split("orders/broker-a/3")[1]
 
 

@@ -1,4 +1,4 @@
-"""Requests made of columns equal those made of message objects; rows that a proxy would refuse are named."""
+"""Requests encoded from columns equal those of message objects; errors name rows that a proxy would reject."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ EPOCH_OFFSET = 1_700_000_000.25
 NOW = 50.5
 BORN_MS = 1_700_000_050_750
 
-# No control character, and something visible in it.
+# Without control characters, and not blank.
 texts = st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"]), min_size=1, max_size=60).filter(
     lambda text: any(character > " " for character in text)
 )
@@ -274,7 +274,7 @@ def test_row_at_the_limits_of_a_proxy_is_accepted(row: dict[str, Any]) -> None:
     assert sum(one.rows for one in encode(table_of([{"body": b"1", **row}]), batch_options(topic="o"))) == 1
 
 
-# Bytes as Arrow's string columns may hold them: whole characters, and what is none anywhere in UTF-8.
+# Bytes that Arrow's string columns may hold: valid characters, and bytes that are invalid UTF-8.
 _PIECES = [
     b"a",
     "\u00e9\u20ac".encode(),

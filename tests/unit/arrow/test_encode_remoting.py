@@ -21,7 +21,7 @@ from rocketmq_spark.protocol.remoting.records import MAX_BATCH_ROWS, MAX_BODY, d
 from tests.support.encoding import batch_options, check, encode, joined, new_batcher, queues_of
 from tests.support.strategies import row_tables
 
-# An item's bytes beside body and properties, and UNIQ_KEY's property.
+# Bytes of an item besides body and properties, and of the property UNIQ_KEY.
 ITEM = 22 + 42
 
 
@@ -133,7 +133,7 @@ def test_entries_under_null_lists_and_maps_are_ignored():
 
 
 def test_rows_beyond_two_gib_of_a_buffer_are_encoded():
-    # Zeros nobody touches take no memory.
+    # Untouched zero pages take no memory.
     data, far = np.zeros(2**31 + 100, np.uint8), 2**31 + 50
     data[far : far + 7] = np.frombuffer(b"one-two", np.uint8)
     offsets = np.array([0, far, far + 3, far + 7])
@@ -265,7 +265,7 @@ def test_largest_group_is_flushed_above_max_pending_bytes():
 
 def test_pending_rows_do_not_keep_their_record_batch_alive():
     class Memory(np.ndarray):
-        """Like any array, but weakly referable."""
+        """An array that allows weak references."""
 
     memory = np.frombuffer(b"payload" * 100, np.uint8).view(Memory)
     offsets = pa.py_buffer(np.arange(0, 701, 7, dtype=np.int32))
@@ -401,7 +401,7 @@ def test_long_bodies_are_compressed_one_by_one_in_separate_batches(kind):
     for one, _ in done:
         for item in decode_batch(joined(one)):
             found.setdefault(one.sys_flag, []).append(decompress(item.body, one.sys_flag))
-    # What does not shrink goes plain.
+    # A body that compression does not shorten is sent uncompressed.
     assert found == {0: [values[0], values[2], values[4]], kind.sys_flag: [values[1], values[3]]}
     assert sum(one.nbytes for one, _ in done if one.sys_flag) < 1_000
 

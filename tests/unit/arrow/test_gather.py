@@ -60,7 +60,7 @@ def test_a_slice_of_a_column_is_read_from_its_own_start():
 
 
 def test_sizes_beyond_32_bits_use_64_bit_offsets():
-    # The seam stands for 2 GiB, which a unit test does not allocate.
+    # The argument replaces the limit of 2 GiB, which a unit test does not allocate.
     assert bytes(assemble(PARTS, 3, len(WHOLE), workspace=Workspace(int32_end=8))) == WHOLE
 
 

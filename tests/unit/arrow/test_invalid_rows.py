@@ -1,4 +1,4 @@
-"""Each rule that a row can break, with the text that its user sees."""
+"""Each rule for rows, and the error text of a row that breaks it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PROPERTIES = pa.map_(pa.string(), pa.string())
 
 
 def batch_of(name: str, *values: object, arrow_type: pa.DataType | None = None, **columns: object) -> pa.RecordBatch:
-    """Return one column beside good bodies."""
+    """Return a batch with valid bodies and one more column."""
     arrays = {name: pa.array(values, arrow_type), **columns}
     return pa.RecordBatch.from_pydict({"body": pa.array([b"x"] * len(values)), **arrays})
 
@@ -33,12 +33,12 @@ def maps(*values: object) -> pa.RecordBatch:
 
 
 def any_bytes(*values: bytes) -> pa.StringArray:
-    """Return a column of strings that need not be UTF-8, as ``cast(binary as string)`` makes it."""
+    """Return a string column with any bytes, as Spark's ``cast(binary as string)`` makes it."""
     return pa.array(values, pa.binary()).view(pa.string())
 
 
 def property_bytes(names: list[bytes], values: list[bytes]) -> pa.MapArray:
-    """Return one property a row."""
+    """Return a column with one property per row."""
     return pa.MapArray.from_arrays(range(len(names) + 1), any_bytes(*names), any_bytes(*values))
 
 

@@ -1,4 +1,4 @@
-"""With `ordered`, the rows of one queue come out in their order, whatever they may not share a batch for."""
+"""With `ordered`, rows of a queue keep their order even if they need different batches."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ PROPERTIES = pa.map_(pa.string(), pa.string())
 def ids_of(
     batches: list[pa.RecordBatch], settings_: SinkOptions | None = None, columns: tuple[str, ...] | None = None
 ) -> list[str]:
-    """Return the ids in the order of the rows, after checking that each is what a reader works out."""
+    """Return the ids in the order of the rows; each must equal the id that a reader computes."""
     found: dict[str, str] = {}
     row_ids = RowIds("w-1", 4, 9, columns)
     for one, _ in encode(batches, settings_ or batch_options(topic="orders"), row_ids=row_ids):
@@ -83,7 +83,7 @@ def test_row_hash_is_stable() -> None:
 
 
 def test_a_million_similar_strings_have_a_million_hashes() -> None:
-    # Differences in one byte, in swapped words, in length: what a weak hash lets collide.
+    # Differences for which a weak hash collides: one byte, swapped words, the length.
     numbers = pa.array(np.arange(1_000_000)).cast(pa.string())
     column = byte_column(numbers)
     assert isinstance(column, ByteColumn)
@@ -194,7 +194,7 @@ def test_every_type_of_column_makes_an_id() -> None:
     }
     batch = bodies(b"x", b"x", b"x", b"x", **values)
     check_row_id(batch.schema, tuple(values))
-    # No keys are no keys, be the list empty or null.
+    # An empty list of keys equals null.
     different = dict.fromkeys(values, 4) | {"bornHost": 1, "waitStoreMsgOK": 3, "keys": 3}
     assert {name: len(set(ids_of([batch], columns=(name,)))) for name in values} == different
 
@@ -223,7 +223,7 @@ def test_row_id_property_name_is_reserved_if_the_connector_writes_it() -> None:
     batch = bodies(b"x", properties=pa.array([[("SPARK_ROW_ID", "older")]], PROPERTIES))
     with pytest.raises(InvalidRowError, match=r"reserved \(SPARK_ROW_ID\)"):
         ids_of([batch])
-    # A copy job drops it, as every other name that the connector writes itself.
+    # A copy job drops it, like the other names that the connector writes.
     (copied,) = ids_of([batch.append_column("queueOffset", pa.array([1]))])
     assert copied.startswith("w-1/4/9/0/")
 
@@ -254,7 +254,7 @@ def test_vectorised_id_check_equals_the_row_by_row_check(table: Any, data: st.Da
             row[4]["one more"] = "x"
         elif change == "id":
             row[0] = data.draw(st.sampled_from([None, "", "x", "w/-1/" + "0" * 32, "w/0/0/1/" + "0" * 16]))
-        # What brokers and readers add.
+        # Properties that brokers and readers add.
         row[4] |= {"INNER_BASE": "4", "CLUSTER": "c"}
     kinds = (pa.string(), pa.string(), pa.binary(), pa.int32(), PROPERTIES)
     columns = [

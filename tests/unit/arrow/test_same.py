@@ -1,4 +1,4 @@
-"""A column whose rows are all the same becomes a literal, and nobody can tell."""
+"""A column with one value for all rows is encoded as a literal, with the same bytes."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ def test_unsupported_column_type_error_suggests_a_cast(name, arrow_type, allowed
 
 
 def test_topic_option_or_column_is_required():
-    # In the words of Spark's Kafka sink.
+    # The text is that of Spark's Kafka sink.
     assert refusal({"body": pa.string()}, topic=None) == (
         "topic option required when no 'topic' column is present. Use the topic option for setting a topic."
     )
@@ -164,7 +164,8 @@ KEYED = {"shardingKey": pa.string()}
         (DELAYED, ["DELAY"]),
         ({**KEYED, **DELAYED}, ["NORMAL", "FIFO", "DELAY", "TRANSACTION"]),
         ({}, ["NORMAL", "FIFO"]),
-        # An empty column makes no message anything; and a type of a later release is nobody's business.
+        # An all-null column has no effect on the type of messages, and an unknown type of a later release is not
+        # checked.
         (dict.fromkeys((*KEYED, *DELAYED), pa.null()), ["NORMAL"]),
         ({}, ["NORMAL", "LITE"]),
     ],

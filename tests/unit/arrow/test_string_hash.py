@@ -20,7 +20,7 @@ def hashes(array: pa.Array) -> list[int]:
     return string_hashes(column).tolist()
 
 
-# What String.hashCode() printed (OpenJDK 17).
+# The output of String.hashCode() (OpenJDK 17).
 JAVA = {
     "a": 97,
     "hello": 99162322,
@@ -50,7 +50,7 @@ def test_ill_formed_text_hashes_like_its_java_replacement():
 
 
 def test_encoded_surrogate_hashes_as_one_replacement_character():
-    # What new String(bytes, UTF_8) gave (OpenJDK 17); tests/interop/test_codecs.py compares random bytes.
+    # The results of new String(bytes, UTF_8) (OpenJDK 17); tests/interop/test_codecs.py compares random bytes.
     read = {
         b"\xed\xa0\x80": "\ufffd",
         b"\xed\xa0\xbd\xed\xb8\x80": "\ufffd\ufffd",

@@ -45,7 +45,7 @@ def body_of_size(size: int) -> bytes:
     return b"".join([*pieces, stream.flush()])
 
 
-# What is wrong with the message at offset 2, and the words of the reason.
+# The damage of the message at offset 2, and the text of the reason.
 DAMAGES: dict[str, tuple[Callable[[], bytes], str]] = {
     "not zlib": (lambda: record_of(sys_flag=0x301), "decompressing a body of 6 bytes with ZLIB"),
     "not lz4": (lambda: record_of(sys_flag=0x101), "with LZ4"),
@@ -71,7 +71,7 @@ DAMAGES: dict[str, tuple[Callable[[], bytes], str]] = {
     "property text": (lambda: with_properties(b"TAGS\x01b\x02k\x01\xff\x02"), "invalid start byte at byte 9 of 11"),
     "no separator": (lambda: with_properties(b"TAGS\x01b\x02\x1bk=v\x02"), r"name and value: '\x1bk=v'"),
 }
-# The text of the properties is damaged: no property is known, and the tag is not.
+# The property string is damaged, so the properties and the tag are unknown.
 UNKNOWN_PROPERTIES = {"property text", "no separator"}
 BAD_TEXTS = [
     b"\xff\x01v\x02",
@@ -146,7 +146,7 @@ def test_raw_gives_the_stored_bytes_and_the_reason(kind: str) -> None:
         assert row["body"] == b"body 2"
         assert {name for name, value in row.items() if value is None} == {"tags", "keys", "properties", "msgId"}
     elif row["properties"] is None:
-        # The record cannot be decoded: all of its bytes are there.
+        # The record cannot be decoded, so the row has all of its bytes.
         assert row["body"] == record
         assert {name for name, value in row.items() if value is not None} == {
             "topic", "brokerName", "queueId", "queueOffset", "body", UNREADABLE,
@@ -157,7 +157,7 @@ def test_raw_gives_the_stored_bytes_and_the_reason(kind: str) -> None:
 
 
 def test_messages_before_the_damage_in_an_inner_batch_are_delivered() -> None:
-    # The third item says that it is longer than the batch.
+    # The length of the third item is larger than the batch.
     damaged = bytearray(ITEMS)
     struct.pack_into(">i", damaged, 2 * (len(ITEMS) // 3) + 16, 1000)
     message = sound(PLAIN, queue_offset=2, sys_flag=0xC0, body=bytes(damaged), properties=INNER)
@@ -294,7 +294,7 @@ def test_properties_that_no_column_needs_are_not_parsed() -> None:
         schema = pa.schema([SCHEMA.field(name) for name in names])
         for way in (decode, decode_rows):
             assert way([pull], schema).column("queueOffset").to_pylist() == [0, 1, 2, 3, 4]
-    # The column of reasons, or a filter, needs them.
+    # The column of reasons, or a filter, needs the properties.
     assert both_ways(pull, pa.schema([RAW.field(UNREADABLE)])).column(0).null_count == 4
     for way in (decode, decode_rows):
         with pytest.raises(RemotingCommandException, match="offset 2"):
@@ -318,7 +318,7 @@ def test_a_tag_filter_excludes_unreadable_messages_of_other_tags() -> None:
     # The tag of a record that cannot be decoded is unknown.
     with pytest.raises(RemotingCommandException, match="offset 2"):
         list(batches_of([answer(DAMAGES["magic"][0]())], SCHEMA, frozenset("b")))
-    # So is the tag where properties cannot be parsed.
+    # The tag is unknown too if the properties cannot be parsed.
     for kind in UNKNOWN_PROPERTIES:
         with pytest.raises(RemotingCommandException, match="offset 2"):
             list(batches_of([answer(DAMAGES[kind][0]())], SCHEMA, frozenset("c")))
@@ -347,7 +347,7 @@ def test_each_unreadable_message_is_reported_once_where_batches_are_split(monkey
 @given(st.data(), st.sampled_from([*DAMAGES]).filter(lambda kind: kind != "too large"))
 def test_after_any_bit_flip_every_offset_is_read_or_reported(data: st.DataObject, kind: str) -> None:
     body = bytearray(answer(DAMAGES[kind][0]()).body)
-    # Not in the five queue offsets, which say where each record belongs.
+    # No damage in the five queue offsets, which identify the records.
     at = data.draw(st.integers(0, len(body) - 1))
     body[at] ^= 1 << data.draw(st.integers(0, 7))
     offsets = [int.from_bytes(body[place : place + 8], "big") for place in offsets_at(answer(DAMAGES[kind][0]()).body)]

@@ -1,4 +1,4 @@
-"""Rows without a key: invalid for a compaction topic, and a probe where the topic's configuration is unknown."""
+"""Rows without a key: invalid for a compaction topic, and sent alone as a probe while the topic's type is unknown."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rocketmq_spark.errors import InvalidRowError
 from rocketmq_spark.protocol.remoting.records import decode_batch
 from tests.support.encoding import batch_options, encode, joined, new_batcher
 
-# What a broker of 5.5.0 kept of a batch sent to a compaction topic, and what it dropped.
+# Rows of a batch that a 5.5.0 broker kept in a compaction topic, and rows that it dropped.
 KEPT = ("k", " k", "k ", "\u3000k", "\u00a0", "\u2007", "\u202f", "\u200b", "\x00", "\x1b", "\x85", "\u3042", "\u4e2d")
 DROPPED = (None, "", " ", "\t", "\x0b", "\x1c", " \t ", "\u3000", "\u2003", "\u1680", "\u2028", "\u205f", " \u3000")
 

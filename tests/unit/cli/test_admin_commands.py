@@ -1,4 +1,4 @@
-"""The commands about a cluster: what they print where, and their exit codes."""
+"""The commands about a cluster: their output on stdout and stderr, and their exit codes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ OF_A_TOPIC = ("route", "offsets", "peek")
 
 @pytest.fixture(autouse=True)
 def no_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A user without a cluster and without any variable set."""
+    """An environment without a local cluster and without variables of the package."""
     monkeypatch.setenv("ROCKETMQ_SPARK_STATE", str(tmp_path / "state"))
     for name in ("NAMESRV_ADDR", "ROCKETMQ_ACCESS_KEY", "ROCKETMQ_SECRET_KEY"):
         monkeypatch.delenv(name, raising=False)
@@ -153,7 +153,7 @@ def test_receipt_has_all_keys_as_json_and_only_set_ones_in_the_table(
 
 
 def test_text_that_is_no_unicode_is_sent_as_its_bytes(as_json: Callable[..., Any], server: BrokerPeer) -> None:
-    # What Python makes of an argument with the byte 0xff.
+    # Python decodes an argument with the byte 0xff to this text.
     receipt = as_json("send", "orders", os.fsdecode(b"\xff caf\xc3\xa9"))
     assert server.stored[MessageQueue("orders", "a", receipt["queue_id"])][-1].body == b"\xff caf\xc3\xa9"
 
@@ -298,7 +298,7 @@ def test_running_cluster_is_the_default_name_server(server: BrokerPeer, tmp_path
     assert main(["route", "orders"]) == 0
     with file.locked():
         file.save(ClusterState(server.address, None, str(tmp_path), True, (replace(this, started="another"),)))
-    # Whose servers died is no cluster.
+    # A cluster whose servers died counts as stopped.
     assert main(["route", "orders"]) == 1
 
 

@@ -1,4 +1,4 @@
-"""The command line without a JVM: what it prints where, and its exit codes."""
+"""The cluster commands without a JVM: their output and exit codes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def state_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StateFile:
 
 @pytest.fixture
 def running(state_file: StateFile, tmp_path: Path) -> Iterator[ClusterState]:
-    """A cluster of one process that stands in for a broker."""
+    """A cluster of one process in place of a broker."""
     log = tmp_path / "server.log"
     log.write_text("one\ntwo\nthree\n")
     with subprocess.Popen(["sleep", "600"]) as process:

@@ -1,4 +1,4 @@
-"""The demo, before it starts anything."""
+"""The checks of the demo before it starts a server."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_missing_packages_are_reported_before_a_cluster_starts(
     missing: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, missing, None)  # type: ignore[arg-type]
-    # A cluster would fail at once for want of Java.
+    # Without Java a start of a cluster would fail at once.
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("JAVA_HOME", raising=False)
     assert main(["demo", "--transport", "grpc"]) == 1

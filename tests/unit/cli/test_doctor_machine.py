@@ -1,4 +1,4 @@
-"""This machine, as a new user may have it."""
+"""The doctor's checks of this machine, with the problems of new users."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def program(path: Path, *lines: str) -> Path:
-    """Write a shell script that can be run."""
+    """Write an executable shell script."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("\n".join(("#!/bin/sh", *lines, "")))
     path.chmod(0o755)
@@ -100,7 +100,7 @@ def test_workers_that_can_import_the_package_are_ok() -> None:
 
 
 def told_by_worker(folder: Path, *lines: str) -> tuple[str, str]:
-    """What is said of workers whose interpreter is this shell script, and what to do."""
+    """Return the finding and the fix for workers whose interpreter is this shell script."""
     check = check_workers({"PYSPARK_PYTHON": str(program(folder / "python", *lines)), "PATH": os.environ["PATH"]})
     assert check.state == FAILED
     return check.found, check.mend

@@ -1,4 +1,4 @@
-"""What a proxy's answer means to the doctor."""
+"""The doctor's findings for the answers of proxies."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 
 def demanding(authority: Authority) -> Peer:
-    """Refuse whoever has no certificate with an alert, as Java's servers do."""
+    """Reject clients without a certificate with an alert, as Java's servers do."""
     context = authority.context("server", "IP:127.0.0.1")
     context.set_alpn_protocols(["h2"])
     context.load_verify_locations(authority.ca_file)

@@ -1,4 +1,4 @@
-"""Name servers, brokers and topics, as a new user may meet them."""
+"""The doctor's checks of name servers, brokers and topics."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from tests.support.transports import Authority
 TIMEOUT = 3.0
 # An empty SETTINGS frame.
 GREETING = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
-# What the codec for names refuses, rather than the resolver.
+# Rejected by Python's IDNA codec, before the resolver.
 NO_NAMES = ("a..b", "a" * 64)
 
 
 def figures(**changes: str) -> dict[str, str]:
-    """What a healthy broker tells."""
+    """The runtime information of a healthy broker."""
     booted = int(time.time() * 1000) - 60_000
     return {
         "brokerVersionDesc": "V5_5_0",
@@ -44,7 +44,7 @@ def figures(**changes: str) -> dict[str, str]:
 
 @pytest.fixture
 def server() -> Iterator[BrokerPeer]:
-    """A name server and a broker `a` with topic `orders`, both well."""
+    """A healthy name server, and a healthy broker `a` with topic `orders`."""
     with BrokerPeer() as peer:
         peer.routes["orders"] = TopicRouteData((QueueData("a", 2, 2, 6),), (BrokerData("a", {0: peer.address}, "c"),))
         peer.figures.update(figures())
@@ -53,12 +53,12 @@ def server() -> Iterator[BrokerPeer]:
 
 
 def looked_at(name_server: str | None, topic: str | None = None, **given: object) -> Table[Check]:
-    """What the doctor says; of this machine, only that there is no Java, which is fastest."""
+    """Return the doctor's findings. Without Java the checks of this machine are fast."""
     return examine(name_server, topic=topic, timeout=TIMEOUT, environ={"PATH": ""}, **given)
 
 
 def about(name_server: str, what: str, topic: str | None = None, **given: object) -> list[tuple[str, str, str]]:
-    """The findings whose names begin so, without it: (rest of the name, state, found)."""
+    """Return the findings whose names have a prefix: (rest of the name, state, finding)."""
     checks = looked_at(name_server, topic, **given)
     return [(one.check.removeprefix(what), one.state, one.found) for one in checks if one.check.startswith(what)]
 
@@ -106,7 +106,7 @@ def test_name_server_without_brokers_fails() -> None:
 
 
 def refusing(*refused: RequestCode, code: int = 3, remark: str = "") -> Callable[[BrokerPeer], None]:
-    """Have a server refuse these requests."""
+    """Make a server reject these requests."""
 
     def change(peer: BrokerPeer) -> None:
         answer = peer._answer
@@ -171,7 +171,7 @@ def test_silent_brokers_are_checked_concurrently(server: BrokerPeer) -> None:
     def play(session: Session) -> None:
         said = session.sock.recv(64)
         if said.startswith(b"PRI"):
-            # HTTP/2 is answered only where the other one hears the same meanwhile.
+            # The HTTP/2 server answers only while the other connection gets the same bytes.
             together.wait()
             session.sock.sendall(GREETING)
             session.wait_for_hangup()
@@ -266,7 +266,7 @@ def test_http_server_is_recognised() -> None:
 
 
 def greeting(session: Session) -> None:
-    """Say what an HTTP/2 server begins with."""
+    """Send the first frame of an HTTP/2 server."""
     session.sock.recv(64)
     session.sock.sendall(GREETING)
     session.wait_for_hangup()
@@ -308,7 +308,7 @@ def test_certificate_of_an_unknown_authority_is_reported(tmp_path: Path) -> None
 
 
 def name_server_over_tls(address: str, authority: Authority) -> Check:
-    """What is found of a name server, by who trusts the authority."""
+    """Return the findings about a name server, with or without trust in its authority."""
     given = {"use_tls": True, "tls_ca_file": str(authority.ca_file)}
     (check,) = [one for one in looked_at(address, **given) if one.check.startswith("name server")]
     return check
@@ -353,7 +353,7 @@ def test_refused_port_and_unknown_host_are_distinguished(monkeypatch: pytest.Mon
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
     assert who_listens(refused_address(), TIMEOUT) is Listener.NOBODY
-    # A resolver may take long to say so, or may know every name.
+    # A resolver may be slow, or may resolve every name.
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
     assert who_listens("no-such-host:9876", TIMEOUT) is Listener.UNKNOWN_HOST
 

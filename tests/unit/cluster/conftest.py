@@ -1,4 +1,4 @@
-"""Programs that stand in for Java: shell scripts, so that nothing of ours needs patching."""
+"""Shell scripts in place of Java, so that no name of the package needs patching."""
 
 from __future__ import annotations
 

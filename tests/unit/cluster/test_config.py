@@ -30,7 +30,7 @@ from rocketmq_spark.errors import ClusterError
 
 @pytest.fixture
 def taken() -> Iterator[int]:
-    """A port that someone listens on."""
+    """A port in use."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
@@ -56,7 +56,7 @@ def test_broker_template_has_all_settings_of_a_broker() -> None:
     assert (properties["listenPort"], properties["haListenPort"]) == ("10911", "10912")
     assert (properties["brokerIP1"], properties["bindAddress"]) == ("127.0.0.1", "127.0.0.1")
     assert properties["autoCreateTopicEnable"] == "true"
-    # Whoever connects to the one port that is open to all gets nothing, and is hung up on.
+    # The port for slaves is open to all; the broker sends nothing and closes connections.
     assert (properties["haTransferBatchSize"], properties["haHousekeepingInterval"]) == ("0", "-1")
 
 

@@ -1,4 +1,4 @@
-"""The cache of server jars: what is trusted, and what an interrupted fetch leaves behind (nothing)."""
+"""The cache of server jars: trusted jars, and the absence of leftovers of an interrupted fetch."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_progress_is_reported_and_never_decreases(tmp_path: Path, make_java: Mak
     run_fetch(tmp_path / "cache", make_java(tmp_path, script), lambda what, fraction: told.append((what, fraction)))
     fractions = [fraction for _, fraction in told]
     assert fractions == sorted(fractions)
-    # Nothing, the two steps of each of the eight that share the work, and all.
+    # The start, two steps for each of the eight parallel downloads, and the end.
     assert len(set(fractions)) == 1 + 8 * 2 + 1
     assert fractions[-1] == 1.0
 

@@ -1,4 +1,4 @@
-"""Finding Java: which one is asked, and what its answer means."""
+"""Finding Java: the candidates, and the meaning of their answers."""
 
 from __future__ import annotations
 

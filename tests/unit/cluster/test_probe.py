@@ -1,4 +1,4 @@
-"""Asking a server whether it is there."""
+"""Probes of servers."""
 
 from __future__ import annotations
 

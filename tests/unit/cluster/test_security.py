@@ -1,4 +1,4 @@
-"""What a cluster with access control and TLS is made of, before any server has read it."""
+"""The files of a cluster with access control and TLS."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_file_of_another_user_in_the_folder_is_refused(tmp_path: Path, owned: st
         os.chown(tmp_path / owned, 12_345, -1)
         with pytest.raises(ClusterError, match=r"user id 12345, not to user id 0.*directory="):
             Security.made(tmp_path, auth=True, tls=True)
-    # The same as seen by another user than the owner.
+    # The same folder, used by another user.
     with pytest.raises(ClusterError, match=f"not to user id {os.geteuid() + 1}"):
         require_own_folder(tmp_path, user=os.geteuid() + 1)
 
@@ -246,7 +246,7 @@ def test_user_gets_only_the_named_permissions() -> None:
 
 
 class Users:
-    """Brokers that know users; those of `fails` execute what they are asked, and their answer is lost."""
+    """Brokers that store users. Those in `fails` execute a request and lose its answer."""
 
     def __init__(self, *addresses: str) -> None:
         self.known: dict[str, dict[str, str]] = {address: {} for address in addresses}

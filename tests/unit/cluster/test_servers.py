@@ -1,4 +1,4 @@
-"""A proxy that dies because no broker has registered yet: it is started again while that may help, and no longer."""
+"""A proxy that exits because no broker has registered yet is restarted for a limited time."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from tests.support.processes import PATIENCE
 
 MakeProxy = Callable[..., Proxy]
 
-# Each start leaves its mark; the first ones end as a proxy does that finds no broker.
+# Each start appends a line. The first processes exit like a proxy that finds no broker.
 DIES = """echo start >> starts
 [ $(wc -l < starts) -le {deaths} ] && echo 'java.lang.RuntimeException: create system broadcast topic' && exit 1
 exec {serve}
 """
-# Both ports of a proxy that lives: whatever it is asked over remoting, it gives the answer that lies in its folder.
+# The two ports of a running proxy. It answers every remoting request with a file of its folder.
 SERVES = """
 import json, socket
 ports = json.load(open("proxy.json"))
@@ -45,7 +45,7 @@ while True:
 
 
 class Brokers:
-    """The name server's brokers: none until it has been asked so often."""
+    """Return the brokers of a name server: none in the first queries."""
 
     def __init__(self, none_until: float) -> None:
         self.none_until = none_until
@@ -62,7 +62,7 @@ class Brokers:
 
 @pytest.fixture
 def make_proxy(tmp_path: Path, make_java: Callable[[Path, str], Path]) -> Iterator[MakeProxy]:
-    """Return a function that makes a proxy whose first processes die, beside a name server of ours."""
+    """Return a function that makes a proxy whose first processes exit, and a scripted name server."""
     watchdog, made = Watchdog(), list[Proxy]()
 
     def make(name_server: str, deaths: int) -> Proxy:
@@ -88,7 +88,7 @@ def starts_of(proxy: Proxy) -> int:
 
 @pytest.mark.parametrize("keep_ports", [False, True], ids=["first", "again"])
 def test_proxy_that_dies_before_broker_registration_is_restarted(make_proxy: MakeProxy, keep_ports: bool) -> None:
-    # While it started there was none; by the time it is dead there is one.
+    # No broker during its start, one broker after its exit.
     with Peer(Brokers(none_until=1).serve) as name_server:
         proxy = make_proxy(name_server.address, deaths=1)
         ports = proxy.ports

@@ -1,4 +1,4 @@
-"""What `up` remembers: whose processes may be stopped, and whose may not."""
+"""The state file of `cluster up`: which processes may be stopped."""
 
 from __future__ import annotations
 

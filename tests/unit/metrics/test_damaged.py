@@ -1,4 +1,4 @@
-"""Reports that can't be read, and small ones."""
+"""Damaged reports, and small ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a summary looks like as a plot."""
+"""Plots of a summary."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def pyplot() -> Iterator[Any]:
 
 
 def with_a_fault() -> WriteSummary:
-    """Broker b answers slowly in the second second, and is left alone for the two that follow."""
+    """Broker b answers slowly in the second second, and is isolated for the next two."""
     recording = recorder(epoch=EPOCH)
     for second in range(5):
         success(recording, "a", rows=100, latency_ms=2, now=second)
@@ -45,7 +45,7 @@ def with_a_fault() -> WriteSummary:
 
 
 def drawn(panel: Axes) -> dict[str, list[float]]:
-    """Return what the steps of each broker are in a panel; None where there is none."""
+    """Return the steps of each broker in a panel; None where a broker has no value."""
     return {
         str(patch.get_label()): [None if np.isnan(value) else value for value in patch.get_data().values]
         for patch in panel.patches

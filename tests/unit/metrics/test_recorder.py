@@ -1,4 +1,4 @@
-"""One task, recorded and packed."""
+"""The recorder of one task, and its packed report."""
 
 from __future__ import annotations
 

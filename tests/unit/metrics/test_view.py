@@ -1,4 +1,4 @@
-"""What a summary looks like as a table."""
+"""Tables of a summary."""
 
 from __future__ import annotations
 

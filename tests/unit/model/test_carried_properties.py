@@ -1,4 +1,4 @@
-"""The table of properties against the names that exist, and against what the encoders do."""
+"""The table of properties covers all names, and agrees with the encoders."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from rocketmq_spark.protocol.grpc.messages import encode_send_request, message_e
 from rocketmq_spark.protocol.remoting.records import decode_batch, decode_properties, encode_single
 from tests.support.encoding import batch_options, encode, queues_of
 
-# A value that is one of the property, where "7" is none.
+# A valid value of the property, if "7" is invalid.
 VALUES = {const.TRAN_MSG: "true", const.WAIT: "false", const.TIMER_DELIVER_MS: "1900000000000"}
 ENCODER = MessageEncoder(ProducerOptions.of(max_message_size=1000), lambda: "id")
 SEPARATORS = {const.NAME_VALUE_SEPARATOR, const.PROPERTY_SEPARATOR}
@@ -82,7 +82,7 @@ def test_grpc_carries_each_property_of_the_table(name: str) -> None:
     request = SendRequest(batch, MessageQueue("T", "p", 0), "p:1", "g", "TBW102", 4, 10)
     [sent] = SendMessageRequest.FromString(encode_send_request(request)).messages
     assert dict(sent.user_properties) == (message.properties if how is Carried.PROPERTY else {})
-    # A proxy delivers a relative delay as the time that it means.
+    # A proxy turns a relative delay into a delivery time.
     relative = {const.TIMER_DELAY_MS: "17", const.TIMER_DELAY_SEC: "7010"}
     expected = {const.TIMER_DELIVER_MS: relative[name]} if name in relative else message.properties
     assert message_ext(sent).properties == ({} if how is Carried.DROPPED else expected)

@@ -33,7 +33,7 @@ def test_string_hash_is_javas_formula_over_utf_16_units(text: str) -> None:
     assert string_hash(text) == (value + 2**31) % 2**32 - 2**31
 
 
-# What Integer.hashCode, Long.hashCode and Boolean.hashCode printed (OpenJDK 17).
+# The output of Integer.hashCode, Long.hashCode and Boolean.hashCode (OpenJDK 17).
 @pytest.mark.parametrize(
     ("arg", "expected"),
     [

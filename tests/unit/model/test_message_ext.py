@@ -14,7 +14,7 @@ from tests.support.strategies import HALF, hosts, int64s, stored_messages
 
 
 def test_offset_message_id_vectors() -> None:
-    # One as Java makes it, and one that a real broker made.
+    # An id made by Java, and one made by a real broker.
     assert decode_message_id("7F00000100002A9F000000018A98AEF8") == ("127.0.0.1:10911", 6620229368)
     assert encode_message_id("127.0.0.1:20911", 36_800_285) == "7F000001000051AF000000000231871D"
     assert decode_message_id("7f000001000051af000000000231871d") == ("127.0.0.1:20911", 36_800_285)
@@ -47,7 +47,7 @@ def half(**properties: str) -> MessageExt:
 
 
 def test_check_answer_has_the_offsets_of_the_check_and_the_message_topic() -> None:
-    # Java repeats the header's topic, which is the half topic: nobody has a right to it.
+    # Java sends the topic of the header, the half topic, on which no user has rights.
     check = TransactionCheck(
         address="127.0.0.1:10911",
         message=half(PGROUP="pg", UNIQ_KEY="U1"),

@@ -47,7 +47,7 @@ def test_no_namespace_changes_nothing(namespace: str | None) -> None:
 
 
 def test_a_namespace_with_a_percent_sign_is_refused() -> None:
-    # Java takes it, and its unwrap then cuts at the first of the two signs.
+    # Java accepts it; its unwrap then cuts at the first of the two signs.
     for refuse in (lambda: wrap("A%B", "T"), lambda: unwrap("A%B%T", "A%B"), lambda: check_namespace("A%B")):
         with pytest.raises(MQClientException, match="namespace 'A%B' contains '%'") as caught:
             refuse()
@@ -112,7 +112,7 @@ INSTANCE = "MQ_INST_1_a.mq.example:80"
         (f"http://{INSTANCE}", INSTANCE, "MQ_INST_1_a"),
         (f"HTTP://{INSTANCE}", INSTANCE, "MQ_INST_1_a"),
         (f" http://{INSTANCE} ; 10.0.0.1:9876", INSTANCE, "MQ_INST_1_a"),
-        # As in Java, the address that comes first decides.
+        # As in Java, the first address decides.
         (f"10.0.0.1:9876;{INSTANCE}", "10.0.0.1:9876", ""),
         ("http://10.0.0.1:9876", "10.0.0.1:9876", ""),
         ("MQ_INST_1.mq.example:80", "MQ_INST_1.mq.example:80", ""),

@@ -1,4 +1,4 @@
-"""Tables of texts: what is printed, what a page shows."""
+"""Tables as text and as HTML."""
 
 from __future__ import annotations
 

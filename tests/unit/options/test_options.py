@@ -1,4 +1,4 @@
-"""The options of a write: every row of the table, and what a wrong value says."""
+"""The options of a write: every option, and the errors of invalid values."""
 
 from __future__ import annotations
 
@@ -223,7 +223,7 @@ def test_an_unknown_option_is_refused_with_the_nearest_name(given: str, meant: s
         ("userName", "here: accessKey"),
         ("kafka.batch.size", "here: batchBytes"),
         ("nameserver.addr", "here: nameServer"),
-        ("kafka.metrics.num.samples", "an option of Kafka's clients; docs/migrating.md has the names here"),
+        ("kafka.metrics.num.samples", "an option of Kafka's clients; docs/migration.md has the names here"),
     ],
 )
 def test_option_of_another_connector_error_names_the_equivalent(given: str, hint: str) -> None:
@@ -233,7 +233,7 @@ def test_option_of_another_connector_error_names_the_equivalent(given: str, hint
 @pytest.mark.parametrize(("use", "table"), [("write", SINK_OPTIONS), ("read", SOURCE_OPTIONS)])
 def test_option_names_of_other_connectors_have_documented_equivalents(use: str, table: Sequence[OptionSpec]) -> None:
     own = {name for spec in table for name in spec.names}
-    page = (ROOT / "docs" / "migrating.md").read_text(encoding="utf-8").lower()
+    page = (ROOT / "docs" / "migration.md").read_text(encoding="utf-8").lower()
     for foreign, here in NAMES[use].items():
         assert foreign not in {name.lower() for name in own}
         assert set(re.findall(r"[a-z]+[A-Z]\w*|topic|subscribe", here)) <= own, foreign
@@ -530,7 +530,7 @@ def test_repr_shows_every_option() -> None:
     assert [spec.name for spec in SINK_OPTIONS if (f"{spec.field}=" in shown) == spec.secret] == []
 
 
-# The mechanism for secrets, on options of their own with a stricter kind.
+# The handling of secrets, tested with test options of a stricter kind.
 
 
 def _even_length(value: str) -> str:

@@ -1,4 +1,4 @@
-"""The options of a read: every row of the table, and what a wrong value says."""
+"""The options of a read: every option, and the errors of invalid values."""
 
 from __future__ import annotations
 
@@ -296,7 +296,7 @@ def test_durations_are_milliseconds_or_have_a_suffix(text: str, ms: int) -> None
     assert stream(minOffsetsPerTrigger="1", maxTriggerDelay=text).max_trigger_delay == ms
 
 
-# What is read.
+# Topics of the read.
 
 
 def test_exactly_one_of_subscribe_pattern_and_assign_is_accepted() -> None:
@@ -342,7 +342,7 @@ def test_read_that_ends_before_its_start_is_rejected() -> None:
     assert refusal({**read, **offsets}) == "startingOffsets of t/b/1 is 5, and endingOffsets is before it: 4"
     times = {"startingTimestamp": "1700000000001", "endingTimestamp": "1700000000000"}
     assert "startingTimestamp=1700000000001 is later than endingTimestamp" in refusal({**read, **times})
-    # What a time wins over is not looked at.
+    # Options that a time overrides are not checked.
     assert batch(**offsets, endingTimestamp="1700000000000").ending_timestamp == 1_700_000_000_000
 
 
@@ -560,7 +560,7 @@ def test_options_at_the_limit_of_each_other_are_accepted() -> None:
     assert batch(startingTimestamp="5", startingOffsetsByTimestampStrategy="latest").starting_timestamp == 5
 
 
-# What is not of a read.
+# Options of a write only.
 
 
 @pytest.mark.parametrize(

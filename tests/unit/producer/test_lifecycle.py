@@ -331,7 +331,7 @@ def test_interrupted_shutdown_still_closes_the_transport(
     transport.always = {"a": Reply(silent=True), "b": Reply(silent=True)}
     futures = [producer.send_async(MESSAGE) for _ in range(2)]
     main = threading.get_ident()
-    # As Ctrl-C does: it arrives while the main thread waits for what is under way.
+    # Like Ctrl-C: it arrives while the main thread waits for batches in flight.
     timer = threading.Timer(0.05, signal.pthread_kill, (main, signal.SIGINT))
     timer.start()
     with pytest.raises(KeyboardInterrupt):

@@ -141,12 +141,12 @@ def test_a_topic_too_long_with_its_namespace_is_refused() -> None:
 
 
 def test_batch_with_too_many_messages_for_a_broker_is_rejected() -> None:
-    # Java sends them, and the broker damages its queue.
+    # Java sends such batches, and the broker damages its queue.
     assert f"1 to {MAX_BATCH_ROWS} are allowed" in str(refusal(*[GOOD] * (MAX_BATCH_ROWS + 1)))
 
 
 def test_properties_over_32767_bytes_are_refused() -> None:
-    # Java sends them, and the broker answers with an error that names no cause.
+    # Java sends such batches, and the error of the broker names no cause.
     message = Message("orders", b"body", 0, {"n": "v" * 32_764})
     assert len(encode_properties(message.properties)) == 32_767
     with pytest.raises(MQClientException, match="32768 bytes together, at most 32767") as caught:

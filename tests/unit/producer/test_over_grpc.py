@@ -1,4 +1,4 @@
-"""What a producer does otherwise when proxies take its messages."""
+"""Differences of a producer that sends to proxies."""
 
 from __future__ import annotations
 
@@ -249,7 +249,7 @@ def test_invalid_rows_over_grpc_become_dead_letters(producer: Producer, transpor
     assert (stored["dead"].body, stored["dead"].properties["DEAD_LETTER_rule"]) == (b"with a flag", "flag is set")
 
 
-# Where connections come from
+# Shared connections
 
 
 def test_name_servers_create_a_remoting_transport_without_grpc(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -280,7 +280,7 @@ def test_transport_property_selects_grpc() -> None:
 
 @pytest.mark.parametrize("missing", ["grpc", "google", "google.protobuf"])
 def test_missing_grpc_packages_are_a_one_line_error_with_advice(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
-    # What other tests have imported would be found whatever its package is.
+    # Modules that other tests have imported would be found in any case.
     monkeypatch.delitem(sys.modules, "google.protobuf", raising=False)
     monkeypatch.setitem(sys.modules, missing, None)
     options = SinkOptions.of(transport="grpc", endpoints=ENDPOINTS)

@@ -1,4 +1,4 @@
-"""Delayed messages taken back: who is asked, and what is refused before anybody is."""
+"""Recalls of delayed messages: the broker that is asked, and handles that are rejected before."""
 
 from __future__ import annotations
 

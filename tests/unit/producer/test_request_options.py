@@ -1,4 +1,4 @@
-"""Options that show in each request: namespace, unit mode, VIP channel; and the queues of a whole write."""
+"""Options that change each request (namespace, unit mode, VIP channel), and the queues of a whole write."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ Pair = tuple[EncodedBatch, MessageQueue | None]
 
 
 class Rows:
-    """One batch of every list of bodies, for topic T; what `linger` is true for is yielded by `expired` only."""
+    """Makes one batch of every list of bodies, for topic T. Batches for which `linger` is true come from `expired`
+    only."""
 
     def __init__(self, *, linger: bool = False) -> None:
         self.linger = linger
@@ -55,7 +56,7 @@ class Rows:
 def write(
     routes: dict[str, TopicRouteData], *, linger: bool = False, **options: Any
 ) -> tuple[list[SendRequest], dict[str, Any]]:
-    """Write three rows; return the requests made, and the figures."""
+    """Write three rows; return the requests and the figures."""
     transport = ScriptedTransport(routes, threaded=True)
     sink = SinkOptions.of(name_server=("ns:1",), **options)
     return transport.requests, write_by(transport, sink, transport.requests, linger=linger)
@@ -64,12 +65,12 @@ def write(
 def write_by(transport: Transport, sink: SinkOptions, requests: Sequence[object], *, linger: bool) -> dict[str, Any]:
     recorder = Recorder("w", -1, 0)
     instance = ClientInstance("test@1", transport, sink.connection)
-    # Its schedules look up the topic of rows that the producer's own thread takes.
+    # Its schedules look up the topic of rows that the producer's thread sends.
     instance.start()
 
     def upstream() -> Iterator[list[str]]:
         yield ["1", "2", "3"]
-        # With `linger` the producer's own thread is to take the rows while this waits.
+        # With `linger`, the producer's thread sends the rows while this thread waits.
         for _ in range(2000 if linger else 0):
             if requests:
                 break
@@ -92,7 +93,7 @@ def test_requests_have_namespaced_topics_and_receipts_bare_ones(linger: bool) ->
         brokers = (BrokerData("a", {0: peer.address}, "c"),)
         peer.routes["ns%T"] = TopicRouteData((QueueData("a", 1, 1, 6),), brokers)
         sink = SinkOptions.of(name_server=(peer.address,), namespace="ns")
-        # Nothing is stored before the rows are sent.
+        # No row is stored before `flush`.
         facts = write_by(new_transport(sink.connection, ""), sink, peer.store.queues, linger=linger)
         sent += [request for request in peer.requests if request.code == RequestCode.SEND_BATCH_MESSAGE]
     [fields] = [request.ext_fields for request in sent]

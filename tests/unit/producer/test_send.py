@@ -198,7 +198,7 @@ def test_a_retry_topics_counters_go_into_the_header_on_every_attempt(
     both(transport, Reply(error=RemotingConnectException("down")))
     counters = {"RECONSUME_TIME": "3", "MAX_RECONSUME_TIMES": "16"}
     producer.send(Message.of("%RETRY%G", b"x").with_properties(counters))
-    # Java's second attempt finds neither; ours reads them once per send.
+    # Java's second attempt finds neither of them; this producer reads them once per send.
     assert [(request.reconsume_times, request.max_reconsume_times) for request in transport.requests] == [(3, 16)] * 3
     producer.send(MESSAGE.with_properties(counters))
     assert (transport.requests[-1].reconsume_times, transport.requests[-1].max_reconsume_times) == (0, None)
@@ -271,7 +271,7 @@ def test_a_queue_of_another_topic_is_refused(producer: Producer, transport: Scri
 
 
 def test_selector_that_returns_none_fails_the_send(producer: Producer, transport: ScriptedTransport) -> None:
-    # Java's SelectMessageQueueByMachineRoom does so always; ours is a real one.
+    # Java's SelectMessageQueueByMachineRoom always returns null; this one selects.
     with pytest.raises(MQClientException, match="returned None; it must return one of the 4 queues"):
         producer.send(MESSAGE, selector=lambda _queues, _message, _arg: None)
     assert transport.requests == []

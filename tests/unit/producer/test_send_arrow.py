@@ -1,4 +1,4 @@
-"""Arrow tables from plain Python: what a DataFrame's write has the driver do first."""
+"""Arrow tables from plain Python: the checks that the driver makes for a DataFrame."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_task_of_an_ordered_write_looks_up_whether_rows_need_a_key(transport: Sc
     transport.attributes["T"] = {"cleanup.policy": "COMPACTION"}
     rows = pa.record_batch({"body": ["x", "y"], "keys": ["k", None], "shardingKey": ["s", "s"]})
     options = parse_sink_options({"nameServer": "ns:9876", "topic": "T", "ordered": "true", "onError": "skip"}, {})
-    # The driver has looked up the queues; the task's process knows no route yet.
+    # The driver has looked up the queues; the process of the task has no route yet.
     instance = ClientInstance("id", transport, options.connection)
     recorder = Recorder("w", -1, 0)
     write_rows(options, instance, recorder, iter([rows]), write_id="w", queues=[MessageQueue("T", "a", 1)])

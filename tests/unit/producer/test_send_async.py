@@ -258,7 +258,7 @@ def test_callback_never_runs_on_the_sending_thread(producer: Producer) -> None:
 
 
 class Refusing(Executor):
-    """A bounded executor that is full, and says so in its own words."""
+    """A bounded executor that is full, and raises its own exception."""
 
     def submit(self, *_args: Any, **_kwargs: Any) -> Future[Any]:
         raise LookupError("queue is full")
@@ -319,7 +319,7 @@ def test_interruption_while_acquiring_permits_returns_them() -> None:
 
 
 class _FaultyTransport(ScriptedTransport):
-    """The first attempt does not connect; the next one raises what no transport should raise."""
+    """The first attempt cannot connect; the next one raises an unexpected exception."""
 
     def send(self, request: SendRequest, timeout: float, on_outcome: Callable[..., None], **options: Any) -> None:
         if self.requests:
@@ -328,7 +328,7 @@ class _FaultyTransport(ScriptedTransport):
 
 
 class _WrongAnswers(ScriptedTransport):
-    """The outcome of an attempt is none."""
+    """The transport reports None instead of an outcome."""
 
     def send(self, request: SendRequest, timeout: float, on_outcome: Callable[..., None], **options: Any) -> None:
         threading.Thread(target=on_outcome, args=(None,)).start()

@@ -1,4 +1,4 @@
-"""The attempts of one send, on a handed-in clock."""
+"""The attempts of one send, with a manual clock."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_with_two_brokers_the_attempts_alternate() -> None:
     "error",
     [
         refusal(16),
-        # As brokers before 5.3 refuse a user.
+        # The rejection of a user by brokers before 5.3.
         UserRefusedException("refused", 1, "AclException: No acl config for u", "a:1"),
         RemotingCertificateException("not trusted"),
         RemotingTlsException("no TLS"),

@@ -1,4 +1,4 @@
-"""Connections are shared by equal connection options only, in every place that keeps connections."""
+"""Connections are shared only if all connection options are equal."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ KEYS = {"access_key": "first-user", "secret_key": "hush-hush", "security_token":
 SECRETS = ("hush-hush", "token-token", "other-hush", "other-token")
 PROVIDER = "two_vaults:Vault"
 
-# The user is the same: what differs is secret.
+# The user is the same; the secrets differ.
 SIGNING_KEYS = {"one": "secret-of-one", "two": "secret-of-two"}
 
-# By field: what the second producer gives, and whatever both need beside it.
+# By field: the option of the second producer, and further options that both need.
 DIFFERENT: dict[str, tuple[Any, dict[str, Any]]] = {
     "name_server": ("other:9876", {}),
     "client_async_semaphore_value": (7, {}),
@@ -72,7 +72,7 @@ DIFFERENT: dict[str, tuple[Any, dict[str, Any]]] = {
     "detect_timeout": (1234, {}),
     "detect_interval": (1234, {}),
 }
-# What each producer has for itself; an option of neither list fails a test.
+# Options that producers with shared connections may differ in. An option in neither list fails a test.
 OWN = {
     *("instance_name", "unit_mode", "send_msg_timeout", "send_msg_max_timeout_per_request", "max_message_size"),
     *("compress_msg_body_over_howmuch", "compress_type", "compress_level", "retry_times_when_send_failed"),
@@ -133,7 +133,7 @@ def signing_key(request: RemotingCommand) -> str:
 
 
 def keys_of_broker_requests(peer: BrokerPeer) -> set[str]:
-    """Return the keys that signed what a broker was asked; requests to name servers are not signed."""
+    """Return the keys that signed the requests to a broker; requests to name servers are unsigned."""
     return {signing_key(request) for request in peer.requests if request.code not in NAME_SERVER_REQUESTS}
 
 
@@ -222,7 +222,7 @@ def test_provider_is_equal_to_the_same_class_only(make_producer: Make, vaults: M
     same = make_producer("g2", instance_name="vault", credentials_provider=PROVIDER)
     same.start()
     assert first._running() is same._running()
-    # A notebook cell that was run again has defined it anew.
+    # A notebook cell that runs again defines a new class of the same name.
     vaults.Vault = vaults.Other  # type: ignore[attr-defined]
     with pytest.raises(OptionError, match="whose credentials_provider differs"):
         make_producer("g3", instance_name="vault", credentials_provider=PROVIDER).start()

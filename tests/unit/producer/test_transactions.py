@@ -24,7 +24,7 @@ Make = Callable[..., Producer]
 
 
 class Listener:
-    """Answers as it is told, and notes what it was asked."""
+    """Returns the test's answers, and records its calls."""
 
     def __init__(self, execute: object = COMMIT, check: object = COMMIT) -> None:
         self.execute, self.check = execute, check
@@ -77,7 +77,7 @@ def test_a_half_message_is_marked_and_has_no_delay(
         assert "TRAN_MSG\x01true\x02" in properties
         assert "PGROUP\x01pg\x02" in properties
         assert "DELAY" not in properties
-    # Java leaves timer properties to the broker, which would lose the message.
+    # Java sends timer properties; the broker would lose the message.
     assert "a half message to topic T can't be delayed: TIMER_DELAY_MS dropped" in caplog.text
 
 
@@ -176,7 +176,7 @@ def test_no_message_is_code_13(make_producer: Make, namespace: str | None) -> No
 def test_transaction_id_is_the_unique_id_at_execution_and_checks(
     make_producer: Make, transport: ScriptedTransport
 ) -> None:
-    # Applications keep the states of their local transactions under it, as the listener of Java's quick start does.
+    # Applications use it as the key of their local transactions, like the listener of Java's quick start.
     listener = Listener(UNKNOW, COMMIT)
     producer = started(make_producer, listener)
     result = producer.send_in_transaction(Message.of("T", b"x"))
@@ -205,7 +205,7 @@ def test_without_a_listener_a_transaction_is_refused(producer: Producer) -> None
 
 
 def ask(transport: ScriptedTransport) -> str:
-    """Let the broker ask about the first half message, and return the address that it asks from."""
+    """Make the broker check the first half message; return the broker's address."""
     transport.check_transaction("10.0.0.9:1", 0)
     return "10.0.0.9:1"
 
@@ -246,7 +246,7 @@ def test_listener_gets_the_decompressed_body_at_a_check(
     assert listener.asked.wait(PATIENCE)
     producer.shutdown()
     [message] = listener.checked
-    # The flag says what the body is now, for listeners that decompress by it.
+    # The flag fits the body, for listeners that decompress by it.
     assert (message.body, message.sys_flag & COMPRESSED_FLAG) == (b"x" * 8000, 0)
 
 

@@ -1,4 +1,4 @@
-"""What may be sent."""
+"""The checks of messages before a send."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_topic_of_127_characters_is_accepted_and_of_128_refused() -> None:
 
 
 def test_length_counts_utf_16_units() -> None:
-    # Both are refused in any case: which reason comes first is Java's order.
+    # Both are errors; the order of the checks is Java's.
     assert "has 128 characters" in str(refusal(Message("\U0001f600" * 64, b"body")))
     assert "illegal character" in str(refusal(Message("\U0001f600" * 63, b"body")))
 

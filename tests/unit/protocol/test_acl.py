@@ -17,7 +17,7 @@ AK_SK = Credentials("ak", "sk")
 
 
 def by_the_book(ext_fields: dict[str, str], body: bytes, secret_key: str) -> str:
-    """The signature as the specification writes it down."""
+    """Compute the signature independently."""
     content = "".join(ext_fields[name] for name in sorted(ext_fields) if name != "Signature").encode() + body
     return base64.b64encode(hmac.new(secret_key.encode(), content, hashlib.sha1).digest()).decode()
 

@@ -1,4 +1,4 @@
-"""What is far beyond all that servers send is refused, in few words, and leaves nothing behind."""
+"""Data far beyond the bounds of real servers is rejected, with short errors and without using memory."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from rocketmq_spark.protocol.remoting.unwrap import Unreadable, messages_of
 from tests.support.frames import SerializeType, encode_command
 from tests.support.strategies import HALF, encode_stored_record
 
-# No error, log line or repr is longer than a screen or two.
+# No error, log line or repr is longer than this.
 SHORT = 6_000
 ITEM = struct.pack(">iiiiih", 22, 0, 0, 0, 0, 0)
 
@@ -79,7 +79,7 @@ def test_json_with_too_many_objects_is_rejected_with_a_short_error(text: str, to
         assert len(str(refused)) < SHORT
         chain: BaseException | None = refused
         while chain is not None:
-            # json's errors have all of it as their `doc`.
+            # Errors of json hold the whole text as `doc`.
             assert sum(len(text) for text in vars(chain).values() if isinstance(text, str)) < SHORT
             assert len(repr(chain.args)) < SHORT
             chain = chain.__cause__ or chain.__context__
@@ -159,7 +159,7 @@ def test_a_batch_of_more_than_65_535_messages_is_refused() -> None:
 
 
 def test_inner_batch_outside_the_requested_offsets_is_not_unpacked() -> None:
-    # Whoever unpacked it would see that it is no batch.
+    # Decoding the body would fail, because it is not a batch.
     broken = encode_stored_record(replace(HALF, sys_flag=0xC0, queue_offset=100))
     queue = MessageQueue("orders", "a", 0)
     assert list(messages_of(broken, queue, 0, 100)) == []

@@ -1,4 +1,4 @@
-"""What name servers and brokers say of themselves."""
+"""Answers of name servers and brokers about themselves."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rocketmq_spark.protocol.remoting.response_bodies import (
     decode_runtime_info,
 )
 
-# As fastjson writes it: broker ids are keys without quotes.
+# The JSON of fastjson: broker ids are keys without quotes.
 CLUSTER = (
     b'{"brokerAddrTable":{"b":{"brokerAddrs":{0:"10.0.0.2:10911",1:"10.0.0.3:10911"},"brokerName":"b","cluster":"c"},'
     b'"a":{"brokerAddrs":{0:"10.0.0.1:10911"},"brokerName":"a","cluster":"c","enableActingMaster":false}},'

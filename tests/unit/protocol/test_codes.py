@@ -53,7 +53,7 @@ def test_stored_codes_are_the_four_that_acknowledge() -> None:
         (1, "CODE: 1  DESC: java.lang.NullPointerException", REJECTED),
         (1, "accurate timer message is not enabled, timerWheelEnable is false", REJECTED),
         (1, "unsupported key: +a", REJECTED),
-        # Access control as 4.9.7 and 5.2.0 have it.
+        # Rejections by the access control of 4.9.7 and 5.2.0.
         (1, f"{ACL}: Check signature failed for accessKey=u1, {ACL_AT}", UserRefusedException),
         (1, f"{ACL}: No acl config for u1, {ACL_AT}", UserRefusedException),
         (1, f"{ACL}: No accessKey is configured, {ACL_AT}", UserRefusedException),

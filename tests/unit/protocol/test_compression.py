@@ -1,4 +1,4 @@
-"""Bodies compressed and back, and what is not a compressed body. What Java reads is in tests/interop."""
+"""Compression and decompression, and invalid compressed bodies. tests/interop compares with Java."""
 
 from __future__ import annotations
 

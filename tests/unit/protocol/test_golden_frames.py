@@ -179,7 +179,7 @@ def test_pulled_records_are_the_batch_that_was_sent() -> None:
         (0, 16, 0, 1_700_000_000_000, 928_200_633),
         (0, 17, 0, 1_700_000_000_000, 1_079_248_687),
     ]
-    # The ids are the ones that the send was answered with.
+    # The ids equal those in the answer to the send.
     assert [r.offset_msg_id for r in records] == response("G5").ext_fields["msgId"].split(",")
     assert [(r.born_host, r.store_host) for r in records] == [("127.0.0.1:46066", "127.0.0.1:10911")] * 2
 

@@ -49,7 +49,7 @@ BY_CLASS: dict[type[MQBrokerException] | None, set[int]] = {
         *(50100, 50500, 50501, 50502),
     },
     UserRefusedException: {40100},
-    # The last three are no answers to a send: whatever they mean, the messages may be stored.
+    # The last three codes do not answer sends, so the messages may be stored.
     UNKNOWN: {40800, 50000, 50001, 50400, 0, 30000, 60000},
 }
 
@@ -92,7 +92,7 @@ def test_stored_codes_are_the_four_that_acknowledge() -> None:
         (50499, UNKNOWN),
         (50599, FATAL),
         (59999, UNKNOWN),
-        # None says that the messages are stored, and none that they are not.
+        # No reply says whether the messages are stored.
         (-1, UNKNOWN),
         (20001, UNKNOWN),
         (39999, UNKNOWN),
@@ -136,7 +136,7 @@ def test_message_text_selects_the_error_class_of_an_ambiguous_code(
     assert (made.response_code, made.remark, made.broker_addr) == (code, message, "p:8081")
 
 
-# In the words of grpcio 1.85.
+# Error texts of grpcio 1.85.
 CONNECTING = "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:1: "
 HANDSHAKE = CONNECTING + "Tls handshake failed (TSI_PROTOCOL_FAILURE): SSL_ERROR_SSL: SSL routines:OPENSSL_internal:"
 HOSTNAME = (
@@ -202,7 +202,7 @@ BY_STATUS: dict[type[RocketMQError], set[str]] = {
     FATAL: {"INVALID_ARGUMENT", "PERMISSION_DENIED", "UNIMPLEMENTED"},
     UserRefusedException: {"UNAUTHENTICATED"},
     RemotingTimeoutException: {"DEADLINE_EXCEEDED"},
-    # Nobody can tell whether the messages are stored, an OK without an answer included.
+    # It is unknown whether the messages are stored, also for OK without a reply.
     RemotingSendRequestException: {
         *("UNAVAILABLE", "CANCELLED", "INTERNAL", "UNKNOWN"),
         *("OK", "NOT_FOUND", "ALREADY_EXISTS", "FAILED_PRECONDITION", "ABORTED", "OUT_OF_RANGE", "DATA_LOSS"),

@@ -1,4 +1,4 @@
-"""Messages to the gRPC protocol's form and back, and what its answers are taken for."""
+"""Messages to gRPC messages and back, and the meaning of replies."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ QUEUE = MessageQueue("orders", "p:8081", 0)
 
 bodies = st.binary(min_size=1, max_size=60) | st.sampled_from([b"a" * 127, b"a" * 128, b"a" * 16_383, b"a" * 16_384])
 user_properties = st.dictionaries(property_names, visible_texts, max_size=4)
-# What a message of every type may have; one of the kinds at most.
+# Properties that messages of every type may have, and at most one type.
 plain: dict[str, st.SearchStrategy[Any]] = {
     "tags": st.none() | visible_texts,
     "keys": st.none() | st.lists(key_items, min_size=1, max_size=3) | key_items,
@@ -86,7 +86,7 @@ def single(message: Message, sys_flag: int = 0) -> SendRequest:
 
 def batch_of(messages: Sequence[Message], **facts: Any) -> SendRequest:
     body = encode_batch(messages)
-    # Cut anywhere: the pieces are slices of larger buffers.
+    # The pieces are slices of larger buffers, cut anywhere.
     pieces = (memoryview(body)[:3], memoryview(body)[3:])
     return request_of(EncodedBatch("orders", pieces, len(messages), len(body), properties="WAIT\x01true\x02", **facts))
 
@@ -96,7 +96,7 @@ def sent(request: SendRequest, **facts: Any) -> list[pb.Message]:
 
 
 def as_stored(message: Message) -> dict[str, str]:
-    """Return the properties that a reader finds: no WAIT, and a delay as the time that it means."""
+    """Return the properties that a reader gets: without WAIT, and with a delivery time instead of a delay."""
     dropped = ("WAIT", "PGROUP", "INSTANCE_ID", "TIMER_DELAY_MS", "TIMER_DELAY_SEC")
     stored = {name: text for name, text in message.properties.items() if name not in dropped}
     delay = message.delay_ms or message.delay_sec * 1000
@@ -294,7 +294,7 @@ def test_outcome_of_a_stored_message_has_its_offset_and_no_queue() -> None:
     assert (outcome.status, outcome.error, outcome.latency_ms) == (SendStatus.SEND_OK, None, 1.5)
     assert outcome.queue == MessageQueue("orders", "p:8081", -1)
     assert (outcome.queue_offset, outcome.transaction_id, outcome.recall_handle) == (42, "tx", "djEg")
-    # The entry's id is the client's own and says nothing of where the message is.
+    # The entry has the client's message id, which does not contain the message's position.
     assert (outcome.offset_msg_id, outcome.batch_uniq_id) == ("", "")
 
 
@@ -315,20 +315,20 @@ UNKNOWN = BrokerOutcomeUnknownException
         (THREE, answer(20000, 20000, 20000, 20000), SendStatus.SEND_OK),
         (THREE, answer(30000, 20000, 20000, 20000), SendStatus.SEND_OK),
         (ONE, answer(30000, 20000), SendStatus.SEND_OK),
-        # A proxy repeats what its one result says in the status.
+        # A proxy repeats the status of its only result.
         (THREE, answer(50401, 50401), SendStatus.FLUSH_DISK_TIMEOUT),
         (THREE, answer(50402, 50402), SendStatus.FLUSH_SLAVE_TIMEOUT),
         (THREE, answer(50002, 50002), SendStatus.SLAVE_NOT_AVAILABLE),
         (THREE, answer(20000, 50002), SendStatus.SLAVE_NOT_AVAILABLE),
         (THREE, answer(30000, 20000, 50402, 20000), SendStatus.FLUSH_SLAVE_TIMEOUT),
-        # Nothing shows that it was stored.
+        # The reply does not show whether the message was stored.
         (THREE, SendMessageResponse(), UNKNOWN),
         (THREE, answer(20000), UNKNOWN),
         (THREE, answer(50401), UNKNOWN),
         (THREE, answer(30000), UNKNOWN),
         (THREE, answer(30000, 20000), UNKNOWN),
         (THREE, answer(30000, 20000, 20000, 20000, 20000), UNKNOWN),
-        # One bad result among good ones: what can be right later is sent again, what can't fails.
+        # One bad result among good ones: a retriable error is retried, another one fails.
         (THREE, answer(20000, 20000, 42900, 20000), UNKNOWN),
         (THREE, answer(30000, 20000, 50400, 20000), UNKNOWN),
         (THREE, answer(30000, 50400, 40007, 20000), MessageRefusedException),
@@ -336,7 +336,7 @@ UNKNOWN = BrokerOutcomeUnknownException
         (THREE, answer(20000, 40007), MessageRefusedException),
         (ONE, answer(20000, 42900), BrokerBusyException),
         (ONE, answer(30000, 40402, 20000), UNKNOWN),
-        # A number of tomorrow is no success, with or without results.
+        # An unknown code of a later release is not a success, with or without results.
         (ONE, answer(20001, 20000), UNKNOWN),
         (ONE, answer(20000, 20001), UNKNOWN),
         (THREE, answer(42900), BrokerBusyException),
@@ -408,7 +408,7 @@ def test_delivered_message_has_the_system_properties_from_the_proxy() -> None:
     assert (found.queue_id, found.queue_offset, found.reconsume_times) == (3, 9, 1)
     assert (found.born_timestamp, found.store_timestamp) == (BORN, BORN + 5)
     assert (found.born_host, found.store_host, found.physical_offset) == ("h:1", "1.2.3.4:10911", -1)
-    # Names that RocketMQ uses itself are no user properties, wherever a proxy puts them.
+    # RocketMQ's own names are not user properties, even if a proxy sends them as such.
     assert found.properties == {"colour": "red", "__SHARDINGKEY": "k", "UNIQ_KEY": "AB" * 17, "TRAN_MSG": "true"}
 
 

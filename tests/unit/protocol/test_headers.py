@@ -195,7 +195,7 @@ def test_region_and_trace_of_a_send_response_have_defaults(
 
 
 def test_pull_response_with_every_field() -> None:
-    # A broker tells more, of which a reader needs nothing.
+    # A broker sends more fields, which a reader does not need.
     ext_fields = {**PULLED, "suggestWhichBrokerId": "1", "topicSysFlag": "2", "groupSysFlag": "x"}
     assert PullMessageResponseHeader.from_ext_fields(ext_fields) == PullMessageResponseHeader(
         next_begin_offset=18, min_offset=1, max_offset=19
@@ -252,7 +252,7 @@ def test_ill_formed_number_of_a_response_is_named(text: str) -> None:
 
 
 def test_check_of_a_transaction_with_every_field() -> None:
-    # As a 5.5.0 broker sends it; its topic is the half topic and of no use.
+    # The request of a 5.5.0 broker. Its topic is the half topic, which is not used.
     fields = {
         "bname": "broker-a",
         "topic": "RMQ_SYS_TRANS_HALF_TOPIC",

@@ -1,4 +1,4 @@
-"""The one message of a request is read for what names it, and bytes that are no message are told as such."""
+"""The names of the single message of a request, and the error for invalid bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Our proto files, their generated code, and the official descriptors that both are held against."""
+"""The proto files and their generated code agree with the official descriptors."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def enums(files: Iterable[FileDescriptorProto]) -> dict[str, dict[str, int]]:
 
 
 def fields(message: DescriptorProto) -> dict[str, tuple[str, str]]:
-    """Return every field's whole declaration, with types of our package, and the name of its oneof.
+    """Return the declaration of every field, with types of this package and the name of its oneof.
 
     Members of a oneof may be missing in ours, so its index says nothing.
     """
@@ -136,7 +136,7 @@ print("understood")
 def test_works_beside_the_official_client_in_any_import_order(
     imports: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The official client writes its logs there.
+    # The official client writes its logs to the home folder.
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     run = subprocess.run(

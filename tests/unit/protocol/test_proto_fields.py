@@ -1,4 +1,4 @@
-"""Parts of a message are counted from its bytes, before a parser allocates anything for them."""
+"""The parts of a message are counted in its bytes, before a parser allocates memory for them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def parts(message: ProtoMessage) -> int:
         if field.message_type is not None:
             total += len(values) + sum(map(parts, values))
         elif field.is_repeated:
-            # They are packed: the field, and one byte for each.
+            # Packed values: the field, and one byte per value.
             total += 1 + len(values)
     return total
 

@@ -12,7 +12,7 @@ from rocketmq_spark.protocol.remoting.response_bodies import decode_topic_route,
 from tests.support.strategies import encode_route, fastjson, routes
 from tests.vectors import load
 
-# Strings that look like keys, end in backslashes, or hold quotes.
+# Strings that look like keys, end with backslashes, or contain quotes.
 tricky_texts = st.text('{}[],:"\\ 019-a\n', max_size=12) | st.text(max_size=6)
 leaves = st.none() | st.booleans() | st.integers() | tricky_texts
 documents = st.recursive(
@@ -106,7 +106,7 @@ def test_brokers_and_queues_are_sorted_by_broker_name() -> None:
 
 @pytest.mark.parametrize("body", [b"{}", b'{"queueDatas":null,"brokerDatas":null,"orderTopicConf":""}'])
 def test_route_without_brokers_is_empty(body: bytes) -> None:
-    # An empty order configuration is not a missing one: it decides what a static topic is.
+    # An empty order configuration differs from a missing one: it makes a static topic an ordinary one.
     conf = "" if b"orderTopicConf" in body else None
     assert decode_topic_route(body) == TopicRouteData((), (), conf)
 

@@ -19,7 +19,7 @@ MAY = datetime(2024, 5, 1, 0, 0, 12, 345_000).timestamp()
 
 
 class Clock:
-    """Seconds that stand still until they are set."""
+    """A clock that stands still until the test sets it."""
 
     def __init__(self, now: float) -> None:
         self.now = now
@@ -153,7 +153,7 @@ def test_another_process_generates_other_message_ids() -> None:
     pid = 1
     ids = MessageIdGenerator(wall_clock=lambda: 1_700_000_000.0, rng=random.Random(1), getpid=lambda: pid)
     first = ids.next_id()
-    pid = 65_537  # ids hold 16 bits of it
+    pid = 65_537  # ids contain 16 bits of the process id
     second, third = ids.next_id(), ids.next_id()
     assert first[2:14] != second[2:14] == third[2:14]
     assert int(third, 16) == int(second, 16) + 1

@@ -1,4 +1,4 @@
-"""What producers of one process share."""
+"""The client instance that producers of one process share."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_heartbeat_round_ends_after_30_s_and_the_next_continues_there() -> None:
         told.clear()
         instance.heart_beat()
         assert told == (every[first:] + every[:first])[:10]
-    # Whoever says good-bye waits no longer either.
+    # Unregistration does not wait longer either.
     told.clear()
     instance.close()
     assert len(told) == 10
@@ -102,7 +102,7 @@ def test_heartbeats_continue_while_name_servers_do_not_answer() -> None:
     transport.answering = False
     clock.advance(30.0)
     instance.run_due(clock.now)
-    # A broker closes the connection of a producer that it has not heard of for 120 s.
+    # A broker closes the connection of a producer after 120 s without a heart-beat.
     assert [round(beat) for beat in beats] == [33, 63, 93, 123, 153, 183]
 
 
@@ -199,7 +199,7 @@ def test_new_broker_gets_its_heartbeat_at_once() -> None:
 
 
 def test_new_route_triggers_the_first_heartbeat() -> None:
-    # The clock stands still: nothing but the wake-up can make the first heart-beat due.
+    # The clock stands still, so only the wake-up can make the first heart-beat due.
     heard = threading.Event()
     instance, transport = instance_of()
     transport.heart_beat = lambda *_: heard.set()  # type: ignore[method-assign, assignment]
@@ -477,11 +477,11 @@ def test_sockets_are_closed_when_an_idle_instance_closes() -> None:
         instance = registry.acquire("idle", "g", make)
         try:
             instance.routes.find("T", 5.0)
-            # A broker that was not known before hears at once.
+            # A new broker gets a heart-beat at once.
             wait_for(lambda: len(broker.requests) > 0)
             sessions = [*name_server.sessions, *broker.sessions]
             instance.unregister("g")
-            # A peer closes its own end when it has read the end of the stream, and not before.
+            # A peer closes its end only after it has read the end of the stream.
             wait_for(lambda: {session.sock.fileno() for session in sessions} == {-1})
         finally:
             instance.close()

@@ -7,7 +7,7 @@ from rocketmq_spark.routing.fault_strategy import PRESETS, FaultDetector, FaultS
 
 
 class Rig:
-    """A detector over brokers that lost their connection at time 0; `answering` are those that a probe reaches."""
+    """Return a detector of brokers that lost their connection at time 0. Probes reach those in `answering`."""
 
     def __init__(self, *brokers: str, topics: tuple[str, ...] = ("T", "U")) -> None:
         self.faults = FaultStrategy(PRESETS["v4"], enabled=True, detector_enabled=True)
@@ -32,7 +32,7 @@ def test_an_answer_makes_a_broker_reachable_and_silence_changes_nothing() -> Non
     assert rig.probed == [(MessageQueue("T", "a", 0), "a:1"), (MessageQueue("T", "b", 0), "b:1")]
     assert not rig.faults.table.is_reachable("a")
     assert rig.faults.table.is_reachable("b")
-    # Being reachable ends no isolation.
+    # A reachable broker stays isolated.
     assert not rig.faults.is_available("b", 3.0)
 
 

@@ -62,7 +62,7 @@ def test_reachable_follows_the_last_update_and_remove_deletes_it() -> None:
     assert table.items() == {}
 
 
-# Heard of at second 0, or a second later: (isolated for ms, latency, heard of at).
+# Reported at second 0 or 1: (isolated for ms, latency, time of the report).
 @pytest.mark.parametrize(
     ("better", "worse"),
     [
@@ -81,7 +81,7 @@ def test_the_order_is_availability_then_latency_then_start(
     table = LatencyFaultTolerance()
     for name, (away_ms, latency_ms, at) in sorted({"better": better, "worse": worse}.items(), reverse=worse_first):
         update(table, name, float(at), away_ms, latency_ms=latency_ms)
-    # The better half of two is one.
+    # The better half of two brokers is one broker.
     assert [table.pick_one_at_least(10.0) for _ in range(3)] == ["better"] * 3
 
 
@@ -104,7 +104,7 @@ def test_check_is_due_once_per_interval() -> None:
     update(table, "b", 6.0, 0)
     assert table.take_checks(6.9, 2.0) == ["b"]
     assert table.take_checks(7.0, 2.0) == ["a"]
-    # What is learned of a broker in between does not bring the next check forward.
+    # Reports between two checks do not advance the next check.
     update(table, "a", 7.5, 0)
     assert table.take_checks(7.5, 2.0) == []
 

@@ -30,7 +30,7 @@ MODES = [None, *PRESETS]
 
 
 def strategy(preset: str | None = "v4", **isolated: FaultSite) -> FaultStrategy:
-    """Return a strategy (None: switched off) that heard of these brokers at time 0."""
+    """Return a strategy (None: switched off) with reports of these brokers at time 0."""
     faults = FaultStrategy(PRESETS[preset or "v4"], enabled=preset is not None)
     for broker, site in isolated.items():
         faults.update(site, broker, 1.0, 0.0)
@@ -46,7 +46,7 @@ def selector(faults: FaultStrategy | None = None, seed: int = 1) -> RoundRobinSe
 
 
 def brokers_of(chosen: QueueSelector, info: TopicPublishInfo, last: str | None, now: float = 1.0) -> set[str | None]:
-    """Return the brokers that a good many selections end at."""
+    """Return the brokers of many selections."""
     picked = [chosen.select(info, last, always, now) for _ in range(60)]
     return {queue.broker_name if queue else None for queue in picked}
 
@@ -112,7 +112,7 @@ def test_retry_restarts_at_a_random_queue_only_with_presets_v4_and_v5(preset: st
 def test_legacy_does_not_prefer_the_broker_that_failed() -> None:
     faults = strategy("legacy", c=S.REMOTING_FAILED)
     assert brokers_of(selector(faults), queues("a", "b", "c"), "a") == {"b"}
-    # Available all the same: it is taken before one in isolation.
+    # The broker is available, so it is selected before an isolated one.
     assert brokers_of(selector(faults), queues("a", "c"), "a") == {"a"}
 
 
@@ -175,7 +175,7 @@ SITES = st.sampled_from([None, *FaultSite])
 
 @st.composite
 def situations(draw: st.DrawFn) -> tuple[FaultStrategy, TopicPublishInfo, str | None, set[str]]:
-    """Draw a strategy that heard of brokers, a topic's queues, the broker that failed last, and those not full."""
+    """Draw a strategy with reports, the queues of a topic, the broker that failed last, and the brokers with room."""
     faults = strategy(draw(st.sampled_from(MODES)))
     for broker in "abcdef":
         site = draw(SITES)
@@ -200,7 +200,7 @@ def test_selected_queue_always_belongs_to_a_broker_with_room(
         queue = chosen.select(info, last, admitted.__contains__, now)
         assert queue is None or (queue in info.queue_set and queue.broker_name in admitted)
         if queue is None and admitted:
-            # Only one case is worth waiting: what is open is worse than what is full (isolated, or out of the room).
+            # Waiting pays in one case only: all brokers with room are isolated, or in another machine room.
             assert faults.enabled or isinstance(chosen, MachineRoomSelector)
             assert info.broker_names - admitted
         assert chosen.select(info, last, always, now) in info.queue_set

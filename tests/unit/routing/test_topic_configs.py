@@ -79,7 +79,7 @@ def test_cached_configurations_expire_after_30_seconds() -> None:
     answers.update(a=COMPACTED, b=PLAIN)
     now[0] = 29.0
     assert not cache.get(routes)["T"].compacted
-    # A broker that could not be reached is not asked again so soon.
+    # An unreachable broker is asked again only later.
     assert cache.get(routes, fresh=True) == {"T": TopicConfigs({"a": COMPACTED}, {"b": DOWN})}
     now[0] = 59.0
     assert cache.get(routes) == {"T": TopicConfigs({"a": COMPACTED, "b": PLAIN}, {})}

@@ -12,7 +12,7 @@ from rocketmq_spark.testing.scripted import ManualClock
 
 
 class Job:
-    """Notes when it is called, and is due again an hour later."""
+    """Records its calls, and is due again an hour later."""
 
     def __init__(self, *failures: Exception) -> None:
         self.failures = list(failures)

@@ -1,4 +1,4 @@
-"""The producer with its own thread, against a scripted cluster: what it returns, what it raises, what it leaves."""
+"""The sender with its own thread, with a scripted cluster: results, errors, and cleanup."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Pair = tuple[EncodedBatch, MessageQueue | None]
 
 
 class RowBatcher:
-    """One batch for every `size` rows, which are the bodies; a body ``bad`` is invalid."""
+    """Makes a batch of every `size` rows. A row is its body; the body ``bad`` is invalid."""
 
     def __init__(self, size: int = 10) -> None:
         self.size = size
@@ -193,7 +193,7 @@ def test_empty_name_server_list_is_10004() -> None:
 
 
 class Jumping:
-    """A clock that moves on by a second whenever it is asked, and calls `at` once it has passed a time."""
+    """A clock that advances by a second at each call, and calls `at` once it has passed a time."""
 
     def __init__(self, when: float = 1e9, at: Callable[[], object] = lambda: None) -> None:
         self.now = 0.0
@@ -251,7 +251,7 @@ GONE = RemotingConnectException("connecting to ns:1: refused")
 
 
 def after_the_driver(routes: dict[str, Any], clock: Jumping, **options: Any) -> tuple[BatchSender, ScriptedTransport]:
-    """Return a sender of a fresh process, which its driver has told that name servers were there."""
+    """Return a sender of a new process, whose driver has reached name servers."""
     transport = ScriptedTransport(routes)
     sink = SinkOptions.of(name_server=("ns:1",), retry_backoff_ms=1, retry_backoff_max_ms=2, **options)
     instance = ClientInstance("test@1", transport, sink.connection)

@@ -1,4 +1,4 @@
-"""What a pipeline does with proxies, each of which stands for a broker: waits, isolations, a second try of all."""
+"""A pipeline with proxies, each treated like a broker: waits, isolation, a second try of all."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_endpoint_is_used_again_after_its_isolation(preset: str) -> None:
     rig.transport.play(FIRST, refused(), refused())
     rig.offer(20)
     rig.run()
-    # Two requests are on their way when the first one fails; then there are none.
+    # Two requests are in flight when the first one fails; afterwards none.
     assert rig.brokers.count(FIRST) == 2
     rig.transport.advance(LONGEST)
     rig.offer(20)

@@ -1,4 +1,4 @@
-"""Message groups keep their order though they share endpoints; a refused batch goes on in halves."""
+"""Message groups that share endpoints keep their order; a rejected batch is split in halves."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_waiting_group_does_not_delay_batches_or_other_groups() -> None:
 
 
 def refusing(rig: Rig, is_bad: Callable[[EncodedBatch], bool]) -> list[int]:
-    """Have such batches refused whole, and return how many messages each attempt held."""
+    """Reject such batches, and return the number of messages of each attempt."""
     send, attempts = rig.transport.send, list[int]()
 
     def checked(request: SendRequest, timeout, on_outcome, *, within) -> None:  # type: ignore[no-untyped-def]
@@ -162,7 +162,7 @@ def test_halves_of_a_batch_stay_in_order_in_sync_mode() -> None:
 
 
 def knowing_no_batches(rig: Rig) -> list[int]:
-    """Have every batch answered with code 3, and return how many messages each attempt held."""
+    """Answer every batch with code 3, and return the number of messages of each attempt."""
     send, attempts = rig.transport.send, list[int]()
 
     def checked(request: SendRequest, timeout, on_outcome, *, within) -> None:  # type: ignore[no-untyped-def]

@@ -1,4 +1,4 @@
-"""The cost of an acknowledgement does not depend on how many topics wait: the deliveries that it tries are counted."""
+"""The cost of an acknowledgement does not depend on the number of waiting topics: the tests count tried deliveries."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TOPICS = [f"T{number}" for number in range(500)]
 
 
 def rig_of(brokers: str, **options: Any) -> Rig:
-    """Return a rig with 500 topics on these brokers, which answer after 10 ms. A recheck comes each 30 s."""
+    """Return a rig with 500 topics on these brokers, which answer after 10 ms. Rechecks are 30 s apart."""
     backoff = {"retry_backoff_ms": 30_000, "retry_backoff_max_ms": 30_000, "delivery_timeout_ms": 600_000}
     rig = Rig(route(dict.fromkeys(brokers, 2)), **backoff, **options)
     rig.infos = {topic: publish_info_of(topic, route(dict.fromkeys(brokers, 2))) for topic in TOPICS}
@@ -33,7 +33,7 @@ def stored(rig: Rig, brokers: str) -> int:
 
 
 def most_tries_per_outcome(rig: Rig, rows: int) -> float:
-    """Run until so many rows are stored, and return the largest number of deliveries tried for one outcome."""
+    """Run until `rows` rows are stored, and return the largest number of deliveries tried for one outcome."""
     most = 0.0
     rig.step()
     while rig.pipeline.stored_rows < rows:

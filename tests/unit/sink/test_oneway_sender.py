@@ -1,4 +1,4 @@
-"""Sending without acknowledgements: what counts as sent, what is tried again, and what the account says."""
+"""Oneway sends: rows that count as sent, retries, and the account in errors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rocketmq_spark.testing.scripted import Reply, ScriptedTransport, route
 
 
 class Rows:
-    """A batcher that makes one batch of every list of bodies, bound to `queue`."""
+    """Makes one batch of every list of bodies, for `queue`."""
 
     def __init__(self, queue: MessageQueue | None = None) -> None:
         self.queue = queue
@@ -132,7 +132,7 @@ def test_requests_carry_the_group_and_the_batch_itself(rig: Rig) -> None:
 
 
 def test_rate_limit_applies_to_oneway_rows() -> None:
-    # The rate counts from the sender's making on.
+    # The rate counts from the creation of the sender on.
     started = time.monotonic()
     rig = Rig(rate=1000.0)
     rig.producer.write([["x"] * 20] * 5, Rows())

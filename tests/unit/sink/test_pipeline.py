@@ -1,4 +1,4 @@
-"""What becomes of batches: the pipeline on a handed-in clock, against a scripted cluster."""
+"""The pipeline with a manual clock and a scripted cluster: every outcome of a batch."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def test_timed_out_rows_count_as_unknown_when_the_write_fails() -> None:
 
 @pytest.mark.parametrize("over_grpc", [False, True])
 def test_timeout_of_attempts_doubles_only_over_grpc(*, over_grpc: bool) -> None:
-    # There it includes the sending, which on a slow link takes as long every time.
+    # Over gRPC it includes the time of sending, which is the same at every attempt over a slow link.
     options = {"transport": "grpc", "endpoints": ("a:1",)} if over_grpc else {}
     rig = Rig(route({"a": 1}), send_msg_timeout=1000, delivery_timeout_ms=60_000, **options)
     rig.offer()
@@ -360,7 +360,7 @@ def test_no_row_is_lost_with_any_broker_behaviour(
         rig.transport.play(broker, *replies)
     queue = MessageQueue("T", min(script), 1)
     bodies = [b"%d" % number for number in range(24)]
-    # Batches of three rows, as many bound to the queue, and single messages: no two rows are alike.
+    # Batches of three rows, batches bound to the queue, and single messages; all rows are different.
     for at in range(0, 18, 3):
         rig.offer_bodies(bodies[at : at + 3], queue if at < 9 else None)
     for body in bodies[18:]:
@@ -369,7 +369,7 @@ def test_no_row_is_lost_with_any_broker_behaviour(
     acknowledged = sum(facts["rows"] for facts in rig.facts.values())
     unfinished = rig.pipeline.unfinished()
     assert acknowledged + unfinished.not_sent + unfinished.unknown == 24
-    # What the brokers have is what counts; our own figures must only not contradict it.
+    # The stored rows decide; the figures must not contradict them.
     places = {(message.body, at) for at, messages in rig.transport.stored.items() for message in messages}
     found = {body for body, _ in places}
     assert found <= set(bodies)

@@ -1,4 +1,4 @@
-"""Which moment messages get under a rate: never more in a time than the rate allows."""
+"""The send times of messages under a rate limit."""
 
 from __future__ import annotations
 

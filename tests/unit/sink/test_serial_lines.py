@@ -1,4 +1,4 @@
-"""One request on its way at a time, to each queue (`ordered`) or at all (`sendMode=sync`); the rate; the cap."""
+"""One request in flight, per queue (`ordered`) or in all (`sendMode=sync`); rate limit and timeout cap."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def first_occurrences(rig: Rig, queue: MessageQueue) -> list[int]:
 
 
 def at_most_one_on_its_way(rig: Rig) -> None:
-    """Have every attempt checked: no other one of its queue has no outcome yet."""
+    """Check at every attempt that no other attempt of its queue is in flight."""
     send, out = rig.transport.send, Counter[MessageQueue]()
 
     def checked(request: SendRequest, timeout, on_outcome, *, within) -> None:  # type: ignore[no-untyped-def]
@@ -181,7 +181,7 @@ def test_unsafe_rows_are_resent_retry_times_in_both_send_modes() -> None:
 
 
 def timeouts(rig: Rig, attempts: int) -> list[float]:
-    """Return how long each attempt may take, each of them unanswered."""
+    """Return the timeout of each attempt, without any answer."""
     rig.transport.always.update(a=Reply(silent=True), b=Reply(silent=True))
     found: list[float] = []
     send = rig.transport.send

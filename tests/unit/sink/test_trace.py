@@ -1,4 +1,4 @@
-"""Message trace of a write's batches: a record for each row, and never at the write's expense."""
+"""Message trace of a write's batches: a record for each row, without an effect on the write."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A table's write through the gRPC transport to a proxy of the tests: what is on its way, and what is sent again."""
+"""A write of a table through the gRPC transport to a test proxy: requests in flight, and retries."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_throttled_requests_are_resent_unchanged_without_isolation(
         return refused.SerializeToString()
 
     proxy.handlers["SendMessage"] = throttling
-    # Only a failure is to isolate, however busy the machine is.
+    # Only failures isolate a broker, even on a busy machine.
     producer = make(send_latency_fault_enable=True, latency_max="30000", not_available_duration="60000")
     options = {"batchBytes": "1k", "retryBackoffMs": "1", "retryBackoffMaxMs": "2"}
     told = producer.send_arrow(rows(300), "orders", **options).to_dict()[proxy.address]
@@ -133,7 +133,7 @@ def test_upstream_error_ends_the_write_and_shutdown_cancels_requests(proxy: Fake
 
 
 def with_bad_text(column: str) -> pa.RecordBatch:
-    """Ten rows, of which one has bytes in a column of strings that are none."""
+    """Return ten rows; one has invalid UTF-8 in a string column."""
     texts = [b"caf\xe9" if number == 7 else "caf\u00e9".encode() for number in range(10)]
     return rows(10, **{column: pa.array(texts, pa.binary()).view(pa.string())})
 

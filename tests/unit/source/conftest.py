@@ -1,4 +1,4 @@
-"""Scripted clusters for readers, and time that only they move."""
+"""Scripted clusters for readers, with a manual clock."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Reader:
             self.transport.keep(queue, [Message(queue.topic, b"%d" % number) for number in range(count)])
 
     def addresses(self, broker: str, addresses: Mapping[int, str], topic: str = "orders") -> None:
-        """Let the route have these addresses of a broker."""
+        """Put these addresses of a broker into the route."""
         old = self.transport.routes[topic]
         others = [data for data in old.broker_datas if data.broker_name != broker]
         brokers = [*others, BrokerData(broker, dict(addresses))] if addresses else others

@@ -56,7 +56,7 @@ def reported(texts: Sequence[str]) -> dict[str, list[tuple[int, int]]]:
 
 @contextlib.contextmanager
 def logged() -> Iterator[list[str]]:
-    """Collect the log messages of readers. (An example of Hypothesis has no fixture of its own.)"""
+    """Collect the log messages of readers. (An example of Hypothesis cannot use a function-scoped fixture.)"""
     texts: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: texts.append(record.getMessage())  # type: ignore[method-assign]
@@ -127,7 +127,7 @@ def test_deleted_messages_are_lost_data_under_a_stale_minimum_offset(reader: Mak
     made.transport.removed[A0] = 100
     with pytest.raises(DataLossError) as raised:
         read(made, OffsetRange(A0, 5, 150))
-    # Several answers say a part each: the error names the gap as a whole.
+    # Several answers report a part each; the error names the whole gap.
     assert reported([str(raised.value)]) == {"orders/a/0": [(5, 99)]}
 
 

@@ -1,4 +1,4 @@
-"""Where a read begins and ends."""
+"""The first and last offsets of a read."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_start_time_without_later_messages_fails_unless_latest_is_set(reader: Ma
         filled(reader(starting_timestamp=1_000_500)).bounds.starts(QUEUES)
     made = filled(reader(starting_timestamp=1_000_500, starting_offsets_by_timestamp_strategy="latest"))
     assert made.bounds.starts(QUEUES)[B1] == 2
-    # An end that is not there yet is the end there is.
+    # An end beyond the last offset becomes the last offset.
     assert filled(reader(ending_timestamp=1_000_500)).bounds.ends(QUEUES)[B1] == 2
 
 
@@ -166,7 +166,7 @@ def test_expired_start_offset_is_lost_data(reader: Make) -> None:
     lost = r"messages 1 to 1 of orders/a/0 are not there any more, the first one left is 2: .*failOnDataLoss=false"
     with pytest.raises(DataLossError, match=lost):
         made.bounds.checked({A0: 1, B0: 0}, {A0: 4, B0: 4})
-    # What begins behind it has lost nothing, and neither has what reads nothing.
+    # A range that starts later has lost nothing, and neither has an empty range.
     assert made.bounds.checked({A0: 2, A1: 1}, {A0: 4, A1: 1}) == [OffsetRange(A0, 2, 4), OffsetRange(A1, 1, 1)]
 
 
@@ -208,9 +208,9 @@ def test_offsets_of_a_slave_are_used_after_read_timeout(
     setattr(made.transport, call, master_away)
     assert made.bounds.starts([A0]) == {A0: 2}
     slave = [when for address, when in asked if address == "slave:1"]
-    # The first failure counts from the moment it is known.
+    # The time counts from the first failure on.
     assert slave[0] - asked[0][1] >= 20.0
-    # Master and slave are asked by turns from then on, and the next question does not wait again.
+    # Master and slave are asked by turns from then on, without another wait.
     assert sum(made.slept) < 25.0
     made.bounds.ends([A0])
     assert sum(made.slept) < 26.0

@@ -1,4 +1,4 @@
-"""What comes out of a puller is its ranges, whole and in order, whatever brokers answer and when."""
+"""A puller returns its ranges completely and in order, whatever brokers answer."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def read(made: Reader, *ranges: OffsetRange, window: int = WINDOW) -> list[Pulle
 
 
 def covered(pulls: Sequence[Pulled]) -> dict[MessageQueue, list[int]]:
-    """The offsets that come out of each queue, decoded and cut as a reader does it."""
+    """Return the offsets of each queue, decoded and cut like a reader."""
     found: dict[MessageQueue, list[int]] = {}
     for pull in pulls:
         offsets = [record.queue_offset for record in decode_records(pull.body)]
@@ -64,7 +64,7 @@ def failed(error: RocketMQError) -> PullReply:
 
 errors = st.sampled_from([RemotingConnectException("refused"), RemotingTimeoutException("no answer"), BUSY])
 delays = st.sampled_from([0.0, 0.0, 0.01, 0.3, 4.0])
-# Some answers as they are, some short, some late, some none, some to be asked again.
+# Full, short, late and missing answers, and answers that require another request.
 replies = st.one_of(
     st.builds(PullReply, most=st.integers(1, 32), delay=delays),
     st.builds(lambda error, delay: PullReply(PullOutcome(None, error=error), delay=delay), errors, delays),
@@ -121,7 +121,7 @@ def test_filtered_read_continues_at_the_offset_of_each_answer(
         if request.target.sub_expression == "*":
             # A check of what was passed over: the message is there.
             return PullReply(PullOutcome(PullStatus.FOUND, request.offset + 1, 0, 10**6))
-        # With a filter the answer says how far it has looked, whatever it has found.
+        # With a filter, the answer says how far the broker has searched.
         after = request.offset + steps[len(answered) % len(steps)]
         hit = data.draw(st.booleans())
         answered[request.offset] = after, hit
@@ -206,7 +206,7 @@ def test_data_that_is_not_there_yet_is_waited_for(reader: Make) -> None:
 
     made.transport.play_pulls(A0, nothing(PullStatus.NO_NEW_MSG, 5), arrive)
     assert [(pull.start, pull.end) for pull in pulls] == [(5, 10)]
-    # Once the broker has said that there is nothing, it may hold the request.
+    # After an answer without messages the broker may hold the request.
     assert [request.suspend_ms for request in made.transport.pulls][-1] == 5000
 
 
@@ -286,7 +286,7 @@ def test_slow_consumer_does_not_count_as_a_silent_broker(reader: Make) -> None:
 
 
 def test_concurrent_failures_count_as_one(reader: Make) -> None:
-    # A connection that breaks fails all that is under way on it; after that the wait is a short one.
+    # A broken connection fails all requests in flight on it; the following wait is short.
     made = reader()
     made.fill({A0: 1000})
     made.transport.play_pulls(A0, PullReply(), *[failed(RemotingConnectException("reset"))] * 16)
@@ -324,7 +324,7 @@ def test_waiting_for_unreachable_brokers_does_not_poll_busily(reader: Make) -> N
 
 
 def test_segments_that_wait_for_a_failed_one_do_not_block_its_retry(reader: Make) -> None:
-    # All room is taken by answers behind the oldest segments, which have failed.
+    # Answers behind the oldest segments take all room; these segments have failed.
     made = reader()
     made.fill(dict.fromkeys(QUEUES, 600))
     for queue in QUEUES:
@@ -434,6 +434,6 @@ def test_large_answers_waiting_out_of_order_are_dropped_above_a_limit(reader: Ma
         assert pulled.start == borders[-1]
         borders.append(pulled.end)
     assert borders[-1] == 40
-    # 64 MiB of those that wait, and what goes out.
+    # 64 MiB of waiting answers, and the answer that is returned.
     assert most <= 6
     assert len(bodies) > 19

@@ -1,4 +1,4 @@
-"""What each task reads, and how much of what there is."""
+"""The ranges of each task."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def ranges(draw: st.DrawFn, size: st.SearchStrategy[int] = sizes) -> list[Offset
 
 
 def joined(parts: Sequence[OffsetRange]) -> list[OffsetRange]:
-    """Adjacent parts as one; fails where there is a gap or an overlap."""
+    """Join adjacent parts; fail at a gap or an overlap."""
     found = []
     for queue, of_queue in itertools.groupby(parts, key=lambda part: part.queue):
         mine = list(of_queue)
@@ -56,7 +56,7 @@ def test_every_offset_is_read_once_and_in_the_order_of_its_queue(
 ) -> None:
     tasks = tasks_of(found, min_partitions, max_records, parallelism)
     assert joined([part for task in tasks for part in task]) == [one for one in found if one.size]
-    # Never two parts of a queue in one task, nor nothing.
+    # A task has at most one part of a queue, and at least one part.
     assert all(len({part.queue for part in task}) == len(task) >= 1 for task in tasks)
 
 
@@ -81,7 +81,7 @@ def test_small_ranges_are_combined_up_to_twice_the_task_size(found: list[OffsetR
     full = max(total // (2 * parallelism) if parallelism else 0, ROWS_WORTH_A_TASK)
     tasks = tasks_of(found, parallelism=parallelism)
     assert all(len(task) == 1 or sum(part.size for part in task) <= 2 * full for task in tasks)
-    # Two that follow each other would be too much for one: so there are not many small ones.
+    # Two adjacent parts would be too large for one task, so there are few small tasks.
     both = [sum(part.size for part in (*left, *right)) for left, right in itertools.pairwise(tasks)]
     assert all(size > full for size in both)
 

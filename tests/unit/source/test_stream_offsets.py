@@ -1,4 +1,4 @@
-"""What a streaming query asks of a cluster whose queues come, go, fall silent and come back."""
+"""The offsets of a streaming query while queues appear, disappear, fail and return."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LATEST = OffsetSpec("latest")
 
 
 def failing(made: Reader, call: str, error: Callable[[str], Exception], *addresses: str) -> None:
-    """Let a call to these addresses fail from now on; without any, to none."""
+    """Make calls to these addresses fail from now on; without addresses, none."""
     works = getattr(type(made.transport), call).__get__(made.transport)
 
     def called(*arguments: Any) -> Any:
@@ -77,7 +77,7 @@ def test_missing_queue_is_lost_data_or_keeps_its_offset(reader: Make, caplog: py
         reader().cluster.available({A0: 0, gone: 9})
     made = reader(fail_on_data_loss=False)
     for _ in range(2):
-        # Whoever forgot it would read it again, should it come back.
+        # Without its offset, the query would read the queue again when it returns.
         assert made.cluster.available({A0: 0, gone: 9})[gone] == 9
     assert caplog.text.count("orders/a/7 is gone") == 1
 
@@ -93,7 +93,7 @@ def test_missing_queue_is_lost_data_or_keeps_its_offset(reader: Make, caplog: py
 def test_queues_that_are_no_longer_subscribed_keep_their_offset(
     reader: Make, options: dict[str, Any], read: list[MessageQueue]
 ) -> None:
-    # A checkpoint is of a query that asked for more.
+    # The checkpoint has queues that the query no longer reads.
     made, old, gone = reader(**options), MessageQueue("old", "a", 0), MessageQueue("old", "a", 7)
     made.transport.routes["old"] = route({"a": 1})
     made.fill({**dict.fromkeys(QUEUES, 5), old: 9})
@@ -108,7 +108,7 @@ def test_queues_that_are_no_longer_subscribed_keep_their_offset(
 
 
 def test_queue_created_after_the_planned_end_waits_for_the_next_batch(reader: Make) -> None:
-    # Spark asks for the beginning of a query's first micro-batch anew when that is run again.
+    # Spark asks for the initial offset again when the first micro-batch is run again.
     made = reader()
     made.fill({A0: 5, B0: 2})
     assert made.cluster.ranges({A0: 3, B0: 0}, {A0: 5}) == [OffsetRange(A0, 3, 5)]
@@ -259,7 +259,7 @@ def test_queues_of_a_silent_broker_keep_their_offset(reader: Make) -> None:
     made.fill(dict.fromkeys(QUEUES, 5))
     failing(made, "max_offset", RemotingConnectException, "b:10911")
     assert made.cluster.available(dict.fromkeys(QUEUES, 3)) == {A0: 5, A1: 5, B0: 3, B1: 3}
-    # One that is new is not there yet.
+    # A new queue does not exist yet.
     assert made.cluster.available({A0: 3, B0: 3}) == {A0: 5, A1: 5, B0: 3}
 
 
@@ -331,7 +331,7 @@ def test_answer_of_a_slave_is_recognised_after_a_switch_to_the_master(reader: Ma
         if queue == A0:
             asked.set()
         elif queue == A1 and asked.wait(PATIENCE):
-            # Turns back to the master, while the slave's answer for the other queue is on its way.
+            # The read returns to the master while the slave's answer for the other queue is in flight.
             raise RemotingTimeoutException("no answer")
         return works(queue, address, timeout)
 
@@ -432,7 +432,7 @@ def test_concurrent_commits_lose_no_offset_at_the_broker(reader: Make, monkeypat
     tables: dict[tuple[str, str], dict[MessageQueue, int]] = {}
 
     def commit_offset(queue: MessageQueue, group: str, offset: int, address: str, timeout: float) -> None:
-        """Do what ConsumerOffsetManager.commitOffset does, and as slowly as it may."""
+        """Do what ConsumerOffsetManager.commitOffset does, with its race."""
         table = tables.get((queue.topic, address))
         if table is None:
             time.sleep(0.02)
@@ -501,7 +501,7 @@ def test_unacknowledged_commit_is_repeated_later(reader: Make) -> None:
 
 
 def test_change_of_one_queue_commits_all_queues_and_registers_everywhere(reader: Make) -> None:
-    """Who was told may be gone: a slave in its master's place, or a broker that has forgotten."""
+    """The broker that got the commit may be gone: a slave replaced it, or it lost the offset."""
     made = reader()
     for number in range(3):
         made.cluster.commit({A0: 3 + number, B0: 5})
@@ -543,7 +543,7 @@ def test_group_with_a_running_application_is_not_changed(reader: Make, caplog: p
     assert {address for *_, address in made.asked("update_consumer_offset")} == {"b:10911"}
     assert len(caplog.messages) == 1
     assert f"consumerGroup=shop is that of {APPLICATION} at a:10911" in caplog.text
-    # Once it is gone, all that it has missed is told.
+    # When the application has left, all missed offsets are committed.
     made.transport.members.clear()
     made.clock.advance(31.0)
     made.cluster.commit(dict.fromkeys(QUEUES, 2))

@@ -1,4 +1,4 @@
-"""Which queues a read is about, and whom it asks for them while brokers and name servers come and go."""
+"""The queues of a read, and the servers it asks while brokers and name servers fail and return."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_pattern_skips_topics_named_after_brokers_and_clusters(reader: Make, cap
     for name in ("a", "east", "b"):
         brokers = [replace(one, cluster="east") for one in old.broker_datas]
         made.transport.routes[name] = replace(old, broker_datas=tuple(brokers))
-    # Topic b is on broker a: it is a user's.
+    # Topic b is on broker a, so it is a topic of a user.
     assert {queue.topic for queue in made.queues.find()} == {"orders", "b"}
     assert caplog.messages == []
 
@@ -127,7 +127,7 @@ def test_master_is_used_first_and_slaves_after_failures(reader: Make) -> None:
         made.queues.failed(A0, asked.append(made.queues.address(A0)) or asked[-1])
     assert asked == ["master:1", "slave:1", "slave:2", "master:1"]
     assert not made.queues.is_master(A0, "slave:1")
-    # Of one broker all queues turn, of another one none.
+    # All queues of one broker change their address, and none of another broker.
     assert made.queues.address(A1) == "slave:1"
     assert made.queues.address(B0) == "b:10911"
 
@@ -231,7 +231,7 @@ def test_exists_is_known_only_for_queues_of_available_brokers(reader: Make) -> N
     assert made.queues.exists(A0) is True
     assert made.queues.exists(replace(A0, queue_id=2)) is False
     assert made.queues.exists(MessageQueue("orders", "c", 0)) is None
-    # Of a topic that is asked for the first time: name servers that know brokers do not know it, or nobody answers.
+    # A topic in its first lookup: name servers with brokers do not know it, or none answers.
     assert made.queues.exists(MessageQueue("bills", "a", 0)) is False
     made.transport.fail("query_route", RemotingConnectException("refused"))
     assert made.queues.exists(MessageQueue("others", "a", 0)) is None
@@ -253,7 +253,7 @@ def test_broker_without_a_route_has_no_address(reader: Make) -> None:
 
 
 def test_missing_route_is_requested_at_most_once_per_second(reader: Make) -> None:
-    # In a task, which has found no queues by itself.
+    # In a task, which has not looked up queues.
     made = reader()
     old = made.transport.routes.pop("orders")
     for queue in (A0, A1, B0, B1):
@@ -331,7 +331,7 @@ def test_every_broker_checks_an_expression_once(reader: Make, caplog: pytest.Log
     assert made.asked("check_filter") == [
         (f"{broker}:10911", "orders", made.options.consumer_group, "n > > 1", "SQL92") for broker in ("a", "b")
     ]
-    # Who can't be asked now is asked with the first pull.
+    # A broker that does not answer now is asked at the first pull.
     assert "a can't be asked for its opinion of the filter: refused" in caplog.text
 
 

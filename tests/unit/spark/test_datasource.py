@@ -1,4 +1,4 @@
-"""What the data source checks on the driver, without a session and without a server."""
+"""The driver's checks of the data source, without a session and without a server."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def name_server() -> Iterator[BrokerPeer]:
 
 
 def warned(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """Return what the source warns of: the client that it keeps warm has a heart-beat, and a log, of its own."""
+    """Return the warnings of the source, without those of the heart-beats of its client."""
     return [
         record.getMessage()
         for record in caplog.records
@@ -156,7 +156,7 @@ def finished(rows: int) -> CommitMessage:
 
 
 def test_stream_with_unreachable_name_servers_leaves_lookup_to_its_tasks(caplog: pytest.LogCaptureFixture) -> None:
-    # Its driver may have begun anew in mid-query, and the rows of this micro-batch may be stored already.
+    # The driver may have restarted during the query, so rows of this micro-batch may be stored already.
     address = refused_address()
     writer = stream_over(address)
     assert not writer.lookup.servers_reached
@@ -165,7 +165,7 @@ def test_stream_with_unreachable_name_servers_leaves_lookup_to_its_tasks(caplog:
     assert address in text
     with pytest.raises(RouteNotFoundException, match="refused"):
         stream_over(address, KEYED, ordered="true")
-    # A wrong address fails a new query also where its first micro-batch is empty.
+    # A wrong address fails a new query even if its first micro-batch is empty.
     nothing: list[list[CommitMessage | None]] = [[], [finished(0)]]
     for messages in nothing:
         with pytest.raises(RouteNotFoundException, match=rf"{address}.*refused"):
@@ -175,7 +175,7 @@ def test_stream_with_unreachable_name_servers_leaves_lookup_to_its_tasks(caplog:
 
 
 def ordered_stream(peer: BrokerPeer, checkpoint: str) -> Counter[str]:
-    """Return how many queues of each broker the driver of a new process binds keys to."""
+    """Return the number of queues of each broker to which the driver of a new process binds keys."""
     registry.close_all()
     writer = stream_over(peer.address, KEYED, ordered="true", checkpointLocation=checkpoint)
     assert len(set(writer.lookup.queues)) == len(writer.lookup.queues)
@@ -202,10 +202,10 @@ def test_ordered_stream_keeps_queues_of_a_lost_broker(
         assert ordered_stream(peer, checkpoint) == {"a": 2, "b": 3}
         del peer.routes["TBW102"]
         assert ordered_stream(peer, checkpoint) == {"a": 2, "b": 3}
-        # New queues are used, and so is the number of a broker that is there.
+        # New queues count, and so does the present number of queues of a reachable broker.
         peer.routes["t"] = route({"a": 1, "c": 1})
         assert ordered_stream(peer, checkpoint) == {"a": 1, "b": 3, "c": 1}
-        # As the warning says, also if the Python process of the driver goes on.
+        # The warning comes also if the Python process of the driver continues.
         (tmp_path / "rocketmq-queues-t.json").unlink()
         assert ordered_stream(peer, checkpoint) == {"a": 1, "c": 1}
 
@@ -274,7 +274,7 @@ def test_task_waits_for_name_servers_that_its_driver_reached() -> None:
         writer = pickle.loads(cloudpickle.dumps(RocketMQDataSource(options).writer(BODY, overwrite=False)))
     peers: list[BrokerPeer] = []
     with contextlib.ExitStack() as stack:
-        # A task whose driver had reached none would give up after sendMsgTimeout, long before.
+        # Without a name server on the driver, the task would fail after sendMsgTimeout, much earlier.
         comes_back = threading.Timer(
             0.6, lambda: peers.append(stack.enter_context(BrokerPeer(peer.routes, port=peer.port)))
         )
@@ -285,7 +285,7 @@ def test_task_waits_for_name_servers_that_its_driver_reached() -> None:
 
 
 class Unpickler(pickle.Unpickler):
-    """Notes where everything in a pickle comes from."""
+    """Records the module of every object in a pickle."""
 
     def __init__(self, data: bytes) -> None:
         super().__init__(io.BytesIO(data))
@@ -370,7 +370,7 @@ def test_any_answer_of_a_proxy_suffices_for_topics_from_a_column() -> None:
     for code in (40002, 40100, 40300):
         transport.fail("query_route", MQBrokerException("refused", code, "refused", "p:8081"))
         _await_any_answer(options, instance)
-    # No proxy, but a gateway on the way to it.
+    # The reply comes from a gateway before the proxy.
     transport.fail("query_route", MQBrokerException("UNIMPLEMENTED", 50100, "status: 404", "p:8081"))
     with pytest.raises(MQBrokerException, match="UNIMPLEMENTED"):
         _await_any_answer(options, instance)

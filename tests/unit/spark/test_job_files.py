@@ -1,4 +1,4 @@
-"""Modules that a job brought along, where Spark's planner of streaming reads is told of the wrong folder."""
+"""Modules that ship with a job: Spark gives the planner of streaming reads a wrong folder for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a live display counts, and how it looks; without servers."""
+"""The figures and the look of the live display, without servers."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_silent_broker_is_queried_again_after_two_seconds() -> None:
     cluster.silent.clear()
     cluster.offsets["a", 0] = 5
     arrivals.look(4.0)
-    # It never said where it began: it begins with its first answer.
+    # Its first offset is unknown, so it counts from its first answer on.
     assert arrivals.brokers() == [BrokerArrivals("a", 0, 0.0)]
 
 

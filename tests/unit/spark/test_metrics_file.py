@@ -1,4 +1,4 @@
-"""What a commit leaves at `metricsPath`, and that nothing there can fail it."""
+"""The lines of a commit at `metricsPath`; failures there do not fail the commit."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_write_without_tasks_appends_a_line(tmp_path: Path) -> None:
 
 
 def test_object_store_gets_one_file_per_commit_replaced_on_rerun(tmp_path: Path) -> None:
-    # Not a local file system to whom it may concern: an object store stands like this.
+    # A file system that is not local, like an object store.
     store = fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem())
     (tmp_path / "sink").mkdir()
     for batch_id, rows in [(0, 1), (1, 2), (1, 3)]:
@@ -67,7 +67,7 @@ def test_object_store_gets_one_file_per_commit_replaced_on_rerun(tmp_path: Path)
 
 
 def test_writes_of_one_micro_batch_are_recorded_separately(tmp_path: Path) -> None:
-    # Within foreachBatch: the query's id and the micro-batch are all that their tasks see.
+    # Within foreachBatch, tasks know only the query's id and the micro-batch.
     store = fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem())
     for save_id in ("one", "other"):
         message_ = message("query", 7)

@@ -1,4 +1,4 @@
-"""What readers ask of a cluster on the driver and ship to their tasks, without a session."""
+"""Readers on the driver: their requests to a cluster, and the partitions for tasks; without a session."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_rerun_of_the_first_micro_batch_reports_expired_messages(stream: Stream,
         end = checkpointed(query.latestOffset(query.initialOffset()))
     stream.expire(Q0, 2)
     with stream.query(fail_on_data_loss=fails) as query:
-        # Spark keeps no start of a first micro-batch: it asks for it again.
+        # Spark does not store the start of a first micro-batch; it asks for it again.
         start = query.initialOffset()
         if fails:
             with pytest.raises(DataLossError, match="messages 0 to 1 of t/a/0 are not there any more"):
@@ -198,7 +198,7 @@ def test_offset_text_is_unchanged_until_new_messages_arrive(stream: Stream) -> N
         end = checkpointed(query.latestOffset(query.initialOffset()))
     with stream.query() as query:
         assert json.dumps(query.latestOffset(end)) == json.dumps(end)
-        # Spark asks for an empty range where a query goes on.
+        # Spark asks for an empty range when a query continues.
         assert ranges_of(query.partitions(end, end)) == []
         # Releases before 4.2 do not say where a micro-batch starts.
         assert json.dumps(query.latestOffset()) == json.dumps(end)

@@ -1,4 +1,4 @@
-"""The way back to the driver, without a Spark session: the accumulator as PySpark drives it, and commit messages."""
+"""Reports to the driver without a Spark session: the accumulator, driven like PySpark, and commit messages."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def metrics_of(accumulator: Accumulator[object]) -> Metrics:
 
 
 def task_update(pickled: bytes, *reports: object) -> bytes:
-    """Do what a Python worker does with an accumulator that came with its task, and return what it sends back."""
+    """Do what a Python worker does with an accumulator of its task; return the bytes that it sends back."""
     driver_side = _accumulatorRegistry.pop(ACCUMULATOR_ID)
     try:
         in_task = pickle.loads(pickled)

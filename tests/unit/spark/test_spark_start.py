@@ -1,4 +1,4 @@
-"""Spark's start in tests: a JVM that crashes as it starts is started again, and no test hears of it."""
+"""Spark's start in tests: a JVM that crashes at its start is started again."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.processes import with_jvm
 
 
 class Builder:
-    """What a session is made with; its first JVM crashes."""
+    """A session builder whose first JVM crashes."""
 
     def __init__(self) -> None:
         self.tries = 0

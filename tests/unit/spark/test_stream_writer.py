@@ -1,4 +1,4 @@
-"""The stream writer of PySpark 4.0, which gets its rows one by one."""
+"""The stream writer of PySpark 4.0, which gets rows one by one."""
 
 from __future__ import annotations
 

@@ -273,7 +273,7 @@ def test_threaded_outcomes_arrive_without_deliver(request_to: Any, outcomes: Any
         for _ in range(2):
             transport.send(request_to("broker-a:10911"), 3.0, outcomes)
         outcomes.wait(2)
-        # In which order depends on how long the second send took to come.
+        # The order depends on the arrival of the second send.
         assert sorted(outcome.latency_ms for outcome in outcomes) == [0.0, 20.0]
         assert threading.current_thread() not in outcomes.threads
         transport.always["broker-a"] = Reply(silent=True)

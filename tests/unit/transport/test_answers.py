@@ -1,4 +1,5 @@
-"""Answers find their requests: any order, any cut, either header type, and whatever else arrives between them."""
+"""Responses are matched with requests: in any order, split anywhere, with either header type and other frames
+between."""
 
 from __future__ import annotations
 
@@ -111,7 +112,7 @@ def test_a_request_of_the_broker_is_refused_and_its_oneway_dropped(transport: Re
 
     def asking(session: Session) -> None:
         request = session.read()
-        # With the opaque of our own request in flight: the two directions count apart.
+        # The same opaque as our request in flight: each direction has its own numbers.
         for flag in (2, 0):
             pushed = RemotingCommand(RequestCode.GET_CONSUMER_RUNNING_INFO, request.opaque, flag=flag)
             session.sock.sendall(encode_command(pushed))
@@ -207,7 +208,7 @@ def test_latency_is_positive_even_if_the_answer_is_very_fast(
     stop = threading.Event()
 
     def hog() -> None:
-        # Keeps the interpreter's lock from the sending thread when it comes back from the socket.
+        # Holds the interpreter's lock when the sending thread returns from the socket.
         while not stop.is_set():
             sum(range(1000))
 

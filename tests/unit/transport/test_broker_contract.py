@@ -1,4 +1,4 @@
-"""What only brokers are asked, and the transports that speak their protocol keep alike (transport/base.py)."""
+"""The contract of transports for requests that only brokers support (rocketmq_spark/transport/base.py)."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_stored_message_can_be_viewed_and_found_by_its_time(
 
 def test_a_oneway_send_is_stored_without_an_outcome(cluster: Brokers, batch_to: Callable[..., SendRequest]) -> None:
     cluster.transport.send_oneway(batch_to(cluster.address, b"one", b"two"), PATIENCE)
-    # An answer on the same connection: so the oneway request before it has been served.
+    # An answer on the same connection shows that the broker has executed the oneway request before it.
     assert cluster.transport.max_offset(QUEUE, cluster.address, PATIENCE) == 2
     assert [message.body for message in cluster.stored(1)] == [b"one", b"two"]
 
@@ -147,7 +147,7 @@ def test_a_topic_that_was_created_has_queues(cluster: Brokers) -> None:
 
 
 class TestReadPromises(ReadPromises):
-    """Of every transport that can go back in a queue."""
+    """The contract of every transport that can read."""
 
     @pytest.fixture
     def seam(self, cluster: Brokers) -> Brokers:

@@ -1,4 +1,4 @@
-"""When a connection writes: at once, or with what comes together."""
+"""When a connection writes: at once, or together with later requests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rocketmq_spark.transport.remoting.requests import Request
 
 
 class Stream:
-    """A socket that takes everything, and keeps what each call brought."""
+    """A socket that accepts all bytes, and records the bytes of each call."""
 
     def __init__(self) -> None:
         self.written: list[list[RemotingCommand]] = []

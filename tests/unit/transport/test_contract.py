@@ -1,4 +1,4 @@
-"""The promises of the seam (transport/base.py), kept alike by every transport, against servers of the tests."""
+"""The contract of every transport (rocketmq_spark/transport/base.py), with test servers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def played(seam: Played) -> Played:
 
 
 class TestPromises(Promises):
-    """Of every transport."""
+    """The contract of every transport."""
 
 
 @pytest.mark.parametrize("status", SendStatus)
@@ -57,7 +57,7 @@ def test_rejection_is_the_error_of_its_code(played: Played, kind: type[MQBrokerE
 
 @pytest.mark.parametrize("stored", [False, True])
 def test_lost_answer_is_a_timeout_after_which_rows_may_be_stored(played: Played, stored: bool) -> None:
-    # The connection stands: so nothing but the answer is missing.
+    # The connection is open, so only the answer is missing.
     played.send(batch("orders", b"before"))
     played.play(Reply(silent=True, stored=stored))
     [outcome] = played.send(batch("orders", b"one"), timeout=SOON)
@@ -89,7 +89,7 @@ def test_close_fails_unanswered_requests_whose_rows_may_be_stored(played: Played
     for _ in range(5):
         played.play(Reply(silent=True))
         played.transport.send(played.request(batch("orders", b"one")), PATIENCE, outcomes)
-    # An answer to a later call: so these five are certainly written.
+    # The answer to a later call shows that these five were written.
     played.transport.query_route("orders", PATIENCE)
     played.transport.close()
     assert [type(outcome.error) for outcome in outcomes] == [RemotingSendRequestException] * 5

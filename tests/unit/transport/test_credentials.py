@@ -1,4 +1,4 @@
-"""Who signs: given, by reference, or by a class that gives new ones before the old expire."""
+"""Credentials: given, by reference, or from a provider that renews them before they expire."""
 
 from __future__ import annotations
 
@@ -283,7 +283,7 @@ def test_invalid_result_of_a_provider_is_rejected(given: Any, text: str) -> None
 
 
 class Source:
-    """Gives numbered credentials that live for an hour, at a clock of its own; may be made to fail or to wait."""
+    """Returns numbered credentials that expire after an hour of its clock; a test can make it fail or wait."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -384,7 +384,7 @@ def test_callers_waiting_for_one_refresh_share_its_timeout(source: Source) -> No
     source.gate.clear()
     held = held_of(source)
     question = held._asked()
-    # As if somebody had waited all the time that there is.
+    # As if another thread had used up the whole timeout.
     held._asking = question._replace(at=question.at - PATIENCE)
     for _ in range(3):
         with pytest.raises(CredentialsError, match="no answer within"):
@@ -429,7 +429,7 @@ def sign(held: RefreshedCredentials, answer: Any) -> None:
 def test_forked_child_fetches_its_own_credentials(source: Source) -> None:
     held = held_of(source)
     held.credentials()
-    # As if the parent were asking while it forks.
+    # As if the parent were calling the provider during the fork.
     source.gate.clear()
     source.now = 3600.0
     threading.Thread(target=lambda: succeeds(held.credentials), daemon=True).start()
@@ -470,7 +470,7 @@ def test_repeatedly_rejected_credentials_are_fetched_once_per_second(source: Sou
     for tenths in range(300):
         source.now = tenths / 10
         held.refused(held.credentials())
-    # At 0, at 0.1 since those were refused at once, and at each second from 1 to 29.
+    # Calls at 0 s, at 0.1 s because the first credentials were rejected at once, and at each second from 1 to 29.
     assert source.given == 31
 
 
@@ -506,7 +506,7 @@ def test_late_answer_does_not_replace_a_newer_one_and_is_not_logged(
     held = RefreshedCredentials(ask, "asking", clock=lambda: 0.0)
     hanging = held._asked()
     wait_for(lambda: len(asked) == 1, PATIENCE)
-    # As if it had hung for more than a minute.
+    # As if the provider had hung for more than a minute.
     held._asking = hanging._replace(at=hanging.at - 61.0)
     answered = held._asked()
     wait_for(lambda: len(asked) == 2, PATIENCE)

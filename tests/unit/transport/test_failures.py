@@ -1,4 +1,4 @@
-"""What each kind of trouble does to the requests that wait, and to the connection."""
+"""The effect of each failure on waiting requests and on the connection."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.support.processes import PATIENCE, wait_for
 
 RequestTo = Callable[..., SendRequest]
 
-# What times out in a test times out after this, seconds; what must not time out waits PATIENCE.
+# Timeout of requests that must time out, seconds. Other requests use PATIENCE.
 SOON = 0.2
 
 
@@ -123,7 +123,7 @@ def test_lost_connection_fails_all_its_requests_at_once(
         requests = [session.read() for _ in range(4)]
         session.answer_send(requests[2])
         if how == "reset":
-            # After the answer has been read, or the reset would take it away.
+            # Only after the answer has been read, because the reset would discard it.
             outcomes.wait(1)
             session.reset()
 
@@ -149,7 +149,7 @@ def test_connection_closed_by_the_server_while_idle_is_opened_again(
         for count in range(1, 4):
             transport.send(request_to(peer.address), PATIENCE, outcomes)
             outcomes.wait(count)
-            # The hang-up itself must be seen first: a request written before would be lost with the connection.
+            # Wait until the client has seen the hang-up: an earlier request would be lost with the connection.
             wait_for(lambda: peer.address not in repr(transport))
     assert kinds(outcomes) == [SendStatus.SEND_OK] * 3
     assert len(peer.sessions) >= 3
@@ -203,7 +203,7 @@ def test_silent_connection_is_closed_with_all_its_requests(
     with Peer(Session.wait_for_hangup, Session.serve) as peer:
         transport.send(request_to(peer.address, b"impatient"), SOON, outcomes)
         transport.send(request_to(peer.address, b"patient"), 4 * SOON, outcomes)
-        # The impatient one, such as a heart-beat, ends for itself alone.
+        # A request with a short timeout, such as a heart-beat, ends alone.
         outcomes.wait(1)
         transport.send(request_to(peer.address, b"behind"), 4 * SOON, outcomes)
         outcomes.wait(3)
@@ -224,7 +224,7 @@ def test_unanswered_blocking_call_times_out_and_leaves_no_request(
 
     def evasive(session: Session) -> None:
         session.read()
-        # So that the connection is not silent, and stays.
+        # Traffic on the connection, so that it stays open.
         while not over.wait(SOON / 4):
             session.sock.sendall(encode_command(RemotingCommand(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, 0, flag=2)))
 
@@ -309,7 +309,7 @@ def test_incomplete_frame_closes_the_connection_although_bytes_arrive(
 
     def damaged(session: Session) -> None:
         first, _ = session.read(), session.read()
-        # The length of the second answer was 100 once; all later ones are taken for parts of it.
+        # The damaged length of the second answer makes the client take all later answers for its parts.
         whole = session.encoded(first, ext_fields=stored_fields(first, 0))
         session.sock.sendall(whole + bytes([0, 0x80, 0, 100]))
         for _ in range(2):
@@ -327,7 +327,7 @@ def test_incomplete_frame_closes_the_connection_although_bytes_arrive(
             before = arrivals()
             transport.send(request_to(peer.address), 3.0, outcomes)
             outcomes.wait(ended)
-            # Bytes that come only after the clock has moved on would be none: the connection would be silent.
+            # Bytes after the clock's advance would come too late: the connection would count as silent.
             if ended < 4:
                 wait_for(lambda before=before: arrivals() > before)
         transport.send(request_to(peer.address), PATIENCE, outcomes)
@@ -407,7 +407,7 @@ def test_request_is_resent_over_a_new_connection_after_go_away(
         first, second = session.read(), session.read()
         session.answer(first, 1500, remark="please go away")
         sent_away.wait(1)
-        # What was accepted before still gets its answer over the old connection.
+        # Earlier requests still get their answers over the old connection.
         session.answer_send(second)
         session.wait_for_hangup()
 

@@ -77,7 +77,7 @@ def test_http_proxy_of_the_environment_is_ignored(monkeypatch: pytest.MonkeyPatc
 
 
 def failures(endpoint: str, tls: TlsSettings | None = None, timeout: float = PATIENCE) -> Iterator[RemotingException]:
-    """What a route query, a send and a probe say."""
+    """Return the errors of a route query, a send and a probe."""
     with GrpcTransport([endpoint], client_id="test", tls=tls) as transport:
         seam = Grpc(transport, FakeProxy(), tls)
         outcomes = Outcomes()
@@ -108,7 +108,7 @@ def test_unknown_host_error_has_advice() -> None:
 
 
 def speak_remoting(session: Session) -> None:
-    """Answer as a name server does to bytes that are no frame: hang up."""
+    """Close the connection, as a name server does for bytes that are not a frame."""
     session.sock.recv(1 << 16)
 
 
@@ -193,7 +193,7 @@ def test_error_of_a_rejected_client_certificate_has_advice(
     demanding.set_alpn_protocols(["h2"])
     demanding.load_verify_locations(authority.ca_file)
     demanding.verify_mode = ssl.CERT_REQUIRED
-    # As Java's servers do it: with an alert. Those of gRPC in Python only hang up.
+    # Java's servers send an alert. Python gRPC servers only close the connection.
     with Peer(Session.wait_for_hangup, tls=demanding) as peer:
         say(peer.address, RemotingCertificateException, "set tlsCertFile and tlsKeyFile", tls=tls)
     with FakeProxy(tls=authority.server("server", "IP:127.0.0.1"), clients=authority.ca_file) as proxy:

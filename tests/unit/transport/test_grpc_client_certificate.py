@@ -1,4 +1,4 @@
-"""Over gRPC this client's certificate is shown to verified servers only, also after a server has hung up."""
+"""Over gRPC, only verified servers get the client's certificate, also after a server has closed the connection."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def demanding(server: Authority, clients: Authority, version: ssl.TLSVersion) ->
 
 
 class TakenOver:
-    """A server that hangs up on a connection, and is somebody else for all that follow.
+    """A server that closes a connection, and has another certificate for all later connections.
 
     Parameters
     ----------
@@ -44,7 +44,7 @@ class TakenOver:
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.address = address_of(self.listener)
         self.count = 0
-        # What the impostor has seen: None where a client showed nothing.
+        # Client certificates that the impostor received; None for a client that sent none.
         self.shown: list[object] = []
 
     def serve(self) -> None:
@@ -61,7 +61,7 @@ class TakenOver:
                         secure.recv(1)
                 elif self.count > self._connections + 1:
                     with self._impostor.wrap_socket(sock, server_side=True) as secure:
-                        # With TLS 1.2 and 1.3 alike the handshake has brought it, if it comes.
+                        # The handshake brings the certificate, with TLS 1.2 and 1.3.
                         self.shown.append(secure.getpeercert(binary_form=True))
                         secure.recv(1)
 
@@ -87,7 +87,7 @@ def test_client_certificate_is_not_shown_to_an_unverified_server(
     other = Authority(tmp_path, "another authority")
     certificate, key = map(str, authority.server("client", "DNS:spark-client"))
     contexts = (demanding(authority, authority, version), demanding(other, authority, version))
-    # Without verification, the certificate that is shown at first is read and judged, on two connections.
+    # Without verification, the client reads the first certificate on one connection and checks it on another.
     with running(TakenOver(*contexts, connections=2 if skip_verify else 0)) as server:
         tls = TlsSettings(
             None if skip_verify else str(authority.ca_file),

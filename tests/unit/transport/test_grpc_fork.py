@@ -17,7 +17,7 @@ import pytest
 from tests.support.processes import PATIENCE, wait_for
 from tests.support.proxy import FakeProxy
 
-# Only what a task would import: a dozen of these are started.
+# Import only the modules of a task, because the test starts a dozen of these processes.
 PRELUDE = """
 import gc, glob, os, queue, sys, time, traceback
 from rocketmq_spark.model.message import EncodedBatch, MessageQueue, SendRequest

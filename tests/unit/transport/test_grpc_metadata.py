@@ -37,12 +37,12 @@ def proxy() -> Iterator[FakeProxy]:
 
 
 def every_call(proxy: FakeProxy, transport: GrpcTransport) -> None:
-    """Make each call that there is."""
+    """Make a call of every kind."""
     seam = Grpc(transport, proxy, None)
     transport.on_check_transaction = Outcomes()
     transport.query_route("orders", PATIENCE)
     seam.send(single("orders", b"one"), single("orders", b"half", TRAN_MSG="true"))
-    # One goes out once the transport has heard that its settings were taken.
+    # The stream is ready when the proxy has accepted the settings.
     deadline = time.monotonic() + PATIENCE
     while not proxy.requests("Heartbeat"):
         assert time.monotonic() < deadline
@@ -114,7 +114,7 @@ def test_signature_is_renewed_once_per_second() -> None:
 
 
 class Renewed:
-    """A provider that gives other credentials each time, or fails."""
+    """A provider that returns new credentials at each call, or fails."""
 
     def __init__(self, *given: Credentials) -> None:
         self.given = list(given)
@@ -139,7 +139,7 @@ def test_credentials_are_fetched_at_most_once_per_second() -> None:
 
 
 class Rotating:
-    """A provider that gives the same until it learns that they are refused."""
+    """A provider that returns the same credentials until they are rejected."""
 
     def __init__(self) -> None:
         self.held = Credentials("old", "old secret")
@@ -159,7 +159,7 @@ def user_of(call: Call) -> str:
 def test_rejected_credentials_are_reported_and_fetched_again(
     proxy: FakeProxy,
 ) -> None:
-    # One second, in which a signature would hold.
+    # The same second, so a cached signature would be equal.
     given = {"client_id": "test", "wall_clock": ManualClock(MOMENT)}
     with GrpcTransport([proxy.address], credentials=Rotating(), **given) as transport:
         seam = Grpc(transport, proxy, None)

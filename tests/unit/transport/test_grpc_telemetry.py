@@ -191,7 +191,7 @@ def test_heart_beats_go_where_a_stream_is(seam: Grpc) -> None:
 
 
 def test_proxy_that_has_not_accepted_the_settings_gets_no_heartbeat(seam: Grpc) -> None:
-    # It would answer that it can't find the client's settings.
+    # The proxy would answer that it cannot find the client's settings.
     seam.proxy.answers_settings = False
     seam.transport.on_check_transaction = Outcomes()
     half(seam)
@@ -212,7 +212,7 @@ def test_removed_group_leaves_the_settings_and_the_last_one_terminates(seam: Grp
     assert len(seam.proxy.requests("NotifyClientTermination")) == 1
     seam.transport.heart_beat(seam.address, "", [], PATIENCE)
     assert seam.proxy.requests("Heartbeat") == []
-    # Who comes back is heard again.
+    # A returning proxy is connected again.
     half(seam, group="first")
     seam.proxy.wait(lambda: topics(seam.proxy)[-1] == ["orders"])
 
@@ -246,7 +246,7 @@ def test_unreachable_endpoint_is_logged_once_and_used_when_it_starts(caplog: pyt
     complaints = [
         record for record in caplog.records if record.levelno == logging.WARNING and address in record.message
     ]
-    # The first until it came, the second when it hung up; when it is gone for good there may be one more.
+    # One opening until the proxy came, one after it closed the stream, and perhaps one more after its end.
     assert ["UNAVAILABLE" in record.message for record in complaints[:2]] == [True, False]
 
 
@@ -315,7 +315,7 @@ COMMIT, ROLLBACK, UNKNOW = LocalTransactionState
 
 
 class Listener:
-    """Leaves a transaction open when it runs, and knows better when it is asked."""
+    """Leaves a transaction open, and decides at the check."""
 
     def __init__(self, execute: LocalTransactionState) -> None:
         self.execute = execute
@@ -334,7 +334,7 @@ def start(seam: Grpc) -> Iterator[Callable[[Listener], Producer]]:
     started: list[Producer] = []
 
     def make(listener: Listener) -> Producer:
-        # The name server's address is not asked: the transport is there.
+        # The name server's address is unused, because the transport is given.
         producer = Producer("pg", transport=seam.transport, name_server="a:1", transaction_listener=listener)
         started.append(producer)
         producer.start()

@@ -1,4 +1,4 @@
-"""The gRPC transport against a proxy of the tests: routes, sends, limits, and its end."""
+"""The gRPC transport with a test proxy: routes, sends, limits, and close."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_unreachable_endpoint_is_skipped_and_queried_last_afterwards(proxy: Fake
     with transport_to(dead, proxy.address) as transport:
         transport.query_route("orders", PATIENCE)
         proxy.routes.clear()
-        # Asked first, it has the word: the dead one is not tried again.
+        # The proxy that answered is asked first; the dead one is not tried again.
         with pytest.raises(TopicRouteStaleException) as raised:
             transport.query_route("orders", PATIENCE)
     assert raised.value.response_code == 40402
@@ -178,7 +178,7 @@ def test_malformed_answer_is_a_command_error(seam: Grpc) -> None:
 
 def test_reply_above_16_mib_is_rejected_and_its_rows_may_be_stored(seam: Grpc) -> None:
     def padded(reply: bytes, length: int) -> bytes:
-        # A field that nobody knows, which is passed over.
+        # An unknown field, which is ignored.
         head = b"\xfa\x07" + varint(length - len(reply) - 6)
         return reply + head + bytes(length - len(reply) - len(head))
 
@@ -328,7 +328,7 @@ def test_send_beyond_the_limit_fails_at_once_and_permits_return(proxy: FakeProxy
         assert type(refused.error) is RemotingTooMuchRequestException
         assert "clientAsyncSemaphoreValue" in str(refused.error)
         assert refused.error.maybe_stored is False
-        # Who waits for its answer needs none.
+        # A call that waits for its answer needs no permit.
         transport.query_route("orders", PATIENCE)
         assert {type(outcome.error) for outcome in outcomes.wait(2)} == {RemotingTimeoutException}
         assert [one.status for one in seam.send(*[single("orders", b"three")] * 2)] == [SendStatus.SEND_OK] * 2

@@ -56,7 +56,7 @@ def test_requests_to_name_servers_are_not_signed_by_default(make_transport: Call
         transport.cluster_info(PATIENCE)
         with pytest.raises(MQBrokerException, match="No topic route info"):
             transport.query_route("unknown", PATIENCE)
-        # A broker, at the very address that is the name server's, too.
+        # A broker at the address of the name server.
         transport.topic_config(peer.address, "orders", PATIENCE)
     assert [request.code for request in peer.requests] == [105, 206, 106, 105, 106, 351]
     assert [is_signed(request) for request in peer.requests] == [False] * 5 + [True]
@@ -98,7 +98,7 @@ def test_heart_beat_is_signed(make_transport: Callable[..., RemotingTransport]) 
 
 
 class Sealed:
-    """A provider that has nothing to give until it is opened."""
+    """A provider that returns nothing until it is opened."""
 
     def __init__(self) -> None:
         self.opened: Credentials | None = None
@@ -180,7 +180,7 @@ def test_a_transport_shows_no_secret(make_transport: Callable[..., RemotingTrans
 
 
 class Rotating:
-    """A provider that gives the same until it learns that they are refused."""
+    """A provider that returns the same credentials until they are rejected."""
 
     def __init__(self, gives: str = "new") -> None:
         self.held = Credentials("old", "old secret", expires_at=1.0)

@@ -1,4 +1,4 @@
-"""Servers that send damaged bytes, over real connections: each request ends once, and the next is served as ever."""
+"""Servers that send damaged bytes over real connections: each request ends once, and the next one succeeds."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ RequestTo = Callable[..., SendRequest]
 
 @pytest.fixture
 def quiet(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """Nothing is logged as a fault of ours."""
+    """No log record reports an internal error."""
     with caplog.at_level(logging.WARNING, "rocketmq_spark.transport"):
         yield
     assert [record.getMessage() for record in caplog.records] == []
 
 
 def answers(opaque: int) -> list[bytes]:
-    """What a good server might send to one that waits for `opaque`."""
+    """Return frames that a correct server may send to a client that waits for `opaque`."""
     fields = {"msgId": "7F00000100002A9F000000018A98AEF8", "queueId": "0", "queueOffset": "42"}
     commands = [
         RemotingCommand(0, opaque, fields, flag=1),
@@ -72,12 +72,12 @@ def test_damaged_frames_on_600_connections_end_each_request_once(
         for turn in range(1, 601):
             transport.send(request_to(peer.address), PATIENCE, outcomes)
             outcomes.wait(turn + 1)
-        # Over the connection that it had from the start, and by the same thread.
+        # Over the original connection, and by the same thread.
         transport.send(request_to(honest.address), PATIENCE, outcomes)
         assert outcomes.wait(602)[-1].status is SendStatus.SEND_OK
         assert len(honest.sessions) == 1
         assert len({thread.ident for thread in outcomes.threads}) == 1
-        # The peer's own ends included, which close a moment later.
+        # The sockets of the peer close a moment later.
         assert len(os.listdir("/dev/fd")) - before < 50
     assert len(outcomes) == 602
     failed = [outcome.error for outcome in outcomes if outcome.error is not None]
@@ -153,7 +153,7 @@ def test_unreadable_checks_are_logged_once_until_a_readable_one_arrives(
 
 
 def test_connections_beyond_2000_are_rejected(request_to: RequestTo, outcomes: Any) -> None:
-    # Nothing is dialled before the first poll.
+    # No connection is opened before the first poll.
     with RemotingTransport([], polled=True) as transport:
         for port in range(1, 2001):
             transport.send(request_to(f"127.0.0.1:{port}"), PATIENCE, Outcomes())
@@ -165,7 +165,7 @@ def test_connections_beyond_2000_are_rejected(request_to: RequestTo, outcomes: A
 
 
 class Endless:
-    """A socket on which a server says hello for ever, as OpenSSL allows it to."""
+    """A socket on which a server sends handshake messages without end, as OpenSSL allows."""
 
     def __init__(self) -> None:
         self.reads = 0
@@ -186,7 +186,7 @@ def test_endless_handshake_does_not_block_other_connections() -> None:
 
 
 class Raw(bytes):
-    """Bytes in the place of a message."""
+    """Bytes instead of a message."""
 
     def SerializeToString(self) -> bytes:  # noqa: N802
         return bytes(self)

@@ -50,7 +50,7 @@ METHODS = {"send": "SendMessage", "route": "QueryRoute", "end": "EndTransaction"
 
 
 def have_answered(proxy: FakeProxy, call: str, reply: bytes, compression: grpc.Compression | None = None) -> None:
-    """Have a proxy answer a call like this, but for the route that the client asks for first."""
+    """Make a proxy answer a call with these bytes, except for the route."""
     method = METHODS[call]
     honest = proxy.handlers.get(method)
 
@@ -65,7 +65,7 @@ def have_answered(proxy: FakeProxy, call: str, reply: bytes, compression: grpc.C
 
 
 def outcome(proxy: FakeProxy, call: str, during: Callable[[], None] = lambda: None) -> Any:
-    """Return what a client in its own process made of an answer."""
+    """Return the result of a client in another process."""
     proxy.routes["small"] = route_reply(pb.NORMAL)
     arguments = json.dumps({"endpoint": proxy.address, "call": call})
     with subprocess.Popen([sys.executable, str(PROGRAM), arguments], stdout=subprocess.PIPE) as client:

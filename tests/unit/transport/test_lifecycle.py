@@ -1,4 +1,4 @@
-"""A transport's beginning and end: its thread, its process, its callbacks, what it holds."""
+"""The life cycle of a transport: its thread, its process, its callbacks, its resources."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def test_body_is_not_referenced_after_its_outcome(
         outcomes.wait(1)
         transport.send(request_to(peer.address, lost), PATIENCE, outcomes)
         outcomes.wait(2)
-        # A turn of the loop later its local names are gone too; the outcomes, and the error in one, are kept.
+        # A turn of the loop later its local variables are gone too; the outcomes, and the error in one, stay.
         with pytest.raises(RemotingConnectException) as raised:
             transport.client.invoke("127.0.0.1:1", RequestCode.HEART_BEAT, {}, lost, PATIENCE)
         del raised
@@ -190,7 +190,7 @@ def test_failed_thread_closes_the_transport_and_reports_the_reason(
         transport.client.invoke_oneway(peer.address, RequestCode.HEART_BEAT, {}, b"", PATIENCE)
         assert not transport.closed
         broken.set()
-        # A new address: the thread must get up for it.
+        # A new address, for which the thread must wake up.
         with pytest.raises(RocketMQError, match="going down"):
             transport.heart_beat("127.0.0.1:1", "client", ["pg"], PATIENCE)
     assert transport.closed
@@ -209,7 +209,7 @@ def test_blocking_call_ends_even_if_the_clock_does_not_advance(
 
 
 def test_forked_child_is_rejected_and_does_not_affect_the_parent() -> None:
-    # In a process of its own: this one has threads, and forking it would be another experiment.
+    # In another process, because this one has threads, and forking it would test something else.
     script = """
         import os, sys
         from rocketmq_spark.errors import RocketMQError

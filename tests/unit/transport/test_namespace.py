@@ -1,4 +1,4 @@
-"""Names on the wire: requests have those of the namespace, answers and callbacks the user's."""
+"""Names in requests have the namespace; answers and callbacks have the user's names."""
 
 from __future__ import annotations
 

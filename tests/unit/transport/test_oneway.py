@@ -1,4 +1,4 @@
-"""Requests that are never answered, and the permits that bound what is under way."""
+"""Oneway requests, and the permits that limit requests in flight."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MakeTransport = Callable[..., RemotingTransport]
 
 SOON = 0.2
 
-# More than the socket buffers of both sides take, and less than a frame may be.
+# More than the socket buffers of both sides hold, and less than the limit of a frame.
 HUGE = bytes(16_000_000)
 
 
@@ -326,7 +326,7 @@ def test_all_permits_return_after_any_server_behaviour(
                 if number % 2:
                     with contextlib.suppress(RemotingConnectException):
                         transport.send_oneway(request_to(peer.address), PATIENCE)
-            # One permit too few by now, and a send is refused; one too many, and the sixth below is not.
+            # With a lost permit a send would be rejected here; with an extra one the sixth below would succeed.
             assert not [one for one in outcomes.wait(5) if "permits" in str(one.error)]
         waiting, refused = collected(), collected()
         for _ in range(5):

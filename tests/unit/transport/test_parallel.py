@@ -1,4 +1,4 @@
-"""Questions to many servers: each has an answer, or says why there is none, within a minute."""
+"""Requests to many servers: each returns an answer or an error within a minute."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A transport without a thread: whoever polls it moves its bytes, and hears of everything."""
+"""A transport without a thread: the polling thread transfers its bytes and runs its callbacks."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_many_pulls_are_answered_in_the_thread_that_polls(polled: RemotingTransp
             polled.pull(PullRequest(TARGET, peer.address, offset), PATIENCE, on_pulled)
         assert outcomes == []
         poll_until(polled, outcomes, 50)
-        # The peer's thread for the connection is all that is new.
+        # The only new thread is the peer's thread for the connection.
         assert threading.active_count() <= before + 1
     assert threads == {threading.current_thread()}
     assert [bytes(outcome.body) for outcome in outcomes] == [b"%d" % offset for offset in range(50)]
@@ -117,7 +117,7 @@ def test_answer_received_between_polls_counts_before_its_timeout() -> None:
 
 
 def test_answers_that_arrive_between_two_polls_do_not_time_out() -> None:
-    """More than one poll reads: each looks at 2 MiB of a socket."""
+    """More bytes than one poll reads; a poll reads 2 MiB of a socket."""
     held_up, answered = 0.0, threading.Semaphore(0)
     outcomes: list[PullOutcome] = []
     body = bytes(1024 * 1024)

@@ -1,4 +1,4 @@
-"""Pulls over real sockets: what goes out byte for byte, and what each code of an answer becomes."""
+"""Pulls over real sockets: the bytes of requests, and the outcome of each response code."""
 
 from __future__ import annotations
 

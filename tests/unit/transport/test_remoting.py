@@ -388,7 +388,7 @@ def test_name_server_that_is_not_ready_is_skipped(make_transport: MakeTransport)
     with Peer(not_ready) as starting, BrokerPeer({"orders": ROUTE}) as good:
         transport = make_transport(starting.address, good.address, random=Fixed())
         assert transport.query_route("orders", PATIENCE) == ROUTE
-        # What that one does not know, the one that starts may.
+        # The starting name server may know what the other one does not.
         with pytest.raises(BrokerUnavailableException, match=r"name server not ready.*No topic route info"):
             transport.query_route("unheard-of", PATIENCE)
 

@@ -1,4 +1,4 @@
-"""TLS: who is trusted, what a failed handshake says, and that bytes arrive as they were sent."""
+"""TLS: trusted certificates, errors of failed handshakes, and unchanged bytes."""
 
 from __future__ import annotations
 
@@ -242,7 +242,7 @@ def test_server_that_stops_reading_fails_its_requests(
 ) -> None:
     over = threading.Event()
     with Peer(lambda _: over.wait(PATIENCE), tls=server) as peer:
-        # More than the kernel takes in: the first requests are "written", one is stuck in the middle, others wait.
+        # More than the kernel's buffers hold: the first requests are written, one is written in part, others wait.
         for _ in range(3):
             trusting.send(request_to(peer.address, bytes(8 << 20)), SOON, outcomes)
         outcomes.wait(3)

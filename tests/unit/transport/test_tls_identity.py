@@ -1,4 +1,4 @@
-"""Who proves to whom who they are: certificates of clients, none checked at all, and sides that do not agree on TLS."""
+"""Client certificates, connections without verification, and sides that do not agree on TLS."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ LARGE = bytes(1 << 20)
 
 @pytest.fixture(scope="module")
 def other(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    """An authority that nobody trusts."""
+    """An authority that is not trusted."""
     return Authority(tmp_path_factory.mktemp("other"), "another authority")
 
 
@@ -117,7 +117,7 @@ def test_alert_after_the_handshake_is_not_a_certificate_error(
         server.write(b"an answer")
         theirs.sendall(outgoing.read())
         assert stream.recv_into(view) == len(b"an answer")
-        # A record that is none: to each side's own alert the other answers with an error.
+        # An invalid record: each side answers the other's alert with an error.
         incoming.write(b"\x17\x03\x03\x00\x20" + bytes(32))
         with pytest.raises(ssl.SSLError):
             server.read(1)
