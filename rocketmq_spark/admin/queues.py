@@ -21,8 +21,7 @@ from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.model.names import effective_namespace
 from rocketmq_spark.model.properties import RESERVED_PROPERTIES
 from rocketmq_spark.model.route import TopicRouteData, permission_text
-from rocketmq_spark.options.parsing import parse_environment, parse_one
-from rocketmq_spark.options.producer import option_text
+from rocketmq_spark.options.kinds import parse_environment, parse_one
 from rocketmq_spark.options.source import SOURCE_OPTIONS, SourceOptions, source_contradictions
 from rocketmq_spark.source.offset_resolver import OffsetResolver
 from rocketmq_spark.source.ranges import OffsetRange
@@ -52,8 +51,9 @@ def admin_options(given: Mapping[str, Any], timeout: float, environ: Mapping[str
     """
     check_timeout(timeout)
     table = [spec for spec in SOURCE_OPTIONS if spec.field in given]
-    texts = [(spec, option_text(given[spec.field])) for spec in table if given[spec.field] is not None]
-    values = {spec.field: parse_one(spec, text, spec.field) for spec, text in texts}
+    values = {
+        spec.field: parse_one(spec, given[spec.field], spec.field) for spec in table if given[spec.field] is not None
+    }
     values |= parse_environment(table, values, environ)
     if not values.get("name_server"):
         raise OptionError(

@@ -168,7 +168,7 @@ def send(
     """Send one message, and show where it was stored."""
     from rocketmq_spark.model.message import Message
     from rocketmq_spark.model.table import present, print_table
-    from rocketmq_spark.options.parsing import parse_one
+    from rocketmq_spark.options.kinds import parse_one
     from rocketmq_spark.options.sink import SINK_OPTIONS
     from rocketmq_spark.producer.producer import Producer
     from rocketmq_spark.routing.selectors import SelectMessageQueueByHash

@@ -57,7 +57,7 @@ def up(
         if running is not None:
             if running.is_alive():
                 raise ClusterError(
-                    f"a cluster runs already, its name server is {running.name_server};"
+                    f"a cluster is already running, its name server is {running.name_server};"
                     " stop it first: rocketmq-spark cluster down"
                 )
             # It died, but its folder may be left.
@@ -140,9 +140,9 @@ def logs(
 
 
 def _state_file() -> StateFile:
-    from rocketmq_spark.cluster.state import StateFile, state_folder
+    from rocketmq_spark.cluster.state import StateFile
 
-    return StateFile(state_folder())
+    return StateFile()
 
 
 def _how_to_use(state: ClusterState) -> str:

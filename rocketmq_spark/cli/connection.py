@@ -13,7 +13,6 @@ import functools
 import inspect
 import json
 import logging
-import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -143,9 +142,9 @@ def connected(command: Callable[..., None]) -> Callable[..., None]:
 
 def _left_running(endpoints: str | None) -> dict[str, Any]:
     from rocketmq_spark.cluster.security import client_options
-    from rocketmq_spark.cluster.state import StateFile, state_folder
+    from rocketmq_spark.cluster.state import StateFile
 
-    state = StateFile(state_folder(os.environ)).load()
+    state = StateFile().load()
     if state is None or not state.is_alive() or (endpoints and endpoints != state.endpoints):
         return {}
     if endpoints:

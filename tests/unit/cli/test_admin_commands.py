@@ -350,9 +350,8 @@ def test_keys_of_a_cluster_with_a_dead_server_are_not_used(
                 monkeypatch.setenv("ROCKETMQ_SECRET_KEY", "hush-hush")
             assert main(["topics"]) == 1
             err = capsys.readouterr().err
-            assert err.startswith(
-                f"rocketmq-spark: {dead} of the cluster that `rocketmq-spark cluster up` left running"
-            )
+            assert err.startswith(f"rocketmq-spark: {dead} (pid ")
+            assert "of the cluster started with `rocketmq-spark cluster up` has died" in err
             assert "-n host:9876" in err
             assert "--access-key" in err
             assert err.count("\n") == 1
@@ -371,7 +370,7 @@ def test_keys_are_not_used_for_the_endpoints_of_a_dead_proxy(tmp_path: Path, cap
             file.save(ClusterState("n:9876", proxy.address, str(tmp_path), True, (this, dead), options))
         assert main(["doctor", "--endpoints", proxy.address]) == 1
         assert proxy.calls == []
-    assert "proxy of the cluster" in capsys.readouterr().err
+    assert f"proxy (pid {os.getpid()}) of the cluster" in capsys.readouterr().err
 
 
 def test_dead_broker_of_a_cluster_without_keys_is_ignored(server: BrokerPeer, tmp_path: Path) -> None:
@@ -409,7 +408,7 @@ def test_unknown_option_in_the_cluster_state_is_a_one_line_error(tmp_path: Path,
         file.save(ClusterState("n:9876", None, str(tmp_path), True, (this,), {"newOption": "x"}))
     assert main(["topics"]) == 1
     err = capsys.readouterr().err
-    assert err.startswith("rocketmq-spark: the cluster that was left running takes the option newOption")
+    assert err.startswith("rocketmq-spark: the running cluster has the option newOption")
     assert err.count("\n") == 1
 
 

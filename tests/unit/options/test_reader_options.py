@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.options.connection import ConnectionOptions
-from rocketmq_spark.options.kinds import OptionSpec, ValueKind
+from rocketmq_spark.options.kinds import OptionSpec, ValueKind, parse_one
 from rocketmq_spark.options.offsets import OffsetSpec
-from rocketmq_spark.options.parsing import parse_one, parse_sink_options, parse_source_options, parse_values
+from rocketmq_spark.options.parsing import parse_sink_options, parse_source_options, parse_values
 from rocketmq_spark.options.sink import SINK_OPTIONS
 from rocketmq_spark.options.source import SOURCE_OPTIONS, SourceOptions, option_warnings
 from tests.tools.option_docs import shown_default
