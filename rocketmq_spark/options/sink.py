@@ -172,8 +172,8 @@ def sink_contradictions(options: SinkOptions) -> Iterator[str]:
     for topic in filter(None, (options.topic, options.dead_letter_topic)):
         if len(options.connection.wire_name(topic)) > MAX_TOPIC_LENGTH:
             yield (
-                f"topic {topic} in namespace {options.connection.namespace}: the full name has more than "
-                f"{MAX_TOPIC_LENGTH} characters; shorten the topic or the namespace"
+                f"topic {topic} in namespace {options.connection.namespace} has a name of more than {MAX_TOPIC_LENGTH} "
+                "characters: shorten one of the two"
             )
     if bool(options.machine_room) != (options.queue_selector == "machineRoom"):
         yield (

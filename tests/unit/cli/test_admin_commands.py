@@ -261,7 +261,7 @@ def test_error_does_not_mention_an_unreachable_redundant_name_server(server: Bro
         (["topics"], "no name server is given: name one with -n host:9876"),
         (["topics", "-n", "localhost"], "option name_server is 'localhost', which is not allowed"),
         (["topics", "-n", "a:1", "--timeout", "0"], "timeout is 0.0"),
-        (["topics", "-n", "a:1", "--timeout", "inf"], "timeout is inf: it is the seconds that one question may take"),
+        (["topics", "-n", "a:1", "--timeout", "inf"], "timeout is inf: allowed are seconds for one request"),
         (["topics", "-n", "a:1", "--timeout", "1e12"], "timeout is 1000000000000.0: "),
         (["send", "t", "x", "-n", "a:1", "--timeout", "3601"], "timeout is 3601.0: "),
         (["doctor", "--endpoints", "a:1", "--timeout", "inf"], "timeout is inf: "),
