@@ -52,9 +52,7 @@ class NewTopic:
         if is_system_topic(self.name):
             raise MQClientException(f"creating topic {self.name}: the name is reserved for RocketMQ")
         if not isinstance(self.queues, int) or isinstance(self.queues, bool) or self.queues < 1:
-            raise OptionError(
-                f"creating topic {self.name} with {self.queues!r} queues: allowed is an integer, 1 or more"
-            )
+            raise OptionError(f"creating topic {self.name} with {self.queues!r} queues: allowed are integers from 1 on")
         if self.message_type is not None and str(self.message_type).upper() not in MESSAGE_TYPES:
             allowed = ", ".join(MESSAGE_TYPES)
             raise OptionError(f"creating topic {self.name} for {self.message_type!r} messages: allowed is {allowed}")

@@ -55,9 +55,7 @@ def admin_options(given: Mapping[str, Any], timeout: float, environ: Mapping[str
     }
     values |= parse_environment(table, values, environ)
     if not values.get("name_server"):
-        raise OptionError(
-            "no name server is given: give host:9876;host:9876, or set the environment variable NAMESRV_ADDR"
-        )
+        raise OptionError("no name server is given: give host:9876;host:9876, or set the variable NAMESRV_ADDR")
     values["namespace"] = effective_namespace(values.get("namespace"), values["name_server"])
     milliseconds = max(1, round(timeout * 1000))
     options = SourceOptions.of(**values, pull_timeout_ms=milliseconds, read_timeout_ms=milliseconds)
@@ -69,9 +67,7 @@ def admin_options(given: Mapping[str, Any], timeout: float, environ: Mapping[str
 def check_timeout(timeout: float) -> None:
     """Raise an OptionError unless a timeout is allowed."""
     if not 0 < timeout <= _LONGEST:
-        raise OptionError(
-            f"timeout is {timeout!r}: allowed are seconds for one request, more than 0 and at most {_LONGEST}"
-        )
+        raise OptionError(f"timeout is {timeout!r}: allowed are seconds per request, above 0 and at most {_LONGEST}")
 
 
 def offsets_of(

@@ -166,7 +166,7 @@ def fetch(
                 return _install(Path(work, "jars"), cache, checksums, tell)
     except OSError as exc:
         raise ClusterError(
-            f"fetching the RocketMQ server into {cache}: {exc}; set ROCKETMQ_SPARK_CACHE to another folder"
+            f"fetching the jars into {cache}: {exc}; set ROCKETMQ_SPARK_CACHE to another folder"
         ) from exc
 
 

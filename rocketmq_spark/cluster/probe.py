@@ -126,9 +126,7 @@ def check_user(name: str, secret_key: str, **rights: Sequence[str]) -> None:
         raise ClusterError(f"creating the user {name!r}: allowed in a name are letters, digits, '.', '_' and '-'")
     doing = f"creating the user {name}"
     if not isinstance(secret_key, str) or not is_printable(secret_key) or is_padded(secret_key):
-        raise ClusterError(
-            f"{doing}: secret_key must be a non-blank text without control characters and surrounding blanks"
-        )
+        raise ClusterError(f"{doing}: secret_key must be non-blank, without control characters and surrounding blanks")
     if is_reference(secret_key):
         raise ClusterError(
             f"{doing}: secret_key begins with {ENV} or {FILE}, which the option secretKey interprets as a reference. "
@@ -136,9 +134,7 @@ def check_user(name: str, secret_key: str, **rights: Sequence[str]) -> None:
         )
     for parameter, names in rights.items():
         if isinstance(names, str) or not isinstance(names, Sequence):
-            raise ClusterError(
-                f"{doing}: {parameter}={names!r} is not a list of names. Give one, as in ['orders', 'new-*']"
-            )
+            raise ClusterError(f"{doing}: {parameter}={names!r} is not a list of names. Give ['orders', 'new-*']")
         for resource in names:
             # A broker supports only a '*' at the end and cuts the name at the first one: "*-x" matches nothing, and
             # "a*b*" matches every name that begins with "a" (Resource.of).

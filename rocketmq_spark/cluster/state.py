@@ -128,9 +128,8 @@ class StateFile:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             lock = (self.path.parent / ".lock").open("w")
         except OSError as exc:
-            raise ClusterError(
-                f"writing to {self.path.parent}: {exc}; set ROCKETMQ_SPARK_STATE to another folder"
-            ) from exc
+            folder = self.path.parent
+            raise ClusterError(f"writing to {folder}: {exc}; set ROCKETMQ_SPARK_STATE to another folder") from exc
         with lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

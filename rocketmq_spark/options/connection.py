@@ -214,18 +214,13 @@ def transport_of(values: Mapping[str, Any], spelt: Spelling) -> str:
     chosen: str | None = values.get("transport")
     if chosen is None and "endpoints" in values and "name_server" in values:
         raise OptionError(
-            f"{name_server} and {endpoints} are both given: give {name_server} to write to brokers over remoting, or "
-            f"{endpoints} to write to RocketMQ 5 proxies over gRPC"
+            f"{name_server} and {endpoints} are both given: give {name_server} (remoting) or {endpoints} (gRPC)"
         )
     if chosen == REMOTING and "endpoints" in values:
-        raise OptionError(
-            f"{endpoints} requires {transport}={GRPC}, but {transport} is {REMOTING}: give {name_server} instead, or "
-            f"remove {transport}"
-        )
+        raise OptionError(f"{endpoints} requires {transport}={GRPC}: give {name_server} instead, or remove {transport}")
     if chosen == GRPC and "name_server" in values:
         raise OptionError(
-            f"{transport}={GRPC} uses no name server, but {name_server} is given: give {endpoints} instead (proxies, "
-            f"as in 10.0.0.1:8081;10.0.0.2:8081), or remove {transport}"
+            f"{transport}={GRPC} excludes {name_server}: give {endpoints} (proxies) instead, or remove {transport}"
         )
     if chosen == GRPC and "endpoints" not in values:
         raise OptionError(
@@ -241,10 +236,10 @@ def refused_over_grpc(options: ConnectedOptions, endpoints: str, spelt: Spelling
     for field, allowed, why in _REFUSED:
         value = values.get(field, allowed[0])
         if value not in allowed:
-            shown = str(value).lower() if isinstance(value, bool) else value
+            shown, name = str(value).lower() if isinstance(value, bool) else value, spelt(field)
             yield (
-                f"{spelt(field)}={shown} is not available over gRPC: {why}. Remove {spelt(field)}, or give "
-                f"{spelt('name_server')} instead of {spelt('endpoints')}"
+                f"{name}={shown} is not available over gRPC: {why}. Remove {name}, or give {spelt('name_server')} "
+                f"instead of {spelt('endpoints')}"
             )
     # The prefix https:// promises the user that passwords and rows are encrypted.
     schemes = {scheme.lower() for scheme in re.findall("(https?)://", endpoints, re.IGNORECASE)}
@@ -283,10 +278,8 @@ def security_contradictions(options: ConnectionOptions, spelt: Spelling) -> Iter
             advice = f"set {spelt(needed)}=true, or remove it" if needed == "use_tls" else "give both or neither"
             yield f"{spelt(field)} is given without {spelt(needed)}: {advice}"
     if options.sign_name_server_requests and not (options.access_key or options.credentials_provider):
-        yield (
-            f"{spelt('sign_name_server_requests')} is given without credentials: give {spelt('access_key')} or "
-            f"{spelt('credentials_provider')}, or remove it"
-        )
+        signs, key, provider = map(spelt, ("sign_name_server_requests", "access_key", "credentials_provider"))
+        yield f"{signs} is given without credentials: give {key} or {provider}, or remove it"
     for field, other, why in _EXCLUDES:
         if getattr(options, field) and getattr(options, other):
             yield f"{spelt(field)} and {spelt(other)} are both given, but {why}: remove one of them"

@@ -124,7 +124,7 @@ def parse_values(table: Sequence[OptionSpec], options: Mapping[str, str], use: s
         value = parse_one(spec, text, name)
         if values.setdefault(spec.field, value) != value:
             raise OptionError(
-                f"options {given_as[spec.field]} and {name} are the same option with two values: give one of them"
+                f"{given_as[spec.field]} and {name} are the same option with two values: give one of them"
             )
         given_as.setdefault(spec.field, name)
     return values

@@ -181,12 +181,10 @@ def sink_contradictions(options: SinkOptions) -> Iterator[str]:
             f"{','.join(options.machine_room) or 'not set'}: set both queueSelector=machineRoom and machineRoom, or "
             "neither"
         )
-    lowest, highest = _LEVELS.get(options.compress_type, (0, 22))
-    if not lowest <= options.compress_level <= highest:
-        yield (
-            f"compressLevel={options.compress_level} is not valid for compressType={options.compress_type}: allowed is "
-            f"{lowest} to {highest}"
-        )
+    level, kind = options.compress_level, options.compress_type
+    lowest, highest = _LEVELS.get(kind, (0, 22))
+    if not lowest <= level <= highest:
+        yield f"compressLevel={level} is not valid for compressType={kind}: allowed is {lowest} to {highest}"
     if options.send_msg_max_timeout_per_request == 0:
         yield "sendMsgMaxTimeoutPerRequest=0 leaves no time for an attempt: allowed is -1 (no limit) or 1 and more (ms)"
     if options.max_rate_tasks is not None and options.max_rate_per_second is None:
@@ -240,28 +238,19 @@ def _of_dead_letters(options: SinkOptions) -> Iterator[str]:
     if topic is not None and topic == options.topic:
         yield f"deadLetterTopic={topic!r} is also the option topic: give a separate topic for invalid rows"
     if options.on_error == "deadLetter" and options.send_mode == "oneway":
-        yield (
-            "onError=deadLetter is not available with sendMode=oneway, because dead letters must be acknowledged: set "
-            "sendMode to async or sync"
-        )
+        yield "onError=deadLetter is not available with sendMode=oneway (no acknowledgements): use async or sync"
 
 
 def _against_order(options: SinkOptions) -> Iterator[str]:
     if options.send_mode == "oneway":
-        yield (
-            "ordered=true is not available with sendMode=oneway, because a batch waits for the acknowledgement of the "
-            "previous one: set sendMode to async or sync"
-        )
+        yield "ordered=true is not available with sendMode=oneway (no acknowledgements): set sendMode to async or sync"
     if options.queue_selector not in (None, "hash"):
         yield (
             f"ordered=true is not available with queueSelector={options.queue_selector}, because the hash of the "
             "shardingKey chooses the queue: remove queueSelector, or set it to hash"
         )
     if options.connection.send_latency_fault_enable:
-        yield (
-            "ordered=true is not available with sendLatencyFaultEnable=true, because rows of one shardingKey stay with "
-            "their broker: set one of the two to false"
-        )
+        yield "ordered=true is not available with sendLatencyFaultEnable=true (rows wait for their broker): disable one"
     if options.topic is None:
         yield (
             "ordered=true requires the option topic, because the driver looks up the queues of one topic (over gRPC, "

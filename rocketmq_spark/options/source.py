@@ -209,10 +209,7 @@ def option_warnings(options: SourceOptions) -> Iterator[str]:
     """Yield a warning for each value that is allowed but probably a mistake."""
     expression = options.sub_expression
     if options.filter_type == "TAG" and re.search("[=<>']", expression):
-        yield (
-            f"subExpression={expression!r} is interpreted as tags, but looks like a condition on properties, which "
-            "requires filterType=SQL92"
-        )
+        yield f"subExpression={expression!r} is interpreted as tags; a condition requires filterType=SQL92"
     stamps = {"startingTimestamp": options.starting_timestamp, "endingTimestamp": options.ending_timestamp}
     for name, stamp in stamps.items():
         if stamp is not None and 0 < stamp < _SECONDS:
@@ -232,10 +229,7 @@ def _of_filters(options: SourceOptions) -> Iterator[str]:
     if options.filter_type == "SQL92" and expression.strip() == "*":
         yield "filterType=SQL92 requires a condition, but subExpression is *: give one, or remove filterType"
     if options.filter_type == "TAG" and "|" in expression.replace("||", ""):
-        yield (
-            f"subExpression={expression!r} contains a single pipe character: allowed is *, or tags separated by two "
-            "(TagA || TagB)"
-        )
+        yield f"subExpression={expression!r} contains a single pipe: allowed is *, or tags as in TagA || TagB"
     elif options.filter_type == "TAG" and not any(map(str.strip, expression.split("||"))):
         yield f"subExpression={expression!r} has no tag: allowed is *, or tags as in TagA || TagB"
 

@@ -115,19 +115,19 @@ def test_malformed_endpoints_are_refused(value: str) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"nameServer": "a:1", **ENDPOINTS}, "nameServer and endpoints are both given: give nameServer"),
-        ({"namesrvAddr": "a:1", **ENDPOINTS}, "nameServer and endpoints are both given: give nameServer"),
+        ({"nameServer": "a:1", **ENDPOINTS}, "nameServer and endpoints are both given: give nameServer (remoting)"),
+        ({"namesrvAddr": "a:1", **ENDPOINTS}, "nameServer and endpoints are both given: give nameServer (remoting)"),
         (
             {"transport": "remoting", **ENDPOINTS},
-            "endpoints requires transport=grpc, but transport is remoting",
+            "endpoints requires transport=grpc",
         ),
         (
             {"transport": "remoting", "nameServer": "a:1", **ENDPOINTS},
-            "endpoints requires transport=grpc, but transport is remoting: give nameServer instead",
+            "endpoints requires transport=grpc: give nameServer instead",
         ),
         (
             {"transport": "grpc", "nameServer": "a:1"},
-            "transport=grpc uses no name server, but nameServer is given: give endpoints instead",
+            "transport=grpc excludes nameServer: give endpoints (proxies) instead",
         ),
         ({"transport": "grpc"}, "option endpoints is missing: transport=grpc requires"),
     ],
@@ -139,7 +139,7 @@ def test_addresses_of_the_wrong_kind_are_rejected_with_advice(given: dict[str, s
 def test_producer_errors_use_the_spelling_of_producer_properties() -> None:
     assert producer_refusal(name_server="a:1", endpoints="p:1").startswith("name_server and endpoints are both given")
     assert producer_refusal(transport="grpc", name_server="a:1").startswith(
-        "transport=grpc uses no name server, but name_server is given: give endpoints instead"
+        "transport=grpc excludes name_server: give endpoints (proxies) instead"
     )
     assert producer_refusal(transport="remoting", endpoints="p:1").startswith("endpoints requires transport=")
     assert producer_refusal(transport="grpc").startswith("option endpoints is missing")

@@ -176,7 +176,7 @@ def test_aliases_that_agree_are_accepted() -> None:
 
 def test_aliases_that_disagree_are_refused_by_both_names() -> None:
     message = refusal({"nameserver": "a:1", "namesrvaddr": "b:1"})
-    assert message == "options nameServer and namesrvAddr are the same option with two values: give one of them"
+    assert message == "nameServer and namesrvAddr are the same option with two values: give one of them"
 
 
 def test_environment_variable_is_the_default_name_server() -> None:
