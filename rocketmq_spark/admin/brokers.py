@@ -124,9 +124,6 @@ def _integer(runtime: Mapping[str, str], name: str) -> int | None:
     return int(text) if re.fullmatch(r"-?[0-9]{1,19}", text) else None
 
 
-_PROXYS_OWN: Final = "DefaultHeartBeatSyncerTopic"
-_REPLIES: Final = "_REPLY_TOPIC"
-
 # By topic; None for a broker without topic attributes (4.x).
 _Attributes = Mapping[str, Mapping[str, str] | None]
 
@@ -139,7 +136,8 @@ def topics_of(transport: RemotingTransport, timeout: float, *, everything: bool)
     own: set[str] = set()
     if not transport.namespace.name:
         brokers = (broker.broker_name for broker in info.brokers)
-        own = {_PROXYS_OWN, *brokers, *info.clusters, *(f"{cluster}{_REPLIES}" for cluster in info.clusters)}
+        replies = (f"{cluster}_REPLY_TOPIC" for cluster in info.clusters)
+        own = {"DefaultHeartBeatSyncerTopic", *brokers, *info.clusters, *replies}
     shown = sorted(name for name in names if everything or not (name in own or is_internal_topic(name)))
     routes = query_all(shown, lambda topic: transport.query_route(topic, timeout))
     masters = masters_of(info.brokers)

@@ -130,8 +130,14 @@ def logs(
     for server in chosen:
         if len(chosen) > 1:
             typer.echo(f"==> {escaped(server.name)} <==")
-        for line in _last_lines(Path(server.log), lines):
-            typer.echo(escaped(line.expandtabs(4)))
+        try:
+            # A log is rolled at 20 MB, so reading all of it is bounded.
+            with Path(server.log).open(encoding="utf-8", errors="replace", newline="\n") as file:
+                last = deque(file, maxlen=lines)
+        except OSError as exc:
+            raise ClusterError(f"reading the log {server.log}: {exc}") from exc
+        for line in last:
+            typer.echo(escaped(line.rstrip("\n").expandtabs(4)))
 
 
 def _state_file() -> StateFile:
@@ -161,15 +167,6 @@ def _how_to_use(state: ClusterState) -> str:
         "stop it: rocketmq-spark cluster down",
     ]
     return "\n".join(lines)
-
-
-def _last_lines(log: Path, count: int) -> list[str]:
-    # Rolled at 20 MB, so reading it all is bounded.
-    try:
-        with log.open(encoding="utf-8", errors="replace", newline="\n") as file:
-            return [line.rstrip("\n") for line in deque(file, maxlen=count)]
-    except OSError as exc:
-        raise ClusterError(f"reading the log {log}: {exc}") from exc
 
 
 @contextlib.contextmanager

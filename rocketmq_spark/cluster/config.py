@@ -23,8 +23,6 @@ _PORTS: Final = range(20_000, 30_000)
 # Programs with the same seed must not try the same ports.
 _draw: Final = random.SystemRandom().randrange
 
-_BY_AUTH: Final = {"authenticationEnabled": "use auth=", "authorizationEnabled": "use auth="}
-
 _BROKERS_OWN: Final = {
     "brokerName": "it is broker-0, broker-1, ...",
     "brokerIP1": "it is 127.0.0.1",
@@ -32,7 +30,8 @@ _BROKERS_OWN: Final = {
     "namesrvAddr": "it is the cluster's own name server",
     "storePathRootDir": "use directory=",
     "storePathCommitLog": "use directory=",
-    **_BY_AUTH,
+    "authenticationEnabled": "use auth=",
+    "authorizationEnabled": "use auth=",
 }
 
 _PROXYS_OWN: Final = {
@@ -43,7 +42,8 @@ _PROXYS_OWN: Final = {
     "remotingAccessAddr": "it is 127.0.0.1",
     "grpcServerPort": "it is a free port, see LocalCluster.endpoints",
     "remotingListenPort": "it is a free port, see Proxy.address",
-    **_BY_AUTH,
+    "authenticationEnabled": "use auth=",
+    "authorizationEnabled": "use auth=",
 }
 
 

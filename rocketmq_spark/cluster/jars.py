@@ -246,16 +246,14 @@ def retrieve(work: Path, java: Path, ivy: Path, tell: Progress) -> None:
             done = steps
     for file, process in processes.items():
         if process.returncode != 0:
-            raise _ivy_failed(file.read_text(errors="replace").strip(), process.returncode)
-
-
-def _ivy_failed(output: str, code: int) -> ClusterError:
-    causes = (match[0].rstrip() for cause in _CAUSES if (match := re.search(cause, output)))
-    reason = next(causes, output.splitlines()[-1] if output else f"exit code {code}")
-    return ClusterError(
-        f"fetching the RocketMQ server failed: {reason}. It needs the network once. For an HTTP proxy set"
-        " JAVA_TOOL_OPTIONS=-Dhttps.proxyHost=..., for a mirror set ROCKETMQ_SPARK_IVY_SETTINGS to an ivysettings.xml"
-    )
+            text = file.read_text(errors="replace").strip()
+            causes = (match[0].rstrip() for cause in _CAUSES if (match := re.search(cause, text)))
+            reason = next(causes, text.splitlines()[-1] if text else f"exit code {process.returncode}")
+            raise ClusterError(
+                f"fetching the RocketMQ server failed: {reason}. It needs the network once. For an HTTP proxy set"
+                " JAVA_TOOL_OPTIONS=-Dhttps.proxyHost=..., for a mirror set ROCKETMQ_SPARK_IVY_SETTINGS to an"
+                " ivysettings.xml"
+            )
 
 
 def _install(jars: Path, cache: Path, checksums: Mapping[str, str], tell: Progress) -> tuple[Path, ...]:

@@ -38,17 +38,13 @@ class ConnectionOptions:
     name_server: tuple[str, ...] = option("nameServer", (), ADDRESSES,
         "Addresses of the name servers, separated by ; or a comma. Required unless `endpoints` is given.",
         section="servers", aliases=("nameServerAddress", "namesrvAddr"), env="NAMESRV_ADDR",
-        producer_doc="Addresses of the name servers: a list, or a text separated by ; or a comma. Required unless "
-        "`endpoints` is given.",
         cli="host:9876;host:9876. Default: the cluster started with `rocketmq-spark cluster up`.")
     transport: str = option("transport", REMOTING, kinds.choice(REMOTING, GRPC),
         "`remoting` connects to name servers and brokers. `grpc` connects to the RocketMQ 5 proxies of `endpoints`. "
         "Default: `grpc` if only `endpoints` is given.", uses=SENDING)
     endpoints: tuple[str, ...] = option("endpoints", (), ENDPOINTS,
-        "Addresses of RocketMQ 5 proxies, separated by ; or a comma. Writes then use gRPC and no name server. A prefix "
-        "https:// requires `useTls=true`, http:// requires `useTls=false`.", uses=SENDING,
-        producer_doc="Addresses of RocketMQ 5 proxies, separated by ; or a comma. The producer then uses gRPC and no "
-        "name server. A prefix https:// requires `useTls`, and http:// excludes it.")
+        "Addresses of RocketMQ 5 proxies, separated by ; or a comma. Messages are then sent over gRPC without a name "
+        "server. A prefix https:// requires `useTls=true`, http:// requires `useTls=false`.", uses=SENDING)
     namespace: str | None = option("namespace", None, kinds.text("characters of a-z A-Z 0-9 _ - |", "[^a-zA-Z0-9_|-]"),
         "Prefix (`namespace%`) of topic and group names on the servers. Metrics and receipts show names without it. "
         "Default: the namespace in a name server address `MQ_INST_x_y.host`.",

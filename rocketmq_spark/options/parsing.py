@@ -82,16 +82,6 @@ _TRIED: Final[Mapping[str, str]] = {
 }
 
 
-def name_here(key: str, use: str) -> str:
-    """Return a hint for an option of another connector or a common guess, "" for any other key."""
-    known = {**_TRIED, **NAMES[use]}.get(key.lower())
-    if known is not None:
-        return f"here: {known}"
-    # Only the prefix is compared, because Kafka's clients have hundreds of options.
-    is_kafkas = key.lower().startswith("kafka.")
-    return "an option of Kafka's clients; docs/migrating.md has the names here" if is_kafkas else ""
-
-
 # Keys that Spark adds to the options, tried on 4.3 (path, checkpointLocation, queryName), and the reserved table
 # properties of TableCatalog.java.
 _SPARK_KEYS: Final = frozenset(
@@ -139,7 +129,16 @@ def _unknown_text(keys: Sequence[str], table: Sequence[OptionSpec], use: str) ->
         near = difflib.get_close_matches(key.lower(), canonical, n=1)
         meant = f"did you mean {canonical[near[0]]}?" if near else ""
         there = names_there.get(key.lower())
-        hints[key] = f"{there} is an option of a {other}" if there else name_here(key, use) or meant
+        here = {**_TRIED, **NAMES[use]}.get(key.lower())
+        if there:
+            hints[key] = f"{there} is an option of a {other}"
+        elif here:
+            hints[key] = f"here: {here}"
+        elif key.lower().startswith("kafka."):
+            # Kafka's clients have hundreds of options, so the table does not have all of them.
+            hints[key] = "an option of Kafka's clients; docs/migrating.md has the names here"
+        else:
+            hints[key] = meant
     texts = [f"unknown option {key!r}" + (f": {hint}" if hint else "") for key, hint in hints.items()]
     if not all(hints.values()):
         texts.append(f"the options of a {use} are {', '.join(spec.name for spec in table)}")

@@ -70,9 +70,8 @@ class SendOptions(ConnectedOptions):
     compress_level: int = option("compressLevel", 5, kinds.integer(0, 22),
         "Compression level: 0 to 9 for ZLIB, 1 to 22 for ZSTD. LZ4 has no levels.")
     enable_trace: bool = option("enableTrace", False, BOOLEAN,
-        "Send a trace record of every stored row to `traceTopic`. It costs more than the write itself. Rows beyond the "
-        "capacity of the trace are stored but not traced, and the log reports their number.", section="trace",
-        producer_doc="Send a trace record of every message to `trace_topic`.")
+        "Send a trace record of every stored message to `traceTopic`. In a write, this costs more than the write "
+        "itself; rows beyond the capacity of the trace are not traced, and the log counts them.", section="trace")
     trace_topic: str = option("traceTopic", "RMQ_SYS_TRACE_TOPIC", TOPIC,
         "Topic of the trace records. RocketMQ's own tools read the default topic.")
     unit_mode: bool = option("unitMode", False, BOOLEAN,

@@ -478,7 +478,7 @@ def test_advice_of_the_doctor_is_one_unwrapped_line(
         assert [line for line in lines if str(python) in line]
         monkeypatch.delenv("FORCE_COLOR", raising=False)
     assert [
-        line for line in lines if line.endswith(f"{python} (PYSPARK_PYTHON) is not a working Python:  no such module")
+        line for line in lines if line.endswith(f"{python} (PYSPARK_PYTHON) is not a working Python: no such module")
     ]
 
 
