@@ -146,28 +146,21 @@ def fetch(
                 return jars
             folder = _jar_folder(cache)
             if folder.exists():
-                logger.warning(
-                    "the jars of the RocketMQ server in %s differ from the package's list, so they are fetched again: "
-                    "%s",
-                    folder,
-                    differences(folder, checksums),
-                )
+                different = differences(folder, checksums)
+                logger.warning("fetching jars again: those in %s differ from the package's list: %s", folder, different)
             for stale in cache.glob(".fetch-*"):  # Left by a killed process; this process holds the lock
                 shutil.rmtree(stale, ignore_errors=True)
             free = free_bytes(cache)
             if free < FETCH_BYTES:
                 raise ClusterError(
-                    f"fetching the RocketMQ server: {cache} has {free >> 20} MB of free disk space, "
-                    f"{FETCH_BYTES >> 20} MB are needed. Free some, or set ROCKETMQ_SPARK_CACHE to a folder on another "
-                    "disk"
+                    f"fetching jars: {cache} has {free >> 20} MB of free disk space, {FETCH_BYTES >> 20} MB are needed."
+                    " Free some, or set ROCKETMQ_SPARK_CACHE to a folder on another disk"
                 )
             with tempfile.TemporaryDirectory(prefix=".fetch-", dir=cache) as work:
                 retrieve(Path(work), java, ivy, tell)
                 return _install(Path(work, "jars"), cache, checksums, tell)
     except OSError as exc:
-        raise ClusterError(
-            f"fetching the jars into {cache}: {exc}; set ROCKETMQ_SPARK_CACHE to another folder"
-        ) from exc
+        raise ClusterError(f"fetching jars into {cache}: {exc}; set ROCKETMQ_SPARK_CACHE to another folder") from exc
 
 
 def find_ivy(environ: Mapping[str, str] = os.environ) -> Path:

@@ -134,7 +134,7 @@ def check_user(name: str, secret_key: str, **rights: Sequence[str]) -> None:
         )
     for parameter, names in rights.items():
         if isinstance(names, str) or not isinstance(names, Sequence):
-            raise ClusterError(f"{doing}: {parameter}={names!r} is not a list of names. Give ['orders', 'new-*']")
+            raise ClusterError(f"{doing}: {parameter}={names!r} is not a list of names such as ['orders', 'new-*']")
         for resource in names:
             # A broker supports only a '*' at the end and cuts the name at the first one: "*-x" matches nothing, and
             # "a*b*" matches every name that begins with "a" (Resource.of).

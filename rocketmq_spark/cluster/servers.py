@@ -250,10 +250,10 @@ class Broker(Server):
 
     def _ask(self) -> None:
         probe, name_server = self._site.probe, self._site.name_server
-        registered = probe.registered_brokers(name_server).get(self.name)
-        if registered != self.address:
+        known = probe.registered_brokers(name_server).get(self.name, "no address")
+        if known != self.address:
             self._have_it_register()
-            raise ClusterError(f"the name server has {registered or 'no address'} for {self.name}, not {self.address}")
+            raise ClusterError(f"the name server has {known} for {self.name}, not {self.address}")
         if self.properties.get("autoCreateTopicEnable") != "false":
             # The first send to a new topic uses the queues of this route.
             queues = probe.route(name_server, AUTO_CREATE_TOPIC).queue_datas

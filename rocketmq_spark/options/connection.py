@@ -44,7 +44,7 @@ class ConnectionOptions:
         "Default: `grpc` if only `endpoints` is given.", uses=SENDING)
     endpoints: tuple[str, ...] = option("endpoints", (), ENDPOINTS,
         "Addresses of RocketMQ 5 proxies, separated by ; or a comma. Messages are then sent over gRPC without a name "
-        "server. A prefix https:// requires `useTls=true`, http:// requires `useTls=false`.", uses=SENDING)
+        "server. A prefix https:// requires `useTls`, and http:// excludes it.", uses=SENDING)
     namespace: str | None = option("namespace", None, kinds.text("characters of a-z A-Z 0-9 _ - |", "[^a-zA-Z0-9_|-]"),
         "Prefix (`namespace%`) of topic and group names on the servers. Metrics and receipts show names without it. "
         "Default: the namespace in a name server address `MQ_INST_x_y.host`.",

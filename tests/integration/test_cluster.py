@@ -241,7 +241,7 @@ def test_broker_that_dies_later_is_noticed_and_its_log_kept(caplog: pytest.LogCa
         assert broker.pid is not None
         os.kill(broker.pid, signal.SIGKILL)
         wait_for(lambda: not broker.is_alive)
-        with pytest.raises(ClusterError, match="broker-0 ended by SIGKILL; killed from outside"):
+        with pytest.raises(ClusterError, match="broker-0 ended by SIGKILL; killed by another process"):
             cluster.check()
     assert "broker-0 ended by SIGKILL" in caplog.text
     assert broker.log.exists()

@@ -315,7 +315,7 @@ def test_secret_that_cannot_be_an_option_is_rejected_and_not_shown(secret: Any) 
 @pytest.mark.parametrize("names", ["orders", None, 7])
 def test_single_name_instead_of_a_list_is_rejected(parameter: str, names: Any) -> None:
     given = {"publish": [], "subscribe": [], "groups": [], parameter: names}
-    with pytest.raises(ClusterError, match=rf"the user shop: {parameter}={names!r} is not a list of names. Give \["):
+    with pytest.raises(ClusterError, match=rf"the user shop: {parameter}={names!r} is not a list of names such as \["):
         check_user("shop", "hush", **given)
 
 
