@@ -83,7 +83,7 @@ __all__ = [
     "unregister",
 ]
 
-# Public names by the module that has them. Each is imported when it is first used, because it needs pyspark or time.
+# Public names by module. Each is imported at its first use, because it needs pyspark or time.
 _LAZY = {
     "admin": ("Admin",),
     "cli.demo": ("demo",),
@@ -93,11 +93,7 @@ _LAZY = {
     "model.send_result": ("LocalTransactionState", "SendResult", "TransactionSendResult"),
     "producer.producer": ("Producer",),
     "producer.transaction": ("TransactionListener",),
-    "routing.selectors": (
-        "SelectMessageQueueByHash",
-        "SelectMessageQueueByMachineRoom",
-        "SelectMessageQueueByRandom",
-    ),
+    "routing.selectors": ("SelectMessageQueueByHash", "SelectMessageQueueByMachineRoom", "SelectMessageQueueByRandom"),
     "spark.datasource": ("RocketMQDataSource",),
     "spark.dedupe": ("dedupe",),
     "spark.live": ("live",),

@@ -1,4 +1,4 @@
-"""``python -m rocketmq_spark``: the ``rocketmq-spark`` command."""
+"""``python -m rocketmq_spark`` runs the ``rocketmq-spark`` command."""
 
 import sys
 

@@ -1,7 +1,7 @@
-"""Every error of this package, with flags that say what the caller may do next.
+"""All errors of this package, with flags that tell the caller what to do next.
 
-Senders read an error's flags and never list error classes. Errors that the Java client also has keep their Java names
-and tree; all others end in ``Error``. The text of an error is one bounded line without control characters and secrets.
+Senders read the flags and never list error classes. Errors that the Java client also has keep their Java names and
+tree; all others end in ``Error``. The text of an error is one bounded line without control characters and secrets.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import re
 import traceback
 from typing import ClassVar, Final
 
-# Characters of a whole error, log record, or table cell: enough for a write's error with counts of 1,000 brokers.
+# Maximum characters of an error, log record or table cell: enough for the error of a write with counts of 1,000
+# brokers.
 LONGEST: Final = 100_000
 
 # Control characters, line separators, invisible characters that reorder or hide text, and surrogates, which no UTF-8
@@ -27,7 +28,7 @@ def escaped(text: str, limit: int = LONGEST) -> str:
 
     Backslashes do not change, so escaping a text twice gives the same text.
     """
-    shown = _UNSAFE.sub(_code, text[: limit + 1])
+    shown = _UNSAFE.sub(lambda match: match[0].encode("unicode_escape", "surrogatepass").decode(), text[: limit + 1])
     if len(shown) <= limit:
         return shown
     end = f"… ({len(text)} characters)"
@@ -43,7 +44,7 @@ def escape_record(record: logging.LogRecord) -> bool:
         message = record.getMessage()
         trace = "".join(traceback.format_exception(*record.exc_info)) if record.exc_info else ""
     except Exception:
-        # An argument has no text. The record's handler reports that, as for any other logger.
+        # An argument has no text. The record's handler reports it, as for any other logger.
         return True
     shown = escaped(message)
     if shown != message:
@@ -53,19 +54,15 @@ def escape_record(record: logging.LogRecord) -> bool:
     return True
 
 
-def _code(match: re.Match[str]) -> str:
-    return match[0].encode("unicode_escape", "surrogatepass").decode()
-
-
 class RocketMQError(Exception):
     """The base of all errors of this package. Its flags say what the caller may do next."""
 
     retriable: ClassVar[bool] = False  # Sending the same bytes again later may succeed
-    refresh_route: ClassVar[bool] = False  # The cached route is probably stale: look it up before the next attempt
+    refresh_route: ClassVar[bool] = False  # The cached route may be stale, so look it up before the next attempt
     isolate: ClassVar[bool] = False  # The failure counts as a fault of the broker in the latency-fault table
     flow_control: ClassVar[bool] = False  # The broker is busy: retry the same queue later, with a smaller window
-    maybe_stored: ClassVar[bool] = False  # The broker may have stored the rows although no acknowledgement came
-    split: ClassVar[bool] = False  # One row is rejected, or the batch is too large: its halves may be sent
+    maybe_stored: ClassVar[bool] = False  # The broker may have stored the rows without an acknowledgement
+    split: ClassVar[bool] = False  # One row is invalid, or the batch is too large: its halves may be sent
     unbatch: ClassVar[bool] = False  # The server does not support batches: the rows may be sent one by one
 
     def __str__(self) -> str:
@@ -73,7 +70,7 @@ class RocketMQError(Exception):
 
 
 class MQClientException(RocketMQError):
-    """A request that the client rejects, or that used up its attempts.
+    """A request that the client rejects, or that failed in every attempt.
 
     `response_code` is a broker's, or one of the client error codes (10001 to 10007), or -1.
     """
@@ -84,10 +81,10 @@ class MQClientException(RocketMQError):
 
 
 class RouteNotFoundException(MQClientException):
-    """A topic without a route; a name server may register one later.
+    """A topic without a route; a broker may register it later.
 
-    The code is 10004 without any name server, else 10005 (``ClientErrorCode.java``). `unreachable` is True if no name
-    server answered, and False if one answered and has no usable route.
+    The code is 10004 if no name server is known, else 10005 (``ClientErrorCode.java``). `unreachable` is True if no
+    name server answered, and False if one answered without a usable route.
     """
 
     retriable = True
@@ -113,7 +110,7 @@ class UserRefusedException(MQBrokerException):
 
 
 class MessageRefusedException(MQBrokerException):
-    """A proxy rejects the content of a request. It stores no message of a batch and does not say which one is wrong."""
+    """A proxy rejects the content of a request. It stores no message of the batch and does not name the invalid one."""
 
     split = True
 
@@ -125,7 +122,7 @@ class RequestNotSupportedException(MQBrokerException):
 
 
 class BrokerBusyException(MQBrokerException):
-    """Flow control (SYSTEM_BUSY, FLOW_CONTROL): the broker stored nothing and accepts the request later."""
+    """Flow control (SYSTEM_BUSY, FLOW_CONTROL): the broker stored nothing, and accepts the request later."""
 
     retriable = True
     flow_control = True
@@ -147,7 +144,7 @@ class TopicRouteStaleException(MQBrokerException):
 
 
 class NoBrokersException(TopicRouteStaleException):
-    """The name servers know no broker, so they know no topic. A broker may register at any time."""
+    """The name servers know no broker and therefore no topic. A broker may register at any time."""
 
 
 class BrokerOutcomeUnknownException(MQBrokerException):
@@ -159,7 +156,7 @@ class BrokerOutcomeUnknownException(MQBrokerException):
 
 
 class RemotingException(RocketMQError):
-    """The connection failed before or while a request or its response travelled."""
+    """The connection failed before or during the transfer of a request or its response."""
 
     retriable = True
     isolate = True
@@ -220,9 +217,9 @@ class SchemaError(RocketMQError, ValueError):
 
 
 class InvalidRowError(RocketMQError, ValueError):
-    """A row that no broker can store as it is. Sending it again does not help.
+    """A row that no broker can store. Sending it again does not help.
 
-    `row` is its number within the partition, from 0; `rule` is the rule that it breaks, without the row's own data.
+    `row` is its number within the partition, from 0; `rule` is the violated rule, without the row's data.
     """
 
     def __init__(self, message: str, row: int = -1, rule: str = "") -> None:
@@ -232,7 +229,7 @@ class InvalidRowError(RocketMQError, ValueError):
 
 
 class ReservedPropertyError(RocketMQError, ValueError):
-    """A user property has a name that RocketMQ uses itself."""
+    """A user property has a name that is reserved for RocketMQ."""
 
 
 class CompressionError(RocketMQError, ValueError):
@@ -240,15 +237,15 @@ class CompressionError(RocketMQError, ValueError):
 
 
 class DeliveryError(RocketMQError):
-    """A write failed to get every row acknowledged. The text says per broker what is stored, not sent and unknown."""
+    """A write did not get every row acknowledged. The text counts stored, unsent and unknown rows by broker."""
 
 
 class ReadError(RocketMQError):
-    """A read failed to get every message of its ranges. The text names the queue, the offset and the cause."""
+    """A read did not get every message of its ranges. The text names the queue, the offset and the cause."""
 
 
 class DataLossError(RocketMQError):
-    """Messages that a read must return no longer exist: they expired, or their queue was deleted."""
+    """Messages in the range of a read no longer exist: they expired, or their queue was deleted."""
 
 
 class MetricsUnavailableError(RocketMQError):

@@ -1,7 +1,7 @@
 """`Admin`: topics, routes, offsets, brokers and newest messages of a cluster, and new topics.
 
-Requests go to name servers and brokers over remoting, and write to no topic. A server that does not answer is named,
-and the other answers are shown. The shell commands are in cli/app.py.
+It sends requests to name servers and brokers over remoting, and writes to no topic. If a server does not answer, the
+table names it and shows the other answers.
 """
 
 from rocketmq_spark.admin.admin import Admin

@@ -1,7 +1,4 @@
-"""`Admin`, the front door; the modules beside it make the requests.
-
-Nothing is opened before the first request.
-"""
+"""`Admin`, whose methods call the functions of the other modules. Nothing is opened before the first request."""
 
 from __future__ import annotations
 
@@ -33,18 +30,16 @@ class Admin:
     name_server : str or sequence of str, optional
         ``host:9876;host:9876``. Default: the environment variable ``NAMESRV_ADDR``.
     timeout : float, default 5.0
-        Seconds for one request to one server; 3,600 at most.
+        Seconds for one request to one server, at most 3,600.
     access_key, ..., namespace
-        The options of a read with these names, see docs/options.md. With `namespace` topics have their names without
-        it, and those of other namespaces are left out.
+        As the options of a read, see docs/options.md. With `namespace`, topics are shown without it, and topics of
+        other namespaces are not shown.
 
     Notes
     -----
-    Each method raises a ``RemotingException`` if no name server answers, and an ``MQBrokerException`` if one refuses.
-    A broker that does not answer is named in the table's `missing`, and the other answers are shown.
-
-    It is safe for many threads, and can't be pickled. An OptionError is raised for an argument that is malformed or
-    contradicts another one, and without a name server.
+    An argument that is malformed or contradicts another one is an OptionError. Each method raises a
+    ``RemotingException`` if no name server answers, and an ``MQBrokerException`` if one rejects the request. A broker
+    that does not answer is in `missing` of the table. An Admin is thread-safe, and can't be pickled.
 
     Examples
     --------
@@ -72,7 +67,7 @@ class Admin:
         namespace: str | None = None,
         timeout: float = 5.0,
     ) -> None:
-        # All arguments but the timeout are options of the connection.
+        # All arguments except the timeout are options of the connection.
         self._options = admin_options(locals(), timeout, os.environ)
         self._timeout = timeout
         transport = new_transport(self._options.connection, "")
@@ -89,11 +84,11 @@ class Admin:
         self.close()
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("an Admin holds connections and can't be pickled: make one where it is used")
+        raise TypeError("an Admin holds connections and can't be pickled: create it where it is used")
 
     @property
     def options(self) -> SourceOptions:
-        """The options of the connection; their repr shows no secret."""
+        """The options of the connection; their repr contains no secret."""
         return self._options
 
     @property
@@ -106,18 +101,18 @@ class Admin:
         self._transport.close()
 
     def topics(self, *, all: bool = False) -> Table[TopicInfo]:  # noqa: A002
-        """Return the topics of the cluster; an MQClientException if the given name server is a broker or a proxy.
+        """Return the topics of the cluster; with `all` also RocketMQ's own.
 
-        With `all` RocketMQ's own topics are included: retry and dead-letter topics of consumer groups, templates, half
-        messages, timers, and one for each broker and cluster.
+        Those are retry and dead-letter topics of consumer groups, templates, half messages, timers, and one topic per
+        broker and cluster. Raises an MQClientException if the given name server is a broker or a proxy.
         """
         return topics_of(self._transport, self._timeout, everything=all)
 
     def route(self, topic: str) -> TopicRouteData:
         """Return the brokers and queues of a topic.
 
-        Raises a TopicRouteStaleException if no name server knows the topic: its text has similar names, and the name
-        servers that did not answer. It is a NoBrokersException if they know no broker at all.
+        Raises a TopicRouteStaleException, with similar names and the silent name servers, for an unknown topic. Raises
+        a NoBrokersException if the name servers know no broker.
         """
         try:
             return self._transport.query_route(topic, self._timeout * len(self._options.connection.name_server))
@@ -125,14 +120,14 @@ class Admin:
             raise
         except TopicRouteStaleException as exc:
             near: list[str] = []
-            # A proxy has no list of topics.
+            # A proxy does not list topics.
             with contextlib.suppress(RocketMQError):
                 near = difflib.get_close_matches(topic, self._transport.topics(self._timeout), n=3)
             hint = f"create it: rocketmq-spark create-topic {topic}"
             if near:
                 hint = f"did you mean {' or '.join(near)}?"
             elif not is_legal(topic):
-                hint = f"no topic can be called {topic!r}: a name has letters, digits and % | _ - only"
+                hint = f"{topic!r} is not a valid name: allowed are letters, digits and % | _ -"
             silent = silence(exc, self._options.connection.name_server)
             others = f"{silent} and may know one" if silent else ""
             raise TopicRouteStaleException(
@@ -143,10 +138,10 @@ class Admin:
             ) from exc
 
     def offsets(self, topic: str) -> Table[QueueOffsets]:
-        """Return the offsets of each queue of a topic; the sum of messages is in the notes.
+        """Return the offsets of each queue of a topic, and the total of messages in the notes.
 
-        A message is counted a moment after its send was acknowledged: a broker builds its queues in the background.
-        Raises an OptionError for a static topic, and a TopicRouteStaleException for one that no name server knows.
+        A broker counts a message shortly after its acknowledgement, because it builds its queues in the background.
+        Raises an OptionError for a static topic, and a TopicRouteStaleException for an unknown topic.
         """
         answers = offsets_of(self._options, self._transport, topic, self.route(topic))
         rows = held_by(answers)
@@ -156,32 +151,27 @@ class Admin:
     def peek(
         self, topic: str, count: int = 10, *, tag: str | None = None, consumer_group: str = TOOLS_CONSUMER
     ) -> Table[PeekedMessage]:
-        """Return the newest messages of a topic, the newest first, without moving offsets of a consumer group.
+        """Return the newest messages of a topic by store time, the newest first, without moving any group's offsets.
 
-        "Newest" is by the time of storing, so between brokers it is as good as their clocks.
+        Between brokers the order is as exact as their clocks. With `tag` only messages with this tag are returned, or
+        with one of several as in ``a || b``. The last 1,000 messages of each queue are searched, or the last `count` if
+        that is more. Requests name `consumer_group`. Its default, RocketMQ's own tools, exists on all brokers; access
+        control may require another one.
 
-        With `tag` only messages with this tag are returned, or with one of several as in ``a || b``. The last 1,000
-        messages of each queue are searched, or the last `count` if that is more. The requests name `consumer_group`.
-        The default, of RocketMQ's own tools, exists on all brokers. Access control may require another one.
-
-        Raises an OptionError if `count` is less than 1, the tag is not one, or the topic is a static one; a
-        TopicRouteStaleException if no name server knows the topic; and a ReadError if a queue returned nothing within
-        the timeout, or its broker refuses.
+        Raises an OptionError for a `count` below 1, an empty tag or a static topic, a TopicRouteStaleException for an
+        unknown topic, and a ReadError if a queue returned nothing within the timeout or its broker fails.
         """
         answers = offsets_of(self._options, self._transport, topic, route := self.route(topic))
         held = held_by(answers)
         closed = closed_to_readers(held, route)
-        readable = [one for one in held if one.queue not in closed]
+        readable = [offsets for offsets in held if offsets.queue not in closed]
         rows = peek(self._options, self._transport, {topic: route}, readable, count, tag, consumer_group)
-        notes = ["a tag is looked for at the ends of queues only"] if tag is not None and len(rows) < count else []
-        notes += [] if any(one.messages for one in held) else ["the topic holds no messages"]
+        notes = ["only the ends of queues are searched for a tag"] if tag is not None and len(rows) < count else []
+        notes += [] if any(offsets.messages for offsets in held) else ["the topic holds no messages"]
         return Table(PeekedMessage, rows, missing=[*missing_queues(answers), *missing_queues(closed)], notes=notes)
 
     def brokers(self) -> Table[BrokerInfo]:
-        """Return the brokers of the cluster, including slaves, and their status.
-
-        Raises an MQClientException if the given name server is a broker or a proxy.
-        """
+        """Return the brokers of the cluster, including slaves, and their status; raises errors as `topics`."""
         return brokers_of(self._transport, self._timeout)
 
     def create_topic(
@@ -196,23 +186,17 @@ class Admin:
     ) -> TopicRouteData:
         """Create a topic on every master of a cluster, and return its route once every name server knows all of it.
 
-        Parameters
-        ----------
-        queues : int, default 8
-            On each broker.
-        message_type : {"NORMAL", "FIFO", "DELAY", "TRANSACTION"}, optional
-            The messages that proxies of RocketMQ 5 accept. Brokers' default: ``NORMAL``.
-        inner : bool, default False
-            Make its queues of the type BatchCQ, for writes with ``batchType=inner``. They stay of that type.
-        update : bool, default False
-            Change an existing topic: its number of queues, its permission to ``rw``, and if `message_type` is given
-            its message type. Messages in removed queues can't be read any more.
-        cluster : str, optional
-            Required if the name servers know several.
+        `queues` is per broker. `message_type` is what proxies of RocketMQ 5 accept (NORMAL, FIFO, DELAY or
+        TRANSACTION); brokers' default is NORMAL. `inner` makes queues of the type BatchCQ, for writes with
+        ``batchType=inner``; the type of a queue is permanent. `cluster` is required if the name servers know several
+        clusters.
 
-        Raises an OptionError for an argument that is not allowed, and an MQClientException if the topic exists and
-        `update` is False, its name is not allowed, or some brokers failed: the text names each, and the topic exists on
-        the others.
+        With `update` an existing topic gets `queues`, the permission ``rw``, and the message type if it is given.
+        Messages in removed queues become unreadable.
+
+        Raises an OptionError for an argument that is not allowed, and an MQClientException for a name that is not
+        allowed, for an existing topic without `update`, and if some brokers failed. In that case the text names them,
+        and the topic exists on the others.
         """
         connection = self._options.connection
         check_topic(connection.wire_name(topic))

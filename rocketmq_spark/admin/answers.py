@@ -23,16 +23,16 @@ class TopicInfo:
     SPARE: ClassVar[tuple[str, ...]] = ("queue_type", "permission", "message_type")
 
     topic: str
-    message_type: str | None  # What a 5.x proxy accepts: NORMAL, FIFO, DELAY or TRANSACTION; None for 4.x brokers
-    queue_type: str | None  # SimpleCQ, or BatchCQ: a batch may be stored there as one record
+    message_type: str | None  # NORMAL, FIFO, DELAY or TRANSACTION, checked by 5.x proxies. None: 4.x brokers
+    queue_type: str | None  # SimpleCQ or BatchCQ. A BatchCQ queue may store a batch as one record
     brokers: tuple[str, ...]  # The names of the brokers that have it
-    queues: int  # On all brokers together
-    permission: str  # rw, r, w or -; several with a slash between them if brokers differ
+    queues: int  # Sum over all brokers
+    permission: str  # rw, r, w or -. Several with a slash between them if brokers differ
 
 
 @dataclass(frozen=True, slots=True)
 class QueueOffsets:
-    """The offsets of one queue: `min_offset` of its oldest message, `max_offset` of the next message to come."""
+    """The offsets of one queue: `min_offset` of its oldest message, `max_offset` of the next new message."""
 
     COLUMNS: ClassVar[tuple[str, ...]] = ("broker_name", "queue_id", "min_offset", "max_offset", "messages")
     SPARE: ClassVar[tuple[str, ...]] = ("min_offset", "max_offset")
@@ -62,17 +62,16 @@ class PeekedMessage:
     """A stored message."""
 
     SPARE: ClassVar[tuple[str, ...]] = ("properties", "queue_offset", "queue_id", "broker_name")
-    # A column only if such a message is in the table.
-    RARE: ClassVar[tuple[str, ...]] = ("unreadable",)
+    RARE: ClassVar[tuple[str, ...]] = ("unreadable",)  # A column only if a row has a value
 
-    store_time: datetime | None  # When its broker stored it, UTC; None if the record cannot be decoded
+    store_time: datetime | None  # When its broker stored it, UTC. None if the record cannot be decoded
     broker_name: str
     queue_id: int
     queue_offset: int
     tags: str | None
     keys: str | None
-    properties: Mapping[str, str]  # The user's own
-    body: bytes  # Decompressed; of an unreadable message the bytes as stored
+    properties: Mapping[str, str]  # Without RocketMQ's own properties
+    body: bytes  # Decompressed. The stored bytes if the message is unreadable
     unreadable: str | None = None  # Why the message cannot be read
 
 
@@ -87,25 +86,25 @@ class BrokerInfo:
     broker_name: str
     broker_id: int  # 0 is the master
     cluster: str
-    address: str  # host:port, as it has registered itself (brokerIP1)
+    address: str  # host:port, as the broker registered it (brokerIP1)
     version: str | None
-    permission: str | None  # rw, or less by its settings; None also if the user may not see its settings
+    permission: str | None  # rw, or less by its settings. None also if the user may not see its settings
     disk_used_percent: float | None  # Of the disk with its commit log
-    messages_in_today: int | None  # Since midnight, by its clock
+    messages_in_today: int | None  # Since midnight by its clock
     messages_out_today: int | None
     running_since: datetime | None
 
 
 T = TypeVar("T")
 
-# The most characters of a body, or of a message's properties, in a view.
+# Maximum characters of a body, or of a message's properties, in a view.
 _LONGEST_SHOWN: Final = 60
 
 
 class Table(Sequence[T], Generic[T]):
     """A sequence of rows, of the dataclass `kind`, that prints as a table.
 
-    `missing` has one sentence for each server, queue or topic without an answer, `notes` are remarks such as a total.
+    `missing` has one sentence for each server, queue or topic without an answer; `notes` are remarks such as a total.
     """
 
     def __init__(
@@ -151,7 +150,7 @@ class Table(Sequence[T], Generic[T]):
 
     @property
     def layout(self) -> table_view.Layout:
-        """How the columns fit into a narrow terminal, by the kinds of their values."""
+        """How the columns fit into a narrow terminal, depending on their values."""
 
         def of(kind: str) -> list[str]:
             names = (name for name in self.columns if any(_kind_of(getattr(row, name)) == kind for row in self._rows))
@@ -166,18 +165,15 @@ class Table(Sequence[T], Generic[T]):
         return (*self.notes, *(f"missing: {text}" for text in self.missing))
 
     def cells(self) -> list[list[str]]:
-        """Return the texts of a view: times are local, long texts are shortened."""
+        """Return the texts of a view, with local times and shortened long texts."""
         return [[_cell(value) for value in self._values(row).values()] for row in self._rows]
 
     def to_dicts(self) -> list[dict[str, Any]]:
-        """Return one dict per row, of plain JSON values.
-
-        A time is ISO 8601 in UTC; bytes are their text if they are UTF-8, else ``{"base64": "..."}``.
-        """
+        """Return one dict per row with JSON values: times are ISO 8601 in UTC, bytes UTF-8 or ``{"base64": "..."}``."""
         return [_plain(self._values(row)) for row in self._rows]
 
     def to_pandas(self) -> pd.DataFrame:
-        """Return a DataFrame of the rows' values; an ImportError says how to install pandas."""
+        """Return a DataFrame of the rows' values. Raises an ImportError without pandas."""
         from rocketmq_spark.metrics.plots import require
 
         pandas = require("pandas", "to_pandas()")
@@ -189,9 +185,9 @@ class Table(Sequence[T], Generic[T]):
 
 
 def _kind_of(value: object) -> str:
-    """Return which columns of a `Layout` have such values; "" for none."""
+    """Return the kind of column in a `Layout` for a value, or "" for none."""
     if isinstance(value, Mapping):
-        # Properties have names; the addresses of a broker have numbers.
+        # Properties have names, a broker's addresses have numbers.
         return "free" if any(isinstance(name, str) for name in value) else "listed"
     if isinstance(value, bytes):
         return "free"
@@ -215,7 +211,7 @@ def _cell(value: object) -> str:
         text = _decoded(value)
         return _shortened(f"{len(value):,} bytes: {value[:_LONGEST_SHOWN].hex(' ')}" if text is None else text)
     if isinstance(value, Mapping):
-        text = ", ".join(f"{name}={one}" for name, one in value.items())
+        text = ", ".join(f"{name}={item}" for name, item in value.items())
         return _shortened(text) if _kind_of(value) == "free" else text
     return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
@@ -238,5 +234,5 @@ def _plain(value: Any) -> Any:
         text = _decoded(value)
         return {"base64": base64.b64encode(value).decode()} if text is None else text
     if isinstance(value, Mapping):
-        return {str(name): _plain(one) for name, one in value.items()}
-    return [_plain(one) for one in value] if isinstance(value, tuple) else value
+        return {str(name): _plain(item) for name, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, tuple) else value

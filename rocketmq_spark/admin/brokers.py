@@ -1,4 +1,4 @@
-"""Tables of the cluster's brokers and topics. A figure that a broker does not report is None.
+"""Tables of the cluster's brokers and topics. None stands in for a value that a broker does not report.
 
 Follows ``AdminBrokerProcessor.prepareRuntimeInfo`` and ``ClusterListSubCommand.java``.
 """
@@ -20,8 +20,8 @@ from rocketmq_spark.transport.parallel import query_all
 from rocketmq_spark.transport.remoting.transport import RemotingTransport
 
 NO_BROKERS: Final = (
-    "the name servers know no broker: start one with namesrvAddr set to their addresses, or look why those there do "
-    "not register; one that has just started takes a moment"
+    "the name servers know no broker: start one with namesrvAddr set to their addresses, or check the logs of running "
+    "brokers. A new broker takes a moment to register"
 )
 _RUNTIME: Final = re.compile(r"\b(\d{1,9}) days?, (\d{1,9}) hours?, (\d{1,9}) minutes?, (\d{1,9}) seconds?")
 _RATIO: Final = re.compile(r"[0-9]{1,19}(\.[0-9]{1,30})?")
@@ -29,16 +29,16 @@ _SECONDS: Final = (86_400, 3_600, 60, 1)
 
 
 class BrokerStatus(NamedTuple):
-    """The answer of a broker about itself."""
+    """The status that a broker reports."""
 
     runtime: Mapping[str, str]
-    now: float  # The time of the answer in epoch seconds by our clock
+    now: float  # The local time of the answer in epoch seconds
     perm: int | None  # None if the user may not see the settings
 
 
 def brokers_of(transport: RemotingTransport, timeout: float) -> Table[BrokerInfo]:
     """Return all brokers that the name servers know, by cluster, name and id."""
-    brokers = sorted(transport.cluster_info(timeout).brokers, key=lambda one: (one.cluster, one.broker_name))
+    brokers = sorted(transport.cluster_info(timeout).brokers, key=lambda broker: (broker.cluster, broker.broker_name))
     rows, missing = [], [] if brokers else [NO_BROKERS]
     for broker, number, status in ask_brokers(transport, brokers, timeout):
         address = broker.broker_addrs[number]
@@ -46,26 +46,27 @@ def brokers_of(transport: RemotingTransport, timeout: float) -> Table[BrokerInfo
             missing.append(f"{broker.broker_name} ({address}): {status}")
             continue
         runtime = status.runtime
-        info = BrokerInfo(
-            broker.broker_name,
-            number,
-            broker.cluster,
-            address,
-            version_of(runtime),
-            None if status.perm is None else permission_text(status.perm),
-            disk_used_percent(runtime),
-            _today(runtime, "msgPutTotal"),
-            _today(runtime, "msgGetTotal"),
-            _booted(runtime),
+        rows.append(
+            BrokerInfo(
+                broker.broker_name,
+                number,
+                broker.cluster,
+                address,
+                version_of(runtime),
+                None if status.perm is None else permission_text(status.perm),
+                disk_used_percent(runtime),
+                _today(runtime, "msgPutTotal"),
+                _today(runtime, "msgGetTotal"),
+                _booted(runtime),
+            )
         )
-        rows.append(info)
     return Table(BrokerInfo, rows, missing=missing)
 
 
 def ask_brokers(
     transport: RemotingTransport, brokers: Iterable[BrokerData], timeout: float
 ) -> Iterator[tuple[BrokerData, int, BrokerStatus | RocketMQError]]:
-    """Ask brokers and their slaves for their status; yield each with its id, in this order."""
+    """Ask brokers and their slaves for their status; yield each broker, id and answer in this order."""
     every = [(broker, number) for broker in brokers for number in sorted(broker.broker_addrs)]
     addresses = [broker.broker_addrs[number] for broker, number in every]
     answers = query_all(addresses, lambda address: _ask_broker(transport, address, timeout))
@@ -79,18 +80,18 @@ def version_of(runtime: Mapping[str, str]) -> str | None:
 
 
 def disk_used_percent(runtime: Mapping[str, str]) -> float | None:
-    """Return the used percentage of the disk with the commit log; of several disks, the fullest."""
+    """Return the used percentage of the commit log's disk, of several the fullest."""
     texts = (text for name, text in runtime.items() if name.startswith("commitLogDiskRatio"))
     ratios = [float(text) for text in texts if _RATIO.fullmatch(text)]
     return round(max(ratios) * 100, 1) if any(ratios) else None
 
 
 def clock_of(runtime: Mapping[str, str]) -> float | None:
-    """Return a broker's own time in epoch seconds, from its start and its running time in whole seconds."""
-    booted, found = _booted(runtime), _RUNTIME.search(runtime.get("runtime", ""))
-    if booted is None or found is None:
+    """Return a broker's own time in epoch seconds: its start plus its running time in whole seconds."""
+    booted, running = _booted(runtime), _RUNTIME.search(runtime.get("runtime", ""))
+    if booted is None or running is None:
         return None
-    return booted.timestamp() + sum(int(count) * unit for count, unit in zip(found.groups(), _SECONDS, strict=True))
+    return booted.timestamp() + sum(int(count) * unit for count, unit in zip(running.groups(), _SECONDS, strict=True))
 
 
 def _ask_broker(transport: RemotingTransport, address: str, timeout: float) -> BrokerStatus:
@@ -99,7 +100,7 @@ def _ask_broker(transport: RemotingTransport, address: str, timeout: float) -> B
     try:
         perm = _integer(transport.broker_config(address, timeout), "brokerPermission")
     except RocketMQError:
-        # With access control a user may see the figures, but not the settings.
+        # With access control a user may see the status but not the settings.
         perm = None
     return BrokerStatus(runtime, now, perm)
 
@@ -123,24 +124,22 @@ def _integer(runtime: Mapping[str, str], name: str) -> int | None:
     return int(text) if re.fullmatch(r"-?[0-9]{1,19}", text) else None
 
 
-_PROXYS_OWN: Final = "DefaultHeartBeatSyncerTopic"
-_REPLIES: Final = "_REPLY_TOPIC"
-
-# By topic; None for a broker that is older than attributes.
+# By topic; None for a broker without topic attributes (4.x).
 _Attributes = Mapping[str, Mapping[str, str] | None]
 
 
 def topics_of(transport: RemotingTransport, timeout: float, *, everything: bool) -> Table[TopicInfo]:
-    """Return the topics of the transport's namespace, by name; with `everything` also RocketMQ's own."""
+    """Return the topics of the transport's namespace, sorted by name; with `everything` also RocketMQ's own."""
     names = transport.topics(timeout)
     info = transport.cluster_info(timeout)
-    # Servers name topics after themselves, but not in a namespace.
+    # Servers create topics named after themselves, but not in a namespace.
     own: set[str] = set()
     if not transport.namespace.name:
         brokers = (broker.broker_name for broker in info.brokers)
-        own = {_PROXYS_OWN, *brokers, *info.clusters, *(f"{cluster}{_REPLIES}" for cluster in info.clusters)}
-    wanted = sorted(name for name in names if everything or not (name in own or is_internal_topic(name)))
-    routes = query_all(wanted, lambda topic: transport.query_route(topic, timeout))
+        replies = (f"{cluster}_REPLY_TOPIC" for cluster in info.clusters)
+        own = {"DefaultHeartBeatSyncerTopic", *brokers, *info.clusters, *replies}
+    shown = sorted(name for name in names if everything or not (name in own or is_internal_topic(name)))
+    routes = query_all(shown, lambda topic: transport.query_route(topic, timeout))
     masters = masters_of(info.brokers)
     answers = query_all(masters, lambda broker: transport.all_topic_attributes(masters[broker], timeout))
     known = [answer for answer in answers.values() if not isinstance(answer, RocketMQError)]
@@ -153,18 +152,18 @@ def topics_of(transport: RemotingTransport, timeout: float, *, everything: bool)
         if isinstance(route, TopicRouteData):
             rows.append(_topic_info(topic, route, known))
         elif not isinstance(route, TopicRouteStaleException):
-            # Each text contains its topic's name, so equal errors are found by class and response code.
+            # Each text contains its topic's name, so errors are grouped by class and response code.
             kind = type(route), getattr(route, "response_code", None)
             unknown.setdefault(kind, []).append((topic, route))
     for (first, why), *others in unknown.values():
-        name = f"{len(others) + 1:,} topics, {first} among them" if others else f"topic {first}"
+        name = f"{len(others) + 1:,} topics, including {first}" if others else f"topic {first}"
         missing.append(f"{name}: {why}")
     return Table(TopicInfo, sorted(rows, key=lambda row: row.topic), missing=missing)
 
 
 def _topic_info(topic: str, route: TopicRouteData, known: Iterable[_Attributes]) -> TopicInfo:
     attributes = (of_broker.get(topic) for of_broker in known)
-    configs = [TopicConfig.of_attributes(found) for found in attributes if found is not None]
+    configs = [TopicConfig.of_attributes(config) for config in attributes if config is not None]
     return TopicInfo(
         topic,
         "/".join(sorted({config.message_type for config in configs})) or None,

@@ -1,7 +1,6 @@
-"""Creates topics, and waits until every name server knows them.
+"""Creates topics, and waits until every name server knows them. Follows ``UpdateTopicSubCommand.java``.
 
-Brokers overwrite an existing topic without an error, so one is changed only on request. Follows
-``UpdateTopicSubCommand.java``.
+Brokers overwrite an existing topic without an error, so an existing topic is changed only on request.
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ from rocketmq_spark.transport.remoting.transport import RemotingTransport
 MESSAGE_TYPES: Final = ("NORMAL", "FIFO", "DELAY", "TRANSACTION")
 
 _READ_WRITE: Final = PERM_READ | PERM_WRITE
-# Seconds. Brokers notify name servers at once, unless they are busy.
+# Seconds. Brokers that are not busy notify name servers at once.
 _KNOWN_WITHIN: Final = 15.0
 _POLL: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class NewTopic:
-    """The topic to create; `inner` asks for queues for inner batches."""
+    """The topic to create; `inner` means queues for inner batches."""
 
     name: str
     queues: int
@@ -44,18 +43,16 @@ class NewTopic:
     inner: bool
 
     def attributes(self) -> str:
-        """Return the attributes in the form of the request."""
+        """Return the attributes as the request encodes them."""
         attributes = [f"+{MESSAGE_TYPE}={self.message_type.upper()}"] if self.message_type else []
         return ",".join([*attributes, f"+{QUEUE_TYPE}={BATCH_CQ}"] if self.inner else attributes)
 
     def check(self) -> None:
-        """Raise an OptionError or MQClientException for values that brokers would reject, or accept and lose."""
+        """Raise an OptionError or MQClientException for values that brokers would reject, or accept but not apply."""
         if is_system_topic(self.name):
-            raise MQClientException(f"creating topic {self.name}: it is one of RocketMQ's own")
+            raise MQClientException(f"creating topic {self.name}: the name is reserved for RocketMQ")
         if not isinstance(self.queues, int) or isinstance(self.queues, bool) or self.queues < 1:
-            raise OptionError(
-                f"creating topic {self.name} with {self.queues!r} queues: allowed is an integer, 1 or more"
-            )
+            raise OptionError(f"creating topic {self.name} with {self.queues!r} queues: allowed are integers from 1 on")
         if self.message_type is not None and str(self.message_type).upper() not in MESSAGE_TYPES:
             allowed = ", ".join(MESSAGE_TYPES)
             raise OptionError(f"creating topic {self.name} for {self.message_type!r} messages: allowed is {allowed}")
@@ -78,8 +75,8 @@ def create_topic(
     masters = _masters(transport, cluster, timeout)
     if new.queues * len(masters) > MAX_QUEUES:
         raise OptionError(
-            f"creating topic {new.name} with {new.queues} queues on each of {len(masters)} brokers: allowed are "
-            f"{MAX_QUEUES} in all; more than that no write or read of ours takes"
+            f"creating topic {new.name} with {new.queues} queues on each of {len(masters)} brokers: writes and reads "
+            f"support at most {MAX_QUEUES} queues in all"
         )
     if not update:
         _refuse_existing(transport, new, timeout)
@@ -101,25 +98,23 @@ def _masters(transport: RemotingTransport, cluster: str | None, timeout: float) 
     info = transport.cluster_info(timeout)
     names = sorted(info.clusters)
     if cluster is None and len(names) > 1:
-        raise OptionError(f"the name servers know the clusters {', '.join(names)}: say which one, with cluster")
+        raise OptionError(f"the name servers know the clusters {', '.join(names)}: choose one with cluster")
     if cluster is not None and cluster not in names:
-        raise OptionError(f"the name servers know no cluster {cluster!r}, but {', '.join(names) or 'none at all'}")
-    masters = masters_of(one for one in info.brokers if cluster in (None, one.cluster))
+        raise OptionError(f"unknown cluster {cluster!r}: the name servers know {', '.join(names) or 'no cluster'}")
+    masters = masters_of(broker for broker in info.brokers if cluster in (None, broker.cluster))
     if not masters:
-        raise MQClientException("no broker has registered with the name servers: start one, or wait for it")
+        raise MQClientException("no broker is registered with the name servers: start one, or wait")
     return masters
 
 
 def _refuse_existing(transport: RemotingTransport, new: NewTopic, timeout: float) -> None:
     with contextlib.suppress(TopicRouteStaleException):
         route = transport.query_route(new.name, timeout)
-        there = ", ".join(f"{data.broker_name}: {data.write_queue_nums} queues" for data in route.queue_datas)
-        kind = "leaves its message type as it is"
-        if new.message_type:
-            kind = f"its message type to {new.message_type.upper()}"
+        brokers = ", ".join(f"{data.broker_name}: {data.write_queue_nums} queues" for data in route.queue_datas)
+        kind = f"its message type to {new.message_type.upper()}" if new.message_type else "keeps its message type"
         raise MQClientException(
-            f"topic {new.name} exists already ({there}): take another name, or change it with --update (in Python "
-            f"update=True), which sets its queues to {new.queues} on each broker and its permission to rw, and {kind}"
+            f"topic {new.name} exists already ({brokers}): choose another name, or change it with --update (in Python "
+            f"update=True), which sets its queues to {new.queues} on each broker, its permission to rw, and {kind}"
         )
 
 
@@ -134,39 +129,36 @@ def known_to_all(
 ) -> TopicRouteData:
     """Return the route of a created topic, once every name server that answers knows all of it.
 
-    A permission without `perm` may be the earlier one, or its broker is closed (``brokerPermission``) and limits its
-    topics. It is accepted after 15 s, or `timeout` if that is more. Then a missing topic is an MQClientException.
+    A permission without `perm` may be the earlier one, or that of a broker with a restrictive ``brokerPermission``. It
+    is accepted after 15 s, or `timeout` if that is longer. A topic that is missing then is an MQClientException.
     """
     patience = max(_KNOWN_WITHIN, timeout)
     deadline = clock() + patience
     while True:
         late = clock() > deadline
         answers = query_all(name_servers, lambda address: transport.name_servers.route_at(address, new.name, timeout))
-        # A name server that is down asks the brokers when it is back.
+        # A name server that is down gets the topic from the brokers after its restart.
         answering = [answer for answer in answers.values() if not isinstance(answer, RemotingException)]
         least = 0 if late else perm
         routes = [
-            answer
-            for answer in answering
-            if isinstance(answer, TopicRouteData) and _has_all(answer, new, masters, least)
+            route
+            for route in answering
+            if isinstance(route, TopicRouteData)
+            and masters
+            <= {
+                data.broker_name
+                for data in route.queue_datas
+                if data.read_queue_nums == data.write_queue_nums == new.queues and data.perm & least == least
+            }
         ]
         if routes and len(routes) == len(answering):
             return routes[0]
-        refused = [one for one in answering if isinstance(one, MQBrokerException) and not one.retriable]
+        refused = [exc for exc in answering if isinstance(exc, MQBrokerException) and not exc.retriable]
         if refused:
             raise refused[0]
         if late:
             raise MQClientException(
-                f"topic {new.name} was created on {', '.join(sorted(masters))}, and after {patience:g} s the name "
-                "servers do not know all of it: ask for its route in a while"
+                f"topic {new.name} was created on {', '.join(sorted(masters))}, but after {patience:g} s the name "
+                "servers do not know all of it: check its route later"
             )
         time.sleep(_POLL)
-
-
-def _has_all(route: TopicRouteData, new: NewTopic, masters: frozenset[str], perm: int) -> bool:
-    ready = {
-        data.broker_name
-        for data in route.queue_datas
-        if data.read_queue_nums == data.write_queue_nums == new.queues and data.perm & perm == perm
-    }
-    return masters <= ready

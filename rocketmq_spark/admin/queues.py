@@ -1,8 +1,7 @@
-"""The messages that queues hold: their offsets, and the newest messages of a topic.
+"""The offsets of queues, and the newest messages of a topic. Follows ``MQAdminImpl.java`` (maxOffset, minOffset).
 
-Every queue is asked, writable or not: messages stay where they are when a permission changes. The brokers take turns,
-and one that does not answer for one queue is not asked for the next. Follows ``MQAdminImpl.java`` (maxOffset,
-minOffset).
+Every queue is asked, writable or not, because messages stay in place when a permission changes. Requests go to the
+brokers in turn; a broker that does not answer for one queue gets no request for the next.
 """
 
 from __future__ import annotations
@@ -21,8 +20,7 @@ from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.model.names import effective_namespace
 from rocketmq_spark.model.properties import RESERVED_PROPERTIES
 from rocketmq_spark.model.route import TopicRouteData, permission_text
-from rocketmq_spark.options.parsing import parse_environment, parse_one
-from rocketmq_spark.options.producer import option_text
+from rocketmq_spark.options.kinds import parse_environment, parse_one
 from rocketmq_spark.options.source import SOURCE_OPTIONS, SourceOptions, source_contradictions
 from rocketmq_spark.source.offset_resolver import OffsetResolver
 from rocketmq_spark.source.ranges import OffsetRange
@@ -34,31 +32,30 @@ from rocketmq_spark.transport.remoting.transport import RemotingTransport
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# Seconds. Threads and sockets do not accept a much larger number.
+# Seconds. Threads and sockets do not accept much larger numbers.
 _LONGEST: Final = 3_600
-# What the brokers get in milliseconds, at least, after the first ones have not answered.
+# Additional milliseconds for other brokers after some have not answered.
 _LONGEST_MS: Final = 60_000
-# How many messages of each queue are searched for a tag: brokers skip others by their queues' own entries.
+# Messages of each queue that are searched for a tag: brokers skip others with the index of their queues.
 _BACK_FOR_A_TAG: Final = 1_000
-# A record that cannot be decoded is shown before all others, as it may be the newest.
+# A record that cannot be decoded is shown first, because it may be the newest.
 _UNKNOWN_TIME: Final = datetime.max.replace(tzinfo=timezone.utc)
 
 
 def admin_options(given: Mapping[str, Any], timeout: float, environ: Mapping[str, str]) -> SourceOptions:
     """Return the options of a connection, or raise an OptionError.
 
-    `given` is by field of `SourceOptions`, with None for missing ones; other names are ignored. ``NAMESRV_ADDR`` is the
-    default of the name servers. `timeout` is the seconds for each request.
+    `given` is by field of `SourceOptions`, with None for missing values; other names are ignored. ``NAMESRV_ADDR`` is
+    the default of the name servers. `timeout` is the seconds for each request.
     """
     check_timeout(timeout)
     table = [spec for spec in SOURCE_OPTIONS if spec.field in given]
-    texts = [(spec, option_text(given[spec.field])) for spec in table if given[spec.field] is not None]
-    values = {spec.field: parse_one(spec, text, spec.field) for spec, text in texts}
+    values = {
+        spec.field: parse_one(spec, given[spec.field], spec.field) for spec in table if given[spec.field] is not None
+    }
     values |= parse_environment(table, values, environ)
     if not values.get("name_server"):
-        raise OptionError(
-            "no name server is given: name them as host:9876;host:9876, or set the environment variable NAMESRV_ADDR"
-        )
+        raise OptionError("no name server is given: give host:9876;host:9876, or set the variable NAMESRV_ADDR")
     values["namespace"] = effective_namespace(values.get("namespace"), values["name_server"])
     milliseconds = max(1, round(timeout * 1000))
     options = SourceOptions.of(**values, pull_timeout_ms=milliseconds, read_timeout_ms=milliseconds)
@@ -70,37 +67,34 @@ def admin_options(given: Mapping[str, Any], timeout: float, environ: Mapping[str
 def check_timeout(timeout: float) -> None:
     """Raise an OptionError unless a timeout is allowed."""
     if not 0 < timeout <= _LONGEST:
-        raise OptionError(
-            f"timeout is {timeout!r}: it is the seconds that one question may take, more than 0 and {_LONGEST} at most"
-        )
+        raise OptionError(f"timeout is {timeout!r}: allowed are seconds per request, above 0 and at most {_LONGEST}")
 
 
 def offsets_of(
     options: SourceOptions, transport: ReadTransport, topic: str, route: TopicRouteData
 ) -> dict[MessageQueue, QueueOffsets | RocketMQError]:
-    """Return the offsets of each queue of a topic, or the error; by broker name, then queue id."""
+    """Return the offsets or the error of each queue of a topic, by broker name, then queue id."""
     refuse_static(topic, route)
     own = replace(options, subscribe=(topic,), read_timeout_ms=options.pull_timeout_ms + _LONGEST_MS)
     queues = TopicQueues(own, transport, time.monotonic, {topic: route})
 
     def ask(queue: MessageQueue, address: str, timeout: float) -> QueueOffsets:
-        # An empty queue of the type BatchCQ answers -1.
+        # An empty queue of the type BatchCQ returns -1.
         first = max(0, transport.min_offset(queue, address, timeout))
         return QueueOffsets(queue, first, transport.max_offset(queue, address, timeout))
 
-    brokers = route.queue_datas
     asked = (
-        MessageQueue(topic, broker.broker_name, number) for broker in brokers for number in range(broker.queue_nums)
+        MessageQueue(topic, data.broker_name, number) for data in route.queue_datas for number in range(data.queue_nums)
     )
     by_turns = sorted(asked, key=lambda queue: queue.queue_id)
     answers, errors = OffsetResolver(own, transport, queues, time.monotonic).once(by_turns, ask)
-    found: dict[MessageQueue, QueueOffsets | RocketMQError] = {**errors}
-    found |= {queue: offsets for queue, (offsets, _) in answers.items()}
-    return dict(sorted(found.items()))
+    results: dict[MessageQueue, QueueOffsets | RocketMQError] = {**errors}
+    results |= {queue: offsets for queue, (offsets, _) in answers.items()}
+    return dict(sorted(results.items()))
 
 
 def held_by(answers: dict[MessageQueue, QueueOffsets | RocketMQError]) -> list[QueueOffsets]:
-    """Return the known offsets; raises the first error if none is known."""
+    """Return the known offsets; raises the first error if there are none."""
     held = [answer for answer in answers.values() if isinstance(answer, QueueOffsets)]
     errors = [answer for answer in answers.values() if isinstance(answer, RocketMQError)]
     if errors and not held:
@@ -112,20 +106,19 @@ def missing_queues(answers: Mapping[MessageQueue, QueueOffsets | RocketMQError])
     """Return one sentence for each broker that did not answer for some of its queues."""
     failed = [(queue, answer) for queue, answer in answers.items() if isinstance(answer, RocketMQError)]
     texts = []
-    for broker, group in groupby(failed, key=lambda one: one[0].broker_name):
-        of_broker = list(group)
-        count = f"{len(of_broker)} queue{'s' if len(of_broker) > 1 else ''}"
-        texts.append(f"{count} of {broker}: {of_broker[0][1]}")
+    for broker, group in groupby(failed, key=lambda item: item[0].broker_name):
+        errors = [error for _, error in group]
+        texts.append(f"{len(errors)} queue{'s' if len(errors) > 1 else ''} of {broker}: {errors[0]}")
     return texts
 
 
 def queue_offsets(name_servers: str | Sequence[str], topic: str, *, timeout: float = 3.0) -> list[QueueOffsets]:
-    """Return the offsets of all queues of a topic, by broker name, then queue id; one missing answer is an error.
+    """Return the offsets of all queues of a topic, by broker name, then queue id; a missing answer is an error.
 
-    `name_servers` are ``host:9876;host:9876`` or a list of addresses, `timeout` is the seconds for each request.
+    `name_servers` is a text (``host:9876;host:9876``) or a list of addresses; `timeout` is in seconds per request.
 
     Raises an OptionError for a malformed argument or a static topic, a RemotingException if a server does not answer,
-    and a TopicRouteStaleException if no name server knows the topic.
+    and a TopicRouteStaleException for an unknown topic.
     """
     options = admin_options({"name_server": name_servers}, timeout, {})
     namespace = options.connection.namespace or ""
@@ -146,13 +139,12 @@ def peek(
     tag: str | None,
     consumer_group: str,
 ) -> list[PeekedMessage]:
-    """Return the newest messages of some queues by store time, the newest first.
+    """Return the newest messages of some queues by store time, the newest first; see `Admin.peek`.
 
-    Only the ends of the queues are read, as a DataFrame's read does; messages that expire meanwhile are left out.
-    `held` has the queues that are open to readers. Raises an OptionError for a `count` below 1 or an empty tag, and a
-    ReadError if a queue returned nothing within the timeout, or its broker refuses.
+    `held` has the queues that readers may read. Only their ends are read, as a DataFrame's read does; messages that
+    expire meanwhile are left out.
     """
-    # Arrow is not needed for anything else here.
+    # Only this function needs Arrow.
     import pyarrow as pa
 
     from rocketmq_spark.source.read import read_rows
@@ -173,13 +165,13 @@ def peek(
     if count < 1:
         raise OptionError(f"peeking at {count} messages: allowed is 1 or more")
     if tag is not None and not any(map(str.strip, tag.split("||"))):
-        raise OptionError(f"tag={tag!r} has no tag: allowed is one, or several as in TagA || TagB")
+        raise OptionError(f"tag={tag!r} is empty: allowed is a tag, or several as in TagA || TagB")
     back = count if tag is None else max(count, _BACK_FOR_A_TAG)
-    # Read as compacted topics, so that a gap is no error: peek shows the messages that are left.
+    # With compacted=True a gap is no error: peek shows the remaining messages.
     ranges = [
-        OffsetRange(one.queue, max(one.min_offset, one.max_offset - back), one.max_offset, compacted=True)
-        for one in held
-        if one.messages > 0
+        OffsetRange(item.queue, max(item.min_offset, item.max_offset - back), item.max_offset, compacted=True)
+        for item in held
+        if item.messages > 0
     ]
     asked = replace(
         options,
@@ -189,26 +181,26 @@ def peek(
         fail_on_data_loss=False,
     )
     queues = TopicQueues(asked, transport, time.monotonic, routes)
-    inner = tag is not None and queues.may_hold_inner_batches([one.queue for one in ranges])
-    found = _messages(read_rows(asked, ranges, schema, routes, filters_here=inner, on_unreadable=lambda _: True))
+    inner = tag is not None and queues.may_hold_inner_batches([item.queue for item in ranges])
+    rows = _messages(read_rows(asked, ranges, schema, routes, filters_here=inner, on_unreadable=lambda _: True))
     try:
-        return heapq.nlargest(count, found, key=lambda one: (one.store_time or _UNKNOWN_TIME, one.queue_offset))
+        return heapq.nlargest(count, rows, key=lambda row: (row.store_time or _UNKNOWN_TIME, row.queue_offset))
     except ReadError as exc:
-        # The error's own text names options of a DataFrame.
+        # The text of this error contains options of a DataFrame; that of its cause does not.
         raise ReadError(
-            f"peeking at topic {', '.join(routes)}: {exc.__cause__ or exc}; ask again, with a longer timeout if a "
+            f"peeking at topic {', '.join(routes)}: {exc.__cause__ or exc}; try again, with a longer timeout if a "
             "broker is slow"
         ) from exc
 
 
 def closed_to_readers(held: Iterable[QueueOffsets], route: TopicRouteData) -> dict[MessageQueue, ReadError]:
-    """Return the queues with messages that no reader may read, each with the reason."""
+    """Return the queues with messages that readers may not read, each with the reason."""
     datas = {data.broker_name: data for data in route.queue_datas}
     closed = {}
-    for one in held:
-        data = datas[one.broker_name]
-        if one.messages > 0 and not (data.readable and one.queue_id < data.read_queue_nums):
-            closed[one.queue] = ReadError(
+    for item in held:
+        data = datas[item.broker_name]
+        if item.messages > 0 and not (data.readable and item.queue_id < data.read_queue_nums):
+            closed[item.queue] = ReadError(
                 f"closed to readers (permission {permission_text(data.perm)}, read queues {data.read_queue_nums})"
             )
     return closed
@@ -218,5 +210,5 @@ def _messages(batches: Iterator[pa.RecordBatch]) -> Iterator[PeekedMessage]:
     for batch in batches:
         for row in batch.to_pylist():
             own = {name: text for name, text in row["properties"] or () if name not in RESERVED_PROPERTIES}
-            # The columns are in the order of the fields.
+            # The columns have the order of the fields.
             yield PeekedMessage(*{**row, "properties": own}.values())

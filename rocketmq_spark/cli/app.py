@@ -1,7 +1,7 @@
 """The ``rocketmq-spark`` command: topics, route, offsets, brokers, create-topic, send, peek, doctor, demo, cluster.
 
-A command about a cluster calls the method of `Admin` with its name and prints the answer. A failure is one line on
-stderr and exit code 1, without a traceback. Each command imports what it needs, so that ``--help`` is fast.
+Most commands call the method of `Admin` with their name and print the answer. A failure is one line on stderr and exit
+code 1, without a traceback. Each command imports what it needs, so that ``--help`` is fast.
 """
 
 from __future__ import annotations
@@ -32,15 +32,14 @@ app = typer.Typer(
     name="rocketmq-spark",
     help="Write and read Apache RocketMQ from Apache Spark.",
     no_args_is_help=True,
-    # The commands inherit it.
+    # All commands inherit this.
     context_settings={"help_option_names": ["-h", "--help"]},
     add_completion=False,
     pretty_exceptions_enable=False,
 )
 app.add_typer(cluster_app, name="cluster")
 
-# The least width of a finding of the doctor, in columns.
-_NARROWEST = 24
+_NARROWEST = 24  # Minimum columns of a finding of the doctor
 
 Topic = Annotated[str, typer.Argument(help="Name of the topic.")]
 
@@ -75,9 +74,9 @@ def _program(
 @connected
 def topics(
     connection: Connection,
-    everything: Annotated[bool, typer.Option("--all", help="RocketMQ's own topics, too.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Include RocketMQ's own topics.")] = False,
 ) -> None:
-    """List the topics: their types, brokers, queues and permission."""
+    """List the topics with their types, brokers, queues and permissions."""
     with connection.admin() as admin:
         connection.show(admin.topics(all=everything))
 
@@ -85,7 +84,7 @@ def topics(
 @app.command()
 @connected
 def route(connection: Connection, topic: Topic) -> None:
-    """Show where the queues of a topic are."""
+    """Show the brokers and queues of a topic."""
     with connection.admin() as admin:
         _show_route(connection, admin.route(topic))
 
@@ -93,7 +92,7 @@ def route(connection: Connection, topic: Topic) -> None:
 @app.command()
 @connected
 def offsets(connection: Connection, topic: Topic) -> None:
-    """Count what each queue of a topic holds."""
+    """Show the offsets and the number of messages of each queue of a topic."""
     with connection.admin() as admin:
         connection.show(admin.offsets(topic))
 
@@ -101,7 +100,7 @@ def offsets(connection: Connection, topic: Topic) -> None:
 @app.command()
 @connected
 def brokers(connection: Connection) -> None:
-    """List the brokers: their releases, disks and traffic."""
+    """List the brokers with their releases, disks and traffic."""
     with connection.admin() as admin:
         connection.show(admin.brokers())
 
@@ -114,16 +113,16 @@ def create_topic(
     queues: Annotated[int, typer.Option("-q", "--queues", help="Queues on each broker.")] = 8,
     message_type: Annotated[
         _MessageType | None,
-        typer.Option("--type", case_sensitive=False, help="What proxies of RocketMQ 5 let in. Default: NORMAL."),
+        typer.Option(
+            "--type", case_sensitive=False, help="Message type that RocketMQ 5 proxies accept. Default: NORMAL."
+        ),
     ] = None,
     inner: Annotated[bool, typer.Option("--inner", help="Queues of the type BatchCQ, for batchType=inner.")] = False,
     update: Annotated[
         bool,
-        typer.Option(
-            "--update", help="If it exists: set its queues, its permission to rw, and its type if --type is given."
-        ),
+        typer.Option("--update", help="Change an existing topic: its queues, its permission to rw, and its --type."),
     ] = False,
-    cluster: Annotated[str | None, typer.Option(help="Needed where there are several.")] = None,
+    cluster: Annotated[str | None, typer.Option(help="Name of the cluster. Required if there are several.")] = None,
 ) -> None:
     """Create a topic on every broker of a cluster, and wait until the name servers know it."""
     with connection.admin() as admin:
@@ -137,11 +136,13 @@ def create_topic(
 def peek(
     connection: Connection,
     topic: Topic,
-    count: Annotated[int, typer.Option("-c", "--count", help="How many messages.")] = 10,
-    tag: Annotated[str | None, typer.Option(help="Only messages with this tag, or with one of 'a || b'.")] = None,
-    group: Annotated[str, typer.Option(help="Consumer group in whose name brokers are asked.")] = "TOOLS_CONSUMER",
+    count: Annotated[int, typer.Option("-c", "--count", help="Number of messages.")] = 10,
+    tag: Annotated[
+        str | None, typer.Option(help="Only messages with this tag, or with one of several: 'a || b'.")
+    ] = None,
+    group: Annotated[str, typer.Option(help="Consumer group in the requests to the brokers.")] = "TOOLS_CONSUMER",
 ) -> None:
-    """Show the newest messages of a topic; no consumer group's offsets are moved."""
+    """Show the newest messages of a topic. No offsets of consumer groups change."""
     with connection.admin() as admin:
         connection.show(admin.peek(topic, count, tag=tag, consumer_group=group))
 
@@ -152,33 +153,30 @@ def send(
     connection: Connection,
     topic: Topic,
     body: Annotated[
-        str,
-        typer.Argument(
-            help="The text to send. Without it, or for -, it is all of standard input: one message, however many lines."
-        ),
+        str, typer.Argument(help="Text of the message. Default, or -: all of standard input as one message.")
     ] = "-",
-    tags: Annotated[str | None, typer.Option(help="The message's one tag.")] = None,
-    keys: Annotated[str | None, typer.Option(help="Keys to find it by, with a blank between them.")] = None,
+    tags: Annotated[str | None, typer.Option(help="Tag of the message.")] = None,
+    keys: Annotated[str | None, typer.Option(help="Keys of the message, separated by blanks.")] = None,
     properties: Annotated[
-        list[str] | None, typer.Option("--property", help="One of your own, as name=value. Repeatable.")
+        list[str] | None, typer.Option("--property", help="User property as name=value. Repeatable.")
     ] = None,
-    sharding_key: Annotated[str | None, typer.Option(help="Messages of one key go to one queue.")] = None,
-    delay_ms: Annotated[int, typer.Option(help="Deliver it so many milliseconds later.")] = 0,
+    sharding_key: Annotated[str | None, typer.Option(help="Messages with the same key go to the same queue.")] = None,
+    delay_ms: Annotated[int, typer.Option(help="Delay of the delivery in milliseconds.")] = 0,
 ) -> None:
-    """Send one message, and show where it was stored."""
+    """Send one message, and show where it is stored."""
     from rocketmq_spark.model.message import Message
     from rocketmq_spark.model.table import present, print_table
-    from rocketmq_spark.options.parsing import parse_one
+    from rocketmq_spark.options.kinds import parse_one
     from rocketmq_spark.options.sink import SINK_OPTIONS
     from rocketmq_spark.producer.producer import Producer
     from rocketmq_spark.routing.selectors import SelectMessageQueueByHash
 
     if body == "-" and sys.stdin.isatty():
-        typer.echo("rocketmq-spark: type the message; Ctrl-D on a line of its own ends it", err=True)
+        typer.echo("rocketmq-spark: type the message, then press Ctrl-D on an empty line", err=True)
     # The bytes of the command line need not be UTF-8.
     data = sys.stdin.buffer.read() if body == "-" else os.fsencode(body)
     if tags is not None:
-        # A consumer would read a tag with | as two tags; brokers accept it.
+        # Brokers accept a tag with |, but consumers interpret it as two tags.
         parse_one(next(spec for spec in SINK_OPTIONS if spec.name == "tags"), tags, "--tags")
     try:
         own = _properties(properties or ())
@@ -187,9 +185,9 @@ def send(
         )
     except (ValueError, ReservedPropertyError) as exc:
         raise OptionError(str(exc)) from exc
-    # With a selector there is one attempt, at the one queue that is right.
+    # With a selector there is a single attempt, because only one queue is right.
     selector = None if sharding_key is None else SelectMessageQueueByHash()
-    # The admin only finds out whether a name server causes a failure.
+    # The admin only checks whether a name server causes a failure.
     with connection.admin(), Producer("rocketmq-spark-send", **connection.given()) as producer:
         sent = producer.send(message, selector=selector, arg=sharding_key, timeout_ms=connection.timeout * 1000)
     facts = sent.facts()
@@ -203,51 +201,50 @@ def send(
 @connected
 def doctor(
     connection: Connection,
-    topic: Annotated[str | None, typer.Option(help="Look at this topic, too.")] = None,
-    endpoints: Annotated[str | None, typer.Option(help="Look at these proxies, too: host:8081;host:8081.")] = None,
+    topic: Annotated[str | None, typer.Option(help="Also check this topic.")] = None,
+    endpoints: Annotated[
+        str | None, typer.Option(help="Also check these proxies, as in 10.0.0.1:8081;10.0.0.2:8081.")
+    ] = None,
 ) -> None:
-    """Find out what is wrong between this machine and a cluster, and how to mend it; writes nothing."""
+    """Find faults between this machine and a cluster, and advise how to fix them. Writes nothing."""
     from rocketmq_spark.cli.doctor import examine
     from rocketmq_spark.cli.doctor.machine import FAILED
 
     given = connection.given(endpoints)
     if endpoints:
-        # The name server of the cluster on this machine is not that of these proxies.
+        # The name server of the local cluster does not belong to these proxies.
         given["name_server"] = connection.options["name_server"]
-    found = examine(topic=topic, endpoints=endpoints, timeout=connection.timeout, **given)
+    checks = examine(topic=topic, endpoints=endpoints, timeout=connection.timeout, **given)
     if connection.as_json:
-        print_json(found.to_dicts())
+        print_json(checks.to_dicts())
     else:
-        _print_checks(found)
-    if any(check.state == FAILED for check in found):
+        _print_checks(checks)
+    if any(check.state == FAILED for check in checks):
         raise typer.Exit(1)
 
 
 @app.command()
 def demo(
     transport: Annotated[
-        _Transport, typer.Option(help="Write to the brokers, or over gRPC to a proxy before them.")
+        _Transport, typer.Option(help="Write to the brokers, or over gRPC to a proxy.")
     ] = _Transport.REMOTING,
 ) -> None:
-    """Write 336,776 flights to a name server and two brokers of its own, and count what they store."""
+    """Start a cluster, write 336,776 flights to it, and compare with the number of stored messages."""
     from rich.console import Console
 
     from rocketmq_spark.cli.demo import run
 
-    # After SIGTERM it still stops its cluster.
+    # SIGTERM must also stop the cluster.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     run(Console(), over_grpc=transport is _Transport.GRPC)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line, by default that of the process, and return the exit code.
-
-    It is 0, 1 for a failure, 2 for a wrong command line, or 130 after Ctrl-C.
-    """
-    # gRPC would print its own lines about a refused handshake.
+    """Run a command line, by default the process's. Exit codes: 0, 1 (failure), 2 (wrong usage), 130 (Ctrl-C)."""
+    # Otherwise gRPC prints its own lines about a failed handshake.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     for stream in (sys.stdout, sys.stderr):
-        # Characters outside the terminal's encoding are shown as their code.
+        # Characters that the terminal's encoding lacks are shown as their codes.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
@@ -274,13 +271,13 @@ def _properties(texts: Iterable[str]) -> dict[str, str]:
         if not equals:
             raise OptionError(f"--property {text!r} is not allowed: allowed is name=value")
         if name in own:
-            raise OptionError(f"--property {name} is there twice: a message has one value of each")
+            raise OptionError(f"--property {name} is given twice: a property has one value")
         own[name] = value
     return own
 
 
-def _print_checks(found: Table[Check]) -> None:
-    """Print the doctor's findings, each with its advice in one unbroken line below, so that it can be copied."""
+def _print_checks(checks: Table[Check]) -> None:
+    """Print the doctor's findings. The advice is one unbroken line below its finding, so that it can be copied."""
     import textwrap
 
     from rich.console import Console
@@ -291,12 +288,12 @@ def _print_checks(found: Table[Check]) -> None:
     colours = {OK: "green", WARNING: "yellow", FAILED: "bold red"}
     console = Console(highlight=False)
     states = max(map(len, colours)) + 1
-    names = max(len(escaped(check.check)) for check in found) + 2
+    names = max(len(escaped(check.check)) for check in checks) + 2
     indent = " " * (states + names)
-    for check in found:
+    for check in checks:
         text = escaped(check.found)
         if console.is_terminal:
-            # Breaking only at blanks keeps paths whole.
+            # Lines break only at blanks, so that paths stay whole.
             room = max(console.width - len(indent), _NARROWEST)
             text = textwrap.fill(text, room, break_long_words=False, break_on_hyphens=False)
         line = Text(f"{check.state:<{states}}", style=colours[check.state])
@@ -305,7 +302,7 @@ def _print_checks(found: Table[Check]) -> None:
         console.print(line, soft_wrap=True)
         if check.mend:
             console.print(f"{'':{states}}→ {escaped(check.mend)}", markup=False, soft_wrap=True)
-    counted = [check.state for check in found]
+    counted = [check.state for check in checks]
     failed, warnings = counted.count(FAILED), counted.count(WARNING)
     if failed or warnings:
         console.print(f"{failed} failed, {warnings} to be looked at, {counted.count(OK)} ok")

@@ -1,7 +1,7 @@
 """``rocketmq-spark cluster up | status | down | logs``.
 
-`up` leaves the servers running and saves their state in a file; only the servers of that file are ever stopped.
-Results go to stdout, progress to stderr.
+`up` leaves the servers running and saves their state in a file; `down` stops only the servers in that file. Results go
+to stdout, progress to stderr.
 """
 
 from __future__ import annotations
@@ -33,20 +33,16 @@ _NONE: Final = "no cluster is running; start one with: rocketmq-spark cluster up
 @app.command()
 def up(
     brokers: Annotated[int, typer.Option(help="Number of brokers.", min=1)] = 1,
-    proxy: Annotated[bool, typer.Option("--proxy", help="Start a proxy for gRPC, too.")] = False,
+    proxy: Annotated[bool, typer.Option("--proxy", help="Also start a proxy for gRPC.")] = False,
     directory: Annotated[
-        Path | None, typer.Option(help="Keep configuration, logs and messages here. Default: a temporary folder.")
+        Path | None, typer.Option(help="Folder for configuration, logs and messages. Default: a temporary folder.")
     ] = None,
-    port: Annotated[
-        int | None, typer.Option(help="Port of the name server. Default: 9876, or any other if that is taken.")
-    ] = None,
-    auth: Annotated[
-        bool, typer.Option("--auth", help="Let in only who signs with a key; an administrator is made.")
-    ] = False,
-    tls: Annotated[bool, typer.Option("--tls", help="Take encrypted connections only; certificates are made.")] = False,
-    mutual: Annotated[bool, typer.Option("--mutual", help="--tls, and demand a certificate of clients too.")] = False,
+    port: Annotated[int | None, typer.Option(help="Port of the name server. Default: 9876, or a free one.")] = None,
+    auth: Annotated[bool, typer.Option("--auth", help="Require access keys, and create an administrator.")] = False,
+    tls: Annotated[bool, typer.Option("--tls", help="Require encrypted connections, and make certificates.")] = False,
+    mutual: Annotated[bool, typer.Option("--mutual", help="--tls, and require client certificates.")] = False,
 ) -> None:
-    """Start a cluster and leave it running. The first time, the RocketMQ server is fetched (106 MB)."""
+    """Start a cluster and leave it running. The first start fetches the RocketMQ server (106 MB)."""
     from rocketmq_spark.cluster.config import is_free
     from rocketmq_spark.cluster.local import LocalCluster
     from rocketmq_spark.cluster.state import ClusterState
@@ -57,20 +53,19 @@ def up(
         if running is not None:
             if running.is_alive():
                 raise ClusterError(
-                    f"a cluster runs already, its name server is {running.name_server};"
+                    f"a cluster is already running, its name server is {running.name_server};"
                     " stop it first: rocketmq-spark cluster down"
                 )
-            # It died, but its folder may be left.
+            # Its servers died, but its folder may still exist.
             running.stop()
             file.remove()
         if port is None and is_free(_USUAL_PORT):
             port = _USUAL_PORT
         with progress_on_stderr() as tell:
-            demanded: Tls = "mutual" if mutual else tls
-            cluster = LocalCluster(
-                brokers, proxy, directory=directory, port=port, auth=auth, tls=demanded, progress=tell
-            )
-            with cluster:
+            security: Tls = "mutual" if mutual else tls
+            with LocalCluster(
+                brokers, proxy, directory=directory, port=port, auth=auth, tls=security, progress=tell
+            ) as cluster:
                 state = ClusterState.of(cluster)
                 file.save(state)
                 cluster.detach()
@@ -107,7 +102,7 @@ def status(as_json: Annotated[bool, typer.Option("--json", help="As JSON, for pr
 
 @app.command()
 def down() -> None:
-    """Stop the cluster; messages kept in a --directory are flushed first, which takes about 20 seconds."""
+    """Stop the cluster. Brokers with a --directory flush their messages first, which takes about 20 seconds."""
     file = _state_file()
     with file.locked():
         state = file.load()
@@ -121,8 +116,8 @@ def down() -> None:
 
 @app.command()
 def logs(
-    name: Annotated[str | None, typer.Argument(help="namesrv, broker-0, proxy ... Default: all.")] = None,
-    lines: Annotated[int, typer.Option("-n", "--lines", help="How many of each server's last lines.", min=1)] = 20,
+    name: Annotated[str | None, typer.Argument(help="Server: namesrv, broker-0, proxy ... Default: all.")] = None,
+    lines: Annotated[int, typer.Option("-n", "--lines", help="Number of last lines per server.", min=1)] = 20,
 ) -> None:
     """Show the last lines of the servers' logs."""
     state = _state_file().load()
@@ -135,14 +130,20 @@ def logs(
     for server in chosen:
         if len(chosen) > 1:
             typer.echo(f"==> {escaped(server.name)} <==")
-        for line in _last_lines(Path(server.log), lines):
-            typer.echo(escaped(line.expandtabs(4)))
+        try:
+            # A log is rolled at 20 MB, so reading all of it is bounded.
+            with Path(server.log).open(encoding="utf-8", errors="replace", newline="\n") as file:
+                last = deque(file, maxlen=lines)
+        except OSError as exc:
+            raise ClusterError(f"reading the log {server.log}: {exc}") from exc
+        for line in last:
+            typer.echo(escaped(line.rstrip("\n").expandtabs(4)))
 
 
 def _state_file() -> StateFile:
-    from rocketmq_spark.cluster.state import StateFile, state_folder
+    from rocketmq_spark.cluster.state import StateFile
 
-    return StateFile(state_folder())
+    return StateFile()
 
 
 def _how_to_use(state: ClusterState) -> str:
@@ -168,18 +169,9 @@ def _how_to_use(state: ClusterState) -> str:
     return "\n".join(lines)
 
 
-def _last_lines(log: Path, count: int) -> list[str]:
-    # Rolled at 20 MB, so reading it all is bounded.
-    try:
-        with log.open(encoding="utf-8", errors="replace", newline="\n") as file:
-            return [line.rstrip("\n") for line in deque(file, maxlen=count)]
-    except OSError as exc:
-        raise ClusterError(f"reading the log {log}: {exc}") from exc
-
-
 @contextlib.contextmanager
 def progress_on_stderr() -> Iterator[Progress]:
-    """Show progress on stderr: a bar on a terminal, otherwise a line for each step."""
+    """Show progress on stderr: as a bar on a terminal, otherwise as a line for each step."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 

@@ -1,9 +1,10 @@
-"""The options that all commands about a cluster share, and the name server's fault if the cluster can't be reached.
+"""The options of all commands about a cluster, and the diagnosis of an unreachable name server.
 
-The name server is that of the command line, else ``NAMESRV_ADDR``, else that of the cluster which ``rocketmq-spark
-cluster up`` left running. Only the servers of that cluster get its keys and certificates. If a server that would get a
-signed request has died, the command fails: another program may listen at its address.
-Results go to stdout. Missing parts of a result go to stderr, and make the exit code 1.
+The name server is that of the command line, else ``NAMESRV_ADDR``, else that of the cluster started with
+``rocketmq-spark cluster up``. Only the servers of that cluster get its keys and certificates. If a server that would
+get a signed request has died, the command fails, because another program may listen at its address.
+
+Results go to stdout. Missing parts of a result go to stderr and make the exit code 1.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import functools
 import inspect
 import json
 import logging
-import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -36,25 +36,24 @@ if TYPE_CHECKING:
     from rocketmq_spark.admin.admin import Admin
     from rocketmq_spark.admin.answers import Table
 
-_VISIBLE: Final = "Others on this machine can see a command line: better set the variable, or give file:/path."
+_VISIBLE: Final = "Other users can see command lines, so prefer the variable, or give file:/path."
 _SPECS: Final = [spec for spec in specs_of(ConnectionOptions, WRITE) if spec.cli]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Connection:
-    """How the cluster is reached, and how the answer is shown."""
+    """The connection to the cluster, and the format of the answer."""
 
-    # By field of `ConnectionOptions`; None or False if the command line does not have it.
-    options: Mapping[str, Any]
+    options: Mapping[str, Any]  # By field of `ConnectionOptions`; None or False if not given
     timeout: float
     as_json: bool
 
     def given(self, endpoints: str | None = None) -> dict[str, Any]:
-        """Return what `Admin`, a producer and the doctor take; `endpoints`: to ask these proxies."""
+        """Return the arguments of `Admin`, a producer and the doctor; `endpoints` are the proxies that get requests."""
         given = dict(self.options)
         running = {} if given["name_server"] else _left_running(endpoints)
         if any(given[name] for name in ("access_key", "secret_key", "credentials_provider")):
-            # Somebody in particular asks, not the administrator.
+            # The user gives other credentials than those of the cluster's administrator.
             running = {name: value for name, value in running.items() if name not in ("access_key", "secret_key")}
         if given["tls_insecure_skip_verify"]:
             running.pop("tls_ca_file", None)
@@ -62,16 +61,16 @@ class Connection:
 
     @contextlib.contextmanager
     def admin(self) -> Iterator[Admin]:
-        """Yield an `Admin`. If a name server causes an error, the doctor's finding is raised instead."""
+        """Yield an `Admin`. If the name servers cause an error, the doctor's finding is raised instead."""
         from rocketmq_spark.admin import Admin
 
-        # A failure is one line, without log messages.
+        # A failure is one line without log messages.
         logging.getLogger("rocketmq_spark").addHandler(logging.NullHandler())
         given = self.given()
         if given["name_server"] is None:
             raise OptionError(
-                "no name server is given: name one with -n host:9876 or in the environment variable NAMESRV_ADDR, or "
-                "start a cluster on this machine: rocketmq-spark cluster up"
+                "no name server is given: use -n host:9876 or the environment variable NAMESRV_ADDR, or start a "
+                "cluster on this machine with rocketmq-spark cluster up"
             )
         with Admin(**given, timeout=self.timeout) as admin:
             try:
@@ -81,7 +80,7 @@ class Connection:
                 raise
 
     def show(self, table: Table[Any]) -> None:
-        """Print an answer; the exit code is 1 if a part of it is missing."""
+        """Print an answer; the exit code is 1 if it has missing parts."""
         if self.as_json:
             print_json(table.to_dicts())
         else:
@@ -98,14 +97,14 @@ def print_json(value: Any) -> None:
 
 
 def _answer(
-    timeout: Annotated[float, typer.Option(help="Seconds that one question may take.")] = 5.0,
-    as_json: Annotated[bool, typer.Option("--json", help="As JSON, for programs.")] = False,
+    timeout: Annotated[float, typer.Option(help="Timeout of one request in seconds.")] = 5.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Declare the options of every command that do not belong to the connection."""
+    """Declare the options of all commands that do not belong to the connection."""
 
 
 def _flag(spec: OptionSpec) -> inspect.Parameter:
-    """Return the parameter of a command for an option of the connection."""
+    """Return the command parameter for an option of the connection."""
     names = [f"--{spec.field.removeprefix('use_').replace('_', '-')}"]
     if spec.field == "name_server":
         names.insert(0, "-n")
@@ -122,7 +121,7 @@ def _flag(spec: OptionSpec) -> inspect.Parameter:
 
 
 def connected(command: Callable[..., None]) -> Callable[..., None]:
-    """Return a command with the options of `Connection` and its own; its first argument is the `Connection`."""
+    """Return a command with its own options and those of `Connection`, its first argument."""
     own = [*inspect.signature(command, eval_str=True).parameters.values()][1:]
     shared = [*map(_flag, _SPECS), *inspect.signature(_answer, eval_str=True).parameters.values()]
 
@@ -131,30 +130,28 @@ def connected(command: Callable[..., None]) -> Callable[..., None]:
         options = {spec.field: values.pop(spec.field) for spec in _SPECS}
         connection = Connection(options=options, timeout=values.pop("timeout"), as_json=values.pop("as_json"))
         if options["tls_insecure_skip_verify"]:
-            typer.echo("rocketmq-spark: no server's certificate is checked (--tls-insecure-skip-verify)", err=True)
+            typer.echo("rocketmq-spark: certificates are not verified (--tls-insecure-skip-verify)", err=True)
         command(connection, **values)
 
-    keywords = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in (*own, *shared)]
+    keywords = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in (*own, *shared)]
     # typer reads both.
     run.__signature__ = inspect.Signature(keywords)  # type: ignore[attr-defined]
-    run.__annotations__ = {one.name: one.annotation for one in keywords}
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in keywords}
     return run
 
 
 def _left_running(endpoints: str | None) -> dict[str, Any]:
     from rocketmq_spark.cluster.security import client_options
-    from rocketmq_spark.cluster.state import StateFile, state_folder
+    from rocketmq_spark.cluster.state import StateFile
 
-    state = StateFile(state_folder(os.environ)).load()
+    state = StateFile().load()
     if state is None or not state.is_alive() or (endpoints and endpoints != state.endpoints):
         return {}
     if endpoints:
         state.require_running("Proxy")
-    elif "accessKey" in state.options:
-        # The name server sends clients to the brokers, which get signed requests too.
-        state.require_running("NameServer", "Broker")
     else:
-        state.require_running("NameServer")
+        # The name server sends clients to the brokers, which also get signed requests.
+        state.require_running("NameServer", *(["Broker"] if "accessKey" in state.options else []))
     return client_options({"nameServer": state.name_server, **state.options})
 
 
@@ -167,7 +164,7 @@ def _blame_name_server(admin: Admin, exc: RocketMQError, timeout: float) -> None
     from rocketmq_spark.cli.doctor.machine import FAILED, WARNING
 
     checks = check_name_servers(admin, timeout)
-    # A proxy in a name server's place does not support all requests, which is a warning.
+    # A proxy instead of a name server does not support all requests, which is a warning.
     states = {FAILED} if isinstance(exc, RemotingException) else {FAILED, WARNING}
     blamed = [check for check in checks if check.state in states]
     # One name server that answers is enough.

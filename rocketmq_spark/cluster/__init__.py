@@ -1,7 +1,4 @@
-"""A RocketMQ cluster on this machine for tests and first tries: :class:`LocalCluster`.
-
-Importing this downloads, starts and writes nothing.
-"""
+"""A RocketMQ cluster on this machine for tests and first tries. Importing this downloads, starts and writes nothing."""
 
 from rocketmq_spark.cluster.jars import Progress
 from rocketmq_spark.cluster.local import LocalCluster

@@ -1,33 +1,27 @@
-"""The configuration of a local cluster's servers: the templates of conf/, ports and properties.
-
-A port is free now, and not one that the system gives to outgoing connections. A property that the cluster sets itself
-is refused, not replaced.
-"""
+"""The configuration of a local cluster's servers: templates of conf/, free ports, and the user's properties."""
 
 from __future__ import annotations
 
 import importlib.resources
 import json
+import os
 import random
 import re
 import socket
 import string
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from rocketmq_spark.errors import ClusterError
 
-# Below the range of every system's outgoing connections (Linux starts at 32768, macOS at 49152). Otherwise a client
-# that keeps trying the port while its broker is down could get it as its own port, and talk to itself.
+# Below the range of outgoing connections (from 32768 on Linux, 49152 on macOS). Otherwise a client that retries the
+# port of a stopped broker could get it as its own port, and connect to itself.
 _PORTS: Final = range(20_000, 30_000)
 
-# Two programs with the same seed must not try the same ports.
+# Programs with the same seed must not try the same ports.
 _draw: Final = random.SystemRandom().randrange
-
-_BY_AUTH: Final = {"authenticationEnabled": "use auth=", "authorizationEnabled": "use auth="}
 
 _BROKERS_OWN: Final = {
     "brokerName": "it is broker-0, broker-1, ...",
@@ -36,7 +30,8 @@ _BROKERS_OWN: Final = {
     "namesrvAddr": "it is the cluster's own name server",
     "storePathRootDir": "use directory=",
     "storePathCommitLog": "use directory=",
-    **_BY_AUTH,
+    "authenticationEnabled": "use auth=",
+    "authorizationEnabled": "use auth=",
 }
 
 _PROXYS_OWN: Final = {
@@ -47,25 +42,13 @@ _PROXYS_OWN: Final = {
     "remotingAccessAddr": "it is 127.0.0.1",
     "grpcServerPort": "it is a free port, see LocalCluster.endpoints",
     "remotingListenPort": "it is a free port, see Proxy.address",
-    **_BY_AUTH,
+    "authenticationEnabled": "use auth=",
+    "authorizationEnabled": "use auth=",
 }
 
 
-@dataclass(frozen=True, slots=True)
-class BrokerPorts:
-    """The ports that one broker listens on."""
-
-    listen: int
-    ha: int
-
-    @property
-    def vip(self) -> int:
-        """The VIP port, always ``listen - 2`` (``BrokerController.java``)."""
-        return self.listen - 2
-
-
 def render(template: str, **values: object) -> str:
-    """Return a template of conf/ with its values; a ClusterError if the package was installed without templates."""
+    """Return a template of conf/ with its values."""
     try:
         file = importlib.resources.files("rocketmq_spark.conf").joinpath(template)
     except ModuleNotFoundError:
@@ -74,11 +57,11 @@ def render(template: str, **values: object) -> str:
     try:
         text = file.read_text(encoding="utf-8")
     except OSError as exc:
-        raise ClusterError(f"the package rocketmq_spark.conf is missing ({exc}); install rocketmq-spark again") from exc
+        raise ClusterError(f"reading the package rocketmq_spark.conf: {exc}; install rocketmq-spark again") from exc
     return string.Template(text).substitute(values)
 
 
-def user_folder(kind: str, default: str, environ: Mapping[str, str]) -> Path:
+def user_folder(kind: str, default: str, environ: Mapping[str, str] = os.environ) -> Path:
     """Return ``$ROCKETMQ_SPARK_kind``, else ``rocketmq-spark`` in ``$XDG_kind_HOME`` or ``~/default``."""
     chosen = environ.get(f"ROCKETMQ_SPARK_{kind}", "")
     if chosen:
@@ -111,16 +94,16 @@ def _escaped(text: str, special: str) -> str:
 def broker_overrides(
     given: Mapping[str, object] | Sequence[Mapping[str, object]] | None, brokers: int
 ) -> list[dict[str, str]]:
-    """Return the checked properties of each broker; `given` is for all brokers, or has one mapping for each."""
+    """Return the checked properties of each broker. `given` is one mapping for all brokers, or a list with one each."""
     if not isinstance(brokers, int) or isinstance(brokers, bool) or brokers < 1:
-        raise ClusterError(f"brokers={brokers!r}: a cluster needs at least one; allowed are integers from 1 on")
+        raise ClusterError(f"brokers={brokers!r} is not allowed: allowed is an integer of at least 1")
     each = [given or {}] * brokers if given is None or isinstance(given, Mapping) else given
     if not is_list_of(Mapping, each):
         raise ClusterError("broker_properties takes a mapping for all brokers, or a list with one for each of them")
     if len(each) != brokers:
-        raise ClusterError(f"broker_properties has {len(each)} mappings for {brokers} brokers; give one, or one each")
+        raise ClusterError(f"broker_properties has {len(each)} mappings for {brokers} brokers: give one, or one each")
     for properties in each:
-        _refuse_own(properties, _BROKERS_OWN, "broker_properties")
+        refuse_properties(properties, _BROKERS_OWN, "broker_properties")
     return [
         {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in properties.items()}
         for properties in each
@@ -128,42 +111,43 @@ def broker_overrides(
 
 
 def proxy_overrides(given: bool | Mapping[str, object]) -> dict[str, object] | None:
-    """Return the checked properties of the proxy, or None without a proxy; even an empty mapping asks for one."""
+    """Return the checked properties of the proxy, or None without a proxy; an empty mapping means a proxy."""
     if isinstance(given, bool):
         return {} if given else None
     if not isinstance(given, Mapping):
         raise ClusterError(f"proxy takes False, True or a mapping of properties, not a {type(given).__name__}")
-    _refuse_own(given, _PROXYS_OWN, "proxy")
+    refuse_properties(given, _PROXYS_OWN, "proxy")
     for name, value in given.items():
         try:
             json.dumps(value)
         except (TypeError, ValueError) as exc:
-            raise ClusterError(f"proxy: {name} takes what JSON has, not a {type(value).__name__}") from exc
+            raise ClusterError(f"proxy: {name} must be a JSON value, not a {type(value).__name__}") from exc
     return dict(given)
 
 
-def _refuse_own(given: Mapping[str, object], own: Mapping[str, str], parameter: str) -> None:
+def refuse_properties(given: Iterable[str], own: Mapping[str, str], parameter: str) -> None:
+    """Raise a ClusterError for a property that the cluster sets itself; `own` has the advice by name."""
     for name in given:
         if name in own:
             raise ClusterError(f"{parameter} may not set {name}: {own[name]}")
 
 
 def is_list_of(kind: type, given: object) -> bool:
-    """Return whether a parameter is a sequence of `kind`, and not a text, which is a sequence of texts."""
-    return isinstance(given, Sequence) and not isinstance(given, str) and all(isinstance(one, kind) for one in given)
+    """Return whether a parameter is a sequence of `kind`; a string, which is a sequence of strings, is not."""
+    return isinstance(given, Sequence) and not isinstance(given, str) and all(isinstance(item, kind) for item in given)
 
 
 def checked_port(value: object, name: str) -> int:
     """Return a user's port as a number, or raise a ClusterError."""
     text = str(value)
     if not re.fullmatch(r"[0-9]{1,5}", text) or not 1024 <= int(text) <= 65_535:
-        raise ClusterError(f"{name}={text} is no port a server can have; allowed are 1024 to 65535")
+        raise ClusterError(f"{name}={text} is not a valid port: allowed are 1024 to 65535")
     return int(text)
 
 
 def is_free(port: int) -> bool:
     """Return whether a server could listen on `port` now, on loopback and on every address."""
-    # Java's server sockets set SO_REUSEADDR too. With it macOS allows one address while someone listens on the other.
+    # Java's server sockets also set SO_REUSEADDR. On macOS it allows one address while the other is in use.
     for host in ("127.0.0.1", "0.0.0.0"):
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -175,18 +159,21 @@ def is_free(port: int) -> bool:
 
 
 def pick_port(taken: Iterable[int], *, below: int = 0, draw: Callable[[int, int], int] = _draw) -> int:
-    """Return a free port that is not in `taken`; the `below` ports before it are free too. `draw` is ``randrange``."""
+    """Return a free port outside `taken` with `below` free ports before it. `draw` is ``randrange``."""
     avoid = set(taken)
     for _ in range(200):
         port = draw(_PORTS.start + below, _PORTS.stop)
-        wanted = range(port - below, port + 1)
-        if avoid.isdisjoint(wanted) and all(is_free(each) for each in wanted):
+        candidates = range(port - below, port + 1)
+        if avoid.isdisjoint(candidates) and all(map(is_free, candidates)):
             return port
-    raise ClusterError(f"found no free port on 127.0.0.1 from {_PORTS.start} to {_PORTS.stop}; stop what listens there")
+    raise ClusterError(f"no free port on 127.0.0.1 from {_PORTS.start} to {_PORTS.stop}: stop a program that uses one")
 
 
-def pick_broker_ports(taken: Iterable[int], properties: Mapping[str, str]) -> BrokerPorts:
-    """Return the ports of one broker: the ports that its properties name, if they are free, or free ones."""
+def pick_broker_ports(taken: Iterable[int], properties: Mapping[str, str]) -> tuple[int, int]:
+    """Return a broker's listenPort and haListenPort: those of its properties, if they are free, or free ones.
+
+    The VIP port is always ``listenPort - 2`` (``BrokerController.java``).
+    """
     named = {
         name: checked_port(properties[name], name) for name in ("listenPort", "haListenPort") if name in properties
     }
@@ -196,11 +183,11 @@ def pick_broker_ports(taken: Iterable[int], properties: Mapping[str, str]) -> Br
     if listen is None:
         listen = pick_port({*taken, *named.values()}, below=2)
     else:
-        require_free(listen - 2, f"listenPort={listen} (the broker's VIP port is two below)")
-    return BrokerPorts(listen, ha or pick_port({*taken, listen, listen - 2}))
+        require_free(listen - 2, f"listenPort={listen} (the broker's VIP port is listenPort - 2)")
+    return listen, ha or pick_port({*taken, listen, listen - 2})
 
 
 def require_free(port: int, name: str) -> None:
     """Raise a ClusterError with `name` if something listens on the port."""
     if not is_free(port):
-        raise ClusterError(f"{name}: something listens on 127.0.0.1:{port} already; stop it or name another port")
+        raise ClusterError(f"{name}: port {port} of 127.0.0.1 is in use: stop that program, or choose another port")

@@ -1,10 +1,8 @@
-"""The RocketMQ server's jars: fetched once by the Ivy that PySpark ships, and compared with the package's list.
+"""The RocketMQ server's jars: fetched once with the Ivy of PySpark, and compared with the package's list.
 
-``conf/jars.sha256`` lists the jars and their SHA-256. After every fetch and before every use each jar is hashed, and a
-jar that is not in the list counts as a difference. The folder of jars appears by one rename. One process fetches at a
-time; the others wait and use its result.
-
-The folder is ``$ROCKETMQ_SPARK_CACHE``, else ``$XDG_CACHE_HOME/rocketmq-spark``, else ``~/.cache/rocketmq-spark``.
+``conf/jars.sha256`` lists the SHA-256 of the jars. After every fetch and before every use each jar is hashed, and a jar
+that is not in the list counts as a difference. The folder of the jars appears by one rename. One process fetches at a
+time; other processes wait and use its result.
 """
 
 from __future__ import annotations
@@ -30,22 +28,20 @@ from rocketmq_spark.errors import ClusterError
 
 logger = logging.getLogger("rocketmq_spark.cluster")
 
-# Of the server.
 RELEASE: Final = "5.5.0"
 
-# Called with the current step and the fraction of the work that is done, 0.0 to 1.0.
+# Called with the current step and the completed fraction of the work, 0.0 to 1.0.
 Progress: TypeAlias = Callable[[str, float], None]
 
-# Free disk needed for a fetch: 106 MB of jars, twice (Ivy's cache and ours), and as much again to be safe.
+# Disk space for a fetch: 106 MB of jars, twice (Ivy's cache and this one), and a reserve of the same size.
 FETCH_BYTES: Final = 400 * 1024 * 1024
 
-# The most files that an error names.
-_NAMED: Final = 5
+_NAMED: Final = 5  # Maximum number of files in an error
 
-# Ivy fetches one file after the other and mostly waits, so this many processes share the work.
+# Ivy fetches files sequentially and mostly waits, so this many processes share the work.
 _SHARES: Final = 8
 
-# Ivy's output has two such lines per module. Their number is needed for the progress display only.
+# Ivy's output has two such lines per module. The progress display needs their number.
 _STEP: Final = re.compile(r"^[ \t]+(?:found |\[SUCCESSFUL \])", re.MULTILINE)
 _STEPS: Final = 141 + 148
 _POLL: Final = 0.1
@@ -68,12 +64,12 @@ def no_progress(what: str, fraction: float) -> None:
 
 
 def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
-    """Return the per-user folder under which the jars are kept; it need not exist."""
+    """Return the user's folder of jars, which may not exist: ``rocketmq-spark`` in the cache folder."""
     return user_folder("CACHE", ".cache", environ)
 
 
 def listed_checksums(text: str) -> dict[str, str]:
-    """Return the SHA-256 of each file that a list in the format of ``sha256sum`` names."""
+    """Return the SHA-256 of each file in a list in the format of ``sha256sum``."""
     pairs = (line.split() for line in text.splitlines() if line and not line.startswith("#"))
     return {name: checksum for checksum, name in pairs}
 
@@ -93,8 +89,8 @@ def sha256_of(file: Path) -> str:
 
 
 def differences(folder: Path, checksums: Mapping[str, str]) -> str:
-    """Return how the jars of a folder differ from a list, naming the first of them; empty if they are equal."""
-    # Every jar is read: sizes and times could be forged. 106 MB take about 0.1 s, a cluster's start takes about 5 s.
+    """Return how the jars of a folder differ from a list, with the first differences; empty if they are equal."""
+    # Sizes and times could be forged, so every jar is read. 106 MB take 0.1 s; a cluster's start takes about 5 s.
     texts = []
     for name in sorted({jar.name for jar in folder.glob("*.jar")} | checksums.keys()):
         try:
@@ -111,7 +107,7 @@ def differences(folder: Path, checksums: Mapping[str, str]) -> str:
 
 
 def installed_jars(cache: Path, checksums: Mapping[str, str]) -> tuple[Path, ...] | None:
-    """Return the jars of the server in `cache` if they are those of the list and no others, else None."""
+    """Return the jars in `cache` if they are exactly those of the list, else None."""
     folder = _jar_folder(cache)
     if not folder.is_dir() or differences(folder, checksums):
         return None
@@ -121,10 +117,10 @@ def installed_jars(cache: Path, checksums: Mapping[str, str]) -> tuple[Path, ...
 def server_jars(
     find_java: Callable[[], Path], progress: Progress | None = None, *, checksums: Mapping[str, str] | None = None
 ) -> tuple[Path, ...]:
-    """Return the server's jars; the first call of a user fetches them. `find_java` is called only then.
+    """Return the server's jars, and fetch them if necessary. `find_java` is called only for a fetch.
 
-    `checksums` has the SHA-256 of every jar by file name, by default the package's list. Raises a ClusterError without
-    network, room, Java, or PySpark with jars, and for jars other than the listed ones.
+    `checksums` has the SHA-256 of every jar by file name, by default those of the package. Raises a ClusterError
+    without network, disk space, Java or PySpark's Ivy, and for jars that differ from the list.
     """
     cache, checksums = cache_folder(), checksums or server_checksums()
     jars = installed_jars(cache, checksums)
@@ -140,10 +136,7 @@ def fetch(
     checksums: Mapping[str, str] | None = None,
     free_bytes: Callable[[Path], int] = lambda folder: shutil.disk_usage(folder).free,
 ) -> tuple[Path, ...]:
-    """Fetch the server into `cache`, unless another process has done so while this one waited for the lock.
-
-    `ivy` is a jar, and `free_bytes` returns the free space of a folder. Raises as `server_jars`.
-    """
+    """Fetch the jars into `cache`, unless another process did. `ivy` is a jar. Raises as `server_jars`."""
     tell, checksums = progress or no_progress, checksums or server_checksums()
     try:
         cache.mkdir(parents=True, exist_ok=True)
@@ -153,39 +146,33 @@ def fetch(
                 return jars
             folder = _jar_folder(cache)
             if folder.exists():
-                logger.warning(
-                    "the RocketMQ server in %s is not used and fetched again: its jars are not those of the package's"
-                    " list: %s",
-                    folder,
-                    differences(folder, checksums),
-                )
-            for stale in cache.glob(".fetch-*"):  # left by a process that was killed: we hold the lock
+                different = differences(folder, checksums)
+                logger.warning("fetching jars again: those in %s differ from the package's list: %s", folder, different)
+            for stale in cache.glob(".fetch-*"):  # Left by a killed process; this process holds the lock
                 shutil.rmtree(stale, ignore_errors=True)
             free = free_bytes(cache)
             if free < FETCH_BYTES:
                 raise ClusterError(
-                    f"fetching the RocketMQ server needs {FETCH_BYTES >> 20} MB in {cache}, {free >> 20} MB are free;"
-                    " free some, or set ROCKETMQ_SPARK_CACHE to a folder on another disk"
+                    f"fetching jars: {cache} has {free >> 20} MB of free disk space, {FETCH_BYTES >> 20} MB are needed."
+                    " Free some, or set ROCKETMQ_SPARK_CACHE to a folder on another disk"
                 )
             with tempfile.TemporaryDirectory(prefix=".fetch-", dir=cache) as work:
                 retrieve(Path(work), java, ivy, tell)
                 return _install(Path(work, "jars"), cache, checksums, tell)
     except OSError as exc:
-        raise ClusterError(
-            f"fetching the RocketMQ server into {cache}: {exc}; ROCKETMQ_SPARK_CACHE can name another folder"
-        ) from exc
+        raise ClusterError(f"fetching jars into {cache}: {exc}; set ROCKETMQ_SPARK_CACHE to another folder") from exc
 
 
 def find_ivy(environ: Mapping[str, str] = os.environ) -> Path:
     """Return the Ivy jar of the installed PySpark, else of ``SPARK_HOME``; ``pyspark-client`` ships none."""
-    spec = importlib.util.find_spec("pyspark")  # finds it without importing it
+    spec = importlib.util.find_spec("pyspark")  # Does not import it
     packages = spec.submodule_search_locations if spec is not None else None
     homes = [*(packages or ()), *filter(None, [environ.get("SPARK_HOME")])]
     for home in homes:
         for jar in sorted(Path(home, "jars").glob("ivy-*.jar")):
             return jar
     raise ClusterError(
-        "fetching the RocketMQ server needs the Ivy jar that PySpark ships, and found none in"
+        "fetching the RocketMQ server: PySpark's Ivy jar is missing in"
         f" {', '.join(homes) or 'this Python, which has no PySpark'}; pip install pyspark, or set SPARK_HOME"
     )
 
@@ -206,26 +193,26 @@ def _locked(path: Path, tell: Progress) -> Iterator[None]:
 
 
 def retrieve(work: Path, java: Path, ivy: Path, tell: Progress) -> None:
-    """Let Ivy fill ``work/jars``, with the user's own settings for a mirror of Maven Central.
+    """Fetch the jars with Ivy into ``work/jars``, with the user's own settings for a mirror of Maven Central.
 
-    Ivy compares each jar with the SHA-1 of the same repository, which finds damage but no changed repository.
+    Ivy compares each jar with the SHA-1 of the same repository, which finds damage but no forged repository.
     """
     settings = os.environ.get("ROCKETMQ_SPARK_IVY_SETTINGS") or str(work / "ivysettings.xml")
     (work / "ivysettings.xml").write_text(render("ivysettings.xml"), encoding="utf-8")
-    what = f"fetching the RocketMQ {RELEASE} server, once"
-    tell(what, 0.0)
+    step_name = f"fetching the RocketMQ {RELEASE} server, once"
+    tell(step_name, 0.0)
     module = ElementTree.fromstring(render("ivy.xml", release=RELEASE))
     dependencies = module.find("dependencies")
     assert dependencies is not None
-    all_of_them = list(dependencies)
+    every_dependency = list(dependencies)
     with contextlib.ExitStack() as stack:
-        processes: dict[Path, subprocess.Popen[bytes]] = {}  # by the file of its output
+        processes: dict[Path, subprocess.Popen[bytes]] = {}  # By output file
         for share in range(_SHARES):
             home = work / str(share)
             home.mkdir()
-            dependencies[:] = all_of_them[share::_SHARES]
+            dependencies[:] = every_dependency[share::_SHARES]
             (home / "ivy.xml").write_text(ElementTree.tostring(module, "unicode"), encoding="utf-8")
-            # Ivy's user folder is moved too, so that it does not use ~/.ivy2.
+            # Ivy must not use ~/.ivy2 as its user folder either.
             command = [str(java), f"-Divy.default.ivy.user.dir={home}", "-XX:TieredStopAtLevel=1"]
             command += ["-cp", str(ivy), "org.apache.ivy.Main", "-settings", settings, "-ivy", str(home / "ivy.xml")]
             command += ["-cache", str(home / "cache")]
@@ -237,10 +224,10 @@ def retrieve(work: Path, java: Path, ivy: Path, tell: Progress) -> None:
                         stdin=subprocess.DEVNULL,
                         stdout=output,
                         stderr=subprocess.STDOUT,
-                        start_new_session=True,  # a Ctrl-C comes to us first, and we end it
+                        start_new_session=True,  # A Ctrl-C reaches only this process, which then ends Ivy
                     )
                 )
-            stack.callback(process.kill)  # does nothing if it has left
+            stack.callback(process.kill)  # No effect after its end
             processes[home / "output"] = process
         done, running = 0, True
         while running:
@@ -248,37 +235,34 @@ def retrieve(work: Path, java: Path, ivy: Path, tell: Progress) -> None:
             running = any(process.poll() is None for process in processes.values())
             steps = sum(len(_STEP.findall(output.read_text(errors="replace"))) for output in processes)
             for step in range(done + 1, steps + 1):
-                tell(what, min(step / _STEPS, 0.99))
+                tell(step_name, min(step / _STEPS, 0.99))
             done = steps
     for file, process in processes.items():
         if process.returncode != 0:
-            raise _ivy_failed(file.read_text(errors="replace").strip(), process.returncode)
-
-
-def _ivy_failed(output: str, code: int) -> ClusterError:
-    causes = (match[0].rstrip() for cause in _CAUSES if (match := re.search(cause, output)))
-    reason = next(causes, output.splitlines()[-1] if output else f"exit code {code}")
-    return ClusterError(
-        f"fetching the RocketMQ server failed: {reason}. It needs the network once; behind an HTTP proxy set"
-        " JAVA_TOOL_OPTIONS=-Dhttps.proxyHost=..., for a mirror set ROCKETMQ_SPARK_IVY_SETTINGS to an ivysettings.xml"
-    )
+            text = file.read_text(errors="replace").strip()
+            causes = (match[0].rstrip() for cause in _CAUSES if (match := re.search(cause, text)))
+            reason = next(causes, text.splitlines()[-1] if text else f"exit code {process.returncode}")
+            raise ClusterError(
+                f"fetching the RocketMQ server failed: {reason}. It needs the network once. For an HTTP proxy set"
+                " JAVA_TOOL_OPTIONS=-Dhttps.proxyHost=..., for a mirror set ROCKETMQ_SPARK_IVY_SETTINGS to an"
+                " ivysettings.xml"
+            )
 
 
 def _install(jars: Path, cache: Path, checksums: Mapping[str, str], tell: Progress) -> tuple[Path, ...]:
-    """Move the jars to their place if they are those of the list."""
-    tell("checking what was fetched", 1.0)
+    """Move the jars to their folder if they are those of the list."""
+    tell("checking the fetched jars", 1.0)
     different = differences(jars, checksums)
     if different:
         raise ClusterError(
-            f"fetching the RocketMQ server: the fetched jars are not those of the package's list: {different}. Nothing"
-            " was installed. Check the repository that ROCKETMQ_SPARK_IVY_SETTINGS names, or unset it to fetch from"
-            " Maven Central"
+            f"fetching the RocketMQ server: the fetched jars differ from the package's list: {different}. Nothing was"
+            " installed. Check the repository in ROCKETMQ_SPARK_IVY_SETTINGS, or unset it to use Maven Central"
         )
     for name in checksums:
         with (jars / name).open("rb") as file:
-            os.fsync(file.fileno())  # a name must not survive a power cut without its bytes
+            os.fsync(file.fileno())  # Otherwise a power cut could leave the name without the bytes
     folder = _jar_folder(cache)
-    if folder.exists():  # it differs from the list, or nothing would have been fetched
+    if folder.exists():  # Its jars differ from the list
         shutil.rmtree(folder)
     jars.rename(folder)
     return tuple(folder / name for name in sorted(checksums))

@@ -1,8 +1,8 @@
 """A RocketMQ cluster on this machine: the real servers as JVM processes, for tests and first tries.
 
-Everything started is stopped: at the end of the context, on an error, on Ctrl-C, at the interpreter's exit, and (by the
-watchdog) when this process is killed. A forked child stops nothing. A temporary store is thrown away, so its brokers
-are killed; a named one is flushed first. Secrets and keys are removed with the cluster, but stay in a named folder.
+All servers stop at the end of the context, on an error, on Ctrl-C, at the interpreter's exit, and (by the watchdog)
+when this process is killed. A forked child stops nothing. Brokers of a temporary folder are killed; brokers of a named
+folder flush their messages first. Secrets and keys are removed with the cluster, but stay in a named folder.
 """
 
 from __future__ import annotations
@@ -29,59 +29,44 @@ from rocketmq_spark.model.credentials import Credentials
 
 logger = logging.getLogger("rocketmq_spark.cluster")
 
-# Free disk needed per broker. A broker dies when its disk is full, because it writes to mapped files.
+# Disk space per broker. A broker whose disk is full dies, because it writes to mapped files.
 _STORE_BYTES: Final = 512 * 1024 * 1024
 
 
 class LocalCluster:
     """A name server, brokers and, if `proxy` is set, a proxy, as processes of this machine.
 
+    The RocketMQ 5.5.0 server is fetched on first use (106 MB) and kept. It needs Java 17 or newer. A broker takes 300
+    to 700 MB of memory, the name server 100 MB, the proxy 400 MB.
+
     Name server and brokers listen at 127.0.0.1. RocketMQ 5.5.0 has no setting for the address of a proxy's two ports
-    and of a broker's port for slaves: these are open on every address of this machine. The port for slaves gives out
-    no message. A proxy serves every client that can reach it, unless `auth` is set; :meth:`start` logs a warning.
+    and of a broker's port for slaves, so these are open on every address of this machine. The port for slaves serves no
+    messages. Without `auth` a proxy serves every client that reaches it, and :meth:`start` logs a warning.
 
-    The RocketMQ 5.5.0 server is fetched on first use (106 MB) and kept; Java 17 or newer is needed.
-    A broker takes 300 to 700 MB of memory, the name server 100 MB, the proxy 400 MB.
+    * `brokers`: number of masters, named ``broker-0``, ``broker-1``, ...
+    * `proxy`: True starts a proxy for gRPC. A mapping of ``ProxyConfig`` properties overrides conf/proxy.json.
+    * `directory`: where configuration, logs and stores are kept. Default: a temporary folder, which :meth:`stop`
+      removes. After an error its logs stay.
+    * `broker_properties`: properties of ``BrokerConfig``, ``MessageStoreConfig`` or ``NettyServerConfig``, which
+      override conf/broker.conf: one mapping for all brokers, or a list with one each. ``listenPort`` and
+      ``haListenPort`` set ports.
+    * `jvm_options`: added to the end of every server's command line, such as ``-Xmx1g``. ``-Dtls.`` is not allowed.
+    * `start_timeout`: seconds until all servers must be ready, also in :meth:`Broker.restart`.
+    * `port`: the name server's port. Default: a free one.
+    * `auth`: brokers and proxy require an access key. The administrator ``admin`` has a random secret key, whose file
+      is in :attr:`options`. :meth:`create_user` adds users with fewer rights.
+    * `tls`: all servers accept only encrypted connections (TLS 1.2 or newer), with a certificate for 127.0.0.1, ::1 and
+      localhost of an authority made for this cluster. ``"mutual"`` also requires a client certificate. The gRPC port of
+      a 5.5.0 proxy can't require one, so :attr:`endpoints` is then its remoting port, which also accepts gRPC. Needs
+      ``pip install 'rocketmq-spark[cluster]'``.
+    * `progress`: called with the current step of :meth:`start` and the completed fraction, 0.0 to 1.0.
 
-    Parameters
-    ----------
-    brokers : int, default 1
-        Masters, named ``broker-0``, ``broker-1``, ...
-    proxy : bool or mapping, default False
-        Start a proxy for gRPC, too. A mapping has properties of ``ProxyConfig``; they win over conf/proxy.json.
-    directory : path, optional
-        Where configuration, logs and stores are kept, and stay. Default: a temporary folder, removed by :meth:`stop`;
-        after an error its logs are left.
-    broker_properties : mapping or sequence of mappings, optional
-        Properties of ``BrokerConfig``, ``MessageStoreConfig`` or ``NettyServerConfig``, for all brokers or one mapping
-        for each; they win over conf/broker.conf. ``listenPort`` and ``haListenPort`` name ports.
-    jvm_options : sequence of str, default none
-        Added to the command line of every server, after the built-in ones: ``-Xmx1g``. Not those of TLS (``-Dtls.``).
-    start_timeout : float, default 90.0
-        Seconds until all servers must serve; also for :meth:`Broker.restart`.
-    port : int, optional
-        The name server's port. Default: a free one.
-    auth : bool, default False
-        Brokers and proxy accept only users with an access key, and only what these may do: the administrator ``admin``
-        with a random secret key (:attr:`options` name its file), and those that :meth:`create_user` adds.
-    tls : bool or "mutual", default False
-        Name server, brokers and proxy take encrypted connections (TLS 1.2 or newer) and no others. Their certificate is
-        for 127.0.0.1, ::1 and localhost, of an authority made for this cluster. With ``"mutual"`` they also demand a
-        certificate of their clients. At its gRPC port a proxy of RocketMQ 5.5.0 can't; :attr:`endpoints` is then its
-        other port, which can, and speaks gRPC too. Needs ``pip install 'rocketmq-spark[cluster]'``.
-    progress : callable, optional
-        Called with the current step of :meth:`start` and the fraction of it that is done, 0.0 to 1.0.
+    The constructor raises a ClusterError for a parameter that is not allowed. :meth:`start` raises one without Java,
+    network for the first fetch or disk space, for a used port, and for a server that died (with its last messages and
+    its log's path).
 
-    Examples
-    --------
     >>> with LocalCluster(brokers=2) as cluster:  # doctest: +SKIP
     ...     df.write.format("rocketmq").option("nameServer", cluster.name_server).option("topic", "orders").save()
-
-    Raises
-    ------
-    ClusterError
-        A parameter is not allowed; later, from :meth:`start`: no Java, no network for the first fetch, too little
-        disk, a port taken, a server that died (with its last messages and the path of its log).
     """
 
     def __init__(
@@ -101,14 +86,14 @@ class LocalCluster:
         self._overrides = broker_overrides(broker_properties, brokers)
         self._proxy_overrides = proxy_overrides(proxy)
         if not is_list_of(str, jvm_options):
-            raise ClusterError("jvm_options takes a list with a text for each option, as in ['-Xmx1g', '-Xss1m']")
+            raise ClusterError("jvm_options must be a list of strings, as in ['-Xmx1g', '-Xss1m']")
         self._jvm_options = tuple(jvm_options)
         check_security(auth, tls, self._overrides, self._proxy_overrides or {}, self._jvm_options)
         self._auth = auth
         self._tls: Tls = tls
         self._wanted_directory = Path(directory).absolute() if directory is not None else None
         if not isinstance(start_timeout, int | float) or isinstance(start_timeout, bool) or not start_timeout > 0:
-            raise ClusterError(f"start_timeout={start_timeout!r}: allowed are seconds above 0")
+            raise ClusterError(f"start_timeout={start_timeout!r} is not allowed: allowed are seconds above 0")
         self._start_timeout = start_timeout
         self._port = None if port is None else checked_port(port, "port")
         self._tell: Progress = progress or no_progress
@@ -140,7 +125,7 @@ class LocalCluster:
 
     @property
     def brokers(self) -> tuple[Broker, ...]:
-        """The brokers, in the order of their names' numbers."""
+        """The brokers, ordered by number."""
         self._require_running()
         return self._brokers
 
@@ -154,12 +139,12 @@ class LocalCluster:
         """``127.0.0.1:port`` of the proxy's gRPC: the option ``endpoints``."""
         self._require_running()
         if self._proxy is None:
-            raise ClusterError("the cluster has no proxy: LocalCluster(proxy=True)")
+            raise ClusterError("the cluster has no proxy: create it with LocalCluster(proxy=True)")
         return self._proxy.endpoints
 
     @property
     def options(self) -> dict[str, str]:
-        """The options of a DataFrame's read or write; the secret key is named by its file (``secretKey=file:...``)."""
+        """The options of a DataFrame's read or write; the secret key is a reference to its file (``file:...``)."""
         return {"nameServer": self.name_server, **self._require_running().security.options}
 
     @property
@@ -174,12 +159,12 @@ class LocalCluster:
 
     @property
     def admin(self) -> Credentials | None:
-        """The administrator, who may do anything; None without `auth`."""
+        """The administrator, a user with all rights; None without `auth`."""
         return self._require_running().security.admin
 
     @property
     def directory(self) -> Path:
-        """Where configuration, logs and stores are."""
+        """The folder of configuration, logs and stores."""
         return self._require_running().directory
 
     @property
@@ -189,18 +174,15 @@ class LocalCluster:
 
     @property
     def servers(self) -> tuple[Server, ...]:
-        """Name server, brokers, proxy, in the order in which they were started."""
+        """Name server, brokers and proxy, in start order."""
         all_servers = (self._name_server, *self._brokers, self._proxy)
         return tuple(server for server in all_servers if server is not None)
 
     def start(self) -> None:
-        """Start the servers and return when each broker has stored a message; on any error nothing is left running.
-
-        Raises a ClusterError, see the class.
-        """
+        """Start the servers and wait until each broker has stored a message. After an error nothing is left running."""
         with self._lock:
             if self._site is not None:
-                raise ClusterError("the cluster runs already")
+                raise ClusterError("the cluster is already running")
             java = find_java()
             jars = server_jars(lambda: java, self._tell)
             self._pid = os.getpid()
@@ -208,7 +190,7 @@ class LocalCluster:
             try:
                 self._start_all(self._new_site(java, jars))
             except BaseException as exc:
-                self._stop(keep_logs=isinstance(exc, Exception))  # a Ctrl-C leaves nothing to explain
+                self._stop(keep_logs=isinstance(exc, Exception))  # After a Ctrl-C logs are not needed
                 raise
 
     def create_user(
@@ -220,24 +202,24 @@ class LocalCluster:
         subscribe: Sequence[str] = (),
         groups: Sequence[str] = (),
     ) -> None:
-        """Create a user on all brokers, who may use only the topics and groups that are named here.
+        """Create a user on all brokers with rights for the given topics and groups only.
 
-        `name` and `secret_key` are the options ``accessKey`` and ``secretKey``: the secret itself, not a reference to
-        it. `publish` are topics to send to, `subscribe` topics to read, and `groups` consumer groups to read as; the
-        source's default is ``spark-rocketmq-source``. ``orders-*`` stands for all whose name begins with ``orders-``,
-        ``*`` for all.
+        `name` and `secret_key` are the options ``accessKey`` and ``secretKey``; the key is the secret itself, not a
+        reference. `publish` has topics to write, `subscribe` topics to read, and `groups` consumer groups to read as
+        (the default of a read is ``spark-rocketmq-source``). ``orders-*`` means all names with the prefix ``orders-``,
+        ``*`` all names.
 
         Raises a ClusterError if the cluster has no `auth` or isn't running, an argument is not allowed, or the user
-        exists; and the error of a broker that refuses for another reason, or does not answer.
+        exists. Raises the error of a broker that fails otherwise.
         """
         if not self._auth:
-            raise ClusterError("the cluster knows no users: LocalCluster(auth=True)")
+            raise ClusterError("the cluster has no users: create it with LocalCluster(auth=True)")
         probe = self._require_running().probe
         addresses = [broker.address for broker in self._brokers]
         create_user(probe, addresses, name, secret_key, publish=publish, subscribe=subscribe, groups=groups)
 
     def check(self) -> None:
-        """Raise a ClusterError with the reason if a server died that was not stopped or killed."""
+        """Raise a ClusterError with the reason if a server died without `stop` or `kill`."""
         for server in self.servers:
             if server.state is State.DIED:
                 raise ClusterError(server.why())
@@ -247,13 +229,13 @@ class LocalCluster:
         with self._lock:
             if os.getpid() != self._pid:
                 return
-            died = [server for server in self.servers if server.state is State.DIED]
-            for server in died:
-                logger.warning("%s", server.why())
+            died = [server.why() for server in self.servers if server.state is State.DIED]
+            for reason in died:
+                logger.warning("%s", reason)
             self._stop(keep_logs=bool(died))
 
     def detach(self) -> None:
-        """Leave the servers running after this process; this object forgets them."""
+        """Leave the servers running after this process; this object no longer controls them."""
         with self._lock:
             site = self._require_running()
             for server in self.servers:
@@ -269,7 +251,7 @@ class LocalCluster:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             free = shutil.disk_usage(directory).free
         except OSError as exc:
-            raise ClusterError(f"making the cluster's folder: {exc}; set directory= to a writable one") from exc
+            raise ClusterError(f"creating the cluster's folder: {exc}; set directory= to a writable folder") from exc
         self._site = Site(
             java=java,
             jars=jars,
@@ -282,8 +264,8 @@ class LocalCluster:
         needed = _STORE_BYTES * len(self._overrides)
         if free < needed:
             raise ClusterError(
-                f"the stores of {len(self._overrides)} brokers need {needed >> 20} MB in {directory}, {free >> 20} MB"
-                " are free; free some, or set directory= to a folder on another disk"
+                f"{len(self._overrides)} brokers need {needed >> 20} MB of disk space, {directory} has {free >> 20} MB."
+                " Free some, or set directory= to a folder on another disk"
             )
         security = Security.made(directory, auth=self._auth, tls=self._tls)
         self._site.security = security
@@ -295,7 +277,7 @@ class LocalCluster:
         self._tell("starting the name server", 0.0)
         self._name_server = NameServer(site, self._port)
         self._name_server.start()
-        # A broker that finds no name server when it starts tries again only after 10 seconds.
+        # A broker that finds no name server at its start retries only after 10 seconds.
         self._name_server.await_ready(deadline)
         self._brokers = tuple(Broker(site, f"broker-{index}", own) for index, own in enumerate(self._overrides))
         for broker in self._brokers:
@@ -311,11 +293,11 @@ class LocalCluster:
             self._proxy.await_ready(deadline)
             logger.warning(
                 "the proxy's ports %d and %d are open on every address of this machine, because RocketMQ has no setting"
-                " for it; a client that can reach them %s",
+                " for it; a client that reaches them %s",
                 *self._proxy.ports,
-                "needs a key that the cluster knows"
+                "needs a key of the cluster"
                 if self._auth
-                else "can write and read without a key: set auth=True (--auth), or close the ports by a firewall",
+                else "can write and read without a key: set auth=True (--auth), or close the ports with a firewall",
             )
         self._tell("the cluster is ready", 1.0)
 

@@ -1,4 +1,4 @@
-"""Requests to the servers of a local cluster: whether they are ready, and its users.
+"""Requests to the servers of a local cluster that check whether they are ready, and that create users.
 
 Follows ``AuthConfig.java``, ``AuthenticationMetadataManagerImpl.java`` and ``Resource.java``.
 """
@@ -27,13 +27,13 @@ from rocketmq_spark.transport.tls import TlsSettings
 
 _ANSWERED: Final = frozenset((int(ResponseCode.SUCCESS), *STORED))
 
-# A user's name appears unescaped in a header of gRPC, which "/", "," and blanks divide, and in "User:name".
+# gRPC headers contain a user's name unescaped and separated by "/", "," and blanks; brokers use "User:name".
 _NAME: Final = r"[A-Za-z0-9._-]+"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Probe:
-    """Asks servers of one cluster, each time over a new connection, and waits `timeout` seconds for each answer."""
+    """Sends requests to servers of one cluster, each over a new connection, with `timeout` seconds for the answer."""
 
     credentials: Credentials | None = None
     tls: TlsSettings | None = None
@@ -44,7 +44,7 @@ class Probe:
     ) -> RemotingCommand:
         """Send one request and return its answer; `doing` describes it in errors.
 
-        Raises a RemotingException without an answer, and an MQBrokerException for one with an error code.
+        Raises a RemotingException if there is no answer, and an MQBrokerException for an error code.
         """
         transport = RemotingTransport(
             (), credentials=self.credentials, sign_name_server_requests=True, tls=self.tls, polled=True
@@ -59,7 +59,7 @@ class Probe:
         return answer
 
     def registered_brokers(self, name_server: str) -> dict[str, str]:
-        """Return the master address of each broker that a name server knows, by name (GET_BROKER_CLUSTER_INFO)."""
+        """Return the master address by broker name, from the name server (GET_BROKER_CLUSTER_INFO)."""
         answer = self.ask(name_server, RequestCode.GET_BROKER_CLUSTER_INFO, {}, "asking the name server for brokers")
         return masters_of(decode_cluster_info(bytes(answer.body)).brokers)
 
@@ -80,86 +80,78 @@ class Probe:
         return SendMessageResponseHeader.from_ext_fields(answer.ext_fields)
 
     def configure(self, address: str, properties: Mapping[str, object]) -> None:
-        """Change properties of a running broker and in its file (UPDATE_BROKER_CONFIG)."""
+        """Change properties of a running broker, and in its file (UPDATE_BROKER_CONFIG)."""
         lines = [f"{name}={value}" for name, value in properties.items()]
         doing = f"setting {', '.join(lines)} on"
         self.ask(address, RequestCode.UPDATE_BROKER_CONFIG, {}, doing, "\n".join(lines).encode())
 
 
 def create_user(probe: Probe, brokers: Collection[str], name: str, secret_key: str, **rights: Sequence[str]) -> None:
-    """Create a user on all brokers, or on none of those that answer.
+    """Create a user on all brokers; after an error, delete it on those that answer.
 
-    `rights` are publish, subscribe and groups, as of `LocalCluster.create_user`.
+    `rights` are publish, subscribe and groups, as in `LocalCluster.create_user`.
     """
     check_user(name, secret_key, **rights)
     doing = f"creating the user {name}"
     for address in brokers:
-        # The answer about an unknown user is empty.
+        # For an unknown user the answer is empty.
         if probe.ask(address, RequestCode.AUTH_GET_USER, {"username": name}, doing).body:
             raise ClusterError(
-                f"{doing}: the broker at {address} knows that user already, and keeps its secret key and rights (so "
-                "does a folder that was named by directory=, for the next cluster in it): use what it was created "
-                "with, or take another name"
+                f"{doing}: the broker at {address} already has this user, with its own secret key and rights. Users in "
+                "a folder set by directory= outlive the cluster. Use the existing user, or choose another name"
             )
     try:
         for code, fields, body in user_requests(name, secret_key, **rights):
             for address in brokers:
                 probe.ask(address, code, fields, doing, body)
     except RocketMQError as exc:
-        # A user that some brokers know, or without rights, could not be created again.
+        # A user that exists on some brokers, or without its rights, could not be created again.
         kept = []
         for address in brokers:
             try:
-                probe.ask(address, RequestCode.AUTH_DELETE_USER, {"username": name}, f"taking back the user {name}")
+                probe.ask(address, RequestCode.AUTH_DELETE_USER, {"username": name}, f"deleting the user {name}")
             except RocketMQError:
                 kept.append(address)
         if not kept:
             raise
         raise ClusterError(
-            f"{exc}; and it could not be taken back from {', '.join(kept)}, which may know the user now: take another "
-            "name, or start the cluster anew"
+            f"{exc}. Deleting the user on {', '.join(kept)} failed, too, so it may exist there: choose another name, or"
+            " create a new cluster"
         ) from exc
 
 
 def check_user(name: str, secret_key: str, **rights: Sequence[str]) -> None:
-    """Raise a ClusterError for a user that brokers would accept, but that could not connect or do what is meant."""
+    """Raise a ClusterError for a name, key or right that brokers would accept but that would not work as intended."""
     if not isinstance(name, str) or not re.fullmatch(_NAME, name):
         raise ClusterError(f"creating the user {name!r}: allowed in a name are letters, digits, '.', '_' and '-'")
     doing = f"creating the user {name}"
     if not isinstance(secret_key, str) or not is_printable(secret_key) or is_padded(secret_key):
-        raise ClusterError(
-            f"{doing}: secret_key must be a text that is not blank, without control characters and blanks around it"
-        )
+        raise ClusterError(f"{doing}: secret_key must be non-blank, without control characters and surrounding blanks")
     if is_reference(secret_key):
         raise ClusterError(
-            f"{doing}: secret_key begins with {ENV} or {FILE}, which the option secretKey takes for the place of a "
-            "secret; give the secret itself"
+            f"{doing}: secret_key begins with {ENV} or {FILE}, which the option secretKey interprets as a reference. "
+            "Give the secret itself"
         )
     for parameter, names in rights.items():
         if isinstance(names, str) or not isinstance(names, Sequence):
-            raise ClusterError(
-                f"{doing}: {parameter}={names!r} is no list of names; give one, as in ['orders', 'new-*']"
-            )
+            raise ClusterError(f"{doing}: {parameter}={names!r} is not a list of names such as ['orders', 'new-*']")
         for resource in names:
-            # A broker understands only a '*' at the end, and cuts the name at the first one: "*-x" matches nothing,
-            # and "a*b*" matches all that begins with "a" (Resource.of).
+            # A broker supports only a '*' at the end and cuts the name at the first one: "*-x" matches nothing, and
+            # "a*b*" matches every name that begins with "a" (Resource.of).
             if not isinstance(resource, str) or not (resource == "*" or is_legal(resource.removesuffix("*"))):
                 raise ClusterError(
-                    f"{doing}: {parameter} names {resource!r}; allowed are names (letters, digits, '%', '|', '_' and "
-                    "'-'), the beginning of names with a '*' after it, and '*' alone for all"
+                    f"{doing}: {parameter} contains {resource!r}: allowed are names (letters, digits, '%', '|', '_' and"
+                    " '-'), prefixes of names followed by '*', and '*' for all"
                 )
 
 
 def user_requests(
     name: str, secret_key: str, publish: Iterable[str], subscribe: Iterable[str], groups: Iterable[str]
 ) -> Iterator[tuple[RequestCode, dict[str, str], bytes]]:
-    """Yield the code, ext fields and body of each request that creates a user on a broker.
-
-    A ``*`` at the end of a topic or group stands for all names that begin so.
-    """
+    """Yield the code, ext fields and body of each request that creates a user on a broker."""
     user = {"username": name, "password": secret_key, "userType": "Normal"}
     yield RequestCode.AUTH_CREATE_USER, {"username": name}, json.dumps(user).encode()
-    # A reader needs "Get" to ask for the offsets of a topic.
+    # "Get" is the right to ask for the offsets of a topic.
     rights = (("Topic", publish, ["Pub"]), ("Topic", subscribe, ["Sub", "Get"]), ("Group", groups, ["Sub"]))
     entries = [
         {"resource": f"{kind}:{resource}", "actions": actions, "decision": "Allow"}

@@ -1,7 +1,7 @@
 """The JVM processes of a local cluster, the watchdog that ends them, and the search for Java.
 
 Only processes started here are signalled, by pid, and only until they have been waited for. Each runs in its own
-session, so that a terminal's Ctrl-C reaches only us, and we stop them in order.
+session, so a terminal's Ctrl-C reaches only this process, which then stops them in order.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from typing import Final
 
 from rocketmq_spark.errors import ClusterError
 
-# It reads "+ pid", "- pid", and "release" at an orderly end. At the end of input our process is gone. The pids were
-# alive or unreaped a moment ago, so none of them names another process yet.
+# It reads "+ pid", "- pid", and at an orderly end "release". The end of input means that this process is gone. The pids
+# were alive or unreaped a moment ago, so none of them belongs to another process yet.
 _WATCHDOG: Final = r"""
 pids=" "
 while read -r op pid; do
@@ -35,7 +35,7 @@ for pid in $pids; do kill -9 "$pid" 2>/dev/null; done
 if [ -n "$1" ]; then sleep 1; rm -rf -- "$1"; fi
 """
 
-# Seconds for an orderly end. A broker that waits for its own threads takes 13 to 18.
+# Seconds for an orderly end. A broker takes 13 to 18, because it waits for its own threads.
 STOP_TIMEOUT: Final = 40.0
 
 _LOG_TAIL: Final = 256 * 1024
@@ -47,23 +47,23 @@ _ROUTINE: Final = re.compile(r" INFO \w+ ")
 
 PORT_TAKEN: Final = "Address already in use|Failed to bind"
 
-# By a pattern in the logs; the first that matches counts.
+# Advice by a pattern in the logs; the first match counts.
 _WHAT_TO_DO: Final = {
-    PORT_TAKEN: "a port is taken: stop what listens there or name another port",
+    PORT_TAKEN: "a port is in use: stop the program that uses it, or choose another port",
     "OutOfMemoryError|insufficient memory|Could not reserve enough space|unable to create native thread": (
-        "too little memory: free some, start fewer brokers, or give jvm_options such as -Xmx"
+        "too little memory: free some, start fewer brokers, or reduce -Xmx in jvm_options"
     ),
     "No space left on device|SIGBUS|Disk quota exceeded": "the disk is full: free some, or set directory=",
-    "Lock failed": "another broker uses this folder: stop it or set directory=",
+    "Lock failed": "another broker uses this folder: stop it, or set directory=",
     "Unrecognized (VM )?option|Could not create the Java Virtual Machine|during initialization of VM": (
-        "the JVM refused its options: check jvm_options"
+        "the JVM rejected its options: check jvm_options"
     ),
 }
-_KILLED: Final = "killed from outside, by the system if memory ran out: free some, or start fewer brokers"
+_KILLED: Final = "killed by another process, or by the system if memory ran out: free some, or start fewer brokers"
 
 
 class State(enum.Enum):
-    """The state of a server: STOPPED and KILLED by us, DIED otherwise."""
+    """The state of a server: STOPPED and KILLED by this process, DIED otherwise."""
 
     NEW = "new"
     RUNNING = "running"
@@ -74,13 +74,11 @@ class State(enum.Enum):
 
 
 class Watchdog:
-    """Kills the listed processes when this process ends without `release`, also by SIGKILL.
+    """Kills the added processes, and removes the folder `remove`, when this process ends without `release`.
 
-    A shell in its own session reads a pipe that only this process writes to, and acts when the pipe ends.
+    A shell in its own session reads a pipe that only this process writes to, and acts at its end, also after SIGKILL.
     ``PR_SET_PDEATHSIG`` would not do: it is Linux only, needs a ``preexec_fn`` (unsafe with threads), and fires when
     the *thread* that started the process ends.
-
-    The folder `remove` is removed then.
     """
 
     def __init__(self, remove: Path | None = None) -> None:
@@ -95,11 +93,11 @@ class Watchdog:
         )
 
     def add(self, pid: int) -> None:
-        """Add a process to kill when this process is gone."""
+        """Add a process to kill."""
         self._write(f"+ {pid}")
 
     def forget(self, pid: int) -> None:
-        """Remove a process that was waited for: its pid may soon name another process."""
+        """Remove a process that was waited for, because its pid may soon belong to another process."""
         self._write(f"- {pid}")
 
     def release(self) -> None:
@@ -111,7 +109,7 @@ class Watchdog:
         self._shell.wait()
 
     def _write(self, line: str) -> None:
-        # If the shell was killed, the orderly ways to end still work.
+        # If the shell was killed, only this protection is lost.
         with self._lock, contextlib.suppress(BrokenPipeError, ValueError):
             assert self._shell.stdin is not None
             self._shell.stdin.write(line + "\n")
@@ -119,9 +117,9 @@ class Watchdog:
 
 
 class ServerProcess:
-    """One JVM: start, stop, kill, pause, resume, and the reason of its end.
+    """One JVM process, and the reason of its end.
 
-    Its working directory `folder` gets ``console.log`` (its output) and ``server.log`` (written by itself). Both are
+    Its working directory `folder` contains ``console.log`` (its output) and ``server.log`` (its own log). Both are
     readable only by their owner, because they may contain secrets. `hide` removes secrets from the lines that errors
     quote. `env` is the whole environment.
     """
@@ -145,7 +143,7 @@ class ServerProcess:
         self._hide = hide
         self._process: subprocess.Popen[bytes] | None = None
         self._state = State.NEW
-        # The state after the end of the process: DIED, unless we asked for the end.
+        # The state after the end of the process: DIED, unless this process ends it.
         self._ending = State.DIED
         self._starts_at = {self.console: 0, self.log: 0}
         self._lock = threading.RLock()
@@ -158,7 +156,7 @@ class ServerProcess:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the process exists; a paused one does."""
+        """Whether the process exists, also if it is paused."""
         return self._living() is not None
 
     @property
@@ -171,7 +169,7 @@ class ServerProcess:
         """Start the JVM; returns at once."""
         with self._lock:
             if self.is_alive:
-                raise ClusterError(f"{self.name} runs already (pid {self.pid})")
+                raise ClusterError(f"{self.name} is already running (pid {self.pid})")
             for file in self._starts_at:
                 self._starts_at[file] = file.stat().st_size if file.exists() else 0
             try:
@@ -192,7 +190,7 @@ class ServerProcess:
             self._state, self._ending = State.RUNNING, State.DIED
 
     def terminate(self) -> None:
-        """Ask it to end (SIGTERM), also if it is paused; returns at once."""
+        """Request its end (SIGTERM), also if it is paused; returns at once."""
         with self._lock:
             process = self._living()
             if process is None:
@@ -204,7 +202,7 @@ class ServerProcess:
                 self._state = State.RUNNING
 
     def wait_stopped(self, timeout: float = STOP_TIMEOUT) -> None:
-        """Wait for the end after `terminate`; after `timeout` seconds, kill."""
+        """Wait for its end after `terminate`; kill it after `timeout` seconds."""
         if self._process is None:
             return
         try:
@@ -215,7 +213,7 @@ class ServerProcess:
         self._living()
 
     def kill(self) -> None:
-        """End it at once (SIGKILL) and wait until it is gone."""
+        """Kill it (SIGKILL) and wait for its end."""
         process = self._living()
         if process is not None:
             self._ending = State.KILLED
@@ -224,7 +222,7 @@ class ServerProcess:
             self._living()
 
     def pause(self) -> None:
-        """Freeze it (SIGSTOP): its connections stay open and nothing is answered."""
+        """Pause it (SIGSTOP): its connections stay open, and it answers nothing."""
         self._signal(signal.SIGSTOP, State.PAUSED)
 
     def resume(self) -> None:
@@ -232,14 +230,14 @@ class ServerProcess:
         self._signal(signal.SIGCONT, State.RUNNING)
 
     def release(self) -> None:
-        """Leave it running after this process; this object cannot stop it any more."""
+        """Leave it running after this process; this object no longer controls it."""
         if self._process is not None:
             self._watchdog.forget(self._process.pid)
-            self._process.returncode = 0  # or subprocess warns that it is still running
+            self._process.returncode = 0  # Otherwise subprocess warns that it is still running
             self._process = None
 
     def why(self) -> str:
-        """Return why it ended: exit code or signal, the telling lines of its logs, what to do, and the log's path."""
+        """Return why it ended: exit code or signal, advice, the relevant lines of its logs, and their path."""
         if self.state is State.NEW:
             return f"{self.name} was never started"
         if self._state in (State.RUNNING, State.PAUSED):
@@ -260,7 +258,7 @@ class ServerProcess:
         return "; ".join([*parts, f"its logs are {self.log} and {self.console.name} beside it"])
 
     def telling_lines(self, most: int = 3) -> list[str]:
-        """Return the log lines since its last start that best explain its end; console first."""
+        """Return the log lines since its start that best explain its end, those of the console first."""
         lines = [line for file in (self.console, self.log) for line in _tail(file, self._starts_at[file])]
         lines = [self._hide(line) for line in lines if not _ROUTINE.search(line)]
         errors = list(dict.fromkeys(line for line in lines if _TELLING.search(line)))
@@ -291,7 +289,7 @@ def _tail(file: Path, start: int) -> list[str]:
     try:
         with file.open("rb") as opened:
             end = opened.seek(0, os.SEEK_END)
-            opened.seek(max(start if start <= end else 0, end - _LOG_TAIL))  # shorter than before: it was rolled
+            opened.seek(max(start if start <= end else 0, end - _LOG_TAIL))  # A shorter file was rolled
             text = opened.read().decode(errors="replace")
     except OSError:
         return []
@@ -308,24 +306,24 @@ _VERSION: Final = re.compile(r'^\w+ version "(?:1\.)?(\d+)', re.MULTILINE)
 
 
 def parse_java_version(text: str) -> int | None:
-    """Return the feature release (8, 17, 21 ...) in the output of ``java -version``, or None if there is none."""
+    """Return the feature release (8, 17, 21 ...) in the output of ``java -version``, or None."""
     match = _VERSION.search(text)
     return int(match[1]) if match else None
 
 
 def find_java(environ: Mapping[str, str] = os.environ) -> Path:
-    """Return ``$JAVA_HOME/bin/java``, or else the first ``java`` on ``PATH``.
+    """Return ``$JAVA_HOME/bin/java``, else the first ``java`` on ``PATH``.
 
-    Raises a ClusterError if there is none, it doesn't run, or it is older than 17: a newer one elsewhere is not used,
+    Raises a ClusterError if it is missing, doesn't run, or is older than 17. It does not search for a newer one,
     because the user chose this one.
     """
     home = environ.get("JAVA_HOME", "")
     folders = (str(Path(home, "bin")) if home else "", environ.get("PATH", os.defpath))
-    found = shutil.which("java", path=os.pathsep.join(filter(None, folders)))
-    if found is None:
+    path = shutil.which("java", path=os.pathsep.join(filter(None, folders)))
+    if path is None:
         where = f"neither in JAVA_HOME={home} nor on PATH" if home else "JAVA_HOME is not set and PATH has none"
         raise ClusterError(f"the local cluster needs Java and found none ({where}); {_INSTALL_JAVA}")
-    java = Path(found)
+    java = Path(path)
     version = java_version(java)
     if version < _MINIMUM:
         raise ClusterError(f"{java} is Java {version}, the RocketMQ server needs {_MINIMUM} or newer; {_INSTALL_JAVA}")
@@ -333,7 +331,7 @@ def find_java(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def java_version(java: Path) -> int:
-    """Return the feature release of a Java; a ClusterError if it doesn't run."""
+    """Return the feature release of a Java; raises a ClusterError if it doesn't run."""
     try:
         answer = subprocess.run(
             [java, "-version"],
@@ -347,7 +345,7 @@ def java_version(java: Path) -> int:
         raise ClusterError(f"asking {java} for its version: {exc}; {_INSTALL_JAVA}") from exc
     text = answer.stdout.decode(errors="replace")
     version = parse_java_version(text)
-    # macOS has a /usr/bin/java that only says where to get one.
+    # On macOS /usr/bin/java may only print how to install Java.
     if answer.returncode != 0 or version is None:
         first = next(iter(text.strip().splitlines()), "no output")
         raise ClusterError(f"{java} -version failed with exit code {answer.returncode} ({first}); {_INSTALL_JAVA}")

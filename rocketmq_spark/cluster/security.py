@@ -1,12 +1,12 @@
-"""The security of a local cluster: its administrator, its certificates, and who may write to its files.
+"""The security of a local cluster: administrator, certificates, and write permissions of its files.
 
-The administrator's secret key is drawn at random with the cluster, and servers sign their requests to each other as the
-administrator. The name server alone knows no users. Secrets are in files for their owner only, and in no repr, log or
-command line.
+The administrator's secret key is random. Servers sign their requests to each other as the administrator; the name
+server has no users. Secrets are in files that only their owner may read, and in no repr, log or command line. The
+private key of the certificate authority is not saved, so the folder is of no use for making another server of the
+cluster.
 
-The authority's own key is in no file, so nobody can make another server of the cluster from its folder. Keys are
-unencrypted PKCS#8, the only form that RocketMQ's servers read (``TlsHelper.java``). A certificate is for clients and
-servers, because RocketMQ's servers are clients of each other. Also follows ``AuthConfig.java`` and
+Keys are unencrypted PKCS#8, the only form that RocketMQ's servers read (``TlsHelper.java``). A certificate is for
+clients and servers, because RocketMQ's servers are clients of each other. Also follows ``AuthConfig.java`` and
 ``TlsSystemConfig.java``.
 """
 
@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 
-from rocketmq_spark.cluster.config import properties_text
+from rocketmq_spark.cluster.config import properties_text, refuse_properties
 from rocketmq_spark.errors import ClusterError
 from rocketmq_spark.model.credentials import Credentials
 from rocketmq_spark.options.sink import SINK_OPTIONS
@@ -39,7 +39,7 @@ _PROXYS_TLS: Final = ("tlsTestModeEnable", "tlsCertPath", "tlsKeyPath")
 
 
 class Certificate(NamedTuple):
-    """The PEM files of a certificate, its chain included, and of its key."""
+    """The PEM files of a certificate with its chain, and of its key."""
 
     cert_file: Path
     key_file: Path
@@ -50,14 +50,14 @@ class TlsFiles:
     """The files of a cluster with TLS."""
 
     ca_file: Path
-    server: Certificate  # Shown by all servers, also to each other
-    client: Certificate | None  # For clients, if the servers demand one
+    server: Certificate  # Of all servers, also as clients of each other
+    client: Certificate | None  # For clients, if the servers require one
     properties: Path  # The ``tls.config.file`` of the JVMs
 
 
 @dataclass(frozen=True, slots=True)
 class Security:
-    """The demands of one cluster: signatures if `admin` is set, encrypted connections if `tls` is set."""
+    """The security of one cluster: signatures if `admin` is set, encrypted connections if `tls` is set."""
 
     admin: Credentials | None = None
     secret_file: Path | None = None
@@ -65,9 +65,9 @@ class Security:
 
     @classmethod
     def made(cls, directory: Path, *, auth: bool, tls: Tls) -> Security:
-        """Return the security of a cluster, and write its keys and certificates into the cluster's folder.
+        """Return the security of a cluster, and write its keys and certificates into `directory`.
 
-        Raises a ClusterError if the folder can't be written, or other users may write to it.
+        Raises a ClusterError if the folder is not writable, or writable by other users.
         """
         if auth or tls:
             require_own_folder(directory)
@@ -77,7 +77,7 @@ class Security:
 
     @property
     def options(self) -> dict[str, str]:
-        """The options of a DataFrame's read or write; the secret key is named by its file."""
+        """The options of a DataFrame's read or write; the secret key is a reference to its file."""
         options: dict[str, str] = {}
         if self.admin is not None:
             options |= {"accessKey": self.admin.access_key, "secretKey": f"file:{self.secret_file}"}
@@ -89,21 +89,16 @@ class Security:
         return options
 
     @property
-    def mutual(self) -> bool:
-        """True if clients must show a certificate."""
-        return self.tls is not None and self.tls.client is not None
-
-    @property
     def jvm_options(self) -> tuple[str, ...]:
         """The options of every server's JVM."""
         if self.tls is None:
             return ()
-        # Without tls.enable some clients within a proxy connect without TLS.
+        # Without tls.enable some clients inside a proxy connect without TLS.
         return ("-Dtls.server.mode=enforcing", "-Dtls.enable=true", f"-Dtls.config.file={self.tls.properties}")
 
     @property
     def broker_properties(self) -> dict[str, str]:
-        """The properties of every broker; it knows only the administrator at first."""
+        """The properties of every broker; at first the administrator is its only user."""
         if self.admin is None:
             return {}
         user = {"username": self.admin.access_key, "password": self.admin.secret_key}
@@ -116,7 +111,7 @@ class Security:
 
     @property
     def proxy_properties(self) -> dict[str, object]:
-        """The properties of the proxy, which has no users of its own but asks the brokers."""
+        """The properties of the proxy, which looks up users at the brokers."""
         properties: dict[str, object] = {}
         if self.admin is not None:
             properties = {
@@ -125,7 +120,7 @@ class Security:
                 "authorizationEnabled": True,
                 "authenticationMetadataProvider": f"{_OF_PROXY}.ProxyAuthenticationMetadataProvider",
                 "authorizationMetadataProvider": f"{_OF_PROXY}.ProxyAuthorizationMetadataProvider",
-                # Otherwise it asks the brokers for their users without credentials.
+                # Otherwise it requests the brokers' users without credentials.
                 "enableAclRpcHookForClusterMode": True,
             }
         if self.tls is not None:
@@ -135,14 +130,14 @@ class Security:
 
     @property
     def client_tls(self) -> TlsSettings | None:
-        """The TLS of our requests to the servers, which trusts only the cluster's authority."""
+        """The TLS of requests of this process to the servers; only the cluster's authority is trusted."""
         if self.tls is None:
             return None
         cert_file, key_file = map(str, self.tls.server)
         return TlsSettings(str(self.tls.ca_file), cert_file=cert_file, key_file=key_file)
 
     def hidden(self, text: str) -> str:
-        """Return a text without the secret key."""
+        """Return a text with the secret key replaced by ``***``."""
         return text.replace(self.admin.secret_key, "***") if self.admin is not None else text
 
     def remove_files(self) -> None:
@@ -157,14 +152,14 @@ class Security:
 def client_options(options: Mapping[str, str]) -> dict[str, Any]:
     """Return the options of a DataFrame as `Producer` and `Admin` take them: ``use_tls=True`` for ``useTls=true``.
 
-    Raises a ClusterError for an option of another release, which has left a cluster running.
+    Raises a ClusterError for an unknown option, if another release started the cluster.
     """
     fields = {spec.name: spec.field for spec in SINK_OPTIONS}
     unknown = ", ".join(name for name in options if name not in fields)
     if unknown:
         raise ClusterError(
-            f"the cluster that was left running takes the option {unknown}, which this release does not know: stop it "
-            "(rocketmq-spark cluster down), or name another cluster with -n host:9876"
+            f"the running cluster has the option {unknown}, which this release does not know: stop it "
+            "(rocketmq-spark cluster down), or choose another cluster with -n host:9876"
         )
     return {fields[name]: value == "true" if name == "useTls" else value for name, value in options.items()}
 
@@ -182,37 +177,29 @@ def check_security(
     """
     if not isinstance(auth, bool):
         # The value is not shown, because it may be a secret.
-        raise ClusterError(
-            f"auth takes False or True, not a {type(auth).__name__}: keys are made, and users by create_user"
-        )
+        raise ClusterError(f"auth must be False or True, not a {type(auth).__name__}: use create_user to add keys")
     if not isinstance(tls, bool) and tls != "mutual":
-        raise ClusterError(f"tls={tls!r}: allowed are False, True and 'mutual'")
+        raise ClusterError(f"tls={tls!r} is not allowed: allowed are False, True and 'mutual'")
     for option in jvm_options:
         if option.startswith("-Dtls."):
             raise ClusterError(
-                f"jvm_options may not set {option.partition('=')[0]}: give tls=True, or tls='mutual' to have the"
-                " servers demand a certificate of their clients"
+                f"jvm_options may not set {option.partition('=')[0]}: use tls=True, or tls='mutual' to require"
+                " client certificates"
             )
     if tls:
         try:
             import trustme  # noqa: F401
         except ImportError as exc:
             raise ClusterError(
-                f"a cluster with TLS makes its certificates with the Python package trustme, which can't be used here"
-                f" ({exc}): pip install 'rocketmq-spark[cluster]'"
+                f"importing trustme, which makes the certificates of a cluster with TLS, failed: {exc};"
+                " pip install 'rocketmq-spark[cluster]'"
             ) from exc
-        _refuse(proxy, _PROXYS_TLS, "proxy", "tls")
+        refuse_properties(proxy, dict.fromkeys(_PROXYS_TLS, "tls= sets it"), "proxy")
     if auth:
         own = Security(Credentials("", ""))
         for properties in brokers:
-            _refuse(properties, own.broker_properties, "broker_properties", "auth")
-        _refuse(proxy, own.proxy_properties, "proxy", "auth")
-
-
-def _refuse(given: Mapping[str, object], own: Mapping[str, object] | Sequence[str], where: str, parameter: str) -> None:
-    for name in given:
-        if name in own:
-            raise ClusterError(f"{where} may not set {name} beside {parameter}=, which sets it: leave one of them out")
+            refuse_properties(properties, dict.fromkeys(own.broker_properties, "auth= sets it"), "broker_properties")
+        refuse_properties(proxy, dict.fromkeys(own.proxy_properties, "auth= sets it"), "proxy")
 
 
 def _tls_files(folder: Path, *, mutual: bool) -> TlsFiles:
@@ -229,7 +216,7 @@ def _tls_files(folder: Path, *, mutual: bool) -> TlsFiles:
         files = TlsFiles(ca_file, server, client, folder / "tls.properties")
         write_tls_properties(files)
     except OSError as exc:
-        raise ClusterError(f"making certificates in {folder}: {exc}; set directory= to a writable one") from exc
+        raise ClusterError(f"writing certificates to {folder}: {exc}; set directory= to a writable folder") from exc
     return files
 
 
@@ -245,10 +232,10 @@ def write_certificate(issued: LeafCert, folder: Path, name: str) -> Certificate:
 
 
 def write_tls_properties(files: TlsFiles) -> None:
-    """Write the TLS properties of the JVMs: their certificate, and the authority that they trust."""
+    """Write the TLS properties of the JVMs: their certificate, and the trusted authority."""
     ca, cert, key = str(files.ca_file), str(files.server.cert_file), str(files.server.key_file)
     properties = {
-        # In the test mode each server makes its own certificate and trusts any.
+        # In test mode each server makes its own certificate and trusts every certificate.
         "tls.test.mode.enable": "false",
         "tls.server.certPath": cert,
         "tls.server.keyPath": key,
@@ -267,38 +254,38 @@ def write_tls_properties(files: TlsFiles) -> None:
 
 
 def _administrator(secret_file: Path) -> Credentials:
-    """Return the administrator, whose secret key is in a file; the file is created if it is missing."""
+    """Return the administrator with the secret key in a file, which is created if it is missing."""
     try:
-        # A folder that outlives its cluster keeps the brokers' users, and so the file beside them.
+        # A named folder outlives its cluster with the brokers' users, so the file must outlive it, too.
         if not os.path.lexists(secret_file):
             write_private(secret_file, secrets.token_urlsafe(32).encode())
         return Credentials("admin", _read_private(secret_file).decode("ascii").strip())
     except (OSError, UnicodeError) as exc:
-        # The text of a UnicodeError would show bytes of the secret.
+        # The text of a UnicodeError would contain bytes of the secret.
         cause = exc.strerror if isinstance(exc, OSError) else type(exc).__name__
         raise ClusterError(f"reading the administrator's secret key in {secret_file}: {cause}") from exc
 
 
 def write_private(file: Path, content: bytes) -> None:
-    """Replace a file by one that only its owner may read."""
+    """Replace a file with one that only its owner may read."""
     file.unlink(missing_ok=True)
     with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as opened:
         opened.write(content)
 
 
 def _read_private(file: Path) -> bytes:
-    """Return the content of a regular file that only its owner may read and write: this user, or root."""
-    # Without O_NONBLOCK a FIFO would block. The checks are made on the open file, which nobody can exchange.
+    """Return the content of a regular file that belongs to this user or root, and that only its owner may access."""
+    # Without O_NONBLOCK a FIFO would block. The open file is checked, because the path could be exchanged meanwhile.
     descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
-            raise ClusterError(f"reading {file}: it is no regular file; remove it")
+            raise ClusterError(f"reading {file}: it is not a regular file; remove it")
         _require_owner(file, status, os.geteuid())
         if status.st_mode & 0o077:
             raise ClusterError(
-                f"reading {file}: other users may read or write it (mode {stat.S_IMODE(status.st_mode):o}), so its"
-                " content is no secret; remove it, and a new one is made"
+                f"reading {file}: other users may access it (mode {stat.S_IMODE(status.st_mode):o}), so its content is"
+                " not secret; remove it, and a new one is made"
             )
         with open(descriptor, "rb", closefd=False) as opened:
             return opened.read()
@@ -309,8 +296,8 @@ def _read_private(file: Path) -> bytes:
 def require_own_folder(folder: Path, *, user: int | None = None) -> None:
     """Raise a ClusterError if another user could have put keys or users into a cluster's folder.
 
-    Only `user` (by default the effective user) may write to the folder and the folders in it, and everything in it
-    belongs to `user` or to root.
+    Only `user` (by default the effective user) may write to the folder and its subfolders, and `user` or root must own
+    all its entries.
     """
     user = os.geteuid() if user is None else user
     try:
@@ -322,7 +309,7 @@ def require_own_folder(folder: Path, *, user: int | None = None) -> None:
         finally:
             os.close(opened)
     except OSError as exc:
-        raise ClusterError(f"checking who may write to {folder}: {exc}; set directory= to another folder") from exc
+        raise ClusterError(f"checking the permissions of {folder}: {exc}; set directory= to another folder") from exc
     _require_owner(folder, status, user)
     if status.st_mode & 0o022:
         raise ClusterError(
@@ -331,20 +318,19 @@ def require_own_folder(folder: Path, *, user: int | None = None) -> None:
         )
     for path, inner in entries:
         _require_owner(path, inner, user)
-        # Other users reach the entries only if they may enter the folder.
+        # Other users reach the entries only with the permission to enter the folder.
         if stat.S_ISDIR(inner.st_mode) and inner.st_mode & 0o022 and status.st_mode & 0o011:
             raise ClusterError(
                 f"other users may write to {path} (mode {stat.S_IMODE(inner.st_mode):o}) and could have put keys or"
-                " users there: set directory= to another folder, or check what is in it and run chmod -R go-w"
-                f" {path}"
+                f" users there: check its content and run chmod -R go-w {path}, or set directory= to another folder"
             )
 
 
 def _require_owner(path: Path, status: os.stat_result, user: int) -> None:
     if status.st_uid not in (user, 0):
         raise ClusterError(
-            f"{path} belongs to user id {status.st_uid}, not to user id {user} of this process: its content can't be"
-            " trusted. Remove it, or set directory= to another folder"
+            f"{path} belongs to user id {status.st_uid}, not to user id {user} of this process, so its content can't be"
+            " trusted: remove it, or set directory= to another folder"
         )
 
 

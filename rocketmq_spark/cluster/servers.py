@@ -1,8 +1,7 @@
-"""The servers of a local cluster: their configuration, and when they are ready.
+"""The servers of a local cluster: their configuration, start, and readiness.
 
-A server keeps its ports and its folder over stop and restart. Ports that we chose are chosen again if another program
-takes one before the JVM does; ports that the user chose are not.
-Follows ``BrokerStartup.java`` and ``ProxyStartup.java``.
+A server keeps its ports and its folder when it restarts. If another program takes a port before the JVM does, new ports
+are chosen, except where the user set them. Follows ``BrokerStartup.java`` and ``ProxyStartup.java``.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ _EVERY_JVM: Final = (
     *("-Xss512k", "-XX:+ExitOnOutOfMemoryError", "-XX:+PerfDisableSharedMem", "-XX:ErrorFile=hs_err.log"),
     "-XX:-CreateCoredumpOnCrash",
     "-Djava.net.preferIPv4Stack=true",
-    # Making a certificate at each start takes a third of a broker's boot.
+    # The certificate that a server makes at each start takes a third of a broker's boot.
     "-Dtls.server.mode=disabled",
     "--add-opens=java.base/java.nio=ALL-UNNAMED",
     "--add-opens=java.base/sun.nio.ch=ALL-UNNAMED",
@@ -53,7 +52,7 @@ _COLLECTOR: Final = re.compile(r"-XX:\+Use\w+GC")
 
 @dataclass
 class Site:
-    """What the servers of one cluster share."""
+    """The paths, processes, ports and security that the servers of one cluster share."""
 
     java: Path
     jars: Sequence[Path]
@@ -68,17 +67,17 @@ class Site:
 
 
 class Server(ServerProcess, ABC):
-    """One server of a local cluster. Its folder holds its configuration, logs and store."""
+    """One server of a local cluster. Its folder contains its configuration, logs and store."""
 
     _MAIN: ClassVar[str]
     _MEMORY: ClassVar[Sequence[str]]
-    _CONFIG: ClassVar[tuple[str, str]]  # the option that names the configuration, and its file
+    _CONFIG: ClassVar[tuple[str, str]]  # The option for the configuration file, and the name of that file
 
     def __init__(self, site: Site, name: str) -> None:
         super().__init__(name, (), site.directory / name, {}, site.watchdog, lambda text: site.security.hidden(text))
         self._site = site
-        self._port = 0  # of its remoting protocol
-        self.ports: tuple[int, ...] = ()  # all that it listens on
+        self._port = 0  # Of its remoting protocol
+        self.ports: tuple[int, ...] = ()  # All ports that it listens on
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name} {self.state.value} {self.address} pid={self.pid}>"
@@ -89,14 +88,14 @@ class Server(ServerProcess, ABC):
         return f"127.0.0.1:{self._port}"
 
     def stop(self) -> None:
-        """End it in order (SIGTERM) and wait until it is gone; a broker unregisters and flushes first, 13 to 18 s."""
+        """End it in order (SIGTERM) and wait for its end; a broker unregisters and flushes first, 13 to 18 s."""
         self.terminate()
         self.wait_stopped()
 
     def restart(self) -> None:
-        """Start it again, same ports, same store, stopping it first if it is alive; returns when it is ready.
+        """Restart it with the same ports and store, and wait until it is ready; it is stopped first if it runs.
 
-        Raises a ClusterError if it died, or isn't ready within the cluster's `start_timeout`.
+        Raises a ClusterError if it dies, or isn't ready within the cluster's `start_timeout`.
         """
         if self.is_alive:
             self.stop()
@@ -109,16 +108,16 @@ class Server(ServerProcess, ABC):
         self.folder.chmod(0o700)
         (self.folder / "logback.xml").write_text(render("logback.xml"), encoding="utf-8")
         self._env = {
-            name: value for name, value in os.environ.items() if name not in ("NAMESRV_ADDR", "RMQ_PROXY_HOME")
+            **{name: value for name, value in os.environ.items() if name not in ("NAMESRV_ADDR", "RMQ_PROXY_HOME")},
+            "CLASSPATH": os.pathsep.join(map(str, self._site.jars)),
+            "ROCKETMQ_HOME": str(self.folder),
         }
-        self._env["CLASSPATH"] = os.pathsep.join(map(str, self._site.jars))
-        self._env["ROCKETMQ_HOME"] = str(self.folder)
         write_private(self.folder / self._CONFIG[1], self._configuration().encode("latin-1"))
         self._command = self._command_line()
         super().start()
 
     def _command_line(self) -> list[str]:
-        """Return the command line of the JVM; the user's options come last, so they win."""
+        """Return the command line of the JVM; the user's options come last and take precedence."""
         site, memory = self._site, self._MEMORY
         if any(_COLLECTOR.fullmatch(option) for option in site.jvm_options):
             memory = [option for option in memory if not _COLLECTOR.fullmatch(option)]
@@ -132,7 +131,7 @@ class Server(ServerProcess, ABC):
         return [str(site.java), *options, f"org.apache.rocketmq.{self._MAIN}", option, str(self.folder / config)]
 
     def await_ready(self, deadline: float, *, keep_ports: bool = False) -> None:
-        """Wait until it serves; `deadline` is monotonic seconds. A ClusterError says why it does not."""
+        """Wait until it is ready, or raise a ClusterError with the reason; `deadline` is monotonic seconds."""
         for tries_left in reversed(range(_PORT_TRIES)):
             last = self._poll_until(deadline)
             if last is None:
@@ -147,7 +146,7 @@ class Server(ServerProcess, ABC):
             self.start()
 
     def remove_all_but_logs(self) -> None:
-        """Remove the store, the configuration and the users: they take room, or contain secrets."""
+        """Remove the store, the configuration and the users, which need space or contain secrets."""
         for entry in self.folder.iterdir() if self.folder.exists() else ():
             if entry.is_dir():
                 shutil.rmtree(entry, ignore_errors=True)
@@ -156,7 +155,7 @@ class Server(ServerProcess, ABC):
 
     @abstractmethod
     def _configuration(self) -> str:
-        """Return the content of its configuration file, in Latin-1."""
+        """Return the content of its configuration file, which is written in Latin-1."""
 
     @abstractmethod
     def _ask(self) -> None:
@@ -164,7 +163,7 @@ class Server(ServerProcess, ABC):
 
     @abstractmethod
     def _choose_ports(self) -> bool:
-        """Choose free ports where the user named none, and return whether any was chosen."""
+        """Choose free ports that the user did not set, and return True if any was chosen."""
 
     def _set_ports(self, *ports: int) -> None:
         self.ports = ports
@@ -186,10 +185,10 @@ class Server(ServerProcess, ABC):
 
 
 class NameServer(Server):
-    """The name server; `port` is the user's choice, or None."""
+    """The name server; `port` is the user's setting."""
 
     _MAIN = "namesrv.NamesrvStartup"
-    # Compiling less saves a second at its start.
+    # Less compilation saves a second at its start.
     _MEMORY = ("-Xms16m", "-Xmx64m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
     _CONFIG = ("-c", "namesrv.conf")
 
@@ -219,8 +218,8 @@ class Broker(Server):
     _MAIN = "broker.BrokerStartup"
     # No collector that treats a 4 MiB request as an exception (G1 does, at this heap size); no -Xms that a user's
     # smaller -Xmx would contradict. A broker takes about 250 MB besides its heap: threads, metaspace, network buffers.
-    # Above the two ratios a broker deletes files (85 %) and refuses sends (90 %), and it reduces larger values to them.
-    # NaN is not reduced, and no disk usage exceeds it (CleanCommitLogService in DefaultMessageStore).
+    # Above these ratios a broker deletes files (85 %) and rejects sends (90 %). It reduces larger values to them, but
+    # not NaN, which no disk usage exceeds (CleanCommitLogService in DefaultMessageStore).
     _MEMORY = (
         *("-Xms64m", "-Xmx512m", "-XX:MaxDirectMemorySize=512m", "-XX:+UseParallelGC"),
         "-Drocketmq.broker.diskSpaceWarningLevelRatio=NaN",
@@ -235,16 +234,15 @@ class Broker(Server):
 
     @property
     def properties(self) -> dict[str, str]:
-        """Its configuration without access control; the user's properties override ours."""
+        """Its configuration without access control; the user's properties take precedence."""
         text = render(
             "broker.conf", name=self.name, name_server=self._site.name_server, port=self._port, ha_port=self._ha_port
         )
         return {**properties_of(text), **self._overrides}
 
     def _choose_ports(self) -> bool:
-        ports = pick_broker_ports(self._site.ports, self._overrides)
-        self._port, self._ha_port = ports.listen, ports.ha
-        self._set_ports(ports.listen, ports.vip, ports.ha)
+        self._port, self._ha_port = pick_broker_ports(self._site.ports, self._overrides)
+        self._set_ports(self._port, self._port - 2, self._ha_port)
         return "listenPort" not in self._overrides or "haListenPort" not in self._overrides
 
     def _configuration(self) -> str:
@@ -252,28 +250,28 @@ class Broker(Server):
 
     def _ask(self) -> None:
         probe, name_server = self._site.probe, self._site.name_server
-        known = probe.registered_brokers(name_server).get(self.name)
+        known = probe.registered_brokers(name_server).get(self.name, "no address")
         if known != self.address:
             self._have_it_register()
-            raise ClusterError(f"the name server has {known or 'no address'} for {self.name}, not {self.address}")
+            raise ClusterError(f"the name server has {known} for {self.name}, not {self.address}")
         if self.properties.get("autoCreateTopicEnable") != "false":
-            # The first send to a new topic takes its queues from this route.
+            # The first send to a new topic uses the queues of this route.
             queues = probe.route(name_server, AUTO_CREATE_TOPIC).queue_datas
             if self.name not in {queue.broker_name for queue in queues}:
-                raise ClusterError(f"the route of {AUTO_CREATE_TOPIC} lacks {self.name}")
+                raise ClusterError(f"the route of {AUTO_CREATE_TOPIC} does not include {self.name}")
         try:
-            # Every broker has a topic of its own name, so no topic of the user gets this message.
+            # Every broker has a topic named after itself, so this message is in no topic of the user.
             probe.send(self.address, self.name, self.name, b"is it ready?")
         except MQBrokerException as exc:
-            # A broker made read-only is as ready as it will ever be.
+            # A read-only broker is ready, too.
             writable = self.properties.get("brokerPermission") in (None, "2", "6")
             if writable or exc.response_code != ResponseCode.NO_PERMISSION:
                 raise
 
     def _have_it_register(self) -> None:
-        # A broker registers when it starts and every 30 s. The first registration is lost if its client has not found
-        # the name server yet (availableNamesrvAddrMap in NettyRemotingClient), and the next comes 10 s later. A change
-        # of its permission makes it register at once.
+        # A broker registers at its start and every 30 s. The first registration is lost if its client has not connected
+        # to the name server yet (availableNamesrvAddrMap in NettyRemotingClient), and the next one follows after 10 s.
+        # A change of its permission makes it register at once.
         permission = {"brokerPermission": self.properties.get("brokerPermission", "6")}
         try:
             self._site.probe.configure(self.address, permission)
@@ -297,12 +295,14 @@ class Proxy(Server):
     @property
     def endpoints(self) -> str:
         """``host:port`` of gRPC: the option ``endpoints``."""
-        # The gRPC port can't demand a certificate (ProxyAndTlsProtocolNegotiator); the other one passes gRPC on to it.
-        return self.address if self._site.security.mutual else f"127.0.0.1:{self._grpc_port}"
+        # The gRPC port can't require a client certificate (ProxyAndTlsProtocolNegotiator); the remoting port can, and
+        # forwards gRPC to it.
+        tls = self._site.security.tls
+        return f"127.0.0.1:{self._grpc_port}" if tls is None or tls.client is None else self.address
 
     @property
     def properties(self) -> dict[str, object]:
-        """Its configuration without access control; the user's properties override ours."""
+        """Its configuration without access control; the user's properties take precedence."""
         ports = {"grpc_port": self._grpc_port, "remoting_port": self._port}
         return {**json.loads(render("proxy.json", name_server=self._site.name_server, **ports)), **self._overrides}
 
@@ -316,7 +316,7 @@ class Proxy(Server):
         return json.dumps({**self.properties, **self._site.security.proxy_properties}, indent=2)
 
     def _may_try_again(self, keep_ports: bool) -> bool:
-        # It also dies at once if no broker was registered when it started.
+        # A proxy also dies at once if no broker is registered when it starts.
         return super()._may_try_again(keep_ports) or bool(self._site.probe.registered_brokers(self._site.name_server))
 
     def _ask(self) -> None:

@@ -1,10 +1,8 @@
 """The record of a cluster that the command line left running: one file per user.
 
-A process is identified by its pid and its start time, so a reused pid is never signalled, and no request goes to the
-address of a server that has died. The file is written whole, and removed only when none of its servers runs.
-
-Its folder is ``$ROCKETMQ_SPARK_STATE``, else ``$XDG_STATE_HOME/rocketmq-spark``, else
-``~/.local/state/rocketmq-spark``.
+The file records the pid and start time of each process, so a reused pid is never signalled, and no request goes to the
+address of a dead server. The file is replaced as a whole, and removed only when none of its servers runs. Its folder is
+``$ROCKETMQ_SPARK_STATE``, else ``$XDG_STATE_HOME/rocketmq-spark``, else ``~/.local/state/rocketmq-spark``.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ _POLL: Final = 0.1
 
 @dataclass(frozen=True, slots=True)
 class ServerRecord:
-    """One server: `kind` is its class's name, `started` is the `process_start` of its pid."""
+    """One server: `kind` is the name of its class, `started` the `process_start` of its pid."""
 
     name: str
     kind: str
@@ -56,13 +54,13 @@ class ClusterState:
     name_server: str
     endpoints: str | None
     directory: str
-    temporary: bool  # Whether the directory is removed when it is stopped
+    temporary: bool  # True if `stop` removes the directory
     servers: tuple[ServerRecord, ...]
-    options: Mapping[str, str] = field(default_factory=dict)  # More of a connection; a secret is named by its file
+    options: Mapping[str, str] = field(default_factory=dict)  # Of security; a secret is a reference to its file
 
     @classmethod
     def of(cls, cluster: LocalCluster) -> ClusterState:
-        """Describe a running cluster."""
+        """Return the state of a running cluster."""
         records = []
         for server in cluster.servers:
             pid = server.pid
@@ -81,28 +79,28 @@ class ClusterState:
         )
 
     def is_alive(self) -> bool:
-        """Return whether any of its servers still runs."""
+        """Return whether any of its servers is running."""
         return any(server.state() != "died" for server in self.servers)
 
     def require_running(self, *kinds: str) -> None:
         """Raise a ClusterError if a server of one of these kinds has died.
 
-        A pid that another pid namespace shows, or hides, does not match its recorded start and counts as died.
+        A pid of another pid namespace does not match its recorded start, so the server counts as died.
         """
         for server in self.servers:
             if server.kind in kinds and server.state() == "died":
                 raise ClusterError(
-                    f"{server.name} of the cluster that `rocketmq-spark cluster up` left running has died (pid"
-                    f" {server.pid}): another program may listen at {server.address}, so the cluster's address and keys"
-                    " are not used. Stop the cluster (rocketmq-spark cluster down) and start it again, or name a"
-                    " cluster: -n host:9876, and if it demands keys --access-key and --secret-key"
+                    f"{server.name} (pid {server.pid}) of the cluster started with `rocketmq-spark cluster up` has "
+                    f"died. Another program may listen at {server.address}, so the cluster's address and keys are not "
+                    "used. Restart the cluster (rocketmq-spark cluster down, then up), or choose another one with"
+                    " -n host:9876, and if necessary --access-key and --secret-key"
                 )
 
     def stop(self) -> None:
-        """Stop its servers and remove its temporary folder; returns when all are gone."""
-        # A temporary store is removed with the cluster, so there is nothing to flush.
+        """Stop its servers and wait for their end; remove its temporary folder."""
+        # A temporary store is removed, so its brokers need not flush it.
         first = signal.SIGKILL if self.temporary else signal.SIGTERM
-        # The name server stores nothing, and must outlive the brokers, which unregister.
+        # The name server must outlive the brokers, which unregister; it stores nothing.
         followers = [server for server in self.servers if server.kind != "NameServer"]
         for server in followers:
             _send(server, first)
@@ -110,38 +108,37 @@ class ClusterState:
         _await_end(followers)
         for server in self.servers:
             _send(server, signal.SIGKILL)
-        left = ", ".join(f"{server.name} (pid {server.pid})" for server in _await_end(self.servers))
-        if left:
-            raise ClusterError(f"stopping the cluster: {left} can't be killed; the kernel holds it, try again later")
+        alive = ", ".join(f"{server.name} (pid {server.pid})" for server in _await_end(self.servers))
+        if alive:
+            raise ClusterError(f"stopping the cluster: the system could not kill {alive} yet; try again later")
         if self.temporary:
             shutil.rmtree(self.directory, ignore_errors=True)
 
 
 class StateFile:
-    """The file of this user, in a folder that is created when something is saved."""
+    """The file of this user. Its folder, by default the user's own, is created when something is saved."""
 
-    def __init__(self, folder: Path) -> None:
-        self.path = folder / "cluster.json"
+    def __init__(self, folder: Path | None = None) -> None:
+        self.path = (folder or user_folder("STATE", ".local/state")) / "cluster.json"
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the lock of commands that change the cluster; a ClusterError if another holds it."""
+        """Hold the lock for commands that change the cluster; raises a ClusterError if another command holds it."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             lock = (self.path.parent / ".lock").open("w")
         except OSError as exc:
-            raise ClusterError(
-                f"writing to {self.path.parent}: {exc}; ROCKETMQ_SPARK_STATE can name another folder"
-            ) from exc
+            folder = self.path.parent
+            raise ClusterError(f"writing to {folder}: {exc}; set ROCKETMQ_SPARK_STATE to another folder") from exc
         with lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as exc:
-                raise ClusterError("another rocketmq-spark cluster up or down is at work; wait for it") from exc
+                raise ClusterError("another rocketmq-spark cluster up or down is running; wait for its end") from exc
             yield
 
     def load(self) -> ClusterState | None:
-        """Return the cluster that was saved, alive or not, or None; a ClusterError if the file is damaged."""
+        """Return the saved cluster, running or not, or None; raises a ClusterError for a damaged file."""
         try:
             fields: dict[str, Any] = json.loads(self.path.read_bytes())
             servers = tuple(ServerRecord(**server) for server in fields.pop("servers"))
@@ -150,7 +147,7 @@ class StateFile:
             return None
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as exc:
             raise ClusterError(
-                f"reading {self.path}: {exc}; stop any RocketMQ server it started by hand, then remove the file"
+                f"reading {self.path}: {exc}; stop its RocketMQ servers by hand, then remove the file"
             ) from exc
 
     def save(self, state: ClusterState) -> None:
@@ -164,22 +161,17 @@ class StateFile:
         self.path.unlink(missing_ok=True)
 
 
-def state_folder(environ: Mapping[str, str] = os.environ) -> Path:
-    """Return this user's folder for the state file."""
-    return user_folder("STATE", ".local/state", environ)
-
-
 def process_start(pid: int) -> str | None:
-    """Return the start time of a process in the system's format, or None if it has ended, also if it is a zombie.
+    """Return the start time of a process in the system's format, or None if it has ended or is a zombie.
 
-    Without ``/proc`` (macOS) the start is known to the second; that is enough, because a pid is free for another
-    process only after this one has ended.
+    Without ``/proc`` (macOS) the resolution is a second. That is enough, because a pid is reused only after the end of
+    its process.
     """
     if Path("/proc/self/stat").exists():
         fields = _proc_stat(pid)
         if not fields or fields[0] in "ZX":
             return None
-        # Clock ticks since boot. The boot's id changes with a restart of the machine.
+        # Clock ticks since boot. The boot id changes when the machine restarts.
         return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()}/{fields[19]}"
     return None if _status(pid).startswith("Z") else _ps(pid, "lstart") or None
 
@@ -191,9 +183,9 @@ def _status(pid: int) -> str:
 
 
 def _proc_stat(pid: int) -> list[str]:
-    """Return the fields of ``/proc/<pid>/stat`` from the third, the status, on."""
+    """Return the fields of ``/proc/<pid>/stat`` from the third one, the status, on."""
     try:
-        # The second field is the program's name in parentheses, which may contain blanks and parentheses.
+        # The second field, the program's name in parentheses, may contain blanks and parentheses.
         return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:
         return []
@@ -201,17 +193,17 @@ def _proc_stat(pid: int) -> list[str]:
 
 def _ps(pid: int, column: str) -> str:
     command = ["ps", "-o", f"{column}=", "-p", str(pid)]
-    # `lstart` is a local time in words. A process must not count as died in another time zone or language.
+    # `lstart` is a local time in words. Another time zone or language must not make a process count as died.
     env = {**os.environ, "LC_ALL": "C", "TZ": "UTC0"}
     return subprocess.run(command, capture_output=True, text=True, check=False, env=env).stdout.strip()
 
 
 def _await_end(servers: Sequence[ServerRecord]) -> list[ServerRecord]:
-    """Wait until the servers have ended, and return those that have not after 40 s."""
+    """Wait up to 40 s for the end of the servers, and return those that still run."""
     deadline = time.monotonic() + STOP_TIMEOUT
-    while (left := [server for server in servers if server.state() != "died"]) and time.monotonic() <= deadline:
+    while (alive := [server for server in servers if server.state() != "died"]) and time.monotonic() <= deadline:
         time.sleep(_POLL)
-    return left
+    return alive
 
 
 def _send(server: ServerRecord, number: signal.Signals) -> None:
@@ -220,6 +212,6 @@ def _send(server: ServerRecord, number: signal.Signals) -> None:
     try:
         os.kill(server.pid, number)
     except ProcessLookupError:
-        pass  # it went in between
+        pass  # It ended after the check
     except PermissionError as exc:
         raise ClusterError(f"stopping {server.name} (pid {server.pid}): {exc}; it belongs to another user") from exc

@@ -1,1 +1,1 @@
-"""Every option: its name, kind, default and documentation, and the frozen values that texts are parsed into."""
+"""All options with name, kind, default and documentation, and the frozen values that texts are parsed into."""

@@ -1,7 +1,7 @@
-"""How a client reaches its servers: the options of a connection, and which of the two protocols they choose.
+"""The options of a connection to name servers and brokers (remoting) or to proxies (gRPC).
 
-A write, a read, a producer and an admin client each contain one `ConnectionOptions`. `endpoints` alone choose gRPC,
-everything else chooses remoting. An option that a proxy cannot honour is an error, never ignored.
+A write, a read, a producer and an admin client each contain one `ConnectionOptions`. If only `endpoints` are given, the
+connection uses gRPC, otherwise remoting. An option that a proxy cannot honour is an error.
 """
 
 from __future__ import annotations
@@ -14,21 +14,20 @@ from typing import Any, Final, TypeAlias, TypeVar
 import rocketmq_spark.options.kinds as kinds
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model.names import wrap
-from rocketmq_spark.options.kinds import ADDRESSES, BOOLEAN, ENDPOINTS, PRODUCER, SENDING, TOPIC, option
+from rocketmq_spark.options.kinds import ADDRESSES, BOOLEAN, ENDPOINTS, MILLISECONDS, PRODUCER, SENDING, TOPIC, option
 
 REMOTING: Final = "remoting"
 GRPC: Final = "grpc"
 
-# Returns the name by which the user knows a field.
+# Returns the name of a field as the user spells it.
 Spelling: TypeAlias = Callable[[str], str]
 
 _Options = TypeVar("_Options", bound="ConnectedOptions")
 
-# A shorter interval would be a load of its own on name servers and brokers.
+# Shorter intervals would load name servers and brokers noticeably.
 _INTERVAL: Final = kinds.integer(100, unit="ms")
-_MILLISECONDS: Final = kinds.integer(1, unit="ms")
-_PRINTABLE: Final = kinds.text("a text that is not blank, without control characters", "[\x00-\x1f\x7f]")
-_COMMITS_ONLY: Final = "Sent by streams with `commitOffsets=true` only."
+_PRINTABLE: Final = kinds.text("a non-blank text without control characters", "[\x00-\x1f\x7f]")
+_COMMITS_ONLY: Final = "Used only by streams with `commitOffsets=true`."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,122 +36,120 @@ class ConnectionOptions:
 
     # fmt: off
     name_server: tuple[str, ...] = option("nameServer", (), ADDRESSES,
-        "Addresses of the name servers, separated by ; or a comma: needed unless `endpoints` are given.",
+        "Addresses of the name servers, separated by ; or a comma. Required unless `endpoints` is given.",
         section="servers", aliases=("nameServerAddress", "namesrvAddr"), env="NAMESRV_ADDR",
-        producer_doc="Addresses of the name servers, separated by ; or a comma, or a list: needed unless `endpoints` "
-        "are given.", cli="host:9876;host:9876. Default: the cluster that `rocketmq-spark cluster up` left running.")
+        cli="host:9876;host:9876. Default: the cluster started with `rocketmq-spark cluster up`.")
     transport: str = option("transport", REMOTING, kinds.choice(REMOTING, GRPC),
-        "`remoting`: to the brokers that `nameServer` tells of; `grpc`: to the RocketMQ 5 proxies of `endpoints`, "
-        "which alone mean it.", uses=SENDING)
+        "`remoting` connects to name servers and brokers. `grpc` connects to the RocketMQ 5 proxies of `endpoints`. "
+        "Default: `grpc` if only `endpoints` is given.", uses=SENDING)
     endpoints: tuple[str, ...] = option("endpoints", (), ENDPOINTS,
-        "Addresses of proxies (host:port, separated by ; or a comma), for writing over gRPC without a name server. "
-        "https:// before one needs `useTls`, and http:// excludes it.", uses=SENDING,
-        producer_doc="Addresses of proxies, in the same way, for sending over gRPC without a name server. https:// "
-        "before one needs `use_tls`, and http:// excludes it.")
+        "Addresses of RocketMQ 5 proxies, separated by ; or a comma. Messages are then sent over gRPC without a name "
+        "server. A prefix https:// requires `useTls`, and http:// excludes it.", uses=SENDING)
     namespace: str | None = option("namespace", None, kinds.text("characters of a-z A-Z 0-9 _ - |", "[^a-zA-Z0-9_|-]"),
-        "Put before the names of topics and of the group as `namespace%`; metrics and receipts show the names without. "
-        "By default that of a name server `MQ_INST_x_y.host`.", cli="Only topics of this namespace, named without it.")
+        "Prefix (`namespace%`) of topic and group names on the servers. Metrics and receipts show names without it. "
+        "Default: the namespace in a name server address `MQ_INST_x_y.host`.",
+        cli="Only topics of this namespace, shown without its prefix.")
     create_topic_key: str = option("createTopicKey", "TBW102", TOPIC,
-        "Topic whose route serves as template for a topic that does not exist yet.", section="template", uses=SENDING)
+        "Topic whose route is the template for topics that do not exist yet.", section="template", uses=SENDING)
     default_topic_queue_nums: int = option("defaultTopicQueueNums", 4, kinds.integer(1),
-        "Queues per broker of a topic that is created by writing to it.", uses=SENDING)
+        "Queues per broker of a topic that the write creates.", uses=SENDING)
     client_ip: str | None = option("clientIP", None, kinds.text("a text without blanks and without @", r"[\s@]"),
-        "First part of the client id; by default the address of the host.", section="client",
-        read_doc=f"First part of the client id; by default the address of the host. {_COMMITS_ONLY}")
-    unit_name: str | None = option("unitName", None, kinds.text("a text that is not blank", "[\x00-\x1f]"),
-        "Third part of the client id, for brokers of several units; by default none.",
-        read_doc=f"Third part of the client id, for brokers of several units; by default none. {_COMMITS_ONLY}")
+        "First part of the client id. Default: the address of this host.", section="client", read_note=_COMMITS_ONLY)
+    unit_name: str | None = option("unitName", None, kinds.text("a non-blank text", "[\x00-\x1f]"),
+        "Third part of the client id, for deployments with several units. Default: none.", read_note=_COMMITS_ONLY)
     poll_name_server_interval: int = option("pollNameServerInterval", 30000, _INTERVAL,
-        "Time between two refreshes of the routes.", section="intervals", uses=SENDING)
+        "Interval between route refreshes.", section="intervals", uses=SENDING)
     heartbeat_broker_interval: int = option("heartbeatBrokerInterval", 30000, _INTERVAL,
-        "Time between two heartbeats to the brokers.", uses=SENDING)
+        "Interval between heartbeats to the brokers.", uses=SENDING)
     mq_client_api_timeout: int = option("mqClientApiTimeout", 3000, kinds.integer(1, unit="ms"),
-        "How long a question to a name server or a broker's admin side may take.", uses=(PRODUCER,))
+        "Timeout of a request to a name server, or of an admin request to a broker.", uses=(PRODUCER,))
     client_async_semaphore_value: int = option("clientAsyncSemaphoreValue", 65535, kinds.integer(1),
-        "Most requests on their way from one worker process, whatever their brokers; what is beyond is tried again.",
-        section="permits", uses=SENDING,
-        producer_doc="Most asynchronous requests on their way from one client id; an attempt beyond fails at once.")
+        "Maximum number of requests in flight per worker process, for all brokers together. Requests beyond it are "
+        "retried.", section="permits", uses=SENDING,
+        producer_doc="Maximum number of asynchronous requests in flight per client id. An attempt beyond it fails at "
+        "once.")
     client_oneway_semaphore_value: int = option("clientOnewaySemaphoreValue", 65535, kinds.integer(1),
-        "The same for requests without an acknowledgement (`oneway`).", uses=SENDING,
-        producer_doc="Most `send_oneway` requests on their way from one client id; one beyond waits for its turn.")
+        "The same limit for requests without acknowledgement (`sendMode=oneway`).", uses=SENDING,
+        producer_doc="Maximum number of `send_oneway` requests in flight per client id. A request beyond it waits.")
     send_latency_fault_enable: bool = option("sendLatencyFaultEnable", False, BOOLEAN,
         "Avoid slow and failing brokers for a while.", section="faults", uses=SENDING)
     fault_preset: str = option("faultPreset", "v4", kinds.choice("v4", "v5", "legacy"),
-        "Rules by which brokers are avoided: those of RocketMQ 5 with the durations of 4.x (`v4`) or of 5.x (`v5`), or "
-        "those of 4.x (`legacy`: one fast answer ends an isolation).", uses=SENDING)
+        "Rules for avoiding brokers. `v4`: the rules of RocketMQ 5 with the durations of 4.x. `v5`: the rules and "
+        "durations of 5.x. `legacy`: the rules of 4.x, where one fast answer ends the isolation.", uses=SENDING)
     latency_max: tuple[int, ...] | None = option("latencyMax", None, kinds.ladder(strictly=True),
-        "Latencies at which a broker is avoided, ascending; by default those of `faultPreset`.", uses=SENDING)
+        "Latencies from which a broker is avoided, ascending. Default: those of `faultPreset`.", uses=SENDING)
     not_available_duration: tuple[int, ...] | None = option("notAvailableDuration", None, kinds.ladder(strictly=False),
-        "How long a broker is avoided, for each step of latencyMax; by default as in `faultPreset`.", uses=SENDING)
+        "How long a broker is avoided, per step of `latencyMax`. Default: those of `faultPreset`.", uses=SENDING)
     start_detector_enable: bool = option("startDetectorEnable", False, BOOLEAN,
-        "Ask brokers that could not be reached, in the background, whether they can be reached again; not with "
-        "faultPreset=legacy, which does not tell such brokers from slow ones.", uses=SENDING)
-    detect_timeout: int = option("detectTimeout", 200, _MILLISECONDS,
-        "How long the detector waits for a broker's answer.", uses=SENDING)
+        "Probe unreachable brokers in the background, and use them again as soon as they answer. Not available with "
+        "`faultPreset=legacy`, which does not distinguish unreachable brokers from slow ones.", uses=SENDING)
+    detect_timeout: int = option("detectTimeout", 200, MILLISECONDS, "Timeout of one probe.", uses=SENDING)
     detect_interval: int = option("detectInterval", 2000, _INTERVAL,
-        "Shortest time between two questions of the detector to one broker.", uses=SENDING)
+        "Minimum interval between two probes of one broker.", uses=SENDING)
     use_tls: bool = option("useTls", False, BOOLEAN,
-        "Encrypt every connection, to name servers and brokers or to proxies; their certificates must be for the "
-        "addresses dialled.", section="tls", cli="Encrypt every connection.")
+        "Encrypt every connection with TLS. The certificates of the servers must be valid for the addresses that the "
+        "client connects to.", section="tls", cli="Encrypt every connection.")
     tls_ca_file: str | None = option("tlsCaFile", None, _PRINTABLE,
-        "PEM file of the authorities to trust, at one path on the driver and every executor; by default the system's.",
-        producer_doc="PEM file of the authorities to trust; by default the system's.",
-        cli="PEM file of the authorities to trust. Default: the system's.")
+        "PEM file of the trusted certificate authorities, at the same path on the driver and every executor. Default: "
+        "the system's authorities.",
+        producer_doc="PEM file of the trusted certificate authorities. Default: the system's authorities.",
+        cli="PEM file of the trusted certificate authorities. Default: the system's.")
     tls_cert_file: str | None = option("tlsCertFile", None, _PRINTABLE,
-        "PEM file of this client's certificate, for servers that demand one, at one path on the driver and every "
-        "executor; with the chain up to an authority that they trust.",
-        producer_doc="PEM file of this client's certificate, for servers that demand one, with the chain up to an "
-        "authority that they trust.", cli="PEM file of this client's certificate.")
+        "PEM file of the client certificate and its chain, for servers that require one. At the same path on the "
+        "driver and every executor.",
+        producer_doc="PEM file of the client certificate and its chain, for servers that require one.",
+        cli="PEM file of the client certificate.")
     tls_key_file: str | None = option("tlsKeyFile", None, _PRINTABLE,
-        "PEM file of that certificate's private key, which is not encrypted; by default in tlsCertFile.",
-        cli="PEM file of its private key. Default: that of the certificate.")
+        "PEM file of the unencrypted private key of the client certificate. Default: the key in `tlsCertFile`.",
+        cli="PEM file of its private key. Default: the key in the certificate file.")
     tls_server_name: str | None = option(
         "tlsServerName", None, kinds.text("a host name or address without a port", r"[\s/@\[\]]|^\.|^[^:]*:[^:]*$"),
-        "The one name that the certificates of all servers are for, where it is not the addresses dialled.",
-        cli="The one name of all certificates, where it is not the addresses dialled.")
+        "Name that the certificates of all servers are valid for, if it is not the address that the client connects "
+        "to.", cli="Name in the servers' certificates, if it is not the server address.")
     tls_insecure_skip_verify: bool = option("tlsInsecureSkipVerify", False, BOOLEAN,
-        "Take every certificate, whoever has signed it and whatever it names: what is sent can be read and changed by "
-        "who stands between. For trying things; it is warned of.",
-        cli="Take every certificate: for trying things only.")
+        "Accept every certificate. Anyone between client and server can then read and change the data. Only for "
+        "trials; it is logged as a warning.", cli="Accept every certificate. Only for trials.")
     access_key: str | None = option("accessKey", None, kinds.SECRET,
-        "Name of the user that signs requests to brokers or proxies, with secretKey.", section="access",
-        cli="Name of the user that asks.")
+        "Name of the user that signs requests to brokers or proxies. Requires `secretKey`.", section="access",
+        cli="Name of the user.")
     secret_key: str | None = option("secretKey", None, kinds.SECRET,
-        "Password of that user: shown nowhere, and never sent.", secret=True, cli="Its password.")
+        "Secret key of the user. It is never sent, logged or shown.", secret=True, cli="Secret key of the user.")
     security_token: str | None = option("securityToken", None, kinds.SECRET,
-        "Token of a temporary user, sent with every signed request.", secret=True, cli="Its token, if temporary.")
+        "Token of a temporary user, sent with every signed request.", secret=True, cli="Token of a temporary user.")
     credentials_provider: str | None = option("credentialsProvider", None, kinds.CLASS,
-        "A class of yours that gives the three, and new ones before they expire, in place of accessKey and secretKey.",
-        cli="module:Class that gives key, secret and token, in their place.")
+        "Your class, as `module:Class`, that provides the access key, secret key and token, and renews them before "
+        "they expire. Excludes `accessKey` and `secretKey`.",
+        cli="module:Class that provides access key, secret key and token.")
     sign_name_server_requests: bool = option("signNameServerRequests", False, BOOLEAN,
-        "Sign requests to name servers, too: for the remoting port of a proxy with access control, and for name "
-        "servers that demand it. RocketMQ's own name servers know no users.", cli="Sign requests to name servers, too.")
+        "Also sign requests to name servers. Needed for the remoting port of a proxy with access control, and for name "
+        "servers that require signatures. RocketMQ's own name servers do not.",
+        cli="Also sign requests to name servers.")
     # fmt: on
 
     @property
     def over_grpc(self) -> bool:
-        """True if the client connects to proxies, not to name servers and brokers."""
+        """True if the client connects to proxies."""
         return self.transport == GRPC
 
     @property
     def route_servers(self) -> tuple[str, ...]:
-        """The servers that return routes: name servers, or the proxies."""
+        """The servers that return routes: name servers or proxies."""
         return self.endpoints if self.over_grpc else self.name_server
 
     def wire_name(self, name: str) -> str:
-        """Return the servers' name of a topic or group: over gRPC the namespace is no part of it."""
+        """Return the name of a topic or group on the servers. Over gRPC the namespace is a separate field."""
         return name if self.over_grpc else wrap(self.namespace, name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectedOptions:
-    """What the options of a write, a read and a producer have in common."""
+    """The options of the connection, the base of the options of a write, a read and a producer."""
 
     connection: ConnectionOptions = ConnectionOptions()
 
     @classmethod
     def of(cls: type[_Options], **values: Any) -> _Options:
-        """Return options from values by field; the fields of the connection are among them."""
+        """Return the options of a mapping by field, which includes the fields of the connection."""
         own = {field.name for field in fields(cls)}
         connection = {name: values.pop(name) for name in values.keys() - own}
         return cls(connection=ConnectionOptions(**connection), **values)
@@ -169,90 +166,85 @@ class ConnectedOptions:
         return self.connection.over_grpc
 
 
-# Defaults over gRPC. Some clients of proxies take any compressed body for gzip, which consumers over remoting cannot
-# unpack. So bodies are compressed only if the user asks for it.
+# Defaults over gRPC. Some clients of proxies assume gzip for every compressed body, and consumers over remoting cannot
+# decompress gzip. So bodies are compressed only on request.
 GRPC_DEFAULTS: Final[Mapping[str, Any]] = {"transport": GRPC, "compress_type": "NONE"}
 
-# With 3 requests of 1,000 rows at once a proxy took 1.5 times as many rows as with 8.
+# With 3 requests of 1,000 rows in flight, a proxy accepted 1.5 times as many rows as with 8.
 GRPC_MAX_IN_FLIGHT: Final = 3
 
 _CREATE_FIRST: Final = (
-    "a proxy creates no topics: create them first (rocketmq-spark create-topic NAME, or mqadmin updateTopic -t NAME "
+    "a proxy creates no topics, so create them first (rocketmq-spark create-topic NAME, or mqadmin updateTopic -t NAME "
     "-a +message.type=NORMAL)"
 )
 
-# (field, the values that are possible over gRPC, why others are not)
+# (field, the values that are allowed over gRPC, why others are not)
 _REFUSED: Final[tuple[tuple[str, tuple[Any, ...], str], ...]] = (
-    ("unit_mode", (False,), "its requests carry no mark of a unit"),
+    ("unit_mode", (False,), "requests to a proxy have no unit mark"),
     ("vip_channel_enabled", (False,), "a proxy has no second port"),
-    ("sign_name_server_requests", (False,), "no name server is asked, and every request to a proxy is signed"),
+    ("sign_name_server_requests", (False,), "no name server is used, and every request to a proxy is signed"),
     ("create_topic_key", ("TBW102",), _CREATE_FIRST),
     ("default_topic_queue_nums", (4,), _CREATE_FIRST),
-    ("send_mode", ("async", "sync"), "a proxy answers every request; async and sync are allowed"),
+    ("send_mode", ("async", "sync"), "a proxy answers every request; allowed are async and sync"),
     (
         "compress_type",
         ("NONE", "ZLIB"),
-        "a message can say only that it is compressed, and readers over remoting take that for ZLIB; ZLIB and NONE go",
+        "a message only says that it is compressed, and readers over remoting assume ZLIB; allowed are ZLIB and NONE",
     ),
     (
         "queue_selector",
         (None, "roundRobin", "random"),
-        "the proxy chooses the queue; rows of one shardingKey keep their order in a topic of the type FIFO",
+        "the proxy chooses the queue; in a topic of the type FIFO it keeps the order of rows with one shardingKey",
     ),
-    ("batch_type", ("plain",), "a proxy makes no inner batches"),
-    ("enable_trace", (False,), "a proxy refuses messages to the trace topic"),
+    ("batch_type", ("plain",), "a proxy stores no inner batches"),
+    ("enable_trace", (False,), "a proxy rejects messages to the trace topic"),
 )
 
 
 def transport_of(values: Mapping[str, Any], spelt: Spelling) -> str:
-    """Return the transport that the given options choose, by field. The environment is not among them.
+    """Return the transport for the given options, by field; the environment is not included.
 
-    Raises an OptionError for addresses of both kinds, or of the wrong one, and for gRPC without endpoints.
+    Raises an OptionError for addresses of both kinds or of the wrong kind, and for gRPC without endpoints.
     """
     name_server, endpoints, transport = spelt("name_server"), spelt("endpoints"), spelt("transport")
     chosen: str | None = values.get("transport")
     if chosen is None and "endpoints" in values and "name_server" in values:
         raise OptionError(
-            f"{name_server} and {endpoints} are both given: give {name_server} alone to write to brokers by the "
-            f"remoting protocol, or {endpoints} alone to write to RocketMQ 5 proxies by gRPC"
+            f"{name_server} and {endpoints} are both given: give {name_server} (remoting) or {endpoints} (gRPC)"
         )
     if chosen == REMOTING and "endpoints" in values:
-        raise OptionError(
-            f"{endpoints} are the proxies of {transport}={GRPC}, and {transport} is {REMOTING}: give {name_server} in "
-            f"their place, or leave {transport} out"
-        )
+        raise OptionError(f"{endpoints} requires {transport}={GRPC}: give {name_server} instead, or remove {transport}")
     if chosen == GRPC and "name_server" in values:
         raise OptionError(
-            f"{transport}={GRPC} asks no name server, and {name_server} is given: give {endpoints} in its place (the "
-            f"proxies, as in 10.0.0.1:8081;10.0.0.2:8081), or leave {transport} out"
+            f"{transport}={GRPC} excludes {name_server}: give {endpoints} (proxies) instead, or remove {transport}"
         )
     if chosen == GRPC and "endpoints" not in values:
         raise OptionError(
-            f"option {endpoints} is missing, which {transport}={GRPC} needs: the addresses of the RocketMQ 5 proxies, "
-            "as in 10.0.0.1:8081;10.0.0.2:8081"
+            f"option {endpoints} is missing: {transport}={GRPC} requires the addresses of RocketMQ 5 proxies, as in "
+            "10.0.0.1:8081;10.0.0.2:8081"
         )
     return chosen or (GRPC if "endpoints" in values else REMOTING)
 
 
 def refused_over_grpc(options: ConnectedOptions, endpoints: str, spelt: Spelling) -> Iterator[str]:
-    """Yield an error text for each option that a proxy cannot honour; `endpoints` are as the user wrote them."""
+    """Yield an error text for each option that a proxy cannot honour; `endpoints` is the user's text."""
     values = options.values()
     for field, allowed, why in _REFUSED:
         value = values.get(field, allowed[0])
         if value not in allowed:
-            shown = str(value).lower() if isinstance(value, bool) else value
+            shown, name = str(value).lower() if isinstance(value, bool) else value, spelt(field)
             yield (
-                f"{spelt(field)}={shown} is not possible over gRPC: {why}. Leave {spelt(field)} out, or give "
-                f"{spelt('name_server')} in place of {spelt('endpoints')}"
+                f"{name}={shown} is not available over gRPC: {why}. Remove {name}, or give {spelt('name_server')} "
+                f"instead of {spelt('endpoints')}"
             )
-    # A user who writes https:// expects that passwords and rows are encrypted.
+    # The prefix https:// promises the user that passwords and rows are encrypted.
     schemes = {scheme.lower() for scheme in re.findall("(https?)://", endpoints, re.IGNORECASE)}
     use_tls = options.connection.use_tls
     for scheme, encrypted in (("https", True), ("http", False)):
         if scheme in schemes and use_tls is not encrypted:
             yield (
-                f"{spelt('endpoints')} begin with {scheme}://, and {spelt('use_tls')} is {str(use_tls).lower()}: set "
-                f"{spelt('use_tls')}={str(encrypted).lower()}, or leave {scheme}:// out"
+                f"{spelt('endpoints')} begins with {scheme}://, but {spelt('use_tls')} is {str(use_tls).lower()}: set "
+                f"{spelt('use_tls')}={str(encrypted).lower()}, or remove {scheme}://"
             )
 
 
@@ -267,11 +259,11 @@ _NEEDS: Final = (
     ("tls_server_name", "use_tls"),
     ("tls_insecure_skip_verify", "use_tls"),
 )
-# (field, a field that would be ignored beside it, why)
+# (field, a field that it would override, why)
 _EXCLUDES: Final = (
-    ("credentials_provider", "access_key", "a provider gives these itself"),
-    ("tls_insecure_skip_verify", "tls_ca_file", "nobody's certificate is checked then"),
-    ("tls_insecure_skip_verify", "tls_server_name", "nobody's certificate is checked then"),
+    ("credentials_provider", "access_key", "a provider returns the access key itself"),
+    ("tls_insecure_skip_verify", "tls_ca_file", "certificates are not verified then"),
+    ("tls_insecure_skip_verify", "tls_server_name", "certificates are not verified then"),
 )
 
 
@@ -279,13 +271,11 @@ def security_contradictions(options: ConnectionOptions, spelt: Spelling) -> Iter
     """Yield an error text for each contradiction in credentials and encryption."""
     for field, needed in _NEEDS:
         if getattr(options, field) and not getattr(options, needed):
-            both = f"set {spelt(needed)}=true, or leave it out" if needed == "use_tls" else "give both, or neither"
-            yield f"{spelt(field)} is given without {spelt(needed)}: {both}"
+            advice = f"set {spelt(needed)}=true, or remove it" if needed == "use_tls" else "give both or neither"
+            yield f"{spelt(field)} is given without {spelt(needed)}: {advice}"
     if options.sign_name_server_requests and not (options.access_key or options.credentials_provider):
-        yield (
-            f"{spelt('sign_name_server_requests')} is given without credentials: give {spelt('access_key')} or "
-            f"{spelt('credentials_provider')}, or leave it out"
-        )
+        signs, key, provider = map(spelt, ("sign_name_server_requests", "access_key", "credentials_provider"))
+        yield f"{signs} is given without credentials: give {key} or {provider}, or remove it"
     for field, other, why in _EXCLUDES:
         if getattr(options, field) and getattr(options, other):
-            yield f"{spelt(field)} and {spelt(other)} are both given, and {why}: leave one of them out"
+            yield f"{spelt(field)} and {spelt(other)} are both given, but {why}: remove one of them"

@@ -1,4 +1,4 @@
-"""How an option is declared, and the kinds of values that an option's text may hold.
+"""The declaration of an option, and the kinds of values that its text may have.
 
 An option is one dataclass field, made by `option`. Parsing, error texts, docs/options.md and redaction derive from it.
 The parser of a kind raises a ValueError that does not show the value.
@@ -18,22 +18,23 @@ from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model.names import FORBIDDEN_TOPICS, MAX_TOPIC_LENGTH, is_legal
 
 INT_MAX: Final = 2_147_483_647
+# Maximum characters of a value in an error. The receipt of a large write, given as offsets, has many thousands.
+_LONGEST_SHOWN: Final = 400
 MIB: Final = 1024 * 1024
 
 # Binary multiples as in Spark's own sizes (JavaUtils.byteStringAs).
 _SIZE_SUFFIXES: Final = {"": 1, "b": 1, "k": 1024, "kb": 1024, "m": MIB, "mb": MIB, "g": 1024 * MIB, "gb": 1024 * MIB}
-# Those of JavaUtils.timeStringAs that are at least a millisecond.
+# As in JavaUtils.timeStringAs, without the units below a millisecond.
 _TIME_SUFFIXES: Final = {"": 1, "ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
 @dataclass(frozen=True, slots=True)
 class ValueKind:
-    """What an option's value may be; `allowed` completes "allowed is ..." in error texts."""
+    """The values that an option accepts; `allowed` completes "allowed is ..." in error texts."""
 
     allowed: str
     parse: Callable[[str], Any]
-    # The text of the parser's ValueError says what is wrong.
-    explains: bool = False
+    explains: bool = False  # The text of the parser's ValueError says what is wrong
 
 
 def _parse_boolean(text: str) -> bool:
@@ -50,7 +51,7 @@ def _bounded(number: int, lowest: int, highest: int) -> int:
 
 
 def _plain_int(text: str) -> int:
-    # int() alone would also take "1_000" and digits of other scripts.
+    # int() alone would also accept "1_000" and digits of other scripts.
     if not re.fullmatch(r"[+-]?[0-9]{1,19}", text.strip()):
         raise ValueError
     return int(text)
@@ -69,7 +70,7 @@ def size(lowest: int, highest: int) -> ValueKind:
 
 
 def duration(lowest: int) -> ValueKind:
-    """Return the kind of a number of milliseconds that is not below a bound, with Spark's suffixes."""
+    """Return the kind of a number of milliseconds, from a lower bound on, with Spark's suffixes."""
     allowed = f"a time from {lowest} to {INT_MAX} ms: milliseconds, or with a suffix as in 90s, 15m or 1h"
     return ValueKind(allowed, lambda text: _bounded(_with_suffix(text, _TIME_SUFFIXES), lowest, INT_MAX))
 
@@ -80,15 +81,15 @@ def _parse_pattern(text: str) -> str:
     try:
         re.compile(text)
     except (re.error, OverflowError, RecursionError) as exc:
-        raise ValueError(" ".join(f"it is no regular expression: {exc}".split())) from None
+        raise ValueError(" ".join(f"it is not a valid regular expression: {exc}".split())) from None
     return text
 
 
 def _with_suffix(text: str, suffixes: Mapping[str, int]) -> int:
-    found = re.fullmatch(r"([0-9]{1,19})\s*([a-z]*)", text.strip().lower())
-    if found is None or found[2] not in suffixes:
+    match = re.fullmatch(r"([0-9]{1,19})\s*([a-z]*)", text.strip().lower())
+    if match is None or match[2] not in suffixes:
         raise ValueError
-    return int(found[1]) * suffixes[found[2]]
+    return int(match[1]) * suffixes[match[2]]
 
 
 def _shown_size(nbytes: int) -> str:
@@ -99,7 +100,7 @@ def _shown_size(nbytes: int) -> str:
 
 
 def choice(*values: str, or_class: bool = False) -> ValueKind:
-    """Return the kind of a word out of several, in any case; with `or_class` also of a class by its name."""
+    """Return the kind of one of several words, in any case; with `or_class` a class name is also accepted."""
     by_lower = {value.lower(): value for value in values}
 
     def parse(text: str) -> str:
@@ -114,7 +115,7 @@ def choice(*values: str, or_class: bool = False) -> ValueKind:
 
 
 def _text_that(allowed: str, fits: Callable[[str], bool]) -> ValueKind:
-    """Return the kind of a text for which `fits` is true; the value is the text."""
+    """Return the kind of a text for which `fits` returns True; the value is the text."""
 
     def parse(text: str) -> str:
         if not fits(text):
@@ -125,26 +126,26 @@ def _text_that(allowed: str, fits: Callable[[str], bool]) -> ValueKind:
 
 
 def name(longest: int, refused: Iterable[str]) -> ValueKind:
-    """Return the kind of a topic's or group's name (``Validators.java``); no blank fits the alphabet."""
+    """Return the kind of a name of a topic or group (``Validators.java``). The alphabet has no blank."""
     taken = frozenset(refused)
     allowed = f"1 to {longest} characters of a-z A-Z 0-9 _ - % |, and none of {', '.join(sorted(taken))}"
     return _text_that(allowed, lambda text: len(text) <= longest and is_legal(text) and text not in taken)
 
 
 def matching(allowed: str, pattern: str) -> ValueKind:
-    """Return the kind of a text that a pattern fits as a whole; the value is the pattern's group."""
+    """Return the kind of a text that matches a pattern as a whole; the value is the pattern's group."""
 
     def parse(text: str) -> str:
-        found = re.fullmatch(pattern, text)
-        if found is None:
+        match = re.fullmatch(pattern, text)
+        if match is None:
             raise ValueError
-        return found[1]
+        return match[1]
 
     return ValueKind(allowed, parse)
 
 
 def text(allowed: str, refused: str) -> ValueKind:
-    """Return the kind of a text that is not blank and in which the pattern `refused` is not found."""
+    """Return the kind of a non-blank text in which the pattern `refused` does not occur."""
     return _text_that(allowed, lambda text: bool(text.strip()) and not re.search(refused, text))
 
 
@@ -158,12 +159,12 @@ def is_printable(text: str) -> bool:
 
 
 def is_padded(text: str) -> bool:
-    """Return whether a text has blanks or a byte-order mark around it: unlikely in a secret, and hard to see."""
+    """Return whether a text begins or ends with blanks or a byte-order mark: unlikely in a secret, and invisible."""
     return text != text.strip().strip("\ufeff").strip()
 
 
 def is_reference(text: str) -> bool:
-    """Return whether a text says where a secret is; the scheme may be in capital letters."""
+    """Return whether a text names the place of a secret; the scheme may be in upper case."""
     return text.strip().lower().startswith((ENV, FILE))
 
 
@@ -181,19 +182,19 @@ def _parse_secret(text: str) -> str:
 
 
 def words(allowed: str, pattern: str) -> ValueKind:
-    """Return the kind of a list of words, separated by commas; each matches the whole pattern."""
+    """Return the kind of a comma-separated list of words, each of which matches the whole pattern."""
 
     def parse(text: str) -> tuple[str, ...]:
-        found = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
-        if not all(re.fullmatch(pattern, word) for word in found):
+        items = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
+        if not all(re.fullmatch(pattern, item) for item in items):
             raise ValueError
-        return found
+        return items
 
     return ValueKind(allowed, parse)
 
 
 def ladder(*, strictly: bool) -> ValueKind:
-    """Return the kind of a list of ascending milliseconds, as the latency ladder is written."""
+    """Return the kind of a comma-separated list of ascending milliseconds."""
 
     def parse(text: str) -> tuple[int, ...]:
         steps = tuple(_bounded(_plain_int(step), 0, INT_MAX) for step in text.split(","))
@@ -202,7 +203,7 @@ def ladder(*, strictly: bool) -> ValueKind:
                 raise ValueError
         return steps
 
-    order = "each greater than the one before" if strictly else "none smaller than the one before"
+    order = "each greater than the previous one" if strictly else "none smaller than the previous one"
     return ValueKind(f"integers of at least 0 separated by commas, {order}", parse)
 
 
@@ -217,20 +218,20 @@ def _parse_row_id(text: str) -> bool | tuple[str, ...]:
 
 
 def addresses(port: int, prefix: str) -> ValueKind:
-    """Return the kind of a list of servers; what the pattern `prefix` fits is not part of an address."""
+    """Return the kind of a list of servers; a part that matches the pattern `prefix` is removed from each address."""
 
     def parse(text: str) -> tuple[str, ...]:
         parts = filter(None, map(str.strip, re.split("[;,]", text)))
-        found = tuple(dict.fromkeys(_parse_address(re.sub(prefix, "", part, flags=re.IGNORECASE)) for part in parts))
-        if not found:
+        servers = tuple(dict.fromkeys(_parse_address(re.sub(prefix, "", part, flags=re.IGNORECASE)) for part in parts))
+        if not servers:
             raise ValueError
-        return found
+        return servers
 
     return ValueKind(f"host:port;host:port, as in 10.0.0.1:{port};10.0.0.2:{port} or [::1]:{port}", parse)
 
 
 def _parse_address(text: str) -> str:
-    # The last colon splits, so that an IPv6 host needs no brackets.
+    # Split at the last colon, so that an IPv6 host needs no brackets.
     host, _, port = text.rpartition(":")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
@@ -241,28 +242,29 @@ def _parse_address(text: str) -> str:
 
 
 SECRET: Final = ValueKind(
-    "a text that is not blank, without control characters and blanks around it; or where to read it: env:NAME or "
+    "a non-blank text without control characters and surrounding blanks, or the place of the secret as env:NAME or "
     "file:/absolute/path",
     _parse_secret,
 )
-CLASS: Final = matching("a class of yours as module:Class", r"\s*([A-Za-z_][\w.]*:[A-Za-z_]\w*)\s*")
-PATTERN: Final = ValueKind("a regular expression of Python, as in orders-.*", _parse_pattern, explains=True)
-# A password in a URI would end up in logs: file systems have better places for it.
+CLASS: Final = matching("your class as module:Class", r"\s*([A-Za-z_][\w.]*:[A-Za-z_]\w*)\s*")
+PATTERN: Final = ValueKind("a Python regular expression, as in orders-.*", _parse_pattern, explains=True)
+# A password in a URI would end up in logs; file systems have better places for it.
 LOCATION: Final = matching(
     "an absolute path, or a URI without a password, as in /var/log/sink.jsonl or s3://bucket/folder",
     r"((?:/|[A-Za-z][A-Za-z0-9+.-]*://(?![^/]*:[^/]*@))[^\x00-\x1f]*)",
 )
 BOOLEAN: Final = ValueKind("true or false", _parse_boolean)
-ROW_ID: Final = ValueKind("false, true, or columns:a,b with the names of columns, each once", _parse_row_id)
+ROW_ID: Final = ValueKind("false, true, or columns:a,b with distinct column names", _parse_row_id)
 # "http://host/path/a:9876" means a:9876, as in NameServerAddressUtils.java, which looks at the first address only.
 ADDRESSES: Final = addresses(9876, "^http://([^;,]*/)?")
 # `refused_over_grpc` compares the scheme with the option useTls.
 ENDPOINTS: Final = addresses(8081, "^https?://")
 # A topic that a client may send to.
 TOPIC: Final = name(MAX_TOPIC_LENGTH, FORBIDDEN_TOPICS)
-INSTANCE_NAME: Final = text("a text that is not blank", "[\x00-\x1f]")
+INSTANCE_NAME: Final = text("a non-blank text", "[\x00-\x1f]")
+MILLISECONDS: Final = integer(1, unit="ms")
 
-# The uses of an option: in a write, a read, a producer in plain Python.
+# What an option is used for: a write, a read, or a producer in plain Python.
 WRITE: Final = "write"
 READ: Final = "read"
 PRODUCER: Final = "producer"
@@ -273,24 +275,18 @@ SENDING: Final = (WRITE, PRODUCER)
 class OptionSpec:
     """The declaration of one option."""
 
-    # As users of Spark write it, in camelCase.
-    name: str
+    name: str  # In camelCase, as users of Spark write it
     kind: ValueKind
     doc: str
     default: Any = None
     aliases: tuple[str, ...] = ()
-    # The environment variable that is read if the option is not given.
-    env: str = ""
-    # No error and no repr shows the value.
-    secret: bool = False
-    # The section of docs/options.md that lists it. Empty: that of the option before it.
-    section: str = ""
+    env: str = ""  # The environment variable that is read if the option is not given
+    secret: bool = False  # No error and no repr shows the value
+    section: str = ""  # Of docs/options.md; empty: the section of the previous option
     uses: tuple[str, ...] = (WRITE, READ, PRODUCER)
-    # In place of `doc` for a producer, or for a read.
-    producer_doc: str = ""
-    read_doc: str = ""
-    # The help of the commands' flag for it. Empty: they have none.
-    cli: str = ""
+    producer_doc: str = ""  # Replaces `doc` for a producer
+    read_note: str = ""  # Added to `doc` for a read
+    cli: str = ""  # Help of the command-line flag; empty: the commands have no flag for it
 
     @property
     def field(self) -> str:
@@ -304,48 +300,81 @@ class OptionSpec:
 
 
 def option(name: str, default: Any, kind: ValueKind, doc: str, **more: Any) -> Any:
-    """Return the dataclass field that declares an option; `more` are parameters of `OptionSpec`."""
+    """Return the dataclass field that declares an option; `more` has parameters of `OptionSpec`."""
     spec = OptionSpec(name, kind, doc, default, **more)
     return dataclasses.field(default=default, repr=not spec.secret, metadata={"option": spec})
 
 
 def specs_of(options: type[Any], use: str) -> tuple[OptionSpec, ...]:
-    """Return the options that a dataclass, and those in it, declare for a use, with the section and the doc of each."""
-    found: list[OptionSpec] = []
+    """Return the options for one use, with section and documentation, of a dataclass and the dataclasses in it."""
+    specs: list[OptionSpec] = []
     section = ""
     for field in dataclasses.fields(options):
         spec = field.metadata.get("option")
         if spec is None:
-            found += specs_of(type(field.default), use)
+            specs += specs_of(type(field.default), use)
             continue
         section = spec.section or section
         if use in spec.uses:
-            own_doc = {PRODUCER: spec.producer_doc, READ: spec.read_doc}.get(use)
-            found.append(dataclasses.replace(spec, section=section, doc=own_doc or spec.doc))
-    return tuple(found)
+            doc = (spec.producer_doc if use == PRODUCER else "") or spec.doc
+            doc += f" {spec.read_note}" if use == READ and spec.read_note else ""
+            specs.append(dataclasses.replace(spec, section=section, doc=doc))
+    return tuple(specs)
+
+
+def parse_one(spec: OptionSpec, value: Any, name: str, noun: str = "option") -> Any:
+    """Return the parsed value of an option; an OptionError that uses `name` says what is allowed."""
+    why = ""
+    try:
+        return spec.kind.parse(option_text(value))
+    except ValueError as exc:
+        if spec.kind.explains and not spec.secret:
+            why = f"{exc}; "
+    # Outside the except block, because the parser's error may quote the value and must not become the context.
+    text = repr(f"{value[:_LONGEST_SHOWN]}..." if isinstance(value, str) and len(value) > _LONGEST_SHOWN else value)
+    shown = "has a value (not shown: it is secret) that" if spec.secret else f"is {text}, which"
+    raise OptionError(f"{noun} {name} {shown} is not allowed: {why}allowed is {spec.kind.allowed}")
+
+
+def parse_environment(
+    table: Iterable[OptionSpec], values: Mapping[str, Any], environ: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return the parsed value, by field, of every option that is not in `values` and whose variable is set."""
+    return {
+        spec.field: parse_one(spec, environ[spec.env], f"{spec.name} (environment variable {spec.env})")
+        for spec in table
+        if spec.env and spec.field not in values and environ.get(spec.env, "").strip()
+    }
+
+
+def option_text(value: Any) -> str:
+    """Return an option's Python value as text, as ``DataFrameWriter.option`` writes it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return ",".join(map(str, value)) if isinstance(value, (tuple, list, set, frozenset)) else str(value)
 
 
 def load_class(option: str, name: str, method: str) -> type[Any]:
-    """Return the class that ``module:Class`` names; raises an OptionError if it does not exist or lacks the method."""
+    """Return the class named ``module:Class``; raises an OptionError if it does not exist or lacks the method."""
     module_name, _, class_name = name.partition(":")
     try:
         module = importlib.import_module(module_name)
     except Exception as exc:
         raise OptionError(
-            f"{option}={name}: importing module {module_name} failed: {exc!r}; Spark's Python workers must find it, on "
-            "the driver and on every executor: install it there, or hand it over with --py-files or addPyFile "
+            f"{option}={name}: importing module {module_name} failed: {exc!r}. Spark's Python workers must find it on "
+            "the driver and on every executor: install it there, or distribute it with --py-files or addPyFile "
             "(an archive before rocketmq_spark.register(spark))"
         ) from exc
-    found = getattr(module, class_name, None)
-    if not (isinstance(found, type) and callable(getattr(found, method, None))):
+    cls = getattr(module, class_name, None)
+    if not (isinstance(cls, type) and callable(getattr(cls, method, None))):
         raise OptionError(f"{option}={name}: module {module_name} has no class {class_name} with a method {method}")
-    return found
+    return cls
 
 
 def make(option: str, name: str, method: str) -> Any:
-    """Return an instance of the class that `load_class` returns; raises an OptionError as that does."""
-    made = load_class(option, name, method)
+    """Return an instance of the class that `load_class` returns, with its errors."""
+    cls = load_class(option, name, method)
     try:
-        return made()
+        return cls()
     except Exception as exc:
-        raise OptionError(f"{option}={name}: making it without arguments failed: {exc!r}") from exc
+        raise OptionError(f"{option}={name}: calling the class without arguments failed: {exc!r}") from exc

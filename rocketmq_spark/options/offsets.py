@@ -1,12 +1,12 @@
-"""Offsets of queues as users, receipts and checkpoints write them, and as values.
+"""Offsets of queues: the JSON that users, receipts and checkpoints contain, and the values made of it.
 
     offsets    {"topic": {"broker": {"0": 23, "1": -2}}}       -2 is the earliest offset, -1 the latest
     a stream   {"topic": {"broker": {"0": 23, "1": [0, 7]}}}   queue 1 is new in this micro-batch, which reads 0 to 6
     queues     {"topic": {"broker": [0, 1]}}
     a receipt  {"broker": {"rows": 5, "queues": {"topic": {"0": {"first_offset": 3, "last_offset": 7}}}}}
 
-People write this by hand, so a text of any other shape is an error that names the topic, broker and queue. A repeated
-name in an object is an error too, because Python's parser silently takes the last one. A receipt is
+Users write this by hand, so a text of any other shape is an error that names the topic, broker and queue. A repeated
+name in an object is also an error, because Python's parser silently takes the last one. A receipt is
 `WriteSummary.to_dict` as JSON; its other entries are ignored.
 """
 
@@ -29,6 +29,9 @@ _MAX_LONG: Final = 2**63 - 1
 _MAX_QUEUE_ID: Final = 2**31 - 1
 _MOST_DIGITS: Final = 40
 _SHOWN: Final = 60
+_NO_OFFSETS: Final = (
+    "receipts of writes over gRPC have no offsets, because proxies do not report them. Give startingTimestamp instead"
+)
 
 _Leaf = TypeVar("_Leaf")
 
@@ -37,7 +40,7 @@ _Leaf = TypeVar("_Leaf")
 class OffsetSpec:
     """Where a read begins or ends (exclusive): one word for all queues, or sorted offsets.
 
-    `EARLIEST` and `LATEST` are offsets, too. With `receipt`, no other queue is read.
+    `EARLIEST` and `LATEST` are also offsets. With `receipt`, the read includes no other queue.
     """
 
     word: str | None = None
@@ -45,50 +48,50 @@ class OffsetSpec:
     receipt: bool = False
 
     def offset_of(self, queue: MessageQueue) -> int | None:
-        """Return the offset of a queue, None if it has none."""
+        """Return the offset of a queue, or None."""
         place = bisect_left(self.offsets, queue, key=itemgetter(0))
-        found = self.offsets[place : place + 1]
-        return found[0][1] if found and found[0][0] == queue else None
+        entry = self.offsets[place : place + 1]
+        return entry[0][1] if entry and entry[0][0] == queue else None
 
     def __str__(self) -> str:
         return self.word or json.dumps(nested(dict(self.offsets)))
 
 
-# All functions here that parse raise a ValueError that says what is wrong and where.
+# Functions that parse raise a ValueError with the cause and the place in the JSON.
 def parse_start(text: str) -> OffsetSpec:
     """Return where a read begins: ``earliest``, ``latest``, offsets, or the first offsets of a receipt."""
     return _spec(text, lambda span: span[0])
 
 
 def parse_end(text: str) -> OffsetSpec:
-    """Return where a read ends: as `parse_start`, but a receipt ends after its last offsets."""
+    """Return where a read ends, as `parse_start` does; a receipt ends after its last offsets."""
     return _spec(text, lambda span: span[1] + 1)
 
 
 def parse_numbers(text: str, lowest: int) -> dict[MessageQueue, int]:
-    """Return the number of each queue, such as a time, from a text of the shape of offsets."""
+    """Return a number, such as a time, for each queue from a text of the shape of offsets."""
     return _leaves(_load(text), lambda value, where: _integer(value, where, lowest, _MAX_LONG))
 
 
 def parse_queues(text: str) -> frozenset[MessageQueue]:
     """Return the queues that a text names."""
-    found = []
+    queues = []
     for topic, broker, ids, where in _brokers(_load(text)):
         if not isinstance(ids, list) or not ids:
-            raise ValueError(f"{where}: {_shown(ids)} is no list of queue ids, as in [0, 1]")
+            raise ValueError(f"{where}: {_shown(ids)} is not a list of queue ids, as in [0, 1]")
         for queue_id in ids:
-            found.append(MessageQueue(topic, broker, _integer(queue_id, where, 0, _MAX_QUEUE_ID)))
+            queues.append(MessageQueue(topic, broker, _integer(queue_id, where, 0, _MAX_QUEUE_ID)))
         if len(set(ids)) < len(ids):
-            raise ValueError(f"{where}: a queue id is there twice in {_shown(ids)}")
-    return frozenset(found)
+            raise ValueError(f"{where}: {_shown(ids)} contains a queue id twice")
+    return frozenset(queues)
 
 
 def nested(
     offsets: Mapping[MessageQueue, int], beginnings: Mapping[MessageQueue, int] | None = None
 ) -> dict[str, dict[str, dict[str, Any]]]:
-    """Return offsets as JSON: by topic, broker and the queue id's text, each sorted.
+    """Return offsets as JSON, sorted by topic, broker and the queue id's text.
 
-    `beginnings` are where new queues begin in a stream; they are written for queues whose offset is above.
+    `beginnings` has the first offsets of queues that are new in a stream; they are written if below the offset.
     """
     tree: dict[str, dict[str, dict[str, Any]]] = {}
     for queue in sorted(offsets):
@@ -100,12 +103,12 @@ def nested(
 
 
 def flat(offsets: Mapping[str, Any]) -> dict[MessageQueue, int]:
-    """Return the `offsets` that `nested` has written: none may be below 0, and no queues are allowed, too."""
+    """Return the `offsets` that `nested` wrote. No offset may be negative; the JSON may be empty."""
     return {queue: end for queue, (_, end) in _of_stream(offsets).items()}
 
 
 def beginnings_in(offsets: Mapping[str, Any]) -> dict[MessageQueue, int]:
-    """Return the `beginnings` that `nested` has written."""
+    """Return the `beginnings` that `nested` wrote."""
     return {queue: begin for queue, (begin, _) in _of_stream(offsets).items() if begin is not None}
 
 
@@ -118,56 +121,50 @@ def _spec(text: str, chosen: Callable[[tuple[int, int]], int]) -> OffsetSpec:
     if word in ("earliest", "latest"):
         return OffsetSpec(word)
     if not word.startswith("{"):
-        raise ValueError("it is neither earliest nor latest, and no JSON object")
+        raise ValueError("it is neither earliest, latest nor a JSON object")
     tree = _load(text)
     receipt = _is_receipt(tree)
     if receipt:
         offsets = {queue: chosen(span) for queue, span in receipt_spans(tree).items()}
     else:
-        # The offset of a stream, copied from its progress or checkpoint, is allowed too.
+        # An offset of a stream, copied from its progress or checkpoint, is also allowed.
         offsets = _leaves(tree, lambda value, where: _begin_and_end(value, where, EARLIEST)[1])
     return OffsetSpec(None, tuple(sorted(offsets.items())), receipt)
 
 
 def _is_receipt(tree: Mapping[str, Any]) -> bool:
-    # A broker may be called "queues": then it has numbers where a receipt has objects.
+    # Offsets of a broker named "queues" have numbers where a receipt has objects.
     queues = [broker.get("queues") for broker in tree.values() if isinstance(broker, dict)]
     return any(isinstance(held, dict) and all(isinstance(topic, dict) for topic in held.values()) for held in queues)
 
 
 def receipt_spans(tree: Mapping[str, Any]) -> dict[MessageQueue, tuple[int, int]]:
-    """Return the first and the last offset of each queue of a write's receipt, which must have all of them."""
-    found = {}
+    """Return the first and last offset of each queue in a receipt; a missing one is an error."""
+    spans = {}
     for broker, held in tree.items():
         queues = held.get("queues") if isinstance(held, dict) else None
         if not broker or not isinstance(queues, dict):
-            raise ValueError(f'broker {broker!r} has no object "queues", as the receipt of a write has')
+            raise ValueError(f'broker {broker!r} has no object "queues", which the receipt of a write has')
         if not queues and held.get("rows"):
-            raise ValueError(
-                f"broker {broker!r} has rows and no queues: receipts of writes over gRPC have no offsets, as a proxy "
-                "does not tell them; give startingTimestamp in place of a receipt"
-            )
+            raise ValueError(f"broker {broker!r} has rows but no queues: {_NO_OFFSETS}")
         # A receipt has brokers first, then topics; offsets have topics first.
         for topic, by_queue in queues.items():
-            found.update(_leaves({topic: {broker: by_queue}}, _span))
-    if not found:
-        raise ValueError("the receipt has no queues: nothing in it was acknowledged with an offset")
-    return found
+            spans.update(_leaves({topic: {broker: by_queue}}, _span))
+    if not spans:
+        raise ValueError("the receipt has no queues: no row was acknowledged with an offset")
+    return spans
 
 
 def _span(value: Any, where: str) -> tuple[int, int]:
     if not isinstance(value, dict):
-        raise ValueError(f'{where}: {_shown(value)} is no object with "first_offset" and "last_offset"')
+        raise ValueError(f'{where}: {_shown(value)} is not an object with "first_offset" and "last_offset"')
     names = ("first_offset", "last_offset")
     for name in names:
         if name not in value:
             raise ValueError(f"{where}: {name} is missing")
         if value[name] is None:
-            raise ValueError(
-                f"{where}: {name} is unknown (null); receipts of writes over gRPC have no offsets, as a proxy does not "
-                "tell them: give startingTimestamp in place of a receipt"
-            )
-    # The read ends one after the last offset, so that one is below the maximum.
+            raise ValueError(f"{where}: {name} is unknown (null): {_NO_OFFSETS}")
+    # The read ends one after the last offset, which must therefore be below the maximum.
     first, last = (_integer(value[name], where, 0, _MAX_LONG - 1) for name in names)
     if first > last:
         raise ValueError(f"{where}: first_offset {first} is above last_offset {last}")
@@ -175,30 +172,30 @@ def _span(value: Any, where: str) -> tuple[int, int]:
 
 
 def _leaves(tree: Any, leaf: Callable[[Any, str], _Leaf]) -> dict[MessageQueue, _Leaf]:
-    found = {}
+    leaves = {}
     for topic, broker, by_queue, where in _brokers(tree):
         for text, value in _object(by_queue, where, "queue id"):
-            # No leading zeros: a queue has one text only.
+            # Leading zeros are not allowed, so that each queue has a single text.
             if not re.fullmatch("0|[1-9][0-9]{0,9}", text) or int(text) > _MAX_QUEUE_ID:
-                raise ValueError(f"{where}: {text!r} is no queue id, which is a number from 0 in quotes")
-            found[MessageQueue(topic, broker, int(text))] = leaf(value, f"{where}, queue {text}")
-    return found
+                raise ValueError(f"{where}: {text!r} is not a queue id, which is a quoted number from 0")
+            leaves[MessageQueue(topic, broker, int(text))] = leaf(value, f"{where}, queue {text}")
+    return leaves
 
 
 def _begin_and_end(value: Any, where: str, lowest: int = 0) -> tuple[int | None, int]:
-    """Return a queue's place in a stream's offset; only a queue that is new there has a beginning."""
+    """Return the begin and end of a queue in a stream's offset; only a queue that is new there has a begin."""
     if not isinstance(value, list):
         return None, _integer(value, where, lowest, _MAX_LONG)
     if len(value) != 2:
         raise ValueError(f"{where}: {_shown(value)} is not [begin, end]")
     begin, end = (_integer(offset, where, 0, _MAX_LONG) for offset in value)
     if begin >= end:
-        raise ValueError(f"{where}: {_shown(value)} begins at its end or behind it")
+        raise ValueError(f"{where}: in {_shown(value)} the begin is not below the end")
     return begin, end
 
 
 def _brokers(tree: Any) -> Iterator[tuple[str, str, Any, str]]:
-    """Yield topic, broker, what is below them, and the name of that place for errors."""
+    """Yield each topic, broker, the value below them, and the name of the place for errors."""
     for topic, brokers in _object(tree, "the JSON", "topic"):
         for broker, below in _object(brokers, f"topic {topic!r}", "broker"):
             yield topic, broker, below, f"topic {topic!r}, broker {broker!r}"
@@ -206,19 +203,19 @@ def _brokers(tree: Any) -> Iterator[tuple[str, str, Any, str]]:
 
 def _object(value: Any, where: str, holds: str) -> list[tuple[str, Any]]:
     if not isinstance(value, Mapping):
-        raise ValueError(f"{where}: {_shown(value)} is no object by {holds}, as in {{{json.dumps(holds)}: ...}}")
+        raise ValueError(f"{where}: {_shown(value)} is not an object by {holds}, as in {{{json.dumps(holds)}: ...}}")
     if not value:
-        raise ValueError(f"{where}: the object is empty: no {holds} is in it")
+        raise ValueError(f"{where}: the object is empty; give at least one {holds}")
     for name in value:
         if not isinstance(name, str) or not name:
-            raise ValueError(f"{where}: {name!r} is no name of a {holds}")
+            raise ValueError(f"{where}: {name!r} is not the name of a {holds}")
     return list(value.items())
 
 
 def _integer(value: Any, where: str, lowest: int, highest: int) -> int:
     # bool is an int to Python.
     if type(value) is not int:
-        raise ValueError(f"{where}: {_shown(value)} is no integer")
+        raise ValueError(f"{where}: {_shown(value)} is not an integer")
     if not lowest <= value <= highest:
         raise ValueError(f"{where}: {_shown(value)} is not from {lowest} to {highest}")
     return value
@@ -226,30 +223,30 @@ def _integer(value: Any, where: str, lowest: int, highest: int) -> int:
 
 def _load(text: str) -> dict[str, Any]:
     try:
-        found = json.loads(text, object_pairs_hook=_without_repeats, parse_int=_number)
+        tree = json.loads(text, object_pairs_hook=_without_repeats, parse_int=_number)
     except json.JSONDecodeError as exc:
-        raise ValueError(f"it is no JSON: {exc}") from None
+        raise ValueError(f"it is not valid JSON: {exc}") from None
     except RecursionError:
-        raise ValueError("it is no such JSON: it is nested too deeply") from None
-    if not isinstance(found, dict):
-        raise ValueError(f"{_shown(found)} is no JSON object")
-    return found
+        raise ValueError("the JSON is nested too deeply") from None
+    if not isinstance(tree, dict):
+        raise ValueError(f"{_shown(tree)} is not a JSON object")
+    return tree
 
 
 def _number(digits: str) -> int:
-    # int() has its own limit, and its error is about Python.
+    # int() also has a limit, but its error text is about Python.
     if len(digits) > _MOST_DIGITS:
         raise ValueError(f"the number {digits[:_MOST_DIGITS]}... is too long")
     return int(digits)
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for name, value in pairs:
-        if name in found:
-            raise ValueError(f"the name {name!r} is there twice in one object")
-        found[name] = value
-    return found
+        if name in result:
+            raise ValueError(f"the name {name!r} occurs twice in one object")
+        result[name] = value
+    return result
 
 
 def _shown(value: Any) -> str:

@@ -1,7 +1,7 @@
 """Parses the option texts of a write and of a read.
 
-No error shows the value of a secret option, or of an unknown one: it may be a misspelt secret. Spark passes keys in
-lower case; errors show the declared spelling. Keys that Spark adds by itself are ignored.
+No error shows the value of a secret option or of an unknown option, which may be a misspelt secret. Spark passes keys
+in lower case; errors use the declared spelling. Keys that Spark adds itself are ignored.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Final
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model.names import effective_namespace
 from rocketmq_spark.options.connection import GRPC, GRPC_DEFAULTS, GRPC_MAX_IN_FLIGHT, refused_over_grpc, transport_of
-from rocketmq_spark.options.kinds import READ, WRITE, OptionSpec
+from rocketmq_spark.options.kinds import READ, WRITE, OptionSpec, parse_environment, parse_one
 from rocketmq_spark.options.offsets import OffsetSpec
 from rocketmq_spark.options.sink import SINK_OPTIONS, SINK_SPELLING, SinkOptions, sink_contradictions
 from rocketmq_spark.options.source import (
@@ -33,43 +33,45 @@ _OF_BOTH: Final[Mapping[str, str]] = {
     "kafka.ssl.truststore.location": "useTls and tlsCaFile",
     "nameserver.addr": "nameServer",
 }
-_OF_A_READ: Final[Mapping[str, str]] = {
-    "group": "consumerGroup",
-    "consumer.group": "consumerGroup",
-    "kafka.group.id": "consumerGroup",
-    "consumer.topic": "subscribe",
-    "consumer.tag": "subExpression",
-    "consumer.offset.reset.to": "startingOffsets",
-    "kafka.auto.offset.reset": "startingOffsets",
-    "includeheaders": "includeProperties",
-    "pull.max.speed.per.partition": "maxOffsetsPerTrigger",
-    "pull.max.batch.size": "pullBatchSize",
-    "kafka.max.poll.records": "pullBatchSize",
-    "pull.timeout.ms": "pullTimeoutMs",
-    "kafkaconsumer.polltimeoutms": "pullTimeoutMs",
-    "commitasync": "commitOffsets",
-}
-_OF_A_WRITE: Final[Mapping[str, str]] = {
-    "group": "producerGroup",
-    "kafka.acks": "sendMode",
-    "kafka.delivery.timeout.ms": "deliveryTimeoutMs",
-    "kafka.request.timeout.ms": "sendMsgTimeout",
-    "kafka.retries": "deliveryTimeoutMs",
-    "kafka.retry.backoff.ms": "retryBackoffMs",
-    "kafka.retry.backoff.max.ms": "retryBackoffMaxMs",
-    "kafka.batch.size": "batchBytes",
-    "kafka.buffer.memory": "maxInFlightBytes",
-    "kafka.max.in.flight.requests.per.connection": "maxInFlight",
-    "kafka.max.request.size": "maxMessageSize",
-    "kafka.compression.type": "compressType",
-    "kafka.enable.idempotence": "rowId",
-    "kafka.partitioner.class": "queueSelector",
-}
-
 NAMES: Final[Mapping[str, Mapping[str, str]]] = MappingProxyType(
-    {"read": {**_OF_BOTH, **_OF_A_READ}, "write": {**_OF_BOTH, **_OF_A_WRITE}}
+    {
+        READ: {
+            **_OF_BOTH,
+            "group": "consumerGroup",
+            "consumer.group": "consumerGroup",
+            "kafka.group.id": "consumerGroup",
+            "consumer.topic": "subscribe",
+            "consumer.tag": "subExpression",
+            "consumer.offset.reset.to": "startingOffsets",
+            "kafka.auto.offset.reset": "startingOffsets",
+            "includeheaders": "includeProperties",
+            "pull.max.speed.per.partition": "maxOffsetsPerTrigger",
+            "pull.max.batch.size": "pullBatchSize",
+            "kafka.max.poll.records": "pullBatchSize",
+            "pull.timeout.ms": "pullTimeoutMs",
+            "kafkaconsumer.polltimeoutms": "pullTimeoutMs",
+            "commitasync": "commitOffsets",
+        },
+        WRITE: {
+            **_OF_BOTH,
+            "group": "producerGroup",
+            "kafka.acks": "sendMode",
+            "kafka.delivery.timeout.ms": "deliveryTimeoutMs",
+            "kafka.request.timeout.ms": "sendMsgTimeout",
+            "kafka.retries": "deliveryTimeoutMs",
+            "kafka.retry.backoff.ms": "retryBackoffMs",
+            "kafka.retry.backoff.max.ms": "retryBackoffMaxMs",
+            "kafka.batch.size": "batchBytes",
+            "kafka.buffer.memory": "maxInFlightBytes",
+            "kafka.max.in.flight.requests.per.connection": "maxInFlight",
+            "kafka.max.request.size": "maxMessageSize",
+            "kafka.compression.type": "compressType",
+            "kafka.enable.idempotence": "rowId",
+            "kafka.partitioner.class": "queueSelector",
+        },
+    }
 )
-"""By use, then by the other connector's name in lower case: what it is called here."""
+"""The name of an option here, by use and by its name in another connector in lower case."""
 
 _TRIED: Final[Mapping[str, str]] = {
     "bootstrap.servers": "nameServer",
@@ -80,25 +82,13 @@ _TRIED: Final[Mapping[str, str]] = {
 }
 
 
-def name_here(key: str, use: str) -> str:
-    """Return a hint for an option of another connector, or a common guess; "" for any other key."""
-    known = {**_TRIED, **NAMES[use]}.get(key.lower())
-    if known is not None:
-        return f"here: {known}"
-    # By the prefix alone: Kafka's clients have hundreds of options.
-    is_kafkas = key.lower().startswith("kafka.")
-    return "an option of Kafka's clients; docs/migration.md has the names here" if is_kafkas else ""
-
-
-# Keys that Spark adds to the options: tried on 4.3 (path, checkpointLocation, queryName); the reserved table properties
-# are the constants of TableCatalog.java.
+# Keys that Spark adds to the options, tried on 4.3 (path, checkpointLocation, queryName), and the reserved table
+# properties of TableCatalog.java.
 _SPARK_KEYS: Final = frozenset(
     {"path", "checkpointlocation", "queryname", "owner", "provider", "location", "external", "comment", "collation",
      "is_managed_location", "table_type"}
 )  # fmt: skip
 _SPARK_PREFIX: Final = "option."
-# Characters of a value in an error: the receipt of a large write, given as offsets, has many thousands.
-_LONGEST_SHOWN: Final = 400
 
 _OPTIONS: Final[Mapping[str, Sequence[OptionSpec]]] = {WRITE: SINK_OPTIONS, READ: SOURCE_OPTIONS}
 
@@ -124,21 +114,10 @@ def parse_values(table: Sequence[OptionSpec], options: Mapping[str, str], use: s
         value = parse_one(spec, text, name)
         if values.setdefault(spec.field, value) != value:
             raise OptionError(
-                f"options {given_as[spec.field]} and {name} are one option with two values: give one of them"
+                f"{given_as[spec.field]} and {name} are the same option with two values: give one of them"
             )
         given_as.setdefault(spec.field, name)
     return values
-
-
-def parse_environment(
-    table: Sequence[OptionSpec], values: Mapping[str, Any], environ: Mapping[str, str]
-) -> dict[str, Any]:
-    """Return the parsed value, by field, of every option that is not in `values` and whose variable is set."""
-    return {
-        spec.field: parse_one(spec, environ[spec.env], f"{spec.name} (environment variable {spec.env})")
-        for spec in table
-        if spec.env and spec.field not in values and environ.get(spec.env, "").strip()
-    }
 
 
 def _unknown_text(keys: Sequence[str], table: Sequence[OptionSpec], use: str) -> str:
@@ -150,25 +129,20 @@ def _unknown_text(keys: Sequence[str], table: Sequence[OptionSpec], use: str) ->
         near = difflib.get_close_matches(key.lower(), canonical, n=1)
         meant = f"did you mean {canonical[near[0]]}?" if near else ""
         there = names_there.get(key.lower())
-        hints[key] = f"{there} is an option of a {other}" if there else name_here(key, use) or meant
+        here = {**_TRIED, **NAMES[use]}.get(key.lower())
+        if there:
+            hints[key] = f"{there} is an option of a {other}"
+        elif here:
+            hints[key] = f"here: {here}"
+        elif key.lower().startswith("kafka."):
+            # Kafka's clients have hundreds of options, so the table does not have all of them.
+            hints[key] = "an option of Kafka's clients; docs/migration.md has the names here"
+        else:
+            hints[key] = meant
     texts = [f"unknown option {key!r}" + (f": {hint}" if hint else "") for key, hint in hints.items()]
     if not all(hints.values()):
         texts.append(f"the options of a {use} are {', '.join(spec.name for spec in table)}")
     return "; ".join(texts)
-
-
-def parse_one(spec: OptionSpec, text: str, name: str) -> Any:
-    """Return the value of one option's text; raises an OptionError, which uses `name`, if it is not allowed."""
-    why = ""
-    try:
-        return spec.kind.parse(text)
-    except ValueError as exc:
-        if spec.kind.explains and not spec.secret:
-            why = f"{exc}; "
-    # Outside the except block: the parser's own error, which may quote the value, does not become the context.
-    value = repr(text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}...")
-    shown = "has a value (not shown: it is secret) that" if spec.secret else f"is {value}, which"
-    raise OptionError(f"option {name} {shown} is not allowed: {why}allowed is {spec.kind.allowed}")
 
 
 _NO_SERVER: Final = (
@@ -183,9 +157,9 @@ def parse_sink_options(
 ) -> SinkOptions:
     """Return the options of a write, from keys in any case.
 
-    ``NAMESRV_ADDR`` in `environ` is read if ``nameServer`` is not given. `settled` are values by field that win over
-    `options`: those of the producer that writes. Raises an OptionError if an option is unknown, malformed or missing,
-    or two contradict each other.
+    ``NAMESRV_ADDR`` in `environ` is the default of ``nameServer``. `settled` has values by field that override
+    `options`: those of the producer that writes. Raises an OptionError for an unknown, malformed or missing option, and
+    for a contradiction.
     """
     values = parse_values(SINK_OPTIONS, options)
     if transport_of(values, SINK_SPELLING) == GRPC:
@@ -202,9 +176,8 @@ def parse_sink_options(
     parsed = SinkOptions.of(**values)
     if not parsed.connection.route_servers:
         raise OptionError(
-            f"{_NO_SERVER}; to write over gRPC, give the proxies: "
-            '.option("endpoints", "host:8081"). INSERT INTO a table hands its writer no options: say '
-            "INSERT INTO t WITH ('nameServer'='host:9876') SELECT ..."
+            f'{_NO_SERVER}. To write over gRPC, give .option("endpoints", "host:8081"). INSERT INTO passes no options, '
+            "so add them: INSERT INTO t WITH ('nameServer'='host:9876') SELECT ..."
         )
     for contradiction in sink_contradictions(parsed):
         raise OptionError(contradiction)
@@ -223,15 +196,15 @@ def parse_source_options(options: Mapping[str, str], environ: Mapping[str, str],
     for name in ("transport", "endpoints"):
         if name in by_key:
             raise OptionError(
-                f"{name} is an option of a write: reads go over the remoting protocol only, as a proxy can't replay "
-                "what is stored (gRPC). Leave it out, and give nameServer"
+                f"{name} is an option of a write: reads use only the remoting protocol, because a proxy can't replay "
+                "stored messages (gRPC). Remove it, and give nameServer"
             )
     values = parse_values(SOURCE_OPTIONS, options, READ)
     if "path" in by_key:
         for field in ("subscribe_pattern", "assign"):
             if field in values:
                 name = SOURCE_SPELLING(field)
-                raise OptionError(f"{name} and .load({by_key['path']!r}) both say what is read: give one of them")
+                raise OptionError(f"{name} and .load({by_key['path']!r}) both select topics: give one of them")
         named = parse_one(_SPEC_OF[READ]["subscribe"], by_key["path"], 'path (.load("topic"))')
         if values.setdefault("subscribe", named) != named:
             raise OptionError(
@@ -246,7 +219,7 @@ def parse_source_options(options: Mapping[str, str], environ: Mapping[str, str],
         values["ending_offsets"] = parse_one(ending, by_key["startingoffsets"], "startingOffsets")
     values |= parse_environment(SOURCE_OPTIONS, values, environ)
     if "read_timeout_ms" in values:
-        # A request waits no longer than the read waits for its queue.
+        # A request waits at most as long as the read waits for its queue.
         values.setdefault("pull_timeout_ms", min(PULL_TIMEOUT_MS, values["read_timeout_ms"]))
     values["namespace"] = effective_namespace(values.get("namespace"), values.get("name_server", ()))
     parsed = SourceOptions.of(**values)

@@ -13,67 +13,71 @@ from typing import Final
 import rocketmq_spark.options.kinds as kinds
 from rocketmq_spark.model.names import DEFAULT_PRODUCER_GROUP, MAX_GROUP_LENGTH, MAX_TOPIC_LENGTH
 from rocketmq_spark.options.connection import ConnectedOptions, ConnectionOptions, Spelling, security_contradictions
-from rocketmq_spark.options.kinds import BOOLEAN, INSTANCE_NAME, INT_MAX, MIB, TOPIC, WRITE, option, specs_of
+from rocketmq_spark.options.kinds import (
+    BOOLEAN,
+    INSTANCE_NAME,
+    INT_MAX,
+    MIB,
+    MILLISECONDS,
+    TOPIC,
+    WRITE,
+    option,
+    specs_of,
+)
 
-# Steps of the ladders of every faultPreset.
+# Steps of latencyMax and notAvailableDuration in every faultPreset.
 _PRESET_STEPS: Final = 7
 _NOT_ABOVE: Final = (
     ("retry_backoff_ms", "retry_backoff_max_ms"),
     ("batch_bytes", "max_in_flight_bytes"),
     ("send_msg_timeout", "delivery_timeout_ms"),
 )
-# Character.isISOControl, which a proxy uses.
+# A proxy rejects these characters (Character.isISOControl).
 _CONTROL: Final = "[\x00-\x1f\x7f-\x9f]"
 _LEVELS: Final = {"ZLIB": (0, 9), "ZSTD": (1, 22)}
-
-_MILLISECONDS: Final = kinds.integer(1, unit="ms")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendOptions(ConnectedOptions):
-    """The options that a write and a producer have in common. Times are milliseconds, sizes bytes."""
+    """The options that a write and a producer share. Times are milliseconds, sizes bytes."""
 
     # fmt: off
-    send_msg_timeout: int = option("sendMsgTimeout", 3000, _MILLISECONDS,
-        "How long one attempt may wait for its answer, from its last byte written; 1 s more per MiB.",
-        section="attempts",
-        producer_doc="How long one send may take, with all its attempts.")
+    send_msg_timeout: int = option("sendMsgTimeout", 3000, MILLISECONDS,
+        "Timeout of one attempt, from the last byte written to the response, plus 1 s per MiB.", section="attempts",
+        producer_doc="Timeout of one send with all its attempts.")
     send_msg_max_timeout_per_request: int = option("sendMsgMaxTimeoutPerRequest", -1, kinds.integer(-1, unit="ms"),
-        "Takes the place of a longer sendMsgTimeout while another attempt would follow without a wait, at another "
-        "broker; -1: never.",
-        producer_doc="How long an attempt may take that another one may follow; -1: as long as the send has left.")
+        "Shorter timeout that replaces `sendMsgTimeout` while an immediate retry at another broker is left. -1: none.",
+        producer_doc="Timeout of an attempt while a retry is left. -1: the time that the send has left.")
     retry_times_when_send_failed: int = option("retryTimesWhenSendFailed", 2, kinds.integer(0),
-        "With `sendMode` `sync` or `oneway`, the attempts that follow a failed one without a wait, at other brokers; "
-        "in every mode, how often a batch that is stored but not safe is sent again before the task fails.",
-        producer_doc="Attempts of `send` after the first, each at another broker.")
+        "With `sendMode=sync` or `oneway`: immediate retries at other brokers. In every mode: how often a batch that "
+        "is stored but not yet flushed or replicated is sent again before the task fails.",
+        producer_doc="Retries of `send`, each at another broker.")
     retry_times_when_send_async_failed: int = option("retryTimesWhenSendAsyncFailed", 2, kinds.integer(0),
-        "With `sendMode=async`, the attempts that follow a failed one without a wait, at other brokers; then they go "
-        "on with waits until deliveryTimeoutMs.",
-        producer_doc="Attempts of `send_async` after the first. An error code of a broker ends an asynchronous send, "
-        "as in Java.")
+        "With `sendMode=async`: immediate retries at other brokers. Later retries wait before each attempt, until "
+        "`deliveryTimeoutMs`.",
+        producer_doc="Retries of `send_async`. As in Java, an error code of a broker ends an asynchronous send.")
     retry_another_broker_when_not_store_ok: bool = option("retryAnotherBrokerWhenNotStoreOK", False, BOOLEAN,
-        "Send a batch that is stored but not safe to another broker next time.",
-        producer_doc="Try another broker where a message is stored but not safe; else that status is the result.")
+        "Send a batch that is stored but not yet flushed or replicated to another broker next time.",
+        producer_doc="If a message is stored but not yet flushed or replicated, try another broker. Otherwise that "
+        "status is the result.")
     max_message_size: int = option("maxMessageSize", 4 * MIB, kinds.size(1, 4 * MIB),
-        "Longest body of one message, before it is compressed.", section="size")
+        "Maximum size of a message body before compression.", section="size")
     compress_type: str = option("compressType", "ZLIB", kinds.choice("ZLIB", "LZ4", "ZSTD", "NONE"),
-        "How; every consumer reads ZLIB, those before 4.9.4 nothing else. LZ4 costs least time. Over gRPC the default "
-        "is NONE, and ZLIB the only other.", section="compression")
+        "Compression of message bodies. All consumers read ZLIB; consumers before 4.9.4 read only ZLIB. LZ4 is the "
+        "fastest. Over gRPC only NONE, the default there, and ZLIB are allowed.", section="compression")
     compress_msg_body_over_howmuch: int = option("compressMsgBodyOverHowmuch", 4096, kinds.size(0, INT_MAX),
-        "Bodies of at least this size are compressed, each by itself, if that makes them shorter.")
+        "Bodies of at least this size are compressed individually, if that makes them smaller.")
     compress_level: int = option("compressLevel", 5, kinds.integer(0, 22),
-        "How much: 0 to 9 for ZLIB, 1 to 22 for ZSTD; LZ4 has no levels.")
+        "Compression level: 0 to 9 for ZLIB, 1 to 22 for ZSTD. LZ4 has no levels.")
     enable_trace: bool = option("enableTrace", False, BOOLEAN,
-        "Leave a trace record of every stored row at traceTopic, for looking at single messages: it costs more than "
-        "the write itself. Rows that come too fast for it are stored and not traced; the log counts them.",
-        section="trace",
-        producer_doc="Leave a trace record of every message at `trace_topic`.")
+        "Send a trace record of every stored message to `traceTopic`. In a write, this costs more than the write "
+        "itself; rows beyond the capacity of the trace are not traced, and the log counts them.", section="trace")
     trace_topic: str = option("traceTopic", "RMQ_SYS_TRACE_TOPIC", TOPIC,
-        "Topic of the trace records; the server's own tools read the default.")
+        "Topic of the trace records. RocketMQ's own tools read the default topic.")
     unit_mode: bool = option("unitMode", False, BOOLEAN,
-        "Mark every request as one of a unit; brokers then create topics as unit topics.", section="requests")
+        "Mark every request as part of a unit. Brokers then create topics as unit topics.", section="requests")
     vip_channel_enabled: bool = option("vipChannelEnabled", False, BOOLEAN,
-        "Send to the brokers' second port, the one two below the port of the route.")
+        "Send to the VIP port of the brokers, which is the port of the route minus 2.")
     # fmt: on
 
 
@@ -83,70 +87,69 @@ class SinkOptions(SendOptions):
 
     # fmt: off
     topic: str | None = option("topic", None, TOPIC,
-        'Topic of every row; wins over the column `topic`. Also .save("topic") and .start("topic").', section="topic")
+        'Topic of every row; overrides the column `topic`. Also .save("topic") and .start("topic").', section="topic")
     tags: str | None = option("tags", None,
         kinds.text("one tag that is not blank, without | and without the control characters 1 and 2", "[|\x01\x02]"),
-        "Tag of the rows whose column `tags` is absent or null.")
+        "Tag of rows whose column `tags` is missing or null.")
     producer_group: str = option(
         "producerGroup", "spark-rocketmq-sink", kinds.name(MAX_GROUP_LENGTH, {DEFAULT_PRODUCER_GROUP}),
-        "Group under which brokers know the producers.")
+        "Producer group that the brokers see.")
     instance_name: str | None = option("instanceName", None, INSTANCE_NAME,
-        "Second part of the client id; by default made of the process id and a hash of the options.",
+        "Second part of the client id. Default: made of the process id and a hash of the options.",
         section="instance")
     send_mode: str = option("sendMode", "async", kinds.choice("async", "sync", "oneway"),
-        "`async`: a window of requests in flight; `sync`: a task sends the next request when the last one is "
-        "acknowledged; `oneway`: no acknowledgements, so no promise that a row is stored.", section="delivery")
-    delivery_timeout_ms: int = option("deliveryTimeoutMs", 120000, _MILLISECONDS,
-        "How long a batch is tried before the task fails.")
-    retry_backoff_ms: int = option("retryBackoffMs", 100, _MILLISECONDS,
-        "First wait before a batch is sent again; it doubles each time.", section="backoff")
-    retry_backoff_max_ms: int = option("retryBackoffMaxMs", 5000, _MILLISECONDS,
-        "Longest wait before a batch is sent again.")
+        "`async`: several requests in flight. `sync`: a task sends a request after the previous one is acknowledged. "
+        "`oneway`: no acknowledgements, so delivery is not guaranteed.", section="delivery")
+    delivery_timeout_ms: int = option("deliveryTimeoutMs", 120000, MILLISECONDS,
+        "How long the sink retries a batch before the task fails.")
+    retry_backoff_ms: int = option("retryBackoffMs", 100, MILLISECONDS,
+        "Wait before the first delayed retry; it doubles with each retry.", section="backoff")
+    retry_backoff_max_ms: int = option("retryBackoffMaxMs", 5000, MILLISECONDS,
+        "Maximum wait before a retry.")
     require_store_ok: bool = option("requireStoreOk", True, BOOLEAN,
-        "Count only SEND_OK as stored; false also accepts what is stored but not flushed or replicated yet.")
+        "Treat only SEND_OK as stored. false: also accept messages that are not yet flushed or replicated.")
     keep_row_id: bool = option("keepRowId", False, BOOLEAN,
-        "Keep a `SPARK_ROW_ID` in the column `properties`: for rows that are read and written one to one. false: the "
-        "write drops it, as rows made of one row would share its id.")
+        "Keep the property `SPARK_ROW_ID` of the column `properties`, for jobs that write each row they read exactly "
+        "once. false: the write drops it, because rows derived from one row would share its id.")
     row_id: bool | tuple[str, ...] = option("rowId", False, kinds.ROW_ID,
-        "Give each message the property `SPARK_ROW_ID`, equal in repeats of a row: true makes it of the row's place "
-        "and content, columns:a,b of these columns.")
+        "Give each message a property `SPARK_ROW_ID` that is the same when a row is sent again. true: derived from the "
+        "position and content of the row. columns:a,b: derived from these columns.")
     on_error: str = option("onError", "fail", kinds.choice("fail", "skip", "deadLetter"),
-        "What becomes of a row that no broker could store as it is: it fails the write, is left out and counted, or "
-        "goes to `deadLetterTopic`.", section="invalid")
+        "Handling of a row that no broker can store. `fail`: the write fails. `skip`: the row is skipped and counted. "
+        "`deadLetter`: the row goes to `deadLetterTopic`.", section="invalid")
     dead_letter_topic: str | None = option("deadLetterTopic", None, TOPIC,
-        "Topic of the invalid rows, with `onError=deadLetter` only.")
+        "Topic of invalid rows. Only with `onError=deadLetter`.")
     queue_selector: str | None = option(
         "queueSelector", None, kinds.choice("roundRobin", "hash", "random", "machineRoom", "column", or_class=True),
-        "How rows find their queue; by default rows with a `shardingKey` by its hash, others round robin. module:Class "
-        "is a class of yours.", section="queues")
+        "How the sink chooses the queue of a row. Default: the hash of `shardingKey` if a row has one, else round "
+        "robin.", section="queues")
     machine_room: tuple[str, ...] = option("machineRoom", (), kinds.words(
-            "one or more names separated by commas, each of letters, digits and . _ - (such as idc1)",
+            "names separated by commas, each of letters, digits and . _ - (such as idc1)",
             "[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?",
         ),
-        "Rooms whose brokers come first with queueSelector=machineRoom: those with the room as a part of their name, "
-        "as idc1 in idc1-broker-a. While none there is any good, others are taken.")
+        "Machine rooms that `queueSelector=machineRoom` prefers. A broker belongs to a room if its name contains the "
+        "room, as in idc1-broker-a. If no broker there is available, others are used.")
     ordered: bool = option("ordered", False, BOOLEAN,
-        "Keep the order of the rows of one `shardingKey` within a Spark partition: one request on its way to each "
-        "queue, and the queues of the whole write are those that the driver found.")
+        "Keep the order of rows with the same `shardingKey` within a Spark partition. Each queue has one request in "
+        "flight, and the whole write uses the queues that the driver looked up.")
     batching: bool = option("batching", True, BOOLEAN, "Send many rows in one request.", section="batches")
     batch_bytes: int = option("batchBytes", MIB, kinds.size(1024, 4 * MIB), "Size at which a batch is sent.")
     batch_type: str = option("batchType", "plain", kinds.choice("plain", "inner"),
-        "inner lets a topic of the type BatchCQ store each batch as one record, which consumers of 5.x take apart; "
-        "bodies are not compressed then. A `topic` of another type is refused; a topic that comes with the rows stores "
-        "them one by one if it is of another type.")
+        "`inner`: a topic of the type BatchCQ stores each batch as one uncompressed record, which consumers of 5.x "
+        "unpack. The write fails if the option `topic` has another type. A topic from the column `topic` that has "
+        "another type gets its messages one by one.")
     max_in_flight: int = option("maxInFlight", 8, kinds.integer(1, 1024),
-        "Largest number of batches on their way to one broker, per task; 3 to a proxy, unless it is given.")
+        "Maximum number of batches in flight per broker and task. Default for a proxy: 3.")
     max_in_flight_bytes: int = option("maxInFlightBytes", 32 * MIB, kinds.size(1024, INT_MAX),
-        "Bytes that a task holds at most: groups that fill, and batches sent.")
+        "Maximum number of bytes that a task holds in batches: those being filled and those in flight.")
     max_rate_per_second: int | None = option("maxRatePerSecond", None, kinds.integer(1),
-        "Most messages that the whole job sends in a second, retries not counted; each task gets an equal share.",
+        "Maximum messages per second of the whole job, without retries. Each task gets an equal share.",
         section="rate")
     max_rate_tasks: int | None = option("maxRateTasks", None, kinds.integer(1),
-        "How many tasks share maxRatePerSecond: those that run at once; by default the parallelism of the registered "
-        "session.")
+        "Number of concurrent tasks that share `maxRatePerSecond`. Default: the parallelism of the registered session.")
     metrics_path: str | None = option("metricsPath", None, kinds.LOCATION,
-        "Where each write and each micro-batch leaves its figures: a line of a local file, or a file of its own in a "
-        "folder of another file system (s3://, gs://, hdfs://).", section="figures", secret=True)
+        "Where each write and each micro-batch saves its metrics: as a line of a local file, or as a file in a folder "
+        "of another file system (s3://, gs://, hdfs://).", section="figures", secret=True)
     # fmt: on
 
     @property
@@ -174,34 +177,32 @@ def sink_contradictions(options: SinkOptions) -> Iterator[str]:
     if bool(options.machine_room) != (options.queue_selector == "machineRoom"):
         yield (
             f"queueSelector is {options.queue_selector or 'not set'} and machineRoom is "
-            f"{','.join(options.machine_room) or 'not set'}: queueSelector=machineRoom and the option machineRoom need "
-            "each other"
+            f"{','.join(options.machine_room) or 'not set'}: set both queueSelector=machineRoom and machineRoom, or "
+            "neither"
         )
-    lowest, highest = _LEVELS.get(options.compress_type, (0, 22))
-    if not lowest <= options.compress_level <= highest:
-        yield (
-            f"compressLevel={options.compress_level} is no level of compressType={options.compress_type}: allowed is "
-            f"{lowest} to {highest}"
-        )
+    level, kind = options.compress_level, options.compress_type
+    lowest, highest = _LEVELS.get(kind, (0, 22))
+    if not lowest <= level <= highest:
+        yield f"compressLevel={level} is not valid for compressType={kind}: allowed is {lowest} to {highest}"
     if options.send_msg_max_timeout_per_request == 0:
-        yield "sendMsgMaxTimeoutPerRequest=0 leaves no time for an attempt: allowed is -1 (no cap) or 1 and more (ms)"
+        yield "sendMsgMaxTimeoutPerRequest=0 leaves no time for an attempt: allowed is -1 (no limit) or 1 and more (ms)"
     if options.max_rate_tasks is not None and options.max_rate_per_second is None:
-        yield "maxRateTasks says how many tasks share maxRatePerSecond, which is missing: give both or neither"
+        yield "maxRateTasks is given without maxRatePerSecond: give both or neither"
     if options.send_mode == "oneway" and options.enable_trace:
-        yield "sendMode=oneway leaves nothing to trace, as nothing is acknowledged: set enableTrace=false"
+        yield "enableTrace=true needs acknowledgements, and sendMode=oneway has none: set enableTrace=false"
     if options.keep_row_id and options.row_id:
-        yield "keepRowId=true keeps the ids of rows, and rowId gives them new ones: set one of the two"
+        yield "keepRowId=true keeps the ids of rows, but rowId replaces them: set only one of the two"
     if options.ordered:
         yield from _against_order(options)
     if options.over_grpc and re.search(_CONTROL, options.tags or ""):
         yield (
-            f"tags={options.tags!r} holds a control character, and a proxy takes none: remove it, or give nameServer "
-            "in place of endpoints"
+            f"tags={options.tags!r} contains a control character, which a proxy rejects: remove it, or give nameServer "
+            "instead of endpoints"
         )
 
 
 def against_bounds(options: ConnectedOptions, not_above: Sequence[tuple[str, str]]) -> Iterator[str]:
-    """Yield an error text for each field whose number is above that of the field beside it."""
+    """Yield an error text for each field whose value exceeds that of the field paired with it."""
     names = {field.name: field.metadata["option"].name for field in fields(options) if field.metadata}
     for smaller, larger in not_above:
         low, high = getattr(options, smaller), getattr(options, larger)
@@ -214,52 +215,43 @@ def _of_faults(options: ConnectionOptions) -> Iterator[str]:
     latency_steps, duration_steps = (_PRESET_STEPS if steps is None else len(steps) for steps in ladders)
     if latency_steps != duration_steps:
         yield (
-            f"latencyMax has {latency_steps} steps and notAvailableDuration has {duration_steps} (a faultPreset's own "
-            f"have {_PRESET_STEPS}): every step of the one needs its own in the other"
+            f"latencyMax has {latency_steps} steps, but notAvailableDuration has {duration_steps} (every faultPreset "
+            f"has {_PRESET_STEPS}): give both the same number of steps"
         )
     if options.start_detector_enable and options.fault_preset == "legacy":
         yield (
-            "startDetectorEnable=true and faultPreset=legacy contradict each other: the rules of 4.x do not tell "
-            "brokers that can't be reached from slow ones; choose v4 or v5, or leave the detector off"
+            "startDetectorEnable=true is not available with faultPreset=legacy, whose rules do not distinguish "
+            "unreachable brokers from slow ones: set faultPreset to v4 or v5, or startDetectorEnable=false"
         )
 
 
 def _of_dead_letters(options: SinkOptions) -> Iterator[str]:
     topic = options.dead_letter_topic
     if options.on_error == "deadLetter" and topic is None:
-        yield "onError=deadLetter needs the option deadLetterTopic: the topic that invalid rows go to"
+        yield "onError=deadLetter requires the option deadLetterTopic: give the topic for invalid rows"
     if options.on_error != "deadLetter" and topic is not None:
         yield (
-            f"deadLetterTopic={topic!r} is used with onError=deadLetter only, and onError is {options.on_error}: "
-            "set onError=deadLetter, or leave deadLetterTopic out"
+            f"deadLetterTopic={topic!r} requires onError=deadLetter, but onError is {options.on_error}: set "
+            "onError=deadLetter, or remove deadLetterTopic"
         )
     if topic is not None and topic == options.topic:
-        yield f"deadLetterTopic={topic!r} is the option topic, too: invalid rows need a topic of their own"
+        yield f"deadLetterTopic={topic!r} is also the option topic: give a separate topic for invalid rows"
     if options.on_error == "deadLetter" and options.send_mode == "oneway":
-        yield (
-            "onError=deadLetter and sendMode=oneway exclude each other: a dead letter is acknowledged before the task "
-            "ends; use sendMode=async or sync"
-        )
+        yield "onError=deadLetter is not available with sendMode=oneway (no acknowledgements): use async or sync"
 
 
 def _against_order(options: SinkOptions) -> Iterator[str]:
     if options.send_mode == "oneway":
-        yield (
-            "ordered=true and sendMode=oneway exclude each other: without acknowledgements nobody knows when the next "
-            "batch may go; use sendMode=async or sync"
-        )
+        yield "ordered=true is not available with sendMode=oneway (no acknowledgements): set sendMode to async or sync"
     if options.queue_selector not in (None, "hash"):
         yield (
-            f"ordered=true and queueSelector={options.queue_selector} exclude each other: the hash of a shardingKey "
-            "finds the one queue of its rows; leave queueSelector out, or set it to hash"
+            f"ordered=true is not available with queueSelector={options.queue_selector}, because the hash of the "
+            "shardingKey chooses the queue: remove queueSelector, or set it to hash"
         )
     if options.connection.send_latency_fault_enable:
-        yield (
-            "ordered=true and sendLatencyFaultEnable=true exclude each other: rows of one shardingKey wait for their "
-            "broker and never go round it; set one of the two to false"
-        )
+        yield "ordered=true is not available with sendLatencyFaultEnable=true (rows wait for their broker): disable one"
     if options.topic is None:
         yield (
-            "ordered=true needs the option topic: the driver finds the queues of one topic for the whole write (over "
-            "gRPC, its type); where topics come from a column, write each of them by itself"
+            "ordered=true requires the option topic, because the driver looks up the queues of one topic (over gRPC, "
+            "its type) for the whole write: write each topic separately"
         )

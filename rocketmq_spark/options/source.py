@@ -1,7 +1,6 @@
-"""The options of a read.
+"""The options of a read, with the names and meanings of Spark's Kafka source where it has them, else RocketMQ's own.
 
-Names and meaning are those of Spark's Kafka source wherever it has them, else RocketMQ's own. Reads use the remoting
-protocol only, because a proxy cannot replay stored messages.
+Reads use only the remoting protocol, because a proxy cannot replay stored messages.
 """
 
 from __future__ import annotations
@@ -16,15 +15,12 @@ from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.model.names import DEFAULT_CONSUMER_GROUP, MAX_GROUP_LENGTH, MAX_TOPIC_LENGTH
 from rocketmq_spark.options import offsets as offset_json
 from rocketmq_spark.options.connection import ConnectedOptions, Spelling, security_contradictions
-from rocketmq_spark.options.kinds import BOOLEAN, INSTANCE_NAME, READ, ValueKind, option, specs_of
+from rocketmq_spark.options.kinds import BOOLEAN, INSTANCE_NAME, MILLISECONDS, READ, ValueKind, option, specs_of
 from rocketmq_spark.options.offsets import EARLIEST, LATEST, OffsetSpec
 from rocketmq_spark.options.sink import against_bounds
 
-_EARLIEST: Final = OffsetSpec("earliest")
-_LATEST: Final = OffsetSpec("latest")
 PULL_TIMEOUT_MS: Final = 10_000
 _LONG_MAX: Final = 2**63 - 1
-_MILLISECONDS: Final = kinds.integer(1, unit="ms")
 _EPOCH: Final = kinds.integer(0, _LONG_MAX, unit="ms since 1970")
 _COUNT: Final = kinds.integer(1, _LONG_MAX)
 
@@ -51,86 +47,85 @@ class SourceOptions(ConnectedOptions):
             f"topics separated by commas, each of 1 to {MAX_TOPIC_LENGTH} characters of a-z A-Z 0-9 _ - % |",
             f"[%|a-zA-Z0-9_-]{{1,{MAX_TOPIC_LENGTH}}}",
         ),
-        'Topics to read, separated by commas. Also .load("topic"). One of `subscribe`, `subscribePattern` and `assign` '
-        "is needed, unless `startingOffsets` is a receipt.", section="what", aliases=("topic",))
+        'Topics to read, separated by commas. Also .load("topic"). Exactly one of `subscribe`, `subscribePattern` and '
+        "`assign` is required, unless `startingOffsets` is a receipt.", section="what", aliases=("topic",))
     subscribe_pattern: str | None = option("subscribePattern", None, kinds.PATTERN,
-        "Read the topics whose whole name matches this regular expression. Names of more than 127 characters are "
+        "Read the topics whose whole name matches this regular expression. Names longer than 127 characters are "
         "ignored.")
     assign: frozenset[MessageQueue] = option("assign", frozenset(),
         _json('queues by topic and broker, as in {"topic":{"broker":[0,1]}}', offset_json.parse_queues),
         "Read these queues.")
     consumer_group: str = option(
         "consumerGroup", "spark-rocketmq-source", kinds.name(MAX_GROUP_LENGTH, {DEFAULT_CONSUMER_GROUP}),
-        "Group under which brokers know the reader.")
+        "Consumer group that the brokers see.")
     starting_offsets: OffsetSpec = option(
-        "startingOffsets", _EARLIEST, _json(f"{_OFFSETS}the receipt of a write", offset_json.parse_start),
-        "Where a read begins; in a stream only its first start, and by default latest. The receipt of a write "
-        "(`metrics.to_dict()` as JSON) begins at its first rows, and only its queues are read.", section="span")
+        "startingOffsets", OffsetSpec("earliest"), _json(f"{_OFFSETS}the receipt of a write", offset_json.parse_start),
+        "Where a read begins. A stream uses it only at its first start; its default is latest. The receipt of a write "
+        "(`metrics.to_dict()` as JSON) begins at the first rows of the write and reads only its queues.",
+        section="span")
     ending_offsets: OffsetSpec = option(
-        "endingOffsets", _LATEST, _json(f"{_OFFSETS}the receipt of a write", offset_json.parse_end),
-        "Where a batch ends, exclusive: as `startingOffsets`, but not earliest. A receipt ends after its last rows, "
-        "also where `startingOffsets` is a receipt and this is not given.")
+        "endingOffsets", OffsetSpec("latest"), _json(f"{_OFFSETS}the receipt of a write", offset_json.parse_end),
+        "Where a batch ends, exclusive: as `startingOffsets`, except earliest. A receipt ends after the last rows of "
+        "the write. Default: latest, or the receipt in `startingOffsets`.")
     starting_timestamp: int | None = option("startingTimestamp", None, _EPOCH,
-        "Begin in every queue with the first message stored at this time or later; wins over "
-        "`startingOffsetsByTimestamp`, and that over `startingOffsets`.")
+        "Begin in every queue with the first message stored at this time or later. Overrides "
+        "`startingOffsetsByTimestamp`, which overrides `startingOffsets`.")
     ending_timestamp: int | None = option("endingTimestamp", None, _EPOCH,
-        "End a batch in every queue before the first message stored at this time or later; wins over "
-        "`endingOffsetsByTimestamp`, and that over `endingOffsets`.")
+        "End a batch in every queue before the first message stored at this time or later. Overrides "
+        "`endingOffsetsByTimestamp`, which overrides `endingOffsets`.")
     starting_offsets_by_timestamp: tuple[tuple[MessageQueue, int], ...] = option(
-        "startingOffsetsByTimestamp", (), _TIMESTAMPS,
-        "As `startingTimestamp`, with a time for each queue.")
+        "startingOffsetsByTimestamp", (), _TIMESTAMPS, "As `startingTimestamp`, with a time for each queue.")
     ending_offsets_by_timestamp: tuple[tuple[MessageQueue, int], ...] = option(
-        "endingOffsetsByTimestamp", (), _TIMESTAMPS,
-        "As `endingTimestamp`, with a time for each queue.")
+        "endingOffsetsByTimestamp", (), _TIMESTAMPS, "As `endingTimestamp`, with a time for each queue.")
     starting_offsets_by_timestamp_strategy: str = option(
         "startingOffsetsByTimestampStrategy", "error", kinds.choice("error", "latest"),
-        "What becomes of a queue without any message stored at its starting time or later: the read fails, or begins "
-        "at the queue's end.")
+        "Handling of a queue that has no message at its starting time or later. `error`: the read fails. `latest`: the "
+        "read begins at the end of the queue.")
     fail_on_data_loss: bool = option("failOnDataLoss", True, BOOLEAN,
-        "Fail where messages are gone that were to be read, as their time was over or their topic was deleted; false "
-        "reads on with what there is.")
+        "Fail if messages in the read's range no longer exist, because they expired or their topic was deleted. false: "
+        "read the remaining messages.")
     on_unreadable: str = option("onUnreadable", "fail", kinds.choice("fail", "skip", "raw"),
-        "What a read does with a message whose compression, checksum, record, properties or inner batch are wrong. "
-        "`fail`: the read fails and names the message. `skip`: the read leaves the message out, counts and logs it. "
-        "`raw`: the row has the stored bytes as `body`, and the reason in the additional column `unreadable`.")
+        "Handling of a message whose compression, checksum, record, properties or inner batch are invalid. `fail`: the "
+        "read fails and names the message. `skip`: the read skips, counts and logs it. `raw`: the row has the stored "
+        "bytes as `body`, and the reason in the additional column `unreadable`.")
     sub_expression: str = option("subExpression", "*",
-        kinds.text("a text that is not blank, without control characters", "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]"),
-        "Read only messages that this expression fits: tags, with two pipe characters between them, or with "
-        "filterType=SQL92 a condition on properties.", section="columns")
+        kinds.text("a non-blank text without control characters", "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]"),
+        "Read only messages that match this expression: tags separated by two pipe characters, or a condition on "
+        "properties with `filterType=SQL92`.", section="columns")
     filter_type: str = option("filterType", "TAG", kinds.choice("TAG", "SQL92"),
-        "What `subExpression` is; brokers take SQL92 with enablePropertyFilter=true only.")
+        "Language of `subExpression`. Brokers support SQL92 only with enablePropertyFilter=true.")
     include_properties: bool = option("includeProperties", True, BOOLEAN,
-        "Have the column `properties`; false leaves it out.")
+        "Include the column `properties`.")
     min_partitions: int | None = option("minPartitions", None, kinds.integer(1),
-        "Least number of Spark partitions: large queues are split; by default one for each queue, small ones together.",
-        section="partitions")
+        "Minimum number of Spark partitions; large queues are split. Default: one per queue, where small queues share "
+        "one.", section="partitions")
     max_records_per_partition: int | None = option("maxRecordsPerPartition", None, _COUNT,
-        "Most messages of one Spark partition: larger queues are split; by default without bounds.")
-    pull_batch_size: int = option("pullBatchSize", 32, kinds.integer(1, 1024), "Messages that one request asks for.")
-    pull_timeout_ms: int = option("pullTimeoutMs", PULL_TIMEOUT_MS, _MILLISECONDS,
-        "How long one request may wait for its answer; by default no longer than `readTimeoutMs`.")
-    read_timeout_ms: int = option("readTimeoutMs", 120000, _MILLISECONDS,
-        "How long a queue may give nothing, while it must have something, before the read fails. Also the deadline for "
-        "planning a batch or a micro-batch: routes and offsets together.")
+        "Maximum number of messages per Spark partition; larger queues are split. Default: no limit.")
+    pull_batch_size: int = option("pullBatchSize", 32, kinds.integer(1, 1024), "Messages per pull request.")
+    pull_timeout_ms: int = option("pullTimeoutMs", PULL_TIMEOUT_MS, MILLISECONDS,
+        "Timeout of one request. Default: at most `readTimeoutMs`.")
+    read_timeout_ms: int = option("readTimeoutMs", 120000, MILLISECONDS,
+        "How long a queue that has messages may return none before the read fails. Also the deadline for planning a "
+        "batch or micro-batch, with all routes and offsets.")
     max_offsets_per_trigger: int | None = option("maxOffsetsPerTrigger", None, _COUNT,
-        "Limit of one micro-batch, shared among the queues in proportion to their new offsets; by default no limit. "
-        "Every queue with new offsets gets at least one, even if that exceeds the limit. Streams only.",
+        "Maximum number of messages per micro-batch, shared among the queues in proportion to their new offsets. Every "
+        "queue with new offsets gets at least one, even beyond the limit. Default: no limit. Streams only.",
         section="streams")
     min_offsets_per_trigger: int | None = option("minOffsetsPerTrigger", None, _COUNT,
-        "Wait with a micro-batch until there are as many new offsets, or for `maxTriggerDelay`. Streams only.")
+        "Delay a micro-batch until this many new offsets exist, or `maxTriggerDelay` is over. Streams only.")
     max_trigger_delay: int = option("maxTriggerDelay", 15 * 60 * 1000, kinds.duration(1),
-        "Longest wait for `minOffsetsPerTrigger`: ms, or as in 90s, 15m, 1h. Streams only.")
+        "Maximum wait for `minOffsetsPerTrigger`: ms, or as in 90s, 15m, 1h. Streams only.")
     commit_offsets: bool = option("commitOffsets", False, BOOLEAN,
-        "Tell the brokers the offsets of every finished micro-batch, for the lag of `consumerGroup`; where a stream "
-        "goes on is up to its checkpoint alone. Nothing is told where an application reads as that group. Streams "
+        "Commit the offsets of every finished micro-batch to the brokers, to show the lag of `consumerGroup`. A stream "
+        "restarts only from its checkpoint. Nothing is committed while an application consumes as that group. Streams "
         "only.")
     instance_name: str | None = option("instanceName", None, INSTANCE_NAME,
-        "Second part of the client id, by default spark; `#` and the process id of the reader follow it. "
-        "Sent by streams with `commitOffsets=true` only.", section="instance")
+        "Second part of the client id, followed by `#` and the process id of the reader. Default: spark. "
+        "Used only by streams with `commitOffsets=true`.", section="instance")
     # fmt: on
 
     def reads(self, queue: MessageQueue) -> bool:
-        """Return whether a queue is to be read."""
+        """Return whether the options select a queue."""
         if self.assign:
             asked = queue in self.assign
         elif self.subscribe_pattern is not None:
@@ -149,12 +144,12 @@ _OF_BATCHES: Final = ("ending_offsets", "ending_timestamp", "ending_offsets_by_t
 _OF_STREAMS: Final = ("commit_offsets", "max_offsets_per_trigger", "min_offsets_per_trigger", "max_trigger_delay")
 _WHICH: Final = ("subscribe", "subscribe_pattern", "assign")
 _NOT_ABOVE: Final = (("min_offsets_per_trigger", "max_offsets_per_trigger"), ("pull_timeout_ms", "read_timeout_ms"))
-# 1973 began after this many milliseconds; as seconds it is a moment far ahead.
+# 1973 began after this many milliseconds. A smaller timestamp is probably in seconds.
 _SECONDS: Final = 10**11
 
 
 def against_given(given: Mapping[str, Any], *, streaming: bool) -> Iterator[str]:
-    """Yield an error text for each option that is missing or not valid here; `given` has no defaults."""
+    """Yield an error text for each option that is missing or not valid here; `given` contains no defaults."""
     chosen = [SOURCE_SPELLING(field) for field in _WHICH if field in given]
     names = ", ".join(map(SOURCE_SPELLING, _WHICH))
     if len(chosen) > 1:
@@ -168,15 +163,15 @@ def against_given(given: Mapping[str, Any], *, streaming: bool) -> Iterator[str]
             f"one of the following options must be specified for a read from RocketMQ: {names}; as in "
             '.option("subscribe", "orders") or .load("orders")'
         )
-    why = " is for streams, and not valid in batch queries: leave it out, or use spark.readStream"
+    why = " is for streams and not valid in batch queries: remove it, or use spark.readStream"
     if streaming:
-        why = ": ending offset not valid in streaming queries; leave it out, or use spark.read"
+        why = ": ending offset not valid in streaming queries; remove it, or use spark.read"
     for field in _OF_BATCHES if streaming else _OF_STREAMS:
-        # commitOffsets=false asks a batch for nothing.
+        # commitOffsets=false has no effect in a batch.
         if given.get(field, False) is not False:
             yield SOURCE_SPELLING(field) + why
     if "max_trigger_delay" in given and "min_offsets_per_trigger" not in given:
-        yield "maxTriggerDelay bounds the wait for minOffsetsPerTrigger, which is missing: give both, or neither"
+        yield "maxTriggerDelay is given without minOffsetsPerTrigger: give both or neither"
 
 
 def source_contradictions(options: SourceOptions, spelt: Spelling, *, streaming: bool) -> Iterator[str]:
@@ -188,8 +183,8 @@ def source_contradictions(options: SourceOptions, spelt: Spelling, *, streaming:
     timed = options.starting_timestamp is not None or bool(options.starting_offsets_by_timestamp)
     if options.starting_offsets_by_timestamp_strategy == "latest" and not timed:
         yield (
-            "startingOffsetsByTimestampStrategy=latest is used with startingTimestamp or startingOffsetsByTimestamp "
-            "only: give one of them, or leave it out"
+            "startingOffsetsByTimestampStrategy=latest requires startingTimestamp or startingOffsetsByTimestamp: give "
+            "one of them, or remove it"
         )
     if streaming:
         return
@@ -197,7 +192,7 @@ def source_contradictions(options: SourceOptions, spelt: Spelling, *, streaming:
     if start is not None and end is not None and start > end:
         yield f"startingTimestamp={start} is later than endingTimestamp={end}"
     ends_timed = end is not None or bool(options.ending_offsets_by_timestamp)
-    # As in Kafka's source, what a timestamp wins over is not looked at.
+    # As in Kafka's source, an option that a timestamp overrides is not checked.
     if not timed:
         yield from _never("starting", options.starting_offsets, "latest", LATEST)
     if not ends_timed:
@@ -207,21 +202,18 @@ def source_contradictions(options: SourceOptions, spelt: Spelling, *, streaming:
     for queue, offset in options.starting_offsets.offsets:
         stop = options.ending_offsets.offset_of(queue)
         if stop is not None and 0 <= stop < offset:
-            yield f"startingOffsets of {queue} is {offset}, and endingOffsets is before it: {stop}"
+            yield f"startingOffsets of {queue} is {offset}, but endingOffsets is smaller: {stop}"
 
 
 def option_warnings(options: SourceOptions) -> Iterator[str]:
-    """Yield a warning for each value that is allowed but unlikely to be meant."""
+    """Yield a warning for each value that is allowed but probably a mistake."""
     expression = options.sub_expression
     if options.filter_type == "TAG" and re.search("[=<>']", expression):
-        yield (
-            f"subExpression={expression!r} is taken for tags, and looks like a condition on properties: that needs "
-            "filterType=SQL92"
-        )
+        yield f"subExpression={expression!r} is interpreted as tags; a condition requires filterType=SQL92"
     stamps = {"startingTimestamp": options.starting_timestamp, "endingTimestamp": options.ending_timestamp}
     for name, stamp in stamps.items():
         if stamp is not None and 0 < stamp < _SECONDS:
-            yield f"{name}={stamp} is a moment of 1970-73: timestamps are milliseconds, and this looks like seconds"
+            yield f"{name}={stamp} is a time in 1970-73: timestamps are milliseconds, and this looks like seconds"
 
 
 def _never(place: str, spec: OffsetSpec, word: str, number: int) -> Iterator[str]:
@@ -235,18 +227,15 @@ def _never(place: str, spec: OffsetSpec, word: str, number: int) -> Iterator[str
 def _of_filters(options: SourceOptions) -> Iterator[str]:
     expression = options.sub_expression
     if options.filter_type == "SQL92" and expression.strip() == "*":
-        yield "filterType=SQL92 needs a condition as subExpression, which is *: give one, or leave filterType out"
+        yield "filterType=SQL92 requires a condition, but subExpression is *: give one, or remove filterType"
     if options.filter_type == "TAG" and "|" in expression.replace("||", ""):
-        yield (
-            f"subExpression={expression!r}: a tag has no pipe character, and between tags stand two: allowed is *, or "
-            "tags as in TagA || TagB"
-        )
+        yield f"subExpression={expression!r} contains a single pipe: allowed is *, or tags as in TagA || TagB"
     elif options.filter_type == "TAG" and not any(map(str.strip, expression.split("||"))):
         yield f"subExpression={expression!r} has no tag: allowed is *, or tags as in TagA || TagB"
 
 
 def _of_queues(options: SourceOptions) -> Iterator[str]:
-    """Yield an error text for queues with offsets or times that are not read; a receipt may have a few of them."""
+    """Yield an error text for offsets or times of queues that are not read; a receipt may have some of them."""
     for name, of_queues, receipt in (
         ("startingOffsets", options.starting_offsets.offsets, options.starting_offsets.receipt),
         ("endingOffsets", options.ending_offsets.offsets, options.ending_offsets.receipt),
@@ -255,14 +244,14 @@ def _of_queues(options: SourceOptions) -> Iterator[str]:
     ):
         strange = [queue for queue, _ in of_queues if not options.reads(queue)]
         if strange and (not receipt or len(strange) == len(of_queues)):
-            yield f"{name} has {strange[0]}, which is not among what is read: {_asked(options)}"
+            yield f"{name} has {strange[0]}, which the read does not include: {_asked(options)}"
     start, end = options.starting_offsets, options.ending_offsets
     alone = {queue for queue, _ in start.offsets} ^ {queue for queue, _ in end.offsets}
     if start.receipt and end.receipt and alone:
-        # Read without it, the rows of one of the two writes would be missing.
+        # Without this queue, the rows of one of the two writes would be missing.
         yield (
-            f"startingOffsets and endingOffsets are receipts of different queues, and {min(alone, key=str)} is in one "
-            "of them only: nobody knows where to begin, or to end, there. Give the offsets of all queues as JSON"
+            f"startingOffsets and endingOffsets are receipts of different queues: only one of them has "
+            f"{min(alone, key=str)}. Give the offsets of all queues as JSON"
         )
 
 

@@ -11,8 +11,9 @@ import pyarrow as pa
 
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.metrics import Recorder, WriteSummary, merge_into
+from rocketmq_spark.options.kinds import option_text
 from rocketmq_spark.options.parsing import parse_sink_options
-from rocketmq_spark.options.producer import ProducerOptions, option_text
+from rocketmq_spark.options.producer import ProducerOptions
 from rocketmq_spark.options.sink import SINK_OPTIONS, SinkOptions
 from rocketmq_spark.producer.service import batch_trace_sender
 from rocketmq_spark.routing.client_instance import ClientInstance

@@ -1,1 +1,1 @@
-"""Test doubles: a transport that plays a script instead of using a network."""
+"""Test doubles: a transport that plays a script without a network."""

@@ -1,4 +1,4 @@
-"""What scripted brokers reply, and when it is delivered: by hand on a manual clock, or by a thread."""
+"""The replies of scripted brokers, and their delivery by hand on a manual clock, or by a thread."""
 
 from __future__ import annotations
 
@@ -25,35 +25,34 @@ _JOIN_TIMEOUT: Final = 5.0
 _Request = TypeVar("_Request")
 _Reply = TypeVar("_Reply")
 
-# A broker's own limit of messages in one answer.
-MOST_PULLED: Final = 32
+MOST_PULLED: Final = 32  # A broker's limit of messages in one answer
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What a scripted broker does with one send: acknowledge it with `status`, fail with `error`, or stay `silent`.
+    """The reply to one send: acknowledge it with `status`, fail with `error`, or stay `silent`.
 
-    `stored` says whether the rows are kept, whatever the sender learns. Default: an answer with a status keeps them, an
-    error or silence does not; ``Reply(silent=True, stored=True)`` is the lost acknowledgement.
+    `stored` says whether the rows are kept. By default only an answer with a status keeps them.
+    ``Reply(silent=True, stored=True)`` is a lost acknowledgement.
     """
 
     status: SendStatus = SendStatus.SEND_OK
     error: RocketMQError | None = None
-    delay: float = 0.0  # Seconds until the outcome; beyond the send's timeout it is a RemotingTimeoutException
+    delay: float = 0.0  # Seconds until the outcome. A delay beyond the send's timeout is a RemotingTimeoutException
     silent: bool = False
     stored: bool | None = None
 
     @classmethod
     def code(cls, code: int, remark: str = "", delay: float = 0.0) -> Reply:
-        """Return the refusal that a broker's response code stands for, such as 2 (SYSTEM_BUSY)."""
+        """Return a reply with the error of a broker's response code, such as 2 (SYSTEM_BUSY)."""
         return cls(error=broker_error(code, remark, "scripted", "sending"), delay=delay)
 
 
 @dataclass(frozen=True, slots=True)
 class PullReply:
-    """What a scripted broker does with one pull: return `outcome`, or at most `most` messages that the queue holds.
+    """The reply to one pull: `outcome`, or at most `most` messages of the queue, after `delay` seconds.
 
-    After `delay` seconds, or never if `silent`. Beyond the pull's own timeout it is a ``RemotingTimeoutException``.
+    If `silent`, or beyond the pull's own timeout, it is a ``RemotingTimeoutException``.
     """
 
     outcome: PullOutcome | None = None
@@ -63,7 +62,7 @@ class PullReply:
 
 
 def route(topic_queues: Mapping[str, int], perm: int = 6) -> TopicRouteData:
-    """Return a route with so many queues per broker; a broker's address is its name and port 10911.
+    """Return a route with the given number of queues per broker. A broker's address is its name and port 10911.
 
     >>> route({"broker-a": 4}).broker_datas[0].master
     'broker-a:10911'
@@ -77,9 +76,8 @@ def route(topic_queues: Mapping[str, int], perm: int = 6) -> TopicRouteData:
 
 def with_broker(old: TopicRouteData, data: QueueData, address: str) -> TopicRouteData:
     """Return a route with a broker added or replaced."""
-    queues = [queue for queue in old.queue_datas if queue.broker_name != data.broker_name]
+    queues = [*(queue for queue in old.queue_datas if queue.broker_name != data.broker_name), data]
     brokers = [broker for broker in old.broker_datas if broker.broker_name != data.broker_name]
-    queues.append(data)
     brokers.append(BrokerData(data.broker_name, {MASTER_ID: address}))
     return replace(
         old,
@@ -89,13 +87,13 @@ def with_broker(old: TopicRouteData, data: QueueData, address: str) -> TopicRout
 
 
 def take_reply(script: deque[_Reply | Callable[[_Request], _Reply]], request: _Request, used_up: _Reply) -> _Reply:
-    """Take the next reply from a script, or `used_up` if there is none; a function makes the reply to its request."""
+    """Take the next reply from a script, or return `used_up`; a function makes the reply to its request."""
     reply = script.popleft() if script else used_up
     return reply(request) if callable(reply) else reply
 
 
 class ManualClock:
-    """A clock, in seconds, that stands still until it is moved."""
+    """A clock, in seconds, that `advance` moves."""
 
     def __init__(self, now: float = 0.0) -> None:
         self.now = now
@@ -105,15 +103,15 @@ class ManualClock:
         return self.now
 
     def advance(self, seconds: float) -> None:
-        """Move on."""
+        """Move the clock forward."""
         self.now += seconds
 
 
 class Deliveries:
-    """Outcomes in flight, in the order in which they fall due; equal ones in the order of their requests.
+    """Outcomes in flight, ordered by their time, then by their request.
 
-    If `threaded`, a thread delivers them as they fall due, otherwise `deliver` and `advance` do. The condition
-    `changed` guards this object and the transport's state. The caller of `schedule` holds it.
+    If `threaded`, a thread delivers due outcomes, otherwise `deliver` and `advance` do. The condition `changed` guards
+    this object and the transport's state. The caller of `schedule` holds it.
     """
 
     def __init__(self, clock: Callable[[], float], *, threaded: bool) -> None:
@@ -130,7 +128,7 @@ class Deliveries:
 
     @property
     def next_due(self) -> float:
-        """When the next outcome falls due; inf if none is in flight."""
+        """The time of the next outcome; inf if none is in flight."""
         with self.changed:
             return self._due[0][0] if self._due else math.inf
 
@@ -143,7 +141,7 @@ class Deliveries:
         self.changed.notify_all()
 
     def deliver(self) -> int:
-        """Deliver what is due now and was scheduled before this call; return how many outcomes that were."""
+        """Deliver the outcomes that are due and were scheduled before this call; return their number."""
         with self.changed:
             before, now = next(self._numbers), self.clock()
         count = 0
@@ -152,7 +150,7 @@ class Deliveries:
         return count
 
     def advance(self, seconds: float) -> int:
-        """Move the manual clock, stopping at every outcome on the way; return how many were delivered."""
+        """Move the manual clock step by step to every outcome; return the number of delivered outcomes."""
         clock = self.clock
         if not isinstance(clock, ManualClock):
             raise TypeError(f"advance() needs a ManualClock, this transport has {clock!r}")
@@ -164,7 +162,7 @@ class Deliveries:
         return count
 
     def close(self) -> None:
-        """Deliver what is in flight as failed. Idempotent."""
+        """Deliver all outcomes in flight as failed. Idempotent."""
         with self.changed:
             self.closed = True
             thread = self._thread

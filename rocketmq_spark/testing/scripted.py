@@ -1,7 +1,7 @@
-"""A transport without a network: it plays a script, and keeps what it was sent where a test can look.
+"""A transport without a network: it plays a script, and keeps what was sent for tests.
 
-It keeps the promises of real transports: one outcome per send, never inside ``send``, and `close` fails everything in
-flight. With its manual clock outcomes come when the test calls ``deliver()`` or ``advance()``.
+As with real transports, each send has one outcome, never inside ``send``, and `close` fails everything in flight. With
+the manual clock, outcomes come when the test calls ``deliver()`` or ``advance()``.
 """
 
 from __future__ import annotations
@@ -36,21 +36,15 @@ logger = logging.getLogger("rocketmq_spark.transport")
 
 
 class ScriptedTransport:
-    """Implements all interfaces of `transport.base` in memory. If `threaded`, a thread delivers due outcomes.
+    """Implements all interfaces of `transport.base` in memory.
 
-    Parameters
-    ----------
-    routes : mapping of str to TopicRouteData
-        By topic. The attribute is a dict of its own: change it when the cluster changes.
-    script : mapping of str to iterable of Reply, optional
-        By broker name, what happens to its next sends, in order. A reply may also be a function of the request.
-        When the script of a broker is used up, `always` decides, and without an entry there the send is ``SEND_OK``.
-    clock : callable, optional
-        Default: a :class:`ManualClock`, or ``time.monotonic`` when threaded.
+    * `routes`: the route of each topic. Tests may change the attribute, which is a copy.
+    * `script`: replies to the next sends, by broker name. A reply may be a function of the request. After the script
+      the reply is that of `always`, or ``SEND_OK``.
+    * `clock`: by default a :class:`ManualClock`, or ``time.monotonic`` if `threaded`.
+    * `threaded`: a thread delivers due outcomes.
 
-    Examples
-    --------
-    By hand, on a clock of its own::
+    With a manual clock::
 
         transport = ScriptedTransport({"orders": route({"a": 4, "b": 4})}, {"a": [Reply.code(2), Reply(delay=0.2)]})
         transport.send(to_a, timeout=3.0, on_outcome=outcomes.append)
@@ -74,26 +68,25 @@ class ScriptedTransport:
     ) -> None:
         self.routes = dict(routes)
         self.attributes: dict[str, Mapping[str, str]] = {}  # Of topics
-        # What happens once the script of a broker, or of a queue's pulls, is used up. Without an entry a pull gets what
-        # the queue holds.
+        # Replies after the script of a broker or of a queue's pulls. By default a pull gets the queue's messages.
         self.always: dict[str, Reply] = {}
         self.always_pull: dict[MessageQueue, PullReply] = {}
         self._sends: dict[str, deque[Reply | Callable[[SendRequest], Reply]]] = defaultdict(deque)
         self._pulls: dict[MessageQueue, deque[PullReply | Callable[[PullRequest], PullReply]]] = defaultdict(deque)
         self._failures: dict[str, deque[RocketMQError]] = defaultdict(deque)
-        # Every call, in order: sends that wait for an outcome, one-way sends, pulls, and all others with their name and
-        # their arguments but the timeout.
+        # Every call, in order: sends with an outcome, one-way sends, pulls, and all others as name and arguments
+        # without the timeout.
         self.requests: list[SendRequest] = []
         self.oneways: list[SendRequest] = []
         self.pulls: list[PullRequest] = []
         self.calls: list[tuple[Any, ...]] = []
         self.polls = 0
-        self.members: dict[tuple[str, str], set[str]] = {}  # By group and broker's address: client ids of its readers
+        self.members: dict[tuple[str, str], set[str]] = {}  # Client ids of readers, by group and broker's address
         self.on_check_transaction: OnCheckTransaction | None = None
         self._store = ScriptedStore()
-        # What the brokers keep; a half message is in RMQ_SYS_TRANS_HALF_TOPIC until it is committed.
+        # Stored messages. A half message is in RMQ_SYS_TRANS_HALF_TOPIC until its commit.
         self.stored = self._store.queues
-        # The first offset of a queue that has not expired, or not been removed, where that is not 0.
+        # The first offset of a queue that has not expired, or has not been removed, if it is not 0.
         self.expired = self._store.expired
         self.removed = self._store.removed
         self._clock = clock or (time.monotonic if threaded else ManualClock())
@@ -119,12 +112,12 @@ class ScriptedTransport:
 
     @property
     def in_flight(self) -> int:
-        """How many sends and pulls wait for their outcome."""
+        """The number of sends and pulls without an outcome."""
         return len(self._deliveries)
 
     @property
     def next_due(self) -> float:
-        """When the next outcome falls due on the transport's clock; inf if none is in flight."""
+        """The time of the next outcome on the transport's clock; inf if none is in flight."""
         return self._deliveries.next_due
 
     def play(self, broker_name: str, *replies: Reply | Callable[[SendRequest], Reply]) -> None:
@@ -133,26 +126,26 @@ class ScriptedTransport:
             self._sends[broker_name].extend(replies)
 
     def play_pulls(self, queue: MessageQueue, *replies: PullReply | Callable[[PullRequest], PullReply]) -> None:
-        """Add to the end of a queue's script; used up, `always_pull` decides, and then what the queue holds."""
+        """Add to the end of a queue's script. After it, `always_pull` decides, and by default the queue's messages."""
         with self._changed:
             self._pulls[queue].extend(replies)
 
     def fail(self, call: str, *errors: RocketMQError) -> None:
-        """Let the next calls of a blocking method (such as ``"query_route"``) fail, one with each error."""
+        """Fail the next calls of a blocking method (such as ``"query_route"``), one with each error."""
         with self._changed:
             self._failures[call].extend(errors)
 
     def keep(self, queue: MessageQueue, messages: Iterable[Message]) -> None:
-        """Store messages at the end of a queue, as if they had been sent there."""
+        """Store messages at the end of a queue as if they were sent."""
         with self._changed:
             self._store.put(queue, messages, self._clock())
 
     def deliver(self) -> int:
-        """Deliver what is due now and was sent before this call; return how many outcomes that were."""
+        """Deliver the outcomes that are due and were sent before this call; return their number."""
         return self._deliveries.deliver()
 
     def advance(self, seconds: float) -> int:
-        """Move the manual clock, stopping at every outcome on the way; return how many were delivered."""
+        """Move the manual clock step by step to every outcome; return the number of delivered outcomes."""
         return self._deliveries.advance(seconds)
 
     def send(self, request: SendRequest, timeout: float, on_outcome: OnOutcome, *, within: float = math.inf) -> None:
@@ -166,7 +159,7 @@ class ScriptedTransport:
             self._deliveries.schedule(wait, self._outcome(request, reply, timeout, wait), on_outcome)
 
     def poll(self, timeout: float) -> None:
-        """Move the clock to the next outcome within `timeout`, and deliver what is due then; not if threaded."""
+        """Move the clock to the next outcome within `timeout`, and deliver it. Does nothing if threaded."""
         self.polls += 1
         if not self._deliveries.threaded:
             until = self._clock() + timeout
@@ -187,10 +180,10 @@ class ScriptedTransport:
             return self._pulled(request, timeout)[1]
 
     def send_oneway(self, request: SendRequest, timeout: float) -> None:
-        """Play the broker's next reply as far as a one-way sender sees it.
+        """Play the broker's next reply for a one-way send.
 
-        A broker's error is dropped, and a connection that broke is logged; other errors are raised. Only a reply
-        without an error stores (or with ``stored=True``); delay and silence make no difference.
+        A broker's error is dropped, and a connection that broke is logged; other errors are raised. A reply stores
+        unless it has an error, or if ``stored=True``; delay and silence have no effect.
         """
         with self._changed:
             self._check()
@@ -206,7 +199,7 @@ class ScriptedTransport:
             raise RemotingTimeoutException(f"oneway send to {request.queue}: no time left")
 
     def end_transaction(self, address: str, request: EndTransaction, timeout: float, on_end: OnEnd) -> None:
-        """Do what `end_transaction_oneway` does, and deliver its error, or None, as the outcome."""
+        """Call `end_transaction_oneway`, and deliver its error, or None, as the outcome."""
         ending(request)
         error: RocketMQError | None = None
         try:
@@ -224,12 +217,12 @@ class ScriptedTransport:
             self._store.end_transaction(request, self._clock())
 
     def recall_message(self, address: str, request: RecallMessage, timeout: float) -> str:
-        """Record the call; what is stored here is delivered at once, so nothing is taken back."""
+        """Record the call. Messages are delivered at once, so nothing is recalled."""
         self._record(timeout, "recall_message", address, request)
         return request.recall_handle
 
     def check_transaction(self, address: str, physical_offset: int) -> TransactionCheck:
-        """Have a broker check the half message at a commit-log offset, in this thread; return the check."""
+        """Return a broker's check of the half message at a commit-log offset, after calling `on_check_transaction`."""
         with self._changed:
             check = self._store.check(address, physical_offset, self._clock())
         if self.on_check_transaction is not None:
@@ -257,24 +250,24 @@ class ScriptedTransport:
         self.max_offset(queue, address, timeout)
 
     def max_offset(self, queue: MessageQueue, address: str, timeout: float) -> int:
-        """Return how many messages `stored` has for the queue."""
+        """Return the number of messages in `stored` for the queue."""
         self._record(timeout, "max_offset", queue, address)
         return len(self.stored.get(queue, ()))
 
     def search_offset(self, queue: MessageQueue, timestamp_ms: int, address: str, timeout: float) -> int:
-        """Return the first offset stored at or after a time; past the end of an inner-batch topic, its last one."""
+        """Return the first offset at or after a time. Beyond the end of an inner-batch topic it is the last offset."""
         self._record(timeout, "search_offset", queue, timestamp_ms, address)
-        found = self._store.search(queue, timestamp_ms)
+        offset = self._store.search(queue, timestamp_ms)
         batches = TopicConfig.of_attributes(self.attributes.get(queue.topic, {})).holds_batches
-        return min(found, len(self.stored.get(queue, ())) - 1) if batches else found
+        return min(offset, len(self.stored.get(queue, ())) - 1) if batches else offset
 
     def earliest_msg_store_time(self, queue: MessageQueue, address: str, timeout: float) -> int:
-        """Return when the queue's first message was stored, by the transport's clock; -1 for an empty queue."""
+        """Return the store time of the queue's first message by the transport's clock; -1 for an empty queue."""
         self._record(timeout, "earliest_msg_store_time", queue, address)
         return self._store.earliest(queue)
 
     def view_message(self, address: str, physical_offset: int, timeout: float, *, topic: str = "") -> MessageExt:
-        """Return the message at a commit-log offset, which is that of all brokers together."""
+        """Return the message at a commit-log offset, which counts for all brokers together."""
         self._record(timeout, "view_message", address, physical_offset, topic)
         message = self._store.view(physical_offset)
         if message is None:
@@ -314,7 +307,7 @@ class ScriptedTransport:
         return tuple(self.members.get((group, address), ()))
 
     def topic_config(self, address: str, topic: str, timeout: float) -> TopicConfig:
-        """Return the configuration that `attributes` has for the topic, the same on every broker."""
+        """Return the configuration from `attributes`, which is the same on every broker."""
         self._record(timeout, "topic_config", address, topic)
         return TopicConfig.of_attributes(self.attributes.get(topic, {}))
 
@@ -331,7 +324,7 @@ class ScriptedTransport:
         order: bool = False,
         attributes: str = "",
     ) -> None:
-        """Add the broker at `address` to the topic's route; its name is the address up to the colon."""
+        """Add the broker at `address` to the topic's route; its name is the address without the port."""
         reads = queue_nums if read_queue_nums is None else read_queue_nums
         arguments = (address, topic, queue_nums, perm, reads, topic_sys_flag, order, attributes)
         self._record(timeout, "create_topic", *arguments)
@@ -357,7 +350,7 @@ class ScriptedTransport:
         return SendOutcome(queue, reply.status, None, wait * 1000.0, queue_offset=offset, offset_msg_id=ids)
 
     def _pulled(self, request: PullRequest, timeout: float) -> tuple[float, PullOutcome]:
-        """Return when a pull ends, in seconds from now, and how."""
+        """Return the seconds until a pull's outcome, and the outcome."""
         queue = request.target.queue
         reply = take_reply(self._pulls[queue], request, self.always_pull.get(queue, PullReply()))
         timeout += request.suspend_ms / 1000
@@ -372,7 +365,7 @@ class ScriptedTransport:
 
     def _check(self) -> None:
         if self.closed:
-            raise RocketMQError("this transport is closed: make a new one")
+            raise RocketMQError("the transport is closed: create a new one")
 
     def _record(self, timeout: float, name: str, *arguments: Any) -> None:
         with self._changed:

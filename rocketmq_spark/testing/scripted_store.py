@@ -1,6 +1,6 @@
-"""What scripted brokers store: messages by queue, and by commit-log offset over all of them.
+"""The messages that scripted brokers store, by queue and by a commit-log offset over all queues.
 
-A half message lies in the half topic's queue, and after its commit also in its own. Nothing expires by itself.
+A half message is in the queue of the half topic, and after its commit also in its own. Nothing expires by itself.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _BORN_HOST: Final = "127.0.0.1:50000"
 
 
 class _Entry(NamedTuple):
-    """One position of the commit log: a message as it was sent and as it is read, where it lies and is meant for."""
+    """An entry of the commit log: a message as sent and as read, its actual queue and its final queue."""
 
     sent: Message
     read: MessageExt
@@ -32,10 +32,10 @@ class _Entry(NamedTuple):
 
 
 class ScriptedStore:
-    """Messages that were acknowledged, or stored although they were not.
+    """Stored messages, acknowledged or not.
 
-    `queues` has what consumers would see, and the half topic's queues. `expired` and `removed` have the first message
-    left of each queue; brokers correct the minimum offset only for `expired`.
+    `queues` has the messages that consumers see, and those of the half topic. `expired` and `removed` have the first
+    remaining offset of each queue; brokers correct the minimum offset only for `expired`.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class ScriptedStore:
         self._log: list[_Entry] = []
 
     def keep(self, request: SendRequest, now: float) -> tuple[int, str]:
-        """Store a request's messages; return the first one's queue offset and the ids, comma-separated."""
+        """Store a request's messages; return the queue offset of the first, and the comma-separated ids."""
         batch, queue = request.batch, request.queue
         messages = _messages_of(batch)
         half = not batch.batch and messages[0].is_half_message
@@ -61,12 +61,12 @@ class ScriptedStore:
             self._append(message, queue, queue, 0, int(now * 1000), now)
 
     def messages(self, queue: MessageQueue, start: int, stop: int) -> list[MessageExt]:
-        """Return what lies in a queue from one offset up to another."""
-        lying = (entry.read for entry in self._log if entry.stored_in == queue)
-        return [message for message in lying if start <= message.queue_offset < stop]
+        """Return the messages of a queue in a range of offsets."""
+        entries = (entry.read for entry in self._log if entry.stored_in == queue)
+        return [message for message in entries if start <= message.queue_offset < stop]
 
     def pull(self, request: PullRequest, most: int) -> PullOutcome:
-        """Return what a pull finds, at most `most` messages."""
+        """Return the outcome of a pull with at most `most` messages."""
         queue, offset = request.target.queue, request.offset
         first, end = self.expired.get(queue, 0), len(self.queues.get(queue, ()))
         if offset < first or offset > end:
@@ -81,7 +81,7 @@ class ScriptedStore:
         return PullOutcome(PullStatus.FOUND, stop, first, end, body)
 
     def view(self, physical_offset: int) -> MessageExt | None:
-        """Return what lies at a commit-log offset, under the topic and queue it is meant for."""
+        """Return the message at a commit-log offset, with its final topic and queue."""
         return self._log[physical_offset].read if 0 <= physical_offset < len(self._log) else None
 
     def search(self, queue: MessageQueue, timestamp_ms: int) -> int:
@@ -90,17 +90,17 @@ class ScriptedStore:
         return sum(stored < timestamp_ms for stored in times)
 
     def earliest(self, queue: MessageQueue) -> int:
-        """Return when the queue's first message was stored; -1 if there is none."""
+        """Return the store time of the queue's first message; -1 if the queue is empty."""
         return next((entry.read.store_timestamp for entry in self._log if entry.stored_in == queue), -1)
 
     def end_transaction(self, request: EndTransaction, now: float) -> None:
-        """Make a committed half message visible; every time anew, as a broker does."""
+        """Make a committed half message visible; like a broker, again for each call."""
         if request.commit_or_rollback == TRANSACTION_COMMIT_TYPE and request.commit_log_offset < len(self._log):
             half = self._log[request.commit_log_offset]
             self._append(half.sent, half.meant_for, half.meant_for, half.read.sys_flag, half.read.born_timestamp, now)
 
     def check(self, address: str, physical_offset: int, now: float) -> TransactionCheck:
-        """Write a half message again, as a broker does before it asks back, and return what it asks."""
+        """Store a half message again, as a broker does for each check, and return the check."""
         half = self._log[physical_offset]
         message = self._append(
             half.sent, half.stored_in, half.meant_for, half.read.sys_flag, half.read.born_timestamp, now
@@ -152,13 +152,13 @@ class ScriptedStore:
 def _messages_of(batch: EncodedBatch) -> list[Message]:
     if batch.encoding is Encoding.REMOTING:
         return messages_in(batch)
-    # Who writes to brokers need not have protobuf.
+    # Tests over remoting do not need protobuf.
     from rocketmq_spark.protocol.grpc._pb.service_pb2 import SendMessageRequest
 
-    found = []
+    messages = []
     for message in SendMessageRequest.FromString(b"".join(batch.body)).messages:
         system = message.system_properties
         named = {KEYS: " ".join(system.keys), TAGS: system.tag, UNIQ_KEY: system.message_id}
         properties = {name: text for name, text in named.items() if text} | dict(message.user_properties)
-        found.append(Message(message.topic.name, message.body, properties=properties))
-    return found
+        messages.append(Message(message.topic.name, message.body, properties=properties))
+    return messages

@@ -465,7 +465,7 @@ def test_existing_user_is_not_created_again_and_keeps_its_secret(secured: Shared
     assert secured.tls is not None
     probe = Probe(credentials=secured.admin, tls=secured.tls)
     brokers = [broker.address for broker in secured.brokers]
-    with pytest.raises(ClusterError, match=r"user spark-user: the broker at .* knows that user already.* another name"):
+    with pytest.raises(ClusterError, match=r"user spark-user: the broker at .* already has this user.* another name"):
         create_user(probe, brokers, KNOWN.access_key, "wrong-hush-hush", publish=["*"], subscribe=[], groups=[])
     theirs = Probe(credentials=KNOWN, tls=secured.tls)
     for broker in secured.brokers:

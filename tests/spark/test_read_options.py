@@ -275,8 +275,8 @@ def test_user_schema_with_unsupported_columns_or_types_is_rejected(
         ({"assign": '{"t":{"b":[0]}}'}, "only one of the following options"),
         ({"maxOffsetsPerTrigger": "5"}, "maxOffsetsPerTrigger is for streams"),
         ({"minPartitions": "0"}, "minPartitions"),
-        ({"filterType": "SQL92"}, "filterType=SQL92 needs a condition"),
-        ({"endpoints": "127.0.0.1:8081"}, "endpoints is an option of a write: reads go over the remoting protocol"),
+        ({"filterType": "SQL92"}, "filterType=SQL92 requires a condition"),
+        ({"endpoints": "127.0.0.1:8081"}, "endpoints is an option of a write: reads use only the remoting protocol"),
         ({"nameServer": ""}, "nameServer"),
     ],
 )

@@ -76,7 +76,7 @@ def test_dead_letters_are_stored_before_the_write_returns(
 
 
 def test_a_dead_letter_topic_is_checked_before_any_task(spark: SparkSession, save: Save) -> None:
-    with pytest.raises(PySparkException, match="onError=deadLetter needs the option deadLetterTopic"):
+    with pytest.raises(PySparkException, match="onError=deadLetter requires the option deadLetterTopic"):
         save(every_tenth_is_bad(spark), onError="deadLetter")
 
 

@@ -342,7 +342,7 @@ def test_committed_offsets_determine_the_lag_shown_by_mqadmin(
     [
         ({"endingOffsets": "latest"}, "endingOffsets: ending offset not valid in streaming queries"),
         ({"startingOfsets": "latest"}, "startingofsets.*startingOffsets"),
-        ({"maxTriggerDelay": "1m"}, "maxTriggerDelay bounds the wait for minOffsetsPerTrigger"),
+        ({"maxTriggerDelay": "1m"}, "maxTriggerDelay is given without minOffsetsPerTrigger"),
         ({"minOffsetsPerTrigger": 10, "maxOffsetsPerTrigger": 5}, "minOffsetsPerTrigger.*maxOffsetsPerTrigger"),
         ({"subscribe": None}, "one of the following options must be specified"),
     ],

@@ -1,4 +1,4 @@
-"""The doctor's checks: this machine, name servers, brokers, a topic, proxies."""
+"""The order of the doctor's checks (this machine, name servers, brokers, a topic, proxies), and those of a topic."""
 
 from __future__ import annotations
 
@@ -36,19 +36,15 @@ def examine(
     environ: Mapping[str, str] = os.environ,
     **given: Any,
 ) -> Table[Check]:
-    """Return the findings about this machine and the cluster, and if named about a topic and proxies.
+    """Return the findings about this machine and the cluster, and about `topic` and the proxies at `endpoints`.
 
-    A missing name server (``NAMESRV_ADDR`` is the default) is a finding, unless `endpoints` are given. `timeout` is
-    the seconds for one request, `environ` is where Java and Spark's workers are looked for, and `given` is as of
-    `Admin`: access_key, use_tls, ... Raises an OptionError if `timeout` is not allowed.
+    A missing name server (default: ``NAMESRV_ADDR``) is a finding, unless `endpoints` are given. `timeout` is in
+    seconds per request, `environ` is the environment of Java and Spark's workers, and `given` has arguments of `Admin`.
+    Raises an OptionError if `timeout` is not allowed.
     """
     check_timeout(timeout)
-    checks = [
-        machine.check_python(),
-        *machine.check_packages(),
-        machine.check_java(environ),
-        machine.check_workers(environ),
-    ]
+    checks = [machine.check_python(), *machine.check_packages()]
+    checks += [machine.check_java(environ), machine.check_workers(environ)]
     named = name_server or os.environ.get("NAMESRV_ADDR", "").strip()
     if named or not endpoints:
         checks += _check_cluster(name_server, topic, timeout, given)
@@ -58,7 +54,7 @@ def examine(
 
 
 def check_name_servers(admin: Admin, timeout: float) -> list[Check]:
-    """Check each name server of an `Admin` by itself: a good one would hide the faults of others."""
+    """Check each name server of an `Admin` separately, because a working one would hide the faults of others."""
     over_tls = admin.options.connection.use_tls
     answers = query_all(
         admin.options.connection.name_server,
@@ -71,7 +67,7 @@ def _check_cluster(name_server: str | None, topic: str | None, timeout: float, g
     try:
         admin = Admin(name_server, timeout=timeout, **given)
     except OptionError as exc:
-        mend = "name them with -n, or start a cluster on this machine: rocketmq-spark cluster up"
+        mend = "give -n host:9876, or start a cluster on this machine: rocketmq-spark cluster up"
         return [Check("name server", FAILED, str(exc), mend if "no name server" in str(exc) else "correct the option")]
     with admin:
         checks = check_name_servers(admin, timeout)
@@ -82,10 +78,10 @@ def _check_cluster(name_server: str | None, topic: str | None, timeout: float, g
 
 
 def check_topic(admin: Admin, topic: str, timeout: float) -> list[Check]:
-    """Check that a topic exists, and may be written and read.
+    """Check that a topic exists and is writable and readable.
 
-    Brokers are asked for its configuration and for the end of a queue. Nothing is sent, so a missing right to publish
-    is not found.
+    The broker requests are for its configuration and for the end of a queue. Nothing is sent, so a missing right to
+    publish is not detected.
     """
     name = f"topic {topic}"
     try:
@@ -123,11 +119,11 @@ def _check_permissions(name: str, route: TopicRouteData) -> list[Check]:
         barred = [data.broker_name for data in route.queue_datas if not getattr(data, of)]
         if barred:
             everywhere = len(barred) == len(route.queue_datas)
-            found = f"not allowed to {doing} on {', '.join(barred)}" + (", which is everywhere" if everywhere else "")
+            found = f"not allowed to {doing} on {', '.join(barred)}" + (" (all its brokers)" if everywhere else "")
             mend = f"rocketmq-spark create-topic {name.removeprefix('topic ')} --update sets its permission to rw"
             closed.append(Check(name, FAILED if everywhere else WARNING, found, mend))
     if not route.queue_datas:
-        closed.append(Check(name, FAILED, "no broker has it now", "bring its brokers back"))
+        closed.append(Check(name, FAILED, "no broker has it now", "restart its brokers"))
     return closed
 
 
@@ -135,7 +131,7 @@ def _check_on_brokers(admin: Admin, name: str, topic: str, route: TopicRouteData
     masters = masters_of(route.broker_datas)
 
     def ask(broker: str) -> tuple[str, str]:
-        # Asking for the end of a queue needs the right to see the topic, as the first request of a read does.
+        # A request for the end of a queue needs the right to see the topic, as the first request of a read does.
         admin.transport.max_offset(MessageQueue(topic, broker, 0), masters[broker], timeout)
         config = admin.transport.topic_config(masters[broker], topic, timeout)
         return config.message_type, config.queue_type
@@ -148,17 +144,17 @@ def _check_on_brokers(admin: Admin, name: str, topic: str, route: TopicRouteData
         elif servers.access_refused(answer):
             checks.append(servers.key_refused(f"{name} on {broker}", answer))
         elif servers.access_refused(answer) is False:
-            mend = "have the user allowed to publish (PUB), to subscribe (SUB) and to look at it (GET), as it needs"
+            mend = "give the user the rights to publish (PUB), to subscribe (SUB) and to look at it (GET), as needed"
             found = f"the user may not look at it: {servers.remark_of(answer)}"
             checks.append(Check(f"{name} on {broker}", WARNING, found, mend))
         elif not isinstance(answer, RemotingException | RequestNotSupportedException):
-            # A broker that can't be reached has its own finding; a proxy in its place knows no types.
+            # An unreachable broker has its own finding; a proxy instead of a broker does not report types.
             checks.append(Check(f"{name} on {broker}", WARNING, str(answer), "look into the broker's log (broker.log)"))
     queues = sum(data.write_queue_nums for data in route.queue_datas)
     on = ", ".join(data.broker_name for data in route.queue_datas)
     kinds = " and ".join(f"{message} messages, queues {queue}" for message, queue in sorted(types))
     if len(types) > 1:
-        mend = "make it anew under another name: types of queues can't be changed"
+        mend = "create it under another name, because queue types can't be changed"
         checks.append(Check(name, WARNING, f"its brokers differ: {kinds}", mend))
     if route.queue_datas and (types or not checks):
         found = f"{queues} queues on {on}" + (f"; {kinds}" if len(types) == 1 else "")

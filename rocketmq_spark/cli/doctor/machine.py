@@ -1,6 +1,6 @@
-"""The doctor's checks of this machine: Python, its packages, Java, and the interpreter of Spark's workers.
+"""The doctor's checks of this machine: Python, its packages, Java, and the Python interpreter of Spark's workers.
 
-The environment is read as Spark reads it. Packages are looked up, and imported only by a worker's interpreter.
+The environment is read as Spark reads it. Packages are looked up, and imported only by the workers' interpreter.
 """
 
 from __future__ import annotations
@@ -27,10 +27,7 @@ FAILED: Final = "failed"
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A finding: its `state` is ``ok``, ``warning`` or ``failed``, `mend` the advice, or "".
-
-    `found` and `mend` are one line each.
-    """
+    """A finding and its advice in one line each; `state` is ``ok``, ``warning`` or ``failed``, `mend` may be ""."""
 
     check: str
     state: str
@@ -39,12 +36,12 @@ class Check:
 
 
 OLDEST_PYTHON: Final = (3, 10)
-# The oldest release, and the first that is not supported; a test compares them with setup.cfg.
+# The oldest release, and the first unsupported one. A test compares them with setup.cfg.
 PACKAGES: Final = {"pyspark": ("4.0", "4.4"), "pyarrow": ("18", ""), "numpy": ("1.26", "")}
 GRPC_PACKAGES: Final = {"grpcio": ("1.76.0", ""), "protobuf": ("6.31.1", "8")}
 
 _NEEDED_BY_WORKERS: Final = ("rocketmq_spark", "pyarrow", "numpy")
-# Only ``-c`` has the current folder on its path, so that a worker elsewhere would not find its modules.
+# The current folder, which ``-c`` adds to the path, is removed: a worker starts elsewhere.
 _ASK_WORKER: Final = """
 import importlib, json, sys
 sys.path[:] = [folder for folder in sys.path if folder]
@@ -80,23 +77,23 @@ def check_packages(
     version_of: Callable[[str], str | None] = installed_version,
     extra: str = "",
 ) -> list[Check]:
-    """Check the required packages; `extra` is the extra of rocketmq-spark that installs them."""
+    """Check the required packages; `extra` of rocketmq-spark installs them."""
     checks = []
     for name, (oldest, before) in packages.items():
-        wanted = f"{name}>={oldest}" + (f",<{before}" if before else "")
-        mend = f"pip install '{f'rocketmq-spark[{extra}]' if extra else wanted}'"
+        required = f"{name}>={oldest}" + (f",<{before}" if before else "")
+        mend = f"pip install '{f'rocketmq-spark[{extra}]' if extra else required}'"
         version = version_of(name)
         if version is None:
             checks.append(Check(name, FAILED, "not installed here", mend))
         elif _numbers(version) < _numbers(oldest) or (before and _numbers(version) >= _numbers(before)):
-            checks.append(Check(name, FAILED, f"{version}, and {wanted} is needed", mend))
+            checks.append(Check(name, FAILED, f"{version}, but {required} is required", mend))
         else:
             checks.append(Check(name, OK, version))
     return checks
 
 
 def check_java(environ: Mapping[str, str] = os.environ) -> Check:
-    """Check the Java that Spark and a local cluster would run."""
+    """Check the Java of Spark and of a local cluster."""
     home = environ.get("JAVA_HOME", "")
     if home and not os.access(Path(home, "bin", "java"), os.X_OK):
         found = f"JAVA_HOME is {home}, which has no bin/java: Spark would not start"
@@ -110,17 +107,17 @@ def check_java(environ: Mapping[str, str] = os.environ) -> Check:
 
 
 def check_workers(environ: Mapping[str, str] = os.environ) -> Check:
-    """Run the interpreter of Spark's workers, and check that it can import our packages."""
+    """Check that the interpreter of Spark's workers runs, and imports the packages that workers need."""
     chosen = environ.get("PYSPARK_PYTHON", "")
     name, origin = chosen or "python3", "PYSPARK_PYTHON" if chosen else "python3 on PATH, as PYSPARK_PYTHON is not set"
-    use_this = f"export PYSPARK_PYTHON={sys.executable} on the driver, and its like on every node"
+    use_this = f"export PYSPARK_PYTHON={sys.executable} on the driver, and the same Python on every node"
 
     def failed(found: str, mend: str = use_this) -> Check:
         return Check("Spark's workers", FAILED, found, mend)
 
     interpreter = shutil.which(name, path=environ.get("PATH", os.defpath))
     if interpreter is None:
-        return failed(f"there is no {name} ({origin})")
+        return failed(f"{name} is missing ({origin})")
     shown = f"{interpreter} ({origin})"
     try:
         done = subprocess.run(
@@ -139,14 +136,13 @@ def check_workers(environ: Mapping[str, str] = os.environ) -> Check:
         return failed(f"{shown} does not run: {exc}")
     except (ValueError, IndexError, KeyError, TypeError):
         last = next(iter(done.stderr.strip().splitlines()[-1:]), f"exit code {done.returncode}")
-        return failed(f"{shown} is no Python that runs: {last}")
+        return failed(f"{shown} is not a working Python: {last}")
     if python[:2] != sys.version_info[:2]:
-        own = _dotted(sys.version_info[:2])
-        text = f"{shown} is Python {_dotted(python)}, this one is {own}: Spark refuses a driver and workers that differ"
-        return failed(text)
+        versions = f"Python {_dotted(python)}, this one is {_dotted(sys.version_info[:2])}"
+        return failed(f"{shown} is {versions}: Spark requires the same version in driver and workers")
     if missing:
         reasons = "; ".join(f"{module} ({why})" for module, why in missing.items())
-        mend = f"{use_this}; or install the package there, too: {interpreter} -m pip install . (in a clone)"
+        mend = f"{use_this}; or install the package there: {interpreter} -m pip install . (in a clone)"
         return failed(f"{shown} can't import {reasons}", mend)
     return Check("Spark's workers", OK, f"Python {_dotted(python)}, {shown}")
 

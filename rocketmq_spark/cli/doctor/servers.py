@@ -44,14 +44,14 @@ _SET_ADDRESS: Final = (
 
 
 def check_brokers(transport: RemotingTransport, timeout: float) -> list[Check]:
-    """Check every broker that the name servers know. Through a proxy there are none."""
+    """Check every broker that the name servers know; none through a proxy."""
     try:
         brokers = transport.cluster_info(timeout).brokers
     except RocketMQError:
         return []
-    no_master = "it has no master now, only slaves: it takes no messages"
+    no_master = "it has only slaves now and no master, so it accepts no messages"
     checks = [
-        Check(f"broker {broker.broker_name}", WARNING, no_master, "bring its master back")
+        Check(f"broker {broker.broker_name}", WARNING, no_master, "restart its master")
         for broker in brokers
         if broker.master is None
     ]
@@ -65,8 +65,10 @@ def check_brokers(transport: RemotingTransport, timeout: float) -> list[Check]:
         name = f"broker {broker.broker_name}" + (f", slave {number}" if number else "")
         if isinstance(status, RemotingException):
             listener = listeners[address]
-            answer = listener.value if isinstance(listener, Listener) else f"it can't be told who listens: {listener}"
-            found = f"it has registered itself as {address}, and from here {answer}"
+            answer = (
+                listener.value if isinstance(listener, Listener) else f"the check of that address failed: {listener}"
+            )
+            found = f"it is registered as {address}; from here: {answer}"
             checks.append(Check(name, FAILED, found, _SET_ADDRESS))
         elif isinstance(status, RocketMQError):
             checks.append(_refused(name, address, status))
@@ -76,19 +78,19 @@ def check_brokers(transport: RemotingTransport, timeout: float) -> list[Check]:
 
 
 def access_refused(exc: RocketMQError) -> bool | None:
-    """Return True if the user's key is refused, False if the user lacks a right, None for another error."""
+    """Return True for a rejected key, False for a missing right of the user, None for another error."""
     if isinstance(exc, UserRefusedException):
         return True
     return False if isinstance(exc, MQBrokerException) and missing_right(exc.remark) else None
 
 
 def remark_of(exc: RocketMQError) -> str:
-    """Return the broker's own text, or the error's if it is not from a broker."""
+    """Return the broker's own text, else that of the error."""
     return exc.remark if isinstance(exc, MQBrokerException) else str(exc)
 
 
 def key_refused(name: str, exc: RocketMQError) -> Check:
-    """Return the finding for a refused key."""
+    """Return the finding for a rejected key."""
     mend = "give the right access key and secret key (accessKey, secretKey; ROCKETMQ_ACCESS_KEY, ROCKETMQ_SECRET_KEY)"
     return Check(name, FAILED, f"the access key is refused: {remark_of(exc).partition(chr(10))[0]}", mend)
 
@@ -99,7 +101,7 @@ def _refused(name: str, address: str, exc: RocketMQError) -> Check:
         return key_refused(name, exc)
     if refused is False:
         return Check(name, OK, f"reachable at {address}; this user may not see its release, disk and clock")
-    return Check(name, WARNING, str(exc), "look into the broker's log (broker.log)")
+    return Check(name, WARNING, str(exc), "check the broker's log (broker.log)")
 
 
 def _examined(name: str, address: str, status: BrokerStatus, *, is_master: bool) -> list[Check]:
@@ -108,32 +110,32 @@ def _examined(name: str, address: str, status: BrokerStatus, *, is_master: bool)
     facts, problems = [f"reachable at {address}", version or "release unknown"], []
     numbers = tuple(int(part) for part in (version or "").split(".")[:2] if part.isdecimal())
     if numbers and numbers < _OLDEST:
-        found = f"{version}, and 4.9 is the oldest that is supported"
-        problems.append(Check(f"{name}: version", FAILED, found, "update it"))
+        problems.append(Check(f"{name}: version", FAILED, f"{version}, and 4.9 is the oldest supported", "update it"))
     if perm is not None:
         facts.append(f"permission {permission_text(perm)}")
         if is_master and not perm & PERM_WRITE:
-            mend = "set brokerPermission=6 if it should (it may be on its way out of service)"
-            found = f"it takes no messages (brokerPermission={perm})"
+            mend = "set brokerPermission=6, unless it is being removed from service"
+            found = f"it accepts no messages (brokerPermission={perm})"
             problems.append(Check(f"{name}: permission", WARNING, found, mend))
     if disk is not None:
         facts.append(f"disk {disk:.0f} % full")
-        mend = "free some space, give it a larger disk, or keep messages for less long (fileReservedTime)"
+        mend = "free some space, give it a larger disk, or keep messages for a shorter time (fileReservedTime)"
         if disk >= _REFUSES_FROM:
-            found = f"{disk:.0f} % full: from 90 % on a broker refuses messages"
-            problems.append(Check(f"{name}: disk", FAILED, found, mend))
+            problems.append(
+                Check(f"{name}: disk", FAILED, f"{disk:.0f} % full: from 90 % a broker rejects messages", mend)
+            )
         elif disk >= _DELETES_FROM:
-            found = f"{disk:.0f} % full: from 85 % on a broker deletes messages early"
+            found = f"{disk:.0f} % full: from 85 % a broker deletes messages early"
             problems.append(Check(f"{name}: disk", WARNING, found, mend))
     ahead = None if clock is None else clock - now
-    # The broker's clock is cut to seconds.
+    # The broker's clock is truncated to seconds.
     if ahead is None:
-        facts.append("clock not told")
+        facts.append("clock unknown")
     elif -_CLOCK_WITHIN - 1 <= ahead <= _CLOCK_WITHIN:
         facts.append("clock as ours")
     else:
         found = f"{abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} this machine's"
-        mend = "set both by NTP: delays, times of messages and reads by time are off by as much"
+        mend = "set both by NTP: delays, message times and reads by time are off by as much"
         problems.append(Check(f"{name}: clock", WARNING, found, mend))
     return [Check(name, OK, ", ".join(facts)), *problems]
 
@@ -141,24 +143,24 @@ def _examined(name: str, address: str, status: BrokerStatus, *, is_master: bool)
 # The advice for an error that contains a text.
 _MENDS: Final = (
     (tls.OURS_REFUSED, "give a certificate (tlsCertFile, --tls-cert-file) and its key (tlsKeyFile, --tls-key-file)"),
-    (tls.MUST_NAME, "give the name that the certificate has (tlsServerName, --tls-server-name), or dial that name"),
+    (tls.MUST_NAME, "give the certificate's name (tlsServerName, --tls-server-name), or use it as the address"),
     (tls.OUT_OF_DATE, "give the server a new certificate, or set the clocks"),
     (tls.NOT_TRUSTED, "give the authority's file (tlsCaFile, --tls-ca-file)"),
-    (tls.TOO_OLD, "have the server speak TLS 1.2 or newer"),
+    (tls.TOO_OLD, "enable TLS 1.2 or newer on the server"),
     (tls.DEMANDS_TLS, "switch TLS on (useTls=true, --tls)"),
     (tls.SPEAKS_NO_TLS, tls.LEAVE_TLS_OUT),
+    ("", "check the server's certificate, and the options of TLS"),
 )
-_OTHERWISE: Final = "look at the server's certificate, and at the options of TLS"
 
 
 def handshake_failed(name: str, exc: RemotingTlsException) -> Check:
-    """Return the finding for a failed handshake, with the options that help."""
-    mend = next((mend for words, mend in _MENDS if words in str(exc)), _OTHERWISE)
+    """Return the finding for a failed handshake, with the relevant options."""
+    mend = next(mend for words, mend in _MENDS if words in str(exc))
     # The cause is the handshake's own text, without the request.
     return Check(name, FAILED, str(exc.__cause__ or exc), mend)
 
 
-_GIVE_ANOTHER: Final = "give the name server's address (port 9876, unless it was given another one)"
+_GIVE_ANOTHER: Final = "give the name server's address (its default port is 9876)"
 _MEND: Final = {
     Listener.UNKNOWN_HOST: "check the spelling, or give the host's IP address",
     Listener.NOBODY: "start a name server (on this machine: rocketmq-spark cluster up), or check the address",
@@ -171,7 +173,7 @@ _MEND: Final = {
 
 
 def check_name_server(transport: RemotingTransport, address: str, timeout: float, *, over_tls: bool) -> Check:
-    """Ask one name server for its brokers; `over_tls` says whether `transport` encrypts."""
+    """Check that a name server knows brokers; `over_tls` says whether `transport` encrypts."""
     name = f"name server {address}"
     try:
         brokers = transport.name_servers.cluster_info_at(address, timeout).brokers
@@ -185,7 +187,7 @@ def check_name_server(transport: RemotingTransport, address: str, timeout: float
         return Check(name, FAILED, str(exc), "check the access key and the secret key")
     if not brokers:
         mend = f"start a broker with namesrvAddr={address}; one that has just started takes a moment to register"
-        return Check(name, FAILED, "answers, and knows no broker", mend)
+        return Check(name, FAILED, "answers, but knows no broker", mend)
     return Check(name, OK, f"knows {', '.join(broker.broker_name for broker in brokers)}")
 
 
@@ -195,33 +197,31 @@ def _not_a_name_server(transport: RemotingTransport, name: str, address: str, ti
     except RequestNotSupportedException:
         return Check(name, FAILED, "a broker listens there", _GIVE_ANOTHER)
     except RocketMQError:
-        # It supports the request, but has no such route.
-        pass
-    found = "a RocketMQ 5 proxy listens there: reads and writes go through it, brokers can't be asked"
-    return Check(name, WARNING, found, f"{_GIVE_ANOTHER}, if brokers can be reached from here")
+        pass  # It supports the request, but has no such route
+    found = "a RocketMQ 5 proxy listens there: reads and writes go through it, brokers can't be checked"
+    return Check(name, WARNING, found, f"{_GIVE_ANOTHER}, if brokers are reachable from here")
 
 
 def _unreachable(name: str, address: str, timeout: float, exc: RemotingException, *, over_tls: bool) -> Check:
     if over_tls:
         with RemotingTransport([address]) as plain, contextlib.suppress(RocketMQError):
             plain.name_servers.cluster_info_at(address, timeout)
-            return Check(name, FAILED, "it speaks no TLS", tls.LEAVE_TLS_OUT)
+            return Check(name, FAILED, "it does not support TLS", tls.LEAVE_TLS_OUT)
     listener = who_listens(address, timeout)
     if isinstance(exc, RemotingTlsException) and over_tls and listener is Listener.TLS:
         return handshake_failed(name, exc)
     if over_tls and listener is Listener.TLS:
-        return Check(name, FAILED, f"TLS, and no name server behind it: {exc}", _GIVE_ANOTHER)
+        return Check(name, FAILED, f"TLS, but no name server behind it: {exc}", _GIVE_ANOTHER)
     return Check(name, FAILED, listener.value, _MEND[listener])
 
 
-_LOG: Final = "look into the proxy's log (proxy.log)"
-_GIVE_PROXY: Final = "give the address of a proxy's gRPC server (port 8081, unless it was given another one)"
+_GIVE_PROXY: Final = "give the address of a proxy's gRPC server (its default port is 8081)"
 
 
 def check_proxies(endpoints: str, topic: str | None, given: Mapping[str, Any], timeout: float) -> list[Check]:
-    """Check the packages for gRPC, and each proxy of `endpoints` (``host:8081;host:8081``).
+    """Check the packages for gRPC, and each proxy of `endpoints`.
 
-    `given` has credentials, TLS and namespace, as `Admin` takes them.
+    `given` has credentials, TLS and namespace, as arguments of `Admin`.
     """
     checks = check_packages(GRPC_PACKAGES, extra="grpc")
     if any(check.state == FAILED for check in checks):
@@ -234,7 +234,7 @@ def check_proxies(endpoints: str, topic: str | None, given: Mapping[str, Any], t
             with contextlib.closing(new_transport(alone, client_id_of(alone, "doctor"))) as transport:
                 checks.append(_check_proxy(f"proxy {endpoint}", endpoint, transport.query_route, topic, timeout))
     except RocketMQError as exc:
-        # Of an option: `_check_proxy` raises none.
+        # From an option, because `_check_proxy` raises nothing.
         checks.append(Check("endpoints", FAILED, str(exc), "correct the option"))
     return checks
 
@@ -245,21 +245,23 @@ def _check_proxy(name: str, endpoint: str, query_route: Any, topic: str | None, 
     except TopicRouteStaleException:
         if topic is None:
             return Check(name, OK, "answers gRPC")
-        mend = f"create it: rocketmq-spark create-topic {topic}; a proxy creates none"
-        return Check(name, FAILED, f"answers gRPC, and knows no topic {topic}", mend)
+        mend = f"create it: rocketmq-spark create-topic {topic}; a proxy creates no topics"
+        return Check(name, FAILED, f"answers gRPC, but knows no topic {topic}", mend)
     except MQBrokerException as exc:
         if topic is None and exc.response_code == Code.ILLEGAL_TOPIC:
             return Check(name, OK, "answers gRPC")
         if exc.response_code != Code.UNAUTHORIZED:
-            return Check(name, FAILED, str(exc), _LOG)
+            return Check(name, FAILED, str(exc), "check the proxy's log (proxy.log)")
         if missing_right(exc.remark):
-            said = exc.remark.partition("\n")[0]
-            return Check(name, FAILED, said, "let the user's policies allow it (mqadmin updateAcl)")
+            mend = "let the user's policies allow it (mqadmin updateAcl)"
+            return Check(name, FAILED, exc.remark.partition("\n")[0], mend)
         return key_refused(name, exc)
     except RocketMQError as exc:
         return _unreachable_proxy(name, endpoint, exc, timeout)
     types = ", ".join(sorted(route.message_types))
-    return Check(name, OK, f"answers gRPC; topic {topic} takes {types} messages" if topic and types else "answers gRPC")
+    return Check(
+        name, OK, f"answers gRPC; topic {topic} accepts {types} messages" if topic and types else "answers gRPC"
+    )
 
 
 def _unreachable_proxy(name: str, endpoint: str, exc: RocketMQError, timeout: float) -> Check:
@@ -274,6 +276,6 @@ def _unreachable_proxy(name: str, endpoint: str, exc: RocketMQError, timeout: fl
         return handshake_failed(name, exc)
     listener = who_listens(endpoint, timeout)
     if listener is Listener.GRPC:
-        mend = "switch TLS on or off as the proxy has it (useTls, --tls), and look at its certificate"
-        return Check(name, FAILED, f"a gRPC server listens, and no answer came: {exc}", mend)
+        mend = "set TLS as on the proxy (useTls, --tls), and check its certificate"
+        return Check(name, FAILED, f"a gRPC server listens, but does not answer: {exc}", mend)
     return Check(name, FAILED, listener.value, _GIVE_PROXY)

@@ -120,5 +120,5 @@ def test_a_class_that_is_not_there_is_named(name: str, text: str) -> None:
 
 
 def test_a_class_that_needs_arguments_is_named() -> None:
-    with pytest.raises(OptionError, match="making it without arguments failed: TypeError"):
+    with pytest.raises(OptionError, match="calling the class without arguments failed: TypeError"):
         CustomSelector(f"{HERE}:NeedsArguments")

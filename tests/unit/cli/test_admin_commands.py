@@ -75,7 +75,7 @@ def test_every_command_has_help_with_the_same_connection(command: str) -> None:
     assert shown.exit_code == 0
     for option in ("--name-server", "--access-key", "--secret-key", "--tls", "--timeout", "--json"):
         assert option in shown.output
-    assert "Others on this machine can see a command line" in shown.output
+    assert "Other users can see command lines" in shown.output
     assert "hush-hush" not in shown.output
 
 
@@ -172,7 +172,7 @@ def test_unchecked_certificates_are_warned_of_once(tmp_path: Path, capsys: Captu
         for command in (["route", "orders"], ["send", "orders", "x"]):
             assert main([*command, "-n", server.address, "--tls", "--tls-insecure-skip-verify"]) == 0
             assert capsys.readouterr().err == (
-                "rocketmq-spark: no server's certificate is checked (--tls-insecure-skip-verify)\n"
+                "rocketmq-spark: certificates are not verified (--tls-insecure-skip-verify)\n"
             )
 
 
@@ -192,7 +192,7 @@ def test_prompt_is_shown_for_a_body_from_a_terminal(
         keyboard.write(b"typed\n\x04")
         monkeypatch.setattr(sys, "stdin", terminal)
         code, _, err = run("send", "orders")
-    assert (code, err) == (0, "rocketmq-spark: type the message; Ctrl-D on a line of its own ends it\n")
+    assert (code, err) == (0, "rocketmq-spark: type the message, then press Ctrl-D on an empty line\n")
     assert b"typed\n" in [message.body for queue in server.stored.values() for message in queue]
 
 
@@ -258,10 +258,10 @@ def test_error_does_not_mention_an_unreachable_redundant_name_server(server: Bro
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["topics"], "no name server is given: name one with -n host:9876"),
+        (["topics"], "no name server is given: use -n host:9876"),
         (["topics", "-n", "localhost"], "option name_server is 'localhost', which is not allowed"),
         (["topics", "-n", "a:1", "--timeout", "0"], "timeout is 0.0"),
-        (["topics", "-n", "a:1", "--timeout", "inf"], "timeout is inf: it is the seconds that one question may take"),
+        (["topics", "-n", "a:1", "--timeout", "inf"], "timeout is inf: allowed are seconds per request"),
         (["topics", "-n", "a:1", "--timeout", "1e12"], "timeout is 1000000000000.0: "),
         (["send", "t", "x", "-n", "a:1", "--timeout", "3601"], "timeout is 3601.0: "),
         (["doctor", "--endpoints", "a:1", "--timeout", "inf"], "timeout is inf: "),
@@ -350,9 +350,8 @@ def test_keys_of_a_cluster_with_a_dead_server_are_not_used(
                 monkeypatch.setenv("ROCKETMQ_SECRET_KEY", "hush-hush")
             assert main(["topics"]) == 1
             err = capsys.readouterr().err
-            assert err.startswith(
-                f"rocketmq-spark: {dead} of the cluster that `rocketmq-spark cluster up` left running"
-            )
+            assert err.startswith(f"rocketmq-spark: {dead} (pid ")
+            assert "of the cluster started with `rocketmq-spark cluster up` has died" in err
             assert "-n host:9876" in err
             assert "--access-key" in err
             assert err.count("\n") == 1
@@ -371,7 +370,7 @@ def test_keys_are_not_used_for_the_endpoints_of_a_dead_proxy(tmp_path: Path, cap
             file.save(ClusterState("n:9876", proxy.address, str(tmp_path), True, (this, dead), options))
         assert main(["doctor", "--endpoints", proxy.address]) == 1
         assert proxy.calls == []
-    assert "proxy of the cluster" in capsys.readouterr().err
+    assert f"proxy (pid {os.getpid()}) of the cluster" in capsys.readouterr().err
 
 
 def test_dead_broker_of_a_cluster_without_keys_is_ignored(server: BrokerPeer, tmp_path: Path) -> None:
@@ -409,7 +408,7 @@ def test_unknown_option_in_the_cluster_state_is_a_one_line_error(tmp_path: Path,
         file.save(ClusterState("n:9876", None, str(tmp_path), True, (this,), {"newOption": "x"}))
     assert main(["topics"]) == 1
     err = capsys.readouterr().err
-    assert err.startswith("rocketmq-spark: the cluster that was left running takes the option newOption")
+    assert err.startswith("rocketmq-spark: the running cluster has the option newOption")
     assert err.count("\n") == 1
 
 
@@ -468,7 +467,7 @@ def test_advice_of_the_doctor_is_one_unwrapped_line(
     python.write_text("#!/bin/sh\necho no such module >&2; exit 1\n")
     python.chmod(0o755)
     monkeypatch.setenv("PYSPARK_PYTHON", str(python))
-    mend = f"        → export PYSPARK_PYTHON={sys.executable} on the driver, and its like on every node"
+    mend = f"        → export PYSPARK_PYTHON={sys.executable} on the driver, and the same Python on every node"
     for terminal in ({"FORCE_COLOR": "1", "TERM": "xterm"}, {}):
         monkeypatch.setenv("COLUMNS", "60")
         for name, value in terminal.items():
@@ -479,7 +478,7 @@ def test_advice_of_the_doctor_is_one_unwrapped_line(
         assert [line for line in lines if str(python) in line]
         monkeypatch.delenv("FORCE_COLOR", raising=False)
     assert [
-        line for line in lines if line.endswith(f"{python} (PYSPARK_PYTHON) is no Python that runs: no such module")
+        line for line in lines if line.endswith(f"{python} (PYSPARK_PYTHON) is not a working Python: no such module")
     ]
 
 

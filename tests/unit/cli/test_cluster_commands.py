@@ -80,7 +80,7 @@ def test_status_as_json_has_addresses_and_states(running: ClusterState, capsys: 
 
 def test_up_fails_if_a_cluster_is_running(running: ClusterState, capsys: Capture) -> None:
     assert main(["cluster", "up"]) == 1
-    assert f"a cluster runs already, its name server is {running.name_server}" in capsys.readouterr().err
+    assert f"a cluster is already running, its name server is {running.name_server}" in capsys.readouterr().err
 
 
 def test_down_stops_it_and_forgets_it(running: ClusterState, state_file: StateFile, capsys: Capture) -> None:

@@ -51,8 +51,8 @@ def test_current_python_is_supported() -> None:
         ("4.0.0", "4.0.0"),
         ("4.3.1", "4.3.1"),
         (None, "not installed here"),
-        ("3.5.8", "3.5.8, and pyspark>=4.0,<4.4 is needed"),
-        ("4.4.0", "4.4.0, and pyspark>=4.0,<4.4 is needed"),
+        ("3.5.8", "3.5.8, but pyspark>=4.0,<4.4 is required"),
+        ("4.4.0", "4.4.0, but pyspark>=4.0,<4.4 is required"),
     ],
 )
 def test_installed_package_version_is_checked(version: str | None, found: str) -> None:
@@ -122,10 +122,12 @@ def test_interpreter_of_another_python_version_is_reported_with_both(tmp_path: P
 
 def test_program_that_is_no_python_is_reported_with_its_last_output_line(tmp_path: Path) -> None:
     found, _ = told_by_worker(tmp_path, "echo 'no such option' >&2", "exit 2")
-    assert found.endswith("is no Python that runs: no such option")
+    assert found.endswith("is not a working Python: no such option")
 
 
 def test_missing_interpreter_is_reported_with_the_searched_name(tmp_path: Path) -> None:
     check = check_workers({"PATH": str(tmp_path)})
-    assert check.found == "there is no python3 (python3 on PATH, as PYSPARK_PYTHON is not set)"
-    assert check_workers({"PYSPARK_PYTHON": "/nowhere/python", "PATH": ""}).found.startswith("there is no /nowhere")
+    assert check.found == "python3 is missing (python3 on PATH, as PYSPARK_PYTHON is not set)"
+    assert check_workers({"PYSPARK_PYTHON": "/nowhere/python", "PATH": ""}).found.startswith(
+        "/nowhere/python is missing"
+    )

@@ -70,7 +70,7 @@ def showing(names: str) -> Any:
             True,
             {"use_tls": True},
             "must name 127.0.0.1",
-            "give the name that the certificate",
+            "give the certificate's name",
         ),
         (showing("IP:127.0.0.1"), True, {}, "it demands TLS: set useTls=true", "switch TLS on (useTls=true, --tls)"),
         (
@@ -80,7 +80,7 @@ def showing(names: str) -> Any:
             "it speaks no TLS",
             "leave TLS out (useTls, --tls), or switch it on there; if it should speak TLS, somebody may be",
         ),
-        (outdated, True, {"use_tls": True}, "older than 1.2", "have the server speak TLS 1.2 or newer"),
+        (outdated, True, {"use_tls": True}, "older than 1.2", "enable TLS 1.2 or newer on the server"),
     ],
     ids=["no certificate", "wrong authority", "wrong name", "no TLS", "TLS to a plain one", "TLS 1.1"],
 )

@@ -102,7 +102,7 @@ def test_malformed_address_is_reported_with_the_allowed_form() -> None:
 
 def test_name_server_without_brokers_fails() -> None:
     with BrokerPeer() as peer:
-        assert about(peer.address, "name server")[0][1:] == (FAILED, "answers, and knows no broker")
+        assert about(peer.address, "name server")[0][1:] == (FAILED, "answers, but knows no broker")
 
 
 def refusing(*refused: RequestCode, code: int = 3, remark: str = "") -> Callable[[BrokerPeer], None]:
@@ -134,7 +134,7 @@ def test_unreachable_registered_broker_address_gets_the_broker_ip1_advice(server
     server.routes["orders"] = TopicRouteData((QueueData("b", 1, 1, 6),), (BrokerData("b", {0: address}, "c"),))
     (check,) = [one for one in looked_at(server.address) if one.check.startswith("broker")]
     assert check.state == FAILED
-    assert check.found == f"it has registered itself as {address}, and from here nobody listens"
+    assert check.found == f"it is registered as {address}; from here: nobody listens"
     assert "brokerIP1" in check.mend
 
 
@@ -142,7 +142,7 @@ def test_unreachable_registered_broker_address_gets_the_broker_ip1_advice(server
     ("changes", "permission", "name", "state", "found"),
     [
         ({"brokerVersionDesc": "V4_8_0"}, "6", "version", FAILED, "4.8.0, and 4.9 is the oldest"),
-        ({}, "4", "permission", WARNING, "takes no messages"),
+        ({}, "4", "permission", WARNING, "accepts no messages"),
         ({"commitLogDiskRatio": "0.87"}, "6", "disk", WARNING, "87 % full"),
         ({"commitLogDiskRatio": "0.93"}, "6", "disk", FAILED, "93 % full"),
         ({"runtime": "[ 0 days, 2 hours, 0 minutes, 0 seconds ]"}, "6", "clock", WARNING, "s ahead of this machine's"),
@@ -162,7 +162,7 @@ def test_each_problem_of_a_broker_has_its_own_line(
 
 def test_clock_that_no_broker_reports_is_unknown(server: BrokerPeer) -> None:
     server.figures.clear()
-    assert about(server.address, "broker")[0][2].endswith("release unknown, permission rw, clock not told")
+    assert about(server.address, "broker")[0][2].endswith("release unknown, permission rw, clock unknown")
 
 
 def test_silent_brokers_are_checked_concurrently(server: BrokerPeer) -> None:
@@ -182,7 +182,7 @@ def test_silent_brokers_are_checked_concurrently(server: BrokerPeer) -> None:
         server.routes["more"] = TopicRouteData((QueueData("b1", 1, 1, 6),), (brokers[1],))
         found = about(server.address, "broker")
     assert [(name, state) for name, state, _ in found] == [(" b0", FAILED), (" b1", FAILED)]
-    assert all("from here a gRPC server listens" in text for _, _, text in found)
+    assert all("from here: a gRPC server listens" in text for _, _, text in found)
 
 
 def test_a_broker_without_master_takes_no_messages(server: BrokerPeer) -> None:
@@ -229,7 +229,7 @@ def test_missing_topic_fails_unless_brokers_create_topics(server: BrokerPeer) ->
 def test_read_only_topic_fails(server: BrokerPeer) -> None:
     server.routes["orders"] = TopicRouteData((QueueData("a", 2, 2, 4),), server.routes["orders"].broker_datas)
     states = [(state, found) for _, state, found in about(server.address, "topic", "orders")]
-    assert (FAILED, "not allowed to write to on a, which is everywhere") in states
+    assert (FAILED, "not allowed to write to on a (all its brokers)") in states
 
 
 def test_static_topic_is_reported(server: BrokerPeer) -> None:
@@ -291,7 +291,7 @@ def test_tls_server_is_recognised_and_so_is_grpc_over_tls(tmp_path: Path) -> Non
 
 def test_tls_to_a_plain_server_is_reported(server: BrokerPeer) -> None:
     found = about(server.address, "name server", use_tls=True)
-    assert found == [(f" {server.address}", FAILED, "it speaks no TLS")]
+    assert found == [(f" {server.address}", FAILED, "it does not support TLS")]
     (check,) = [one for one in looked_at(server.address, use_tls=True) if one.check.startswith("name server")]
     assert "somebody may be intercepting the connection" in check.mend
 
@@ -328,7 +328,7 @@ def test_name_server_with_tls_1_1_only_is_reported_as_outdated(tmp_path: Path) -
     with BrokerPeer(tls=authority.outdated("server", "IP:127.0.0.1")) as peer:
         check = name_server_over_tls(peer.address, authority)
     assert "the server's TLS is older than 1.2" in check.found
-    assert check.mend == "have the server speak TLS 1.2 or newer"
+    assert check.mend == "enable TLS 1.2 or newer on the server"
 
 
 def test_missing_client_certificate_gets_the_client_certificate_advice(tmp_path: Path) -> None:
@@ -366,7 +366,7 @@ def test_a_host_that_no_name_is_like_is_unknown(server: BrokerPeer, host: str) -
     ((_, state, found),) = about(server.address, "broker")
     assert (state, found) == (
         FAILED,
-        f"it has registered itself as {host}:10911, and from here the host's name is unknown here",
+        f"it is registered as {host}:10911; from here: the host's name is unknown here",
     )
 
 

@@ -213,14 +213,14 @@ def test_missing_network_is_a_one_line_error_with_the_reason(tmp_path: Path, mak
 
 
 def test_too_little_disk_space_is_reported_before_the_fetch(tmp_path: Path) -> None:
-    with pytest.raises(ClusterError, match=r"needs 400 MB in .*, 3 MB are free; .* ROCKETMQ_SPARK_CACHE"):
+    with pytest.raises(ClusterError, match=r"has 3 MB of free disk space, 400 MB are needed.* ROCKETMQ_SPARK_CACHE"):
         fetch(tmp_path, Path("/no/java"), Path("/no/ivy"), free_bytes=lambda folder: 3 << 20)
     assert leftovers(tmp_path) == []
 
 
 def test_unwritable_cache_folder_is_a_cluster_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ClusterError, match="ROCKETMQ_SPARK_CACHE can name another folder"):
+    with pytest.raises(ClusterError, match="set ROCKETMQ_SPARK_CACHE to another folder"):
         run_fetch(tmp_path / "file" / "cache", Path("/no/java"))
 
 

@@ -76,7 +76,7 @@ def test_process_that_ignores_the_request_to_end_is_killed(start: Start, tmp_pat
 
 def test_process_that_runs_is_not_started_twice(start: Start) -> None:
     process = start("exec sleep 600")
-    with pytest.raises(ClusterError, match="broker-0 runs already"):
+    with pytest.raises(ClusterError, match="broker-0 is already running"):
         process.start()
 
 
@@ -90,13 +90,13 @@ def test_dead_process_can_not_be_paused(start: Start) -> None:
 @pytest.mark.parametrize(
     ("said", "reason"),
     [
-        ("java.net.BindException: Address already in use", "a port is taken"),
+        ("java.net.BindException: Address already in use", "a port is in use"),
         ("Exception in thread main java.lang.OutOfMemoryError: Java heap space", "too little memory"),
         ("There is insufficient memory for the Java Runtime Environment to continue.", "too little memory"),
         ("java.io.IOException: No space left on device", "the disk is full"),
         ("#  SIGBUS (0x7) at pc=0x00007f", "the disk is full"),
         ("java.lang.RuntimeException: Lock failed,MQ already started", "another broker uses this folder"),
-        ("Unrecognized VM option 'Nonsense'", "the JVM refused its options: check jvm_options"),
+        ("Unrecognized VM option 'Nonsense'", "the JVM rejected its options: check jvm_options"),
     ],
 )
 def test_exit_reason_is_derived_from_the_output(start: Start, said: str, reason: str) -> None:
@@ -127,7 +127,9 @@ def test_output_of_an_earlier_run_is_ignored(start: Start, tmp_path: Path) -> No
 def test_sigkill_without_output_suggests_missing_memory(start: Start) -> None:
     process = start("kill -9 $$")
     wait_for(lambda: process.state is State.DIED)
-    assert process.why().startswith("broker-0 ended by SIGKILL; killed from outside, by the system if memory ran out")
+    assert process.why().startswith(
+        "broker-0 ended by SIGKILL; killed by another process, or by the system if memory ran out"
+    )
 
 
 def test_requested_end_is_not_reported_as_a_crash(start: Start) -> None:

@@ -67,9 +67,9 @@ def plant_readable(secret: Path) -> None:
     ("plant", "text"),
     [
         (plant_link, "Too many levels of symbolic links|symbolic link"),
-        (plant_readable, r"other users may read or write it \(mode 640\)"),
-        (lambda secret: os.mkfifo(secret, 0o600), "it is no regular file"),
-        (lambda secret: secret.mkdir(mode=0o700), "it is no regular file|Is a directory"),
+        (plant_readable, r"other users may access it \(mode 640\)"),
+        (lambda secret: os.mkfifo(secret, 0o600), "it is not a regular file"),
+        (lambda secret: secret.mkdir(mode=0o700), "it is not a regular file|Is a directory"),
     ],
     ids=["symbolic link", "readable", "fifo", "folder"],
 )
@@ -182,19 +182,19 @@ def test_secrets_and_private_keys_can_be_removed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("parameters", "text"),
     [
-        ({"tls": "yes"}, "tls='yes': allowed are False, True and 'mutual'"),
-        ({"tls": 1}, "tls=1: allowed are False, True and 'mutual'"),
-        ({"auth": "hush"}, "auth takes False or True, not a str: keys are made, and users by create_user"),
-        ({"auth": None}, "auth takes False or True, not a NoneType"),
-        ({"jvm_options": ["-Dtls.server.mode=enforcing"]}, r"may not set -Dtls\.server\.mode: give tls=True"),
-        ({"tls": True, "proxy": {"tlsCertPath": "x"}}, "proxy may not set tlsCertPath beside tls="),
+        ({"tls": "yes"}, "tls='yes' is not allowed: allowed are False, True and 'mutual'"),
+        ({"tls": 1}, "tls=1 is not allowed: allowed are False, True and 'mutual'"),
+        ({"auth": "hush"}, "auth must be False or True, not a str: use create_user to add keys"),
+        ({"auth": None}, "auth must be False or True, not a NoneType"),
+        ({"jvm_options": ["-Dtls.server.mode=enforcing"]}, r"may not set -Dtls\.server\.mode: use tls=True"),
+        ({"tls": True, "proxy": {"tlsCertPath": "x"}}, "proxy may not set tlsCertPath: tls="),
         (
             {"auth": True, "proxy": {"authenticationProvider": "x"}},
-            "proxy may not set authenticationProvider beside auth=",
+            "proxy may not set authenticationProvider: auth=",
         ),
         (
             {"auth": True, "broker_properties": {"initAuthenticationUser": "hush"}},
-            "broker_properties may not set initAuthenticationUser beside auth=",
+            "broker_properties may not set initAuthenticationUser: auth=",
         ),
     ],
 )
@@ -207,7 +207,7 @@ def test_contradicting_parameters_are_rejected_before_anything_starts(parameters
 def test_tls_without_trustme_is_rejected_with_advice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "trustme", None)
     LocalCluster(auth=True)
-    with pytest.raises(ClusterError, match=r"package trustme.*: pip install 'rocketmq-spark\[cluster\]'"):
+    with pytest.raises(ClusterError, match=r"importing trustme, .*pip install 'rocketmq-spark\[cluster\]'"):
         LocalCluster(tls=True)
 
 
@@ -228,7 +228,7 @@ def test_a_cluster_that_does_not_run_has_no_options() -> None:
             getattr(cluster, attribute)
     with pytest.raises(ClusterError, match="the cluster isn't running: call start"):
         cluster.create_user("shop", "hush")
-    with pytest.raises(ClusterError, match=r"the cluster knows no users: LocalCluster\(auth=True\)"):
+    with pytest.raises(ClusterError, match=r"the cluster has no users: create it with LocalCluster\(auth=True\)"):
         LocalCluster().create_user("shop", "hush")
 
 
@@ -291,7 +291,7 @@ def test_user_that_one_broker_failed_to_create_can_be_created_again(failing: Req
 def test_user_that_exists_on_one_broker_is_not_created_or_changed() -> None:
     brokers = Users("a:1", "b:1")
     brokers.known["b:1"]["shop"] = "old"
-    with pytest.raises(ClusterError, match="the broker at b:1 knows that user already"):
+    with pytest.raises(ClusterError, match="the broker at b:1 already has this user"):
         create_user(cast("Probe", brokers), brokers.known, "shop", "hush", publish=["orders"], subscribe=[], groups=[])
     assert brokers.known == {"a:1": {}, "b:1": {"shop": "old"}}
 
@@ -315,13 +315,15 @@ def test_secret_that_cannot_be_an_option_is_rejected_and_not_shown(secret: Any) 
 @pytest.mark.parametrize("names", ["orders", None, 7])
 def test_single_name_instead_of_a_list_is_rejected(parameter: str, names: Any) -> None:
     given = {"publish": [], "subscribe": [], "groups": [], parameter: names}
-    with pytest.raises(ClusterError, match=f"the user shop: {parameter}={names!r} is no list of names; give one"):
+    with pytest.raises(ClusterError, match=rf"the user shop: {parameter}={names!r} is not a list of names such as \["):
         check_user("shop", "hush", **given)
 
 
 @pytest.mark.parametrize("name", ["*-x", "a*b", "a*b*", "**", "", "a b", "Topic:a", "a,b", None])
 def test_invalid_topic_or_group_name_is_rejected(name: Any) -> None:
-    with pytest.raises(ClusterError, match=re.escape(f"the user shop: subscribe names {name!r}; allowed are names ")):
+    with pytest.raises(
+        ClusterError, match=re.escape(f"the user shop: subscribe contains {name!r}: allowed are names ")
+    ):
         check_user("shop", "hush", publish=["orders"], subscribe=["orders", name], groups=[])
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from rocketmq_spark.cluster.state import ClusterState, ServerRecord, StateFile, _ps, process_start, state_folder
+from rocketmq_spark.cluster.config import user_folder
+from rocketmq_spark.cluster.state import ClusterState, ServerRecord, StateFile, _ps, process_start
 from rocketmq_spark.errors import ClusterError
 
 
@@ -96,13 +97,13 @@ def test_stop_ends_a_paused_server(
 
 
 def test_two_commands_at_once_are_refused(tmp_path: Path) -> None:
-    with StateFile(tmp_path).locked(), pytest.raises(ClusterError, match="up or down is at work"):
+    with StateFile(tmp_path).locked(), pytest.raises(ClusterError, match="up or down is running"):
         StateFile(tmp_path).locked().__enter__()
 
 
 def test_unwritable_state_folder_is_a_cluster_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ClusterError, match="ROCKETMQ_SPARK_STATE can name another folder"):
+    with pytest.raises(ClusterError, match="set ROCKETMQ_SPARK_STATE to another folder"):
         StateFile(tmp_path / "file" / "state").locked().__enter__()
 
 
@@ -115,4 +116,4 @@ def test_unwritable_state_folder_is_a_cluster_error(tmp_path: Path) -> None:
     ],
 )
 def test_state_folder_is_the_one_the_user_chose(environ: dict[str, str], folder: str) -> None:
-    assert state_folder(environ) == Path(folder)
+    assert user_folder("STATE", ".local/state", environ) == Path(folder)

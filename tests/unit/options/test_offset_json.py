@@ -39,7 +39,7 @@ parse_timestamps = partial(parse_numbers, lowest=0)
 def parse_receipt(text: str) -> dict[MessageQueue, tuple[int, int]]:
     tree = json.loads(text)
     if not isinstance(tree, dict):
-        raise ValueError(f"{tree} is no JSON object")
+        raise ValueError(f"{tree} is not a JSON object")
     return receipt_spans(tree)
 
 
@@ -94,9 +94,9 @@ def test_checkpointed_stream_offset_is_valid_as_start_and_end() -> None:
         ("[1]", "[1] is not [begin, end]"),
         ("[1,2,3]", "[1, 2, 3] is not [begin, end]"),
         ("[-2,3]", "-2 is not from 0 to 9223372036854775807"),
-        ("[0,true]", "true is no integer"),
-        ("[7,7]", "[7, 7] begins at its end or behind it"),
-        ("[[0,1],2]", "[0, 1] is no integer"),
+        ("[0,true]", "true is not an integer"),
+        ("[7,7]", "in [7, 7] the begin is not below the end"),
+        ("[[0,1],2]", "[0, 1] is not an integer"),
     ],
 )
 def test_malformed_beginning_is_refused(leaf: str, message: str) -> None:
@@ -108,7 +108,7 @@ def test_malformed_beginning_is_refused(leaf: str, message: str) -> None:
 
 
 def test_timestamps_reject_beginnings() -> None:
-    assert "[0, 1] is no integer" in problem(parse_timestamps, '{"t":{"b":{"0":[0,1]}}}')
+    assert "[0, 1] is not an integer" in problem(parse_timestamps, '{"t":{"b":{"0":[0,1]}}}')
 
 
 @given(st.dictionaries(QUEUES, st.integers(0), min_size=1))
@@ -145,33 +145,33 @@ def test_arbitrary_text_is_not_parsed_as_offsets(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "it is no JSON: Expecting value: line 1 column 1 (char 0)"),
-        ('{"t":{"b":{"0":1}}', "it is no JSON: Expecting ',' delimiter: line 1 column 19 (char 18)"),
-        ("[" * 100_000, "it is no such JSON: it is nested too deeply"),
-        ("[]", "[] is no JSON object"),
-        ("{}", "the JSON: the object is empty: no topic is in it"),
-        ('{"t":{}}', "topic 't': the object is empty: no broker is in it"),
-        ('{"t":{"b":{}}}', "topic 't', broker 'b': the object is empty: no queue id is in it"),
-        ('{"":{"b":{"0":1}}}', "the JSON: '' is no name of a topic"),
-        ('{"t":{"":{"0":1}}}', "topic 't': '' is no name of a broker"),
-        ('{"t":5}', "topic 't': 5 is no object by broker, as in {\"broker\": ...}"),
-        ('{"t":{"b":[7]}}', "topic 't', broker 'b': [7] is no object by queue id, as in {\"queue id\": ...}"),
-        ('{"t":{"b":{"x":1}}}', "topic 't', broker 'b': 'x' is no queue id, which is a number from 0 in quotes"),
-        ('{"t":{"b":{"0":1.0}}}', "topic 't', broker 'b', queue 0: 1.0 is no integer"),
-        ('{"t":{"b":{"0":true}}}', "topic 't', broker 'b', queue 0: true is no integer"),
-        ('{"t":{"b":{"0":"1"}}}', "topic 't', broker 'b', queue 0: \"1\" is no integer"),
-        ('{"t":{"b":{"0":null}}}', "topic 't', broker 'b', queue 0: null is no integer"),
+        ("", "it is not valid JSON: Expecting value: line 1 column 1 (char 0)"),
+        ('{"t":{"b":{"0":1}}', "it is not valid JSON: Expecting ',' delimiter: line 1 column 19 (char 18)"),
+        ("[" * 100_000, "the JSON is nested too deeply"),
+        ("[]", "[] is not a JSON object"),
+        ("{}", "the JSON: the object is empty; give at least one topic"),
+        ('{"t":{}}', "topic 't': the object is empty; give at least one broker"),
+        ('{"t":{"b":{}}}', "topic 't', broker 'b': the object is empty; give at least one queue id"),
+        ('{"":{"b":{"0":1}}}', "the JSON: '' is not the name of a topic"),
+        ('{"t":{"":{"0":1}}}', "topic 't': '' is not the name of a broker"),
+        ('{"t":5}', "topic 't': 5 is not an object by broker, as in {\"broker\": ...}"),
+        ('{"t":{"b":[7]}}', "topic 't', broker 'b': [7] is not an object by queue id, as in {\"queue id\": ...}"),
+        ('{"t":{"b":{"x":1}}}', "topic 't', broker 'b': 'x' is not a queue id, which is a quoted number from 0"),
+        ('{"t":{"b":{"0":1.0}}}', "topic 't', broker 'b', queue 0: 1.0 is not an integer"),
+        ('{"t":{"b":{"0":true}}}', "topic 't', broker 'b', queue 0: true is not an integer"),
+        ('{"t":{"b":{"0":"1"}}}', "topic 't', broker 'b', queue 0: \"1\" is not an integer"),
+        ('{"t":{"b":{"0":null}}}', "topic 't', broker 'b', queue 0: null is not an integer"),
         ('{"t":{"b":{"0":-3}}}', "topic 't', broker 'b', queue 0: -3 is not from -2 to 9223372036854775807"),
         (
             '{"t":{"b":{"7":9223372036854775808}}}',
             "topic 't', broker 'b', queue 7: 9223372036854775808 is not from -2 to 9223372036854775807",
         ),
         ('{"t":{"b":{"0":' + "9" * 5000 + "}}}", f"the number {'9' * 40}... is too long"),
-        ('{"t":{"b":{"0":1,"0":2}}}', "the name '0' is there twice in one object"),
-        ('{"t":{"b":{"0":1}},"t":{"b":{"1":1}}}', "the name 't' is there twice in one object"),
+        ('{"t":{"b":{"0":1,"0":2}}}', "the name '0' occurs twice in one object"),
+        ('{"t":{"b":{"0":1}},"t":{"b":{"1":1}}}', "the name 't' occurs twice in one object"),
         (
             '{"t":{"b":"' + "x" * 100 + '"}}',
-            f"topic 't', broker 'b': \"{'x' * 59}... is no object by queue id, as in {{\"queue id\": ...}}",
+            f"topic 't', broker 'b': \"{'x' * 59}... is not an object by queue id, as in {{\"queue id\": ...}}",
         ),
     ],
 )
@@ -208,15 +208,15 @@ def test_queues_are_parsed(queues: set[MessageQueue]) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"t":{"b":[]}}', "topic 't', broker 'b': [] is no list of queue ids, as in [0, 1]"),
-        ('{"t":{"b":{"0":1}}}', "topic 't', broker 'b': {\"0\": 1} is no list of queue ids, as in [0, 1]"),
-        ('{"t":[0]}', "topic 't': [0] is no object by broker, as in {\"broker\": ...}"),
-        ('{"t":{"b":[1,0,1]}}', "topic 't', broker 'b': a queue id is there twice in [1, 0, 1]"),
-        ('{"t":{"b":["0"]}}', "topic 't', broker 'b': \"0\" is no integer"),
-        ('{"t":{"b":[true]}}', "topic 't', broker 'b': true is no integer"),
-        ('{"t":{"b":[[0]]}}', "topic 't', broker 'b': [0] is no integer"),
+        ('{"t":{"b":[]}}', "topic 't', broker 'b': [] is not a list of queue ids, as in [0, 1]"),
+        ('{"t":{"b":{"0":1}}}', "topic 't', broker 'b': {\"0\": 1} is not a list of queue ids, as in [0, 1]"),
+        ('{"t":[0]}', "topic 't': [0] is not an object by broker, as in {\"broker\": ...}"),
+        ('{"t":{"b":[1,0,1]}}', "topic 't', broker 'b': [1, 0, 1] contains a queue id twice"),
+        ('{"t":{"b":["0"]}}', "topic 't', broker 'b': \"0\" is not an integer"),
+        ('{"t":{"b":[true]}}', "topic 't', broker 'b': true is not an integer"),
+        ('{"t":{"b":[[0]]}}', "topic 't', broker 'b': [0] is not an integer"),
         ('{"t":{"b":[-1]}}', "topic 't', broker 'b': -1 is not from 0 to 2147483647"),
-        ("{}", "the JSON: the object is empty: no topic is in it"),
+        ("{}", "the JSON: the object is empty; give at least one topic"),
     ],
 )
 def test_malformed_queues_error_names_the_problem_and_its_place(text: str, message: str) -> None:
@@ -254,11 +254,11 @@ def test_receipt_of_a_write_over_grpc_is_rejected_for_missing_offsets(queue_id: 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{}", "the receipt has no queues: nothing in it was acknowledged with an offset"),
-        ('{"b":{"rows":0,"queues":{}}}', "the receipt has no queues: nothing in it was acknowledged with an offset"),
-        ('{"b":{"rows":0}}', "broker 'b' has no object \"queues\", as the receipt of a write has"),
-        ('{"b":5}', "broker 'b' has no object \"queues\", as the receipt of a write has"),
-        (receipt("1", 2), "topic 't', broker 'b', queue 0: \"1\" is no integer"),
+        ("{}", "the receipt has no queues: no row was acknowledged with an offset"),
+        ('{"b":{"rows":0,"queues":{}}}', "the receipt has no queues: no row was acknowledged with an offset"),
+        ('{"b":{"rows":0}}', "broker 'b' has no object \"queues\", which the receipt of a write has"),
+        ('{"b":5}', "broker 'b' has no object \"queues\", which the receipt of a write has"),
+        (receipt("1", 2), "topic 't', broker 'b', queue 0: \"1\" is not an integer"),
         (receipt(-1, 2), "topic 't', broker 'b', queue 0: -1 is not from 0 to 9223372036854775806"),
         (
             receipt(0, 2**63 - 1),
@@ -268,9 +268,9 @@ def test_receipt_of_a_write_over_grpc_is_rejected_for_missing_offsets(queue_id: 
         ('{"b":{"queues":{"t":{"0":{"first_offset":1}}}}}', "topic 't', broker 'b', queue 0: last_offset is missing"),
         (
             '{"b":{"queues":{"t":{"0":1}}}}',
-            "topic 't', broker 'b', queue 0: 1 is no object with \"first_offset\" and \"last_offset\"",
+            "topic 't', broker 'b', queue 0: 1 is not an object with \"first_offset\" and \"last_offset\"",
         ),
-        ('{"b":{"queues":{"t":{}}}}', "topic 't', broker 'b': the object is empty: no queue id is in it"),
+        ('{"b":{"queues":{"t":{}}}}', "topic 't', broker 'b': the object is empty; give at least one queue id"),
     ],
 )
 def test_malformed_receipt_error_names_the_problem_and_its_place(text: str, message: str) -> None:
@@ -286,12 +286,12 @@ def test_start_or_end_is_a_keyword_offsets_or_a_receipt(parse: Callable[[str], O
 
 
 def test_unknown_keyword_error_lists_the_keywords() -> None:
-    assert problem(parse_start, "latst") == "it is neither earliest nor latest, and no JSON object"
+    assert problem(parse_start, "latst") == "it is neither earliest, latest nor a JSON object"
 
 
 def test_offsets_of_a_broker_named_queues_are_not_a_receipt() -> None:
     assert parse_start('{"t":{"queues":{"0":5}}}').offsets == ((MessageQueue("t", "queues", 0), 5),)
-    assert 'queue 0: "5" is no integer' in problem(parse_start, '{"t":{"queues":{"0":"5"}}}')
+    assert 'queue 0: "5" is not an integer' in problem(parse_start, '{"t":{"queues":{"0":"5"}}}')
 
 
 @given(st.dictionaries(QUEUES, st.integers(0)), QUEUES)

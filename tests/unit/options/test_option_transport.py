@@ -79,21 +79,21 @@ def test_endpoints_are_addresses_with_or_without_a_scheme(value: str, expected: 
 def test_https_without_tls_is_refused_by_name(endpoints: str) -> None:
     for given in ({}, {"useTls": "false"}):
         assert sink_refusal({"Endpoints": endpoints, **given}).startswith(
-            "endpoints begin with https://, and useTls is false: set useTls=true, or leave https:// out"
+            "endpoints begins with https://, but useTls is false: set useTls=true, or remove https://"
         )
     listed = endpoints.replace(",", ";").split(";")
     for value in (endpoints, listed, tuple(listed)):
         assert producer_refusal(endpoints=value).startswith(
-            "endpoints begin with https://, and use_tls is false: set use_tls=true, or leave https:// out"
+            "endpoints begins with https://, but use_tls is false: set use_tls=true, or remove https://"
         )
 
 
 @pytest.mark.parametrize("endpoints", ["http://p:8081", "p:8081;HTTP://q:8081", "http://p:8081,https://q:8081"])
 def test_http_with_tls_is_refused_by_name(endpoints: str) -> None:
     assert sink_refusal({"endpoints": endpoints, "useTls": "true"}).startswith(
-        "endpoints begin with http://, and useTls is true: set useTls=false, or leave http:// out"
+        "endpoints begins with http://, but useTls is true: set useTls=false, or remove http://"
     )
-    assert producer_refusal(endpoints=endpoints, use_tls=True).startswith("endpoints begin with http://, and use_tls")
+    assert producer_refusal(endpoints=endpoints, use_tls=True).startswith("endpoints begins with http://, but use_tls")
 
 
 def test_scheme_that_matches_use_tls_is_accepted() -> None:
@@ -115,21 +115,21 @@ def test_malformed_endpoints_are_refused(value: str) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"nameServer": "a:1", **ENDPOINTS}, "nameServer and endpoints are both given: give nameServer alone"),
-        ({"namesrvAddr": "a:1", **ENDPOINTS}, "nameServer and endpoints are both given: give nameServer alone"),
+        ({"nameServer": "a:1", **ENDPOINTS}, "nameServer and endpoints are both given: give nameServer (remoting)"),
+        ({"namesrvAddr": "a:1", **ENDPOINTS}, "nameServer and endpoints are both given: give nameServer (remoting)"),
         (
             {"transport": "remoting", **ENDPOINTS},
-            "endpoints are the proxies of transport=grpc, and transport is remoting",
+            "endpoints requires transport=grpc",
         ),
         (
             {"transport": "remoting", "nameServer": "a:1", **ENDPOINTS},
-            "endpoints are the proxies of transport=grpc, and transport is remoting: give nameServer in their place",
+            "endpoints requires transport=grpc: give nameServer instead",
         ),
         (
             {"transport": "grpc", "nameServer": "a:1"},
-            "transport=grpc asks no name server, and nameServer is given: give endpoints in its place",
+            "transport=grpc excludes nameServer: give endpoints (proxies) instead",
         ),
-        ({"transport": "grpc"}, "option endpoints is missing, which transport=grpc needs"),
+        ({"transport": "grpc"}, "option endpoints is missing: transport=grpc requires"),
     ],
 )
 def test_addresses_of_the_wrong_kind_are_rejected_with_advice(given: dict[str, str], message: str) -> None:
@@ -139,9 +139,9 @@ def test_addresses_of_the_wrong_kind_are_rejected_with_advice(given: dict[str, s
 def test_producer_errors_use_the_spelling_of_producer_properties() -> None:
     assert producer_refusal(name_server="a:1", endpoints="p:1").startswith("name_server and endpoints are both given")
     assert producer_refusal(transport="grpc", name_server="a:1").startswith(
-        "transport=grpc asks no name server, and name_server is given: give endpoints in its place"
+        "transport=grpc excludes name_server: give endpoints (proxies) instead"
     )
-    assert producer_refusal(transport="remoting", endpoints="p:1").startswith("endpoints are the proxies of transport=")
+    assert producer_refusal(transport="remoting", endpoints="p:1").startswith("endpoints requires transport=")
     assert producer_refusal(transport="grpc").startswith("option endpoints is missing")
 
 
@@ -149,29 +149,29 @@ def test_producer_errors_use_the_spelling_of_producer_properties() -> None:
     ("name", "value", "why"),
     [
         ("vipChannelEnabled", "true", "a proxy has no second port"),
-        ("unitMode", "true", "no mark of a unit"),
-        ("queueSelector", "hash", "the proxy chooses the queue; rows of one shardingKey keep their order in a topic"),
+        ("unitMode", "true", "no unit mark"),
+        ("queueSelector", "hash", "the proxy chooses the queue; in a topic of the type FIFO it keeps the order"),
         ("queueSelector", "column", "the proxy chooses the queue"),
         ("queueSelector", "my.module:Class", "the proxy chooses the queue"),
-        ("batchType", "inner", "a proxy makes no inner batches"),
-        ("sendMode", "oneway", "a proxy answers every request; async and sync are allowed"),
-        ("enableTrace", "true", "a proxy refuses messages to the trace topic"),
-        ("createTopicKey", "template", "a proxy creates no topics: create them first"),
-        ("defaultTopicQueueNums", "8", "a proxy creates no topics: create them first"),
-        ("compressType", "LZ4", "ZLIB and NONE go"),
-        ("compressType", "ZSTD", "ZLIB and NONE go"),
+        ("batchType", "inner", "a proxy stores no inner batches"),
+        ("sendMode", "oneway", "a proxy answers every request; allowed are async and sync"),
+        ("enableTrace", "true", "a proxy rejects messages to the trace topic"),
+        ("createTopicKey", "template", "a proxy creates no topics, so create them first"),
+        ("defaultTopicQueueNums", "8", "a proxy creates no topics, so create them first"),
+        ("compressType", "LZ4", "allowed are ZLIB and NONE"),
+        ("compressType", "ZSTD", "allowed are ZLIB and NONE"),
     ],
 )
 def test_option_that_is_unsupported_over_grpc_is_rejected(name: str, value: str, why: str) -> None:
     message = sink_refusal({**ENDPOINTS, name: value})
-    assert message.startswith(f"{name}={value} is not possible over gRPC: ")
+    assert message.startswith(f"{name}={value} is not available over gRPC: ")
     assert why in message
-    assert message.endswith(f"Leave {name} out, or give nameServer in place of endpoints")
+    assert message.endswith(f"Remove {name}, or give nameServer instead of endpoints")
 
 
 def test_machine_rooms_are_rejected_over_grpc() -> None:
     message = sink_refusal({**ENDPOINTS, "queueSelector": "machineRoom", "machineRoom": "idc1"})
-    assert message.startswith("queueSelector=machineRoom is not possible over gRPC")
+    assert message.startswith("queueSelector=machineRoom is not available over gRPC")
 
 
 @pytest.mark.parametrize(
@@ -188,8 +188,8 @@ def test_machine_rooms_are_rejected_over_grpc() -> None:
 def test_producer_property_that_is_unsupported_over_grpc_is_rejected(name: str, value: object) -> None:
     shown = str(value).lower() if isinstance(value, bool) else value
     message = producer_refusal(endpoints="p:8081", **{name: value})
-    assert message.startswith(f"{name}={shown} is not possible over gRPC: ")
-    assert message.endswith(f"Leave {name} out, or give name_server in place of endpoints")
+    assert message.startswith(f"{name}={shown} is not available over gRPC: ")
+    assert message.endswith(f"Remove {name}, or give name_server instead of endpoints")
 
 
 @pytest.mark.parametrize(
@@ -214,7 +214,7 @@ def test_defaults_and_supported_options_are_accepted_over_grpc(given: dict[str, 
 @pytest.mark.parametrize("tag", ["a\tb", "a\n", "a\x7f", "a\x85"])
 def test_a_tag_with_a_control_character_is_refused_over_grpc_alone(tag: str) -> None:
     message = sink_refusal({**ENDPOINTS, "tags": tag})
-    assert message.startswith(f"tags={tag!r} holds a control character, and a proxy takes none")
+    assert message.startswith(f"tags={tag!r} contains a control character, which a proxy rejects")
     assert parse_sink_options({"nameServer": "a:1", "tags": tag}, {}).tags == tag
     assert parse_sink_options({**ENDPOINTS, "tags": "gr\u00fcn \u20ac"}, {}).tags == "gr\u00fcn \u20ac"
 
@@ -244,7 +244,7 @@ def test_producer_over_grpc_retries_codes_of_both_protocols() -> None:
 
 
 def test_tls_server_name_requires_use_tls() -> None:
-    remedy = "set use_tls=true, or leave it out"
+    remedy = "set use_tls=true, or remove it"
     assert producer_refusal(tls_server_name="mq") == f"tls_server_name is given without use_tls: {remedy}"
     skipped = producer_refusal(tls_insecure_skip_verify=True)
     assert skipped == f"tls_insecure_skip_verify is given without use_tls: {remedy}"
@@ -253,14 +253,13 @@ def test_tls_server_name_requires_use_tls() -> None:
 
 def test_signing_for_name_servers_needs_credentials() -> None:
     assert producer_refusal(sign_name_server_requests=True) == (
-        "sign_name_server_requests is given without credentials: give access_key or credentials_provider, or leave it "
-        "out"
+        "sign_name_server_requests is given without credentials: give access_key or credentials_provider, or remove it"
     )
     keys = {"access_key": "user", "secret_key": "hush"}
     assert producer_options({"sign_name_server_requests": True, **keys}, {}).connection.sign_name_server_requests
     provided = {"sign_name_server_requests": True, "credentials_provider": "keys:Keys"}
     assert producer_options(provided, {}).connection.sign_name_server_requests
-    assert "no name server is asked" in producer_refusal(**ENDPOINTS, sign_name_server_requests=True, **keys)
+    assert "no name server is used" in producer_refusal(**ENDPOINTS, sign_name_server_requests=True, **keys)
 
 
 def test_shared_options_and_properties_have_equal_defaults() -> None:

@@ -176,7 +176,7 @@ def test_aliases_that_agree_are_accepted() -> None:
 
 def test_aliases_that_disagree_are_refused_by_both_names() -> None:
     message = refusal({"nameserver": "a:1", "namesrvaddr": "b:1"})
-    assert message == "options nameServer and namesrvAddr are one option with two values: give one of them"
+    assert message == "nameServer and namesrvAddr are the same option with two values: give one of them"
 
 
 def test_environment_variable_is_the_default_name_server() -> None:
@@ -387,17 +387,17 @@ ORDERED = {"ordered": "true", "topic": "orders"}
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({**ORDERED, "sendMode": "oneway"}, "ordered=true and sendMode=oneway exclude each other"),
-        ({**ORDERED, "queueSelector": "random"}, "ordered=true and queueSelector=random exclude each other"),
-        ({**ORDERED, "queueSelector": "roundRobin"}, "ordered=true and queueSelector=roundRobin exclude each other"),
-        ({**ORDERED, "queueSelector": "column"}, "ordered=true and queueSelector=column exclude each other"),
+        ({**ORDERED, "sendMode": "oneway"}, "ordered=true is not available with sendMode=oneway"),
+        ({**ORDERED, "queueSelector": "random"}, "ordered=true is not available with queueSelector=random"),
+        ({**ORDERED, "queueSelector": "roundRobin"}, "ordered=true is not available with queueSelector=roundRobin"),
+        ({**ORDERED, "queueSelector": "column"}, "ordered=true is not available with queueSelector=column"),
         (
             {**ORDERED, "sendLatencyFaultEnable": "true"},
-            "ordered=true and sendLatencyFaultEnable=true exclude each other",
+            "ordered=true is not available with sendLatencyFaultEnable=true",
         ),
-        ({"ordered": "true"}, "ordered=true needs the option topic"),
-        ({"maxRateTasks": "4"}, "maxRateTasks says how many tasks share maxRatePerSecond, which is missing"),
-        ({"keepRowId": "true", "rowId": "true"}, "keepRowId=true keeps the ids of rows, and rowId gives them new ones"),
+        ({"ordered": "true"}, "ordered=true requires the option topic"),
+        ({"maxRateTasks": "4"}, "maxRateTasks is given without maxRatePerSecond"),
+        ({"keepRowId": "true", "rowId": "true"}, "keepRowId=true keeps the ids of rows, but rowId replaces them"),
         ({"sendMsgMaxTimeoutPerRequest": "0"}, "sendMsgMaxTimeoutPerRequest=0 leaves no time for an attempt"),
     ],
 )
@@ -423,20 +423,20 @@ def test_machine_rooms_are_a_list_and_go_with_their_selector() -> None:
         {"machineRoom": "a", "queueSelector": "hash"},
     ):
         assert refusal({**NAME_SERVER, **given_}).endswith(
-            "queueSelector=machineRoom and the option machineRoom need each other"
+            "set both queueSelector=machineRoom and machineRoom, or neither"
         )
 
 
 def test_detector_with_legacy_fault_preset_is_rejected() -> None:
     assert parse(faultPreset="V5", startDetectorEnable="true").connection.fault_preset == "v5"
     assert refusal({**NAME_SERVER, "faultPreset": "legacy", "startDetectorEnable": "true"}).startswith(
-        "startDetectorEnable=true and faultPreset=legacy contradict each other"
+        "startDetectorEnable=true is not available with faultPreset=legacy"
     )
 
 
 def test_ladders_of_different_length_are_refused() -> None:
     assert refusal({**NAME_SERVER, "latencyMax": "1,2"}).startswith(
-        "latencyMax has 2 steps and notAvailableDuration has 7"
+        "latencyMax has 2 steps, but notAvailableDuration has 7"
     )
 
 
@@ -486,18 +486,18 @@ def test_path_that_is_no_topic_error_names_the_save_call() -> None:
     [
         (
             {"onError": "deadLetter"},
-            "onError=deadLetter needs the option deadLetterTopic: the topic that invalid rows go to",
+            "onError=deadLetter requires the option deadLetterTopic: give the topic for invalid rows",
         ),
         (
             {"deadLetterTopic": "dead"},
             (
-                "deadLetterTopic='dead' is used with onError=deadLetter only, and onError is fail: "
-                "set onError=deadLetter, or leave deadLetterTopic out"
+                "deadLetterTopic='dead' requires onError=deadLetter, but onError is fail: "
+                "set onError=deadLetter, or remove deadLetterTopic"
             ),
         ),
         (
             {"onError": "DEADLETTER", "topic": "t", "deadLetterTopic": "t"},
-            "deadLetterTopic='t' is the option topic, too: invalid rows need a topic of their own",
+            "deadLetterTopic='t' is also the option topic: give a separate topic for invalid rows",
         ),
     ],
 )
@@ -508,7 +508,7 @@ def test_dead_letter_topic_is_required_only_for_its_use_and_differs(options: dic
 @pytest.mark.parametrize(("kind", "level", "span"), [("ZLIB", "10", "0 to 9"), ("zstd", "0", "1 to 22")])
 def test_compression_level_must_be_supported_by_the_type(kind: str, level: str, span: str) -> None:
     message = refusal({**NAME_SERVER, "compressType": kind, "compressLevel": level})
-    assert message == f"compressLevel={level} is no level of compressType={kind.upper()}: allowed is {span}"
+    assert message == f"compressLevel={level} is not valid for compressType={kind.upper()}: allowed is {span}"
 
 
 def test_options_pickle_compare_and_hash_by_value() -> None:
@@ -591,15 +591,15 @@ def test_the_secrets_of_a_write_travel_with_its_options_and_are_not_shown() -> N
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"accessKey": "me"}, "accessKey is given without secretKey: give both, or neither"),
-        ({"secretKey": "hunter2"}, "secretKey is given without accessKey: give both, or neither"),
-        ({"securityToken": "hunter2"}, "securityToken is given without accessKey: give both, or neither"),
-        ({"tlsCaFile": "ca.pem"}, "tlsCaFile is given without useTls: set useTls=true, or leave it out"),
+        ({"accessKey": "me"}, "accessKey is given without secretKey: give both or neither"),
+        ({"secretKey": "hunter2"}, "secretKey is given without accessKey: give both or neither"),
+        ({"securityToken": "hunter2"}, "securityToken is given without accessKey: give both or neither"),
+        ({"tlsCaFile": "ca.pem"}, "tlsCaFile is given without useTls: set useTls=true, or remove it"),
         (
             {"tlsCaFile": "ca.pem", "useTls": "false"},
-            "tlsCaFile is given without useTls: set useTls=true, or leave it out",
+            "tlsCaFile is given without useTls: set useTls=true, or remove it",
         ),
-        ({"tlsServerName": "mq.example"}, "tlsServerName is given without useTls: set useTls=true, or leave it out"),
+        ({"tlsServerName": "mq.example"}, "tlsServerName is given without useTls: set useTls=true, or remove it"),
     ],
 )
 def test_one_security_option_without_the_other_is_refused(given: dict[str, str], message: str) -> None:

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.options.connection import ConnectionOptions
-from rocketmq_spark.options.kinds import OptionSpec, ValueKind
+from rocketmq_spark.options.kinds import OptionSpec, ValueKind, parse_one
 from rocketmq_spark.options.offsets import OffsetSpec
-from rocketmq_spark.options.parsing import parse_one, parse_sink_options, parse_source_options, parse_values
+from rocketmq_spark.options.parsing import parse_sink_options, parse_source_options, parse_values
 from rocketmq_spark.options.sink import SINK_OPTIONS
 from rocketmq_spark.options.source import SOURCE_OPTIONS, SourceOptions, option_warnings
 from tests.tools.option_docs import shown_default
@@ -235,18 +235,26 @@ def test_invalid_value_error_names_option_value_and_allowed_values(name: str, ba
     ("name", "bad", "why"),
     [
         ("subscribePattern", "", "it is blank"),
-        ("subscribePattern", "a(", "it is no regular expression: missing ), unterminated subpattern at position 1"),
-        ("subscribePattern", "a{99999999999999}", "it is no regular expression: the repetition number is too large"),
-        ("assign", '{"t":{"b":["0"]}}', "topic 't', broker 'b': \"0\" is no integer"),
-        ("startingOffsets", "soon", "it is neither earliest nor latest, and no JSON object"),
+        (
+            "subscribePattern",
+            "a(",
+            "it is not a valid regular expression: missing ), unterminated subpattern at position 1",
+        ),
+        (
+            "subscribePattern",
+            "a{99999999999999}",
+            "it is not a valid regular expression: the repetition number is too large",
+        ),
+        ("assign", '{"t":{"b":["0"]}}', "topic 't', broker 'b': \"0\" is not an integer"),
+        ("startingOffsets", "soon", "it is neither earliest, latest nor a JSON object"),
         (
             "startingOffsets",
             '{"t":{"b":{"0":-3}}}',
             "topic 't', broker 'b', queue 0: -3 is not from -2 to 9223372036854775807",
         ),
-        ("endingOffsets", '{"t":{"b":{"0":1.5}}}', "topic 't', broker 'b', queue 0: 1.5 is no integer"),
-        ("endingOffsets", '{"t":{"b":{"0":1,"0":2}}}', "the name '0' is there twice in one object"),
-        ("startingOffsetsByTimestamp", '{"t":7}', "topic 't': 7 is no object by broker, as in {\"broker\": ...}"),
+        ("endingOffsets", '{"t":{"b":{"0":1.5}}}', "topic 't', broker 'b', queue 0: 1.5 is not an integer"),
+        ("endingOffsets", '{"t":{"b":{"0":1,"0":2}}}', "the name '0' occurs twice in one object"),
+        ("startingOffsetsByTimestamp", '{"t":7}', "topic 't': 7 is not an object by broker, as in {\"broker\": ...}"),
         (
             "endingOffsetsByTimestamp",
             '{"t":{"b":{"0":-1}}}',
@@ -263,7 +271,7 @@ def test_malformed_structured_value_error_names_the_place(name: str, bad: str, w
 def test_a_long_value_is_cut_in_its_message() -> None:
     many = json.dumps({"t": {"b": {str(queue): 1 for queue in range(5_000)} | {"x": 1}}})
     message = refusal({**NAME_SERVER, "startingOffsets": many})
-    assert "topic 't', broker 'b': 'x' is no queue id" in message
+    assert "topic 't', broker 'b': 'x' is not a queue id" in message
     assert len(message) < 1_000
 
 
@@ -333,13 +341,13 @@ def test_path_and_subscribe_that_differ_are_refused() -> None:
 
 def test_path_with_another_subscription_option_is_rejected() -> None:
     refused = refusal({**NAME_SERVER, "path": "t", "assign": '{"t":{"b":[0]}}'})
-    assert refused == "assign and .load('t') both say what is read: give one of them"
+    assert refused == "assign and .load('t') both select topics: give one of them"
 
 
 def test_read_that_ends_before_its_start_is_rejected() -> None:
     read = {**NAME_SERVER, "subscribe": "t"}
     offsets = {"startingOffsets": '{"t":{"b":{"0":-2,"1":5}}}', "endingOffsets": '{"t":{"b":{"0":3,"1":4}}}'}
-    assert refusal({**read, **offsets}) == "startingOffsets of t/b/1 is 5, and endingOffsets is before it: 4"
+    assert refusal({**read, **offsets}) == "startingOffsets of t/b/1 is 5, but endingOffsets is smaller: 4"
     times = {"startingTimestamp": "1700000000001", "endingTimestamp": "1700000000000"}
     assert "startingTimestamp=1700000000001 is later than endingTimestamp" in refusal({**read, **times})
     # Options that a time overrides are not checked.
@@ -348,7 +356,7 @@ def test_read_that_ends_before_its_start_is_rejected() -> None:
 
 @pytest.mark.parametrize("expression", ["a | b", "a ||| b", "|"])
 def test_single_pipe_between_tags_is_rejected(expression: str) -> None:
-    assert "between tags stand two" in refusal({**NAME_SERVER, "subscribe": "t", "subExpression": expression})
+    assert "contains a single pipe" in refusal({**NAME_SERVER, "subscribe": "t", "subExpression": expression})
 
 
 def test_suspicious_options_cause_warnings() -> None:
@@ -357,7 +365,7 @@ def test_suspicious_options_cause_warnings() -> None:
     assert "filterType=SQL92" in condition
     assert [*option_warnings(batch(subExpression="region = 'eu'", filterType="SQL92"))] == []
     (seconds,) = option_warnings(batch(startingTimestamp="1700000000"))
-    assert seconds.startswith("startingTimestamp=1700000000 is a moment of 1970-73")
+    assert seconds.startswith("startingTimestamp=1700000000 is a time in 1970-73")
 
 
 def test_pull_timeout_defaults_to_at_most_the_read_timeout() -> None:
@@ -374,8 +382,7 @@ def test_path_that_is_no_topic_error_names_the_load_call() -> None:
 
 def test_topic_and_subscribe_are_the_same_option() -> None:
     assert (
-        refusal({**BASE, "topic": "u"})
-        == "options subscribe and topic are one option with two values: give one of them"
+        refusal({**BASE, "topic": "u"}) == "subscribe and topic are the same option with two values: give one of them"
     )
 
 
@@ -478,7 +485,7 @@ def test_stream_can_start_at_any_offset(place: str) -> None:
 )
 def test_a_stream_has_no_end(name: str, value: str) -> None:
     message = refusal({**BASE, name.lower(): value}, streaming=True)
-    assert message == f"{name}: ending offset not valid in streaming queries; leave it out, or use spark.read"
+    assert message == f"{name}: ending offset not valid in streaming queries; remove it, or use spark.read"
     assert batch(**{name: value}).subscribe == ("t",)
 
 
@@ -493,7 +500,7 @@ def test_a_stream_has_no_end(name: str, value: str) -> None:
 )
 def test_trigger_and_commit_options_are_rejected_for_batch_reads(name: str, value: str) -> None:
     message = refusal({**BASE, name.lower(): value})
-    assert message == f"{name} is for streams, and not valid in batch queries: leave it out, or use spark.readStream"
+    assert message == f"{name} is for streams and not valid in batch queries: remove it, or use spark.readStream"
 
 
 @pytest.mark.parametrize("name", ["minPartitions", "maxRecordsPerPartition"])
@@ -511,7 +518,7 @@ def test_partition_limits_apply_to_batches_and_streams(name: str) -> None:
         ),
         (
             {"maxTriggerDelay": "15m"},
-            "maxTriggerDelay bounds the wait for minOffsetsPerTrigger, which is missing: give both, or neither",
+            "maxTriggerDelay is given without minOffsetsPerTrigger: give both or neither",
         ),
         (
             {"pullTimeoutMs": "120001"},
@@ -519,29 +526,29 @@ def test_partition_limits_apply_to_batches_and_streams(name: str) -> None:
         ),
         (
             {"filterType": "SQL92"},
-            "filterType=SQL92 needs a condition as subExpression, which is *: give one, or leave filterType out",
+            "filterType=SQL92 requires a condition, but subExpression is *: give one, or remove filterType",
         ),
         ({"subExpression": " || "}, "subExpression=' || ' has no tag: allowed is *, or tags as in TagA || TagB"),
         (
             {"startingOffsetsByTimestampStrategy": "latest"},
             (
-                "startingOffsetsByTimestampStrategy=latest is used with startingTimestamp or "
-                "startingOffsetsByTimestamp only: give one of them, or leave it out"
+                "startingOffsetsByTimestampStrategy=latest requires startingTimestamp or "
+                "startingOffsetsByTimestamp: give one of them, or remove it"
             ),
         ),
-        ({"accessKey": "me"}, "accessKey is given without secretKey: give both, or neither"),
-        ({"tlsCaFile": "/ca.pem"}, "tlsCaFile is given without useTls: set useTls=true, or leave it out"),
+        ({"accessKey": "me"}, "accessKey is given without secretKey: give both or neither"),
+        ({"tlsCaFile": "/ca.pem"}, "tlsCaFile is given without useTls: set useTls=true, or remove it"),
         (
             {"startingOffsets": '{"u":{"b":{"0":1}}}'},
-            "startingOffsets has u/b/0, which is not among what is read: subscribe is t",
+            "startingOffsets has u/b/0, which the read does not include: subscribe is t",
         ),
         (
             {"startingOffsetsByTimestamp": '{"t":{"b":{"0":1}},"u":{"b":{"0":1}}}'},
-            "startingOffsetsByTimestamp has u/b/0, which is not among what is read: subscribe is t",
+            "startingOffsetsByTimestamp has u/b/0, which the read does not include: subscribe is t",
         ),
         (
             {"startingOffsets": receipt(u=(1, 2))},
-            "startingOffsets has u/b/0, which is not among what is read: subscribe is t",
+            "startingOffsets has u/b/0, which the read does not include: subscribe is t",
         ),
     ],
 )
@@ -551,7 +558,7 @@ def test_options_that_contradict_each_other_are_refused(given_: dict[str, str], 
 
 def test_ending_offset_of_a_queue_missing_in_the_receipt_is_rejected() -> None:
     message = refusal({**NAME_SERVER, "startingOffsets": receipt(t=(1, 2)), "endingOffsets": '{"t":{"b":{"1":5}}}'})
-    assert message == "endingOffsets has t/b/1, which is not among what is read: startingOffsets is a receipt"
+    assert message == "endingOffsets has t/b/1, which the read does not include: startingOffsets is a receipt"
 
 
 def test_options_at_the_limit_of_each_other_are_accepted() -> None:
@@ -569,8 +576,8 @@ def test_options_at_the_limit_of_each_other_are_accepted() -> None:
 def test_a_read_over_grpc_is_refused_with_the_reason(name: str, value: str) -> None:
     message = refusal({"subscribe": "t", name: value})
     assert message == (
-        f"{name.lower()} is an option of a write: reads go over the remoting protocol only, as a proxy can't replay "
-        "what is stored (gRPC). Leave it out, and give nameServer"
+        f"{name.lower()} is an option of a write: reads use only the remoting protocol, because a proxy can't replay "
+        "stored messages (gRPC). Remove it, and give nameServer"
     )
 
 
@@ -662,4 +669,4 @@ def test_two_receipts_must_be_of_the_same_queues() -> None:
     assert batch(**both).ending_offsets == OffsetSpec(None, ((QUEUE, 10),), receipt=True)
     for one, other in (({"t": (1, 2)}, {"t": (5, 9), "u": (3, 4)}), ({"t": (1, 2), "u": (3, 4)}, {"t": (5, 9)})):
         message = refusal({**NAME_SERVER, "startingOffsets": receipt(**one), "endingOffsets": receipt(**other)})
-        assert "are receipts of different queues, and u/b/0 is in one of them only" in message
+        assert "are receipts of different queues: only one of them has u/b/0" in message

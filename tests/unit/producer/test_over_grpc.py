@@ -215,7 +215,7 @@ def test_ordered_write_requires_a_fifo_topic_and_keeps_group_order(
 
 
 def test_write_options_unsupported_over_grpc_are_rejected(producer: Producer, transport: ScriptedProxies) -> None:
-    with pytest.raises(OptionError, match="queueSelector=hash is not possible over gRPC"):
+    with pytest.raises(OptionError, match="queueSelector=hash is not available over gRPC"):
         producer.send_arrow(rows(shardingKey=["k"]), "T", queueSelector="hash")
     with pytest.raises(OptionError, match="options endpoints belong to the producer"):
         producer.send_arrow(rows(), "T", endpoints="r:8081")

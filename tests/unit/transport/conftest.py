@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from rocketmq_spark.model.message import Buffer, EncodedBatch, Message, MessageQueue, SendOutcome, SendRequest
-from rocketmq_spark.protocol.remoting.records import encode_batch
+from rocketmq_spark.model.message import SendOutcome, SendRequest
 from rocketmq_spark.transport.remoting.transport import RemotingTransport
 from tests.support.contract import Outcomes
 from tests.support.processes import PATIENCE
@@ -21,42 +20,8 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 
 @pytest.fixture
-def outcomes() -> Outcomes:
-    return Outcomes()
-
-
-@pytest.fixture
 def collected() -> Callable[[], Outcomes]:
     return Outcomes
-
-
-@pytest.fixture
-def request_to() -> Callable[..., SendRequest]:
-    def make(address: str, body: Buffer | tuple[Buffer, ...] = b"hello", **changes: Any) -> SendRequest:
-        pieces = body if isinstance(body, tuple) else (body,)
-        queue = changes.pop("queue", MessageQueue("orders", "broker-a", 0))
-        batch = EncodedBatch(
-            topic=queue.topic,
-            body=pieces,
-            rows=changes.pop("rows", 1),
-            nbytes=sum(map(len, pieces)),
-            batch=changes.pop("batch", False),
-            properties=changes.pop("properties", ""),
-            flag=changes.pop("flag", 0),
-            sys_flag=changes.pop("sys_flag", 0),
-        )
-        return SendRequest(batch, queue, address, "pg", "TBW102", 4, 1_700_000_000_000, **changes)
-
-    return make
-
-
-@pytest.fixture
-def batch_to(request_to: Callable[..., SendRequest]) -> Callable[..., SendRequest]:
-    def make(address: str, *bodies: bytes, **changes: Any) -> SendRequest:
-        body = encode_batch([Message("orders", item) for item in bodies])
-        return request_to(address, body, rows=len(bodies), batch=True, **changes)
-
-    return make
 
 
 @pytest.fixture
