@@ -233,7 +233,12 @@ class Puller:
         fetch = segment.fetch
         segment.flying = False
         if outcome.error is not None:
-            self._raise_if_permanent(fetch, outcome.error)
+            # A broker without enablePropertyFilter answers SYSTEM_ERROR to SQL92.
+            sql = self.options.filter_type == "SQL92" and isinstance(outcome.error, BrokerOutcomeUnknownException)
+            if sql or not outcome.error.retriable:
+                advice = "; filterType=SQL92 needs brokers with enablePropertyFilter=true" if sql else ""
+                where = f"reading {fetch.queue} from offset {fetch.range.start} to {fetch.range.end - 1}"
+                raise ReadError(f"{where}: {outcome.error}{advice}") from outcome.error
             self._wait(fetch, outcome.error)
             # A slave without slaveReadEnable always answers that it is busy.
             if not outcome.error.flow_control or not self.queues.is_master(fetch.queue, segment.address):
@@ -342,12 +347,3 @@ class Puller:
             ) from error
         fetch.waits_until = now + min(_FIRST_WAIT * 2**fetch.failures, _LONGEST_WAIT)
         fetch.failures = min(fetch.failures + 1, 16)
-
-    def _raise_if_permanent(self, fetch: _QueueFetch, error: RocketMQError) -> None:
-        # A broker without enablePropertyFilter answers SYSTEM_ERROR to SQL92.
-        filtered = self.options.filter_type == "SQL92" and isinstance(error, BrokerOutcomeUnknownException)
-        if not error.retriable or filtered:
-            advice = "; filterType=SQL92 needs brokers with enablePropertyFilter=true" if filtered else ""
-            raise ReadError(
-                f"reading {fetch.queue} from offset {fetch.range.start} to {fetch.range.end - 1}: {error}{advice}"
-            ) from error

@@ -154,10 +154,9 @@ class StreamOffsets:
         self.queues.deadline.restart()
         missing = {queue: known[queue] for queue in known if queue not in target and self._options.reads(queue)}
         absent = sorted(queue for queue in missing if self.queues.exists(queue) is not False)
-        if not absent:
-            return {**target, **missing}
-        if not self._options.fail_on_data_loss:
+        if absent and not self._options.fail_on_data_loss:
             logger.warning("%s; the query continues without these queues (failOnDataLoss=false)", _absent(absent))
+        if not absent or not self._options.fail_on_data_loss:
             return {**target, **missing}
         try:
             return {**target, **missing, **self._bounds.latest(absent)}

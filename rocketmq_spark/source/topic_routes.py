@@ -116,8 +116,8 @@ class TopicRoutes:
     routes: dict[str, TopicRouteData]
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
     _asked_at: dict[str, float] = field(default_factory=dict, init=False)
-    # The error of the last request, by topic.
-    _errors: dict[str, RocketMQError] = field(default_factory=dict, init=False)
+    # The error of the last request, by topic; None if it succeeded.
+    _errors: dict[str, RocketMQError | None] = field(default_factory=dict, init=False)
     # The topics that were logged as gone.
     _gone: set[str] = field(default_factory=set, init=False)
     _listed: frozenset[str] | None = field(default=None, init=False)
@@ -213,11 +213,7 @@ class TopicRoutes:
 
     def _was_asked(self, topic: str, error: RocketMQError | None = None) -> None:
         with self._lock:
-            self._asked_at[topic] = self.clock()
-            if error is None:
-                self._errors.pop(topic, None)
-            else:
-                self._errors[topic] = error
+            self._asked_at[topic], self._errors[topic] = self.clock(), error
 
     def _request(self, topic: str) -> TopicRouteData:
         timeout = self.options.pull_timeout_ms / 1000 * len(self.options.connection.name_server)
