@@ -1,10 +1,8 @@
 """RecordBatches -> EncodedBatches. Rows that do not fill a batch wait for more rows.
 
-- A full batch is a few slices of larger buffers, which are never joined. Where groups share a chunk, each copies its
-  part, because a small waiting batch would keep the whole chunk alive.
-- When `ArrowBatcher.add` ends, the rest of a block is copied, so nothing keeps the block alive.
-- Rows of one group keep their order. Groups have no order among each other, nor have delayed rows and others. With
-  ``ordered``, all rows of a queue keep their order: whatever waits for the queue is sent first.
+- A full batch is a few slices of larger buffers, which are never joined. Where groups share a chunk, and when
+  `ArrowBatcher.add` ends, `Group.settle` copies what waits, because a slice would keep the whole block alive.
+- Rows of one group keep their order. With ``ordered`` all rows of a queue do: batches that wait for it are sent first.
 - Compressed and plain rows form separate groups.
 - Single messages (a delay, a body too large for a batch) are yielded at once.
 
@@ -52,13 +50,11 @@ LINGER_S: Final = 0.1
 # Rows are encoded in chunks of about this size, bytes. It fits a processor's cache and bounds memory, and makes the
 # fixed cost of numpy and Arrow calls negligible.
 _CHUNK_BYTES: Final = 2 * 1024 * 1024
-
-# Leftovers are copied into pieces of at least this size, bytes. There are few enough for one gathering write, and a
-# growing batch does not copy its old pieces again, as one buffer would.
+# Leftovers are copied into pieces of at least this size, bytes: few enough for one gathering write. A growing batch
+# does not copy its old pieces again, as one buffer would.
 _PIECE_BYTES: Final = 64 * 1024
-
-# The header of a batch may carry this, and the UNIQ_KEY that asks for an inner batch. Brokers reject any other property
-# there, or lose messages.
+# The header of a batch may carry only this, and the UNIQ_KEY that requests an inner batch. With other properties there,
+# brokers reject the batch or lose messages.
 _NO_WAIT: Final = "WAIT\x01false\x02"
 
 
@@ -69,7 +65,7 @@ class ArrowBatcher(abc.ABC):
     options: SinkOptions
     _: KW_ONLY
     partition_id: int
-    queues_of: Callable[[str], Sequence[MessageQueue]]  # Called only for topics of which a row is bound to a queue
+    queues_of: Callable[[str], Sequence[MessageQueue]]  # Called only for topics with a row that is bound to a queue
     unique_ids: UniqueIds
     # Called with the invalid rows of a batch; the others are sent. None: the first error is raised, and none is sent
     on_invalid: Callable[[InvalidRows], None] | None = None
@@ -78,10 +74,10 @@ class ArrowBatcher(abc.ABC):
     check_keys: KeyCheck | None = None
     max_rows: int = MAX_BATCH_ROWS
     chunk_bytes: int = _CHUNK_BYTES
-    # What waits in batches that are not full
+    # Of batches that are not full
     pending_bytes: int = field(default=0, init=False)
     pending_rows: int = field(default=0, init=False)
-    # All that were handed to `add`, including those of a refused batch, without invalid rows that were left out
+    # All rows that `add` received, including those of a refused batch, without skipped invalid rows
     taken_rows: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
@@ -101,11 +97,11 @@ class ArrowBatcher(abc.ABC):
         )
 
     def add(self, batch: pa.RecordBatch, now: float) -> Iterator[Ready]:
-        """Take the rows of one batch, whose schema has passed `check_schema`, and return the batches that are full.
+        """Check and take the rows of a batch whose schema has passed `check_schema`, and return the full batches.
 
-        Rows are checked before this method returns. The caller must exhaust the returned iterator. `now` is monotonic
-        seconds. On an InvalidRowError the batch is not taken. A RouteNotFoundException means that the topic of a bound
-        row, or of a row without a key, has no queue; the batch may be added again.
+        The caller must exhaust the returned iterator. `now` is monotonic seconds. On an InvalidRowError the batch is
+        not taken. A RouteNotFoundException means that the topic of a bound row, or of a row without a key, has no
+        queue; the batch may be added again.
         """
         self.taken_rows += batch.num_rows
         block = read_block(batch, self.options, self.row_ids, self._first_row)
@@ -184,7 +180,7 @@ class ArrowBatcher(abc.ABC):
                     yield self._close(key)
 
     def _singles(self, chunk: Chunk, groups: Groups) -> Iterator[Ready]:
-        """Yield rows as single messages: one Python object a row, because each is a request of its own."""
+        """Yield rows as single messages: one Python object per row, because each row is a separate request."""
         block, packed, options = chunk.block, chunk.packed, self.options
         properties = encode_properties(chunk, self.unique_ids, self._workspace)
         for row, text in zip(chunk.numbers.tolist(), properties, strict=True):
@@ -308,7 +304,7 @@ class Group:
             self.nbytes += len(piece)
 
     def settle(self) -> None:
-        """Copy slices of the block's buffer, so that it can be freed; less than one batch per group and block."""
+        """Copy slices of the block's buffer, so that it can be freed. This copies less than one batch per group."""
         for piece in self._slices:
             if self._settled and len(self._settled[-1]) < _PIECE_BYTES:
                 self._settled[-1] += piece

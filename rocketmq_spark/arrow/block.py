@@ -1,11 +1,10 @@
 """RecordBatch -> MessageBlock: the columns of a write, normalised and checked, without copies of payloads.
 
-Rule 1: no later module depends on a column's Arrow type, or on whether a column exists.
-Rule 2: a block lists every rule that its rows break and raises nothing. The caller decides what happens to bad rows.
-Rule 3: the properties of a message have one order: KEYS, TAGS, WAIT (only ``false``), __SHARDINGKEY, DELAY,
-        TIMER_DELAY_MS, TIMER_DELIVER_MS, SPARK_ROW_ID, UNIQ_KEY, then the user's own in the order of the map.
-Rule 4: the table `CARRIED` decides which properties are dropped and which rows go as single messages.
-
+Later modules depend neither on a column's Arrow type nor on its existence. A block lists every rule that its rows break
+and raises nothing: the caller decides what happens to bad rows. The table `CARRIED` decides which properties are
+dropped and which rows go as single messages.
+The properties of a message have one order: KEYS, TAGS, WAIT (only ``false``), __SHARDINGKEY, DELAY, TIMER_DELAY_MS,
+TIMER_DELIVER_MS, SPARK_ROW_ID, UNIQ_KEY, then the user's own in the order of the map.
 An empty string in keys or shardingKey counts as null, as in ``Message``'s constructor. An empty string in tags is an
 error, because it could mean the default tag or no tag.
 """
@@ -57,8 +56,7 @@ _PROPERTIES_TOO_LONG: Final = Rule(
     "move what is long into the body",
 )
 
-# Kept free of a batch that a proxy is to make: it adds properties to each message before the broker's 4 MiB are
-# measured.
+# Bytes of the broker's 4 MiB that a batch leaves to the proxy, which adds properties to each message.
 _PROXY_ROOM: Final = 512 * 1024
 
 
@@ -100,12 +98,11 @@ class MessageBlock:
     sharding_key: ByteColumn | None
     properties: tuple[Property, ...]  # System properties except UNIQ_KEY, in their order
     user: ByteColumn | None  # The user's properties as property strings
-    # The user's properties as fields of a gRPC message; None without any, and for other protocols
-    user_fields: ByteColumn | None
+    user_fields: ByteColumn | None  # The user's properties as fields of a gRPC message; None for other protocols
     flags: npt.NDArray[np.int64] | None  # None: all 0
-    # Queue ids and which rows have one; only with ``queueSelector=column``
+    # With ``queueSelector=column``: queue ids and which rows have one, and broker names as `topic_codes` and `topics`
     queue_ids: tuple[npt.NDArray[np.int64], Mask | None] | None
-    broker_names: tuple[Ints, list[str]] | None  # As `topic_codes` and `topics`; only with ``queueSelector=column``
+    broker_names: tuple[Ints, list[str]] | None
     property_sizes: Ints  # Bytes of each row's whole property string
     item_sizes: npt.NDArray[np.int64]  # Bytes of each row as an item of a batch
     single: Mask | None  # Rows that go as single messages; None: none
@@ -117,11 +114,11 @@ class MessageBlock:
         return None if code < 0 else self.topics[code]
 
     def topics_of(self, rows: Mask) -> list[int]:
-        """Return the codes of the topics of some valid rows, at least one."""
+        """Return the codes of the topics of valid rows, at least one."""
         return [0] if self.topic_codes is None else np.flatnonzero(np.bincount(self.topic_codes[rows])).tolist()
 
     def of_topic(self, code: int, rows: Mask) -> Mask:
-        """Return which of some rows have one topic."""
+        """Return which of `rows` have the topic with this code."""
         return rows if self.topic_codes is None else rows & (self.topic_codes == code)
 
     @property
@@ -244,15 +241,13 @@ class _Reader:
         array = self._columns.get("keys")
         if array is not None and (pa.types.is_list(array.type) or pa.types.is_large_list(array.type)):
             items = list_column(array)
-            if items is None:
-                return None
-            self._violations += validate.check_key_items(items)
-            return join_keys(items).without_empty()
+            if items is not None:
+                self._violations += validate.check_key_items(items)
+            return None if items is None else join_keys(items).without_empty()
         keys = byte_column(array)
-        if keys is None:
-            return None
-        self._violations += validate.check_text("keys", keys)
-        return keys.without_empty()
+        if keys is not None:
+            self._violations += validate.check_text("keys", keys)
+        return None if keys is None else keys.without_empty()
 
     def _tags(self) -> list[Property]:
         default = (self._options.tags or "").encode()

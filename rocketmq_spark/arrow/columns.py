@@ -1,11 +1,9 @@
-"""One Arrow column as numpy arrays: offsets into bytes, or whole numbers, with a mask of non-null rows.
+"""Arrow columns of any layout as numpy arrays: offsets into bytes, or whole numbers, with a mask of non-null rows.
 
-- All Arrow layouts (sliced, large, view, dictionary) are read here; later modules know one layout.
-- Arrow buffers are not copied, except that dictionaries and views are unpacked.
-- A column in which every row is null becomes None.
-- Conversion avoids ``pa.array``, ``pa.scalar`` (also inside ``fill_null``), ``Array.to_numpy`` and
-  ``DataType.to_pandas_dtype``. They import pandas, which costs each Spark worker half a second and 40 MB. The last one
-  even fails without pandas before pyarrow 26.
+Arrow buffers are not copied, except that dictionaries and views are unpacked. A column of nulls becomes None.
+Conversion avoids ``pa.array``, ``pa.scalar`` (also inside ``fill_null``), ``Array.to_numpy`` and
+``DataType.to_pandas_dtype``. They import pandas, which costs each Spark worker half a second and 40 MB. The last one
+even fails without pandas before pyarrow 26.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ class ByteColumn:
 
     offsets: Ints  # Row k is ``data[offsets[k]:offsets[k + 1]]``. The first is not 0 where the Arrow array was a slice
     data: Octets
-    valid: Mask | None = None  # False where the row is null (its span may still hold bytes); None: no row is
+    valid: Mask | None = None  # False where the row is null (its span may still hold bytes). None: no row is null
     sizes: Ints = field(init=False)  # Bytes of each row; 0 where it is null
 
     def __post_init__(self) -> None:
@@ -61,7 +59,7 @@ class ByteColumn:
         return None if value is None else value.decode("utf-8", errors)
 
     def not_null(self, rows: Ints) -> Ints:
-        """Return those of `rows` that are not null."""
+        """Return the `rows` that are not null."""
         return rows if self.valid is None else rows[self.valid[rows]]
 
     def slice(self, start: int, stop: int) -> ByteColumn:

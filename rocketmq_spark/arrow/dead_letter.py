@@ -1,16 +1,15 @@
-"""Rows that no broker could store as they are, the rule that each breaks, and dead letters made of them.
+"""Invalid rows, the rule that each breaks, and dead letters made of them.
 
 - Of several rules that a row breaks, the first checked counts, so counts by rule add up to the rows.
-- A dead letter is always valid. A null or empty body becomes a placeholder, and a body longer than ``maxMessageSize``
-  is cut. An invalid text is moved.
-- What a message can carry keeps its place: body, keys, tags, the user's properties. The other columns, invalid texts
-  and reserved names become properties ``DEAD_LETTER_<column>``, cleaned and cut.
-- ``DEAD_LETTER_leftOut`` counts what is left out: null and blank values, and what does not fit.
+- A dead letter is always valid. A null or empty body becomes a placeholder; a body above ``maxMessageSize`` is cut.
+- Valid keys, tags and user's properties stay. The other columns, invalid texts and reserved names become properties
+  ``DEAD_LETTER_<column>``, cleaned and cut. ``DEAD_LETTER_leftOut`` counts omitted values: null, blank, or too much.
 - Bad rows are rare, so this module works row by row. All rows may be bad, so it holds only a slice of them at a time.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from itertools import chain
@@ -40,8 +39,7 @@ _EMPTY_BODY: Final = b"(empty)"
 _SLICE_ROWS: Final = 1_000
 _SLICE_BYTES: Final = 8 * 1024 * 1024
 
-# What is moved to another property is cut, characters; keys and tags stay where they are if they are no longer than
-# this, bytes.
+# Moved values are cut to this many characters. Keys and tags are moved if they are longer than this many bytes.
 _CUT: Final = 200
 _LONGEST_KEYS: Final = 8_000
 _LONGEST_TAGS: Final = 1_000
@@ -58,15 +56,15 @@ _NUMBERS: Final = tuple(name for name, column in COLUMNS.items() if column.fits 
 
 @dataclass(frozen=True, slots=True)
 class _Limits:
-    """What a protocol carries of keys, tags and properties."""
+    """The limits of a protocol for keys, tags and properties."""
 
     room: int  # Bytes of all together
     most: int  # Number of properties, without keys and tags
     forbidden: Mapping[int, str]  # Characters that no text may hold, and their replacements
     blank_keys: bool
 
-    def takes(self, text: str) -> bool:
-        return text == text.translate(self.forbidden)
+    def takes(self, text: str, most: float = math.inf) -> bool:
+        return text == text.translate(self.forbidden) and len(text.encode()) <= most
 
     def cleaned(self, value: object) -> str:
         return str(value)[:_CUT].translate(self.forbidden)
@@ -78,13 +76,9 @@ _GRPC: Final = _Limits(
     MAX_PROPERTY_BYTES, MAX_PROPERTIES, dict.fromkeys((*range(0x20), *range(0x7F, 0xA0)), "\ufffd"), blank_keys=False
 )
 
+_TEXT: Final = pa.string()
 _SCHEMA: Final = pa.schema(
-    {
-        "body": pa.large_binary(),
-        "keys": pa.string(),
-        "tags": pa.string(),
-        "properties": pa.map_(pa.string(), pa.string()),
-    }
+    {"body": pa.large_binary(), "keys": _TEXT, "tags": _TEXT, "properties": pa.map_(_TEXT, _TEXT)}
 )
 
 
@@ -143,11 +137,11 @@ class InvalidRows:
         for place, row in enumerate(self.rows.tolist()):
             violation, rule = self.broken[int(self.codes[place])], self.rule(place)
             keys = None if self.block.keys is None else self.block.keys.text(row)
-            found = "" if violation.found is None else f" ({str(violation.found(row))[:_SHOWN]})"
+            value = "" if violation.found is None else f" ({str(violation.found(row))[:_SHOWN]})"
             number = self.first_row + row
             yield InvalidRowError(
                 f"partition {self.partition_id}, row {number} (topic {(self.block.topic(row) or 'none')[:_SHOWN]}, "
-                f"keys {(keys or 'none')[:_SHOWN]}): {rule.broken}{found}; {rule.allowed}; {rule.todo}",
+                f"keys {(keys or 'none')[:_SHOWN]}): {rule.broken}{value}; {rule.allowed}; {rule.todo}",
                 row=number,
                 rule=rule.broken,
             )
@@ -163,17 +157,17 @@ class DeadLetterBatcher:
 
     @property
     def pending_bytes(self) -> int:
-        """What waits in batches that are not full."""
+        """The bytes of batches that are not full."""
         return self.rows.pending_bytes + self.dead.pending_bytes
 
     @property
     def taken_rows(self) -> int:
-        """All rows ever handed to `add`."""
+        """All rows that `add` received."""
         return self.rows.taken_rows + self.dead.taken_rows + self.letters.waiting_rows
 
     def add(self, batch: pa.RecordBatch, now: float) -> Iterator[Ready]:
         """Take the rows of one batch and return the batches that are full; see `ArrowBatcher.add`."""
-        # Rows are checked here and not when the result is iterated.
+        # `add` checks the rows before the caller iterates the result.
         full = self.rows.add(batch, now)
         return chain(full, chain.from_iterable(self.dead.add(letters, now) for letters in self.letters.slices()))
 
@@ -205,7 +199,7 @@ class DeadLetters:
         self.waiting_rows += len(invalid)
 
     def slices(self) -> Iterator[pa.RecordBatch]:
-        """Yield what was taken as record batches of a bounded size, for the schema of a write without ``topic``."""
+        """Yield the taken rows as record batches of a bounded size, for the schema of a write without ``topic``."""
         while self._taken:
             letters: list[dict[str, Any]] = []
             nbytes = 0
@@ -266,13 +260,9 @@ class _RowReader:
         block, limits = self._block, self._limits
         keys, tags = _text(block.keys, row), _text(self._tags, row)
         moved: dict[str, object] = {"topic": block.topic(row)}
-        if keys is not None and not (
-            limits.takes(keys) and (limits.blank_keys or not _is_blank(keys)) and len(keys.encode()) <= _LONGEST_KEYS
-        ):
+        if keys is not None and not (limits.takes(keys, _LONGEST_KEYS) and (limits.blank_keys or not _is_blank(keys))):
             moved["keys"], keys = keys, None
-        if tags is not None and not (
-            limits.takes(tags) and not _is_blank(tags) and "|" not in tags and len(tags.encode()) <= _LONGEST_TAGS
-        ):
+        if tags is not None and not (limits.takes(tags, _LONGEST_TAGS) and not _is_blank(tags) and "|" not in tags):
             moved["tags"], tags = tags, None
         for name, column in self._texts.items():
             moved[name] = _text(column, row)
@@ -303,7 +293,7 @@ class _RowReader:
                 name, value = f"{PREFIX}{limits.cleaned(name)}", limits.cleaned(value or "")
             text = (value or "").translate(limits.forbidden)
             size = _size_of((name, text))
-            # One more will say how many are left out.
+            # Keep room for the property that counts the omitted values.
             full = used + size + _LEFT_OUT_SIZE > limits.room or len(properties) + 1 >= limits.most
             if _is_blank(name) or _is_blank(text) or name in properties or full:
                 left_out += 1

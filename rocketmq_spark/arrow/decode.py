@@ -1,9 +1,8 @@
 """Stored messages -> record batches of a read's columns, vectorised.
 
-`decode_rows` reads one message at a time, with the same result; it reads compressed inner batches, properties with
-repeated names or empty values, and unreadable messages. Only the requested columns are made: bodies and properties that
-no column needs are neither decompressed nor parsed. Bytes are copied twice, when answers are joined for numpy and when
-Arrow takes each column out.
+`decode_rows` has the same result, one message at a time. It also reads compressed inner batches, properties with
+repeated names or empty values, and unreadable messages. Bodies and properties that no requested column needs are
+neither decompressed nor parsed. Bytes are copied twice: answers are joined for numpy, and Arrow copies each column.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from rocketmq_spark.protocol.remoting.unwrap import CRC_MASK, INNER_BATCH, Unrea
 _FROM_PROPERTIES: Final = {"tags": TAGS, "keys": KEYS, "msgId": UNIQ_KEY}
 _PROPERTY_COLUMNS: Final = ("properties", *_FROM_PROPERTIES)
 _US_PER_MS: Final = 1000
-# A sender may claim any time. Milliseconds beyond this do not fit a timestamp and become null.
+# A sender can set any time. Milliseconds beyond this do not fit a timestamp and become null.
 _LAST_TIME: Final = (2**63 - 1) // _US_PER_MS
 # The two hex digits of each byte.
 _HEX: Final = np.array([f"{value:02X}" for value in range(256)], np.bytes_).view(np.uint16)
@@ -62,15 +61,12 @@ def fail(message: Unreadable) -> bool:
 
 
 def batches_of(
-    pulls: Sequence[Pulled],
-    schema: pa.Schema,
-    tags: frozenset[str] | None = None,
-    on_unreadable: OnUnreadable = fail,
+    pulls: Sequence[Pulled], schema: pa.Schema, tags: frozenset[str] | None = None, on_unreadable: OnUnreadable = fail
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the messages of several answers, in their order, as one record batch, or more if they unpack to very much.
+    """Yield the messages of answers, in order, as one record batch, or as several if they unpack to too many bytes.
 
-    `schema` has some or all columns of a read, with their types. With `tags`, only messages with one of them are
-    yielded, because a broker compares only hashes of tags. Raises what `on_unreadable` raises.
+    `schema` has some or all columns of a read. With `tags`, only messages with one of them are yielded, because a
+    broker compares only hashes of tags. Raises what `on_unreadable` raises.
     """
     try:
         batches: Iterable[pa.RecordBatch] = [_Columns(pulls).batch(schema, tags)]
@@ -88,7 +84,7 @@ def batches_of(
 
 
 def _halves(pulls: Sequence[Pulled]) -> list[Sequence[Pulled]]:
-    """Return the answers in two parts; none if they are of one offset."""
+    """Return the answers in two parts, or an empty list if they cover one offset."""
     if len(pulls) > 1:
         middle = len(pulls) // 2
         return [pulls[:middle], pulls[middle:]]
@@ -100,15 +96,11 @@ def _halves(pulls: Sequence[Pulled]) -> list[Sequence[Pulled]]:
 
 
 def decode_rows(
-    pulls: Sequence[Pulled],
-    schema: pa.Schema,
-    tags: frozenset[str] | None = None,
-    on_unreadable: OnUnreadable = fail,
+    pulls: Sequence[Pulled], schema: pa.Schema, tags: frozenset[str] | None = None, on_unreadable: OnUnreadable = fail
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the result of `batches_of`, made of one message at a time.
+    """Yield the result of `batches_of`, decoding one message at a time.
 
-    Several messages of one offset may come in several batches, because a sender of inner batches can claim the offset
-    of another message.
+    Messages of one offset may be in different batches: a sender of inner batches can claim another message's offset.
     """
     names = {*schema.names}
     decompressed = not names.isdisjoint(("body", UNREADABLE))
@@ -116,9 +108,8 @@ def decode_rows(
     rows: list[tuple[MessageQueue, MessageExt | Unreadable]] = []
     room = _MOST_UNPACKED
     for pull in pulls:
-        for message in messages_of(
-            pull.body, pull.queue, pull.start, pull.end, decompressed=decompressed, parsed=parsed
-        ):
+        place = pull.body, pull.queue, pull.start, pull.end
+        for message in messages_of(*place, decompressed=decompressed, parsed=parsed):
             if tags is not None and not _has_tag(message, tags):
                 continue
             if isinstance(message, Unreadable) and not on_unreadable(message):
@@ -150,9 +141,9 @@ def _has_tag(message: MessageExt | Unreadable, tags: frozenset[str]) -> bool:
 
 def _value(name: str, queue: MessageQueue, message: MessageExt | Unreadable) -> Any:
     if isinstance(message, Unreadable) and name not in ("topic", "brokerName", "queueId"):
-        own = {"body": message.body, "queueOffset": message.start, UNREADABLE: message.explanation}
-        if name in own:
-            return own[name]
+        known = {"body": message.body, "queueOffset": message.start, UNREADABLE: message.explanation}
+        if name in known:
+            return known[name]
         if message.record is None or (name in _PROPERTY_COLUMNS and not message.properties_known):
             return None
         message = message.record
@@ -198,9 +189,9 @@ class _Columns:
         self._pull_of = np.searchsorted(borders, records.starts, side="right")[rows.record]
         starts = np.array([pull.start for pull in pulls], np.int64)[self._pull_of]
         ends = np.array([pull.end for pull in pulls], np.int64)[self._pull_of]
-        wanted = (rows.queue_offset >= starts) & (rows.queue_offset < ends)
-        if not wanted.all():
-            kept = np.flatnonzero(wanted)
+        inside = (rows.queue_offset >= starts) & (rows.queue_offset < ends)
+        if not inside.all():
+            kept = np.flatnonzero(inside)
             self._rows, self._pull_of = rows.select(kept), self._pull_of[kept]
         # A loop over bodies, because zlib computes one CRC per call. Python bytes are faster here than array slices.
         bodies = cells(records.data, records.whole.bodies, records.whole.body_ends).to_pylist()
@@ -230,10 +221,9 @@ class _Columns:
                 return self._bodies()
             case "properties":
                 return self._split().as_maps(kind)
-            case "topic":
-                return text_array([queue.topic for queue in queues]).take(to_arrow(self._pull_of))
-            case "brokerName":
-                return text_array([queue.broker_name for queue in queues]).take(to_arrow(self._pull_of))
+            case "topic" | "brokerName":
+                texts = [queue.topic if name == "topic" else queue.broker_name for queue in queues]
+                return text_array(texts).take(to_arrow(self._pull_of))
             case "queueId":
                 return to_arrow(np.array([queue.queue_id for queue in queues], np.int32)[self._pull_of])
             case "queueOffset":
@@ -244,10 +234,8 @@ class _Columns:
                 return self._offset_ids()
             case "bornHost":
                 return self._hosts()
-            case "bornTimestamp":
-                return self._times("born_timestamp", kind)
-            case "storeTimestamp":
-                return self._times("store_timestamp", kind)
+            case "bornTimestamp" | "storeTimestamp":
+                return self._times("born_timestamp" if name == "bornTimestamp" else "store_timestamp", kind)
             case "reconsumeTimes":
                 return to_arrow(self._records.heads["reconsume_times"].astype(np.int32)[self._rows.record])
             case _:

@@ -1,4 +1,4 @@
-"""Rows of a block -> bytes of requests, without a Python object per row: batch items, property strings, unique ids.
+"""Encodes rows of a block as batch items and property strings, without a Python object per row.
 
 `encode_remoting` follows ``MessageDecoder.encodeMessages``; the tests compare it with `protocol.remoting.records`. An
 item of its batches:
@@ -120,9 +120,9 @@ class Chunk:
     block: MessageBlock
     start: int
     stop: int
-    rows: Ints | None  # Counted from `start`, in the order of the result, at least one; None: all of the range
-    packed: ByteColumn | None  # Compressed bodies of the range; null where a row keeps the block's
-    first_id: int  # The id of the block's first row; row k has the k-th after it
+    rows: Ints | None  # At least one, counted from `start`, in the order of the result. None: the whole range
+    packed: ByteColumn | None  # Compressed bodies of the range; null where a row is not compressed
+    first_id: int  # The id of the block's first row; row k has the k-th id after it
 
     def __len__(self) -> int:
         return self.stop - self.start if self.rows is None else len(self.rows)
@@ -258,8 +258,7 @@ def encode_grpc(
                 system += parts
                 system_size = system_size + size
             case Carried.ALONE:
-                # Rows that have it go as single messages, which the transport encodes.
-                pass
+                pass  # The transport encodes such rows as single messages.
             case other:
                 raise ValueError(f"batches over gRPC carry the property {prop.name} {other.value}")
     if chunk.packed is None or chunk.packed.valid is None:
@@ -287,8 +286,8 @@ def _property_parts(chunk: Chunk, ids: UniqueIds) -> list[Part]:
     """Return the parts of the property strings of a chunk's rows, in the order of `MessageBlock.properties`."""
     block, start, stop = chunk.block, chunk.start, chunk.stop
     parts: list[Part] = []
-    # Which rows have a property already, one value for all where it is the same: 0x02 stands between two properties.
-    # It could end each of them instead, but that would be one more part after every value.
+    # Which rows have a property already; a bool if all rows are equal. 0x02 separates two properties. To end each one
+    # with it would need one more part after every value.
     before: Mask | bool = False
     for prop in block.properties:
         name = prop.name.encode() + b"\x01" + prop.literal

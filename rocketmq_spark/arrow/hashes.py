@@ -1,15 +1,14 @@
-"""Hashes of rows by the thousand: Java's string hashes, and those in ``SPARK_ROW_ID``.
+"""Hashes of whole columns: Java's string hashes, and those in ``SPARK_ROW_ID``.
 
 `rocketmq_spark.model.hashes` computes the same hashes one row at a time. The forms of ``SPARK_ROW_ID`` are:
 
-- ``rowId=true``: ``write id/batch id/partition/row number/hash``, with the hash of all that the row says. A retried
-  task gives its rows the same ids if its input has the same order. In another order the hashes differ, so two different
-  rows never get one id.
+- ``rowId=true``: ``write id/batch id/partition/row number/hash``, with the hash of the whole row. A retried task gives
+  its rows the same ids if its input has the same order. In another order different rows get different ids.
 - ``rowId=columns:a,b``: ``write id/batch id/hash``, with the 128-bit hash of these columns. Rows that are equal in
   these columns count as one row when repeats are removed.
 
-The 64-bit hash pads strings with zeros to whole words and lays them out back to back, so that a few numpy operations
-over all words replace a loop over strings. pyarrow has no such hash, and Python's own is neither stable nor vectorised.
+The 64-bit hash pads strings with zeros to whole words and joins them. A few numpy operations over all words then
+replace a loop over strings. pyarrow has no such hash, and Python's own is neither stable nor vectorised.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ from rocketmq_spark.arrow.columns import (
     to_numpy,
 )
 from rocketmq_spark.arrow.encoders import join_keys, property_strings
-from rocketmq_spark.arrow.gather import Choice, Frame, Part, Workspace, assemble, chunks
+from rocketmq_spark.arrow.gather import Choice, Frame, Workspace, assemble, chunks
 from rocketmq_spark.model.hashes import BY_COLUMNS, BY_PLACE, NOT_HASHED, ROW_ID, STEP
 from rocketmq_spark.model.properties import CARRIED
 
@@ -52,7 +51,7 @@ _STEP: Final = np.uint64(STEP)
 _ROUNDS: Final = ((np.uint64(30), np.uint64(0xBF58476D1CE4E5B9)), (np.uint64(27), np.uint64(0x94D049BB133111EB)))
 _PADS: Final = tuple(bytes(count) for count in range(8))
 
-# Words are worked on in pieces of about this size, bytes: they stay in a processor's cache, and memory is bounded.
+# Words are hashed in pieces of about this size, bytes: they fit a processor's cache, and memory is bounded.
 _PIECE: Final = 256 * 1024
 
 
@@ -74,8 +73,7 @@ def _hashes(column: ByteColumn, head: bytes, tail: bytes, seed: int, workspace: 
     ends = np.cumsum(counts)
     total = int(ends[-1])
     starts = ends - counts
-    parts: list[Part] = [Frame(head), column, Frame(tail), Choice(_PADS, pads)]
-    data = assemble(parts, len(sizes), total * 8, None, workspace)
+    data = assemble([Frame(head), column, Frame(tail), Choice(_PADS, pads)], len(sizes), total * 8, None, workspace)
     # STEP, 2 * STEP, ... in each string: a running sum that falls back where a string begins.
     words = workspace.array("words", total, np.uint64)
     words[:] = _STEP
@@ -121,7 +119,7 @@ def string_hashes(column: ByteColumn) -> npt.NDArray[np.int32]:
     if span.max(initial=0) < 0x80:
         return _java_hashes(span, ends)
     if column.valid is not None:
-        # What lies under a null may not even be text: it goes before anything is decoded.
+        # The bytes of a null row may not be text, so null rows are removed before the column is decoded.
         hashes = np.zeros(len(column), np.int32)
         hashes[column.valid] = string_hashes(byte_cells(column.to_arrow().drop_null()))
         return hashes
@@ -169,11 +167,11 @@ class RowIds:
     write_id: str  # The same for every attempt of the write
     batch_id: int  # The micro-batch; -1 in a batch write
     partition_id: int
-    columns: tuple[str, ...] | None = None  # What is hashed. None: the whole row, and the id holds its place
+    columns: tuple[str, ...] | None = None  # The hashed columns. None: the whole row, and the id holds its place
     workspace: Workspace = field(default_factory=Workspace, repr=False, compare=False)
 
     def of_columns(self, columns: Mapping[str, pa.Array], rows: int) -> Property:
-        """Return the ids of the rows of one batch by the columns asked for."""
+        """Return the ids of the rows of one batch by `columns`."""
         halves = [np.zeros(rows, np.uint64), np.zeros(rows, np.uint64)]
         for name in self.columns or ():
             texts = _texts(columns[name])
@@ -210,7 +208,7 @@ def content_hashes(
     hashes = byte_hashes(body, b"\x02", b"", 0, workspace)
     names = byte_strings([topic.encode() for topic in topics])
     if len(names):
-        # The last one is for rows without a topic, whose code is -1.
+        # The last hash is for rows without a topic, whose code is -1.
         of_topics = np.append(byte_hashes(names, b"\x01", b"\x02"), np.uint64(0))
         hashes += of_topics[0 if topic_codes is None else topic_codes]
     # Only flags that are set, so that ids are the same with a column of zeros and without one.
@@ -229,7 +227,7 @@ def content_hashes(
     if user is not None:
         sums = np.zeros(len(user.values) + 1, np.uint64)
         np.cumsum(byte_hashes(user.values, b"", b"", 0, workspace), out=sums[1:])
-        # Entries that are left out of no row: sums wrap, and so do their differences.
+        # The sums may wrap: their differences do, too.
         hashes += sums[user.offsets[1:]] - sums[user.offsets[:-1]]
     return hashes
 

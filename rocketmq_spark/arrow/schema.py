@@ -1,6 +1,6 @@
 """The columns that a write accepts, their types, and the message properties that they make.
 
-Only the schema is checked, so that the driver can refuse a write before any task starts. A column that no write reads
+The checks need only the schema, so the driver can reject a write before any task starts. A column that no write reads
 is an error, because ignoring it would lose data. Names are case-sensitive.
 """
 
@@ -30,7 +30,7 @@ from rocketmq_spark.model.properties import (
     Carried,
 )
 
-# What a read returns beside the columns that a write takes: a copy job works, and they say that it is one.
+# Columns that only a read returns. A write ignores them, so that a copy job works.
 READ_COLUMNS: Final = (
     "msgId",
     "offsetMsgId",
@@ -88,14 +88,16 @@ def is_instant(arrow_type: pa.DataType) -> bool:
 class Column:
     """A column that a write takes."""
 
-    allowed: str  # For the text of an error: the type
+    allowed: str  # The type, for an error
     fits: Callable[[pa.DataType], bool]
-    cast: str  # For the text of an error: how to get the type
+    cast: str  # How to cast to the type, for an error
     makes: str = ""  # The message property that holds its values
-    bounds: tuple[int, int | None] | None = None  # Of a column of whole numbers; None: the broker's limit holds
-    advice: str = "use null for no delay"  # What a user does with a number out of bounds
-    message_type: str = "NORMAL"  # The type that a value makes the row's message over gRPC
-    not_over_grpc: str = ""  # What a user does where gRPC refuses the property
+    bounds: tuple[int, int | None] | None = (
+        None  # Of whole numbers. None as the upper bound: the broker's limit applies
+    )
+    advice: str = "use null for no delay"  # For the error about a number out of bounds
+    message_type: str = "NORMAL"  # The type of a row's message over gRPC if the column has a value
+    not_over_grpc: str = ""  # For the error where gRPC does not support the property
 
 
 _TEXT: Final = Column("string", is_text, "{name}.cast('string')")
@@ -134,7 +136,7 @@ COLUMN_OF: Final[Mapping[str, str]] = {column.makes: name for name, column in CO
 
 _KNOWN: Final = (*COLUMNS, *READ_COLUMNS)
 
-# What a column that makes an id may hold.
+# The types of a column that is part of a row id.
 _ID_TYPES: Final = (_is_payload, _is_keys, is_int, pa.types.is_boolean, pa.types.is_timestamp, pa.types.is_null)
 
 
@@ -145,9 +147,9 @@ def reserved_names(columns: Iterable[str], *, row_id: bool) -> frozenset[str]:
 
 
 def check_schema(schema: pa.Schema, *, topic: str | None, queue_selector: str | None) -> None:
-    """Raise a SchemaError for a schema that a write could not send in full.
+    """Raise a SchemaError for a schema that a write could not send in full; any column may have the ``null`` type.
 
-    Any column may also be of the ``null`` type: then every row of it is null. The option `topic` wins over a column.
+    The option `topic` overrides the column.
     """
     names = list(schema.names)
     twice = [name for name, count in Counter(names).items() if count > 1]
@@ -173,8 +175,8 @@ def check_schema(schema: pa.Schema, *, topic: str | None, queue_selector: str | 
     needed = {"hash": "shardingKey", "column": "queueId"}.get(queue_selector or "")
     if needed is not None and needed not in names:
         raise SchemaError(
-            f"queueSelector={queue_selector} needs the column {needed}, and there is none: "
-            f"add it, or choose another queueSelector"
+            f"queueSelector={queue_selector} needs the column {needed}, which is missing: add it, or choose another "
+            "queueSelector"
         )
 
 
@@ -192,8 +194,7 @@ def check_columns(names: Iterable[str]) -> None:
         else:
             hint = f"known are {', '.join(COLUMNS)} and what a read returns"
         raise SchemaError(
-            f"unknown column {name}: {hint}; to send its data, put it into the payload: to_json(struct(...)) AS body; "
-            "otherwise drop it"
+            f"unknown column {name}: {hint}; drop it, or add its data to the payload with to_json(struct(...)) AS body"
         )
 
 
@@ -207,7 +208,7 @@ def check_ordered(names: Sequence[str]) -> None:
 
 
 def check_grpc(schema: pa.Schema) -> None:
-    """Raise a SchemaError for a column whose property gRPC refuses."""
+    """Raise a SchemaError for a column whose property gRPC does not support."""
     for name in sorted(_filled(schema) & COLUMNS.keys()):
         column = COLUMNS[name]
         if column.makes and CARRIED[column.makes].grpc is Carried.REFUSED:
@@ -218,8 +219,7 @@ def check_grpc(schema: pa.Schema) -> None:
 def check_message_types(schema: pa.Schema, topic: str, message_types: Collection[str]) -> None:
     """Raise a SchemaError for columns that make messages of a type that their topic does not accept.
 
-    `message_types` is what `topic` accepts, such as ``NORMAL``, ``FIFO``, ``DELAY``; empty if unknown. All rows go to
-    `topic`.
+    All rows go to `topic`. It accepts `message_types`, such as ``NORMAL``, ``FIFO``, ``DELAY``; empty if unknown.
     """
     if not message_types:
         return
@@ -246,9 +246,8 @@ def check_keys(schema: pa.Schema, topic: str) -> None:
     """Raise a SchemaError if rows for a compaction topic have no column ``keys``, or all of it is null."""
     if "keys" not in _filled(schema):
         raise SchemaError(
-            f"there is no column keys, and topic {topic} is a compaction topic (cleanup.policy=COMPACTION): its "
-            "brokers keep the newest row of each key and drop rows without a key; add the column, or write to another "
-            "topic"
+            f"column keys is missing, and topic {topic} is a compaction topic (cleanup.policy=COMPACTION). Its brokers "
+            "drop rows without a key, and keep the newest row of each key. Add the column, or write to another topic"
         )
 
 
@@ -260,8 +259,8 @@ def check_row_id(schema: pa.Schema, columns: Sequence[str]) -> None:
         arrow_type = schema.field(name).type
         if not any(is_kind(arrow_type) for is_kind in _ID_TYPES):
             raise SchemaError(
-                f"rowId=columns:{','.join(columns)}: column {name} is {arrow_type}; strings, binaries, arrays of "
-                "strings, whole numbers, booleans and timestamps make an id"
+                f"rowId=columns:{','.join(columns)}: column {name} is {arrow_type}. Use strings, binaries, arrays of "
+                "strings, whole numbers, booleans or timestamps"
             )
 
 

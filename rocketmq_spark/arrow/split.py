@@ -1,10 +1,10 @@
-"""Rows -> groups that may share a batch, and groups -> batches within the limits, as their topics require.
+"""Divides rows into groups that may share a batch, and groups into batches within the limits.
 
 - A batch has one topic, one queue (or any queue), one ``waitStoreMsgOK``, and bodies that are all compressed or plain.
 - A row is bound to a queue by the hash of its shardingKey (selectors ``hash`` and None), by its queueId (``column``),
-  or by a user's class (``module:Class``). Any other row is not bound, and the producer chooses its queue.
-- The queues of a topic are looked up only if one of its rows is to be bound, and whether it requires keys only if one
-  of its rows has none.
+  or by a user's class (``module:Class``). The producer chooses the queue of any other row.
+- A topic's queues are looked up only if a row is to be bound. Whether it requires keys is looked up only if a row has
+  no key.
 
 Follows ``SelectMessageQueueByHash.java`` as of 5.x and, for a user's class, ``MessageQueueSelector.java``.
 """
@@ -54,22 +54,22 @@ class CustomSelector:
 
         Raises a MQClientException if the selector failed, or did not return one valid index for each row.
         """
-        what = f"queueSelector={self._name}, choosing among {len(queues)} queues of {queues[0].topic}"
+        call = f"queueSelector={self._name}, choosing among {len(queues)} queues of {queues[0].topic}"
         try:
             answer = self._selector.select(queues, rows)
             array = answer if isinstance(answer, (pa.Array, pa.ChunkedArray)) else pa.array(answer)
         except Exception as exc:
-            raise MQClientException(f"{what} for {len(rows)} rows failed: {exc!r}") from exc
+            raise MQClientException(f"{call} for {len(rows)} rows failed: {exc!r}") from exc
         if len(array) != len(rows) or not (pa.types.is_integer(array.type) or pa.types.is_null(array.type)):
             raise MQClientException(
-                f"{what}: it returned {len(array)} values of type {array.type}; return {len(rows)} whole numbers, one "
+                f"{call}: it returned {len(array)} values of type {array.type}; return {len(rows)} whole numbers, one "
                 "a row"
             )
         chosen: npt.NDArray[np.int64] = array.cast(pa.int64()).fill_null(-1).to_numpy()
         wrong = np.flatnonzero((chosen < -1) | (chosen >= len(queues)))
         if len(wrong):
             raise MQClientException(
-                f"{what}: it returned {chosen[wrong[0]]} for row {wrong[0]} of {len(rows)}; allowed is 0 to "
+                f"{call}: it returned {chosen[wrong[0]]} for row {wrong[0]} of {len(rows)}; allowed is 0 to "
                 f"{len(queues) - 1}, and -1 or null for any queue"
             )
         return chosen
@@ -169,11 +169,11 @@ def fill_batches(
     rows: int,
     max_rows: int = MAX_BATCH_ROWS,
 ) -> Iterator[tuple[int, int, bool]]:
-    """Cut the run of items from `start` to `stop` into pieces of batches; item k ends at byte ``ends[k + 1]``.
+    """Cut the items from `start` to `stop` into pieces of batches; item k ends at byte ``ends[k + 1]``.
 
-    Yields the items from, up to, and whether they complete the batch. The first may be an empty piece that does; only
-    the last one may leave its batch open. The batch that is being filled holds `nbytes` and `rows` already. An item of
-    more than `limit` bytes gets a batch of its own.
+    Yields each piece's first item, the one after its last, and whether it completes the batch. The first piece may be
+    empty and complete a batch. Only the last one may leave its batch open. The open batch already holds `nbytes` and
+    `rows`. An item of more than `limit` bytes is a batch alone.
     """
     while start < stop:
         fits = int(np.searchsorted(ends, ends[start] + (limit - nbytes), side="right")) - 1
@@ -182,7 +182,7 @@ def fill_batches(
             cut = start + 1
         nbytes += int(ends[cut] - ends[start])
         rows += cut - start
-        # Full to the last byte or row, or the next item doesn't fit: no reason to wait for more.
+        # Full to the last byte or row, or the next item does not fit.
         full = cut < stop or nbytes >= limit or rows >= max_rows
         yield start, cut, full
         start, nbytes, rows = cut, 0, 0
@@ -206,7 +206,7 @@ def _bound_rows(block: MessageBlock, queue_selector: str | None, custom: CustomS
 def _queues_of_rows(
     block: MessageBlock, bound: Mask, queues_of: Callable[[str], Sequence[MessageQueue]]
 ) -> list[Sequence[MessageQueue]]:
-    """Return the queues of each topic that has a row to bind, and nothing for any other topic."""
+    """Return the queues of each topic that has a row to bind, and an empty sequence for any other topic."""
     queues: list[Sequence[MessageQueue]] = [()] * len(block.topics)
     for code in block.topics_of(bound):
         topic = block.topics[code]

@@ -1,7 +1,7 @@
-"""Positions of everything in the stored records of one or many pulls, as numpy arrays over one buffer.
+"""Finds the positions of all fields in the stored records of pulls, as numpy arrays over one buffer.
 
 Every length is compared with the end of its record before it is used. Malformed or rare bytes raise `Irregular`; the
-caller then reads row by row and reports what is wrong. One loop over records reads their sizes, because a record's
+caller then reads row by row and reports the error. One loop over records reads their sizes, because a record's
 position depends on all sizes before it. The rest is array arithmetic. A row is a record, or an item of an inner batch.
 """
 
@@ -63,7 +63,7 @@ _HEAD: Final = (
 )
 _ITEM_HEAD: Final = np.dtype([(name, ">i4") for name in ("size", "magic", "crc", "flag", "body_length")])
 _SYS_FLAG_AT: Final = 36
-# An empty topic and no properties: the lengths alone.
+# Bytes of an empty topic and no properties: only their lengths.
 _AFTER_BODY: Final = 3
 
 
@@ -84,7 +84,7 @@ class Rows:
     ends: Ints  # Of the properties, where the record or the item ends as well
 
     def select(self, rows: Ints) -> Rows:
-        """Return some of them, by their numbers."""
+        """Return the rows with these numbers."""
         return Rows(*(getattr(self, name)[rows] for name in Rows.__slots__))
 
 
@@ -224,13 +224,12 @@ def missing_offsets(pull: Pulled) -> list[tuple[int, int]]:
         starts = starts[(starts >= pull.start) & (starts < pull.end)]
         ends = starts + 1
     except (Irregular, pa.ArrowInvalid):
-        messages = messages_of(pull.body, pull.queue, pull.start, pull.end, decompressed=False, parsed=False)
-        spans = []
-        for message in messages:
-            if isinstance(message, Unreadable):
-                spans.append((message.start, message.end))
-            else:
-                spans.append((message.queue_offset, message.queue_offset + 1))
+        spans = [
+            (message.start, message.end)
+            if isinstance(message, Unreadable)
+            else (message.queue_offset, message.queue_offset + 1)
+            for message in messages_of(pull.body, pull.queue, pull.start, pull.end, decompressed=False, parsed=False)
+        ]
         starts, ends = np.array(spans, np.int64).reshape(-1, 2).T
     order = np.argsort(starts, kind="stable")
     before, after = np.append(pull.start, np.maximum.accumulate(ends[order])), np.append(starts[order], pull.end)
@@ -269,7 +268,7 @@ class Properties:
 
 
 def split_properties(texts: pa.BinaryArray) -> Properties | None:
-    """Return the entries of n rows' property strings, none of which is null; None if they are not regular."""
+    """Return the entries of the rows' property strings, which are not null; None if a string is not regular."""
     column = byte_cells(_closed(texts))
     data = column.span
     borders = column.offsets - column.offsets[0]
@@ -281,7 +280,7 @@ def split_properties(texts: pa.BinaryArray) -> Properties | None:
     if not ((name_starts < name_ends) & (name_ends + 1 < value_ends)).all():
         return None
     starts = borders[:-1][column.sizes > 0]
-    # A row's text must not go on with the bytes of the one before: both would be read as one character.
+    # A row must not begin with a continuation byte: with the row before it would be read as one character.
     if (data[starts] & 0xC0 == 0x80).any():
         return None
     # Cells of the text: a name and its end, its value, and the value's end.
@@ -298,12 +297,12 @@ def split_properties(texts: pa.BinaryArray) -> Properties | None:
 
 
 def _coded(names: pa.BinaryArray, offsets: Ints) -> pa.DictionaryArray | None:
-    """Return names as numbers; None if one occurs twice in a row, or there are too many to tell.
+    """Return names as numbers; None if a name occurs twice in a row, or there are too many names to check.
 
     Each name includes its end mark, so the joined names of two different rows differ.
     """
     if ListColumn(offsets, byte_cells(names)).joined().same() is not None:
-        # As most topics are: every row has the names of the first one.
+        # The usual case: every row has the names of the first row.
         known = names[: int(offsets[1])].dictionary_encode()
         indices = np.tile(to_numpy(known.indices), len(offsets) - 1)
         repeats = len(known.dictionary) < len(known)

@@ -1,7 +1,7 @@
-"""The rules that rows keep, checked on whole columns: those of every broker, and those that proxies add over gRPC.
+"""Checks whole columns against the rules of all brokers, and those that proxies add over gRPC.
 
-A check first screens its column with one cheap pass. Only a column that fails is searched for the rows, so that valid
-data costs almost nothing. A check returns all rows that break a rule; the caller raises, skips or diverts them.
+A check first screens its column with one cheap pass, and searches only a column that fails for the invalid rows.
+It returns all rows that break a rule; the caller raises, skips or diverts them.
 
 Follows ``Validators.java`` and ``Message.putUserProperty``. Further rules keep a row from corrupting its neighbours.
 """
@@ -70,15 +70,15 @@ _TOPIC_TOO_LONG: Final = Rule(
 _TOPIC_ILLEGAL: Final = Rule(
     "topic has an illegal character", "letters, digits and % | _ - are allowed", "replace the others (a dot, a slash)"
 )
-_TOPIC_FORBIDDEN: Final = Rule("topic is the broker's own", "clients may not send to it", "use a topic of yours")
+_TOPIC_FORBIDDEN: Final = Rule("topic is the broker's own", "clients may not send to it", "use another topic")
 
 
 def violations(
     rule: Rule, elements: Ints, entries: ListColumn | None = None, found: Callable[[int], object] | None = None
 ) -> Iterator[Violation]:
-    """Yield a violation of `elements`, which are rows or, with `entries`, list elements. Yield nothing without any.
+    """Yield a violation by ascending `elements`, if any: rows or, with `entries`, list elements.
 
-    `found` returns an element's wrong value. Elements are ascending.
+    `found` returns an element's wrong value.
     """
     if not len(elements):
         return
@@ -148,7 +148,7 @@ def check_text(
     with contextlib.suppress(pa.ArrowInvalid):
         texts.cast(pa.large_string() if pa.types.is_large_binary(texts.type) else pa.string())
         return
-    # Arrow does not name the element. This loop searches only blocks with such a text, and only non-ASCII texts.
+    # Arrow does not name the element. This loop runs only for blocks with such a text, over non-ASCII texts.
     suspects = {element: column.value(element) or b"" for element in _elements_with(column, column.span > _LAST_ASCII)}
     bad = [element for element, text in suspects.items() if text.decode("utf-8", "ignore").encode() != text]
     rule = Rule(
@@ -160,13 +160,13 @@ def check_text(
 
 
 def _check_blank(name: str, column: ByteColumn, entries: ListColumn | None = None) -> Iterator[Violation]:
-    """Check that texts have a byte above 0x20; nulls may not."""
+    """Check that texts that are not null have a byte above 0x20."""
     empty = column.sizes == 0
     if column.valid is not None:
         empty &= column.valid
     if int(column.span.min(initial=0xFF)) > _SPACE and not empty.any():
         return
-    # The first byte of an empty element is its neighbour's, or lies behind the last one: any will do.
+    # The first byte of an empty element is its neighbour's, or lies behind the last one: its value does not matter.
     heads = column.data[np.minimum(column.offsets[:-1], len(column.data) - 1)] if len(column.data) else np.uint8(0)
     suspects = column.not_null(np.flatnonzero(empty | (heads <= _SPACE)))
     if len(suspects) == 0:
@@ -174,7 +174,7 @@ def _check_blank(name: str, column: ByteColumn, entries: ListColumn | None = Non
     visible = np.concatenate([[0], np.cumsum(column.span > _SPACE)])
     ends = column.offsets - int(column.offsets[0])
     blank = suspects[visible[ends[suspects + 1]] == visible[ends[suspects]]]
-    rule = Rule(f"{name} is blank", "at least one visible character is needed", "use null where there is none")
+    rule = Rule(f"{name} is blank", "at least one visible character is needed", "use null instead")
     yield from violations(rule, blank, entries)
 
 
@@ -274,9 +274,9 @@ def check_range(
 def check_for_grpc(
     rows: int, properties: Sequence[Property], entries: ListColumn | None, flags: npt.NDArray[np.int64] | None
 ) -> Iterator[Violation]:
-    """Check system `properties`, the user's `entries` and flags for all that a proxy would reject or could not carry.
+    """Check system `properties`, the user's `entries` and flags for values that a proxy rejects or cannot carry.
 
-    A proxy rejects a whole batch and does not say which message is wrong, so each of its rules is checked here.
+    A proxy rejects a whole batch and does not name the wrong message, so each of its rules is checked here.
     """
     counts, sizes = np.zeros(rows, np.int64), np.zeros(rows, np.int64)
     grouped, delayed = np.zeros(rows, np.bool_), np.zeros(rows, np.bool_)

@@ -1,8 +1,8 @@
-"""The offsets where a read begins and ends, as numbers or times; asked by the driver before anything is read.
+"""Resolves the offsets where a read begins and ends, from numbers or times, for the driver.
 
-A broker deletes messages up to 10 s before it corrects the queue's minimum offset. Where a read begins at the oldest
-message, or at a time, a message is therefore pulled there: what expired before the plan is not lost data.
-The options mean what they mean in ``KafkaOffsetReaderAdmin.scala``.
+A broker deletes messages up to 10 s before it corrects the queue's minimum offset. So `OffsetResolver` pulls a message
+where a read begins at the oldest message or at a time. What expired before the plan is not lost data.
+The options have the meaning of ``KafkaOffsetReaderAdmin.scala``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from rocketmq_spark.options.offsets import EARLIEST, LATEST, OffsetSpec
 from rocketmq_spark.options.source import SourceOptions
 from rocketmq_spark.protocol.remoting.records import decode_records, first_queue_offset
 from rocketmq_spark.source.ranges import Gap, OffsetRange, expired, lost
-from rocketmq_spark.source.topic_queues import TopicQueues, place
+from rocketmq_spark.source.topic_queues import UNROUTED, TopicQueues, place
 from rocketmq_spark.transport.base import ReadTransport
 from rocketmq_spark.transport.parallel import in_parallel
 
@@ -45,21 +45,21 @@ _WAIT: Final = 0.2
 
 @dataclass(slots=True, eq=False, repr=False)
 class OffsetResolver:
-    """Asks brokers for offsets, about many queues at once."""
+    """Queries the offsets of many queues at once."""
 
     options: SourceOptions
     transport: ReadTransport
     queues: TopicQueues
     clock: Callable[[], float]
     sleep: Callable[[float], None] = time.sleep
-    # Topics and brokers whose configuration the user may not see, and that were logged.
+    # Logged topics and brokers whose configuration the user may not read.
     _unknown: set[tuple[str, str]] = field(default_factory=set, init=False)
 
     def earliest(self, queues: Iterable[MessageQueue]) -> Offsets:
         """Return the offset of the oldest message that each queue still has; 0 for a compacted topic.
 
-        For a compacted topic brokers report the minimum of the queue before compaction (issue 7540 of apache/rocketmq):
-        messages lie below it.
+        Messages of a compacted topic lie below the minimum that brokers report, that of the queue before compaction
+        (issue 7540 of apache/rocketmq).
         """
         queues = [*queues]
         compacted = self._compacted(queues)
@@ -98,17 +98,14 @@ class OffsetResolver:
 
         def ask(queue: MessageQueue) -> bool:
             try:
-                config = self._patiently(
-                    queue, lambda _, address, __: self.queues.config(queue, address), trusted=False
+                return self._patiently(
+                    queue, lambda _, address, __: self.queues.config(queue, address).compacted, trusted=False
                 )
             except MQBrokerException as exc:
                 if place(queue) not in self._unknown:
                     self._unknown.add(place(queue))
-                    logger.warning(
-                        "reading %s: unknown whether its topic is compacted, missing offsets fail: %s", queue, exc
-                    )
+                    logger.warning("reading %s: unknown if compacted, missing offsets are lost data: %s", queue, exc)
                 return False
-            return config.compacted
 
         return {queue for queue, compacted in self.queues.by_topic(queues, ask).items() if compacted}
 
@@ -119,27 +116,22 @@ class OffsetResolver:
     def once(
         self, queues: Sequence[MessageQueue], ask: _Ask[_T], *, trusted: bool = False
     ) -> tuple[dict[MessageQueue, tuple[_T, str]], dict[MessageQueue, RocketMQError]]:
-        """Ask once about each queue, and return the answers with the brokers' addresses, and the errors.
+        """Send one request about each queue, and return the answers with the brokers' addresses, and the errors.
 
-        With `trusted` only brokers are asked that `TopicQueues.trusts`. A broker that did not answer is not asked
-        again, and after ``readTimeoutMs`` none is.
+        With `trusted` only brokers are used that `TopicQueues.trusts`. A broker that did not answer gets no second
+        request, and after ``readTimeoutMs`` no broker gets one.
         """
         silent: dict[str, RocketMQError] = {}
-        gives_up = min(self.clock() + self.options.read_timeout_ms / 1000, self.queues.deadline.at)
+        patience = self.options.read_timeout_ms / 1000
+        gives_up = min(self.clock() + patience, self.queues.deadline.at)
 
-        def one(queue: MessageQueue) -> tuple[_T, str] | RocketMQError:
+        def ask_once(queue: MessageQueue) -> tuple[_T, str] | RocketMQError:
             address = ""
             if self.clock() > gives_up:
-                return RemotingTooMuchRequestException(
-                    f"{queue}: not asked, the others took {self.options.read_timeout_ms / 1000:g} s"
-                )
+                return RemotingTooMuchRequestException(f"{queue}: not asked, other queues took {patience:g} s")
             try:
                 address = self.queues.address(queue, trusted=trusted)
-                if address in silent:
-                    return silent[address]
-                answer = ask(queue, address, self.queues.deadline.limit(self.queues.timeout))
-                self.queues.answered(queue, address, trusted=trusted)
-                return answer, address
+                return silent.get(address) or (self._answer(queue, address, ask, trusted=trusted), address)
             except RocketMQError as exc:
                 if isinstance(exc, RemotingException):
                     silent[address] = exc
@@ -147,18 +139,23 @@ class OffsetResolver:
                     self.queues.failed(queue, address)
                 return exc
 
-        results = in_parallel(queues, one)
+        results = in_parallel(queues, ask_once)
         errors = {queue: result for queue, result in results.items() if isinstance(result, RocketMQError)}
         return {queue: result for queue, result in results.items() if not isinstance(result, RocketMQError)}, errors
 
+    def _answer(self, queue: MessageQueue, address: str, ask: _Ask[_T], *, trusted: bool) -> _T:
+        answer = ask(queue, address, self.queues.deadline.limit(self.queues.timeout))
+        self.queues.answered(queue, address, trusted=trusted)
+        return answer
+
     def at(self, times: Mapping[MessageQueue, int]) -> dict[MessageQueue, int | None]:
-        """Return the first offset stored at a time (epoch, ms) or later; None where there is no such message."""
+        """Return the first offset stored at a time (epoch, ms) or later; None for a queue without such a message."""
         compacted = self._compacted(times)
-        found = self._at_by_broker({queue: time for queue, time in times.items() if queue not in compacted})
-        return {**found, **self._at_by_pulls({queue: times[queue] for queue in compacted})}
+        plain = self._at_by_broker({queue: time for queue, time in times.items() if queue not in compacted})
+        return {**plain, **self._at_by_pulls({queue: times[queue] for queue in compacted})}
 
     def _at_by_pulls(self, times: Mapping[MessageQueue, int]) -> dict[MessageQueue, int | None]:
-        """Return what `at` does for compacted topics; the offset may lie in the gap before the message.
+        """Return the result of `at` for compacted topics; the offset may lie in the gap before the message.
 
         Brokers search the queue before compaction. Messages that compaction keeps may have expired there.
         """
@@ -166,7 +163,7 @@ class OffsetResolver:
 
         def search(queue: MessageQueue, address: str, timeout: float) -> int:
             low, high = 0, ends[queue]
-            found = high
+            first = high
             while low < high:
                 middle = (low + high) // 2
                 outcome = self._pulled(queue, middle, address, timeout)
@@ -177,11 +174,11 @@ class OffsetResolver:
                     low = max(middle, message.queue_offset) + 1
                 else:
                     high = middle
-                    found = found if message is None else middle
-            return found
+                    first = first if message is None else middle
+            return first
 
-        found = self._of_all(times, search)
-        return {queue: offset if offset < ends[queue] else None for queue, offset in found.items()}
+        offsets = self._of_all(times, search)
+        return {queue: offset if offset < ends[queue] else None for queue, offset in offsets.items()}
 
     def _at_by_broker(self, times: Mapping[MessageQueue, int]) -> dict[MessageQueue, int | None]:
         def search(queue: MessageQueue, address: str, timeout: float) -> int:
@@ -190,12 +187,12 @@ class OffsetResolver:
         earliest, latest = self._of_all(times, self.transport.min_offset), self.latest(times)
         # A broker fails to search an empty queue of the type BatchCQ, whose minimum offset is -1.
         filled = [queue for queue in times if max(0, earliest[queue]) < latest[queue]]
-        found = self._of_all(filled, search)
-        # Past the end a broker answers with the end; of the type BatchCQ with its last batch, however old that is.
+        offsets = self._of_all(filled, search)
+        # For a later time a broker returns the end; for a queue of the type BatchCQ its last batch, however old.
         ends = self.latest(filled)
-        found = {queue: offset for queue, offset in found.items() if offset < ends[queue]}
-        plain = self.queues.by_topic(found, self.queues.is_plain)
-        doubtful = {queue: offset for queue, offset in found.items() if not plain[queue]}
+        offsets = {queue: offset for queue, offset in offsets.items() if offset < ends[queue]}
+        plain = self.queues.by_topic(offsets, self.queues.is_plain)
+        doubtful = {queue: offset for queue, offset in offsets.items() if not plain[queue]}
 
         def stored_at(queue: MessageQueue, address: str, timeout: float) -> int:
             outcome = self._pulled(queue, doubtful[queue], address, timeout)
@@ -205,28 +202,28 @@ class OffsetResolver:
             return next(iter(decode_records(outcome.body))).store_timestamp
 
         older = [queue for queue, stamp in self._of_all(doubtful, stored_at).items() if stamp < times[queue]]
-        return {queue: None if queue in older else found.get(queue) for queue in times}
+        return {queue: None if queue in older else offsets.get(queue) for queue in times}
 
     def starts(self, queues: Sequence[MessageQueue]) -> Offsets:
         """Return the first offset to read of each queue.
 
-        Raises an OptionError if the options leave out a queue, or no message is as young as a starting timestamp.
+        Raises an OptionError if the options do not name a queue, or no message is as new as a starting timestamp.
         """
         options = self.options
         times = _times(queues, options.starting_timestamp, options.starting_offsets_by_timestamp, "starting")
         if times is None:
             return self._specific(queues, options.starting_offsets, "startingOffsets")
-        found = self.at(times)
-        missing = [queue for queue, offset in found.items() if offset is None]
+        offsets = self.at(times)
+        missing = [queue for queue, offset in offsets.items() if offset is None]
         if missing and options.starting_offsets_by_timestamp_strategy == "error":
             raise OptionError(
                 f"no message is as young as the starting timestamp {times[missing[0]]} in {missing[0]} and "
                 f"{len(missing) - 1} other queues: give an earlier one, or begin at the end of such queues with "
                 "startingOffsetsByTimestampStrategy=latest"
             )
-        compacted = self._compacted(found)
-        first = {queue: offset for queue, offset in found.items() if offset is not None and queue not in compacted}
-        return self._or_latest({**found, **self._first_left(first)})
+        compacted = self._compacted(offsets)
+        first = {queue: offset for queue, offset in offsets.items() if offset is not None and queue not in compacted}
+        return self._or_latest({**offsets, **self._first_left(first)})
 
     def ends(self, queues: Sequence[MessageQueue]) -> Offsets:
         """Return the offset of each queue at which a batch stops; raises as `starts`."""
@@ -244,16 +241,16 @@ class OffsetResolver:
             lost(
                 self.options,
                 f"queue {queue} ends at offset {end}, before {starts[queue]}, where the read begins: the topic was "
-                "made anew, its broker lost what it had, or the offset is of another queue",
+                "deleted and created again, its broker lost messages, or the offset is of another queue",
             )
         return self.checked(starts, ends)
 
     def checked(self, starts: Mapping[MessageQueue, int], ends: Mapping[MessageQueue, int]) -> list[OffsetRange]:
-        """Return the ranges from `starts` to `ends`; expired messages are left out, or are a DataLossError."""
+        """Return the ranges from `starts` to `ends`; expired messages are skipped, or are a DataLossError."""
         filled = [queue for queue in ends if starts[queue] < ends[queue]]
         compacted = self._compacted(filled)
         plain = [queue for queue in filled if queue not in compacted]
-        # A task also reports the offsets that it does not find, so a master that is away delays no other queue.
+        # One request is enough, because a task also reports missing offsets. An absent master delays no other queue.
         answers, errors = self.once(plain, self.transport.min_offset, trusted=True)
         for error in errors.values():
             if not error.retriable:
@@ -280,16 +277,16 @@ class OffsetResolver:
     def _specific(self, queues: Sequence[MessageQueue], spec: OffsetSpec, option: str) -> Offsets:
         if spec.word is not None:
             return self.earliest(queues) if spec.word == "earliest" else self.latest(queues)
-        # A receipt may name queues that the options do not ask for.
-        wanted = {queue: offset for queue, offset in spec.offsets if self.options.reads(queue)}
-        given = _covering(queues, wanted, option)
-        earliest = self.earliest(queue for queue, offset in given.items() if offset == EARLIEST)
-        latest = self.latest(queue for queue, offset in given.items() if offset == LATEST)
-        return {**given, **earliest, **latest}
+        # A receipt may name queues that the options do not select.
+        selected = {queue: offset for queue, offset in spec.offsets if self.options.reads(queue)}
+        offsets = _covering(queues, selected, option)
+        earliest = self.earliest(queue for queue, offset in offsets.items() if offset == EARLIEST)
+        latest = self.latest(queue for queue, offset in offsets.items() if offset == LATEST)
+        return {**offsets, **earliest, **latest}
 
-    def _or_latest(self, found: Mapping[MessageQueue, int | None]) -> Offsets:
-        latest = self.latest(queue for queue, offset in found.items() if offset is None)
-        return {queue: latest[queue] if offset is None else offset for queue, offset in found.items()}
+    def _or_latest(self, offsets: Mapping[MessageQueue, int | None]) -> Offsets:
+        latest = self.latest(queue for queue, offset in offsets.items() if offset is None)
+        return {queue: latest[queue] if offset is None else offset for queue, offset in offsets.items()}
 
     def _of_all(self, queues: Iterable[MessageQueue], ask: _Ask[int]) -> Offsets:
         deadline = self.queues.deadline
@@ -302,13 +299,11 @@ class OffsetResolver:
             address = ""
             try:
                 address = self.queues.address(queue, trusted=trusted)
-                answer = ask(queue, address, self.queues.deadline.limit(self.queues.timeout))
-                self.queues.answered(queue, address, trusted=trusted)
-                return answer
+                return self._answer(queue, address, ask, trusted=trusted)
             except RocketMQError as exc:
                 if not exc.retriable:
                     raise
-                # The last request to the master may take this long, and then one goes to a slave.
+                # The last request to the master may take this long, before the one to a slave.
                 more = 2 * self.queues.timeout if self.queues.has_slave(queue) else 0.0
                 if self.clock() > min(gives_up + more, self.queues.deadline.at):
                     raise ReadError(
@@ -328,20 +323,16 @@ def _times(
     return _covering(queues, dict(of_each), f"{which}OffsetsByTimestamp") if of_each else None
 
 
-def _covering(queues: Sequence[MessageQueue], given: Mapping[MessageQueue, int], option: str) -> Offsets:
-    """Return the numbers that an option gives `queues`; it must name all of them, as in Kafka's source."""
-    missing = [queue for queue in queues if queue not in given]
+def _covering(queues: Sequence[MessageQueue], values: Mapping[MessageQueue, int], option: str) -> Offsets:
+    """Return the values of an option for `queues`; it must name all of them, as in Kafka's source."""
+    missing = [queue for queue in queues if queue not in values]
     if missing:
         numbers = "" if option.endswith("ByTimestamp") else " (-2 is the earliest offset, -1 the latest)"
         raise OptionError(
             f"{option} names some queues and not {', '.join(map(str, missing[:5]))}"
-            f"{' and others' if len(missing) > 5 else ''}: name every queue{numbers}, or say with assign which are to "
-            "be read"
+            f"{' and others' if len(missing) > 5 else ''}: name every queue{numbers}, or select queues with assign"
         )
-    gone = sorted(given.keys() - set(queues))
+    gone = sorted(values.keys() - set(queues))
     if gone:
-        raise OptionError(
-            f"{option} names {', '.join(map(str, gone[:5]))}, which can't be read: no such queue is in the routes of "
-            "the topics now: it does not exist, or its broker is down"
-        )
-    return {queue: given[queue] for queue in queues}
+        raise OptionError(f"{option} names {', '.join(map(str, gone[:5]))}, which can't be read: {UNROUTED}")
+    return {queue: values[queue] for queue in queues}

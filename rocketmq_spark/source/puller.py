@@ -1,15 +1,14 @@
 """Pulls the messages of offset ranges, with many requests in flight: a broker returns at most 32 messages at a time.
 
-    plan segments -> pull -> outcome -> records of the oldest segment of a queue
-
 One thread does everything; the transport sends and receives while it waits. The results of a queue cover its range
 from start to end, in order; missing messages appear as an empty body. Requests of a queue overlap only where the last
 answer shows what the next will hold: not with a filter, and not where a broker returns whole batches. Answers in memory
 are bounded: one that would exceed the bound behind others is dropped, and pulled again.
 
-A broker skips deleted messages as it skips those that a filter rejects. So in a filtered read the first message of the
-skipped part is pulled again without the filter, once a second and at the end of the range. A broker deletes the oldest
-messages first, so if this message exists, none was missed. Follows ``DefaultMQPushConsumerImpl.pullMessage``.
+With a filter, a broker's answer does not distinguish deleted messages from rejected ones. So in a filtered read the
+first skipped message is pulled again without the filter, once a second and at the end of the range. A broker deletes
+the oldest messages first: if this message exists, none was missed.
+Follows ``DefaultMQPushConsumerImpl.pullMessage``.
 """
 
 from __future__ import annotations
@@ -45,9 +44,9 @@ _COMPACTED: Final = "the last messages of this compacted topic have no keys, and
 
 @dataclass(slots=True, eq=False)
 class _Segment:
-    """The part of a range that one request asks for; with `stop` None up to wherever the answer ends.
+    """The part of a range that one request covers; with `stop` None it ends with the answer.
 
-    A `check` pulls without the filter, to see whether the broker still has the messages.
+    A `check` pulls without the filter, to find out whether the broker still has the messages.
     """
 
     fetch: _QueueFetch
@@ -62,15 +61,15 @@ class _Segment:
 class _QueueFetch:
     """The state of one range."""
 
-    def __init__(self, wanted: OffsetRange, target: PullTarget, now: float, *, filtered: bool) -> None:
-        self.range = wanted
-        self.queue = wanted.queue
+    def __init__(self, offsets: OffsetRange, target: PullTarget, now: float, *, filtered: bool) -> None:
+        self.range = offsets
+        self.queue = offsets.queue
         self.target = target
-        self.planned = wanted.start
+        self.planned = offsets.start
         self.filtered = filtered
-        self.contiguous = not filtered and not wanted.compacted
+        self.contiguous = not filtered and not offsets.compacted
         # The offset up to which a filtered read has missed nothing, and the time of the next check.
-        self.checked = wanted.start if filtered and not wanted.compacted else wanted.end
+        self.checked = offsets.start if filtered and not offsets.compacted else offsets.end
         self.check_at = now + _CHECK_EVERY
         self.segments: deque[_Segment] = deque()
         # The number of offsets that the last answer covered.
@@ -88,15 +87,12 @@ class _QueueFetch:
         return not self.segments and min(self.planned, self.checked) >= self.range.end
 
     def is_check_due(self, now: float) -> bool:
-        """Return whether it is time to check the messages that a filtered read has skipped."""
+        """Return whether to check now if the messages that a filtered read has skipped still exist."""
         is_time = now >= self.check_at or self.planned >= self.range.end
         return is_time and not self.segments and self.checked < self.planned
 
     def first_left(self, segment: _Segment, outcome: PullOutcome) -> int:
-        """Return the first offset of the segment that an answer has, or the offset after the answer if it is empty.
-
-        Messages that the broker's filter rejects do not count as missing.
-        """
+        """Return the segment's first offset that is not missing; messages that the broker's filter rejects are not."""
         unfiltered = not self.filtered or segment.check
         if outcome.status is PullStatus.FOUND and unfiltered:
             first = first_queue_offset(outcome.body)
@@ -107,7 +103,7 @@ class _QueueFetch:
         return segment.start
 
     def is_being_written(self, segment: _Segment, outcome: PullOutcome) -> bool:
-        """Return whether a broker has skipped a message of a compacted topic that is in its index, not yet in its log.
+        """Return whether a broker skipped a message of a compacted topic that is in its index and not yet in its log.
 
         Messages that compaction removed are not in the index (CompactionLog.getMessage).
         """
@@ -125,7 +121,7 @@ class Puller:
     clock: Callable[[], float]
     window: int = WINDOW
     _arrived: deque[tuple[_Segment, PullOutcome]] = field(default_factory=deque, init=False)
-    # Seconds that the consumer spent with our results.
+    # Seconds that the consumer spent with the results.
     _away: float = field(default=0.0, init=False)
     _in_flight: int = field(default=0, init=False)
     # Bytes of the answers that wait, and of the largest one lately.
@@ -142,12 +138,12 @@ class Puller:
         Raises a ReadError if a queue returns nothing for ``readTimeoutMs``, or its broker refuses.
         """
         options, now = self.options, self._now()
-        wanted = options.pull_batch_size, options.sub_expression, options.filter_type
-        fetches = []
-        for one in ranges:
-            if one.size > 0:
-                target = PullTarget(one.queue, options.consumer_group, *wanted)
-                fetches.append(_QueueFetch(one, target, now, filtered=self._filtered))
+        settings = options.consumer_group, options.pull_batch_size, options.sub_expression, options.filter_type
+        fetches = [
+            _QueueFetch(offsets, PullTarget(offsets.queue, *settings), now, filtered=self._filtered)
+            for offsets in ranges
+            if offsets.size > 0
+        ]
         while fetches:
             self._issue(fetches)
             self._take(fetches)
@@ -159,7 +155,7 @@ class Puller:
             fetches = [fetch for fetch in fetches if not fetch.done]
 
     def _now(self) -> float:
-        """Return the time without the consumer's: a broker is not silent while the consumer works."""
+        """Return the time without the consumer's, which does not count as the broker's silence."""
         return self.clock() - self._away
 
     def _issue(self, fetches: Sequence[_QueueFetch]) -> None:
@@ -167,28 +163,28 @@ class Puller:
         now = self._now()
         room = max(1, min(self.window, _MOST_BYTES // self._largest))
         # A segment that waits for its next try does not count.
-        used = sum(one.flying or one.outcome is not None for fetch in fetches for one in fetch.segments)
+        used = sum(segment.flying or segment.outcome is not None for fetch in fetches for segment in fetch.segments)
         ready = [fetch for fetch in fetches if fetch.waits_until <= now]
         for fetch in ready:
             for segment in fetch.segments:
                 if segment.flying or segment.outcome is not None:
                     continue
-                # The answers that take the room may all be waiting for the oldest segment of their queue.
+                # The answers that fill the window may all be waiting for the oldest segment of their queue.
                 if used < room or (not self._in_flight and segment is fetch.segments[0]):
                     self._send(segment)
                     used += 1
         # The queue with the fewest segments comes first, or the first queues would take all the room.
         planning = sorted(ready, key=lambda fetch: len(fetch.segments))
         while planning and used < room:
-            still = []
+            planned = []
             for fetch in planning:
                 if used < room and self._plan(fetch):
                     used += 1
-                    still.append(fetch)
-            planning = still
+                    planned.append(fetch)
+            planning = planned
 
     def _plan(self, fetch: _QueueFetch) -> bool:
-        """Send the next segment of a queue, if there is one that may go now."""
+        """Send the next segment of a queue, if one may be sent now, and return whether it was."""
         if fetch.is_check_due(self._now()):
             segment = _Segment(fetch, fetch.checked, fetch.planned, check=True)
         else:
@@ -237,7 +233,12 @@ class Puller:
         fetch = segment.fetch
         segment.flying = False
         if outcome.error is not None:
-            self._raise_if_permanent(fetch, outcome.error)
+            # A broker without enablePropertyFilter answers SYSTEM_ERROR to SQL92.
+            sql = self.options.filter_type == "SQL92" and isinstance(outcome.error, BrokerOutcomeUnknownException)
+            if sql or not outcome.error.retriable:
+                advice = "; filterType=SQL92 needs brokers with enablePropertyFilter=true" if sql else ""
+                where = f"reading {fetch.queue} from offset {fetch.range.start} to {fetch.range.end - 1}"
+                raise ReadError(f"{where}: {outcome.error}{advice}") from outcome.error
             self._wait(fetch, outcome.error)
             # A slave without slaveReadEnable always answers that it is busy.
             if not outcome.error.flow_control or not self.queues.is_master(fetch.queue, segment.address):
@@ -245,7 +246,7 @@ class Puller:
             return
         self.queues.answered(fetch.queue, segment.address)
         if outcome.status is PullStatus.OFFSET_ILLEGAL and outcome.min_offset > outcome.next_begin_offset:
-            # A slave sends the requested offset back (DefaultMessageStore.nextOffsetCorrection).
+            # A slave returns the requested offset (DefaultMessageStore.nextOffsetCorrection).
             outcome = replace(outcome, next_begin_offset=outcome.min_offset)
         if fetch.range.compacted and outcome.status is PullStatus.FOUND:
             # After its last message the broker may have skipped one that `is_being_written`.
@@ -256,7 +257,7 @@ class Puller:
         if outcome.status is PullStatus.NO_NEW_MSG or outcome.next_begin_offset <= segment.start:
             self._nothing_yet(fetch, segment, outcome)
         elif left > segment.start and not self.queues.trusts(fetch.queue, segment.address):
-            # The slave may have been added later than the messages: the master is asked.
+            # The slave may have been added later than the messages: the next request goes to the master.
             fetch.doubted = True
             text = f"the slave {segment.address} of {fetch.queue} has no messages {segment.start} to {left - 1}"
             self._wait(fetch, ReadError(f"{text}, and its master does not answer"))
@@ -272,22 +273,22 @@ class Puller:
                 self._waiting += len(outcome.body)
 
     def _nothing_yet(self, fetch: _QueueFetch, segment: _Segment, outcome: PullOutcome) -> None:
-        """Wait for messages after the end that a broker reports: it still builds the queue, or is a slave behind."""
+        """Wait for messages after the end that a broker reports: it is building the queue, or is a slave behind."""
         fetch.suspend = outcome.status is PullStatus.NO_NEW_MSG and segment is fetch.segments[0]
         address = segment.address
-        what = f"{fetch.queue} ends before offset {fetch.range.end - 1}: "
-        what += f"{address} has offsets {outcome.min_offset} to {outcome.max_offset} of it"
-        end, why = fetch.range.end, _COMPACTED
+        text = f"{fetch.queue} ends before offset {fetch.range.end - 1}: "
+        text += f"{address} has offsets {outcome.min_offset} to {outcome.max_offset} of it"
+        end, cause = fetch.range.end, _COMPACTED
         if fetch.is_being_written(segment, outcome):
-            end, why = outcome.next_begin_offset, f"{address} lists messages there that it does not return"
-            what = f"{fetch.queue} at offset {segment.start}: {why}"
+            end, cause = outcome.next_begin_offset, f"{address} lists messages there that it does not return"
+            text = f"{fetch.queue} at offset {segment.start}: {cause}"
         waited = 0.0 if fetch.failing_since is None else self._now() - fetch.failing_since
         may_skip = fetch.range.compacted and not self.options.fail_on_data_loss
         if may_skip and waited > self._patience and self.queues.trusts(fetch.queue, address):
-            lost(self.options, f"{fetch.queue} has no messages {segment.start} to {end - 1}: {why}")
+            lost(self.options, f"{fetch.queue} has no messages {segment.start} to {end - 1}: {cause}")
             segment.outcome = PullOutcome(PullStatus.NO_MATCHED_MSG, end)
             return
-        self._wait(fetch, ReadError(what))
+        self._wait(fetch, ReadError(text))
         if not self.queues.is_master(fetch.queue, address):
             self.queues.failed(fetch.queue, address)
 
@@ -340,18 +341,9 @@ class Puller:
             at = fetch.segments[0].start if fetch.segments else fetch.planned
             raise ReadError(
                 f"reading {fetch.queue} up to offset {fetch.range.end - 1}: nothing came from offset {at} on for "
-                f"readTimeoutMs={self.options.read_timeout_ms}. The last try: {error}. Bring the broker back if it is "
-                "down, wait longer with readTimeoutMs, or read what is there with other offsets"
+                f"readTimeoutMs={self.options.read_timeout_ms}. The last try: {error}. Start the broker if it is down, "
+                "raise readTimeoutMs, or choose other offsets to read the stored messages"
                 + (f". Or {_COMPACTED}: then set failOnDataLoss=false" if fetch.range.compacted else "")
             ) from error
         fetch.waits_until = now + min(_FIRST_WAIT * 2**fetch.failures, _LONGEST_WAIT)
         fetch.failures = min(fetch.failures + 1, 16)
-
-    def _raise_if_permanent(self, fetch: _QueueFetch, error: RocketMQError) -> None:
-        # A broker without enablePropertyFilter answers SYSTEM_ERROR to SQL92.
-        filtered = self.options.filter_type == "SQL92" and isinstance(error, BrokerOutcomeUnknownException)
-        if not error.retriable or filtered:
-            advice = "; filterType=SQL92 needs brokers with enablePropertyFilter=true" if filtered else ""
-            raise ReadError(
-                f"reading {fetch.queue} from offset {fetch.range.start} to {fetch.range.end - 1}: {error}{advice}"
-            ) from error

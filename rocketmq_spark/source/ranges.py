@@ -1,7 +1,6 @@
-"""Offset ranges: what a task reads, and the gaps that it finds.
+"""Offset ranges, their division among tasks, and the gaps that a task finds.
 
-`tasks_of` follows ``KafkaOffsetRangeCalculator.scala`` (minPartitions, maxRecordsPerPartition), `limited` follows the
-rate limit of ``KafkaMicroBatchStream.scala``, and ``failOnDataLoss`` decides about gaps.
+`tasks_of` follows ``KafkaOffsetRangeCalculator.scala``, `limited` the rate limit of ``KafkaMicroBatchStream.scala``.
 """
 
 from __future__ import annotations
@@ -63,35 +62,30 @@ def tasks_of(
     run at once. Raises a ReadError for more than 1,000,000 tasks: a broker can report offsets up to 2**63, and the
     driver keeps its tasks in memory.
     """
-    found = [one for one in ranges if one.size > 0]
+    parts = [part for part in ranges if part.size > 0]
+    total = sum(part.size for part in parts)
     if max_records is not None:
-        tasks = sum(-(-one.size // max_records) for one in found)
-        if tasks > _MOST_TASKS:
+        count = sum(-(-part.size // max_records) for part in parts)
+        if count > _MOST_TASKS:
             raise ReadError(
-                f"maxRecordsPerPartition={max_records}: {sum(one.size for one in found)} offsets make {tasks} tasks, "
-                f"{_MOST_TASKS} are allowed; give a higher one, and see whether the topic can hold so many messages: "
-                "its brokers say so"
+                f"maxRecordsPerPartition={max_records}: {total} offsets make {count} tasks, and at most {_MOST_TASKS} "
+                "are allowed. Set a higher value, and check that the offsets that the brokers report are plausible"
             )
-        found = [part for one in found for part in one.cut(-(-one.size // max_records))]
-    if min_partitions is not None and len(found) < min_partitions:
-        total = sum(one.size for one in found)
-        found = [part for one in found for part in one.cut(max(1, -(-one.size * min_partitions // total)))]
+        parts = [piece for part in parts for piece in part.cut(-(-part.size // max_records))]
+    if min_partitions is not None and len(parts) < min_partitions:
+        parts = [piece for part in parts for piece in part.cut(max(1, -(-part.size * min_partitions // total)))]
     if min_partitions is not None or max_records is not None:
-        return [(one,) for one in found]
-    share = 0 if parallelism is None else sum(one.size for one in found) // (2 * parallelism)
-    return _together(found, max(share, ROWS_WORTH_A_TASK))
-
-
-def _together(ranges: Sequence[OffsetRange], full: int) -> list[tuple[OffsetRange, ...]]:
+        return [(part,) for part in parts]
+    share = max(ROWS_WORTH_A_TASK, 0 if parallelism is None else total // (2 * parallelism))
     tasks: list[list[OffsetRange]] = []
     room = 0
-    for one in ranges:
-        # Half of a range more than a task's share is better than a task for little.
-        if one.size > 2 * room:
+    for part in parts:
+        # A task may exceed its share by half of a range: that is better than a task with little to read.
+        if part.size > 2 * room:
             tasks.append([])
-            room = full
-        tasks[-1].append(one)
-        room -= one.size
+            room = share
+        tasks[-1].append(part)
+        room -= part.size
     return [tuple(task) for task in tasks]
 
 
@@ -106,9 +100,8 @@ def limited(start: Mapping[MessageQueue, int], end: Mapping[MessageQueue, int], 
         return dict(end)
     shares = {queue: size * most // total for queue, size in sizes.items()}
     rests = {queue: size * most % total for queue, size in sizes.items() if size * most % total}
-    starving = sum(shares[queue] == 0 for queue in rests)
     # The offsets lost by rounding down go to queues with a share of 0, then to those with the largest remainders.
-    left = max(most - sum(shares.values()), starving)
+    left = max(most - sum(shares.values()), sum(shares[queue] == 0 for queue in rests))
     for queue in sorted(rests, key=lambda queue: (shares[queue] > 0, -rests[queue]))[:left]:
         shares[queue] += 1
     # A queue that ends before it begins has lost the messages in between.
@@ -134,18 +127,18 @@ class Gap:
 def lost(options: SourceOptions, text: str) -> None:
     """Raise `DataLossError`, or with ``failOnDataLoss=false`` log it."""
     if options.fail_on_data_loss:
-        raise DataLossError(f"{text}. To go on with what is left, set failOnDataLoss=false")
-    logger.warning("%s; failOnDataLoss=false goes on with what is left", text)
+        raise DataLossError(f"{text}. To read the remaining messages, set failOnDataLoss=false")
+    logger.warning("%s; the read continues because of failOnDataLoss=false", text)
 
 
 def expired(options: SourceOptions, gaps: Sequence[Gap]) -> None:
     """Raise one `DataLossError` that names all gaps, or with ``failOnDataLoss=false`` log each."""
-    why = "they expired (fileReservedTime), or the topic was deleted and created again"
+    cause = "they expired (fileReservedTime), or the topic was deleted and created again"
     if gaps and options.fail_on_data_loss:
         more = f"; and {len(gaps) - _MOST_NAMED} more gaps" if len(gaps) > _MOST_NAMED else ""
-        lost(options, f"{'; '.join(map(str, gaps[:_MOST_NAMED]))}{more}: {why}")
+        lost(options, f"{'; '.join(map(str, gaps[:_MOST_NAMED]))}{more}: {cause}")
     for gap in gaps:
-        lost(options, f"{gap}: {why}")
+        lost(options, f"{gap}: {cause}")
 
 
 @dataclass(slots=True, repr=False)

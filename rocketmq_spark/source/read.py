@@ -32,8 +32,7 @@ from rocketmq_spark.transport.remoting.transport import RemotingTransport
 
 logger = logging.getLogger("rocketmq_spark.source")
 
-# A record batch has at most this many messages, as Spark's own, and starts to be made at this many bytes. So a task's
-# memory does not depend on the size of its messages.
+# A record batch is made of about this many messages, as Spark's own, or bytes. The second bounds a task's memory.
 _ROWS: Final = 10_000
 _BYTES: Final = 4 * 1024 * 1024
 # The characters that Java's String.trim removes, so that a broker removes them from a tag.
@@ -53,15 +52,14 @@ def read_rows(
 ) -> Iterator[pa.RecordBatch]:
     """Yield every message of the ranges, each of another queue, that matches the filter.
 
-    `routes` are those that the driver knows, by topic. With `filters_here` all messages are pulled, and the tags of
-    ``subExpression`` are applied here, not in the broker. Raises as `Puller.pull` and `decoded`, and for an unreadable
-    message unless `on_unreadable` returns.
+    `routes` are the driver's, by topic. With `filters_here` the task applies the tags of ``subExpression`` instead of
+    the broker. Raises as `Puller.pull` and `decoded`, and for an unreadable message unless `on_unreadable` returns.
     """
     with contextlib.closing(reading_transport(options, polled=True)) as transport:
-        asked = replace(options, sub_expression="*") if filters_here else options
-        # The transport's clock: while Spark holds the generator, no broker is silent.
-        queues = TopicQueues(asked, transport, transport.clock, routes)
-        pulls = Puller(asked, transport, queues, transport.clock).pull(ranges)
+        pulled_with = replace(options, sub_expression="*") if filters_here else options
+        # The transport's clock excludes the time that Spark spends between two batches.
+        queues = TopicQueues(pulled_with, transport, transport.clock, routes)
+        pulls = Puller(pulled_with, transport, queues, transport.clock).pull(ranges)
         tags = None
         if options.filter_type == "TAG" and options.sub_expression.strip() != "*":
             # A broker compares only the hashes of tags.
@@ -78,35 +76,35 @@ def decoded(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the messages of pulls as record batches; raises a DataLossError for gaps, with ``failOnDataLoss``."""
     gaps = Gaps(options)
-    waiting: list[Pulled] = []
-    rows = nbytes = 0
-    for pulled in pulls:
-        waiting.append(pulled)
-        rows += pulled.end - pulled.start
-        nbytes += len(pulled.body)
-        if rows >= _ROWS or nbytes >= _BYTES:
-            yield from _flushed(waiting, schema, tags, gaps, on_unreadable)
-            waiting, rows, nbytes = [], 0, 0
-    if waiting:
-        yield from _flushed(waiting, schema, tags, gaps, on_unreadable)
+    for group in _groups(pulls):
+        rows = 0
+        if bodies := [pull for pull in group if pull.body]:
+            for batch in batches_of(bodies, schema, tags, on_unreadable):
+                rows += batch.num_rows
+                yield batch
+        # In a plain read the number of rows proves that no message is missing, so offsets need no check.
+        if tags is not None or rows != sum(pull.end - pull.start for pull in group):
+            for pull in group:
+                if pull.contiguous:
+                    for start, end in missing_offsets(pull):
+                        gaps.add(pull.queue, start, end)
+        gaps.report({pull.queue: pull.end for pull in group})
     gaps.report()
 
 
-def _flushed(
-    pulls: Sequence[Pulled], schema: pa.Schema, tags: frozenset[str] | None, gaps: Gaps, on_unreadable: OnUnreadable
-) -> Iterator[pa.RecordBatch]:
-    rows = 0
-    if bodies := [pull for pull in pulls if pull.body]:
-        for batch in batches_of(bodies, schema, tags, on_unreadable):
-            rows += batch.num_rows
-            yield batch
-    # In a plain read the number of rows proves that no message is missing, without a look at the offsets.
-    if tags is not None or rows != sum(pull.end - pull.start for pull in pulls):
-        for pull in pulls:
-            if pull.contiguous:
-                for start, end in missing_offsets(pull):
-                    gaps.add(pull.queue, start, end)
-    gaps.report({pull.queue: pull.end for pull in pulls})
+def _groups(pulls: Iterable[Pulled]) -> Iterator[list[Pulled]]:
+    """Yield the pulls of one record batch at a time."""
+    group: list[Pulled] = []
+    rows = nbytes = 0
+    for pulled in pulls:
+        group.append(pulled)
+        rows += pulled.end - pulled.start
+        nbytes += len(pulled.body)
+        if rows >= _ROWS or nbytes >= _BYTES:
+            yield group
+            group, rows, nbytes = [], 0, 0
+    if group:
+        yield group
 
 
 def reading_transport(options: SourceOptions, *, polled: bool = False) -> RemotingTransport:

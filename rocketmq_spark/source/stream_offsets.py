@@ -1,7 +1,7 @@
-"""The offsets of a streaming query, asked for before each micro-batch, and its consumer group's offsets.
+"""The offsets of a streaming query for each micro-batch, and its consumer group's offsets.
 
-A queue whose broker does not answer delays no other queue, and is never forgotten: the query goes on where it was once
-the broker is back. Follows ``KafkaMicroBatchStream.scala``.
+A queue whose broker does not answer delays no other queue. The query resumes it at the same offset when the broker is
+back. Follows ``KafkaMicroBatchStream.scala``.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from rocketmq_spark.transport.base import ReadTransport
 
 logger = logging.getLogger("rocketmq_spark.source")
 
-# Seconds from one heart-beat to the next (heartbeatBrokerInterval); a broker forgets a client after four of them.
+# Seconds from one heart-beat to the next (heartbeatBrokerInterval); a broker removes a client after four of them.
 _HEART_BEAT: Final = 30.0
-# A reader's client id ends in its name and `#<process id>`; Java's has nanoseconds behind the #, or none at all.
+# A reader's client id ends in its name and `#<process id>`. Java's ends in `#<nanoseconds>`, or has no #.
 _READER: Final = re.compile(r"[^@]*@.+#\d{1,7}(@.*)?")
-# A queue is not given up before this many tries: a whole micro-batch may lie between two of them.
+# The fewest tries before a queue counts as unavailable: a whole micro-batch may pass between two of them.
 _TRIES: Final = 3
 
 
@@ -49,16 +49,16 @@ class GroupOffsets:
         """Write the next offset to read of each queue to the brokers.
 
         After a failure the next call writes again: other offsets at once, the same offsets after half a minute.
-        Queues that the options do not ask for are left out: another query may read them as the same group.
+        Queues that the options do not select are skipped: another query may read them as the same group.
         """
         options, queues, now = self.bounds.options, self.bounds.queues, self.bounds.clock()
         if offsets == self._written and now < self._again_at:
             return
         self._written, self._again_at = dict(offsets), now + _HEART_BEAT
-        wanted = {*filter(options.reads, offsets)}
+        selected = {*filter(options.reads, offsets)}
         queues.deadline.restart()
         try:
-            present = sorted(wanted.intersection(queues.present()))
+            present = sorted(selected.intersection(queues.present()))
         except RocketMQError as exc:
             logger.warning("commitOffsets: %s", exc)
             return
@@ -68,10 +68,10 @@ class GroupOffsets:
                 queue, options.consumer_group, offsets[queue], address, timeout
             )
 
-        joined, failed = self.bounds.once([*{queue.broker_name: queue for queue in present}.values()], self._join)
-        ours = {queue.broker_name for queue, (is_ours, _) in joined.items() if is_ours}
-        # A broker that fails for one queue of a topic is not asked about the others.
-        first_of = {place(queue): queue for queue in present if queue.broker_name in ours}
+        joins, failed = self.bounds.once([*{queue.broker_name: queue for queue in present}.values()], self._join)
+        joined = {queue.broker_name for queue, (is_member, _) in joins.items() if is_member}
+        # A broker that fails for one queue of a topic gets no requests about the others.
+        first_of = {place(queue): queue for queue in present if queue.broker_name in joined}
         written, failed_first = self.bounds.once([*first_of.values()], update)
         begun = set(map(place, written))
         others = [queue for queue in present if queue not in written and place(queue) in begun]
@@ -80,26 +80,26 @@ class GroupOffsets:
         # One warning for each broker.
         for queue in {queue.broker_name: queue for queue in reversed(failed)}.values():
             logger.warning("commitOffsets: %s: %s", queue, failed[queue])
-        if not failed and len(written) + len(written_others) == len(wanted):
+        if not failed and len(written) + len(written_others) == len(selected):
             self._again_at = math.inf
 
     def _join(self, queue: MessageQueue, address: str, timeout: float) -> bool:  # noqa: ARG002 - any queue of the broker
         """Send a broker a heart-beat, without which it has no %RETRY% topic and shows no group to tools.
 
-        Return False, and send nothing, if another application is a member. Our heart-beat would remove its
-        subscriptions, and it would continue from our offsets.
+        Return False, and send nothing, if another application is a member. The heart-beat would remove its
+        subscriptions, and the application would continue from the query's offsets.
         """
         group, now, transport = self.bounds.options.consumer_group, self.bounds.clock(), self.bounds.transport
         if now - self._registered.get(address, -math.inf) <= _HEART_BEAT:
             return True
         members = transport.consumers(group, address, timeout)
-        others = sorted(one for one in members if one != self.client_id and not _READER.fullmatch(one))
+        others = sorted(member for member in members if member != self.client_id and not _READER.fullmatch(member))
         if others:
             if not self._warned:
                 self._warned = True
                 logger.warning(
-                    "commitOffsets: consumerGroup=%s is that of %s at %s, which is no reader of ours: nothing is told "
-                    "there, or its offsets and subscriptions would be lost; give the query a consumerGroup of its own",
+                    "commitOffsets: consumerGroup=%s is also used by %s at %s, which is not a Spark reader. No offsets "
+                    "are written there, to keep its offsets and subscriptions. Set another consumerGroup for the query",
                     *(group, others[0], address),
                 )
             return False
@@ -139,25 +139,24 @@ class StreamOffsets:
         return self._bounds.latest(self.queues.present())
 
     def target(self) -> Offsets:
-        """Return the ends at which `available` stops; without ``failOnDataLoss`` only those that a broker reports."""
-        self.queues.deadline.restart()
+        """Return the ends where `available` stops; without ``failOnDataLoss`` only those that a broker reports."""
         if self._options.fail_on_data_loss:
             return self.latest()
+        self.queues.deadline.restart()
         return {queue: end for queue, (end, _) in self._ends(self.queues.present()).items()}
 
     def completed(self, target: Mapping[MessageQueue, int], known: Mapping[MessageQueue, int]) -> Offsets:
         """Return `target` with the queues of `known` that it lacks, because their brokers were in no route.
 
-        With ``failOnDataLoss`` this waits for the brokers until ``readTimeoutMs``. Otherwise the queues stay where they
-        are.
+        With ``failOnDataLoss`` this waits for the brokers until ``readTimeoutMs``. Otherwise the queues keep their
+        offsets.
         """
         self.queues.deadline.restart()
         missing = {queue: known[queue] for queue in known if queue not in target and self._options.reads(queue)}
         absent = sorted(queue for queue in missing if self.queues.exists(queue) is not False)
-        if not absent:
-            return {**target, **missing}
-        if not self._options.fail_on_data_loss:
-            logger.warning("%s; failOnDataLoss=false goes on without these queues", _absent(absent))
+        if absent and not self._options.fail_on_data_loss:
+            logger.warning("%s; the query continues without these queues (failOnDataLoss=false)", _absent(absent))
+        if not absent or not self._options.fail_on_data_loss:
             return {**target, **missing}
         try:
             return {**target, **missing, **self._bounds.latest(absent)}
@@ -174,39 +173,37 @@ class StreamOffsets:
     def available(self, known: Mapping[MessageQueue, int], target: Mapping[MessageQueue, int] | None = None) -> Offsets:
         """Return the ends of the queues of `known`, and of new queues; messages after `target` are not read.
 
-        `known` are the offsets read so far. A queue that the options do not ask for any more stays at its offset.
+        `known` are the offsets read so far. A queue that the options do not select any more keeps its offset.
         Raises a DataLossError if a queue is gone or ends before its known offset, with ``failOnDataLoss``, and a
         ReadError if no broker has answered for a queue for ``readTimeoutMs``.
         """
         self.queues.deadline.restart()
         present = set(self.queues.present())
-        wanted = present.union(filter(self._options.reads, known))
-        gone = {queue for queue in wanted - present if self.queues.exists(queue) is False}
+        selected = present.union(filter(self._options.reads, known))
+        gone = {queue for queue in selected - present if self.queues.exists(queue) is False}
         for queue in sorted(gone - self._gone):
-            lost(self._options, f"queue {queue} is gone: what was in it behind offset {known[queue]} can't be read")
+            lost(self._options, f"queue {queue} is gone: its messages from offset {known[queue]} on can't be read")
         self._gone = gone
-        asked, found = sorted(wanted - gone), dict(known)
+        pending, ends = sorted(selected - gone), dict(known)
         if target is not None:
-            # A queue that is not in it was created later, or its broker was down.
-            found |= {queue: max(target[queue], known.get(queue, 0)) for queue in asked if queue in target}
+            # A queue that is not in the target was created later, or its broker was down.
+            ends |= {queue: max(target[queue], known.get(queue, 0)) for queue in pending if queue in target}
             # The target came from a slave, or messages are lost: the broker that answers now decides.
-            asked = [queue for queue in asked if queue in target and target[queue] < known.get(queue, 0)]
-        for queue, (end, address) in self._ends(asked).items():
+            pending = [queue for queue in pending if queue in target and target[queue] < known.get(queue, 0)]
+        for queue, (end, address) in self._ends(pending).items():
             end = self._not_before(queue, end, address, known)
-            found[queue] = end if target is None else min(end, known[queue])
-        return found
+            ends[queue] = end if target is None else min(end, known[queue])
+        return ends
 
     def begun(self, known: Mapping[MessageQueue, int], available: Mapping[MessageQueue, int]) -> Offsets:
         """Return where each queue of `available` begins; a new queue begins with its earliest message."""
         new = [queue for queue in available if queue not in known]
         if new and known:
-            logger.info("new queues, read from their earliest message on: %s", ", ".join(map(str, new)))
+            logger.info("reading new queues from their earliest message: %s", ", ".join(map(str, new)))
         earliest = self._bounds.earliest(new)
         for queue, offset in earliest.items():
             if known and offset:
-                logger.warning(
-                    "new queue %s begins at offset %d: earlier messages had expired when it was found", queue, offset
-                )
+                logger.warning("new queue %s begins at offset %d: earlier messages have expired", queue, offset)
         return {queue: known[queue] if queue in known else earliest[queue] for queue in available}
 
     def ranges(self, starts: Mapping[MessageQueue, int], ends: Mapping[MessageQueue, int]) -> list[OffsetRange]:
@@ -235,16 +232,16 @@ class StreamOffsets:
             enough = tries + 1 >= _TRIES and self._clock() - since > options.read_timeout_ms / 1000
             if enough and options.fail_on_data_loss:
                 raise ReadError(
-                    f"asking for the end of {queue}: nobody has answered for readTimeoutMs={options.read_timeout_ms}. "
-                    f"The last try: {error}. Bring its broker back, and the query goes on where it was; to go on "
-                    "without it, set failOnDataLoss=false"
+                    f"asking for the end of {queue}: no broker has answered for readTimeoutMs="
+                    f"{options.read_timeout_ms}. The last try: {error}. Start its broker and the query, which resumes "
+                    "at its offsets, or set failOnDataLoss=false to read without it"
                 ) from error
             if not tries:
-                logger.warning("queue %s waits for its broker, the others go on: %s", queue, error)
+                logger.warning("queue %s waits for its broker, other queues are read: %s", queue, error)
         return ends
 
     def _not_before(self, queue: MessageQueue, end: int, address: str, start: Mapping[MessageQueue, int]) -> int:
-        """Return the end that a broker reports. One before the known offset is lost data, if it is a master's."""
+        """Return the end that a broker reports. If a master's end is before the known offset, data is lost."""
         known = start.get(queue)
         if known is None or end >= known:
             return end
@@ -253,8 +250,8 @@ class StreamOffsets:
             return known
         lost(
             self._options,
-            f"queue {queue} ends at offset {end}, and {known} was reached before: the topic was deleted or made "
-            "anew, or its broker lost what it had",
+            f"queue {queue} ends at offset {end}, and {known} was reached before: the topic was deleted, or deleted "
+            "and created again, or its broker lost messages",
         )
         return end
 

@@ -1,8 +1,8 @@
-"""The queues of a read, and the brokers to ask about them.
+"""The queues of a read, and the brokers to send requests about them to.
 
-The master is asked first. While it does not answer, its slaves are asked in turn, and the master again after each
-``pullTimeoutMs``. A slave that was added later lacks the older messages, so its lower bounds count only if the master
-has not answered for ``readTimeoutMs``.
+A request goes to the master. While the master does not answer, requests go to its slaves in turn, and to the master
+after each ``pullTimeoutMs``. A slave that was added later lacks older messages. Its lower bounds are trusted only after
+the master has not answered for ``readTimeoutMs``.
 Follows ``MQClientInstance.topicRouteData2TopicSubscribeInfo`` and ``findBrokerAddressInSubscribe``.
 """
 
@@ -28,13 +28,17 @@ logger = logging.getLogger("rocketmq_spark.source")
 
 _T = TypeVar("_T")
 
+UNROUTED: Final = (
+    "no such queue is in the routes of the topics now. Check that the queue exists and that its broker is running"
+)
+
 # The answer of a broker without enablePropertyFilter to a SQL expression (ClientManageProcessor.checkClientConfig).
 _NO_SQL: Final = "does not support consumer to filter message"
 
 
 @dataclass(slots=True)
 class _Away:
-    """A broker whose master does not answer; `turn` counts the addresses that were asked instead."""
+    """A broker whose master does not answer; `turn` counts the addresses that were tried instead."""
 
     since: float
     retry_at: float
@@ -43,10 +47,7 @@ class _Away:
 
 
 class TopicQueues:
-    """The queues of a read; safe for many threads.
-
-    `routes` are known routes by topic, so that a task need not ask a name server. `find` restarts the `deadline`.
-    """
+    """The queues of a read; safe for many threads. With the known `routes` by topic, a task asks no name server."""
 
     def __init__(
         self,
@@ -59,7 +60,7 @@ class TopicQueues:
         self._transport = transport
         self._clock = clock
         self._patience = options.read_timeout_ms / 1000
-        # Seconds that one request may take.
+        # Seconds for one request.
         self.timeout = options.pull_timeout_ms / 1000
         self.deadline = PlanningDeadline(options.read_timeout_ms, clock)
         self._routes = TopicRoutes(options, transport, clock, self.deadline, dict(routes or {}))
@@ -69,7 +70,7 @@ class TopicQueues:
         self._configs = TopicConfigCache(transport, clock)
 
     def find(self) -> list[MessageQueue]:
-        """Ask the name servers, and return the queues that can be read now, sorted.
+        """Restart the deadline, ask the name servers, and return the queues that can be read now, sorted.
 
         Raises an OptionError for a queue of ``assign`` that does not exist, and an error for a topic without a route.
         """
@@ -77,12 +78,11 @@ class TopicQueues:
         self._routes.expire()
         queues = self._present(skip_gone=False)
         if not queues and self._options.subscribe_pattern is not None:
-            logger.warning("subscribePattern=%s fits no topic that there is now", self._options.subscribe_pattern)
+            logger.warning("subscribePattern=%s matches no existing topic", self._options.subscribe_pattern)
         missing = self._options.assign.difference(queues)
         if missing:
             raise OptionError(
-                f"assign names {', '.join(map(str, sorted(missing, key=str)))}, which can't be read: no such queue is "
-                "in the routes of the topics now: it does not exist, or its broker is down"
+                f"assign names {', '.join(map(str, sorted(missing, key=str)))}, which can't be read: {UNROUTED}"
             )
         return queues
 
@@ -107,17 +107,19 @@ class TopicQueues:
         queues: list[MessageQueue] = []
         routes = self.deadline.in_parallel(self._routes.topics(), ask, "routes of topics", self._routes.known)
         if self.deadline.passed:
-            # Name servers are slow, and all routes are known: brokers have time to answer, too.
+            # The name servers used all the time, and all routes are known. The brokers get the same time.
             self.deadline.restart()
         for topic, route in routes.items():
+            if route is None:
+                continue
             # A broker creates topics for itself, with its own name or its cluster's.
-            of_servers = route and any(topic in (broker.broker_name, broker.cluster) for broker in route.broker_datas)
-            if route is not None and not (by_pattern and of_servers):
+            of_servers = any(topic in (broker.broker_name, broker.cluster) for broker in route.broker_datas)
+            if not (by_pattern and of_servers):
                 queues += _readable(topic, route)
         return sorted(filter(self._options.reads, queues))
 
     def address(self, queue: MessageQueue, *, trusted: bool = False) -> str:
-        """Return the address of a broker to ask about a queue; with `trusted` one that `trusts` accepts.
+        """Return the broker's address for the next request about a queue; with `trusted` one that `trusts` accepts.
 
         Raises a RouteNotFoundException if the last route has no such broker, or with `trusted` no master.
         """
@@ -125,7 +127,7 @@ class TopicQueues:
         addresses = _addresses(queue, route)
         if not addresses:
             raise RouteNotFoundException(
-                f"reading {queue}: no name server knows a broker {queue.broker_name} for its topic just now"
+                f"reading {queue}: no name server has a broker {queue.broker_name} in the topic's route now"
             )
         master = addresses.get(MASTER_ID)
         with self._lock:
@@ -159,7 +161,7 @@ class TopicQueues:
         return any(broker_id != MASTER_ID for broker_id in self._known_addresses(queue))
 
     def trusts(self, queue: MessageQueue, address: str) -> bool:
-        """Return whether the broker's lower bounds count: it is the master, or the master has been away for long."""
+        """Return whether to use the broker's lower bounds: for the master, or after ``readTimeoutMs`` without it."""
         if self.is_master(queue, address):
             return True
         with self._lock:
@@ -194,7 +196,7 @@ class TopicQueues:
         A queue of unknown type counts as such a queue, if the filter can be applied without the broker.
         """
         one_of_each = list({place(queue): queue for queue in queues}.values())
-        # Most reads are of topics of one type: the first answer may be enough.
+        # The first answer often decides, because most reads are of topics of one type.
         if not one_of_each or not self.is_plain(one_of_each[0]):
             return bool(one_of_each)
         return not all(self.by_topic(one_of_each[1:], self.is_plain).values())
@@ -207,10 +209,10 @@ class TopicQueues:
         return {queue: answers[one_of_each[place(queue)]] for queue in queues}
 
     def check_filter(self, queues: Iterable[MessageQueue]) -> None:
-        """Have every broker check an SQL expression: a broken one would filter out all messages, or none.
+        """Raise an OptionError if a broker cannot parse the SQL expression or does not support SQL.
 
-        A broker that does not answer now checks it with the first pull. Raises an OptionError if a broker cannot parse
-        it or does not support SQL.
+        A broken expression would filter out all messages, or none. A broker that does not answer checks it with the
+        first pull.
         """
         options = self._options
         for queue in {queue.broker_name: queue for queue in queues}.values():
@@ -225,19 +227,19 @@ class TopicQueues:
                 )
             except RocketMQError as exc:
                 if isinstance(exc, MQBrokerException):
-                    why = ""
+                    cause = ""
                     if exc.response_code == ResponseCode.SUBSCRIPTION_PARSE_FAILED:
-                        why = "a broker can't read it"
+                        cause = "a broker can't read it"
                     elif _NO_SQL in exc.remark:
-                        why = "brokers take SQL with enablePropertyFilter=true only"
-                    if why:
-                        raise OptionError(f"subExpression of filterType={options.filter_type}: {why}: {exc}") from exc
+                        cause = "brokers take SQL with enablePropertyFilter=true only"
+                    if cause:
+                        raise OptionError(f"subExpression of filterType={options.filter_type}: {cause}: {exc}") from exc
                     if not exc.retriable:
                         raise
-                logger.warning("%s can't be asked for its opinion of the filter: %s", queue.broker_name, exc)
+                logger.warning("broker %s could not check the filter, the first pull will: %s", queue.broker_name, exc)
 
     def is_plain(self, queue: MessageQueue) -> bool:
-        """Return whether a queue certainly holds no batches as units, or a filter by SQL does not depend on it."""
+        """Return whether a queue certainly holds no batches as units. With an unknown type, return if SQL filters."""
         try:
             return not self.config(queue, self.address(queue)).holds_batches
         except RocketMQError as exc:
@@ -251,7 +253,7 @@ class TopicQueues:
         return self._configs.config(queue.topic, queue.broker_name, address, timeout)
 
     def failed(self, queue: MessageQueue, address: str) -> None:
-        """Note that a broker did not answer: another one is asked next, and the route is looked up again."""
+        """Record that a broker did not answer: the next request goes to another, and the route is looked up again."""
         addresses = self._known_addresses(queue)
         with self._lock:
             now = self._clock()
@@ -259,7 +261,7 @@ class TopicQueues:
             if address and address == addresses.get(MASTER_ID):
                 away = self._master_failed(queue, addresses, now)
                 away.retry_at = now + self.timeout
-            # Of many requests that fail together only the first turns to another address.
+            # Of many requests that fail together, only the first selects the next address.
             if away is not None and addresses and _by_turns(addresses, away) == address:
                 away.turn += 1
         if self._routes.is_fresh(queue.topic):
@@ -270,7 +272,7 @@ class TopicQueues:
             logger.warning("%s did not answer for %s, and its route is unknown: %s", address, queue, exc)
 
     def answered(self, queue: MessageQueue, address: str, *, trusted: bool = False) -> None:
-        """Note that a broker answered: a master is asked first again, a slave that was `trusted` is logged."""
+        """Record that a broker answered. A master is used again, and a slave that is `trusted` is logged once."""
         if queue.broker_name in self._away and self.is_master(queue, address):
             with self._lock:
                 self._away.pop(queue.broker_name, None)
@@ -278,7 +280,7 @@ class TopicQueues:
             self.trusts(queue, address)
 
     def _master_failed(self, queue: MessageQueue, addresses: Mapping[int, str], now: float) -> _Away:
-        """Note that the master does not answer. The plan gets the time that its slaves need until they are trusted."""
+        """Record that the master does not answer, and extend the plan's deadline until its slaves are trusted."""
         if any(broker_id != MASTER_ID for broker_id in addresses):
             self.deadline.extend(2 * self.timeout)
         return self._away.setdefault(queue.broker_name, _Away(now, now))

@@ -1,7 +1,7 @@
-"""The topics of a read, their routes, and the time for planning.
+"""The topics of a read, their routes, and the deadline for planning.
 
-An answer counts for one second, whatever it was. While no name server answers, or after one has said that a topic does
-not exist, the last known route stays: the name server may have been restarted a moment ago.
+Answers and errors are kept for one second. The last known route stays valid if no name server answers or one reports
+that the topic does not exist, because the name server may have restarted.
 Follows ``MQClientInstance.updateTopicRouteInfoFromNameServer``.
 """
 
@@ -32,9 +32,9 @@ from rocketmq_spark.transport.parallel import in_parallel
 
 logger = logging.getLogger("rocketmq_spark.source")
 
-# How long an answer counts, seconds.
+# Seconds for which an answer is kept.
 _FRESH: Final = 1.0
-# What the list of topics is called among the routes.
+# The key of the list of topics in `_asked_at`.
 _LIST: Final = ""
 
 K = TypeVar("K", bound=Hashable)
@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True, repr=False)
 class PlanningDeadline:
-    """The time for planning, until `at`: ``readTimeoutMs`` from `restart` on. Before that it has no end."""
+    """The deadline for planning, `at`: ``readTimeoutMs`` after `restart`, infinite before it."""
 
     timeout_ms: int
     clock: Callable[[], float]
@@ -51,37 +51,40 @@ class PlanningDeadline:
     _started: float = field(default=math.inf, init=False)
 
     def restart(self) -> None:
-        """Start the time for a new plan."""
+        """Set the deadline of a new plan."""
         self._started = self.clock()
         self.at = self._started + self.timeout_ms / 1000
 
     def extend(self, seconds: float) -> None:
-        """Move the deadline by ``readTimeoutMs`` (then a slave's offsets count) and some seconds, once per plan."""
+        """Move the deadline by ``readTimeoutMs``, after which slaves are trusted, and `seconds`; once per plan."""
         self.at = max(self.at, self._started + 2 * self.timeout_ms / 1000 + seconds)
 
     @property
     def passed(self) -> bool:
-        """True if no time is left."""
+        """Whether the deadline has passed."""
         return self.clock() >= self.at
 
     def limit(self, seconds: float) -> float:
-        """Return a request's timeout, shortened to the time that is left."""
+        """Return a timeout of at most `seconds` that ends by the deadline."""
         return min(seconds, self.at - self.clock())
 
     def in_parallel(
-        self, about: Iterable[K], ask: Callable[[K], T], what: str, fallback: Callable[[K], T | None] = lambda _: None
+        self,
+        subjects: Iterable[K],
+        ask: Callable[[K], T],
+        what: str,
+        fallback: Callable[[K], T | None] = lambda _: None,
     ) -> dict[K, T]:
-        """Return the answer to `ask` for each key, in the order of `about`.
+        """Return the answer to `ask` for each of `subjects`, in their order.
 
-        After the deadline an older answer, which `fallback` returns, is good enough. Without one a `ReadError` names
-        `what` is missing.
+        After the deadline the older answer of `fallback` is used. Without one a `ReadError` names `what` is missing.
         """
-        keys = list(about)
+        keys = list(subjects)
         answered: list[K] = []
 
         def ask_in_time(key: K) -> T:
             error: RocketMQError | None = None
-            why = "raise readTimeoutMs, or read fewer topics"
+            hint = "raise readTimeoutMs, or read fewer topics"
             if not self.passed:
                 try:
                     answer = ask(key)
@@ -90,13 +93,13 @@ class PlanningDeadline:
                 except RocketMQError as exc:
                     if not self.passed or not (exc.retriable or isinstance(exc, ReadError)):
                         raise
-                    error, why = exc, f"the last try: {exc}"
+                    error, hint = exc, f"the last try: {exc}"
             older = fallback(key)
             if older is not None:
                 return older
             raise ReadError(
                 f"planning the read: readTimeoutMs={self.timeout_ms} has passed with {len(answered)} of {len(keys)} "
-                f"{what} known; {why}"
+                f"{what} known; {hint}"
             ) from error
 
         return in_parallel(keys, ask_in_time)
@@ -113,8 +116,8 @@ class TopicRoutes:
     routes: dict[str, TopicRouteData]
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
     _asked_at: dict[str, float] = field(default_factory=dict, init=False)
-    # The error of the last request, by topic.
-    _errors: dict[str, RocketMQError] = field(default_factory=dict, init=False)
+    # The error of the last request, by topic; None if it succeeded.
+    _errors: dict[str, RocketMQError | None] = field(default_factory=dict, init=False)
     # The topics that were logged as gone.
     _gone: set[str] = field(default_factory=set, init=False)
     _listed: frozenset[str] | None = field(default=None, init=False)
@@ -145,7 +148,7 @@ class TopicRoutes:
             return self.routes.get(topic)
 
     def last(self, topic: str) -> TopicRouteData:
-        """Return the last known route, or that of `recent` if there is none."""
+        """Return the last known route; if the topic has no known route, the result of `recent`."""
         return self.known(topic) or self.recent(topic)
 
     def recent(self, topic: str) -> TopicRouteData:
@@ -174,7 +177,7 @@ class TopicRoutes:
             logged = topic in self._gone
             self._gone.add(topic)
         if not logged:
-            logger.warning("topic %s is gone, by all that name servers know; the others go on: %s", topic, error)
+            logger.warning("topic %s is gone from the name servers; reading the other topics: %s", topic, error)
 
     def _all_topics(self) -> frozenset[str]:
         if self._listed is None or not self.is_fresh(_LIST):
@@ -183,7 +186,7 @@ class TopicRoutes:
             except RocketMQError as exc:
                 if self._listed is None or not exc.retriable:
                     raise
-                logger.warning("no name server listed the topics, going on with those of the last time: %s", exc)
+                logger.warning("no name server listed the topics, using the last list: %s", exc)
             self._was_asked(_LIST)
         return self._listed
 
@@ -194,14 +197,14 @@ class TopicRoutes:
             refuse_static(topic, route)
         except RocketMQError as exc:
             known = self.known(topic)
-            # Fresh from now on: asking may have taken long, and must not take all the time.
+            # The request may have taken longer than a second. Without this every call would repeat it.
             self._was_asked(topic, exc)
             if known is None or not exc.retriable:
                 raise
             if is_gone(exc):
                 self.say_gone(topic, exc)
             else:
-                logger.warning("no name server gave the route of topic %s, going on with the last one: %s", topic, exc)
+                logger.warning("no name server returned the route of topic %s, using the last one: %s", topic, exc)
             return known
         with self._lock:
             self.routes[topic] = route
@@ -210,11 +213,7 @@ class TopicRoutes:
 
     def _was_asked(self, topic: str, error: RocketMQError | None = None) -> None:
         with self._lock:
-            self._asked_at[topic] = self.clock()
-            if error is None:
-                self._errors.pop(topic, None)
-            else:
-                self._errors[topic] = error
+            self._asked_at[topic], self._errors[topic] = self.clock(), error
 
     def _request(self, topic: str) -> TopicRouteData:
         timeout = self.options.pull_timeout_ms / 1000 * len(self.options.connection.name_server)

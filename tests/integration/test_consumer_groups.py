@@ -85,7 +85,7 @@ def test_group_with_a_running_application_is_not_changed(
         source.close()
     assert pull(application, broker.address, group, topic) == ResponseCode.PULL_NOT_FOUND
     [warning] = caplog.messages
-    assert f"consumerGroup={group} is that of {APPLICATION} at {broker.address}" in warning
+    assert f"consumerGroup={group} is also used by {APPLICATION} at {broker.address}" in warning
 
 
 def test_proxy_as_name_server_forwards_committed_offsets(

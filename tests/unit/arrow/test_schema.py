@@ -143,7 +143,7 @@ def test_topic_option_or_column_is_required():
 @pytest.mark.parametrize(("selector", "column"), [("hash", "shardingKey"), ("column", "queueId")])
 def test_selector_without_its_column_is_rejected(selector, column):
     text = refusal({"body": pa.string(), "brokerName": pa.string()}, selector=selector)
-    assert text.startswith(f"queueSelector={selector} needs the column {column}, and there is none: ")
+    assert text.startswith(f"queueSelector={selector} needs the column {column}, which is missing: ")
 
 
 def types_refusal(schema: dict[str, pa.DataType], *message_types: str) -> str:
