@@ -11,14 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from rocketmq_spark.errors import (
-    MQBrokerException,
-    MQClientException,
-    OptionError,
-    RemotingException,
-    RocketMQError,
-    TopicRouteStaleException,
-)
+from rocketmq_spark import errors
 from rocketmq_spark.model.names import is_system_topic
 from rocketmq_spark.model.route import MAX_QUEUES, PERM_READ, PERM_WRITE, TopicRouteData, masters_of
 from rocketmq_spark.protocol.remoting.response_bodies import BATCH_CQ, MESSAGE_TYPE, QUEUE_TYPE
@@ -50,12 +43,16 @@ class NewTopic:
     def check(self) -> None:
         """Raise an OptionError or MQClientException for values that brokers would reject, or accept but not apply."""
         if is_system_topic(self.name):
-            raise MQClientException(f"creating topic {self.name}: the name is reserved for RocketMQ")
+            raise errors.MQClientException(f"creating topic {self.name}: the name is reserved for RocketMQ")
         if not isinstance(self.queues, int) or isinstance(self.queues, bool) or self.queues < 1:
-            raise OptionError(f"creating topic {self.name} with {self.queues!r} queues: allowed are integers from 1 on")
+            raise errors.OptionError(
+                f"creating topic {self.name} with {self.queues!r} queues: allowed are integers from 1 on"
+            )
         if self.message_type is not None and str(self.message_type).upper() not in MESSAGE_TYPES:
             allowed = ", ".join(MESSAGE_TYPES)
-            raise OptionError(f"creating topic {self.name} for {self.message_type!r} messages: allowed is {allowed}")
+            raise errors.OptionError(
+                f"creating topic {self.name} for {self.message_type!r} messages: allowed is {allowed}"
+            )
 
 
 def create_topic(
@@ -71,10 +68,10 @@ def create_topic(
     new.check()
     for name, flag in (("inner", new.inner), ("update", update)):
         if not isinstance(flag, bool):
-            raise OptionError(f"creating topic {new.name} with {name}={flag!r}: allowed is True or False")
+            raise errors.OptionError(f"creating topic {new.name} with {name}={flag!r}: allowed is True or False")
     masters = _masters(transport, cluster, timeout)
     if new.queues * len(masters) > MAX_QUEUES:
-        raise OptionError(
+        raise errors.OptionError(
             f"creating topic {new.name} with {new.queues} queues on each of {len(masters)} brokers: writes and reads "
             f"support at most {MAX_QUEUES} queues in all"
         )
@@ -84,11 +81,13 @@ def create_topic(
     def create(broker: str) -> None:
         transport.create_topic(masters[broker], new.name, new.queues, _READ_WRITE, timeout, attributes=new.attributes())
 
-    failed = {broker: why for broker, why in query_all(masters, create).items() if isinstance(why, RocketMQError)}
+    failed = {
+        broker: why for broker, why in query_all(masters, create).items() if isinstance(why, errors.RocketMQError)
+    }
     if failed:
         reasons = "; ".join(f"{broker}: {why}" for broker, why in failed.items())
         first = next(iter(failed.values()))
-        raise MQClientException(f"creating topic {new.name} with {new.queues} queues: {reasons}") from first
+        raise errors.MQClientException(f"creating topic {new.name} with {new.queues} queues: {reasons}") from first
     # A new topic has no earlier permission.
     perm = _READ_WRITE if update else 0
     return known_to_all(transport, new, frozenset(masters), name_servers, timeout, perm)
@@ -98,21 +97,23 @@ def _masters(transport: RemotingTransport, cluster: str | None, timeout: float) 
     info = transport.cluster_info(timeout)
     names = sorted(info.clusters)
     if cluster is None and len(names) > 1:
-        raise OptionError(f"the name servers know the clusters {', '.join(names)}: choose one with cluster")
+        raise errors.OptionError(f"the name servers know the clusters {', '.join(names)}: choose one with cluster")
     if cluster is not None and cluster not in names:
-        raise OptionError(f"unknown cluster {cluster!r}: the name servers know {', '.join(names) or 'no cluster'}")
+        raise errors.OptionError(
+            f"unknown cluster {cluster!r}: the name servers know {', '.join(names) or 'no cluster'}"
+        )
     masters = masters_of(broker for broker in info.brokers if cluster in (None, broker.cluster))
     if not masters:
-        raise MQClientException("no broker is registered with the name servers: start one, or wait")
+        raise errors.MQClientException("no broker is registered with the name servers: start one, or wait")
     return masters
 
 
 def _refuse_existing(transport: RemotingTransport, new: NewTopic, timeout: float) -> None:
-    with contextlib.suppress(TopicRouteStaleException):
+    with contextlib.suppress(errors.TopicRouteStaleException):
         route = transport.query_route(new.name, timeout)
         brokers = ", ".join(f"{data.broker_name}: {data.write_queue_nums} queues" for data in route.queue_datas)
         kind = f"its message type to {new.message_type.upper()}" if new.message_type else "keeps its message type"
-        raise MQClientException(
+        raise errors.MQClientException(
             f"topic {new.name} exists already ({brokers}): choose another name, or change it with --update (in Python "
             f"update=True), which sets its queues to {new.queues} on each broker, its permission to rw, and {kind}"
         )
@@ -138,7 +139,7 @@ def known_to_all(
         late = clock() > deadline
         answers = query_all(name_servers, lambda address: transport.name_servers.route_at(address, new.name, timeout))
         # A name server that is down gets the topic from the brokers after its restart.
-        answering = [answer for answer in answers.values() if not isinstance(answer, RemotingException)]
+        answering = [answer for answer in answers.values() if not isinstance(answer, errors.RemotingException)]
         least = 0 if late else perm
         routes = [
             route
@@ -153,11 +154,11 @@ def known_to_all(
         ]
         if routes and len(routes) == len(answering):
             return routes[0]
-        refused = [exc for exc in answering if isinstance(exc, MQBrokerException) and not exc.retriable]
+        refused = [exc for exc in answering if isinstance(exc, errors.MQBrokerException) and not exc.retriable]
         if refused:
             raise refused[0]
         if late:
-            raise MQClientException(
+            raise errors.MQClientException(
                 f"topic {new.name} was created on {', '.join(sorted(masters))}, but after {patience:g} s the name "
                 "servers do not know all of it: check its route later"
             )

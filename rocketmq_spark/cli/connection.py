@@ -20,14 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from rocketmq_spark.errors import (
-    MQClientException,
-    OptionError,
-    RemotingException,
-    RequestNotSupportedException,
-    RocketMQError,
-    RouteNotFoundException,
-)
+from rocketmq_spark import errors
 from rocketmq_spark.model.table import one_line
 from rocketmq_spark.options.connection import ConnectionOptions
 from rocketmq_spark.options.kinds import SECRET, WRITE, OptionSpec, specs_of
@@ -68,14 +61,14 @@ class Connection:
         logging.getLogger("rocketmq_spark").addHandler(logging.NullHandler())
         given = self.given()
         if given["name_server"] is None:
-            raise OptionError(
+            raise errors.OptionError(
                 "no name server is given: use -n host:9876 or the environment variable NAMESRV_ADDR, or start a "
                 "cluster on this machine with rocketmq-spark cluster up"
             )
         with Admin(**given, timeout=self.timeout) as admin:
             try:
                 yield admin
-            except RocketMQError as exc:
+            except errors.RocketMQError as exc:
                 _blame_name_server(admin, exc, self.timeout)
                 raise
 
@@ -155,18 +148,20 @@ def _left_running(endpoints: str | None) -> dict[str, Any]:
     return client_options({"nameServer": state.name_server, **state.options})
 
 
-def _blame_name_server(admin: Admin, exc: RocketMQError, timeout: float) -> None:
+def _blame_name_server(admin: Admin, exc: errors.RocketMQError, timeout: float) -> None:
     """Raise the doctor's finding if all name servers cause an error."""
-    about_servers = isinstance(exc, RemotingException | RequestNotSupportedException | RouteNotFoundException)
-    if not about_servers and not isinstance(exc.__cause__, RequestNotSupportedException):
+    about_servers = isinstance(
+        exc, errors.RemotingException | errors.RequestNotSupportedException | errors.RouteNotFoundException
+    )
+    if not about_servers and not isinstance(exc.__cause__, errors.RequestNotSupportedException):
         return
     from rocketmq_spark.cli.doctor.examine import check_name_servers
     from rocketmq_spark.cli.doctor.machine import FAILED, WARNING
 
     checks = check_name_servers(admin, timeout)
     # A proxy instead of a name server does not support all requests, which is a warning.
-    states = {FAILED} if isinstance(exc, RemotingException) else {FAILED, WARNING}
+    states = {FAILED} if isinstance(exc, errors.RemotingException) else {FAILED, WARNING}
     blamed = [check for check in checks if check.state in states]
     # One name server that answers is enough.
     if blamed and len(blamed) == len(checks):
-        raise MQClientException(f"{blamed[0].check}: {blamed[0].found}; {blamed[0].mend}") from exc
+        raise errors.MQClientException(f"{blamed[0].check}: {blamed[0].found}; {blamed[0].mend}") from exc

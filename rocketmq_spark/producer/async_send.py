@@ -15,14 +15,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from rocketmq_spark.errors import (
-    MQBrokerException,
-    MQClientException,
-    RemotingConnectException,
-    RemotingException,
-    RemotingTooMuchRequestException,
-    RocketMQError,
-)
+from rocketmq_spark import errors
 from rocketmq_spark.model.message import MessageQueue, SendOutcome
 from rocketmq_spark.model.send_result import SendResult
 from rocketmq_spark.producer.attempt import Deadline, PreparedAttempt, SendAttempt
@@ -69,7 +62,7 @@ class FairPermits:
                 if not self._changed.wait_for(
                     lambda: self._waiting[0] is ticket and permits <= self.available, deadline.left
                 ):
-                    raise RemotingTooMuchRequestException(
+                    raise errors.RemotingTooMuchRequestException(
                         f"sending asynchronously: the limit of {self._what} in flight ({self._in_use} of "
                         f"{self._limit} in use) left no room within {deadline.seconds * 1000:.0f} ms; wait for "
                         "outcomes, or raise the limit"
@@ -197,7 +190,7 @@ class AsyncSend:
         except Exception as exc:
             if self._done:
                 raise
-            error = MQClientException(f"{self.prepared}: unexpected {type(exc).__name__}: {exc}")
+            error = errors.MQClientException(f"{self.prepared}: unexpected {type(exc).__name__}: {exc}")
             error.__cause__ = exc
             self._finish(None, error)
 
@@ -211,9 +204,9 @@ class AsyncSend:
                 lambda outcome: self._guarded(lambda: self._on_outcome(outcome)),
                 within=left,
             )
-        except RemotingTooMuchRequestException as exc:
+        except errors.RemotingTooMuchRequestException as exc:
             self._finish(None, exc)
-        except RocketMQError as exc:
+        except errors.RocketMQError as exc:
             self._update_fault(FaultSite.ASYNC_NOT_SUBMITTED)
             self._retry_or_fail(exc, exc)
 
@@ -222,18 +215,18 @@ class AsyncSend:
         if error is None:
             self._update_fault(FaultSite.ASYNC_RETURNED)
             self._finish(self.prepared.message.result_of(outcome), None)
-        elif isinstance(error, MQBrokerException):
+        elif isinstance(error, errors.MQBrokerException):
             self._update_fault(FaultSite.ASYNC_REFUSED)
             self._finish(None, error)
         else:
-            if isinstance(error, RemotingException):
+            if isinstance(error, errors.RemotingException):
                 self._update_fault(FaultSite.ASYNC_FAILED)
             self._retry_or_fail(error, _as_client_error(error))
 
-    def _retry_or_fail(self, error: RocketMQError, final: Exception) -> None:
+    def _retry_or_fail(self, error: errors.RocketMQError, final: Exception) -> None:
         """Retry after `error`, or report `final`."""
         self._retries += 1
-        retriable = error.retriable and not isinstance(error, RemotingTooMuchRequestException)
+        retriable = error.retriable and not isinstance(error, errors.RemotingTooMuchRequestException)
         retry_times = self.attempt.options.retry_times_when_send_async_failed
         if not retriable or self._retries > retry_times or self.deadline.left <= 0:
             self._finish(None, final)
@@ -244,7 +237,9 @@ class AsyncSend:
             address = self.attempt.instance.routes.masters().get(queue.broker_name)
             if address is None:
                 # As in Java, an unknown address counts as an attempt that could not connect.
-                unknown = RemotingConnectException(f"sending to {queue}: no master of {queue.broker_name} is known")
+                unknown = errors.RemotingConnectException(
+                    f"sending to {queue}: no master of {queue.broker_name} is known"
+                )
                 self._retry_or_fail(unknown, _as_client_error(unknown))
                 return
             same_queue_id = replace(request.queue, broker_name=queue.broker_name)
@@ -267,10 +262,10 @@ class AsyncSend:
             self.on_done(result, error)
 
 
-def _as_client_error(error: RocketMQError) -> RocketMQError:
+def _as_client_error(error: errors.RocketMQError) -> errors.RocketMQError:
     """Return a transport's error as Java reports it: an ``MQClientException`` with the cause."""
-    if not isinstance(error, RemotingException):
+    if not isinstance(error, errors.RemotingException):
         return error
-    wrapped = MQClientException(f"{type(error).__name__}: {error}")
+    wrapped = errors.MQClientException(f"{type(error).__name__}: {error}")
     wrapped.__cause__ = error
     return wrapped

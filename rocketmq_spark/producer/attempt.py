@@ -11,14 +11,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Final
 
-from rocketmq_spark.errors import (
-    MQBrokerException,
-    MQClientException,
-    RemotingConnectException,
-    RemotingException,
-    RemotingTimeoutException,
-    RemotingTooMuchRequestException,
-)
+from rocketmq_spark import errors
 from rocketmq_spark.model.message import MessageQueue, SendOutcome, SendRequest, SendStatus
 from rocketmq_spark.model.route import broker_vip_channel
 from rocketmq_spark.model.send_result import SendResult
@@ -34,7 +27,11 @@ from rocketmq_spark.sink.trace import message_type_of
 from rocketmq_spark.transport.base import local_ip
 
 # The last attempt's error -> the code of the send's error (ClientErrorCode.java).
-_CODES: Final = {RemotingConnectException: 10001, RemotingTimeoutException: 10002, MQClientException: 10003}
+_CODES: Final = {
+    errors.RemotingConnectException: 10001,
+    errors.RemotingTimeoutException: 10002,
+    errors.MQClientException: 10003,
+}
 
 # A transport ends every request in time. This much later, the attempt fails without an outcome (seconds).
 _GRACE: Final = 10.0
@@ -67,7 +64,7 @@ class Deadline:
         """Return the seconds left, or raise ``RemotingTooMuchRequestException`` after the deadline."""
         left = self.left
         if left < 0:
-            raise RemotingTooMuchRequestException(
+            raise errors.RemotingTooMuchRequestException(
                 f"{doing}: the timeout of {self.seconds * 1000:.0f} ms passed before it was sent; raise the timeout"
             )
         return left
@@ -92,7 +89,7 @@ class SendLoop:
         the deadline passes before any result. If all attempts failed, ``MQClientException`` has the last one's code.
         """
         result: SendResult | None = None
-        last: RemotingException | MQClientException | MQBrokerException | None = None
+        last: errors.RemotingException | errors.MQClientException | errors.MQBrokerException | None = None
         brokers: list[str] = []
         # Unlike Java, do not try brokers twice that reject the user, or with which TLS fails: it may lock the user out.
         rejecting: set[str] = set()
@@ -103,7 +100,7 @@ class SendLoop:
             left = deadline.left
             if left < 0 and result is None:
                 tried = f"; tried {', '.join(brokers)}" if brokers else ""
-                raise RemotingTooMuchRequestException(
+                raise errors.RemotingTooMuchRequestException(
                     f"sending to topic {topic}: the timeout of {deadline.seconds * 1000:.0f} ms passed, after "
                     f"{deadline.spent * 1000:.0f} ms{tried}; raise sendMsgTimeout, or set sendMsgMaxTimeoutPerRequest "
                     "so that a retry fits into it"
@@ -115,11 +112,11 @@ class SendLoop:
                 left = self.max_timeout_per_request
             try:
                 result = attempt(queue, left)
-            except (RemotingException, MQClientException) as exc:
+            except (errors.RemotingException, errors.MQClientException) as exc:
                 last = exc
-                if isinstance(exc, RemotingException) and not exc.retriable:
+                if isinstance(exc, errors.RemotingException) and not exc.retriable:
                     rejecting.add(queue.broker_name)
-            except MQBrokerException as exc:
+            except errors.MQBrokerException as exc:
                 if exc.response_code not in self.retry_response_codes:
                     if result is not None:
                         return result
@@ -136,12 +133,12 @@ class SendLoop:
         raise _all_failed(topic, deadline, brokers, last) from last
 
 
-def _all_failed(topic: str, deadline: Deadline, brokers: list[str], last: Exception | None) -> MQClientException:
+def _all_failed(topic: str, deadline: Deadline, brokers: list[str], last: Exception | None) -> errors.MQClientException:
     code = next((code for kind, code in _CODES.items() if isinstance(last, kind)), -1)
-    if isinstance(last, MQBrokerException):
+    if isinstance(last, errors.MQBrokerException):
         code = last.response_code
     reason = f"; last: {type(last).__name__}: {last}" if last else "; no queue could be selected"
-    return MQClientException(
+    return errors.MQClientException(
         f"sending to topic {topic} failed {len(brokers)} times in {deadline.spent * 1000:.0f} ms, "
         f"brokers [{', '.join(brokers)}]{reason}",
         code,
@@ -180,7 +177,7 @@ class SendAttempt:
         attempt = self.prepare(message, queue, CommunicationMode.SYNC)
         try:
             result = message.result_of(self._outcome(attempt, deadline))
-        except (RemotingException, MQBrokerException, KeyboardInterrupt) as exc:
+        except (errors.RemotingException, errors.MQBrokerException, KeyboardInterrupt) as exc:
             self.hooks.after(attempt.context, exception=exc)
             raise
         self.hooks.after(attempt.context, result)
@@ -192,7 +189,7 @@ class SendAttempt:
         attempt = self.prepare(message, queue, CommunicationMode.ONEWAY)
         try:
             self.instance.transport.send_oneway(attempt.request, deadline.require(str(attempt)))
-        except (RemotingException, KeyboardInterrupt) as exc:
+        except (errors.RemotingException, KeyboardInterrupt) as exc:
             self.hooks.after(attempt.context, exception=exc)
             raise
         self.hooks.after(attempt.context)
@@ -254,7 +251,7 @@ class SendAttempt:
             return outcomes.get(timeout=left + _GRACE)
         except queues.Empty:
             error = f"{attempt}: the transport reported no outcome within {round(left, 3):g} s"
-            raise RemotingTimeoutException(error) from None
+            raise errors.RemotingTimeoutException(error) from None
 
 
 def broker_address(routes: RouteCache, queue: MessageQueue) -> str:
@@ -267,7 +264,7 @@ def broker_address(routes: RouteCache, queue: MessageQueue) -> str:
         routes.find(queue.topic, API_TIMEOUT)
         address = routes.masters().get(queue.broker_name)
     if address is None:
-        raise MQClientException(
+        raise errors.MQClientException(
             f"looking up the broker of queue {queue}: no master of {queue.broker_name} is known; known brokers: "
             f"{', '.join(sorted(routes.masters())) or 'none'}"
         )

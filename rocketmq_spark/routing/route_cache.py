@@ -15,13 +15,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from rocketmq_spark.errors import (
-    MQBrokerException,
-    NoBrokersException,
-    RemotingException,
-    RouteNotFoundException,
-    TopicRouteStaleException,
-)
+from rocketmq_spark import errors
 from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.model.names import java_order
 from rocketmq_spark.model.route import MASTER_ID, MAX_QUEUES, TopicRouteData
@@ -78,7 +72,7 @@ def publish_info_of(topic: str, route: TopicRouteData, *, template: bool = False
         queues = _ordered_queues(topic, route.order_topic_conf)
         return TopicPublishInfo(topic, queues, addresses, route, order_topic=True, template=template)
     if route.static_topic and route.order_topic_conf is None:
-        raise RouteNotFoundException(
+        raise errors.RouteNotFoundException(
             f"looking up the route of topic {topic}: writes to static (logical) topics are not supported; use an "
             "ordinary topic",
         )
@@ -97,7 +91,7 @@ def _ordered_queues(topic: str, conf: str) -> tuple[MessageQueue, ...]:
         # As in Java, only the first two fields count.
         broker, count = (*entry.split(":"), "")[:2]
         if not (broker and _COUNT.fullmatch(count)):
-            raise RouteNotFoundException(
+            raise errors.RouteNotFoundException(
                 f"looking up the route of topic {topic}: its order configuration {conf!r} does not have the form "
                 "broker:queues;broker:queues. Correct it (mqadmin updateOrderConf)"
             )
@@ -108,7 +102,7 @@ def _ordered_queues(topic: str, conf: str) -> tuple[MessageQueue, ...]:
 def _queues(topic: str, nums: Sequence[tuple[str, int]]) -> tuple[MessageQueue, ...]:
     total = sum(max(count, 0) for _, count in nums)
     if total > MAX_QUEUES:
-        raise RouteNotFoundException(
+        raise errors.RouteNotFoundException(
             f"looking up the route of topic {topic}: {total} queues, {MAX_QUEUES} are allowed; check that nameServer "
             "is the address of a name server"
         )
@@ -196,7 +190,7 @@ class RouteCache:
             info = self._infos[topic]
         if not info.ok:
             names = ", ".join(data.broker_name for data in info.route.queue_datas)
-            raise RouteNotFoundException(
+            raise errors.RouteNotFoundException(
                 f"looking up the route of topic {topic}: the topic exists, but none of its queues is writable "
                 f"(brokers {names or 'none'}); give it the write permission (mqadmin updateTopicPerm -p 6) "
                 "or check that its brokers have a master",
@@ -211,7 +205,7 @@ class RouteCache:
         """
         self._topics[topic] = None
         if not self._lock.acquire(timeout=_LOCK_TIMEOUT_S):
-            raise RouteNotFoundException(
+            raise errors.RouteNotFoundException(
                 f"looking up the route of topic {topic}: another lookup has held the name server for "
                 f"{_LOCK_TIMEOUT_S:g} s; try again",
                 unreachable=True,
@@ -239,23 +233,27 @@ class RouteCache:
     def _fetch(self, topic: str, timeout: float) -> TopicPublishInfo:
         try:
             return publish_info_of(topic, self._query_route(topic, timeout))
-        except NoBrokersException as exc:
-            raise RouteNotFoundException(str(exc)) from exc
-        except TopicRouteStaleException as exc:
+        except errors.NoBrokersException as exc:
+            raise errors.RouteNotFoundException(str(exc)) from exc
+        except errors.TopicRouteStaleException as exc:
             if self._create_topic_key is None:
                 raise _unknown_to_proxy(topic, exc) from exc
             return self._fetch_template(topic, self._create_topic_key, timeout, exc)
-        except (RemotingException, MQBrokerException) as exc:
+        except (errors.RemotingException, errors.MQBrokerException) as exc:
             if not exc.retriable:
                 raise
-            raise RouteNotFoundException(f"looking up the route of topic {topic}: {exc}", unreachable=True) from exc
+            raise errors.RouteNotFoundException(
+                f"looking up the route of topic {topic}: {exc}", unreachable=True
+            ) from exc
 
-    def _fetch_template(self, topic: str, key: str, timeout: float, unknown: MQBrokerException) -> TopicPublishInfo:
+    def _fetch_template(
+        self, topic: str, key: str, timeout: float, unknown: errors.MQBrokerException
+    ) -> TopicPublishInfo:
         """Return the route that a topic will have when a broker creates it from the template topic."""
         try:
             route = self._query_route(key, timeout)
-        except (RemotingException, MQBrokerException) as exc:
-            raise RouteNotFoundException(
+        except (errors.RemotingException, errors.MQBrokerException) as exc:
+            raise errors.RouteNotFoundException(
                 f"looking up the route of topic {topic}: no name server knows it ({unknown.remark or unknown}), nor "
                 f"the template {key} that would let a broker create it ({exc}); create the topic first "
                 f"(rocketmq-spark create-topic {topic}, or mqadmin updateTopic -t {topic}), or set "
@@ -272,10 +270,10 @@ class RouteCache:
         return f"<RouteCache topics={len(self._infos)} brokers={len(self._broker_addrs)}>"
 
 
-def _unknown_to_proxy(topic: str, unknown: MQBrokerException) -> RouteNotFoundException:
+def _unknown_to_proxy(topic: str, unknown: errors.MQBrokerException) -> errors.RouteNotFoundException:
     # The other lines of the remark only refer to RocketMQ's documentation.
     remark = (unknown.remark or str(unknown)).partition("\n")[0]
-    return RouteNotFoundException(
+    return errors.RouteNotFoundException(
         f"looking up the route of topic {topic}: the proxy does not know it ({remark}), and over gRPC no message "
         f"creates a topic; create it first (rocketmq-spark create-topic {topic} -n <name server>, or "
         f"mqadmin updateTopic -n <name server> -c <cluster> -t {topic} -a +message.type=NORMAL; the type is FIFO for "

@@ -10,12 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
-from rocketmq_spark.errors import (
-    RemotingException,
-    RequestNotSupportedException,
-    RocketMQError,
-    TopicRouteStaleException,
-)
+from rocketmq_spark import errors
 from rocketmq_spark.model.route import TopicRouteData
 from rocketmq_spark.protocol.remoting.response_bodies import TopicConfig
 from rocketmq_spark.transport.base import Configs
@@ -26,7 +21,7 @@ _KEPT_S: Final = 30.0
 _TIMEOUT_S: Final = 3.0
 
 # None: the broker does not have the topic.
-_Answer: TypeAlias = TopicConfig | RocketMQError | None
+_Answer: TypeAlias = TopicConfig | errors.RocketMQError | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +30,7 @@ class TopicConfigs:
 
     # Without brokers that do not have the topic: they create it with default attributes.
     by_broker: dict[str, TopicConfig] = field(default_factory=dict)
-    unknown: dict[str, RocketMQError] = field(default_factory=dict)
+    unknown: dict[str, errors.RocketMQError] = field(default_factory=dict)
 
     @property
     def compacted(self) -> bool:
@@ -58,7 +53,7 @@ class TopicConfigCache:
         self._clock = clock
         # The time and the answer of each broker, by topic and broker name.
         self._answers: dict[tuple[str, str], tuple[float, _Answer]] = {}
-        self._unreachable: dict[str, tuple[float, RemotingException]] = {}
+        self._unreachable: dict[str, tuple[float, errors.RemotingException]] = {}
 
     def get(self, topics: Mapping[str, TopicRouteData], *, fresh: bool = False) -> dict[str, TopicConfigs]:
         """Return the configurations of topics, given their routes, for a write. Does not raise.
@@ -89,13 +84,13 @@ class TopicConfigCache:
         """Return a topic's configuration on one broker, for a read. Retriable errors are not cached."""
         place = topic, broker_name
         _, answer = self._answers.get(place, (0.0, None))
-        if answer is None or (isinstance(answer, RocketMQError) and answer.retriable):
+        if answer is None or (isinstance(answer, errors.RocketMQError) and answer.retriable):
             answer = self._request(address, topic, timeout)
             self._answers[place] = self._clock(), answer
-        if answer is None or isinstance(answer, RequestNotSupportedException):
+        if answer is None or isinstance(answer, errors.RequestNotSupportedException):
             # The broker will create the topic with these defaults, or it is a 4.x broker or a proxy.
             return TopicConfig()
-        if isinstance(answer, RocketMQError):
+        if isinstance(answer, errors.RocketMQError):
             raise answer
         return answer
 
@@ -105,19 +100,19 @@ class TopicConfigCache:
         answer: _Answer = error
         if error is None or self._clock() >= since + _KEPT_S:
             answer = self._request(address, place[0], _TIMEOUT_S)
-            if isinstance(answer, RemotingException):
+            if isinstance(answer, errors.RemotingException):
                 self._unreachable[address] = self._clock(), answer
         _, known = self._answers.get(place, (0.0, None))
-        is_silent = isinstance(answer, RocketMQError) and answer.retriable
+        is_silent = isinstance(answer, errors.RocketMQError) and answer.retriable
         self._answers[place] = self._clock(), known if is_silent and isinstance(known, TopicConfig) else answer
         return answer
 
     def _request(self, address: str, topic: str, timeout: float) -> _Answer:
         try:
             return self._transport.topic_config(address, topic, timeout)
-        except TopicRouteStaleException:
+        except errors.TopicRouteStaleException:
             return None
-        except RocketMQError as exc:
+        except errors.RocketMQError as exc:
             return exc
 
 

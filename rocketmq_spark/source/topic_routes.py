@@ -14,15 +14,7 @@ from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
-from rocketmq_spark.errors import (
-    NoBrokersException,
-    OptionError,
-    ReadError,
-    RemotingException,
-    RocketMQError,
-    RouteNotFoundException,
-    TopicRouteStaleException,
-)
+from rocketmq_spark import errors
 from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.model.names import MAX_TOPIC_LENGTH, is_internal_topic
 from rocketmq_spark.model.route import TopicRouteData
@@ -83,21 +75,21 @@ class PlanningDeadline:
         answered: list[K] = []
 
         def ask_in_time(key: K) -> T:
-            error: RocketMQError | None = None
+            error: errors.RocketMQError | None = None
             hint = "raise readTimeoutMs, or read fewer topics"
             if not self.passed:
                 try:
                     answer = ask(key)
                     answered.append(key)
                     return answer
-                except RocketMQError as exc:
-                    if not self.passed or not (exc.retriable or isinstance(exc, ReadError)):
+                except errors.RocketMQError as exc:
+                    if not self.passed or not (exc.retriable or isinstance(exc, errors.ReadError)):
                         raise
                     error, hint = exc, f"the last try: {exc}"
             older = fallback(key)
             if older is not None:
                 return older
-            raise ReadError(
+            raise errors.ReadError(
                 f"planning the read: readTimeoutMs={self.timeout_ms} has passed with {len(answered)} of {len(keys)} "
                 f"{what} known; {hint}"
             ) from error
@@ -117,7 +109,7 @@ class TopicRoutes:
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
     _asked_at: dict[str, float] = field(default_factory=dict, init=False)
     # The error of the last request, by topic; None if it succeeded.
-    _errors: dict[str, RocketMQError | None] = field(default_factory=dict, init=False)
+    _errors: dict[str, errors.RocketMQError | None] = field(default_factory=dict, init=False)
     # The topics that were logged as gone.
     _gone: set[str] = field(default_factory=set, init=False)
     _listed: frozenset[str] | None = field(default=None, init=False)
@@ -171,7 +163,7 @@ class TopicRoutes:
         with self._lock:
             self._asked_at.clear()
 
-    def say_gone(self, topic: str, error: RocketMQError) -> None:
+    def say_gone(self, topic: str, error: errors.RocketMQError) -> None:
         """Log once that a topic is gone."""
         with self._lock:
             logged = topic in self._gone
@@ -183,7 +175,7 @@ class TopicRoutes:
         if self._listed is None or not self.is_fresh(_LIST):
             try:
                 self._listed = self.transport.topics(self.deadline.limit(self.options.pull_timeout_ms / 1000))
-            except RocketMQError as exc:
+            except errors.RocketMQError as exc:
                 if self._listed is None or not exc.retriable:
                     raise
                 logger.warning("no name server listed the topics, using the last list: %s", exc)
@@ -195,7 +187,7 @@ class TopicRoutes:
         try:
             route = self._request(topic)
             refuse_static(topic, route)
-        except RocketMQError as exc:
+        except errors.RocketMQError as exc:
             known = self.known(topic)
             # The request may have taken longer than a second. Without this every call would repeat it.
             self._was_asked(topic, exc)
@@ -211,7 +203,7 @@ class TopicRoutes:
             self._gone.discard(topic)
         return route
 
-    def _was_asked(self, topic: str, error: RocketMQError | None = None) -> None:
+    def _was_asked(self, topic: str, error: errors.RocketMQError | None = None) -> None:
         with self._lock:
             self._asked_at[topic], self._errors[topic] = self.clock(), error
 
@@ -219,24 +211,24 @@ class TopicRoutes:
         timeout = self.options.pull_timeout_ms / 1000 * len(self.options.connection.name_server)
         try:
             return self.transport.query_route(topic, self.deadline.limit(timeout))
-        except TopicRouteStaleException as exc:
-            raise RouteNotFoundException(f"reading topic {topic}: {exc}") from exc
-        except RemotingException as exc:
+        except errors.TopicRouteStaleException as exc:
+            raise errors.RouteNotFoundException(f"reading topic {topic}: {exc}") from exc
+        except errors.RemotingException as exc:
             if not exc.retriable:
                 raise
-            raise RouteNotFoundException(f"reading topic {topic}: {exc}", unreachable=True) from exc
+            raise errors.RouteNotFoundException(f"reading topic {topic}: {exc}", unreachable=True) from exc
 
 
-def is_gone(error: RocketMQError) -> bool:
+def is_gone(error: errors.RocketMQError) -> bool:
     """Return whether the name servers that answered know brokers, but not the topic."""
     cause = error.__cause__
-    return isinstance(cause, TopicRouteStaleException) and not isinstance(cause, NoBrokersException)
+    return isinstance(cause, errors.TopicRouteStaleException) and not isinstance(cause, errors.NoBrokersException)
 
 
 def refuse_static(topic: str, route: TopicRouteData) -> None:
     """Raise an OptionError for a static topic: its queues are logical, with other ids and offsets than the broker's."""
     if route.static_topic:
-        raise OptionError(
+        raise errors.OptionError(
             f"reading topic {topic}: it is a static (logical) topic, which this release can't read; use an ordinary "
             "topic"
         )

@@ -9,17 +9,11 @@ from typing import Any
 
 import rocketmq_spark.cli.doctor.machine as machine
 import rocketmq_spark.cli.doctor.servers as servers
+from rocketmq_spark import errors
 from rocketmq_spark.admin.admin import Admin
 from rocketmq_spark.admin.answers import Table
 from rocketmq_spark.admin.queues import check_timeout
 from rocketmq_spark.cli.doctor.machine import FAILED, OK, WARNING, Check
-from rocketmq_spark.errors import (
-    OptionError,
-    RemotingException,
-    RequestNotSupportedException,
-    RocketMQError,
-    TopicRouteStaleException,
-)
 from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.model.names import AUTO_CREATE_TOPIC
 from rocketmq_spark.model.route import TopicRouteData, masters_of
@@ -60,13 +54,13 @@ def check_name_servers(admin: Admin, timeout: float) -> list[Check]:
         admin.options.connection.name_server,
         lambda address: servers.check_name_server(admin.transport, address, timeout, over_tls=over_tls),
     )
-    return [answer for answer in answers.values() if not isinstance(answer, RocketMQError)]
+    return [answer for answer in answers.values() if not isinstance(answer, errors.RocketMQError)]
 
 
 def _check_cluster(name_server: str | None, topic: str | None, timeout: float, given: Mapping[str, Any]) -> list[Check]:
     try:
         admin = Admin(name_server, timeout=timeout, **given)
-    except OptionError as exc:
+    except errors.OptionError as exc:
         mend = "give -n host:9876, or start a cluster on this machine: rocketmq-spark cluster up"
         return [Check("name server", FAILED, str(exc), mend if "no name server" in str(exc) else "correct the option")]
     with admin:
@@ -86,22 +80,22 @@ def check_topic(admin: Admin, topic: str, timeout: float) -> list[Check]:
     name = f"topic {topic}"
     try:
         route = admin.route(topic)
-    except TopicRouteStaleException as exc:
+    except errors.TopicRouteStaleException as exc:
         return [_unknown(admin, name, topic, exc, timeout)]
-    except RocketMQError as exc:
+    except errors.RocketMQError as exc:
         return [Check(name, FAILED, str(exc), "check the topic's name, and the access key")]
     try:
         refuse_static(topic, route)
-    except OptionError as exc:
+    except errors.OptionError as exc:
         found, _, mend = str(exc).partition("; ")
         return [Check(name, FAILED, found, mend)]
     return [*_check_permissions(name, route), *_check_on_brokers(admin, name, topic, route, timeout)]
 
 
-def _unknown(admin: Admin, name: str, topic: str, exc: TopicRouteStaleException, timeout: float) -> Check:
+def _unknown(admin: Admin, name: str, topic: str, exc: errors.TopicRouteStaleException, timeout: float) -> Check:
     create = f"create it: rocketmq-spark create-topic {topic}"
     makers: list[str] = []
-    with contextlib.suppress(RocketMQError):
+    with contextlib.suppress(errors.RocketMQError):
         template = admin.transport.query_route(AUTO_CREATE_TOPIC, timeout)
         makers = [data.broker_name for data in template.queue_datas if data.writable]
     if not makers:
@@ -139,7 +133,7 @@ def _check_on_brokers(admin: Admin, name: str, topic: str, route: TopicRouteData
     types = set()
     checks = []
     for broker, answer in query_all(masters, ask).items():
-        if not isinstance(answer, RocketMQError):
+        if not isinstance(answer, errors.RocketMQError):
             types.add(answer)
         elif servers.access_refused(answer):
             checks.append(servers.key_refused(f"{name} on {broker}", answer))
@@ -147,7 +141,7 @@ def _check_on_brokers(admin: Admin, name: str, topic: str, route: TopicRouteData
             mend = "give the user the rights to publish (PUB), to subscribe (SUB) and to look at it (GET), as needed"
             found = f"the user may not look at it: {servers.remark_of(answer)}"
             checks.append(Check(f"{name} on {broker}", WARNING, found, mend))
-        elif not isinstance(answer, RemotingException | RequestNotSupportedException):
+        elif not isinstance(answer, errors.RemotingException | errors.RequestNotSupportedException):
             # An unreachable broker has its own finding; a proxy instead of a broker does not report types.
             checks.append(Check(f"{name} on {broker}", WARNING, str(answer), "look into the broker's log (broker.log)"))
     queues = sum(data.write_queue_nums for data in route.queue_datas)

@@ -7,18 +7,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
+from rocketmq_spark import errors
 from rocketmq_spark.admin.brokers import BrokerStatus, ask_brokers, clock_of, disk_used_percent, version_of
 from rocketmq_spark.cli.doctor.machine import FAILED, GRPC_PACKAGES, OK, WARNING, Check, check_packages
-from rocketmq_spark.errors import (
-    MQBrokerException,
-    RemotingCertificateException,
-    RemotingException,
-    RemotingTlsException,
-    RequestNotSupportedException,
-    RocketMQError,
-    TopicRouteStaleException,
-    UserRefusedException,
-)
 from rocketmq_spark.model.names import AUTO_CREATE_TOPIC
 from rocketmq_spark.model.route import PERM_WRITE, permission_text
 from rocketmq_spark.options.producer import producer_options
@@ -47,7 +38,7 @@ def check_brokers(transport: RemotingTransport, timeout: float) -> list[Check]:
     """Check every broker that the name servers know; none through a proxy."""
     try:
         brokers = transport.cluster_info(timeout).brokers
-    except RocketMQError:
+    except errors.RocketMQError:
         return []
     no_master = "it has only slaves now and no master, so it accepts no messages"
     checks = [
@@ -57,45 +48,47 @@ def check_brokers(transport: RemotingTransport, timeout: float) -> list[Check]:
     ]
     answers = list(ask_brokers(transport, brokers, timeout))
     unreached = {
-        broker.broker_addrs[number] for broker, number, status in answers if isinstance(status, RemotingException)
+        broker.broker_addrs[number]
+        for broker, number, status in answers
+        if isinstance(status, errors.RemotingException)
     }
     listeners = query_all(unreached, lambda address: who_listens(address, timeout))
     for broker, number, status in answers:
         address = broker.broker_addrs[number]
         name = f"broker {broker.broker_name}" + (f", slave {number}" if number else "")
-        if isinstance(status, RemotingException):
+        if isinstance(status, errors.RemotingException):
             listener = listeners[address]
             answer = (
                 listener.value if isinstance(listener, Listener) else f"the check of that address failed: {listener}"
             )
             found = f"it is registered as {address}; from here: {answer}"
             checks.append(Check(name, FAILED, found, _SET_ADDRESS))
-        elif isinstance(status, RocketMQError):
+        elif isinstance(status, errors.RocketMQError):
             checks.append(_refused(name, address, status))
         else:
             checks += _examined(name, address, status, is_master=number == 0)
     return checks
 
 
-def access_refused(exc: RocketMQError) -> bool | None:
+def access_refused(exc: errors.RocketMQError) -> bool | None:
     """Return True for a rejected key, False for a missing right of the user, None for another error."""
-    if isinstance(exc, UserRefusedException):
+    if isinstance(exc, errors.UserRefusedException):
         return True
-    return False if isinstance(exc, MQBrokerException) and missing_right(exc.remark) else None
+    return False if isinstance(exc, errors.MQBrokerException) and missing_right(exc.remark) else None
 
 
-def remark_of(exc: RocketMQError) -> str:
+def remark_of(exc: errors.RocketMQError) -> str:
     """Return the broker's own text, else that of the error."""
-    return exc.remark if isinstance(exc, MQBrokerException) else str(exc)
+    return exc.remark if isinstance(exc, errors.MQBrokerException) else str(exc)
 
 
-def key_refused(name: str, exc: RocketMQError) -> Check:
+def key_refused(name: str, exc: errors.RocketMQError) -> Check:
     """Return the finding for a rejected key."""
     mend = "give the right access key and secret key (accessKey, secretKey; ROCKETMQ_ACCESS_KEY, ROCKETMQ_SECRET_KEY)"
     return Check(name, FAILED, f"the access key is refused: {remark_of(exc).partition(chr(10))[0]}", mend)
 
 
-def _refused(name: str, address: str, exc: RocketMQError) -> Check:
+def _refused(name: str, address: str, exc: errors.RocketMQError) -> Check:
     refused = access_refused(exc)
     if refused:
         return key_refused(name, exc)
@@ -153,7 +146,7 @@ _MENDS: Final = (
 )
 
 
-def handshake_failed(name: str, exc: RemotingTlsException) -> Check:
+def handshake_failed(name: str, exc: errors.RemotingTlsException) -> Check:
     """Return the finding for a failed handshake, with the relevant options."""
     mend = next(mend for words, mend in _MENDS if words in str(exc))
     # The cause is the handshake's own text, without the request.
@@ -177,13 +170,13 @@ def check_name_server(transport: RemotingTransport, address: str, timeout: float
     name = f"name server {address}"
     try:
         brokers = transport.name_servers.cluster_info_at(address, timeout).brokers
-    except RequestNotSupportedException:
+    except errors.RequestNotSupportedException:
         return _not_a_name_server(transport, name, address, timeout)
-    except RemotingCertificateException as exc:
+    except errors.RemotingCertificateException as exc:
         return handshake_failed(name, exc)
-    except RemotingException as exc:
+    except errors.RemotingException as exc:
         return _unreachable(name, address, timeout, exc, over_tls=over_tls)
-    except RocketMQError as exc:
+    except errors.RocketMQError as exc:
         return Check(name, FAILED, str(exc), "check the access key and the secret key")
     if not brokers:
         mend = f"start a broker with namesrvAddr={address}; one that has just started takes a moment to register"
@@ -194,21 +187,21 @@ def check_name_server(transport: RemotingTransport, address: str, timeout: float
 def _not_a_name_server(transport: RemotingTransport, name: str, address: str, timeout: float) -> Check:
     try:
         transport.name_servers.route_at(address, AUTO_CREATE_TOPIC, timeout)
-    except RequestNotSupportedException:
+    except errors.RequestNotSupportedException:
         return Check(name, FAILED, "a broker listens there", _GIVE_ANOTHER)
-    except RocketMQError:
+    except errors.RocketMQError:
         pass  # It supports the request, but has no such route
     found = "a RocketMQ 5 proxy listens there: reads and writes go through it, brokers can't be checked"
     return Check(name, WARNING, found, f"{_GIVE_ANOTHER}, if brokers are reachable from here")
 
 
-def _unreachable(name: str, address: str, timeout: float, exc: RemotingException, *, over_tls: bool) -> Check:
+def _unreachable(name: str, address: str, timeout: float, exc: errors.RemotingException, *, over_tls: bool) -> Check:
     if over_tls:
-        with RemotingTransport([address]) as plain, contextlib.suppress(RocketMQError):
+        with RemotingTransport([address]) as plain, contextlib.suppress(errors.RocketMQError):
             plain.name_servers.cluster_info_at(address, timeout)
             return Check(name, FAILED, "it does not support TLS", tls.LEAVE_TLS_OUT)
     listener = who_listens(address, timeout)
-    if isinstance(exc, RemotingTlsException) and over_tls and listener is Listener.TLS:
+    if isinstance(exc, errors.RemotingTlsException) and over_tls and listener is Listener.TLS:
         return handshake_failed(name, exc)
     if over_tls and listener is Listener.TLS:
         return Check(name, FAILED, f"TLS, but no name server behind it: {exc}", _GIVE_ANOTHER)
@@ -233,7 +226,7 @@ def check_proxies(endpoints: str, topic: str | None, given: Mapping[str, Any], t
             alone = replace(options, endpoints=(endpoint,))
             with contextlib.closing(new_transport(alone, client_id_of(alone, "doctor"))) as transport:
                 checks.append(_check_proxy(f"proxy {endpoint}", endpoint, transport.query_route, topic, timeout))
-    except RocketMQError as exc:
+    except errors.RocketMQError as exc:
         # From an option, because `_check_proxy` raises nothing.
         checks.append(Check("endpoints", FAILED, str(exc), "correct the option"))
     return checks
@@ -242,12 +235,12 @@ def check_proxies(endpoints: str, topic: str | None, given: Mapping[str, Any], t
 def _check_proxy(name: str, endpoint: str, query_route: Any, topic: str | None, timeout: float) -> Check:
     try:
         route = query_route(topic or AUTO_CREATE_TOPIC, timeout)
-    except TopicRouteStaleException:
+    except errors.TopicRouteStaleException:
         if topic is None:
             return Check(name, OK, "answers gRPC")
         mend = f"create it: rocketmq-spark create-topic {topic}; a proxy creates no topics"
         return Check(name, FAILED, f"answers gRPC, but knows no topic {topic}", mend)
-    except MQBrokerException as exc:
+    except errors.MQBrokerException as exc:
         if topic is None and exc.response_code == Code.ILLEGAL_TOPIC:
             return Check(name, OK, "answers gRPC")
         if exc.response_code != Code.UNAUTHORIZED:
@@ -256,7 +249,7 @@ def _check_proxy(name: str, endpoint: str, query_route: Any, topic: str | None, 
             mend = "let the user's policies allow it (mqadmin updateAcl)"
             return Check(name, FAILED, exc.remark.partition("\n")[0], mend)
         return key_refused(name, exc)
-    except RocketMQError as exc:
+    except errors.RocketMQError as exc:
         return _unreachable_proxy(name, endpoint, exc, timeout)
     types = ", ".join(sorted(route.message_types))
     return Check(
@@ -264,15 +257,15 @@ def _check_proxy(name: str, endpoint: str, query_route: Any, topic: str | None, 
     )
 
 
-def _unreachable_proxy(name: str, endpoint: str, exc: RocketMQError, timeout: float) -> Check:
+def _unreachable_proxy(name: str, endpoint: str, exc: errors.RocketMQError, timeout: float) -> Check:
     with RemotingTransport([]) as transport:
         try:
             transport.client.invoke(endpoint, RequestCode.GET_BROKER_CLUSTER_INFO, {}, b"", timeout)
-        except RemotingException:
+        except errors.RemotingException:
             pass
         else:
             return Check(name, FAILED, "a server of the remoting protocol listens there, not gRPC", _GIVE_PROXY)
-    if isinstance(exc, RemotingTlsException):
+    if isinstance(exc, errors.RemotingTlsException):
         return handshake_failed(name, exc)
     listener = who_listens(endpoint, timeout)
     if listener is Listener.GRPC:

@@ -13,21 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, NamedTuple, TypeAlias
 
-from rocketmq_spark.errors import (
-    BrokerBusyException,
-    BrokerOutcomeUnknownException,
-    MessageRefusedException,
-    MQBrokerException,
-    RemotingCertificateException,
-    RemotingCommandException,
-    RemotingConnectException,
-    RemotingException,
-    RemotingSendRequestException,
-    RemotingTimeoutException,
-    RemotingTlsException,
-    TopicRouteStaleException,
-    UserRefusedException,
-)
+from rocketmq_spark import errors
 from rocketmq_spark.model.message import SendStatus
 from rocketmq_spark.protocol.remoting.codes import (
     KEY_MISSING,
@@ -40,7 +26,7 @@ from rocketmq_spark.protocol.remoting.codes import (
 from rocketmq_spark.protocol.remoting.command import shortened
 from rocketmq_spark.protocol.tls import MUST_NAME, NOT_TRUSTED, OUT_OF_DATE, SPEAKS_NO_TLS, TOO_OLD, other_name
 
-_AnswerError: TypeAlias = type[MQBrokerException]
+_AnswerError: TypeAlias = type[errors.MQBrokerException]
 
 _RIGHTS: Final = "check accessKey, secretKey and the user's rights"
 _BUSY: Final = "the proxy or its broker refused for now and stored nothing; lower maxInFlight or the number of tasks"
@@ -78,32 +64,32 @@ class Code(AnswerCode):
     MULTIPLE_RESULTS = 30000
     BAD_REQUEST = 40000
     # 400xx are errors of one message, unless the row has a class.
-    ILLEGAL_ACCESS_POINT = 40001, MQBrokerException
-    ILLEGAL_TOPIC = 40002, MQBrokerException, "check the topic's name; the broker's own topics take no messages"
-    ILLEGAL_CONSUMER_GROUP = 40003, MQBrokerException
+    ILLEGAL_ACCESS_POINT = 40001, errors.MQBrokerException
+    ILLEGAL_TOPIC = 40002, errors.MQBrokerException, "check the topic's name; the broker's own topics take no messages"
+    ILLEGAL_CONSUMER_GROUP = 40003, errors.MQBrokerException
     ILLEGAL_MESSAGE_TAG = 40004, None, "a tag is not blank, and has no | and no control character"
     ILLEGAL_MESSAGE_KEY = 40005, None, "a key is not blank, and has no control character"
     ILLEGAL_MESSAGE_GROUP = 40006, None, "a shardingKey is not blank, has at most 63 bytes, and no control character"
     ILLEGAL_MESSAGE_PROPERTY_KEY = 40007, None, _PROPERTY
-    INVALID_TRANSACTION_ID = 40008, MQBrokerException
+    INVALID_TRANSACTION_ID = 40008, errors.MQBrokerException
     ILLEGAL_MESSAGE_ID = 40009
-    ILLEGAL_FILTER_EXPRESSION = 40010, MQBrokerException
-    ILLEGAL_INVISIBLE_TIME = 40011, MQBrokerException
+    ILLEGAL_FILTER_EXPRESSION = 40010, errors.MQBrokerException
+    ILLEGAL_INVISIBLE_TIME = 40011, errors.MQBrokerException
     ILLEGAL_DELIVERY_TIME = 40012, None, "the proxy allows a delay of maxDelayTimeMills, 24 hours if not set"
-    INVALID_RECEIPT_HANDLE = 40013, MQBrokerException
-    MESSAGE_PROPERTY_CONFLICT_WITH_TYPE = 40014, MQBrokerException, _TYPE
-    UNRECOGNIZED_CLIENT_TYPE = 40015, MQBrokerException
-    MESSAGE_CORRUPTED = 40016, MQBrokerException, "all messages of a request have one topic"
-    CLIENT_ID_REQUIRED = 40017, MQBrokerException
-    ILLEGAL_POLLING_TIME = 40018, MQBrokerException
-    ILLEGAL_OFFSET = 40019, MQBrokerException
-    ILLEGAL_LITE_TOPIC = 40020, MQBrokerException
-    UNAUTHORIZED = 40100, UserRefusedException, _RIGHTS
+    INVALID_RECEIPT_HANDLE = 40013, errors.MQBrokerException
+    MESSAGE_PROPERTY_CONFLICT_WITH_TYPE = 40014, errors.MQBrokerException, _TYPE
+    UNRECOGNIZED_CLIENT_TYPE = 40015, errors.MQBrokerException
+    MESSAGE_CORRUPTED = 40016, errors.MQBrokerException, "all messages of a request have one topic"
+    CLIENT_ID_REQUIRED = 40017, errors.MQBrokerException
+    ILLEGAL_POLLING_TIME = 40018, errors.MQBrokerException
+    ILLEGAL_OFFSET = 40019, errors.MQBrokerException
+    ILLEGAL_LITE_TOPIC = 40020, errors.MQBrokerException
+    UNAUTHORIZED = 40100, errors.UserRefusedException, _RIGHTS
     PAYMENT_REQUIRED = 40200
     FORBIDDEN = 40300, None, _RIGHTS
     NOT_FOUND = 40400
     MESSAGE_NOT_FOUND = 40401
-    TOPIC_NOT_FOUND = 40402, TopicRouteStaleException, _NO_SUCH
+    TOPIC_NOT_FOUND = 40402, errors.TopicRouteStaleException, _NO_SUCH
     CONSUMER_GROUP_NOT_FOUND = 40403
     OFFSET_NOT_FOUND = 40404
     REQUEST_TIMEOUT = 40800, None, _FORWARDED
@@ -113,8 +99,8 @@ class Code(AnswerCode):
     PRECONDITION_FAILED = 42800
     TOO_MANY_REQUESTS = 42900, None, _BUSY
     # Waiting does not help.
-    LITE_TOPIC_QUOTA_EXCEEDED = 42901, MQBrokerException
-    LITE_SUBSCRIPTION_QUOTA_EXCEEDED = 42902, MQBrokerException
+    LITE_TOPIC_QUOTA_EXCEEDED = 42901, errors.MQBrokerException
+    LITE_SUBSCRIPTION_QUOTA_EXCEEDED = 42902, errors.MQBrokerException
     REQUEST_HEADER_FIELDS_TOO_LARGE = 43100
     MESSAGE_PROPERTIES_TOO_LARGE = 43101, None, _PROPERTIES
     INTERNAL_ERROR = 50000, None, _FORWARDED
@@ -141,13 +127,13 @@ STORED: Final[Mapping[int, SendStatus]] = {
 }
 
 _BY_HUNDREDS: Final[Mapping[int, _AnswerError]] = {
-    400: MessageRefusedException,
-    408: BrokerOutcomeUnknownException,
-    413: MessageRefusedException,
-    429: BrokerBusyException,
-    431: MessageRefusedException,
-    501: MQBrokerException,
-    505: MQBrokerException,
+    400: errors.MessageRefusedException,
+    408: errors.BrokerOutcomeUnknownException,
+    413: errors.MessageRefusedException,
+    429: errors.BrokerBusyException,
+    431: errors.MessageRefusedException,
+    501: errors.MQBrokerException,
+    505: errors.MQBrokerException,
 }
 
 
@@ -162,21 +148,23 @@ class _Words(NamedTuple):
 
 _WORDS: Final = (
     # The proxy does not know the topic (yet). Without this word the types do conflict.
-    _Words(Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE, "unspecified", TopicRouteStaleException, _NO_SUCH),
+    _Words(Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE, "unspecified", errors.TopicRouteStaleException, _NO_SUCH),
     # 5.5.0 has one code for an unknown user and for a missing right.
-    _Words(Code.UNAUTHORIZED, NO_RIGHT, MQBrokerException),
-    _Words(Code.FORBIDDEN, "no writable queue", TopicRouteStaleException, _NO_QUEUE),
+    _Words(Code.UNAUTHORIZED, NO_RIGHT, errors.MQBrokerException),
+    _Words(Code.FORBIDDEN, "no writable queue", errors.TopicRouteStaleException, _NO_QUEUE),
     *(_Words(Code.INTERNAL_SERVER_ERROR, fragment, error) for fragment, error in PASSING_TROUBLE),
     # The permission bits of the broker or topic have changed since the proxy read its route.
-    _Words(Code.INTERNAL_SERVER_ERROR, "] sending message is forbidden", TopicRouteStaleException, _NO_QUEUE),
+    _Words(Code.INTERNAL_SERVER_ERROR, "] sending message is forbidden", errors.TopicRouteStaleException, _NO_QUEUE),
     # The request is invalid, so a retry would fail, too.
-    _Words(Code.INTERNAL_SERVER_ERROR, "message body size exceeded", MessageRefusedException, _SIZE),
-    _Words(Code.INTERNAL_SERVER_ERROR, "delayed messages are not supported for batching", MessageRefusedException),
-    _Words(Code.INTERNAL_SERVER_ERROR, "the message is illegal", MessageRefusedException),
-    _Words(Code.INTERNAL_SERVER_ERROR, KEY_MISSING.lower(), MessageRefusedException, NEEDS_KEYS),
-    _Words(Code.INTERNAL_SERVER_ERROR, "recall handle is invalid", MQBrokerException),
-    _Words(Code.INTERNAL_SERVER_ERROR, "operation is forbidden", MQBrokerException, _RECALL),
-    _Words(Code.INTERNAL_SERVER_ERROR, "cannot found transaction data", MQBrokerException, _TRANSACTION),
+    _Words(Code.INTERNAL_SERVER_ERROR, "message body size exceeded", errors.MessageRefusedException, _SIZE),
+    _Words(
+        Code.INTERNAL_SERVER_ERROR, "delayed messages are not supported for batching", errors.MessageRefusedException
+    ),
+    _Words(Code.INTERNAL_SERVER_ERROR, "the message is illegal", errors.MessageRefusedException),
+    _Words(Code.INTERNAL_SERVER_ERROR, KEY_MISSING.lower(), errors.MessageRefusedException, NEEDS_KEYS),
+    _Words(Code.INTERNAL_SERVER_ERROR, "recall handle is invalid", errors.MQBrokerException),
+    _Words(Code.INTERNAL_SERVER_ERROR, "operation is forbidden", errors.MQBrokerException, _RECALL),
+    _Words(Code.INTERNAL_SERVER_ERROR, "cannot found transaction data", errors.MQBrokerException, _TRANSACTION),
 )
 
 
@@ -185,45 +173,47 @@ class _Failure(NamedTuple):
 
     status: str
     fragment: str
-    error: _AnswerError | type[RemotingException]
+    error: _AnswerError | type[errors.RemotingException]
     hint: str
     code: int = 0  # The equivalent `Code`; 0 if no server answered
 
 
 _FAILURES: Final = (
     # The connection failed, so nothing was sent.
-    _Failure("UNAVAILABLE", "certificate has expired", RemotingCertificateException, OUT_OF_DATE),
-    _Failure("UNAVAILABLE", "certificate is not yet valid", RemotingCertificateException, OUT_OF_DATE),
-    _Failure("UNAVAILABLE", "certificate_verify_failed", RemotingCertificateException, NOT_TRUSTED),
-    _Failure("UNAVAILABLE", "hostname verification", RemotingCertificateException, MUST_NAME),
+    _Failure("UNAVAILABLE", "certificate has expired", errors.RemotingCertificateException, OUT_OF_DATE),
+    _Failure("UNAVAILABLE", "certificate is not yet valid", errors.RemotingCertificateException, OUT_OF_DATE),
+    _Failure("UNAVAILABLE", "certificate_verify_failed", errors.RemotingCertificateException, NOT_TRUSTED),
+    _Failure("UNAVAILABLE", "hostname verification", errors.RemotingCertificateException, MUST_NAME),
     # The text of gRPC 1.76 for the same.
-    _Failure("UNAVAILABLE", "is not in peer certificate", RemotingCertificateException, MUST_NAME),
-    _Failure("UNAVAILABLE", "failed to create security handshaker", RemotingCertificateException, _NO_PEM),
-    _Failure("UNAVAILABLE", "wrong_version_number", RemotingTlsException, SPEAKS_NO_TLS),
+    _Failure("UNAVAILABLE", "is not in peer certificate", errors.RemotingCertificateException, MUST_NAME),
+    _Failure("UNAVAILABLE", "failed to create security handshaker", errors.RemotingCertificateException, _NO_PEM),
+    _Failure("UNAVAILABLE", "wrong_version_number", errors.RemotingTlsException, SPEAKS_NO_TLS),
     # The alert of the server, and the error of this side.
-    _Failure("UNAVAILABLE", "alert_protocol_version", RemotingTlsException, TOO_OLD),
-    _Failure("UNAVAILABLE", "unsupported_protocol", RemotingTlsException, TOO_OLD),
-    _Failure("UNAVAILABLE", "failed to connect", RemotingConnectException, _ADDRESS),
-    _Failure("UNAVAILABLE", "errors resolving", RemotingConnectException, "check the names in endpoints"),
-    _Failure("UNAVAILABLE", "dns resolution failed", RemotingConnectException, "check the names in endpoints"),
-    _Failure("DEADLINE_EXCEEDED", "", RemotingTimeoutException, "it may have been executed"),
+    _Failure("UNAVAILABLE", "alert_protocol_version", errors.RemotingTlsException, TOO_OLD),
+    _Failure("UNAVAILABLE", "unsupported_protocol", errors.RemotingTlsException, TOO_OLD),
+    _Failure("UNAVAILABLE", "failed to connect", errors.RemotingConnectException, _ADDRESS),
+    _Failure("UNAVAILABLE", "errors resolving", errors.RemotingConnectException, "check the names in endpoints"),
+    _Failure("UNAVAILABLE", "dns resolution failed", errors.RemotingConnectException, "check the names in endpoints"),
+    _Failure("DEADLINE_EXCEEDED", "", errors.RemotingTimeoutException, "it may have been executed"),
     # This client's limits for replies: the server answered, so it may have stored the rows. A server cannot mean the
     # request, which is never compressed and has little metadata.
-    _Failure("RESOURCE_EXHAUSTED", "client: received message larger than max", RemotingCommandException, _TOO_LONG),
-    _Failure("RESOURCE_EXHAUSTED", "decompressed message larger than max", RemotingCommandException, _TOO_LONG),
+    _Failure(
+        "RESOURCE_EXHAUSTED", "client: received message larger than max", errors.RemotingCommandException, _TOO_LONG
+    ),
+    _Failure("RESOURCE_EXHAUSTED", "decompressed message larger than max", errors.RemotingCommandException, _TOO_LONG),
     # gRPC 1.76 and 1.85 give different statuses.
-    _Failure("UNIMPLEMENTED", "compression algorithm", RemotingCommandException, _COMPRESSED),
-    _Failure("INTERNAL", "compression algorithm", RemotingCommandException, _COMPRESSED),
-    _Failure("RESOURCE_EXHAUSTED", "received metadata size exceeds", RemotingCommandException, _TOO_LONG),
+    _Failure("UNIMPLEMENTED", "compression algorithm", errors.RemotingCommandException, _COMPRESSED),
+    _Failure("INTERNAL", "compression algorithm", errors.RemotingCommandException, _COMPRESSED),
+    _Failure("RESOURCE_EXHAUSTED", "received metadata size exceeds", errors.RemotingCommandException, _TOO_LONG),
     # A gateway's limit, which waiting does not lift.
-    _Failure("RESOURCE_EXHAUSTED", "maximum size", MessageRefusedException, _SIZE, Code.PAYLOAD_TOO_LARGE),
-    _Failure("RESOURCE_EXHAUSTED", "larger than max", MessageRefusedException, _SIZE, Code.PAYLOAD_TOO_LARGE),
-    _Failure("RESOURCE_EXHAUSTED", "", BrokerBusyException, _BUSY, Code.TOO_MANY_REQUESTS),
+    _Failure("RESOURCE_EXHAUSTED", "maximum size", errors.MessageRefusedException, _SIZE, Code.PAYLOAD_TOO_LARGE),
+    _Failure("RESOURCE_EXHAUSTED", "larger than max", errors.MessageRefusedException, _SIZE, Code.PAYLOAD_TOO_LARGE),
+    _Failure("RESOURCE_EXHAUSTED", "", errors.BrokerBusyException, _BUSY, Code.TOO_MANY_REQUESTS),
     # Errors of the call, not of a message: halving the batch does not help.
-    _Failure("INVALID_ARGUMENT", "", MQBrokerException, "", Code.BAD_REQUEST),
-    _Failure("PERMISSION_DENIED", "", MQBrokerException, _RIGHTS, Code.FORBIDDEN),
-    _Failure("UNAUTHENTICATED", "", UserRefusedException, _RIGHTS, Code.UNAUTHORIZED),
-    _Failure("UNIMPLEMENTED", "", MQBrokerException, _NO_CALL, Code.NOT_IMPLEMENTED),
+    _Failure("INVALID_ARGUMENT", "", errors.MQBrokerException, "", Code.BAD_REQUEST),
+    _Failure("PERMISSION_DENIED", "", errors.MQBrokerException, _RIGHTS, Code.FORBIDDEN),
+    _Failure("UNAUTHENTICATED", "", errors.UserRefusedException, _RIGHTS, Code.UNAUTHORIZED),
+    _Failure("UNIMPLEMENTED", "", errors.MQBrokerException, _NO_CALL, Code.NOT_IMPLEMENTED),
 )
 
 
@@ -232,7 +222,7 @@ def code_name(code: int) -> str:
     return _CODES[code].name if code in _CODES else "UNKNOWN"
 
 
-def proxy_error(code: int, message: str, address: str, doing: str) -> MQBrokerException:
+def proxy_error(code: int, message: str, address: str, doing: str) -> errors.MQBrokerException:
     """Return the error for a proxy's answer, or for one of its results; `doing` as in `broker_error`.
 
     The code may be in `STORED` if nothing shows that the message was stored.
@@ -248,19 +238,19 @@ def proxy_error(code: int, message: str, address: str, doing: str) -> MQBrokerEx
 
 def call_error(
     status: str, details: str, address: str, doing: str, server_name: str | None = None
-) -> MQBrokerException | RemotingException:
+) -> errors.MQBrokerException | errors.RemotingException:
     """Return the error of a call without an answer, by its `status` (name of a ``grpc.StatusCode``) and `details`."""
     text = f"{doing}: {address}: gRPC {status}: {shortened(details) or '(no details)'}"
     failures = (row for row in _FAILURES if row.status == status and row.fragment in details.lower())
     failure = next(failures, None)
     if failure is None:
         # The connection or the server failed during the call.
-        return RemotingSendRequestException(f"{text} (it may have been executed)")
+        return errors.RemotingSendRequestException(f"{text} (it may have been executed)")
     hint = failure.hint
     if hint == MUST_NAME:
         hint = other_name(address.rpartition(":")[0].strip("[]"), server_name)
     text = f"{text} ({hint})" if hint else text
-    if issubclass(failure.error, MQBrokerException):
+    if issubclass(failure.error, errors.MQBrokerException):
         return failure.error(text, int(failure.code), details, address)
     return failure.error(text)
 
@@ -268,5 +258,5 @@ def call_error(
 def _class_of(code: int) -> _AnswerError:
     by_code = _CODES[code].error if code in _CODES else None
     # By default, the message may be stored and is retried.
-    default = MQBrokerException if code // 10_000 == 4 else BrokerOutcomeUnknownException
+    default = errors.MQBrokerException if code // 10_000 == 4 else errors.BrokerOutcomeUnknownException
     return by_code or _BY_HUNDREDS.get(code // 100, default)

@@ -11,15 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Final, TypeAlias, TypeVar
 
-from rocketmq_spark.errors import (
-    BrokerBusyException,
-    BrokerOutcomeUnknownException,
-    BrokerUnavailableException,
-    MQBrokerException,
-    RequestNotSupportedException,
-    TopicRouteStaleException,
-    UserRefusedException,
-)
+from rocketmq_spark import errors
 from rocketmq_spark.model.message import SendStatus
 from rocketmq_spark.protocol.remoting.command import shortened
 
@@ -81,7 +73,7 @@ _UNKNOWN_REQUEST: Final = (
     "this server doesn't know the request, and brokers know none of a name server's: check nameServer"
 )
 
-_Error: TypeAlias = type[MQBrokerException]
+_Error: TypeAlias = type[errors.MQBrokerException]
 CodeT = TypeVar("CodeT", bound="AnswerCode")
 
 
@@ -103,18 +95,22 @@ class ResponseCode(AnswerCode):
 
     SUCCESS = 0
     # For remarks that `_BY_REMARK` does not have: the broker may have stored the message, and Java retries.
-    SYSTEM_ERROR = 1, BrokerOutcomeUnknownException, "the broker's log (broker.log, store.log) has the cause"
-    SYSTEM_BUSY = 2, BrokerBusyException, _BUSY
-    REQUEST_CODE_NOT_SUPPORTED = 3, RequestNotSupportedException, _UNKNOWN_REQUEST
+    SYSTEM_ERROR = 1, errors.BrokerOutcomeUnknownException, "the broker's log (broker.log, store.log) has the cause"
+    SYSTEM_BUSY = 2, errors.BrokerBusyException, _BUSY
+    REQUEST_CODE_NOT_SUPPORTED = 3, errors.RequestNotSupportedException, _UNKNOWN_REQUEST
     TRANSACTION_FAILED = 4
     FLUSH_DISK_TIMEOUT = 10, None, "stored, but not flushed to disk yet; requireStoreOk=false accepts that"
     SLAVE_NOT_AVAILABLE = 11, None, "stored on the master only; requireStoreOk=false accepts that"
     FLUSH_SLAVE_TIMEOUT = 12, None, "stored, but not on the slave yet; requireStoreOk=false accepts that"
     MESSAGE_ILLEGAL = 13, None, _ILLEGAL
-    SERVICE_NOT_AVAILABLE = 14, BrokerUnavailableException, _NO_SERVICE
+    SERVICE_NOT_AVAILABLE = 14, errors.BrokerUnavailableException, _NO_SERVICE
     VERSION_NOT_SUPPORTED = 15, None, "a proxy needs the broker name (n, bname) in every request"
     NO_PERMISSION = 16, None, "check accessKey, secretKey and the user's rights, and the topic's perm"
-    TOPIC_NOT_EXIST = 17, TopicRouteStaleException, "create the topic, or check its name and the nameServer option"
+    TOPIC_NOT_EXIST = (
+        17,
+        errors.TopicRouteStaleException,
+        "create the topic, or check its name and the nameServer option",
+    )
     TOPIC_EXIST_ALREADY = 18
     PULL_NOT_FOUND = 19
     PULL_RETRY_IMMEDIATELY = 20
@@ -129,14 +125,14 @@ class ResponseCode(AnswerCode):
     INVALID_PARAMETER = 29, None, "check the topic's name and number of queues"
     NO_BUYER_ID = 204
     NOT_IN_CURRENT_UNIT = 205
-    FLOW_CONTROL = 215, BrokerBusyException, _BUSY
-    NOT_LEADER_FOR_QUEUE = 501, TopicRouteStaleException, "the queue moved to another broker"
+    FLOW_CONTROL = 215, errors.BrokerBusyException, _BUSY
+    NOT_LEADER_FOR_QUEUE = 501, errors.TopicRouteStaleException, "the queue moved to another broker"
     ILLEGAL_OPERATION = 604
-    GO_AWAY = 1500, BrokerUnavailableException, "the server is shutting down and did not execute the request"
-    RPC_UNKNOWN = -1000, BrokerOutcomeUnknownException, _FORWARDED
-    RPC_ADDR_IS_NULL = -1002, BrokerOutcomeUnknownException, _FORWARDED
-    RPC_SEND_TO_CHANNEL_FAILED = -1004, BrokerOutcomeUnknownException, _FORWARDED
-    RPC_TIME_OUT = -1006, BrokerOutcomeUnknownException, _FORWARDED
+    GO_AWAY = 1500, errors.BrokerUnavailableException, "the server is shutting down and did not execute the request"
+    RPC_UNKNOWN = -1000, errors.BrokerOutcomeUnknownException, _FORWARDED
+    RPC_ADDR_IS_NULL = -1002, errors.BrokerOutcomeUnknownException, _FORWARDED
+    RPC_SEND_TO_CHANNEL_FAILED = -1004, errors.BrokerOutcomeUnknownException, _FORWARDED
+    RPC_TIME_OUT = -1006, errors.BrokerOutcomeUnknownException, _FORWARDED
 
 
 _CODES: Final[Mapping[int, ResponseCode]] = {int(code): code for code in ResponseCode}
@@ -149,12 +145,12 @@ STORED: Final[Mapping[int, SendStatus]] = {int(status.value): status for status 
 
 PASSING_TROUBLE: Final = (
     # 4.x brokers say SYSTEM_ERROR where 5.x say SYSTEM_BUSY.
-    ("broker busy, start flow control", BrokerBusyException),
-    ("timer message is under flow control", BrokerBusyException),
-    ("create mapped file failed", BrokerUnavailableException),
-    ("in-sync replicas not enough", BrokerUnavailableException),
-    ("broker unable to service, until", BrokerUnavailableException),
-    ("name server not ready", BrokerUnavailableException),
+    ("broker busy, start flow control", errors.BrokerBusyException),
+    ("timer message is under flow control", errors.BrokerBusyException),
+    ("create mapped file failed", errors.BrokerUnavailableException),
+    ("in-sync replicas not enough", errors.BrokerUnavailableException),
+    ("broker unable to service, until", errors.BrokerUnavailableException),
+    ("name server not ready", errors.BrokerUnavailableException),
 )
 """Remarks of brokers that temporarily store nothing, under an unspecific code, and the error of each."""
 
@@ -176,38 +172,38 @@ _PLAIN_ACCESS: Final = (
 # Looked up by "contains", first match wins: a proxy wraps the remarks of the broker behind it.
 _BY_REMARK: Final[Mapping[int, tuple[tuple[str, _Error], ...]]] = {
     ResponseCode.SYSTEM_ERROR: (
-        *((f"AclException: {words}", UserRefusedException) for words in _PLAIN_ACCESS),
-        ("AclException: ", MQBrokerException),
+        *((f"AclException: {words}", errors.UserRefusedException) for words in _PLAIN_ACCESS),
+        ("AclException: ", errors.MQBrokerException),
         # The remoting port of a proxy rejects users with this code.
-        (NO_RIGHT, MQBrokerException),
-        ("check signature failed", UserRefusedException),
-        ("username cannot be null", UserRefusedException),
+        (NO_RIGHT, errors.MQBrokerException),
+        ("check signature failed", errors.UserRefusedException),
+        ("username cannot be null", errors.UserRefusedException),
         *PASSING_TROUBLE,
         # A proxy's own remoting client, towards the broker.
-        ("wait response on the channel", BrokerOutcomeUnknownException),
-        ("send request to <", BrokerOutcomeUnknownException),
+        ("wait response on the channel", errors.BrokerOutcomeUnknownException),
+        ("send request to <", errors.BrokerOutcomeUnknownException),
         # The request is invalid, so a retry would fail, too.
-        ("body size exceeded", MQBrokerException),
-        ("NullPointerException", MQBrokerException),
-        ("BufferUnderflowException", MQBrokerException),
-        ("NumberFormatException", MQBrokerException),
-        ("timerWheelEnable", MQBrokerException),
-        ("unsupported key", MQBrokerException),
+        ("body size exceeded", errors.MQBrokerException),
+        ("NullPointerException", errors.MQBrokerException),
+        ("BufferUnderflowException", errors.MQBrokerException),
+        ("NumberFormatException", errors.MQBrokerException),
+        ("timerWheelEnable", errors.MQBrokerException),
+        ("unsupported key", errors.MQBrokerException),
     ),
     ResponseCode.NO_PERMISSION: (
         # The permission bits of the broker or topic have changed since the route was read. In all other cases, such as
         # access control and reserved topics ("Sending message to topic[..] is forbidden."), a retry does not help.
-        ("] sending message is forbidden", TopicRouteStaleException),
-        ("] pulling message is forbidden", TopicRouteStaleException),
+        ("] sending message is forbidden", errors.TopicRouteStaleException),
+        ("] pulling message is forbidden", errors.TopicRouteStaleException),
         # Authentication errors begin with "User:", as this authorization error does.
-        (NO_RIGHT, MQBrokerException),
-        ("check signature failed", UserRefusedException),
-        ("username cannot be null", UserRefusedException),
-        ("User:", UserRefusedException),
-        *((words, UserRefusedException) for words in _PLAIN_ACCESS),
+        (NO_RIGHT, errors.MQBrokerException),
+        ("check signature failed", errors.UserRefusedException),
+        ("username cannot be null", errors.UserRefusedException),
+        ("User:", errors.UserRefusedException),
+        *((words, errors.UserRefusedException) for words in _PLAIN_ACCESS),
     ),
     # The topic has fewer queues than the cached route. Other illegal parameters (topic name, group) stay illegal.
-    ResponseCode.INVALID_PARAMETER: (("request queueId[", TopicRouteStaleException),),
+    ResponseCode.INVALID_PARAMETER: (("request queueId[", errors.TopicRouteStaleException),),
 }
 
 KEY_MISSING: Final = "Required message key is missing"
@@ -223,7 +219,7 @@ def code_name(code: int) -> str:
     return _CODES[code].name if code in _CODES else "UNKNOWN"
 
 
-def broker_error(code: int, remark: str, address: str, doing: str) -> MQBrokerException:
+def broker_error(code: int, remark: str, address: str, doing: str) -> errors.MQBrokerException:
     """Return the error for a server's answer; `doing` names the request: ``sending 500 rows to orders/broker-a/3``."""
     error = _class_of(code, remark)
     hint = access_hint(error, remark) or (NEEDS_KEYS if KEY_MISSING in remark else "")
@@ -236,7 +232,7 @@ def broker_error(code: int, remark: str, address: str, doing: str) -> MQBrokerEx
 
 def access_hint(error: _Error, remark: str) -> str:
     """Return what to do about a rejected user or a missing right; "" for other errors."""
-    if issubclass(error, UserRefusedException):
+    if issubclass(error, errors.UserRefusedException):
         return "check accessKey, secretKey and securityToken"
     missing = missing_right(remark)
     return f"give the user the right that it needs on {missing}, or check accessKey" if missing else ""
@@ -250,10 +246,10 @@ def missing_right(remark: str) -> str:
 
 def refuses_user(code: int, remark: str) -> bool:
     """Return whether a server rejected the user or the signature."""
-    return issubclass(_class_of(code, remark), UserRefusedException)
+    return issubclass(_class_of(code, remark), errors.UserRefusedException)
 
 
 def _class_of(code: int, remark: str) -> _Error:
     by_remark = (error for fragment, error in _BY_REMARK.get(code, ()) if fragment in remark)
     by_code = _CODES[code].error if code in _CODES else None
-    return next(by_remark, by_code or MQBrokerException)
+    return next(by_remark, by_code or errors.MQBrokerException)

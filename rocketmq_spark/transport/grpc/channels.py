@@ -12,13 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from rocketmq_spark.errors import (
-    OptionError,
-    RemotingCertificateException,
-    RemotingConnectException,
-    RemotingTlsException,
-    RocketMQError,
-)
+from rocketmq_spark import errors
 from rocketmq_spark.model.route import parse_address
 from rocketmq_spark.protocol.remoting.command import MAX_FRAME
 from rocketmq_spark.protocol.tls import OUT_OF_DATE, OUT_OF_DATE_CODES, refusal
@@ -29,7 +23,7 @@ if TYPE_CHECKING:
     import grpc
 
 # What to change if a proxy closed a connection: the error's class, and a text.
-_Remedy: TypeAlias = tuple[type[RemotingTlsException], str]
+_Remedy: TypeAlias = tuple[type[errors.RemotingTlsException], str]
 
 _TIMEOUT: Final = 1.0
 
@@ -72,9 +66,9 @@ def shown_certificate(endpoint: str, settings: TlsSettings) -> tuple[str, str | 
     except OSError as exc:
         if isinstance(exc, ssl.SSLCertVerificationError) and exc.verify_code in OUT_OF_DATE_CODES:
             text = f"{exc.verify_message}: over gRPC tlsInsecureSkipVerify accepts any other certificate; {OUT_OF_DATE}"
-            raise RemotingCertificateException(f"{endpoint}: {text}") from exc
+            raise errors.RemotingCertificateException(f"{endpoint}: {text}") from exc
         # Also if another server behind a balancer shows another certificate.
-        raise RemotingConnectException(f"reading the certificate of {endpoint}: {exc}") from exc
+        raise errors.RemotingConnectException(f"reading the certificate of {endpoint}: {exc}") from exc
 
 
 def _trusting(shown: str, settings: TlsSettings) -> ssl.SSLContext:
@@ -178,7 +172,7 @@ class Channels:
                 options = (*options, ("grpc.ssl_target_name_override", server_name))
         with self._lock:
             if self._closed:
-                raise RocketMQError("this transport is closed: make a new one")
+                raise errors.RocketMQError("this transport is closed: make a new one")
             if endpoint not in self._open:
                 if self._tls is None:
                     self._open[endpoint] = grpc.insecure_channel(target, options)
@@ -198,9 +192,9 @@ class Channels:
         """Return what to change if a proxy ended a connect, None if it may be down. This may take seconds."""
         refusal = None if self._tls is None else certificate_refusal(endpoint, self._tls, self._shown.get(endpoint))
         if refusal is not None:
-            return RemotingCertificateException, refusal
+            return errors.RemotingCertificateException, refusal
         remedy = disagreement(endpoint, HTTP2_HELLO, over_tls=self._tls is not None)
-        return None if remedy is None else (RemotingTlsException, remedy)
+        return None if remedy is None else (errors.RemotingTlsException, remedy)
 
     def _credentials(self, endpoint: str, tls: TlsSettings) -> tuple[grpc.ChannelCredentials, str | None]:
         """Return a channel's credentials, and the name that the server's certificate must have, None for the host's."""
@@ -213,6 +207,6 @@ class Channels:
                 self._shown[endpoint] = shown
                 roots = shown.encode()
             return grpc.ssl_channel_credentials(roots, *tls.own_certificate()), server_name
-        except (OptionError, OSError) as exc:
+        except (errors.OptionError, OSError) as exc:
             # The file was valid when this transport was created; it may be in the middle of a replacement.
-            raise RemotingConnectException(f"connecting to {endpoint}: {exc}") from exc
+            raise errors.RemotingConnectException(f"connecting to {endpoint}: {exc}") from exc

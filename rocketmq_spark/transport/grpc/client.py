@@ -21,17 +21,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, cast
 
 from google.protobuf.message import DecodeError
 
-from rocketmq_spark.errors import (
-    CredentialsError,
-    RemotingCommandException,
-    RemotingConnectException,
-    RemotingException,
-    RemotingSendRequestException,
-    RemotingTooMuchRequestException,
-    RocketMQError,
-    UserRefusedException,
-    escaped,
-)
+from rocketmq_spark import errors
+from rocketmq_spark.errors import escaped
 from rocketmq_spark.model.credentials import Credentials
 from rocketmq_spark.protocol.batches import REPEATED, check_parts
 from rocketmq_spark.protocol.grpc._pb import definition_pb2 as pb
@@ -64,7 +55,7 @@ class GrpcAnswer:
     """How a call ended. Exactly one of `reply` (whatever its status) and `error` is set."""
 
     reply: bytes | None
-    error: RocketMQError | None
+    error: errors.RocketMQError | None
     latency_ms: float
     doing: str
     signed_by: Credentials | None = None
@@ -101,7 +92,9 @@ class GrpcClient:
         self._numbers = itertools.count()
         self._flights: dict[int, _Flight] = {}
         # (number of the flight, its call or the error of a call that was not made, time); None ends the thread.
-        self._ended: queue.SimpleQueue[tuple[int, grpc.Future | RocketMQError, float] | None] = queue.SimpleQueue()
+        self._ended: queue.SimpleQueue[tuple[int, grpc.Future | errors.RocketMQError, float] | None] = (
+            queue.SimpleQueue()
+        )
         self._calls: dict[tuple[str, str], grpc.UnaryUnaryMultiCallable] = {}
         # The last stream of each endpoint, kept from garbage collection.
         self._streams: dict[str, Any] = {}
@@ -126,7 +119,7 @@ class GrpcClient:
             permit = self._permits.take()
             if permit is None:
                 raise self._permits.exhausted(doing)
-        except (CredentialsError, RemotingException) as exc:
+        except (errors.CredentialsError, errors.RemotingException) as exc:
             # Without credentials, a channel or a permit this call fails; the next one may succeed.
             self.refuse(exc, on_answer)
             return
@@ -142,7 +135,7 @@ class GrpcClient:
         else:
             started.add_done_callback(lambda ended: self._ended.put((number, ended, self._clock())))
 
-    def refuse(self, error: RocketMQError, on_answer: OnAnswer) -> None:
+    def refuse(self, error: errors.RocketMQError, on_answer: OnAnswer) -> None:
         """Fail a call that can't be made, on the client's thread like all others."""
         now = self._clock()
         self._ended.put((self._register(_Flight("", "", on_answer, now)), error, now))
@@ -166,7 +159,7 @@ class GrpcClient:
             self._check()
             raise
         end = self._end_of(started, endpoint, doing)
-        if not isinstance(end, RocketMQError):
+        if not isinstance(end, errors.RocketMQError):
             reply = parsed(end, reply_type, endpoint, doing, most_parts)
             error = error_in(cast("Any", reply).status, endpoint, doing)
             if error is None:
@@ -175,9 +168,9 @@ class GrpcClient:
         self.report(end, signed_by)
         raise end
 
-    def report(self, error: RocketMQError | None, signed_by: Credentials | None) -> None:
+    def report(self, error: errors.RocketMQError | None, signed_by: Credentials | None) -> None:
         """Report rejected credentials to their provider."""
-        if isinstance(error, UserRefusedException):
+        if isinstance(error, errors.UserRefusedException):
             self._metadata.refused(signed_by)
 
     def stream(self, endpoint: str, method: str, requests: Iterator[bytes]) -> Any:
@@ -209,7 +202,7 @@ class GrpcClient:
         request_id, metadata, signed_by = self._metadata.fresh()
         doing = f"{doing} (request {request_id})"
         if timeout <= 0:
-            raise RemotingTooMuchRequestException(f"{doing}: not sent, no time is left")
+            raise errors.RemotingTooMuchRequestException(f"{doing}: not sent, no time is left")
         return call, metadata, signed_by, doing
 
     def _channel(self, endpoint: str) -> grpc.Channel:
@@ -219,7 +212,7 @@ class GrpcClient:
 
     def _check(self) -> None:
         if self.closed:
-            raise RocketMQError("this transport is closed: make a new one")
+            raise errors.RocketMQError("this transport is closed: make a new one")
 
     def _register(self, flight: _Flight) -> int:
         number = next(self._numbers)
@@ -237,7 +230,11 @@ class GrpcClient:
                 number, end, at = ended
                 flight = self._flights.get(number)
                 if flight is not None:
-                    end = end if isinstance(end, RocketMQError) else self._end_of(end, flight.endpoint, flight.doing)
+                    end = (
+                        end
+                        if isinstance(end, errors.RocketMQError)
+                        else self._end_of(end, flight.endpoint, flight.doing)
+                    )
                     self._finish(number, end, at)
         finally:
             # Closed, or this thread failed: no other callbacks would be called.
@@ -245,28 +242,28 @@ class GrpcClient:
                 self.closed = True
             for number, flight in tuple(self._flights.items()):
                 text = f"{flight.doing}: the transport was closed; it may have been executed"
-                self._finish(number, RemotingSendRequestException(text), self._clock())
+                self._finish(number, errors.RemotingSendRequestException(text), self._clock())
 
-    def _finish(self, number: int, end: bytes | RocketMQError, at: float) -> None:
+    def _finish(self, number: int, end: bytes | errors.RocketMQError, at: float) -> None:
         flight = self._flights.pop(number, None)
         if flight is None:
             return
         if flight.permit is not None:
             flight.permit.release()
-        reply, error = (None, end) if isinstance(end, RocketMQError) else (end, None)
+        reply, error = (None, end) if isinstance(end, errors.RocketMQError) else (end, None)
         try:
             flight.on_answer(GrpcAnswer(reply, error, (at - flight.started) * 1000.0, flight.doing, flight.signed_by))
         except Exception:
             logger.exception("a callback raised")
 
-    def _end_of(self, call: grpc.Future, endpoint: str, doing: str) -> bytes | RocketMQError:
+    def _end_of(self, call: grpc.Future, endpoint: str, doing: str) -> bytes | errors.RocketMQError:
         """Wait for a call; return its reply, or the error."""
         code = call.code()
         if code.name == "OK":
             return cast("bytes", call.result())
         details = call.details() or ""
         error = call_error(code.name, details, endpoint, doing, self._channels.server_name)
-        if type(error) is RemotingConnectException and any(words in details.lower() for words in _HUNG_UP):
+        if type(error) is errors.RemotingConnectException and any(words in details.lower() for words in _HUNG_UP):
             try:
                 if (remedy := self._channels.explained(endpoint)) is not None:
                     kind, text = remedy
@@ -279,7 +276,7 @@ class GrpcClient:
         return error
 
 
-def error_in(status: pb.Status, endpoint: str, doing: str) -> RocketMQError | None:
+def error_in(status: pb.Status, endpoint: str, doing: str) -> errors.RocketMQError | None:
     """Return the error for a reply's status, None for OK."""
     return None if status.code == pb.OK else proxy_error(status.code, status.message, endpoint, doing)
 
@@ -291,9 +288,9 @@ def parsed(data: bytes, reply_type: type[_ReplyT], endpoint: str, doing: str, mo
         if len(data) > _SHORT:
             check_parts(data, _fields_of(reply_type.DESCRIPTOR), most_parts)
         reply.ParseFromString(data)
-    except (DecodeError, RemotingCommandException) as exc:
+    except (DecodeError, errors.RemotingCommandException) as exc:
         text = f"{doing}: {endpoint} answered {len(data)} bytes that are not a valid reply: {exc}"
-        raise RemotingCommandException(text) from exc
+        raise errors.RemotingCommandException(text) from exc
     return reply
 
 

@@ -9,19 +9,8 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Final, NoReturn
 
+from rocketmq_spark import errors
 from rocketmq_spark._version import __version__
-from rocketmq_spark.errors import (
-    BrokerBusyException,
-    BrokerOutcomeUnknownException,
-    BrokerUnavailableException,
-    MQBrokerException,
-    MQClientException,
-    OptionError,
-    RemotingCommandException,
-    RemotingException,
-    RemotingTimeoutException,
-    RocketMQError,
-)
 from rocketmq_spark.model.credentials import CredentialsProvider
 from rocketmq_spark.model.message import MessageQueue, SendOutcome, SendRequest
 from rocketmq_spark.model.route import MAX_QUEUES, TopicRouteData
@@ -53,7 +42,11 @@ from rocketmq_spark.transport.parallel import Permits, in_turn, most_relevant_er
 from rocketmq_spark.transport.tls import TlsSettings
 
 # After these errors of a proxy or its broker, another proxy may answer.
-_ANOTHER_MAY_ANSWER: Final = (BrokerBusyException, BrokerOutcomeUnknownException, BrokerUnavailableException)
+_ANOTHER_MAY_ANSWER: Final = (
+    errors.BrokerBusyException,
+    errors.BrokerOutcomeUnknownException,
+    errors.BrokerUnavailableException,
+)
 
 # Parts (see `parsed`) for each queue of a route: itself, topic, broker, endpoints, addresses, types. And for each row's
 # result: itself, its status, fields of newer releases.
@@ -91,7 +84,7 @@ class GrpcTransport(Closes):
             try:
                 target_of(endpoint)
             except ValueError as exc:
-                raise OptionError(f"option endpoints: {exc}") from exc
+                raise errors.OptionError(f"option endpoints: {exc}") from exc
         self.endpoints = tuple(dict.fromkeys(endpoints))
         self.on_check_transaction: OnCheckTransaction | None = None
         self._namespace = namespace
@@ -123,7 +116,7 @@ class GrpcTransport(Closes):
 
         def __getattr__(self, name: str) -> NoReturn:
             if not name.startswith("_") and (hasattr(Transport, name) or hasattr(ReadTransport, name)):
-                raise MQClientException(f"{name}: the gRPC protocol has no such call; use transport=remoting")
+                raise errors.MQClientException(f"{name}: the gRPC protocol has no such call; use transport=remoting")
             raise AttributeError(f"'GrpcTransport' object has no attribute '{name}'")
 
     @property
@@ -148,7 +141,7 @@ class GrpcTransport(Closes):
         doing = f"sending {batch.rows} rows to {queue}"
         try:
             body = encode_send_request(request, namespace=self._namespace)
-        except RocketMQError as exc:
+        except errors.RocketMQError as exc:
             telemetry.client.refuse(exc, on_answer)
             return
         is_half = batch.sys_flag & TRANSACTION_ROLLBACK_TYPE == TRANSACTION_PREPARED_TYPE
@@ -165,23 +158,23 @@ class GrpcTransport(Closes):
         client, endpoints = self._here().client, self.endpoints
         if not endpoints:
             text = f"looking up the route of topic {topic}: no proxy is set; set the option endpoints"
-            raise MQClientException(text, NO_NAME_SERVER)
+            raise errors.MQClientException(text, NO_NAME_SERVER)
         deadline = self._clock() + timeout
         failures: list[str] = []
-        last: MQBrokerException | RemotingException | None = None
+        last: errors.MQBrokerException | errors.RemotingException | None = None
         for index, share in in_turn(endpoints, self._preferred, deadline, self._clock, failures):
             try:
                 reply = self._query_route(client, topic, endpoints[index], share)
                 self._preferred = index
                 return route_of(reply, endpoints)
-            except (*_ANOTHER_MAY_ANSWER, RemotingException) as exc:
+            except (*_ANOTHER_MAY_ANSWER, errors.RemotingException) as exc:
                 failures.append(str(exc))
                 last = most_relevant_error(last, exc)
         within = f" within {round(timeout, 3):g} s" if self._clock() >= deadline else ""
         text = f"no proxy gave the route of topic {topic}{within}: {'; '.join(failures)}"
-        if isinstance(last, MQBrokerException):
+        if isinstance(last, errors.MQBrokerException):
             raise type(last)(text, last.response_code, last.remark, last.broker_addr) from last
-        raise (RemotingTimeoutException if last is None else type(last))(text) from last
+        raise (errors.RemotingTimeoutException if last is None else type(last))(text) from last
 
     def heart_beat(self, address: str, client_id: str, producer_groups: Collection[str], timeout: float) -> None:  # noqa: ARG002
         """Keep this transport's own client id registered at a proxy (Heartbeat), if it has a Telemetry stream there."""
@@ -205,7 +198,7 @@ class GrpcTransport(Closes):
                 try:
                     reply = parsed(answer.reply, service.EndTransactionResponse, address, answer.doing)
                     error = error_in(reply.status, address, answer.doing)
-                except RemotingCommandException as exc:
+                except errors.RemotingCommandException as exc:
                     error = exc
             telemetry.client.report(error, answer.signed_by)
             on_end(error)
@@ -241,7 +234,7 @@ class GrpcTransport(Closes):
     def _here(self) -> Telemetry:
         """Return this process's channels and threads, which its first call creates."""
         if self.closed:
-            raise RocketMQError("this transport is closed: make a new one")
+            raise errors.RocketMQError("this transport is closed: make a new one")
         pid = os.getpid()
         telemetry = self._live.get(pid)
         return self._live.setdefault(pid, self._new_telemetry()) if telemetry is None else telemetry
@@ -263,6 +256,6 @@ def _outcome_of(request: SendRequest, answer: GrpcAnswer) -> SendOutcome:
             most = _RESULT_PARTS * (request.batch.rows + 1)
             reply = parsed(answer.reply, service.SendMessageResponse, request.address, answer.doing, most)
             return outcome_of(request, reply, answer.latency_ms, answer.doing)
-        except RemotingCommandException as exc:
+        except errors.RemotingCommandException as exc:
             error = exc
     return SendOutcome(request.queue, None, error, answer.latency_ms)

@@ -13,13 +13,7 @@ from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import replace
 from typing import Final, TypeAlias, TypeVar
 
-from rocketmq_spark.errors import (
-    CredentialsError,
-    RemotingConnectException,
-    RemotingTimeoutException,
-    RocketMQError,
-    UserRefusedException,
-)
+from rocketmq_spark import errors
 from rocketmq_spark.model.credentials import CredentialsProvider, gives_another, tell_refused
 from rocketmq_spark.model.message import Buffer
 from rocketmq_spark.model.names import check_namespace, is_none, unwrap, wrap
@@ -158,8 +152,8 @@ class RequestClient:
         if answer.code == ResponseCode.SUCCESS:
             return answer
         error = broker_error(answer.code, answer.remark, address, doing)
-        if isinstance(error, UserRefusedException) and self._credentials is not None and code in self._unsigned:
-            raise UserRefusedException(
+        if isinstance(error, errors.UserRefusedException) and self._credentials is not None and code in self._unsigned:
+            raise errors.UserRefusedException(
                 f"{doing}: {address} answered {error.response_code}: {error.remark} It demands signed requests, and "
                 "those to name servers are not signed by default. Set signNameServerRequests=true if nameServer is "
                 "the address of your own proxy or name server with access control",
@@ -180,7 +174,7 @@ class RequestClient:
             return
         try:
             self.submit(address, request)
-        except CredentialsError as exc:
+        except errors.CredentialsError as exc:
             # Only this attempt fails: the provider may have credentials for the next one.
             self.loop.refuse(request, exc)
         except BaseException:
@@ -210,8 +204,10 @@ class RequestClient:
             try:
                 self.submit(address, request)
                 return
-            except RocketMQError as exc:
-                error = RemotingConnectException(f"{request.name} to {address}: the server answered GO_AWAY; {exc}")
+            except errors.RocketMQError as exc:
+                error = errors.RemotingConnectException(
+                    f"{request.name} to {address}: the server answered GO_AWAY; {exc}"
+                )
                 error.__cause__ = exc
                 answer = Answer(None, error, answer.latency)
         request.finish(answer)
@@ -220,7 +216,7 @@ class RequestClient:
         timeout = request.timeout
         if self.loop.in_own_thread:
             text = f"{request.name} to {address}: a blocking call in a callback would wait for its own thread"
-            raise RocketMQError(f"{text}; use a call that does not wait, or another thread")
+            raise errors.RocketMQError(f"{text}; use a call that does not wait, or another thread")
         self.loop.check()
         done = threading.Event()
         answers: list[Answer] = []
@@ -243,7 +239,7 @@ class RequestClient:
             self.loop.poll(max(0.0, expires - self.clock()))
         if not done.wait(timeout + _GRACE):
             text = f"{request.name} to {address}: the transport's thread did not end it within {timeout:g} s"
-            raise RemotingTimeoutException(f"{text} ({self.loop!r})")
+            raise errors.RemotingTimeoutException(f"{text} ({self.loop!r})")
         answer = answers.pop()
         if answer.error is None:
             return answer

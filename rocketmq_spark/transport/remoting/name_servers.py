@@ -6,19 +6,7 @@ import random as random_module
 from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
-from rocketmq_spark.errors import (
-    MQBrokerException,
-    MQClientException,
-    NoBrokersException,
-    OptionError,
-    RemotingConnectException,
-    RemotingException,
-    RemotingTimeoutException,
-    RemotingTlsException,
-    RequestNotSupportedException,
-    RocketMQError,
-    TopicRouteStaleException,
-)
+from rocketmq_spark import errors
 from rocketmq_spark.model.route import TopicRouteData, parse_address
 from rocketmq_spark.protocol.remoting.codes import NO_NAME_SERVER, RequestCode, code_name
 from rocketmq_spark.protocol.remoting.headers import GetRouteInfoRequestHeader
@@ -47,7 +35,7 @@ class NameServers:
             try:
                 parse_address(address)
             except ValueError as exc:
-                raise OptionError(f"nameServer: {exc}") from exc
+                raise errors.OptionError(f"nameServer: {exc}") from exc
         self.addresses = tuple(dict.fromkeys(addresses))
         self._client = client
         self._preferred = random.randrange(len(self.addresses)) if self.addresses else 0
@@ -62,7 +50,7 @@ class NameServers:
         deadline = self._client.clock() + timeout
         try:
             return self._first_route(topic, timeout)
-        except TopicRouteStaleException as exc:
+        except errors.TopicRouteStaleException as exc:
             servers = exc.broker_addr
             if not self._know_no_broker(servers.split(", "), deadline):
                 raise
@@ -71,33 +59,33 @@ class NameServers:
                 f"{silence(exc, self.addresses)}: start one with namesrvAddr={servers.replace(', ', ';')}, or find out "
                 "why running brokers do not register. A broker that has just started needs a moment"
             )
-            raise NoBrokersException(text, exc.response_code, exc.remark, servers) from exc
+            raise errors.NoBrokersException(text, exc.response_code, exc.remark, servers) from exc
 
     def _first_route(self, topic: str, timeout: float) -> TopicRouteData:
         addresses, clock = self.addresses, self._client.clock
         if not addresses:
             text = f"looking up the route of topic {topic}: no name server is set; set the option nameServer"
-            raise MQClientException(text, NO_NAME_SERVER)
+            raise errors.MQClientException(text, NO_NAME_SERVER)
         deadline = clock() + timeout
         failures: list[str] = []
-        unknown: list[TopicRouteStaleException] = []
-        last: RemotingException | None = None
-        busy: MQBrokerException | None = None
+        unknown: list[errors.TopicRouteStaleException] = []
+        last: errors.RemotingException | None = None
+        busy: errors.MQBrokerException | None = None
         for index, share in in_turn(addresses, self._preferred, deadline, clock, failures):
             try:
                 route = self.route_at(addresses[index], topic, share)
-            except TopicRouteStaleException as exc:
+            except errors.TopicRouteStaleException as exc:
                 if not unknown:
                     # Prefer a name server that answers, even if none knows the topic.
                     self._preferred = index
                 unknown.append(exc)
-            except MQBrokerException as exc:
+            except errors.MQBrokerException as exc:
                 if not exc.retriable:
                     self._preferred = index
                     raise
                 failures.append(f"{addresses[index]}: {exc}")
                 busy = exc
-            except RemotingException as exc:
+            except errors.RemotingException as exc:
                 failures.append(f"{addresses[index]}: {exc}")
                 last = most_relevant_error(last, exc)
             else:
@@ -113,13 +101,13 @@ class NameServers:
             text += f" ({_CHECK})"
         if busy is not None:
             raise type(busy)(text, busy.response_code, busy.remark, busy.broker_addr) from busy
-        kind = RemotingTimeoutException if last is None else type(last)
+        kind = errors.RemotingTimeoutException if last is None else type(last)
         raise kind(text) from last
 
     def _know_no_broker(self, addresses: Sequence[str], deadline: float) -> bool:
         try:
             return not any(self.cluster_info_at(name, deadline - self._client.clock()).brokers for name in addresses)
-        except RocketMQError:
+        except errors.RocketMQError:
             # Best effort: proxies do not support this request.
             return False
 
@@ -144,21 +132,21 @@ class NameServers:
 
     def _first_answer(self, doing: str, ask: Callable[[str], _T]) -> _T:
         failures = []
-        last: RemotingException | None = None
+        last: errors.RemotingException | None = None
         for address in self.addresses:
             try:
                 return ask(address)
-            except RequestNotSupportedException as exc:
+            except errors.RequestNotSupportedException as exc:
                 text = f"{doing}: {address} is no name server: it answers like a broker or a proxy"
-                raise MQClientException(f"{text}; give addresses of name servers (default port 9876)") from exc
-            except RemotingException as exc:
+                raise errors.MQClientException(f"{text}; give addresses of name servers (default port 9876)") from exc
+            except errors.RemotingException as exc:
                 failures.append(f"{address}: {exc}")
                 last = most_relevant_error(last, exc)
-        kind = type(last) if isinstance(last, RemotingTlsException) else RemotingConnectException
+        kind = type(last) if isinstance(last, errors.RemotingTlsException) else errors.RemotingConnectException
         raise kind(f"{doing}: no name server answers: {'; '.join(failures)}") from last
 
 
-def silence(exc: TopicRouteStaleException, name_servers: Sequence[str]) -> str:
+def silence(exc: errors.TopicRouteStaleException, name_servers: Sequence[str]) -> str:
     """Return a clause with the name servers that did not answer about an unknown topic; "" if all answered."""
     answering = exc.broker_addr.split(", ")
     silent = ", ".join(address for address in name_servers if address not in answering)
@@ -166,12 +154,12 @@ def silence(exc: TopicRouteStaleException, name_servers: Sequence[str]) -> str:
 
 
 def _unknown_topic(
-    topic: str, unknown: Sequence[TopicRouteStaleException], failures: Sequence[str]
-) -> TopicRouteStaleException:
+    topic: str, unknown: Sequence[errors.TopicRouteStaleException], failures: Sequence[str]
+) -> errors.TopicRouteStaleException:
     asked, code = ", ".join(exc.broker_addr for exc in unknown), unknown[0].response_code
     # The second line of a remark is a link to RocketMQ's documentation of errors.
     remark = unknown[0].remark.partition("\n")[0] or "(no remark)"
     silent = f"; without an answer: {'; '.join(failures)}" if failures else ""
     text = f"looking up the route of topic {topic}: {asked} answered {code} {code_name(code)}: {remark}{silent}"
     hint = "create the topic, or check its name and the nameServer option"
-    return TopicRouteStaleException(f"{text} ({hint})", code, f"{asked}: {remark}{silent}", asked)
+    return errors.TopicRouteStaleException(f"{text} ({hint})", code, f"{asked}: {remark}{silent}", asked)

@@ -15,16 +15,7 @@ from collections.abc import Callable, Collection, Container, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
 
-from rocketmq_spark.errors import (
-    MQClientException,
-    RemotingCertificateException,
-    RemotingConnectException,
-    RemotingException,
-    RemotingTimeoutException,
-    RemotingTlsException,
-    RemotingTooMuchRequestException,
-    RocketMQError,
-)
+from rocketmq_spark import errors
 from rocketmq_spark.model.credentials import Credentials
 from rocketmq_spark.model.message import Buffer, MessageQueue, SendOutcome
 from rocketmq_spark.model.message_ext import PullOutcome, PullStatus
@@ -51,9 +42,9 @@ FLAG_REQUEST: Final = 0
 _CODE_NAMES: Final = {int(code): code.name for code in RequestCode}
 
 # Permanent failures of a connection, before the server has received any request.
-_PERMANENT: Final[Mapping[type, type[RemotingTlsException]]] = {
-    CertificateError: RemotingCertificateException,
-    DisagreementError: RemotingTlsException,
+_PERMANENT: Final[Mapping[type, type[errors.RemotingTlsException]]] = {
+    CertificateError: errors.RemotingCertificateException,
+    DisagreementError: errors.RemotingTlsException,
 }
 
 
@@ -62,7 +53,7 @@ class Answer:
     """How one request ended. Command and error are both None after a one-way request."""
 
     command: RemotingCommand | None  # Whatever its code.
-    error: RocketMQError | None
+    error: errors.RocketMQError | None
     latency: float  # From the last byte written to the answer or failure, seconds; 0 if never written.
     refused: Credentials | None = None  # The credentials, if the server rejected them.
 
@@ -120,7 +111,7 @@ class Request:
         length = len(head) - 4 + self.nbytes
         if length > MAX_FRAME_LENGTH:
             text = f"{self.name}: the frame has {length} bytes, servers accept at most {MAX_FRAME_LENGTH}"
-            raise MQClientException(f"{text}: send less at once")
+            raise errors.MQClientException(f"{text}: send less at once")
         self.opaque = opaque
         # No empty pieces: writing only those would look like a full socket.
         self.pieces = [head, *filter(len, self.body)]
@@ -149,16 +140,20 @@ class Request:
         self.timeout = min(self.timeout, remaining)
         return True
 
-    def overdue(self, address: str, others: int, *, connecting: bool) -> RemotingException:
+    def overdue(self, address: str, others: int, *, connecting: bool) -> errors.RemotingException:
         """Return the error of a timeout on a connection with `others` pending requests."""
         doing, time = f"{self.name} to {address}", f"{round(self.timeout, 3):g} s"
         if self.written_at is not None:
-            return RemotingTimeoutException(f"{doing}: no answer within {time}; {others} other requests are pending")
+            return errors.RemotingTimeoutException(
+                f"{doing}: no answer within {time}; {others} other requests are pending"
+            )
         if self.started:
-            return RemotingTimeoutException(f"{doing}: only a part was written within {time}")
+            return errors.RemotingTimeoutException(f"{doing}: only a part was written within {time}")
         if connecting:
-            return RemotingConnectException(f"{doing}: not connected within {time}; it was not sent")
-        return RemotingTooMuchRequestException(f"{doing}: it queued for {time} behind {others} others; it was not sent")
+            return errors.RemotingConnectException(f"{doing}: not connected within {time}; it was not sent")
+        return errors.RemotingTooMuchRequestException(
+            f"{doing}: it queued for {time} behind {others} others; it was not sent"
+        )
 
     def finish(self, answer: Answer) -> None:
         """Release the permit, then call the callback and log its exceptions."""
@@ -242,7 +237,7 @@ def outcome_of(queue: MessageQueue, rows: int, address: str, answer: Answer) -> 
         return SendOutcome(queue, None, broker_error(command.code, command.remark, address, doing), latency_ms)
     try:
         header = SendMessageResponseHeader.from_ext_fields(command.ext_fields)
-    except RocketMQError as exc:
+    except errors.RocketMQError as exc:
         return SendOutcome(queue, None, exc, latency_ms)
     return SendOutcome(
         queue=queue if header.queue_id == queue.queue_id else replace(queue, queue_id=header.queue_id),
@@ -279,7 +274,7 @@ def pull_outcome_of(queue: MessageQueue, address: str, answer: Answer) -> PullOu
         return PullOutcome(None, error=broker_error(command.code, command.remark, address, f"pulling from {queue}"))
     try:
         header = PullMessageResponseHeader.from_ext_fields(command.ext_fields)
-    except RocketMQError as exc:
+    except errors.RocketMQError as exc:
         return PullOutcome(None, error=exc)
     return PullOutcome(status, header.next_begin_offset, header.min_offset, header.max_offset, command.body)
 
@@ -289,7 +284,7 @@ def broken(
     address: str,
     reason: str,
     cause: BaseException | None,
-    kind: type[RemotingException],
+    kind: type[errors.RemotingException],
     now: float,
 ) -> list[Completion]:
     """Return the pending requests of a broken connection with their errors.
@@ -305,13 +300,13 @@ def broken(
     completions: list[Completion] = []
     for request in requests:
         doing = f"{request.name} to {address}: {reason}"
-        error: RemotingException
+        error: errors.RemotingException
         if permanent is not None:
             error = permanent(f"{doing}; nothing was executed")
         elif request.started:
             error = kind(f"{doing}; {started} requests waited for answers and may have been executed")
         else:
-            error = RemotingConnectException(f"{doing}; this request was not sent{others}")
+            error = errors.RemotingConnectException(f"{doing}; this request was not sent{others}")
         error.__cause__ = cause
         completions.append((request, Answer(None, error, request.latency(now))))
     return completions

@@ -11,13 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, Final
 
-from rocketmq_spark.errors import (
-    BrokerOutcomeUnknownException,
-    MQBrokerException,
-    MQClientException,
-    RemotingCommandException,
-    RemotingSendRequestException,
-)
+from rocketmq_spark import errors
 from rocketmq_spark.model.credentials import CredentialsProvider
 from rocketmq_spark.model.message import MessageQueue, SendRequest
 from rocketmq_spark.model.message_ext import MessageExt, PullOutcome, PullRequest
@@ -121,7 +115,7 @@ class RemotingTransport(Closes):
         code, ext_fields = headers.head_of(request)
         try:
             self.client.invoke_oneway(request.address, code, ext_fields, request.batch.body, timeout)
-        except (RemotingSendRequestException, RemotingCommandException) as exc:
+        except (errors.RemotingSendRequestException, errors.RemotingCommandException) as exc:
             logger.warning("oneway send of %d rows to %s: %s", request.batch.rows, request.queue, exc)
 
     def heart_beat(self, address: str, client_id: str, producer_groups: Collection[str], timeout: float) -> None:
@@ -179,11 +173,11 @@ class RemotingTransport(Closes):
         doing = f"viewing the message at commit-log offset {physical_offset}"
         try:
             records = decode_records(self.client.call(address, header, timeout, doing).body)
-        except (BrokerOutcomeUnknownException, RemotingCommandException) as exc:
+        except (errors.BrokerOutcomeUnknownException, errors.RemotingCommandException) as exc:
             # SYSTEM_ERROR with one of several remarks, or bytes from the middle of a record.
-            raise MQClientException(f"{doing}: {address} has no message that begins there ({exc})") from exc
+            raise errors.MQClientException(f"{doing}: {address} has no message that begins there ({exc})") from exc
         if [record.physical_offset for record in records] != [physical_offset]:
-            raise MQClientException(f"{doing}: {address} has no message that begins there")
+            raise errors.MQClientException(f"{doing}: {address} has no message that begins there")
         return replace(records[0], topic=self.namespace.unwrap(records[0].topic))
 
     def pull(self, request: PullRequest, timeout: float, on_pulled: OnPulled) -> None:
@@ -217,7 +211,7 @@ class RemotingTransport(Closes):
         header = headers.GetConsumerListByGroupRequestHeader(consumer_group=group)
         try:
             answer = self.client.call(address, header, timeout, f"listing the clients of the group {group}")
-        except MQBrokerException as exc:
+        except errors.MQBrokerException as exc:
             if exc.response_code == ResponseCode.SYSTEM_ERROR and any(words in exc.remark for words in _NO_CONSUMER):
                 return ()
             raise
