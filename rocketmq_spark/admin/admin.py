@@ -1,22 +1,26 @@
-"""`Admin`, whose methods call the functions of the other modules. Nothing is opened before the first request."""
+"""`Admin`, and the creation of topics. `Admin` opens nothing before the first request."""
 
 from __future__ import annotations
 
 import contextlib
 import difflib
 import os
-from collections.abc import Sequence
-from typing import NoReturn
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, NoReturn
 
+from rocketmq_spark import errors
 from rocketmq_spark.admin.answers import BrokerInfo, PeekedMessage, QueueOffsets, Table, TopicInfo
 from rocketmq_spark.admin.brokers import brokers_of, topics_of
-from rocketmq_spark.admin.create import NewTopic, create_topic
 from rocketmq_spark.admin.queues import admin_options, closed_to_readers, held_by, missing_queues, offsets_of, peek
 from rocketmq_spark.errors import NoBrokersException, RocketMQError, TopicRouteStaleException
-from rocketmq_spark.model.names import check_topic, is_legal
-from rocketmq_spark.model.route import TopicRouteData
+from rocketmq_spark.model.names import check_topic, is_legal, is_system_topic
+from rocketmq_spark.model.route import MAX_QUEUES, PERM_READ, PERM_WRITE, TopicRouteData, masters_of
 from rocketmq_spark.options.source import SourceOptions
+from rocketmq_spark.protocol.remoting.responses import BATCH_CQ, MESSAGE_TYPE, QUEUE_TYPE
 from rocketmq_spark.routing.connect import new_transport
+from rocketmq_spark.transport.parallel import query_all
 from rocketmq_spark.transport.remoting.client import TOOLS_CONSUMER
 from rocketmq_spark.transport.remoting.name_servers import silence
 from rocketmq_spark.transport.remoting.transport import RemotingTransport
@@ -202,3 +206,150 @@ class Admin:
         check_topic(connection.wire_name(topic))
         new = NewTopic(topic, queues, message_type, inner)
         return create_topic(self._transport, new, connection.name_server, self._timeout, cluster, update=update)
+
+
+MESSAGE_TYPES: Final = ("NORMAL", "FIFO", "DELAY", "TRANSACTION")
+
+_READ_WRITE: Final = PERM_READ | PERM_WRITE
+# Seconds. Brokers that are not busy notify name servers at once.
+_KNOWN_WITHIN: Final = 15.0
+_POLL: Final = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class NewTopic:
+    """The topic to create; `inner` means queues for inner batches."""
+
+    name: str
+    queues: int
+    message_type: str | None
+    inner: bool
+
+    def attributes(self) -> str:
+        """Return the attributes as the request encodes them."""
+        attributes = [f"+{MESSAGE_TYPE}={self.message_type.upper()}"] if self.message_type else []
+        return ",".join([*attributes, f"+{QUEUE_TYPE}={BATCH_CQ}"] if self.inner else attributes)
+
+    def check(self) -> None:
+        """Raise an OptionError or MQClientException for values that brokers would reject, or accept but not apply."""
+        if is_system_topic(self.name):
+            raise errors.MQClientException(f"creating topic {self.name}: the name is reserved for RocketMQ")
+        if not isinstance(self.queues, int) or isinstance(self.queues, bool) or self.queues < 1:
+            raise errors.OptionError(
+                f"creating topic {self.name} with {self.queues!r} queues: allowed are integers from 1 on"
+            )
+        if self.message_type is not None and str(self.message_type).upper() not in MESSAGE_TYPES:
+            allowed = ", ".join(MESSAGE_TYPES)
+            raise errors.OptionError(
+                f"creating topic {self.name} for {self.message_type!r} messages: allowed is {allowed}"
+            )
+
+
+def create_topic(
+    transport: RemotingTransport,
+    new: NewTopic,
+    name_servers: Sequence[str],
+    timeout: float,
+    cluster: str | None,
+    *,
+    update: bool,
+) -> TopicRouteData:
+    """Create or change a topic; see `Admin.create_topic`."""
+    new.check()
+    for name, flag in (("inner", new.inner), ("update", update)):
+        if not isinstance(flag, bool):
+            raise errors.OptionError(f"creating topic {new.name} with {name}={flag!r}: allowed is True or False")
+    masters = _masters(transport, cluster, timeout)
+    if new.queues * len(masters) > MAX_QUEUES:
+        raise errors.OptionError(
+            f"creating topic {new.name} with {new.queues} queues on each of {len(masters)} brokers: writes and reads "
+            f"support at most {MAX_QUEUES} queues in all"
+        )
+    if not update:
+        _refuse_existing(transport, new, timeout)
+
+    def create(broker: str) -> None:
+        transport.create_topic(masters[broker], new.name, new.queues, _READ_WRITE, timeout, attributes=new.attributes())
+
+    failed = {
+        broker: why for broker, why in query_all(masters, create).items() if isinstance(why, errors.RocketMQError)
+    }
+    if failed:
+        reasons = "; ".join(f"{broker}: {why}" for broker, why in failed.items())
+        first = next(iter(failed.values()))
+        raise errors.MQClientException(f"creating topic {new.name} with {new.queues} queues: {reasons}") from first
+    # A new topic has no earlier permission.
+    perm = _READ_WRITE if update else 0
+    return known_to_all(transport, new, frozenset(masters), name_servers, timeout, perm)
+
+
+def _masters(transport: RemotingTransport, cluster: str | None, timeout: float) -> dict[str, str]:
+    info = transport.cluster_info(timeout)
+    names = sorted(info.clusters)
+    if cluster is None and len(names) > 1:
+        raise errors.OptionError(f"the name servers know the clusters {', '.join(names)}: choose one with cluster")
+    if cluster is not None and cluster not in names:
+        raise errors.OptionError(
+            f"unknown cluster {cluster!r}: the name servers know {', '.join(names) or 'no cluster'}"
+        )
+    masters = masters_of(broker for broker in info.brokers if cluster in (None, broker.cluster))
+    if not masters:
+        raise errors.MQClientException("no broker is registered with the name servers: start one, or wait")
+    return masters
+
+
+def _refuse_existing(transport: RemotingTransport, new: NewTopic, timeout: float) -> None:
+    with contextlib.suppress(errors.TopicRouteStaleException):
+        route = transport.query_route(new.name, timeout)
+        brokers = ", ".join(f"{data.broker_name}: {data.write_queue_nums} queues" for data in route.queue_datas)
+        kind = f"its message type to {new.message_type.upper()}" if new.message_type else "keeps its message type"
+        raise errors.MQClientException(
+            f"topic {new.name} exists already ({brokers}): choose another name, or change it with --update (in Python "
+            f"update=True), which sets its queues to {new.queues} on each broker, its permission to rw, and {kind}"
+        )
+
+
+def known_to_all(
+    transport: RemotingTransport,
+    new: NewTopic,
+    masters: frozenset[str],
+    name_servers: Sequence[str],
+    timeout: float,
+    perm: int,
+    clock: Callable[[], float] = time.monotonic,
+) -> TopicRouteData:
+    """Return the route of a created topic, once every name server that answers knows all of it.
+
+    A permission without `perm` may be the earlier one, or that of a broker with a restrictive ``brokerPermission``. It
+    is accepted after 15 s, or `timeout` if that is longer. A topic that is missing then is an MQClientException.
+    """
+    patience = max(_KNOWN_WITHIN, timeout)
+    deadline = clock() + patience
+    while True:
+        late = clock() > deadline
+        answers = query_all(name_servers, lambda address: transport.name_servers.route_at(address, new.name, timeout))
+        # A name server that is down gets the topic from the brokers after its restart.
+        answering = [answer for answer in answers.values() if not isinstance(answer, errors.RemotingException)]
+        least = 0 if late else perm
+        routes = [
+            route
+            for route in answering
+            if isinstance(route, TopicRouteData)
+            and masters
+            <= {
+                data.broker_name
+                for data in route.queue_datas
+                if data.read_queue_nums == data.write_queue_nums == new.queues and data.perm & least == least
+            }
+        ]
+        if routes and len(routes) == len(answering):
+            return routes[0]
+        refused = [exc for exc in answering if isinstance(exc, errors.MQBrokerException) and not exc.retriable]
+        if refused:
+            raise refused[0]
+        if late:
+            raise errors.MQClientException(
+                f"topic {new.name} was created on {', '.join(sorted(masters))}, but after {patience:g} s the name "
+                "servers do not know all of it: check its route later"
+            )
+        time.sleep(_POLL)

@@ -15,7 +15,7 @@ from rocketmq_spark.admin.answers import BrokerInfo, Table, TopicInfo
 from rocketmq_spark.errors import RocketMQError, TopicRouteStaleException
 from rocketmq_spark.model.names import is_internal_topic
 from rocketmq_spark.model.route import BrokerData, TopicRouteData, masters_of, permission_text
-from rocketmq_spark.protocol.remoting.response_bodies import TopicConfig
+from rocketmq_spark.protocol.remoting.responses import TopicConfig
 from rocketmq_spark.transport.parallel import query_all
 from rocketmq_spark.transport.remoting.transport import RemotingTransport
 

@@ -20,8 +20,11 @@ from rocketmq_spark.options.kinds import ENV, FILE, is_padded, is_printable, is_
 from rocketmq_spark.protocol.remoting.codes import STORED, RequestCode, ResponseCode, broker_error
 from rocketmq_spark.protocol.remoting.command import RemotingCommand
 from rocketmq_spark.protocol.remoting.headers import GetRouteInfoRequestHeader, SendMessageRequestHeaderV2
-from rocketmq_spark.protocol.remoting.response_bodies import decode_cluster_info, decode_topic_route
-from rocketmq_spark.protocol.remoting.response_headers import SendMessageResponseHeader
+from rocketmq_spark.protocol.remoting.responses import (
+    SendMessageResponseHeader,
+    decode_cluster_info,
+    decode_topic_route,
+)
 from rocketmq_spark.transport.remoting.transport import RemotingTransport
 from rocketmq_spark.transport.tls import TlsSettings
 

@@ -12,7 +12,7 @@ from typing import Final, TypeAlias
 
 from rocketmq_spark import errors
 from rocketmq_spark.model.route import TopicRouteData
-from rocketmq_spark.protocol.remoting.response_bodies import TopicConfig
+from rocketmq_spark.protocol.remoting.responses import TopicConfig
 from rocketmq_spark.transport.base import Configs
 from rocketmq_spark.transport.parallel import in_parallel
 

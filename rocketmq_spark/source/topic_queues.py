@@ -19,7 +19,7 @@ from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.model.route import MASTER_ID, TopicRouteData
 from rocketmq_spark.options.source import SourceOptions
 from rocketmq_spark.protocol.remoting.codes import ResponseCode
-from rocketmq_spark.protocol.remoting.response_bodies import TopicConfig
+from rocketmq_spark.protocol.remoting.responses import TopicConfig
 from rocketmq_spark.routing.topic_configs import TopicConfigCache
 from rocketmq_spark.source.topic_routes import PlanningDeadline, TopicRoutes, is_gone
 from rocketmq_spark.transport.base import ReadTransport

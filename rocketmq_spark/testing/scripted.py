@@ -25,9 +25,17 @@ from rocketmq_spark.model.message_ext import MessageExt, PullOutcome, PullReques
 from rocketmq_spark.model.route import QueueData, TopicRouteData
 from rocketmq_spark.model.send_result import EndTransaction, RecallMessage, TransactionCheck, ending
 from rocketmq_spark.protocol.remoting.codes import ResponseCode, broker_error
-from rocketmq_spark.protocol.remoting.response_bodies import TopicConfig
-from rocketmq_spark.testing.replies import Deliveries, ManualClock, PullReply, Reply, route, take_reply, with_broker
-from rocketmq_spark.testing.scripted_store import ScriptedStore
+from rocketmq_spark.protocol.remoting.responses import TopicConfig
+from rocketmq_spark.testing.scripted_broker import (
+    Deliveries,
+    ManualClock,
+    PullReply,
+    Reply,
+    ScriptedStore,
+    route,
+    take_reply,
+    with_broker,
+)
 from rocketmq_spark.transport.base import OnCheckTransaction, OnEnd, OnOutcome, OnPulled
 
 __all__ = ["ManualClock", "PullReply", "Reply", "ScriptedTransport", "route"]

@@ -18,7 +18,7 @@ from rocketmq_spark.model.message import MessageQueue, SendOutcome, SendRequest
 from rocketmq_spark.model.message_ext import MessageExt, PullOutcome, PullRequest
 from rocketmq_spark.model.route import TopicRouteData
 from rocketmq_spark.model.send_result import EndTransaction, RecallMessage, TransactionCheck
-from rocketmq_spark.protocol.remoting.response_bodies import TopicConfig
+from rocketmq_spark.protocol.remoting.responses import TopicConfig
 
 OnOutcome: TypeAlias = Callable[[SendOutcome], None]
 OnCheckTransaction: TypeAlias = Callable[[TransactionCheck], None]

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from rocketmq_spark.options.connection import ConnectionOptions
-from rocketmq_spark.protocol.remoting.response_bodies import loads_lenient
+from rocketmq_spark.protocol.remoting.responses import loads_lenient
 from rocketmq_spark.routing.client_instance import ClientInstance
 from rocketmq_spark.routing.fault_strategy import FaultSite
 from rocketmq_spark.transport.remoting.transport import RemotingTransport

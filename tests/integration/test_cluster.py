@@ -29,7 +29,7 @@ from rocketmq_spark.cluster.state import process_start
 from rocketmq_spark.errors import ClusterError, RemotingConnectException, RemotingTimeoutException, RocketMQError
 from rocketmq_spark.protocol.remoting.codes import RequestCode
 from rocketmq_spark.protocol.remoting.headers import GetMaxOffsetRequestHeader
-from rocketmq_spark.protocol.remoting.response_headers import read_long
+from rocketmq_spark.protocol.remoting.responses import read_long
 
 # The shared cluster comes first: where no server can run, its fixture says so for all of these.
 from tests.support.cluster import SharedCluster, SharedServer

@@ -22,7 +22,7 @@ from rocketmq_spark.options.producer import ProducerOptions
 from rocketmq_spark.producer.encode import MessageEncoder, check_message
 from rocketmq_spark.protocol.compression import CompressionType, compress, decompress
 from rocketmq_spark.protocol.remoting.records import decode_batch, decode_properties, encode_batch, encode_properties
-from rocketmq_spark.protocol.remoting.response_bodies import decode_topic_route
+from rocketmq_spark.protocol.remoting.responses import decode_topic_route
 from rocketmq_spark.protocol.unique_id import UniqueIdGenerator
 from rocketmq_spark.routing.route_cache import publish_info_of
 from tests.support.java import Java, b64, line_of, un64

@@ -33,7 +33,7 @@ from rocketmq_spark.model.send_result import EndTransaction, TransactionCheck
 from rocketmq_spark.protocol.remoting.codes import RequestCode, ResponseCode
 from rocketmq_spark.protocol.remoting.command import FrameBuffer, RemotingCommand
 from rocketmq_spark.testing.scripted import Reply
-from rocketmq_spark.testing.scripted_store import HALF_TOPIC, ScriptedStore
+from rocketmq_spark.testing.scripted_broker import HALF_TOPIC, ScriptedStore
 from rocketmq_spark.transport.tls_probe import REMOTING_HELLO
 from tests.support.frames import SerializeType, encode_command
 from tests.support.processes import PATIENCE

@@ -18,7 +18,7 @@ from rocketmq_spark.protocol.compression import MAX_DECOMPRESSED
 from rocketmq_spark.protocol.remoting.codes import RequestCode, ResponseCode
 from rocketmq_spark.protocol.remoting.headers import PullMessageRequestHeader
 from rocketmq_spark.protocol.remoting.records import decode_records, encode_batch, encode_single
-from rocketmq_spark.protocol.remoting.response_headers import PullMessageResponseHeader
+from rocketmq_spark.protocol.remoting.responses import PullMessageResponseHeader
 from rocketmq_spark.routing.route_cache import publish_info_of
 from rocketmq_spark.transport.base import SendRequest
 from rocketmq_spark.transport.remoting.transport import RemotingTransport

@@ -23,8 +23,7 @@ from rocketmq_spark.protocol.grpc.messages import route_of, transaction_check
 from rocketmq_spark.protocol.remoting import response_headers
 from rocketmq_spark.protocol.remoting.command import FrameBuffer, RemotingCommand, decode_command
 from rocketmq_spark.protocol.remoting.records import decode_batch, decode_properties, decode_records, encode_batch
-from rocketmq_spark.protocol.remoting.response_bodies import decode_topic_route
-from rocketmq_spark.protocol.remoting.response_headers import read_long, transaction_check_of
+from rocketmq_spark.protocol.remoting.responses import decode_topic_route, read_long, transaction_check_of
 from rocketmq_spark.routing.route_cache import publish_info_of
 from rocketmq_spark.transport.grpc.client import GrpcAnswer, parsed
 from rocketmq_spark.transport.grpc.transport import _outcome_of as proxy_outcome_of

@@ -10,7 +10,7 @@ from rocketmq_spark import errors
 from rocketmq_spark.model.route import TopicRouteData, parse_address
 from rocketmq_spark.protocol.remoting.codes import NO_NAME_SERVER, RequestCode, code_name
 from rocketmq_spark.protocol.remoting.headers import GetRouteInfoRequestHeader
-from rocketmq_spark.protocol.remoting.response_bodies import (
+from rocketmq_spark.protocol.remoting.responses import (
     ClusterInfo,
     decode_cluster_info,
     decode_topic_list,

@@ -21,7 +21,7 @@ from rocketmq_spark.model.message import Buffer, MessageQueue, SendOutcome
 from rocketmq_spark.model.message_ext import PullOutcome, PullStatus
 from rocketmq_spark.protocol.remoting.codes import STORED, RequestCode, broker_error
 from rocketmq_spark.protocol.remoting.command import MAX_FRAME, RemotingCommand, encode_head
-from rocketmq_spark.protocol.remoting.response_headers import PullMessageResponseHeader, SendMessageResponseHeader
+from rocketmq_spark.protocol.remoting.responses import PullMessageResponseHeader, SendMessageResponseHeader
 from rocketmq_spark.protocol.tls import CertificateError, DisagreementError
 from rocketmq_spark.transport.parallel import Permit
 

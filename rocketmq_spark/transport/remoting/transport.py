@@ -22,7 +22,7 @@ from rocketmq_spark.protocol.remoting import headers
 from rocketmq_spark.protocol.remoting.codes import NAME_SERVER_REQUESTS, RequestCode, ResponseCode, broker_error
 from rocketmq_spark.protocol.remoting.command import RemotingCommand
 from rocketmq_spark.protocol.remoting.records import decode_records
-from rocketmq_spark.protocol.remoting.response_bodies import (
+from rocketmq_spark.protocol.remoting.responses import (
     ClusterInfo,
     TopicConfig,
     decode_all_topic_attributes,
@@ -30,8 +30,9 @@ from rocketmq_spark.protocol.remoting.response_bodies import (
     decode_properties,
     decode_runtime_info,
     decode_topic_config,
+    read_long,
+    transaction_check_of,
 )
-from rocketmq_spark.protocol.remoting.response_headers import read_long, transaction_check_of
 from rocketmq_spark.transport.base import Closes, OnCheckTransaction, OnEnd, OnOutcome, OnPulled
 from rocketmq_spark.transport.remoting.client import Namespace, RequestClient
 from rocketmq_spark.transport.remoting.loop import IoLoop

@@ -25,8 +25,8 @@ from rocketmq_spark.model.send_result import SendResult
 from rocketmq_spark.producer.async_send import BackPressure
 from rocketmq_spark.producer.attempt import Deadline
 from rocketmq_spark.producer.producer import Producer
-from rocketmq_spark.testing.replies import ManualClock
 from rocketmq_spark.testing.scripted import Reply, ScriptedTransport, route
+from rocketmq_spark.testing.scripted_broker import ManualClock
 from rocketmq_spark.transport.base import SendRequest
 from tests.support.processes import PATIENCE, wait_for
 

@@ -15,14 +15,14 @@ from rocketmq_spark.protocol.grpc.codes import call_error, proxy_error
 from rocketmq_spark.protocol.remoting.codes import broker_error
 from rocketmq_spark.protocol.remoting.command import RemotingCommand, decode_command
 from rocketmq_spark.protocol.remoting.records import decode_batch
-from rocketmq_spark.protocol.remoting.response_bodies import (
+from rocketmq_spark.protocol.remoting.responses import (
     decode_all_topic_attributes,
     decode_cluster_info,
     decode_topic_list,
     decode_topic_route,
     loads_lenient,
+    read_long,
 )
-from rocketmq_spark.protocol.remoting.response_headers import read_long
 from rocketmq_spark.protocol.remoting.unwrap import Unreadable, messages_of
 from tests.support.frames import SerializeType, encode_command
 from tests.support.strategies import HALF, encode_stored_record

@@ -6,7 +6,7 @@ import pytest
 
 from rocketmq_spark.errors import RemotingCommandException
 from rocketmq_spark.model.route import BrokerData
-from rocketmq_spark.protocol.remoting.response_bodies import (
+from rocketmq_spark.protocol.remoting.responses import (
     ClusterInfo,
     decode_all_topic_attributes,
     decode_cluster_info,

@@ -16,10 +16,10 @@ from rocketmq_spark.protocol.remoting.headers import (
     heart_beat_body,
 )
 from rocketmq_spark.protocol.remoting.records import decode_batch, decode_records, encode_batch, encode_properties
-from rocketmq_spark.protocol.remoting.response_bodies import decode_topic_route
-from rocketmq_spark.protocol.remoting.response_headers import (
+from rocketmq_spark.protocol.remoting.responses import (
     PullMessageResponseHeader,
     SendMessageResponseHeader,
+    decode_topic_route,
     read_long,
 )
 from tests.support.frames import SerializeType, encode_command, encode_head

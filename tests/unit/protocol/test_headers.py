@@ -25,7 +25,7 @@ from rocketmq_spark.protocol.remoting.headers import (
     heart_beat_body,
 )
 from rocketmq_spark.protocol.remoting.records import encode_record
-from rocketmq_spark.protocol.remoting.response_headers import (
+from rocketmq_spark.protocol.remoting.responses import (
     PullMessageResponseHeader,
     SendMessageResponseHeader,
     read_long,

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from rocketmq_spark.errors import RemotingCommandException
 from rocketmq_spark.model.route import BrokerData, QueueData, TopicRouteData
-from rocketmq_spark.protocol.remoting.response_bodies import decode_topic_route, loads_lenient
+from rocketmq_spark.protocol.remoting.responses import decode_topic_route, loads_lenient
 from tests.support.strategies import encode_route, fastjson, routes
 from tests.vectors import load
 

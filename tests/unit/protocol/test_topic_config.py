@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rocketmq_spark.errors import RemotingCommandException
-from rocketmq_spark.protocol.remoting.response_bodies import TopicConfig, decode_topic_config
+from rocketmq_spark.protocol.remoting.responses import TopicConfig, decode_topic_config
 
 # Answers of real servers of 5.5.0, and one of a broker without attributes.
 COMPACTED = (

@@ -16,7 +16,7 @@ from rocketmq_spark.errors import (
 )
 from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.model.route import BrokerData, QueueData, TopicRouteData
-from rocketmq_spark.protocol.remoting.response_bodies import decode_topic_route
+from rocketmq_spark.protocol.remoting.responses import decode_topic_route
 from rocketmq_spark.routing.route_cache import RouteCache, publish_info_of
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from rocketmq_spark.errors import MQBrokerException, RemotingConnectException, RocketMQError, TopicRouteStaleException
 from rocketmq_spark.model.route import BrokerData, QueueData, TopicRouteData
-from rocketmq_spark.protocol.remoting.response_bodies import TopicConfig
+from rocketmq_spark.protocol.remoting.responses import TopicConfig
 from rocketmq_spark.routing.topic_configs import TopicConfigCache, TopicConfigs
 
 PLAIN = TopicConfig()

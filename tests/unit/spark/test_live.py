@@ -19,7 +19,7 @@ from rocketmq_spark.errors import (
 )
 from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.model.route import BrokerData, TopicRouteData
-from rocketmq_spark.protocol.remoting.response_bodies import ClusterInfo
+from rocketmq_spark.protocol.remoting.responses import ClusterInfo
 from rocketmq_spark.spark.live import LiveView, TaskCounts, lines_screen, notebook_screen
 from rocketmq_spark.spark.live_arrivals import Arrivals, BrokerArrivals
 from tests.support.processes import PATIENCE
