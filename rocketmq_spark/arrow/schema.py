@@ -15,20 +15,7 @@ from typing import Final
 import pyarrow as pa
 
 from rocketmq_spark.errors import SchemaError
-from rocketmq_spark.model.properties import (
-    CARRIED,
-    DELAY,
-    INNER_PROPERTIES,
-    KEYS,
-    RESERVED_PROPERTIES,
-    ROW_ID,
-    SHARDING_KEY,
-    TAGS,
-    TIMER_DELAY_MS,
-    TIMER_DELIVER_MS,
-    WAIT,
-    Carried,
-)
+from rocketmq_spark.model import properties
 
 # Columns that only a read returns. A write ignores them, so that a copy job works.
 READ_COLUMNS: Final = (
@@ -110,22 +97,24 @@ COLUMNS: Final[Mapping[str, Column]] = {
     "body": _PAYLOAD,
     "value": _PAYLOAD,
     "topic": _TEXT,
-    "tags": replace(_TEXT, makes=TAGS),
-    "keys": Column("string or array<string>", _is_keys, "{name}.cast('string') or .cast('array<string>')", KEYS),
+    "tags": replace(_TEXT, makes=properties.TAGS),
+    "keys": Column(
+        "string or array<string>", _is_keys, "{name}.cast('string') or .cast('array<string>')", properties.KEYS
+    ),
     "properties": Column("map<string,string>", _is_properties, "{name}.cast('map<string,string>')"),
     "flag": replace(_INT, bounds=(-(2**31), 2**31 - 1), advice="it must fit 32 bits"),
-    "shardingKey": replace(_TEXT, makes=SHARDING_KEY, message_type="FIFO"),
+    "shardingKey": replace(_TEXT, makes=properties.SHARDING_KEY, message_type="FIFO"),
     "queueId": replace(_INT, bounds=(0, 2**31 - 1), advice="use null for any queue"),
     "brokerName": _TEXT,
-    "waitStoreMsgOK": Column("boolean", pa.types.is_boolean, "{name}.cast('boolean')", WAIT),
+    "waitStoreMsgOK": Column("boolean", pa.types.is_boolean, "{name}.cast('boolean')", properties.WAIT),
     "delayTimeLevel": replace(
         _INT,
-        makes=DELAY,
+        makes=properties.DELAY,
         bounds=(1, 18),
         not_over_grpc="over gRPC a message has a time of delivery, and no delay level; use delayMs or deliverTime",
     ),
-    "delayMs": replace(_LONG, makes=TIMER_DELAY_MS, bounds=(1, None), message_type="DELAY"),
-    "deliverTime": replace(_INSTANT, makes=TIMER_DELIVER_MS, bounds=(1, None), message_type="DELAY"),
+    "delayMs": replace(_LONG, makes=properties.TIMER_DELAY_MS, bounds=(1, None), message_type="DELAY"),
+    "deliverTime": replace(_INSTANT, makes=properties.TIMER_DELIVER_MS, bounds=(1, None), message_type="DELAY"),
 }
 
 NUMBER_COLUMNS: Final = tuple(name for name, column in COLUMNS.items() if column.makes and column.bounds is not None)
@@ -143,7 +132,9 @@ _ID_TYPES: Final = (_is_payload, _is_keys, is_int, pa.types.is_boolean, pa.types
 def reserved_names(columns: Iterable[str], *, row_id: bool) -> frozenset[str]:
     """Return the names that a user property may not have in a write of these columns."""
     made = {COLUMNS[name].makes for name in columns if name in COLUMNS}
-    return (RESERVED_PROPERTIES | INNER_PROPERTIES | made | ({ROW_ID} if row_id else set())) - {""}
+    return (
+        properties.RESERVED_PROPERTIES | properties.INNER_PROPERTIES | made | ({properties.ROW_ID} if row_id else set())
+    ) - {""}
 
 
 def check_schema(schema: pa.Schema, *, topic: str | None, queue_selector: str | None) -> None:
@@ -211,7 +202,7 @@ def check_grpc(schema: pa.Schema) -> None:
     """Raise a SchemaError for a column whose property gRPC does not support."""
     for name in sorted(_filled(schema) & COLUMNS.keys()):
         column = COLUMNS[name]
-        if column.makes and CARRIED[column.makes].grpc is Carried.REFUSED:
+        if column.makes and properties.CARRIED[column.makes].grpc is properties.Carried.REFUSED:
             advice = column.not_over_grpc or f"over gRPC no message has {column.makes}; drop it, or write over remoting"
             raise SchemaError(f"column {name}: {advice}")
 

@@ -13,18 +13,11 @@ from typing import Any, Final
 
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model.names import effective_namespace
+from rocketmq_spark.options import source
 from rocketmq_spark.options.connection import GRPC, GRPC_DEFAULTS, GRPC_MAX_IN_FLIGHT, refused_over_grpc, transport_of
 from rocketmq_spark.options.kinds import READ, WRITE, OptionSpec, parse_environment, parse_one
 from rocketmq_spark.options.offsets import OffsetSpec
 from rocketmq_spark.options.sink import SINK_OPTIONS, SINK_SPELLING, SinkOptions, sink_contradictions
-from rocketmq_spark.options.source import (
-    PULL_TIMEOUT_MS,
-    SOURCE_OPTIONS,
-    SOURCE_SPELLING,
-    SourceOptions,
-    against_given,
-    source_contradictions,
-)
 
 _OF_BOTH: Final[Mapping[str, str]] = {
     "kafka.bootstrap.servers": "nameServer",
@@ -90,7 +83,7 @@ _SPARK_KEYS: Final = frozenset(
 )  # fmt: skip
 _SPARK_PREFIX: Final = "option."
 
-_OPTIONS: Final[Mapping[str, Sequence[OptionSpec]]] = {WRITE: SINK_OPTIONS, READ: SOURCE_OPTIONS}
+_OPTIONS: Final[Mapping[str, Sequence[OptionSpec]]] = {WRITE: SINK_OPTIONS, READ: source.SOURCE_OPTIONS}
 
 
 def parse_values(table: Sequence[OptionSpec], options: Mapping[str, str], use: str = WRITE) -> dict[str, Any]:
@@ -187,7 +180,9 @@ def parse_sink_options(
     return parsed
 
 
-def parse_source_options(options: Mapping[str, str], environ: Mapping[str, str], *, streaming: bool) -> SourceOptions:
+def parse_source_options(
+    options: Mapping[str, str], environ: Mapping[str, str], *, streaming: bool
+) -> source.SourceOptions:
     """Return the options of a read, from keys in any case; a stream has other options and defaults than a batch.
 
     Raises an OptionError as `parse_sink_options`.
@@ -199,11 +194,11 @@ def parse_source_options(options: Mapping[str, str], environ: Mapping[str, str],
                 f"{name} is an option of a write: reads use only the remoting protocol, because a proxy can't replay "
                 "stored messages (gRPC). Remove it, and give nameServer"
             )
-    values = parse_values(SOURCE_OPTIONS, options, READ)
+    values = parse_values(source.SOURCE_OPTIONS, options, READ)
     if "path" in by_key:
         for field in ("subscribe_pattern", "assign"):
             if field in values:
-                name = SOURCE_SPELLING(field)
+                name = source.SOURCE_SPELLING(field)
                 raise OptionError(f"{name} and .load({by_key['path']!r}) both select topics: give one of them")
         named = parse_one(_SPEC_OF[READ]["subscribe"], by_key["path"], 'path (.load("topic"))')
         if values.setdefault("subscribe", named) != named:
@@ -211,20 +206,20 @@ def parse_source_options(options: Mapping[str, str], environ: Mapping[str, str],
                 f"subscribe={','.join(values['subscribe'])!r} and .load({by_key['path']!r}) name different topics: "
                 "give one of them"
             )
-    for refused in against_given(values, streaming=streaming):
+    for refused in source.against_given(values, streaming=streaming):
         raise OptionError(refused)
     starting = values.setdefault("starting_offsets", OffsetSpec("latest" if streaming else "earliest"))
     if starting.receipt and not streaming and "ending_offsets" not in values:
         ending = _SPEC_OF[READ]["endingOffsets"]
         values["ending_offsets"] = parse_one(ending, by_key["startingoffsets"], "startingOffsets")
-    values |= parse_environment(SOURCE_OPTIONS, values, environ)
+    values |= parse_environment(source.SOURCE_OPTIONS, values, environ)
     if "read_timeout_ms" in values:
         # A request waits at most as long as the read waits for its queue.
-        values.setdefault("pull_timeout_ms", min(PULL_TIMEOUT_MS, values["read_timeout_ms"]))
+        values.setdefault("pull_timeout_ms", min(source.PULL_TIMEOUT_MS, values["read_timeout_ms"]))
     values["namespace"] = effective_namespace(values.get("namespace"), values.get("name_server", ()))
-    parsed = SourceOptions.of(**values)
+    parsed = source.SourceOptions.of(**values)
     if not parsed.connection.name_server:
         raise OptionError(_NO_SERVER)
-    for contradiction in source_contradictions(parsed, SOURCE_SPELLING, streaming=streaming):
+    for contradiction in source.source_contradictions(parsed, source.SOURCE_SPELLING, streaming=streaming):
         raise OptionError(contradiction)
     return parsed

@@ -20,21 +20,10 @@ from google.protobuf.message import DecodeError
 
 import rocketmq_spark.model.properties as const
 from rocketmq_spark.errors import MQBrokerException, MQClientException, RemotingCommandException
+from rocketmq_spark.model import route
 from rocketmq_spark.model.message import Encoding, Message, MessageQueue, SendOutcome, SendRequest, SendStatus
 from rocketmq_spark.model.message_ext import MessageExt
 from rocketmq_spark.model.properties import CARRIED, Carried
-from rocketmq_spark.model.route import (
-    MASTER_ID,
-    MAX_ADDRESSES,
-    MAX_BROKERS,
-    MAX_QUEUES,
-    PERM_READ,
-    PERM_WRITE,
-    BrokerData,
-    QueueData,
-    TopicRouteData,
-    parse_address,
-)
 from rocketmq_spark.model.send_result import TRANSACTION_COMMIT_TYPE, EndTransaction, RecallMessage, TransactionCheck
 from rocketmq_spark.protocol.compression import CompressionType
 from rocketmq_spark.protocol.grpc._pb import definition_pb2 as pb
@@ -169,7 +158,7 @@ def transaction_check(
 
 def endpoints_of(endpoint: str) -> pb.Endpoints:
     """Return the ``host:port`` at which this client reaches the proxy, in the protocol's form."""
-    host, port = parse_address(endpoint)
+    host, port = route.parse_address(endpoint)
     try:
         scheme = pb.IPv4 if ipaddress.ip_address(host).version == 4 else pb.IPv6
     except ValueError:
@@ -184,29 +173,32 @@ def route_request(topic: str, namespace: str, endpoint: str) -> service.QueryRou
     )
 
 
-def route_of(reply: service.QueryRouteResponse, endpoints: Iterable[str]) -> TopicRouteData:
+def route_of(reply: service.QueryRouteResponse, endpoints: Iterable[str]) -> route.TopicRouteData:
     """Return a topic's route with its message types; all endpoints are writable if one queue of the topic is.
 
     An endpoint takes a broker's place, with one queue, because the proxy chooses broker and queue. The endpoints in the
     reply are ignored: behind a load balancer or a mapped port, the proxy's own addresses are wrong. Raises a
     RemotingCommandException if the reply exceeds the bounds of a name server's route.
     """
-    _check("queues", len(reply.message_queues), MAX_QUEUES)
-    _check("brokers", len({queue.broker.name for queue in reply.message_queues}), MAX_BROKERS)
+    _check("queues", len(reply.message_queues), route.MAX_QUEUES)
+    _check("brokers", len({queue.broker.name for queue in reply.message_queues}), route.MAX_BROKERS)
     for queue in reply.message_queues:
-        _check("addresses of a broker", len(queue.broker.endpoints.addresses), MAX_ADDRESSES)
+        _check("addresses of a broker", len(queue.broker.endpoints.addresses), route.MAX_ADDRESSES)
     candidates = [
         queue
         for queue in reply.message_queues
-        if queue.permission in (pb.WRITE, pb.READ_WRITE) and queue.broker.id == MASTER_ID
+        if queue.permission in (pb.WRITE, pb.READ_WRITE) and queue.broker.id == route.MASTER_ID
     ]
     # The connector cannot send a type that this protocol version does not have.
     known = frozenset(pb.MessageType.values())
     types = {kind for queue in candidates for kind in queue.accept_message_types if kind in known}
     names = sorted(endpoints)
-    return TopicRouteData(
-        queue_datas=tuple(QueueData(name, 1, 1, PERM_READ | PERM_WRITE if candidates else PERM_READ) for name in names),
-        broker_datas=tuple(BrokerData(name, {MASTER_ID: name}) for name in names),
+    return route.TopicRouteData(
+        queue_datas=tuple(
+            route.QueueData(name, 1, 1, route.PERM_READ | route.PERM_WRITE if candidates else route.PERM_READ)
+            for name in names
+        ),
+        broker_datas=tuple(route.BrokerData(name, {route.MASTER_ID: name}) for name in names),
         message_types=frozenset(map(pb.MessageType.Name, types)),
     )
 

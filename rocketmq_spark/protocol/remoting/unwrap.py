@@ -17,13 +17,7 @@ from rocketmq_spark.model.message import Buffer, MessageQueue
 from rocketmq_spark.model.message_ext import MessageExt
 from rocketmq_spark.model.properties import NAME_VALUE_SEPARATOR, PROPERTY_SEPARATOR
 from rocketmq_spark.protocol.compression import COMPRESSED_FLAG, decompress
-from rocketmq_spark.protocol.remoting.records import (
-    MAX_STORED_ROWS,
-    claimed_offset,
-    decode_record_with_text,
-    iter_batch_with_properties,
-    record_at,
-)
+from rocketmq_spark.protocol.remoting import records
 
 # With both bits the body is a batch that consumers split.
 INNER_BATCH: Final = 0xC0
@@ -72,7 +66,7 @@ def messages_of(
         if isinstance(record, Unreadable):
             messages = (record,)
         # The first message of an inner batch has the offset of the batch.
-        elif start - MAX_STORED_ROWS < record.queue_offset < end:
+        elif start - records.MAX_STORED_ROWS < record.queue_offset < end:
             messages = _unpacked(record, queue, decompressed=decompressed, parsed=parsed)
         else:
             following = record.queue_offset + 1
@@ -93,14 +87,14 @@ def _record_at(
 ) -> tuple[int, MessageExt | Unreadable]:
     """Return the length and the message of a record; `following` is its offset if it cannot be decoded."""
     try:
-        record = record_at(data, at)
+        record = records.record_at(data, at)
     except RemotingCommandException as exc:
         reason = f"{exc}; no later message of the broker's answer can be located"
         return len(data) - at, Unreadable(queue, following, end, reason, bytes(data[at:]))
     try:
-        message, topic, properties = decode_record_with_text(record, at)
+        message, topic, properties = records.decode_record_with_text(record, at)
     except RemotingCommandException as exc:
-        offset = claimed_offset(record)
+        offset = records.claimed_offset(record)
         offset = following if offset is None else offset
         return len(record), Unreadable(queue, offset, offset + 1, str(exc), bytes(record))
     # The properties of an inner batch itself are not delivered.
@@ -138,7 +132,7 @@ def _is_inner_batch(record: MessageExt) -> bool:
 def _offsets_of(record: MessageExt) -> int:
     """Return how many offsets a record has in its queue."""
     number = record.properties.get(_INNER_NUM, "") if _is_inner_batch(record) else ""
-    return min(max(int(number), 1), MAX_STORED_ROWS) if re.fullmatch("[0-9]{1,5}", number) else 1
+    return min(max(int(number), 1), records.MAX_STORED_ROWS) if re.fullmatch("[0-9]{1,5}", number) else 1
 
 
 def _unpacked(
@@ -171,7 +165,7 @@ def _unpacked(
         return
     offset = first
     try:
-        for item, properties in iter_batch_with_properties(message.body):
+        for item, properties in records.iter_batch_with_properties(message.body):
             row = replace(message, queue_offset=offset, flag=item.flag, body=item.body, properties=item.properties)
             fault = _properties_fault(properties) if parsed else None
             if fault is None:

@@ -11,27 +11,12 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 from rocketmq_spark import errors
 from rocketmq_spark._version import __version__
+from rocketmq_spark.model import send_result
 from rocketmq_spark.model.credentials import CredentialsProvider
 from rocketmq_spark.model.message import MessageQueue, SendOutcome, SendRequest
 from rocketmq_spark.model.route import MAX_QUEUES, TopicRouteData
-from rocketmq_spark.model.send_result import (
-    TRANSACTION_NOT_TYPE,
-    TRANSACTION_PREPARED_TYPE,
-    TRANSACTION_ROLLBACK_TYPE,
-    EndTransaction,
-    RecallMessage,
-    TransactionCheck,
-    ending,
-)
+from rocketmq_spark.protocol.grpc import messages
 from rocketmq_spark.protocol.grpc._pb import service_pb2 as service
-from rocketmq_spark.protocol.grpc.messages import (
-    encode_send_request,
-    end_transaction_request,
-    outcome_of,
-    recall_message_request,
-    route_of,
-    route_request,
-)
 from rocketmq_spark.protocol.remoting.codes import NO_NAME_SERVER
 from rocketmq_spark.transport.base import Closes, OnCheckTransaction, OnEnd, OnOutcome, ReadTransport, Transport
 from rocketmq_spark.transport.grpc.channels import Channels, root_certificates, target_of
@@ -140,11 +125,11 @@ class GrpcTransport(Closes):
 
         doing = f"sending {batch.rows} rows to {queue}"
         try:
-            body = encode_send_request(request, namespace=self._namespace)
+            body = messages.encode_send_request(request, namespace=self._namespace)
         except errors.RocketMQError as exc:
             telemetry.client.refuse(exc, on_answer)
             return
-        is_half = batch.sys_flag & TRANSACTION_ROLLBACK_TYPE == TRANSACTION_PREPARED_TYPE
+        is_half = batch.sys_flag & send_result.TRANSACTION_ROLLBACK_TYPE == send_result.TRANSACTION_PREPARED_TYPE
         if is_half and self.on_check_transaction is not None:
             telemetry.half_message(batch.topic, request.producer_group)
         telemetry.client.start(request.address, "SendMessage", body, min(timeout, within), on_answer, doing)
@@ -166,7 +151,7 @@ class GrpcTransport(Closes):
             try:
                 reply = self._query_route(client, topic, endpoints[index], share)
                 self._preferred = index
-                return route_of(reply, endpoints)
+                return messages.route_of(reply, endpoints)
             except (*_ANOTHER_MAY_ANSWER, errors.RemotingException) as exc:
                 failures.append(str(exc))
                 last = most_relevant_error(last, exc)
@@ -188,9 +173,9 @@ class GrpcTransport(Closes):
         """Request the route of the queue's topic."""
         self._query_route(self._here().client, queue.topic, address, timeout)
 
-    def end_transaction(self, address: str, request: EndTransaction, timeout: float, on_end: OnEnd) -> None:
+    def end_transaction(self, address: str, request: send_result.EndTransaction, timeout: float, on_end: OnEnd) -> None:
         """Start to commit or roll back a half message (EndTransaction), at the proxy that accepted or checks it."""
-        doing, telemetry = ending(request), self._here()
+        doing, telemetry = send_result.ending(request), self._here()
 
         def on_answer(answer: GrpcAnswer) -> None:
             error = answer.error
@@ -203,22 +188,25 @@ class GrpcTransport(Closes):
             telemetry.client.report(error, answer.signed_by)
             on_end(error)
 
-        message = end_transaction_request(request, self._namespace).SerializeToString()
+        message = messages.end_transaction_request(request, self._namespace).SerializeToString()
         telemetry.client.start(address, "EndTransaction", message, timeout, on_answer, doing)
 
-    def end_transaction_oneway(self, address: str, request: EndTransaction, timeout: float) -> None:
+    def end_transaction_oneway(self, address: str, request: send_result.EndTransaction, timeout: float) -> None:
         """Commit or roll back a half message (EndTransaction), and wait for the reply: gRPC has no one-way calls.
 
         Nothing is sent for an undecided one: a request would end it, and the proxy, which keeps it for 30 s, checks it.
         """
-        if request.commit_or_rollback == TRANSACTION_NOT_TYPE:
+        if request.commit_or_rollback == send_result.TRANSACTION_NOT_TYPE:
             return
-        message, doing = end_transaction_request(request, self._namespace), f"ending transaction {request.msg_id}"
+        message, doing = (
+            messages.end_transaction_request(request, self._namespace),
+            f"ending transaction {request.msg_id}",
+        )
         self._here().client.invoke(address, "EndTransaction", message, service.EndTransactionResponse, timeout, doing)
 
-    def recall_message(self, address: str, request: RecallMessage, timeout: float) -> str:
+    def recall_message(self, address: str, request: send_result.RecallMessage, timeout: float) -> str:
         """Take a delayed message back (RecallMessage), and return its id."""
-        message = recall_message_request(request, self._namespace)
+        message = messages.recall_message_request(request, self._namespace)
         doing = f"recalling a message of topic {request.topic}"
         reply_type = service.RecallMessageResponse
         return self._here().client.invoke(address, "RecallMessage", message, reply_type, timeout, doing).message_id
@@ -240,11 +228,14 @@ class GrpcTransport(Closes):
         return self._live.setdefault(pid, self._new_telemetry()) if telemetry is None else telemetry
 
     def _query_route(self, client: GrpcClient, topic: str, endpoint: str, timeout: float) -> service.QueryRouteResponse:
-        request, doing = route_request(topic, self._namespace, endpoint), f"looking up the route of topic {topic}"
+        request, doing = (
+            messages.route_request(topic, self._namespace, endpoint),
+            f"looking up the route of topic {topic}",
+        )
         reply_type = service.QueryRouteResponse
         return client.invoke(endpoint, "QueryRoute", request, reply_type, timeout, doing, most_parts=_ROUTE_PARTS)
 
-    def _on_check(self, check: TransactionCheck) -> None:
+    def _on_check(self, check: send_result.TransactionCheck) -> None:
         if self.on_check_transaction is not None:
             self.on_check_transaction(check)
 
@@ -255,7 +246,7 @@ def _outcome_of(request: SendRequest, answer: GrpcAnswer) -> SendOutcome:
         try:
             most = _RESULT_PARTS * (request.batch.rows + 1)
             reply = parsed(answer.reply, service.SendMessageResponse, request.address, answer.doing, most)
-            return outcome_of(request, reply, answer.latency_ms, answer.doing)
+            return messages.outcome_of(request, reply, answer.latency_ms, answer.doing)
         except errors.RemotingCommandException as exc:
             error = exc
     return SendOutcome(request.queue, None, error, answer.latency_ms)

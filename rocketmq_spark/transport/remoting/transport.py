@@ -18,21 +18,10 @@ from rocketmq_spark.model.message_ext import MessageExt, PullOutcome, PullReques
 from rocketmq_spark.model.names import AUTO_CREATE_TOPIC
 from rocketmq_spark.model.route import TopicRouteData
 from rocketmq_spark.model.send_result import EndTransaction, RecallMessage, ending
-from rocketmq_spark.protocol.remoting import headers
+from rocketmq_spark.protocol.remoting import headers, responses
 from rocketmq_spark.protocol.remoting.codes import NAME_SERVER_REQUESTS, RequestCode, ResponseCode, broker_error
 from rocketmq_spark.protocol.remoting.command import RemotingCommand
 from rocketmq_spark.protocol.remoting.records import decode_records
-from rocketmq_spark.protocol.remoting.responses import (
-    ClusterInfo,
-    TopicConfig,
-    decode_all_topic_attributes,
-    decode_consumer_list,
-    decode_properties,
-    decode_runtime_info,
-    decode_topic_config,
-    read_long,
-    transaction_check_of,
-)
 from rocketmq_spark.transport.base import Closes, OnCheckTransaction, OnEnd, OnOutcome, OnPulled
 from rocketmq_spark.transport.remoting.client import Namespace, RequestClient
 from rocketmq_spark.transport.remoting.loop import IoLoop
@@ -141,7 +130,7 @@ class RemotingTransport(Closes):
         """Return the names of all topics, or of those in the namespace."""
         return frozenset(self.namespace.members(self.name_servers.topics(timeout)))
 
-    def cluster_info(self, timeout: float) -> ClusterInfo:
+    def cluster_info(self, timeout: float) -> responses.ClusterInfo:
         """Return all brokers and their clusters."""
         return self.name_servers.cluster_info(timeout)
 
@@ -160,13 +149,13 @@ class RemotingTransport(Closes):
 
     def _offset(self, header: headers.RequestHeader, queue: MessageQueue, address: str, timeout: float) -> int:
         command = self.client.call(address, header, timeout, f"{header.code.name} of {queue}")
-        return read_long(command.ext_fields, "offset")
+        return responses.read_long(command.ext_fields, "offset")
 
     def earliest_msg_store_time(self, queue: MessageQueue, address: str, timeout: float) -> int:
         """Return when the queue's oldest message was stored (GET_EARLIEST_MSG_STORETIME); not over a proxy."""
         header = headers.GetEarliestMsgStoreTimeRequestHeader(**_place(queue))
         command = self.client.call(address, header, timeout, f"{header.code.name} of {queue}")
-        return read_long(command.ext_fields, "timestamp")
+        return responses.read_long(command.ext_fields, "timestamp")
 
     def view_message(self, address: str, physical_offset: int, timeout: float, *, topic: str = "") -> MessageExt:
         """Return the message at a commit-log offset (VIEW_MESSAGE_BY_ID); see `Admin.view_message`."""
@@ -216,7 +205,7 @@ class RemotingTransport(Closes):
             if exc.response_code == ResponseCode.SYSTEM_ERROR and any(words in exc.remark for words in _NO_CONSUMER):
                 return ()
             raise
-        return decode_consumer_list(bytes(answer.body))
+        return responses.decode_consumer_list(bytes(answer.body))
 
     def update_consumer_offset(
         self, queue: MessageQueue, group: str, offset: int, address: str, timeout: float
@@ -269,7 +258,7 @@ class RemotingTransport(Closes):
         if command.code != RequestCode.CHECK_TRANSACTION_STATE or on_check is None:
             return False
         try:
-            on_check(self.namespace.unwrap_check(transaction_check_of(address, command)))
+            on_check(self.namespace.unwrap_check(responses.transaction_check_of(address, command)))
             self._checks_work = True
         except Exception:
             # An invalid check or a failing handler must not close the connection. A broker may send any number of
@@ -280,26 +269,26 @@ class RemotingTransport(Closes):
             logger.log(level, text, address, exc_info=level > logging.DEBUG)
         return True
 
-    def topic_config(self, address: str, topic: str, timeout: float) -> TopicConfig:
+    def topic_config(self, address: str, topic: str, timeout: float) -> responses.TopicConfig:
         """Return a topic's configuration on one broker (GET_TOPIC_CONFIG); proxies do not support this request."""
         header, doing = headers.GetTopicConfigRequestHeader(topic=topic), f"reading the configuration of topic {topic}"
-        return self.client.ask(address, header, timeout, doing, decode_topic_config)
+        return self.client.ask(address, header, timeout, doing, responses.decode_topic_config)
 
     def all_topic_attributes(self, address: str, timeout: float) -> Mapping[str, Mapping[str, str] | None]:
         """Return the attributes of all topics of a broker (GET_ALL_TOPIC_CONFIG); None for brokers before 5.0."""
         code, doing = RequestCode.GET_ALL_TOPIC_CONFIG, "looking up the types of a broker's topics"
-        attributes = self.client.ask(address, code, timeout, doing, decode_all_topic_attributes)
+        attributes = self.client.ask(address, code, timeout, doing, responses.decode_all_topic_attributes)
         return {topic: attributes[wired] for topic, wired in self.namespace.members(attributes).items()}
 
     def runtime_info(self, address: str, timeout: float) -> Mapping[str, str]:
         """Return a broker's metrics by name (GET_BROKER_RUNTIME_INFO)."""
         code, doing = RequestCode.GET_BROKER_RUNTIME_INFO, "reading a broker's metrics"
-        return self.client.ask(address, code, timeout, doing, decode_runtime_info)
+        return self.client.ask(address, code, timeout, doing, responses.decode_runtime_info)
 
     def broker_config(self, address: str, timeout: float) -> Mapping[str, str]:
         """Return a broker's settings by name (GET_BROKER_CONFIG); they may include secrets."""
         code, doing = RequestCode.GET_BROKER_CONFIG, "reading a broker's settings"
-        return self.client.ask(address, code, timeout, doing, decode_properties)
+        return self.client.ask(address, code, timeout, doing, responses.decode_properties)
 
     def create_topic(
         self,
