@@ -1,12 +1,10 @@
 """RecordBatch -> MessageBlock: the columns of a write, normalised and checked, without copies of payloads.
 
-Later modules depend neither on a column's Arrow type nor on its existence. A block lists every rule that its rows break
-and raises nothing: the caller decides what happens to bad rows. The table `CARRIED` decides which properties are
-dropped and which rows go as single messages.
-The properties of a message have one order: KEYS, TAGS, WAIT (only ``false``), __SHARDINGKEY, DELAY, TIMER_DELAY_MS,
-TIMER_DELIVER_MS, SPARK_ROW_ID, UNIQ_KEY, then the user's own in the order of the map.
-An empty string in keys or shardingKey counts as null, as in ``Message``'s constructor. An empty string in tags is an
-error, because it could mean the default tag or no tag.
+A block lists every rule that its rows break and raises nothing: the caller decides what happens to bad rows. The table
+`CARRIED` decides which properties are dropped and which rows go as single messages. The properties of a message have
+one order: KEYS, TAGS, WAIT (only ``false``), __SHARDINGKEY, DELAY, TIMER_DELAY_MS, TIMER_DELIVER_MS, SPARK_ROW_ID,
+UNIQ_KEY, then the user's own. An empty string in keys or shardingKey counts as null, as in ``Message``'s constructor;
+in tags it is an error, because it could mean the default tag or no tag.
 """
 
 from __future__ import annotations

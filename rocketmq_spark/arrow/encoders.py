@@ -1,32 +1,8 @@
 """Encodes rows of a block as batch items and property strings, without a Python object per row.
 
-`encode_remoting` follows ``MessageDecoder.encodeMessages``; the tests compare it with `protocol.remoting.records`. An
-item of its batches:
-
-    4  total size      22 + body + properties
-    4  magic           0
-    4  body CRC        0
-    4  flag
-    4  body length
-       body
-    2  properties length
-       properties      in the order of `MessageBlock.properties`
-
-`encode_grpc` makes the field ``messages`` of a SendMessageRequest; the tests compare it with `protocol.grpc.messages`.
-The fields of a message may come in any order, so those of a fixed length stand where they form one frame. A message:
-
-    0A  message
-        0A  topic               { 0A namespace, 12 name }
-        22  body
-        12  user property       { 0A name, 12 value }                              any number
-        1A  system properties
-            0A  tag                                                                if the row has one
-            12  keys                                                               if the row has any
-            1A  message id      34 digits
-            28  body encoding   1 identity, 2 GZIP
-            30  message type    1 NORMAL
-            3A  born timestamp  { 08 seconds, 10 nanoseconds }                     of the record batch
-            42  born host
+`encode_remoting` follows ``MessageDecoder.encodeMessages`` (docs/internals/messages.md#batch). `encode_grpc` makes the
+field ``messages`` of a SendMessageRequest; fields of a fixed length stand together, so that they form one frame. Tests
+compare both with the plain encoders in `protocol`.
 """
 
 from __future__ import annotations

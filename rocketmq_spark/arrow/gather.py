@@ -1,11 +1,8 @@
 """Joins rows of bytes from parts (fixed frames, columns, literals) in one pass into one buffer.
 
-All elements are laid out as one binary array (the vocabulary). numpy computes the order of elements, and a single Arrow
-``take`` copies them in this order. Constants and empty parts are one element each, so nulls need no branch. Rows can
-have any order, so grouping by queue costs nothing extra.
-
-Measured on seven parts of a 100-byte row: 55 ns a row, ``binary_join_element_wise`` 90 ns. Each part costs about 6 ns,
-so neighbouring frames are fused.
+All elements form one binary array (the vocabulary). numpy computes their order, and one Arrow ``take`` copies them:
+55 ns a row with seven parts of a 100-byte row (``binary_join_element_wise``: 90 ns). Each part costs about 6 ns, so
+neighbouring frames are fused. Constants and empty parts are one element each, so nulls need no branch.
 """
 
 from __future__ import annotations

@@ -1,14 +1,8 @@
-"""Hashes of whole columns: Java's string hashes, and those in ``SPARK_ROW_ID``.
+"""Hashes of whole columns: Java's string hashes, and those in ``SPARK_ROW_ID`` (docs/delivery.md#row-ids-and-deduplication).
 
-`rocketmq_spark.model.hashes` computes the same hashes one row at a time. The forms of ``SPARK_ROW_ID`` are:
-
-- ``rowId=true``: ``write id/batch id/partition/row number/hash``, with the hash of the whole row. A retried task gives
-  its rows the same ids if its input has the same order. In another order different rows get different ids.
-- ``rowId=columns:a,b``: ``write id/batch id/hash``, with the 128-bit hash of these columns. Rows that are equal in
-  these columns count as one row when repeats are removed.
-
-The 64-bit hash pads strings with zeros to whole words and joins them. A few numpy operations over all words then
-replace a loop over strings. pyarrow has no such hash, and Python's own is neither stable nor vectorised.
+`rocketmq_spark.model.hashes` computes the same hashes one row at a time. The 64-bit hash pads strings with zeros to
+whole words and joins them, so that a few numpy operations replace a loop over strings. pyarrow has no such hash, and
+Python's own is neither stable nor vectorised.
 """
 
 from __future__ import annotations

@@ -3,8 +3,6 @@
 - A batch has one topic, one queue (or any queue), one ``waitStoreMsgOK``, and bodies that are all compressed or plain.
 - A row is bound to a queue by the hash of its shardingKey (selectors ``hash`` and None), by its queueId (``column``),
   or by a user's class (``module:Class``). The producer chooses the queue of any other row.
-- A topic's queues are looked up only if a row is to be bound. Whether it requires keys is looked up only if a row has
-  no key.
 
 Follows ``SelectMessageQueueByHash.java`` as of 5.x and, for a user's class, ``MessageQueueSelector.java``.
 """

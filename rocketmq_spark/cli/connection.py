@@ -1,10 +1,9 @@
 """The options of all commands about a cluster, and the diagnosis of an unreachable name server.
 
 The name server is that of the command line, else ``NAMESRV_ADDR``, else that of the cluster started with
-``rocketmq-spark cluster up``. Only the servers of that cluster get its keys and certificates. If a server that would
-get a signed request has died, the command fails, because another program may listen at its address.
-
-Results go to stdout. Missing parts of a result go to stderr and make the exit code 1.
+``rocketmq-spark cluster up``. Only the servers of that cluster get its keys and certificates. If one of them has died,
+a command that would sign requests fails, because another program may listen at its address. Results go to stdout.
+Missing parts of a result go to stderr and make the exit code 1.
 """
 
 from __future__ import annotations

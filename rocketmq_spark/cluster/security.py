@@ -2,12 +2,8 @@
 
 The administrator's secret key is random. Servers sign their requests to each other as the administrator; the name
 server has no users. Secrets are in files that only their owner may read, and in no repr, log or command line. The
-private key of the certificate authority is not saved, so the folder is of no use for making another server of the
-cluster.
-
-Keys are unencrypted PKCS#8, the only form that RocketMQ's servers read (``TlsHelper.java``). A certificate is for
-clients and servers, because RocketMQ's servers are clients of each other. Also follows ``AuthConfig.java`` and
-``TlsSystemConfig.java``.
+certificate authority's private key is not saved. Keys are unencrypted PKCS#8 (docs/internals/remoting.md#tls), and a
+certificate is for clients and servers, because RocketMQ's servers are clients of each other.
 """
 
 from __future__ import annotations

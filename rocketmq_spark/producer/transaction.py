@@ -1,12 +1,9 @@
 """Transactions: half messages, the local transactions that decide on them, and the broker's checks.
 
-The local transaction runs only after the broker has stored the half message safely (`SEND_OK`). With any other status
-the message is rolled back. If the local transaction raises or returns no state, the broker checks later.
-
-Unlike Java's, an end is acknowledged: brokers drop one-way ends under load. An end without an acknowledgement is never
-sent again, because a second commit would deliver the message twice. The broker checks instead.
-
-Follows ``DefaultMQProducerImpl.sendMessageInTransaction``, ``endTransaction`` and ``checkTransactionState``.
+The local transaction runs only after the broker has stored the half message safely (`SEND_OK`); otherwise the message
+is rolled back. If it raises or returns no state, the broker checks later. Unlike Java's, an end is acknowledged, and
+never sent again: see docs/internals/messages.md#end_transaction. Follows
+``DefaultMQProducerImpl.sendMessageInTransaction``, ``endTransaction`` and ``checkTransactionState``.
 """
 
 from __future__ import annotations

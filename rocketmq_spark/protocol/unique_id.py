@@ -1,9 +1,8 @@
-"""Generates client message ids (``UNIQ_KEY``) one at a time, for all threads of a process.
+"""Generates client message ids (docs/internals/messages.md#message-ids) one at a time, for all threads of a process.
 
-An id has a prefix of the process and a 48-bit sequence: milliseconds of the month and a counter, which carries into the
-time. A fork and a new month draw a new prefix, so that no id is repeated. Ids for gRPC have 6 random bytes, the process
-id, and a 64-bit sequence that starts at the seconds since 2021. `rocketmq_spark.arrow.encoders` draws ids by the
-thousand. Follows ``MessageClientIDSetter.java``, and ``MessageIdCodec.java`` of the gRPC client.
+A fork and a new month draw a new prefix, so that no id is repeated. Ids for gRPC have 6 random bytes, the process id,
+and a 64-bit sequence that starts at the seconds since 2021. `rocketmq_spark.arrow.encoders` draws ids by the thousand.
+Follows ``MessageClientIDSetter.java``, and ``MessageIdCodec.java`` of the gRPC client.
 """
 
 from __future__ import annotations

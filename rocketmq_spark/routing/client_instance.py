@@ -4,8 +4,7 @@
   next task of a reused Python worker finds open connections.
 - Producers with the same client id and namespace share an instance, and must have equal connection options. (In Java
   the second producer sends through the first one's connections.) The last producer that leaves closes the instance.
-- A group has one producer in an instance, because brokers would replace the first one by a second one.
-- A forked process never uses its parent's instances.
+- A group has one producer in an instance. A forked process never uses its parent's instances.
 
 Follows ``MQClientInstance.java`` and ``MQClientManager.java``.
 """

@@ -1,10 +1,8 @@
 """The route cache of a client instance: the queues of each topic, and the addresses of their brokers.
 
 A topic that the name server does not know gets the queues of ``createTopicKey``, at most ``defaultTopicQueueNums`` per
-broker, until it has a route. Over gRPC it is an error.
-
-Follows ``MQClientInstance.updateTopicRouteInfoFromNameServer`` and ``topicRouteData2TopicPublishInfo``. Unlike in Java,
-errors of name servers become a ``RouteNotFoundException``.
+broker, until it has a route. Over gRPC it is an error. Follows ``MQClientInstance.updateTopicRouteInfoFromNameServer``,
+but errors of name servers become a ``RouteNotFoundException`` (docs/internals/remoting.md#routes).
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """Message trace for the batches of a write: a record for each row, sent by a separate thread.
 
-Tracing never delays or fails a write: batches that arrive too fast are not traced, but counted and logged. Decoding a
-batch row by row costs more than the write itself, so a trace is for looking at single messages.
-
-Follows ``SendMessageTraceHookImpl.java``, whose record of a batch has all ids in one field. Here each row has its own
-record, and is found by its id and its keys.
+Tracing never delays or fails a write: batches that arrive too fast are not traced, but counted and logged. A trace is
+for looking at single messages, because decoding a batch row by row costs more than the write itself. Follows
+``SendMessageTraceHookImpl.java``, but each row has its own record, and is found by its id and its keys.
 """
 
 from __future__ import annotations

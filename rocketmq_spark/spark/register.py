@@ -1,12 +1,10 @@
-"""`register(spark)`: registers the data source with an accumulator, and hooks Spark's writers.
+"""`register(spark)`: registers the data source with an accumulator, and hooks Spark's writers once.
 
-The hooks on ``DataFrameWriter.save`` and ``DataStreamWriter.start`` are installed once, and can be removed.
-
-``save`` gets the mode "append", because a topic can only be appended to. Spark rejects its default mode (error if
-exists) for every Python data source. On classic Spark an explicit ``mode("error")`` looks like the default.
-
-Both activate the writer's session. Classic Spark looks for a Python data source in the active session of the JVM's
-thread (``DataSource.lookupDataSource``). Threads that Py4J starts for Python threads, or after an interrupt, have none.
+``DataFrameWriter.save`` gets the mode "append": Spark rejects its default mode (error if exists) for every Python data
+source, and on classic Spark an explicit ``mode("error")`` looks like the default. ``save`` and
+``DataStreamWriter.start`` activate the writer's session. Classic Spark looks for a Python data source in the active
+session of the JVM's thread (``DataSource.lookupDataSource``); threads that Py4J starts for Python threads, or after an
+interrupt, have none.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
 """The error of each code of a proxy, and of each status of gRPC itself.
 
-If a call has an answer, the answer's code selects the class of the error; if not, gRPC's status does. Where one code
-has several causes, the text of the answer (in any case) selects the class. ``MessageRefusedException`` is only for an
-error of one message: the caller halves the batch to find it.
-
-Follows ``definition.proto`` (Code) and ``ResponseBuilder.java`` of the proxy. The proxy turns every error of a broker
-but flow control into INTERNAL_SERVER_ERROR with the broker's text.
+An answer's code selects the class of the error; without an answer gRPC's status does. Where one code has several
+causes, the text of the answer (in any case) selects the class: the proxy turns every error of a broker but flow control
+into INTERNAL_SERVER_ERROR with the broker's text. ``MessageRefusedException`` is only for an error of one message: the
+caller halves the batch to find it. Follows ``definition.proto`` (Code) and ``ResponseBuilder.java`` of the proxy.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
 """Values of the model as requests of the gRPC protocol, and its answers as values of the model. Pure functions.
 
-A batch that is encoded for gRPC is sent unchanged, unless its born timestamps are too old. Other batches have the
-remoting encoding and are translated for every attempt. A message that the protocol can't carry is rejected before
-anything is sent. The server derives a message's type from its properties, so a message has at most one of shardingKey,
-delay and transaction.
-
-Follows ``SendMessageActivity.java`` and ``GrpcConverter.java`` of the proxy.
+A batch that is encoded for gRPC is sent unchanged, unless its born timestamps are too old. Other batches are translated
+for every attempt. A message that the protocol can't carry is rejected before anything is sent. The server derives a
+message's type from its properties, so a message has at most one of shardingKey, delay and transaction. Follows
+``SendMessageActivity.java`` and ``GrpcConverter.java`` of the proxy.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """Encodes and decodes requests and responses, and finds their frames in received bytes.
 
-This client sends JSON headers. It also reads binary headers, which a server may choose for its own requests. The memory
-of a decoded frame is bounded, because 16 MiB of ``{},`` would become half a gigabyte of objects.
-
-Follows ``RemotingCommand.java``, ``RocketMQSerializable.java`` and ``NettyDecoder.java``.
+The memory of a decoded frame is bounded, because 16 MiB of ``{},`` would become half a gigabyte of objects. Follows
+``RemotingCommand.java``, ``RocketMQSerializable.java`` and ``NettyDecoder.java`` (docs/internals/remoting.md#frames).
 """
 
 # Frame                                   | Binary header, type 1

@@ -1,11 +1,8 @@
 """Decodes the headers and bodies of servers' answers, and a broker's check of a transaction.
 
-Unknown fields are ignored, and nothing is filtered: read-only queues and brokers without a master are kept. The number
-of brokers, queues and names is bounded. A RemotingCommandException names a field that is missing, invalid, or too
-large.
-
-Follows the ``*ResponseHeader.java`` classes, ``TopicRouteData.java``, ``TopicConfig.java`` and ``TopicAttributes.java``
-(docs/internals/remoting.md#routes).
+Unknown fields are ignored; nothing is filtered. The number of brokers, queues and names is bounded. A
+RemotingCommandException names a field that is missing, invalid, or too large. Follows the ``*ResponseHeader.java``
+classes, ``TopicRouteData.java`` and ``TopicConfig.java`` (docs/internals/remoting.md#routes).
 """
 
 from __future__ import annotations

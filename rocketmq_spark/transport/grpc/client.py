@@ -1,11 +1,9 @@
-"""Calls to proxies, with a blocking wait or with a callback.
+"""Calls to proxies, with a blocking wait or with a callback. gRPC's failures become the package's errors here.
 
 Callbacks run on one thread of this client. gRPC calls back on the thread that reads a connection, or inside a starting
-call that already failed. There the ended call is only put into a queue. The code that removes a call from the table of
-calls in flight reports its end, so each call ends once. gRPC's failures become the package's errors here.
-
-A client belongs to the process that created it, and opens nothing before its first call. An unclosed client stays
-referenced, because its collection in a forked child would cancel calls and close channels of the parent.
+call that already failed; there the ended call is only put into a queue. The code that removes a call from the table of
+calls in flight reports its end, so each call ends once. An unclosed client stays referenced, because its collection in
+a forked child would cancel calls and close channels of the parent.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
 """The streams over which proxies check transactions. Follows ``ClientSessionImpl.java``.
 
 The first half message opens a stream to every endpoint, because brokers may send checks through any proxy. A stream
-that ends is reopened after a second. Unknown commands and a handler's exception do not end it.
-
-A proxy uses the topic's name as producer group, and sends checks to any client whose settings name the topic, also for
-other clients' half messages. A check names no group, so it goes to the group that last sent a half message to that
-topic from here. All senders of half messages to one topic must therefore know each other's transactions.
+that ends is reopened after a second. A proxy uses the topic's name as producer group, and sends checks to any client
+whose settings name the topic, also for other clients' half messages. A check names no group, so it goes to the group
+that last sent a half message to that topic from here: all senders of half messages to one topic must know each other's
+transactions.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
 """The one thread that serves all connections of a transport: its own thread, or a caller's that polls.
 
-The thread starts with the first request. It sleeps until a socket is ready, a deadline is due or another thread wakes
-it, and serves each socket with one sendmsg and a few reads per turn. Only this thread changes the selector, closes
-sockets and calls callbacks, and never under a lock.
-
-The loop bounds connections, and bytes of incomplete frames, over all servers. A forked child cannot use it: the child
-shares sockets and selector, and a byte written or an epoll_ctl call there would damage the parent's connections.
+It sleeps until a socket is ready, a deadline is due or another thread wakes it, and serves each socket with one sendmsg
+and a few reads per turn. Only this thread changes the selector, closes sockets and calls callbacks, and never under a
+lock. The loop bounds connections, and bytes of incomplete frames, over all servers. A forked child cannot use it,
+because a byte written or an epoll_ctl call there would damage the parent's connections.
 """
 
 from __future__ import annotations
