@@ -1,9 +1,8 @@
 """Checks whole columns against the rules of all brokers, and those that proxies add over gRPC.
 
-A check first screens its column with one cheap pass, and searches only a column that fails for the invalid rows.
-It returns all rows that break a rule; the caller raises, skips or diverts them.
-
-Follows ``Validators.java`` and ``Message.putUserProperty``. Further rules keep a row from corrupting its neighbours.
+A check first screens its column with one cheap pass, and searches only a column that fails for the invalid rows. It
+returns all rows that break a rule; the caller raises, skips or diverts them. Follows ``Validators.java`` and
+``Message.putUserProperty``. Further rules keep a row from corrupting its neighbours.
 """
 
 from __future__ import annotations

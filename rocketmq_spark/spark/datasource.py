@@ -53,14 +53,8 @@ class RocketMQDataSource(DataSource):
     When a write returns, a broker has stored and acknowledged (``SEND_OK``) every row. Otherwise the write fails, and
     says which rows and why. A retry may store a row twice. Only ``sendMode=oneway`` promises nothing.
 
-    **Columns of a write**: ``body`` (string or binary, required; ``value`` is an alias), ``topic``, ``tags``, ``keys``,
-    ``properties`` (map of strings), ``flag`` (int), ``shardingKey`` (same key, same queue), ``queueId`` and
-    ``brokerName`` (with ``queueSelector=column``), ``delayTimeLevel``, ``delayMs`` or ``deliverTime``, and
-    ``waitStoreMsgOK`` (boolean). Any other column is an error.
-
-    **Options** are in `rocketmq_spark.options.sink.SINK_OPTIONS` and `rocketmq_spark.options.source.SOURCE_OPTIONS`.
-    Names are case-insensitive; an unknown one is an error. A write needs ``nameServer``, or ``endpoints`` for gRPC. A
-    read needs ``nameServer`` and one of ``subscribe``, ``subscribePattern`` and ``assign``.
+    docs/writing.md#columns has the columns of a write, and docs/options.md all options. Names are case-insensitive; an
+    unknown option or column is an error.
 
     >>> metrics = rocketmq_spark.register(spark)
     >>> df.write.format("rocketmq").option("nameServer", "127.0.0.1:9876").option("topic", "orders").save()

@@ -36,14 +36,14 @@ from rocketmq_spark.testing.scripted_broker import (
     take_reply,
     with_broker,
 )
-from rocketmq_spark.transport.base import OnCheckTransaction, OnEnd, OnOutcome, OnPulled
+from rocketmq_spark.transport.base import Closes, OnCheckTransaction, OnEnd, OnOutcome, OnPulled
 
 __all__ = ["ManualClock", "PullReply", "Reply", "ScriptedTransport", "route"]
 
 logger = logging.getLogger("rocketmq_spark.transport")
 
 
-class ScriptedTransport:
+class ScriptedTransport(Closes):
     """Implements all interfaces of `transport.base` in memory.
 
     * `routes`: the route of each topic. Tests may change the attribute, which is a copy.
@@ -106,12 +106,6 @@ class ScriptedTransport:
     def __repr__(self) -> str:
         state = "closed" if self.closed else "threaded" if self._deliveries.threaded else "by hand"
         return f"<ScriptedTransport {state}, {len(self.requests)} requests, {self.in_flight} in flight>"
-
-    def __enter__(self) -> ScriptedTransport:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     @property
     def closed(self) -> bool:

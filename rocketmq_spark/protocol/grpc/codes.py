@@ -13,14 +13,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 from rocketmq_spark import errors
 from rocketmq_spark.model.message import SendStatus
-from rocketmq_spark.protocol.remoting.codes import (
-    KEY_MISSING,
-    NEEDS_KEYS,
-    NO_RIGHT,
-    PASSING_TROUBLE,
-    AnswerCode,
-    access_hint,
-)
+from rocketmq_spark.protocol.remoting import codes
 from rocketmq_spark.protocol.remoting.command import shortened
 from rocketmq_spark.protocol.tls import MUST_NAME, NOT_TRUSTED, OUT_OF_DATE, SPEAKS_NO_TLS, TOO_OLD, other_name
 
@@ -54,7 +47,7 @@ _RECALL: Final = "brokers allow it with recallMessageEnable=true"
 _TRANSACTION: Final = "a transaction ends once, within 30 s, at the proxy of its half message; then the broker asks"
 
 
-class Code(AnswerCode):
+class Code(codes.AnswerCode):
     """The codes of ``definition.proto``. Their hundreds are HTTP's, and select the class if a row has None."""
 
     CODE_UNSPECIFIED = 0
@@ -148,9 +141,9 @@ _WORDS: Final = (
     # The proxy does not know the topic (yet). Without this word the types do conflict.
     _Words(Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE, "unspecified", errors.TopicRouteStaleException, _NO_SUCH),
     # 5.5.0 has one code for an unknown user and for a missing right.
-    _Words(Code.UNAUTHORIZED, NO_RIGHT, errors.MQBrokerException),
+    _Words(Code.UNAUTHORIZED, codes.NO_RIGHT, errors.MQBrokerException),
     _Words(Code.FORBIDDEN, "no writable queue", errors.TopicRouteStaleException, _NO_QUEUE),
-    *(_Words(Code.INTERNAL_SERVER_ERROR, fragment, error) for fragment, error in PASSING_TROUBLE),
+    *(_Words(Code.INTERNAL_SERVER_ERROR, fragment, error) for fragment, error in codes.PASSING_TROUBLE),
     # The permission bits of the broker or topic have changed since the proxy read its route.
     _Words(Code.INTERNAL_SERVER_ERROR, "] sending message is forbidden", errors.TopicRouteStaleException, _NO_QUEUE),
     # The request is invalid, so a retry would fail, too.
@@ -159,7 +152,7 @@ _WORDS: Final = (
         Code.INTERNAL_SERVER_ERROR, "delayed messages are not supported for batching", errors.MessageRefusedException
     ),
     _Words(Code.INTERNAL_SERVER_ERROR, "the message is illegal", errors.MessageRefusedException),
-    _Words(Code.INTERNAL_SERVER_ERROR, KEY_MISSING.lower(), errors.MessageRefusedException, NEEDS_KEYS),
+    _Words(Code.INTERNAL_SERVER_ERROR, codes.KEY_MISSING.lower(), errors.MessageRefusedException, codes.NEEDS_KEYS),
     _Words(Code.INTERNAL_SERVER_ERROR, "recall handle is invalid", errors.MQBrokerException),
     _Words(Code.INTERNAL_SERVER_ERROR, "operation is forbidden", errors.MQBrokerException, _RECALL),
     _Words(Code.INTERNAL_SERVER_ERROR, "cannot found transaction data", errors.MQBrokerException, _TRANSACTION),
@@ -228,7 +221,11 @@ def proxy_error(code: int, message: str, address: str, doing: str) -> errors.MQB
     text = message.lower()
     words = next((words for words in _WORDS if words.code == code and words.fragment in text), None)
     error = words.error if words else _class_of(code)
-    hint = (words.hint if words else "") or access_hint(error, message) or (_CODES[code].hint if code in _CODES else "")
+    hint = (
+        (words.hint if words else "")
+        or codes.access_hint(error, message)
+        or (_CODES[code].hint if code in _CODES else "")
+    )
     message = shortened(message)
     text = f"{doing}: {address} answered {code} {code_name(code)}: {message or '(no message)'}"
     return error(f"{text} ({hint})" if hint else text, int(code), message, address)
