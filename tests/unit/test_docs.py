@@ -63,9 +63,9 @@ def test_heading_anchors_follow_the_rules_of_code_hosts(tmp_path: Path) -> None:
 
 
 def test_every_page_is_in_the_index() -> None:
-    docs = ROOT / "docs"
-    listed = {target.partition("#")[0] for target in links(docs / "README.md")}
-    assert listed == {path.relative_to(docs).as_posix() for path in docs.rglob("*.md")} - {"README.md"}
+    listed = {target.partition("#")[0] for target in links(ROOT / "docs" / "README.md")}
+    folder = ROOT / "docs"
+    assert listed == {path.relative_to(folder).as_posix() for path in folder.rglob("*.md")} - {"README.md"}
 
 
 def option_names(tree: ast.AST) -> Iterator[str]:
