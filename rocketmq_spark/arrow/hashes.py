@@ -175,11 +175,8 @@ class RowIds:
         return _property([Frame(f"{self.write_id}/{self.batch_id}/".encode())], halves)
 
     def of_content(self, first_row: int, *content: Any) -> Property:
-        """Return the ids of rows by place, with the hashes of their `content` (see `content_hashes`)."""
-        return self.of_rows(content_hashes(self.workspace, *content), first_row)
-
-    def of_rows(self, hashes: Hashes, first_row: int) -> Property:
-        """Return the ids of the rows from number `first_row` on, whose content has `hashes`."""
+        """Return the ids of the rows from number `first_row` on, with the hashes of their `content`."""
+        hashes = content_hashes(self.workspace, *content)
         numbers = decimals(np.arange(first_row, first_row + len(hashes)))
         assert numbers is not None, "no rows"
         place = f"{self.write_id}/{self.batch_id}/{self.partition_id}/".encode()

@@ -77,8 +77,7 @@ class Watchdog:
     """Kills the added processes, and removes the folder `remove`, when this process ends without `release`.
 
     A shell in its own session reads a pipe that only this process writes to, and acts at its end, also after SIGKILL.
-    ``PR_SET_PDEATHSIG`` would not do: it is Linux only, needs a ``preexec_fn`` (unsafe with threads), and fires when
-    the *thread* that started the process ends.
+    ``PR_SET_PDEATHSIG`` is Linux only, needs a ``preexec_fn``, and fires when the *thread* that started it ends.
     """
 
     def __init__(self, remove: Path | None = None) -> None:

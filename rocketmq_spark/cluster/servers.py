@@ -18,14 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Final
 
-from rocketmq_spark.cluster.config import (
-    pick_broker_ports,
-    pick_port,
-    properties_of,
-    properties_text,
-    render,
-    require_free,
-)
+from rocketmq_spark.cluster import config
 from rocketmq_spark.cluster.probe import Probe
 from rocketmq_spark.cluster.process import PORT_TAKEN, ServerProcess, Watchdog
 from rocketmq_spark.cluster.security import Security, write_private
@@ -106,7 +99,7 @@ class Server(ServerProcess, ABC):
         """Write its configuration and start its JVM; returns at once."""
         (self.folder / "tmp").mkdir(parents=True, exist_ok=True)
         self.folder.chmod(0o700)
-        (self.folder / "logback.xml").write_text(render("logback.xml"), encoding="utf-8")
+        (self.folder / "logback.xml").write_text(config.render("logback.xml"), encoding="utf-8")
         self._env = {
             **{name: value for name, value in os.environ.items() if name not in ("NAMESRV_ADDR", "RMQ_PROXY_HOME")},
             "CLASSPATH": os.pathsep.join(map(str, self._site.jars)),
@@ -127,8 +120,8 @@ class Server(ServerProcess, ABC):
             f"-Drmq.logback.configurationFile={self.folder / 'logback.xml'}",
         ]
         options = [*memory, *_EVERY_JVM, *own, *site.security.jvm_options, *site.jvm_options]
-        option, config = self._CONFIG
-        return [str(site.java), *options, f"org.apache.rocketmq.{self._MAIN}", option, str(self.folder / config)]
+        option, file = self._CONFIG
+        return [str(site.java), *options, f"org.apache.rocketmq.{self._MAIN}", option, str(self.folder / file)]
 
     def await_ready(self, deadline: float, *, keep_ports: bool = False) -> None:
         """Wait until it is ready, or raise a ClusterError with the reason; `deadline` is monotonic seconds."""
@@ -196,17 +189,17 @@ class NameServer(Server):
         super().__init__(site, "namesrv")
         self._named = port
         if port is not None:
-            require_free(port, f"port={port}")
+            config.require_free(port, f"port={port}")
         self._choose_ports()
 
     def _choose_ports(self) -> bool:
-        self._port = self._named or pick_port(self._site.ports)
+        self._port = self._named or config.pick_port(self._site.ports)
         self._set_ports(self._port)
         self._site.name_server = self.address
         return self._named is None
 
     def _configuration(self) -> str:
-        return render("namesrv.conf", port=self._port)
+        return config.render("namesrv.conf", port=self._port)
 
     def _ask(self) -> None:
         self._site.probe.registered_brokers(self.address)
@@ -235,18 +228,18 @@ class Broker(Server):
     @property
     def properties(self) -> dict[str, str]:
         """Its configuration without access control; the user's properties take precedence."""
-        text = render(
+        text = config.render(
             "broker.conf", name=self.name, name_server=self._site.name_server, port=self._port, ha_port=self._ha_port
         )
-        return {**properties_of(text), **self._overrides}
+        return {**config.properties_of(text), **self._overrides}
 
     def _choose_ports(self) -> bool:
-        self._port, self._ha_port = pick_broker_ports(self._site.ports, self._overrides)
+        self._port, self._ha_port = config.pick_broker_ports(self._site.ports, self._overrides)
         self._set_ports(self._port, self._port - 2, self._ha_port)
         return "listenPort" not in self._overrides or "haListenPort" not in self._overrides
 
     def _configuration(self) -> str:
-        return properties_text({**self.properties, **self._site.security.broker_properties})
+        return config.properties_text({**self.properties, **self._site.security.broker_properties})
 
     def _ask(self) -> None:
         probe, name_server = self._site.probe, self._site.name_server
@@ -304,11 +297,14 @@ class Proxy(Server):
     def properties(self) -> dict[str, object]:
         """Its configuration without access control; the user's properties take precedence."""
         ports = {"grpc_port": self._grpc_port, "remoting_port": self._port}
-        return {**json.loads(render("proxy.json", name_server=self._site.name_server, **ports)), **self._overrides}
+        return {
+            **json.loads(config.render("proxy.json", name_server=self._site.name_server, **ports)),
+            **self._overrides,
+        }
 
     def _choose_ports(self) -> bool:
-        self._grpc_port = pick_port(self._site.ports)
-        self._port = pick_port(self._site.ports | {self._grpc_port})
+        self._grpc_port = config.pick_port(self._site.ports)
+        self._port = config.pick_port(self._site.ports | {self._grpc_port})
         self._set_ports(self._grpc_port, self._port)
         return True
 

@@ -164,8 +164,7 @@ class StateFile:
 def process_start(pid: int) -> str | None:
     """Return the start time of a process in the system's format, or None if it has ended or is a zombie.
 
-    Without ``/proc`` (macOS) the resolution is a second. That is enough, because a pid is reused only after the end of
-    its process.
+    Without ``/proc`` (macOS) the resolution is a second, which suffices, because a pid is reused only after its end.
     """
     if Path("/proc/self/stat").exists():
         fields = _proc_stat(pid)

@@ -9,12 +9,10 @@ import enum
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from operator import index
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import rocketmq_spark.model.properties as const
-
-if TYPE_CHECKING:
-    from rocketmq_spark.errors import RocketMQError
+from rocketmq_spark.errors import RocketMQError
 
 Buffer: TypeAlias = "bytes | memoryview"
 

@@ -11,27 +11,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-import rocketmq_spark.options.kinds as kinds
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model.names import effective_namespace
+from rocketmq_spark.options import kinds
 from rocketmq_spark.options.connection import (
     GRPC,
     GRPC_DEFAULTS,
     refused_over_grpc,
     security_contradictions,
     transport_of,
-)
-from rocketmq_spark.options.kinds import (
-    BOOLEAN,
-    INSTANCE_NAME,
-    INT_MAX,
-    MIB,
-    PRODUCER,
-    option,
-    option_text,
-    parse_environment,
-    parse_one,
-    specs_of,
 )
 from rocketmq_spark.options.sink import SendOptions
 
@@ -46,30 +34,31 @@ class ProducerOptions(SendOptions):
     """The properties of one producer. Times are milliseconds, sizes bytes."""
 
     # fmt: off
-    topics: tuple[str, ...] = option("topics", (), kinds.ValueKind("a name, or several as a list", str),
+    topics: tuple[str, ...] = kinds.option("topics", (), kinds.ValueKind("a name, or several as a list", str),
         "Topics whose routes the producer looks up at its start. A missing topic is logged.", section="topics")
-    retry_response_codes: tuple[int, ...] = option("retryResponseCodes", tuple(sorted(RETRY_RESPONSE_CODES)),
+    retry_response_codes: tuple[int, ...] = kinds.option("retryResponseCodes", tuple(sorted(RETRY_RESPONSE_CODES)),
         kinds.ValueKind("ascending broker codes", kinds.ladder(strictly=True).parse),
         "Response codes after which `send` tries another broker. Over gRPC also 40300, 40402, 40800, 42900, 50000, "
         "50001 and 50400. `add_retry_response_code` adds one.", section="codes")
-    enable_backpressure_for_async_mode: bool = option("enableBackpressureForAsyncMode", False, BOOLEAN,
+    enable_backpressure_for_async_mode: bool = kinds.option("enableBackpressureForAsyncMode", False, kinds.BOOLEAN,
         "Let `send_async` wait while one of the two limits below is reached.", section="window")
-    back_pressure_for_async_send_num: int = option("backPressureForAsyncSendNum", 1024, kinds.integer(1),
+    back_pressure_for_async_send_num: int = kinds.option("backPressureForAsyncSendNum", 1024, kinds.integer(1),
         "Maximum number of messages of `send_async` in flight, at least 10. The default is that of Java 5.5.0; it was "
         "10000 until 5.3.3.")
-    back_pressure_for_async_send_size: int = option("backPressureForAsyncSendSize", 100 * MIB, kinds.size(1, INT_MAX),
+    back_pressure_for_async_send_size: int = kinds.option("backPressureForAsyncSendSize", 100 * kinds.MIB,
+        kinds.size(1, kinds.INT_MAX),
         "Maximum number of bytes of `send_async` in flight, at least 1 MiB.")
-    client_callback_executor_threads: int = option("clientCallbackExecutorThreads", 0, kinds.integer(0),
+    client_callback_executor_threads: int = kinds.option("clientCallbackExecutorThreads", 0, kinds.integer(0),
         "Number of threads for the callbacks of `send_async`. 0: one per processor.")
-    trace_msg_batch_num: int = option("traceMsgBatchNum", 10, kinds.integer(1),
+    trace_msg_batch_num: int = kinds.option("traceMsgBatchNum", 10, kinds.integer(1),
         "Maximum number of messages in one trace message.", section="trace")
-    instance_name: str = option("instanceName", "DEFAULT", INSTANCE_NAME,
+    instance_name: str = kinds.option("instanceName", "DEFAULT", kinds.INSTANCE_NAME,
         "Second part of the client id. DEFAULT: a unique name. Producers with the same client id share connections and "
         "routes, and their connection options must be equal.", section="instance")
     # fmt: on
 
 
-_SPECS: Final = specs_of(ProducerOptions, PRODUCER)
+_SPECS: Final = kinds.specs_of(ProducerOptions, kinds.PRODUCER)
 _FIELD_OF: Final = {spec.name: spec.field for spec in _SPECS}
 # The names are those in Python, also in the texts.
 PRODUCER_OPTIONS: Final = tuple(
@@ -92,11 +81,11 @@ def producer_options(properties: Mapping[str, Any], environ: Mapping[str, str]) 
         codes = tuple(sorted(RETRY_RESPONSE_CODES | GRPC_RETRY_RESPONSE_CODES))
         values = {**GRPC_DEFAULTS, "retry_response_codes": codes, **values}
     else:
-        values |= parse_environment(PRODUCER_OPTIONS, values, environ)
+        values |= kinds.parse_environment(PRODUCER_OPTIONS, values, environ)
     values["namespace"] = effective_namespace(values.get("namespace"), values.get("name_server", ()))
     parsed = ProducerOptions.of(**values)
     if parsed.over_grpc:
-        for refused in refused_over_grpc(parsed, option_text(properties["endpoints"]), str):
+        for refused in refused_over_grpc(parsed, kinds.option_text(properties["endpoints"]), str):
             raise OptionError(refused)
     for contradiction in security_contradictions(parsed.connection, str):
         raise OptionError(contradiction)
@@ -110,4 +99,4 @@ def _checked(name: str, value: Any) -> Any:
         raise OptionError(f"unknown property {name!r}: {hint}")
     if name == "topics":
         return (value,) if isinstance(value, str) else tuple(value)
-    return parse_one(_SPEC_OF[name], value, name, "property")
+    return kinds.parse_one(_SPEC_OF[name], value, name, "property")

@@ -14,15 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias, TypeVar
 
-from rocketmq_spark.errors import (
-    BrokerBusyException,
-    MQBrokerException,
-    OptionError,
-    ReadError,
-    RemotingException,
-    RemotingTooMuchRequestException,
-    RocketMQError,
-)
+from rocketmq_spark import errors
 from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.model.message_ext import PullOutcome, PullRequest, PullStatus, PullTarget
 from rocketmq_spark.options.offsets import EARLIEST, LATEST, OffsetSpec
@@ -75,7 +67,7 @@ class OffsetResolver:
             while True:
                 try:
                     outcome = self._pulled(queue, offset, address, timeout)
-                except BrokerBusyException:
+                except errors.BrokerBusyException:
                     # The task waits for the broker. A slave without slaveReadEnable is always busy.
                     return offset
                 if outcome.status is PullStatus.FOUND:
@@ -101,7 +93,7 @@ class OffsetResolver:
                 return self._patiently(
                     queue, lambda _, address, __: self.queues.config(queue, address).compacted, trusted=False
                 )
-            except MQBrokerException as exc:
+            except errors.MQBrokerException as exc:
                 if place(queue) not in self._unknown:
                     self._unknown.add(place(queue))
                     logger.warning("reading %s: unknown if compacted, missing offsets are lost data: %s", queue, exc)
@@ -115,33 +107,35 @@ class OffsetResolver:
 
     def once(
         self, queues: Sequence[MessageQueue], ask: _Ask[_T], *, trusted: bool = False
-    ) -> tuple[dict[MessageQueue, tuple[_T, str]], dict[MessageQueue, RocketMQError]]:
+    ) -> tuple[dict[MessageQueue, tuple[_T, str]], dict[MessageQueue, errors.RocketMQError]]:
         """Send one request about each queue, and return the answers with the brokers' addresses, and the errors.
 
         With `trusted` only brokers are used that `TopicQueues.trusts`. A broker that did not answer gets no second
         request, and after ``readTimeoutMs`` no broker gets one.
         """
-        silent: dict[str, RocketMQError] = {}
+        silent: dict[str, errors.RocketMQError] = {}
         patience = self.options.read_timeout_ms / 1000
         gives_up = min(self.clock() + patience, self.queues.deadline.at)
 
-        def ask_once(queue: MessageQueue) -> tuple[_T, str] | RocketMQError:
+        def ask_once(queue: MessageQueue) -> tuple[_T, str] | errors.RocketMQError:
             address = ""
             if self.clock() > gives_up:
-                return RemotingTooMuchRequestException(f"{queue}: not asked, other queues took {patience:g} s")
+                return errors.RemotingTooMuchRequestException(f"{queue}: not asked, other queues took {patience:g} s")
             try:
                 address = self.queues.address(queue, trusted=trusted)
                 return silent.get(address) or (self._answer(queue, address, ask, trusted=trusted), address)
-            except RocketMQError as exc:
-                if isinstance(exc, RemotingException):
+            except errors.RocketMQError as exc:
+                if isinstance(exc, errors.RemotingException):
                     silent[address] = exc
                 if exc.retriable and not exc.flow_control:
                     self.queues.failed(queue, address)
                 return exc
 
         results = in_parallel(queues, ask_once)
-        errors = {queue: result for queue, result in results.items() if isinstance(result, RocketMQError)}
-        return {queue: result for queue, result in results.items() if not isinstance(result, RocketMQError)}, errors
+        failures = {queue: result for queue, result in results.items() if isinstance(result, errors.RocketMQError)}
+        return {
+            queue: result for queue, result in results.items() if not isinstance(result, errors.RocketMQError)
+        }, failures
 
     def _answer(self, queue: MessageQueue, address: str, ask: _Ask[_T], *, trusted: bool) -> _T:
         answer = ask(queue, address, self.queues.deadline.limit(self.queues.timeout))
@@ -216,7 +210,7 @@ class OffsetResolver:
         offsets = self.at(times)
         missing = [queue for queue, offset in offsets.items() if offset is None]
         if missing and options.starting_offsets_by_timestamp_strategy == "error":
-            raise OptionError(
+            raise errors.OptionError(
                 f"no message is as young as the starting timestamp {times[missing[0]]} in {missing[0]} and "
                 f"{len(missing) - 1} other queues: give an earlier one, or begin at the end of such queues with "
                 "startingOffsetsByTimestampStrategy=latest"
@@ -251,8 +245,8 @@ class OffsetResolver:
         compacted = self._compacted(filled)
         plain = [queue for queue in filled if queue not in compacted]
         # One request is enough, because a task also reports missing offsets. An absent master delays no other queue.
-        answers, errors = self.once(plain, self.transport.min_offset, trusted=True)
-        for error in errors.values():
+        answers, failures = self.once(plain, self.transport.min_offset, trusted=True)
+        for error in failures.values():
             if not error.retriable:
                 raise error
         earliest = {queue: offset for queue, (offset, _) in answers.items()}
@@ -300,13 +294,13 @@ class OffsetResolver:
             try:
                 address = self.queues.address(queue, trusted=trusted)
                 return self._answer(queue, address, ask, trusted=trusted)
-            except RocketMQError as exc:
+            except errors.RocketMQError as exc:
                 if not exc.retriable:
                     raise
                 # The last request to the master may take this long, before the one to a slave.
                 more = 2 * self.queues.timeout if self.queues.has_slave(queue) else 0.0
                 if self.clock() > min(gives_up + more, self.queues.deadline.at):
-                    raise ReadError(
+                    raise errors.ReadError(
                         f"asking for the offsets of {queue}: no broker answered within "
                         f"readTimeoutMs={options.read_timeout_ms}. The last try: {exc}"
                     ) from exc
@@ -328,11 +322,11 @@ def _covering(queues: Sequence[MessageQueue], values: Mapping[MessageQueue, int]
     missing = [queue for queue in queues if queue not in values]
     if missing:
         numbers = "" if option.endswith("ByTimestamp") else " (-2 is the earliest offset, -1 the latest)"
-        raise OptionError(
+        raise errors.OptionError(
             f"{option} names some queues and not {', '.join(map(str, missing[:5]))}"
             f"{' and others' if len(missing) > 5 else ''}: name every queue{numbers}, or select queues with assign"
         )
     gone = sorted(values.keys() - set(queues))
     if gone:
-        raise OptionError(f"{option} names {', '.join(map(str, gone[:5]))}, which can't be read: {UNROUTED}")
+        raise errors.OptionError(f"{option} names {', '.join(map(str, gone[:5]))}, which can't be read: {UNROUTED}")
     return {queue: values[queue] for queue in queues}

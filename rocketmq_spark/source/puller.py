@@ -1,9 +1,8 @@
 """Pulls the messages of offset ranges, with many requests in flight: a broker returns at most 32 messages at a time.
 
-One thread does everything; the transport sends and receives while it waits. The results of a queue cover its range from
-start to end, in order; missing messages appear as an empty body. Requests of a queue overlap only where the last answer
-shows what the next will hold: not with a filter, and not where a broker returns whole batches. Answers in memory are
-bounded: one that would exceed the bound behind others is dropped, and pulled again.
+One thread does everything. The results of a queue cover its range in order; missing messages appear as an empty body.
+Requests of a queue overlap only where the last answer shows what the next will hold: not with a filter, and not where a
+broker returns whole batches. An answer that would exceed the memory bound behind others is dropped, and pulled again.
 
 With a filter, an answer does not distinguish deleted messages from rejected ones. So the first skipped message is
 pulled again without the filter, once a second and at the end of the range. A broker deletes the oldest messages first:

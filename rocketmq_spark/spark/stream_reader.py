@@ -1,11 +1,9 @@
 """The reader of ``spark.readStream``: offsets that Spark keeps in its checkpoint, and the ranges of each micro-batch.
 
 An offset names every queue that was ever seen, so that none is read twice. A new queue is read from its earliest
-message. A queue without an answer stays where it is, and the others continue; after ``readTimeoutMs`` it is an error.
-
-A repeated micro-batch reads the same messages. Spark stores only the end of a micro-batch, so this offset also has the
-beginnings of the queues that are new in it. Spark asks for the start of a query's first micro-batch each time it plans
-it. Follows ``KafkaMicroBatchStream.scala``.
+message. A queue without an answer stays where it is; after ``readTimeoutMs`` it is an error. A repeated micro-batch
+reads the same messages: Spark stores only the end of a micro-batch, so this offset also has the beginnings of the
+queues that are new in it. Follows ``KafkaMicroBatchStream.scala``.
 """
 
 from __future__ import annotations

@@ -13,13 +13,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
-from rocketmq_spark.errors import (
-    MQBrokerException,
-    MQClientException,
-    RemotingSendRequestException,
-    RemotingTimeoutException,
-    RocketMQError,
-)
+from rocketmq_spark import errors
 from rocketmq_spark.model.message import Message, MessageQueue, SendOutcome, SendRequest
 from rocketmq_spark.model.message_ext import MessageExt, PullOutcome, PullRequest, PullStatus
 from rocketmq_spark.model.route import QueueData, TopicRouteData
@@ -62,8 +56,6 @@ class ScriptedTransport(Closes):
         transport.advance(0.2)
         assert outcomes[1].latency_ms == 200.0
         assert [message.body for message in transport.stored[to_a.queue]] == [b"..."]
-
-    With ``threaded=True`` and ``transport.always["a"] = Reply(silent=True)`` every send times out, in real time.
     """
 
     def __init__(
@@ -81,7 +73,7 @@ class ScriptedTransport(Closes):
         self.always_pull: dict[MessageQueue, PullReply] = {}
         self._sends: dict[str, deque[Reply | Callable[[SendRequest], Reply]]] = defaultdict(deque)
         self._pulls: dict[MessageQueue, deque[PullReply | Callable[[PullRequest], PullReply]]] = defaultdict(deque)
-        self._failures: dict[str, deque[RocketMQError]] = defaultdict(deque)
+        self._failures: dict[str, deque[errors.RocketMQError]] = defaultdict(deque)
         # Every call, in order: sends with an outcome, one-way sends, pulls, and all others as name and arguments
         # without the timeout.
         self.requests: list[SendRequest] = []
@@ -132,10 +124,10 @@ class ScriptedTransport(Closes):
         with self._changed:
             self._pulls[queue].extend(replies)
 
-    def fail(self, call: str, *errors: RocketMQError) -> None:
+    def fail(self, call: str, *failures: errors.RocketMQError) -> None:
         """Fail the next calls of a blocking method (such as ``"query_route"``), one with each error."""
         with self._changed:
-            self._failures[call].extend(errors)
+            self._failures[call].extend(failures)
 
     def keep(self, queue: MessageQueue, messages: Iterable[Message]) -> None:
         """Store messages at the end of a queue as if they were sent."""
@@ -193,20 +185,20 @@ class ScriptedTransport(Closes):
             self.oneways.append(request)
             if reply.stored if reply.stored is not None else reply.error is None:
                 self._store.keep(request, self._clock())
-        if isinstance(reply.error, RemotingSendRequestException):
+        if isinstance(reply.error, errors.RemotingSendRequestException):
             logger.warning("oneway send to %s: %s", request.queue, reply.error)
-        elif reply.error is not None and not isinstance(reply.error, MQBrokerException):
+        elif reply.error is not None and not isinstance(reply.error, errors.MQBrokerException):
             raise reply.error
         if timeout <= 0:
-            raise RemotingTimeoutException(f"oneway send to {request.queue}: no time left")
+            raise errors.RemotingTimeoutException(f"oneway send to {request.queue}: no time left")
 
     def end_transaction(self, address: str, request: EndTransaction, timeout: float, on_end: OnEnd) -> None:
         """Call `end_transaction_oneway`, and deliver its error, or None, as the outcome."""
         ending(request)
-        error: RocketMQError | None = None
+        error: errors.RocketMQError | None = None
         try:
             self.end_transaction_oneway(address, request, timeout)
-        except RocketMQError as exc:
+        except errors.RocketMQError as exc:
             error = exc
         with self._changed:
             self._check()
@@ -273,7 +265,9 @@ class ScriptedTransport(Closes):
         self._record(timeout, "view_message", address, physical_offset, topic)
         message = self._store.view(physical_offset)
         if message is None:
-            raise MQClientException(f"viewing the message at commit-log offset {physical_offset}: {address} has none")
+            raise errors.MQClientException(
+                f"viewing the message at commit-log offset {physical_offset}: {address} has none"
+            )
         return message
 
     def topics(self, timeout: float) -> frozenset[str]:
@@ -346,7 +340,7 @@ class ScriptedTransport(Closes):
         kept = reply.stored if reply.stored is not None else reply.error is None and not reply.silent
         offset, ids = self._store.keep(request, self._clock()) if kept else (-1, "")
         text = f"sending to {queue}: no answer within {timeout:g} s"
-        error = RemotingTimeoutException(text) if late else reply.error
+        error = errors.RemotingTimeoutException(text) if late else reply.error
         if error is not None:
             return SendOutcome(queue, None, error, wait * 1000.0)
         return SendOutcome(queue, reply.status, None, wait * 1000.0, queue_offset=offset, offset_msg_id=ids)
@@ -357,7 +351,7 @@ class ScriptedTransport(Closes):
         reply = take_reply(self._pulls[queue], request, self.always_pull.get(queue, PullReply()))
         timeout += request.suspend_ms / 1000
         if reply.silent or reply.delay > timeout:
-            error = RemotingTimeoutException(f"pulling from {queue}: no answer within {timeout:g} s")
+            error = errors.RemotingTimeoutException(f"pulling from {queue}: no answer within {timeout:g} s")
             return timeout, PullOutcome(None, error=error)
         if reply.outcome is not None:
             return reply.delay, reply.outcome
@@ -367,7 +361,7 @@ class ScriptedTransport(Closes):
 
     def _check(self) -> None:
         if self.closed:
-            raise RocketMQError("the transport is closed: create a new one")
+            raise errors.RocketMQError("the transport is closed: create a new one")
 
     def _record(self, timeout: float, name: str, *arguments: Any) -> None:
         with self._changed:
@@ -376,4 +370,4 @@ class ScriptedTransport(Closes):
             if self._failures[name]:
                 raise self._failures[name].popleft()
         if timeout <= 0:
-            raise RemotingTimeoutException(f"{name}: no time left")
+            raise errors.RemotingTimeoutException(f"{name}: no time left")

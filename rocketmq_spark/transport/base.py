@@ -88,10 +88,9 @@ class Transactions(Protocol):
         """Start to commit or roll back a half message, and return at once.
 
         `on_end` is called like `on_outcome` of :meth:`Sends.send`, with None if the server executed the request, else
-        with the error. `timeout` bounds the whole attempt. The transport never repeats the request, because a broker
-        delivers the message again after a second commit. After an error with `maybe_stored` the outcome is unknown;
-        after any other error the request was not executed. In both cases the broker checks the transaction later.
-        Raises ValueError for `TRANSACTION_NOT_TYPE`, which brokers do not answer: use `end_transaction_oneway`.
+        with the error. The transport never repeats the request, because a broker delivers the message again after a
+        second commit. Unless the error has `maybe_stored`, the request was not executed. Raises ValueError for
+        `TRANSACTION_NOT_TYPE`, which brokers do not answer: use `end_transaction_oneway`.
         """
 
     def end_transaction_oneway(self, address: str, request: EndTransaction, timeout: float) -> None:

@@ -20,7 +20,7 @@ from rocketmq_spark.protocol.compression import CompressionType, compress, decom
 from rocketmq_spark.protocol.grpc._pb import definition_pb2 as pb
 from rocketmq_spark.protocol.grpc._pb import service_pb2 as service
 from rocketmq_spark.protocol.grpc.messages import route_of, transaction_check
-from rocketmq_spark.protocol.remoting import response_headers
+from rocketmq_spark.protocol.remoting import responses
 from rocketmq_spark.protocol.remoting.command import FrameBuffer, RemotingCommand, decode_command
 from rocketmq_spark.protocol.remoting.records import decode_batch, decode_properties, decode_records, encode_batch
 from rocketmq_spark.protocol.remoting.responses import decode_topic_route, read_long, transaction_check_of
@@ -50,7 +50,7 @@ FIELDS = {
     "MSG_REGION": "DefaultRegion",
     "TRACE_ON": "true",
 }
-HEADERS = [header for header in vars(response_headers).values() if hasattr(header, "from_ext_fields")]
+HEADERS = [header for header in vars(responses).values() if hasattr(header, "from_ext_fields")]
 LONGS = ("offset", "timestamp", "tranStateTableOffset", "commitLogOffset")
 
 ITEMS = [Message("orders", b"body " * 9, 7, {"KEYS": "k1 k2", "TAGS": "a"}), Message("orders", b"", -1, {})]

@@ -129,8 +129,8 @@ def test_rows_over_grpc_have_the_properties_of_rows_over_remoting() -> None:
 
 def test_grpc_batch_refuses_a_property_without_an_entry() -> None:
     class OtherName(RowIds):
-        def of_rows(self, hashes: Any, first_row: int) -> Property:
-            return replace(super().of_rows(hashes, first_row), name="NEW_PROPERTY")
+        def of_content(self, first_row: int, *content: Any) -> Property:
+            return replace(super().of_content(first_row, *content), name="NEW_PROPERTY")
 
     with pytest.raises(KeyError, match="NEW_PROPERTY"):
         grpc_messages(OtherName("w", 0, 0, None))
@@ -144,8 +144,8 @@ def test_properties_of_columns_are_hashed_or_excluded_by_readers() -> None:
 
 def test_grpc_batches_refuse_a_property_that_grpc_does_not_carry() -> None:
     class OtherName(RowIds):
-        def of_rows(self, hashes: Any, first_row: int) -> Property:
-            return replace(super().of_rows(hashes, first_row), name=const.TTL)
+        def of_content(self, first_row: int, *content: Any) -> Property:
+            return replace(super().of_content(first_row, *content), name=const.TTL)
 
     with pytest.raises(ValueError, match="batches over gRPC carry the property TTL not at all"):
         grpc_messages(OtherName("w", 0, 0, None))
