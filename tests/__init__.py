@@ -1,1 +1,1 @@
-"""The tests. A package, so that no other ``tests`` on the path can stand in for it."""
+"""The tests. A package, so that another ``tests`` on the path is not imported instead."""

@@ -55,12 +55,12 @@ pytest.register_assert_rewrite("tests.support.contract")
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
 
-# No JVM of a test lives for long: what a thorough compiler would gain, it would first cost. Every `java` reads this.
+# JVMs of tests live briefly, so the optimising compiler would cost more than it gains. Every `java` reads this.
 os.environ["JDK_JAVA_OPTIONS"] = "-XX:TieredStopAtLevel=1"
-# Spark's JVM, whoever starts it: the session below, the demo, notebooks.
+# For every JVM of Spark: the session below, the demo, notebooks.
 for _variable in ("SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS"):
     os.environ[_variable] = SERIAL_GC
-# Spark's workers have no bytecode of PySpark's zip: this one finds PySpark where it is installed.
+# PySpark's zip has no bytecode; this worker script imports the installed PySpark instead.
 os.environ["WORKER_PYTHON"] = sys.executable
 os.environ["PYSPARK_PYTHON"] = str(Path(__file__).with_name("worker_python"))
 
@@ -128,10 +128,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 # `--dist loadgroup` would do the same, but not with pytest 9.2: pytest-xdist 3.8 adds the group to `item._nodeid`, and
-# `item.nodeid` no longer shows it. Each test would be a group of its own.
+# `item.nodeid` no longer shows it, so that each test would be a separate group.
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling:
-    """Have one process run a file, and those that share what starts slowly: servers to break, a Spark session."""
+    """Run a file in one process, and files with the same slow fixture (Spark, fault servers) in the same one."""
     from xdist.scheduler import LoadScopeScheduling
 
     class ByServers(LoadScopeScheduling):
@@ -223,7 +223,7 @@ def java_over_grpc(tmp_path_factory: pytest.TempPathFactory) -> Java:
 
 @pytest.fixture
 def read_with(request: pytest.FixtureRequest, tmp_path: Path) -> ReadWith:
-    """Read topics with one of the official clients; only those that are asked for are made ready."""
+    """Return a function that reads topics with an official client; it prepares a client at its first use."""
 
     def read(client: str, of: LocalCluster | SharedCluster, topics: Sequence[str], count: int) -> list[Read]:
         if client == "java":

@@ -1,4 +1,4 @@
-"""Tables of the cluster's brokers and topics. None stands in for a value that a broker does not report.
+"""Tables of the cluster's brokers and topics. None replaces a value that a broker does not report.
 
 Follows ``AdminBrokerProcessor.prepareRuntimeInfo`` and ``ClusterListSubCommand.java``.
 """

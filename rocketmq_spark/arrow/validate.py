@@ -1,4 +1,4 @@
-"""Checks whole columns against the rules of all brokers, and those that proxies add over gRPC.
+"""Checks whole columns against the rules of all brokers, and against further rules of proxies.
 
 A check first screens its column with one cheap pass, and searches only a column that fails for the invalid rows. It
 returns all rows that break a rule; the caller raises, skips or diverts them. Follows ``Validators.java`` and

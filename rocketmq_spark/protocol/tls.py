@@ -14,7 +14,7 @@ OURS_REFUSED: Final = "the server refuses this client's certificate, or demands 
 TOO_OLD: Final = "the server's TLS is older than 1.2, which is the oldest allowed: update the server"
 DEMANDS_TLS: Final = "it demands TLS: set useTls=true"
 # An attacker could answer in plain text, so the text must not simply advise to switch TLS off.
-INTERCEPTED: Final = "if it should speak TLS, somebody may be intercepting the connection"
+INTERCEPTED: Final = "if it should speak TLS, an attacker may be intercepting the connection"
 SPEAKS_NO_TLS: Final = f"it speaks no TLS: set useTls=false if it is meant to have none; {INTERCEPTED}"
 LEAVE_TLS_OUT: Final = f"leave TLS out (useTls, --tls), or switch it on there; {INTERCEPTED}"
 

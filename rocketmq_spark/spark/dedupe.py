@@ -32,10 +32,10 @@ def dedupe(
     never have the same id. (With ``rowId=columns:...`` rows equal in these columns are one row, and nothing is
     verified.) A repeat with another id stays: the input came in another order or with other partitions.
 
-    `df` is batch or streaming, and has the columns ``topic``, ``body``, ``flag`` and ``properties`` of a read; otherwise
-    a SchemaError is raised. A column ``SPARK_ROW_ID`` replaces that entry of ``properties``, and `topic` the column
-    ``topic``: the first topic of rows that were copied (``keepRowId=true``). `df` is evaluated twice, for rows with an
-    id and for those without: in batch, ``cache`` what is expensive. A stream reads its source twice.
+    `df` is batch or streaming, and has the columns ``topic``, ``body``, ``flag`` and ``properties`` of a read;
+    otherwise a SchemaError is raised. A column ``SPARK_ROW_ID`` replaces that entry of ``properties``, and `topic` the
+    column ``topic``: the first topic of rows that were copied (``keepRowId=true``). `df` is evaluated twice, for rows
+    with an id and for those without: in batch, ``cache`` what is expensive. A stream reads its source twice.
 
     A stream requires `within`, such as "1 hour": how long an id is remembered at least; later repeats stay. Without it,
     or with a watermark already, an OptionError is raised. If an aggregation follows, `event_time` is the timestamp

@@ -1,4 +1,4 @@
-"""A transport without a network: it plays a script, and keeps what was sent for tests.
+"""A transport without a network: it plays a script, and keeps all requests for tests.
 
 As with real transports, each send has one outcome, never inside ``send``, and `close` fails everything in flight. With
 the manual clock, outcomes come when the test calls ``deliver()`` or ``advance()``.

@@ -130,8 +130,8 @@ class Listener(enum.Enum):
     """What listens at an address, in words that complete "at this address ..."."""
 
     UNKNOWN_HOST = "the host's name is unknown here"
-    NOBODY = "nobody listens"
-    SILENT = "nobody answers: the host is down, or a firewall drops the packets"
+    NOBODY = "no server listens"
+    SILENT = "no answer: the host is down, or a firewall drops the packets"
     GRPC = "a gRPC server listens, as on a proxy's port 8081"
     HTTP = "an HTTP server listens"
     TLS = "a server listens that wants TLS"

@@ -23,8 +23,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     folder = tmp_path / "broker-0"
     folder.mkdir()
     if not mounted("-t", "tmpfs", "-o", "size=1g", "tmpfs", folder):
-        # In CI too: to mount is a right that containers do not have by default, not something that somebody forgot to
-        # install. The table says what is missing from it.
+        # Skipped in CI too, because containers may not mount by default. The table of faults reports it.
         pytest.skip("disk of one broker full: this user may not mount a file system of the test's own")
     yield folder
     subprocess.run(["umount", "--lazy", str(folder)], check=True)

@@ -55,7 +55,7 @@ def pipelined(items: Sequence[ItemT], start: Callable[[ItemT, Callable[[OutcomeT
     return outcomes
 
 
-# A broker that noted each end in a record of its own hung after about 20,000 of them.
+# A broker with the default transaction store hangs after about 20,000 ends.
 @pytest.mark.parametrize("count", [500, pytest.param(20_000, marks=pytest.mark.long)])
 def test_broker_executes_many_pipelined_transaction_ends(two_brokers: LocalCluster, count: int) -> None:
     address = two_brokers.brokers[0].address

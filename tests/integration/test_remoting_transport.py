@@ -186,7 +186,7 @@ def test_time_offsets_and_viewed_messages_match_stored_messages(
     for number in range(3):
         transport.send(request(queue, address, batch_of(topic, b"%d-a" % number, b"%d-b" % number)), PATIENCE, outcomes)
         outcomes.wait(number + 1)
-        # So that each is stored in a millisecond of its own.
+        # Each message gets another store timestamp.
         time.sleep(0.005)
     stored = read_topic(cluster.name_server, topic, 6)
     assert [message.queue_offset for message in stored] == list(range(6))

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.integration
 
 @pytest.fixture
 def stranger(secured: SharedCluster) -> Iterator[RemotingTransport]:
-    """The transport of an attacker who knows no secret key and replays captured fields."""
+    """The transport of an attacker without a secret key, who replays captured fields."""
     with RemotingTransport([secured.name_server], tls=secured.tls) as transport:
         yield transport
 

@@ -61,7 +61,7 @@ def test_read_equals_the_view_of_a_java_consumer_for_every_message_kind(
     same = ("topic", "properties", "flag", "brokerName", "queueId", "queueOffset", "bornHost", "reconsumeTimes")
     for unique_id, line in lines.items():
         row = rows[unique_id]
-        # Java's client notes there what its own pull was told.
+        # Java's client stores the broker that its last pull suggested.
         for name in ("MIN_OFFSET", "MAX_OFFSET"):
             line["properties"].pop(name, None)
         assert {name: row[name] for name in same} == {name: line[name] for name in same}

@@ -101,7 +101,7 @@ def environment(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Envir
 
 
 def in_tree() -> set[str]:
-    """Return the files of a clone, including those that git does not ignore."""
+    """Return the files of a clone, and new files that git does not ignore."""
     listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     try:
         found = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, check=True).stdout

@@ -99,7 +99,7 @@ def test_write_and_stream_start_work_in_another_thread(
     assert len(read_topic(cluster.name_server, topic, 10)) == 10
 
 
-# In a folder of its own: an interpreter finds what is in the current one, which is the tests'.
+# In a new folder, because an interpreter also imports from its current folder, which is that of the tests.
 WITHOUT_PACKAGES = f'#!/bin/sh\ncd /; exec {sys.executable} -S -E "$@"\n'
 
 

@@ -75,7 +75,7 @@ def start(spark: SparkSession, kept: Kept, tmp_path: Path) -> Iterator[Start]:
         started.append((writer.trigger(**trigger) if trigger else writer).start())
         return started[-1]
 
-    # Queries tell of waiting, too.
+    # Progress events also come from micro-batches without rows.
     spark.conf.set("spark.sql.streaming.noDataProgressEventInterval", "100")
     yield begin
     spark.conf.unset("spark.sql.streaming.noDataProgressEventInterval")

@@ -243,7 +243,7 @@ def test_wrong_port_is_a_one_line_error_with_advice(command: str, capsys: Captur
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err == (
-        f"rocketmq-spark: name server {address}: nobody listens; start a name server (on this machine: "
+        f"rocketmq-spark: name server {address}: no server listens; start a name server (on this machine: "
         "rocketmq-spark cluster up), or check the address\n"
     )
 

@@ -84,7 +84,7 @@ def test_each_name_server_is_checked_separately(server: BrokerPeer) -> None:
     gone = refused_address()
     found = about(f"{server.address};{gone}", "name server")
     assert [state for _, state, _ in found] == [OK, FAILED]
-    assert found[1][2] == "nobody listens"
+    assert found[1][2] == "no server listens"
 
 
 def test_missing_name_server_option_is_reported_with_advice(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,7 +134,7 @@ def test_unreachable_registered_broker_address_gets_the_broker_ip1_advice(server
     server.routes["orders"] = TopicRouteData((QueueData("b", 1, 1, 6),), (BrokerData("b", {0: address}, "c"),))
     (check,) = [one for one in looked_at(server.address) if one.check.startswith("broker")]
     assert check.state == FAILED
-    assert check.found == f"it is registered as {address}; from here: nobody listens"
+    assert check.found == f"it is registered as {address}; from here: no server listens"
     assert "brokerIP1" in check.mend
 
 
@@ -293,7 +293,7 @@ def test_tls_to_a_plain_server_is_reported(server: BrokerPeer) -> None:
     found = about(server.address, "name server", use_tls=True)
     assert found == [(f" {server.address}", FAILED, "it does not support TLS")]
     (check,) = [one for one in looked_at(server.address, use_tls=True) if one.check.startswith("name server")]
-    assert "somebody may be intercepting the connection" in check.mend
+    assert "an attacker may be intercepting the connection" in check.mend
 
 
 def test_certificate_of_an_unknown_authority_is_reported(tmp_path: Path) -> None:

@@ -127,7 +127,7 @@ def test_error_of_tls_to_a_plain_port_has_advice(authority: Authority) -> None:
     with FakeProxy() as proxy:
         tls = TlsSettings(str(authority.ca_file))
         say(proxy.address, RemotingTlsException, "it speaks no TLS: set useTls=false", tls=tls)
-        say(proxy.address, RemotingTlsException, "somebody may be intercepting the connection", tls=tls)
+        say(proxy.address, RemotingTlsException, "an attacker may be intercepting the connection", tls=tls)
 
 
 def test_error_of_a_port_that_requires_tls_has_advice(authority: Authority) -> None:

@@ -164,7 +164,7 @@ def test_plain_server_that_closes_the_connection_is_recognised(
         error = refusal(trusting, request_to(peer.address), outcomes)
     assert type(error) is RemotingConnectException
     assert "does it speak TLS? Else set useTls=false" in str(error)
-    assert "somebody may be intercepting the connection" in str(error)
+    assert "an attacker may be intercepting the connection" in str(error)
 
 
 def answer_plainly(session: Session) -> None:
@@ -181,7 +181,7 @@ def test_plain_server_that_answers_without_tls_is_recognised(
     assert type(error) is RemotingTlsException
     assert "what the server sent is not TLS" in str(error)
     assert "set useTls=false" in str(error)
-    assert "somebody may be intercepting the connection" in str(error)
+    assert "an attacker may be intercepting the connection" in str(error)
 
 
 def test_damaged_handshake_is_a_retriable_error(
@@ -242,7 +242,7 @@ def test_server_that_stops_reading_fails_its_requests(
 ) -> None:
     over = threading.Event()
     with Peer(lambda _: over.wait(PATIENCE), tls=server) as peer:
-        # More than the kernel's buffers hold: the first requests are written, one is written in part, others wait.
+        # More than the kernel's buffers hold: the first requests are written, one in part, and others wait.
         for _ in range(3):
             trusting.send(request_to(peer.address, bytes(8 << 20)), SOON, outcomes)
         outcomes.wait(3)
@@ -298,7 +298,7 @@ def test_a_file_without_authorities_is_an_error_that_names_option_and_file(tmp_p
 
 
 class Wire:
-    """A socket of which the test says how many bytes it takes and gives at once; a TLS server is behind it."""
+    """A socket to a TLS server. The test sets the number of bytes that it accepts and returns at once."""
 
     def __init__(self, context: ssl.SSLContext) -> None:
         self.incoming, self.outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()

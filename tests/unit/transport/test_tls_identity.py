@@ -242,7 +242,7 @@ def test_server_without_tls_is_recognised(say: Say, authority: Authority) -> Non
         error = say(TlsSettings(str(authority.ca_file)), peer.address)
     assert type(error) is RemotingTlsException
     assert "it speaks no TLS: set useTls=false" in str(error)
-    assert "somebody may be intercepting the connection" in str(error)
+    assert "an attacker may be intercepting the connection" in str(error)
 
 
 @pytest.mark.parametrize("over_tls", [False, True])
