@@ -168,7 +168,7 @@ def test_aggregation_can_follow_dedupe_on_its_watermark_column(
 
 
 def test_a_stream_without_within_or_with_a_watermark_is_refused(stream: DataFrame) -> None:
-    with pytest.raises(OptionError, match="needs within"):
+    with pytest.raises(OptionError, match="requires within"):
         dedupe(stream)
     with pytest.raises(OptionError, match="event_time='storeTimestamp'"):
         dedupe(stream.withWatermark("storeTimestamp", "1 hour"), within="1 hour")
