@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 from rocketmq_spark import errors
 from rocketmq_spark.admin.answers import BrokerInfo, PeekedMessage, QueueOffsets, Table, TopicInfo
@@ -35,9 +35,9 @@ class Admin:
         ``host:9876;host:9876``. Default: the environment variable ``NAMESRV_ADDR``.
     timeout : float, default 5.0
         Seconds for one request to one server, at most 3,600.
-    access_key, ..., namespace
-        As the options of a read, see docs/options.md. With `namespace`, topics are shown without it, and topics of
-        other namespaces are not shown.
+    connection
+        Options of a read's connection in snake_case, such as ``access_key``, ``use_tls`` and ``namespace``, see
+        docs/options.md. With ``namespace``, topics are shown without it, and topics of other namespaces are not shown.
 
     Notes
     -----
@@ -54,25 +54,9 @@ class Admin:
     """
 
     def __init__(
-        self,
-        name_server: str | Sequence[str] | None = None,
-        *,
-        access_key: str | None = None,
-        secret_key: str | None = None,
-        security_token: str | None = None,
-        credentials_provider: str | None = None,
-        sign_name_server_requests: bool = False,
-        use_tls: bool = False,
-        tls_ca_file: str | None = None,
-        tls_cert_file: str | None = None,
-        tls_key_file: str | None = None,
-        tls_server_name: str | None = None,
-        tls_insecure_skip_verify: bool = False,
-        namespace: str | None = None,
-        timeout: float = 5.0,
+        self, name_server: str | Sequence[str] | None = None, *, timeout: float = 5.0, **connection: Any
     ) -> None:
-        # All arguments except the timeout are options of the connection.
-        self._options = admin_options(locals(), timeout, os.environ)
+        self._options = admin_options({"name_server": name_server, **connection}, timeout, os.environ)
         self._timeout = timeout
         transport = new_transport(self._options.connection, "")
         assert isinstance(transport, RemotingTransport), "there are no proxies among the options"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from datetime import datetime, timezone
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
@@ -20,6 +20,7 @@ from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.model.names import effective_namespace
 from rocketmq_spark.model.properties import RESERVED_PROPERTIES
 from rocketmq_spark.model.route import TopicRouteData, permission_text
+from rocketmq_spark.options.connection import ConnectionOptions
 from rocketmq_spark.options.kinds import parse_environment, parse_one
 from rocketmq_spark.options.source import SOURCE_OPTIONS, SourceOptions, source_contradictions
 from rocketmq_spark.source.offset_resolver import OffsetResolver
@@ -45,13 +46,17 @@ _UNKNOWN_TIME: Final = datetime.max.replace(tzinfo=timezone.utc)
 def admin_options(given: Mapping[str, Any], timeout: float, environ: Mapping[str, str]) -> SourceOptions:
     """Return the options of a connection, or raise an OptionError.
 
-    `given` is by field of `SourceOptions`, with None for missing values; other names are ignored. ``NAMESRV_ADDR`` is
-    the default of the name servers. `timeout` is the seconds for each request.
+    `given` has fields of `ConnectionOptions` that reads have, with None for missing values. ``NAMESRV_ADDR`` is the
+    default of the name servers. `timeout` is the seconds for each request.
     """
     check_timeout(timeout)
-    table = [spec for spec in SOURCE_OPTIONS if spec.field in given]
+    connection = {field.name for field in fields(ConnectionOptions)}
+    table = [spec for spec in SOURCE_OPTIONS if spec.field in connection]
+    if unknown := given.keys() - {spec.field for spec in table}:
+        known = ", ".join(sorted(spec.field for spec in table))
+        raise OptionError(f"unknown option {', '.join(sorted(unknown))}; the options of the connection are {known}")
     values = {
-        spec.field: parse_one(spec, given[spec.field], spec.field) for spec in table if given[spec.field] is not None
+        spec.field: parse_one(spec, text, spec.field) for spec in table if (text := given.get(spec.field)) is not None
     }
     values |= parse_environment(table, values, environ)
     if not values.get("name_server"):

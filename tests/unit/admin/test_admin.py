@@ -351,6 +351,11 @@ def test_options_are_checked_and_named() -> None:
         ({"name_server": "a:1", "access_key": "x"}, "access_key is given without secret_key"),
         ({"name_server": "a:1", "tls_server_name": "x"}, "tls_server_name is given without use_tls"),
         ({"name_server": "a:1", "timeout": 0}, "timeout is 0"),
+        (
+            {"name_server": "a:1", "acess_key": "x"},
+            "unknown option acess_key; the options of the connection are access_key, ",
+        ),
+        ({"name_server": "a:1", "subscribe": "x"}, "unknown option subscribe; "),
     ):
         with pytest.raises(OptionError, match=text):
             Admin(**arguments)  # type: ignore[arg-type]
