@@ -133,6 +133,6 @@ def parse_address(address: str) -> tuple[str, int]:
 
 
 def broker_vip_channel(address: str) -> str:
-    """Return a broker's second address: the port two below (``MixAll.brokerVIPChannel``)."""
+    """Return a broker's second address: the port two below (docs/internals/producer.md#vip-port)."""
     host, _, port = address.rpartition(":")
     return f"{host}:{int(port) - 2}"
