@@ -1,8 +1,4 @@
-"""Java's hash codes, the queue that a hash code selects, and the hash in ``SPARK_ROW_ID``.
-
-Python's own `hash` is salted per process and would break the order of keys across Spark tasks. Follows ``hashCode`` of
-``String``, ``Integer``, ``Long`` and ``Boolean``, and ``SelectMessageQueueByHash.java`` of 5.x.
-"""
+"""Java's hash codes, the queue of a hash code (docs/internals/producer.md#selectors), the hash in ``SPARK_ROW_ID``."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""A message as a broker stored it, its offset message id, and requests for stored messages.
-
-An offset message id is the store host and the commit-log offset in hex. Follows ``MessageExt.java`` and
-``MessageDecoder.createMessageId`` / ``decodeMessageId``.
-"""
+"""Stored messages, their offset message ids (docs/internals/messages.md#message-ids), and requests for messages."""
 
 from __future__ import annotations
 
@@ -46,8 +42,7 @@ def encode_message_id(store_host: str, physical_offset: int) -> str:
 def decode_message_id(offset_msg_id: str) -> tuple[str, int]:
     """Return the store host (``host:port``) and the commit-log offset in an offset message id.
 
-    The host is the address that the broker advertises (``brokerIP1``); a client may not be able to reach it. Raises an
-    MQClientException for another text, such as the comma-separated ids of a batch.
+    MQClientException: another text, such as the comma-separated ids of a batch.
     """
     if not re.fullmatch(r"[0-9A-Fa-f]{32}|[0-9A-Fa-f]{56}", offset_msg_id):
         text = f"{offset_msg_id[:80]!r} is no offset message id: one has 32 hex digits, or 56 from a broker on IPv6"

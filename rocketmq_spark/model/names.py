@@ -1,7 +1,7 @@
-"""Checks the names of topics, producer groups and namespaces, and puts namespaces before names.
+"""Checks the names of topics, groups and namespaces, and puts namespaces before names.
 
-Lengths count UTF-16 units, as in Java. "Blank" is Java's ``Character.isWhitespace``: U+3000 is blank, U+00A0 and U+0085
-are not. Follows ``TopicValidator.java``, ``Validators.java`` and ``MixAll.isSysConsumerGroup`` of 5.5.0.
+Lengths and "blank" are Java's (docs/internals/producer.md#validation): U+3000 is blank, U+00A0 and U+0085 are not.
+Follows ``TopicValidator.java``, ``Validators.java`` and ``MixAll.isSysConsumerGroup`` of 5.5.0.
 """
 
 from __future__ import annotations

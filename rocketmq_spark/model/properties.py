@@ -1,7 +1,6 @@
 """The names of message properties, how each protocol carries them, and checks of user properties.
 
-A property string has no escaping, so properties must not contain its two separators. "Blank" is Java's ``String.trim``:
-only characters up to U+0020. Follows ``MessageConst.java`` and ``Message.putUserProperty``.
+See docs/internals/messages.md#properties. "Blank" is Java's ``String.trim``: only characters up to U+0020.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A topic's route: its brokers and their queues, with the field names of ``TopicRouteData.java``."""
+"""A topic's route: its brokers and their queues (docs/internals/remoting.md#routes, docs/internals/grpc.md#routes)."""
 
 from __future__ import annotations
 
@@ -76,10 +76,7 @@ class BrokerRoute:
 
 @dataclass(frozen=True, slots=True)
 class TopicRouteData:
-    """The brokers and queues of one topic, both sorted by broker name, so that equal routes compare equal.
-
-    Over gRPC a proxy takes a broker's place: its ``host:port`` is the broker's name and address, with one queue.
-    """
+    """The brokers and queues of one topic, both sorted by broker name, so that equal routes compare equal."""
 
     queue_datas: tuple[QueueData, ...]
     broker_datas: tuple[BrokerData, ...]
@@ -136,6 +133,6 @@ def parse_address(address: str) -> tuple[str, int]:
 
 
 def broker_vip_channel(address: str) -> str:
-    """Return a broker's second address: the port two below (``MixAll.brokerVIPChannel``)."""
+    """Return a broker's second address: the port two below (docs/internals/producer.md#vip-port)."""
     host, _, port = address.rpartition(":")
     return f"{host}:{int(port) - 2}"

@@ -79,8 +79,7 @@ class TransactionSendResult(SendResult):
         }
 
 
-# Two bits of the sys flag (MessageSysFlag.java), and the values of commitOrRollback. A broker ignores an end with
-# TRANSACTION_NOT_TYPE, and checks the transaction later.
+# Bits of the sys flag, and values of commitOrRollback. A broker ignores TRANSACTION_NOT_TYPE, and checks later.
 TRANSACTION_NOT_TYPE: Final = 0
 TRANSACTION_PREPARED_TYPE: Final = 4
 TRANSACTION_COMMIT_TYPE: Final = 8
@@ -89,7 +88,7 @@ TRANSACTION_ROLLBACK_TYPE: Final = 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndTransaction:
-    """A commit or rollback of a transaction (END_TRANSACTION)."""
+    """A commit or rollback of a transaction (docs/internals/messages.md#end_transaction)."""
 
     topic: str
     producer_group: str  # Must equal the half message's property ``PGROUP``
@@ -105,7 +104,7 @@ class EndTransaction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransactionCheck:
-    """A broker's check of a transaction (CHECK_TRANSACTION_STATE)."""
+    """A broker's check of a transaction (docs/internals/messages.md#checks)."""
 
     address: str  # ``host:port`` of the broker, which receives the answer
     message: MessageExt  # The half message, with its own topic
@@ -151,7 +150,7 @@ def ending(request: EndTransaction) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RecallMessage:
-    """A request to recall a delayed message (RECALL_MESSAGE, RecallMessage)."""
+    """A request to recall a delayed message (RECALL_MESSAGE, RecallMessage; docs/internals/messages.md#delays)."""
 
     topic: str
     recall_handle: str  # From the acknowledgement of the message

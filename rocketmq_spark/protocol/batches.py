@@ -55,11 +55,10 @@ def delimited_fields(data: memoryview) -> Iterator[tuple[int, memoryview]]:
 def check_parts(data: bytes, fields: Mapping[int, Any], most: int) -> None:
     """Raise a RemotingCommandException if a server's message is malformed, or a parser would make too many objects.
 
-    A parser needs up to 64 bytes for a part of 2 bytes, and Python 1,000 more for each part that it reads.
-
-    `fields` has, by number, the fields of an inner message, `REPEATED`, or None for a single value. An inner message or
-    unknown field is one part. A repeated value counts one part per byte, because values may be packed. The message may
-    have `most` parts, and twice as many single values: only repeated values exceed that.
+    A parser needs up to 64 bytes for a part of 2 bytes, and Python 1,000 more for each part that it reads. `fields`
+    has, by number, the fields of an inner message, `REPEATED`, or None for a single value. An inner message or unknown
+    field is one part. A repeated value counts one part per byte, because values may be packed. The message may have
+    `most` parts, and twice as many single values: only repeated values exceed that.
     """
     parts = singles = at = 0
     # The end and the fields of each message around `at`, the innermost last.
@@ -108,7 +107,7 @@ _MESSAGES_TAG: Final = _MESSAGES << 3 | _DELIMITED
 
 
 def split_batch(batch: EncodedBatch) -> tuple[EncodedBatch, EncodedBatch] | None:
-    """Return the two halves of a batch; None for one message."""
+    """Return the two halves of a batch (docs/internals/producer.md#batch-splitting); None for one message."""
     if not batch.batch or batch.rows < 2:
         return None
     body = memoryview(b"".join(batch.body))

@@ -1,8 +1,4 @@
-"""Compresses and decompresses bodies in the formats that every RocketMQ client reads.
-
-LZ4 is a frame of independent blocks, because lz4-java reads no others. Only the sysFlag holds the type of a compressed
-body; type 0 is the ZLIB of old clients. Follows ``CompressionType.java``, ``Compressor.java`` and the LZ4 frame format.
-"""
+"""Compresses and decompresses bodies in the formats of RocketMQ clients (docs/internals/messages.md#compression)."""
 
 from __future__ import annotations
 

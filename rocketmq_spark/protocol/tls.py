@@ -1,4 +1,4 @@
-"""Errors of failed TLS handshakes, with the same texts for both protocols."""
+"""Errors of failed TLS handshakes, with the same texts for both protocols (docs/internals/remoting.md#tls)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Generates client message ids (docs/internals/messages.md#message-ids) one at a time, for all threads of a process.
+"""Generates client message ids one at a time (docs/internals/messages.md#message-ids, docs/internals/grpc.md#ids).
 
-A fork and a new month draw a new prefix, so that no id is repeated. Ids for gRPC have 6 random bytes, the process id,
-and a 64-bit sequence that starts at the seconds since 2021. `rocketmq_spark.arrow.encoders` draws ids by the thousand.
-Follows ``MessageClientIDSetter.java``, and ``MessageIdCodec.java`` of the gRPC client.
+All threads of a process share a generator. `rocketmq_spark.arrow.encoders` draws ids by the thousand. Those for gRPC
+follow ``MessageIdCodec.java`` of the gRPC client.
 """
 
 from __future__ import annotations

@@ -1,13 +1,4 @@
-"""The client instances of this process: connections, routes and fault items that producers and tasks share.
-
-- Tasks with equal connection options share an instance. Without a task it stays open for `IDLE_SECONDS`, so that the
-  next task of a reused Python worker finds open connections.
-- Producers with the same client id and namespace share an instance, and must have equal connection options. (In Java
-  the second producer sends through the first one's connections.) The last producer that leaves closes the instance.
-- A group has one producer in an instance. A forked process never uses its parent's instances.
-
-Follows ``MQClientInstance.java`` and ``MQClientManager.java``.
-"""
+"""The client instances of this process, shared by producers or tasks (docs/internals/producer.md#client-instances)."""
 
 from __future__ import annotations
 
@@ -39,11 +30,7 @@ _REFRESH_GAP: Final = 1.0
 
 
 class ClientInstance:
-    """Connections, routes and fault items of one client id (``ip@instanceName``).
-
-    A thread runs the periodic jobs. The fault detector has its own thread, because its probes may time out and must
-    delay neither heartbeats nor routes. After `idle_seconds` without a user, `on_idle` is called.
-    """
+    """Connections, routes and fault items of one client id; calls `on_idle` after `idle_seconds` without a user."""
 
     def __init__(
         self,
@@ -189,8 +176,7 @@ class ClientInstance:
             # An instance that was closed meanwhile needs no route.
             logger.log(logging.DEBUG if self.closed else logging.WARNING, "%s (the cached route stays in use)", exc)
 
-        # Without an answer of the name servers, each topic takes 3 s. A broker closes a producer's connection 120 s
-        # after the last heartbeat, even with requests in flight.
+        # Without an answer of the name servers, each topic takes 3 s. Brokers wait 120 s for a heartbeat.
         self._beat_if_due(self._clock())
 
     def _beat_if_due(self, now: float) -> bool:

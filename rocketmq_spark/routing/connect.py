@@ -1,7 +1,4 @@
-"""Creates the transport that the connection options choose.
-
-A transport connects with its first request. gRPC is imported only if the options choose it.
-"""
+"""Creates the transport that the options choose. It connects with its first request. Imports gRPC only if needed."""
 
 from __future__ import annotations
 
@@ -32,7 +29,7 @@ logger = logging.getLogger("rocketmq_spark.transport")
 
 @dataclass(frozen=True, slots=True)
 class SharedConnection:
-    """The values that two producers must have in common to share a client instance."""
+    """The values that two producers must share to use one instance (docs/internals/producer.md#client-instances)."""
 
     # With the address of this host. Environment variables of secrets are resolved, because they are read once.
     # References to files are not, because the content may change. Over remoting the options have no namespace.

@@ -1,7 +1,6 @@
-"""Decides how long a broker is isolated, whether it can be reached, and which brokers are preferred.
+"""Decides how long a broker is isolated, and which ones are preferred (docs/internals/producer.md#latency-faults).
 
-A broker without a fault item is available and reachable. `now` is always an argument, in seconds. Follows
-``MQFaultStrategy.java`` and ``LatencyFaultToleranceImpl.java``.
+A broker without a fault item is available and reachable. `now` is always an argument, in seconds.
 """
 
 from __future__ import annotations
@@ -104,7 +103,7 @@ class LatencyFaultTolerance:
 
 @dataclass(frozen=True, slots=True)
 class FaultDetector:
-    """Probes the unreachable brokers of a fault table, one after the other."""
+    """Probes the unreachable brokers of a fault table in turn (docs/internals/producer.md#detector)."""
 
     table: LatencyFaultTolerance
     master_of: Callable[[str], str | None]
@@ -267,11 +266,7 @@ class FaultStrategy:
     def prefer(
         self, candidates: frozenset[str], last_broker_name: str | None, admitted: frozenset[str], now: float
     ) -> frozenset[str]:
-        """Return the brokers to choose from, all `admitted` (their windows have room); none if the caller should wait.
-
-        Available brokers are preferred, and among these all but the one that failed last. While their windows are full,
-        the caller waits, because an isolated broker is slower.
-        """
+        """Return the brokers to choose from, all `admitted` (windows with room); none if the caller should wait."""
         others = candidates - {last_broker_name}
         if not self.enabled:
             return admitted & (others or candidates) or admitted & candidates

@@ -1,8 +1,4 @@
-"""Sends the heartbeats of a client instance, and runs its periodic jobs in a thread.
-
-A broker that fails is logged and delays neither the others nor the caller. Follows
-``MQClientInstance.sendHeartbeatToAllBrokerWithLock`` and ``unregisterClient``.
-"""
+"""Sends heartbeats (docs/internals/producer.md#heartbeats), and runs the periodic jobs of a client instance."""
 
 from __future__ import annotations
 
@@ -27,10 +23,9 @@ _LONGEST_ROUND: Final = 30.0
 
 @dataclass(slots=True, eq=False)
 class HeartBeats:
-    """Sends the heartbeats of one client, one round at a time; safe for many threads.
+    """Sends the heartbeats of one client, one round at a time; safe for many threads. A failed broker is only logged.
 
-    A round takes at most 30 s. The next one begins with the brokers that the last one skipped. A rejected user is
-    logged once, until a broker accepts it again.
+    A rejected user is logged once, until a broker accepts it again.
     """
 
     client_id: str

@@ -1,9 +1,4 @@
-"""The route cache of a client instance: the queues of each topic, and the addresses of their brokers.
-
-A topic that the name server does not know gets the queues of ``createTopicKey``, at most ``defaultTopicQueueNums`` per
-broker, until it has a route. Over gRPC it is an error. Follows ``MQClientInstance.updateTopicRouteInfoFromNameServer``,
-but errors of name servers become a ``RouteNotFoundException`` (docs/internals/remoting.md#routes).
-"""
+"""The route cache of a client instance (docs/internals/producer.md#routes, docs/internals/remoting.md#routes)."""
 
 from __future__ import annotations
 
@@ -62,7 +57,7 @@ class TopicPublishInfo:
 
 
 def publish_info_of(topic: str, route: TopicRouteData, *, template: bool = False) -> TopicPublishInfo:
-    """Return the writable queues of a route (``topicRouteData2TopicPublishInfo``); may raise RouteNotFoundException."""
+    """Return a route's writable queues (docs/internals/producer.md#publish-info); may raise RouteNotFoundException."""
     # The first of several entries for a broker counts, even if it has no master.
     masters = {broker.broker_name: broker.master for broker in reversed(route.broker_datas)}
     addresses = {name: address for name, address in masters.items() if address is not None}
@@ -108,10 +103,9 @@ def _queues(topic: str, nums: Sequence[tuple[str, int]]) -> tuple[MessageQueue, 
 
 
 class RouteCache:
-    """The routes of one client instance; safe for many threads.
+    """The routes of one client instance; safe for many threads. Timeouts are seconds for each request.
 
-    Over gRPC `create_topic_key` is None, because messages do not create topics. `on_change` is called after a route was
-    added or changed, on the thread that looked it up, and must not block. Timeouts are seconds for each request.
+    `on_change` is called after a route was added or changed, on the thread that looked it up, and must not block.
     """
 
     def __init__(
@@ -247,7 +241,7 @@ class RouteCache:
     def _fetch_template(
         self, topic: str, key: str, timeout: float, unknown: errors.MQBrokerException
     ) -> TopicPublishInfo:
-        """Return the route that a topic will have when a broker creates it from the template topic."""
+        """Return the route that a broker will create from the template topic (docs/internals/producer.md#template)."""
         try:
             route = self._query_route(key, timeout)
         except (errors.RemotingException, errors.MQBrokerException) as exc:

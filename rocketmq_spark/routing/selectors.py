@@ -1,11 +1,4 @@
-"""Selects the queue of a message or batch.
-
-The index advances by one with every queue that is checked, from a random start (``ThreadLocalIndex.java``). The fault
-strategy decides which brokers are preferred (``MQFaultStrategy.selectOneMessageQueue``).
-
-Unlike Java, selectors skip a broker whose window is full, unless all preferred brokers are full. They also skip a queue
-whose broker has no master while there are others. So one slow or missing broker does not delay other rows.
-"""
+"""Selects queues, so that no slow or missing broker delays other rows (docs/internals/producer.md#queue-selection)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Requests the configuration of topics from brokers, and caches it.
+"""Requests the configuration of topics from brokers, and caches it (docs/internals/remoting.md#topics).
 
 Each broker has its own copy, and copies can differ. A caller must follow the strictest copy. It must also allow for
-proxies, which do not support the request, users without the right ``Get`` for the topic, and brokers that are down.
+proxies, users without the right ``Get`` for the topic, and brokers that are down.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class TopicConfigs:
 
     @property
     def compacted(self) -> bool:
-        """True if at least one broker keeps only the newest message of each key."""
+        """True if a broker keeps only the newest message of each key (docs/internals/remoting.md#compaction-topics)."""
         return any(config.compacted for config in self.by_broker.values())
 
     @property

@@ -88,9 +88,9 @@ class Transactions(Protocol):
         """Start to commit or roll back a half message, and return at once.
 
         `on_end` is called like `on_outcome` of :meth:`Sends.send`, with None if the server executed the request, else
-        with the error. The transport never repeats the request, because a broker delivers the message again after a
-        second commit. Unless the error has `maybe_stored`, the request was not executed. Raises ValueError for
-        `TRANSACTION_NOT_TYPE`, which brokers do not answer: use `end_transaction_oneway`.
+        with the error. Unless it has `maybe_stored`, the request was not executed. The transport never repeats the
+        request (docs/internals/messages.md#end_transaction). ValueError: `TRANSACTION_NOT_TYPE`; use
+        `end_transaction_oneway`.
         """
 
     def end_transaction_oneway(self, address: str, request: EndTransaction, timeout: float) -> None:
@@ -101,7 +101,7 @@ class Transactions(Protocol):
 
 
 class Offsets(Protocol):
-    """Finds a queue's offsets."""
+    """Finds a queue's offsets (docs/internals/remoting.md#offsets)."""
 
     def max_offset(self, queue: MessageQueue, address: str, timeout: float) -> int:
         """Return the offset that the queue's next message will get."""
@@ -183,8 +183,7 @@ class Transport(ProxyTransport, Offsets, Admin, Protocol):
     def send_oneway(self, request: SendRequest, timeout: float) -> None:
         """Send without an acknowledgement, and return when the socket has taken the last byte.
 
-        The broker reports no error. A connection that breaks during the write is only logged, as in Java. Raises if
-        nothing was sent: no connection, too many one-way requests in flight, or no time left.
+        Raises if nothing was sent: no connection, no permit or no time left (docs/internals/producer.md#one-way-sends).
         """
 
 

@@ -1,7 +1,6 @@
-"""TLS settings and files, and encrypted streams over sockets that never block.
+"""TLS settings and files, and encrypted streams over sockets that never block (docs/internals/remoting.md#tls).
 
-A server's certificate must be signed by a trusted authority, and must name the dialled host or `tlsServerName`. Java's
-client checks neither. The next connection uses a replaced file, because streams outlive certificates.
+The next connection uses a replaced file, because streams outlive certificates.
 """
 
 from __future__ import annotations
@@ -205,10 +204,7 @@ class TlsStream:
             return taken
 
     def recv_into(self, view: memoryview) -> int:
-        """Receive and decrypt the bytes of one read; return their number, 0 at the end of the stream.
-
-        Raises BlockingIOError without a complete record, another OSError if the connection is broken.
-        """
+        """Like `socket.recv_into`, for one read; raises BlockingIOError without a complete record."""
         count = self._sock.recv_into(view[: len(view) - _RECORD])
         if not count:
             return 0

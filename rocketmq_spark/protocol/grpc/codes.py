@@ -1,9 +1,6 @@
-"""The error of each code of a proxy, and of each status of gRPC itself.
+"""The error of each code of a proxy, and of each status of gRPC itself (docs/internals/grpc.md#codes).
 
-An answer's code selects the class of the error; without an answer gRPC's status does. Where one code has several
-causes, the text of the answer (in any case) selects the class: the proxy turns every error of a broker but flow control
-into INTERNAL_SERVER_ERROR with the broker's text. ``MessageRefusedException`` is only for an error of one message: the
-caller halves the batch to find it. Follows ``definition.proto`` (Code) and ``ResponseBuilder.java`` of the proxy.
+``MessageRefusedException`` is only for an error of one message: the caller halves the batch to find it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """Values of the model as requests of the gRPC protocol, and its answers as values of the model. Pure functions.
 
-A batch that is encoded for gRPC is sent unchanged, unless its born timestamps are too old. Other batches are translated
-for every attempt. A message that the protocol can't carry is rejected before anything is sent. The server derives a
-message's type from its properties, so a message has at most one of shardingKey, delay and transaction. Follows
-``SendMessageActivity.java`` and ``GrpcConverter.java`` of the proxy.
+A message that the protocol can't carry is rejected before anything is sent. Batches that are not encoded for gRPC are
+translated for every attempt. See docs/internals/grpc.md#messages and docs/internals/grpc.md#results.
 """
 
 from __future__ import annotations
@@ -30,8 +28,7 @@ from rocketmq_spark.protocol.grpc.codes import STORED, proxy_error
 from rocketmq_spark.protocol.remoting.codes import ResponseCode
 from rocketmq_spark.protocol.remoting.records import messages_in
 
-# How much older than the request the born timestamps of an encoded batch may be, milliseconds. New timestamps cost ten
-# times the encoding, and batches wait for seconds if a proxy is slower than the input.
+# The highest age of an encoded batch's born timestamps, milliseconds. A batch waits for seconds if a proxy is slow.
 _STALE_MS: Final = 30_000
 
 # How gRPC carries properties; it carries all others as user properties.
@@ -48,9 +45,8 @@ _REMOTING: Final = "the gRPC protocol can't carry it; use transport=remoting"
 def encode_send_request(request: SendRequest, *, namespace: str = "", born_host: str = "") -> bytes:
     """Return the bytes of the SendMessageRequest that one attempt sends.
 
-    Relative delays count from the born timestamp of `request`. A batch that is encoded for gRPC contains its
-    `namespace`. Without `born_host` the proxy stores the address that it sees. Raises an MQClientException with code 13
-    if the protocol can't carry the batch, and a CompressionError for an unknown compression.
+    A batch that is encoded for gRPC contains its `namespace`. Raises an MQClientException with code 13 if the protocol
+    can't carry the batch, and a CompressionError for an unknown compression.
     """
     batch = request.batch
     if batch.encoding is Encoding.GRPC:
@@ -172,11 +168,9 @@ def route_request(topic: str, namespace: str, endpoint: str) -> service.QueryRou
 
 
 def route_of(reply: service.QueryRouteResponse, endpoints: Iterable[str]) -> route.TopicRouteData:
-    """Return a topic's route with its message types; all endpoints are writable if one queue of the topic is.
+    """Return a topic's route with its message types (docs/internals/grpc.md#routes).
 
-    An endpoint takes a broker's place, with one queue, because the proxy chooses broker and queue. The endpoints in the
-    reply are ignored: behind a load balancer or a mapped port, the proxy's own addresses are wrong. Raises a
-    RemotingCommandException if the reply exceeds the bounds of a name server's route.
+    RemotingCommandException: the reply exceeds the bounds of a name server's route.
     """
     _check("queues", len(reply.message_queues), route.MAX_QUEUES)
     _check("brokers", len({queue.broker.name for queue in reply.message_queues}), route.MAX_BROKERS)

@@ -1,8 +1,4 @@
-"""The codes of the remoting protocol, and the error of each response code.
-
-The error's class carries the decision on a retry. Follows ``RequestCode.java``, ``ResponseCode.java`` and
-``RemotingSysResponseCode.java``.
-"""
+"""The codes of remoting, and the error of each response code (docs/internals/remoting.md#response-codes)."""
 
 from __future__ import annotations
 
@@ -160,8 +156,7 @@ _MISSING_RIGHT: Final = re.compile(
     rf"(?:{NO_RIGHT}|no (?:default )?permission for) ((?:topic|group|cluster):[^\s,]+)", re.IGNORECASE
 )
 
-# Servers from 4.9 to 5.2 (PlainPermissionManager.java). Proxies answer NO_PERMISSION with these words. Brokers answer
-# SYSTEM_ERROR, with the exception's name before them.
+# Servers from 4.9 to 5.2: docs/internals/remoting.md#acl-1.
 _PLAIN_ACCESS: Final = (
     "Check signature failed",
     "No acl config for",

@@ -1,15 +1,8 @@
 """Encodes and decodes requests and responses, and finds their frames in received bytes.
 
-The memory of a decoded frame is bounded, because 16 MiB of ``{},`` would become half a gigabyte of objects. Follows
-``RemotingCommand.java``, ``RocketMQSerializable.java`` and ``NettyDecoder.java`` (docs/internals/remoting.md#frames).
+The memory of a decoded frame is bounded, because 16 MiB of ``{},`` would become half a gigabyte of objects. Layouts:
+docs/internals/remoting.md#frames, docs/internals/remoting.md#header.
 """
-
-# Frame                                   | Binary header, type 1
-#   4 length = 4 + header + body          |   2 code                     4 remark length, remark UTF-8
-#   1 serialize type                      |   1 language                 4 length of the map, then repeated
-#   3 header length (unsigned)            |   2 version                    2 key length, key UTF-8
-#     header                              |   4 opaque                     4 value length, value UTF-8
-#     body                                |   4 flag
 
 from __future__ import annotations
 

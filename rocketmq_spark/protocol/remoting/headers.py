@@ -1,8 +1,8 @@
 """The custom headers of the requests that the connector sends, and the model's values as their ext fields.
 
-Attributes are the long names in snake_case. On the wire they are camelCase, in `SendMessageRequestHeaderV2` one letter
-each. None and empty text are omitted. `broker_name` has no default where a proxy needs it; brokers ignore it. Follows
-the ``*RequestHeader.java`` classes.
+Attributes are the long names in snake_case. On the wire they are camelCase, or single letters
+(docs/internals/messages.md#send-header). None and empty text are omitted. `broker_name` has no default where a proxy
+needs it.
 """
 
 from __future__ import annotations
@@ -310,10 +310,7 @@ def heart_beat_body(client_id: str, producer_groups: Iterable[str] = (), consume
 
 
 def signed(ext_fields: Mapping[str, str], body: Iterable[Buffer], credentials: Credentials) -> dict[str, str]:
-    """Return the ext fields with AccessKey, SecurityToken (if any) and Signature.
-
-    The signature covers the values of the other fields in the order of their names, then the body (``AclSigner.java``).
-    """
+    """Return the fields with AccessKey, SecurityToken (if any) and Signature (docs/internals/remoting.md#signing)."""
     fields = {**ext_fields, "AccessKey": credentials.access_key}
     if credentials.security_token:
         fields["SecurityToken"] = credentials.security_token

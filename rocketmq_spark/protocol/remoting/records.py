@@ -1,7 +1,7 @@
 """Encodes messages to bytes and decodes them, one at a time: the oracle of the vectorised encoders and decoders.
 
-Stored messages are decoded as by the Java client. This module does not compress or decompress bodies. Follows
-``MessageDecoder.java`` and ``MessageClientIDSetter.java``.
+Does not compress or decompress bodies. Layouts: docs/internals/messages.md#batch,
+docs/internals/messages.md#stored-record.
 """
 
 from __future__ import annotations
@@ -24,15 +24,13 @@ MAX_STORED_ROWS: Final = 65_535
 MAX_BODY: Final = 4 * 1024 * 1024
 MAX_PROPERTIES: Final = 32_767
 
-# Batch item: total size (22 + body + properties), magic and CRC (0, ignored), flag, body length. Then follow the body,
-# the length of the property string, and the property string.
+# Batch item: total size, magic, CRC, flag, body length.
 _ITEM_HEAD: Final = struct.Struct(">iiiii")
 _SHORT: Final = struct.Struct(">h")
 _INT: Final = struct.Struct(">i")
 ITEM_OVERHEAD: Final = _ITEM_HEAD.size + _SHORT.size
 
-# Stored record: head, born host, store timestamp, store host, tail, body, topic and properties.
-# Head: total size, magic, body CRC, queue id, flag, queue offset, physical offset, sys flag, born timestamp.
+# Stored record: total size, magic, body CRC, queue id, flag, queue offset, physical offset, sys flag, born timestamp.
 _RECORD_HEAD: Final = struct.Struct(">iIIiiqqiq")
 _LONG: Final = struct.Struct(">q")
 # Reconsume times, prepared transaction offset, body length.
@@ -50,10 +48,9 @@ SYS_FLAG_STORE_HOST_V6: Final = 0x20
 
 
 def encode_properties(properties: Mapping[str, str | None]) -> bytes:
-    """Return the property string: name 0x01 value 0x02 for each entry whose value is not None, in their order.
+    """Return the property string of the entries whose value is not None, in their order.
 
-    Raises an MQClientException with code 13 for 0x01, 0x02 and invalid Unicode in a text, and for more than 32,767
-    bytes. There is no escaping.
+    MQClientException with code 13: 0x01, 0x02 or invalid Unicode in a text, or more than 32,767 bytes.
     """
     pieces: list[str] = []
     for name, value in properties.items():
@@ -73,10 +70,7 @@ def encode_properties(properties: Mapping[str, str | None]) -> bytes:
 
 
 def decode_properties(data: Buffer) -> dict[str, str]:
-    """Return the properties of a property string (``MessageDecoder.string2messageProperties``).
-
-    Entries without a name or a value are skipped. The last of equal names wins. Invalid UTF-8 becomes U+FFFD.
-    """
+    """Return the entries of a property string (docs/internals/messages.md#properties). Bad UTF-8 becomes U+FFFD."""
     properties: dict[str, str] = {}
     for entry in str(data, "utf-8", "replace").split(PROPERTY_SEPARATOR):
         name, _, value = entry.partition(NAME_VALUE_SEPARATOR)

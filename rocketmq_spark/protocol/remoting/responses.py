@@ -1,8 +1,7 @@
 """Decodes the headers and bodies of servers' answers, and a broker's check of a transaction.
 
-Unknown fields are ignored; nothing is filtered. The number of brokers, queues and names is bounded. A
-RemotingCommandException names a field that is missing, invalid, or too large. Follows the ``*ResponseHeader.java``
-classes, ``TopicRouteData.java`` and ``TopicConfig.java`` (docs/internals/remoting.md#routes).
+Unknown fields are ignored; nothing is filtered. The number of brokers, queues and names is bounded
+(docs/internals/remoting.md#routes). A RemotingCommandException names a field that is missing, invalid, or too large.
 """
 
 from __future__ import annotations
@@ -278,11 +277,7 @@ def decode_consumer_list(body: bytes) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class TopicConfig:
-    """The configuration of a topic on one broker.
-
-    The defaults are those of a topic that a broker creates with its first message. Proxies reject messages of another
-    type than `message_type`; brokers do not.
-    """
+    """A topic's configuration on one broker; the defaults are a new topic's (docs/internals/remoting.md#topics)."""
 
     message_type: str = "NORMAL"  # Or ``FIFO``, ``DELAY``, ``TRANSACTION``, ``MIXED``
     queue_type: str = "SimpleCQ"  # Or `BATCH_CQ`

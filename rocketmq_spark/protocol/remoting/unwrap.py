@@ -1,7 +1,7 @@
-"""Decodes stored records for a reader: splits inner batches, decompresses bodies, verifies checksums.
+"""Decodes stored records for a reader: inner batches (docs/internals/messages.md#inner-batches), bodies, checksums.
 
 This is the oracle of the vectorised decoder, and its fallback for rare layouts. An unreadable message becomes an
-`Unreadable` in its place. Records outside the requested offsets are not decompressed. Follows ``MessageDecoder.java``.
+`Unreadable` in its place. Records outside the requested offsets are not decompressed.
 """
 
 from __future__ import annotations

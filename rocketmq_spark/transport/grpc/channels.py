@@ -1,7 +1,4 @@
-"""Opens one channel per endpoint, which reconnects by itself, with its target, settings and encryption.
-
-grpc is imported when the first channel opens, so that a process that only imported this module can still fork.
-"""
+"""Opens one channel per endpoint (docs/internals/grpc.md#channels). Imports grpc with the first, because of forks."""
 
 from __future__ import annotations
 
@@ -31,8 +28,7 @@ _TIMEOUT: Final = 1.0
 def certificate_refusal(address: str, settings: TlsSettings, trusted: str | None) -> str | None:
     """Return why the server rejects this client's certificate, or its absence; None if it accepts the client.
 
-    The server is verified before this client shows its certificate, because another server may answer now. With
-    `insecure_skip_verify` that needs `trusted`, the certificate (PEM) that the server showed first.
+    Verifies the server first, because another one may answer now; with `insecure_skip_verify` by its PEM in `trusted`.
     """
     if settings.insecure_skip_verify and trusted is None:
         return None
@@ -51,9 +47,8 @@ def certificate_refusal(address: str, settings: TlsSettings, trusted: str | None
 
 
 def shown_certificate(endpoint: str, settings: TlsSettings) -> tuple[str, str | None]:
-    """Return the certificate that a server shows (PEM), and a name in it.
+    """Return the certificate that a server shows (PEM), and a name in it (docs/internals/grpc.md#tls).
 
-    gRPC verifies every certificate, so `tlsInsecureSkipVerify` means to trust the certificate that is shown first.
     RemotingCertificateException: it is out of date, which gRPC rejects. RemotingConnectException: it shows none now.
     """
     host, port = parse_address(endpoint)
@@ -88,27 +83,21 @@ def _name_in(certificate: Mapping[str, Any]) -> str | None:
     return names[0].replace("*", "any") if names else None
 
 
+# The reason of each option: docs/internals/grpc.md#channels.
 _OPTIONS: Final[tuple[tuple[str, int | str], ...]] = (
-    # As long as a broker's frame. gRPC's 4 MiB are too few for a half message that comes back with its properties.
     ("grpc.max_receive_message_length", MAX_FRAME),
-    # Never decompress: gRPC before 1.84 expands 900 KiB to 900 MiB before it checks the limit. The first option offers
-    # servers no compression (bit 0: identity) and rejects a reply that names one. With the second, a message that is
-    # compressed nevertheless is not expanded. RocketMQ's proxies do not compress replies.
+    # The first option offers servers no compression (bit 0: identity) and rejects a reply that names one. With the
+    # second, a message that is compressed nevertheless is not expanded. RocketMQ's proxies do not compress replies.
     ("grpc.compression_enabled_algorithms_bitset", 1),
     ("grpc.per_message_decompression", 0),
-    # The server limits the size of a request.
     ("grpc.max_send_message_length", -1),
-    # The producer retries.
     ("grpc.enable_retries", 0),
-    # Otherwise two transports of one process would share a connection.
     ("grpc.use_local_subchannel_pool", 1),
-    # A company's HTTP proxy does not forward gRPC.
     ("grpc.enable_http_proxy", 0),
     # A proxy closes connections with pings more often than every 5 minutes.
     ("grpc.keepalive_time_ms", 300_000),
     ("grpc.keepalive_timeout_ms", 30_000),
-    # Between two connects every call fails at once, and its retry waits up to retryBackoffMaxMs. By then the channel
-    # must have reconnected; gRPC's default is to wait up to 2 minutes.
+    # The channel must have reconnected when a failed call's retry has waited retryBackoffMaxMs.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
     # Despite its name, the timeout of one connect. By default a dead host would not be retried for 20 s.

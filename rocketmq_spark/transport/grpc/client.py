@@ -1,9 +1,8 @@
-"""Calls to proxies, with a blocking wait or with a callback. gRPC's failures become the package's errors here.
+"""Calls to proxies, with a blocking wait or with a callback (docs/internals/grpc.md#calls).
 
-Callbacks run on one thread of this client. gRPC calls back on the thread that reads a connection, or inside a starting
-call that already failed; there the ended call is only put into a queue. The code that removes a call from the table of
-calls in flight reports its end, so each call ends once. An unclosed client stays referenced, because its collection in
-a forked child would cancel calls and close channels of the parent.
+gRPC calls back on the thread that reads a connection, or inside a starting call that already failed. The code that
+removes a call from the table of calls in flight reports its end, so each call ends once. An unclosed client stays
+referenced (docs/internals/grpc.md#forks).
 """
 
 from __future__ import annotations
@@ -109,8 +108,7 @@ class GrpcClient:
     ) -> None:
         """Start a call and return; `on_answer` is called once, on the client's thread, and must not block.
 
-        `request` is the serialized message, `doing` describes the call in errors. RocketMQError: the client is closed;
-        `on_answer` is not called.
+        RocketMQError: the client is closed; `on_answer` is not called.
         """
         try:
             call, metadata, signed_by, doing = self._prepared(endpoint, method, timeout, doing)

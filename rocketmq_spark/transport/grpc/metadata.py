@@ -1,8 +1,4 @@
-"""Makes the metadata of every call to a proxy: client id, namespace and signature.
-
-Proxies store settings and registrations by client id, so a random end makes it unique. HTTP/2 allows only printable
-ASCII values. No repr and no error shows a secret.
-"""
+"""Makes the metadata of every call to a proxy (docs/internals/grpc.md#metadata). No repr or error shows a secret."""
 
 from __future__ import annotations
 
@@ -32,10 +28,9 @@ class Signed(NamedTuple):
 
 
 class MetadataSource:
-    """Makes the metadata of one client's calls; safe for many threads.
+    """Makes the metadata of one client's calls; safe for many threads. `wall_clock` returns epoch seconds.
 
-    Proxies list clients with `client_id` and `version`. `wall_clock` returns epoch seconds. OptionError: namespace,
-    access key or token have characters that a header cannot hold.
+    OptionError: namespace, access key or token have characters that a header cannot hold.
     """
 
     def __init__(

@@ -1,11 +1,4 @@
-"""The streams over which proxies check transactions. Follows ``ClientSessionImpl.java``.
-
-The first half message opens a stream to every endpoint, because brokers may send checks through any proxy. A stream
-that ends is reopened after a second. A proxy uses the topic's name as producer group, and sends checks to any client
-whose settings name the topic, also for other clients' half messages. A check names no group, so it goes to the group
-that last sent a half message to that topic from here: all senders of half messages to one topic must know each other's
-transactions.
-"""
+"""The streams over which proxies check transactions. See docs/internals/grpc.md#telemetry and #checks."""
 
 from __future__ import annotations
 
@@ -30,11 +23,7 @@ _JOIN_TIMEOUT: Final = 5.0
 
 
 class Telemetry:
-    """The streams of one process; safe for many threads.
-
-    `on_check` is called with a proxy's checks, on the stream's thread. A stream is reopened after `reopen_after`
-    seconds, and repeats its settings every `settings_every` seconds.
-    """
+    """The streams of one process; safe for many threads. Each calls `on_check` on its thread. Intervals are seconds."""
 
     def __init__(
         self,

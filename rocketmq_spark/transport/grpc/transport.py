@@ -42,12 +42,9 @@ _RESULT_PARTS: Final = 8
 class GrpcTransport(Closes):
     """Implements `ProxyTransport` of :mod:`..base` over gRPC v2 (a 5.x proxy).
 
-    Channels and threads belong to one process. After a fork the child's first call opens its own, under its own client
-    id. The child neither uses nor closes nor drops the inherited ones, because each of those can hang. A process must
-    not fork shortly after `close`: gRPC is still shutting down, and the child may hang.
-
-    Set `on_check_transaction` before the first half message is sent. Raises OptionError if an endpoint is not
-    ``host:port``, a limit is below 1, a file of `tls` is unusable, or a header cannot hold a text.
+    Each process has its own channels, threads and client id (docs/internals/grpc.md#forks). Set `on_check_transaction`
+    before the first half message is sent. OptionError: an endpoint is not ``host:port``, a limit is below 1, a file of
+    `tls` is unusable, or a header cannot hold a text.
     """
 
     def __init__(
@@ -88,8 +85,7 @@ class GrpcTransport(Closes):
             return Telemetry(client, self.endpoints, namespace, self._on_check, reopen_after, settings_every)
 
         self._new_telemetry = new_telemetry
-        # By process. There is no lock, because a thread of the parent could hold it forever. Nothing is removed,
-        # because collecting an inherited channel would close it.
+        # By process. No lock, because the parent could hold it forever. No removal: docs/internals/grpc.md#forks.
         self._live = {os.getpid(): new_telemetry()}
 
     def __repr__(self) -> str:
@@ -111,10 +107,9 @@ class GrpcTransport(Closes):
         return self._closed or (telemetry is not None and telemetry.client.closed)
 
     def send(self, request: SendRequest, timeout: float, on_outcome: OnOutcome, *, within: float = math.inf) -> None:
-        """Start one attempt (SendMessage); see `Sends.send`.
+        """Start one attempt (SendMessage); see `Sends.send`, and docs/internals/grpc.md#deadlines for `timeout`.
 
-        `timeout` and `within` both count from here, because gRPC does not report when the last byte was written. The
-        outcome of a message that the protocol can't carry is an MQClientException.
+        The outcome of a message that the protocol can't carry is an MQClientException.
         """
         telemetry, batch, queue = self._here(), request.batch, request.queue
 
@@ -135,11 +130,7 @@ class GrpcTransport(Closes):
         telemetry.client.start(request.address, "SendMessage", body, min(timeout, within), on_answer, doing)
 
     def query_route(self, topic: str, timeout: float) -> TopicRouteData:
-        """Return a topic's route, in which every endpoint takes a broker's place.
-
-        Each endpoint gets at most one request and an equal share of the time left. The next request starts with the
-        endpoint that answered. MQClientException: no endpoint is configured (code 10004).
-        """
+        """Return a topic's route (docs/internals/grpc.md#routes). MQClientException (10004): there is no endpoint."""
         client, endpoints = self._here().client, self.endpoints
         if not endpoints:
             text = f"looking up the route of topic {topic}: no proxy is set; set the option endpoints"
@@ -194,7 +185,7 @@ class GrpcTransport(Closes):
     def end_transaction_oneway(self, address: str, request: send_result.EndTransaction, timeout: float) -> None:
         """Commit or roll back a half message (EndTransaction), and wait for the reply: gRPC has no one-way calls.
 
-        Nothing is sent for an undecided one: a request would end it, and the proxy, which keeps it for 30 s, checks it.
+        Nothing is sent for an undecided one (docs/internals/grpc.md#transactions).
         """
         if request.commit_or_rollback == send_result.TRANSACTION_NOT_TYPE:
             return

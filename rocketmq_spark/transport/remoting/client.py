@@ -1,7 +1,7 @@
 """Signed requests over the loop's connections: with a blocking wait, with a callback, or one-way.
 
-Adds the namespace, the signature and the permits, which the modules below do not know. A rejected signature and
-GO_AWAY are retried once each, because the server did not execute the request. Follows NettyRemotingClient.java.
+Adds the namespace, the signature and the permits, which the modules below do not know. Retries rejected signatures and
+GO_AWAY once each (docs/internals/remoting.md#signing, docs/internals/remoting.md#connections).
 """
 
 from __future__ import annotations
@@ -47,11 +47,7 @@ _GROUP_OF_HALF: Final = re.compile(rf"(?<![^\x02])({PGROUP}\x01)([^\x02]+)")
 
 
 class Namespace:
-    """Adds a namespace to names of topics and groups, and removes it from them; "" changes nothing.
-
-    Servers know topic ``orders`` of namespace ``ns`` as ``ns%orders``. RocketMQ's own topics and groups are in no
-    namespace, nor is `create_topic_key`, the template of new topics. Follows ``ClientConfig.withNamespace``.
-    """
+    """Adds a namespace to names of topics and groups, or removes it (docs/internals/remoting.md#namespaces)."""
 
     def __init__(self, name: str, create_topic_key: str) -> None:
         check_namespace(name)
@@ -140,8 +136,7 @@ class RequestClient:
     ) -> None:
         """Send a request that the server never answers; return when the socket has taken its last byte.
 
-        Raises what `invoke` raises, and RemotingTooMuchRequestException or RemotingTimeoutException if no permit
-        became free in time. Java 5.x only logs a failed one-way request.
+        Raises as `invoke`; RemotingTooMuchRequestException or RemotingTimeoutException if no permit became free.
         """
         self._wait(address, Request(code, ext_fields, _pieces(body), timeout, flag=FLAG_ONEWAY, remark=remark))
 

@@ -6,8 +6,7 @@ Rule 2: only the loop's thread calls the methods, except :meth:`Connection.submi
 Rule 3: the lock guards the state and the out queue, and is never held while a callback runs.
 Rule 4: a connection that breaks fails all pending requests, and each error says whether the request was sent.
 
-Follows NettyRemotingAbstract.java and NettyRemotingClient.java, but timeouts count from the last byte written, and a
-timeout closes a connection only if nothing arrives there or a frame does not end.
+The rules of timeouts differ from Java's: docs/internals/remoting.md#connections.
 """
 
 from __future__ import annotations

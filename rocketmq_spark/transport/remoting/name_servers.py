@@ -1,4 +1,4 @@
-"""Requests routes, topics and brokers from one name server after the other. Follows MQClientAPIImpl.java."""
+"""Requests routes, topics and brokers from name servers in turn (docs/internals/remoting.md#name-servers)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """One request, the queue of requests that wait for a socket, and the outcome or error with which a request ends.
 
-The pieces of a body are never copied or joined. This module uses no socket, thread or clock; callers pass `now`. If
-the socket took no byte of a request, the request is certainly not stored. The code alone decides on an answer, as in
-MQClientAPIImpl.java.
+Never copies or joins the pieces of a body. Uses no socket, thread or clock; callers pass `now`. A request of which the
+socket took no byte is certainly not stored. The code alone decides on an answer (docs/internals/remoting.md#header).
 """
 
 from __future__ import annotations
@@ -226,7 +225,7 @@ class Outbound(deque[Request]):
 
 
 def outcome_of(queue: MessageQueue, rows: int, address: str, answer: Answer) -> SendOutcome:
-    """Return the outcome of a send."""
+    """Return the outcome of a send (docs/internals/messages.md#send-header)."""
     latency_ms = answer.latency * 1000.0
     command = answer.command
     if command is None:
@@ -256,14 +255,12 @@ def outcome_of(queue: MessageQueue, rows: int, address: str, answer: Answer) -> 
 
 _PULL_STATUS: Final = {int(status.value): status for status in PullStatus}
 
-# Remarks of code 20 that do not mean "no message matched the filter" (PullMessageProcessor.composeResponseHeader).
-# MESSAGE_WAS_REMOVING: the commit log was deleted, the queue's minimum offset is not corrected yet. A slave whose
-# master is alive sends code 20 with every status but FOUND.
+# Remarks of code 20 that do not mean "no message matched the filter": docs/internals/remoting.md#pulls.
 _MOVED: Final = frozenset(("MESSAGE_WAS_REMOVING", "OFFSET_TOO_SMALL", "OFFSET_RESET"))
 
 
 def pull_outcome_of(queue: MessageQueue, address: str, answer: Answer) -> PullOutcome:
-    """Return the outcome of a pull."""
+    """Return the outcome of a pull (docs/internals/remoting.md#pulls)."""
     command = answer.command
     if command is None:
         return PullOutcome(None, error=answer.error)
@@ -287,10 +284,7 @@ def broken(
     kind: type[errors.RemotingException],
     now: float,
 ) -> list[Completion]:
-    """Return the pending requests of a broken connection with their errors.
-
-    `reason` is why the connection broke; `kind` is the error's class for a request whose first bytes were sent.
-    """
+    """Return a broken connection's requests with their errors, of class `kind` if their first bytes were sent."""
     if cause is not None:
         # The traceback's frames would keep the buffers that were being sent.
         cause.__traceback__ = None

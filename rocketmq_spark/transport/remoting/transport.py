@@ -1,4 +1,4 @@
-"""Implements the interfaces of :mod:`..base` with remoting requests over TCP. Follows MQClientAPIImpl.java."""
+"""Implements the interfaces of :mod:`..base` with requests over TCP (docs/internals/remoting.md#request-codes)."""
 
 from __future__ import annotations
 
@@ -31,8 +31,7 @@ from rocketmq_spark.transport.tls import TlsSettings
 
 logger = logging.getLogger("rocketmq_spark.transport")
 
-# What a broker answers about a group without consumers (ConsumerManageProcessor.getConsumerListByGroup), and what a
-# proxy answers because of a bug (ConsumerManagerActivity.getConsumerListByGroup).
+# Answers about a group without consumers, of brokers and (a bug) proxies: docs/internals/remoting.md#consumer-groups.
 _NO_CONSUMER: Final = ("no consumer for this group", "consumerGroupInfo", "NullPointerException")
 
 
@@ -40,10 +39,8 @@ class RemotingTransport(Closes):
     """Implements `Transport` and `ReadTransport` for RocketMQ 4.x and 5.x, with many requests in flight per connection.
 
     It belongs to the process that created it. After a fork every method but :meth:`close` raises. OptionError: a name
-    server is not ``host:port``, a limit is below 1, or a file of `tls` is unusable.
-
-    The semaphore values limit requests in flight with a callback, and one-way requests. Another request with a callback
-    fails at once with RemotingTooMuchRequestException; another one-way request waits within its timeout.
+    server is not ``host:port``, a limit is below 1, or a file of `tls` is unusable. Beyond the semaphore values, a
+    request with a callback fails with RemotingTooMuchRequestException, and a one-way request waits within its timeout.
     """
 
     def __init__(
@@ -210,7 +207,7 @@ class RemotingTransport(Closes):
     def update_consumer_offset(
         self, queue: MessageQueue, group: str, offset: int, address: str, timeout: float
     ) -> None:
-        """Commit a group's offset at a broker (UPDATE_CONSUMER_OFFSET)."""
+        """Commit a group's offset (UPDATE_CONSUMER_OFFSET), unchecked (docs/internals/remoting.md#consumer-groups)."""
         header = headers.UpdateConsumerOffsetRequestHeader(consumer_group=group, commit_offset=offset, **_place(queue))
         self.client.call(address, header, timeout, f"committing offset {offset} of {queue} for the group {group}")
 
@@ -224,11 +221,7 @@ class RemotingTransport(Closes):
         self.client.call(address, RequestCode.CHECK_CLIENT_CONFIG, timeout, f"checking {expression!r}", body)
 
     def end_transaction(self, address: str, request: EndTransaction, timeout: float, on_end: OnEnd) -> None:
-        """Start to commit or roll back a half message (END_TRANSACTION); see `Transactions.end_transaction`.
-
-        A 5.5.0 proxy does not know half messages that it received over remoting. It answers with success and does
-        nothing, unless the request answers a check.
-        """
+        """Start to end a half message; see `Transactions`. Proxies have a bug: docs/internals/remoting.md#proxies."""
         doing = ending(request)
 
         def on_answer(answer: Answer) -> None:
@@ -253,7 +246,7 @@ class RemotingTransport(Closes):
         return self.client.call(address, header, timeout, doing).ext_fields.get("msgId", "")
 
     def _on_request(self, address: str, command: RemotingCommand) -> bool:
-        """Hand over a check of a transaction, on the loop's thread; False for any other request."""
+        """Hand over a check, on the loop's thread; False for others (docs/internals/remoting.md#server-requests)."""
         on_check = self.on_check_transaction
         if command.code != RequestCode.CHECK_TRANSACTION_STATE or on_check is None:
             return False
