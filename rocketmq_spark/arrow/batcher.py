@@ -1,12 +1,9 @@
-"""RecordBatches -> EncodedBatches. Rows that do not fill a batch wait for more rows.
+"""RecordBatches -> EncodedBatches (docs/internals/producer.md#sink-batches). Rows that do not fill a batch wait.
 
 - A full batch is a few slices of larger buffers, which are never joined. Where groups share a chunk, and when
   `ArrowBatcher.add` ends, `Group.settle` copies what waits, because a slice would keep the whole block alive.
 - Rows of one group keep their order. With ``ordered`` all rows of a queue do: batches that wait for it are sent first.
-- Compressed and plain rows form separate groups.
-- Single messages (a delay, a body too large for a batch) are yielded at once.
-
-Follows ``MessageBatch.generateFromList``.
+- Single messages are yielded at once.
 """
 
 from __future__ import annotations
@@ -53,8 +50,7 @@ _CHUNK_BYTES: Final = 2 * 1024 * 1024
 # Leftovers are copied into pieces of at least this size, bytes: few enough for one gathering write. A growing batch
 # does not copy its old pieces again, as one buffer would.
 _PIECE_BYTES: Final = 64 * 1024
-# The header of a batch may carry only this, and the UNIQ_KEY that requests an inner batch. With other properties there,
-# brokers reject the batch or lose messages.
+# A batch's header may carry only this, and the UNIQ_KEY of an inner batch (docs/internals/messages.md#batch).
 _NO_WAIT: Final = "WAIT\x01false\x02"
 
 
@@ -83,7 +79,7 @@ class ArrowBatcher(abc.ABC):
     def __post_init__(self) -> None:
         options = self.options
         self._limit = min(options.batch_bytes, item_limit(options))
-        # The compression bits of an inner batch's record mean its whole body, not the items in it.
+        # The bits of an inner batch mean its whole body (docs/internals/messages.md#compression).
         kind = "NONE" if options.batch_type == "inner" else options.compress_type
         self._compression = CompressionType.__members__.get(kind)
         self._workspace = Workspace()

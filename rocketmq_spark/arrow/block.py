@@ -1,10 +1,9 @@
 """RecordBatch -> MessageBlock: the columns of a write, normalised and checked, without copies of payloads.
 
-A block lists every rule that its rows break and raises nothing: the caller decides what happens to bad rows. The table
-`CARRIED` decides which properties are dropped and which rows go as single messages. The properties of a message have
-one order: KEYS, TAGS, WAIT (only ``false``), __SHARDINGKEY, DELAY, TIMER_DELAY_MS, TIMER_DELIVER_MS, SPARK_ROW_ID,
-UNIQ_KEY, then the user's own. An empty string in keys or shardingKey counts as null, as in ``Message``'s constructor;
-in tags it is an error, because it could mean the default tag or no tag.
+A block lists every rule that its rows break, and raises nothing. The table `CARRIED` decides which properties are
+dropped and which rows go alone. The properties have one order: KEYS, TAGS, WAIT (only ``false``), __SHARDINGKEY, DELAY,
+TIMER_DELAY_MS, TIMER_DELIVER_MS, SPARK_ROW_ID, UNIQ_KEY, then the user's own. An empty string in keys or shardingKey
+counts as null, as in ``Message``'s constructor. In tags it is an error: it could mean the default tag or no tag.
 """
 
 from __future__ import annotations
@@ -43,8 +42,7 @@ from rocketmq_spark.protocol.remoting.records import ITEM_OVERHEAD, MAX_BODY, MA
 if TYPE_CHECKING:
     from rocketmq_spark.arrow.hashes import RowIds
 
-# The broker adds up to about 150 bytes to a single message's properties, and more to a delayed one's, before it
-# compares them with 32,767. Measured: 32,600 passed, 32,700 did not.
+# The broker first adds up to about 150 bytes, more to a delayed message (docs/internals/messages.md#limits).
 MAX_SINGLE_PROPERTIES: Final = 32_000
 
 _PROPERTIES_TOO_LONG: Final = Rule(
@@ -54,7 +52,7 @@ _PROPERTIES_TOO_LONG: Final = Rule(
     "move what is long into the body",
 )
 
-# Bytes of the broker's 4 MiB that a batch leaves to the proxy, which adds properties to each message.
+# Bytes of the broker's 4 MiB for the properties that a proxy adds (docs/internals/grpc.md#batches).
 _PROXY_ROOM: Final = 512 * 1024
 
 
@@ -137,10 +135,7 @@ class MessageBlock:
 def read_block(
     batch: pa.RecordBatch, options: SinkOptions, row_ids: RowIds | None = None, first_row: int = 0
 ) -> MessageBlock:
-    """Normalise and check one batch, whose schema has passed `check_schema`.
-
-    `row_ids` gives each row the property SPARK_ROW_ID; `first_row` is the number of its first row in the partition.
-    """
+    """Normalise and check a batch that has passed `check_schema`; `first_row` counts the partition's rows before it."""
     return _Reader(batch, options, row_ids, first_row).block()
 
 
@@ -309,10 +304,7 @@ class _Reader:
     def _single(
         self, properties: Sequence[Property], item_sizes: Ints, topics: list[str], codes: Ints | None
     ) -> Mask | None:
-        """Return which rows cannot share a batch: by a property, by their size, or because of a retry topic.
-
-        Java refuses retry topics in a batch only; the broker answers 13.
-        """
+        """Return which rows cannot share a batch: by their size, or by docs/internals/messages.md#batch."""
         rows, limit = self._rows, item_limit(self._options)
         if not self._options.batching:
             return np.ones(rows, np.bool_)

@@ -1,10 +1,7 @@
-"""Invalid rows, the rule that each breaks, and dead letters made of them.
+"""Invalid rows, the rule that each breaks, and dead letters made of them (docs/delivery.md#invalid-rows).
 
-- Of several rules that a row breaks, the first checked counts, so counts by rule add up to the rows.
-- A dead letter is always valid. A null or empty body becomes a placeholder; a body above ``maxMessageSize`` is cut.
-- Valid keys, tags and user's properties stay. The other columns, invalid texts and reserved names become properties
-  ``DEAD_LETTER_<column>``, cleaned and cut. ``DEAD_LETTER_leftOut`` counts omitted values: null, blank, or too much.
-- Bad rows are rare, so this module works row by row. All rows may be bad, so it holds only a slice of them at a time.
+Of several rules that a row breaks, the first checked counts, so counts by rule add up to the rows. Bad rows are rare,
+so this module works row by row. All rows may be bad, so it holds only a slice of them at a time.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """Encodes rows of a block as batch items and property strings, without a Python object per row.
 
-`encode_remoting` follows ``MessageDecoder.encodeMessages`` (docs/internals/messages.md#batch). `encode_grpc` makes the
-field ``messages`` of a SendMessageRequest; fields of a fixed length stand together, so that they form one frame. Tests
-compare both with the plain encoders in `protocol`.
+`encode_remoting` follows docs/internals/messages.md#batch, and `encode_grpc` follows docs/internals/grpc.md#messages.
 """
 
 from __future__ import annotations
@@ -44,7 +42,7 @@ _HEX4: Final = np.frombuffer("".join(f"{number:04X}" for number in range(0x10000
 
 
 class UniqueIds:
-    """Hands out ranges of unique message ids to one task; `ip` is any 4 bytes where the client has no IPv4 address."""
+    """Hands out ids to a task (docs/internals/messages.md#message-ids); without IPv4, `ip` is any 4 bytes."""
 
     LENGTH: ClassVar[int] = 32
 
@@ -80,7 +78,7 @@ class UniqueIds:
 
 
 class MessageIds(UniqueIds):
-    """Unique ids for gRPC: version 1, with random bytes in the place of the network card's address."""
+    """Unique ids for gRPC (docs/internals/grpc.md#ids)."""
 
     LENGTH = 34
 
@@ -198,8 +196,7 @@ def encode_remoting(chunk: Chunk, ids: UniqueIds, workspace: Workspace) -> Items
 def encode_properties(chunk: Chunk, ids: UniqueIds, workspace: Workspace) -> list[str]:
     """Return the property strings of single messages.
 
-    Bytes that are not UTF-8 become U+FFFD, because a request header is text. A Java consumer does the same to such
-    bytes in a batch, which stores them unchanged.
+    Bytes that are not UTF-8 become U+FFFD, because a header is text. A batch stores them; Java consumers replace them.
     """
     sizes = chunk.picked(chunk.block.property_sizes[chunk.start : chunk.stop])
     data, ends = _items(chunk, _property_parts(chunk, ids), sizes, workspace)

@@ -109,10 +109,7 @@ def assemble(
 def chunks(
     sizes: npt.NDArray[np.int64], limit: int, alone: Mask | None, apart: Mask | None = None
 ) -> Iterator[tuple[int, int]]:
-    """Cut rows of these sizes into ranges of about `limit` bytes.
-
-    Rows marked `alone` are ranges of their own. No range mixes rows that are marked `apart` with rows that are not.
-    """
+    """Cut rows into ranges of about `limit` bytes: each `alone` row is one, and none mixes `apart` rows with others."""
     ends = np.concatenate([[0], np.cumsum(sizes)])
     borders = [len(sizes)]
     if alone is not None:

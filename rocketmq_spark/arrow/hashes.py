@@ -1,8 +1,7 @@
 """Hashes of whole columns: Java's string hashes, and ``SPARK_ROW_ID`` (docs/delivery.md#row-ids-and-deduplication).
 
 `rocketmq_spark.model.hashes` computes the same hashes one row at a time. The 64-bit hash pads strings with zeros to
-whole words and joins them, so that a few numpy operations replace a loop over strings. pyarrow has no such hash, and
-Python's own is neither stable nor vectorised.
+whole words and joins them, so that a few numpy operations replace a loop over strings. pyarrow has no such hash.
 """
 
 from __future__ import annotations
@@ -104,10 +103,7 @@ _REPLACEMENT: Final = "\ufffd".encode()
 
 
 def string_hashes(column: ByteColumn) -> npt.NDArray[np.int32]:
-    """Return ``String.hashCode()`` of each row; of a null row, any number.
-
-    Bytes that are not UTF-8 count as the replacement characters that Java reads.
-    """
+    """Return ``String.hashCode()`` of each row, any number for null. Invalid UTF-8 counts as Java's U+FFFD."""
     span = column.span
     ends = column.offsets - column.offsets[0]
     if span.max(initial=0) < 0x80:
@@ -192,10 +188,7 @@ def content_hashes(
     body: ByteColumn,
     flags: Ints | None,
 ) -> Hashes:
-    """Return the hashes of rows, as `rocketmq_spark.model.hashes.row_hash` computes them.
-
-    The first arguments are as in `MessageBlock`; `user` holds the user's properties as strings, entry by entry.
-    """
+    """Return the `rocketmq_spark.model.hashes.row_hash` of rows; `user` has a property string for each entry."""
     hashes = byte_hashes(body, b"\x02", b"", 0, workspace)
     names = byte_strings([topic.encode() for topic in topics])
     if len(names):

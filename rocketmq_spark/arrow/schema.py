@@ -138,10 +138,7 @@ def reserved_names(columns: Iterable[str], *, row_id: bool) -> frozenset[str]:
 
 
 def check_schema(schema: pa.Schema, *, topic: str | None, queue_selector: str | None) -> None:
-    """Raise a SchemaError for a schema that a write could not send in full; any column may have the ``null`` type.
-
-    The option `topic` overrides the column.
-    """
+    """Raise a SchemaError for a schema that a write could not send in full; any column may have the ``null`` type."""
     names = list(schema.names)
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
@@ -208,10 +205,7 @@ def check_grpc(schema: pa.Schema) -> None:
 
 
 def check_message_types(schema: pa.Schema, topic: str, message_types: Collection[str]) -> None:
-    """Raise a SchemaError for columns that make messages of a type that their topic does not accept.
-
-    All rows go to `topic`. It accepts `message_types`, such as ``NORMAL``, ``FIFO``, ``DELAY``; empty if unknown.
-    """
+    """Raise a SchemaError for columns whose messages `topic` does not accept; empty `message_types` are unknown."""
     if not message_types:
         return
     filled = _filled(schema)

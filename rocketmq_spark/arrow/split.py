@@ -1,10 +1,7 @@
 """Divides rows into groups that may share a batch, and groups into batches within the limits.
 
-- A batch has one topic, one queue (or any queue), one ``waitStoreMsgOK``, and bodies that are all compressed or plain.
-- A row is bound to a queue by the hash of its shardingKey (selectors ``hash`` and None), by its queueId (``column``),
-  or by a user's class (``module:Class``). The producer chooses the queue of any other row.
-
-Follows ``SelectMessageQueueByHash.java`` as of 5.x and, for a user's class, ``MessageQueueSelector.java``.
+docs/internals/producer.md#sink-batches has the limits, and docs/internals/producer.md#selectors the ways to bind a row
+to a queue. The producer chooses the queue of any other row.
 """
 
 from __future__ import annotations
@@ -30,7 +27,7 @@ from rocketmq_spark.protocol.remoting.records import MAX_BATCH_ROWS
 
 
 class RowSelector(Protocol):
-    """The interface of a class for ``queueSelector``, which is made without arguments."""
+    """The interface of a class for ``queueSelector`` (Java: ``MessageQueueSelector``), made without arguments."""
 
     def select(self, queues: Sequence[MessageQueue], rows: pa.RecordBatch) -> Any:
         """Return an index into `queues` for each of `rows`, -1 or null for any queue, as an array of whole numbers.
@@ -48,10 +45,7 @@ class CustomSelector:
         self._selector: RowSelector = make("queueSelector", name, "select")
 
     def select(self, queues: Sequence[MessageQueue], rows: pa.RecordBatch) -> npt.NDArray[np.int64]:
-        """Return an index into `queues` for each of `rows`, -1 for any.
-
-        Raises a MQClientException if the selector failed, or did not return one valid index for each row.
-        """
+        """Return an index into `queues` for each row, -1 for any; raises a MQClientException for a failed selector."""
         call = f"queueSelector={self._name}, choosing among {len(queues)} queues of {queues[0].topic}"
         try:
             answer = self._selector.select(queues, rows)
@@ -92,10 +86,7 @@ class Groups:
     violations: list[Violation]  # Rows that name a queue which does not exist
 
     def apart(self, rows: slice, compressed: Mask, sys_flag: int) -> Groups:
-        """Return groups in which the `compressed` rows of a range are apart and have `sys_flag`.
-
-        The groups of rows outside the range are undefined in the result.
-        """
+        """Return groups in which the `compressed` rows of a range are apart, with `sys_flag`; undefined elsewhere."""
         twice = len(self.keys) * 2
         codes = np.zeros(rows.stop, np.uint16 if twice < 0x10000 else np.int64)
         codes[rows] = compressed
@@ -302,10 +293,9 @@ _INNER_BATCH: Final = Rule(
 
 @dataclass(slots=True)
 class KeyCheck:
-    """Checks rows without a key against what their topics require.
+    """Checks rows without a key against what their topics require (docs/internals/remoting.md#compaction-topics).
 
-    Compaction topics drop inner batches, with the keys of their rows: with `inner_batches` every row counts as one
-    without a key.
+    With `inner_batches` every row counts as one without a key, because compaction topics drop inner batches.
     """
 
     keys_required: KeysRequired
@@ -315,8 +305,7 @@ class KeyCheck:
     def __call__(self, block: MessageBlock) -> MessageBlock:
         """Return the block with a violation for each row that lacks a required key.
 
-        If a topic's configuration is unknown, its first row without a key becomes a single message. The broker of a
-        compaction topic rejects it, and the write fails.
+        If a topic's configuration is unknown, its first row without a key goes alone. A compaction topic rejects it.
         """
         rule = _INNER_BATCH if self.inner_batches else _NO_KEY
         keyless = rows_without_key(None if self.inner_batches else block.keys, block.rows)

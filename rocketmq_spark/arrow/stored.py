@@ -1,8 +1,7 @@
-"""Finds the positions of all fields in the stored records of pulls, as numpy arrays over one buffer.
+"""Finds the fields of stored records (docs/internals/messages.md#stored-record), as numpy arrays over one buffer.
 
-Every length is compared with the end of its record before it is used. Malformed or rare bytes raise `Irregular`; the
-caller then reads row by row and reports the error. One loop over records reads their sizes, because a record's
-position depends on all sizes before it. The rest is array arithmetic. A row is a record, or an item of an inner batch.
+Every length is compared with the end of its record before it is used. Only the sizes of records are read in a loop,
+because a record's position depends on all sizes before it. A row is a record, or an item of an inner batch.
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ _AFTER_BODY: Final = 3
 
 
 class Irregular(Exception):
-    """Bytes that only the row-by-row reader can read."""
+    """Malformed or rare bytes: the caller reads them row by row, and reports the error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,10 +211,7 @@ def _fit(fits: Mask) -> None:
 
 
 def missing_offsets(pull: Pulled) -> list[tuple[int, int]]:
-    """Return the gaps between the start of a pull and its end: the first offset of each gap, and the one after it.
-
-    An unreadable message is not missing.
-    """
+    """Return the first offset of each gap in a pull, and the one after it. An unreadable message is not missing."""
     if not pull.body:
         return [(pull.start, pull.end)]
     try:

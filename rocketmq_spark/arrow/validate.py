@@ -1,8 +1,7 @@
-"""Checks whole columns against the rules of all brokers, and against further rules of proxies.
+"""Checks whole columns against the rules of brokers (docs/internals/producer.md#validation) and of proxies.
 
 A check first screens its column with one cheap pass, and searches only a column that fails for the invalid rows. It
-returns all rows that break a rule; the caller raises, skips or diverts them. Follows ``Validators.java`` and
-``Message.putUserProperty``. Further rules keep a row from corrupting its neighbours.
+returns all rows that break a rule; the caller raises, skips or diverts them.
 """
 
 from __future__ import annotations
@@ -75,10 +74,7 @@ _TOPIC_FORBIDDEN: Final = Rule("topic is the broker's own", "clients may not sen
 def violations(
     rule: Rule, elements: Ints, entries: ListColumn | None = None, found: Callable[[int], object] | None = None
 ) -> Iterator[Violation]:
-    """Yield a violation by ascending `elements`, if any: rows or, with `entries`, list elements.
-
-    `found` returns an element's wrong value.
-    """
+    """Yield a violation by ascending `elements` (rows, or elements of `entries`), if any; `found` as in `Violation`."""
     if not len(elements):
         return
     rows = elements if entries is None else entries.rows_of(elements)
@@ -125,8 +121,7 @@ def check_text(
 ) -> Iterator[Violation]:
     """Check that texts, one per row or with `entries` one per entry, are UTF-8 and hold no separator of properties.
 
-    With `blank`, refuse texts that Java's ``trim`` makes empty. With `pipe`, refuse ``|``, which means "or" in a
-    consumer's subscription.
+    With `blank`, refuse texts that Java's ``trim`` makes empty. With `pipe`, refuse ``|``, the "or" of subscriptions.
     """
     if int(column.span.min(initial=0xFF)) <= 2:
         rule = Rule(
@@ -273,10 +268,7 @@ def check_range(
 def check_for_grpc(
     rows: int, properties: Sequence[Property], entries: ListColumn | None, flags: npt.NDArray[np.int64] | None
 ) -> Iterator[Violation]:
-    """Check system `properties`, the user's `entries` and flags for values that a proxy rejects or cannot carry.
-
-    A proxy rejects a whole batch and does not name the wrong message, so each of its rules is checked here.
-    """
+    """Check system `properties`, the user's `entries` and flags by the rules of docs/internals/grpc.md#limits."""
     counts, sizes = np.zeros(rows, np.int64), np.zeros(rows, np.int64)
     grouped, delayed = np.zeros(rows, np.bool_), np.zeros(rows, np.bool_)
     for prop in properties:

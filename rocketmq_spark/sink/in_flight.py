@@ -1,19 +1,11 @@
 """A batch in flight, and the rules by which it waits, is sent, and is sent again. `SendPipeline` applies them.
 
-All of it is pure: `now` is an argument, in seconds.
+All of it is pure: `now` is an argument, in seconds. The rules of retries are in
+docs/internals/producer.md#sink-retries, those of windows in docs/internals/producer.md#windows.
 
 Lines: a batch for any queue waits in the line of its topic, a batch for one queue in the line of that queue. Lines are
 served in turn, so that none starves. A serial line (``ordered``, ``sendMode=sync``, and always for message groups) has
-one batch in flight or waiting for a retry, and the others behind it. Groups share lines: a million keys would be a
-million lines.
-
-Windows: the protocol has no credit, and a broker drops requests that waited 200 ms in its send queue. So trouble (flow
-control, a timeout, a lost connection) halves the broker's window, once for all requests that were in flight together.
-The broker then rests before the next request. The window grows by one per window of answers, and only while it is the
-limit and answers are quick. With nothing in flight, a request always fits after the rest.
-
-Retries: their counts follow ``DefaultMQProducerImpl.sendDefaultImpl``; retries after a wait, until
-``deliveryTimeoutMs``, are the connector's own.
+one batch in flight or waiting for a retry, and the others behind it (docs/internals/producer.md#ordered-writes).
 """
 
 from __future__ import annotations
@@ -36,8 +28,8 @@ SINGLE_COST: Final = 1.0 / 8
 
 # The first limit of a window.
 _START: Final = 2.0
-# An answer that takes longer shows that requests queue up somewhere: brokers let a request wait 200 ms at most. More in
-# flight would only lengthen that queue. On a slow link the limit is twice the fastest answer (as in TCP Vegas).
+# A slower answer shows that requests queue up, and more in flight would lengthen that queue. On a slow link the limit
+# is twice the fastest answer (as in TCP Vegas).
 _CALM_MS: Final = 200.0
 
 # Memory of the objects around a waiting single message, measured, bytes.
@@ -204,8 +196,7 @@ class Dispatch:
     delivery: InFlightBatch
     queue: MessageQueue
     address: str
-    # ``sendMsgTimeout`` plus the share for the size, seconds from the last byte written. Over gRPC it counts from the
-    # start of the call, and doubles after each timeout.
+    # Seconds from the last byte written, over gRPC from the call's start (docs/internals/producer.md#timeouts).
     timeout: float
     # The rest of ``deliveryTimeoutMs``, seconds from now.
     within: float

@@ -4,13 +4,10 @@ Rule 1: no clock, no thread, no transport: `now` (seconds) is an argument, and a
 Rule 2: every batch offered ends exactly once: stored, or as the reason of the failure.
 Rule 3: a batch gets its queue when it is sent, so that a retry can use another queue with the same bytes. A batch bound
         to a queue (by key, by column) waits for that queue.
-Rule 4: flow control retries the same queue. Other retriable failures retry another broker first, then wait.
-Rule 5: ``deliveryTimeoutMs`` bounds all of it, counted from a batch's first attempt.
-Rule 6: with ``ordered`` a batch starts only when the one offered earlier for its queue is stored. With
-        ``sendMode=sync`` a batch starts only when the one offered earlier is stored.
-Rule 7: with a rate, a batch's first attempt waits for its turn. This wait has no deadline.
-Rule 8: a batch with a message that the broker rejects is sent again in halves, until that message is alone.
-Rule 9: once a broker has answered that it does not support batches, rows are sent one by one.
+Rule 4: retries follow docs/internals/producer.md#sink-retries, and their deadline docs/internals/producer.md#timeouts.
+Rule 5: ``ordered`` and ``sendMode=sync`` follow docs/internals/producer.md#ordered-writes.
+Rule 6: with a rate, a batch's first attempt waits for its turn. This wait has no deadline.
+Rule 7: rejected batches are split by docs/internals/producer.md#batch-splitting.
 
 States of a batch: ready -> in flight -> (stored | failed | waiting -> ready).
 """
@@ -303,13 +300,11 @@ class SendPipeline:
     def _attempt_timeout(self, delivery: InFlightBatch) -> float:
         """Return ``sendMsgTimeout``, capped where Java caps it, plus the share for the size, seconds."""
         timeout, cap = self.options.send_msg_timeout, self.options.send_msg_max_timeout_per_request
-        # As in Java, the last attempt before a wait has the whole timeout. Otherwise a broker slower than the cap could
-        # never be written to.
+        # As in Java, the last attempt before a wait has the whole timeout, for brokers that are slower than the cap.
         if cap > 0 and self._policy.follows_at_once(delivery):
             timeout = min(timeout, cap)
         seconds = timeout / 1000 + delivery.batch.nbytes / MIB
-        # A call's deadline includes the time to transfer its bytes: on a slow link the same deadline would end every
-        # attempt.
+        # On a slow link the same deadline would end every attempt (docs/internals/grpc.md#deadlines).
         return seconds * 2**delivery.timeouts if self.options.over_grpc else seconds
 
     def _has_queue(self, delivery: InFlightBatch, info: TopicPublishInfo) -> bool:

@@ -1,6 +1,4 @@
-"""Sends the rows of one partition task: record batches in, every row acknowledged on return.
-
-    record batch -> batcher -> (encoded batch, queue) -> pipeline -> transport -> outcome -> pipeline -> recorder
+"""Sends the rows of one partition task (docs/internals/architecture.md#row-path): every row is acknowledged on return.
 
 The caller's thread reads, encodes and waits for room. The sender's own thread takes outcomes and sends again, so that a
 retry never waits for a slow upstream. One lock guards pipeline, batcher and recorder, and nothing blocks while holding
@@ -43,8 +41,7 @@ logger = logging.getLogger("rocketmq_spark.producer")
 _LINGER_TICK = 0.1
 # The part of maxInFlightBytes that may still be pending when a caller that waited for room continues.
 _PLENTY = 0.75
-# A proxy caches for 20 s that a topic is unknown, and returns that once more afterwards. Measured: the topic was known
-# after 21 s with a request per second, after 27 s with one per 4.5 s. Seconds.
+# A proxy caches for 20 s that a topic is unknown, and returns that once more (docs/internals/grpc.md#routes). Seconds.
 _PROXY_FORGETS = 35.0
 
 
@@ -70,11 +67,9 @@ class RouteFinder:
         return self.find(topic).queues
 
     def find(self, topic: str) -> TopicPublishInfo:
-        """Return a topic's route; raises an MQClientException (10004 without any name server, 10005 without a route).
+        """Return a topic's route; docs/internals/producer.md#routes has the waits.
 
-        The wait for a first route, or for a topic that no server knows, is ``sendMsgTimeout`` per name server or
-        endpoint. The wait for a name server that was reached before is ``deliveryTimeoutMs``. A topic that proxies do
-        not know may have been created just now: that wait is 35 s (at most ``deliveryTimeoutMs``).
+        Raises an MQClientException (10004 without any name server, 10005 without a route).
         """
         routes = self.instance.routes
         info = routes.cached(topic)
@@ -312,10 +307,8 @@ class BatchSender:
 
 
 class OnewaySender(BatchSender):
-    """Sends without acknowledgements: ``sendMode=oneway`` (``NettyRemotingAbstract.invokeOnewayImpl``).
+    """Sends without acknowledgements: ``sendMode=oneway`` (docs/internals/producer.md#one-way-sends).
 
-    A row counts as sent once the socket has taken its last byte; a broker does not even report that it rejects it. What
-    certainly was not sent (no route, no connection) is retried until ``deliveryTimeoutMs``, and then fails the write.
     The caller's thread sends, and the socket holds it up: there is no other thread, and no window.
     """
 

@@ -45,8 +45,7 @@ from rocketmq_spark.transport.base import local_ip
 
 logger = logging.getLogger("rocketmq_spark.producer")
 
-# The fastest size of a request to a proxy, measured with 100-byte bodies. It is 1.3 times as fast as the 5,000 rows
-# that batchBytes would allow. 500 and 2,000 rows were a little slower.
+# The fastest size of a request to a proxy, as measured (docs/internals/grpc.md#batches).
 _GRPC_BATCH_ROWS: Final = 1000
 
 
@@ -111,9 +110,8 @@ def write_rows(
 ) -> None:
     """Send every row of `batches`; return when every row is acknowledged (with ``sendMode=oneway``: written).
 
-    The schema has passed `check_schema`, and the caller registers and unregisters the producer group of `instance`. See
-    `row_batcher` for `write_id`, and `RouteFinder` for `queues` and `servers_reached`. ``enable_trace`` requires
-    `open_trace_sender`. Raises as `BatchSender.write`.
+    The schema has passed `check_schema`, and the caller registers and unregisters the producer group of `instance`.
+    ``enable_trace`` requires `open_trace_sender`. See `row_batcher` and `RouteFinder`. Raises as `BatchSender.write`.
     """
     with contextlib.ExitStack() as stack:
         on_stored = None
@@ -156,9 +154,8 @@ def check_columns(schema: pa.Schema, options: SinkOptions) -> None:
 def check_topic(options: SinkOptions, instance: ClientInstance, schema: pa.Schema) -> None:
     """Look up the option topic, and check the columns against it; without that option do nothing.
 
-    Raises a SchemaError if the topic requires keys and there is no such column, or if a proxy does not accept messages
-    of the columns' type (brokers accept every type). Raises an OptionError if brokers would drop the rows, or store
-    inner batches row by row. Other errors are those of `RouteFinder.find`.
+    Raises as `RouteFinder.find`, `check_keys` and `check_message_types`. An OptionError means that brokers would drop
+    the rows, or store inner batches row by row.
     """
     if options.topic is None:
         return
@@ -207,12 +204,10 @@ def _check_inner(options: SinkOptions, configs: TopicConfigs, info: TopicPublish
 def ordered_queues(
     options: SinkOptions, instance: ClientInstance, known: Mapping[str, int] = MappingProxyType({})
 ) -> Sequence[MessageQueue] | None:
-    """Return the queues that the rows of a whole ordered write are bound to; None if it is not ordered, and over gRPC.
+    """Return the queues of an ordered write (docs/internals/producer.md#ordered-writes); else None, as over gRPC.
 
-    These are the queues of the topic's order configuration. Without one they are the queues of every broker in the
-    route, with or without a master now. Brokers that the route does not list have the number of queues in `known`, of
-    an earlier look-up. Over gRPC the proxy chooses one queue for the rows of each key. Raises an MQClientException
-    (10005) if no name server answers, or the topic does not exist.
+    Brokers that the route does not list have the number of queues in `known`, of an earlier look-up. Raises an
+    MQClientException (10005) if no name server answers, or the topic does not exist.
     """
     if not options.ordered or options.over_grpc:
         return None

@@ -1,8 +1,7 @@
-"""Message trace for the batches of a write: a record for each row, sent by a separate thread.
+"""Message trace for the batches of a write, sent by a separate thread (docs/internals/producer.md#trace).
 
-Tracing never delays or fails a write: batches that arrive too fast are not traced, but counted and logged. A trace is
-for looking at single messages, because decoding a batch row by row costs more than the write itself. Follows
-``SendMessageTraceHookImpl.java``, but each row has its own record, and is found by its id and its keys.
+Batches that arrive too fast are counted and logged, and not traced. Decoding a batch row by row costs more than the
+write itself.
 """
 
 from __future__ import annotations
@@ -58,8 +57,7 @@ def message_type_of(message: Message) -> MessageType:
 class PubTrace:
     """The trace record of one sent message (``TraceContext.java``, ``TraceBean.java``).
 
-    `time_stamp` is the begin of the attempt, epoch milliseconds; `cost_time` is in milliseconds. `store_host` is the
-    broker's ``host:port``, and `body_length` the size as sent.
+    `time_stamp` is the begin of the attempt (epoch), `cost_time` its duration, in ms. `body_length` is the sent size.
     """
 
     time_stamp: int
@@ -93,10 +91,7 @@ class PubTrace:
 
 
 def trace_messages(trace_topic: str, records: Iterable[PubTrace]) -> Iterator[Message]:
-    """Yield messages for the trace topic with these records, each of at most 128,000 bytes.
-
-    The keys fit a message's properties. A record with more keys (a very large batch) is found by its first ones.
-    """
+    """Yield messages of at most 128,000 bytes with these records. One with too many keys is found by its first ones."""
     texts: list[bytes] = []
     keys: dict[str, None] = {}
     size = key_bytes = 0
@@ -131,8 +126,7 @@ def _fitting(words: Iterable[str]) -> dict[str, int]:
 class BatchTracer:
     """A context manager around a write that traces the stored batches.
 
-    `address_of` returns the ``host:port`` of a broker name, or "". `send` sends one trace message. `clock` returns
-    epoch seconds. `discarded` rows were stored and not traced.
+    `address_of` returns the ``host:port`` of a broker name, or "". `discarded` rows were stored and not traced.
     """
 
     def __init__(

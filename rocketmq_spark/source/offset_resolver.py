@@ -1,7 +1,7 @@
 """Resolves the offsets where a read begins and ends, from numbers or times, for the driver.
 
-A broker deletes messages up to 10 s before it corrects the queue's minimum offset. So `OffsetResolver` pulls a message
-where a read begins at the oldest message or at a time. What expired before the plan is not lost data.
+A broker's minimum offset can be too low (docs/internals/remoting.md#offsets). So `OffsetResolver` pulls a message where
+a read begins at the oldest message or at a time. What expired before the plan is not lost data.
 The options have the meaning of ``KafkaOffsetReaderAdmin.scala``.
 """
 
@@ -48,11 +48,7 @@ class OffsetResolver:
     _unknown: set[tuple[str, str]] = field(default_factory=set, init=False)
 
     def earliest(self, queues: Iterable[MessageQueue]) -> Offsets:
-        """Return the offset of the oldest message that each queue still has; 0 for a compacted topic.
-
-        Messages of a compacted topic lie below the minimum that brokers report, that of the queue before compaction
-        (issue 7540 of apache/rocketmq).
-        """
+        """Return each queue's oldest offset; 0 for a compacted topic (docs/internals/remoting.md#compaction-topics)."""
         queues = [*queues]
         compacted = self._compacted(queues)
         plain = [queue for queue in queues if queue not in compacted]

@@ -1,4 +1,4 @@
-"""Pulls the messages of offset ranges, with many requests in flight: a broker returns at most 32 messages at a time.
+"""Pulls the messages of offset ranges, with many requests in flight (docs/internals/remoting.md#pulls).
 
 One thread does everything. The results of a queue cover its range in order; missing messages appear as an empty body.
 Requests of a queue overlap only where the last answer shows what the next will hold: not with a filter, and not where a
@@ -36,16 +36,13 @@ _SUSPEND_MS: Final = 5_000
 _FIRST_WAIT, _LONGEST_WAIT = 0.05, 2.0
 # Seconds from one check of a filtered read to the next.
 _CHECK_EVERY: Final = 1.0
-# A broker of 5.5.0 drops such messages at once, but counts them in the queue's maximum offset.
+# Brokers drop such messages, but count them in the maximum offset (docs/internals/remoting.md#compaction-topics).
 _COMPACTED: Final = "the last messages of this compacted topic have no keys, and the broker has dropped them"
 
 
 @dataclass(slots=True, eq=False)
 class _Segment:
-    """The part of a range that one request covers; with `stop` None it ends with the answer.
-
-    A `check` pulls without the filter, to find out whether the broker still has the messages.
-    """
+    """The part of a range that one request covers (`stop` None: up to the answer's end); a `check` has no filter."""
 
     fetch: _QueueFetch
     start: int
@@ -101,9 +98,9 @@ class _QueueFetch:
         return segment.start
 
     def is_being_written(self, segment: _Segment, outcome: PullOutcome) -> bool:
-        """Return whether a broker skipped a message of a compacted topic that is in its index and not yet in its log.
+        """Return whether a skipped message is in the index, not yet in the log (`CompactionLog.getMessage`).
 
-        Messages that compaction removed are not in the index (CompactionLog.getMessage).
+        Messages that compaction removed are not in the index.
         """
         removing = self.range.compacted and outcome.status is PullStatus.OFFSET_ILLEGAL
         return removing and outcome.next_begin_offset > max(segment.start, outcome.min_offset)

@@ -28,10 +28,7 @@ _MOST_NAMED: Final = 1_000
 
 @dataclass(frozen=True, slots=True)
 class OffsetRange:
-    """The messages of one queue (with the user's topic) from `start` up to, and without, `end`.
-
-    In a compacted topic (``cleanup.policy=COMPACTION``) missing offsets are not lost data.
-    """
+    """Messages `start` to `end` - 1 of a queue (with the user's topic). If `compacted`, gaps are not lost data."""
 
     queue: MessageQueue
     start: int

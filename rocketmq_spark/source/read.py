@@ -1,9 +1,4 @@
-"""Pulls the messages of offset ranges and decodes them into record batches.
-
-    OffsetRange -> Puller -> Pulled -> batches_of -> Arrow record batch
-
-Every offset of an unfiltered range becomes a row or is reported as missing.
-"""
+"""Pulls and decodes offset ranges. Every offset of an unfiltered range becomes a row or is reported as missing."""
 
 from __future__ import annotations
 
@@ -62,7 +57,7 @@ def read_rows(
         pulls = Puller(pulled_with, transport, queues, transport.clock).pull(ranges)
         tags = None
         if options.filter_type == "TAG" and options.sub_expression.strip() != "*":
-            # A broker compares only the hashes of tags.
+            # Brokers compare hashes of tags (docs/internals/remoting.md#pulls).
             tags = frozenset(filter(None, (tag.strip(_TRIMMED) for tag in options.sub_expression.split("||"))))
         yield from decoded(options, pulls, schema, tags, on_unreadable)
 

@@ -84,10 +84,9 @@ class GroupOffsets:
             self._again_at = math.inf
 
     def _join(self, queue: MessageQueue, address: str, timeout: float) -> bool:  # noqa: ARG002 - any queue of the broker
-        """Send a broker a heart-beat, without which it has no %RETRY% topic and shows no group to tools.
+        """Join the group at a broker, unless another application is a member; return whether the query is one.
 
-        Return False, and send nothing, if another application is a member. The heart-beat would remove its
-        subscriptions, and the application would continue from the query's offsets.
+        Otherwise that application would continue from the query's offsets (docs/internals/remoting.md#consumer-groups).
         """
         group, now, transport = self.bounds.options.consumer_group, self.bounds.clock(), self.bounds.transport
         if now - self._registered.get(address, -math.inf) <= _HEART_BEAT:
@@ -148,8 +147,7 @@ class StreamOffsets:
     def completed(self, target: Mapping[MessageQueue, int], known: Mapping[MessageQueue, int]) -> Offsets:
         """Return `target` with the queues of `known` that it lacks, because their brokers were in no route.
 
-        With ``failOnDataLoss`` this waits for the brokers until ``readTimeoutMs``. Otherwise the queues keep their
-        offsets.
+        With ``failOnDataLoss`` it waits for the brokers until ``readTimeoutMs``. Otherwise the offsets stay.
         """
         self.queues.deadline.restart()
         missing = {queue: known[queue] for queue in known if queue not in target and self._options.reads(queue)}

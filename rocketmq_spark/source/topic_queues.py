@@ -1,4 +1,4 @@
-"""The queues of a read, and the brokers to send requests about them to.
+"""The queues of a read, and the brokers to send requests about them to (docs/internals/remoting.md#routes).
 
 A request goes to the master. While the master does not answer, requests go to its slaves in turn, and to the master
 after each ``pullTimeoutMs``. A slave that was added later lacks older messages. Its lower bounds are trusted only after
@@ -178,10 +178,7 @@ class TopicQueues:
         return True
 
     def exists(self, queue: MessageQueue) -> bool | None:
-        """Return whether the route has the queue, or None if it lacks the queue's broker, which may come back.
-
-        A topic without a known route does not exist if the name servers know brokers, but not the topic.
-        """
+        """Return whether the route has the queue, None if it lacks the broker, which may come back; see `is_gone`."""
         try:
             route = self._routes.last(queue.topic)
         except RocketMQError as exc:
@@ -191,10 +188,7 @@ class TopicQueues:
         return queue in _readable(queue.topic, route)
 
     def may_hold_inner_batches(self, queues: Iterable[MessageQueue]) -> bool:
-        """Return whether a queue may hold batches as units. A broker ignores the tags and properties of their members.
-
-        A queue of unknown type counts as such a queue, if the filter can be applied without the broker.
-        """
+        """Return whether a queue may hold inner batches (docs/internals/messages.md#inner-batches); see `is_plain`."""
         one_of_each = list({place(queue): queue for queue in queues}.values())
         # The first answer often decides, because most reads are of topics of one type.
         if not one_of_each or not self.is_plain(one_of_each[0]):
@@ -209,11 +203,7 @@ class TopicQueues:
         return {queue: answers[one_of_each[place(queue)]] for queue in queues}
 
     def check_filter(self, queues: Iterable[MessageQueue]) -> None:
-        """Raise an OptionError if a broker cannot parse the SQL expression or does not support SQL.
-
-        A broken expression would filter out all messages, or none. A broker that does not answer checks it with the
-        first pull.
-        """
+        """Raise an OptionError if a broker rejects SQL or the expression (docs/internals/remoting.md#pulls)."""
         options = self._options
         for queue in {queue.broker_name: queue for queue in queues}.values():
             try:

@@ -1,8 +1,7 @@
 """The topics of a read, their routes, and the deadline for planning.
 
-Answers and errors are kept for one second. The last known route stays valid if no name server answers or one reports
-that the topic does not exist, because the name server may have restarted.
-Follows ``MQClientInstance.updateTopicRouteInfoFromNameServer``.
+Answers and errors are kept for one second. The last known route stays valid (docs/internals/producer.md#route-cache),
+because a name server that does not know the topic may have restarted.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Spark's filters as narrower ranges of offsets, and as an expression for tags.
-
-Other filters change nothing, and Spark evaluates every filter again.
-"""
+"""Spark's filters as narrower offset ranges and tags. Others change nothing, and Spark evaluates every filter again."""
 
 from __future__ import annotations
 

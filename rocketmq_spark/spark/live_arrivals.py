@@ -1,8 +1,7 @@
 """Counts the messages that arrive in a topic, by the brokers' own offsets (``MQAdminImpl.maxOffset``).
 
 A queue counts from its offset at its first answer. A new queue counts from 0: its broker had fewer queues before, or
-was registered without the topic at the beginning. A broker that the route merely lacks may be down, and have old
-messages.
+was registered without the topic at the beginning. A broker that the route lacks may be down, and have old messages.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""Keeps the queues that an ordered stream binds its keys to from one micro-batch to the next.
+"""Keeps the queues of an ordered stream between micro-batches (docs/internals/producer.md#ordered-writes).
 
-A name server drops a broker from the route as soon as its connection breaks. Keys that then moved to the remaining
-queues would let consumers see new rows before old ones. So the driver keeps each broker's number of queues in a file of
-the query's checkpoint, or in memory if Python cannot reach the checkpoint:
+The driver keeps them in a file of the query's checkpoint, or in memory if Python cannot reach the checkpoint:
 
     <checkpointLocation>/rocketmq-queues-<topic>.json   {"broker-a": 4, "broker-b": 4}
 """

@@ -74,8 +74,7 @@ class RangesPartition(InputPartition):
 class PartitionReader:
     """The base of batch and stream readers; `read` runs in every task.
 
-    A column of `schema` that no read has is a SchemaError. `parallelism` is how many tasks run at once, if known. The
-    `accumulator` takes the numbers of skipped messages to the driver.
+    A column of `schema` that no read has is a SchemaError. The `accumulator` gets the numbers of skipped messages.
     """
 
     def __init__(

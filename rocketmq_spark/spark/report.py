@@ -184,8 +184,7 @@ def record_commit(
 ) -> None:
     """Append one commit's figures to the file at `path`, which may be a URI; a failure is only logged.
 
-    `write_id` is empty in a stream. `now` is in epoch seconds. `resolve` returns file system and path of a URI;
-    default: `pyarrow.fs.FileSystem.from_uri`.
+    `write_id` is empty in a stream. `now` is in epoch seconds. `resolve` replaces `pyarrow.fs.FileSystem.from_uri`.
     """
     try:
         _append(path, _line(_finished(messages), write_id, batch_id, now), resolve)

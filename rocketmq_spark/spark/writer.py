@@ -1,8 +1,4 @@
-"""The writers of batch and streaming queries: what the driver looks up before a write, and what each task runs.
-
-Spark pickles options and ids only. Connections are made inside `write`, after the fork, and not for a partition without
-rows. When a task returns, every row is acknowledged (except with ``sendMode=oneway``).
-"""
+"""The writers of queries: what the driver looks up, and what tasks run (docs/internals/architecture.md#processes)."""
 
 from __future__ import annotations
 
@@ -76,8 +72,7 @@ _NO_LOOKUP = RouteLookup()
 class _PartitionWriter:
     """One write of one session; `write` runs in every task.
 
-    `write_id` is the key of the write's reports, in a stream the query id. Only `RocketMQRowStreamWriter` needs
-    `schema`.
+    `write_id` is the key of the reports, in a stream the query id. Only `RocketMQRowStreamWriter` needs `schema`.
     """
 
     options: SinkOptions
@@ -87,7 +82,7 @@ class _PartitionWriter:
     schema: StructType | None = None
 
     def write(self, batches: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Send every row of one partition; return when each is acknowledged."""
+        """Send every row of one partition; return when each is acknowledged (except with ``sendMode=oneway``)."""
         context = TaskContext.get()
         partition_id = context.partitionId() if context else 0
         write_id = (context and context.getLocalProperty(_QUERY_ID)) or self.write_id
@@ -224,8 +219,7 @@ def look_up_route(options: SinkOptions, columns: pa.Schema) -> RouteLookup:
     """Look up the topics that options name, so that a wrong address or topic fails before any task.
 
     Raises an MQClientException (10005) if no server answers, or if the topic does not exist and the write cannot create
-    it, as with ``ordered`` and over gRPC. Over gRPC, a SchemaError is raised if the topic does not accept messages of
-    the type of `columns`.
+    it, as with ``ordered`` and over gRPC. Raises as `check_topic`.
     """
     with closing(_new_instance(options)) as instance:
         queues = _look_up(options, columns, instance, None)
