@@ -1,4 +1,4 @@
-"""The offsets of queues, and the newest messages of a topic. Follows ``MQAdminImpl.java`` (maxOffset, minOffset).
+"""The offsets of queues (``MQAdminImpl``, docs/internals/remoting.md#offsets), and the newest messages of a topic.
 
 Every queue is asked, writable or not, because messages stay in place when a permission changes. Requests go to the
 brokers in turn; a broker that does not answer for one queue gets no request for the next.
@@ -43,10 +43,9 @@ _UNKNOWN_TIME: Final = datetime.max.replace(tzinfo=timezone.utc)
 
 
 def admin_options(given: Mapping[str, Any], timeout: float, environ: Mapping[str, str]) -> SourceOptions:
-    """Return the options of a connection, or raise an OptionError.
+    """Return the options of a connection, or raise an OptionError. `timeout` is in seconds per request.
 
-    `given` is by field of `SourceOptions`, with None for missing values; other names are ignored. ``NAMESRV_ADDR`` is
-    the default of the name servers. `timeout` is the seconds for each request.
+    `given` is by field of `SourceOptions`; None is a missing value, other names are ignored.
     """
     check_timeout(timeout)
     table = [spec for spec in SOURCE_OPTIONS if spec.field in given]
@@ -115,10 +114,9 @@ def missing_queues(answers: Mapping[MessageQueue, QueueOffsets | RocketMQError])
 def queue_offsets(name_servers: str | Sequence[str], topic: str, *, timeout: float = 3.0) -> list[QueueOffsets]:
     """Return the offsets of all queues of a topic, by broker name, then queue id; a missing answer is an error.
 
-    `name_servers` is a text (``host:9876;host:9876``) or a list of addresses; `timeout` is in seconds per request.
-
-    Raises an OptionError for a malformed argument or a static topic, a RemotingException if a server does not answer,
-    and a TopicRouteStaleException for an unknown topic.
+    `name_servers` is a text (``host:9876;host:9876``) or a list; `timeout` is in seconds per request. Raises an
+    OptionError for a malformed argument or a static topic, a RemotingException if a server does not answer, and a
+    TopicRouteStaleException for an unknown topic.
     """
     options = admin_options({"name_server": name_servers}, timeout, {})
     namespace = options.connection.namespace or ""
@@ -141,8 +139,7 @@ def peek(
 ) -> list[PeekedMessage]:
     """Return the newest messages of some queues by store time, the newest first; see `Admin.peek`.
 
-    `held` has the queues that readers may read. Only their ends are read, as a DataFrame's read does; messages that
-    expire meanwhile are left out.
+    `held` has the queues that readers may read. Messages that expire meanwhile are left out.
     """
     # Only this function needs Arrow.
     import pyarrow as pa
