@@ -43,9 +43,10 @@ _UNKNOWN_TIME: Final = datetime.max.replace(tzinfo=timezone.utc)
 
 
 def admin_options(given: Mapping[str, Any], timeout: float, environ: Mapping[str, str]) -> SourceOptions:
-    """Return the options of a connection, or raise an OptionError. `timeout` is in seconds per request.
+    """Return the options of a connection, or raise an OptionError.
 
-    `given` is by field of `SourceOptions`; None is a missing value, other names are ignored.
+    `given` is by field of `SourceOptions`, with None for missing values; other names are ignored. ``NAMESRV_ADDR`` is
+    the default of the name servers. `timeout` is the seconds for each request.
     """
     check_timeout(timeout)
     table = [spec for spec in SOURCE_OPTIONS if spec.field in given]
