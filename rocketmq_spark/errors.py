@@ -1,7 +1,8 @@
 """All errors of this package, with flags that tell the caller what to do next.
 
-Senders read the flags and never list error classes. Errors that the Java client also has keep their Java names and
-tree; all others end in ``Error``. The text of an error is one bounded line without control characters and secrets.
+The flags of codes are in docs/internals/remoting.md#response-codes and docs/internals/grpc.md#codes. Errors that the
+Java client also has keep their Java names and tree; all others end in ``Error``. The text of an error is one bounded
+line without control characters and secrets.
 """
 
 from __future__ import annotations
@@ -11,8 +12,7 @@ import re
 import traceback
 from typing import ClassVar, Final
 
-# Maximum characters of an error, log record or table cell: enough for the error of a write with counts of 1,000
-# brokers.
+# Maximum characters of an error, log record or table cell: enough for a write's error with counts of 1,000 brokers.
 LONGEST: Final = 100_000
 
 # Control characters, line separators, invisible characters that reorder or hide text, and surrogates, which no UTF-8
@@ -83,8 +83,7 @@ class MQClientException(RocketMQError):
 class RouteNotFoundException(MQClientException):
     """A topic without a route; a broker may register it later.
 
-    The code is 10004 if no name server is known, else 10005 (``ClientErrorCode.java``). `unreachable` is True if no
-    name server answered, and False if one answered without a usable route.
+    The code is 10004 if no name server is known, else 10005. `unreachable` is True if no name server answered.
     """
 
     retriable = True

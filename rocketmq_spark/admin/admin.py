@@ -238,7 +238,7 @@ def create_topic(
     *,
     update: bool,
 ) -> TopicRouteData:
-    """Create or change a topic; see `Admin.create_topic`."""
+    """Create or change a topic; see `Admin.create_topic` and docs/internals/remoting.md#topics."""
     new.check()
     for name, flag in (("inner", new.inner), ("update", update)):
         if not isinstance(flag, bool):

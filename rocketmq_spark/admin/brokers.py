@@ -1,7 +1,4 @@
-"""Tables of the cluster's brokers and topics. None replaces a value that a broker does not report.
-
-Follows ``AdminBrokerProcessor.prepareRuntimeInfo`` and ``ClusterListSubCommand.java``.
-"""
+"""Tables of brokers and topics (docs/internals/remoting.md#broker-administration, ``ClusterListSubCommand``)."""
 
 from __future__ import annotations
 

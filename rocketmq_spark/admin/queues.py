@@ -1,4 +1,4 @@
-"""The offsets of queues, and the newest messages of a topic. Follows ``MQAdminImpl.java`` (maxOffset, minOffset).
+"""The offsets of queues (``MQAdminImpl``, docs/internals/remoting.md#offsets), and the newest messages of a topic.
 
 Every queue is asked, writable or not, because messages stay in place when a permission changes. Requests go to the
 brokers in turn; a broker that does not answer for one queue gets no request for the next.
@@ -120,10 +120,9 @@ def missing_queues(answers: Mapping[MessageQueue, QueueOffsets | RocketMQError])
 def queue_offsets(name_servers: str | Sequence[str], topic: str, *, timeout: float = 3.0) -> list[QueueOffsets]:
     """Return the offsets of all queues of a topic, by broker name, then queue id; a missing answer is an error.
 
-    `name_servers` is a text (``host:9876;host:9876``) or a list of addresses; `timeout` is in seconds per request.
-
-    Raises an OptionError for a malformed argument or a static topic, a RemotingException if a server does not answer,
-    and a TopicRouteStaleException for an unknown topic.
+    `name_servers` is a text (``host:9876;host:9876``) or a list; `timeout` is in seconds per request. Raises an
+    OptionError for a malformed argument or a static topic, a RemotingException if a server does not answer, and a
+    TopicRouteStaleException for an unknown topic.
     """
     options = admin_options({"name_server": name_servers}, timeout, {})
     namespace = options.connection.namespace or ""
@@ -146,8 +145,7 @@ def peek(
 ) -> list[PeekedMessage]:
     """Return the newest messages of some queues by store time, the newest first; see `Admin.peek`.
 
-    `held` has the queues that readers may read. Only their ends are read, as a DataFrame's read does; messages that
-    expire meanwhile are left out.
+    `held` has the queues that readers may read. Messages that expire meanwhile are left out.
     """
     # Only this function needs Arrow.
     import pyarrow as pa

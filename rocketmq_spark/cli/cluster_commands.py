@@ -1,7 +1,6 @@
 """``rocketmq-spark cluster up | status | down | logs``.
 
-`up` leaves the servers running and saves their state in a file; `down` stops only the servers in that file. Results go
-to stdout, progress to stderr.
+`up` saves the state of its servers in a file; `down` stops only those. Results go to stdout, progress to stderr.
 """
 
 from __future__ import annotations

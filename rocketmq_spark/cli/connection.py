@@ -2,8 +2,7 @@
 
 The name server is that of the command line, else ``NAMESRV_ADDR``, else that of the cluster started with
 ``rocketmq-spark cluster up``. Only the servers of that cluster get its keys and certificates. If one of them has died,
-a command that would sign requests fails, because another program may listen at its address. Results go to stdout.
-Missing parts of a result go to stderr and make the exit code 1.
+a command that would sign requests fails, because another program may listen at its address.
 """
 
 from __future__ import annotations
@@ -72,7 +71,7 @@ class Connection:
                 raise
 
     def show(self, table: Table[Any]) -> None:
-        """Print an answer; the exit code is 1 if it has missing parts."""
+        """Print an answer to stdout, and its missing parts to stderr; with missing parts the exit code is 1."""
         if self.as_json:
             print_json(table.to_dicts())
         else:

@@ -117,8 +117,7 @@ def _stored_messages(name_server: str, expected: int) -> int:
 def run(console: Console, *, over_grpc: bool = False) -> None:
     """Run the demo and print its steps to `console`.
 
-    Raises an OptionError or ClusterError if a requirement is missing, and a DeliveryError if the number of stored
-    messages differs from the number of rows.
+    Raises an OptionError or ClusterError for a missing requirement, and a DeliveryError if rows and messages differ.
     """
     from pyspark.errors import PySparkException
 

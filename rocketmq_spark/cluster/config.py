@@ -16,8 +16,7 @@ from typing import Final
 
 from rocketmq_spark.errors import ClusterError
 
-# Below the range of outgoing connections (from 32768 on Linux, 49152 on macOS). Otherwise a client that retries the
-# port of a stopped broker could get it as its own port, and connect to itself.
+# Below outgoing ports (Linux 32768, macOS 49152). Otherwise a client of a stopped broker could connect to itself.
 _PORTS: Final = range(20_000, 30_000)
 
 # Programs with the same seed must not try the same ports.
@@ -170,10 +169,7 @@ def pick_port(taken: Iterable[int], *, below: int = 0, draw: Callable[[int, int]
 
 
 def pick_broker_ports(taken: Iterable[int], properties: Mapping[str, str]) -> tuple[int, int]:
-    """Return a broker's listenPort and haListenPort: those of its properties, if they are free, or free ones.
-
-    The VIP port is always ``listenPort - 2`` (``BrokerController.java``).
-    """
+    """Return listenPort and haListenPort: the given ones, or free ones (VIP: docs/internals/producer.md#vip-port)."""
     named = {
         name: checked_port(properties[name], name) for name in ("listenPort", "haListenPort") if name in properties
     }

@@ -1,8 +1,7 @@
 """The RocketMQ server's jars: fetched once with the Ivy of PySpark, and compared with the package's list.
 
-``conf/jars.sha256`` lists the SHA-256 of the jars. After every fetch and before every use each jar is hashed, and a jar
-that is not in the list counts as a difference. The folder of the jars appears by one rename. One process fetches at a
-time; other processes wait and use its result.
+After every fetch and before every use, each jar is compared with ``conf/jars.sha256``; an unlisted jar is a difference.
+One rename makes the folder of the jars. One process fetches at a time; others wait and use its result.
 """
 
 from __future__ import annotations
@@ -119,8 +118,7 @@ def server_jars(
 ) -> tuple[Path, ...]:
     """Return the server's jars, and fetch them if necessary. `find_java` is called only for a fetch.
 
-    `checksums` has the SHA-256 of every jar by file name, by default those of the package. Raises a ClusterError
-    without network, disk space, Java or PySpark's Ivy, and for jars that differ from the list.
+    Raises a ClusterError without network, disk space, Java or PySpark's Ivy, and for jars that differ from `checksums`.
     """
     cache, checksums = cache_folder(), checksums or server_checksums()
     jars = installed_jars(cache, checksums)
@@ -193,10 +191,8 @@ def _locked(path: Path, tell: Progress) -> Iterator[None]:
 
 
 def retrieve(work: Path, java: Path, ivy: Path, tell: Progress) -> None:
-    """Fetch the jars with Ivy into ``work/jars``, with the user's own settings for a mirror of Maven Central.
-
-    Ivy compares each jar with the SHA-1 of the same repository, which finds damage but no forged repository.
-    """
+    """Fetch the jars with Ivy into ``work/jars``, with the user's own settings for a mirror of Maven Central."""
+    # Ivy compares each jar with the SHA-1 of the same repository, which finds damage but no forged repository.
     settings = os.environ.get("ROCKETMQ_SPARK_IVY_SETTINGS") or str(work / "ivysettings.xml")
     (work / "ivysettings.xml").write_text(render("ivysettings.xml"), encoding="utf-8")
     step_name = f"fetching the RocketMQ {RELEASE} server, once"

@@ -1,6 +1,6 @@
-"""Requests to the servers of a local cluster that check whether they are ready, and that create users.
+"""Requests to the servers of a local cluster, which check readiness and create users.
 
-Follows ``AuthConfig.java``, ``AuthenticationMetadataManagerImpl.java`` and ``Resource.java``.
+See docs/internals/remoting.md#broker-administration and ``AuthenticationMetadataManagerImpl``.
 """
 
 from __future__ import annotations
@@ -45,10 +45,7 @@ class Probe:
     def ask(
         self, address: str, code: RequestCode, ext_fields: Mapping[str, str], doing: str, body: bytes = b""
     ) -> RemotingCommand:
-        """Send one request and return its answer; `doing` describes it in errors.
-
-        Raises a RemotingException if there is no answer, and an MQBrokerException for an error code.
-        """
+        """Return the answer to a request; raises a RemotingException or MQBrokerException that begins with `doing`."""
         transport = RemotingTransport(
             (), credentials=self.credentials, sign_name_server_requests=True, tls=self.tls, polled=True
         )
@@ -90,10 +87,7 @@ class Probe:
 
 
 def create_user(probe: Probe, brokers: Collection[str], name: str, secret_key: str, **rights: Sequence[str]) -> None:
-    """Create a user on all brokers; after an error, delete it on those that answer.
-
-    `rights` are publish, subscribe and groups, as in `LocalCluster.create_user`.
-    """
+    """Create a user with rights as in `LocalCluster.create_user`; after an error, delete it on brokers that answer."""
     check_user(name, secret_key, **rights)
     doing = f"creating the user {name}"
     for address in brokers:

@@ -20,8 +20,7 @@ from typing import Final
 
 from rocketmq_spark.errors import ClusterError
 
-# It reads "+ pid", "- pid", and at an orderly end "release". The end of input means that this process is gone. The pids
-# were alive or unreaped a moment ago, so none of them belongs to another process yet.
+# At the end of input this process is gone. The pids were alive or unreaped until then, so no other process has them.
 _WATCHDOG: Final = r"""
 pids=" "
 while read -r op pid; do
@@ -118,9 +117,8 @@ class Watchdog:
 class ServerProcess:
     """One JVM process, and the reason of its end.
 
-    Its working directory `folder` contains ``console.log`` (its output) and ``server.log`` (its own log). Both are
-    readable only by their owner, because they may contain secrets. `hide` removes secrets from the lines that errors
-    quote. `env` is the whole environment.
+    Its directory `folder` has ``console.log`` (its output) and ``server.log`` (its own log). Only their owner may read
+    them, because they may contain secrets. `hide` removes secrets from quoted lines. `env` is the whole environment.
     """
 
     def __init__(
@@ -313,8 +311,7 @@ def parse_java_version(text: str) -> int | None:
 def find_java(environ: Mapping[str, str] = os.environ) -> Path:
     """Return ``$JAVA_HOME/bin/java``, else the first ``java`` on ``PATH``.
 
-    Raises a ClusterError if it is missing, doesn't run, or is older than 17. It does not search for a newer one,
-    because the user chose this one.
+    Raises a ClusterError if it is missing, doesn't run, or is older than 17. No other is searched: the user chose it.
     """
     home = environ.get("JAVA_HOME", "")
     folders = (str(Path(home, "bin")) if home else "", environ.get("PATH", os.defpath))

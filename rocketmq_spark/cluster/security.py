@@ -1,9 +1,9 @@
 """The security of a local cluster: administrator, certificates, and write permissions of its files.
 
-The administrator's secret key is random. Servers sign their requests to each other as the administrator; the name
-server has no users. Secrets are in files that only their owner may read, and in no repr, log or command line. The
-certificate authority's private key is not saved. Keys are unencrypted PKCS#8 (docs/internals/remoting.md#tls), and a
-certificate is for clients and servers, because RocketMQ's servers are clients of each other.
+Servers sign their requests to each other as the administrator; the name server has no users. Secrets are in files that
+only their owner may read, and in no repr, log or command line. The certificate authority's private key is not saved. A
+certificate is for clients and servers, because RocketMQ's servers are clients of each other. Keys are as
+docs/internals/remoting.md#tls says.
 """
 
 from __future__ import annotations
@@ -61,10 +61,7 @@ class Security:
 
     @classmethod
     def made(cls, directory: Path, *, auth: bool, tls: Tls) -> Security:
-        """Return the security of a cluster, and write its keys and certificates into `directory`.
-
-        Raises a ClusterError if the folder is not writable, or writable by other users.
-        """
+        """Return a cluster's security, with files in `directory`; raises a ClusterError as `require_own_folder`."""
         if auth or tls:
             require_own_folder(directory)
         secret_file = directory / "admin.secret" if auth else None
@@ -94,7 +91,7 @@ class Security:
 
     @property
     def broker_properties(self) -> dict[str, str]:
-        """The properties of every broker; at first the administrator is its only user."""
+        """The properties of every broker (``AuthConfig``); at first the administrator is its only user."""
         if self.admin is None:
             return {}
         user = {"username": self.admin.access_key, "password": self.admin.secret_key}
@@ -146,10 +143,7 @@ class Security:
 
 
 def client_options(options: Mapping[str, str]) -> dict[str, Any]:
-    """Return the options of a DataFrame as `Producer` and `Admin` take them: ``use_tls=True`` for ``useTls=true``.
-
-    Raises a ClusterError for an unknown option, if another release started the cluster.
-    """
+    """Return a DataFrame's options as `Producer` and `Admin` take them; raises a ClusterError for an unknown one."""
     fields = {spec.name: spec.field for spec in SINK_OPTIONS}
     unknown = ", ".join(name for name in options if name not in fields)
     if unknown:
@@ -167,10 +161,7 @@ def check_security(
     proxy: Mapping[str, object],
     jvm_options: Sequence[str],
 ) -> None:
-    """Raise a ClusterError for TLS without trustme, and for properties that contradict `auth` and `tls`.
-
-    `brokers` has the properties of each broker, `proxy` those of the proxy.
-    """
+    """Raise a ClusterError for TLS without trustme, and for properties that contradict `auth` and `tls`."""
     if not isinstance(auth, bool):
         # The value is not shown, because it may be a secret.
         raise ClusterError(f"auth must be False or True, not a {type(auth).__name__}: use create_user to add keys")
@@ -292,8 +283,7 @@ def _read_private(file: Path) -> bytes:
 def require_own_folder(folder: Path, *, user: int | None = None) -> None:
     """Raise a ClusterError if another user could have put keys or users into a cluster's folder.
 
-    Only `user` (by default the effective user) may write to the folder and its subfolders, and `user` or root must own
-    all its entries.
+    Only `user` (default: the effective one) may write to it and its subfolders; `user` or root must own its entries.
     """
     user = os.geteuid() if user is None else user
     try:

@@ -288,8 +288,7 @@ class Proxy(Server):
     @property
     def endpoints(self) -> str:
         """``host:port`` of gRPC: the option ``endpoints``."""
-        # The gRPC port can't require a client certificate (ProxyAndTlsProtocolNegotiator); the remoting port can, and
-        # forwards gRPC to it.
+        # The gRPC port can't require a client certificate (ProxyAndTlsProtocolNegotiator), see `LocalCluster`.
         tls = self._site.security.tls
         return f"127.0.0.1:{self._grpc_port}" if tls is None or tls.client is None else self.address
 

@@ -1,8 +1,7 @@
 """The record of a cluster that the command line left running: one file per user.
 
 The file records the pid and start time of each process, so a reused pid is never signalled, and no request goes to the
-address of a dead server. The file is replaced as a whole, and removed only when none of its servers runs. Its folder is
-``$ROCKETMQ_SPARK_STATE``, else ``$XDG_STATE_HOME/rocketmq-spark``, else ``~/.local/state/rocketmq-spark``.
+address of a dead server. The file is replaced as a whole, and removed only when none of its servers runs.
 """
 
 from __future__ import annotations
@@ -83,10 +82,7 @@ class ClusterState:
         return any(server.state() != "died" for server in self.servers)
 
     def require_running(self, *kinds: str) -> None:
-        """Raise a ClusterError if a server of one of these kinds has died.
-
-        A pid of another pid namespace does not match its recorded start, so the server counts as died.
-        """
+        """Raise a ClusterError if a server of one of these kinds has died, or runs in another pid namespace."""
         for server in self.servers:
             if server.kind in kinds and server.state() == "died":
                 raise ClusterError(
@@ -162,16 +158,14 @@ class StateFile:
 
 
 def process_start(pid: int) -> str | None:
-    """Return the start time of a process in the system's format, or None if it has ended or is a zombie.
-
-    Without ``/proc`` (macOS) the resolution is a second, which suffices, because a pid is reused only after its end.
-    """
+    """Return the start time of a process in the system's format, or None if it has ended or is a zombie."""
     if Path("/proc/self/stat").exists():
         fields = _proc_stat(pid)
         if not fields or fields[0] in "ZX":
             return None
         # Clock ticks since boot. The boot id changes when the machine restarts.
         return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()}/{fields[19]}"
+    # The resolution is a second (macOS), which suffices, because a pid is reused only after its end.
     return None if _status(pid).startswith("Z") else _ps(pid, "lstart") or None
 
 

@@ -1,7 +1,6 @@
 """The options of a connection to name servers and brokers (remoting) or to proxies (gRPC).
 
-A write, a read, a producer and an admin client each contain one `ConnectionOptions`. If only `endpoints` are given, the
-connection uses gRPC, otherwise remoting. An option that a proxy cannot honour is an error.
+A write, a read, a producer and an admin client each contain one `ConnectionOptions`.
 """
 
 from __future__ import annotations
@@ -166,11 +165,10 @@ class ConnectedOptions:
         return self.connection.over_grpc
 
 
-# Defaults over gRPC. Some clients of proxies assume gzip for every compressed body, and consumers over remoting cannot
-# decompress gzip. So bodies are compressed only on request.
+# Bodies are compressed only on request, because some clients expect gzip: docs/internals/grpc.md#compression.
 GRPC_DEFAULTS: Final[Mapping[str, Any]] = {"transport": GRPC, "compress_type": "NONE"}
 
-# With 3 requests of 1,000 rows in flight, a proxy accepted 1.5 times as many rows as with 8.
+# Measured, see docs/internals/grpc.md#batches.
 GRPC_MAX_IN_FLIGHT: Final = 3
 
 _CREATE_FIRST: Final = (
@@ -178,7 +176,7 @@ _CREATE_FIRST: Final = (
     "-a +message.type=NORMAL)"
 )
 
-# (field, the values that are allowed over gRPC, why others are not)
+# (field, the values that are allowed over gRPC, why others are not), see docs/internals/grpc.md#unsupported.
 _REFUSED: Final[tuple[tuple[str, tuple[Any, ...], str], ...]] = (
     ("unit_mode", (False,), "requests to a proxy have no unit mark"),
     ("vip_channel_enabled", (False,), "a proxy has no second port"),
@@ -202,10 +200,7 @@ _REFUSED: Final[tuple[tuple[str, tuple[Any, ...], str], ...]] = (
 
 
 def transport_of(values: Mapping[str, Any], spelt: Spelling) -> str:
-    """Return the transport for the given options, by field; the environment is not included.
-
-    Raises an OptionError for addresses of both kinds or of the wrong kind, and for gRPC without endpoints.
-    """
+    """Return the transport of options by field (not the environment), or raise an OptionError for wrong addresses."""
     name_server, endpoints, transport = spelt("name_server"), spelt("endpoints"), spelt("transport")
     chosen: str | None = values.get("transport")
     if chosen is None and "endpoints" in values and "name_server" in values:

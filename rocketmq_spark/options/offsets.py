@@ -5,9 +5,8 @@
     queues     {"topic": {"broker": [0, 1]}}
     a receipt  {"broker": {"rows": 5, "queues": {"topic": {"0": {"first_offset": 3, "last_offset": 7}}}}}
 
-Users write this by hand, so a text of any other shape is an error that names the topic, broker and queue. A repeated
-name in an object is also an error, because Python's parser silently takes the last one. A receipt is
-`WriteSummary.to_dict` as JSON; its other entries are ignored.
+A text of any other shape is an error that names the place. So is a repeated name, of which Python takes the last value.
+A receipt is `WriteSummary.to_dict` as JSON; its other entries are ignored.
 """
 
 from __future__ import annotations
@@ -38,14 +37,11 @@ _Leaf = TypeVar("_Leaf")
 
 @dataclass(frozen=True, slots=True)
 class OffsetSpec:
-    """Where a read begins or ends (exclusive): one word for all queues, or sorted offsets.
-
-    `EARLIEST` and `LATEST` are also offsets. With `receipt`, the read includes no other queue.
-    """
+    """Where a read begins or ends (exclusive): one word for all queues, or offsets."""
 
     word: str | None = None
-    offsets: tuple[tuple[MessageQueue, int], ...] = ()
-    receipt: bool = False
+    offsets: tuple[tuple[MessageQueue, int], ...] = ()  # Sorted. `EARLIEST` and `LATEST` are allowed
+    receipt: bool = False  # The read includes no other queue
 
     def offset_of(self, queue: MessageQueue) -> int | None:
         """Return the offset of a queue, or None."""

@@ -75,8 +75,7 @@ _TRIED: Final[Mapping[str, str]] = {
 }
 
 
-# Keys that Spark adds to the options, tried on 4.3 (path, checkpointLocation, queryName), and the reserved table
-# properties of TableCatalog.java.
+# Keys that Spark 4.3 adds (path, checkpointLocation, queryName), and the reserved properties of ``TableCatalog``.
 _SPARK_KEYS: Final = frozenset(
     {"path", "checkpointlocation", "queryname", "owner", "provider", "location", "external", "comment", "collation",
      "is_managed_location", "table_type"}
@@ -87,10 +86,7 @@ _OPTIONS: Final[Mapping[str, Sequence[OptionSpec]]] = {WRITE: SINK_OPTIONS, READ
 
 
 def parse_values(table: Sequence[OptionSpec], options: Mapping[str, str], use: str = WRITE) -> dict[str, Any]:
-    """Return the parsed value of every given option, by field.
-
-    Raises an OptionError if an option is unknown or malformed, or two names of one option disagree.
-    """
+    """Return the parsed values by field, or raise an OptionError: unknown, malformed, or two names that disagree."""
     known = {name.lower(): (spec, name) for spec in table for name in spec.names}
     own = {
         key: text
@@ -150,9 +146,8 @@ def parse_sink_options(
 ) -> SinkOptions:
     """Return the options of a write, from keys in any case.
 
-    ``NAMESRV_ADDR`` in `environ` is the default of ``nameServer``. `settled` has values by field that override
-    `options`: those of the producer that writes. Raises an OptionError for an unknown, malformed or missing option, and
-    for a contradiction.
+    `settled` has values by field that override `options`: those of the producer that writes. Raises an OptionError for
+    an unknown, malformed or missing option, and for a contradiction.
     """
     values = parse_values(SINK_OPTIONS, options)
     if transport_of(values, SINK_SPELLING) == GRPC:
@@ -183,10 +178,7 @@ def parse_sink_options(
 def parse_source_options(
     options: Mapping[str, str], environ: Mapping[str, str], *, streaming: bool
 ) -> source.SourceOptions:
-    """Return the options of a read, from keys in any case; a stream has other options and defaults than a batch.
-
-    Raises an OptionError as `parse_sink_options`.
-    """
+    """Return the options of a read, as `parse_sink_options`; a stream has other options and defaults than a batch."""
     by_key = {key.lower(): text for key, text in options.items()}
     for name in ("transport", "endpoints"):
         if name in by_key:

@@ -1,7 +1,4 @@
-"""The properties of a producer in plain Python: those of the Java producer, in snake_case.
-
-A value is checked as the option of a write with the same meaning is: it is written as text and parsed.
-"""
+"""The properties of a producer: Java's in snake_case, parsed from their text as the options of a write are."""
 
 from __future__ import annotations
 
@@ -23,9 +20,9 @@ from rocketmq_spark.options.connection import (
 )
 from rocketmq_spark.options.sink import SendOptions
 
-# retryResponseCodes of the Java producer 5.x.
+# retryResponseCodes of the Java producer 5.x, see docs/internals/producer.md#send-loop.
 RETRY_RESPONSE_CODES: Final = frozenset({17, 14, 1, 2, 16, 204, 205, 1500})
-# The codes of a proxy after which another proxy may succeed.
+# The codes of a proxy after which another proxy may succeed, see docs/internals/grpc.md#codes.
 GRPC_RETRY_RESPONSE_CODES: Final = frozenset({40300, 40402, 40800, 42900, 50000, 50001, 50400})
 
 
@@ -73,8 +70,7 @@ _SPEC_OF: Final = {spec.name: spec for spec in PRODUCER_OPTIONS}
 def producer_options(properties: Mapping[str, Any], environ: Mapping[str, str]) -> ProducerOptions:
     """Return the options of a producer from its properties. None means not given; a list has several values.
 
-    ``NAMESRV_ADDR`` in `environ` is the default of the name servers. Raises an OptionError for an unknown or malformed
-    property, and for a contradiction.
+    Raises an OptionError for an unknown or malformed property, and for a contradiction.
     """
     values = {name: _checked(name, value) for name, value in properties.items() if value is not None}
     if transport_of(values, str) == GRPC:

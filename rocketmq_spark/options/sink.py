@@ -1,7 +1,4 @@
-"""The options of a write, and the options that a write shares with a producer in plain Python.
-
-Names and defaults of the Java producer are verbatim. Other names follow Spark's Kafka connector.
-"""
+"""The options of a write: names and defaults of the Java producer, else those of Spark's Kafka connector."""
 
 from __future__ import annotations
 

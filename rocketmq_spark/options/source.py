@@ -1,7 +1,4 @@
-"""The options of a read, with the names and meanings of Spark's Kafka source where it has them, else RocketMQ's own.
-
-Reads use only the remoting protocol, because a proxy cannot replay stored messages.
-"""
+"""The options of a read: names and meanings of Spark's Kafka source where it has them, else RocketMQ's own."""
 
 from __future__ import annotations
 

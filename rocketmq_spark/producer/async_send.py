@@ -1,7 +1,4 @@
-"""Asynchronous sends: the limits of what is in flight, the attempts of one send, and its future.
-
-Follows ``MQClientAPIImpl.sendMessageAsync``, ``onExceptionImpl``, and ``BackpressureSendCallBack``.
-"""
+"""Asynchronous sends: limits in flight, attempts and futures (docs/internals/producer.md#asynchronous-sends)."""
 
 from __future__ import annotations
 
@@ -105,7 +102,6 @@ class BackPressure:
 class SendFuture(Future[SendResult]):
     """The outcome of one asynchronous send.
 
-    Callbacks run on `callback_executor`. If it rejects one, that callback runs on the thread that ends the send.
     `release` returns the permits of back pressure before the future is done; `on_end` is called once after it.
     """
 
@@ -161,12 +157,7 @@ class SendFuture(Future[SendResult]):
 class AsyncSend:
     """The attempts of one asynchronous send. It runs on the transport's thread and never waits.
 
-    A broker's error code ends the send. Errors of the transport are retried up to ``retryTimesWhenSendAsyncFailed``
-    times before the deadline. Queue id and born timestamp stay those of the first attempt. Java also keeps the first
-    broker's name in the header, by which a proxy forwards the retry to the broker that failed.
-
-    `reselect` chooses the queue of a retry; None if the caller chose the queue, so that retries go to the same broker.
-    `on_done` is called exactly once.
+    `reselect` chooses the queue of a retry; None keeps the caller's queue. `on_done` is called exactly once.
     """
 
     attempt: SendAttempt

@@ -1,7 +1,4 @@
-"""The attempts of one send (``DefaultMQProducerImpl.sendDefaultImpl``, ``sendKernelImpl``).
-
-`SendLoop` decides on retries and knows no transport. `SendAttempt` makes one attempt at one queue and never retries.
-"""
+"""The attempts of one send: `SendLoop` decides on retries, and `SendAttempt` makes one attempt at one queue."""
 
 from __future__ import annotations
 
@@ -72,7 +69,7 @@ class Deadline:
 
 @dataclass(frozen=True, slots=True)
 class SendLoop:
-    """Makes attempts until one has a result. There is no pause between attempts."""
+    """Makes attempts until one has a result (docs/internals/producer.md#send-loop); it knows no transport."""
 
     # Attempts after the first; 0 for asynchronous and oneway sends.
     retry_times: int
@@ -83,11 +80,7 @@ class SendLoop:
     max_timeout_per_request: float
 
     def run(self, topic: str, deadline: Deadline, select: Select, attempt: Attempt) -> SendResult | None:
-        """Return the result of the first successful attempt.
-
-        Raises ``MQBrokerException`` for a broker's code that is not retried, and ``RemotingTooMuchRequestException`` if
-        the deadline passes before any result. If all attempts failed, ``MQClientException`` has the last one's code.
-        """
+        """Return the result of the first successful attempt; raises as docs/internals/producer.md#send-loop says."""
         result: SendResult | None = None
         last: errors.RemotingException | errors.MQClientException | errors.MQBrokerException | None = None
         brokers: list[str] = []
@@ -158,7 +151,7 @@ class PreparedAttempt:
 
 
 class SendAttempt:
-    """Makes the attempts of one producer; safe for many threads."""
+    """Makes the attempts of one producer (docs/internals/producer.md#attempts); safe for many threads."""
 
     def __init__(self, producer_group: str, options: ProducerOptions, instance: ClientInstance, hooks: Hooks) -> None:
         self._producer_group = producer_group
@@ -168,11 +161,7 @@ class SendAttempt:
         self.hooks = hooks
 
     def send(self, message: EncodedMessage, queue: MessageQueue, seconds: float) -> SendResult:
-        """Send and wait for the answer.
-
-        Raises ``MQClientException`` if the broker has no known address, ``MQBrokerException`` for a broker's error
-        code, ``RemotingException`` without an answer or time to send, and what a check-forbidden hook raises.
-        """
+        """Send and wait for the answer; raises the error of the outcome, and as `prepare` and `Deadline.require`."""
         deadline = Deadline(seconds)
         attempt = self.prepare(message, queue, CommunicationMode.SYNC)
         try:
@@ -195,7 +184,7 @@ class SendAttempt:
         self.hooks.after(attempt.context)
 
     def prepare(self, encoded: EncodedMessage, queue: MessageQueue, mode: CommunicationMode) -> PreparedAttempt:
-        """Find the broker, call the hooks, and make the request; raises ``MQClientException`` as `send`."""
+        """Find the broker, call the hooks, make the request; raises as `broker_address` and a check-forbidden hook."""
         options, message = self.options, encoded.message
         address = broker_address(self.instance.routes, queue)
         if options.vip_channel_enabled:
@@ -255,10 +244,7 @@ class SendAttempt:
 
 
 def broker_address(routes: RouteCache, queue: MessageQueue) -> str:
-    """Return ``host:port`` of the master of a queue's broker, looking up the route if it is not cached.
-
-    Raises ``MQClientException`` if the broker is unknown, or has no master now.
-    """
+    """Return ``host:port`` of a queue's master, after a lookup if needed; raises ``MQClientException`` without one."""
     address = routes.masters().get(queue.broker_name)
     if address is None:
         routes.find(queue.topic, API_TIMEOUT)

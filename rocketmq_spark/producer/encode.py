@@ -1,7 +1,7 @@
-"""Checks a producer's messages, adds their properties, compresses and encodes them.
+"""Checks a producer's messages, adds their properties, compresses and encodes them, once for all attempts.
 
-A message is encoded once, and all attempts send the same bytes. An invalid message raises here, before any request.
-Follows ``DefaultMQProducerImpl.sendKernelImpl``, ``Validators.java`` and ``MessageBatch.java``.
+See docs/internals/producer.md#validation, docs/internals/producer.md#batches and
+docs/internals/messages.md#single-message.
 """
 
 from __future__ import annotations
@@ -26,14 +26,11 @@ logger = logging.getLogger("rocketmq_spark.producer")
 
 @dataclass(frozen=True, slots=True)
 class EncodedMessage:
-    """A message, or a batch of messages, as every attempt sends it.
+    """A message, or a batch of messages, as every attempt sends it."""
 
-    `message` is the copy that is sent. `msg_id` is its ``UNIQ_KEY``, or those of a batch's messages, joined by commas.
-    """
-
-    message: Message
+    message: Message  # The copy that is sent
     encoded: EncodedBatch
-    msg_id: str
+    msg_id: str  # Its ``UNIQ_KEY``, or those of a batch's messages, joined by commas
     reconsume_times: int = 0
     max_reconsume_times: int | None = None
 
@@ -85,10 +82,10 @@ class MessageEncoder:
         return EncodedMessage(sent, encoded, unique_id, reconsume_times, max_reconsume_times)
 
     def encode_batch(self, messages: Iterable[Message]) -> EncodedMessage:
-        """Return messages as one request: the broker stores all or none. A batch is never compressed.
+        """Return messages as one request.
 
-        A body larger than ``maxMessageSize`` raises ``MQClientException`` (13). Other errors have the code -1 and a
-        cause: no message or too many, several topics or waitStoreMsgOK, a delay, a retry topic, an invalid message.
+        Raises ``MQClientException``: 13 for a body larger than ``maxMessageSize``, -1 with a cause for any other
+        reason.
         """
         namespace, limit, next_id = self._namespace, self._options.max_message_size, self._next_id
         try:
@@ -128,11 +125,7 @@ class MessageEncoder:
 
 
 def check_message(message: Message | None, max_message_size: int, namespace: str | None = None) -> None:
-    """Raise ``MQClientException`` if brokers would not store the message (``Validators.checkMessage``).
-
-    The length of the topic is limited with its namespace, the size of the body before compression. The code is -1 for
-    the topic, 13 for anything else.
-    """
+    """Raise ``MQClientException`` if brokers would not store the message (docs/internals/producer.md#validation)."""
     if message is None:
         raise _illegal("sending a message: got None; pass a Message")
     check_topic(wrap(namespace, message.topic))

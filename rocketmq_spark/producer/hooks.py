@@ -1,8 +1,6 @@
 """Hooks that users attach to sends, and the trace of sends, which is such a hook.
 
-Hooks run in the order of their registration. An error of a check-forbidden hook ends the attempt before any other hook.
-Errors of other hooks are logged. After each ``send_message_before`` there is one ``send_message_after``; Java's
-asynchronous sends call it twice. Follows ``SendMessageTraceHookImpl.java`` and ``AsyncTraceDispatcher.java``.
+Hooks run in the order of their registration. See docs/internals/producer.md#hooks and docs/internals/producer.md#trace.
 """
 
 from __future__ import annotations
@@ -152,11 +150,7 @@ def _guarded(hook: Callable[[ContextT], None], context: ContextT) -> None:
 
 
 class TraceDispatcher:
-    """Makes a trace record of every answered send except to the trace topic.
-
-    It sends the records on its own thread, and never blocks or fails a send. A message has `batch_num` records (at most
-    20), or those of the last 5 s.
-    """
+    """Traces answered sends on its own thread (docs/internals/producer.md#trace); never blocks or fails a send."""
 
     def __init__(self, trace_topic: str, send: SendTrace, batch_num: int = 10) -> None:
         self._trace_topic = trace_topic

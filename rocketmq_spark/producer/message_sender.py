@@ -1,7 +1,7 @@
 """The sends of one running producer: each chooses queues, makes attempts, and reports their outcome.
 
-A queue that the caller or its selector chooses gets one attempt. Otherwise the send loop tries the queues of the topic,
-and each attempt is reported to the fault strategy. Follows ``DefaultMQProducerImpl.java``.
+See docs/internals/producer.md#send-loop, docs/internals/producer.md#selectors and
+docs/internals/producer.md#latency-faults.
 """
 
 from __future__ import annotations
@@ -44,10 +44,7 @@ class QueueChoice(NamedTuple):
 
 
 class MessageSender:
-    """Sends messages for one producer; safe for many threads. Timeouts are seconds.
-
-    Asynchronous sends are prepared on `async_executor`. The producer may add retry response codes later.
-    """
+    """Sends messages for one producer; safe for many threads. Timeouts are seconds. Retry codes may be added later."""
 
     def __init__(
         self,
@@ -90,18 +87,14 @@ class MessageSender:
         return self._send(self._encoder.encode(message), choice, deadline)
 
     def send_batch(self, messages: Sequence[Message], timeout: float, choice: QueueChoice) -> SendResult:
-        """Send messages as one request and wait for the outcome.
-
-        A message without keys to a compaction topic raises ``MQClientException`` (13). Brokers would drop it from the
-        batch, while they reject a single one.
-        """
+        """Send messages as one request and wait for the outcome; raises as `encode_batch` and `_check_keys`."""
         deadline = Deadline(timeout)
         encoded = self._encoder.encode_batch(messages)
         self._check_keys(encoded, messages)
         return self._send(encoded, choice, deadline)
 
     def send_oneway(self, message: Message, timeout: float, choice: QueueChoice) -> None:
-        """Send a message, and return when it is written."""
+        """Send a message, and return when it is written (docs/internals/producer.md#one-way-sends)."""
         if self._options.over_grpc:
             raise _not_over_grpc(
                 "sending oneway: a proxy answers every request, and the transport waits for the answer; use send or "
@@ -239,7 +232,7 @@ class MessageSender:
         return None if info is None else self._selector.select(info, last_broker_name, time.monotonic())
 
     def _check_keys(self, encoded: EncodedMessage, messages: Sequence[Message]) -> None:
-        """Raise if a message has no keys and the topic is a compaction topic."""
+        """Raise for a message without keys to a compaction topic (docs/internals/remoting.md#compaction-topics)."""
         keyless = next((number for number, message in enumerate(messages) if is_blank(message.keys or "")), None)
         if keyless is None or self._options.over_grpc:
             return

@@ -1,7 +1,4 @@
-"""The public producer: sends messages and Arrow tables from plain Python.
-
-Follows ``DefaultMQProducer.java``, ``TransactionMQProducer.java`` and ``MQAdminImpl.java``.
-"""
+"""The public producer, as Java's ``DefaultMQProducer``, ``TransactionMQProducer`` and ``MQAdminImpl``."""
 
 from __future__ import annotations
 

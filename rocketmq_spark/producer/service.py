@@ -1,7 +1,4 @@
-"""The states of a producer, what it opens at the start, and what it closes at the shutdown.
-
-Follows ``DefaultMQProducerImpl.start`` and ``shutdown``.
-"""
+"""The states of a producer, its start and its shutdown (docs/internals/producer.md#life-cycle)."""
 
 from __future__ import annotations
 
@@ -133,11 +130,7 @@ class OwnPool(ThreadPoolExecutor):
 
 
 class ProducerService:
-    """A running producer: its client instance, its thread pools, and its senders.
-
-    Raises ``MQClientException`` for a group that is not allowed, and otherwise as `Registry.join`. The caller may add
-    retry response codes later.
-    """
+    """A running producer. Raises ``MQClientException`` for a group that is not allowed, and as `Registry.join`."""
 
     def __init__(
         self,
@@ -159,7 +152,7 @@ class ProducerService:
         self._trace: TraceDispatcher | None = None
         self._tracer: ProducerService | None = None
         self.transactions: Transactions | None = None
-        # As in Java from 4.9 on, producers without an instance name share nothing.
+        # Without an instance name, producers share nothing (Java 4.9): docs/internals/producer.md#client-instances.
         own_name = f"{os.getpid()}#{time.monotonic_ns()}"
         self.instance_name = own_name if options.instance_name == "DEFAULT" else options.instance_name
         self.client_id = client_id_of(options.connection, self.instance_name)
@@ -194,8 +187,7 @@ class ProducerService:
     def start_trace(self) -> None:
         """Trace every message from now on, through a tracer on the same client instance; a failure is logged.
 
-        With another instance, the tracer would close the caller's transport and receive the brokers' checks. Trace
-        messages are in no namespace, so the tracer of a producer in a namespace has a separate instance.
+        With another instance, the tracer would close the caller's transport and receive the brokers' checks.
         """
         options, group = self._options, self.producer_group
         try:
@@ -213,10 +205,7 @@ class ProducerService:
         return self.sender.send(message, self._options.send_msg_timeout / 1000, QueueChoice())
 
     def close(self) -> None:
-        """Wait for asynchronous sends, at most as long as one may take; then leave the client instance.
-
-        Every step is made even if an earlier one is interrupted.
-        """
+        """Wait for asynchronous sends, at most ``sendMsgTimeout``; then leave the instance, even if interrupted."""
         with contextlib.ExitStack() as last_first:
             if self._tracer is not None:
                 last_first.callback(self._tracer.close)

@@ -1,9 +1,6 @@
 """Transactions: half messages, the local transactions that decide on them, and the broker's checks.
 
-The local transaction runs only after the broker has stored the half message safely (`SEND_OK`); otherwise the message
-is rolled back. If it raises or returns no state, the broker checks later. Unlike Java's, an end is acknowledged, and
-never sent again: see docs/internals/messages.md#end_transaction. Follows
-``DefaultMQProducerImpl.sendMessageInTransaction``, ``endTransaction`` and ``checkTransactionState``.
+See docs/internals/producer.md#transactions and docs/internals/messages.md#end_transaction.
 """
 
 from __future__ import annotations
@@ -84,11 +81,7 @@ class Transactions:
     _dropping_checks: bool = field(default=False, init=False)
 
     def run(self, message: Message, executor: LocalTransactionExecutor | None, arg: Any) -> TransactionSendResult:
-        """Send a half message, run the local transaction, and report its end to the broker.
-
-        ``MQClientException`` is raised without a listener, and if the half message could not be sent. Then the local
-        transaction has not run.
-        """
+        """Send a half message, run the local transaction, report its end; raises as `Producer.send_in_transaction`."""
         if self.listener is None:
             raise MQClientException(
                 "sending in a transaction: this producer has no transaction_listener, which the broker's checks need"

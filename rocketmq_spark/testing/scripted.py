@@ -74,8 +74,7 @@ class ScriptedTransport(Closes):
         self._sends: dict[str, deque[Reply | Callable[[SendRequest], Reply]]] = defaultdict(deque)
         self._pulls: dict[MessageQueue, deque[PullReply | Callable[[PullRequest], PullReply]]] = defaultdict(deque)
         self._failures: dict[str, deque[errors.RocketMQError]] = defaultdict(deque)
-        # Every call, in order: sends with an outcome, one-way sends, pulls, and all others as name and arguments
-        # without the timeout.
+        # Every call, in order: sends with an outcome, one-way sends, pulls; others by name and arguments (no timeout).
         self.requests: list[SendRequest] = []
         self.oneways: list[SendRequest] = []
         self.pulls: list[PullRequest] = []

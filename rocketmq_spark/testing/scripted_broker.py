@@ -117,7 +117,7 @@ class ScriptedStore:
             self._append(half.sent, half.meant_for, half.meant_for, half.read.sys_flag, half.read.born_timestamp, now)
 
     def check(self, address: str, physical_offset: int, now: float) -> TransactionCheck:
-        """Store a half message again, as a broker does for each check, and return the check."""
+        """Store a half message again, as brokers do (docs/internals/messages.md#checks), and return the check."""
         half = self._log[physical_offset]
         message = self._append(
             half.sent, half.stored_in, half.meant_for, half.read.sys_flag, half.read.born_timestamp, now

@@ -1,7 +1,6 @@
 """``rocketmq-spark doctor``: faults between this machine and a cluster, and their fixes.
 
-Each check returns one line with the finding and one with the fix, raises nothing, and changes nothing. A check whose
-prerequisite failed is skipped.
+A check raises and changes nothing. It is skipped if its prerequisite failed.
 """
 
 from rocketmq_spark.cli.doctor.examine import examine

@@ -32,9 +32,9 @@ def examine(
 ) -> Table[Check]:
     """Return the findings about this machine and the cluster, and about `topic` and the proxies at `endpoints`.
 
-    A missing name server (default: ``NAMESRV_ADDR``) is a finding, unless `endpoints` are given. `timeout` is in
-    seconds per request, `environ` is the environment of Java and Spark's workers, and `given` has arguments of `Admin`.
-    Raises an OptionError if `timeout` is not allowed.
+    A missing name server (default: ``NAMESRV_ADDR``) is a finding, unless `endpoints` are given. `environ` is the
+    environment of Java and Spark's workers, and `given` has arguments of `Admin`. Raises an OptionError for a bad
+    `timeout`, in seconds per request.
     """
     check_timeout(timeout)
     checks = [machine.check_python(), *machine.check_packages()]
@@ -72,11 +72,7 @@ def _check_cluster(name_server: str | None, topic: str | None, timeout: float, g
 
 
 def check_topic(admin: Admin, topic: str, timeout: float) -> list[Check]:
-    """Check that a topic exists and is writable and readable.
-
-    The broker requests are for its configuration and for the end of a queue. Nothing is sent, so a missing right to
-    publish is not detected.
-    """
+    """Check that a topic exists, is writable and readable. Nothing is sent, so a missing right to send is not found."""
     name = f"topic {topic}"
     try:
         route = admin.route(topic)

@@ -1,4 +1,4 @@
-"""The doctor's checks of brokers, name servers and proxies."""
+"""The doctor's checks of brokers, name servers and proxies (docs/internals/remoting.md#broker-administration)."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ from rocketmq_spark.transport.tls_probe import Listener, who_listens
 
 _OLDEST: Final = (4, 9)
 
-# Percent of the disk (MessageStoreConfig): a broker deletes files early from diskSpaceCleanForciblyRatio on, and
-# rejects messages from diskSpaceWarningLevelRatio on.
+# Percent of the disk: diskSpaceCleanForciblyRatio and diskSpaceWarningLevelRatio of ``MessageStoreConfig``.
 _DELETES_FROM: Final = 85.0
 _REFUSES_FROM: Final = 90.0
 _CLOCK_WITHIN: Final = 5.0
@@ -212,10 +211,7 @@ _GIVE_PROXY: Final = "give the address of a proxy's gRPC server (its default por
 
 
 def check_proxies(endpoints: str, topic: str | None, given: Mapping[str, Any], timeout: float) -> list[Check]:
-    """Check the packages for gRPC, and each proxy of `endpoints`.
-
-    `given` has credentials, TLS and namespace, as arguments of `Admin`.
-    """
+    """Check the packages for gRPC, and each proxy of `endpoints`; `given` has arguments of `Admin`."""
     checks = check_packages(GRPC_PACKAGES, extra="grpc")
     if any(check.state == FAILED for check in checks):
         return checks
