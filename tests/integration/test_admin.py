@@ -196,7 +196,7 @@ def test_doctor_reports_ok_for_cluster_topic_and_proxy(
     assert {one.state for one in servers} == {OK}
     assert [one.found for one in servers[3:]] == [
         "4 queues on broker-0, broker-1; DELAY messages, queues SimpleCQ",
-        f"answers gRPC; topic {topic} takes DELAY messages",
+        f"answers gRPC; topic {topic} accepts DELAY messages",
     ]
     assert all("clock as ours" in one.found for one in servers[1:3])
 
