@@ -27,19 +27,22 @@ NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 _PLACES = re.compile(r"(?<![\w.<])/(?:tmp|root|home|work|var|usr|opt|Users|private)\b[^\s'\"<]*|file:/\S+")
 
 
-def executed(path: Path, folder: Path) -> Any:
-    """Return a notebook after a run from top to bottom in `folder`; raises at the first cell that fails."""
+def executed(path: Path, folder: Path, **environ: str) -> Any:
+    """Return a notebook after a run from top to bottom in `folder`; raises at the first cell that fails.
+
+    `environ` are environment variables of its kernel.
+    """
     notebook = nbformat.read(path, as_version=4)
-    # The kernel of this very environment, whatever kernels the user has installed.
+    # Use the kernel of this environment, not one that the user has installed.
     notebook.metadata.kernelspec = {"name": "python3", "display_name": "Python 3", "language": "python"}
     resources = {"metadata": {"path": str(folder)}}
     client = NotebookClient(notebook, timeout=PATIENCE, kernel_name="python3", record_timing=False, resources=resources)
-    client.execute(env={**os.environ, "MPLBACKEND": "module://matplotlib_inline.backend_inline"})
+    client.execute(env={**os.environ, "MPLBACKEND": "module://matplotlib_inline.backend_inline", **environ})
     return notebook
 
 
 def clean(notebook: Any) -> None:
-    """Take out what is of the run and not of its result."""
+    """Remove metadata and standard error, which belong to the run and not to its result."""
     notebook.metadata = {
         "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
         "language_info": {"name": "python"},
@@ -54,13 +57,13 @@ def code_cells(notebook: Any) -> list[Any]:
 
 
 def data_of(notebook: Any, mime_type: str) -> list[str]:
-    """Return what outputs have of a type."""
+    """Return the outputs of a MIME type."""
     outputs = [output for cell in code_cells(notebook) for output in cell.outputs]
     return [output.data[mime_type] for output in outputs if mime_type in output.get("data", {})]
 
 
 def leftovers(notebook: Any) -> list[str]:
-    """Return what a reader has no use for: errors, stderr, paths and the host's name."""
+    """Return texts that must not be saved: errors, stderr, paths and the host's name."""
     outputs = [output for cell in code_cells(notebook) for output in cell.outputs]
     found = [
         output.output_type for output in outputs if output.output_type == "error" or output.get("name") == "stderr"
