@@ -1,4 +1,4 @@
-"""The answers of an `Admin`: tables, and a frozen dataclass for each kind of row."""
+"""The answers of an `Admin`: `Table`, whose rows print as a table, and a dataclass for each kind of row."""
 
 from __future__ import annotations
 

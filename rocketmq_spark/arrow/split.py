@@ -54,8 +54,8 @@ class CustomSelector:
             raise MQClientException(f"{call} for {len(rows)} rows failed: {exc!r}") from exc
         if len(array) != len(rows) or not (pa.types.is_integer(array.type) or pa.types.is_null(array.type)):
             raise MQClientException(
-                f"{call}: it returned {len(array)} values of type {array.type}; return {len(rows)} whole numbers, one "
-                "a row"
+                f"{call}: it returned {len(array)} values of type {array.type}; return {len(rows)} whole numbers, "
+                "one per row"
             )
         chosen: npt.NDArray[np.int64] = array.cast(pa.int64()).fill_null(-1).to_numpy()
         wrong = np.flatnonzero((chosen < -1) | (chosen >= len(queues)))

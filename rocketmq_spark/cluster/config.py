@@ -56,7 +56,7 @@ def render(template: str, **values: object) -> str:
     try:
         text = file.read_text(encoding="utf-8")
     except OSError as exc:
-        raise ClusterError(f"reading the package rocketmq_spark.conf: {exc}; install rocketmq-spark again") from exc
+        raise ClusterError(f"reading a file of rocketmq_spark.conf: {exc}; install rocketmq-spark again") from exc
     return string.Template(text).substitute(values)
 
 

@@ -1,4 +1,4 @@
-"""The security of a local cluster: administrator, certificates, and write permissions of its files.
+"""The security of a local cluster: administrator, certificates, and a check that no other user can write to its folder.
 
 Servers sign their requests to each other as the administrator; the name server has no users. Secrets are in files that
 only their owner may read, and in no repr, log or command line. The certificate authority's private key is not saved. A

@@ -186,7 +186,7 @@ def _begin_and_end(value: Any, where: str, lowest: int = 0) -> tuple[int | None,
         raise ValueError(f"{where}: {_shown(value)} is not [begin, end]")
     begin, end = (_integer(offset, where, 0, _MAX_LONG) for offset in value)
     if begin >= end:
-        raise ValueError(f"{where}: in {_shown(value)} the begin is not below the end")
+        raise ValueError(f"{where}: in {_shown(value)} begin must be below end")
     return begin, end
 
 

@@ -1,7 +1,8 @@
 """Counts the messages that arrive in a topic, by the brokers' own offsets (``MQAdminImpl.maxOffset``).
 
 A queue counts from its offset at its first answer. A new queue counts from 0: its broker had fewer queues before, or
-was registered without the topic at the beginning. A broker that the route lacks may be down, and have old messages.
+was registered without the topic at the beginning. Any other broker counts from its first answer on, because it may have
+been down and have old messages.
 """
 
 from __future__ import annotations

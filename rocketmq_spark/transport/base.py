@@ -1,9 +1,10 @@
 """The interfaces of transports, which move bytes and decide nothing about rows, faults and retries.
 
-A transport reports the outcome of one attempt; it never retries a send. It opens nothing before the first request, and
-cannot be pickled. All timeouts are seconds, and any thread may call any method. Foreign errors (OSError, grpc.RpcError)
-become causes of the package's own: blocking calls raise a child of ``RemotingException`` if the connection failed, and
-an ``MQBrokerException`` if a server answered with an error code.
+A transport reports the outcome of one attempt. It never retries a send, except after GO_AWAY, which means that the
+server executed nothing. It opens nothing before the first request, and cannot be pickled. All timeouts are seconds. Any
+thread may call any method, unless the transport is polled. Foreign errors (OSError, grpc.RpcError) become causes:
+blocking calls raise a child of ``RemotingException`` if the connection failed, and an ``MQBrokerException`` if a server
+answered with an error code.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ Rule 1: ``env:NAME`` and ``file:/path`` are read in the process that signs. Spar
         values.
 Rule 2: a thread refreshes credentials before they expire. If the refresh fails, it is repeated until they expire.
         Meanwhile the old ones sign requests.
-Rule 3: a provider that does not answer in time is an error.
-Rule 4: if a server rejects the credentials, the next request waits for new ones, at most once per second.
+Rule 3: without valid credentials, a provider that does not answer in time is an error.
+Rule 4: after a server has rejected the credentials, the next request waits for new ones, at most once per second.
 Rule 5: an error names the option, variable, file or class, never its content.
 """
 

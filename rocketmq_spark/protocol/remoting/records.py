@@ -63,7 +63,7 @@ def encode_properties(properties: Mapping[str, str | None]) -> bytes:
     try:
         data = "".join(pieces).encode()
     except UnicodeEncodeError as exc:
-        raise _illegal(f"properties {sorted(properties)} hold text that isn't valid Unicode: {exc.reason}") from exc
+        raise _illegal(f"properties {sorted(properties)} are not valid Unicode: {exc.reason}; replace them") from exc
     if len(data) > MAX_PROPERTIES:
         raise _illegal(f"properties are {len(data)} bytes together, at most {MAX_PROPERTIES} fit one message")
     return data
@@ -134,7 +134,7 @@ def iter_batch_with_properties(body: Buffer, topic: str = "") -> Iterator[tuple[
     count = 0
     while cursor.left:
         if count == MAX_STORED_ROWS:
-            raise cursor.error(f"more than {MAX_STORED_ROWS} messages, which is more than any batch has")
+            raise cursor.error(f"more than {MAX_STORED_ROWS} messages, the most that a batch can have")
         # Total size, magic and CRC are ignored, as by the broker.
         _, _, _, flag, body_length = cursor.unpack(_ITEM_HEAD)
         message_body = bytes(cursor.take(body_length))

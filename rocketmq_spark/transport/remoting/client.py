@@ -1,7 +1,7 @@
 """Signed requests over the loop's connections: with a blocking wait, with a callback, or one-way.
 
-Adds the namespace, the signature and the permits, which the modules below do not know. Retries rejected signatures and
-GO_AWAY once each (docs/internals/remoting.md#signing, docs/internals/remoting.md#connections).
+Adds the namespace, the signature and the limits of requests in flight, which the modules below do not know. Retries
+rejected signatures and GO_AWAY once each (docs/internals/remoting.md#signing, docs/internals/remoting.md#connections).
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ def test_any_array_of_integers_is_accepted(answer: Any, monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("answer", "text"),
     [
-        ([0], r"it returned 1 values of type int64; return 2 whole numbers, one a row"),
+        ([0], r"it returned 1 values of type int64; return 2 whole numbers, one per row"),
         ([0.5, 1.0], r"2 values of type double"),
         (["0", "1"], r"2 values of type string"),
         ([0, 3], r"it returned 3 for row 1 of 2; allowed is 0 to 2, and -1 or null for any queue"),

@@ -95,7 +95,7 @@ def test_checkpointed_stream_offset_is_valid_as_start_and_end() -> None:
         ("[1,2,3]", "[1, 2, 3] is not [begin, end]"),
         ("[-2,3]", "-2 is not from 0 to 9223372036854775807"),
         ("[0,true]", "true is not an integer"),
-        ("[7,7]", "in [7, 7] the begin is not below the end"),
+        ("[7,7]", "in [7, 7] begin must be below end"),
         ("[[0,1],2]", "[0, 1] is not an integer"),
     ],
 )
