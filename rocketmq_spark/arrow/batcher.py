@@ -1,11 +1,11 @@
 """RecordBatches -> EncodedBatches (docs/internals/producer.md#sink-batches). Rows that do not fill a batch wait.
 
-- A full batch is a few slices of larger buffers, which are never joined. A group is a batch that is being filled. Its
-  slices are copied (`Group.settle`) if a chunk has rows of several groups, and at the end of `ArrowBatcher.add`,
-  because a slice would keep the buffer of the whole chunk alive.
+- Rows are encoded in chunks of about 2 MiB. A full batch is a list of slices of chunk buffers; the slices are not
+  joined. A group is a batch that is being filled. Its slices are copied (`Group.settle`) if a chunk has rows of several
+  groups, and at the end of `ArrowBatcher.add`, because a slice would keep the buffer of the whole chunk alive.
 - Rows of one group keep their order. With ``ordered`` all rows of a queue do: before a row joins another group of its
-  queue, the waiting groups of that queue are sent.
-- Single messages are yielded at once.
+  queue, the waiting groups of that queue are yielded.
+- Single messages do not wait.
 """
 
 from __future__ import annotations

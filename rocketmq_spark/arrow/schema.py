@@ -1,7 +1,8 @@
 """The columns that a write accepts, their types, and the message properties that they make.
 
-The checks need only the schema, so the driver can reject a write before any task starts. A column that no write reads
-is an error, because ignoring it would lose data. Names are case-sensitive.
+The checks need only the schema, so the driver can reject a write before any task starts. An unknown column
+is an error, because ignoring it would lose data. Columns that only a read returns are ignored, so that a copy of a
+topic works. Names are case-sensitive.
 """
 
 from __future__ import annotations
@@ -169,7 +170,7 @@ def check_schema(schema: pa.Schema, *, topic: str | None, queue_selector: str | 
 
 
 def check_columns(names: Iterable[str]) -> None:
-    """Raise a SchemaError for the first column that no write reads."""
+    """Raise a SchemaError for the first column that neither a write nor a read has."""
     for name in names:
         if name in _KNOWN:
             continue

@@ -1,8 +1,9 @@
 """The options of all commands about a cluster, and the diagnosis of an unreachable name server.
 
 The name server is that of the command line, else ``NAMESRV_ADDR``, else that of the cluster started with
-``rocketmq-spark cluster up``. Only the servers of that cluster get its keys and certificates. If one of them has died,
-a command that would sign requests fails, because another program may listen at its address.
+``rocketmq-spark cluster up``. Only the servers of that cluster get its keys and certificates. A command fails if
+the server that it would contact has died, because another program may listen at its address: the name server, with
+access control also a broker, and with ``--endpoints`` only the proxy.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The servers of a local cluster: their configuration, start, and readiness.
 
-A server keeps its ports and its folder when it restarts. If another program takes a port before the JVM does, new ports
-are chosen, except where the user set them. Follows ``BrokerStartup.java`` and ``ProxyStartup.java``.
+A server keeps its ports and its folder when it restarts. If another program takes a port at its first start, new ports
+are chosen, except where the user set them; a restart fails then. Follows ``BrokerStartup.java`` and
+``ProxyStartup.java``.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 They are one table of integers, sorted by key, so that a merge is a few numpy calls for any number of brokers.
 
     key      metric (5 bits) | subject (24 bits) | index (34 bits)
-    value    a sum, or from `Metric.SECOND_MAX_US` on a maximum
-    subject  a broker and a detail: "", a topic, or the reason of a failed attempt; an invalid row has only a detail
+    value    a sum; for `Metric.SECOND_MAX_US` and all later metrics a maximum
+    subject  the number of a pair of broker and detail: "", a topic, or a reason; an invalid row has only a detail
     index    latency bucket, queue id, or epoch second divided by `Measures.width`
 
 Latency buckets and quantiles are those of HdrHistogram, from 1 us to 1 hour (``AbstractHistogram.java``). With two

@@ -74,7 +74,7 @@ def parse_queues(text: str) -> frozenset[MessageQueue]:
     queues = []
     for topic, broker, ids, where in _brokers(_load(text)):
         if not isinstance(ids, list) or not ids:
-            raise ValueError(f"{where}: {_shown(ids)} is not a list of queue ids, as in [0, 1]")
+            raise ValueError(f"{where}: {_shown(ids)} is not a non-empty list of queue ids, as in [0, 1]")
         for queue_id in ids:
             queues.append(MessageQueue(topic, broker, _integer(queue_id, where, 0, _MAX_QUEUE_ID)))
         if len(set(ids)) < len(ids):

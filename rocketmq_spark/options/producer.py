@@ -1,4 +1,4 @@
-"""The properties of a producer: Java's in snake_case, parsed from their text as the options of a write are."""
+"""The properties of a producer, with Java's names in snake_case. Their texts are parsed as options of a write."""
 
 from __future__ import annotations
 

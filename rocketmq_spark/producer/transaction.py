@@ -196,7 +196,7 @@ def _decided(doing: str, decide: Callable[[], LocalTransactionState | None]) -> 
     try:
         state = decide()
         if not isinstance(state, LocalTransactionState | None):
-            raise TypeError(f"answered {state!r}: a LocalTransactionState or None is allowed")
+            raise TypeError(f"returned {state!r}; return a LocalTransactionState or None")
     except Exception as exc:
         logger.warning("%s failed: the state is unknown, the broker will check it later", doing, exc_info=True)
         return LocalTransactionState.UNKNOW, f"{doing} raised {type(exc).__name__}: {exc}"

@@ -1,7 +1,7 @@
 """Requests the configuration of topics from brokers, and caches it (docs/internals/remoting.md#topics).
 
-Each broker has its own copy, and copies can differ. A caller must follow the strictest copy. It must also allow for
-proxies, users without the right ``Get`` for the topic, and brokers that are down.
+Each broker has its own copy, and copies can differ. A caller must follow the strictest copy. A configuration is
+unknown behind a proxy, for users without the right ``Get`` on the topic, and for brokers that are down.
 """
 
 from __future__ import annotations

@@ -207,9 +207,9 @@ class OffsetResolver:
         missing = [queue for queue, offset in offsets.items() if offset is None]
         if missing and options.starting_offsets_by_timestamp_strategy == "error":
             raise errors.OptionError(
-                f"no message is as young as the starting timestamp {times[missing[0]]} in {missing[0]} and "
-                f"{len(missing) - 1} other queues: give an earlier one, or begin at the end of such queues with "
-                "startingOffsetsByTimestampStrategy=latest"
+                f"no message is as young as the starting timestamp {times[missing[0]]} in {missing[0]} (queues without "
+                f"such a message: {len(missing)}); give an earlier time, or set "
+                "startingOffsetsByTimestampStrategy=latest to begin at the end of such queues"
             )
         compacted = self._compacted(offsets)
         first = {queue: offset for queue, offset in offsets.items() if offset is not None and queue not in compacted}
@@ -297,7 +297,7 @@ class OffsetResolver:
                 more = 2 * self.queues.timeout if self.queues.has_slave(queue) else 0.0
                 if self.clock() > min(gives_up + more, self.queues.deadline.at):
                     raise errors.ReadError(
-                        f"asking for the offsets of {queue}: no broker answered within "
+                        f"asking for the offsets of {queue}: no broker returned them within "
                         f"readTimeoutMs={options.read_timeout_ms}. The last try: {exc}"
                     ) from exc
                 if not exc.flow_control:

@@ -1,12 +1,14 @@
 """Pulls the messages of offset ranges, with many requests in flight (docs/internals/remoting.md#pulls).
 
-One thread does everything. The results of a queue cover its range in order; missing messages appear as an empty body.
+One thread does everything. The results of a queue cover its range in order; a gap is one result with an empty body.
 Requests of a queue overlap only where the last answer shows what the next will hold: not with a filter, and not where a
-broker returns whole batches. An answer that would exceed the memory bound behind others is dropped, and pulled again.
+broker returns whole batches. An answer that would exceed the memory bound behind a missing one is dropped, and pulled
+again.
 
-With a filter, an answer does not distinguish deleted messages from rejected ones. So the first skipped message is
-pulled again without the filter, once a second and at the end of the range. A broker deletes the oldest messages first:
-if this message exists, none was missed. Follows ``DefaultMQPushConsumerImpl.pullMessage``.
+With a filter, an answer does not distinguish deleted messages from rejected ones. So the first message that was
+skipped since the last check is pulled again without the filter, once a second and at the end of the range. A broker
+deletes the oldest messages first: if this message exists, none was missed. Follows
+``DefaultMQPushConsumerImpl.pullMessage``.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The queues of a read, and the brokers to send requests about them to (docs/internals/remoting.md#routes).
 
 A request goes to the master. While the master does not answer, requests go to its slaves in turn, and to the master
-after each ``pullTimeoutMs``. A slave that was added later lacks older messages. Its lower bounds are trusted only after
-the master has not answered for ``readTimeoutMs``.
-Follows ``MQClientInstance.topicRouteData2TopicSubscribeInfo`` and ``findBrokerAddressInSubscribe``.
+after each ``pullTimeoutMs``. A slave that was added later lacks older messages. So its answers
+about deleted messages, and about first and last offsets and times, count only after the master has not answered for
+``readTimeoutMs``. Follows ``MQClientInstance.topicRouteData2TopicSubscribeInfo`` and ``findBrokerAddressInSubscribe``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Reports of tasks to the driver: the accumulator behind the user's metrics, commit messages, log lines and files.
+"""Reports of tasks to the driver: by the accumulator of the user's metrics, commit messages, log lines and files.
 
 On the driver the accumulator's value is a `Metrics`, always the same object. In a task it is a list of reports.
-Adding to either never raises, because Spark's scheduler waits for it (``pyspark/accumulators.py``).
+Adding to either never raises, because the exception would reach Spark's scheduler (``pyspark/accumulators.py``).
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ class Permits:
             if not self.free and timeout <= 0:
                 raise self.exhausted(doing)
             if not self.changed.wait_for(lambda: self.free, timeout):
-                raise RemotingTimeoutException(f"{self.exhausted(doing)} and none was returned within {timeout:g} s")
+                raise RemotingTimeoutException(f"{self.exhausted(doing)}; no permit became free within {timeout:g} s")
             self.free -= 1
         return Permit(self)
 

@@ -1,4 +1,4 @@
-"""The order of the doctor's checks (this machine, name servers, brokers, a topic, proxies), and those of a topic."""
+"""Runs the doctor's checks of this machine, name servers, brokers, a topic and proxies, in this order."""
 
 from __future__ import annotations
 

@@ -208,8 +208,8 @@ def test_queues_are_parsed(queues: set[MessageQueue]) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"t":{"b":[]}}', "topic 't', broker 'b': [] is not a list of queue ids, as in [0, 1]"),
-        ('{"t":{"b":{"0":1}}}', "topic 't', broker 'b': {\"0\": 1} is not a list of queue ids, as in [0, 1]"),
+        ('{"t":{"b":[]}}', "topic 't', broker 'b': [] is not a non-empty list of queue ids, as in [0, 1]"),
+        ('{"t":{"b":{"0":1}}}', "topic 't', broker 'b': {\"0\": 1} is not a non-empty list of queue ids, as in [0, 1]"),
         ('{"t":[0]}', "topic 't': [0] is not an object by broker, as in {\"broker\": ...}"),
         ('{"t":{"b":[1,0,1]}}', "topic 't', broker 'b': [1, 0, 1] contains a queue id twice"),
         ('{"t":{"b":["0"]}}', "topic 't', broker 'b': \"0\" is not an integer"),

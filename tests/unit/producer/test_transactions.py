@@ -161,7 +161,7 @@ def test_invalid_transaction_state_is_unknown_with_a_remark(
     assert result.local_transaction_state is UNKNOW
     [(_, end)] = ends(transport)
     assert end.commit_or_rollback == 0
-    assert f"answered {answer!r}: a LocalTransactionState or None is allowed" in end.remark
+    assert f"returned {answer!r}; return a LocalTransactionState or None" in end.remark
 
 
 @pytest.mark.parametrize("namespace", [None, "space"])
