@@ -114,7 +114,8 @@ def test_each_queue_can_have_its_own_timestamp(reader: Make) -> None:
 
 
 def test_start_time_without_later_messages_fails_unless_latest_is_set(reader: Make) -> None:
-    with pytest.raises(OptionError, match=r"timestamp 1000500 in orders/b/1 \(queues without such a message: 1\).*Strategy=latest"):
+    text = r"timestamp 1000500 in orders/b/1 \(queues without such a message: 1\).*Strategy=latest"
+    with pytest.raises(OptionError, match=text):
         filled(reader(starting_timestamp=1_000_500)).bounds.starts(QUEUES)
     made = filled(reader(starting_timestamp=1_000_500, starting_offsets_by_timestamp_strategy="latest"))
     assert made.bounds.starts(QUEUES)[B1] == 2
