@@ -1,4 +1,4 @@
-"""The offsets of queues (``MQAdminImpl``, docs/internals/remoting.md#offsets), and the newest messages of a topic.
+"""The offsets of queues (``MQAdminImpl``, docs/internals/reads.md#offsets), and the newest messages of a topic.
 
 Every queue is asked, writable or not, because messages stay in place when a permission changes. Requests go to the
 brokers in turn; a broker that does not answer for one queue gets no request for the next.

@@ -1,4 +1,4 @@
-"""RecordBatches -> EncodedBatches (docs/internals/producer.md#sink-batches). Rows that do not fill a batch wait.
+"""RecordBatches -> EncodedBatches (docs/internals/sink.md#sink-batches). Rows that do not fill a batch wait.
 
 - Rows are encoded in chunks of about 2 MiB. A full batch is a list of slices of chunk buffers; the slices are not
   joined. A group is a batch that is being filled. Its slices are copied (`Group.settle`) if a chunk has rows of several

@@ -52,7 +52,7 @@ _PROPERTIES_TOO_LONG: Final = Rule(
     "move what is long into the body",
 )
 
-# Bytes of the broker's 4 MiB for the properties that a proxy adds (docs/internals/grpc.md#batches).
+# Bytes of the broker's 4 MiB for the properties that a proxy adds (docs/internals/grpc-messages.md#batches).
 _PROXY_ROOM: Final = 512 * 1024
 
 

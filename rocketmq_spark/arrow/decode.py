@@ -66,7 +66,7 @@ def batches_of(
     """Yield the messages of answers, in order, as one record batch, or as several if they unpack to too many bytes.
 
     `schema` has some columns of a read. With `tags`, only messages with one of them are yielded, because brokers filter
-    by hashes (docs/internals/remoting.md#pulls). Raises what `on_unreadable` raises.
+    by hashes (docs/internals/reads.md#pulls). Raises what `on_unreadable` raises.
     """
     try:
         batches: Iterable[pa.RecordBatch] = [_Columns(pulls).batch(schema, tags)]

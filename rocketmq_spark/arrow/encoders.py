@@ -1,6 +1,6 @@
 """Encodes rows of a block as batch items and property strings, without a Python object per row.
 
-`encode_remoting` follows docs/internals/messages.md#batch, and `encode_grpc` follows docs/internals/grpc.md#messages.
+`encode_remoting` follows docs/internals/messages.md#batch, `encode_grpc` docs/internals/grpc-messages.md#messages.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class UniqueIds:
 
 
 class MessageIds(UniqueIds):
-    """Unique ids for gRPC (docs/internals/grpc.md#ids)."""
+    """Unique ids for gRPC (docs/internals/grpc-messages.md#ids)."""
 
     LENGTH = 34
 

@@ -1,6 +1,6 @@
 """Divides rows into groups that may share a batch, and groups into batches within the limits.
 
-docs/internals/producer.md#sink-batches has the limits, and docs/internals/producer.md#selectors the ways to bind a row
+docs/internals/sink.md#sink-batches has the limits, and docs/internals/routing.md#selectors the ways to bind a row
 to a queue. The producer chooses the queue of any other row.
 """
 
@@ -293,7 +293,7 @@ _INNER_BATCH: Final = Rule(
 
 @dataclass(slots=True)
 class KeyCheck:
-    """Checks rows without a key against what their topics require (docs/internals/remoting.md#compaction-topics).
+    """Checks rows without a key against what their topics require (docs/internals/reads.md#compaction-topics).
 
     With `inner_batches` every row counts as one without a key, because compaction topics drop inner batches.
     """

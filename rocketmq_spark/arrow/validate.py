@@ -268,7 +268,7 @@ def check_range(
 def check_for_grpc(
     rows: int, properties: Sequence[Property], entries: ListColumn | None, flags: npt.NDArray[np.int64] | None
 ) -> Iterator[Violation]:
-    """Check system `properties`, the user's `entries` and flags by the rules of docs/internals/grpc.md#limits."""
+    """Check system `properties`, the user's `entries` and flags by docs/internals/grpc-messages.md#limits."""
     counts, sizes = np.zeros(rows, np.int64), np.zeros(rows, np.int64)
     grouped, delayed = np.zeros(rows, np.bool_), np.zeros(rows, np.bool_)
     for prop in properties:

@@ -3,7 +3,7 @@
 Servers sign their requests to each other as the administrator; the name server has no users. Secrets are in files that
 only their owner may read, and in no repr, log or command line. The certificate authority's private key is not saved. A
 certificate is for clients and servers, because RocketMQ's servers are clients of each other. Private
-keys are unencrypted PKCS#8 files (docs/internals/remoting.md#tls).
+keys are unencrypted PKCS#8 files (docs/internals/access-control.md#tls).
 """
 
 from __future__ import annotations

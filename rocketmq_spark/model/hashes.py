@@ -1,4 +1,4 @@
-"""Java's hash codes, the queue of a hash code (docs/internals/producer.md#selectors), the hash in ``SPARK_ROW_ID``."""
+"""Java's hash codes, the queue of a hash code (docs/internals/routing.md#selectors), the hash in ``SPARK_ROW_ID``."""
 
 from __future__ import annotations
 

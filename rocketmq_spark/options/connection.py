@@ -165,10 +165,10 @@ class ConnectedOptions:
         return self.connection.over_grpc
 
 
-# Bodies are compressed only on request, because some clients expect gzip: docs/internals/grpc.md#compression.
+# Bodies are compressed only on request, because some clients expect gzip: docs/internals/grpc-messages.md#compression.
 GRPC_DEFAULTS: Final[Mapping[str, Any]] = {"transport": GRPC, "compress_type": "NONE"}
 
-# Measured, see docs/internals/grpc.md#batches.
+# Measured, see docs/internals/grpc-messages.md#batches.
 GRPC_MAX_IN_FLIGHT: Final = 3
 
 _CREATE_FIRST: Final = (

@@ -1,7 +1,7 @@
 """The sends of one running producer: each chooses queues, makes attempts, and reports their outcome.
 
-See docs/internals/producer.md#send-loop, docs/internals/producer.md#selectors and
-docs/internals/producer.md#latency-faults.
+See docs/internals/producer.md#send-loop, docs/internals/routing.md#selectors and
+docs/internals/routing.md#latency-faults.
 """
 
 from __future__ import annotations
@@ -232,7 +232,7 @@ class MessageSender:
         return None if info is None else self._selector.select(info, last_broker_name, time.monotonic())
 
     def _check_keys(self, encoded: EncodedMessage, messages: Sequence[Message]) -> None:
-        """Raise for a message without keys to a compaction topic (docs/internals/remoting.md#compaction-topics)."""
+        """Raise for a message without keys to a compaction topic (docs/internals/reads.md#compaction-topics)."""
         keyless = next((number for number, message in enumerate(messages) if is_blank(message.keys or "")), None)
         if keyless is None or self._options.over_grpc:
             return

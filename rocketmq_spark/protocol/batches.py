@@ -107,7 +107,7 @@ _MESSAGES_TAG: Final = _MESSAGES << 3 | _DELIMITED
 
 
 def split_batch(batch: EncodedBatch) -> tuple[EncodedBatch, EncodedBatch] | None:
-    """Return the two halves of a batch (docs/internals/producer.md#batch-splitting); None for one message."""
+    """Return the two halves of a batch (docs/internals/sink.md#batch-splitting); None for one message."""
     if not batch.batch or batch.rows < 2:
         return None
     body = memoryview(b"".join(batch.body))

@@ -1,4 +1,4 @@
-"""Errors of failed TLS handshakes, with the same texts for both protocols (docs/internals/remoting.md#tls)."""
+"""Errors of failed TLS handshakes, with the same texts for both protocols (docs/internals/access-control.md#tls)."""
 
 from __future__ import annotations
 

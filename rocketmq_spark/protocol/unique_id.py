@@ -1,7 +1,8 @@
-"""Generates client message ids one at a time (docs/internals/messages.md#message-ids, docs/internals/grpc.md#ids).
+"""Generates client message ids one at a time.
 
-All threads of a process share a generator. `rocketmq_spark.arrow.encoders` draws ids by the thousand. Those for gRPC
-follow ``MessageIdCodec.java`` of the gRPC client.
+See docs/internals/messages.md#message-ids and docs/internals/grpc-messages.md#ids. All threads of a process share a
+generator. `rocketmq_spark.arrow.encoders` draws ids by the thousand. Those for gRPC follow ``MessageIdCodec.java`` of
+the gRPC client.
 """
 
 from __future__ import annotations

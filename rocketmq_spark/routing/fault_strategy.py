@@ -1,4 +1,4 @@
-"""Decides how long a broker is isolated, and which ones are preferred (docs/internals/producer.md#latency-faults).
+"""Decides how long a broker is isolated, and which ones are preferred (docs/internals/routing.md#latency-faults).
 
 A broker without a fault item is available and reachable. `now` is always an argument, in seconds.
 """
@@ -103,7 +103,7 @@ class LatencyFaultTolerance:
 
 @dataclass(frozen=True, slots=True)
 class FaultDetector:
-    """Probes the unreachable brokers of a fault table in turn (docs/internals/producer.md#detector)."""
+    """Probes the unreachable brokers of a fault table in turn (docs/internals/routing.md#detector)."""
 
     table: LatencyFaultTolerance
     master_of: Callable[[str], str | None]

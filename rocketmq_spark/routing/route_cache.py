@@ -1,4 +1,4 @@
-"""The route cache of a client instance (docs/internals/producer.md#routes, docs/internals/remoting.md#routes)."""
+"""The route cache of a client instance (docs/internals/routing.md#routes, docs/internals/remoting.md#routes)."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class TopicPublishInfo:
 
 
 def publish_info_of(topic: str, route: TopicRouteData, *, template: bool = False) -> TopicPublishInfo:
-    """Return a route's writable queues (docs/internals/producer.md#publish-info); may raise RouteNotFoundException."""
+    """Return a route's writable queues (docs/internals/routing.md#publish-info); may raise RouteNotFoundException."""
     # The first of several entries for a broker counts, even if it has no master.
     masters = {broker.broker_name: broker.master for broker in reversed(route.broker_datas)}
     addresses = {name: address for name, address in masters.items() if address is not None}
@@ -241,7 +241,7 @@ class RouteCache:
     def _fetch_template(
         self, topic: str, key: str, timeout: float, unknown: errors.MQBrokerException
     ) -> TopicPublishInfo:
-        """Return the route that a broker will create from the template topic (docs/internals/producer.md#template)."""
+        """Return the route that a broker will create from the template topic (docs/internals/routing.md#template)."""
         try:
             route = self._query_route(key, timeout)
         except (errors.RemotingException, errors.MQBrokerException) as exc:

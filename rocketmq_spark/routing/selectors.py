@@ -1,4 +1,4 @@
-"""Selects queues, so that no slow or missing broker delays other rows (docs/internals/producer.md#queue-selection)."""
+"""Selects queues, so that no slow or missing broker delays other rows (docs/internals/routing.md#queue-selection)."""
 
 from __future__ import annotations
 

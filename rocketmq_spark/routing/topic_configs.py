@@ -34,7 +34,7 @@ class TopicConfigs:
 
     @property
     def compacted(self) -> bool:
-        """True if a broker keeps only the newest message of each key (docs/internals/remoting.md#compaction-topics)."""
+        """True if a broker keeps only the newest message of each key (docs/internals/reads.md#compaction-topics)."""
         return any(config.compacted for config in self.by_broker.values())
 
     @property

@@ -1,11 +1,11 @@
 """A batch in flight, and the rules by which it waits, is sent, and is sent again. `SendPipeline` applies them.
 
 All of it is pure: `now` is an argument, in seconds. The rules of retries are in
-docs/internals/producer.md#sink-retries, those of windows in docs/internals/producer.md#windows.
+docs/internals/sink.md#sink-retries, those of windows in docs/internals/sink.md#windows.
 
 Lines: a batch for any queue waits in the line of its topic, a batch for one queue in the line of that queue. Lines are
 served in turn, so that none starves. A serial line (``ordered``, ``sendMode=sync``, and always for message groups) has
-one batch in flight or waiting for a retry, and the others behind it (docs/internals/producer.md#ordered-writes).
+one batch in flight or waiting for a retry, and the others behind it (docs/internals/sink.md#ordered-writes).
 """
 
 from __future__ import annotations

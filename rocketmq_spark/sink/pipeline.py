@@ -4,10 +4,10 @@ Rule 1: no clock, no thread, no transport: `now` (seconds) is an argument, and a
 Rule 2: every batch offered ends exactly once: stored, or as the reason of the failure.
 Rule 3: a batch gets its queue when it is sent, so that a retry can use another queue with the same bytes. A batch bound
         to a queue (by key, by column) waits for that queue.
-Rule 4: retries follow docs/internals/producer.md#sink-retries, and their deadline docs/internals/producer.md#timeouts.
-Rule 5: ``ordered`` and ``sendMode=sync`` follow docs/internals/producer.md#ordered-writes.
+Rule 4: retries follow docs/internals/sink.md#sink-retries, and their deadline docs/internals/producer.md#timeouts.
+Rule 5: ``ordered`` and ``sendMode=sync`` follow docs/internals/sink.md#ordered-writes.
 Rule 6: with a rate, a batch's first attempt waits for its turn. This wait has no deadline.
-Rule 7: rejected batches are split by docs/internals/producer.md#batch-splitting.
+Rule 7: rejected batches are split by docs/internals/sink.md#batch-splitting.
 
 States of a batch: ready -> in flight -> (stored | failed | waiting -> ready).
 """

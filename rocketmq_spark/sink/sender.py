@@ -67,7 +67,7 @@ class RouteFinder:
         return self.find(topic).queues
 
     def find(self, topic: str) -> TopicPublishInfo:
-        """Return a topic's route; docs/internals/producer.md#routes has the waits.
+        """Return a topic's route; docs/internals/routing.md#routes has the waits.
 
         Raises an MQClientException (10004 without any name server, 10005 without a route).
         """

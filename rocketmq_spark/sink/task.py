@@ -45,7 +45,7 @@ from rocketmq_spark.transport.base import local_ip
 
 logger = logging.getLogger("rocketmq_spark.producer")
 
-# The fastest size of a request to a proxy, as measured (docs/internals/grpc.md#batches).
+# The fastest size of a request to a proxy, as measured (docs/internals/grpc-messages.md#batches).
 _GRPC_BATCH_ROWS: Final = 1000
 
 
@@ -204,7 +204,7 @@ def _check_inner(options: SinkOptions, configs: TopicConfigs, info: TopicPublish
 def ordered_queues(
     options: SinkOptions, instance: ClientInstance, known: Mapping[str, int] = MappingProxyType({})
 ) -> Sequence[MessageQueue] | None:
-    """Return the queues of an ordered write (docs/internals/producer.md#ordered-writes); else None, as over gRPC.
+    """Return the queues of an ordered write (docs/internals/sink.md#ordered-writes); else None, as over gRPC.
 
     Brokers that the route does not list have the number of queues in `known`, of an earlier look-up. Raises an
     MQClientException (10005) if no name server answers, or the topic does not exist.

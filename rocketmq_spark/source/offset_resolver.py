@@ -1,6 +1,6 @@
 """Resolves the offsets where a read begins and ends, from numbers or times, for the driver.
 
-A broker's minimum offset can be too low (docs/internals/remoting.md#offsets). So `OffsetResolver` pulls a message where
+A broker's minimum offset can be too low (docs/internals/reads.md#offsets). So `OffsetResolver` pulls a message where
 a read begins at the oldest message or at a time. What expired before the plan is not lost data.
 The options have the meaning of ``KafkaOffsetReaderAdmin.scala``.
 """
@@ -48,7 +48,7 @@ class OffsetResolver:
     _unknown: set[tuple[str, str]] = field(default_factory=set, init=False)
 
     def earliest(self, queues: Iterable[MessageQueue]) -> Offsets:
-        """Return each queue's oldest offset; 0 for a compacted topic (docs/internals/remoting.md#compaction-topics)."""
+        """Return each queue's oldest offset; 0 for a compacted topic (docs/internals/reads.md#compaction-topics)."""
         queues = [*queues]
         compacted = self._compacted(queues)
         plain = [queue for queue in queues if queue not in compacted]

@@ -1,4 +1,4 @@
-"""Pulls the messages of offset ranges, with many requests in flight (docs/internals/remoting.md#pulls).
+"""Pulls the messages of offset ranges, with many requests in flight (docs/internals/reads.md#pulls).
 
 One thread does everything. The results of a queue cover its range in order; a gap is one result with an empty body.
 Requests of a queue overlap only where the last answer shows what the next will hold: not with a filter, and not where a
@@ -38,7 +38,7 @@ _SUSPEND_MS: Final = 5_000
 _FIRST_WAIT, _LONGEST_WAIT = 0.05, 2.0
 # Seconds from one check of a filtered read to the next.
 _CHECK_EVERY: Final = 1.0
-# Brokers drop such messages, but count them in the maximum offset (docs/internals/remoting.md#compaction-topics).
+# Brokers drop such messages, but count them in the maximum offset (docs/internals/reads.md#compaction-topics).
 _COMPACTED: Final = "the last messages of this compacted topic have no keys, and the broker has dropped them"
 
 

@@ -57,7 +57,7 @@ def read_rows(
         pulls = Puller(pulled_with, transport, queues, transport.clock).pull(ranges)
         tags = None
         if options.filter_type == "TAG" and options.sub_expression.strip() != "*":
-            # Brokers compare hashes of tags (docs/internals/remoting.md#pulls).
+            # Brokers compare hashes of tags (docs/internals/reads.md#pulls).
             tags = frozenset(filter(None, (tag.strip(_TRIMMED) for tag in options.sub_expression.split("||"))))
         yield from decoded(options, pulls, schema, tags, on_unreadable)
 

@@ -86,7 +86,7 @@ class GroupOffsets:
     def _join(self, queue: MessageQueue, address: str, timeout: float) -> bool:  # noqa: ARG002 - any queue of the broker
         """Join the group at a broker, unless another application is a member; return whether the query is one.
 
-        Otherwise that application would continue from the query's offsets (docs/internals/remoting.md#consumer-groups).
+        Otherwise that application would continue from the query's offsets (docs/internals/reads.md#consumer-groups).
         """
         group, now, transport = self.bounds.options.consumer_group, self.bounds.clock(), self.bounds.transport
         if now - self._registered.get(address, -math.inf) <= _HEART_BEAT:

@@ -203,7 +203,7 @@ class TopicQueues:
         return {queue: answers[one_of_each[place(queue)]] for queue in queues}
 
     def check_filter(self, queues: Iterable[MessageQueue]) -> None:
-        """Raise an OptionError if a broker rejects SQL or the expression (docs/internals/remoting.md#pulls)."""
+        """Raise an OptionError if a broker rejects SQL or the expression (docs/internals/reads.md#pulls)."""
         options = self._options
         for queue in {queue.broker_name: queue for queue in queues}.values():
             try:

@@ -1,6 +1,6 @@
 """The topics of a read, their routes, and the deadline for planning.
 
-Answers and errors are kept for one second. The last known route stays valid (docs/internals/producer.md#route-cache),
+Answers and errors are kept for one second. The last known route stays valid (docs/internals/routing.md#route-cache),
 because a name server that does not know the topic may have restarted.
 """
 

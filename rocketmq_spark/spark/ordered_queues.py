@@ -1,6 +1,6 @@
 """Remembers the number of queues of each broker, so that an ordered stream keeps its keys on their queues.
 
-The driver keeps the numbers (docs/internals/producer.md#ordered-writes) in a file of the query's checkpoint, or in
+The driver keeps the numbers (docs/internals/sink.md#ordered-writes) in a file of the query's checkpoint, or in
 memory if Python cannot reach the checkpoint:
 
     <checkpointLocation>/rocketmq-queues-<topic>.json   {"broker-a": 4, "broker-b": 4}

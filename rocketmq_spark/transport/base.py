@@ -102,7 +102,7 @@ class Transactions(Protocol):
 
 
 class Offsets(Protocol):
-    """Finds a queue's offsets (docs/internals/remoting.md#offsets)."""
+    """Finds a queue's offsets (docs/internals/reads.md#offsets)."""
 
     def max_offset(self, queue: MessageQueue, address: str, timeout: float) -> int:
         """Return the offset that the queue's next message will get."""

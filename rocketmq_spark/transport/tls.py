@@ -1,4 +1,4 @@
-"""TLS settings and files, and encrypted streams over sockets that never block (docs/internals/remoting.md#tls).
+"""TLS settings and files, and encrypted streams over sockets that never block (docs/internals/access-control.md#tls).
 
 The next connection uses a replaced file, because streams outlive certificates.
 """

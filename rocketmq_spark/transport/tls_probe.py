@@ -1,4 +1,4 @@
-"""Finds out whether a server speaks TLS, and what kind of server listens (docs/internals/remoting.md#tls).
+"""Finds out whether a server speaks TLS, and what kind of server listens (docs/internals/access-control.md#tls).
 
 Otherwise a wrong `useTls` would look like a broken server and be retried. A verdict needs a server that answers one
 kind of connection and closes the other every time. So a slow or stopping server gets none, nor does a balancer before a

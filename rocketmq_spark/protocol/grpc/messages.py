@@ -1,7 +1,7 @@
 """Values of the model as requests of the gRPC protocol, and its answers as values of the model. Pure functions.
 
 A message that the protocol can't carry is rejected before anything is sent. Batches that are not encoded for gRPC are
-translated for every attempt. See docs/internals/grpc.md#messages and docs/internals/grpc.md#results.
+translated for every attempt. See docs/internals/grpc-messages.md#messages and docs/internals/grpc.md#results.
 """
 
 from __future__ import annotations

@@ -156,7 +156,7 @@ _MISSING_RIGHT: Final = re.compile(
     rf"(?:{NO_RIGHT}|no (?:default )?permission for) ((?:topic|group|cluster):[^\s,]+)", re.IGNORECASE
 )
 
-# Servers from 4.9 to 5.2: docs/internals/remoting.md#acl-1.
+# Servers from 4.9 to 5.2: docs/internals/access-control.md#acl-1.
 _PLAIN_ACCESS: Final = (
     "Check signature failed",
     "No acl config for",

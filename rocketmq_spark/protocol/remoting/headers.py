@@ -310,7 +310,7 @@ def heart_beat_body(client_id: str, producer_groups: Iterable[str] = (), consume
 
 
 def signed(ext_fields: Mapping[str, str], body: Iterable[Buffer], credentials: Credentials) -> dict[str, str]:
-    """Return the fields with AccessKey, SecurityToken (if any) and Signature (docs/internals/remoting.md#signing)."""
+    """Return the fields with AccessKey, SecurityToken if any, Signature (docs/internals/access-control.md#signing)."""
     fields = {**ext_fields, "AccessKey": credentials.access_key}
     if credentials.security_token:
         fields["SecurityToken"] = credentials.security_token

@@ -1,7 +1,8 @@
 """Signed requests over the loop's connections: with a blocking wait, with a callback, or one-way.
 
 Adds the namespace, the signature and the limits of requests in flight, which the modules below do not know. Retries
-rejected signatures and GO_AWAY once each (docs/internals/remoting.md#signing, docs/internals/remoting.md#connections).
+rejected signatures (docs/internals/access-control.md#signing) and GO_AWAY (docs/internals/remoting.md#connections) once
+each.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ _GROUP_OF_HALF: Final = re.compile(rf"(?<![^\x02])({PGROUP}\x01)([^\x02]+)")
 
 
 class Namespace:
-    """Adds a namespace to names of topics and groups, or removes it (docs/internals/remoting.md#namespaces)."""
+    """Adds a namespace to names of topics and groups, or removes it (docs/internals/access-control.md#namespaces)."""
 
     def __init__(self, name: str, create_topic_key: str) -> None:
         check_namespace(name)

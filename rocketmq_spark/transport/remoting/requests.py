@@ -255,12 +255,12 @@ def outcome_of(queue: MessageQueue, rows: int, address: str, answer: Answer) -> 
 
 _PULL_STATUS: Final = {int(status.value): status for status in PullStatus}
 
-# Remarks of code 20 that do not mean "no message matched the filter": docs/internals/remoting.md#pulls.
+# Remarks of code 20 that do not mean "no message matched the filter": docs/internals/reads.md#pulls.
 _MOVED: Final = frozenset(("MESSAGE_WAS_REMOVING", "OFFSET_TOO_SMALL", "OFFSET_RESET"))
 
 
 def pull_outcome_of(queue: MessageQueue, address: str, answer: Answer) -> PullOutcome:
-    """Return the outcome of a pull (docs/internals/remoting.md#pulls)."""
+    """Return the outcome of a pull (docs/internals/reads.md#pulls)."""
     command = answer.command
     if command is None:
         return PullOutcome(None, error=answer.error)

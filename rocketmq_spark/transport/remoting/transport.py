@@ -31,7 +31,7 @@ from rocketmq_spark.transport.tls import TlsSettings
 
 logger = logging.getLogger("rocketmq_spark.transport")
 
-# Answers about a group without consumers, of brokers and (a bug) proxies: docs/internals/remoting.md#consumer-groups.
+# Answers about a group without consumers, of brokers and (a bug) proxies: docs/internals/reads.md#consumer-groups.
 _NO_CONSUMER: Final = ("no consumer for this group", "consumerGroupInfo", "NullPointerException")
 
 
@@ -207,7 +207,7 @@ class RemotingTransport(Closes):
     def update_consumer_offset(
         self, queue: MessageQueue, group: str, offset: int, address: str, timeout: float
     ) -> None:
-        """Commit a group's offset (UPDATE_CONSUMER_OFFSET), unchecked (docs/internals/remoting.md#consumer-groups)."""
+        """Commit a group's offset (UPDATE_CONSUMER_OFFSET), unchecked (docs/internals/reads.md#consumer-groups)."""
         header = headers.UpdateConsumerOffsetRequestHeader(consumer_group=group, commit_offset=offset, **_place(queue))
         self.client.call(address, header, timeout, f"committing offset {offset} of {queue} for the group {group}")
 
