@@ -1,7 +1,7 @@
-"""Splits encoded batches, and reads Protocol Buffers without the protobuf package, which remoting clients may lack.
+"""Splits encoded batches of both protocols.
 
-A field of Protocol Buffers is a tag (number << 3 | type) and, by its type, a varint or a length and that many bytes.
-Malformed bytes raise a RemotingCommandException.
+It parses gRPC batches itself, because the protobuf package is optional. A field is a tag (number << 3 | type) and, by
+its type, a varint, or a length and that many bytes. Malformed bytes raise a RemotingCommandException.
 """
 
 from __future__ import annotations
