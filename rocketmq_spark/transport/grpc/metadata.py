@@ -108,5 +108,5 @@ def authorization(credentials: Credentials, date_time: str) -> str:
 def _printable(option: str, value: str) -> str:
     """Return a value that a header can hold; the error does not show it, because it may be a secret."""
     if not (value.isascii() and value.isprintable()):
-        raise OptionError(f"option {option}: it has characters that gRPC cannot send; use printable ASCII characters only")
+        raise OptionError(f"option {option}: gRPC cannot send its characters; use printable ASCII only")
     return value
