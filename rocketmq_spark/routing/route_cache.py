@@ -1,4 +1,6 @@
-"""The route cache of a client instance (docs/internals/routing.md#routes, docs/internals/remoting.md#routes)."""
+"""Caches the queues and brokers of each topic, as the name servers report them, for one client instance.
+
+See docs/internals/routing.md#routes and docs/internals/remoting.md#routes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """What happens to each batch between its encoding and its acknowledgement.
 
 Rule 1: no clock, no thread, no transport: `now` (seconds) is an argument, and attempts are returned as `Dispatch`.
-Rule 2: every batch offered ends exactly once: stored, or as the reason of the failure.
+Rule 2: every batch offered ends exactly once: as stored, or as failed with a reason.
 Rule 3: a batch gets its queue when it is sent, so that a retry can use another queue with the same bytes. A batch bound
         to a queue (by key, by column) waits for that queue.
 Rule 4: retries follow docs/internals/sink.md#sink-retries, and their deadline docs/internals/producer.md#timeouts.

@@ -1,4 +1,4 @@
-"""The offsets of a streaming query for each micro-batch, and its consumer group's offsets.
+"""Finds the offsets of a streaming query for each micro-batch, and commits them to its consumer group.
 
 A queue whose broker does not answer delays no other queue. The query resumes it at the same offset when the broker is
 back. Follows ``KafkaMicroBatchStream.scala``.

@@ -1,8 +1,8 @@
 """The queues of a read, and the brokers to send requests about them to (docs/internals/remoting.md#routes).
 
-A request goes to the master. While the master does not answer, requests go to its slaves in turn, and to the master
-after each ``pullTimeoutMs``. A slave that was added later lacks older messages. So its answers
-about deleted messages, and about first and last offsets and times, count only after the master has not answered for
+A request goes to the master. While the master does not answer, requests go to its slaves in turn, and the master is
+tried again every ``pullTimeoutMs``. A slave that was added later lacks older messages. So answers of slaves about
+deleted messages, and about first and last offsets and times, count only after the master has not answered for
 ``readTimeoutMs``. Follows ``MQClientInstance.topicRouteData2TopicSubscribeInfo`` and ``findBrokerAddressInSubscribe``.
 """
 

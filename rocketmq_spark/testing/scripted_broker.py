@@ -1,6 +1,7 @@
-"""Replies of scripted brokers, and the messages that they store, by queue and by a commit-log offset over all queues.
+"""Replies of scripted brokers, and the messages that they store.
 
-A half message is in the queue of the half topic, and after its commit also in its own. Nothing expires by itself.
+A message is found by its queue, or by its offset in the commit log, which all queues share. A half message (of a
+transaction) is in the half topic's queue, and after its commit also in its own topic's. Nothing expires by itself.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """TLS settings and files, and encrypted streams over sockets that never block (docs/internals/access-control.md#tls).
 
-The next connection uses a replaced file, because streams outlive certificates.
+A replaced file takes effect at the next connection, because streaming queries run longer than certificates last.
 """
 
 from __future__ import annotations
