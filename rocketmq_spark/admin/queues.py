@@ -43,20 +43,22 @@ _BACK_FOR_A_TAG: Final = 1_000
 _UNKNOWN_TIME: Final = datetime.max.replace(tzinfo=timezone.utc)
 
 
-def admin_options(given: Mapping[str, Any], timeout: float, environ: Mapping[str, str]) -> SourceOptions:
+def admin_options(connection_fields: Mapping[str, Any], timeout: float, environ: Mapping[str, str]) -> SourceOptions:
     """Return the options of a connection, or raise an OptionError.
 
-    `given` has fields of `ConnectionOptions` that reads have, with None for missing values. ``NAMESRV_ADDR`` is the
-    default of the name servers. `timeout` is the seconds for each request.
+    `connection_fields` has fields of `ConnectionOptions` that reads have, with None for missing values.
+    ``NAMESRV_ADDR`` is the default of the name servers. `timeout` is the seconds for each request.
     """
     check_timeout(timeout)
     connection = {field.name for field in fields(ConnectionOptions)}
     table = [spec for spec in SOURCE_OPTIONS if spec.field in connection]
-    if unknown := given.keys() - {spec.field for spec in table}:
+    if unknown := connection_fields.keys() - {spec.field for spec in table}:
         known = ", ".join(sorted(spec.field for spec in table))
         raise OptionError(f"unknown option {', '.join(sorted(unknown))}; the options of the connection are {known}")
     values = {
-        spec.field: parse_one(spec, text, spec.field) for spec in table if (text := given.get(spec.field)) is not None
+        spec.field: parse_one(spec, text, spec.field)
+        for spec in table
+        if (text := connection_fields.get(spec.field)) is not None
     }
     values |= parse_environment(table, values, environ)
     if not values.get("name_server"):
@@ -88,10 +90,10 @@ def offsets_of(
         first = max(0, transport.min_offset(queue, address, timeout))
         return QueueOffsets(queue, first, transport.max_offset(queue, address, timeout))
 
-    asked = (
+    topic_queues = (
         MessageQueue(topic, data.broker_name, number) for data in route.queue_datas for number in range(data.queue_nums)
     )
-    by_turns = sorted(asked, key=lambda queue: queue.queue_id)
+    by_turns = sorted(topic_queues, key=lambda queue: queue.queue_id)
     answers, errors = OffsetResolver(own, transport, queues, time.monotonic).once(by_turns, ask)
     results: dict[MessageQueue, QueueOffsets | RocketMQError] = {**errors}
     results |= {queue: offsets for queue, (offsets, _) in answers.items()}
@@ -176,16 +178,16 @@ def peek(
         for item in held
         if item.messages > 0
     ]
-    asked = replace(
+    options = replace(
         options,
         subscribe=tuple(routes),
         sub_expression="*" if tag is None else tag,
         consumer_group=consumer_group,
         fail_on_data_loss=False,
     )
-    queues = TopicQueues(asked, transport, time.monotonic, routes)
+    queues = TopicQueues(options, transport, time.monotonic, routes)
     inner = tag is not None and queues.may_hold_inner_batches([item.queue for item in ranges])
-    rows = _messages(read_rows(asked, ranges, schema, routes, filters_here=inner, on_unreadable=lambda _: True))
+    rows = _messages(read_rows(options, ranges, schema, routes, filters_here=inner, on_unreadable=lambda _: True))
     try:
         return heapq.nlargest(count, rows, key=lambda row: (row.store_time or _UNKNOWN_TIME, row.queue_offset))
     except ReadError as exc:

@@ -48,7 +48,7 @@ class UniqueIds:
 
     def __init__(self, *, ip: bytes, pid: int, wall_clock: Callable[[], float], rng: random.Random) -> None:
         if len(ip) != 4:
-            raise ValueError(f"ip must be the 4 bytes of an IPv4 address, got {len(ip)}")
+            raise ValueError(f"ip must be the 4 bytes of an IPv4 address, got {len(ip)} bytes")
         self.prefix = unique_id_prefix(ip, pid, rng.getrandbits(32))
         self._next = milliseconds_of_month(wall_clock()) << 16
 

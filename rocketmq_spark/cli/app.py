@@ -188,7 +188,7 @@ def send(
     # With a selector there is a single attempt, because only one queue is right.
     selector = None if sharding_key is None else SelectMessageQueueByHash()
     # The admin only checks whether a name server causes a failure.
-    with connection.admin(), Producer("rocketmq-spark-send", **connection.given()) as producer:
+    with connection.admin(), Producer("rocketmq-spark-send", **connection.connection_options()) as producer:
         sent = producer.send(message, selector=selector, arg=sharding_key, timeout_ms=connection.timeout * 1000)
     facts = sent.facts()
     if connection.as_json:
@@ -210,11 +210,11 @@ def doctor(
     from rocketmq_spark.cli.doctor import examine
     from rocketmq_spark.cli.doctor.machine import FAILED
 
-    given = connection.given(endpoints)
+    options = connection.connection_options(endpoints)
     if endpoints:
         # The name server of the local cluster does not belong to these proxies.
-        given["name_server"] = connection.options["name_server"]
-    checks = examine(topic=topic, endpoints=endpoints, timeout=connection.timeout, **given)
+        options["name_server"] = connection.options["name_server"]
+    checks = examine(topic=topic, endpoints=endpoints, timeout=connection.timeout, **options)
     if connection.as_json:
         print_json(checks.to_dicts())
     else:
@@ -291,7 +291,7 @@ def _print_checks(checks: Table[Check]) -> None:
     names = max(len(escaped(check.check)) for check in checks) + 2
     indent = " " * (states + names)
     for check in checks:
-        text = escaped(check.found)
+        text = escaped(check.finding)
         if console.is_terminal:
             # Lines break only at blanks, so that paths stay whole.
             room = max(console.width - len(indent), _NARROWEST)
@@ -300,8 +300,8 @@ def _print_checks(checks: Table[Check]) -> None:
         line.append(f"{escaped(check.check):<{names}}", style="default")
         line.append(text.replace("\n", f"\n{indent}"), style="default")
         console.print(line, soft_wrap=True)
-        if check.mend:
-            console.print(f"{'':{states}}→ {escaped(check.mend)}", markup=False, soft_wrap=True)
+        if check.fix:
+            console.print(f"{'':{states}}→ {escaped(check.fix)}", markup=False, soft_wrap=True)
     counted = [check.state for check in checks]
     failed, warnings = counted.count(FAILED), counted.count(WARNING)
     if failed or warnings:

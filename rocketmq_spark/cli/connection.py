@@ -40,16 +40,16 @@ class Connection:
     timeout: float
     as_json: bool
 
-    def given(self, endpoints: str | None = None) -> dict[str, Any]:
+    def connection_options(self, endpoints: str | None = None) -> dict[str, Any]:
         """Return the arguments of `Admin`, a producer and the doctor; `endpoints` are the proxies that get requests."""
-        given = dict(self.options)
-        running = {} if given["name_server"] else _left_running(endpoints)
-        if any(given[name] for name in ("access_key", "secret_key", "credentials_provider")):
+        options = dict(self.options)
+        running = {} if options["name_server"] else _left_running(endpoints)
+        if any(options[name] for name in ("access_key", "secret_key", "credentials_provider")):
             # The user gives other credentials than those of the cluster's administrator.
             running = {name: value for name, value in running.items() if name not in ("access_key", "secret_key")}
-        if given["tls_insecure_skip_verify"]:
+        if options["tls_insecure_skip_verify"]:
             running.pop("tls_ca_file", None)
-        return given | {name: value for name, value in running.items() if not given[name]}
+        return options | {name: value for name, value in running.items() if not options[name]}
 
     @contextlib.contextmanager
     def admin(self) -> Iterator[Admin]:
@@ -58,13 +58,13 @@ class Connection:
 
         # A failure is one line without log messages.
         logging.getLogger("rocketmq_spark").addHandler(logging.NullHandler())
-        given = self.given()
-        if given["name_server"] is None:
+        options = self.connection_options()
+        if options["name_server"] is None:
             raise errors.OptionError(
                 "no name server is given: use -n host:9876 or the environment variable NAMESRV_ADDR, or start a "
                 "cluster on this machine with rocketmq-spark cluster up"
             )
-        with Admin(**given, timeout=self.timeout) as admin:
+        with Admin(**options, timeout=self.timeout) as admin:
             try:
                 yield admin
             except errors.RocketMQError as exc:
@@ -163,4 +163,4 @@ def _blame_name_server(admin: Admin, exc: errors.RocketMQError, timeout: float) 
     blamed = [check for check in checks if check.state in states]
     # One name server that answers is enough.
     if blamed and len(blamed) == len(checks):
-        raise errors.MQClientException(f"{blamed[0].check}: {blamed[0].found}; {blamed[0].mend}") from exc
+        raise errors.MQClientException(f"{blamed[0].check}: {blamed[0].finding}; {blamed[0].fix}") from exc

@@ -112,8 +112,8 @@ def create_user(probe: Probe, brokers: Collection[str], name: str, secret_key: s
         if not kept:
             raise
         raise ClusterError(
-            f"{exc}. Deleting the user on {', '.join(kept)} failed, too, so it may exist there: choose another name, or"
-            " create a new cluster"
+            f"{exc}. Deleting the user on {', '.join(kept)} failed, too. The user may still exist there: choose "
+            "another user name, or create a new cluster"
         ) from exc
 
 

@@ -1,8 +1,8 @@
 """The servers of a local cluster: their configuration, start, and readiness.
 
-A server keeps its ports and its folder when it restarts. If another program takes a port at its first start, new ports
-are chosen, except where the user set them; a restart fails then. Follows ``BrokerStartup.java`` and
-``ProxyStartup.java``.
+A server keeps its ports and its folder when it restarts. If another program has one of its ports at the first start,
+the server gets new ports. At a restart, or if the user set the port, the start fails instead. Follows
+``BrokerStartup.java`` and ``ProxyStartup.java``.
 """
 
 from __future__ import annotations

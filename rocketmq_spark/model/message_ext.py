@@ -1,4 +1,4 @@
-"""Stored messages, their offset message ids (docs/internals/messages.md#message-ids), and pull requests."""
+"""Stored messages, their offset message ids (docs/internals/messages.md#message-ids), and requests to pull them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The names of message properties, how each protocol carries them, and checks of user properties.
 
-See docs/internals/messages.md#properties. "Blank" is empty after Java's ``String.trim``, which removes only characters
-up to U+0020.
+See docs/internals/messages.md#properties. A name or text is "blank" if nothing is left after Java's
+``String.trim``, which removes only characters up to U+0020.
 """
 
 from __future__ import annotations

@@ -183,7 +183,7 @@ def _begin_and_end(value: Any, where: str, lowest: int = 0) -> tuple[int | None,
     if not isinstance(value, list):
         return None, _integer(value, where, lowest, _MAX_LONG)
     if len(value) != 2:
-        raise ValueError(f"{where}: {_shown(value)} is not [begin, end]")
+        raise ValueError(f"{where}: {_shown(value)} must be one offset, or a list of two: [begin, end]")
     begin, end = (_integer(offset, where, 0, _MAX_LONG) for offset in value)
     if begin >= end:
         raise ValueError(f"{where}: in {_shown(value)} begin must be below end")

@@ -124,13 +124,13 @@ class SourceOptions(ConnectedOptions):
     def reads(self, queue: MessageQueue) -> bool:
         """Return whether the options select a queue."""
         if self.assign:
-            asked = queue in self.assign
+            selected = queue in self.assign
         elif self.subscribe_pattern is not None:
-            asked = re.fullmatch(self.subscribe_pattern, queue.topic) is not None
+            selected = re.fullmatch(self.subscribe_pattern, queue.topic) is not None
         else:
-            asked = queue.topic in self.subscribe or not self.subscribe
+            selected = queue.topic in self.subscribe or not self.subscribe
         receipts = [spec for spec in (self.starting_offsets, self.ending_offsets) if spec.receipt]
-        return asked and all(spec.offset_of(queue) is not None for spec in receipts)
+        return selected and all(spec.offset_of(queue) is not None for spec in receipts)
 
 
 SOURCE_OPTIONS: Final = specs_of(SourceOptions, READ)
@@ -145,16 +145,16 @@ _NOT_ABOVE: Final = (("min_offsets_per_trigger", "max_offsets_per_trigger"), ("p
 _SECONDS: Final = 10**11
 
 
-def against_given(given: Mapping[str, Any], *, streaming: bool) -> Iterator[str]:
-    """Yield an error text for each option that is missing or not valid here; `given` contains no defaults."""
-    chosen = [SOURCE_SPELLING(field) for field in _WHICH if field in given]
+def against_given(user_options: Mapping[str, Any], *, streaming: bool) -> Iterator[str]:
+    """Yield an error text for each option that is missing or not valid here; `user_options` contains no defaults."""
+    chosen = [SOURCE_SPELLING(field) for field in _WHICH if field in user_options]
     names = ", ".join(map(SOURCE_SPELLING, _WHICH))
     if len(chosen) > 1:
         yield (
             f"only one of the following options can be specified for a read from RocketMQ: {names}; given are "
             f"{' and '.join(chosen)}"
         )
-    starting = given.get("starting_offsets")
+    starting = user_options.get("starting_offsets")
     if not chosen and not (starting is not None and starting.receipt):
         yield (
             f"one of the following options must be specified for a read from RocketMQ: {names}; as in "
@@ -165,9 +165,9 @@ def against_given(given: Mapping[str, Any], *, streaming: bool) -> Iterator[str]
         why = ": ending offset not valid in streaming queries; remove it, or use spark.read"
     for field in _OF_BATCHES if streaming else _OF_STREAMS:
         # commitOffsets=false has no effect in a batch.
-        if given.get(field, False) is not False:
+        if user_options.get(field, False) is not False:
             yield SOURCE_SPELLING(field) + why
-    if "max_trigger_delay" in given and "min_offsets_per_trigger" not in given:
+    if "max_trigger_delay" in user_options and "min_offsets_per_trigger" not in user_options:
         yield "maxTriggerDelay is given without minOffsetsPerTrigger: give both or neither"
 
 

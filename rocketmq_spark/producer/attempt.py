@@ -94,9 +94,9 @@ class SendLoop:
             if left < 0 and result is None:
                 tried = f"; tried {', '.join(brokers)}" if brokers else ""
                 raise errors.RemotingTooMuchRequestException(
-                    f"sending to topic {topic}: the timeout of {deadline.seconds * 1000:.0f} ms passed, after "
-                    f"{deadline.spent * 1000:.0f} ms{tried}; raise sendMsgTimeout, or set sendMsgMaxTimeoutPerRequest "
-                    "so that a retry fits into it"
+                    f"sending to topic {topic}: it took {deadline.spent * 1000:.0f} ms, longer than its timeout of "
+                    f"{deadline.seconds * 1000:.0f} ms{tried}; raise sendMsgTimeout, or set "
+                    "sendMsgMaxTimeoutPerRequest so that a retry fits into it"
                 ) from last
             if left < 0:
                 break

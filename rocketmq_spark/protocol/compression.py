@@ -85,7 +85,8 @@ def compress(body: Buffer, kind: CompressionType, level: int = DEFAULT_LEVEL) ->
         return bytes(pa.Codec("zstd", compression_level=level).compress(body, asbytes=True))
     except (zlib.error, OSError, ValueError, NotImplementedError) as exc:
         raise CompressionError(
-            f"compressing a body of {len(body)} bytes with {kind.name}, level {level}: {exc}"
+            f"compressing a body of {len(body)} bytes with {kind.name}, level {level}: {exc}; choose another "
+            "level or type, or send it uncompressed"
         ) from exc
 
 

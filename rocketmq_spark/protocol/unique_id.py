@@ -1,8 +1,8 @@
 """Generates client message ids one at a time.
 
 See docs/internals/messages.md#message-ids and docs/internals/grpc-messages.md#ids. All threads of a process share a
-generator. `rocketmq_spark.arrow.encoders` draws ids by the thousand. Those for gRPC follow ``MessageIdCodec.java`` of
-the gRPC client.
+generator. `rocketmq_spark.arrow.encoders` generates them by the thousand. Message ids for gRPC follow
+``MessageIdCodec.java`` of the gRPC client.
 """
 
 from __future__ import annotations

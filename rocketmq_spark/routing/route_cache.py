@@ -200,8 +200,8 @@ class RouteCache:
         self._topics[topic] = None
         if not self._lock.acquire(timeout=_LOCK_TIMEOUT_S):
             raise errors.RouteNotFoundException(
-                f"looking up the route of topic {topic}: another lookup has held the name server for "
-                f"{_LOCK_TIMEOUT_S:g} s; try again",
+                f"looking up the route of topic {topic}: it waited {_LOCK_TIMEOUT_S:g} s for another lookup of this "
+                "client, and name servers are asked one lookup at a time; try again, or check that they answer in time",
                 unreachable=True,
             )
         try:

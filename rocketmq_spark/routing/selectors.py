@@ -1,4 +1,7 @@
-"""Selects queues, so that no slow or missing broker delays other rows (docs/internals/routing.md#queue-selection)."""
+"""Selects queues so that a slow or missing broker delays only its own rows.
+
+See docs/internals/routing.md#queue-selection.
+"""
 
 from __future__ import annotations
 

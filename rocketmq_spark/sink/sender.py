@@ -153,7 +153,7 @@ class BatchSender:
         row that no broker could store; rows before it may be stored.
         """
         if self._batcher is not None:
-            raise RocketMQError("a BatchSender writes once: make another one, which shares the client instance")
+            raise RocketMQError("a BatchSender writes once: create another one with the same client instance")
         self._batcher = batcher
         try:
             for rows in self._read(batches):

@@ -127,7 +127,8 @@ class TopicQueues:
         addresses = _addresses(queue, route)
         if not addresses:
             raise RouteNotFoundException(
-                f"reading {queue}: no name server has a broker {queue.broker_name} in the topic's route now"
+                f"reading {queue}: no name server has a broker {queue.broker_name} in the topic's route now; "
+                "start the broker, or check its registration (mqadmin topicRoute)"
             )
         master = addresses.get(MASTER_ID)
         with self._lock:
@@ -139,8 +140,8 @@ class TopicQueues:
                 return addresses[min(addresses)]
             if trusted and now - away.since < self._patience:
                 raise RouteNotFoundException(
-                    f"reading {queue}: the master of {queue.broker_name} is in no route. The offsets of its slaves "
-                    f"count after readTimeoutMs={self._options.read_timeout_ms}"
+                    f"reading {queue}: the master of {queue.broker_name} is in no route. The read trusts the offsets "
+                    f"of its slaves only after readTimeoutMs={self._options.read_timeout_ms}; start the master, or wait"
                 )
             if master is not None and now >= away.retry_at:
                 away.retry_at = now + self.timeout

@@ -61,8 +61,8 @@ class QueueMemory:
                 text = bytes(stream.read())
         except _FILE_ERRORS as exc:
             raise RocketMQError(
-                f"{reading}: {exc}. Without them keys could move to other queues. Make the file readable, or set an "
-                "order configuration for the topic"
+                f"{reading}: {exc}. Without this file, keys could move to other queues. Let the driver read it, or "
+                "give the topic an order configuration (mqadmin updateOrderConf)"
             ) from exc
         try:
             numbers = json.loads(text)

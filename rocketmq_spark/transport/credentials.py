@@ -196,11 +196,11 @@ class RefreshedCredentials:
         held, now = self._held, self._clock()
         if held.credentials is not None and now < min(held.due, _end(held.credentials)):
             return held.credentials
-        asked = self._asked()
+        query = self._asked()
         if held.credentials is not None and held.signs(now):
             return held.credentials
         try:
-            return asked.answer.result(max(0.0, asked.at + self._patience - time.monotonic()))
+            return query.answer.result(max(0.0, query.at + self._patience - time.monotonic()))
         except concurrent.futures.TimeoutError:
             # On Python 3.10 it is not the built-in TimeoutError.
             why, cause = f"no answer within {self._patience:g} s", None

@@ -1,6 +1,6 @@
 """TLS settings and files, and encrypted streams over sockets that never block (docs/internals/access-control.md#tls).
 
-A replaced file takes effect at the next connection, because streaming queries run longer than certificates last.
+A streaming query can run longer than its certificates are valid. So each new connection reads a replaced file.
 """
 
 from __future__ import annotations

@@ -194,16 +194,16 @@ def test_doctor_reports_ok_for_cluster_topic_and_proxy(
     found = examine(cluster.name_server, topic=topic, endpoints=cluster.endpoints)
     servers = [one for one in found if one.check.split()[0] in ("name", "broker", "topic", "proxy")]
     assert {one.state for one in servers} == {OK}
-    assert [one.found for one in servers[3:]] == [
+    assert [one.finding for one in servers[3:]] == [
         "4 queues on broker-0, broker-1; DELAY messages, queues SimpleCQ",
         f"answers gRPC; topic {topic} accepts DELAY messages",
     ]
-    assert all("clock as ours" in one.found for one in servers[1:3])
+    assert all("clock as ours" in one.finding for one in servers[1:3])
 
 
 def test_doctor_reports_ok_for_proxy_without_topic(cluster: SharedCluster) -> None:
     found = examine(endpoints=cluster.endpoints, environ={"PATH": ""})
-    assert [(one.state, one.found) for one in found if one.check.startswith("proxy")] == [(OK, "answers gRPC")]
+    assert [(one.state, one.finding) for one in found if one.check.startswith("proxy")] == [(OK, "answers gRPC")]
 
 
 def test_a_missing_topic_is_made_by_a_write_but_not_by_a_proxy(cluster: SharedCluster, topic: str) -> None:

@@ -458,7 +458,7 @@ def the_doctor_says(
     )
     asked = [one for one in found if one.check.split()[0] in ("name", "broker", "topic")]
     assert not [secret for secret in SECRETS if secret in repr(found)]
-    return {one.check.split()[0]: (one.state, one.found) for one in asked}
+    return {one.check.split()[0]: (one.state, one.finding) for one in asked}
 
 
 def test_existing_user_is_not_created_again_and_keeps_its_secret(secured: SharedCluster) -> None:

@@ -28,22 +28,22 @@ def examine(
     endpoints: str | None = None,
     timeout: float = 5.0,
     environ: Mapping[str, str] = os.environ,
-    **given: Any,
+    **connection_options: Any,
 ) -> Table[Check]:
     """Return the findings about this machine and the cluster, and about `topic` and the proxies at `endpoints`.
 
-    A missing name server (default: ``NAMESRV_ADDR``) is a finding, unless `endpoints` are given. `environ` is the
-    environment of Java and Spark's workers, and `given` has arguments of `Admin`. Raises an OptionError for a bad
-    `timeout`, in seconds per request.
+    A missing name server (default: ``NAMESRV_ADDR``) is a finding, unless `endpoints` names proxies. `environ` is the
+    environment of Java and Spark's workers. `connection_options` has arguments of `Admin`. `timeout` is in seconds per
+    request. Raises an OptionError if it is not positive.
     """
     check_timeout(timeout)
     checks = [machine.check_python(), *machine.check_packages()]
     checks += [machine.check_java(environ), machine.check_workers(environ)]
     named = name_server or os.environ.get("NAMESRV_ADDR", "").strip()
     if named or not endpoints:
-        checks += _check_cluster(name_server, topic, timeout, given)
+        checks += _check_cluster(name_server, topic, timeout, connection_options)
     if endpoints:
-        checks += servers.check_proxies(endpoints, topic, given, timeout)
+        checks += servers.check_proxies(endpoints, topic, connection_options, timeout)
     return Table(Check, checks)
 
 
@@ -57,12 +57,14 @@ def check_name_servers(admin: Admin, timeout: float) -> list[Check]:
     return [answer for answer in answers.values() if not isinstance(answer, errors.RocketMQError)]
 
 
-def _check_cluster(name_server: str | None, topic: str | None, timeout: float, given: Mapping[str, Any]) -> list[Check]:
+def _check_cluster(
+    name_server: str | None, topic: str | None, timeout: float, connection_options: Mapping[str, Any]
+) -> list[Check]:
     try:
-        admin = Admin(name_server, timeout=timeout, **given)
+        admin = Admin(name_server, timeout=timeout, **connection_options)
     except errors.OptionError as exc:
-        mend = "give -n host:9876, or start a cluster on this machine: rocketmq-spark cluster up"
-        return [Check("name server", FAILED, str(exc), mend if "no name server" in str(exc) else "correct the option")]
+        fix = "give -n host:9876, or start a cluster on this machine: rocketmq-spark cluster up"
+        return [Check("name server", FAILED, str(exc), fix if "no name server" in str(exc) else "correct the option")]
     with admin:
         checks = check_name_servers(admin, timeout)
         if all(check.state == FAILED for check in checks):
@@ -83,8 +85,8 @@ def check_topic(admin: Admin, topic: str, timeout: float) -> list[Check]:
     try:
         refuse_static(topic, route)
     except errors.OptionError as exc:
-        found, _, mend = str(exc).partition("; ")
-        return [Check(name, FAILED, found, mend)]
+        finding, _, fix = str(exc).partition("; ")
+        return [Check(name, FAILED, finding, fix)]
     return [*_check_permissions(name, route), *_check_on_brokers(admin, name, topic, route, timeout)]
 
 
@@ -96,11 +98,11 @@ def _unknown(admin: Admin, name: str, topic: str, exc: errors.TopicRouteStaleExc
         makers = [data.broker_name for data in template.queue_datas if data.writable]
     if not makers:
         return Check(name, FAILED, str(exc), create)
-    found = (
+    finding = (
         f"it does not exist; the first write creates it on {', '.join(makers)} (autoCreateTopicEnable), a read fails"
     )
     near = str(exc).partition("did you mean ")[2]
-    return Check(name, WARNING, found + (f"; did you mean {near}" if near else ""), create)
+    return Check(name, WARNING, finding + (f"; did you mean {near}" if near else ""), create)
 
 
 def _check_permissions(name: str, route: TopicRouteData) -> list[Check]:
@@ -109,9 +111,9 @@ def _check_permissions(name: str, route: TopicRouteData) -> list[Check]:
         barred = [data.broker_name for data in route.queue_datas if not getattr(data, of)]
         if barred:
             everywhere = len(barred) == len(route.queue_datas)
-            found = f"not allowed to {doing} on {', '.join(barred)}" + (" (all its brokers)" if everywhere else "")
-            mend = f"rocketmq-spark create-topic {name.removeprefix('topic ')} --update sets its permission to rw"
-            closed.append(Check(name, FAILED if everywhere else WARNING, found, mend))
+            finding = f"not allowed to {doing} on {', '.join(barred)}" + (" (all its brokers)" if everywhere else "")
+            fix = f"rocketmq-spark create-topic {name.removeprefix('topic ')} --update sets its permission to rw"
+            closed.append(Check(name, FAILED if everywhere else WARNING, finding, fix))
     if not route.queue_datas:
         closed.append(Check(name, FAILED, "no broker has it now", "restart its brokers"))
     return closed
@@ -134,9 +136,9 @@ def _check_on_brokers(admin: Admin, name: str, topic: str, route: TopicRouteData
         elif servers.access_refused(answer):
             checks.append(servers.key_refused(f"{name} on {broker}", answer))
         elif servers.access_refused(answer) is False:
-            mend = "give the user the rights to publish (PUB), to subscribe (SUB) and to look at it (GET), as needed"
-            found = f"the user may not look at it: {servers.remark_of(answer)}"
-            checks.append(Check(f"{name} on {broker}", WARNING, found, mend))
+            fix = "give the user the rights to publish (PUB), to subscribe (SUB) and to look at it (GET), as needed"
+            finding = f"the user may not look at it: {servers.remark_of(answer)}"
+            checks.append(Check(f"{name} on {broker}", WARNING, finding, fix))
         elif not isinstance(answer, errors.RemotingException | errors.RequestNotSupportedException):
             # An unreachable broker has its own finding; a proxy instead of a broker does not report types.
             checks.append(Check(f"{name} on {broker}", WARNING, str(answer), "look into the broker's log (broker.log)"))
@@ -144,9 +146,9 @@ def _check_on_brokers(admin: Admin, name: str, topic: str, route: TopicRouteData
     on = ", ".join(data.broker_name for data in route.queue_datas)
     kinds = " and ".join(f"{message} messages, queues {queue}" for message, queue in sorted(types))
     if len(types) > 1:
-        mend = "create it under another name, because queue types can't be changed"
-        checks.append(Check(name, WARNING, f"its brokers differ: {kinds}", mend))
+        fix = "create it under another name, because queue types can't be changed"
+        checks.append(Check(name, WARNING, f"its brokers differ: {kinds}", fix))
     if route.queue_datas and (types or not checks):
-        found = f"{queues} queues on {on}" + (f"; {kinds}" if len(types) == 1 else "")
-        checks.insert(0, Check(name, OK, found))
+        finding = f"{queues} queues on {on}" + (f"; {kinds}" if len(types) == 1 else "")
+        checks.insert(0, Check(name, OK, finding))
     return checks

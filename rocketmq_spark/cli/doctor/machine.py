@@ -27,12 +27,12 @@ FAILED: Final = "failed"
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A finding and its advice in one line each; `state` is ``ok``, ``warning`` or ``failed``, `mend` may be ""."""
+    """A finding and its advice in one line each; `state` is ``ok``, ``warning`` or ``failed``, `fix` may be ""."""
 
     check: str
     state: str
-    found: str
-    mend: str = ""
+    finding: str
+    fix: str = ""
 
 
 OLDEST_PYTHON: Final = (3, 10)
@@ -66,10 +66,10 @@ def installed_version(package: str) -> str | None:
 
 def check_python() -> Check:
     """Check the version of this interpreter."""
-    found = f"{_dotted(sys.version_info[:3])}, {sys.executable}"
+    finding = f"{_dotted(sys.version_info[:3])}, {sys.executable}"
     if sys.version_info[:2] >= OLDEST_PYTHON:
-        return Check("Python", OK, found)
-    return Check("Python", FAILED, found, f"use Python {_dotted(OLDEST_PYTHON)} or newer")
+        return Check("Python", OK, finding)
+    return Check("Python", FAILED, finding, f"use Python {_dotted(OLDEST_PYTHON)} or newer")
 
 
 def check_packages(
@@ -81,12 +81,12 @@ def check_packages(
     checks = []
     for name, (oldest, before) in packages.items():
         required = f"{name}>={oldest}" + (f",<{before}" if before else "")
-        mend = f"pip install '{f'rocketmq-spark[{extra}]' if extra else required}'"
+        fix = f"pip install '{f'rocketmq-spark[{extra}]' if extra else required}'"
         version = version_of(name)
         if version is None:
-            checks.append(Check(name, FAILED, "not installed here", mend))
+            checks.append(Check(name, FAILED, "not installed here", fix))
         elif _numbers(version) < _numbers(oldest) or (before and _numbers(version) >= _numbers(before)):
-            checks.append(Check(name, FAILED, f"{version}, but {required} is required", mend))
+            checks.append(Check(name, FAILED, f"{version}, but {required} is required", fix))
         else:
             checks.append(Check(name, OK, version))
     return checks
@@ -96,14 +96,16 @@ def check_java(environ: Mapping[str, str] = os.environ) -> Check:
     """Check the Java of Spark and of a local cluster."""
     home = environ.get("JAVA_HOME", "")
     if home and not os.access(Path(home, "bin", "java"), os.X_OK):
-        found = f"JAVA_HOME is {home}, which has no bin/java: Spark would not start"
-        return Check("Java", FAILED, found, "set JAVA_HOME to the folder of Java 17 or newer, or unset it")
+        finding = f"JAVA_HOME is {home}, which has no bin/java: Spark would not start"
+        return Check("Java", FAILED, finding, "set JAVA_HOME to the folder of Java 17 or newer, or unset it")
     try:
         java = find_java(environ)
         return Check("Java", OK, f"{java_version(java)}, {java}")
     except ClusterError as exc:
-        found, _, mend = " ".join(str(exc).split()).rpartition("; ")
-        return Check("Java", FAILED, found.replace("the local cluster needs", "Spark and the local cluster need"), mend)
+        finding, _, fix = " ".join(str(exc).split()).rpartition("; ")
+        return Check(
+            "Java", FAILED, finding.replace("the local cluster needs", "Spark and the local cluster need"), fix
+        )
 
 
 def check_workers(environ: Mapping[str, str] = os.environ) -> Check:
@@ -112,8 +114,8 @@ def check_workers(environ: Mapping[str, str] = os.environ) -> Check:
     name, origin = chosen or "python3", "PYSPARK_PYTHON" if chosen else "python3 on PATH, as PYSPARK_PYTHON is not set"
     use_this = f"export PYSPARK_PYTHON={sys.executable} on the driver, and the same Python on every node"
 
-    def failed(found: str, mend: str = use_this) -> Check:
-        return Check("Spark's workers", FAILED, found, mend)
+    def failed(finding: str, fix: str = use_this) -> Check:
+        return Check("Spark's workers", FAILED, finding, fix)
 
     interpreter = shutil.which(name, path=environ.get("PATH", os.defpath))
     if interpreter is None:
@@ -142,8 +144,8 @@ def check_workers(environ: Mapping[str, str] = os.environ) -> Check:
         return failed(f"{shown} is {versions}: Spark requires the same version in driver and workers")
     if missing:
         reasons = "; ".join(f"{module} ({why})" for module, why in missing.items())
-        mend = f"{use_this}; or install the package there: {interpreter} -m pip install . (in a clone)"
-        return failed(f"{shown} can't import {reasons}", mend)
+        fix = f"{use_this}; or install the package there: {interpreter} -m pip install . (in a clone)"
+        return failed(f"{shown} can't import {reasons}", fix)
     return Check("Spark's workers", OK, f"Python {_dotted(python)}, {shown}")
 
 

@@ -60,8 +60,8 @@ def check_brokers(transport: RemotingTransport, timeout: float) -> list[Check]:
             answer = (
                 listener.value if isinstance(listener, Listener) else f"the check of that address failed: {listener}"
             )
-            found = f"it is registered as {address}; from here: {answer}"
-            checks.append(Check(name, FAILED, found, _SET_ADDRESS))
+            finding = f"it is registered as {address}; from here: {answer}"
+            checks.append(Check(name, FAILED, finding, _SET_ADDRESS))
         elif isinstance(status, errors.RocketMQError):
             checks.append(_refused(name, address, status))
         else:
@@ -83,8 +83,8 @@ def remark_of(exc: errors.RocketMQError) -> str:
 
 def key_refused(name: str, exc: errors.RocketMQError) -> Check:
     """Return the finding for a rejected key."""
-    mend = "give the right access key and secret key (accessKey, secretKey; ROCKETMQ_ACCESS_KEY, ROCKETMQ_SECRET_KEY)"
-    return Check(name, FAILED, f"the access key is refused: {remark_of(exc).partition(chr(10))[0]}", mend)
+    fix = "give the right access key and secret key (accessKey, secretKey; ROCKETMQ_ACCESS_KEY, ROCKETMQ_SECRET_KEY)"
+    return Check(name, FAILED, f"the access key is refused: {remark_of(exc).partition(chr(10))[0]}", fix)
 
 
 def _refused(name: str, address: str, exc: errors.RocketMQError) -> Check:
@@ -106,19 +106,19 @@ def _examined(name: str, address: str, status: BrokerStatus, *, is_master: bool)
     if perm is not None:
         facts.append(f"permission {permission_text(perm)}")
         if is_master and not perm & PERM_WRITE:
-            mend = "set brokerPermission=6, unless it is being removed from service"
-            found = f"it accepts no messages (brokerPermission={perm})"
-            problems.append(Check(f"{name}: permission", WARNING, found, mend))
+            fix = "set brokerPermission=6, unless it is being removed from service"
+            finding = f"it accepts no messages (brokerPermission={perm})"
+            problems.append(Check(f"{name}: permission", WARNING, finding, fix))
     if disk is not None:
         facts.append(f"disk {disk:.0f} % full")
-        mend = "free some space, give it a larger disk, or keep messages for a shorter time (fileReservedTime)"
+        fix = "free some space, give it a larger disk, or keep messages for a shorter time (fileReservedTime)"
         if disk >= _REFUSES_FROM:
             problems.append(
-                Check(f"{name}: disk", FAILED, f"{disk:.0f} % full: from 90 % a broker rejects messages", mend)
+                Check(f"{name}: disk", FAILED, f"{disk:.0f} % full: from 90 % a broker rejects messages", fix)
             )
         elif disk >= _DELETES_FROM:
-            found = f"{disk:.0f} % full: from 85 % a broker deletes messages early"
-            problems.append(Check(f"{name}: disk", WARNING, found, mend))
+            finding = f"{disk:.0f} % full: from 85 % a broker deletes messages early"
+            problems.append(Check(f"{name}: disk", WARNING, finding, fix))
     ahead = None if clock is None else clock - now
     # The broker's clock is truncated to seconds.
     if ahead is None:
@@ -126,14 +126,14 @@ def _examined(name: str, address: str, status: BrokerStatus, *, is_master: bool)
     elif -_CLOCK_WITHIN - 1 <= ahead <= _CLOCK_WITHIN:
         facts.append("clock as ours")
     else:
-        found = f"{abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} this machine's"
-        mend = "set both by NTP: delays, message times and reads by time are off by as much"
-        problems.append(Check(f"{name}: clock", WARNING, found, mend))
+        finding = f"{abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} this machine's"
+        fix = "set both by NTP: delays, message times and reads by time are off by as much"
+        problems.append(Check(f"{name}: clock", WARNING, finding, fix))
     return [Check(name, OK, ", ".join(facts)), *problems]
 
 
 # The advice for an error that contains a text.
-_MENDS: Final = (
+_FIXES: Final = (
     (tls.OURS_REFUSED, "give a certificate (tlsCertFile, --tls-cert-file) and its key (tlsKeyFile, --tls-key-file)"),
     (tls.MUST_NAME, "give the certificate's name (tlsServerName, --tls-server-name), or use it as the address"),
     (tls.OUT_OF_DATE, "give the server a new certificate, or set the clocks"),
@@ -147,9 +147,9 @@ _MENDS: Final = (
 
 def handshake_failed(name: str, exc: errors.RemotingTlsException) -> Check:
     """Return the finding for a failed handshake, with the relevant options."""
-    mend = next(mend for words, mend in _MENDS if words in str(exc))
+    fix = next(fix for words, fix in _FIXES if words in str(exc))
     # The cause is the handshake's own text, without the request.
-    return Check(name, FAILED, str(exc.__cause__ or exc), mend)
+    return Check(name, FAILED, str(exc.__cause__ or exc), fix)
 
 
 _GIVE_ANOTHER: Final = "give the name server's address (its default port is 9876)"
@@ -178,8 +178,8 @@ def check_name_server(transport: RemotingTransport, address: str, timeout: float
     except errors.RocketMQError as exc:
         return Check(name, FAILED, str(exc), "check the access key and the secret key")
     if not brokers:
-        mend = f"start a broker with namesrvAddr={address}; one that has just started takes a moment to register"
-        return Check(name, FAILED, "answers, but knows no broker", mend)
+        fix = f"start a broker with namesrvAddr={address}; one that has just started takes a moment to register"
+        return Check(name, FAILED, "answers, but knows no broker", fix)
     return Check(name, OK, f"knows {', '.join(broker.broker_name for broker in brokers)}")
 
 
@@ -190,8 +190,8 @@ def _not_a_name_server(transport: RemotingTransport, name: str, address: str, ti
         return Check(name, FAILED, "a broker listens there", _GIVE_ANOTHER)
     except errors.RocketMQError:
         pass  # It supports the request, but has no such route
-    found = "a RocketMQ 5 proxy listens there: reads and writes go through it, brokers can't be checked"
-    return Check(name, WARNING, found, f"{_GIVE_ANOTHER}, if brokers are reachable from here")
+    finding = "a RocketMQ 5 proxy listens there: reads and writes go through it, brokers can't be checked"
+    return Check(name, WARNING, finding, f"{_GIVE_ANOTHER}, if brokers are reachable from here")
 
 
 def _unreachable(name: str, address: str, timeout: float, exc: errors.RemotingException, *, over_tls: bool) -> Check:
@@ -210,12 +210,14 @@ def _unreachable(name: str, address: str, timeout: float, exc: errors.RemotingEx
 _GIVE_PROXY: Final = "give the address of a proxy's gRPC server (its default port is 8081)"
 
 
-def check_proxies(endpoints: str, topic: str | None, given: Mapping[str, Any], timeout: float) -> list[Check]:
-    """Check the packages for gRPC, and each proxy of `endpoints`; `given` has arguments of `Admin`."""
+def check_proxies(
+    endpoints: str, topic: str | None, connection_options: Mapping[str, Any], timeout: float
+) -> list[Check]:
+    """Check the packages for gRPC, and each proxy of `endpoints`; `connection_options` has arguments of `Admin`."""
     checks = check_packages(GRPC_PACKAGES, extra="grpc")
     if any(check.state == FAILED for check in checks):
         return checks
-    connection = {name: value for name, value in given.items() if name != "name_server"}
+    connection = {name: value for name, value in connection_options.items() if name != "name_server"}
     try:
         options = producer_options({**connection, "endpoints": endpoints}, {}).connection
         for endpoint in options.endpoints:
@@ -234,16 +236,16 @@ def _check_proxy(name: str, endpoint: str, query_route: Any, topic: str | None, 
     except errors.TopicRouteStaleException:
         if topic is None:
             return Check(name, OK, "answers gRPC")
-        mend = f"create it: rocketmq-spark create-topic {topic}; a proxy creates no topics"
-        return Check(name, FAILED, f"answers gRPC, but knows no topic {topic}", mend)
+        fix = f"create it: rocketmq-spark create-topic {topic}; a proxy creates no topics"
+        return Check(name, FAILED, f"answers gRPC, but knows no topic {topic}", fix)
     except errors.MQBrokerException as exc:
         if topic is None and exc.response_code == Code.ILLEGAL_TOPIC:
             return Check(name, OK, "answers gRPC")
         if exc.response_code != Code.UNAUTHORIZED:
             return Check(name, FAILED, str(exc), "check the proxy's log (proxy.log)")
         if missing_right(exc.remark):
-            mend = "let the user's policies allow it (mqadmin updateAcl)"
-            return Check(name, FAILED, exc.remark.partition("\n")[0], mend)
+            fix = "let the user's policies allow it (mqadmin updateAcl)"
+            return Check(name, FAILED, exc.remark.partition("\n")[0], fix)
         return key_refused(name, exc)
     except errors.RocketMQError as exc:
         return _unreachable_proxy(name, endpoint, exc, timeout)
@@ -265,6 +267,6 @@ def _unreachable_proxy(name: str, endpoint: str, exc: errors.RocketMQError, time
         return handshake_failed(name, exc)
     listener = who_listens(endpoint, timeout)
     if listener is Listener.GRPC:
-        mend = "set TLS as on the proxy (useTls, --tls), and check its certificate"
-        return Check(name, FAILED, f"a gRPC server listens, but does not answer: {exc}", mend)
+        fix = "set TLS as on the proxy (useTls, --tls), and check its certificate"
+        return Check(name, FAILED, f"a gRPC server listens, but does not answer: {exc}", fix)
     return Check(name, FAILED, listener.value, _GIVE_PROXY)

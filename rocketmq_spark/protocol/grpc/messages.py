@@ -39,7 +39,7 @@ _CARRIED: Final = {
 _REFUSED: Final = frozenset(name for name, how in _CARRIED.items() if how is Carried.REFUSED)
 _NOT_USERS: Final = frozenset(name for name, how in _CARRIED.items() if how is not Carried.PROPERTY)
 
-_REMOTING: Final = "the gRPC protocol can't carry it; use transport=remoting"
+_REMOTING: Final = "set transport=remoting"
 
 
 def encode_send_request(request: SendRequest, *, namespace: str = "", born_host: str = "") -> bytes:
@@ -230,11 +230,11 @@ def end_transaction_request(request: EndTransaction, namespace: str) -> service.
 
 def _encoded(message: Message, born_timestamp: int) -> pb.Message:
     if message.flag:
-        raise _illegal(message.topic, f"its flag is {message.flag}; {_REMOTING}, or leave the flag 0")
+        raise _illegal(message.topic, f"gRPC cannot carry its flag {message.flag}; {_REMOTING}, or the flag to 0")
     refused = sorted(_REFUSED & message.properties.keys())
     if refused:
-        instead = " (delay by time: delayMs, deliverTime)" if const.DELAY in refused else ""
-        raise _illegal(message.topic, f"it has the property {', '.join(refused)}{instead}; {_REMOTING}")
+        delays = ", or delay by time (delayMs, deliverTime)" if const.DELAY in refused else ""
+        raise _illegal(message.topic, f"gRPC cannot carry the property {', '.join(refused)}; {_REMOTING}{delays}")
     encoded = pb.Message(
         topic=pb.Resource(name=message.topic),
         user_properties={name: text for name, text in message.properties.items() if name not in _NOT_USERS},

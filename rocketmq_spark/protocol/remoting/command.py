@@ -107,7 +107,9 @@ def encode_head(command: RemotingCommand, body_length: int) -> bytes:
         problem = str(exc)
     if problem is not None:
         # Outside the except block, because a UnicodeEncodeError holds the text, which may contain a token.
-        raise MQClientException(f"encoding the header of {command!r}: {problem}; texts must be valid Unicode")
+        raise MQClientException(
+            f"encoding the header of {command!r}: {problem}; remove invalid Unicode from the texts that you pass"
+        )
     length = 4 + len(header) + body_length
     if len(header) > _MAX_HEADER or not 0 <= body_length <= _MAX_INT32 - 4 - len(header):
         raise MQClientException(

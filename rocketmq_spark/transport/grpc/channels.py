@@ -1,4 +1,7 @@
-"""Opens one channel per endpoint (docs/internals/grpc.md#channels). Imports grpc with the first, because of forks."""
+"""Opens one channel per endpoint (docs/internals/grpc.md#channels).
+
+The first channel imports grpc, and not this module, because a process that has imported grpc must not fork.
+"""
 
 from __future__ import annotations
 

@@ -451,7 +451,7 @@ def test_doctor_exits_with_1_if_a_check_failed(run: Run, server: BrokerPeer) -> 
     code, out, _ = run("doctor", "--json")
     findings = json.loads(out)
     assert code == 1
-    assert {"check": f"name server {server.address}", "state": "ok", "found": "knows a, gone", "mend": ""} in findings
+    assert {"check": f"name server {server.address}", "state": "ok", "finding": "knows a, gone", "fix": ""} in findings
     assert [one["check"] for one in findings if one["state"] == "failed"] == ["broker gone"]
     code, out, _ = run("doctor", "--topic", "orders")
     assert code == 1
@@ -467,14 +467,14 @@ def test_advice_of_the_doctor_is_one_unwrapped_line(
     python.write_text("#!/bin/sh\necho no such module >&2; exit 1\n")
     python.chmod(0o755)
     monkeypatch.setenv("PYSPARK_PYTHON", str(python))
-    mend = f"        → export PYSPARK_PYTHON={sys.executable} on the driver, and the same Python on every node"
+    fix = f"        → export PYSPARK_PYTHON={sys.executable} on the driver, and the same Python on every node"
     for terminal in ({"FORCE_COLOR": "1", "TERM": "xterm"}, {}):
         monkeypatch.setenv("COLUMNS", "60")
         for name, value in terminal.items():
             monkeypatch.setenv(name, value)
         assert main(["doctor", "-n", refused_address()]) == 1
         lines = re.sub("\x1b\\[[0-9;]*m", "", capsys.readouterr().out).splitlines()
-        assert mend in lines
+        assert fix in lines
         assert [line for line in lines if str(python) in line]
         monkeypatch.delenv("FORCE_COLOR", raising=False)
     assert [

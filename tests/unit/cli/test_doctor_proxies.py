@@ -24,18 +24,18 @@ NO_RIGHT = "User:shop has no permission to access Topic:orders from 127.0.0.1, n
 
 
 @pytest.mark.parametrize(
-    ("said", "found", "mend"),
+    ("said", "finding", "fix"),
     [
         (REFUSED, f"the access key is refused: {REFUSED}", "give the right access key and secret key"),
         (NO_RIGHT, NO_RIGHT, "let the user's policies allow it"),
     ],
 )
-def test_wrong_key_and_missing_permission_have_different_advice(said: str, found: str, mend: str) -> None:
+def test_wrong_key_and_missing_permission_have_different_advice(said: str, finding: str, fix: str) -> None:
     with FakeProxy() as proxy:
         proxy.handlers["QueryRoute"] = lambda *_: status_reply(40100, said)
         *_, check = check_proxies(proxy.address, "orders", {}, PATIENCE)
-    assert (check.state, check.found) == (FAILED, found)
-    assert check.mend.startswith(mend)
+    assert (check.state, check.finding) == (FAILED, finding)
+    assert check.fix.startswith(fix)
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def showing(names: str) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("serve", "trusts", "given", "found", "mend"),
+    ("serve", "trusts", "given", "finding", "fix"),
     [
         (demanding, True, {"use_tls": True}, "the server refuses this client's certificate, or", "give a certificate"),
         (showing("IP:127.0.0.1"), False, {"use_tls": True}, "is not trusted", "give the authority's file (tlsCaFile"),
@@ -90,8 +90,8 @@ def test_each_tls_problem_has_its_own_advice(
     serve: Any,
     trusts: bool,
     given: dict[str, Any],
-    found: str,
-    mend: str,
+    finding: str,
+    fix: str,
 ) -> None:
     trusted = authority if trusts else Authority(tmp_path, "another")
     files = {"tls_ca_file": str(trusted.ca_file)} if given else {}
@@ -99,8 +99,8 @@ def test_each_tls_problem_has_its_own_advice(
     with server as listening:
         *_, check = check_proxies(listening.address, None, {**given, **files}, PATIENCE)
     assert check.state == FAILED
-    assert found in check.found
-    assert check.mend.startswith(mend)
+    assert finding in check.finding
+    assert check.fix.startswith(fix)
 
 
 @pytest.mark.parametrize("verbosity", [None, "ERROR"])

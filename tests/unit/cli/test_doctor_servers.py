@@ -60,7 +60,7 @@ def looked_at(name_server: str | None, topic: str | None = None, **given: object
 def about(name_server: str, what: str, topic: str | None = None, **given: object) -> list[tuple[str, str, str]]:
     """Return the findings whose names have a prefix: (rest of the name, state, finding)."""
     checks = looked_at(name_server, topic, **given)
-    return [(one.check.removeprefix(what), one.state, one.found) for one in checks if one.check.startswith(what)]
+    return [(one.check.removeprefix(what), one.state, one.finding) for one in checks if one.check.startswith(what)]
 
 
 def test_healthy_cluster_passes_all_checks(server: BrokerPeer) -> None:
@@ -82,22 +82,22 @@ def test_doctor_sends_no_message_and_creates_no_topic(server: BrokerPeer) -> Non
 
 def test_each_name_server_is_checked_separately(server: BrokerPeer) -> None:
     gone = refused_address()
-    found = about(f"{server.address};{gone}", "name server")
-    assert [state for _, state, _ in found] == [OK, FAILED]
-    assert found[1][2] == "no server listens"
+    findings = about(f"{server.address};{gone}", "name server")
+    assert [state for _, state, _ in findings] == [OK, FAILED]
+    assert findings[1][2] == "no server listens"
 
 
 def test_missing_name_server_option_is_reported_with_advice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NAMESRV_ADDR", raising=False)
     last = looked_at(None)[-1]
     assert (last.check, last.state) == ("name server", FAILED)
-    assert "rocketmq-spark cluster up" in last.mend
+    assert "rocketmq-spark cluster up" in last.fix
 
 
 def test_malformed_address_is_reported_with_the_allowed_form() -> None:
-    ((_, state, found),) = about("localhost", "name server")
+    ((_, state, finding),) = about("localhost", "name server")
     assert state == FAILED
-    assert "option name_server is 'localhost', which is not allowed: allowed is host:port" in found
+    assert "option name_server is 'localhost', which is not allowed: allowed is host:port" in finding
 
 
 def test_name_server_without_brokers_fails() -> None:
@@ -134,12 +134,12 @@ def test_unreachable_registered_broker_address_gets_the_broker_ip1_advice(server
     server.routes["orders"] = TopicRouteData((QueueData("b", 1, 1, 6),), (BrokerData("b", {0: address}, "c"),))
     (check,) = [one for one in looked_at(server.address) if one.check.startswith("broker")]
     assert check.state == FAILED
-    assert check.found == f"it is registered as {address}; from here: no server listens"
-    assert "brokerIP1" in check.mend
+    assert check.finding == f"it is registered as {address}; from here: no server listens"
+    assert "brokerIP1" in check.fix
 
 
 @pytest.mark.parametrize(
-    ("changes", "permission", "name", "state", "found"),
+    ("changes", "permission", "name", "state", "finding"),
     [
         ({"brokerVersionDesc": "V4_8_0"}, "6", "version", FAILED, "4.8.0, and 4.9 is the oldest"),
         ({}, "4", "permission", WARNING, "accepts no messages"),
@@ -150,14 +150,14 @@ def test_unreachable_registered_broker_address_gets_the_broker_ip1_advice(server
     ],
 )
 def test_each_problem_of_a_broker_has_its_own_line(
-    server: BrokerPeer, changes: dict[str, str], permission: str, name: str, state: str, found: str
+    server: BrokerPeer, changes: dict[str, str], permission: str, name: str, state: str, finding: str
 ) -> None:
     server.figures.update(figures(**changes))
     server.settings["brokerPermission"] = permission
     first, second = about(server.address, "broker a")
     assert first[:2] == ("", OK)
     assert second[:2] == (f": {name}", state)
-    assert found in second[2]
+    assert finding in second[2]
 
 
 def test_clock_that_no_broker_reports_is_unknown(server: BrokerPeer) -> None:
@@ -180,9 +180,9 @@ def test_silent_brokers_are_checked_concurrently(server: BrokerPeer) -> None:
         brokers = [BrokerData(f"b{port}", {0: peer.address}, "c") for port, peer in enumerate((one, other))]
         server.routes["orders"] = TopicRouteData((QueueData("b0", 1, 1, 6),), (brokers[0],))
         server.routes["more"] = TopicRouteData((QueueData("b1", 1, 1, 6),), (brokers[1],))
-        found = about(server.address, "broker")
-    assert [(name, state) for name, state, _ in found] == [(" b0", FAILED), (" b1", FAILED)]
-    assert all("from here: a gRPC server listens" in text for _, _, text in found)
+        findings = about(server.address, "broker")
+    assert [(name, state) for name, state, _ in findings] == [(" b0", FAILED), (" b1", FAILED)]
+    assert all("from here: a gRPC server listens" in text for _, _, text in findings)
 
 
 def test_a_broker_without_master_takes_no_messages(server: BrokerPeer) -> None:
@@ -193,7 +193,7 @@ def test_a_broker_without_master_takes_no_messages(server: BrokerPeer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "remark", "state", "found"),
+    ("code", "remark", "state", "finding"),
     [
         (16, "check signature failed.", FAILED, "the access key is refused: check signature failed."),
         (16, "User:u has no permission to access Cluster:c", OK, "this user may not see its release, disk and clock"),
@@ -201,34 +201,34 @@ def test_a_broker_without_master_takes_no_messages(server: BrokerPeer) -> None:
     ],
 )
 def test_rejected_key_and_missing_permission_are_distinguished(
-    server: BrokerPeer, code: int, remark: str, state: str, found: str
+    server: BrokerPeer, code: int, remark: str, state: str, finding: str
 ) -> None:
     refusing(RequestCode.GET_BROKER_RUNTIME_INFO, code=ResponseCode(code), remark=remark)(server)
-    ((_, is_state, is_found),) = about(server.address, "broker")
-    assert is_state == state
-    assert found in is_found
+    ((_, actual_state, actual_finding),) = about(server.address, "broker")
+    assert actual_state == state
+    assert finding in actual_finding
 
 
 def test_topic_without_permission_is_a_warning(server: BrokerPeer) -> None:
     remark = "User:u has no permission to access Topic:orders"
     refusing(RequestCode.GET_MAX_OFFSET, code=ResponseCode.NO_PERMISSION, remark=remark)(server)
-    ((_, state, found),) = about(server.address, "topic", "orders")
-    assert (state, found) == (WARNING, f"the user may not look at it: {remark}")
+    ((_, state, finding),) = about(server.address, "topic", "orders")
+    assert (state, finding) == (WARNING, f"the user may not look at it: {remark}")
 
 
 def test_missing_topic_fails_unless_brokers_create_topics(server: BrokerPeer) -> None:
-    ((_, state, found),) = about(server.address, "topic", "ordres")
+    ((_, state, finding),) = about(server.address, "topic", "ordres")
     assert state == FAILED
-    assert "did you mean orders?" in found
+    assert "did you mean orders?" in finding
     server.routes["TBW102"] = server.routes["orders"]
-    ((_, state, found),) = about(server.address, "topic", "ordres")
+    ((_, state, finding),) = about(server.address, "topic", "ordres")
     assert state == WARNING
-    assert found.startswith("it does not exist; the first write creates it on a")
+    assert finding.startswith("it does not exist; the first write creates it on a")
 
 
 def test_read_only_topic_fails(server: BrokerPeer) -> None:
     server.routes["orders"] = TopicRouteData((QueueData("a", 2, 2, 4),), server.routes["orders"].broker_datas)
-    states = [(state, found) for _, state, found in about(server.address, "topic", "orders")]
+    states = [(state, finding) for _, state, finding in about(server.address, "topic", "orders")]
     assert (FAILED, "not allowed to write to on a (all its brokers)") in states
 
 
@@ -282,18 +282,18 @@ def test_tls_server_is_recognised_and_so_is_grpc_over_tls(tmp_path: Path) -> Non
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
     with BrokerPeer(tls=context) as peer:
-        ((_, state, found),) = about(peer.address, "name server")
-        assert (state, found) == (FAILED, "a server listens that wants TLS")
+        ((_, state, finding),) = about(peer.address, "name server")
+        assert (state, finding) == (FAILED, "a server listens that wants TLS")
     context.set_alpn_protocols(["h2"])
     with BrokerPeer(tls=context) as peer:
         assert who_listens(peer.address, TIMEOUT) is Listener.GRPC
 
 
 def test_tls_to_a_plain_server_is_reported(server: BrokerPeer) -> None:
-    found = about(server.address, "name server", use_tls=True)
-    assert found == [(f" {server.address}", FAILED, "it does not support TLS")]
+    findings = about(server.address, "name server", use_tls=True)
+    assert findings == [(f" {server.address}", FAILED, "it does not support TLS")]
     (check,) = [one for one in looked_at(server.address, use_tls=True) if one.check.startswith("name server")]
-    assert "an attacker may be intercepting the connection" in check.mend
+    assert "an attacker may be intercepting the connection" in check.fix
 
 
 def test_certificate_of_an_unknown_authority_is_reported(tmp_path: Path) -> None:
@@ -302,9 +302,9 @@ def test_certificate_of_an_unknown_authority_is_reported(tmp_path: Path) -> None
     context.load_cert_chain(certificate, key)
     with BrokerPeer(tls=context) as peer:
         (check,) = [one for one in looked_at(peer.address, use_tls=True) if one.check.startswith("name server")]
-    assert "the server's certificate is not trusted" in check.found
-    assert "tlsCaFile" in check.mend
-    assert "tlsServerName" not in check.mend
+    assert "the server's certificate is not trusted" in check.finding
+    assert "tlsCaFile" in check.fix
+    assert "tlsServerName" not in check.fix
 
 
 def name_server_over_tls(address: str, authority: Authority) -> Check:
@@ -318,17 +318,17 @@ def test_certificate_for_another_name_gets_the_server_name_advice(tmp_path: Path
     authority = Authority(tmp_path)
     with BrokerPeer(tls=authority.context("elsewhere", "DNS:elsewhere.example")) as peer:
         check = name_server_over_tls(peer.address, authority)
-    assert "the server's certificate must name 127.0.0.1" in check.found
-    assert "tlsServerName" in check.mend
-    assert "tlsCaFile" not in check.mend
+    assert "the server's certificate must name 127.0.0.1" in check.finding
+    assert "tlsServerName" in check.fix
+    assert "tlsCaFile" not in check.fix
 
 
 def test_name_server_with_tls_1_1_only_is_reported_as_outdated(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     with BrokerPeer(tls=authority.outdated("server", "IP:127.0.0.1")) as peer:
         check = name_server_over_tls(peer.address, authority)
-    assert "the server's TLS is older than 1.2" in check.found
-    assert check.mend == "enable TLS 1.2 or newer on the server"
+    assert "the server's TLS is older than 1.2" in check.finding
+    assert check.fix == "enable TLS 1.2 or newer on the server"
 
 
 def test_missing_client_certificate_gets_the_client_certificate_advice(tmp_path: Path) -> None:
@@ -338,9 +338,9 @@ def test_missing_client_certificate_gets_the_client_certificate_advice(tmp_path:
     context.verify_mode = ssl.CERT_REQUIRED
     with BrokerPeer(tls=context) as peer:
         check = name_server_over_tls(peer.address, authority)
-    assert "the server refuses this client's certificate, or demands one" in check.found
-    assert "tlsCertFile" in check.mend
-    assert "tlsCaFile" not in check.mend
+    assert "the server refuses this client's certificate, or demands one" in check.finding
+    assert "tlsCertFile" in check.fix
+    assert "tlsCaFile" not in check.fix
 
 
 def test_server_that_closes_the_connection_is_another_service() -> None:
@@ -363,8 +363,8 @@ def test_a_host_that_no_name_is_like_is_unknown(server: BrokerPeer, host: str) -
     assert about(f"{host}:9876", "name server") == [(f" {host}:9876", FAILED, "the host's name is unknown here")]
     broker = BrokerData("b", {0: f"{host}:10911"}, "c")
     server.routes["orders"] = TopicRouteData((QueueData("b", 1, 1, 6),), (broker,))
-    ((_, state, found),) = about(server.address, "broker")
-    assert (state, found) == (
+    ((_, state, finding),) = about(server.address, "broker")
+    assert (state, finding) == (
         FAILED,
         f"it is registered as {host}:10911; from here: the host's name is unknown here",
     )

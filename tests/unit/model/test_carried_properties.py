@@ -76,7 +76,7 @@ def test_grpc_carries_each_property_of_the_table(name: str) -> None:
     message, how = message_with(name), CARRIED[name].grpc
     batch = encode_single(message)
     if how is Carried.REFUSED:
-        with pytest.raises(MQClientException, match=f"it has the property {name}"):
+        with pytest.raises(MQClientException, match=f"gRPC cannot carry the property {name}"):
             over_grpc(batch)
         return
     request = SendRequest(batch, MessageQueue("T", "p", 0), "p:1", "g", "TBW102", 4, 10)

@@ -90,9 +90,9 @@ def test_checkpointed_stream_offset_is_valid_as_start_and_end() -> None:
 @pytest.mark.parametrize(
     ("leaf", "message"),
     [
-        ("[]", "[] is not [begin, end]"),
-        ("[1]", "[1] is not [begin, end]"),
-        ("[1,2,3]", "[1, 2, 3] is not [begin, end]"),
+        ("[]", "[] must be one offset, or a list of two: [begin, end]"),
+        ("[1]", "[1] must be one offset, or a list of two: [begin, end]"),
+        ("[1,2,3]", "[1, 2, 3] must be one offset, or a list of two: [begin, end]"),
         ("[-2,3]", "-2 is not from 0 to 9223372036854775807"),
         ("[0,true]", "true is not an integer"),
         ("[7,7]", "in [7, 7] begin must be below end"),

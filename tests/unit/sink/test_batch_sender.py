@@ -99,7 +99,7 @@ def test_write_returns_when_every_row_is_stored(rig: Rig) -> None:
 
 def test_a_second_write_is_refused(rig: Rig) -> None:
     rig.producer.write(numbers(25), RowBatcher())
-    with pytest.raises(RocketMQError, match="writes once: make another one"):
+    with pytest.raises(RocketMQError, match="writes once: create another one"):
         rig.producer.write(numbers(25), RowBatcher())
     assert len(rig.stored()) == 25
 
