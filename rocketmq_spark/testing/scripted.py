@@ -25,11 +25,11 @@ from rocketmq_spark.testing.scripted_broker import (
     ManualClock,
     PullReply,
     Reply,
-    ScriptedStore,
     route,
     take_reply,
     with_broker,
 )
+from rocketmq_spark.testing.store import MessageStore
 from rocketmq_spark.transport.base import Closes, OnCheckTransaction, OnEnd, OnOutcome, OnPulled
 
 __all__ = ["ManualClock", "PullReply", "Reply", "ScriptedTransport", "route"]
@@ -82,7 +82,7 @@ class ScriptedTransport(Closes):
         self.polls = 0
         self.members: dict[tuple[str, str], set[str]] = {}  # Client ids of readers, by group and broker's address
         self.on_check_transaction: OnCheckTransaction | None = None
-        self._store = ScriptedStore()
+        self._store = MessageStore()
         # Stored messages. A half message is in RMQ_SYS_TRANS_HALF_TOPIC until its commit.
         self.stored = self._store.queues
         # The first offset of a queue that has not expired, or has not been removed, if it is not 0.
@@ -336,8 +336,7 @@ class ScriptedTransport(Closes):
 
     def _outcome(self, request: SendRequest, reply: Reply, timeout: float, wait: float) -> SendOutcome:
         queue, late = request.queue, reply.silent or reply.delay > timeout
-        kept = reply.stored if reply.stored is not None else reply.error is None and not reply.silent
-        offset, ids = self._store.keep(request, self._clock()) if kept else (-1, "")
+        offset, ids = self._store.keep(request, self._clock()) if reply.stores else (-1, "")
         text = f"sending to {queue}: no answer within {timeout:g} s"
         error = errors.RemotingTimeoutException(text) if late else reply.error
         if error is not None:

@@ -33,7 +33,7 @@ from rocketmq_spark.model.send_result import EndTransaction, TransactionCheck
 from rocketmq_spark.protocol.remoting.codes import RequestCode, ResponseCode
 from rocketmq_spark.protocol.remoting.command import FrameBuffer, RemotingCommand
 from rocketmq_spark.testing.scripted import Reply
-from rocketmq_spark.testing.scripted_broker import HALF_TOPIC, ScriptedStore
+from rocketmq_spark.testing.store import HALF_TOPIC, MessageStore
 from rocketmq_spark.transport.tls_probe import REMOTING_HELLO
 from tests.support.frames import SerializeType, encode_command
 from tests.support.processes import PATIENCE
@@ -232,7 +232,7 @@ class BrokerPeer(Peer):
         self.routes = dict(routes or {})
         self.replies = deque(replies)
         self.requests: list[RemotingCommand] = []
-        self.store = ScriptedStore()
+        self.store = MessageStore()
         self.attributes: dict[str, dict[str, str]] = {}
         # The first offset that is left of a queue.
         self.expired: dict[MessageQueue, int] = {}

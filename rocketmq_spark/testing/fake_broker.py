@@ -1,0 +1,402 @@
+"""A broker in pure Python: requests in, answers out, without sockets and without a clock of its own.
+
+`FakeCluster` puts it behind real sockets. A simulator can drive it with virtual time. Follows ``BrokerController.java``
+and ``BrokerFastFailure.java``.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final, NamedTuple, Protocol, TypeAlias
+
+import rocketmq_spark.model.properties as const
+from rocketmq_spark.errors import MQBrokerException
+from rocketmq_spark.model.message import SendStatus
+from rocketmq_spark.model.route import MASTER_ID
+from rocketmq_spark.model.send_result import TransactionCheck
+from rocketmq_spark.protocol.remoting.codes import RequestCode, ResponseCode
+from rocketmq_spark.protocol.remoting.command import FLAG_ONEWAY, FLAG_RESPONSE, RemotingCommand
+from rocketmq_spark.protocol.remoting.records import encode_record
+from rocketmq_spark.testing import fake_sends
+from rocketmq_spark.testing.fake_sends import Refusal, Send
+from rocketmq_spark.testing.fake_storage import BrokerSettings, BrokerStorage
+from rocketmq_spark.testing.scripted_broker import Reply
+from rocketmq_spark.testing.store import HALF_TOPIC
+
+SENDS: Final = frozenset({RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE})
+
+# The version of every answer: that of 5.5.0.
+_VERSION: Final = 513
+# The most requests that a broker keeps for tests to look at.
+_KEPT_REQUESTS: Final = 10_000
+
+
+class Timers(Protocol):
+    """The time, and calls at a later time."""
+
+    def time(self) -> float:
+        """Return the seconds since the epoch."""
+
+    def call_later(self, seconds: float, call: Callable[[], None]) -> None:
+        """Call a function once, after a time."""
+
+
+class Channel(Protocol):
+    """A client's connection, as a server sees it."""
+
+    @property
+    def peer(self) -> str:
+        """The client's address, ``ip:port``."""
+
+    def send(self, command: RemotingCommand) -> None:
+        """Send an answer, or a request of the server. Does nothing after the connection has ended."""
+
+    def close(self) -> None:
+        """Close the connection."""
+
+
+class Call(NamedTuple):
+    """A request, and the connection that it came from."""
+
+    command: RemotingCommand
+    channel: Channel
+
+    @property
+    def fields(self) -> Mapping[str, str]:
+        """The ext fields of the request."""
+        return self.command.ext_fields
+
+    @property
+    def body(self) -> bytes:
+        """The body of the request."""
+        return bytes(self.command.body)
+
+
+Handler: TypeAlias = "Callable[[FakeBroker, Call], RemotingCommand | None]"
+ReplyOf: TypeAlias = "Reply | Callable[[RemotingCommand], Reply | None]"
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    """A send in the broker's queue."""
+
+    call: Call
+    reply: Reply | None
+    arrived: float
+    taken: bool = False
+
+
+class FakeBroker:
+    """One broker. All methods may be called from any thread.
+
+    `play` sets the replies to the next requests; `requests` has the last 10,000 that arrived. Tests may change `storage`
+    and `settings`. `on_change` is called after a change of topics or roles, so that name servers get it. `handlers`
+    execute the requests other than sends, by request code.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        timers: Timers,
+        handlers: Mapping[int, Handler],
+        *,
+        address: str,
+        cluster: str = "DefaultCluster",
+        broker_id: int = MASTER_ID,
+        settings: BrokerSettings | None = None,
+    ) -> None:
+        self.name = name
+        self.address = address
+        self.broker_id = broker_id
+        self.settings = settings or BrokerSettings()
+        self.storage = BrokerStorage(name, address, cluster, self.settings, timers.time, self.later)
+        self.storage.on_topic = lambda: self.on_change()
+        self.storage.on_check = self.check_transaction
+        self.slaves: list[FakeBroker] = []
+        self.requests: deque[RemotingCommand] = deque(maxlen=_KEPT_REQUESTS)
+        # Connections by group and client id.
+        self.producers: defaultdict[str, dict[str, Channel]] = defaultdict(dict)
+        self.consumers: defaultdict[str, dict[str, Channel]] = defaultdict(dict)
+        self.timers = timers
+        self.lock = threading.RLock()
+        self.paused = False
+        self.running = True
+        self.on_change: Callable[[], None] = lambda: None
+        self.started_at = timers.time()
+        # Figures (GET_BROKER_RUNTIME_INFO) and settings (GET_BROKER_CONFIG) that replace the broker's own.
+        self.figures: dict[str, str] = {}
+        self.config: dict[str, str] = {}
+        # How many replies of each kind were played.
+        self.played: Counter[str] = Counter()
+        self._handlers = handlers
+        self._replies: defaultdict[int | None, deque[ReplyOf]] = defaultdict(deque)
+        self._sends: deque[_Waiting] = deque()
+        self._busy = 0
+        # Timers of an earlier process do nothing.
+        self._process = 0
+        self._deferred: list[Callable[[], None]] = []
+
+    def __repr__(self) -> str:
+        state = "stopped" if not self.running else "paused" if self.paused else "running"
+        return f"<FakeBroker {self.name} {self.address} {state}, {len(self.storage.store.log)} messages>"
+
+    @property
+    def is_master(self) -> bool:
+        """Whether the broker accepts messages."""
+        return self.broker_id == MASTER_ID
+
+    def play(self, *replies: ReplyOf, code: int | None = None, times: int = 1) -> None:
+        """Add replies to the next requests with a code, or to the next sends (None), `times` times in all.
+
+        A function returns the reply to its request, or None. The error of a reply must be an MQBrokerException.
+        """
+        with self.lock:
+            self._replies[code].extend(replies * times)
+
+    def receive(self, command: RemotingCommand, channel: Channel) -> None:
+        """Take a request from a connection; answers go to the same connection, now or later."""
+        with self.lock:
+            if not self.running:
+                return
+            if self.paused:
+                self._deferred.append(functools.partial(self.receive, command, channel))
+                return
+            self.requests.append(command)
+            call, reply = Call(command, channel), self._next_reply(command)
+            if command.code in SENDS:
+                self._queue_send(_Waiting(call, reply, self.timers.time()))
+            elif reply is not None:
+                self._play(reply, call, lambda: self.execute(call))
+            elif (response := self.execute(call)) is not None:
+                self.respond(call, response)
+
+    def respond(self, call: Call, response: RemotingCommand) -> None:
+        """Send an answer, unless the request is one-way."""
+        if not call.command.is_oneway:
+            call.channel.send(response)
+
+    def disconnected(self, channel: Channel) -> None:
+        """Forget the clients of a connection that has ended."""
+        with self.lock:
+            for members in (*self.producers.values(), *self.consumers.values()):
+                for client_id in [name for name, held in members.items() if held is channel]:
+                    del members[client_id]
+
+    def later(self, seconds: float, call: Callable[[], None]) -> None:
+        """Call a function after a time, unless the broker stops before; while it is paused, the call waits."""
+        process = self._process
+
+        def run() -> None:
+            with self.lock:
+                if process != self._process:
+                    return
+                if self.paused:
+                    self._deferred.append(run)
+                else:
+                    call()
+
+        self.timers.call_later(seconds, run)
+
+    def pause(self) -> None:
+        """Stop executing, as after SIGSTOP: connections stay open, and requests wait."""
+        with self.lock:
+            self.paused = True
+
+    def resume(self) -> None:
+        """Continue after `pause`."""
+        with self.lock:
+            self.paused = False
+            deferred, self._deferred = self._deferred, []
+            for call in deferred:
+                call()
+
+    def stop(self, *, lose_unflushed: bool = False) -> None:
+        """End the process. Requests in its queue are lost; with `lose_unflushed`, unflushed messages, too."""
+        with self.lock:
+            self.running = self.paused = False
+            self._process += 1
+            self._busy = 0
+            for held in (self._sends, self._deferred, self.producers, self.consumers):
+                held.clear()
+            if lose_unflushed:
+                self.storage.lose_unflushed()
+
+    def start(self) -> None:
+        """Start again after `stop`."""
+        with self.lock:
+            self.running = True
+            self.started_at = self.timers.time()
+            self.storage.restart()
+            self.on_change()
+
+    def check_transaction(self, physical_offset: int) -> None:
+        """Check a half message now, at a connection whose heartbeats named its producer group."""
+        with self.lock:
+            half = self.storage.store.log[physical_offset].read
+            channel = next(iter(self.producers[half.properties.get(const.PGROUP, "")].values()), None)
+            if channel is not None:
+                check = self.storage.store.check(self.address, physical_offset, self.timers.time())
+                self.storage.written_again(physical_offset, check.commit_log_offset)
+                channel.send(check_request(check))
+
+    def replicate(self) -> None:
+        """Copy everything to the slaves that run, after the replication time."""
+        for slave in self.slaves:
+            self.later(self.settings.replication_time, functools.partial(slave.copy_from, self))
+
+    def copy_from(self, master: FakeBroker) -> None:
+        """Take over what the master has stored; a slave that does not run takes nothing."""
+        with self.lock:
+            if self.running and not self.paused:
+                self.storage.copy_from(master.storage)
+
+    def execute(self, call: Call) -> RemotingCommand | None:
+        """Execute a request other than a send; return its answer, or None if it has none now."""
+        handler = self._handlers.get(call.command.code)
+        if handler is None:
+            remark = f" request type {int(call.command.code)} not supported"
+            return response_to(call.command, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark)
+        try:
+            return handler(self, call)
+        except Refusal as refusal:
+            return response_to(call.command, refusal.code, refusal.remark)
+        except (KeyError, ValueError) as exc:
+            # A required field is missing, or is no number.
+            return response_to(call.command, ResponseCode.SYSTEM_ERROR, f"java.lang.NullPointerException: {exc}")
+
+    def _next_reply(self, command: RemotingCommand) -> Reply | None:
+        replies = self._replies[None if command.code in SENDS else int(command.code)]
+        reply = replies.popleft() if replies else None
+        return reply(command) if callable(reply) else reply
+
+    def _play(self, reply: Reply, call: Call, execute: Callable[[], RemotingCommand | None]) -> None:
+        """Answer as a reply says; the request is executed if the reply stores."""
+        self.played[_kind(reply)] += 1
+        response = execute() if reply.stores else None
+        if reply.error is not None:
+            assert isinstance(reply.error, MQBrokerException)
+            response = response_to(call.command, reply.error.response_code, reply.error.remark)
+        elif response is not None and response.code == ResponseCode.SUCCESS and reply.status is not SendStatus.SEND_OK:
+            response.code = reply.status.value
+        if reply.closes:
+            self.later(reply.delay, call.channel.close)
+        elif response is not None and not reply.silent:
+            for _ in range(1 + reply.repeats):
+                self._respond_later(reply.delay, call, response)
+
+    def _respond_later(self, seconds: float, call: Call, response: RemotingCommand) -> None:
+        if seconds > 0:
+            self.later(seconds, functools.partial(self.respond, call, response))
+        else:
+            self.respond(call, response)
+
+    def _queue_send(self, send: _Waiting) -> None:
+        if len(self._sends) >= self.settings.send_queue_capacity:
+            self._refuse_busy(send, "[OVERLOAD]system busy, start flow control for a while")
+            return
+        self._sends.append(send)
+        self._start_sends()
+        if not send.taken:
+            self.later(self.settings.wait_time_in_send_queue, lambda: self._expire(send))
+
+    def _expire(self, send: _Waiting) -> None:
+        if not send.taken:
+            self._sends.remove(send)
+            self._refuse_late(send)
+
+    def _refuse_late(self, send: _Waiting) -> None:
+        waited = (self.timers.time() - send.arrived) * 1000
+        text = "[TIMEOUT_CLEAN_QUEUE]broker busy, start flow control for a while, period in queue: "
+        self._refuse_busy(send, f"{text}{waited:.0f}ms, size of queue: {len(self._sends)}")
+
+    def _refuse_busy(self, send: _Waiting, remark: str) -> None:
+        send.taken = True
+        self.respond(send.call, response_to(send.call.command, ResponseCode.SYSTEM_BUSY, remark))
+
+    def _start_sends(self) -> None:
+        """Give queued sends to threads that are free."""
+        settings = self.settings
+        while self._sends and self._busy < settings.send_threads:
+            send = self._sends.popleft()
+            if self.timers.time() - send.arrived > settings.wait_time_in_send_queue:
+                self._refuse_late(send)
+                continue
+            send.taken = True
+            self._busy += 1
+            try:
+                decoded: Send | Refusal = fake_sends.decode_send(send.call.command, settings.max_message_size)
+            except Refusal as refusal:
+                decoded = refusal
+            rows = len(decoded.messages) if isinstance(decoded, Send) else 0
+            seconds = settings.service_time(rows, len(send.call.command.body))
+            if seconds > 0:
+                self.later(seconds, functools.partial(self._finish_send, send, decoded))
+            else:
+                self._finish_send(send, decoded)
+
+    def _finish_send(self, send: _Waiting, decoded: Send | Refusal) -> None:
+        self._busy -= 1
+        if send.reply is not None:
+            self._play(send.reply, send.call, lambda: self._store(send.call, decoded)[0])
+        else:
+            response, wait = self._store(send.call, decoded)
+            self._respond_later(wait, send.call, response)
+        self._start_sends()
+
+    def _store(self, call: Call, decoded: Send | Refusal) -> tuple[RemotingCommand, float]:
+        """Store a send's messages; return the answer, and the seconds until the broker sends it."""
+        try:
+            if isinstance(decoded, Refusal):
+                raise decoded
+            if not self.is_master:
+                raise Refusal(ResponseCode.SERVICE_NOT_AVAILABLE, "service not available now: this is a slave")
+            fields = self.storage.store_send(decoded, call.body)
+        except Refusal as refusal:
+            return response_to(call.command, refusal.code, refusal.remark), 0.0
+        safety = self.storage.safety(decoded, [not slave.paused for slave in self.slaves if slave.running])
+        self.replicate()
+        return response_to(call.command, safety.code, "", fields), safety.wait
+
+
+def response_to(
+    command: RemotingCommand,
+    code: int = ResponseCode.SUCCESS,
+    remark: str = "",
+    ext_fields: Mapping[str, str] | None = None,
+    body: bytes = b"",
+) -> RemotingCommand:
+    """Return the answer to a request."""
+    return RemotingCommand(int(code), command.opaque, ext_fields or {}, body, FLAG_RESPONSE, remark, "JAVA", _VERSION)
+
+
+def check_request(check: TransactionCheck) -> RemotingCommand:
+    """Return a broker's CHECK_TRANSACTION_STATE (docs/internals/messages.md#checks)."""
+    fields = {
+        "bname": check.broker_name,
+        "topic": HALF_TOPIC,
+        "msgId": check.msg_id,
+        "transactionId": check.transaction_id,
+        "offsetMsgId": check.offset_msg_id,
+        "commitLogOffset": str(check.commit_log_offset),
+        "tranStateTableOffset": str(check.tran_state_table_offset),
+    }
+    code, body = RequestCode.CHECK_TRANSACTION_STATE, encode_record(check.message)
+    return RemotingCommand(code, 0, fields, body, FLAG_ONEWAY, language="JAVA", version=_VERSION)
+
+
+def _kind(reply: Reply) -> str:
+    """Return the name under which a reply is counted."""
+    stored = "after storing" if reply.stores else "before storing"
+    if reply.closes:
+        return f"connection closed {stored}"
+    if reply.silent:
+        return f"no answer {stored}"
+    if isinstance(reply.error, MQBrokerException):
+        return f"code {reply.error.response_code} {stored}"
+    if reply.repeats:
+        return "answer repeated"
+    return "answer delayed" if reply.delay else reply.status.name

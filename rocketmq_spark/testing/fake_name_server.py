@@ -1,0 +1,188 @@
+"""A name server in pure Python: the routes that its brokers have registered, and the answers to clients.
+
+Follows ``RouteInfoManager.java`` and ``ClientRequestProcessor.java``.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from rocketmq_spark.model.names import AUTO_CREATE_TOPIC
+from rocketmq_spark.model.route import BrokerData, QueueData, TopicRouteData
+from rocketmq_spark.protocol.remoting.codes import RequestCode, ResponseCode
+from rocketmq_spark.protocol.remoting.command import RemotingCommand
+from rocketmq_spark.testing.fake_broker import Channel, FakeBroker, response_to
+from rocketmq_spark.testing.scripted_broker import Reply
+
+# Below V4_9_4 a name server writes numbers as keys without quotes, unless the client asks for standard JSON.
+_STANDARD_JSON_SINCE: Final = 401
+_KEPT_REQUESTS: Final = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Registration:
+    """What a broker said of itself."""
+
+    cluster: str
+    addresses: dict[int, str]
+    topics: dict[str, QueueData]
+
+
+class FakeNameServer:
+    """One name server. All methods may be called from any thread.
+
+    With `frozen` it keeps the routes that it has, whatever brokers report. `routes` has routes that replace those of
+    the brokers, by topic. `play` sets the replies to the next requests.
+    """
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.frozen = False
+        self.running = True
+        self.routes: dict[str, TopicRouteData] = {}
+        # The order configuration of topics, such as ``broker-0:4;broker-1:4``.
+        self.order_confs: dict[str, str] = {}
+        self.requests: deque[RemotingCommand] = deque(maxlen=_KEPT_REQUESTS)
+        self.played: Counter[str] = Counter()
+        self._replies: deque[Reply] = deque()
+        self._registered: dict[str, _Registration] = {}
+        self._lock = threading.RLock()
+
+    def __repr__(self) -> str:
+        state = "stopped" if not self.running else "frozen" if self.frozen else "running"
+        return f"<FakeNameServer {self.address} {state}, brokers {', '.join(self._registered) or 'none'}>"
+
+    def play(self, *replies: Reply, times: int = 1) -> None:
+        """Add replies to the next requests, `times` times in all."""
+        with self._lock:
+            self._replies.extend(replies * times)
+
+    def register(self, brokers: Iterable[FakeBroker]) -> None:
+        """Replace what the name server knows by the brokers that run; nothing changes if it is `frozen`."""
+        with self._lock:
+            if self.frozen or not self.running:
+                return
+            self._registered = {}
+            for broker in brokers:
+                if not broker.running:
+                    continue
+                known = self._registered.get(broker.name)
+                addresses = {} if known is None else known.addresses
+                topics = {} if known is None else known.topics
+                if broker.is_master or known is None:
+                    topics = dict(_queues_of(broker))
+                addresses = {**addresses, broker.broker_id: broker.address}
+                self._registered[broker.name] = _Registration(broker.storage.cluster, addresses, topics)
+
+    def receive(self, command: RemotingCommand, channel: Channel) -> None:
+        """Answer a request."""
+        with self._lock:
+            if not self.running:
+                return
+            self.requests.append(command)
+            reply = self._replies.popleft() if self._replies else None
+            response = self._answer(command)
+        if reply is None:
+            channel.send(response)
+        elif reply.closes:
+            channel.close()
+        elif not reply.silent:
+            error = getattr(reply.error, "response_code", None)
+            channel.send(response if error is None else response_to(command, error, getattr(reply.error, "remark", "")))
+
+    def disconnected(self, channel: Channel) -> None:
+        """Do nothing: a name server keeps no state of clients."""
+
+    def route(self, topic: str) -> TopicRouteData | None:
+        """Return the route of a topic, None if no registered broker has it."""
+        if topic in self.routes:
+            return self.routes[topic]
+        queues, brokers = [], []
+        for name, registration in sorted(self._registered.items()):
+            if topic in registration.topics:
+                queues.append(registration.topics[topic])
+                brokers.append(BrokerData(name, registration.addresses, registration.cluster))
+        if not queues:
+            return None
+        return TopicRouteData(tuple(queues), tuple(brokers), self.order_confs.get(topic))
+
+    def topics(self) -> list[str]:
+        """Return the names of all topics, and those that brokers register for themselves."""
+        registered = self._registered.items()
+        names = {topic for _, registration in registered for topic in registration.topics}
+        return sorted(names | self.routes.keys())
+
+    def _answer(self, command: RemotingCommand) -> RemotingCommand:
+        if command.code == RequestCode.GET_ROUTEINFO_BY_TOPIC:
+            topic = command.ext_fields["topic"]
+            route = self.route(topic)
+            if route is None:
+                remark = f"No topic route info in name server for the topic: {topic}"
+                return response_to(command, ResponseCode.TOPIC_NOT_EXIST, remark)
+            standard = command.ext_fields.get("acceptStandardJsonOnly") == "true"
+            quoted = standard or command.version >= _STANDARD_JSON_SINCE
+            return response_to(command, body=encode_route(route, quoted=quoted))
+        if command.code == RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER:
+            return response_to(command, body=json.dumps({"topicList": self.topics()}).encode())
+        if command.code == RequestCode.GET_BROKER_CLUSTER_INFO:
+            return response_to(command, body=self._cluster_info())
+        remark = f" request type {int(command.code)} not supported"
+        return response_to(command, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark)
+
+    def _cluster_info(self) -> bytes:
+        brokers = {
+            name: BrokerData(name, registration.addresses, registration.cluster)
+            for name, registration in self._registered.items()
+        }
+        for route in self.routes.values():
+            brokers |= {data.broker_name: data for data in route.broker_datas}
+        clusters: dict[str, list[str]] = {}
+        for name, data in brokers.items():
+            clusters.setdefault(data.cluster, []).append(name)
+        table = ",".join(f"{json.dumps(name)}:{_broker_json(data, quoted=False)}" for name, data in brokers.items())
+        return f'{{"brokerAddrTable":{{{table}}},"clusterAddrTable":{json.dumps(clusters)}}}'.encode()
+
+
+def encode_route(route: TopicRouteData, *, quoted: bool = True) -> bytes:
+    """Return the body of a route's answer; without `quoted`, numbers are keys without quotes, as fastjson writes."""
+    brokers = ",".join(_broker_json(broker, quoted=quoted) for broker in route.broker_datas)
+    queues = [
+        {
+            "brokerName": data.broker_name,
+            "perm": data.perm,
+            "readQueueNums": data.read_queue_nums,
+            "topicSysFlag": data.topic_sys_flag,
+            "writeQueueNums": data.write_queue_nums,
+        }
+        for data in route.queue_datas
+    ]
+    others: dict[str, Any] = {"filterServerTable": {}, "queueDatas": queues}
+    if route.order_topic_conf is not None:
+        others["orderTopicConf"] = route.order_topic_conf
+    if route.static_topic:
+        others["topicQueueMappingByBroker"] = {data.broker_name: {"scope": "__global__"} for data in route.queue_datas}
+    return f'{{"brokerDatas":[{brokers}],{json.dumps(others)[1:]}'.encode()
+
+
+def _broker_json(broker: BrokerData, *, quoted: bool) -> str:
+    quote = '"' if quoted else ""
+    addresses = ",".join(
+        f"{quote}{number}{quote}:{json.dumps(address)}" for number, address in broker.broker_addrs.items()
+    )
+    named = f'"brokerName":{json.dumps(broker.broker_name)},"cluster":{json.dumps(broker.cluster)}'
+    return f'{{"brokerAddrs":{{{addresses}}},{named},"enableActingMaster":false}}'
+
+
+def _queues_of(broker: FakeBroker) -> Iterator[tuple[str, QueueData]]:
+    for topic, settings in broker.storage.topics.items():
+        if topic == AUTO_CREATE_TOPIC and not broker.settings.auto_create_topic:
+            continue
+        nums = settings.read_queue_nums, settings.write_queue_nums
+        # A broker without write permission registers its topics without it.
+        perm = settings.perm & broker.settings.permission if broker.settings.permission != 6 else settings.perm
+        yield topic, QueueData(broker.name, *nums, perm, settings.topic_sys_flag)

@@ -1,0 +1,233 @@
+"""The messages that a test double has stored: a commit log in memory, and the queues that refer to it.
+
+Offsets in the commit log count messages, not bytes. Nothing expires by itself. Follows ``CommitLog.java`` and
+``ConsumeQueue.java``.
+"""
+
+from __future__ import annotations
+
+import bisect
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, NamedTuple
+
+from rocketmq_spark.model.message import EncodedBatch, Encoding, Message, MessageQueue, SendRequest
+from rocketmq_spark.model.message_ext import MessageExt, PullOutcome, PullRequest, PullStatus
+from rocketmq_spark.model.properties import KEYS, TAGS, UNIQ_KEY
+from rocketmq_spark.model.send_result import TRANSACTION_COMMIT_TYPE, EndTransaction, TransactionCheck
+from rocketmq_spark.protocol.remoting.records import encode_record, messages_in
+
+HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
+
+MOST_PULLED: Final = 32
+"""The default of a broker's ``maxTransferCountOnMessageInMemory``."""
+
+_BORN_HOST: Final = "127.0.0.1:50000"
+
+
+class Entry(NamedTuple):
+    """An entry of the commit log: a message as sent and as read, its actual queue and its final queue."""
+
+    sent: Message
+    read: MessageExt
+    stored_in: MessageQueue
+    meant_for: MessageQueue
+
+
+class MessageStore:
+    """Stored messages, acknowledged or not.
+
+    `queues` has the messages that consumers see, and those of the half topic. `expired` and `removed` have the first
+    remaining offset of each queue; brokers correct the minimum offset only for `expired`.
+    """
+
+    def __init__(self, store_host: str = "127.0.0.1:10911") -> None:
+        self.store_host = store_host
+        self.queues: dict[MessageQueue, list[Message]] = {}
+        self.expired: dict[MessageQueue, int] = {}
+        self.removed: dict[MessageQueue, int] = {}
+        self.log: list[Entry] = []
+        self._read: dict[MessageQueue, list[MessageExt]] = {}
+
+    def keep(self, request: SendRequest, now: float) -> tuple[int, str]:
+        """Store a request's messages; return the queue offset of the first, and the comma-separated ids."""
+        batch, queue = request.batch, request.queue
+        messages = _messages_of(batch)
+        half = not batch.batch and messages[0].is_half_message
+        stored_in = MessageQueue(HALF_TOPIC, queue.broker_name, 0) if half else queue
+        read = [
+            self.append(message, stored_in, queue, now, sys_flag=batch.sys_flag, born_timestamp=request.born_timestamp)
+            for message in messages
+        ]
+        return read[0].queue_offset, ",".join(message.offset_msg_id for message in read)
+
+    def put(self, queue: MessageQueue, messages: Iterable[Message], now: float) -> None:
+        """Store messages without a request."""
+        for message in messages:
+            self.append(message, queue, queue, now)
+
+    def append(
+        self,
+        message: Message,
+        stored_in: MessageQueue,
+        meant_for: MessageQueue,
+        now: float,
+        *,
+        sys_flag: int = 0,
+        born_timestamp: int | None = None,
+        born_host: str = _BORN_HOST,
+        prepared_transaction_offset: int = 0,
+    ) -> MessageExt:
+        """Store one message, and return it as consumers read it. `now` is seconds since the epoch."""
+        sent, read = self.queues.setdefault(stored_in, []), self._read.setdefault(stored_in, [])
+        stored = MessageExt(
+            topic=message.topic,
+            body=message.body,
+            flag=message.flag,
+            properties=message.properties,
+            queue_id=meant_for.queue_id,
+            queue_offset=len(sent),
+            physical_offset=len(self.log),
+            sys_flag=sys_flag,
+            born_timestamp=int(now * 1000) if born_timestamp is None else born_timestamp,
+            born_host=born_host,
+            store_timestamp=int(now * 1000),
+            store_host=self.store_host,
+            reconsume_times=0,
+            prepared_transaction_offset=prepared_transaction_offset,
+            body_crc=zlib.crc32(message.body) & 0x7FFFFFFF,
+        )
+        sent.append(message)
+        read.append(stored)
+        self.log.append(Entry(message, stored, stored_in, meant_for))
+        return stored
+
+    def append_unit(
+        self,
+        unit: Message,
+        items: Sequence[Message],
+        queue: MessageQueue,
+        now: float,
+        sys_flag: int,
+        born_timestamp: int,
+    ) -> MessageExt:
+        """Store a batch as one message that takes an offset for each item, as queues of the type BatchCQ do."""
+        stored = self.append(unit, queue, queue, now, sys_flag=sys_flag, born_timestamp=born_timestamp)
+        self.queues[queue][-1:] = items
+        self._read[queue].extend([stored] * (len(items) - 1))
+        return stored
+
+    def copy(
+        self,
+        physical_offset: int,
+        now: float,
+        *,
+        stored_in: MessageQueue | None = None,
+    ) -> MessageExt:
+        """Store a half or delayed message again, by default in its own queue."""
+        entry = self.log[physical_offset]
+        return self.append(
+            entry.sent,
+            stored_in or entry.meant_for,
+            entry.meant_for,
+            now,
+            sys_flag=entry.read.sys_flag,
+            born_timestamp=entry.read.born_timestamp,
+        )
+
+    def copy_from(self, master: MessageStore) -> None:
+        """Make this store equal to a master's, except for the store host; keep the common beginning."""
+        common = min(len(self.log), len(master.log))
+        # Usually only the end is missing.
+        while common and self.log[common - 1] is not master.log[common - 1]:
+            common -= 1
+        self.truncate(common)
+        for entry in master.log[common:]:
+            self.log.append(entry)
+            self.queues.setdefault(entry.stored_in, []).append(entry.sent)
+            self._read.setdefault(entry.stored_in, []).append(entry.read)
+        self.expired, self.removed = dict(master.expired), dict(master.removed)
+
+    def truncate(self, length: int) -> None:
+        """Forget all but the first `length` messages of the commit log, as a crash before a flush does."""
+        for entry in reversed(self.log[length:]):
+            self.queues[entry.stored_in].pop()
+            self._read[entry.stored_in].pop()
+        del self.log[length:]
+
+    def end(self, queue: MessageQueue) -> int:
+        """Return the offset that the queue's next message will get."""
+        return len(self.queues.get(queue, ()))
+
+    def messages(self, queue: MessageQueue, start: int, stop: int) -> list[MessageExt]:
+        """Return the messages of a queue in a range of offsets; a unit of several offsets once."""
+        messages = self._read.get(queue, [])[start:stop]
+        return [message for at, message in enumerate(messages) if not at or message is not messages[at - 1]]
+
+    def pull(
+        self, request: PullRequest, most: int = MOST_PULLED, matches: Callable[[MessageExt], bool] | None = None
+    ) -> PullOutcome:
+        """Return the outcome of a pull of at most `most` messages, without those that do not match."""
+        queue, offset = request.target.queue, request.offset
+        first, end = self.expired.get(queue, 0), self.end(queue)
+        if offset < first or offset > end:
+            return PullOutcome(PullStatus.OFFSET_ILLEGAL, first if offset < first else end, first, end)
+        stop = min(offset + max(1, min(request.target.max_msg_nums, most)), end)
+        if offset == stop:
+            return PullOutcome(PullStatus.NO_NEW_MSG, offset, first, end)
+        left = max(offset, self.removed.get(queue, 0))
+        if left >= stop:
+            return PullOutcome(PullStatus.OFFSET_ILLEGAL, stop, first, end)
+        messages = [message for message in self.messages(queue, left, stop) if matches is None or matches(message)]
+        if not messages:
+            return PullOutcome(PullStatus.NO_MATCHED_MSG, stop, first, end)
+        return PullOutcome(PullStatus.FOUND, stop, first, end, b"".join(map(encode_record, messages)))
+
+    def view(self, physical_offset: int) -> MessageExt | None:
+        """Return the message at a commit-log offset, with its final topic and queue."""
+        return self.log[physical_offset].read if 0 <= physical_offset < len(self.log) else None
+
+    def search(self, queue: MessageQueue, timestamp_ms: int) -> int:
+        """Return the first offset stored at or after a time, or the end."""
+        read = self._read.get(queue, [])
+        return bisect.bisect_left(read, timestamp_ms, key=lambda message: message.store_timestamp)
+
+    def earliest(self, queue: MessageQueue) -> int:
+        """Return the store time of the queue's first message; -1 if the queue is empty."""
+        return next((message.store_timestamp for message in self._read.get(queue, ())), -1)
+
+    def end_transaction(self, request: EndTransaction, now: float) -> None:
+        """Make a committed half message visible; like a broker, again for each call."""
+        if request.commit_or_rollback == TRANSACTION_COMMIT_TYPE and request.commit_log_offset < len(self.log):
+            self.copy(request.commit_log_offset, now)
+
+    def check(self, address: str, physical_offset: int, now: float) -> TransactionCheck:
+        """Store a half message again, as brokers do (docs/internals/messages.md#checks), and return the check."""
+        half = self.log[physical_offset]
+        message = self.copy(physical_offset, now, stored_in=half.stored_in)
+        unique_id = message.unique_id or ""
+        return TransactionCheck(
+            address=address,
+            message=message,
+            tran_state_table_offset=message.queue_offset,
+            commit_log_offset=message.physical_offset,
+            msg_id=unique_id,
+            transaction_id=unique_id,
+            offset_msg_id=message.offset_msg_id,
+            broker_name=half.meant_for.broker_name,
+        )
+
+
+def _messages_of(batch: EncodedBatch) -> list[Message]:
+    if batch.encoding is Encoding.REMOTING:
+        return messages_in(batch)
+    # Tests over remoting do not need protobuf.
+    from rocketmq_spark.protocol.grpc._pb.service_pb2 import SendMessageRequest
+
+    messages = []
+    for message in SendMessageRequest.FromString(b"".join(batch.body)).messages:
+        system = message.system_properties
+        named = {KEYS: " ".join(system.keys), TAGS: system.tag, UNIQ_KEY: system.message_id}
+        properties = {name: text for name, text in named.items() if text} | dict(message.user_properties)
+        messages.append(Message(message.topic.name, message.body, properties=properties))
+    return messages
