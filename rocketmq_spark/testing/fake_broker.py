@@ -93,9 +93,9 @@ class _Waiting:
 class FakeBroker:
     """One broker. All methods may be called from any thread.
 
-    `play` sets the replies to the next requests; `requests` has the last 10,000 that arrived. Tests may change `storage`
-    and `settings`. `on_change` is called after a change of topics or roles, so that name servers get it. `handlers`
-    execute the requests other than sends, by request code.
+    `play` sets the replies to the next requests; `requests` has the last 10,000. Tests may change `storage` and
+    `settings`. `on_change` is called after a change of topics or roles, so that name servers get it. `handlers` execute
+    the requests other than sends, by request code.
     """
 
     def __init__(
