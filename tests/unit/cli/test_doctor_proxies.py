@@ -78,7 +78,10 @@ def showing(names: str) -> Any:
             True,
             {"use_tls": True},
             "it speaks no TLS",
-            "leave TLS out (useTls, --tls), or switch it on there; if it should speak TLS, an attacker may be",
+            (
+                "connect without TLS (useTls, --tls), or switch TLS on at the server; if it should speak TLS, an "
+                "attacker may be"
+            ),
         ),
         (outdated, True, {"use_tls": True}, "older than 1.2", "enable TLS 1.2 or newer on the server"),
     ],
