@@ -161,7 +161,7 @@ def test_stream_with_unreachable_name_servers_leaves_lookup_to_its_tasks(caplog:
     writer = stream_over(address)
     assert not writer.lookup.servers_reached
     [text] = warned(caplog)
-    assert "the driver could not look up the topic of a micro-batch" in text
+    assert "the driver could not look up topic t for a micro-batch" in text
     assert address in text
     with pytest.raises(RouteNotFoundException, match="refused"):
         stream_over(address, KEYED, ordered="true")
