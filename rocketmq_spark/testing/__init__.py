@@ -1,1 +1,1 @@
-"""Test doubles: a transport that plays a script without a network."""
+"""Test doubles: a transport that answers requests from a list of replies, without a network."""

@@ -1,7 +1,8 @@
-"""Replies of scripted brokers, and the messages that they store.
+"""The parts of `ScriptedTransport`: replies, a clock for tests, the delivery of outcomes, and the stored messages.
 
-A message is found by its queue, or by its offset in the commit log, which all queues share. A half message (of a
-transaction) is in the half topic's queue, and after its commit also in its own topic's. Nothing expires by itself.
+Messages are read by queue and queue offset, or by commit-log offset; all queues of all brokers share one commit log. A
+transaction's half message is in a queue of the half topic, and after its commit also in its own topic's queue. Messages
+expire only if a test sets `expired`.
 """
 
 from __future__ import annotations

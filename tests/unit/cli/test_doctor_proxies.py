@@ -26,7 +26,7 @@ NO_RIGHT = "User:shop has no permission to access Topic:orders from 127.0.0.1, n
 @pytest.mark.parametrize(
     ("said", "finding", "fix"),
     [
-        (REFUSED, f"the access key is refused: {REFUSED}", "give the right access key and secret key"),
+        (REFUSED, f"the access key is rejected: {REFUSED}", "give the right access key and secret key"),
         (NO_RIGHT, NO_RIGHT, "let the user's policies allow it"),
     ],
 )
