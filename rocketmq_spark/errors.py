@@ -1,8 +1,9 @@
-"""All errors of this package, with flags that tell the caller what to do next.
+"""All errors of this package. Their flags, such as ``retriable``, tell the caller what to do next.
 
-The flags of codes are in docs/internals/remoting.md#response-codes and docs/internals/grpc.md#codes. Errors that the
-Java client also has keep Java's names and tree. Errors derived from these also end in ``Exception``, all others in
-``Error``. The text of an error is one bounded line without control characters.
+The flags for each server's response code are in docs/internals/remoting.md#response-codes and
+docs/internals/grpc.md#codes. Errors that the Java client also has keep Java's names and class hierarchy. They and their
+subclasses end in ``Exception``, all others in ``Error``. The text of an error is one line of limited length, without
+control characters.
 """
 
 from __future__ import annotations

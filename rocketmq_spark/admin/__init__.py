@@ -1,4 +1,7 @@
-"""`Admin`: topics, routes, offsets, brokers and newest messages of a cluster, and new topics, over remoting."""
+"""`Admin` lists topics, routes, offsets, brokers and newest messages of a cluster, and creates topics.
+
+It uses RocketMQ's remoting protocol, as ``mqadmin`` does.
+"""
 
 from rocketmq_spark.admin.admin import Admin
 from rocketmq_spark.admin.answers import BrokerInfo, PeekedMessage, QueueOffsets, Table, TopicInfo

@@ -1,4 +1,4 @@
-"""`Admin`, and the creation of topics. `Admin` opens nothing before the first request."""
+"""`Admin` shows the state of a cluster, and creates topics. It opens no connection before its first request."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class Admin:
             silent = silence(exc, self._options.connection.name_server)
             others = f"{silent} and may know one" if silent else ""
             raise TopicRouteStaleException(
-                f"topic {topic} does not exist: {exc.broker_addr} knows no route of it{others}; {hint}",
+                f"topic {topic} does not exist: {exc.broker_addr} returned no route{others}; {hint}",
                 exc.response_code,
                 exc.remark,
                 exc.broker_addr,
@@ -154,7 +154,8 @@ class Admin:
         closed = closed_to_readers(held, route)
         readable = [offsets for offsets in held if offsets.queue not in closed]
         rows = peek(self._options, self._transport, {topic: route}, readable, count, tag, consumer_group)
-        notes = ["only the ends of queues are searched for a tag"] if tag is not None and len(rows) < count else []
+        tag_note = "only the newest messages of each queue were searched for the tag"
+        notes = [tag_note] if tag is not None and len(rows) < count else []
         notes += [] if any(offsets.messages for offsets in held) else ["the topic holds no messages"]
         return Table(PeekedMessage, rows, missing=[*missing_queues(answers), *missing_queues(closed)], notes=notes)
 
@@ -217,7 +218,9 @@ class NewTopic:
     def check(self) -> None:
         """Raise an OptionError or MQClientException for values that brokers would reject, or accept but not apply."""
         if is_system_topic(self.name):
-            raise errors.MQClientException(f"creating topic {self.name}: the name is reserved for RocketMQ")
+            raise errors.MQClientException(
+                f"creating topic {self.name}: the name is reserved for RocketMQ; choose another"
+            )
         if not isinstance(self.queues, int) or isinstance(self.queues, bool) or self.queues < 1:
             raise errors.OptionError(
                 f"creating topic {self.name} with {self.queues!r} queues: allowed are integers from 1 on"
@@ -225,7 +228,7 @@ class NewTopic:
         if self.message_type is not None and str(self.message_type).upper() not in MESSAGE_TYPES:
             allowed = ", ".join(MESSAGE_TYPES)
             raise errors.OptionError(
-                f"creating topic {self.name} for {self.message_type!r} messages: allowed is {allowed}"
+                f"creating topic {self.name} for {self.message_type!r} messages: allowed are {allowed}"
             )
 
 
@@ -247,7 +250,7 @@ def create_topic(
     if new.queues * len(masters) > MAX_QUEUES:
         raise errors.OptionError(
             f"creating topic {new.name} with {new.queues} queues on each of {len(masters)} brokers: writes and reads "
-            f"support at most {MAX_QUEUES} queues in all"
+            f"support at most {MAX_QUEUES} queues in all; create fewer"
         )
     if not update:
         _refuse_existing(transport, new, timeout)
@@ -261,7 +264,10 @@ def create_topic(
     if failed:
         reasons = "; ".join(f"{broker}: {why}" for broker, why in failed.items())
         first = next(iter(failed.values()))
-        raise errors.MQClientException(f"creating topic {new.name} with {new.queues} queues: {reasons}") from first
+        created = ", ".join(broker for broker in masters if broker not in failed) or "no broker"
+        raise errors.MQClientException(
+            f"creating topic {new.name} with {new.queues} queues failed on {reasons}. It succeeded on {created}"
+        ) from first
     # A new topic has no earlier permission.
     perm = _READ_WRITE if update else 0
     return known_to_all(transport, new, frozenset(masters), name_servers, timeout, perm)
@@ -271,14 +277,20 @@ def _masters(transport: RemotingTransport, cluster: str | None, timeout: float) 
     info = transport.cluster_info(timeout)
     names = sorted(info.clusters)
     if cluster is None and len(names) > 1:
-        raise errors.OptionError(f"the name servers know the clusters {', '.join(names)}: choose one with cluster")
+        raise errors.OptionError(
+            f"the name servers know several clusters ({', '.join(names)}): choose one with --cluster (in Python "
+            "cluster=)"
+        )
     if cluster is not None and cluster not in names:
         raise errors.OptionError(
             f"unknown cluster {cluster!r}: the name servers know {', '.join(names) or 'no cluster'}"
         )
     masters = masters_of(broker for broker in info.brokers if cluster in (None, broker.cluster))
     if not masters:
-        raise errors.MQClientException("no broker is registered with the name servers: start one, or wait")
+        raise errors.MQClientException(
+            "no master broker is registered with the name servers: start one with namesrvAddr set to their addresses. "
+            "If it has just started, try again"
+        )
     return masters
 
 
@@ -333,7 +345,7 @@ def known_to_all(
             raise refused[0]
         if late:
             raise errors.MQClientException(
-                f"topic {new.name} was created on {', '.join(sorted(masters))}, but after {patience:g} s the name "
-                "servers do not know all of it: check its route later"
+                f"topic {new.name} was created on {', '.join(sorted(masters))}, but after {patience:g} s not every "
+                f"name server knows all its queues: check later with rocketmq-spark route {new.name}"
             )
         time.sleep(_POLL)

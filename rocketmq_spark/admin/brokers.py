@@ -1,4 +1,8 @@
-"""Tables of brokers and topics (docs/internals/remoting.md#broker-administration, ``ClusterListSubCommand``)."""
+"""Builds the tables of `Admin.brokers` and `Admin.topics` from answers of name servers and brokers.
+
+The brokers' status is that of ``mqadmin clusterList`` (``ClusterListSubCommand``,
+docs/internals/remoting.md#broker-administration).
+"""
 
 from __future__ import annotations
 
@@ -141,7 +145,7 @@ def topics_of(transport: RemotingTransport, timeout: float, *, everything: bool)
     answers = query_all(masters, lambda broker: transport.all_topic_attributes(masters[broker], timeout))
     known = [answer for answer in answers.values() if not isinstance(answer, RocketMQError)]
     errors = ((broker, answer) for broker, answer in answers.items() if isinstance(answer, RocketMQError))
-    missing = [f"types of topics, from {broker}: {why}" for broker, why in errors]
+    missing = [f"the types of topics on {broker}: {why}" for broker, why in errors]
     missing += [] if info.brokers else [NO_BROKERS]
     rows = []
     unknown: dict[tuple[type, object], list[tuple[str, RocketMQError]]] = {}

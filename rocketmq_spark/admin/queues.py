@@ -1,7 +1,8 @@
-"""The offsets of queues (``MQAdminImpl``, docs/internals/reads.md#offsets), and the newest messages of a topic.
+"""Reads the offsets of a topic's queues, and its newest messages, for `Admin.offsets` and `Admin.peek`.
 
-Every queue is asked, writable or not, because messages stay in place when a permission changes. Requests go to the
-brokers in turn; a broker that does not answer for one queue gets no request for the next.
+The offsets of all queues are requested, also of closed ones: messages stay in place when a permission changes.
+Consecutive requests go to different brokers. After a timeout or a failed connection a broker gets no more of them.
+Follows ``MQAdminImpl`` (docs/internals/reads.md#offsets).
 """
 
 from __future__ import annotations
@@ -62,7 +63,9 @@ def admin_options(connection_fields: Mapping[str, Any], timeout: float, environ:
     }
     values |= parse_environment(table, values, environ)
     if not values.get("name_server"):
-        raise OptionError("no name server is given: give host:9876;host:9876, or set the variable NAMESRV_ADDR")
+        raise OptionError(
+            "no name server is given: set name_server to host:9876;host:9876, or the environment variable NAMESRV_ADDR"
+        )
     values["namespace"] = effective_namespace(values.get("namespace"), values["name_server"])
     milliseconds = max(1, round(timeout * 1000))
     options = SourceOptions.of(**values, pull_timeout_ms=milliseconds, read_timeout_ms=milliseconds)
@@ -206,7 +209,8 @@ def closed_to_readers(held: Iterable[QueueOffsets], route: TopicRouteData) -> di
         data = datas[item.broker_name]
         if item.messages > 0 and not (data.readable and item.queue_id < data.read_queue_nums):
             closed[item.queue] = ReadError(
-                f"closed to readers (permission {permission_text(data.perm)}, read queues {data.read_queue_nums})"
+                f"closed to readers (on this broker the topic has permission {permission_text(data.perm)} and "
+                f"readQueueNums={data.read_queue_nums})"
             )
     return closed
 

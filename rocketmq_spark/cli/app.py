@@ -1,6 +1,6 @@
 """The ``rocketmq-spark`` command: topics, route, offsets, brokers, create-topic, send, peek, doctor, demo, cluster.
 
-Most commands call the method of `Admin` with their name and print the answer. A failure is one line on stderr and exit
+Most commands call the `Admin` method of the same name and print its result. A failure is one line on stderr and exit
 code 1, without a traceback. Each command imports what it needs, so that ``--help`` is fast.
 """
 
@@ -120,7 +120,9 @@ def create_topic(
     inner: Annotated[bool, typer.Option("--inner", help="Queues of the type BatchCQ, for batchType=inner.")] = False,
     update: Annotated[
         bool,
-        typer.Option("--update", help="Change an existing topic: its queues, its permission to rw, and its --type."),
+        typer.Option(
+            "--update", help="Change an existing topic: set its queues, its permission to rw, and any --type."
+        ),
     ] = False,
     cluster: Annotated[str | None, typer.Option(help="Name of the cluster. Required if there are several.")] = None,
 ) -> None:
@@ -140,7 +142,9 @@ def peek(
     tag: Annotated[
         str | None, typer.Option(help="Only messages with this tag, or with one of several: 'a || b'.")
     ] = None,
-    group: Annotated[str, typer.Option(help="Consumer group in the requests to the brokers.")] = "TOOLS_CONSUMER",
+    group: Annotated[
+        str, typer.Option(help="Consumer group that the requests name. Access control may require another one.")
+    ] = "TOOLS_CONSUMER",
 ) -> None:
     """Show the newest messages of a topic. No offsets of consumer groups change."""
     with connection.admin() as admin:
@@ -305,6 +309,6 @@ def _print_checks(checks: Table[Check]) -> None:
     counted = [check.state for check in checks]
     failed, warnings = counted.count(FAILED), counted.count(WARNING)
     if failed or warnings:
-        console.print(f"{failed} failed, {warnings} to be looked at, {counted.count(OK)} ok")
+        console.print(f"{failed} failed, {warnings} with a warning, {counted.count(OK)} ok")
     else:
         console.print("All is well.")

@@ -1,6 +1,7 @@
 """``rocketmq-spark cluster up | status | down | logs``.
 
-`up` saves the state of its servers in a file; `down` stops only those. Results go to stdout, progress to stderr.
+`up` saves the addresses and processes of its servers in a file; `down` stops only these servers. Results go to stdout,
+progress to stderr.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def up(
     port: Annotated[int | None, typer.Option(help="Port of the name server. Default: 9876, or a free one.")] = None,
     auth: Annotated[bool, typer.Option("--auth", help="Require access keys, and create an administrator.")] = False,
     tls: Annotated[bool, typer.Option("--tls", help="Require encrypted connections, and make certificates.")] = False,
-    mutual: Annotated[bool, typer.Option("--mutual", help="--tls, and require client certificates.")] = False,
+    mutual: Annotated[bool, typer.Option("--mutual", help="As --tls, and require client certificates.")] = False,
 ) -> None:
     """Start a cluster and leave it running. The first start fetches the RocketMQ server (106 MB)."""
     from rocketmq_spark.cluster.config import is_free

@@ -1,9 +1,9 @@
-"""The options of all commands about a cluster, and the diagnosis of an unreachable name server.
+"""The options of all commands that contact a cluster, and the diagnosis of an unreachable name server.
 
 The name server is that of the command line, else ``NAMESRV_ADDR``, else that of the cluster started with
-``rocketmq-spark cluster up``. Only the servers of that cluster get its keys and certificates. A command fails if
-the server that it would contact has died, because another program may listen at its address: the name server, with
-access control also a broker, and with ``--endpoints`` only the proxy.
+``rocketmq-spark cluster up``. Only the servers of that cluster get its keys and certificates. If one of them has died,
+another program may listen at its address, so the command fails. Only those servers count that the command contacts: the
+name server, with access control also the brokers, and with ``--endpoints`` only the proxy.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from rocketmq_spark.admin.admin import Admin
     from rocketmq_spark.admin.answers import Table
 
-_VISIBLE: Final = "Other users can see command lines, so prefer the variable, or give file:/path."
+_VISIBLE: Final = "Other users can see command lines, so prefer the environment variable, or give file:/path."
 _SPECS: Final = [spec for spec in specs_of(ConnectionOptions, WRITE) if spec.cli]
 
 

@@ -34,7 +34,7 @@ _BROKERS_OWN: Final = {
 }
 
 _PROXYS_OWN: Final = {
-    "rocketMQClusterName": "it is the brokers'",
+    "rocketMQClusterName": "it is that of the brokers",
     "proxyMode": "it is CLUSTER",
     "namesrvAddr": "it is the cluster's own name server",
     "localServeAddr": "it is 127.0.0.1",
@@ -56,7 +56,7 @@ def render(template: str, **values: object) -> str:
     try:
         text = file.read_text(encoding="utf-8")
     except OSError as exc:
-        raise ClusterError(f"reading a file of rocketmq_spark.conf: {exc}; install rocketmq-spark again") from exc
+        raise ClusterError(f"reading a template of rocketmq_spark.conf: {exc}; install rocketmq-spark again") from exc
     return string.Template(text).substitute(values)
 
 
@@ -120,7 +120,9 @@ def proxy_overrides(given: bool | Mapping[str, object]) -> dict[str, object] | N
         try:
             json.dumps(value)
         except (TypeError, ValueError) as exc:
-            raise ClusterError(f"proxy: {name} must be a JSON value, not a {type(value).__name__}") from exc
+            raise ClusterError(
+                f"proxy: the property {name} must be a JSON value, not a {type(value).__name__}"
+            ) from exc
     return dict(given)
 
 
@@ -165,7 +167,7 @@ def pick_port(taken: Iterable[int], *, below: int = 0, draw: Callable[[int, int]
         candidates = range(port - below, port + 1)
         if avoid.isdisjoint(candidates) and all(map(is_free, candidates)):
             return port
-    raise ClusterError(f"no free port on 127.0.0.1 from {_PORTS.start} to {_PORTS.stop}: stop a program that uses one")
+    raise ClusterError(f"no free port on 127.0.0.1 from {_PORTS[0]} to {_PORTS[-1]}: stop a program that uses one")
 
 
 def pick_broker_ports(taken: Iterable[int], properties: Mapping[str, str]) -> tuple[int, int]:
@@ -186,4 +188,4 @@ def pick_broker_ports(taken: Iterable[int], properties: Mapping[str, str]) -> tu
 def require_free(port: int, name: str) -> None:
     """Raise a ClusterError with `name` if something listens on the port."""
     if not is_free(port):
-        raise ClusterError(f"{name}: port {port} of 127.0.0.1 is in use: stop that program, or choose another port")
+        raise ClusterError(f"{name}: port {port} of 127.0.0.1 is in use: stop its program, or choose another port")

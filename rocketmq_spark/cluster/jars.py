@@ -1,7 +1,8 @@
-"""The RocketMQ server's jars: fetched once with the Ivy of PySpark, and compared with the package's list.
+"""Fetches the RocketMQ server's jars once, with the Ivy jar of PySpark, and checks their SHA-256.
 
-After every fetch and before every use, each jar is compared with ``conf/jars.sha256``; an unlisted jar is a difference.
-One rename makes the folder of the jars. One process fetches at a time; others wait and use its result.
+After every fetch and before every use the jars must be exactly those of ``conf/jars.sha256``. Otherwise a fetch fails,
+and installed jars are fetched again. Fetched jars get their final folder by one rename, so it is always complete. One
+process fetches at a time; others wait and use its result.
 """
 
 from __future__ import annotations
@@ -145,20 +146,27 @@ def fetch(
             folder = _jar_folder(cache)
             if folder.exists():
                 different = differences(folder, checksums)
-                logger.warning("fetching jars again: those in %s differ from the package's list: %s", folder, different)
+                logger.warning(
+                    "fetching the RocketMQ server again: the jars in %s differ from rocketmq-spark's list: %s",
+                    folder,
+                    different,
+                )
             for stale in cache.glob(".fetch-*"):  # Left by a killed process; this process holds the lock
                 shutil.rmtree(stale, ignore_errors=True)
             free = free_bytes(cache)
             if free < FETCH_BYTES:
                 raise ClusterError(
-                    f"fetching jars: {cache} has {free >> 20} MB of free disk space, {FETCH_BYTES >> 20} MB are needed."
-                    " Free some, or set ROCKETMQ_SPARK_CACHE to a folder on another disk"
+                    f"fetching the RocketMQ server: {cache} has {free >> 20} MB of free disk space, "
+                    f"{FETCH_BYTES >> 20} MB are needed. Free some, or set ROCKETMQ_SPARK_CACHE to a folder on "
+                    "another disk"
                 )
             with tempfile.TemporaryDirectory(prefix=".fetch-", dir=cache) as work:
                 retrieve(Path(work), java, ivy, tell)
                 return _install(Path(work, "jars"), cache, checksums, tell)
     except OSError as exc:
-        raise ClusterError(f"fetching jars into {cache}: {exc}; set ROCKETMQ_SPARK_CACHE to another folder") from exc
+        raise ClusterError(
+            f"fetching the RocketMQ server into {cache}: {exc}; set ROCKETMQ_SPARK_CACHE to another folder"
+        ) from exc
 
 
 def find_ivy(environ: Mapping[str, str] = os.environ) -> Path:
@@ -170,7 +178,7 @@ def find_ivy(environ: Mapping[str, str] = os.environ) -> Path:
         for jar in sorted(Path(home, "jars").glob("ivy-*.jar")):
             return jar
     raise ClusterError(
-        "fetching the RocketMQ server: PySpark's Ivy jar is missing in"
+        "fetching the RocketMQ server: PySpark's jar of Ivy, which downloads it, is missing in"
         f" {', '.join(homes) or 'this Python, which has no PySpark'}; pip install pyspark, or set SPARK_HOME"
     )
 
@@ -239,8 +247,8 @@ def retrieve(work: Path, java: Path, ivy: Path, tell: Progress) -> None:
             causes = (match[0].rstrip() for cause in _CAUSES if (match := re.search(cause, text)))
             reason = next(causes, text.splitlines()[-1] if text else f"exit code {process.returncode}")
             raise ClusterError(
-                f"fetching the RocketMQ server failed: {reason}. It needs the network once. For an HTTP proxy set"
-                " JAVA_TOOL_OPTIONS=-Dhttps.proxyHost=..., for a mirror set ROCKETMQ_SPARK_IVY_SETTINGS to an"
+                f"fetching the RocketMQ server failed: {reason}. The first start needs the network. For an HTTP proxy"
+                " set JAVA_TOOL_OPTIONS=-Dhttps.proxyHost=..., for a mirror set ROCKETMQ_SPARK_IVY_SETTINGS to an"
                 " ivysettings.xml"
             )
 
@@ -251,8 +259,9 @@ def _install(jars: Path, cache: Path, checksums: Mapping[str, str], tell: Progre
     different = differences(jars, checksums)
     if different:
         raise ClusterError(
-            f"fetching the RocketMQ server: the fetched jars differ from the package's list: {different}. Nothing was"
-            " installed. Check the repository in ROCKETMQ_SPARK_IVY_SETTINGS, or unset it to use Maven Central"
+            f"fetching the RocketMQ server: the fetched jars differ from rocketmq-spark's list of SHA-256: {different}."
+            " Nothing was installed. Check the repository in ROCKETMQ_SPARK_IVY_SETTINGS, or unset it to use Maven"
+            " Central"
         )
     for name in checksums:
         with (jars / name).open("rb") as file:

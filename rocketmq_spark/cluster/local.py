@@ -1,8 +1,9 @@
 """A RocketMQ cluster on this machine: the real servers as JVM processes, for tests and first tries.
 
-All servers stop at the end of the context, on an error, on Ctrl-C, at the interpreter's exit, and (by the watchdog)
-when this process is killed. A forked child stops nothing. Brokers of a temporary folder are killed; brokers of a named
-folder flush their messages first. Secrets and keys are removed with the cluster, but stay in a named folder.
+All servers stop at the end of the ``with`` block, on an error, on Ctrl-C, at the interpreter's exit, and (by a
+watchdog) when this process is killed. A forked child does not stop its parent's servers. Without `directory` brokers
+are killed, and their folder is removed with its secrets and keys. In a folder set by `directory` brokers flush their
+messages first, and all files stay.
 """
 
 from __future__ import annotations
@@ -182,7 +183,7 @@ class LocalCluster:
         """Start the servers and wait until each broker has stored a message. After an error nothing is left running."""
         with self._lock:
             if self._site is not None:
-                raise ClusterError("the cluster is already running")
+                raise ClusterError("the cluster is already running: call stop() first")
             java = find_java()
             jars = server_jars(lambda: java, self._tell)
             self._pid = os.getpid()
@@ -264,8 +265,8 @@ class LocalCluster:
         needed = _STORE_BYTES * len(self._overrides)
         if free < needed:
             raise ClusterError(
-                f"{len(self._overrides)} brokers need {needed >> 20} MB of disk space, {directory} has {free >> 20} MB."
-                " Free some, or set directory= to a folder on another disk"
+                f"{len(self._overrides)} brokers need {needed >> 20} MB of disk space, {directory} has {free >> 20} MB "
+                "free. Free some, or set directory= to a folder on another disk"
             )
         security = Security.made(directory, auth=self._auth, tls=self._tls)
         self._site.security = security
@@ -292,8 +293,8 @@ class LocalCluster:
             self._proxy.start()
             self._proxy.await_ready(deadline)
             logger.warning(
-                "the proxy's ports %d and %d are open on every address of this machine, because RocketMQ has no setting"
-                " for it; a client that reaches them %s",
+                "the proxy's ports %d and %d are open on every address of this machine, because RocketMQ can't bind"
+                " them to one; a client that reaches them %s",
                 *self._proxy.ports,
                 "needs a key of the cluster"
                 if self._auth

@@ -1,6 +1,7 @@
-"""Requests to the servers of a local cluster, which check readiness and create users.
+"""Sends requests to the servers of a local cluster, to check that they are ready and to create users.
 
-See docs/internals/remoting.md#broker-administration and ``AuthenticationMetadataManagerImpl``.
+The requests are those of docs/internals/remoting.md#broker-administration. Brokers keep users as in
+``AuthenticationMetadataManagerImpl``.
 """
 
 from __future__ import annotations
@@ -53,14 +54,14 @@ class Probe:
             with transport:
                 answer = transport.client.invoke(address, code, ext_fields, body, self.timeout)
         except RemotingException as exc:
-            raise type(exc)(f"{doing} {address}: {exc}") from exc
+            raise type(exc)(f"{doing} at {address}: {exc}") from exc
         if answer.code not in _ANSWERED:
             raise broker_error(answer.code, answer.remark, address, doing)
         return answer
 
     def registered_brokers(self, name_server: str) -> dict[str, str]:
         """Return the master address by broker name, from the name server (GET_BROKER_CLUSTER_INFO)."""
-        answer = self.ask(name_server, RequestCode.GET_BROKER_CLUSTER_INFO, {}, "asking the name server for brokers")
+        answer = self.ask(name_server, RequestCode.GET_BROKER_CLUSTER_INFO, {}, "listing the brokers")
         return masters_of(decode_cluster_info(bytes(answer.body)).brokers)
 
     def route(self, name_server: str, topic: str) -> TopicRouteData:
@@ -82,7 +83,7 @@ class Probe:
     def configure(self, address: str, properties: Mapping[str, object]) -> None:
         """Change properties of a running broker, and in its file (UPDATE_BROKER_CONFIG)."""
         lines = [f"{name}={value}" for name, value in properties.items()]
-        doing = f"setting {', '.join(lines)} on"
+        doing = f"setting {', '.join(lines)}"
         self.ask(address, RequestCode.UPDATE_BROKER_CONFIG, {}, doing, "\n".join(lines).encode())
 
 
@@ -112,7 +113,7 @@ def create_user(probe: Probe, brokers: Collection[str], name: str, secret_key: s
         if not kept:
             raise
         raise ClusterError(
-            f"{exc}. Deleting the user on {', '.join(kept)} failed, too. The user may still exist there: choose "
+            f"{exc}. Deleting the incomplete user on {', '.join(kept)} failed, too. It may still exist there: choose "
             "another user name, or create a new cluster"
         ) from exc
 
@@ -123,7 +124,9 @@ def check_user(name: str, secret_key: str, **rights: Sequence[str]) -> None:
         raise ClusterError(f"creating the user {name!r}: allowed in a name are letters, digits, '.', '_' and '-'")
     doing = f"creating the user {name}"
     if not isinstance(secret_key, str) or not is_printable(secret_key) or is_padded(secret_key):
-        raise ClusterError(f"{doing}: secret_key must be non-blank, without control characters and surrounding blanks")
+        raise ClusterError(
+            f"{doing}: secret_key must not be blank, and must not contain control characters or surrounding blanks"
+        )
     if is_reference(secret_key):
         raise ClusterError(
             f"{doing}: secret_key begins with {ENV} or {FILE}, which the option secretKey interprets as a reference. "

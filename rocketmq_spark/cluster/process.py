@@ -1,7 +1,8 @@
-"""The JVM processes of a local cluster, the watchdog that ends them, and the search for Java.
+"""Starts and stops the JVM processes of a local cluster, kills them by a watchdog, and finds Java.
 
-Only processes started here are signalled, by pid, and only until they have been waited for. Each runs in its own
-session, so a terminal's Ctrl-C reaches only this process, which then stops them in order.
+Only JVMs started here get signals, by pid. After a JVM was waited for, another process may have its pid, so it gets no
+more. Each JVM runs in its own session. A terminal's Ctrl-C reaches only this Python process, which then stops the JVMs
+in order.
 """
 
 from __future__ import annotations
@@ -50,15 +51,17 @@ PORT_TAKEN: Final = "Address already in use|Failed to bind"
 _WHAT_TO_DO: Final = {
     PORT_TAKEN: "a port is in use: stop the program that uses it, or choose another port",
     "OutOfMemoryError|insufficient memory|Could not reserve enough space|unable to create native thread": (
-        "too little memory: free some, start fewer brokers, or reduce -Xmx in jvm_options"
+        "too little memory: free some memory, start fewer brokers, or reduce -Xmx in jvm_options"
     ),
-    "No space left on device|SIGBUS|Disk quota exceeded": "the disk is full: free some, or set directory=",
-    "Lock failed": "another broker uses this folder: stop it, or set directory=",
+    "No space left on device|SIGBUS|Disk quota exceeded": "the disk is full: free some space, or set directory=",
+    "Lock failed": "another broker uses the same store: stop it, or set directory= to another folder",
     "Unrecognized (VM )?option|Could not create the Java Virtual Machine|during initialization of VM": (
         "the JVM rejected its options: check jvm_options"
     ),
 }
-_KILLED: Final = "killed by another process, or by the system if memory ran out: free some, or start fewer brokers"
+_KILLED: Final = (
+    "killed by another process, or by the system if memory ran out: free some memory, or start fewer brokers"
+)
 
 
 class State(enum.Enum):
@@ -166,7 +169,7 @@ class ServerProcess:
         """Start the JVM; returns at once."""
         with self._lock:
             if self.is_alive:
-                raise ClusterError(f"{self.name} is already running (pid {self.pid})")
+                raise ClusterError(f"{self.name} is already running (pid {self.pid}): call restart() instead")
             for file in self._starts_at:
                 self._starts_at[file] = file.stat().st_size if file.exists() else 0
             try:
@@ -251,7 +254,7 @@ class ServerProcess:
             hints = [_KILLED]
         parts = [f"{self.name} {end}", *hints[:1]]
         if lines:
-            parts.append("it said: " + " | ".join(lines))
+            parts.append("it logged: " + " | ".join(lines))
         return "; ".join([*parts, f"its logs are {self.log} and {self.console.name} beside it"])
 
     def telling_lines(self, most: int = 3) -> list[str]:

@@ -1,9 +1,9 @@
-"""The security of a local cluster: administrator, certificates, and a check that no other user can write to its folder.
+"""The security of a local cluster: its administrator, its certificates, and the permissions of its folder.
 
-Servers sign their requests to each other as the administrator; the name server has no users. Secrets are in files that
-only their owner may read, and in no repr, log or command line. The certificate authority's private key is not saved. A
-certificate is for clients and servers, because RocketMQ's servers are clients of each other. Private
-keys are unencrypted PKCS#8 files (docs/internals/access-control.md#tls).
+Brokers and proxy sign their requests to each other as the administrator. The name server does not authenticate
+clients. Secrets are in files that only their owner may read, and in no repr, log or command line. The certificate
+authority's private key is not saved. All servers share one certificate, also as clients of each other. Private keys are
+unencrypted PKCS#8 files, which RocketMQ can read (docs/internals/access-control.md#tls).
 """
 
 from __future__ import annotations
@@ -148,8 +148,8 @@ def client_options(options: Mapping[str, str]) -> dict[str, Any]:
     unknown = ", ".join(name for name in options if name not in fields)
     if unknown:
         raise ClusterError(
-            f"the running cluster has the option {unknown}, which this release does not know: stop it "
-            "(rocketmq-spark cluster down), or choose another cluster with -n host:9876"
+            f"the running cluster has the option {unknown}, which this release of rocketmq-spark does not know: stop "
+            "the cluster (rocketmq-spark cluster down), or choose another one with -n host:9876"
         )
     return {fields[name]: value == "true" if name == "useTls" else value for name, value in options.items()}
 
@@ -250,7 +250,9 @@ def _administrator(secret_file: Path) -> Credentials:
     except (OSError, UnicodeError) as exc:
         # The text of a UnicodeError would contain bytes of the secret.
         cause = exc.strerror if isinstance(exc, OSError) else type(exc).__name__
-        raise ClusterError(f"reading the administrator's secret key in {secret_file}: {cause}") from exc
+        raise ClusterError(
+            f"reading the administrator's secret key in {secret_file}: {cause}; set directory= to another folder"
+        ) from exc
 
 
 def write_private(file: Path, content: bytes) -> None:
@@ -267,12 +269,12 @@ def _read_private(file: Path) -> bytes:
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
-            raise ClusterError(f"reading {file}: it is not a regular file; remove it")
+            raise ClusterError(f"reading {file}: it is not a regular file; set directory= to another folder")
         _require_owner(file, status, os.geteuid())
         if status.st_mode & 0o077:
             raise ClusterError(
                 f"reading {file}: other users may access it (mode {stat.S_IMODE(status.st_mode):o}), so its content is"
-                " not secret; remove it, and a new one is made"
+                " not secret; set directory= to another folder, because brokers of this one keep the old key"
             )
         with open(descriptor, "rb", closefd=False) as opened:
             return opened.read()

@@ -1,8 +1,8 @@
 """The servers of a local cluster: their configuration, start, and readiness.
 
 A server keeps its ports and its folder when it restarts. If another program has one of its ports at the first start,
-the server gets new ports. At a restart, or if the user set the port, the start fails instead. Follows
-``BrokerStartup.java`` and ``ProxyStartup.java``.
+the server gets new ports. At a restart, or if the user set the port, the start fails instead. The command lines are
+those of ``BrokerStartup.java`` and ``ProxyStartup.java``.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class Server(ServerProcess, ABC):
             if self.is_alive:
                 raise ClusterError(
                     f"{self.name} isn't ready after {self._site.start_timeout:g} s: {last}; its log is {self.log};"
-                    " a slow machine may need a larger start_timeout"
+                    " a slow machine may need a larger start_timeout of LocalCluster"
                 )
             if not tries_left or not self._may_try_again(keep_ports):
                 raise ClusterError(f"starting the cluster: {self.why()}") from last
@@ -247,12 +247,12 @@ class Broker(Server):
         known = probe.registered_brokers(name_server).get(self.name, "no address")
         if known != self.address:
             self._have_it_register()
-            raise ClusterError(f"the name server has {known} for {self.name}, not {self.address}")
+            raise ClusterError(f"the name server has {known} for {self.name}, expected is {self.address}")
         if self.properties.get("autoCreateTopicEnable") != "false":
             # The first send to a new topic uses the queues of this route.
             queues = probe.route(name_server, AUTO_CREATE_TOPIC).queue_datas
             if self.name not in {queue.broker_name for queue in queues}:
-                raise ClusterError(f"the route of {AUTO_CREATE_TOPIC} does not include {self.name}")
+                raise ClusterError(f"the route of topic {AUTO_CREATE_TOPIC} does not include {self.name}")
         try:
             # Every broker has a topic named after itself, so this message is in no topic of the user.
             probe.send(self.address, self.name, self.name, b"is it ready?")

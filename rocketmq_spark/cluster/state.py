@@ -1,7 +1,8 @@
-"""The record of a cluster that the command line left running: one file per user.
+"""The record of the cluster that ``rocketmq-spark cluster up`` left running: one file per user.
 
-The file records the pid and start time of each process, so a reused pid is never signalled, and no request goes to the
-address of a dead server. The file is replaced as a whole, and removed only when none of its servers runs.
+The file has the pid and start time of each process, so a pid that another process has now counts as a dead server.
+Such a process gets no signal, and the dead server's address no request. The file is replaced as a whole, and removed
+only when none of its servers runs.
 """
 
 from __future__ import annotations
@@ -143,7 +144,8 @@ class StateFile:
             return None
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as exc:
             raise ClusterError(
-                f"reading {self.path}: {exc}; stop its RocketMQ servers by hand, then remove the file"
+                f"reading the saved cluster in {self.path}: {type(exc).__name__}: {exc}; stop its RocketMQ servers by "
+                "hand, then remove the file"
             ) from exc
 
     def save(self, state: ClusterState) -> None:
@@ -207,4 +209,6 @@ def _send(server: ServerRecord, number: signal.Signals) -> None:
     except ProcessLookupError:
         pass  # It ended after the check
     except PermissionError as exc:
-        raise ClusterError(f"stopping {server.name} (pid {server.pid}): {exc}; it belongs to another user") from exc
+        raise ClusterError(
+            f"stopping {server.name} (pid {server.pid}): {exc}; it belongs to another user: stop it as that user"
+        ) from exc

@@ -1,14 +1,14 @@
-"""Measurements of a write: a task fills and packs them once, and the driver merges them in any order.
+"""The measurements of writes: each task of a write fills one `Measures`, and the driver merges those of all tasks.
 
-They are one table of integers, sorted by key, so that a merge is a few numpy calls for any number of brokers.
+They are one table of integers, sorted by key, so that a merge takes a few numpy calls for any number of brokers.
 
     key      metric (5 bits) | subject (24 bits) | index (34 bits)
-    value    a sum; for `Metric.SECOND_MAX_US` and all later metrics a maximum
-    subject  the number of a pair of broker and detail: "", a topic, or a reason; an invalid row has only a detail
-    index    latency bucket, queue id, or epoch second divided by `Measures.width`
+    value    a sum; from `Metric.SECOND_MAX_US` on a maximum
+    subject  the number of a pair: broker, and detail ("", a topic, or a reason); invalid rows have no broker
+    index    latency bucket, queue id, or epoch second divided by `Measures.width`, the seconds per step of the timeline
 
 Latency buckets and quantiles are those of HdrHistogram, from 1 us to 1 hour (``AbstractHistogram.java``). With two
-significant digits a bucket is at most 1/128 of its value wide. Three digits need 23,552 buckets instead of 3,328.
+significant digits there are 3,328 buckets, each at most 1/128 of its value wide. Three digits would need 23,552.
 """
 
 from __future__ import annotations

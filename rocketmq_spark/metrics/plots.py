@@ -1,4 +1,4 @@
-"""Plots of a summary: latency distributions, and a timeline. Drawing imports matplotlib."""
+"""Plots of a `WriteSummary`: latency distributions, and a timeline. Only drawing imports matplotlib."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def plot_latencies(latencies: Mapping[str, tuple[IntArray, IntArray]], ax: Axes 
     _label_plainly(axes.xaxis)
     axes.set_ylim(0, 101)
     axes.set_xlabel("latency of successful attempts (ms)")
-    axes.set_ylabel("attempts that took at most so long (%)")
+    axes.set_ylabel("attempts that took at most this long (%)")
     _dress(axes)
     if axes.has_data():
         axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), **_LEGEND)

@@ -1,4 +1,7 @@
-"""Measures what one task sends. The sender holds its lock during each call. No measurement raises an error."""
+"""Measures what one task sends, and packs the measurements as a report for the driver.
+
+Not thread-safe: the sender holds its lock during each call. No measurement raises an error.
+"""
 
 from __future__ import annotations
 

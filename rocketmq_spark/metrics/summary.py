@@ -1,4 +1,4 @@
-"""The driver's summary of the reports of all tasks, for the user."""
+"""`WriteSummary`: what tasks measured in the writes of a session, merged on the driver and shown to the user."""
 
 from __future__ import annotations
 
@@ -214,9 +214,8 @@ class WriteSummary:
             notes.append(f"{sum(skipped.values())} unreadable messages skipped by reads: {topics}.")
         notes += ["Latencies cover successful attempts only; numbers appear as tasks end.", *sent_notes(measures)]
         if self.dropped_reports:
-            notes.append(
-                f"{self.dropped_reports} reports of tasks could not be read (see the log): their rows are missing."
-            )
+            lost = f"{self.dropped_reports} reports of tasks could not be read (see the log)"
+            notes.append(f"{lost}: their rows are missing in these numbers.")
         if clamped := sum(broker.clamped for broker in measures.brokers.values()):
             notes.append(f"{clamped} latencies lay outside 1 us .. 1 hour and count as the nearer end.")
         return notes
@@ -275,7 +274,11 @@ def merge_into(summary: WriteSummary, report: object) -> None:
         # Every error is caught, because Spark's scheduler waits for this call, and the rows are stored.
         with summary._lock:
             summary.dropped_reports += 1
-        logger.warning("the metrics of a task are lost, its rows are not: %s: %s", type(exc).__name__, exc)
+        logger.warning(
+            "a task's report could not be read (%s: %s): the metrics lack its rows, but the rows are not lost",
+            type(exc).__name__,
+            exc,
+        )
 
 
 def invalid_notes(measures: Measures) -> list[str]:

@@ -1,1 +1,1 @@
-"""Values that travel between the layers: messages, queues, routes, results, names and hashes."""
+"""Values and small helpers that all other packages share: messages, queues, routes, results, names and hashes."""

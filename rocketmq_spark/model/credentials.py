@@ -1,6 +1,6 @@
-"""The user that signs requests, and the interface of classes that provide one; no repr shows a secret.
+"""The credentials that sign requests, and the interface of a user's class that provides them (``credentialsProvider``).
 
-Follows ``SessionCredentials.java`` of 4.x and ``SessionCredentialsProvider.java`` of 5.x.
+No repr shows a secret. Follows ``SessionCredentials.java`` of 4.x and ``SessionCredentialsProvider.java`` of 5.x.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Java's hash codes, the queue of a hash code (docs/internals/routing.md#selectors), the hash in ``SPARK_ROW_ID``."""
+"""Java's hash codes, which select a queue by a key as Java producers do, and the hash in ``SPARK_ROW_ID``.
+
+``SPARK_ROW_ID`` is the message property with the id of a row (option ``rowId``). With ``rowId=true`` its last part is a
+hash of the message, so that a reader can verify the id. Selection of queues: docs/internals/routing.md#selectors.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +35,9 @@ def java_hash(arg: object) -> int:
             return arg
         if -(2**63) <= arg < 2**63:
             return _int32(arg ^ arg >> 32)
-        raise ValueError(f"hashing {arg}: Java's largest integer has 64 bits; use its text as the key")
-    text = f"hashing a key of type {type(arg).__name__}: Java hashes it differently; allowed are str, int and bool"
-    raise TypeError(f"{text}: decode bytes, and convert anything else to text")
+        raise ValueError(f"cannot hash the key {arg}: Java's largest integer has 64 bits. Give the number as text")
+    text = f"cannot hash a key of type {type(arg).__name__} as Java does: allowed are str, int and bool"
+    raise TypeError(f"{text}. Decode bytes, and convert other values to str")
 
 
 def string_hash(text: str) -> int:

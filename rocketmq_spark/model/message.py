@@ -1,6 +1,7 @@
-"""Values that all layers use, independent of wire formats, sockets, Arrow and Spark.
+"""Messages, queues, encoded batches, and the request and outcome of one attempt to send.
 
-Field names are those of ``Message.java``, ``MessageQueue.java`` and ``SendResult.java``.
+All layers use these values, so they do not depend on sockets, Arrow or Spark. Field names are those of
+``Message.java``, ``MessageQueue.java`` and ``SendResult.java``.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ class Message:
         # With several delays, a broker uses one of them without an error.
         if min(delays.values()) < 0 or sum(map(bool, delays.values())) > 1:
             text = f"{delay_time_level=!s}, {delay_ms=!s}, {delay_sec=!s}, {deliver_ms=!s}"
-            raise ValueError(f"message for {topic!r}: {text}: give at most one of them, and none below 0")
+            raise ValueError(f"delays of a message for {topic!r} ({text}): give at most one of them, and none below 0")
         values = {
             const.KEYS: _joined_keys(keys),
             const.TAGS: tags,

@@ -1,4 +1,8 @@
-"""Stored messages, their offset message ids (docs/internals/messages.md#message-ids), and requests to pull them."""
+"""Messages as brokers store them (``MessageExt.java``), their offset message ids, and requests that pull messages.
+
+An offset message id contains a broker's address and an offset in its commit log
+(docs/internals/messages.md#message-ids).
+"""
 
 from __future__ import annotations
 
@@ -45,8 +49,10 @@ def decode_message_id(offset_msg_id: str) -> tuple[str, int]:
     MQClientException: another text, such as the comma-separated ids of a batch.
     """
     if not re.fullmatch(r"[0-9A-Fa-f]{32}|[0-9A-Fa-f]{56}", offset_msg_id):
-        text = f"{offset_msg_id[:80]!r} is no offset message id: one has 32 hex digits, or 56 from a broker on IPv6"
-        raise MQClientException(text)
+        raise MQClientException(
+            f"{offset_msg_id[:80]!r} is no offset message id: one has 32 hex digits, or 56 from a broker on IPv6. Give "
+            "one id that a broker returned (SendResult.offset_msg_id)"
+        )
     data = bytes.fromhex(offset_msg_id)
     return format_host(data[:-8]), int.from_bytes(data[-8:], "big", signed=True)
 

@@ -1,7 +1,8 @@
-"""Checks the names of topics, groups and namespaces, and puts namespaces before names.
+"""Checks the names of topics, groups and namespaces, and adds a namespace to a name or removes it.
 
-Lengths and "blank" are Java's (docs/internals/producer.md#validation): U+3000 is blank, U+00A0 and U+0085 are not.
-Follows ``TopicValidator.java``, ``Validators.java`` and ``MixAll.isSysConsumerGroup`` of 5.5.0.
+A length counts UTF-16 units, as in Java. "Blank" is also Java's: U+3000 is blank, U+00A0 and U+0085 are not
+(docs/internals/producer.md#validation). Follows ``TopicValidator.java``, ``Validators.java`` and
+``MixAll.isSysConsumerGroup`` of 5.5.0.
 """
 
 from __future__ import annotations
@@ -119,7 +120,9 @@ def is_none(namespace: str | None) -> bool:
 def check_namespace(namespace: str | None) -> None:
     """Raise an MQClientException for a namespace that holds ``%``."""
     if namespace is not None and _SEPARATOR in namespace:
-        raise MQClientException(f"namespace {namespace!r} contains '%', which ends a namespace: use one without it")
+        raise MQClientException(
+            f"namespace {namespace!r} contains '%', which separates namespace and name: give a namespace without it"
+        )
 
 
 def _split(resource: str) -> tuple[str, str]:
@@ -133,7 +136,7 @@ def check_group(group: str | None) -> None:
     """Raise an MQClientException for a blank, too long or illegal producer group, or ``DEFAULT_PRODUCER``."""
     _check_name("producer group", group, MAX_GROUP_LENGTH)
     if group == DEFAULT_PRODUCER_GROUP:
-        raise MQClientException(f"producer group {group!r} is every producer's default: choose another one")
+        raise MQClientException(f"producer group {group!r} is the shared default name: give a name of your own")
 
 
 def check_topic(topic: str | None) -> None:

@@ -1,6 +1,6 @@
-"""The names of message properties, how each protocol carries them, and checks of user properties.
+"""The names of message properties, how each protocol carries them, and checks of the properties that users set.
 
-See docs/internals/messages.md#properties. A name or text is "blank" if nothing is left after Java's
+See docs/internals/messages.md#properties. A property's name or value is "blank" if nothing is left after Java's
 ``String.trim``, which removes only characters up to U+0020.
 """
 
@@ -116,7 +116,7 @@ def check_user_property(name: str | None, value: str | None) -> None:
     """Raise the error that `Message.put_user_property` documents, or a TypeError for anything but texts."""
     if name in RESERVED_PROPERTIES:
         reason = f"user property {name!r}: RocketMQ uses this name itself"
-        raise ReservedPropertyError(f"{reason}; use another one, or the argument for it")
+        raise ReservedPropertyError(f"{reason}; use another name, or the argument of Message.of for it, such as tags")
     for part, text in (("name", name), ("value", value)):
         if text is None or (isinstance(text, str) and not text.strip(_UP_TO_SPACE)):
             raise ValueError(f"user property {name!r}: its {part} is {text!r}; leave out a property without a {part}")

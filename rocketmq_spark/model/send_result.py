@@ -1,4 +1,7 @@
-"""Results of sends, and requests that end transactions or recall messages. Follows the Java classes of these names."""
+"""Results of sends, and requests that end transactions or recall messages.
+
+Follows ``SendResult.java``, ``TransactionSendResult.java`` and ``LocalTransactionState.java``.
+"""
 
 from __future__ import annotations
 
@@ -142,9 +145,12 @@ class TransactionCheck:
 
 
 def ending(request: EndTransaction) -> str:
-    """Return a request's description for errors; ValueError for an undecided end, which brokers ignore."""
+    """Return a request's description for errors; ValueError without commit or rollback."""
     if request.commit_or_rollback == TRANSACTION_NOT_TYPE:
-        raise ValueError("brokers do not answer an undecided end of a transaction: use end_transaction_oneway")
+        raise ValueError(
+            f"ending transaction {request.msg_id} without a commit or rollback: brokers do not answer this request. "
+            "Use end_transaction_oneway"
+        )
     return f"ending transaction {request.msg_id}"
 
 

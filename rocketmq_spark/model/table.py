@@ -1,8 +1,9 @@
-"""Shows tables on a terminal, as text, or as HTML without colours for light and dark pages.
+"""Prints tables on a terminal or into a file, and returns them as text or as HTML for light and dark pages.
 
-Control characters are shown as codes, because a text may come from a foreign message. Numbers, names, addresses, ids
-and times are never broken, so that they can be copied. On a narrow terminal, free texts are folded first. Then
-expendable columns are left out, with a note. Then each row becomes a list. In a file nothing is folded or left out.
+Control characters are shown as codes, because a text may come from another application. Numbers, names, addresses, ids
+and times are never broken, so that they can be copied. If a terminal is too narrow, free texts are folded first. Then
+the columns in `Layout.spare` are left out, with a note. Then each row becomes a list. A table in a file is always
+complete.
 """
 
 from __future__ import annotations
@@ -142,7 +143,7 @@ def fitted(headings: Sequence[str], rows: Iterable[Sequence[str]], layout: Layou
     left_out = [heading for place, heading in enumerate(headings) if place not in shown]
     if not left_out:
         return table
-    text = f"left out, as they do not fit: {', '.join(left_out)} (a wider terminal has them)"
+    text = f"left out, as the terminal is too narrow: {', '.join(left_out)}"
     return Group(table, Text(text, style="dim"))
 
 

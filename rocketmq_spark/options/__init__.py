@@ -1,1 +1,1 @@
-"""All options with name, kind, default and documentation, and the frozen values that texts are parsed into."""
+"""All options with kind of value, default and documentation, and the immutable dataclasses that hold parsed values."""

@@ -178,8 +178,8 @@ _CREATE_FIRST: Final = (
 
 # (field, the values that are allowed over gRPC, why others are not), see docs/internals/grpc.md#unsupported.
 _REFUSED: Final[tuple[tuple[str, tuple[Any, ...], str], ...]] = (
-    ("unit_mode", (False,), "requests to a proxy have no unit mark"),
-    ("vip_channel_enabled", (False,), "a proxy has no second port"),
+    ("unit_mode", (False,), "requests over gRPC have no unit mode"),
+    ("vip_channel_enabled", (False,), "a proxy has no VIP port"),
     ("sign_name_server_requests", (False,), "no name server is used, and every request to a proxy is signed"),
     ("create_topic_key", ("TBW102",), _CREATE_FIRST),
     ("default_topic_queue_nums", (4,), _CREATE_FIRST),
@@ -187,7 +187,7 @@ _REFUSED: Final[tuple[tuple[str, tuple[Any, ...], str], ...]] = (
     (
         "compress_type",
         ("NONE", "ZLIB"),
-        "a message only says that it is compressed, and readers over remoting assume ZLIB; allowed are ZLIB and NONE",
+        "gRPC does not name the compression type, and consumers over remoting assume ZLIB; allowed are ZLIB and NONE",
     ),
     (
         "queue_selector",
@@ -208,7 +208,9 @@ def transport_of(values: Mapping[str, Any], spelt: Spelling) -> str:
             f"{name_server} and {endpoints} are both given: give {name_server} (remoting) or {endpoints} (gRPC)"
         )
     if chosen == REMOTING and "endpoints" in values:
-        raise OptionError(f"{endpoints} requires {transport}={GRPC}: give {name_server} instead, or remove {transport}")
+        raise OptionError(
+            f"{transport}={REMOTING} excludes {endpoints}: give {name_server} instead, or remove {transport}"
+        )
     if chosen == GRPC and "name_server" in values:
         raise OptionError(
             f"{transport}={GRPC} excludes {name_server}: give {endpoints} (proxies) instead, or remove {transport}"
@@ -257,8 +259,8 @@ _NEEDS: Final = (
 # (field, a field that it would override, why)
 _EXCLUDES: Final = (
     ("credentials_provider", "access_key", "a provider returns the access key itself"),
-    ("tls_insecure_skip_verify", "tls_ca_file", "certificates are not verified then"),
-    ("tls_insecure_skip_verify", "tls_server_name", "certificates are not verified then"),
+    ("tls_insecure_skip_verify", "tls_ca_file", "the first accepts every certificate"),
+    ("tls_insecure_skip_verify", "tls_server_name", "the first accepts every certificate"),
 )
 
 
@@ -266,11 +268,11 @@ def security_contradictions(options: ConnectionOptions, spelt: Spelling) -> Iter
     """Yield an error text for each contradiction in credentials and encryption."""
     for field, needed in _NEEDS:
         if getattr(options, field) and not getattr(options, needed):
-            advice = f"set {spelt(needed)}=true, or remove it" if needed == "use_tls" else "give both or neither"
-            yield f"{spelt(field)} is given without {spelt(needed)}: {advice}"
+            advice = f"set {spelt(needed)}=true" if needed == "use_tls" else f"give {spelt(needed)}, too"
+            yield f"{spelt(field)} is given without {spelt(needed)}: {advice}, or remove {spelt(field)}"
     if options.sign_name_server_requests and not (options.access_key or options.credentials_provider):
         signs, key, provider = map(spelt, ("sign_name_server_requests", "access_key", "credentials_provider"))
-        yield f"{signs} is given without credentials: give {key} or {provider}, or remove it"
+        yield f"{signs} is given without credentials: give {key} or {provider}, or remove {signs}"
     for field, other, why in _EXCLUDES:
         if getattr(options, field) and getattr(options, other):
             yield f"{spelt(field)} and {spelt(other)} are both given, but {why}: remove one of them"

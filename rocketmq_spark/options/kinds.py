@@ -1,7 +1,7 @@
-"""The declaration of an option, and the kinds of values that its text may have.
+"""Declares options, and parses an option's text by the kind of its value, such as an integer, a size or a choice.
 
 An option is one dataclass field, made by `option`. Parsing, error texts, docs/options.md and redaction derive from it.
-The parser of a kind raises a ValueError that does not show the value.
+`parse_one` makes the error of a text that is not allowed. It never shows the value of a secret option.
 """
 
 from __future__ import annotations
@@ -363,11 +363,14 @@ def load_class(option: str, name: str, method: str) -> type[Any]:
         raise OptionError(
             f"{option}={name}: importing module {module_name} failed: {exc!r}. Spark's Python workers must find it on "
             "the driver and on every executor: install it there, or distribute it with --py-files or addPyFile "
-            "(an archive before rocketmq_spark.register(spark))"
+            "(add an archive before you call rocketmq_spark.register(spark))"
         ) from exc
     cls = getattr(module, class_name, None)
     if not (isinstance(cls, type) and callable(getattr(cls, method, None))):
-        raise OptionError(f"{option}={name}: module {module_name} has no class {class_name} with a method {method}")
+        raise OptionError(
+            f"{option}={name}: module {module_name} has no class {class_name} with a method {method}. Correct the "
+            "name, or add the method"
+        )
     return cls
 
 
@@ -377,4 +380,7 @@ def make(option: str, name: str, method: str) -> Any:
     try:
         return cls()
     except Exception as exc:
-        raise OptionError(f"{option}={name}: calling the class without arguments failed: {exc!r}") from exc
+        raise OptionError(
+            f"{option}={name}: calling the class without arguments failed: {exc!r}. Its constructor must "
+            "work without arguments"
+        ) from exc

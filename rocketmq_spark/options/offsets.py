@@ -1,12 +1,13 @@
-"""Offsets of queues: the JSON that users, receipts and checkpoints contain, and the values made of it.
+"""Parses and writes offsets of queues as JSON, for options, checkpoints of streams, and receipts of writes.
 
     offsets    {"topic": {"broker": {"0": 23, "1": -2}}}       -2 is the earliest offset, -1 the latest
     a stream   {"topic": {"broker": {"0": 23, "1": [0, 7]}}}   queue 1 is new in this micro-batch, which reads 0 to 6
     queues     {"topic": {"broker": [0, 1]}}
     a receipt  {"broker": {"rows": 5, "queues": {"topic": {"0": {"first_offset": 3, "last_offset": 7}}}}}
 
-A text of any other shape is an error that names the place. So is a repeated name, of which Python takes the last value.
-A receipt is `WriteSummary.to_dict` as JSON; its other entries are ignored.
+A receipt says where a write stored its rows: `WriteSummary.to_dict` as JSON. Its other entries are ignored. A text of
+another shape raises an error that names the place in the JSON. A name that occurs twice in an object is an error, too,
+because Python's parser would silently use the last value.
 """
 
 from __future__ import annotations
@@ -140,7 +141,7 @@ def receipt_spans(tree: Mapping[str, Any]) -> dict[MessageQueue, tuple[int, int]
     for broker, held in tree.items():
         queues = held.get("queues") if isinstance(held, dict) else None
         if not broker or not isinstance(queues, dict):
-            raise ValueError(f'broker {broker!r} has no object "queues", which the receipt of a write has')
+            raise ValueError(f'broker {broker!r} has no object "queues". Give the receipt of a write unchanged')
         if not queues and held.get("rows"):
             raise ValueError(f"broker {broker!r} has rows but no queues: {_NO_OFFSETS}")
         # A receipt has brokers first, then topics; offsets have topics first.
@@ -199,7 +200,9 @@ def _brokers(tree: Any) -> Iterator[tuple[str, str, Any, str]]:
 
 def _object(value: Any, where: str, holds: str) -> list[tuple[str, Any]]:
     if not isinstance(value, Mapping):
-        raise ValueError(f"{where}: {_shown(value)} is not an object by {holds}, as in {{{json.dumps(holds)}: ...}}")
+        raise ValueError(
+            f"{where}: {_shown(value)} is not an object with a {holds} as key, as in {{{json.dumps(holds)}: ...}}"
+        )
     if not value:
         raise ValueError(f"{where}: the object is empty; give at least one {holds}")
     for name in value:

@@ -1,4 +1,4 @@
-"""Parses the option texts of a write and of a read.
+"""Parses and checks the options that a user gives to a write or a read.
 
 No error shows the value of a secret option or of an unknown option, which may be a misspelt secret. Spark passes keys
 in lower case; errors use the declared spelling. Keys that Spark adds itself are ignored.
@@ -64,7 +64,7 @@ NAMES: Final[Mapping[str, Mapping[str, str]]] = MappingProxyType(
         },
     }
 )
-"""The name of an option here, by use and by its name in another connector in lower case."""
+"""The options that replace an option of another connector, by use and by the lower-case name there."""
 
 _TRIED: Final[Mapping[str, str]] = {
     "bootstrap.servers": "nameServer",
@@ -122,10 +122,10 @@ def _unknown_text(keys: Sequence[str], table: Sequence[OptionSpec], use: str) ->
         if there:
             hints[key] = f"{there} is an option of a {other}"
         elif here:
-            hints[key] = f"here: {here}"
+            hints[key] = f"use {here}"
         elif key.lower().startswith("kafka."):
             # Kafka's clients have hundreds of options, so the table does not have all of them.
-            hints[key] = "an option of Kafka's clients; docs/migration.md has the names here"
+            hints[key] = "an option of Kafka's clients; docs/migration.md lists the options to use instead"
         else:
             hints[key] = meant
     texts = [f"unknown option {key!r}" + (f": {hint}" if hint else "") for key, hint in hints.items()]

@@ -1,4 +1,7 @@
-"""The properties of a producer, with Java's names in snake_case. Their texts are parsed as options of a write."""
+"""The properties of a `Producer` in plain Python, with Java's names in snake_case.
+
+Most of them are also options of a write (`SendOptions`), and values are parsed in the same way.
+"""
 
 from __future__ import annotations
 

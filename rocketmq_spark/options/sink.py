@@ -40,7 +40,8 @@ class SendOptions(ConnectedOptions):
 
     # fmt: off
     send_msg_timeout: int = option("sendMsgTimeout", 3000, MILLISECONDS,
-        "Timeout of one attempt, from the last byte written to the response, plus 1 s per MiB.", section="attempts",
+        "Timeout of one attempt, from the last byte of the request to the response, plus 1 s per MiB.",
+        section="attempts",
         producer_doc="Timeout of one send with all its attempts.")
     send_msg_max_timeout_per_request: int = option("sendMsgMaxTimeoutPerRequest", -1, kinds.integer(-1, unit="ms"),
         "Shorter timeout that replaces `sendMsgTimeout` while an immediate retry at another broker is left. -1: none.",
@@ -54,7 +55,7 @@ class SendOptions(ConnectedOptions):
         "`deliveryTimeoutMs`.",
         producer_doc="Retries of `send_async`. As in Java, an error code of a broker ends an asynchronous send.")
     retry_another_broker_when_not_store_ok: bool = option("retryAnotherBrokerWhenNotStoreOK", False, BOOLEAN,
-        "Send a batch that is stored but not yet flushed or replicated to another broker next time.",
+        "If a batch is stored but not yet flushed or replicated, send it again to another broker.",
         producer_doc="If a message is stored but not yet flushed or replicated, try another broker. Otherwise that "
         "status is the result.")
     max_message_size: int = option("maxMessageSize", 4 * MIB, kinds.size(1, 4 * MIB),
@@ -168,8 +169,8 @@ def sink_contradictions(options: SinkOptions) -> Iterator[str]:
     for topic in filter(None, (options.topic, options.dead_letter_topic)):
         if len(options.connection.wire_name(topic)) > MAX_TOPIC_LENGTH:
             yield (
-                f"topic {topic} in namespace {options.connection.namespace} has a name of more than {MAX_TOPIC_LENGTH} "
-                "characters: shorten one of the two"
+                f"topic {topic} with the prefix of namespace {options.connection.namespace} has more than "
+                f"{MAX_TOPIC_LENGTH} characters: shorten one of the two names"
             )
     if bool(options.machine_room) != (options.queue_selector == "machineRoom"):
         yield (
@@ -184,7 +185,7 @@ def sink_contradictions(options: SinkOptions) -> Iterator[str]:
     if options.send_msg_max_timeout_per_request == 0:
         yield "sendMsgMaxTimeoutPerRequest=0 leaves no time for an attempt: allowed is -1 (no limit) or 1 and more (ms)"
     if options.max_rate_tasks is not None and options.max_rate_per_second is None:
-        yield "maxRateTasks is given without maxRatePerSecond: give both or neither"
+        yield "maxRateTasks is given without maxRatePerSecond: give maxRatePerSecond, too, or remove maxRateTasks"
     if options.send_mode == "oneway" and options.enable_trace:
         yield "enableTrace=true needs acknowledgements, and sendMode=oneway has none: set enableTrace=false"
     if options.keep_row_id and options.row_id:
@@ -246,7 +247,10 @@ def _against_order(options: SinkOptions) -> Iterator[str]:
             "shardingKey chooses the queue: remove queueSelector, or set it to hash"
         )
     if options.connection.send_latency_fault_enable:
-        yield "ordered=true is not available with sendLatencyFaultEnable=true (rows wait for their broker): disable one"
+        yield (
+            "ordered=true is not available with sendLatencyFaultEnable=true, because ordered rows wait for the broker "
+            "of their queue: disable one of the two"
+        )
     if options.topic is None:
         yield (
             "ordered=true requires the option topic, because the driver looks up the queues of one topic (over gRPC, "

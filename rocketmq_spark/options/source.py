@@ -168,7 +168,10 @@ def against_given(user_options: Mapping[str, Any], *, streaming: bool) -> Iterat
         if user_options.get(field, False) is not False:
             yield SOURCE_SPELLING(field) + why
     if "max_trigger_delay" in user_options and "min_offsets_per_trigger" not in user_options:
-        yield "maxTriggerDelay is given without minOffsetsPerTrigger: give both or neither"
+        yield (
+            "maxTriggerDelay is given without minOffsetsPerTrigger: give minOffsetsPerTrigger, too, or remove "
+            "maxTriggerDelay"
+        )
 
 
 def source_contradictions(options: SourceOptions, spelt: Spelling, *, streaming: bool) -> Iterator[str]:
@@ -181,13 +184,13 @@ def source_contradictions(options: SourceOptions, spelt: Spelling, *, streaming:
     if options.starting_offsets_by_timestamp_strategy == "latest" and not timed:
         yield (
             "startingOffsetsByTimestampStrategy=latest requires startingTimestamp or startingOffsetsByTimestamp: give "
-            "one of them, or remove it"
+            "one of them, or remove startingOffsetsByTimestampStrategy"
         )
     if streaming:
         return
     start, end = options.starting_timestamp, options.ending_timestamp
     if start is not None and end is not None and start > end:
-        yield f"startingTimestamp={start} is later than endingTimestamp={end}"
+        yield f"startingTimestamp={start} is later than endingTimestamp={end}: lower the one or raise the other"
     ends_timed = end is not None or bool(options.ending_offsets_by_timestamp)
     # As in Kafka's source, an option that a timestamp overrides is not checked.
     if not timed:
@@ -199,7 +202,7 @@ def source_contradictions(options: SourceOptions, spelt: Spelling, *, streaming:
     for queue, offset in options.starting_offsets.offsets:
         stop = options.ending_offsets.offset_of(queue)
         if stop is not None and 0 <= stop < offset:
-            yield f"startingOffsets of {queue} is {offset}, but endingOffsets is smaller: {stop}"
+            yield f"startingOffsets of {queue} is {offset}, but endingOffsets is {stop}: give an end from {offset} on"
 
 
 def option_warnings(options: SourceOptions) -> Iterator[str]:
@@ -210,7 +213,7 @@ def option_warnings(options: SourceOptions) -> Iterator[str]:
     stamps = {"startingTimestamp": options.starting_timestamp, "endingTimestamp": options.ending_timestamp}
     for name, stamp in stamps.items():
         if stamp is not None and 0 < stamp < _SECONDS:
-            yield f"{name}={stamp} is a time in 1970-73: timestamps are milliseconds, and this looks like seconds"
+            yield f"{name}={stamp} is a time in 1970-73: it looks like seconds, but milliseconds are required"
 
 
 def _never(place: str, spec: OffsetSpec, word: str, number: int) -> Iterator[str]:
@@ -224,7 +227,7 @@ def _never(place: str, spec: OffsetSpec, word: str, number: int) -> Iterator[str
 def _of_filters(options: SourceOptions) -> Iterator[str]:
     expression = options.sub_expression
     if options.filter_type == "SQL92" and expression.strip() == "*":
-        yield "filterType=SQL92 requires a condition, but subExpression is *: give one, or remove filterType"
+        yield "filterType=SQL92 requires a condition, but subExpression is *: give a condition, or remove filterType"
     if options.filter_type == "TAG" and "|" in expression.replace("||", ""):
         yield f"subExpression={expression!r} contains a single pipe: allowed is *, or tags as in TagA || TagB"
     elif options.filter_type == "TAG" and not any(map(str.strip, expression.split("||"))):
@@ -241,7 +244,7 @@ def _of_queues(options: SourceOptions) -> Iterator[str]:
     ):
         strange = [queue for queue, _ in of_queues if not options.reads(queue)]
         if strange and (not receipt or len(strange) == len(of_queues)):
-            yield f"{name} has {strange[0]}, which the read does not include: {_asked(options)}"
+            yield f"{name} has {strange[0]}, but the read does not include it ({_asked(options)}): remove or include it"
     start, end = options.starting_offsets, options.ending_offsets
     alone = {queue for queue, _ in start.offsets} ^ {queue for queue, _ in end.offsets}
     if start.receipt and end.receipt and alone:

@@ -1,4 +1,4 @@
-"""Sends Arrow tables without Spark, as a partition task does, on the producer's client instance."""
+"""`Producer.send_arrow`: sends Arrow tables with the code of a Spark write task, over the producer's connections."""
 
 from __future__ import annotations
 

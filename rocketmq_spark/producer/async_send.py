@@ -1,4 +1,7 @@
-"""Asynchronous sends: limits in flight, attempts and futures (docs/internals/producer.md#asynchronous-sends)."""
+"""The parts of `Producer.send_async`: futures, retries, and limits of the messages and bytes in flight.
+
+See docs/internals/producer.md#asynchronous-sends.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +65,7 @@ class FairPermits:
                     raise errors.RemotingTooMuchRequestException(
                         f"sending asynchronously: the limit of {self._what} in flight ({self._in_use} of "
                         f"{self._limit} in use) left no room within {deadline.seconds * 1000:.0f} ms; wait for "
-                        "outcomes, or raise the limit"
+                        "outcomes, or raise the limit with set_back_pressure_for_async_send"
                     )
                 self._in_use += permits
             finally:
@@ -229,7 +232,7 @@ class AsyncSend:
             if address is None:
                 # As in Java, an unknown address counts as an attempt that could not connect.
                 unknown = errors.RemotingConnectException(
-                    f"sending to {queue}: no master of {queue.broker_name} is known"
+                    f"sending to {queue}: no master of {queue.broker_name} is known; start the broker"
                 )
                 self._retry_or_fail(unknown, _as_client_error(unknown))
                 return

@@ -62,7 +62,8 @@ class Deadline:
         left = self.left
         if left < 0:
             raise errors.RemotingTooMuchRequestException(
-                f"{doing}: the timeout of {self.seconds * 1000:.0f} ms passed before it was sent; raise the timeout"
+                f"{doing}: the timeout of {self.seconds * 1000:.0f} ms passed before the message was sent; raise "
+                "send_msg_timeout, or timeout_ms of this call"
             )
         return left
 
@@ -95,8 +96,8 @@ class SendLoop:
                 tried = f"; tried {', '.join(brokers)}" if brokers else ""
                 raise errors.RemotingTooMuchRequestException(
                     f"sending to topic {topic}: it took {deadline.spent * 1000:.0f} ms, longer than its timeout of "
-                    f"{deadline.seconds * 1000:.0f} ms{tried}; raise sendMsgTimeout, or set "
-                    "sendMsgMaxTimeoutPerRequest so that a retry fits into it"
+                    f"{deadline.seconds * 1000:.0f} ms{tried}; raise send_msg_timeout, or "
+                    "set send_msg_max_timeout_per_request so that a retry fits into it"
                 ) from last
             if left < 0:
                 break
@@ -130,7 +131,11 @@ def _all_failed(topic: str, deadline: Deadline, brokers: list[str], last: Except
     code = next((code for kind, code in _CODES.items() if isinstance(last, kind)), -1)
     if isinstance(last, errors.MQBrokerException):
         code = last.response_code
-    reason = f"; last: {type(last).__name__}: {last}" if last else "; no queue could be selected"
+    reason = (
+        f"; last: {type(last).__name__}: {last}"
+        if last
+        else "; no queue could be selected, because the topic has no writable queue"
+    )
     return errors.MQClientException(
         f"sending to topic {topic} failed {len(brokers)} times in {deadline.spent * 1000:.0f} ms, "
         f"brokers [{', '.join(brokers)}]{reason}",
@@ -239,7 +244,7 @@ class SendAttempt:
         try:
             return outcomes.get(timeout=left + _GRACE)
         except queues.Empty:
-            error = f"{attempt}: the transport reported no outcome within {round(left, 3):g} s"
+            error = f"{attempt}: the transport reported no outcome within {round(left + _GRACE, 3):g} s"
             raise errors.RemotingTimeoutException(error) from None
 
 
@@ -252,6 +257,6 @@ def broker_address(routes: RouteCache, queue: MessageQueue) -> str:
     if address is None:
         raise errors.MQClientException(
             f"looking up the broker of queue {queue}: no master of {queue.broker_name} is known; known brokers: "
-            f"{', '.join(sorted(routes.masters())) or 'none'}"
+            f"{', '.join(sorted(routes.masters())) or 'none'}. Start the broker, or choose a queue of a known one"
         )
     return address

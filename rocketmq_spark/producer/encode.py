@@ -119,7 +119,7 @@ class MessageEncoder:
         try:
             return compress(message.body, self._compression, self._options.compress_level), self._compression.sys_flag
         except CompressionError:
-            text = "a message to topic %s is sent uncompressed, %d bytes"
+            text = "compressing a message to topic %s failed; it is sent uncompressed, with %d bytes"
             logger.warning(text, message.topic, len(message.body), exc_info=True)
             return message.body, 0
 
@@ -137,8 +137,8 @@ def check_message(message: Message | None, max_message_size: int, namespace: str
         raise _illegal(f"{sending}: its body is empty; it needs at least one byte")
     if len(body) > max_message_size:
         raise _illegal(
-            f"{sending}: its body has {len(body)} bytes, maxMessageSize allows {max_message_size}; send less, or raise "
-            "it here and on every broker"
+            f"{sending}: its body has {len(body)} bytes, max_message_size allows {max_message_size}; send less, or "
+            "raise it here, and maxMessageSize on every broker"
         )
     dispatch = message.properties.get(const.INNER_MULTI_DISPATCH, "")
     if "/" in dispatch:

@@ -200,7 +200,7 @@ class TraceDispatcher:
             self._queue.put_nowait(record)
         except queues.Full:
             self.discarded += 1
-            text = "trace record of %s dropped: %d are pending already (%d dropped)"
+            text = "message trace: record of message %s dropped, because %d are pending already (%d dropped so far)"
             logger.warning(text, record.msg_id, _MAX_TRACE_QUEUE, self.discarded)
 
     def shutdown(self, timeout: float = FLUSH_SECONDS) -> None:
@@ -210,7 +210,8 @@ class TraceDispatcher:
             try:
                 self._queue.put(None, timeout=timeout)
             except queues.Full:
-                logger.warning("trace records are lost: their queue stayed full for %g s", timeout)
+                text = "message trace: records for topic %s are lost at the shutdown: their queue stayed full for %g s"
+                logger.warning(text, self._trace_topic, timeout)
             self._thread.join(timeout)
 
     def _run(self) -> None:
@@ -230,5 +231,7 @@ class TraceDispatcher:
                     self._send(message)
                 except Exception:
                     # Whatever the error is, later records are sent.
-                    text = "%d trace records could not be sent to %s"
+                    text = (
+                        "message trace: %d records could not be sent to topic %s; the traced messages are not affected"
+                    )
                     logger.warning(text, len(records), self._trace_topic, exc_info=True)

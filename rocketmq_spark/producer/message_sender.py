@@ -1,4 +1,4 @@
-"""The sends of one running producer: each chooses queues, makes attempts, and reports their outcome.
+"""Sends the messages of one running producer: selects queues, makes attempts, and reports them to the fault strategy.
 
 See docs/internals/producer.md#send-loop, docs/internals/routing.md#selectors and
 docs/internals/routing.md#latency-faults.
@@ -139,7 +139,9 @@ class MessageSender:
 
         def fail_if_dropped(task: Future[None]) -> None:
             if task.cancelled():
-                future.fail(MQClientException("sending asynchronously: the executor dropped the send"))
+                future.fail(
+                    MQClientException("sending asynchronously: the executor cancelled the send before it began")
+                )
 
         try:
             task = self._async_executor.submit(begin)

@@ -1,4 +1,4 @@
-"""The public producer, as Java's ``DefaultMQProducer``, ``TransactionMQProducer`` and ``MQAdminImpl``."""
+"""`Producer`, the API for plain Python: Java's ``DefaultMQProducer``, ``TransactionMQProducer`` and ``MQAdminImpl``."""
 
 from __future__ import annotations
 
@@ -281,7 +281,7 @@ class Producer:
         transport = self._running().transport
         check_topic(self._options.connection.wire_name(new_topic))
         if is_system_topic(new_topic):
-            raise MQClientException(f"creating topic {new_topic}: the server reserves this name for itself")
+            raise MQClientException(f"creating topic {new_topic}: RocketMQ reserves this name; choose another one")
         masters = masters_of(transport.query_route(key, self._api_timeout).broker_datas)
         errors = {}
         for name, address in sorted(masters.items()):
@@ -290,7 +290,10 @@ class Producer:
             except RocketMQError as exc:
                 errors[name] = exc
         if errors or not masters:
-            reasons = "; ".join(f"{name}: {exc}" for name, exc in errors.items()) or f"no broker has topic {key}"
+            reasons = (
+                "; ".join(f"{name}: {exc}" for name, exc in errors.items())
+                or f"no broker has topic {key}; pass an existing topic as key"
+            )
             error = MQClientException(f"creating topic {new_topic} with {queue_num} queues: {reasons}")
             raise error from next(iter(errors.values()), None)
 
@@ -340,7 +343,7 @@ class Producer:
         check_topic(self._options.connection.wire_name(topic))
         if topic.startswith((RETRY_PREFIX, DLQ_PREFIX)):
             raise MQClientException(
-                f"recalling a message of topic {topic}: retry and dead-letter topics have no delays"
+                f"recalling a message of topic {topic}: retry and dead-letter topics have no delayed messages"
             )
         broker_name = broker_name_of(recall_handle)
         if self._options.over_grpc:

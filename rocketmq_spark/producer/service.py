@@ -182,7 +182,9 @@ class ProducerService:
             try:
                 self.instance.routes.find(topic, self._options.connection.mq_client_api_timeout / 1000)
             except RocketMQError as exc:
-                logger.warning("looking up topic %s at the start: %s", topic, exc)
+                logger.warning(
+                    "looking up topic %s at the start failed, and its first send tries again: %s", topic, exc
+                )
 
     def start_trace(self) -> None:
         """Trace every message from now on, through a tracer on the same client instance; a failure is logged.
@@ -193,7 +195,7 @@ class ProducerService:
         try:
             tracer = _new_tracer(group, self._transport, options.connection, instance_name=self.instance_name)
         except Exception:
-            logger.warning("producer %s sends without a message trace", group, exc_info=True)
+            logger.warning("starting the message trace failed: producer %s sends without it", group, exc_info=True)
             return
         self._tracer = tracer
         self._trace = TraceDispatcher(options.trace_topic, tracer.send, options.trace_msg_batch_num)
@@ -216,7 +218,8 @@ class ProducerService:
             if self._trace is not None:
                 last_first.callback(self._trace.shutdown)
             if not self.sender.drain(self._options.send_msg_timeout / 1000):
-                logger.warning("producer %s is shut down: asynchronous sends in flight fail", self.producer_group)
+                text = "shutting down producer %s: asynchronous sends have not ended within send_msg_timeout, and fail"
+                logger.warning(text, self.producer_group)
 
     def _on_check(self, check: TransactionCheck) -> None:
         # A check that arrives during the start is dropped: the broker repeats it.

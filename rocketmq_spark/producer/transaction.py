@@ -84,7 +84,8 @@ class Transactions:
         """Send a half message, run the local transaction, report its end; raises as `Producer.send_in_transaction`."""
         if self.listener is None:
             raise MQClientException(
-                "sending in a transaction: this producer has no transaction_listener, which the broker's checks need"
+                f"sending in a transaction: producer {self.producer_group} has no transaction_listener, which the "
+                "broker's checks need; pass one to Producer(...)"
             )
         execute = executor or self.listener.execute_local_transaction
         half = self._half(message)
@@ -97,7 +98,7 @@ class Transactions:
         half = half.with_properties({const.UNIQ_KEY: result.msg_id, const.TRANSACTION_ID: result.msg_id})
         state, remark = LocalTransactionState.ROLLBACK_MESSAGE, ""
         if result.status is SendStatus.SEND_OK:
-            state, remark = _decided("executing the local transaction", lambda: execute(half, arg))
+            state, remark = _decided("executing the local transaction", result.msg_id, lambda: execute(half, arg))
         end_error: RocketMQError | None = None
         try:
             self._end(half, result, state, remark)
@@ -111,20 +112,21 @@ class Transactions:
     def submit_check(self, check: TransactionCheck) -> None:
         """Answer a broker's check on the check executor. This call does not block: checks beyond 2,000 are dropped."""
         if self.listener is None:
-            text = "%s checks the transaction of message %s, and producer %s has no transaction_listener"
+            text = "%s checks the transaction of message %s, but producer %s has no transaction_listener; pass it one"
             logger.warning(text, check.address, check.unique_id, self.producer_group)
             return
         if not self._free_checks.acquire(blocking=False):
             level = logging.DEBUG if self._dropping_checks else logging.WARNING
             self._dropping_checks = True
-            logger.log(level, "check of message %s dropped: %d are pending already", check.unique_id, _MAX_CHECKS)
+            text = "transaction check of message %s dropped: %d are pending already; the broker will repeat the check"
+            logger.log(level, text, check.unique_id, _MAX_CHECKS)
             return
         self._dropping_checks = False
         try:
             self.check_executor.submit(self._answer, check, self.listener)
         except RuntimeError:
             self._free_checks.release()
-            logger.debug("check of message %s dropped: the producer is shut down", check.unique_id)
+            logger.debug("transaction check of message %s dropped: the producer is shut down", check.unique_id)
 
     def _half(self, message: Message) -> Message:
         if message is None:
@@ -132,7 +134,9 @@ class Transactions:
         # The broker would lose a half message with a delay: the delay overwrites its REAL_TOPIC.
         timers = [name for name in _TIMERS if name in message.properties]
         if timers:
-            logger.warning("a half message to topic %s can't be delayed: %s dropped", message.topic, ", ".join(timers))
+            logger.warning(
+                "a half message to topic %s can't be delayed: properties dropped: %s", message.topic, ", ".join(timers)
+            )
         plain = message.without_properties(const.DELAY, *timers)
         return plain.with_properties({const.TRAN_MSG: "true", const.PGROUP: self.producer_group})
 
@@ -161,14 +165,16 @@ class Transactions:
             message = replace(check.message, properties=properties)
             # If decompression fails, the answer is "unknown", and its remark is the cause.
             state, remark = _decided(
-                "checking the local transaction", lambda: listener.check_local_transaction(decompressed(message))
+                "checking the local transaction",
+                check.unique_id,
+                lambda: listener.check_local_transaction(decompressed(message)),
             )
             self._send_end(message, check.address, check.answer(_ENDS[state], remark), state, from_check=True)
         except RocketMQError as exc:
-            text = "answering the check of message %s at %s: %s; the broker will repeat the check"
+            text = "answering the transaction check of message %s at %s: %s; the broker will repeat the check"
             logger.warning(text, check.unique_id, check.address, exc)
         except Exception:
-            logger.exception("the check of message %s failed", check.unique_id)
+            logger.exception("the transaction check of message %s failed; the broker will repeat it", check.unique_id)
         finally:
             self._free_checks.release()
 
@@ -191,13 +197,16 @@ class Transactions:
             raise error
 
 
-def _decided(doing: str, decide: Callable[[], LocalTransactionState | None]) -> tuple[LocalTransactionState, str]:
+def _decided(
+    doing: str, msg_id: str, decide: Callable[[], LocalTransactionState | None]
+) -> tuple[LocalTransactionState, str]:
     """Return the state of a local transaction, and a remark if `decide` failed."""
     try:
         state = decide()
         if not isinstance(state, LocalTransactionState | None):
             raise TypeError(f"returned {state!r}; return a LocalTransactionState or None")
     except Exception as exc:
-        logger.warning("%s failed: the state is unknown, the broker will check it later", doing, exc_info=True)
+        text = "%s of message %s failed: the state is unknown, the broker will check it later"
+        logger.warning(text, doing, msg_id, exc_info=True)
         return LocalTransactionState.UNKNOW, f"{doing} raised {type(exc).__name__}: {exc}"
     return state or LocalTransactionState.UNKNOW, ""

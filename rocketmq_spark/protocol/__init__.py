@@ -1,1 +1,1 @@
-"""Bytes: what RocketMQ's two protocols look like on the wire. No sockets, no threads, no Arrow."""
+"""Encodes and decodes the requests, answers and messages of RocketMQ's two protocols. No sockets, threads or Arrow."""

@@ -1,7 +1,8 @@
-"""Splits encoded batches of both protocols.
+"""Splits encoded batches into halves or single messages to send, and checks the size and parts of protobuf messages.
 
-It parses gRPC batches itself, because the protobuf package is optional. A field is a tag (number << 3 | type) and, by
-its type, a varint, or a length and that many bytes. Malformed bytes raise a RemotingCommandException.
+After an error of one message, the sender splits the batch to find it (docs/internals/sink.md#batch-splitting). The
+protobuf package is optional, so this module reads gRPC batches itself. A field is a tag (number << 3 | type) and, by
+its type, a varint, or a length and that many bytes.
 """
 
 from __future__ import annotations

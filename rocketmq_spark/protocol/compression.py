@@ -86,7 +86,7 @@ def compress(body: Buffer, kind: CompressionType, level: int = DEFAULT_LEVEL) ->
     except (zlib.error, OSError, ValueError, NotImplementedError) as exc:
         raise CompressionError(
             f"compressing a body of {len(body)} bytes with {kind.name}, level {level}: {exc}; choose another "
-            "level or type, or send it uncompressed"
+            "compressLevel or compressType, or compressType=NONE"
         ) from exc
 
 
@@ -150,4 +150,4 @@ def _unpacked_zstd(body: Buffer, limit: int) -> bytes:
 
 
 def _too_large(limit: int) -> ValueError:
-    return ValueError(f"it unpacks to more than {limit} bytes, the limit here")
+    return ValueError(f"it unpacks to more than {limit} bytes, the limit of this client")

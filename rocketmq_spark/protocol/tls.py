@@ -16,7 +16,7 @@ DEMANDS_TLS: Final = "it demands TLS: set useTls=true"
 # An attacker could answer in plain text, so the text must not simply advise to switch TLS off.
 INTERCEPTED: Final = "if it should speak TLS, an attacker may be intercepting the connection"
 SPEAKS_NO_TLS: Final = f"it speaks no TLS: set useTls=false if it is meant to have none; {INTERCEPTED}"
-LEAVE_TLS_OUT: Final = f"leave TLS out (useTls, --tls), or switch it on there; {INTERCEPTED}"
+LEAVE_TLS_OUT: Final = f"connect without TLS (useTls, --tls), or switch TLS on at the server; {INTERCEPTED}"
 
 # OpenSSL's reasons, before and since 3.2, if the first bytes received are not TLS.
 _NO_TLS: Final = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"})
@@ -59,7 +59,7 @@ class DisagreementError(HandshakeError):
 
 def handshake_error(error: OSError, refusals: frozenset[str]) -> HandshakeError:
     """Return the error of a failed handshake, with a remedy; `refusals` as of `TlsSettings`."""
-    hint = f"does it speak TLS? Else set useTls=false; {INTERCEPTED}"
+    hint = f"does the server speak TLS? If it is meant to have none, set useTls=false; {INTERCEPTED}"
     if isinstance(error, ssl.SSLError):
         if error.reason in refusals:
             return refusal(error)
@@ -68,8 +68,8 @@ def handshake_error(error: OSError, refusals: frozenset[str]) -> HandshakeError:
         if error.reason in _NO_TLS:
             # This error is retriable, because a single changed bit causes it, too.
             return HandshakeError(
-                f"what the server sent is not TLS ({error.reason}): correct the port, or set useTls=false if it is"
-                f" meant to have none; {INTERCEPTED}"
+                f"what the server sent is not TLS ({error.reason}): correct the port, or set useTls=false if"
+                f" the server is meant to have none; {INTERCEPTED}"
             )
         return HandshakeError(f"the TLS handshake failed ({error.reason or error}); {hint}")
     event = "server hung up during the TLS handshake" if isinstance(error, ConnectionError) else "TLS handshake failed"

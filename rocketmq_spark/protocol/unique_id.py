@@ -1,8 +1,7 @@
-"""Generates client message ids one at a time.
+"""Generates the ids that clients give to messages, one at a time; all threads of a process share a generator.
 
-See docs/internals/messages.md#message-ids and docs/internals/grpc-messages.md#ids. All threads of a process share a
-generator. `rocketmq_spark.arrow.encoders` generates them by the thousand. Message ids for gRPC follow
-``MessageIdCodec.java`` of the gRPC client.
+See docs/internals/messages.md#message-ids and docs/internals/grpc-messages.md#ids. `rocketmq_spark.arrow.encoders`
+generates the ids of whole record batches. Ids for gRPC follow ``MessageIdCodec.java`` of the gRPC client.
 """
 
 from __future__ import annotations

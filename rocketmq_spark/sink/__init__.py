@@ -1,1 +1,1 @@
-"""Writes the rows of one partition, until the brokers have acknowledged each."""
+"""Sends the rows of one partition until brokers have acknowledged every row."""

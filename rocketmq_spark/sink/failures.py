@@ -1,4 +1,4 @@
-"""Error texts of a write: why a batch was sent again, and why it is given up."""
+"""Builds the texts of failed sends: a short reason for the metrics, and the error that tells the user the cause."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def rejection(delivery: InFlightBatch, outcome: SendOutcome) -> str:
     """Return why a batch is given up before its deadline."""
     if outcome.status is None:
         if isinstance(outcome.error, MQBrokerException):
-            return "the broker rejected it, and would reject it again"
+            return "the broker rejected the batch, and would reject it again"
         # The client itself failed, for example because it does not trust a certificate.
-        return "sending it again would not help"
+        return "a retry would fail, too"
     return (
-        f"broker {outcome.queue.broker_name} stored it {delivery.not_store_ok} times but answered "
-        f"{outcome.status.name} each time: it is not safe there yet. Fix the broker's flushing or replication, "
-        "or set requireStoreOk=false to accept that"
+        f"the batch was stored {delivery.not_store_ok} times, but never safely: broker {outcome.queue.broker_name} "
+        f"last answered {outcome.status.name}. Fix flushing or replication on the topic's brokers, or set "
+        "requireStoreOk=false to accept such answers"
     )
 
 
@@ -35,7 +35,10 @@ def no_queue(delivery: InFlightBatch, delivery_timeout_ms: int) -> str:
     """Return which queue a batch has waited for until its deadline."""
     queue = delivery.wanted_queue
     if queue is None:
-        return f"waited deliveryTimeoutMs={delivery_timeout_ms} for any writable queue of topic {delivery.batch.topic}"
+        return (
+            f"waited deliveryTimeoutMs={delivery_timeout_ms} for any writable queue of topic {delivery.batch.topic}: "
+            "its route has no master with one; start a broker of the topic, or make the topic writable"
+        )
     return (
         f"waited deliveryTimeoutMs={delivery_timeout_ms} for queue {queue}: no name server lists a master of broker "
         f"{queue.broker_name} with this queue; start the broker"

@@ -1,11 +1,12 @@
-"""A batch in flight, and the rules by which it waits, is sent, and is sent again. `SendPipeline` applies them.
+"""The parts of `SendPipeline`: batches and their attempts, retry rules, windows per broker, lines of waiting batches.
 
-All of it is pure: `now` is an argument, in seconds. The rules of retries are in
-docs/internals/sink.md#sink-retries, those of windows in docs/internals/sink.md#windows.
+Nothing here reads a clock: `now` is an argument, in seconds. docs/internals/sink.md#sink-retries has the retry rules,
+docs/internals/sink.md#windows those of windows.
 
-Lines: a batch for any queue waits in the line of its topic, a batch for one queue in the line of that queue. Lines are
-served in turn, so that none starves. A serial line (``ordered``, ``sendMode=sync``, and always for message groups) has
-one batch in flight or waiting for a retry, and the others behind it (docs/internals/sink.md#ordered-writes).
+A line is a first-in, first-out queue of waiting batches. Each message queue has a line for the batches that are bound
+to it, and each topic has one for all other batches. Lines take turns, so that none starves. A serial line
+(``ordered``, ``sendMode=sync``, and always for gRPC message groups) starts its next batch only when the previous one is
+acknowledged (docs/internals/sink.md#ordered-writes).
 """
 
 from __future__ import annotations

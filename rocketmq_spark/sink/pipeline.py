@@ -1,12 +1,12 @@
-"""What happens to each batch between its encoding and its acknowledgement.
+"""The state machine that sends encoded batches, retries and splits them, until each is acknowledged or the write fails.
 
 Rule 1: no clock, no thread, no transport: `now` (seconds) is an argument, and attempts are returned as `Dispatch`.
-Rule 2: every batch offered ends exactly once: as stored, or as failed with a reason.
+Rule 2: the write succeeds only if every batch is stored. The first batch that fails ends it, with a reason.
 Rule 3: a batch gets its queue when it is sent, so that a retry can use another queue with the same bytes. A batch bound
         to a queue (by key, by column) waits for that queue.
 Rule 4: retries follow docs/internals/sink.md#sink-retries, and their deadline docs/internals/producer.md#timeouts.
 Rule 5: ``ordered`` and ``sendMode=sync`` follow docs/internals/sink.md#ordered-writes.
-Rule 6: with a rate, a batch's first attempt waits for its turn. This wait has no deadline.
+Rule 6: with ``maxRatePerSecond``, a batch's first attempt waits for its turn. This wait has no deadline.
 Rule 7: rejected batches are split by docs/internals/sink.md#batch-splitting.
 
 States of a batch: ready -> in flight -> (stored | failed | waiting -> ready).
@@ -218,7 +218,8 @@ class SendPipeline:
         longest = self.options.delivery_timeout_ms / 1000 + _GRACE
         overdue = next((delivery for delivery in self._in_flight if now - delivery.sent_at > longest), None)
         if overdue is not None:
-            self._fail(overdue, f"the transport reported no outcome within {longest:g} s")
+            why = f"the transport reported no outcome within {longest:g} s, which is a bug in rocketmq_spark; report it"
+            self._fail(overdue, why)
 
     def stop(self) -> None:
         """Send nothing more. Outcomes of requests in flight still count."""

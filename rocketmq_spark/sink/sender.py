@@ -1,8 +1,9 @@
-"""Sends the rows of one partition task (docs/internals/architecture.md#row-path): every row is acknowledged on return.
+"""Sends the rows of one partition task: `BatchSender.write` returns when every row is acknowledged, or raises.
 
-The caller's thread reads, encodes and waits for room. The sender's own thread takes outcomes and sends again, so that a
-retry never waits for a slow upstream. One lock guards pipeline, batcher and recorder, and nothing blocks while holding
-it. Nothing is opened before the first row.
+The caller's thread reads and encodes rows, and waits while ``maxInFlightBytes`` are pending. The sender's own thread
+handles the outcomes of attempts and starts retries, so that a retry never waits for slow input. One lock guards
+pipeline, batcher and recorder, and nothing blocks while holding it. No connection or thread is opened before the first
+row. docs/internals/architecture.md#row-path has the modules that a row passes.
 """
 
 from __future__ import annotations
@@ -78,7 +79,10 @@ class RouteFinder:
         options = self.options
         servers = len(options.connection.route_servers)
         if not servers:
-            raise RouteNotFoundException(f"looking up topic {topic}: the name server list is empty", NO_NAME_SERVER)
+            raise RouteNotFoundException(
+                f"looking up topic {topic}: the name server list is empty; set nameServer, or endpoints for gRPC",
+                NO_NAME_SERVER,
+            )
         started, waits = self.clock(), 0
         short, longest = options.send_msg_timeout * servers / 1000, options.delivery_timeout_ms / 1000
         backoff = Backoff(options.retry_backoff_ms, options.retry_backoff_max_ms)

@@ -1,4 +1,8 @@
-"""Checks a write before its tasks, and sends the rows of one partition: batcher -> BatchSender -> Recorder."""
+"""What writers call: `check_columns`, `check_topic` and `ordered_queues` on the driver, `write_rows` in each task.
+
+`write_rows` connects the batcher, which encodes rows, with `BatchSender`, `BatchTracer` and `Recorder` to send one
+partition. `Producer.send_arrow` calls the same functions in one process.
+"""
 
 from __future__ import annotations
 
@@ -195,7 +199,11 @@ def _check_inner(options: SinkOptions, configs: TopicConfigs, info: TopicPublish
     if info.template:
         raise OptionError(f"topic {options.topic} does not exist, and would be created with plain queues; {remedy}")
     for exc in configs.unknown.values():
-        logger.warning("batchType=inner: the type of the topic is unknown: %s", exc)
+        logger.warning(
+            "batchType=inner: the type of topic %s is unknown. If it is not BatchCQ, brokers store the rows of a batch "
+            "one by one: %s",
+            *(options.topic, exc),
+        )
     for broker_name, config in sorted(configs.by_broker.items()):
         if not config.holds_batches:
             raise OptionError(f"topic {options.topic} is of the type {config.queue_type} on {broker_name}; {remedy}")
@@ -217,7 +225,8 @@ def ordered_queues(
     except RouteNotFoundException as exc:
         if exc.unreachable or not known:
             raise
-        logger.warning("ordered=true: every broker of topic %s is gone, its rows wait: %s", options.topic, exc)
+        text = "ordered=true: topic %s has no broker now, and rows wait until deliveryTimeoutMs; start its brokers: %s"
+        logger.warning(text, options.topic, exc)
         return _queues_of(options.topic, known)
     if info.template and not known:
         raise RouteNotFoundException(

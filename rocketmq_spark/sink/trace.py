@@ -1,7 +1,8 @@
-"""Message trace for the batches of a write, sent by a separate thread (docs/internals/producer.md#trace).
+"""Sends trace records for the stored batches of a write, on a separate thread (docs/internals/producer.md#trace).
 
-Batches that arrive too fast are counted and logged, and not traced. Decoding a batch row by row costs more than the
-write itself. Tracing never fails a write; it delays its end by 10 s at most.
+The thread decodes each batch row by row, which costs more than the write itself. If it falls behind, batches are
+counted and logged instead of traced. Tracing never fails a write, and delays its end by 10 s at most. `Producer` uses
+the same records.
 """
 
 from __future__ import annotations
@@ -153,10 +154,13 @@ class BatchTracer:
             self._queue.put(None, timeout=FLUSH_SECONDS)
             self._thread.join(FLUSH_SECONDS)
         except queues.Full:
-            text = "trace records are lost: %s accepted none for %g s"
+            text = (
+                "message trace: topic %s accepted nothing for %g s, and pending records are lost; rows are not affected"
+            )
             logger.warning(text, self._options.trace_topic, FLUSH_SECONDS)
         if self.discarded:
-            logger.warning("%d rows were stored but not traced, because they arrived too fast", self.discarded)
+            text = "message trace: %d rows were stored but not traced, because the trace is slower than the write"
+            logger.warning(text, self.discarded)
 
     def append(self, batch: EncodedBatch, outcome: SendOutcome) -> None:
         """Accept a batch with its outcome; never waits."""
@@ -171,7 +175,7 @@ class BatchTracer:
                 for message in trace_messages(self._options.trace_topic, self._records(*item)):
                     self._send(message)
             except RocketMQError:
-                text = "trace records of %d rows could not be sent to %s"
+                text = "message trace: records of %d rows could not be sent to topic %s; rows are not affected"
                 logger.warning(text, item[0].rows, self._options.trace_topic, exc_info=True)
 
     def _records(self, batch: EncodedBatch, outcome: SendOutcome, answered: float) -> Iterator[PubTrace]:

@@ -1,1 +1,1 @@
-"""Reads topics: queues, offsets, ranges, and the pulls that fetch them."""
+"""Reads topics: finds their queues, resolves offsets, plans offset ranges, and pulls messages."""

@@ -1,8 +1,8 @@
-"""Resolves the offsets where a read begins and ends, from numbers or times, for the driver.
+"""Resolves the offsets where a read begins and ends, from the options' offsets or times; runs on the driver.
 
-A broker's minimum offset can be too low (docs/internals/reads.md#offsets). So `OffsetResolver` pulls a message where
-a read begins at the oldest message or at a time. What expired before the plan is not lost data.
-The options have the meaning of ``KafkaOffsetReaderAdmin.scala``.
+A broker may report a minimum offset that is too low (docs/internals/reads.md#offsets). So if a read begins at the
+oldest message or at a time, `OffsetResolver` pulls a message to find the first one that exists. For such a read,
+messages that expired earlier are not lost data. The options mean the same as in ``KafkaOffsetReaderAdmin.scala``.
 """
 
 from __future__ import annotations
@@ -92,7 +92,11 @@ class OffsetResolver:
             except errors.MQBrokerException as exc:
                 if place(queue) not in self._unknown:
                     self._unknown.add(place(queue))
-                    logger.warning("reading %s: unknown if compacted, missing offsets are lost data: %s", queue, exc)
+                    logger.warning(
+                        "reading %s: unknown if the topic is a compaction topic, so missing offsets count as lost "
+                        "data. If it is one, set failOnDataLoss=false: %s",
+                        *(queue, exc),
+                    )
                 return False
 
         return {queue for queue, compacted in self.queues.by_topic(queues, ask).items() if compacted}
@@ -116,7 +120,10 @@ class OffsetResolver:
         def ask_once(queue: MessageQueue) -> tuple[_T, str] | errors.RocketMQError:
             address = ""
             if self.clock() > gives_up:
-                return errors.RemotingTooMuchRequestException(f"{queue}: not asked, other queues took {patience:g} s")
+                return errors.RemotingTooMuchRequestException(
+                    f"no request was sent about queue {queue}, because requests about other queues took "
+                    f"readTimeoutMs={self.options.read_timeout_ms}"
+                )
             try:
                 address = self.queues.address(queue, trusted=trusted)
                 return silent.get(address) or (self._answer(queue, address, ask, trusted=trusted), address)
@@ -207,8 +214,8 @@ class OffsetResolver:
         missing = [queue for queue, offset in offsets.items() if offset is None]
         if missing and options.starting_offsets_by_timestamp_strategy == "error":
             raise errors.OptionError(
-                f"no message is as young as the starting timestamp {times[missing[0]]} in {missing[0]} (queues without "
-                f"such a message: {len(missing)}); give an earlier time, or set "
+                f"queue {missing[0]} has no message stored at the starting timestamp {times[missing[0]]} or later "
+                f"(queues without such a message: {len(missing)}); give an earlier time, or set "
                 "startingOffsetsByTimestampStrategy=latest to begin at the end of such queues"
             )
         compacted = self._compacted(offsets)
@@ -298,7 +305,8 @@ class OffsetResolver:
                 if self.clock() > min(gives_up + more, self.queues.deadline.at):
                     raise errors.ReadError(
                         f"asking for the offsets of {queue}: no broker returned them within "
-                        f"readTimeoutMs={options.read_timeout_ms}. The last try: {exc}"
+                        f"readTimeoutMs={options.read_timeout_ms}. The last try: {exc}. Start the broker, or raise "
+                        "readTimeoutMs"
                     ) from exc
                 if not exc.flow_control:
                     self.queues.failed(queue, address)

@@ -1,14 +1,13 @@
-"""Pulls the messages of offset ranges, with many requests in flight (docs/internals/reads.md#pulls).
+"""Pulls the messages of a task's offset ranges, with many requests in flight (docs/internals/reads.md#pulls).
 
-One thread does everything. The results of a queue cover its range in order; a gap is one result with an empty body.
-Requests of a queue overlap only where the last answer shows what the next will hold: not with a filter, and not where a
-broker returns whole batches. An answer that would exceed the memory bound behind a missing one is dropped, and pulled
-again.
+Everything runs in the caller's thread. Results of a queue come in offset order and cover its range; an empty body
+stands for deleted messages. Requests of a queue overlap only if the length of the last answer predicts that of the
+next: not with a filter, and not for inner batches. An answer that must wait for an earlier one, and would exceed the
+memory bound, is dropped and pulled again.
 
-With a filter, an answer does not distinguish deleted messages from rejected ones. So the first message that was
-skipped since the last check is pulled again without the filter, once a second and at the end of the range. A broker
-deletes the oldest messages first: if this message exists, none was missed. Follows
-``DefaultMQPushConsumerImpl.pullMessage``.
+With a filter, an answer does not show whether the broker deleted or rejected the messages that it skipped. So the first
+skipped message is pulled without the filter, once a second and at the end of the range. If it still exists, no skipped
+message was deleted, because a broker deletes the oldest first. Follows ``DefaultMQPushConsumerImpl.pullMessage``.
 """
 
 from __future__ import annotations
@@ -274,7 +273,7 @@ class Puller:
         fetch.suspend = outcome.status is PullStatus.NO_NEW_MSG and segment is fetch.segments[0]
         address = segment.address
         text = f"{fetch.queue} ends before offset {fetch.range.end - 1}: "
-        text += f"{address} has offsets {outcome.min_offset} to {outcome.max_offset} of it"
+        text += f"{address} reports minOffset={outcome.min_offset} and maxOffset={outcome.max_offset}"
         end, cause = fetch.range.end, _COMPACTED
         if fetch.is_being_written(segment, outcome):
             end, cause = outcome.next_begin_offset, f"{address} lists messages there that it does not return"

@@ -1,6 +1,7 @@
-"""Offset ranges, their division among tasks, and the gaps that a task finds.
+"""Offset ranges, their division among tasks, and the errors for gaps: offsets whose messages the broker no longer has.
 
-`tasks_of` follows ``KafkaOffsetRangeCalculator.scala``, `limited` the rate limit of ``KafkaMicroBatchStream.scala``.
+`tasks_of` follows ``KafkaOffsetRangeCalculator.scala``. `limited`, the limit of a micro-batch, follows
+``KafkaMicroBatchStream.scala``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Pulls and decodes offset ranges. Every offset of an unfiltered range becomes a row or is reported as missing."""
+"""Pulls and decodes the offset ranges of one task.
+
+Every offset of a range becomes a row or is reported as missing. Exceptions are messages that a filter rejects, gaps of
+compaction topics, and unreadable messages with ``onUnreadable=skip``.
+"""
 
 from __future__ import annotations
 
@@ -130,7 +134,7 @@ class SkippedMessages:
         """Log the messages skipped since the last warning. Idempotent."""
         if self._newest is not None:
             logger.warning(
-                "onUnreadable=skip: this task has left out %d messages so far; %s",
+                "onUnreadable=skip: this task has left out %d messages so far; the newest: %s",
                 *(self.by_topic.total(), self._newest),
             )
             self._newest, self._warned_at = None, self.clock()

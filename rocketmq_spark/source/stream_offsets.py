@@ -1,7 +1,7 @@
 """Finds the offsets of a streaming query for each micro-batch, and commits them to its consumer group.
 
-A queue whose broker does not answer delays no other queue. The query resumes it at the same offset when the broker is
-back. Follows ``KafkaMicroBatchStream.scala``.
+A queue whose broker does not answer delays no other queue, and continues at the same offset when the broker is back.
+After ``readTimeoutMs`` the query fails, unless ``failOnDataLoss=false``. Follows ``KafkaMicroBatchStream.scala``.
 """
 
 from __future__ import annotations
@@ -180,7 +180,11 @@ class StreamOffsets:
         selected = present.union(filter(self._options.reads, known))
         gone = {queue for queue in selected - present if self.queues.exists(queue) is False}
         for queue in sorted(gone - self._gone):
-            lost(self._options, f"queue {queue} is gone: its messages from offset {known[queue]} on can't be read")
+            lost(
+                self._options,
+                f"queue {queue} is gone: its messages from offset {known[queue]} on can't be read, because the topic "
+                "was deleted or has fewer read queues now",
+            )
         self._gone = gone
         pending, ends = sorted(selected - gone), dict(known)
         if target is not None:
@@ -201,7 +205,11 @@ class StreamOffsets:
         earliest = self._bounds.earliest(new)
         for queue, offset in earliest.items():
             if known and offset:
-                logger.warning("new queue %s begins at offset %d: earlier messages have expired", queue, offset)
+                logger.warning(
+                    "new queue %s begins at offset %d: earlier messages expired before the query read them",
+                    queue,
+                    offset,
+                )
         return {queue: known[queue] if queue in known else earliest[queue] for queue in available}
 
     def ranges(self, starts: Mapping[MessageQueue, int], ends: Mapping[MessageQueue, int]) -> list[OffsetRange]:
@@ -248,8 +256,8 @@ class StreamOffsets:
             return known
         lost(
             self._options,
-            f"queue {queue} ends at offset {end}, and {known} was reached before: the topic was deleted, or deleted "
-            "and created again, or its broker lost messages",
+            f"queue {queue} ends at offset {end}, but the query has read up to offset {known}: the topic was deleted, "
+            "or deleted and created again, or its broker lost messages",
         )
         return end
 

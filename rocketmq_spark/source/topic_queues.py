@@ -1,9 +1,9 @@
-"""The queues of a read, and the brokers to send requests about them to (docs/internals/remoting.md#routes).
+"""Finds the queues of a read, and chooses the broker address for each request (docs/internals/remoting.md#routes).
 
 A request goes to the master. While the master does not answer, requests go to its slaves in turn, and the master is
-tried again every ``pullTimeoutMs``. A slave that was added later lacks older messages. So answers of slaves about
-deleted messages, and about first and last offsets and times, count only after the master has not answered for
-``readTimeoutMs``. Follows ``MQClientInstance.topicRouteData2TopicSubscribeInfo`` and ``findBrokerAddressInSubscribe``.
+tried again every ``pullTimeoutMs``. A slave that was added later lacks older messages. So what a slave reports about
+offsets, times and deleted messages counts only after the master has not answered for ``readTimeoutMs``. Follows
+``MQClientInstance.topicRouteData2TopicSubscribeInfo`` and ``findBrokerAddressInSubscribe``.
 """
 
 from __future__ import annotations
@@ -220,23 +220,30 @@ class TopicQueues:
                 if isinstance(exc, MQBrokerException):
                     cause = ""
                     if exc.response_code == ResponseCode.SUBSCRIPTION_PARSE_FAILED:
-                        cause = "a broker can't read it"
+                        cause = "a broker can't parse it"
                     elif _NO_SQL in exc.remark:
                         cause = "brokers take SQL with enablePropertyFilter=true only"
                     if cause:
                         raise OptionError(f"subExpression of filterType={options.filter_type}: {cause}: {exc}") from exc
                     if not exc.retriable:
                         raise
-                logger.warning("broker %s could not check the filter, the first pull will: %s", queue.broker_name, exc)
+                logger.warning(
+                    "broker %s could not check the filter, the first pull will do so: %s", queue.broker_name, exc
+                )
 
     def is_plain(self, queue: MessageQueue) -> bool:
         """Return whether a queue certainly holds no batches as units. With an unknown type, return if SQL filters."""
         try:
             return not self.config(queue, self.address(queue)).holds_batches
         except RocketMQError as exc:
-            logger.warning("reading %s with a filter: the type of its queues is unknown: %s", queue, exc)
             # Only brokers can evaluate SQL92.
-            return self._options.filter_type == "SQL92"
+            brokers_filter = self._options.filter_type == "SQL92"
+            effect = "tasks filter instead of brokers"
+            if brokers_filter:
+                effect = "brokers filter, which returns wrong rows if the topic is for inner batches"
+            text = "reading %s with a filter: the type of its queues is unknown; %s: %s"
+            logger.warning(text, queue, effect, exc)
+            return brokers_filter
 
     def config(self, queue: MessageQueue, address: str) -> TopicConfig:
         """Return the configuration of a queue's topic, as `TopicConfigCache.config`."""
@@ -260,7 +267,8 @@ class TopicQueues:
         try:
             self._routes.recent(queue.topic)
         except RocketMQError as exc:
-            logger.warning("%s did not answer for %s, and its route is unknown: %s", address, queue, exc)
+            text = "reading %s: broker %s did not answer at %s, and looking up its route again failed: %s"
+            logger.warning(text, queue, queue.broker_name, address or "an unknown address", exc)
 
     def answered(self, queue: MessageQueue, address: str, *, trusted: bool = False) -> None:
         """Record that a broker answered. A master is used again, and a slave that is `trusted` is logged once."""

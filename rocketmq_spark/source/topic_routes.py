@@ -1,7 +1,7 @@
-"""The topics of a read, their routes, and the deadline for planning.
+"""Looks up the topics of a read and their routes at the name servers, before the deadline for planning the read.
 
-Answers and errors are kept for one second. The last known route stays valid (docs/internals/routing.md#route-cache),
-because a name server that does not know the topic may have restarted.
+Answers and errors of name servers are cached for one second. If a later look-up fails, the last known route stays valid
+(docs/internals/routing.md#route-cache), because a name server that does not know the topic may have restarted.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The only folder that imports pyspark."""
+"""The Spark data source, its metrics, and helpers for sessions. Of the other folders only `cli/` imports pyspark."""

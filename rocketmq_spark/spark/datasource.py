@@ -1,6 +1,6 @@
-"""``format("rocketmq")``: the data source that Spark finds; it checks options and columns on the driver.
+"""The class behind ``format("rocketmq")``: checks options and columns on the driver, and makes readers and writers.
 
-Constructors open nothing, because Spark makes these objects twice per micro-batch.
+Constructors open no connections, because Spark makes the data source and its writer twice per micro-batch.
 """
 
 from __future__ import annotations

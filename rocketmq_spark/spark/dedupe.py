@@ -1,7 +1,8 @@
-"""`dedupe(df)`: drops the repeats that a retry has stored.
+"""`dedupe(df)`: drops rows that a retry has stored again, by their row ids.
 
-Rows that cannot be repeats bypass the removal in a branch of their own, without state and shuffle. A stream times rows
-by their arrival: one queue may be read hours behind another, and Spark drops rows that are late by its watermark.
+Rows without a valid id cannot be repeats. They bypass the deduplication, so they need neither state nor shuffle. In a
+stream, the watermark follows the time of the micro-batch, unless the user names a column. Timestamps of messages would
+not do: one queue may be read hours behind another, and Spark drops rows that are older than the watermark.
 """
 
 from __future__ import annotations
@@ -58,8 +59,8 @@ def dedupe(
         timed = [field.name for field in df.schema.fields if _WATERMARK in (field.metadata or {})]
         if timed:
             raise OptionError(
-                f"dedupe sets a watermark, and Spark allows no second one after that on {', '.join(timed)}: call "
-                f"dedupe on the stream without it, as in dedupe(df, within=..., event_time={timed[0]!r})"
+                f"dedupe: the stream has a watermark on {', '.join(timed)} already, and Spark allows no second one; "
+                f"remove withWatermark, and call dedupe(df, within=..., event_time={timed[0]!r}) instead"
             )
         if event_time is None:
             with_id = with_id.selectExpr("*", f"current_timestamp() AS {_ARRIVAL}")

@@ -1,4 +1,7 @@
-"""Spark's filters as narrower offset ranges and tags. Others change nothing, and Spark evaluates every filter again."""
+"""Turns the filters that Spark pushes down into narrower offset ranges and a tag expression.
+
+Filters of other kinds or columns are ignored. This is safe, because Spark evaluates every filter again.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""`live(spark, topic, ...)`: shows Spark's tasks and arriving messages while a job runs.
+"""`live(spark, topic, ...)`: shows Spark's tasks and arriving messages while a ``with`` block runs.
 
-A thread takes and shows a `LiveView` twice a second. Failures never reach the job: they are shown, and logged once. The
-first look precedes the block, so that all of its messages count. The last one follows it and stays on the screen.
+A thread updates the display with a new `LiveView` twice a second. Errors never reach the user's job: the display shows
+them, and they are logged once. Messages and tasks are counted first before the block begins, so that none of its
+messages is missed. The last count follows the block and stays on the screen.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Counts the messages that arrive in a topic, by the brokers' own offsets (``MQAdminImpl.maxOffset``).
+"""Counts the messages that arrive in a topic, by the maximum offsets that brokers report (``MQAdminImpl.maxOffset``).
 
-A queue counts from its offset at its first answer. A new queue counts from 0: its broker had fewer queues before, or
-was registered without the topic at the beginning. Any other broker counts from its first answer on, because it may have
-been down and have old messages.
+A queue's count begins at the first offset that its broker reports. A queue that is created during the display counts
+from offset 0: its broker had fewer queues before, or was registered without the topic at first. A broker that registers
+later may have been down and have old messages, so its queues do not count from 0.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ class QueueMemory:
         filesystem, folder = fs.FileSystem.from_uri(checkpoint)
         # Spark has made the folder. If it does not exist, the path belongs to another file system.
         if filesystem.get_file_info(folder).type != fs.FileType.Directory:
-            raise OSError(f"there is no folder {folder} here")
+            raise OSError(f"Python finds no folder {folder}")
         return filesystem, f"{folder.rstrip('/')}/{self._name}"
 
     def _warn(self, why: Exception) -> None:
@@ -110,7 +110,8 @@ class QueueMemory:
             _UNUSABLE[self._checkpoint] = str(why)
         _warn_once(
             f"ordered=true: the queues of topic {self._topic} cannot be saved in {self.place} ({why}). If a broker is "
-            "down when the driver starts again, keys move to other queues. Set an order configuration for the topic"
+            "down when the driver starts again, keys move to other queues. Set an order configuration for the topic "
+            "(mqadmin updateOrderConf)"
         )
 
 

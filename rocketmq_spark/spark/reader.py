@@ -1,6 +1,6 @@
-"""The reader of ``spark.read``: ranges of offsets on the driver, record batches in the tasks.
+"""The reader of ``spark.read``: plans offset ranges on the driver, and yields record batches in the tasks.
 
-The driver asks the cluster once, when the query is planned. A reader holds options and a schema only, because Spark
+The driver asks name servers and brokers once, when the query is planned. A reader holds no connections, because Spark
 pickles it into every task. Follows ``KafkaBatch.scala``.
 """
 
@@ -141,9 +141,12 @@ class PartitionReader:
         if options.filter_type == "TAG":
             return inner
         if inner:
+            topics = sorted({queue.topic for queue in queues})
+            names = ", ".join(topics[:5]) + (" and others" if len(topics) > 5 else "")
             raise OptionError(
-                "filterType=SQL92: a topic is for inner batches (queue.type=BatchCQ), and a broker sees only the "
-                "properties of a batch, not those of its messages; leave the option out, and filter the DataFrame"
+                f"filterType=SQL92: at least one of the topics {names} is for inner batches (queue.type=BatchCQ). A "
+                "broker sees only the properties of a batch, not those of its messages; leave filterType and "
+                "subExpression out, and filter the DataFrame"
             )
         known.check_filter(queues)
         return False
@@ -207,7 +210,9 @@ def _check_columns(schema: StructType, *, raw: bool) -> None:
     for field in schema:
         kind = field.dataType.simpleString()
         if field.name == "unreadable" and not raw:
-            raise SchemaError("schema: only reads with onUnreadable=raw have the column unreadable")
+            raise SchemaError(
+                "schema: only reads with onUnreadable=raw have the column unreadable; set it, or drop the column"
+            )
         if field.name not in known:
             raise SchemaError(f"schema: a read has no column {field.name}; its columns are {columns}")
         if kind != known[field.name]:
@@ -230,4 +235,4 @@ def _check_columns(schema: StructType, *, raw: bool) -> None:
             "look like bodies; add it, or set onUnreadable=skip"
         )
     if len(set(schema.names)) != len(schema.names):
-        raise SchemaError(f"schema: a column is named twice: {', '.join(schema.names)}")
+        raise SchemaError(f"schema: a column is named twice in {', '.join(schema.names)}; name each once")

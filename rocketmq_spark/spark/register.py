@@ -1,10 +1,11 @@
-"""`register(spark)`: registers the data source with an accumulator, and hooks Spark's writers once.
+"""`register(spark)`: registers the data source with an accumulator for its metrics, and wraps Spark's writers once.
 
-``DataFrameWriter.save`` gets the mode "append": Spark rejects its default mode (error if exists) for every Python data
-source, and on classic Spark an explicit ``mode("error")`` looks like the default. ``save`` and
-``DataStreamWriter.start`` activate the writer's session. Classic Spark looks for a Python data source in the active
-session of the JVM's thread (``DataSource.lookupDataSource``); threads that Py4J starts for Python threads, or after an
-interrupt, have none.
+``DataFrameWriter.save`` gets the mode "append", because Spark rejects its default mode (error if exists) for every
+Python data source. On classic Spark, an explicit ``mode("error")`` looks like the default.
+
+``save`` and ``DataStreamWriter.start`` activate the writer's session first. Classic Spark looks for a Python data
+source in the active session of the JVM's thread (``DataSource.lookupDataSource``). A JVM thread that Py4J starts for
+another Python thread, or after an interrupt, has no active session.
 """
 
 from __future__ import annotations

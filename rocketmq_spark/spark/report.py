@@ -1,7 +1,8 @@
-"""Reports of tasks to the driver: by the accumulator of the user's metrics, commit messages, log lines and files.
+"""Brings the reports of tasks to the driver, which adds them to the user's metrics, the log and ``metricsPath``.
 
-On the driver the accumulator's value is a `Metrics`, always the same object. In a task it is a list of reports.
-Adding to either never raises, because the exception would reach Spark's scheduler (``pyspark/accumulators.py``).
+Reports travel by accumulator and in commit messages. On the driver the accumulator's value is a `Metrics`, always the
+same object. In a task it is a list of reports. Adding to either never raises, because the exception would reach Spark's
+scheduler (``pyspark/accumulators.py``).
 """
 
 from __future__ import annotations

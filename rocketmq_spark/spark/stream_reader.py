@@ -1,9 +1,9 @@
-"""The reader of ``spark.readStream``: offsets that Spark keeps in its checkpoint, and the ranges of each micro-batch.
+"""The reader of ``spark.readStream``: makes the offsets that Spark keeps in its checkpoint, and plans each micro-batch.
 
 An offset names every queue that was ever seen, so that none is read twice. A new queue is read from its earliest
-message. A queue without an answer stays where it is; after ``readTimeoutMs`` it is an error. A repeated micro-batch
-reads the same messages: Spark stores only the end of a micro-batch, so this offset also has the beginnings of the
-queues that are new in it. Follows ``KafkaMicroBatchStream.scala``.
+message. A queue whose broker does not answer keeps its offset; after ``readTimeoutMs`` the query fails, unless
+``failOnDataLoss=false``. A repeated micro-batch must read the same messages, but Spark stores only its end. So this
+offset also has the beginnings of queues that are new in the micro-batch. Follows ``KafkaMicroBatchStream.scala``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The writers of queries: what the driver looks up, and what tasks run (docs/internals/architecture.md#processes)."""
+"""The writers of batch and streaming queries: the driver looks up topics and queues, each task sends one partition.
+
+docs/internals/architecture.md#processes has the processes and their connections.
+"""
 
 from __future__ import annotations
 
@@ -246,7 +249,8 @@ def look_up_route_of_stream(options: SinkOptions, columns: pa.Schema, checkpoint
     except RouteNotFoundException as exc:
         if options.ordered or not exc.unreachable:
             raise
-        logger.warning("the driver could not look up the topic of a micro-batch, which its tasks will do: %s", exc)
+        text = "the driver could not look up topic %s for a micro-batch, and leaves it to the tasks: %s"
+        logger.warning(text, options.topic or options.dead_letter_topic, exc)
         return RouteLookup(unreached=str(exc))
     finally:
         instance.unregister(options.producer_group)

@@ -1,4 +1,4 @@
-"""Test doubles: a cluster in this process, and a transport that plays a script without a network."""
+"""Test doubles: a cluster in this process, and a transport that answers requests from a list of replies."""
 
 from rocketmq_spark.testing.fake_cluster import FakeCluster
 from rocketmq_spark.testing.fake_storage import BrokerSettings, TopicSettings

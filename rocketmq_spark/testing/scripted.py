@@ -1,7 +1,8 @@
-"""A transport without a network: it plays a script, and keeps all requests for tests.
+"""`ScriptedTransport` replaces a transport in tests: it answers from a list of replies, and records all requests.
 
-As with real transports, each send has one outcome, never inside ``send``, and `close` fails everything in flight. With
-the manual clock, outcomes come when the test calls ``deliver()`` or ``advance()``.
+As with real transports, each send gets one outcome, its callback never runs inside ``send``, and `close` fails
+everything in flight. With a `ManualClock`, whose time only the test changes, callbacks run in ``deliver()``,
+``advance()`` and ``poll()``.
 """
 
 from __future__ import annotations
@@ -189,7 +190,7 @@ class ScriptedTransport(Closes):
         elif reply.error is not None and not isinstance(reply.error, errors.MQBrokerException):
             raise reply.error
         if timeout <= 0:
-            raise errors.RemotingTimeoutException(f"oneway send to {request.queue}: no time left")
+            raise errors.RemotingTimeoutException(f"oneway send to {request.queue}: no time left of its timeout")
 
     def end_transaction(self, address: str, request: EndTransaction, timeout: float, on_end: OnEnd) -> None:
         """Call `end_transaction_oneway`, and deliver its error, or None, as the outcome."""
@@ -368,4 +369,4 @@ class ScriptedTransport(Closes):
             if self._failures[name]:
                 raise self._failures[name].popleft()
         if timeout <= 0:
-            raise errors.RemotingTimeoutException(f"{name}: no time left")
+            raise errors.RemotingTimeoutException(f"{name}: no time left of its timeout")

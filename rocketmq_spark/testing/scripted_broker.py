@@ -1,4 +1,4 @@
-"""Replies of scripted brokers, their routes, and the outcomes that a scripted transport has still to deliver."""
+"""The parts of `ScriptedTransport`: replies, routes, a clock for tests, and the delivery of outcomes."""
 
 from __future__ import annotations
 

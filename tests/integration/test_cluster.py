@@ -220,7 +220,7 @@ def test_server_that_cannot_start_reports_reason_and_keeps_its_log(temporary: Pa
 
 @pytest.mark.usefixtures("temporary")
 def test_broker_that_rejects_its_properties_reports_the_reason() -> None:
-    with pytest.raises(ClusterError, match=r"broker-0 ended with .* it said: .*Slave's brokerId must be > 0"):
+    with pytest.raises(ClusterError, match=r"broker-0 ended with .* it logged: .*Slave's brokerId must be > 0"):
         LocalCluster(broker_properties={"brokerRole": "SLAVE"}).start()
 
 
@@ -279,7 +279,7 @@ def test_port_that_the_user_named_is_not_replaced(site: Site) -> None:
         thief.bind(("127.0.0.1", name_server.ports[0]))
         thief.listen()
         name_server.start()
-        with pytest.raises(ClusterError, match=r"a port is in use: .*it said: .*(Failed to bind|already in use)"):
+        with pytest.raises(ClusterError, match=r"a port is in use: .*it logged: .*(Failed to bind|already in use)"):
             name_server.await_ready(time.monotonic() + site.start_timeout)
 
 

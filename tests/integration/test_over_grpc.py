@@ -120,7 +120,7 @@ def test_unknown_topic_times_out_with_advice(cluster: SharedCluster, topic: str)
 def test_an_address_that_is_no_proxy_fails_within_seconds(cluster: SharedCluster, with_topic: bool) -> None:
     columns = {"body": ["x"], **({} if with_topic else {"topic": ["t"]})}
     options = {"topic": "t"} if with_topic else {}
-    with pytest.raises(RocketMQError, match=f"{cluster.name_server}.*not a name server or broker"):
+    with pytest.raises(RocketMQError, match=f"{cluster.name_server}.*not of name servers or brokers"):
         write(cluster, columns, endpoints=cluster.name_server, sendMsgTimeout="1000", **options)
 
 

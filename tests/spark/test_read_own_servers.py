@@ -66,7 +66,7 @@ def test_sql_expression_filters_by_properties(own: LocalCluster, topic: str, loa
             found = [int(bytes(row.body)) for row in frame.where("tags <> ''").collect()]
             assert sorted(found) == sorted(expected), expression
     with pytest.raises(
-        PySparkException, match=r"filterType=SQL92: a broker can't read it: .*SUBSCRIPTION_PARSE_FAILED"
+        PySparkException, match=r"filterType=SQL92: a broker can't parse it: .*SUBSCRIPTION_PARSE_FAILED"
     ):
         load(filterType="SQL92", subExpression="n > > 1").collect()
 

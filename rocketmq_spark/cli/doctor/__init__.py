@@ -1,6 +1,6 @@
-"""``rocketmq-spark doctor``: faults between this machine and a cluster, and their fixes.
+"""``rocketmq-spark doctor`` finds faults of this machine, of a cluster, and of their connection, and advises fixes.
 
-A check raises and changes nothing. It is skipped if its prerequisite failed.
+A check returns its finding, raises no error, and changes nothing. It is skipped if its prerequisite failed.
 """
 
 from rocketmq_spark.cli.doctor.examine import examine

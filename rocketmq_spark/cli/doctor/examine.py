@@ -107,16 +107,23 @@ def _unknown(admin: Admin, name: str, topic: str, exc: errors.TopicRouteStaleExc
 
 def _check_permissions(name: str, route: TopicRouteData) -> list[Check]:
     closed = []
-    for doing, of in (("write to", "writable"), ("read from", "readable")):
+    for done, of in (("written", "writable"), ("read", "readable")):
         barred = [data.broker_name for data in route.queue_datas if not getattr(data, of)]
         if barred:
             everywhere = len(barred) == len(route.queue_datas)
-            finding = f"not allowed to {doing} on {', '.join(barred)}" + (" (all its brokers)" if everywhere else "")
-            fix = f"rocketmq-spark create-topic {name.removeprefix('topic ')} --update sets its permission to rw"
+            on = ", ".join(barred) + (" (all its brokers)" if everywhere else "")
+            finding = f"its permission does not allow it to be {done} on {on}"
+            fix = f"{_update_command(name, route)} sets its permission to rw"
             closed.append(Check(name, FAILED if everywhere else WARNING, finding, fix))
     if not route.queue_datas:
         closed.append(Check(name, FAILED, "no broker has it now", "restart its brokers"))
     return closed
+
+
+def _update_command(name: str, route: TopicRouteData) -> str:
+    """Return the command that updates the topic and removes none of its queues."""
+    queues = max(data.queue_nums for data in route.queue_datas)
+    return f"rocketmq-spark create-topic {name.removeprefix('topic ')} --update --queues {queues}"
 
 
 def _check_on_brokers(admin: Admin, name: str, topic: str, route: TopicRouteData, timeout: float) -> list[Check]:
@@ -136,17 +143,19 @@ def _check_on_brokers(admin: Admin, name: str, topic: str, route: TopicRouteData
         elif servers.access_refused(answer):
             checks.append(servers.key_refused(f"{name} on {broker}", answer))
         elif servers.access_refused(answer) is False:
-            fix = "give the user the rights to publish (PUB), to subscribe (SUB) and to look at it (GET), as needed"
-            finding = f"the user may not look at it: {servers.remark_of(answer)}"
+            fix = "give the user the rights that it needs: PUB to write, SUB to read, GET to query offsets"
+            finding = f"the user may not query its offsets and settings: {servers.remark_of(answer)}"
             checks.append(Check(f"{name} on {broker}", WARNING, finding, fix))
         elif not isinstance(answer, errors.RemotingException | errors.RequestNotSupportedException):
             # An unreachable broker has its own finding; a proxy instead of a broker does not report types.
-            checks.append(Check(f"{name} on {broker}", WARNING, str(answer), "look into the broker's log (broker.log)"))
+            checks.append(Check(f"{name} on {broker}", WARNING, str(answer), "check the broker's log (broker.log)"))
     queues = sum(data.write_queue_nums for data in route.queue_datas)
     on = ", ".join(data.broker_name for data in route.queue_datas)
     kinds = " and ".join(f"{message} messages, queues {queue}" for message, queue in sorted(types))
     if len(types) > 1:
-        fix = "create it under another name, because queue types can't be changed"
+        fix = f"{_update_command(name, route)} --type TYPE sets one message type"
+        if len({queue for _, queue in types}) > 1:
+            fix = "create it under another name, because queue types can't be changed"
         checks.append(Check(name, WARNING, f"its brokers differ: {kinds}", fix))
     if route.queue_datas and (types or not checks):
         finding = f"{queues} queues on {on}" + (f"; {kinds}" if len(types) == 1 else "")

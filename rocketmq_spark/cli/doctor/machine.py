@@ -1,6 +1,7 @@
 """The doctor's checks of this machine: Python, its packages, Java, and the Python interpreter of Spark's workers.
 
-The environment is read as Spark reads it. Packages are looked up, and imported only by the workers' interpreter.
+``JAVA_HOME``, ``PATH`` and ``PYSPARK_PYTHON`` are used as Spark uses them. Of packages only the installed versions are
+looked up; the workers' interpreter also imports them.
 """
 
 from __future__ import annotations

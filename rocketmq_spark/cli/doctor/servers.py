@@ -84,7 +84,7 @@ def remark_of(exc: errors.RocketMQError) -> str:
 def key_refused(name: str, exc: errors.RocketMQError) -> Check:
     """Return the finding for a rejected key."""
     fix = "give the right access key and secret key (accessKey, secretKey; ROCKETMQ_ACCESS_KEY, ROCKETMQ_SECRET_KEY)"
-    return Check(name, FAILED, f"the access key is refused: {remark_of(exc).partition(chr(10))[0]}", fix)
+    return Check(name, FAILED, f"the access key is rejected: {remark_of(exc).partition(chr(10))[0]}", fix)
 
 
 def _refused(name: str, address: str, exc: errors.RocketMQError) -> Check:
@@ -124,7 +124,7 @@ def _examined(name: str, address: str, status: BrokerStatus, *, is_master: bool)
     if ahead is None:
         facts.append("clock unknown")
     elif -_CLOCK_WITHIN - 1 <= ahead <= _CLOCK_WITHIN:
-        facts.append("clock as ours")
+        facts.append("clock as on this machine")
     else:
         finding = f"{abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} this machine's"
         fix = "set both by NTP: delays, message times and reads by time are off by as much"
@@ -136,7 +136,7 @@ def _examined(name: str, address: str, status: BrokerStatus, *, is_master: bool)
 _FIXES: Final = (
     (tls.OURS_REFUSED, "give a certificate (tlsCertFile, --tls-cert-file) and its key (tlsKeyFile, --tls-key-file)"),
     (tls.MUST_NAME, "give the certificate's name (tlsServerName, --tls-server-name), or use it as the address"),
-    (tls.OUT_OF_DATE, "give the server a new certificate, or set the clocks"),
+    (tls.OUT_OF_DATE, "give the server a new certificate, or correct the clock that is wrong"),
     (tls.NOT_TRUSTED, "give the authority's file (tlsCaFile, --tls-ca-file)"),
     (tls.TOO_OLD, "enable TLS 1.2 or newer on the server"),
     (tls.DEMANDS_TLS, "switch TLS on (useTls=true, --tls)"),
@@ -203,7 +203,7 @@ def _unreachable(name: str, address: str, timeout: float, exc: errors.RemotingEx
     if isinstance(exc, errors.RemotingTlsException) and over_tls and listener is Listener.TLS:
         return handshake_failed(name, exc)
     if over_tls and listener is Listener.TLS:
-        return Check(name, FAILED, f"TLS, but no name server behind it: {exc}", _GIVE_ANOTHER)
+        return Check(name, FAILED, f"a server with TLS listens, which is no name server: {exc}", _GIVE_ANOTHER)
     return Check(name, FAILED, listener.value, _MEND[listener])
 
 

@@ -1,6 +1,7 @@
-"""The error of each code of a proxy, and of each status of gRPC itself (docs/internals/grpc.md#codes).
+"""Maps codes of proxies, and statuses of gRPC itself, to exceptions with advice (docs/internals/grpc.md#codes).
 
-``MessageRefusedException`` is only for an error of one message: the caller halves the batch to find it.
+``MessageRefusedException`` is only for an error that one message causes. The sender then halves the batch until it has
+found that message.
 """
 
 from __future__ import annotations
@@ -17,31 +18,42 @@ from rocketmq_spark.protocol.tls import MUST_NAME, NOT_TRUSTED, OUT_OF_DATE, SPE
 _AnswerError: TypeAlias = type[errors.MQBrokerException]
 
 _RIGHTS: Final = "check accessKey, secretKey and the user's rights"
-_BUSY: Final = "the proxy or its broker refused for now and stored nothing; lower maxInFlight or the number of tasks"
-_FORWARDED: Final = "the proxy forwarded it and the outcome is unknown; its log (proxy.log) may have the cause"
-_SIZE: Final = "a message or batch may have 4 MiB, unless maxMessageSize of proxy and broker allows more"
-_PROPERTY: Final = (
-    "over gRPC no property may contain a control character (such as a tab) or have one of RocketMQ's names"
+_BUSY: Final = "the proxy or its broker is overloaded and stored nothing; lower maxInFlight or the number of tasks"
+_FORWARDED: Final = (
+    "the proxy forwarded the request, and the outcome is unknown; the proxy's log (proxy.log) may have the cause"
 )
-_PROPERTIES: Final = "a message may have 128 properties, of at most 16384 bytes with tag and keys"
+_SIZE: Final = "a message or batch may have at most 4 MiB, unless maxMessageSize of proxy and broker allows more"
+_PROPERTY: Final = (
+    "over gRPC no property may contain a control character (such as a tab) or have a name that RocketMQ itself uses"
+)
+_PROPERTIES: Final = "a message may have at most 128 properties, and 16384 bytes of properties, tag and keys"
 _TYPE: Final = (
     "over gRPC a shardingKey makes a FIFO message, a delay a DELAY message, a transaction a TRANSACTION message, and "
-    "the topic's message.type must be that one: mqadmin updateTopic ... -a +message.type=FIFO"
+    "the topic's message.type must be the same: mqadmin updateTopic ... -a +message.type=FIFO"
 )
-_NO_SUCH: Final = "create the topic, or check its name: a proxy creates none, and finds a new one within 30 s"
+_NO_SUCH: Final = "create the topic, or check its name: a proxy creates no topics, and finds a new topic within 30 s"
 _NO_QUEUE: Final = "the topic has no writable queue: check its perm, and that its brokers run"
 _ADDRESS: Final = (
-    "endpoints names gRPC ports of proxies, 8081 unless set, not a name server or broker; are useTls and tlsCertFile "
-    "right?"
+    "endpoints must have gRPC ports of proxies (default 8081), not of name servers or brokers; check endpoints, useTls "
+    "and tlsCertFile"
 )
-_NO_PEM: Final = "tlsCaFile holds no PEM certificate"
-_NO_CALL: Final = "this proxy does not support the call, or a server that is no proxy answered (such as an http_proxy)"
-_TOO_LONG: Final = "the reply is longer than a proxy's replies are; the request may have been executed"
+_NAMES: Final = "check the host names in endpoints"
+_NO_PEM: Final = "tlsCaFile contains no PEM certificate"
+_NO_CALL: Final = (
+    "this proxy does not support the call, or a server that is no proxy answered (such as an http_proxy); "
+    "check endpoints"
+)
+_TOO_LONG: Final = (
+    "the reply exceeds this client's limit, so the server may be no proxy; the request may have been executed"
+)
 _COMPRESSED: Final = (
-    "compressed replies are refused, and the call may have been executed; let no gateway compress the proxy's replies"
+    "compressed replies are refused, and the call may have been executed; switch compression off in the gateway"
 )
-_RECALL: Final = "brokers allow it with recallMessageEnable=true"
-_TRANSACTION: Final = "a transaction ends once, within 30 s, at the proxy of its half message; then the broker asks"
+_RECALL: Final = "a broker allows recalls only with recallMessageEnable=true"
+_TRANSACTION: Final = (
+    "a transaction can be ended once, within 30 s, at the proxy that received its half message; later "
+    "the broker asks its producers for the outcome"
+)
 
 
 class Code(codes.AnswerCode):
@@ -53,21 +65,29 @@ class Code(codes.AnswerCode):
     BAD_REQUEST = 40000
     # 400xx are errors of one message, unless the row has a class.
     ILLEGAL_ACCESS_POINT = 40001, errors.MQBrokerException
-    ILLEGAL_TOPIC = 40002, errors.MQBrokerException, "check the topic's name; the broker's own topics take no messages"
+    ILLEGAL_TOPIC = (
+        40002,
+        errors.MQBrokerException,
+        "check the topic's name; clients may not send to the broker's own topics",
+    )
     ILLEGAL_CONSUMER_GROUP = 40003, errors.MQBrokerException
-    ILLEGAL_MESSAGE_TAG = 40004, None, "a tag is not blank, and has no | and no control character"
-    ILLEGAL_MESSAGE_KEY = 40005, None, "a key is not blank, and has no control character"
-    ILLEGAL_MESSAGE_GROUP = 40006, None, "a shardingKey is not blank, has at most 63 bytes, and no control character"
+    ILLEGAL_MESSAGE_TAG = 40004, None, "a tag must not be blank, and must not contain | or a control character"
+    ILLEGAL_MESSAGE_KEY = 40005, None, "a key must not be blank, and must not contain a control character"
+    ILLEGAL_MESSAGE_GROUP = (
+        40006,
+        None,
+        "a shardingKey must have 1 to 63 bytes, must not be blank, and must not contain a control character",
+    )
     ILLEGAL_MESSAGE_PROPERTY_KEY = 40007, None, _PROPERTY
     INVALID_TRANSACTION_ID = 40008, errors.MQBrokerException
     ILLEGAL_MESSAGE_ID = 40009
     ILLEGAL_FILTER_EXPRESSION = 40010, errors.MQBrokerException
     ILLEGAL_INVISIBLE_TIME = 40011, errors.MQBrokerException
-    ILLEGAL_DELIVERY_TIME = 40012, None, "the proxy allows a delay of maxDelayTimeMills, 24 hours if not set"
+    ILLEGAL_DELIVERY_TIME = 40012, None, "the proxy allows a delay of at most maxDelayTimeMills (default: 24 hours)"
     INVALID_RECEIPT_HANDLE = 40013, errors.MQBrokerException
     MESSAGE_PROPERTY_CONFLICT_WITH_TYPE = 40014, errors.MQBrokerException, _TYPE
     UNRECOGNIZED_CLIENT_TYPE = 40015, errors.MQBrokerException
-    MESSAGE_CORRUPTED = 40016, errors.MQBrokerException, "all messages of a request have one topic"
+    MESSAGE_CORRUPTED = 40016, errors.MQBrokerException, "all messages of a request must have the same topic"
     CLIENT_ID_REQUIRED = 40017, errors.MQBrokerException
     ILLEGAL_POLLING_TIME = 40018, errors.MQBrokerException
     ILLEGAL_OFFSET = 40019, errors.MQBrokerException
@@ -94,7 +114,7 @@ class Code(codes.AnswerCode):
     INTERNAL_ERROR = 50000, None, _FORWARDED
     INTERNAL_SERVER_ERROR = 50001, None, "the proxy's and the broker's logs (proxy.log, broker.log) have the cause"
     HA_NOT_AVAILABLE = 50002, None, "stored on the master only; requireStoreOk=false accepts that"
-    NOT_IMPLEMENTED = 50100, None, "this proxy or broker doesn't know the request"
+    NOT_IMPLEMENTED = 50100, None, "this proxy or broker does not support the request"
     PROXY_TIMEOUT = 50400, None, _FORWARDED
     MASTER_PERSISTENCE_TIMEOUT = 50401, None, "stored, but not flushed to disk yet; requireStoreOk=false accepts that"
     SLAVE_PERSISTENCE_TIMEOUT = 50402, None, "stored, but not on the slave yet; requireStoreOk=false accepts that"
@@ -180,9 +200,9 @@ _FAILURES: Final = (
     _Failure("UNAVAILABLE", "alert_protocol_version", errors.RemotingTlsException, TOO_OLD),
     _Failure("UNAVAILABLE", "unsupported_protocol", errors.RemotingTlsException, TOO_OLD),
     _Failure("UNAVAILABLE", "failed to connect", errors.RemotingConnectException, _ADDRESS),
-    _Failure("UNAVAILABLE", "errors resolving", errors.RemotingConnectException, "check the names in endpoints"),
-    _Failure("UNAVAILABLE", "dns resolution failed", errors.RemotingConnectException, "check the names in endpoints"),
-    _Failure("DEADLINE_EXCEEDED", "", errors.RemotingTimeoutException, "it may have been executed"),
+    _Failure("UNAVAILABLE", "errors resolving", errors.RemotingConnectException, _NAMES),
+    _Failure("UNAVAILABLE", "dns resolution failed", errors.RemotingConnectException, _NAMES),
+    _Failure("DEADLINE_EXCEEDED", "", errors.RemotingTimeoutException, "the call may have been executed"),
     # This client's limits for replies: the server answered, so it may have stored the rows. A server cannot mean the
     # request, which is never compressed and has little metadata.
     _Failure(
@@ -237,7 +257,7 @@ def call_error(
     failure = next(failures, None)
     if failure is None:
         # The connection or the server failed during the call.
-        return errors.RemotingSendRequestException(f"{text} (it may have been executed)")
+        return errors.RemotingSendRequestException(f"{text} (the call may have been executed)")
     hint = failure.hint
     if hint == MUST_NAME:
         hint = other_name(address.rpartition(":")[0].strip("[]"), server_name)

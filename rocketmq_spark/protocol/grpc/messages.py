@@ -1,7 +1,8 @@
-"""Values of the model as requests of the gRPC protocol, and its answers as values of the model. Pure functions.
+"""Converts values of the model to requests of the gRPC protocol, and answers to values of the model. Pure functions.
 
-A message that the protocol can't carry is rejected before anything is sent. Batches that are not encoded for gRPC are
-translated for every attempt. See docs/internals/grpc-messages.md#messages and docs/internals/grpc.md#results.
+A message that the protocol can't carry is rejected before anything is sent. A batch that is encoded for remoting is
+decoded and encoded again at every attempt. See docs/internals/grpc-messages.md#messages and
+docs/internals/grpc.md#results.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _CARRIED: Final = {
 _REFUSED: Final = frozenset(name for name, how in _CARRIED.items() if how is Carried.REFUSED)
 _NOT_USERS: Final = frozenset(name for name, how in _CARRIED.items() if how is not Carried.PROPERTY)
 
-_REMOTING: Final = "set transport=remoting"
+_REMOTING: Final = "send over remoting (nameServer instead of endpoints)"
 
 
 def encode_send_request(request: SendRequest, *, namespace: str = "", born_host: str = "") -> bytes:
@@ -59,14 +60,16 @@ def encode_send_request(request: SendRequest, *, namespace: str = "", born_host:
             # The sender names the rows only in errors of this package.
             raise MQClientException(
                 f"sending {batch.rows} rows to topic {batch.topic!r}: cannot decode the encoded batch, and neither "
-                "can a proxy: probably a text is not valid UTF-8. Check all texts",
+                "can a proxy: probably a text is not valid UTF-8. Check the columns with texts",
                 ResponseCode.MESSAGE_ILLEGAL,
             ) from exc
     encoding = _body_encoding(batch.topic, batch.sys_flag)
     messages = [_encoded(message, request.born_timestamp) for message in messages_in(batch)]
     if len(messages) > 1 and any(message.system_properties.message_type != pb.NORMAL for message in messages):
         # A batch of them would lose its order or be rejected.
-        raise _illegal(batch.topic, "a message with a shardingKey, a delay or a transaction goes alone, not in a batch")
+        raise _illegal(
+            batch.topic, "a message with a shardingKey, a delay or a transaction must be sent alone, not in a batch"
+        )
     for message in messages:
         message.topic.resource_namespace = namespace
         message.system_properties.body_encoding = encoding
@@ -230,7 +233,7 @@ def end_transaction_request(request: EndTransaction, namespace: str) -> service.
 
 def _encoded(message: Message, born_timestamp: int) -> pb.Message:
     if message.flag:
-        raise _illegal(message.topic, f"gRPC cannot carry its flag {message.flag}; {_REMOTING}, or the flag to 0")
+        raise _illegal(message.topic, f"gRPC cannot carry its flag {message.flag}; {_REMOTING}, or set the flag to 0")
     refused = sorted(_REFUSED & message.properties.keys())
     if refused:
         delays = ", or delay by time (delayMs, deliverTime)" if const.DELAY in refused else ""
@@ -263,7 +266,7 @@ def _deliver_at(message: Message, now_ms: int) -> int | None:
     times = [message.deliver_ms] if message.deliver_ms else []
     times += [now_ms + delay for delay in (message.delay_ms, message.delay_sec * 1000) if delay]
     if len(times) > 1:
-        raise ValueError("it has several delays, set at most one")
+        raise ValueError("the message has several delays, set at most one")
     return times[0] if times else None
 
 
@@ -275,7 +278,7 @@ def _message_type(message: Message, *, delayed: bool) -> pb.MessageType:
     }
     types = {name: kind for name, (present, kind) in kinds.items() if present}
     if len(types) > 1:
-        raise _illegal(message.topic, f"it has {' and '.join(types)}, the gRPC protocol allows one; drop the others")
+        raise _illegal(message.topic, f"it has {' and '.join(types)}, but the gRPC protocol allows only one of them")
     return next(iter(types.values()), pb.NORMAL)
 
 
@@ -300,10 +303,10 @@ def _status_of(
     if status.code not in STORED and status.code != pb.MULTIPLE_RESULTS:
         return failure(status)
     if not results:
-        return failure(status, "it holds no result")
+        return failure(status, "the answer has no result")
     # Checked before any entry is read, because a reply of 4 MB may contain 2,000,000.
     if results != rows and (results > 1 or status.code == pb.MULTIPLE_RESULTS):
-        return failure(status, f"it holds {results} results")
+        return failure(status, f"the answer has {results} results for {rows} messages")
     failures, first = 0, None
     for entry in response.entries:
         if entry.status.code not in STORED:

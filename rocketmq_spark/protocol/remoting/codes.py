@@ -1,4 +1,7 @@
-"""The codes of remoting, and the error of each response code (docs/internals/remoting.md#response-codes)."""
+"""The request and response codes of the remoting protocol, and the exception and advice for each response code.
+
+See docs/internals/remoting.md#response-codes.
+"""
 
 from __future__ import annotations
 
@@ -61,13 +64,11 @@ NAME_SERVER_REQUESTS: Final = frozenset(
 )
 """Requests to name servers, or to proxies in their place (``DefaultRequestProcessor``), but not to brokers."""
 
-_BUSY: Final = "the broker refused for now and stored nothing; lower maxInFlight or the number of tasks"
-_FORWARDED: Final = "the request was forwarded and its outcome is unknown"
+_BUSY: Final = "the broker is overloaded and stored nothing; lower maxInFlight or the number of tasks"
+_FORWARDED: Final = "the proxy forwarded the request, and the outcome is unknown"
 _ILLEGAL: Final = "check body and property sizes, delay properties, and the topic's message.type"
 _NO_SERVICE: Final = "the broker's disk may be full, or it is shutting down or a slave"
-_UNKNOWN_REQUEST: Final = (
-    "this server doesn't know the request, and brokers know none of a name server's: check nameServer"
-)
+_UNKNOWN_REQUEST: Final = "this server does not support the request: check that nameServer has no broker's address"
 
 _Error: TypeAlias = type[errors.MQBrokerException]
 CodeT = TypeVar("CodeT", bound="AnswerCode")

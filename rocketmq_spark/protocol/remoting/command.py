@@ -320,7 +320,7 @@ class FrameBuffer:
         if not _HEADER_WORD.size <= length <= self._max_length:
             raise RemotingCommandException(
                 f"receiving a frame: length {length}, allowed are {_HEADER_WORD.size} to {self._max_length};"
-                " the other side speaks another protocol, or TLS, or its frameMaxLength is higher than ours"
+                " the sender speaks another protocol or TLS, or its frameMaxLength is higher. Check address and useTls"
             )
         end = _INT32.size + length
         if len(self._data) < end:

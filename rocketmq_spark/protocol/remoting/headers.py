@@ -1,8 +1,8 @@
-"""The custom headers of the requests that the connector sends, and the model's values as their ext fields.
+"""The custom headers (ext fields) of the requests that the connector sends, and how values of the model fill them.
 
-Attributes are the long names in snake_case. On the wire they are camelCase, or single letters
-(docs/internals/messages.md#send-header). None and empty text are omitted. `broker_name` has no default where a proxy
-needs it.
+Attributes have Java's long names in snake_case. On the wire they are camelCase, or single letters
+(docs/internals/messages.md#send-header). None and empty text are not sent. Where a proxy needs `broker_name`, the
+attribute has no default, so that no request lacks it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Encodes messages to bytes and decodes them, one at a time: the oracle of the vectorised encoders and decoders.
+"""Encodes and decodes messages one at a time: batch items, stored records, and property strings.
 
-Does not compress or decompress bodies. Layouts: docs/internals/messages.md#batch,
-docs/internals/messages.md#stored-record.
+Requests with few messages use it. Bulk writes and reads use the vectorised encoders and decoders instead; tests compare
+their results with those of this module. Bodies are neither compressed nor decompressed here. Layouts:
+docs/internals/messages.md#batch, docs/internals/messages.md#stored-record.
 """
 
 from __future__ import annotations
@@ -108,7 +109,7 @@ def encode_batch(messages: Iterable[Message]) -> bytes:
     """Return the body of SEND_BATCH_MESSAGE; raises as `encode_batch_item`. The caller checks the size of the body."""
     batch = list(messages)
     if not 1 <= len(batch) <= MAX_BATCH_ROWS:
-        raise _illegal(f"a batch of {len(batch)} messages; 1 to {MAX_BATCH_ROWS} are allowed, split it")
+        raise _illegal(f"a batch of {len(batch)} messages; 1 to {MAX_BATCH_ROWS} are allowed")
     topics = {message.topic for message in batch}
     if len(topics) > 1:
         raise _illegal(f"a batch of messages for {sorted(topics)}; all messages of a batch must have the same topic")

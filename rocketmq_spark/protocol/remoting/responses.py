@@ -1,7 +1,8 @@
 """Decodes the headers and bodies of servers' answers, and a broker's check of a transaction.
 
-Unknown fields are ignored; nothing is filtered. The number of brokers, queues and names is bounded
-(docs/internals/remoting.md#routes). A RemotingCommandException names a field that is missing, invalid, or too large.
+Unknown fields are ignored. Brokers and queues that cannot be used stay in a route. The number of brokers, queues and
+names is bounded (docs/internals/remoting.md#routes). A RemotingCommandException names a field that is missing, invalid,
+or too large.
 """
 
 from __future__ import annotations
@@ -227,7 +228,9 @@ def _int(item: dict[str, Any], name: str, default: int | None = None) -> int:
 
 
 def _wrong(name: str, value: object, required: str) -> RemotingCommandException:
-    return RemotingCommandException(f"reading a topic route: {name} is {reprlib.repr(value)}, {required} is needed")
+    return RemotingCommandException(
+        f"reading brokers and queues: {name} is {reprlib.repr(value)}, {required} is needed"
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
-"""Decodes stored records for a reader: inner batches (docs/internals/messages.md#inner-batches), bodies, checksums.
+"""Decodes the stored records of a pull to messages: verifies checksums, decompresses bodies and splits inner batches.
 
-This is the oracle of the vectorised decoder, and its fallback for rare layouts. An unreadable message becomes an
-`Unreadable` in its place. Records outside the requested offsets are not decompressed.
+The vectorised decoder calls it for layouts that it does not know, and tests compare both. An unreadable message becomes
+an `Unreadable` in its place. Records outside the requested offsets are not decompressed. Inner batches:
+docs/internals/messages.md#inner-batches.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ def test_topics_have_their_types_brokers_queues_and_permission(admin: Admin, ser
         TopicInfo("orders", "FIFO", "BatchCQ", ("a",), 2, "rw"),
     ]
     # A broker that cannot be asked is named.
-    assert [text.partition(":")[0] for text in found.missing] == ["types of topics, from gone"]
+    assert [text.partition(":")[0] for text in found.missing] == ["the types of topics on gone"]
 
 
 def test_topics_without_a_route_are_counted_by_reason(server: BrokerPeer) -> None:
@@ -140,7 +140,7 @@ def test_unknown_topic_error_names_name_servers_that_did_not_answer(server: Brok
         with pytest.raises(TopicRouteStaleException) as raised:
             admin.route("xyz")
         assert str(raised.value) == (
-            f"topic xyz does not exist: {server.address} knows no route of it, while {silent} did not answer and may "
+            f"topic xyz does not exist: {server.address} returned no route, while {silent} did not answer and may "
             "know one; create it: rocketmq-spark create-topic xyz"
         )
 
@@ -192,7 +192,7 @@ def test_peek_pulls_only_the_ends_of_queues(admin: Admin, server: BrokerPeer) ->
 def test_a_peek_by_tag_shows_that_tag_alone(admin: Admin) -> None:
     found = admin.peek("orders", tag="t1")
     assert [row.body for row in found] == ["zwei ü".encode()]
-    assert found.notes == ("only the ends of queues are searched for a tag",)
+    assert found.notes == ("only the newest messages of each queue were searched for the tag",)
 
 
 def test_peek_at_an_empty_topic_reports_it(admin: Admin) -> None:
@@ -287,12 +287,13 @@ def test_topic_on_read_only_broker_counts_as_created(server: BrokerPeer) -> None
 def test_longer_timeout_is_named_in_the_error(server: BrokerPeer) -> None:
     new = NewTopic("orders", 4, None, inner=False)
     times = iter([0.0])
-    with Admin(server.address) as admin, pytest.raises(MQClientException, match="after 20 s the name servers do not"):
+    with Admin(server.address) as admin, pytest.raises(MQClientException, match="after 20 s not every name server"):
         known_to_all(admin.transport, new, frozenset("a"), [server.address], 20.0, 6, clock=lambda: next(times, 20.1))
 
 
 def test_brokers_that_did_not_make_a_topic_are_named(admin: Admin) -> None:
-    with pytest.raises(MQClientException, match="creating topic new with 8 queues: gone: "):
+    text = r"creating topic new with 8 queues failed on gone: .*\. It succeeded on a$"
+    with pytest.raises(MQClientException, match=text):
         admin.create_topic("new")
 
 
@@ -307,8 +308,8 @@ def test_brokers_that_did_not_make_a_topic_are_named(admin: Admin) -> None:
         ({"topic": "new", "queues": True}, "with True queues: allowed are integers from 1 on"),
         ({"topic": "new", "inner": "no"}, "with inner='no': allowed is True or False"),
         ({"topic": "new", "update": "no"}, "with update='no': allowed is True or False"),
-        ({"topic": "new", "message_type": 1}, "allowed is NORMAL, FIFO, DELAY, TRANSACTION"),
-        ({"topic": "new", "message_type": "LATE"}, "allowed is NORMAL, FIFO, DELAY, TRANSACTION"),
+        ({"topic": "new", "message_type": 1}, "allowed are NORMAL, FIFO, DELAY, TRANSACTION"),
+        ({"topic": "new", "message_type": "LATE"}, "allowed are NORMAL, FIFO, DELAY, TRANSACTION"),
         ({"topic": "new", "cluster": "other"}, "unknown cluster 'other': the name servers know c"),
     ],
 )
@@ -320,7 +321,7 @@ def test_invalid_new_topics_are_rejected(admin: Admin, arguments: dict[str, obje
 def test_create_topic_requires_a_cluster_name_if_there_are_several(admin: Admin, server: BrokerPeer) -> None:
     other = BrokerData("b", {0: server.address}, "second")
     server.routes["far"] = TopicRouteData((QueueData("b", 1, 1, 6),), (other,))
-    with pytest.raises(OptionError, match="the clusters c, second: choose one"):
+    with pytest.raises(OptionError, match=r"several clusters \(c, second\): choose one with --cluster"):
         admin.create_topic("new")
 
 

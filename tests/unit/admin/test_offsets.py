@@ -46,8 +46,14 @@ def test_silent_broker_with_many_queues_does_not_affect_others(admin: Admin, ser
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        (QueueData("a", 2, 2, 2), "2 queues of a: closed to readers (permission w, read queues 2)"),
-        (QueueData("a", 1, 2, 6), "1 queue of a: closed to readers (permission rw, read queues 1)"),
+        (
+            QueueData("a", 2, 2, 2),
+            "2 queues of a: closed to readers (on this broker the topic has permission w and readQueueNums=2)",
+        ),
+        (
+            QueueData("a", 1, 2, 6),
+            "1 queue of a: closed to readers (on this broker the topic has permission rw and readQueueNums=1)",
+        ),
     ],
 )
 def test_peek_names_queues_without_read_permission_and_shows_the_others(

@@ -384,7 +384,7 @@ def test_warnings_of_skipped_messages_are_one_per_second_with_a_last_sum(caplog:
     texts = [record.getMessage() for record in caplog.records]
     assert len(texts) == 6
     assert texts[0] == (
-        "onUnreadable=skip: this task has left out 1 messages so far; orders/broker-a/3, the message at offset 0 "
-        "cannot be read: reason"
+        "onUnreadable=skip: this task has left out 1 messages so far; the newest: orders/broker-a/3, the message at "
+        "offset 0 cannot be read: reason"
     )
-    assert "left out 50 messages so far; orders/broker-a/3, the message at offset 49" in texts[-1]
+    assert "left out 50 messages so far; the newest: orders/broker-a/3, the message at offset 49" in texts[-1]

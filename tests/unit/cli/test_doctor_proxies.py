@@ -26,7 +26,7 @@ NO_RIGHT = "User:shop has no permission to access Topic:orders from 127.0.0.1, n
 @pytest.mark.parametrize(
     ("said", "finding", "fix"),
     [
-        (REFUSED, f"the access key is refused: {REFUSED}", "give the right access key and secret key"),
+        (REFUSED, f"the access key is rejected: {REFUSED}", "give the right access key and secret key"),
         (NO_RIGHT, NO_RIGHT, "let the user's policies allow it"),
     ],
 )
@@ -78,7 +78,10 @@ def showing(names: str) -> Any:
             True,
             {"use_tls": True},
             "it speaks no TLS",
-            "leave TLS out (useTls, --tls), or switch it on there; if it should speak TLS, an attacker may be",
+            (
+                "connect without TLS (useTls, --tls), or switch TLS on at the server; if it should speak TLS, an "
+                "attacker may be"
+            ),
         ),
         (outdated, True, {"use_tls": True}, "older than 1.2", "enable TLS 1.2 or newer on the server"),
     ],

@@ -65,7 +65,7 @@ def about(name_server: str, what: str, topic: str | None = None, **given: object
 
 def test_healthy_cluster_passes_all_checks(server: BrokerPeer) -> None:
     assert about(server.address, "name server") == [(f" {server.address}", OK, "knows a")]
-    well = f"reachable at {server.address}, 5.5.0, permission rw, disk 31 % full, clock as ours"
+    well = f"reachable at {server.address}, 5.5.0, permission rw, disk 31 % full, clock as on this machine"
     assert about(server.address, "broker") == [(" a", OK, well)]
     assert about(server.address, "topic", "orders") == [
         (" orders", OK, "2 queues on a; NORMAL messages, queues SimpleCQ"),
@@ -195,9 +195,9 @@ def test_a_broker_without_master_takes_no_messages(server: BrokerPeer) -> None:
 @pytest.mark.parametrize(
     ("code", "remark", "state", "finding"),
     [
-        (16, "check signature failed.", FAILED, "the access key is refused: check signature failed."),
+        (16, "check signature failed.", FAILED, "the access key is rejected: check signature failed."),
         (16, "User:u has no permission to access Cluster:c", OK, "this user may not see its release, disk and clock"),
-        (1, "a.AclException: No acl config for u, a.B", FAILED, "the access key is refused: a.AclException: No acl"),
+        (1, "a.AclException: No acl config for u, a.B", FAILED, "the access key is rejected: a.AclException: No acl"),
     ],
 )
 def test_rejected_key_and_missing_permission_are_distinguished(
@@ -213,7 +213,7 @@ def test_topic_without_permission_is_a_warning(server: BrokerPeer) -> None:
     remark = "User:u has no permission to access Topic:orders"
     refusing(RequestCode.GET_MAX_OFFSET, code=ResponseCode.NO_PERMISSION, remark=remark)(server)
     ((_, state, finding),) = about(server.address, "topic", "orders")
-    assert (state, finding) == (WARNING, f"the user may not look at it: {remark}")
+    assert (state, finding) == (WARNING, f"the user may not query its offsets and settings: {remark}")
 
 
 def test_missing_topic_fails_unless_brokers_create_topics(server: BrokerPeer) -> None:
@@ -228,8 +228,30 @@ def test_missing_topic_fails_unless_brokers_create_topics(server: BrokerPeer) ->
 
 def test_read_only_topic_fails(server: BrokerPeer) -> None:
     server.routes["orders"] = TopicRouteData((QueueData("a", 2, 2, 4),), server.routes["orders"].broker_datas)
-    states = [(state, finding) for _, state, finding in about(server.address, "topic", "orders")]
-    assert (FAILED, "not allowed to write to on a (all its brokers)") in states
+    checks = [check for check in looked_at(server.address, "orders") if check.check == "topic orders"]
+    (failed,) = [check for check in checks if check.state == FAILED]
+    assert failed.finding == "its permission does not allow it to be written on a (all its brokers)"
+    assert failed.fix == "rocketmq-spark create-topic orders --update --queues 2 sets its permission to rw"
+
+
+@pytest.mark.parametrize(
+    ("attributes", "fix"),
+    [
+        ({"message.type": "FIFO"}, "create-topic orders --update --queues 3 --type TYPE sets one message type"),
+        ({"queue.type": "BatchCQ"}, "create it under another name, because queue types can't be changed"),
+    ],
+)
+def test_advice_for_brokers_that_differ_depends_on_the_type(
+    server: BrokerPeer, attributes: dict[str, str], fix: str
+) -> None:
+    with BrokerPeer() as other:
+        brokers = (BrokerData("a", {0: server.address}, "c"), BrokerData("b", {0: other.address}, "c"))
+        server.routes["orders"] = TopicRouteData((QueueData("a", 2, 2, 6), QueueData("b", 3, 3, 6)), brokers)
+        other.routes["orders"] = server.routes["orders"]
+        other.attributes["orders"] = attributes
+        checks = [check for check in looked_at(server.address, "orders") if check.check == "topic orders"]
+    assert [check.state for check in checks] == [OK, WARNING]
+    assert fix in checks[1].fix
 
 
 def test_static_topic_is_reported(server: BrokerPeer) -> None:

@@ -147,7 +147,7 @@ def test_property_that_the_cluster_sets_itself_is_refused() -> None:
 def test_a_proxy_takes_properties_as_json_has_them() -> None:
     given = {"grpcClientIdleTimeMills": 2000, "enableGrpcEpoll": True, "proxyName": "p"}
     assert proxy_overrides(given) == given
-    with pytest.raises(ClusterError, match="proxy: proxyName must be a JSON value, not a bytes"):
+    with pytest.raises(ClusterError, match="proxy: the property proxyName must be a JSON value, not a bytes"):
         proxy_overrides({"proxyName": b"p"})
 
 

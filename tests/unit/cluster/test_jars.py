@@ -207,7 +207,9 @@ def test_missing_network_is_a_one_line_error_with_the_reason(tmp_path: Path, mak
         "printf '\\tHost central.example not found. url=https://central.example/a.pom\\n'\n"
         "echo ':: org.apache.rocketmq#rocketmq-namesrv;5.5.0: not found'\nexit 1\n"
     )
-    with pytest.raises(ClusterError, match=r"failed: Host central\.example not found\. It needs the network") as error:
+    with pytest.raises(
+        ClusterError, match=r"failed: Host central\.example not found\. The first start needs the network"
+    ) as error:
         run_fetch(tmp_path / "cache", make_java(tmp_path, script))
     assert "\n" not in str(error.value)
 

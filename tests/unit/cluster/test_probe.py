@@ -47,5 +47,5 @@ def test_probe_with_credentials_signs_its_requests() -> None:
 
 def test_server_that_requires_tls_is_a_connect_error(tmp_path: Path) -> None:
     context = Authority(tmp_path).context("server", "IP:127.0.0.1")
-    with BrokerPeer(tls=context) as peer, pytest.raises(RemotingConnectException, match=f"asking {peer.address}"):
+    with BrokerPeer(tls=context) as peer, pytest.raises(RemotingConnectException, match=f"asking at {peer.address}"):
         Probe().ask(peer.address, RequestCode.HEART_BEAT, {}, "asking")

@@ -95,7 +95,7 @@ def test_dead_process_can_not_be_paused(start: Start) -> None:
         ("There is insufficient memory for the Java Runtime Environment to continue.", "too little memory"),
         ("java.io.IOException: No space left on device", "the disk is full"),
         ("#  SIGBUS (0x7) at pc=0x00007f", "the disk is full"),
-        ("java.lang.RuntimeException: Lock failed,MQ already started", "another broker uses this folder"),
+        ("java.lang.RuntimeException: Lock failed,MQ already started", "another broker uses the same store"),
         ("Unrecognized VM option 'Nonsense'", "the JVM rejected its options: check jvm_options"),
     ],
 )
@@ -104,7 +104,7 @@ def test_exit_reason_is_derived_from_the_output(start: Start, said: str, reason:
     wait_for(lambda: process.state is State.DIED)
     why = process.why()
     assert why.startswith(f"broker-0 ended with exit code 1; {reason}")
-    assert f"it said: {said}; its logs are {process.log}" in why
+    assert f"it logged: {said}; its logs are {process.log}" in why
 
 
 def test_errors_of_the_server_log_are_quoted_but_routine_lines_are_not(start: Start) -> None:

@@ -268,7 +268,7 @@ class Users:
         elif code == RequestCode.AUTH_CREATE_ACL:
             users[fields["subject"].removeprefix("User:")] = "may"
         if self.fails.get(address) == code:
-            raise RemotingTimeoutException(f"{doing} {address}: no answer")
+            raise RemotingTimeoutException(f"{doing} at {address}: no answer")
         return RemotingCommand(0, 0, body=told)
 
 
@@ -280,7 +280,7 @@ def test_user_that_one_broker_failed_to_create_can_be_created_again(failing: Req
     probe = cast("Probe", brokers)
     rights: dict[str, Any] = {"publish": ["orders"], "subscribe": [], "groups": []}
     brokers.fails["b:1"] = failing
-    with pytest.raises(RemotingTimeoutException, match="creating the user shop b:1: no answer"):
+    with pytest.raises(RemotingTimeoutException, match="creating the user shop at b:1: no answer"):
         create_user(probe, brokers.known, "shop", "hush", **rights)
     assert brokers.known == {"a:1": {}, "b:1": {}}
     brokers.fails.clear()
@@ -342,7 +342,7 @@ def test_an_error_quotes_logs_without_the_secret_key(tmp_path: Path) -> None:
     process.start()
     process.wait_stopped(20)
     watchdog.release()
-    assert "it said: java.lang.RuntimeException: initAuthenticationUser=***;" in process.why()
+    assert "it logged: java.lang.RuntimeException: initAuthenticationUser=***;" in process.why()
     assert mode(process.console) == 0o600
 
 

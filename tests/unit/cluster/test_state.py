@@ -45,7 +45,7 @@ def test_state_is_read_back_as_it_was_saved(tmp_path: Path) -> None:
 def test_damaged_state_file_is_an_error_with_its_path_and_advice(tmp_path: Path, text: str) -> None:
     file = StateFile(tmp_path)
     file.path.write_text(text)
-    with pytest.raises(ClusterError, match=r"reading .*cluster\.json: .*then remove the file"):
+    with pytest.raises(ClusterError, match=r"reading the saved cluster in .*cluster\.json: .*then remove the file"):
         file.load()
 
 

@@ -43,7 +43,8 @@ def test_a_malformed_report_is_counted_logged_and_changes_nothing(
     assert summary.to_dict() == before
     assert summary.keys() == [("w", -1)]
     assert (summary.reports, summary.dropped_reports) == (1, 1)
-    assert "the metrics of a task are lost, its rows are not" in caplog.text
+    assert "a task's report could not be read (" in caplog.text
+    assert "): the metrics lack its rows, but the rows are not lost" in caplog.text
     assert summary.notes()[1].startswith("1 reports of tasks could not be read")
 
 

@@ -154,8 +154,11 @@ def test_arbitrary_text_is_not_parsed_as_offsets(text: str) -> None:
         ('{"t":{"b":{}}}', "topic 't', broker 'b': the object is empty; give at least one queue id"),
         ('{"":{"b":{"0":1}}}', "the JSON: '' is not the name of a topic"),
         ('{"t":{"":{"0":1}}}', "topic 't': '' is not the name of a broker"),
-        ('{"t":5}', "topic 't': 5 is not an object by broker, as in {\"broker\": ...}"),
-        ('{"t":{"b":[7]}}', "topic 't', broker 'b': [7] is not an object by queue id, as in {\"queue id\": ...}"),
+        ('{"t":5}', "topic 't': 5 is not an object with a broker as key, as in {\"broker\": ...}"),
+        (
+            '{"t":{"b":[7]}}',
+            "topic 't', broker 'b': [7] is not an object with a queue id as key, as in {\"queue id\": ...}",
+        ),
         ('{"t":{"b":{"x":1}}}', "topic 't', broker 'b': 'x' is not a queue id, which is a quoted number from 0"),
         ('{"t":{"b":{"0":1.0}}}', "topic 't', broker 'b', queue 0: 1.0 is not an integer"),
         ('{"t":{"b":{"0":true}}}', "topic 't', broker 'b', queue 0: true is not an integer"),
@@ -171,7 +174,10 @@ def test_arbitrary_text_is_not_parsed_as_offsets(text: str) -> None:
         ('{"t":{"b":{"0":1}},"t":{"b":{"1":1}}}', "the name 't' occurs twice in one object"),
         (
             '{"t":{"b":"' + "x" * 100 + '"}}',
-            f"topic 't', broker 'b': \"{'x' * 59}... is not an object by queue id, as in {{\"queue id\": ...}}",
+            (
+                f"topic 't', broker 'b': \"{'x' * 59}... is not an object with a queue id as key, as in "
+                '{"queue id": ...}'
+            ),
         ),
     ],
 )
@@ -210,7 +216,7 @@ def test_queues_are_parsed(queues: set[MessageQueue]) -> None:
     [
         ('{"t":{"b":[]}}', "topic 't', broker 'b': [] is not a non-empty list of queue ids, as in [0, 1]"),
         ('{"t":{"b":{"0":1}}}', "topic 't', broker 'b': {\"0\": 1} is not a non-empty list of queue ids, as in [0, 1]"),
-        ('{"t":[0]}', "topic 't': [0] is not an object by broker, as in {\"broker\": ...}"),
+        ('{"t":[0]}', "topic 't': [0] is not an object with a broker as key, as in {\"broker\": ...}"),
         ('{"t":{"b":[1,0,1]}}', "topic 't', broker 'b': [1, 0, 1] contains a queue id twice"),
         ('{"t":{"b":["0"]}}', "topic 't', broker 'b': \"0\" is not an integer"),
         ('{"t":{"b":[true]}}', "topic 't', broker 'b': true is not an integer"),
@@ -256,8 +262,8 @@ def test_receipt_of_a_write_over_grpc_is_rejected_for_missing_offsets(queue_id: 
     [
         ("{}", "the receipt has no queues: no row was acknowledged with an offset"),
         ('{"b":{"rows":0,"queues":{}}}', "the receipt has no queues: no row was acknowledged with an offset"),
-        ('{"b":{"rows":0}}', "broker 'b' has no object \"queues\", which the receipt of a write has"),
-        ('{"b":5}', "broker 'b' has no object \"queues\", which the receipt of a write has"),
+        ('{"b":{"rows":0}}', "broker 'b' has no object \"queues\". Give the receipt of a write unchanged"),
+        ('{"b":5}', "broker 'b' has no object \"queues\". Give the receipt of a write unchanged"),
         (receipt("1", 2), "topic 't', broker 'b', queue 0: \"1\" is not an integer"),
         (receipt(-1, 2), "topic 't', broker 'b', queue 0: -1 is not from 0 to 9223372036854775806"),
         (

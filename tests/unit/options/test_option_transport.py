@@ -119,11 +119,11 @@ def test_malformed_endpoints_are_refused(value: str) -> None:
         ({"namesrvAddr": "a:1", **ENDPOINTS}, "nameServer and endpoints are both given: give nameServer (remoting)"),
         (
             {"transport": "remoting", **ENDPOINTS},
-            "endpoints requires transport=grpc",
+            "transport=remoting excludes endpoints",
         ),
         (
             {"transport": "remoting", "nameServer": "a:1", **ENDPOINTS},
-            "endpoints requires transport=grpc: give nameServer instead",
+            "transport=remoting excludes endpoints: give nameServer instead",
         ),
         (
             {"transport": "grpc", "nameServer": "a:1"},
@@ -141,15 +141,15 @@ def test_producer_errors_use_the_spelling_of_producer_properties() -> None:
     assert producer_refusal(transport="grpc", name_server="a:1").startswith(
         "transport=grpc excludes name_server: give endpoints (proxies) instead"
     )
-    assert producer_refusal(transport="remoting", endpoints="p:1").startswith("endpoints requires transport=")
+    assert producer_refusal(transport="remoting", endpoints="p:1").startswith("transport=remoting excludes endpoints")
     assert producer_refusal(transport="grpc").startswith("option endpoints is missing")
 
 
 @pytest.mark.parametrize(
     ("name", "value", "why"),
     [
-        ("vipChannelEnabled", "true", "a proxy has no second port"),
-        ("unitMode", "true", "no unit mark"),
+        ("vipChannelEnabled", "true", "a proxy has no VIP port"),
+        ("unitMode", "true", "requests over gRPC have no unit mode"),
         ("queueSelector", "hash", "the proxy chooses the queue; in a topic of the type FIFO it keeps the order"),
         ("queueSelector", "column", "the proxy chooses the queue"),
         ("queueSelector", "my.module:Class", "the proxy chooses the queue"),
@@ -244,16 +244,19 @@ def test_producer_over_grpc_retries_codes_of_both_protocols() -> None:
 
 
 def test_tls_server_name_requires_use_tls() -> None:
-    remedy = "set use_tls=true, or remove it"
-    assert producer_refusal(tls_server_name="mq") == f"tls_server_name is given without use_tls: {remedy}"
+    remedy = "set use_tls=true, or remove"
+    assert (
+        producer_refusal(tls_server_name="mq") == f"tls_server_name is given without use_tls: {remedy} tls_server_name"
+    )
     skipped = producer_refusal(tls_insecure_skip_verify=True)
-    assert skipped == f"tls_insecure_skip_verify is given without use_tls: {remedy}"
+    assert skipped == f"tls_insecure_skip_verify is given without use_tls: {remedy} tls_insecure_skip_verify"
     assert producer_options({"tls_server_name": "mq", "use_tls": True}, {}).connection.tls_server_name == "mq"
 
 
 def test_signing_for_name_servers_needs_credentials() -> None:
     assert producer_refusal(sign_name_server_requests=True) == (
-        "sign_name_server_requests is given without credentials: give access_key or credentials_provider, or remove it"
+        "sign_name_server_requests is given without credentials: give access_key or credentials_provider, or "
+        "remove sign_name_server_requests"
     )
     keys = {"access_key": "user", "secret_key": "hush"}
     assert producer_options({"sign_name_server_requests": True, **keys}, {}).connection.sign_name_server_requests

@@ -218,12 +218,15 @@ def test_an_unknown_option_is_refused_with_the_nearest_name(given: str, meant: s
 @pytest.mark.parametrize(
     ("given", "hint"),
     [
-        ("group", "here: producerGroup"),
-        ("kafka.bootstrap.servers", "here: nameServer"),
-        ("userName", "here: accessKey"),
-        ("kafka.batch.size", "here: batchBytes"),
-        ("nameserver.addr", "here: nameServer"),
-        ("kafka.metrics.num.samples", "an option of Kafka's clients; docs/migration.md has the names here"),
+        ("group", "use producerGroup"),
+        ("kafka.bootstrap.servers", "use nameServer"),
+        ("userName", "use accessKey"),
+        ("kafka.batch.size", "use batchBytes"),
+        ("nameserver.addr", "use nameServer"),
+        (
+            "kafka.metrics.num.samples",
+            "an option of Kafka's clients; docs/migration.md lists the options to use instead",
+        ),
     ],
 )
 def test_option_of_another_connector_error_names_the_equivalent(given: str, hint: str) -> None:
@@ -591,15 +594,21 @@ def test_the_secrets_of_a_write_travel_with_its_options_and_are_not_shown() -> N
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"accessKey": "me"}, "accessKey is given without secretKey: give both or neither"),
-        ({"secretKey": "hunter2"}, "secretKey is given without accessKey: give both or neither"),
-        ({"securityToken": "hunter2"}, "securityToken is given without accessKey: give both or neither"),
-        ({"tlsCaFile": "ca.pem"}, "tlsCaFile is given without useTls: set useTls=true, or remove it"),
+        ({"accessKey": "me"}, "accessKey is given without secretKey: give secretKey, too, or remove accessKey"),
+        ({"secretKey": "hunter2"}, "secretKey is given without accessKey: give accessKey, too, or remove secretKey"),
+        (
+            {"securityToken": "hunter2"},
+            "securityToken is given without accessKey: give accessKey, too, or remove securityToken",
+        ),
+        ({"tlsCaFile": "ca.pem"}, "tlsCaFile is given without useTls: set useTls=true, or remove tlsCaFile"),
         (
             {"tlsCaFile": "ca.pem", "useTls": "false"},
-            "tlsCaFile is given without useTls: set useTls=true, or remove it",
+            "tlsCaFile is given without useTls: set useTls=true, or remove tlsCaFile",
         ),
-        ({"tlsServerName": "mq.example"}, "tlsServerName is given without useTls: set useTls=true, or remove it"),
+        (
+            {"tlsServerName": "mq.example"},
+            "tlsServerName is given without useTls: set useTls=true, or remove tlsServerName",
+        ),
     ],
 )
 def test_one_security_option_without_the_other_is_refused(given: dict[str, str], message: str) -> None:

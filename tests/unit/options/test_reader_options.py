@@ -254,7 +254,11 @@ def test_invalid_value_error_names_option_value_and_allowed_values(name: str, ba
         ),
         ("endingOffsets", '{"t":{"b":{"0":1.5}}}', "topic 't', broker 'b', queue 0: 1.5 is not an integer"),
         ("endingOffsets", '{"t":{"b":{"0":1,"0":2}}}', "the name '0' occurs twice in one object"),
-        ("startingOffsetsByTimestamp", '{"t":7}', "topic 't': 7 is not an object by broker, as in {\"broker\": ...}"),
+        (
+            "startingOffsetsByTimestamp",
+            '{"t":7}',
+            "topic 't': 7 is not an object with a broker as key, as in {\"broker\": ...}",
+        ),
         (
             "endingOffsetsByTimestamp",
             '{"t":{"b":{"0":-1}}}',
@@ -347,7 +351,9 @@ def test_path_with_another_subscription_option_is_rejected() -> None:
 def test_read_that_ends_before_its_start_is_rejected() -> None:
     read = {**NAME_SERVER, "subscribe": "t"}
     offsets = {"startingOffsets": '{"t":{"b":{"0":-2,"1":5}}}', "endingOffsets": '{"t":{"b":{"0":3,"1":4}}}'}
-    assert refusal({**read, **offsets}) == "startingOffsets of t/b/1 is 5, but endingOffsets is smaller: 4"
+    assert (
+        refusal({**read, **offsets}) == "startingOffsets of t/b/1 is 5, but endingOffsets is 4: give an end from 5 on"
+    )
     times = {"startingTimestamp": "1700000000001", "endingTimestamp": "1700000000000"}
     assert "startingTimestamp=1700000000001 is later than endingTimestamp" in refusal({**read, **times})
     # Options that a time overrides are not checked.
@@ -518,7 +524,10 @@ def test_partition_limits_apply_to_batches_and_streams(name: str) -> None:
         ),
         (
             {"maxTriggerDelay": "15m"},
-            "maxTriggerDelay is given without minOffsetsPerTrigger: give both or neither",
+            (
+                "maxTriggerDelay is given without minOffsetsPerTrigger: give minOffsetsPerTrigger, too, or remove "
+                "maxTriggerDelay"
+            ),
         ),
         (
             {"pullTimeoutMs": "120001"},
@@ -526,29 +535,32 @@ def test_partition_limits_apply_to_batches_and_streams(name: str) -> None:
         ),
         (
             {"filterType": "SQL92"},
-            "filterType=SQL92 requires a condition, but subExpression is *: give one, or remove filterType",
+            "filterType=SQL92 requires a condition, but subExpression is *: give a condition, or remove filterType",
         ),
         ({"subExpression": " || "}, "subExpression=' || ' has no tag: allowed is *, or tags as in TagA || TagB"),
         (
             {"startingOffsetsByTimestampStrategy": "latest"},
             (
                 "startingOffsetsByTimestampStrategy=latest requires startingTimestamp or "
-                "startingOffsetsByTimestamp: give one of them, or remove it"
+                "startingOffsetsByTimestamp: give one of them, or remove startingOffsetsByTimestampStrategy"
             ),
         ),
-        ({"accessKey": "me"}, "accessKey is given without secretKey: give both or neither"),
-        ({"tlsCaFile": "/ca.pem"}, "tlsCaFile is given without useTls: set useTls=true, or remove it"),
+        ({"accessKey": "me"}, "accessKey is given without secretKey: give secretKey, too, or remove accessKey"),
+        ({"tlsCaFile": "/ca.pem"}, "tlsCaFile is given without useTls: set useTls=true, or remove tlsCaFile"),
         (
             {"startingOffsets": '{"u":{"b":{"0":1}}}'},
-            "startingOffsets has u/b/0, which the read does not include: subscribe is t",
+            "startingOffsets has u/b/0, but the read does not include it (subscribe is t): remove or include it",
         ),
         (
             {"startingOffsetsByTimestamp": '{"t":{"b":{"0":1}},"u":{"b":{"0":1}}}'},
-            "startingOffsetsByTimestamp has u/b/0, which the read does not include: subscribe is t",
+            (
+                "startingOffsetsByTimestamp has u/b/0, but the read does not include it (subscribe is t): remove or "
+                "include it"
+            ),
         ),
         (
             {"startingOffsets": receipt(u=(1, 2))},
-            "startingOffsets has u/b/0, which the read does not include: subscribe is t",
+            "startingOffsets has u/b/0, but the read does not include it (subscribe is t): remove or include it",
         ),
     ],
 )
@@ -558,7 +570,8 @@ def test_options_that_contradict_each_other_are_refused(given_: dict[str, str], 
 
 def test_ending_offset_of_a_queue_missing_in_the_receipt_is_rejected() -> None:
     message = refusal({**NAME_SERVER, "startingOffsets": receipt(t=(1, 2)), "endingOffsets": '{"t":{"b":{"1":5}}}'})
-    assert message == "endingOffsets has t/b/1, which the read does not include: startingOffsets is a receipt"
+    cause = "endingOffsets has t/b/1, but the read does not include it (startingOffsets is a receipt)"
+    assert message == f"{cause}: remove or include it"
 
 
 def test_options_at_the_limit_of_each_other_are_accepted() -> None:
@@ -596,10 +609,10 @@ def test_read_option_of_a_write_is_reported_as_a_read_option() -> None:
 @pytest.mark.parametrize(
     ("given", "hint"),
     [
-        ("group", "here: consumerGroup"),
-        ("kafka.group.id", "here: consumerGroup"),
-        ("kafka.bootstrap.servers", "here: nameServer"),
-        ("includeHeaders", "here: includeProperties"),
+        ("group", "use consumerGroup"),
+        ("kafka.group.id", "use consumerGroup"),
+        ("kafka.bootstrap.servers", "use nameServer"),
+        ("includeHeaders", "use includeProperties"),
         ("topics", "did you mean subscribe?"),
     ],
 )

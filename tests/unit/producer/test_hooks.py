@@ -223,7 +223,7 @@ def test_records_after_a_failed_trace_send_are_still_sent(caplog: pytest.LogCapt
     dispatcher.start()
     dispatcher.shutdown()
     assert [b"second" in message.body for message in sent] == [False, True]
-    assert "1 trace records could not be sent to TRACE" in caplog.text
+    assert "1 records could not be sent to topic TRACE" in caplog.text
 
 
 @pytest.fixture
@@ -325,4 +325,4 @@ def test_failed_trace_send_is_logged_and_does_not_fail_the_producer(
     producer.start()
     assert producer.send(MESSAGE).status is SendStatus.SEND_OK
     producer.shutdown()
-    assert "1 trace records could not be sent to RMQ_SYS_TRACE_TOPIC" in caplog.text
+    assert "1 records could not be sent to topic RMQ_SYS_TRACE_TOPIC" in caplog.text

@@ -159,7 +159,7 @@ def test_given_topics_are_looked_up_at_start_and_a_missing_one_is_logged(
     producer = make_producer(topics=["T", "missing"])
     producer.start()
     assert [call[1] for call in transport.calls if call[0] == "query_route"] == ["T", "missing", "TBW102"]
-    assert "looking up topic missing at the start" in caplog.text
+    assert "looking up topic missing at the start failed" in caplog.text
     assert producer.state is ServiceState.RUNNING
 
 

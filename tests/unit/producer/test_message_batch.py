@@ -109,7 +109,7 @@ def test_a_body_larger_than_the_limit_is_code_13() -> None:
     members = [Message("orders", bytes(50), 0, {"UNIQ_KEY": "U"})] * 3
     size = 3 * (22 + 50 + 11)
     assert size == encode(*members, limit=size).encoded.nbytes
-    with pytest.raises(MQClientException, match=f"has {size} bytes, maxMessageSize allows {size - 1}") as caught:
+    with pytest.raises(MQClientException, match=f"has {size} bytes, max_message_size allows {size - 1}") as caught:
         encode(*members, limit=size - 1)
     assert caught.value.response_code == 13
 

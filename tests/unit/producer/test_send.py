@@ -208,7 +208,9 @@ def test_send_after_its_timeout_raises_too_much_request(producer: Producer, tran
     producer.send(MESSAGE)
     with pytest.raises(RemotingTooMuchRequestException, match="longer than its timeout of"):
         producer.send(MESSAGE, timeout_ms=-1)
-    with pytest.raises(RemotingTooMuchRequestException, match="passed before it was sent"):
+    with pytest.raises(
+        RemotingTooMuchRequestException, match="passed before the message was sent; raise send_msg_timeout"
+    ):
         producer.send(MESSAGE, MessageQueue("T", "a", 0), timeout_ms=-1)
     assert len(transport.requests) == 1
 

@@ -92,7 +92,8 @@ def test_inner_batches_require_a_batch_topic_if_its_type_is_known(
     for _ in range(2):
         transport.fail("topic_config", RequestNotSupportedException("asking", 3, "not supported", "a:10911"))
     producer.send_arrow(keyed(1), "T", batchType="inner")
-    assert "batchType=inner: the type of the topic is unknown: asking" in caplog.text
+    assert "batchType=inner: the type of topic T is unknown. If it is not BatchCQ, " in caplog.text
+    assert "one by one: asking" in caplog.text
     assert sum(map(len, transport.stored.values())) == 2 * len(KEYS)
 
 

@@ -39,7 +39,7 @@ def test_valid_group_does_not_raise(group: str) -> None:
         (Message("orders", None), "must be bytes, got NoneType"),  # type: ignore[arg-type]
         (Message("orders", "text"), "must be bytes, got str"),  # type: ignore[arg-type]
         (Message("orders", b""), "is empty"),
-        (Message("orders", bytes(LIMIT + 1)), "has 101 bytes, maxMessageSize allows 100"),
+        (Message("orders", bytes(LIMIT + 1)), "has 101 bytes, max_message_size allows 100"),
     ],
 )
 def test_no_message_no_body_and_a_body_over_the_limit_are_code_13(message: Message | None, reason: str) -> None:

@@ -214,7 +214,7 @@ def test_a_compression_that_does_not_exist_is_an_error() -> None:
 @pytest.mark.parametrize("properties", [{"__SHARDINGKEY": "k"}, {"TIMER_DELAY_MS": "5"}, {"TRAN_MSG": "true"}])
 def test_message_that_must_be_sent_alone_is_rejected_in_a_batch(properties: dict[str, str]) -> None:
     normal, alone = Message("orders", b"a"), Message("orders", b"b", properties=properties)
-    with pytest.raises(MQClientException, match="goes alone, not in a batch"):
+    with pytest.raises(MQClientException, match="must be sent alone, not in a batch"):
         encode_send_request(batch_of([normal, alone]))
     assert len(sent(batch_of([alone]))) == 1
 
@@ -376,7 +376,7 @@ def test_batch_counts_as_stored_only_if_the_whole_answer_says_stored(
 @pytest.mark.parametrize("results", [2, 4])
 def test_reply_with_another_number_of_results_is_not_stored(code: int, results: int) -> None:
     error = outcome_of(THREE, answer(code, *[20000] * results), 1.0).error
-    assert f"it holds {results} results" in str(error)
+    assert f"the answer has {results} results" in str(error)
     assert isinstance(error, MQBrokerException)
     assert error.maybe_stored
 

@@ -145,5 +145,5 @@ def test_optional_keys_default() -> None:
     ],
 )
 def test_ill_formed_field_of_a_route_is_named(body: str, names: str) -> None:
-    with pytest.raises(RemotingCommandException, match=f"topic route: .*{names}"):
+    with pytest.raises(RemotingCommandException, match=f"brokers and queues: .*{names}"):
         decode_topic_route(body.encode())

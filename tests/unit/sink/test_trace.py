@@ -85,7 +85,7 @@ def test_unwritable_trace_topic_is_logged_and_does_not_raise(
     transport.always["a"] = Reply(error=RemotingConnectException("down"))
     with tracer(transport) as tracing:
         tracing.append(batch(3), outcome())
-    assert "trace records of 3 rows could not be sent" in caplog.text
+    assert "records of 3 rows could not be sent to topic" in caplog.text
 
 
 def test_batches_beyond_the_trace_queue_are_dropped_and_counted(

@@ -326,13 +326,13 @@ def test_every_broker_checks_an_expression_once(reader: Make, caplog: pytest.Log
     made = reader(sub_expression="n > > 1", filter_type="SQL92")
     made.queues.find()
     made.transport.fail("check_filter", DOWN, MQBrokerException("can't be parsed", 23, "", "b:10911"))
-    with pytest.raises(OptionError, match=r"filterType=SQL92: a broker can't read it: .*can't be parsed"):
+    with pytest.raises(OptionError, match=r"filterType=SQL92: a broker can't parse it: .*can't be parsed"):
         made.queues.check_filter([A0, A1, B0, B1])
     assert made.asked("check_filter") == [
         (f"{broker}:10911", "orders", made.options.consumer_group, "n > > 1", "SQL92") for broker in ("a", "b")
     ]
     # A broker that does not answer now is asked at the first pull.
-    assert "broker a could not check the filter, the first pull will: refused" in caplog.text
+    assert "broker a could not check the filter, the first pull will do so: refused" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -344,7 +344,7 @@ def test_every_broker_checks_an_expression_once(reader: Make, caplog: pytest.Log
             OptionError,
             "enablePropertyFilter=true",
         ),
-        (23, "can't be parsed", OptionError, "can't read it"),
+        (23, "can't be parsed", OptionError, "can't parse it"),
         (16, "User:x has no permission to access Topic:orders", MQBrokerException, "the right that it needs on Topic"),
         (1, "org.apache.rocketmq.acl.common.AclException: no permission", MQBrokerException, "no permission"),
     ],
@@ -369,7 +369,7 @@ def test_busy_broker_does_not_fail_the_filter_check(
     made.transport.fail("check_filter", broker_error(code, remark, "a:10911", "checking a filter"))
     made.queues.check_filter([A0])
     assert (
-        f"broker a could not check the filter, the first pull will: checking a filter: a:10911 answered {code}"
+        f"broker a could not check the filter, the first pull will do so: checking a filter: a:10911 answered {code}"
         in caplog.text
     )
 

@@ -161,7 +161,7 @@ def test_stream_with_unreachable_name_servers_leaves_lookup_to_its_tasks(caplog:
     writer = stream_over(address)
     assert not writer.lookup.servers_reached
     [text] = warned(caplog)
-    assert "the driver could not look up the topic of a micro-batch" in text
+    assert "the driver could not look up topic t for a micro-batch" in text
     assert address in text
     with pytest.raises(RouteNotFoundException, match="refused"):
         stream_over(address, KEYED, ordered="true")
@@ -354,7 +354,7 @@ def test_the_group_goes_into_the_namespace_by_remoting_only() -> None:
 def test_topic_too_long_with_its_namespace_is_an_error_on_the_driver(option: str) -> None:
     given = {"nameServer": "a:1", "namespace": "ns", "topic": "t", "onError": "deadLetter", "deadLetterTopic": "d"}
     parse_sink_options({**given, option: "t" * 124}, {})
-    with pytest.raises(OptionError, match=r"topic t{125} in namespace ns has a name of more than 127 characters"):
+    with pytest.raises(OptionError, match=r"topic t{125} with the prefix of namespace ns has more than 127 characters"):
         RocketMQDataSource({**given, option: "t" * 125}).writer(BODY, overwrite=False)
 
 

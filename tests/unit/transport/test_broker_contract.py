@@ -137,7 +137,7 @@ def test_answered_end_of_a_transaction_reports_its_outcome(
     cluster.pass_time(0.0)
     assert ends.wait(1) == [None]
     assert [message.body for message in cluster.stored(1)] == [b"half"]
-    with pytest.raises(ValueError, match="brokers do not answer an undecided end"):
+    with pytest.raises(ValueError, match="without a commit or rollback: brokers do not answer"):
         cluster.transport.end_transaction(cluster.address, check.answer(0), PATIENCE, ends)
 
 

@@ -250,7 +250,8 @@ def test_provider_class_that_cannot_be_loaded_is_an_error_of_its_option(monkeypa
     with pytest.raises(CredentialsError) as raised:
         of(credentialsProvider=name).credentials()
     assert str(raised.value) == (
-        f"credentialsProvider={name}: calling the class without arguments failed: ValueError('no vault here')"
+        f"credentialsProvider={name}: calling the class without arguments failed: ValueError('no vault here'). "
+        "Its constructor must work without arguments"
     )
 
 

@@ -104,7 +104,7 @@ def test_closed_port_error_has_advice() -> None:
 
 
 def test_unknown_host_error_has_advice() -> None:
-    say("no-such-host.invalid:8081", RemotingConnectException, "check the names in endpoints")
+    say("no-such-host.invalid:8081", RemotingConnectException, "check the host names in endpoints")
 
 
 def speak_remoting(session: Session) -> None:
@@ -120,7 +120,7 @@ def speak_http_1(session: Session) -> None:
 @pytest.mark.parametrize("script", [speak_remoting, speak_http_1])
 def test_error_of_a_port_with_another_protocol_has_advice(script: Callable[[Session], None]) -> None:
     with Peer(script) as peer:
-        say(peer.address, RemotingConnectException, "not a name server or broker", "useTls")
+        say(peer.address, RemotingConnectException, "not of name servers or brokers", "useTls")
 
 
 def test_error_of_tls_to_a_plain_port_has_advice(authority: Authority) -> None:

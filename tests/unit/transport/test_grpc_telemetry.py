@@ -157,7 +157,7 @@ def test_answered_end_reports_its_outcome(seam: Grpc) -> None:
     error = ends.wait(2)[1]
     assert isinstance(error, MQBrokerException)
     assert "ending transaction gone" in str(error)
-    with pytest.raises(ValueError, match="brokers do not answer an undecided end"):
+    with pytest.raises(ValueError, match="without a commit or rollback: brokers do not answer"):
         seam.transport.end_transaction(seam.address, end(message_id, TRANSACTION_NOT_TYPE), PATIENCE, ends)
 
 

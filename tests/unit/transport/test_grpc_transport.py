@@ -296,7 +296,7 @@ def test_message_that_grpc_cannot_carry_fails_unsent(seam: Grpc) -> None:
     [flagged, levelled] = seam.send(replace(single("orders", b"one"), flag=7), single("orders", b"two", DELAY="3"))
     assert isinstance(flagged.error, MQClientException)
     assert isinstance(levelled.error, MQClientException)
-    assert "transport=remoting" in str(flagged.error)
+    assert "send over remoting (nameServer instead of endpoints)" in str(flagged.error)
     assert "delayMs" in str(levelled.error)
     assert seam.proxy.calls == []
 

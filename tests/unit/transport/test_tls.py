@@ -163,7 +163,7 @@ def test_plain_server_that_closes_the_connection_is_recognised(
     with Peer(lambda session: session.read_bytes(1)) as peer:
         error = refusal(trusting, request_to(peer.address), outcomes)
     assert type(error) is RemotingConnectException
-    assert "does it speak TLS? Else set useTls=false" in str(error)
+    assert "does the server speak TLS? If it is meant to have none, set useTls=false" in str(error)
     assert "an attacker may be intercepting the connection" in str(error)
 
 
