@@ -20,6 +20,7 @@ from rocketmq_spark.routing.heart_beat import HeartBeats, Worker
 from rocketmq_spark.routing.route_cache import RouteCache
 from rocketmq_spark.routing.topic_configs import TopicConfigCache
 from rocketmq_spark.transport.base import OnCheckTransaction, Transport
+from rocketmq_spark.transport.runtime import PROCESS, Runtime
 
 logger = logging.getLogger("rocketmq_spark.producer")
 
@@ -40,9 +41,10 @@ class ClientInstance:
         *,
         clock: Callable[[], float] = time.monotonic,
         idle_seconds: float = IDLE_SECONDS,
+        runtime: Runtime = PROCESS,
     ) -> None:
-        self._worker = Worker(f"rocketmq-client-{client_id}", self._run_due_or_end, clock)
-        self._detecting = Worker(f"rocketmq-detector-{client_id}", self.detect_due, clock)
+        self._worker = Worker(f"rocketmq-client-{client_id}", self._run_due_or_end, clock, runtime)
+        self._detecting = Worker(f"rocketmq-detector-{client_id}", self.detect_due, clock, runtime)
         self._api_timeout = options.mq_client_api_timeout / 1000
         self.client_id = client_id
         self.transport = transport
@@ -52,6 +54,7 @@ class ClientInstance:
             create_topic_key=None if options.over_grpc else options.create_topic_key,
             default_topic_queue_nums=options.default_topic_queue_nums,
             on_change=self._worker.wake,
+            runtime=runtime,
         )
         self.topic_configs = TopicConfigCache(transport, clock)
         self.faults = FaultStrategy.of_options(options)

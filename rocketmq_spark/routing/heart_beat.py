@@ -11,6 +11,7 @@ from typing import Final
 from rocketmq_spark.errors import CredentialsError, RocketMQError, UserRefusedException
 from rocketmq_spark.routing.route_cache import RouteCache
 from rocketmq_spark.transport.base import ProxyTransport
+from rocketmq_spark.transport.runtime import PROCESS, Runtime
 
 logger = logging.getLogger("rocketmq_spark.producer")
 
@@ -108,10 +109,17 @@ _AFTER_FAILURE: Final = 3.0
 class Worker:
     """A daemon thread that calls ``run_due(now)``, which returns when it is due next, in seconds."""
 
-    def __init__(self, name: str, run_due: Callable[[float], float], clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        name: str,
+        run_due: Callable[[float], float],
+        clock: Callable[[], float],
+        runtime: Runtime = PROCESS,
+    ) -> None:
+        self._runtime = runtime
         self._run_due = run_due
         self._clock = clock
-        self._wake = threading.Event()
+        self._wake = runtime.event()
         self._stopped = False
         self._lock = threading.Lock()
         self._name = name
@@ -121,9 +129,7 @@ class Worker:
         """Start the thread, unless it has been started or stopped."""
         with self._lock:
             if self._thread is None and not self._stopped:
-                thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-                thread.start()
-                self._thread = thread
+                self._thread = self._runtime.start(self._run, self._name)
 
     def wake(self) -> None:
         """Call `run_due` now."""

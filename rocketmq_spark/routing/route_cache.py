@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import logging
 import re
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -14,6 +13,7 @@ from rocketmq_spark import errors
 from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.model.names import java_order
 from rocketmq_spark.model.route import MASTER_ID, MAX_QUEUES, TopicRouteData
+from rocketmq_spark.transport.runtime import PROCESS, Runtime
 
 logger = logging.getLogger("rocketmq_spark.producer")
 
@@ -117,6 +117,7 @@ class RouteCache:
         create_topic_key: str | None,
         default_topic_queue_nums: int,
         on_change: Callable[[], None] = lambda: None,
+        runtime: Runtime = PROCESS,
     ) -> None:
         self._query_route = query_route
         self._on_change = on_change
@@ -128,7 +129,8 @@ class RouteCache:
         # Topics in the order of their first look-up.
         self._topics: dict[str, None] = {}
         self._once_ok: set[str] = set()
-        self._lock = threading.Lock()
+        # Held during a look-up.
+        self._lock = runtime.lock()
 
     @property
     def is_empty(self) -> bool:

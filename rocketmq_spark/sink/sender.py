@@ -33,6 +33,7 @@ from rocketmq_spark.routing.route_cache import TopicPublishInfo
 from rocketmq_spark.routing.selectors import selector_of
 from rocketmq_spark.sink.in_flight import Dispatch, InFlightBatch, batch_weight
 from rocketmq_spark.sink.pipeline import Backoff, OnStored, RateLimit, SendPipeline
+from rocketmq_spark.transport.runtime import PROCESS, Runtime
 
 Batcher: TypeAlias = ArrowBatcher | DeadLetterBatcher
 
@@ -54,6 +55,7 @@ class RouteFinder:
     instance: ClientInstance
     _: KW_ONLY
     clock: Callable[[], float] = time.monotonic
+    runtime: Runtime = PROCESS
     rng: random.Random = field(default_factory=random.Random)
     # With ``ordered``, the queues of the whole write, whatever the route says now.
     fixed_queues: Sequence[MessageQueue] | None = None
@@ -101,7 +103,7 @@ class RouteFinder:
                 if self.clock() + pause >= started + patience:
                     raise
                 logger.info("%s; trying again", exc)
-                time.sleep(pause)
+                self.runtime.sleep(pause)
 
 
 class BatchSender:
@@ -138,12 +140,13 @@ class BatchSender:
             rate=None if max_rate_per_second is None else RateLimit(max_rate_per_second, clock()),
             on_stored=on_stored,
         )
-        self._lock = threading.Lock()
-        self._changed = threading.Condition(self._lock)
+        self._runtime = runtime = routes.runtime
+        self._lock = runtime.lock()
+        self._changed = runtime.condition(self._lock)
         # The condition that the caller's thread waits for, if it waits.
         self._awaited: Callable[[], bool] | None = None
         # Outcomes of attempts; None only wakes the sender's thread.
-        self._events: queues.SimpleQueue[tuple[InFlightBatch, SendOutcome] | None] = queues.SimpleQueue()
+        self._events: queues.SimpleQueue[tuple[InFlightBatch, SendOutcome] | None] = runtime.queue()
         self._batcher: Batcher | None = None
         self._reading = False
         self._closing = False
@@ -197,8 +200,7 @@ class BatchSender:
 
     def _start(self) -> None:
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="rocketmq-producer", daemon=True)
-            self._thread.start()
+            self._thread = self._runtime.start(self._run, "rocketmq-producer")
 
     def _offer(self, batch: EncodedBatch, queue: MessageQueue | None) -> None:
         self.routes.find(batch.topic)
@@ -270,7 +272,7 @@ class BatchSender:
             self._options.producer_group,
             self._options.connection.create_topic_key,
             self._options.connection.default_topic_queue_nums,
-            int(time.time() * 1000),
+            int(self._runtime.wall_clock() * 1000),
             unit_mode=self._options.unit_mode,
         )
 
@@ -327,7 +329,7 @@ class OnewaySender(BatchSender):
         self._dispatch()
         self._raise_failure()
         while (due := self._pipeline.next_wakeup(self._clock())) is not None:
-            time.sleep(max(0.0, due - self._clock()))
+            self._runtime.sleep(max(0.0, due - self._clock()))
             self._dispatch()
             self._raise_failure()
 

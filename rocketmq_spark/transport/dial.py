@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import Any, Final, TypeAlias
 
 from rocketmq_spark.model.route import parse_address
+from rocketmq_spark.transport.runtime import PROCESS, Runtime
 from rocketmq_spark.transport.tls import Secure, TlsStream
 
 Candidate: TypeAlias = "tuple[socket.AddressFamily, Any]"
@@ -58,6 +59,7 @@ class Dial:
         look_up: Callable[[str, int], list[Candidate]] = resolve,
         *,
         secure: Secure | None = None,
+        runtime: Runtime = PROCESS,
     ) -> None:
         self.address = address
         self.deadline = deadline
@@ -71,6 +73,7 @@ class Dial:
         self._wake = wake
         self._look_up = look_up
         self._secure = secure
+        self._runtime = runtime
         self._secured: TlsStream | None = None
         self._candidates: deque[Candidate] | None = None
         self._looked_up: list[Candidate] | Exception | None = None
@@ -179,7 +182,7 @@ class Dial:
         self.tried = f"{host}:{sockaddr[1]}"
         self._attempt_deadline = now + (self.deadline - now) / left
         try:
-            self.sock = socket.socket(family, socket.SOCK_STREAM)
+            self.sock = self._runtime.socket(family)
             self.sock.setblocking(False)
             # Small requests must not wait for the acknowledgement of earlier ones. The kernel chooses buffer sizes:
             # fixed SO_SNDBUFs of 128 KiB to 4 MiB had no measurable effect on loopback. A fixed size would also limit

@@ -174,7 +174,7 @@ def test_only_the_spark_folder_imports_pyspark() -> None:
 
 
 def test_arrow_and_sink_folders_import_no_concrete_transport() -> None:
-    allowed = {"base", "credentials", "parallel"}
+    allowed = {"base", "credentials", "parallel", "runtime"}
     for path in MODULES:
         name = module_name(path)
         if folder(name) in ("rocketmq_spark.arrow", "rocketmq_spark.sink"):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import re
-import threading
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import replace
 from typing import Final, TypeAlias, TypeVar
@@ -26,6 +25,7 @@ from rocketmq_spark.protocol.remoting.headers import RequestHeader, signed
 from rocketmq_spark.transport.parallel import Permits
 from rocketmq_spark.transport.remoting.loop import IoLoop
 from rocketmq_spark.transport.remoting.requests import Answer, Request
+from rocketmq_spark.transport.runtime import PROCESS, Runtime
 
 logger = logging.getLogger("rocketmq_spark.transport")
 
@@ -105,8 +105,10 @@ class RequestClient:
         unsigned: Container[int],
         async_permits: int,
         oneway_permits: int,
+        runtime: Runtime = PROCESS,
     ) -> None:
         self.loop = loop
+        self._runtime = runtime
         loop.on_end = self._on_end
         self.clock = loop.clock
         self._namespace = namespace
@@ -214,7 +216,7 @@ class RequestClient:
             text = f"{request.name} to {address}: a blocking call in a callback would wait for its own thread"
             raise errors.RocketMQError(f"{text}; use a call that does not wait, or another thread")
         self.loop.check()
-        done = threading.Event()
+        done = self._runtime.event()
         answers: list[Answer] = []
 
         def on_answer(answer: Answer) -> None:

@@ -33,8 +33,8 @@ from rocketmq_spark.transport.remoting.requests import (
     broken,
     next_opaque,
 )
+from rocketmq_spark.transport.runtime import PROCESS, Runtime
 from rocketmq_spark.transport.tls import Secure, TlsStream
-from rocketmq_spark.transport.tls_probe import explained
 
 logger = logging.getLogger("rocketmq_spark.transport")
 
@@ -93,8 +93,10 @@ class Connection:
         attend: Callable[[Connection], None],
         on_request: OnRequest,
         secure: Secure | None = None,
+        runtime: Runtime = PROCESS,
     ) -> None:
         self.address = address
+        self._runtime = runtime
         self.state = State.CONNECTING
         self.due = clock() + connect_timeout
         self.sock: socket.socket | None = None
@@ -102,7 +104,7 @@ class Connection:
         self._connect_timeout = connect_timeout
         self._attend = attend
         self._on_server_request = on_request
-        self._dial = Dial(address, self.due, lambda: attend(self), secure=secure)
+        self._dial = Dial(address, self.due, lambda: attend(self), secure=secure, runtime=runtime)
         self._stream: socket.socket | TlsStream | None = None
         self._lock = threading.Lock()
         # By opaque, the requests without an outcome.
@@ -376,7 +378,7 @@ class Connection:
     ) -> list[Completion]:
         if not self._arrivals:
             # The numeric address: looking up a name may take any time.
-            reason, cause = explained(self._dial.tried or self.address, self._stream, reason, cause)
+            reason, cause = self._runtime.explained(self._dial.tried or self.address, self._stream, reason, cause)
         with self._lock:
             self._enter(State.CLOSED)
             waiting = list(self._pending.values())

@@ -23,6 +23,7 @@ from typing import Final, TypeAlias
 from rocketmq_spark.errors import RemotingConnectException, RocketMQError
 from rocketmq_spark.transport.remoting.connection import Connection, OnRequest, State
 from rocketmq_spark.transport.remoting.requests import Answer, Completion, Request
+from rocketmq_spark.transport.runtime import PROCESS, Runtime
 from rocketmq_spark.transport.tls import Secure
 
 logger = logging.getLogger("rocketmq_spark.transport")
@@ -82,7 +83,9 @@ class IoLoop:
         secure: Secure | None = None,
         *,
         polled: bool = False,
+        runtime: Runtime = PROCESS,
     ) -> None:
+        self._runtime = runtime
         self._pausing = PolledClock(clock) if polled else None
         self.clock = self._pausing or clock
         self._connect_timeout = connect_timeout
@@ -91,7 +94,7 @@ class IoLoop:
         self.on_end: OnEnd = lambda _address, request, answer: request.finish(answer)
         self.polled = polled
         self._polling = False
-        self._poller: int | None = None
+        self._poller: threading.Thread | None = None
         self._scratch = memoryview(b"")
         self._pid = os.getpid()
         self._lock = threading.Lock()
@@ -117,7 +120,7 @@ class IoLoop:
     @property
     def in_own_thread(self) -> bool:
         """True in the loop's own thread, which must not wait for an answer."""
-        return self._polling if self.polled else self._thread is threading.current_thread()
+        return self._polling if self.polled else self._thread is self._runtime.current_thread()
 
     def check(self) -> None:
         """Raise RocketMQError after `close`, and in a process that did not create this transport."""
@@ -205,7 +208,7 @@ class IoLoop:
                 return connection, False
             self._start()
             connection = Connection(
-                address, self.clock, self._connect_timeout, self._attend, self._on_request, self._secure
+                address, self.clock, self._connect_timeout, self._attend, self._on_request, self._secure, self._runtime
             )
             self._by_address[address] = connection
             return connection, True
@@ -213,23 +216,21 @@ class IoLoop:
     def _start(self) -> None:
         if self._selector is not None:
             return
-        self._selector = selectors.DefaultSelector()
-        self._waker, self._wakee = socket.socketpair()
+        self._selector = self._runtime.selector()
+        self._waker, self._wakee = self._runtime.socketpair()
         self._waker.setblocking(False)
         self._wakee.setblocking(False)
         self._selector.register(self._wakee, selectors.EVENT_READ)
         self._scratch = memoryview(bytearray(_RECEIVE_BUFFER))
         if self.polled:
-            self._poller = threading.get_ident()
+            self._poller = self._runtime.current_thread()
             return
-        thread = threading.Thread(target=self._run, name="rocketmq-spark-transport", daemon=True)
         try:
-            thread.start()
+            self._thread = self._runtime.start(self._run, "rocketmq-spark-transport")
         except RuntimeError as exc:
             self._release()
             text = f"starting the transport's thread: {exc}"
             raise RocketMQError(f"{text}; raise the process limits (ulimit -u, the container's pids)") from exc
-        self._thread = thread
 
     def _attend(self, connection: Connection) -> None:
         self._attention.append(connection)
@@ -237,7 +238,7 @@ class IoLoop:
 
     def _wake(self) -> None:
         # One byte until the thread has read it. A polling thread is awake while it submits; a lookup's thread wakes it.
-        if self._woken or self._waker is None or (self.polled and threading.get_ident() == self._poller):
+        if self._woken or self._waker is None or (self.polled and self._runtime.current_thread() is self._poller):
             return
         self._woken = True
         # The buffer is full, and the thread wakes anyway; or the socket is closed, because the thread has ended.

@@ -27,6 +27,7 @@ from rocketmq_spark.transport.remoting.client import Namespace, RequestClient
 from rocketmq_spark.transport.remoting.loop import IoLoop
 from rocketmq_spark.transport.remoting.name_servers import NameServers
 from rocketmq_spark.transport.remoting.requests import Answer, Request, outcome_of, pull_outcome_of
+from rocketmq_spark.transport.runtime import PROCESS, Runtime
 from rocketmq_spark.transport.tls import TlsSettings
 
 logger = logging.getLogger("rocketmq_spark.transport")
@@ -58,13 +59,14 @@ class RemotingTransport(Closes):
         client_async_semaphore_value: int = 65_535,
         client_oneway_semaphore_value: int = 65_535,
         polled: bool = False,  # There is no thread: the one thread that uses the transport calls `poll`
+        runtime: Runtime = PROCESS,
     ) -> None:
         self.namespace = Namespace(namespace, create_topic_key)
         secure = None if tls is None else tls.secure()
-        loop = IoLoop(clock, connect_timeout, self._on_request, secure, polled=polled)
+        loop = IoLoop(clock, connect_timeout, self._on_request, secure, polled=polled, runtime=runtime)
         unsigned = () if sign_name_server_requests else NAME_SERVER_REQUESTS
         permits = client_async_semaphore_value, client_oneway_semaphore_value
-        self.client = RequestClient(loop, self.namespace, credentials, unsigned, *permits)
+        self.client = RequestClient(loop, self.namespace, credentials, unsigned, *permits, runtime)
         # All deadlines are on this clock; that of a polled transport runs only during `poll`.
         self.clock = self.client.clock
         self.name_servers = NameServers(self.client, name_servers, random or random_module.Random())
