@@ -167,6 +167,7 @@ class BatchSender:
                 self._start()
                 for batch, queue in batcher.add(rows, self._clock()):
                     self._offer(batch, queue)
+                self._wait_for_lingering()
             for batch, queue in batcher.flush():
                 self._offer(batch, queue)
             with self._changed:
@@ -210,6 +211,14 @@ class BatchSender:
             self._raise_failure()
             self._pipeline.offer(batch, queue, self._clock())
             self._dispatch()
+
+    def _wait_for_lingering(self) -> None:
+        """Wait for room if the other thread has sent incomplete groups, which it does without a wait."""
+        limit = self._options.max_in_flight_bytes
+        with self._changed:
+            if self._pipeline.pending_bytes > limit:
+                self._wait_for(lambda: self._pipeline.pending_bytes <= limit * _PLENTY)
+                self._raise_failure()
 
     def _has_room(self, batch: EncodedBatch, *, plenty: bool = False) -> bool:
         pending = self._pipeline.pending_bytes

@@ -1,0 +1,312 @@
+"""One schedule: everything that a seed draws, the run of it, and the checks of what happened.
+
+Each seed enables some kinds of faults and leaves out the others (swarm testing), because faults that always happen
+together hide one another.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from rocketmq_spark.model.message import MessageQueue, SendStatus
+from rocketmq_spark.options.sink import SinkOptions
+from rocketmq_spark.testing.fake_storage import BrokerSettings, TopicSettings
+from rocketmq_spark.testing.scripted_broker import Reply
+from tests.simulation.checks import problems_of
+from tests.simulation.client import TaskResult, Worker
+from tests.simulation.cluster import SimulatedCluster
+from tests.simulation.network import Conditions, Network
+from tests.simulation.world import SimulationError, World
+
+TOPIC = "T"
+
+# Faults of replies to sends, and what they are.
+_REPLIES: dict[str, Callable[[random.Random], Reply]] = {
+    "busy": lambda rng: Reply.code(2, "[TIMEOUT_CLEAN_QUEUE]broker busy", delay=rng.random() * 0.3),
+    "system error": lambda _: Reply.code(1, "something failed"),
+    "system error after storing": lambda _: Reply(error=Reply.code(1, "something failed").error, stored=True),
+    "not available": lambda _: Reply.code(14, "service not available now"),
+    "topic missing": lambda _: Reply.code(17, "topic[T] not exist, apply first please!"),
+    "silent": lambda _: Reply(silent=True),
+    "silent after storing": lambda _: Reply(silent=True, stored=True),
+    "closes": lambda _: Reply(closes=True),
+    "closes after storing": lambda _: Reply(closes=True, stored=True),
+    "slow": lambda rng: Reply(delay=rng.random() * 5),
+    "answers twice": lambda _: Reply(repeats=1),
+    "not flushed": lambda _: Reply(status=SendStatus.FLUSH_DISK_TIMEOUT),
+    "not replicated": lambda _: Reply(status=SendStatus.FLUSH_SLAVE_TIMEOUT),
+}
+_EVENTS = (
+    *("pause", "restart", "power failure", "promote", "partition", "name server partition", "break links"),
+    *("disk full", "read only", "fewer queues", "more queues", "slow storage", "stale routes", "name server stopped"),
+)
+_NETWORK = ("delayed", "broken", "refused")
+
+
+@dataclass
+class Plan:
+    """What a seed draws. `only` lists the enabled faults; a smaller list is a smaller schedule."""
+
+    seed: int
+    faults: tuple[str, ...] = ()
+    brokers: int = 2
+    slaves: int = 0
+    name_servers: int = 1
+    queues: int = 2
+    tasks: int = 1
+    rows: int = 40
+    batch_rows: int = 4
+    ordered: bool = False
+    options: dict[str, Any] = field(default_factory=dict)
+    horizon: float = 3.0
+
+    @classmethod
+    def of_seed(cls, seed: int) -> Plan:
+        """Draw a plan."""
+        rng = random.Random(f"plan {seed}")
+        kinds = (*_REPLIES, *_EVENTS, *_NETWORK)
+        enabled = tuple(kind for kind in kinds if rng.random() < rng.choice((0.05, 0.15, 0.3)))
+        options: dict[str, Any] = {
+            "delivery_timeout_ms": rng.choice((4_000, 10_000, 30_000)),
+            "send_msg_timeout": rng.choice((500, 1_000, 3_000)),
+            "retry_times_when_send_failed": rng.choice((0, 1, 2)),
+            "retry_backoff_ms": rng.choice((20, 100)),
+            "max_in_flight": rng.choice((1, 2, 8)),
+            "max_in_flight_bytes": rng.choice((400, 4_000, 1 << 20)),
+        }
+        if rng.random() < 0.2:
+            options["retry_another_broker_when_not_store_ok"] = True
+        if rng.random() < 0.2:
+            options["fault_preset"] = rng.choice(("v5", "legacy"))
+        if rng.random() < 0.15:
+            options["send_mode"] = "sync"
+        ordered = rng.random() < 0.25
+        return cls(
+            seed,
+            enabled,
+            brokers=rng.choice((1, 2, 2, 3)),
+            slaves=rng.choice((0, 0, 1)) if "promote" not in enabled else 1,
+            name_servers=rng.choice((1, 1, 2)),
+            queues=rng.choice((1, 2, 4)),
+            tasks=rng.choice((1, 1, 2, 3)),
+            rows=rng.choice((1, 12, 24, 48)),
+            batch_rows=rng.choice((1, 3, 8)),
+            ordered=ordered,
+            options=options | ({"ordered": True} if ordered else {}),
+        )
+
+
+@dataclass
+class Run:
+    """A schedule that was run."""
+
+    plan: Plan
+    world: World
+    cluster: SimulatedCluster
+    worker: Worker
+    faults: Counter[str]
+    problems: list[str]
+
+    @property
+    def results(self) -> list[TaskResult]:
+        """The tasks' results."""
+        return self.worker.results
+
+
+def run(plan: Plan) -> Run:
+    """Run a schedule and check what happened; problems are texts."""
+    world = World(plan.seed)
+    rng = world.rng
+    enabled = set(plan.faults)
+    conditions = Conditions()
+    network = Network(world, conditions)
+
+    def settings() -> BrokerSettings:
+        made = BrokerSettings(
+            send_threads=rng.choice((1, 4)),
+            service_time=lambda rows, nbytes: 0.0001 + rows * 2e-6,
+            sync_flush=rng.random() < 0.3,
+            flush_time=0.001,
+            replication_time=rng.choice((0.0005, 0.02)),
+            sync_replication=bool(plan.slaves) and rng.random() < 0.5,
+        )
+        return made
+
+    cluster = SimulatedCluster(
+        network, plan.brokers, slaves=plan.slaves, name_servers=plan.name_servers, settings=settings
+    )
+    cluster.create_topic(TOPIC, plan.queues)
+    options = SinkOptions.of(name_server=tuple(cluster.addresses), topic=TOPIC, **plan.options)
+    worker = Worker(network, cluster.addresses, options)
+    adversary = Adversary(world, cluster, network, plan, enabled)
+    queues = [MessageQueue(TOPIC, name, number) for name in cluster.masters for number in range(plan.queues)]
+
+    def queue_of(key: int) -> MessageQueue | None:
+        return queues[key % len(queues)] if plan.ordered else None
+
+    def main() -> None:
+        threads = []
+        for number in range(plan.tasks):
+            rows = [(rng.randrange(6), b"%d-%05d" % (number, row)) for row in range(plan.rows)]
+            rest = rng.choice((0.0, 0.0, 0.05, 0.5))
+
+            def task(number: int = number, rows: list[tuple[int, bytes]] = rows, rest: float = rest) -> None:
+                worker.run_task(number, rows, plan.batch_rows, queue_of, rest)
+
+            threads.append(world.start(task, f"task {number}"))
+        for thread in threads:
+            thread.join()
+            if thread.failure is not None:
+                raise thread.failure
+        # What is under way may still be stored.
+        adversary.heal_all()
+        worker.runtime.sleep(2.0)
+        worker.instance.close()
+
+    problems: list[str] = []
+    adversary.start()
+    worker.instance.start()
+    try:
+        world.run(world.start(main, "main"))
+    except SimulationError as exc:
+        problems.append(f"no end: {exc}")
+    except Exception as exc:
+        problems.append(f"{type(exc).__name__}: {exc}")
+    else:
+        problems += problems_of(plan, worker, cluster)
+    finally:
+        world.close()
+    faults = adversary.counts + Counter(conditions.counts)
+    for broker in cluster.brokers():
+        faults += Counter({f"reply: {kind}": count for kind, count in broker.played.items()})
+    return Run(plan, world, cluster, worker, faults, problems)
+
+
+class Adversary:
+    """Plays the enabled faults at random times, and heals them."""
+
+    def __init__(
+        self, world: World, cluster: SimulatedCluster, network: Network, plan: Plan, enabled: set[str]
+    ) -> None:
+        self.world = world
+        self.cluster = cluster
+        self.network = network
+        self.plan = plan
+        self.enabled = enabled
+        self.counts: Counter[str] = Counter()
+        self._healers: list[Callable[[], None]] = []
+
+    def start(self) -> None:
+        """Schedule all faults."""
+        rng, conditions = self.world.rng, self.network.conditions
+        if "delayed" in self.enabled:
+            conditions.delayed, conditions.long_delay = rng.choice(((0.05, 1.0), (0.3, 0.2), (0.02, 8.0)))
+        if "broken" in self.enabled:
+            conditions.broken = rng.choice((0.01, 0.05, 0.2))
+        if "refused" in self.enabled:
+            conditions.refused = rng.choice((0.1, 0.5))
+        self.world.call_later(self.plan.horizon, self._calm)
+        replies = [kind for kind in _REPLIES if kind in self.enabled]
+        if replies:
+            chance = rng.choice((0.05, 0.2, 0.6))
+            for broker in self.cluster.brokers():
+                broker.play(self._chooser(replies, chance), times=10_000)
+        for kind in _EVENTS:
+            if kind in self.enabled:
+                for _ in range(rng.choice((1, 1, 2, 4))):
+                    self.world.call_later(rng.random() * self.plan.horizon, lambda kind=kind: self._event(kind))
+
+    def heal_all(self) -> None:
+        """End all faults."""
+        healers, self._healers = self._healers, []
+        for heal in healers:
+            heal()
+
+    def _calm(self) -> None:
+        conditions = self.network.conditions
+        conditions.delayed = conditions.broken = conditions.refused = 0.0
+        self.enabled = set()
+        self.heal_all()
+
+    def _chooser(self, kinds: list[str], chance: float) -> Callable[[object], Reply | None]:
+        rng = self.world.rng
+
+        def choose(_: object) -> Reply | None:
+            if not self.enabled or rng.random() >= chance:
+                return None
+            return _REPLIES[rng.choice(kinds)](rng)
+
+        return choose
+
+    def _event(self, kind: str) -> None:
+        if not self.enabled:
+            return
+        rng, cluster = self.world.rng, self.cluster
+        name = rng.choice(list(cluster.masters))
+        broker = cluster.masters[name]
+        server = rng.choice(cluster.name_servers)
+        self.counts[kind] += 1
+        self.world.note(f"{kind}: {server.address if 'name server' in kind or kind == 'stale routes' else name}")
+        lasting = rng.choice((0.05, 0.5, 3.0))
+
+        def until(heal: Callable[[], None]) -> None:
+            self._healers.append(heal)
+            self.world.call_later(lasting, heal)
+
+        if kind == "pause" and broker.running:
+            broker.pause()
+            until(broker.resume)
+        elif kind in ("restart", "power failure") and broker.running:
+            cluster.kill(name, lose_unflushed=kind == "power failure")
+            until(lambda: cluster.restart(name))
+        elif kind == "promote":
+            cluster.promote(name)
+        elif kind in ("partition", "name server partition"):
+            address = broker.address if kind == "partition" else server.address
+            self.network.partition(address)
+            until(lambda: self.network.heal(address))
+        elif kind == "break links":
+            self.network.break_links(broker.address)
+        elif kind == "disk full":
+            broker.settings.disk_full = True
+            until(lambda: setattr(broker.settings, "disk_full", False))
+        elif kind in ("read only", "fewer queues", "more queues"):
+            self._change_topic(kind, broker, until)
+        elif kind == "slow storage":
+            usual = broker.settings.service_time
+            broker.settings.service_time = lambda rows, nbytes: 0.15 + rows * 0.001
+            until(lambda: setattr(broker.settings, "service_time", usual))
+        elif kind == "stale routes":
+            server.frozen = True
+
+            def thaw() -> None:
+                server.frozen = False
+                cluster.register()
+
+            until(thaw)
+        elif kind == "name server stopped" and server.running:
+            server.running = False
+            self.network.close(server.address)
+
+            def start() -> None:
+                server.running = True
+                self.network.listen(server.address, server)
+                cluster.register()
+
+            until(start)
+
+    def _change_topic(self, kind: str, broker: Any, until: Callable[[Callable[[], None]], None]) -> None:
+        storage = broker.storage
+        usual = storage.topics.get(TOPIC)
+        if usual is None:
+            return
+        nums = {"fewer queues": max(1, usual.write_queue_nums - 1), "more queues": usual.write_queue_nums + 1}
+        writes = nums.get(kind, usual.write_queue_nums)
+        storage.create_topic(TOPIC, TopicSettings(usual.read_queue_nums, writes, 4 if kind == "read only" else 6))
+        if kind == "fewer queues":
+            storage.create_topic(TOPIC, TopicSettings(writes, writes, 6))
+        until(lambda: storage.create_topic(TOPIC, TopicSettings(self.plan.queues, self.plan.queues, 6)))
