@@ -1,4 +1,7 @@
-"""Implements the interfaces of :mod:`..base` with requests over TCP (docs/internals/remoting.md#request-codes)."""
+"""Implements the interfaces of :mod:`..base` with remoting requests over TCP to name servers and brokers.
+
+docs/internals/remoting.md#request-codes lists the requests.
+"""
 
 from __future__ import annotations
 
@@ -103,7 +106,8 @@ class RemotingTransport(Closes):
         try:
             self.client.invoke_oneway(request.address, code, ext_fields, request.batch.body, timeout)
         except (errors.RemotingSendRequestException, errors.RemotingCommandException) as exc:
-            logger.warning("oneway send of %d rows to %s: %s", request.batch.rows, request.queue, exc)
+            text = "oneway send of %d rows to %s failed, and is not repeated: %s"
+            logger.warning(text, request.batch.rows, request.queue, exc)
 
     def heart_beat(self, address: str, client_id: str, producer_groups: Collection[str], timeout: float) -> None:
         """Register producer groups at a broker, or keep them registered (HEART_BEAT)."""
