@@ -71,7 +71,7 @@ class Telemetry:
         stream = self._streams.get(endpoint)
         if stream is not None and stream.acknowledged:
             request = service.HeartbeatRequest(client_type=pb.PRODUCER)
-            self.client.invoke(endpoint, "Heartbeat", request, service.HeartbeatResponse, timeout, "heart-beat")
+            self.client.invoke(endpoint, "Heartbeat", request, service.HeartbeatResponse, timeout, "heartbeat")
 
     def unregister(self, endpoint: str, producer_group: str, timeout: float) -> None:
         """Stop checks for a producer group; after the last one notify the proxy and end the stream."""
