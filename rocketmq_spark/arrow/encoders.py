@@ -1,4 +1,4 @@
-"""Encodes rows of a block as batch items and property strings, without a Python object per row.
+"""Encodes rows of a `MessageBlock` as items of a batch, or as property strings, without a Python object per row.
 
 `encode_remoting` follows docs/internals/messages.md#batch, `encode_grpc` docs/internals/grpc-messages.md#messages.
 """

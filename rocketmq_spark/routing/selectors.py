@@ -1,6 +1,6 @@
-"""Selects queues so that a slow or missing broker delays only its own rows.
+"""Selects the queue of a send: in turn, at random, by machine room, or by a user's selector.
 
-See docs/internals/routing.md#queue-selection.
+A slow or unavailable broker delays only the rows that are bound to it (docs/internals/routing.md#queue-selection).
 """
 
 from __future__ import annotations
