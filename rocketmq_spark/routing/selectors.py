@@ -1,6 +1,7 @@
 """Selects the queue of a send: in turn, at random, by machine room, or by a user's selector.
 
-A slow or unavailable broker delays only the rows that are bound to it (docs/internals/routing.md#queue-selection).
+A slow or unavailable broker delays only the rows that are bound to it, by ``queueId``, ``shardingKey`` or a user's
+selector (docs/internals/routing.md#queue-selection).
 """
 
 from __future__ import annotations
