@@ -3,8 +3,8 @@
 A transport reports the outcome of one attempt; its callers choose brokers and retry. It repeats a send only after
 GO_AWAY, which means that the server executed nothing. A transport connects with its first request, and cannot be
 pickled. All timeouts are seconds. Any thread may call any method, except those of a transport that its caller polls
-(`Pulls.poll`). If the connection failed, the error is a ``RemotingException`` with the socket's or gRPC's error as its cause. If a
-server answered with an error code, it is an ``MQBrokerException``.
+(`Pulls.poll`). If the connection failed, the error is a ``RemotingException`` with the socket's or gRPC's error as its
+cause. If a server answered with an error code, it is an ``MQBrokerException``.
 """
 
 from __future__ import annotations
