@@ -173,7 +173,7 @@ def peek(
     if count < 1:
         raise OptionError(f"peeking at {count} messages: allowed is 1 or more")
     if tag is not None and not any(map(str.strip, tag.split("||"))):
-        raise OptionError(f"tag={tag!r} is empty: allowed is a tag, or several as in TagA || TagB")
+        raise OptionError(f"tag={tag!r} has no tag: give one, or several as in TagA || TagB")
     back = count if tag is None else max(count, _BACK_FOR_A_TAG)
     # With compacted=True a gap is no error: peek shows the remaining messages.
     ranges = [

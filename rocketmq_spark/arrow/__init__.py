@@ -1,1 +1,1 @@
-"""Arrow columns to request bodies and back, without a Python object per row. Knows neither Spark nor sockets."""
+"""Encodes Arrow columns as request bodies, and decodes stored messages to columns, without a Python object per row."""

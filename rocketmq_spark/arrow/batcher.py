@@ -1,11 +1,12 @@
-"""RecordBatches -> EncodedBatches (docs/internals/sink.md#sink-batches). Rows that do not fill a batch wait.
+"""Encodes rows of record batches into batches to send (docs/internals/sink.md#sink-batches).
 
-- Rows are encoded in chunks of about 2 MiB. A full batch is a list of slices of chunk buffers; the slices are not
-  joined. A group is a batch that is being filled. Its slices are copied (`Group.settle`) if a chunk has rows of several
-  groups, and at the end of `ArrowBatcher.add`, because a slice would keep the buffer of the whole chunk alive.
-- Rows of one group keep their order. With ``ordered`` all rows of a queue do: before a row joins another group of its
-  queue, the waiting groups of that queue are yielded.
-- Single messages do not wait.
+- A group is a batch that is being filled. It waits for more rows until it is full or has waited 100 ms. Rows that
+  cannot share a batch become single messages, which do not wait.
+- Rows are encoded in chunks of about 2 MiB, and a batch is a list of slices of the chunks' buffers. A waiting group's
+  slices are copied (`Group.settle`), and so are those of a chunk with rows of several groups, because a slice would
+  keep the buffer of the whole chunk alive.
+- Rows of one group keep their order. With ``ordered``, all rows of a queue do: before a row joins a group, the other
+  groups of its queue are completed.
 """
 
 from __future__ import annotations

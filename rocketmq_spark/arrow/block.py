@@ -1,9 +1,10 @@
-"""RecordBatch -> MessageBlock: the columns of a write, normalised and checked, without copies of payloads.
+"""Reads a record batch of a write into a `MessageBlock`: its columns in one layout, checked, without copying payloads.
 
-A block lists every rule that its rows break, and raises nothing. The table `CARRIED` decides which properties are
-dropped and which rows go alone. The properties have one order: KEYS, TAGS, WAIT (only ``false``), __SHARDINGKEY, DELAY,
-TIMER_DELAY_MS, TIMER_DELIVER_MS, SPARK_ROW_ID, UNIQ_KEY, then the user's own. An empty string in keys or shardingKey
-counts as null, as in ``Message``'s constructor. In tags it is an error: it could mean the default tag or no tag.
+A block lists the rules that its rows break; its caller raises, skips or diverts these rows. The table `CARRIED` says
+which properties the protocol drops, and which ones a batch cannot carry, so that the row is sent alone. A message's
+properties have this order: KEYS, TAGS, WAIT (only ``false``), __SHARDINGKEY, DELAY, TIMER_DELAY_MS, TIMER_DELIVER_MS,
+SPARK_ROW_ID, UNIQ_KEY, then the user's own. An empty string in keys or shardingKey counts as null, as in ``Message``'s
+constructor. In tags it is an error: it could mean the default tag or no tag.
 """
 
 from __future__ import annotations
@@ -47,9 +48,9 @@ MAX_SINGLE_PROPERTIES: Final = 32_000
 
 _PROPERTIES_TOO_LONG: Final = Rule(
     "properties are too long",
-    f"keys, tags and properties have {MAX_PROPERTIES} bytes together in a batch, {MAX_SINGLE_PROPERTIES} in a single "
-    "message",
-    "move what is long into the body",
+    f"keys, tags and properties may have {MAX_PROPERTIES} bytes together in a batch, {MAX_SINGLE_PROPERTIES} in a "
+    "single message",
+    "move long values into the body",
 )
 
 # Bytes of the broker's 4 MiB for the properties that a proxy adds (docs/internals/grpc-messages.md#batches).
@@ -261,7 +262,11 @@ class _Reader:
             column = column.without_empty()
         if self._options.ordered:
             there = np.zeros(self._rows, np.bool_) if column is None else column.valid
-            rule = Rule("shardingKey is null or empty", "ordered=true needs one in every row", "fill the column")
+            rule = Rule(
+                "shardingKey is null or empty",
+                "ordered=true needs a shardingKey in every row",
+                "fill the column, or set ordered=false",
+            )
             self._violations += violations(rule, np.flatnonzero([] if there is None else ~there))
         return column
 
@@ -276,8 +281,8 @@ class _Reader:
             if name in schema.DELAY_COLUMNS:
                 twice = Rule(
                     f"{name} is set beside another delay",
-                    f"one of {', '.join(schema.DELAY_COLUMNS)} is allowed",
-                    "null the others",
+                    f"only one of {', '.join(schema.DELAY_COLUMNS)} is allowed in a row",
+                    "set the others to null",
                 )
                 self._violations += violations(twice, np.flatnonzero(delayed & prop.there(self._rows)))
                 delayed |= prop.there(self._rows)

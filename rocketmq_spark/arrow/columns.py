@@ -1,8 +1,8 @@
-"""Arrow columns of any layout as numpy arrays: offsets into bytes, or whole numbers, with a mask of non-null rows.
+"""Converts Arrow columns of any layout to numpy arrays: offsets into bytes, or whole numbers, with a mask of nulls.
 
-Only dictionaries and views are copied. A column of nulls becomes None. Conversion avoids ``pa.array``, ``pa.scalar``
-(also inside ``fill_null``), ``Array.to_numpy`` and ``DataType.to_pandas_dtype``: they import pandas, which costs each
-Spark worker half a second and 40 MB, and the last one fails without pandas before pyarrow 26.
+Only dictionary and view columns are copied. A column of nulls becomes None. Conversion avoids ``pa.array``,
+``pa.scalar`` (also inside ``fill_null``), ``Array.to_numpy`` and ``DataType.to_pandas_dtype``. They import pandas,
+which costs each Spark worker half a second and 40 MB. The last one fails without pandas before pyarrow 26.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Invalid rows, the rule that each breaks, and dead letters made of them (docs/delivery.md#invalid-rows).
+"""Names the rule that each invalid row breaks, and makes dead letters of such rows (docs/delivery.md#invalid-rows).
 
-Of several rules that a row breaks, the first checked counts, so counts by rule add up to the rows. Bad rows are rare,
-so this module works row by row. All rows may be bad, so it holds only a slice of them at a time.
+If a row breaks several rules, the first one checked counts, so the counts of all rules add up to the invalid rows. Such
+rows are usually rare, so this module works row by row. All rows may be invalid, so it makes a limited number of dead
+letters at a time.
 """
 
 from __future__ import annotations

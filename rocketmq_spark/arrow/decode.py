@@ -1,8 +1,9 @@
-"""Stored messages -> record batches of a read's columns, vectorised.
+"""Decodes the stored messages of pull answers to record batches with the columns of a read (`batches_of`).
 
-`decode_rows` has the same result, one message at a time. It also reads compressed inner batches, properties with
-repeated names or empty values, and unreadable messages. Bodies and properties that no requested column needs are
-neither decompressed nor parsed. Bytes are copied twice: answers are joined for numpy, and Arrow copies each column.
+numpy and Arrow decode whole columns. If they cannot, `decode_rows` decodes one message at a time: compressed inner
+batches, properties with repeated names or empty values, and unreadable messages. Bodies and properties that no
+requested column needs are neither decompressed nor parsed. Bytes are copied twice: answers are joined for numpy, and
+Arrow copies each column.
 """
 
 from __future__ import annotations

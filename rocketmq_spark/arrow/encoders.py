@@ -1,4 +1,6 @@
-"""Encodes rows of a block as batch items and property strings, without a Python object per row.
+"""Encodes rows of a `MessageBlock`: as items of a batch, without a Python object per row, or as single messages.
+
+For single messages it makes one property string a row.
 
 `encode_remoting` follows docs/internals/messages.md#batch, `encode_grpc` docs/internals/grpc-messages.md#messages.
 """

@@ -1,8 +1,8 @@
 """Hashes of whole columns: Java's string hashes, and ``SPARK_ROW_ID`` (docs/delivery.md#row-ids-and-deduplication).
 
-`rocketmq_spark.model.hashes` computes the same hashes one row at a time. pyarrow has none of them. The hash in
-``SPARK_ROW_ID`` (64 bits) reads strings as 8-byte words, padded with zeros, so that numpy hashes a whole column at
-once.
+`rocketmq_spark.model.hashes` computes the same hashes one row at a time. pyarrow has none of them. A hash in
+``SPARK_ROW_ID`` has 64 bits; an id by columns has two of them. It reads strings as 8-byte words, padded with zeros, so
+that numpy hashes a whole column at once.
 """
 
 from __future__ import annotations

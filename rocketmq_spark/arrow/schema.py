@@ -103,7 +103,7 @@ COLUMNS: Final[Mapping[str, Column]] = {
         "string or array<string>", _is_keys, "{name}.cast('string') or .cast('array<string>')", properties.KEYS
     ),
     "properties": Column("map<string,string>", _is_properties, "{name}.cast('map<string,string>')"),
-    "flag": replace(_INT, bounds=(-(2**31), 2**31 - 1), advice="it must fit 32 bits"),
+    "flag": replace(_INT, bounds=(-(2**31), 2**31 - 1), advice="use a number of 32 bits"),
     "shardingKey": replace(_TEXT, makes=properties.SHARDING_KEY, message_type="FIFO"),
     "queueId": replace(_INT, bounds=(0, 2**31 - 1), advice="use null for any queue"),
     "brokerName": _TEXT,
@@ -241,7 +241,8 @@ def check_row_id(schema: pa.Schema, columns: Sequence[str]) -> None:
     """Raise a SchemaError for a column of ``rowId=columns:...`` that is missing, or is no text, number or time."""
     for name in columns:
         if name not in schema.names:
-            raise SchemaError(f"rowId=columns:{','.join(columns)}: there is no column {name} among {schema.names}")
+            text = f"rowId=columns:{','.join(columns)}: there is no column {name} among {schema.names}"
+            raise SchemaError(f"{text}; correct this option")
         arrow_type = schema.field(name).type
         if not any(is_kind(arrow_type) for is_kind in _ID_TYPES):
             raise SchemaError(

@@ -1,7 +1,8 @@
 """Divides rows into groups that may share a batch, and groups into batches within the limits.
 
-docs/internals/sink.md#sink-batches has the limits, and docs/internals/routing.md#selectors the ways to bind a row
-to a queue. The producer chooses the queue of any other row.
+docs/internals/sink.md#sink-batches has the limits. A row can be bound to a queue: by the hash of its key, by columns,
+or by the user's selector (docs/internals/routing.md#selectors). The sink chooses the queues of all other rows when it
+sends them.
 """
 
 from __future__ import annotations
@@ -263,7 +264,8 @@ def _slots_by_column(
         rule = Rule(
             "the row names a queue that does not exist, or queueId without brokerName",
             f"the topic's writable queues are {', '.join(f'{name}: {_ranges(ids_of[name])}' for name in brokers)}",
-            "correct queueId and brokerName (it may be null where there is one broker), or use null for any queue",
+            "correct queueId and brokerName (null is allowed if the topic has one broker), or set queueId to null for "
+            "any queue",
         )
         broken += violations(rule, rows[known[places] != named], None, shown)
     return slots

@@ -1,7 +1,8 @@
 """Finds the fields of stored records (docs/internals/messages.md#stored-record), as numpy arrays over one buffer.
 
 Every length is compared with the end of its record before it is used. Only the sizes of records are read in a loop,
-because a record's position depends on all sizes before it. A row is a record, or an item of an inner batch.
+because a record's position depends on all sizes before it. Each record makes one row, and an inner batch makes one per
+item.
 """
 
 from __future__ import annotations

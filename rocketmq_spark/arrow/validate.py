@@ -1,7 +1,7 @@
 """Checks whole columns against the rules of brokers (docs/internals/producer.md#validation) and of proxies.
 
-A check first screens its column with one cheap pass, and searches only a column that fails for the invalid rows. It
-returns all rows that break a rule; the caller raises, skips or diverts them.
+A check first tests its column in one cheap pass, and looks for the invalid rows only if that test fails. It returns all
+rows that break a rule; the caller raises, skips or diverts them.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from rocketmq_spark.arrow.columns import ByteColumn, Ints, ListColumn, Mask, row
 from rocketmq_spark.arrow.schema import COLUMN_OF, COLUMNS, DELAY_COLUMNS
 from rocketmq_spark.model.names import FORBIDDEN_TOPICS, MAX_TOPIC_LENGTH, is_blank, is_legal, java_length
 from rocketmq_spark.model.properties import CARRIED, ROW_ID, SHARDING_KEY, TAGS, Carried
+from rocketmq_spark.protocol.remoting.records import MAX_BODY
 
 if TYPE_CHECKING:
     from rocketmq_spark.arrow.block import Property
@@ -66,7 +67,9 @@ _TOPIC_TOO_LONG: Final = Rule(
     "topic is too long", f"{MAX_TOPIC_LENGTH} characters are allowed", "use a topic with a shorter name"
 )
 _TOPIC_ILLEGAL: Final = Rule(
-    "topic has an illegal character", "letters, digits and % | _ - are allowed", "replace the others (a dot, a slash)"
+    "topic has an illegal character",
+    "letters, digits and % | _ - are allowed",
+    "replace other characters, such as a dot or a slash",
 )
 _TOPIC_FORBIDDEN: Final = Rule("topic is the broker's own", "clients may not send to it", "use another topic")
 
@@ -104,7 +107,9 @@ def check_body(body: ByteColumn, max_message_size: int) -> Iterator[Violation]:
     rule = Rule(
         "body is longer than maxMessageSize",
         f"{max_message_size} bytes are allowed",
-        "send less per row, or raise maxMessageSize here and on every broker",
+        "send less per row"
+        if max_message_size >= MAX_BODY
+        else f"send less per row, or raise maxMessageSize to at most {MAX_BODY}",
     )
     yield from check_sizes(rule, body.sizes, max_message_size)
 
@@ -133,7 +138,7 @@ def check_text(
     if blank:
         yield from _check_blank(name, column, entries)
     if pipe and (hits := column.span == ord("|")).any():
-        rule = Rule(f"{name} holds '|'", "one tag a message is allowed", "put the others into keys or properties")
+        rule = Rule(f"{name} holds '|'", "only one tag a message is allowed", "put the others into keys or properties")
         yield from violations(rule, _elements_with(column, hits), entries)
     if int(column.span.max(initial=0)) <= _LAST_ASCII:
         return
@@ -147,7 +152,7 @@ def check_text(
     bad = [element for element, text in suspects.items() if text.decode("utf-8", "ignore").encode() != text]
     rule = Rule(
         f"{name} is not valid UTF-8",
-        "every text is",
+        "every text must be",
         "decode the bytes with their own charset, or move them into the body",
     )
     yield from violations(rule, np.array(bad, np.int64), entries, column.text)
@@ -175,7 +180,7 @@ def _check_blank(name: str, column: ByteColumn, entries: ListColumn | None = Non
 def check_key_items(items: ListColumn) -> Iterator[Violation]:
     """Check the items of ``keys`` arrays, which are joined by one space: none is null, empty, or holds a space."""
     values = items.values
-    todo = "clean the array, or join it into one string yourself"
+    todo = "correct the items of the array, or give the keys as one string"
     yield from check_text("keys", values, entries=items)
     if (hits := values.span == _SPACE).any():
         rule = Rule("an item of keys holds a space", "the space separates keys", todo)
@@ -224,9 +229,9 @@ def user_properties(
     broken += check_text("the name of a property", names, blank=True, entries=entries)
     broken += check_text("the value of a property", entries.values, blank=True, entries=entries)
     if entries.values.valid is not None:
-        rule = Rule("the value of a property is null", "every property has a value", "leave the entry out of the map")
+        rule = Rule("the value of a property is null", "every property needs a value", "leave the entry out of the map")
         broken += violations(rule, np.flatnonzero(~entries.values.valid), entries)
-    rule = Rule("a name occurs twice among the properties", "a name occurs once in a message", "merge the values")
+    rule = Rule("a name occurs twice among the properties", "a name may occur once in a message", "merge the values")
     broken += violations(rule, _rows_with_twins(entries, codes, len(is_special)))
     return entries, broken
 
@@ -305,20 +310,20 @@ def check_for_grpc(
         ends = np.concatenate([[0], np.cumsum(entries.names.sizes + entries.values.sizes)])[entries.offsets]
         sizes += ends[1:] - ends[:-1]
     if flags is not None:
-        rule = Rule("flag is set", "the gRPC protocol carries none: 0 or null is allowed", "put it into properties")
+        rule = Rule("flag is set", "gRPC messages have no flag: only 0 or null is allowed", "put it into properties")
         yield from violations(rule, np.flatnonzero(flags), None, lambda row: int(flags[row]))
     rule = Rule(
         "shardingKey is set beside a delay",
-        "over gRPC a message has an order or a delay",
-        "null one of the two, or write over remoting",
+        "over gRPC a message cannot have both",
+        "set one of the two to null, or write over remoting",
     )
     yield from violations(rule, np.flatnonzero(grouped & delayed))
     rule = Rule("too many properties", f"over gRPC {MAX_PROPERTIES} are allowed", "move some into the body")
     yield from check_sizes(rule, counts, MAX_PROPERTIES, "properties")
     rule = Rule(
         "properties are too long",
-        f"keys, tags and properties have {MAX_PROPERTY_BYTES} bytes together over gRPC",
-        "move what is long into the body",
+        f"over gRPC keys, tags and properties may have {MAX_PROPERTY_BYTES} bytes together",
+        "move long values into the body",
     )
     yield from check_sizes(rule, sizes, MAX_PROPERTY_BYTES)
 

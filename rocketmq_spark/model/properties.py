@@ -116,7 +116,9 @@ def check_user_property(name: str | None, value: str | None) -> None:
     """Raise the error that `Message.put_user_property` documents, or a TypeError for anything but texts."""
     if name in RESERVED_PROPERTIES:
         reason = f"user property {name!r}: RocketMQ uses this name itself"
-        raise ReservedPropertyError(f"{reason}; use another name, or the argument of Message.of for it, such as tags")
+        raise ReservedPropertyError(
+            f"{reason}; use another name, or if Message.of has an argument for it, such as tags, that argument"
+        )
     for part, text in (("name", name), ("value", value)):
         if text is None or (isinstance(text, str) and not text.strip(_UP_TO_SPACE)):
             raise ValueError(f"user property {name!r}: its {part} is {text!r}; leave out a property without a {part}")

@@ -1,1 +1,1 @@
-"""Which broker and which queue a message goes to: client instances, routes, latency faults, selectors, heart-beats."""
+"""Which broker and which queue a message goes to: client instances, routes, latency faults, selectors, heartbeats."""

@@ -1,4 +1,7 @@
-"""The client instances of this process, shared by producers or tasks (docs/internals/producer.md#client-instances)."""
+"""The client instances of this process (docs/internals/producer.md#client-instances; Java: ``MQClientInstance``).
+
+An instance has the connections, routes and periodic jobs of one client id. Producers, or Spark tasks, share it.
+"""
 
 from __future__ import annotations
 
@@ -225,8 +228,11 @@ class _Member:
         if on_check is not None:
             on_check(check)
         else:
-            logger.warning("%s checks the transaction of message %s, but no producer here handles group %r; it will "
-                           "check again", check.address, check.unique_id, check.producer_group)  # fmt: skip
+            text = (
+                "%s checks the transaction of message %s, but this process has no transactional producer of group %r. "
+                "Start one; the server will check again"
+            )
+            logger.warning(text, check.address, check.unique_id, check.producer_group)
 
 
 class Registry:

@@ -1,6 +1,7 @@
-"""Decides how long a broker is isolated, and which ones are preferred (docs/internals/routing.md#latency-faults).
+"""Decides how long a slow or failing broker is isolated, and which brokers a send prefers.
 
-A broker without a fault item is available and reachable. `now` is always an argument, in seconds.
+Follows Java's ``MQFaultStrategy`` (docs/internals/routing.md#latency-faults). A broker without a fault item, the record
+of its last latency or failure, is available and reachable. `now` is always an argument, in seconds.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class HeartBeats:
         """Send the groups to every master, or only to new ones; return False if another round is running."""
         # A broker needs a heartbeat to find the producer group for its transaction checks.
         if not self._lock.acquire(blocking=False):
-            logger.debug("another round of heart-beats is running")
+            logger.debug("another round of heartbeats is running")
             return False
         try:
             masters = frozenset(self.routes.masters().values())
@@ -55,7 +55,7 @@ class HeartBeats:
                 # A new broker that fails may time out each time, so it is not called again before the next full round.
                 self._masters = masters
                 after_last = sorted(addresses, key=lambda address: (address <= self._last_address, address))
-                last_address = self._call_each(after_last, "heart-beat", lambda address: self._beat(address, groups))
+                last_address = self._call_each(after_last, "heartbeat", lambda address: self._beat(address, groups))
                 if not only_new:
                     self._last_address = last_address
         finally:
@@ -80,7 +80,7 @@ class HeartBeats:
         except (CredentialsError, UserRefusedException) as exc:
             level = logging.DEBUG if self._rejecting else logging.WARNING
             self._rejecting.add(address)
-            logger.log(level, "heart-beat at %s failed: %s", address, exc)
+            logger.log(level, "heartbeat at %s failed: %s", address, exc)
         else:
             self._rejecting.discard(address)
 
@@ -90,8 +90,8 @@ class HeartBeats:
         for number, address in enumerate(addresses):
             if self.clock() >= deadline:
                 skipped = len(addresses) - number
-                logger.warning("%s: %d of %d servers were skipped after %g s", doing, skipped, len(addresses),
-                               _LONGEST_ROUND)  # fmt: skip
+                text = "%s: %d of %d servers were skipped, because the requests to the others took %g s"
+                logger.warning(text, doing, skipped, len(addresses), _LONGEST_ROUND)
                 return addresses[number - 1] if number else ""
             try:
                 call(address)

@@ -163,7 +163,8 @@ class RouteCache:
         """Remove the addresses that no cached route contains any more (``cleanOfflineBroker``)."""
         if not self._lock.acquire(timeout=_LOCK_TIMEOUT_S):
             # The slow look-up reports its own error.
-            logger.info("brokers are not cleaned up, because a route look-up took %g s", _LOCK_TIMEOUT_S)
+            text = "addresses of removed brokers stay cached for now, because a route lookup takes longer than %g s"
+            logger.info(text, _LOCK_TIMEOUT_S)
             return
         try:
             brokers = [broker for info in self._infos.values() for broker in info.route.broker_datas]
@@ -202,8 +203,9 @@ class RouteCache:
         self._topics[topic] = None
         if not self._lock.acquire(timeout=_LOCK_TIMEOUT_S):
             raise errors.RouteNotFoundException(
-                f"looking up the route of topic {topic}: it waited {_LOCK_TIMEOUT_S:g} s for another lookup of this "
-                "client, and name servers are asked one lookup at a time; try again, or check that they answer in time",
+                f"looking up the route of topic {topic}: another lookup of this client has not ended within "
+                f"{_LOCK_TIMEOUT_S:g} s, and a client makes one lookup at a time; try again, or check that the servers "
+                "answer in time",
                 unreachable=True,
             )
         try:

@@ -1,6 +1,7 @@
-"""Selects queues so that a slow or missing broker delays only its own rows.
+"""Selects the queue of a send: in turn, at random, by machine room, or by a user's selector.
 
-See docs/internals/routing.md#queue-selection.
+A slow or unavailable broker delays only the rows that are bound to it, by ``queueId``, ``shardingKey`` or a user's
+selector (docs/internals/routing.md#queue-selection).
 """
 
 from __future__ import annotations

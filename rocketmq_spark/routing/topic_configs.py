@@ -1,7 +1,8 @@
 """Requests the configuration of topics from brokers, and caches it (docs/internals/remoting.md#topics).
 
-Each broker has its own copy, and copies can differ. A caller must follow the strictest copy. A configuration is
-unknown behind a proxy, for users without the right ``Get`` on the topic, and for brokers that are down.
+Each broker has its own copy, and copies can differ. A caller must follow the strictest one: if one broker compacts the
+topic, every row needs a key. A configuration is unknown behind a proxy, for users without the right ``Get`` on the
+topic, and for brokers that are down.
 """
 
 from __future__ import annotations

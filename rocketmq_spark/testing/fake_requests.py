@@ -22,7 +22,7 @@ from rocketmq_spark.model.names import MAX_TOPIC_LENGTH, RETRY_PREFIX, is_legal
 from rocketmq_spark.model.route import PERM_READ
 from rocketmq_spark.model.send_result import TRANSACTION_COMMIT_TYPE, TRANSACTION_ROLLBACK_TYPE
 from rocketmq_spark.protocol.remoting.codes import RequestCode, ResponseCode
-from rocketmq_spark.protocol.remoting.command import RemotingCommand
+from rocketmq_spark.protocol.remoting.command import RemotingCommand, loads
 from rocketmq_spark.protocol.remoting.records import encode_record
 from rocketmq_spark.testing.fake_broker import Call, FakeBroker, Handler, response_to
 from rocketmq_spark.testing.fake_sends import Refusal
@@ -123,7 +123,7 @@ def update_group_offset(broker: FakeBroker, call: Call) -> RemotingCommand:
 
 def heart_beat(broker: FakeBroker, call: Call) -> RemotingCommand:
     """Register a connection for the groups of its client."""
-    body = json.loads(call.body)
+    body = loads(call.body)
     for kind, groups in (("producerDataSet", broker.producers), ("consumerDataSet", broker.consumers)):
         for group in body[kind]:
             groups[group["groupName"]][body["clientID"]] = call.channel
@@ -153,7 +153,7 @@ def consumer_list(broker: FakeBroker, call: Call) -> RemotingCommand:
 
 def check_client_config(_: FakeBroker, call: Call) -> RemotingCommand:
     """Accept filters by tag, and refuse others like a broker with ``enablePropertyFilter=false``."""
-    subscription = json.loads(call.body).get("subscriptionData") or {}
+    subscription = loads(call.body).get("subscriptionData") or {}
     if (subscription.get("expressionType") or "TAG") != "TAG":
         remark = "The broker does not support consumer to filter message by SQL92"
         raise Refusal(ResponseCode.SYSTEM_ERROR, remark)

@@ -1,1 +1,1 @@
-"""Sockets and channels: sends requests and returns answers. Knows no rows, no fault rules and no retry."""
+"""Sends requests over sockets and gRPC channels, and returns the answers. Callers choose the broker and retry."""

@@ -1,10 +1,10 @@
-"""The interfaces of transports, which move bytes and decide nothing about rows, faults and retries.
+"""The interfaces of the two transports, remoting (TCP) and gRPC, which send requests to servers and return answers.
 
-A transport reports the outcome of one attempt. It never retries a send, except after GO_AWAY, which means that the
-server executed nothing. It opens nothing before the first request, and cannot be pickled. All timeouts are seconds. Any
-thread may call any method, unless the transport is polled. Foreign errors (OSError, grpc.RpcError) become causes:
-blocking calls raise a child of ``RemotingException`` if the connection failed, and an ``MQBrokerException`` if a server
-answered with an error code.
+A transport reports the outcome of one attempt; its callers choose brokers and retry. It repeats a send only after
+GO_AWAY, which means that the server executed nothing. A transport connects with its first request, and cannot be
+pickled. All timeouts are seconds. Any thread may call any method, except those of a transport that its caller polls
+(`Pulls.poll`). If the connection failed, the error is a ``RemotingException`` with the socket's or gRPC's error as its
+cause. If a server answered with an error code, it is an ``MQBrokerException``.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Credentials from options: as text, by reference, or from a user's class.
+"""Supplies the credentials that sign requests, from options: as text, by reference, or from the user's provider class.
 
 Rule 1: ``env:NAME`` and ``file:/path`` are read in the process that signs. Spark's plans and tasks never contain the
         values.
-Rule 2: a thread refreshes credentials before they expire. If the refresh fails, it is repeated until they expire.
-        Meanwhile the old ones sign requests.
-Rule 3: without valid credentials, a provider that does not answer in time is an error.
-Rule 4: after a server has rejected the credentials, the next request waits for new ones, at most once per second.
+Rule 2: a thread refreshes credentials before they expire. A failed refresh is repeated every 10 s. Until they expire,
+        the old ones sign requests.
+Rule 3: without valid credentials, a request waits for the provider, for at most 30 s, and then fails.
+Rule 4: after a server has rejected the credentials, the next request fetches new ones, at most once per second.
 Rule 5: an error names the option, variable, file or class, never its content.
 """
 
@@ -146,21 +146,22 @@ def _read(option: str, text: str, path: Path) -> str:
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             # Reading a pipe could block forever.
-            raise OptionError(f"option {option}={text}: it is not a file: give a file with one line of text")
+            raise OptionError(f"option {option}={text}: this is not a regular file: give a file with one line of text")
         with path.open("rb") as file:
             data = file.read(_LONGEST + 1)
     except OSError as exc:
         reason = f"option {option}={text}: reading it failed: {exc.strerror or exc}"
-        raise OptionError(f"{reason}; the driver and every executor must find it there, readable") from exc
+        raise OptionError(f"{reason}; the driver and every executor must be able to read this file") from exc
     if len(data) > _LONGEST:
-        raise OptionError(f"option {option}={text}: it has more than {_LONGEST} bytes: is it the right file?")
+        reason = f"option {option}={text}: the file has more than {_LONGEST} bytes"
+        raise OptionError(f"{reason}: give a file with one line of text")
     try:
         # Editors end the last line, and some write a BOM.
         return data.decode("utf-8-sig").rstrip("\r\n")
     except UnicodeDecodeError:
         pass
     # Outside the except block: the UnicodeDecodeError contains the secret.
-    raise OptionError(f"option {option}={text}: its content is not UTF-8: give a file with one line of text")
+    raise OptionError(f"option {option}={text}: the file's content is not UTF-8: give a file with one line of text")
 
 
 class RefreshedCredentials:
@@ -203,7 +204,7 @@ class RefreshedCredentials:
             return query.answer.result(max(0.0, query.at + self._patience - time.monotonic()))
         except concurrent.futures.TimeoutError:
             # On Python 3.10 it is not the built-in TimeoutError.
-            why, cause = f"no answer within {self._patience:g} s", None
+            why, cause = f"no credentials within {self._patience:g} s, so no request can be signed", None
         except CredentialsError as exc:
             # Each waiting thread raises its own exception. An OptionError of `make` names the provider already.
             why, cause = str(exc).removeprefix(f"{self._source}: "), exc.__cause__
@@ -267,7 +268,10 @@ class RefreshedCredentials:
             question.answer.set_result(fresh)
             return
         if newest and held.signs(now):
-            logger.warning("%s: %s (the old credentials are still valid)", self._source, error)
+            text = (
+                "%s: refreshing the credentials failed: %s. The next attempt is in %g s; the old ones are still valid"
+            )
+            logger.warning(text, self._source, error, _AGAIN)
         question.answer.set_exception(error)
 
     def _checked(self, fresh: object) -> Credentials:
@@ -286,8 +290,10 @@ class RefreshedCredentials:
         if not (expires_at is None or (isinstance(expires_at, (int, float)) and expires_at >= 0)):
             raise CredentialsError("it returned Credentials whose expires_at is no time: give epoch seconds, or None")
         if expires_at is not None and now >= expires_at:
-            since = f"{now - expires_at:.0f} s ago by this host's clock"
-            raise CredentialsError(f"it returned Credentials that expired {since}; expires_at is in epoch seconds")
+            reason = f"it returned Credentials that expired {now - expires_at:.0f} s ago by this host's clock"
+            raise CredentialsError(
+                f"{reason}: return newer ones, with expires_at in epoch seconds, or correct the clock"
+            )
         return fresh
 
 
@@ -310,7 +316,8 @@ class _Question(NamedTuple):
 
 
 def _error(why: BaseException) -> CredentialsError:
-    error = CredentialsError(str(why) if isinstance(why, (OptionError, CredentialsError)) else repr(why))
+    known = isinstance(why, (OptionError, CredentialsError))
+    error = CredentialsError(str(why) if known else f"getting the credentials failed: {why!r}")
     error.__cause__ = why
     return error
 

@@ -1,8 +1,9 @@
 """Connects a socket to ``host:port`` without blocking, with TLS if configured.
 
 Every address of the host is tried in the resolver's order. Each gets an equal share of the time left, for the connect
-and the TLS handshake together. A separate thread looks up a name, because the system's resolver blocks. This module
-never closes a socket: the loop closes those in `abandoned` once it no longer watches them.
+and the TLS handshake together. A separate thread looks up a name, because the system's resolver blocks. `Dial` never
+closes a socket. It puts those of failed attempts into `abandoned`, and the caller closes them once its selector no
+longer watches them.
 """
 
 from __future__ import annotations
@@ -117,7 +118,8 @@ class Dial:
             self._candidates = deque(resolve(host, port, socket.AI_NUMERICHOST))
         except (OSError, ValueError):
             if sum(thread.name.startswith(_LOOK_UP) for thread in threading.enumerate()) >= _MOST_LOOK_UPS:
-                self._fail(OSError(f"{_MOST_LOOK_UPS} names are being looked up already; does the resolver answer?"))
+                text = f"not resolved, because {_MOST_LOOK_UPS} names are being looked up already"
+                self._fail(OSError(f"{text}; check that the DNS server answers"))
                 return
             name = f"{_LOOK_UP}{host}"
             threading.Thread(target=self._resolve, args=(host, port), name=name, daemon=True).start()
@@ -137,7 +139,9 @@ class Dial:
             return
         if self._candidates is None:
             if self._looked_up is None and now >= self.deadline:
-                self._looked_up = TimeoutError("the name was not resolved in time")
+                self._looked_up = TimeoutError(
+                    "the host name was not resolved in time; check that the DNS server answers"
+                )
             if isinstance(self._looked_up, Exception):
                 self._fail(self._looked_up)
             if not isinstance(self._looked_up, list):
@@ -146,7 +150,9 @@ class Dial:
         if self.sock is not None and now >= self._attempt_deadline:
             timeout = TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
             if self._secured is not None:
-                timeout = TimeoutError("connected, but no end to the TLS handshake; does the server speak TLS?")
+                timeout = TimeoutError(
+                    "connected, but the TLS handshake did not end in time; does the server speak TLS?"
+                )
             self._attempt_failed(timeout)
         while self.sock is None and not self.failed:
             self._try_next(now)

@@ -1,4 +1,4 @@
-"""Parallel calls, permits, and the choice among several servers' errors."""
+"""Calls several servers at once or in turn, chooses which of their errors to report, and limits requests in flight."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def query_all(
 
     def result(key: K) -> T | RocketMQError:
         if clock() >= expires:
-            return RemotingTooMuchRequestException(f"not asked: the others took {_LONGEST:g} s")
+            return RemotingTooMuchRequestException(f"not asked: the requests before it took {_LONGEST:g} s")
         try:
             return ask(key)
         except RocketMQError as exc:
@@ -102,12 +102,13 @@ class Permits:
             if not self.free and timeout <= 0:
                 raise self.exhausted(doing)
             if not self.changed.wait_for(lambda: self.free, timeout):
-                raise RemotingTimeoutException(f"{self.exhausted(doing)}; no permit became free within {timeout:g} s")
+                raise RemotingTimeoutException(f"{self.exhausted(doing)}. None became free within {timeout:g} s")
             self.free -= 1
         return Permit(self)
 
     def exhausted(self, doing: str) -> RemotingTooMuchRequestException:
         """Return the error of a request that gets no permit."""
         return RemotingTooMuchRequestException(
-            f"{doing}: not sent, all {self.limit} permits are in use (raise {self.option}, or send less at once)"
+            f"{doing}: not sent, because all {self.limit} permits for requests in flight are in use (raise "
+            f"{self.option}, or send less at once)"
         )

@@ -1,6 +1,7 @@
 """TLS settings and files, and encrypted streams over sockets that never block (docs/internals/access-control.md#tls).
 
-A streaming query can run longer than its certificates are valid. So each new connection reads a replaced file.
+A streaming query can run longer than its certificates are valid. So a new connection reads the files again if they have
+been replaced.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class TlsSettings:
                 open(path, "rb").close()
             except OSError as exc:
                 reason = f"option {option}: reading {path!r} failed: {exc.strerror or exc}"
-                raise OptionError(f"{reason}; the driver and every executor must find it there, readable") from exc
+                raise OptionError(f"{reason}; the driver and every executor must be able to read this file") from exc
         try:
             context.load_cert_chain(cert_file, key_file, password=_no_password)
         except ssl.SSLError as exc:
@@ -222,7 +223,7 @@ class TlsStream:
                 with contextlib.suppress(OSError):
                     self._flush()
                 if len(self._unsent) > _MOST_UNSENT:
-                    raise ConnectionAbortedError("the server has us answer (key updates) and reads nothing") from None
+                    raise ConnectionAbortedError("the server sends TLS key updates and reads no answers") from None
             except ssl.SSLError as exc:
                 # Such as an alert. The answers before it count, and the end of the stream follows it.
                 if not filled:

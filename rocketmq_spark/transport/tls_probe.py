@@ -1,9 +1,9 @@
-"""Finds out whether a server speaks TLS, and what kind of server listens (docs/internals/access-control.md#tls).
+"""After a failed connection, finds out whether the server speaks TLS, and what kind of server listens.
 
-Otherwise a wrong `useTls` would look like a broken server and be retried. A verdict needs a server that answers one
-kind of connection and closes the other every time. So a slow or stopping server gets none, nor does a balancer before a
-server that is down. The probes send only a greeting and do not verify certificates. Each blocks for up to 0.5 s, so
-they run only after failures.
+Without this, a wrong `useTls` would look like a broken server and be retried (docs/internals/access-control.md#tls). It
+is reported only if the server answers one kind of connection, plain or TLS, and closes the other every time. For a slow
+or stopping server, and for a load balancer whose server is down, nothing is reported. The probes send only a greeting
+and do not verify certificates. Each blocks for up to 0.5 s, so they run only after failures.
 """
 
 from __future__ import annotations
@@ -134,8 +134,8 @@ class Listener(enum.Enum):
     SILENT = "no answer: the host is down, or a firewall drops the packets"
     GRPC = "a gRPC server listens, as on a proxy's port 8081"
     HTTP = "an HTTP server listens"
-    TLS = "a server listens that wants TLS"
-    OTHER = "something listens that does not answer as a RocketMQ server does"
+    TLS = "a server listens that accepts only TLS"
+    OTHER = "a server listens that does not answer as a RocketMQ server does"
 
 
 def who_listens(address: str, timeout: float) -> Listener:

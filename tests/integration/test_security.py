@@ -502,7 +502,7 @@ def test_doctor_distinguishes_missing_tls_wrong_key_and_missing_permission(
     secured: SharedCluster, allowed: str, make_topic: MakeTopic
 ) -> None:
     user, key = USER["accessKey"], USER["secretKey"]
-    assert the_doctor_says(secured, False, user, key)["name"] == ("failed", "a server listens that wants TLS")
+    assert the_doctor_says(secured, False, user, key)["name"] == ("failed", "a server listens that accepts only TLS")
     wrong = the_doctor_says(secured, True, user, "wrong-hush-hush")
     assert wrong["broker"] == ("failed", "the access key is rejected: check signature failed.")
     found = the_doctor_says(secured, True, user, key, allowed)

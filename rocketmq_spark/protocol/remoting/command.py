@@ -199,7 +199,10 @@ def _decode_json(header: memoryview, body: memoryview) -> RemotingCommand:
     except ValueError as exc:
         raise RemotingCommandException(f"decoding a JSON header of {len(header)} bytes: {exc}") from exc
     if not isinstance(fields, dict):
-        raise RemotingCommandException(f"decoding a JSON header: {type(fields).__name__} instead of an object")
+        raise RemotingCommandException(
+            f"decoding a JSON header: {type(fields).__name__} instead of an object; check that "
+            "the address is a RocketMQ server's"
+        )
     language, remark = fields.get("language"), fields.get("remark")
     if not isinstance(language, str | None) or not isinstance(remark, str | None):
         raise RemotingCommandException("decoding a JSON header: fields 'language' and 'remark' must be strings")

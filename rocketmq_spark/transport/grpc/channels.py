@@ -1,6 +1,7 @@
-"""Opens one channel per endpoint (docs/internals/grpc.md#channels).
+"""Opens one gRPC channel per endpoint, with TLS if configured (docs/internals/grpc.md#channels).
 
-The first channel imports grpc, and not this module, because a process that has imported grpc must not fork.
+If a proxy closes a connection, finds out whether TLS is the cause, because gRPC does not say. Spark forks its Python
+workers, and gRPC supports a fork only before its first use. So grpc is imported when the first channel opens.
 """
 
 from __future__ import annotations
@@ -63,10 +64,10 @@ def shown_certificate(endpoint: str, settings: TlsSettings) -> tuple[str, str | 
             return shown, _name_in(secure.getpeercert() or {})
     except OSError as exc:
         if isinstance(exc, ssl.SSLCertVerificationError) and exc.verify_code in OUT_OF_DATE_CODES:
-            text = f"{exc.verify_message}: over gRPC tlsInsecureSkipVerify accepts any other certificate; {OUT_OF_DATE}"
+            text = f"{exc.verify_message}, which gRPC rejects even with tlsInsecureSkipVerify=true: {OUT_OF_DATE}"
             raise errors.RemotingCertificateException(f"{endpoint}: {text}") from exc
         # Also if another server behind a balancer shows another certificate.
-        raise errors.RemotingConnectException(f"reading the certificate of {endpoint}: {exc}") from exc
+        raise errors.RemotingConnectException(f"reading the certificate of {endpoint} failed: {exc}") from exc
 
 
 def _trusting(shown: str, settings: TlsSettings) -> ssl.SSLContext:

@@ -1,8 +1,9 @@
-"""Calls to proxies, with a blocking wait or with a callback (docs/internals/grpc.md#calls).
+"""Calls proxies over gRPC, with a blocking wait or with a callback (docs/internals/grpc.md#calls).
 
-gRPC calls back on the thread that reads a connection, or inside a starting call that already failed. The code that
-removes a call from the table of calls in flight reports its end, so each call ends once. An unclosed client stays
-referenced (docs/internals/grpc.md#forks).
+gRPC reports the end of a call on one of its own threads, or on the thread that starts the call. So a queue passes each
+end to the client's own thread, which runs the callback. The code that removes a call from the table of calls in flight
+reports its end, so each call ends once. A client that is not closed stays referenced: garbage collection in a forked
+child would close its channels, which can hang the child (docs/internals/grpc.md#forks).
 """
 
 from __future__ import annotations
@@ -198,7 +199,7 @@ class GrpcClient:
         request_id, metadata, signed_by = self._metadata.fresh()
         doing = f"{doing} (request {request_id})"
         if timeout <= 0:
-            raise errors.RemotingTooMuchRequestException(f"{doing}: not sent, no time is left")
+            raise errors.RemotingTooMuchRequestException(f"{doing}: not sent, because no time is left")
         return call, metadata, signed_by, doing
 
     def _channel(self, endpoint: str) -> grpc.Channel:
@@ -237,7 +238,7 @@ class GrpcClient:
             with self._lock:
                 self.closed = True
             for number, flight in tuple(self._flights.items()):
-                text = f"{flight.doing}: the transport was closed; it may have been executed"
+                text = f"{flight.doing}: the transport was closed before the reply; the call may have been executed"
                 self._finish(number, errors.RemotingSendRequestException(text), self._clock())
 
     def _finish(self, number: int, end: bytes | errors.RocketMQError, at: float) -> None:
@@ -250,7 +251,9 @@ class GrpcClient:
         try:
             flight.on_answer(GrpcAnswer(reply, error, (at - flight.started) * 1000.0, flight.doing, flight.signed_by))
         except Exception:
-            logger.exception("a callback raised")
+            logger.exception(
+                "the callback of a call to a proxy raised (%s)", flight.doing or "the call was not started"
+            )
 
     def _end_of(self, call: grpc.Future, endpoint: str, doing: str) -> bytes | errors.RocketMQError:
         """Wait for a call; return its reply, or the error."""

@@ -1,4 +1,7 @@
-"""Makes the metadata of every call to a proxy (docs/internals/grpc.md#metadata). No repr or error shows a secret."""
+"""Makes the metadata (headers) of every call to a proxy: client id, request id, namespace, date and signature.
+
+docs/internals/grpc.md#metadata lists the keys. No repr or error shows a secret.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The streams over which proxies check transactions. See docs/internals/grpc.md#telemetry and #checks."""
+"""Keeps a Telemetry stream open to each proxy, over which the proxy sends transaction checks to this process.
+
+A stream opens with the first half message, and again after it ends (docs/internals/grpc.md#telemetry and #checks).
+"""
 
 from __future__ import annotations
 
@@ -68,7 +71,7 @@ class Telemetry:
         stream = self._streams.get(endpoint)
         if stream is not None and stream.acknowledged:
             request = service.HeartbeatRequest(client_type=pb.PRODUCER)
-            self.client.invoke(endpoint, "Heartbeat", request, service.HeartbeatResponse, timeout, "heart-beat")
+            self.client.invoke(endpoint, "Heartbeat", request, service.HeartbeatResponse, timeout, "heartbeat")
 
     def unregister(self, endpoint: str, producer_group: str, timeout: float) -> None:
         """Stop checks for a producer group; after the last one notify the proxy and end the stream."""
@@ -82,7 +85,7 @@ class Telemetry:
         if stream is not None:
             stream.close()
             request, reply = service.NotifyClientTerminationRequest(), service.NotifyClientTerminationResponse
-            self.client.invoke(endpoint, "NotifyClientTermination", request, reply, timeout, "good-bye")
+            self.client.invoke(endpoint, "NotifyClientTermination", request, reply, timeout, "unregistering the client")
 
     def close(self) -> None:
         """End the streams. Idempotent."""
@@ -191,5 +194,5 @@ class _Stream:
         """Log the failure once, until the stream works again."""
         level = logging.WARNING if self._well and not self._stopped.is_set() else logging.DEBUG
         self._well = False
-        text = "Telemetry stream to %s: %s; no transaction checks arrive until it is open again"
-        logger.log(level, text, self._endpoint, why)
+        text = "Telemetry stream to %s: %s; no transaction checks arrive until it is open again (retried every %g s)"
+        logger.log(level, text, self._endpoint, why, self._telemetry.reopen_after)

@@ -1,4 +1,6 @@
-"""Implements the interfaces of :mod:`..base` with gRPC v2 calls to RocketMQ 5 proxies, without retries of sends."""
+"""Implements `ProxyTransport` of :mod:`..base` with gRPC v2 calls to RocketMQ 5 proxies, without retries of sends.
+
+The requests of a `Transport` that proxies do not support raise MQClientException."""
 
 from __future__ import annotations
 

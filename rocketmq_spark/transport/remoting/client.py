@@ -1,8 +1,8 @@
-"""Signed requests over the loop's connections: with a blocking wait, with a callback, or one-way.
+"""Sends remoting requests over the connections of an `IoLoop`: with a blocking wait, with a callback, or one-way.
 
-Adds the namespace, the signature and the limits of requests in flight, which the modules below do not know. Retries
-rejected signatures (docs/internals/access-control.md#signing) and GO_AWAY (docs/internals/remoting.md#connections) once
-each.
+Adds the namespace and the signature to each request, and limits the requests in flight. Sends a request once more after
+GO_AWAY (docs/internals/remoting.md#connections), and a blocking one also after its signature was rejected
+(docs/internals/access-control.md#signing).
 """
 
 from __future__ import annotations
@@ -152,8 +152,8 @@ class RequestClient:
         error = broker_error(answer.code, answer.remark, address, doing)
         if isinstance(error, errors.UserRefusedException) and self._credentials is not None and code in self._unsigned:
             raise errors.UserRefusedException(
-                f"{doing}: {address} answered {error.response_code}: {error.remark} It demands signed requests, and "
-                "those to name servers are not signed by default. Set signNameServerRequests=true if nameServer is "
+                f"{doing}: {address} answered {error.response_code}: {error.remark} It demands signed requests, but "
+                "requests to name servers are not signed by default. Set signNameServerRequests=true if nameServer is "
                 "the address of your own proxy or name server with access control",
                 *(error.response_code, error.remark, error.broker_addr),
             ) from error
@@ -204,7 +204,7 @@ class RequestClient:
                 return
             except errors.RocketMQError as exc:
                 error = errors.RemotingConnectException(
-                    f"{request.name} to {address}: the server answered GO_AWAY; {exc}"
+                    f"{request.name} to {address}: the server is shutting down (GO_AWAY), and the resend failed: {exc}"
                 )
                 error.__cause__ = exc
                 answer = Answer(None, error, answer.latency)
@@ -213,8 +213,9 @@ class RequestClient:
     def _wait(self, address: str, request: Request) -> Answer:
         timeout = request.timeout
         if self.loop.in_own_thread:
-            text = f"{request.name} to {address}: a blocking call in a callback would wait for its own thread"
-            raise errors.RocketMQError(f"{text}; use a call that does not wait, or another thread")
+            text = f"{request.name} to {address}: not sent, because a blocking call in a callback"
+            text = f"{text} would wait for its own thread"
+            raise errors.RocketMQError(f"{text}. Use a call with a callback, or another thread")
         self.loop.check()
         done = self._runtime.event()
         answers: list[Answer] = []
@@ -236,8 +237,8 @@ class RequestClient:
         while self.loop.polled and not done.is_set():
             self.loop.poll(max(0.0, expires - self.clock()))
         if not done.wait(timeout + _GRACE):
-            text = f"{request.name} to {address}: the transport's thread did not end it within {timeout:g} s"
-            raise errors.RemotingTimeoutException(f"{text} ({self.loop!r})")
+            text = f"{request.name} to {address}: the transport's thread did not end the request within {timeout:g} s"
+            raise errors.RemotingTimeoutException(f"{text}; does a callback block this thread? ({self.loop!r})")
         answer = answers.pop()
         if answer.error is None:
             return answer

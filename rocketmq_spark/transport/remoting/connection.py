@@ -1,12 +1,12 @@
-"""One connection: its state, its pending requests, and the effect of each event on them.
+"""One connection to a server: its state, its pending requests, and the effect of each event on them.
 
-Rule 1: the code that removes a request from the table reports its outcome, so each request has exactly one.
-Rule 2: only the loop's thread calls the methods, except :meth:`Connection.submit`. They return the requests that ended;
-        the loop calls the callbacks, watches the socket and closes it.
-Rule 3: the lock guards the state and the out queue, and is never held while a callback runs.
+Rule 1: the code that removes a request from the table of pending requests reports its outcome, so each has exactly one.
+Rule 2: only the thread of the `IoLoop` calls the methods, except :meth:`Connection.submit`. They return the requests
+        that ended; the loop calls the callbacks, watches the socket and closes it.
+Rule 3: the lock guards the state and the queue of unwritten requests, and is never held while a callback runs.
 Rule 4: a connection that breaks fails all pending requests, and each error says whether the request was sent.
 
-The rules of timeouts differ from Java's: docs/internals/remoting.md#connections.
+Unlike in Java, a timeout starts when the socket has taken the last byte (docs/internals/remoting.md#connections).
 """
 
 from __future__ import annotations
@@ -231,7 +231,7 @@ class Connection:
                     self._on_command(command, now, completions)
             except Exception as exc:
                 # Any exception: a bug of a decoder must not lose the answers decoded before.
-                reason = f"the server sent bytes that are not the protocol ({shortened(str(exc))})"
+                reason = f"the server sent bytes that are not the remoting protocol ({shortened(str(exc))})"
                 return completions + self._fail(now, reason, exc, RemotingCommandException)
             self._frame_since = min(self._frame_since, now) if self._frames.pending else math.inf
             if count < len(scratch):
@@ -267,7 +267,7 @@ class Connection:
             reason, cause = f"closed because the server sent nothing for {silence:g} s", "silent connection"
         elif completions and now - self._frame_since >= _FRAME_TIMEOUT:
             open_for = f"{now - self._frame_since:.0f} s"
-            reason, cause = f"closed because a frame of the server has not ended for {open_for}", "unfinished frame"
+            reason, cause = f"closed because the server has not completed a frame for {open_for}", "unfinished frame"
         else:
             return completions
         return completions + self._fail(now, reason, TimeoutError(cause))

@@ -1,9 +1,10 @@
-"""The one thread that serves all connections of a transport: its own thread, or a caller's that polls.
+"""The event loop of a remoting transport: one thread serves all its connections.
 
-It sleeps until a socket is ready, a deadline is due or another thread wakes it, and serves each socket with one sendmsg
-and a few reads per turn. Only this thread changes the selector, closes sockets and calls callbacks, and never under a
-lock. The loop bounds connections, and bytes of incomplete frames, over all servers. A forked child cannot use it,
-because a byte written or an epoll_ctl call there would damage the parent's connections.
+This is the loop's own thread, or that of a caller which polls. It sleeps until a socket is ready, a deadline is due or
+another thread wakes it. Each turn serves a ready socket with one sendmsg and a few reads. Only this thread changes the
+selector, closes sockets and calls callbacks, and never under a lock. The loop limits how many connections are open, and
+the memory of incomplete frames of all servers together. A forked child cannot use it, because a byte written or an
+epoll_ctl call there would damage the parent's connections.
 """
 
 from __future__ import annotations
@@ -136,8 +137,9 @@ class IoLoop:
         self.check()
         connection, fresh = self._by_address.get(address), False
         if connection is None and len(self._by_address) >= _MOST_CONNECTIONS:
-            text = f"connecting to {address}: {_MOST_CONNECTIONS} connections are open already; nothing was sent"
-            self.refuse(request, RemotingConnectException(f"{text}. Does nameServer have the right addresses?"))
+            text = f"connecting to {address}: {_MOST_CONNECTIONS} connections are open already, which is the limit"
+            hint = "Nothing was sent. Check that nameServer has the right addresses: no cluster has so many brokers"
+            self.refuse(request, RemotingConnectException(f"{text}. {hint}"))
             return
         try:
             while connection is None or not connection.submit(request):
@@ -229,7 +231,7 @@ class IoLoop:
             self._thread = self._runtime.start(self._run, "rocketmq-spark-transport")
         except RuntimeError as exc:
             self._release()
-            text = f"starting the transport's thread: {exc}"
+            text = f"starting the transport's thread failed: {exc}"
             raise RocketMQError(f"{text}; raise the process limits (ulimit -u, the container's pids)") from exc
 
     def _attend(self, connection: Connection) -> None:
@@ -323,7 +325,8 @@ class IoLoop:
         if connection.unfinished > _LONG_FRAME:
             unfinished = sum(adopted.unfinished for adopted in self._adopted)
             if unfinished > _MOST_UNFINISHED:
-                reason = f"closed because unfinished frames of all servers hold {unfinished} bytes"
+                limit = f"{_MOST_UNFINISHED} are allowed"
+                reason = f"closed because unfinished frames of all servers hold {unfinished} bytes, {limit}"
                 completions += connection.close(now, reason, MemoryError("too much is unfinished"))
         if connection.state is State.DRAINING or connection.state is State.CLOSED:
             with self._lock:

@@ -1,4 +1,7 @@
-"""Requests routes, topics and brokers from name servers in turn (docs/internals/remoting.md#name-servers)."""
+"""Requests routes, and the lists of topics and brokers, from the name servers, one after the other until one answers.
+
+docs/internals/remoting.md#name-servers has the order, and what the answers mean.
+"""
 
 from __future__ import annotations
 
@@ -143,7 +146,8 @@ class NameServers:
                 failures.append(f"{address}: {exc}")
                 last = most_relevant_error(last, exc)
         kind = type(last) if isinstance(last, errors.RemotingTlsException) else errors.RemotingConnectException
-        raise kind(f"{doing}: no name server answers: {'; '.join(failures)}") from last
+        hint = "" if kind is not errors.RemotingConnectException else f" ({_CHECK})"
+        raise kind(f"{doing}: no name server answers: {'; '.join(failures)}{hint}") from last
 
 
 def silence(exc: errors.TopicRouteStaleException, name_servers: Sequence[str]) -> str:
@@ -156,10 +160,10 @@ def silence(exc: errors.TopicRouteStaleException, name_servers: Sequence[str]) -
 def _unknown_topic(
     topic: str, unknown: Sequence[errors.TopicRouteStaleException], failures: Sequence[str]
 ) -> errors.TopicRouteStaleException:
-    asked, code = ", ".join(exc.broker_addr for exc in unknown), unknown[0].response_code
+    servers, code = ", ".join(exc.broker_addr for exc in unknown), unknown[0].response_code
     # The second line of a remark is a link to RocketMQ's documentation of errors.
     remark = unknown[0].remark.partition("\n")[0] or "(no remark)"
     silent = f"; without an answer: {'; '.join(failures)}" if failures else ""
-    text = f"looking up the route of topic {topic}: {asked} answered {code} {code_name(code)}: {remark}{silent}"
+    text = f"looking up the route of topic {topic}: {servers} answered {code} {code_name(code)}: {remark}{silent}"
     hint = "create the topic, or check its name and the nameServer option"
-    return errors.TopicRouteStaleException(f"{text} ({hint})", code, f"{asked}: {remark}{silent}", asked)
+    return errors.TopicRouteStaleException(f"{text} ({hint})", code, f"{servers}: {remark}{silent}", servers)

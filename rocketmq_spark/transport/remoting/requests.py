@@ -1,7 +1,8 @@
 """One request, the queue of requests that wait for a socket, and the outcome or error with which a request ends.
 
-Never copies or joins the pieces of a body. Uses no socket, thread or clock; callers pass `now`. A request of which the
-socket took no byte is certainly not stored. The code alone decides on an answer (docs/internals/remoting.md#header).
+Never copies or joins the pieces of a body. Uses no socket, thread or clock; callers pass `now`. If the socket took no
+byte of a request, the server cannot have executed it, and its error says so. Only the response code decides whether an
+answer is an error, because successful answers can have remarks, too (docs/internals/remoting.md#header).
 """
 
 from __future__ import annotations
@@ -110,7 +111,7 @@ class Request:
         length = len(head) - 4 + self.nbytes
         if length > MAX_FRAME_LENGTH:
             text = f"{self.name}: the frame has {length} bytes, servers accept at most {MAX_FRAME_LENGTH}"
-            raise errors.MQClientException(f"{text}: send less at once")
+            raise errors.MQClientException(f"{text}: send smaller or fewer messages at once")
         self.opaque = opaque
         # No empty pieces: writing only those would look like a full socket.
         self.pieces = [head, *filter(len, self.body)]
@@ -147,11 +148,11 @@ class Request:
                 f"{doing}: no answer within {time}; {others} other requests are pending"
             )
         if self.started:
-            return errors.RemotingTimeoutException(f"{doing}: only a part was written within {time}")
+            return errors.RemotingTimeoutException(f"{doing}: the server accepted only a part of it within {time}")
         if connecting:
             return errors.RemotingConnectException(f"{doing}: not connected within {time}; it was not sent")
         return errors.RemotingTooMuchRequestException(
-            f"{doing}: it queued for {time} behind {others} others; it was not sent"
+            f"{doing}: it was not sent, because it queued for {time} behind {others} other requests to this server"
         )
 
     def finish(self, answer: Answer) -> None:
@@ -290,7 +291,7 @@ def broken(
         cause.__traceback__ = None
     permanent = _PERMANENT.get(type(cause))
     started = sum(request.started for request in requests)
-    others = f" ({len(requests)} were waiting)" if len(requests) > 1 else ""
+    others = f" ({len(requests)} requests were pending)" if len(requests) > 1 else ""
     completions: list[Completion] = []
     for request in requests:
         doing = f"{request.name} to {address}: {reason}"
@@ -298,7 +299,8 @@ def broken(
         if permanent is not None:
             error = permanent(f"{doing}; nothing was executed")
         elif request.started:
-            error = kind(f"{doing}; {started} requests waited for answers and may have been executed")
+            more = f", and so may {started - 1} others" if started > 1 else ""
+            error = kind(f"{doing}; this request was sent and may have been executed{more}")
         else:
             error = errors.RemotingConnectException(f"{doing}; this request was not sent{others}")
         error.__cause__ = cause

@@ -1,4 +1,7 @@
-"""Implements the interfaces of :mod:`..base` with requests over TCP (docs/internals/remoting.md#request-codes)."""
+"""Implements the interfaces of :mod:`..base` with remoting requests over TCP to name servers and brokers.
+
+docs/internals/remoting.md#request-codes lists the requests.
+"""
 
 from __future__ import annotations
 
@@ -105,12 +108,13 @@ class RemotingTransport(Closes):
         try:
             self.client.invoke_oneway(request.address, code, ext_fields, request.batch.body, timeout)
         except (errors.RemotingSendRequestException, errors.RemotingCommandException) as exc:
-            logger.warning("oneway send of %d rows to %s: %s", request.batch.rows, request.queue, exc)
+            text = "oneway send of %d rows to %s failed, and is not repeated: %s"
+            logger.warning(text, request.batch.rows, request.queue, exc)
 
     def heart_beat(self, address: str, client_id: str, producer_groups: Collection[str], timeout: float) -> None:
         """Register producer groups at a broker, or keep them registered (HEART_BEAT)."""
         body = headers.heart_beat_body(client_id, map(self.namespace.wrap, producer_groups))
-        self.client.call(address, RequestCode.HEART_BEAT, timeout, f"heart-beat of {client_id}", body)
+        self.client.call(address, RequestCode.HEART_BEAT, timeout, f"heartbeat of {client_id}", body)
 
     def unregister_client(self, address: str, client_id: str, producer_group: str, timeout: float) -> None:
         """Remove a producer group from a broker (UNREGISTER_CLIENT)."""
@@ -193,7 +197,7 @@ class RemotingTransport(Closes):
     def register_consumer(self, client_id: str, group: str, address: str, timeout: float) -> None:
         """Register a client as a reader of a group (HEART_BEAT); the broker creates an unknown group."""
         body = headers.heart_beat_body(client_id, consumer_groups=[self.namespace.wrap(group)])
-        self.client.call(address, RequestCode.HEART_BEAT, timeout, f"heart-beat of {client_id} for {group}", body)
+        self.client.call(address, RequestCode.HEART_BEAT, timeout, f"heartbeat of {client_id} for {group}", body)
 
     def consumers(self, group: str, address: str, timeout: float) -> tuple[str, ...]:
         """Return the client ids that a broker knows in a group (GET_CONSUMER_LIST_BY_GROUP)."""

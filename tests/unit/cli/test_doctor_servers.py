@@ -305,7 +305,7 @@ def test_tls_server_is_recognised_and_so_is_grpc_over_tls(tmp_path: Path) -> Non
     context.load_cert_chain(certificate, key)
     with BrokerPeer(tls=context) as peer:
         ((_, state, finding),) = about(peer.address, "name server")
-        assert (state, finding) == (FAILED, "a server listens that wants TLS")
+        assert (state, finding) == (FAILED, "a server listens that accepts only TLS")
     context.set_alpn_protocols(["h2"])
     with BrokerPeer(tls=context) as peer:
         assert who_listens(peer.address, TIMEOUT) is Listener.GRPC

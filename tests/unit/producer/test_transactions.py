@@ -284,7 +284,7 @@ def test_check_of_an_unknown_group_is_logged_and_ignored(
     gone.shutdown()
     before = ends(transport)
     transport.check_transaction("10.0.0.9:1", 0)
-    assert "no producer here handles group 'pg'" in caplog.text
+    assert "this process has no transactional producer of group 'pg'" in caplog.text
     other.shutdown()
     assert ends(transport) == before
 

@@ -301,8 +301,8 @@ def test_heartbeat_failing_due_to_close_logs_no_warning(
     transport.heart_beat = fail  # type: ignore[method-assign]
     with caplog.at_level(logging.DEBUG, "rocketmq_spark.producer"):
         instance.heart_beat()
-    told = [record.levelno for record in caplog.records if "heart-beat at" in record.getMessage()]
-    assert set(told) == {logging.DEBUG}
+    levels = [record.levelno for record in caplog.records if "heartbeat at" in record.getMessage()]
+    assert set(levels) == {logging.DEBUG}
 
 
 def test_every_requested_topic_is_refreshed_every_30_s() -> None:

@@ -179,12 +179,12 @@ def test_a_variable_with_a_blank_around_it_is_refused(monkeypatch: pytest.Monkey
     [
         (b"hush-hush \n", "its value begins or ends with a blank"),
         (b" hush-hush", "Remove it, or use"),
-        (None, "reading it failed: No such file or directory; the driver and every executor must find it there"),
+        (None, "reading it failed: No such file or directory; the driver and every executor must be able to read"),
         (b"", "its value is not allowed"),
         (b"\n", "its value is not allowed"),
         (b"hush-hush\nsecond", "its value is not allowed"),
-        (b"hush-hush\xff", "its content is not UTF-8"),
-        (b"x" * 70_000, "more than 65536 bytes: is it the right file?"),
+        (b"hush-hush\xff", "the file's content is not UTF-8"),
+        (b"x" * 70_000, "the file has more than 65536 bytes: give a file with one line of text"),
     ],
 )
 def test_a_file_that_holds_no_secret_is_refused(tmp_path: Path, content: bytes | None, text: str) -> None:
@@ -199,7 +199,7 @@ def test_a_file_that_holds_no_secret_is_refused(tmp_path: Path, content: bytes |
 def test_path_that_is_no_regular_file_is_rejected_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", tmp_path):
-        assert "it is not a file" in refusal(accessKey="u", secretKey=f"file:{path}")
+        assert "this is not a regular file" in refusal(accessKey="u", secretKey=f"file:{path}")
 
 
 @pytest.mark.parametrize("reference", ["env:", "env:NO SPACE", "env:1ST", "file:", "file:relative/path", "FILE:x"])
@@ -350,7 +350,8 @@ def test_failed_refresh_of_expired_credentials_is_an_error_with_its_cause(source
     held = held_of(source)
     held.credentials()
     source.error, source.now = OSError("the vault is sealed"), 3600.0
-    with pytest.raises(CredentialsError, match=r"asking the source: OSError\('the vault is sealed'\)") as raised:
+    text = r"asking the source: getting the credentials failed: OSError\('the vault is sealed'\)"
+    with pytest.raises(CredentialsError, match=text) as raised:
         held.credentials()
     assert isinstance(raised.value.__cause__, OSError)
     source.error = None
@@ -377,7 +378,7 @@ def test_expired_credentials_are_never_returned_after_a_failed_refresh(source: S
 
 def test_system_exit_of_a_provider_is_an_error(source: Source) -> None:
     source.error = SystemExit(1)  # type: ignore[assignment]
-    with pytest.raises(CredentialsError, match=r"asking the source: SystemExit\(1\)"):
+    with pytest.raises(CredentialsError, match=r"asking the source: getting the credentials failed: SystemExit\(1\)"):
         held_of(source).credentials()
 
 
@@ -388,7 +389,7 @@ def test_callers_waiting_for_one_refresh_share_its_timeout(source: Source) -> No
     # As if another thread had used up the whole timeout.
     held._asking = question._replace(at=question.at - PATIENCE)
     for _ in range(3):
-        with pytest.raises(CredentialsError, match="no answer within"):
+        with pytest.raises(CredentialsError, match="no credentials within"):
             held.credentials()
 
 
@@ -419,7 +420,7 @@ def test_files_that_are_replaced_between_two_readings_are_read_again(
 
 def test_provider_that_does_not_answer_times_out(source: Source) -> None:
     source.gate.clear()
-    with pytest.raises(CredentialsError, match=r"asking the source: no answer within 0\.1 s"):
+    with pytest.raises(CredentialsError, match=r"asking the source: no credentials within 0\.1 s, so no request can"):
         held_of(source, patience=0.1).credentials()
 
 

@@ -78,7 +78,7 @@ def test_all_requests_to_a_silent_address_fail_together(
         outcomes.wait(3)
     assert kinds(outcomes) == [RemotingConnectException] * 3
     assert "can't connect within 0.2 s" in str(outcomes[0].error)
-    assert "(3 were waiting)" in str(outcomes[0].error)
+    assert "(3 requests were pending)" in str(outcomes[0].error)
     assert outcomes[0].error is not outcomes[1].error
 
 
@@ -135,7 +135,7 @@ def test_lost_connection_fails_all_its_requests_at_once(
     error = outcomes[1].error
     assert error.maybe_stored is True
     assert peer.address in str(error)
-    assert "3 requests waited" in str(error)
+    assert "and so may 2 others" in str(error)
     assert isinstance(error.__cause__, ConnectionError)
 
 
@@ -335,7 +335,7 @@ def test_incomplete_frame_closes_the_connection_although_bytes_arrive(
         assert len(peer.sessions) == 2
     timeout, broken, stored = RemotingTimeoutException, RemotingSendRequestException, SendStatus.SEND_OK
     assert kinds(outcomes) == [stored, timeout, timeout, broken, stored]
-    assert "a frame of the server has not ended for 34 s" in str(outcomes[3].error)
+    assert "the server has not completed a frame for 34 s" in str(outcomes[3].error)
 
 
 def test_socket_that_accepts_no_bytes_fails_its_requests(

@@ -204,7 +204,8 @@ def test_blocking_call_ends_even_if_the_clock_does_not_advance(
     make_transport: Callable[..., RemotingTransport],
 ) -> None:
     transport = make_transport(clock=lambda: 0.0)
-    with Peer(Session.wait_for_hangup) as peer, pytest.raises(RemotingTimeoutException, match="did not end it within"):
+    text = "did not end the request within"
+    with Peer(Session.wait_for_hangup) as peer, pytest.raises(RemotingTimeoutException, match=text):
         transport.client.invoke(peer.address, RequestCode.HEART_BEAT, {}, b"", 0.01)
 
 

@@ -72,7 +72,7 @@ def test_failed_oneway_write_is_logged_and_returns_its_permit(
         assert served.wait(PATIENCE)
     [record] = caplog.records
     assert record.getMessage().startswith(
-        f"oneway send of 1 rows to orders/broker-a/0: SEND_MESSAGE_V2 to {peer.address}"
+        f"oneway send of 1 rows to orders/broker-a/0 failed, and is not repeated: SEND_MESSAGE_V2 to {peer.address}"
     )
 
 
@@ -101,7 +101,7 @@ def test_oneway_send_waits_for_a_permit_and_then_raises(make_transport: MakeTran
         first.start()
         while "1 in flight" not in repr(transport):
             first.join(0.001)
-        text = "not sent, all 1 permits are in use .raise clientOnewaySemaphoreValue"
+        text = "not sent, because all 1 permits for requests in flight are in use .raise clientOnewaySemaphoreValue"
         with pytest.raises(RemotingTooMuchRequestException, match=text):
             transport.send_oneway(request_to(peer.address), 0.0)
         with pytest.raises(RemotingTimeoutException, match=text):
@@ -117,7 +117,7 @@ def test_oneway_send_waits_for_a_permit_and_then_raises(make_transport: MakeTran
 def test_oneway_send_that_is_not_fully_written_times_out(transport: RemotingTransport, request_to: RequestTo) -> None:
     over = threading.Event()
     with Peer(lambda _session: over.wait(PATIENCE)) as peer:
-        with pytest.raises(RemotingTimeoutException, match="only a part was written"):
+        with pytest.raises(RemotingTimeoutException, match="the server accepted only a part of it within"):
             transport.send_oneway(request_to(peer.address, HUGE), SOON)
         over.set()
 
@@ -128,7 +128,7 @@ def test_a_oneway_frame_beyond_16_mib_is_refused_and_its_permit_comes_back(
     transport = make_transport(client_oneway_semaphore_value=1)
     with BrokerPeer() as peer:
         for _ in range(2):
-            with pytest.raises(MQClientException, match="send less at once"):
+            with pytest.raises(MQClientException, match="send smaller or fewer messages at once"):
                 transport.send_oneway(request_to(peer.address, bytes(16_777_216)), PATIENCE)
         transport.send_oneway(request_to(peer.address), PATIENCE)
 
@@ -200,7 +200,7 @@ def test_rejected_send_returns_its_permit(make_transport: MakeTransport, request
     transport = make_transport(client_async_semaphore_value=1)
     with Peer(Session.serve) as peer:
         for _ in range(2):
-            with pytest.raises(MQClientException, match="send less at once"):
+            with pytest.raises(MQClientException, match="send smaller or fewer messages at once"):
                 transport.send(request_to(peer.address, bytes(16_777_216)), PATIENCE, outcomes)
         transport.send(request_to(peer.address), PATIENCE, outcomes)
         assert outcomes.wait(1)[0].status is SendStatus.SEND_OK

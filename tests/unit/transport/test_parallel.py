@@ -23,4 +23,4 @@ def test_no_query_is_sent_after_a_minute() -> None:
     assert len(asked) == 1
     refused = [answer for answer in found.values() if answer is not None]
     assert [type(answer) for answer in refused] == [RemotingTooMuchRequestException] * 2
-    assert all("not asked: the others took 60 s" in str(answer) for answer in refused)
+    assert all("not asked: the requests before it took 60 s" in str(answer) for answer in refused)

@@ -439,7 +439,7 @@ def test_frame_above_16_mib_is_rejected_before_sending(
     transport: RemotingTransport, request_to: Any, outcomes: Any
 ) -> None:
     with BrokerPeer() as peer:
-        with pytest.raises(MQClientException, match="send less at once"):
+        with pytest.raises(MQClientException, match="send smaller or fewer messages at once"):
             transport.send(request_to(peer.address, bytes(16_777_216)), PATIENCE, outcomes)
         assert send(transport, request_to(peer.address), outcomes).status is SendStatus.SEND_OK
     assert len(outcomes) == 1

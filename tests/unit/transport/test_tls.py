@@ -200,7 +200,7 @@ def test_handshake_without_an_answer_ends_at_the_connect_timeout(
     with Peer(Session.wait_for_hangup) as peer:
         error = refusal(transport, request_to(peer.address), outcomes)
     assert type(error) is RemotingConnectException
-    assert "no end to the TLS handshake; does the server speak TLS?" in str(error)
+    assert "the TLS handshake did not end in time; does the server speak TLS?" in str(error)
 
 
 def test_connect_timeout_error_does_not_mention_tls(
