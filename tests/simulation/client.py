@@ -81,9 +81,7 @@ class RowBatcher:
             if len(group) == self.size:
                 yield self._batch(key)
 
-    def expired(
-        self, _: float, known: Callable[[str], bool]
-    ) -> Iterator[tuple[EncodedBatch, MessageQueue | None]]:
+    def expired(self, _: float, known: Callable[[str], bool]) -> Iterator[tuple[EncodedBatch, MessageQueue | None]]:
         """Return the batches that are not full."""
         return self.flush() if known(self.topic) else iter(())
 
@@ -150,9 +148,7 @@ class Worker:
         result = TaskResult(number, rows, started=self.world.now)
         self.results.append(result)
         recorder = Recorder("w", 0, number, epoch_offset=EPOCH)
-        finder = RouteFinder(
-            self.options, self.instance, clock=self.runtime.clock, rng=self.rng, runtime=self.runtime
-        )
+        finder = RouteFinder(self.options, self.instance, clock=self.runtime.clock, rng=self.rng, runtime=self.runtime)
         topic = self.options.topic
         assert topic is not None
         batcher = RowBatcher(topic, batch_rows, queue_of)

@@ -126,15 +126,14 @@ def run(plan: Plan) -> Run:
     network = Network(world, conditions)
 
     def settings() -> BrokerSettings:
-        made = BrokerSettings(
+        return BrokerSettings(
             send_threads=rng.choice((1, 4)),
-            service_time=lambda rows, nbytes: 0.0001 + rows * 2e-6,
+            service_time=lambda rows, _: 0.0001 + rows * 2e-6,
             sync_flush=rng.random() < 0.3,
             flush_time=0.001,
             replication_time=rng.choice((0.0005, 0.02)),
             sync_replication=bool(plan.slaves) and rng.random() < 0.5,
         )
-        return made
 
     cluster = SimulatedCluster(
         network, plan.brokers, slaves=plan.slaves, name_servers=plan.name_servers, settings=settings
@@ -278,7 +277,7 @@ class Adversary:
             self._change_topic(kind, broker, until)
         elif kind == "slow storage":
             usual = broker.settings.service_time
-            broker.settings.service_time = lambda rows, nbytes: 0.15 + rows * 0.001
+            broker.settings.service_time = lambda rows, _: 0.15 + rows * 0.001
             until(lambda: setattr(broker.settings, "service_time", usual))
         elif kind == "stale routes":
             server.frozen = True
