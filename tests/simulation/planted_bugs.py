@@ -83,8 +83,7 @@ BUGS = (
         "ordered rows move to another queue",
         "sink/in_flight.py",
         "return self.bound or (self.queue if self.same_queue else None)",
-        "return (self.bound if not self.failures_in_round and not self.waits else None) or "
-        "(self.queue if self.same_queue else None)",
+        "return self.queue if self.same_queue else None",
     ),
     PlantedBug(
         "deliveryTimeoutMs ignored",
