@@ -24,7 +24,8 @@ from rocketmq_spark.model.send_result import TRANSACTION_COMMIT_TYPE, TRANSACTIO
 from rocketmq_spark.protocol.remoting.codes import RequestCode, ResponseCode
 from rocketmq_spark.protocol.remoting.command import RemotingCommand
 from rocketmq_spark.protocol.remoting.records import encode_record
-from rocketmq_spark.testing.fake_broker import Call, FakeBroker, Handler, response_to
+from rocketmq_spark.testing.fake_broker import Call, FakeBroker, Handler
+from rocketmq_spark.testing.fake_replies import response_to
 from rocketmq_spark.testing.fake_sends import Refusal
 from rocketmq_spark.testing.fake_storage import CLEANUP_POLICY, TopicSettings, immunity_of
 
@@ -180,7 +181,6 @@ def end_transaction(broker: FakeBroker, call: Call) -> RemotingCommand | None:
         raise Refusal(ResponseCode.SYSTEM_ERROR, "The transaction state table offset wrong")
     if end == TRANSACTION_COMMIT_TYPE:
         storage.commit(offset)
-        broker.replicate()
         return response_to(call.command)
     storage.roll_back(offset)
     return response_to(call.command, remark="not set any response code")
@@ -255,7 +255,7 @@ def runtime_info(broker: FakeBroker, call: Call) -> RemotingCommand:
         "msgGetTotalTodayNow": "0",
         **broker.figures,
     }
-    return _json(call, {"table": table})
+    return _json(call, {"table": {name: text for name, text in table.items() if text is not None}})
 
 
 def broker_config(broker: FakeBroker, call: Call) -> RemotingCommand:
@@ -269,7 +269,8 @@ def broker_config(broker: FakeBroker, call: Call) -> RemotingCommand:
         "flushDiskType": "SYNC_FLUSH" if broker.settings.sync_flush else "ASYNC_FLUSH",
         **broker.config,
     }
-    return response_to(call.command, body="\n".join(f"{name}={value}" for name, value in settings.items()).encode())
+    lines = (f"{name}={value}" for name, value in settings.items() if value is not None)
+    return response_to(call.command, body="\n".join(lines).encode())
 
 
 HANDLERS: Final[Mapping[int, Handler]] = {
