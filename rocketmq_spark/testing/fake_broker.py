@@ -107,7 +107,7 @@ class FakeBroker:
         self.running = True
         self.on_change: Callable[[], None] = lambda: None
         self.started_at = timers.time()
-        # Figures (GET_BROKER_RUNTIME_INFO) and settings (GET_BROKER_CONFIG) instead of the broker's own; None hides one.
+        # Figures (GET_BROKER_RUNTIME_INFO) and settings (GET_BROKER_CONFIG) besides the broker's own; None hides one.
         self.figures: dict[str, str | None] = {}
         self.config: dict[str, str | None] = {}
         self._handlers = handlers

@@ -244,8 +244,8 @@ class FakeCluster:
         connections = self._connections.setdefault(address, set())
 
         async def accept() -> None:
-            factory = functools.partial(_Connection, server, connections)
-            self._servers[address] = await self._loop.create_server(factory, sock=listener, ssl=self._tls)
+            factory = functools.partial(_Connection, server, connections, self._tls)
+            self._servers[address] = await self._loop.create_server(factory, sock=listener)
 
         asyncio.run_coroutine_threadsafe(accept(), self._loop).result(_PATIENCE)
 
@@ -289,9 +289,10 @@ class _LoopTimers:
 class _Connection(asyncio.Protocol):
     """A client's connection: bytes to requests, and answers to bytes."""
 
-    def __init__(self, server: Server, connections: set[_Connection]) -> None:
+    def __init__(self, server: Server, connections: set[_Connection], tls: ssl.SSLContext | None) -> None:
         self._server = server
         self._connections = connections
+        self._stream = None if tls is None else _TlsStream(tls)
         self._frames = FrameBuffer()
         self._transport: asyncio.Transport | None = None
         self._loop = asyncio.get_running_loop()
@@ -305,12 +306,15 @@ class _Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Hand over every whole request; hang up on bytes that are none, as a server does."""
+        assert self._transport is not None
         try:
+            if self._stream is not None:
+                data = self._stream.decrypt(data, self._transport.write)
             self._frames.feed(data)
             while (command := self._frames.take()) is not None:
                 self._server.receive(command, self)
-        except RemotingCommandException:
-            self.abort()
+        except (RemotingCommandException, ssl.SSLError):
+            self._transport.close()
 
     def connection_lost(self, _: Exception | None) -> None:
         """Tell the server."""
@@ -338,4 +342,30 @@ class _Connection(asyncio.Protocol):
 
     def _write(self, frame: bytes) -> None:
         if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(frame)
+            self._transport.write(frame if self._stream is None else self._stream.encrypt(frame))
+
+
+class _TlsStream:
+    """The server's side of TLS. Unlike asyncio's own, it sends the alert after a failed handshake, as servers do."""
+
+    def __init__(self, context: ssl.SSLContext) -> None:
+        self._received, self._unsent = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._object = context.wrap_bio(self._received, self._unsent, server_side=True)
+
+    def decrypt(self, data: bytes, write: Callable[[bytes], object]) -> bytes:
+        """Return the plain bytes, after writing what TLS itself has to say. SSLError: the connection must end."""
+        self._received.write(data)
+        plain = b""
+        try:
+            while part := self._object.read(1 << 16):
+                plain += part
+        except ssl.SSLWantReadError:
+            pass
+        finally:
+            write(self._unsent.read())
+        return plain
+
+    def encrypt(self, data: bytes) -> bytes:
+        """Return the encrypted bytes."""
+        self._object.write(data)
+        return self._unsent.read()
