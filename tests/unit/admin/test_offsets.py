@@ -33,7 +33,9 @@ def permit(fake: FakeCluster, read_queues: int, write_queues: int, perm: int) ->
     """Set the queues of `orders` that clients may use."""
     topic = replace(
         fake.brokers["a"].storage.topics["orders"],
-        **{"read_queue_nums": read_queues, "write_queue_nums": write_queues, "perm": perm},
+        read_queue_nums=read_queues,
+        write_queue_nums=write_queues,
+        perm=perm,
     )
     fake.brokers["a"].storage.create_topic("orders", topic)
 
