@@ -147,6 +147,8 @@ class FakeBroker:
             self.requests.append(command)
             call = Call(command, channel)
             reply = self._replies.take(command, None if command.code in SENDS else int(command.code))
+            if not self.running:
+                return  # The function that chose the reply has killed the broker.
             if command.code in SENDS:
                 self._queue_send(_Waiting(call, reply, self.timers.time()))
             elif reply is not None:
@@ -162,6 +164,9 @@ class FakeBroker:
     def disconnected(self, channel: Channel) -> None:
         """Forget the clients of a connection that has ended."""
         with self.lock:
+            if self.paused:
+                self._deferred.append(functools.partial(self.disconnected, channel))
+                return
             for members in (*self.producers.values(), *self.consumers.values()):
                 for client_id in [name for name, held in members.items() if held is channel]:
                     del members[client_id]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import itertools
 import socket
 import ssl
@@ -67,7 +66,7 @@ class FakeCluster:
         settings: Callable[[], BrokerSettings] = BrokerSettings,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        self._loop = asyncio.new_event_loop()
+        self._loop: asyncio.AbstractEventLoop
         self._thread = threading.Thread(target=self._run, name="rocketmq-fake-cluster", daemon=True)
         self._tls = tls
         self._servers: dict[str, asyncio.Server] = {}
@@ -100,6 +99,7 @@ class FakeCluster:
     def start(self) -> None:
         """Start all servers."""
         slaves, name_servers = self._counts
+        self._loop = asyncio.new_event_loop()
         self._thread.start()
         timers = _LoopTimers(self._loop)
         self.name_servers = tuple(FakeNameServer(self._bind(), timers) for _ in range(name_servers))
@@ -123,7 +123,6 @@ class FakeCluster:
             listener.close()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(_PATIENCE)
-        self._loop.close()
 
     def create_topic(
         self, topic: str, queues: int = 4, *, perm: int = 6, attributes: Mapping[str, str] | None = None
@@ -243,9 +242,11 @@ class FakeCluster:
         listener = self._listeners[address]
         connections = self._connections.setdefault(address, set())
 
+        def connected() -> _Connection:
+            return _Connection(server, connections, self._tls, lambda: address in self._servers)
+
         async def accept() -> None:
-            factory = functools.partial(_Connection, server, connections, self._tls)
-            self._servers[address] = await self._loop.create_server(factory, sock=listener)
+            self._servers[address] = await self._loop.create_server(connected, sock=listener)
 
         asyncio.run_coroutine_threadsafe(accept(), self._loop).result(_PATIENCE)
 
@@ -264,11 +265,20 @@ class FakeCluster:
         async def run() -> None:
             call()
 
-        asyncio.run_coroutine_threadsafe(run(), self._loop).result(_PATIENCE)
+        if threading.current_thread() is self._thread:
+            call()
+        else:
+            asyncio.run_coroutine_threadsafe(run(), self._loop).result(_PATIENCE)
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
         self._loop.run_forever()
+        # Connections that are being accepted.
+        tasks = asyncio.all_tasks(self._loop)
+        for task in tasks:
+            task.cancel()
+        self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        self._loop.close()
 
 
 class _LoopTimers:
@@ -289,9 +299,16 @@ class _LoopTimers:
 class _Connection(asyncio.Protocol):
     """A client's connection: bytes to requests, and answers to bytes."""
 
-    def __init__(self, server: Server, connections: set[_Connection], tls: ssl.SSLContext | None) -> None:
+    def __init__(
+        self,
+        server: Server,
+        connections: set[_Connection],
+        tls: ssl.SSLContext | None,
+        is_open: Callable[[], bool],
+    ) -> None:
         self._server = server
         self._connections = connections
+        self._is_open = is_open
         self._stream = None if tls is None else _TlsStream(tls)
         self._frames = FrameBuffer()
         self._transport: asyncio.Transport | None = None
@@ -299,10 +316,12 @@ class _Connection(asyncio.Protocol):
         self._thread = threading.get_ident()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport."""
+        """Keep the transport, unless the server was killed while it accepted the connection."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         self._connections.add(self)
+        if not self._is_open():
+            self.abort()
 
     def data_received(self, data: bytes) -> None:
         """Hand over every whole request; hang up on bytes that are none, as a server does."""

@@ -206,8 +206,10 @@ class BrokerStorage:
         self.on_stored()
 
     def written_again(self, offset: int, copy: int) -> None:
-        """Count a check of a half message, of which the broker has stored a copy."""
-        self._halves[copy] = self._halves.pop(offset, 0)
+        """Check the copy of a half message from now on."""
+        if offset in self._halves:
+            self._halves[copy] = self._halves.pop(offset)
+            self._check_later(copy)
         self.on_stored()
 
     def recall(self, unique_id: str) -> bool:
@@ -312,10 +314,9 @@ class BrokerStorage:
         def check() -> None:
             if offset in self._halves:
                 self._halves[offset] += 1
-                before = set(self._halves)
                 self.on_check(offset)
-                for newest in self._halves.keys() - before or {offset}:
-                    self._check_later(newest)
+                if offset in self._halves:
+                    self._check_later(offset)
 
         self._later(self.settings.transaction_check_interval if checks else first, check)
 

@@ -38,14 +38,14 @@ class Target:
     def queue(self, queue_id: int = 0) -> MessageQueue:
         return MessageQueue(self.topic, self.broker_name, queue_id)
 
-    def send(self, encoded: EncodedBatch, queue_id: int = 0, default_topic: str = "TBW102") -> SendOutcome:
+    def send(
+        self, encoded: EncodedBatch, queue_id: int = 0, default_topic: str = "TBW102", *, timeout: float = PATIENCE
+    ) -> SendOutcome:
         """Send, and wait for the outcome."""
         outcomes = Outcomes()
         queue = MessageQueue(encoded.topic, self.broker_name, queue_id)
         born = int(time.time() * 1000)
-        self.transport.send(
-            SendRequest(encoded, queue, self.address, GROUP, default_topic, 4, born), PATIENCE, outcomes
-        )
+        self.transport.send(SendRequest(encoded, queue, self.address, GROUP, default_topic, 4, born), timeout, outcomes)
         outcome: SendOutcome = outcomes.wait(1)[0]
         return outcome
 

@@ -114,8 +114,6 @@ class Peer:
         self,
         *scripts: Callable[[Session], object],
         host: str = "127.0.0.1",
-        port: int = 0,
-        backlog: int = 16,
         tls: ssl.SSLContext | None = None,
         answers_greetings: bool = False,
     ) -> None:
@@ -123,7 +121,7 @@ class Peer:
         self.tls = tls
         self.answers_greetings = answers_greetings
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self.listener = socket.create_server((host, port), family=family, backlog=backlog)
+        self.listener = socket.create_server((host, 0), family=family)
         self.port = self.listener.getsockname()[1]
         self.address = f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
         self.sessions: list[Session] = []
