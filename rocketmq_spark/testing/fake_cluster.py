@@ -7,38 +7,24 @@ far as docs/testing.md says, and play faults on request. One thread serves all s
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import socket
 import ssl
 import threading
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
-from rocketmq_spark.errors import RemotingCommandException
 from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.model.message_ext import MessageExt
 from rocketmq_spark.model.route import MASTER_ID
-from rocketmq_spark.protocol.remoting.command import FrameBuffer, RemotingCommand, encode_head
 from rocketmq_spark.testing.fake_broker import FakeBroker
 from rocketmq_spark.testing.fake_name_server import FakeNameServer
-from rocketmq_spark.testing.fake_replies import Channel
 from rocketmq_spark.testing.fake_requests import HANDLERS
+from rocketmq_spark.testing.fake_sockets import Connection, LoopTimers, Server
 from rocketmq_spark.testing.fake_storage import BrokerSettings, TopicSettings, template_topic
 
 # Seconds to wait for the thread of a cluster, which executes only short calls.
 _PATIENCE: Final = 30.0
-
-
-class Server(Protocol):
-    """A name server or broker, as its connections see it."""
-
-    def receive(self, command: RemotingCommand, channel: Channel) -> None:
-        """Take a request."""
-
-    def disconnected(self, channel: Channel) -> None:
-        """Note that a connection has ended."""
 
 
 class FakeCluster:
@@ -70,7 +56,7 @@ class FakeCluster:
         self._thread = threading.Thread(target=self._run, name="rocketmq-fake-cluster", daemon=True)
         self._tls = tls
         self._servers: dict[str, asyncio.Server] = {}
-        self._connections: dict[str, set[_Connection]] = {}
+        self._connections: dict[str, set[Connection]] = {}
         self._listeners: dict[str, socket.socket] = {}
         self._names = [f"broker-{number}" for number in range(brokers)] if isinstance(brokers, int) else brokers
         self._counts = slaves, name_servers
@@ -101,7 +87,7 @@ class FakeCluster:
         slaves, name_servers = self._counts
         self._loop = asyncio.new_event_loop()
         self._thread.start()
-        timers = _LoopTimers(self._loop)
+        timers = LoopTimers(self._loop)
         self.name_servers = tuple(FakeNameServer(self._bind(), timers) for _ in range(name_servers))
         for name in self._names:
             master = self.brokers[name] = self._broker(name, MASTER_ID)
@@ -200,7 +186,7 @@ class FakeCluster:
     def _broker(self, name: str, broker_id: int) -> FakeBroker:
         broker = FakeBroker(
             name,
-            _LoopTimers(self._loop),
+            LoopTimers(self._loop),
             HANDLERS,
             address=self._bind(),
             broker_id=broker_id,
@@ -242,8 +228,8 @@ class FakeCluster:
         listener = self._listeners[address]
         connections = self._connections.setdefault(address, set())
 
-        def connected() -> _Connection:
-            return _Connection(server, connections, self._tls, lambda: address in self._servers)
+        def connected() -> Connection:
+            return Connection(server, connections, self._tls, lambda: address in self._servers)
 
         async def accept() -> None:
             self._servers[address] = await self._loop.create_server(connected, sock=listener)
@@ -279,112 +265,3 @@ class FakeCluster:
             task.cancel()
         self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
         self._loop.close()
-
-
-class _LoopTimers:
-    """The timers of an event loop, for any thread."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-
-    def time(self) -> float:
-        return time.time()
-
-    def call_later(self, seconds: float, call: Callable[[], None]) -> None:
-        # RuntimeError: the cluster was stopped, so nothing happens later.
-        with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._loop.call_later, seconds, call)
-
-
-class _Connection(asyncio.Protocol):
-    """A client's connection: bytes to requests, and answers to bytes."""
-
-    def __init__(
-        self,
-        server: Server,
-        connections: set[_Connection],
-        tls: ssl.SSLContext | None,
-        is_open: Callable[[], bool],
-    ) -> None:
-        self._server = server
-        self._connections = connections
-        self._is_open = is_open
-        self._stream = None if tls is None else _TlsStream(tls)
-        self._frames = FrameBuffer()
-        self._transport: asyncio.Transport | None = None
-        self._loop = asyncio.get_running_loop()
-        self._thread = threading.get_ident()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport, unless the server was killed while it accepted the connection."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        self._connections.add(self)
-        if not self._is_open():
-            self.abort()
-
-    def data_received(self, data: bytes) -> None:
-        """Hand over every whole request; hang up on bytes that are none, as a server does."""
-        assert self._transport is not None
-        try:
-            if self._stream is not None:
-                data = self._stream.decrypt(data, self._transport.write)
-            self._frames.feed(data)
-            while (command := self._frames.take()) is not None:
-                self._server.receive(command, self)
-        except (RemotingCommandException, ssl.SSLError):
-            self._transport.close()
-
-    def connection_lost(self, _: Exception | None) -> None:
-        """Tell the server."""
-        self._connections.discard(self)
-        self._server.disconnected(self)
-
-    def send(self, command: RemotingCommand) -> None:
-        """Write a frame, from any thread."""
-        frame = encode_head(command, len(command.body)) + bytes(command.body)
-        if threading.get_ident() == self._thread:
-            self._write(frame)
-        else:
-            with contextlib.suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(self._write, frame)
-
-    def close(self) -> None:
-        """Break the connection, from any thread."""
-        with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self.abort)
-
-    def abort(self) -> None:
-        """Break the connection, in the loop's thread."""
-        if self._transport is not None:
-            self._transport.abort()
-
-    def _write(self, frame: bytes) -> None:
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(frame if self._stream is None else self._stream.encrypt(frame))
-
-
-class _TlsStream:
-    """The server's side of TLS. Unlike asyncio's own, it sends the alert after a failed handshake, as servers do."""
-
-    def __init__(self, context: ssl.SSLContext) -> None:
-        self._received, self._unsent = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self._object = context.wrap_bio(self._received, self._unsent, server_side=True)
-
-    def decrypt(self, data: bytes, write: Callable[[bytes], object]) -> bytes:
-        """Return the plain bytes, after writing what TLS itself has to say. SSLError: the connection must end."""
-        self._received.write(data)
-        plain = b""
-        try:
-            while part := self._object.read(1 << 16):
-                plain += part
-        except ssl.SSLWantReadError:
-            pass
-        finally:
-            write(self._unsent.read())
-        return plain
-
-    def encrypt(self, data: bytes) -> bytes:
-        """Return the encrypted bytes."""
-        self._object.write(data)
-        return self._unsent.read()

@@ -271,7 +271,7 @@ class BrokerStorage:
         messages = fake_sends.check_keys(send) if settings.compacted else send.messages
         if settings.attributes.get(QUEUE_TYPE) == BATCH_CQ and const.UNIQ_KEY in send.properties:
             unit = self.store.append(
-                fake_sends.inner_batch(send, body),
+                fake_sends.inner_batch(send, body, self.cluster, first),
                 *(queue, queue, now),
                 sys_flag=send.sys_flag | 0xC0,
                 born_timestamp=send.born_timestamp,

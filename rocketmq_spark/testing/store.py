@@ -165,9 +165,9 @@ class MessageStore:
         first, end = self.expired.get(queue, 0), self.end(queue)
         if offset < first or offset > end:
             return PullOutcome(PullStatus.OFFSET_ILLEGAL, first if offset < first else end, first, end)
-        stop = min(offset + max(1, min(request.target.max_msg_nums, most)), end)
-        if offset == stop:
+        if offset == end:
             return PullOutcome(PullStatus.NO_NEW_MSG, offset, first, end)
+        stop = self._stop(queue, offset, max(1, min(request.target.max_msg_nums, most)))
         left = max(offset, self.removed.get(queue, 0))
         if left >= stop:
             return PullOutcome(PullStatus.OFFSET_ILLEGAL, stop, first, end)
@@ -175,6 +175,18 @@ class MessageStore:
         if not messages:
             return PullOutcome(PullStatus.NO_MATCHED_MSG, stop, first, end)
         return PullOutcome(PullStatus.FOUND, stop, first, end, b"".join(map(encode_record, messages)))
+
+    def _stop(self, queue: MessageQueue, start: int, count: int) -> int:
+        """Return where a pull of at most `count` messages stops: after whole units, and at least one."""
+        read = self._read[queue]
+        stop = min(read[start].queue_offset + count, len(read))
+        if stop < len(read) and read[stop] is read[stop - 1]:
+            unit = read[stop].queue_offset
+            if unit > start:
+                return unit
+            while stop < len(read) and read[stop] is read[unit]:
+                stop += 1
+        return stop
 
     def view(self, physical_offset: int) -> MessageExt | None:
         """Return the message at a commit-log offset, with its final topic and queue."""

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from rocketmq_spark.errors import MQBrokerException, RemotingConnectException, RemotingException, RocketMQError
+from rocketmq_spark.errors import MQBrokerException, RemotingException, RocketMQError
 from rocketmq_spark.model.message import Message, MessageQueue, SendOutcome, SendStatus
 from rocketmq_spark.model.message_ext import PullRequest, PullStatus, PullTarget
 from rocketmq_spark.model.send_result import TRANSACTION_COMMIT_TYPE, TransactionCheck
@@ -232,7 +232,7 @@ def test_stopped_name_server_is_skipped_and_returns_with_all_routes() -> None:
         cluster.stop_name_server(1)
         assert target.transport.query_route("new", PATIENCE).queue_datas
         cluster.stop_name_server(0)
-        with pytest.raises(RemotingConnectException):
+        with pytest.raises(RemotingException):
             target.transport.query_route("new", PATIENCE)
 
 
@@ -316,7 +316,8 @@ def test_inner_batch_takes_an_offset_for_each_message() -> None:
             assert [(record.queue_offset, record.properties["INNER_NUM"]) for record in records] == [(0, "2"), (2, "3")]
         cluster.kill("broker-0", lose_unflushed=True)
         cluster.restart("broker-0")
-        assert target.transport.max_offset(QUEUE, target.address, PATIENCE) == 0
+        # Until the transport has noticed the end of its connection, requests fail.
+        wait_for(lambda: result_of(lambda: target.transport.max_offset(QUEUE, target.address, PATIENCE)) == "0")
 
 
 def test_concurrent_clients_get_different_offsets() -> None:
