@@ -32,6 +32,7 @@ from rocketmq_spark.testing.fake_storage import CLEANUP_POLICY, TopicSettings, i
 _SUSPEND: Final = 2
 _HAS_SUBSCRIPTION: Final = 4
 _ATTRIBUTES: Final = frozenset({"message.type", "queue.type", CLEANUP_POLICY})
+_NOTHING_YET: Final = (ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_RETRY_IMMEDIATELY)
 _REMARKS: Final = {
     PullStatus.FOUND: "FOUND",
     PullStatus.NO_NEW_MSG: "OFFSET_OVERFLOW_ONE",
@@ -347,7 +348,7 @@ def _pulled(call: Call, outcome: PullOutcome, *, at_start: bool) -> RemotingComm
 
 
 def _hold(broker: FakeBroker, call: Call, seconds: float) -> None:
-    """Answer a pull when a message has arrived, or after some seconds."""
+    """Answer a pull when a message that matches has arrived, or after some seconds."""
     fields = {**call.fields, "suspendTimeoutMillis": "0"}
     now = call._replace(command=replace(call.command, ext_fields=fields))
     answered = False
@@ -357,7 +358,7 @@ def _hold(broker: FakeBroker, call: Call, seconds: float) -> None:
         if answered:
             return
         response = broker.execute(now)
-        if response is not None and (time_is_over or response.code != ResponseCode.PULL_NOT_FOUND):
+        if response is not None and (time_is_over or response.code not in _NOTHING_YET):
             answered = True
             broker.respond(call, response)
         else:

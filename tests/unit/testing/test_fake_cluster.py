@@ -176,11 +176,11 @@ def test_status_of_synchronous_replication(slaves: int, state: str, status: Send
         return BrokerSettings(sync_replication=True, replication_time=slowness, sync_flush_timeout=0.01)
 
     with opened(slaves=slaves, settings=settings) as (cluster, target):
-        first = [*cluster.slaves["broker-0"], None][0]
-        if first is not None and state == "stopped":
-            first.stop()
-        elif first is not None and state == "paused":
-            first.pause()
+        for slave in cluster.slaves["broker-0"][:1]:
+            if state == "stopped":
+                slave.stop()
+            elif state == "paused":
+                slave.pause()
         assert target.send(target.single()).status is status
         assert target.send(target.single(WAIT="false")).status is SendStatus.SEND_OK
         assert len(bodies(cluster)) == 2
@@ -252,13 +252,14 @@ def test_pull_waits_for_a_message_or_its_time(arrives: bool) -> None:
     with opened() as (_, target):
         outcomes = Outcomes()
         suspend_ms = int(NEVER * 1000) if arrives else 20
-        request = PullRequest(PullTarget(QUEUE, "cg", 32, "*", "TAG"), target.address, 0, suspend_ms)
+        request = PullRequest(PullTarget(QUEUE, "cg", 32, "a || b", "TAG"), target.address, 0, suspend_ms)
         target.transport.pull(request, PATIENCE, outcomes)
-        # A message of another queue does not end the pull.
-        target.send(target.single(b"other"), 1)
+        # Neither a message of another queue ends the pull, nor one with another tag.
+        target.send(target.single(b"other", TAGS="a"), 1)
         if arrives:
+            target.send(target.single(b"c", TAGS="c"))
             assert outcomes == []
-            target.send(target.single(b"x"))
+            target.send(target.single(b"x", TAGS="b"))
         assert outcomes.wait(1)[0].status is (PullStatus.FOUND if arrives else PullStatus.NO_NEW_MSG)
 
 
