@@ -16,6 +16,7 @@ from rocketmq_spark.producer.producer import Producer
 from rocketmq_spark.protocol.remoting.codes import RequestCode
 from rocketmq_spark.testing import FakeCluster
 from rocketmq_spark.testing.fake_broker import FakeBroker
+from tests.support.processes import wait_for
 
 Make = Callable[..., Producer]
 
@@ -99,7 +100,8 @@ def test_transactions_are_checked_and_ended_in_the_namespace(make: Make, peer: F
     class Listener:
         def execute_local_transaction(self, message: Message, _arg: object) -> LocalTransactionState:
             seen.append((message.topic, message.properties.get("PGROUP")))
-            peer.check_transaction(0)
+            # The broker can check it from the producer's first heart-beat on.
+            wait_for(lambda: peer.check_transaction(0) is not None)
             return LocalTransactionState.COMMIT_MESSAGE
 
         def check_local_transaction(self, message: MessageExt) -> LocalTransactionState:
