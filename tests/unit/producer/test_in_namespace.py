@@ -110,8 +110,7 @@ def test_transactions_are_checked_and_ended_in_the_namespace(make: Make, peer: F
 
     producer = make(transaction_listener=Listener())
     assert producer.send_in_transaction(Message.of("T", b"x")).ended
-    while len(seen) < 2:
-        producer.max_offset(MessageQueue("T", "a", 0))
+    wait_for(lambda: len(seen) == 2)
     producer.shutdown()
     assert seen == [("T", "pg")] * 2
     ends = fields_of(peer, RequestCode.END_TRANSACTION)
