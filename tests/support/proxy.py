@@ -1,6 +1,6 @@
 """A proxy for tests of the gRPC transport: a real gRPC server in this process, with generic handlers and no stubs.
 
-`FakeProxy` answers the calls of a producer, plays `Reply`s for its sends as `BrokerPeer` does, and keeps the requests,
+`FakeProxy` answers the calls of a producer, plays `Reply`s for its sends as `FakeBroker` does, and keeps the requests,
 messages and settings that it receives. A test may replace the handler of any method::
 
     with FakeProxy() as proxy:
