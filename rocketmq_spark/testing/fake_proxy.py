@@ -38,6 +38,8 @@ _KEPT: Final = 10_000
 # Each silent or slow call and each stream holds a thread.
 _MAX_THREADS: Final = 256
 _PATIENCE: Final = 30.0
+# ``grpcMaxInboundMessageSize`` of a proxy, bytes.
+_MAX_REQUEST: Final = 130 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +101,8 @@ class FakeProxy(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     def start(self) -> None:
         """Serve; after `stop`, at the same address. RuntimeError: the address cannot be used."""
-        server = grpc.server(ThreadPoolExecutor(_MAX_THREADS), handlers=[self], options=[("grpc.so_reuseport", 0)])
+        options = [("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", _MAX_REQUEST)]
+        server = grpc.server(ThreadPoolExecutor(_MAX_THREADS), handlers=[self], options=options)
         if self.settings.certificate is None:
             port = server.add_insecure_port(self.address)
         else:

@@ -42,7 +42,7 @@ _CODES: Final = {status: code for code, status in STORED.items()}
 
 def status(code: int = Code.OK, message: str = "") -> pb.Status:
     """Return the status of an answer."""
-    return pb.Status(code=code, message=message)  # type: ignore[arg-type]
+    return pb.Status(code=code, message=message or ("OK" if code == Code.OK else ""))  # type: ignore[arg-type]
 
 
 def status_reply(code: int = Code.OK, message: str = "") -> bytes:
@@ -84,7 +84,7 @@ def _check_properties(message: pb.Message) -> None:
             raise Refusal(Code.ILLEGAL_MESSAGE_PROPERTY_KEY, f"property {name!r} contains a control character")
     if system.tag and (is_blank(system.tag) or "|" in system.tag or _has_control_character(system.tag)):
         raise Refusal(Code.ILLEGAL_MESSAGE_TAG, "tag cannot be blank, or contain | or a control character")
-    if any(is_blank(key) or _has_control_character(key) for key in system.keys):
+    if any(key and (is_blank(key) or _has_control_character(key)) for key in system.keys):
         raise Refusal(Code.ILLEGAL_MESSAGE_KEY, "key cannot be blank, or contain a control character")
     texts = *properties.keys(), *properties.values(), system.tag, *system.keys
     if sum(len(text.encode()) for text in texts) > _MAX_PROPERTY_BYTES:
@@ -272,7 +272,7 @@ def access_point(asked: pb.Endpoints, address: str) -> pb.Endpoints:
     """Return the endpoints of a route's answer: those of the request, with the port of the proxy."""
     port = int(address.rpartition(":")[2])
     return pb.Endpoints(
-        scheme=asked.scheme, addresses=[pb.Address(host=one.host, port=port) for one in asked.addresses]
+        scheme=asked.scheme or pb.IPv4, addresses=[pb.Address(host=one.host, port=port) for one in asked.addresses]
     )
 
 

@@ -21,7 +21,7 @@ from typing import Final, NamedTuple, Protocol
 from google.protobuf.message import Message as ProtoMessage
 
 from rocketmq_spark.model.message_ext import decode_message_id
-from rocketmq_spark.model.names import is_blank
+from rocketmq_spark.model.names import DLQ_PREFIX, RETRY_PREFIX, is_blank
 from rocketmq_spark.model.route import TopicRouteData
 from rocketmq_spark.model.send_result import (
     TRANSACTION_COMMIT_TYPE,
@@ -111,6 +111,8 @@ class ProxyService:
 
     def _message_type(self, topic: str) -> str | None:
         """Return the type of a topic's messages; None for an unknown topic."""
+        if topic.startswith((RETRY_PREFIX, DLQ_PREFIX)):
+            return "NORMAL"
         route = self._route(topic)
         names = [] if route is None else [data.broker_name for data in route.queue_datas]
         known = [
@@ -162,8 +164,10 @@ class ProxyService:
         words: list[str] = []
         with contextlib.suppress(ValueError):
             words = base64.urlsafe_b64decode(request.recall_handle).decode().split(" ")
-        if len(words) != 5 or words[2] not in self._cluster.brokers:
+        if len(words) != 5:
             raise Refusal(Code.INTERNAL_SERVER_ERROR, "recall handle is invalid")
+        if words[2] not in self._cluster.brokers:
+            raise Refusal(Code.BAD_REQUEST, f"broker {words[2]} not found")
         fields = {"producerGroup": topic, "topic": topic, "recallHandle": request.recall_handle}
         response = self._invoke(self._cluster.brokers[words[2]], RemotingCommand(RequestCode.RECALL_MESSAGE, 0, fields))
         if response.code != ResponseCode.SUCCESS:
