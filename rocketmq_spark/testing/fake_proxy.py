@@ -14,7 +14,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias, TypeVar
 
 import grpc
@@ -47,7 +47,7 @@ class Call:
     """One call that the proxy received. The request of Telemetry is empty."""
 
     method: str
-    metadata: Mapping[str, str]
+    metadata: Mapping[str, str] = field(repr=False)  # Has signatures and tokens
     request: bytes
 
 
