@@ -119,8 +119,9 @@ class FakeProxy(grpc.GenericRpcHandler):  # type: ignore[misc]
         server, self._server = self._server, None
         if server is not None:
             self.hang_up_streams()
-            server.stop(None).wait(_PATIENCE)
+            stopped = server.stop(None)
             self._service.forget()
+            stopped.wait(_PATIENCE)
 
     def play(self, *replies: ReplyOf, method: str = "SendMessage", times: int = 1) -> None:
         """Add replies to the next calls of a method, `times` times in all.

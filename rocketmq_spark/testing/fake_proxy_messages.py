@@ -38,6 +38,7 @@ _PREPARED: Final = 0x4
 _UNSPECIFIED: Final = "UNSPECIFIED"
 _MIXED: Final = "MIXED"
 _CODES: Final = {status: code for code, status in STORED.items()}
+_STORED_BY_BROKERS: Final = frozenset(stored.value for stored in SendStatus)
 
 
 def status(code: int = Code.OK, message: str = "") -> pb.Status:
@@ -138,8 +139,8 @@ def accepted_types(message_type: str) -> list[int]:
     return [pb.MessageType.Value(message_type)]
 
 
-def broker_request(messages: Sequence[pb.Message], queue: MessageQueue, peer: str, now_ms: int) -> RemotingCommand:
-    """Return the request that sends messages to their broker. The proxy's producer group is the topic."""
+def broker_request(messages: Sequence[pb.Message], queue: MessageQueue, peer: str) -> RemotingCommand:
+    """Return the request that sends messages to their broker; `peer` is the client. The producer group is the topic."""
     if len(messages) > 1 and any(message.system_properties.HasField("delivery_timestamp") for message in messages):
         raise Refusal(Code.INTERNAL_SERVER_ERROR, "Delayed messages are not supported for batching")
     plain = [Message(queue.topic, message.body, properties=_properties(message, peer)) for message in messages]
@@ -158,7 +159,8 @@ def broker_request(messages: Sequence[pb.Message], queue: MessageQueue, peer: st
         properties=encode_properties(first.properties).decode(),
         sys_flag=flags,
     )
-    born = system.born_timestamp.ToMilliseconds() if system.HasField("born_timestamp") else now_ms
+    # Without a time it is 1970, as at a real proxy.
+    born = system.born_timestamp.ToMilliseconds()
     code, fields = head_of(SendRequest(encoded, queue, "", queue.topic, "TBW102", 4, born))
     return RemotingCommand(code, 0, fields, body)
 
@@ -186,13 +188,12 @@ def _properties(message: pb.Message, peer: str) -> dict[str, str]:
 
 def send_reply(messages: Sequence[pb.Message], response: RemotingCommand) -> service.SendMessageResponse:
     """Return the answer to a send, of its broker's answer; all messages have one result."""
-    code = _CODES[SendStatus(response.code)] if response.code in _STORED_BY_BROKERS else refused_code(response.code)
     if response.code not in _STORED_BY_BROKERS:
-        return service.SendMessageResponse(status=status(code, response.remark))
-    if code != Code.OK:
-        text = f"send message failed, sendStatus={SendStatus(response.code).name}"
-        entry = service.SendResultEntry(status=status(code, text))
-        return service.SendMessageResponse(status=status(code), entries=[entry])
+        return service.SendMessageResponse(status=status(refused_code(response.code), response.remark))
+    stored = SendStatus(response.code)
+    if stored is not SendStatus.SEND_OK:
+        entry = service.SendResultEntry(status=status(_CODES[stored], f"send message failed, sendStatus={stored.name}"))
+        return service.SendMessageResponse(status=status(_CODES[stored]), entries=[entry])
     fields = response.ext_fields
     entry = service.SendResultEntry(
         status=status(),
@@ -202,9 +203,6 @@ def send_reply(messages: Sequence[pb.Message], response: RemotingCommand) -> ser
         recall_handle=fields.get("recallHandle", ""),
     )
     return service.SendMessageResponse(status=status(), entries=[entry])
-
-
-_STORED_BY_BROKERS: Final = frozenset(stored.value for stored in SendStatus)
 
 
 def with_status(reply: bytes, stored: SendStatus) -> bytes:

@@ -100,7 +100,9 @@ class ProxyService:
             self._links[broker_address].close()
 
     def forget(self) -> None:
-        """Forget clients and half messages, as after a restart."""
+        """Break all connections to brokers, and forget clients and half messages, as a restart does."""
+        for link in self._links.values():
+            link.close()
         self.topics.clear()
         self.transactions.clear()
 
@@ -147,7 +149,7 @@ class ProxyService:
         group = first.system_properties.message_group if len(messages) == 1 else ""
         index = answers.queue_of_group(group, len(queues)) if group else next(self._turns[topic]) % len(queues)
         target = replace(queues[index], topic=topic)
-        command = answers.broker_request(messages, target, client.peer, int(now * 1000))
+        command = answers.broker_request(messages, target, client.peer)
         response = self._invoke(self._cluster.brokers[target.broker_name], command)
         reply = answers.send_reply(messages, response)
         if first.system_properties.message_type == pb.TRANSACTION and reply.status.code == pb.OK:

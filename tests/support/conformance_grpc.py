@@ -264,10 +264,9 @@ def stored(target: Target) -> Iterator[str]:
     for kind in TYPES[:3]:
         # A proxy begins with any queue.
         for message in sorted(target.wait_for(kind, 3 if kind == "NORMAL" else 1), key=lambda one: one.body):
-            born = message.born_timestamp == 1_700_000_000_000
             # Real brokers add the times of their timer wheel.
             names = sorted(name for name in message.properties if name not in _TIMES)
-            yield f"{kind}: {names} {message.sys_flag} {message.flag} {born}"
+            yield f"{kind}: {names} {message.sys_flag} {message.flag} {message.born_timestamp}"
             shown = ("TAGS", "KEYS", "PGROUP", "RECONSUME_TIME", "__BORNHOST", "BORN_TIMESTAMP", "__SHARDINGKEY")
             texts = [message.properties.get(name) for name in shown]
             yield f"{kind}: {texts} {message.reconsume_times}".replace(target.topics[kind], kind)
