@@ -12,8 +12,9 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
+from rocketmq_spark.errors import ClusterError
 from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.model.message_ext import MessageExt
 from rocketmq_spark.model.route import MASTER_ID
@@ -21,7 +22,10 @@ from rocketmq_spark.testing.fake_broker import FakeBroker
 from rocketmq_spark.testing.fake_name_server import FakeNameServer
 from rocketmq_spark.testing.fake_requests import HANDLERS
 from rocketmq_spark.testing.fake_sockets import Connection, LoopTimers, Server
-from rocketmq_spark.testing.fake_storage import BrokerSettings, TopicSettings, template_topic
+from rocketmq_spark.testing.fake_storage import BrokerSettings, ProxySettings, TopicSettings, template_topic
+
+if TYPE_CHECKING:
+    from rocketmq_spark.testing.fake_proxy import FakeProxy
 
 # Seconds to wait for the thread of a cluster, which executes only short calls.
 _PATIENCE: Final = 30.0
@@ -35,7 +39,8 @@ class FakeCluster:
     * `name_servers`: number of name servers.
     * `topics`: the number of queues on each master, by topic. Brokers also create topics, as by default in RocketMQ.
     * `settings`: makes the settings of each broker.
-    * `tls`: the servers accept only encrypted connections, with this context.
+    * `tls`: name servers and brokers accept only encrypted connections, with this context.
+    * `proxy`: True or settings for a proxy, at `endpoints`. Only a cluster with a proxy imports grpc and protobuf.
 
     >>> with FakeCluster(brokers=2, topics={"orders": 4}) as cluster:
     ...     sorted(cluster.brokers)
@@ -51,6 +56,7 @@ class FakeCluster:
         topics: Mapping[str, int] | None = None,
         settings: Callable[[], BrokerSettings] = BrokerSettings,
         tls: ssl.SSLContext | None = None,
+        proxy: bool | ProxySettings = False,
     ) -> None:
         self._loop: asyncio.AbstractEventLoop
         self._thread = threading.Thread(target=self._run, name="rocketmq-fake-cluster", daemon=True)
@@ -66,6 +72,11 @@ class FakeCluster:
         self.brokers: dict[str, FakeBroker] = {}
         """The masters, by broker name; after `promote`, the new master."""
         self.slaves: dict[str, list[FakeBroker]] = {}
+        self.proxy: FakeProxy | None = None
+        if proxy:
+            from rocketmq_spark.testing.fake_proxy import FakeProxy
+
+            self.proxy = FakeProxy(self, proxy if isinstance(proxy, ProxySettings) else ProxySettings())
 
     def __repr__(self) -> str:
         return f"<FakeCluster {self.name_server or 'not started'}, {len(self.brokers)} brokers>"
@@ -81,6 +92,13 @@ class FakeCluster:
     def name_server(self) -> str:
         """The option ``nameServer``: the addresses, joined by semicolons."""
         return ";".join(server.address for server in self.name_servers)
+
+    @property
+    def endpoints(self) -> str:
+        """The option ``endpoints``: the address of the proxy."""
+        if self.proxy is None:
+            raise ClusterError("the cluster has no proxy: create it with FakeCluster(proxy=True)")
+        return self.proxy.address
 
     def start(self) -> None:
         """Start all servers."""
@@ -99,11 +117,19 @@ class FakeCluster:
             self._serve(server.address, server)
         for broker in self._all_brokers():
             self._serve(broker.address, broker)
+        if self.proxy is not None:
+            try:
+                self.proxy.start()
+            except RuntimeError:
+                self.stop()
+                raise
 
     def stop(self) -> None:
         """Close all connections and end the thread. Idempotent."""
         if not self._thread.is_alive():
             return
+        if self.proxy is not None:
+            self.proxy.stop()
         for address, listener in self._listeners.items():
             self._close(address)
             listener.close()
@@ -182,6 +208,8 @@ class FakeCluster:
                 connection.abort()
 
         self._in_loop(abort_all)
+        if self.proxy is not None:
+            self.proxy.disconnect(address)
 
     def _broker(self, name: str, broker_id: int) -> FakeBroker:
         broker = FakeBroker(
@@ -246,6 +274,8 @@ class FakeCluster:
                 connection.abort()
 
         self._in_loop(close)
+        if self.proxy is not None:
+            self.proxy.disconnect(address)
 
     def _in_loop(self, call: Callable[[], Any]) -> None:
         async def run() -> None:

@@ -99,8 +99,10 @@ class FakeNameServer:
         """Return the route of a topic, None if no registered broker has it."""
         if topic in self.routes:
             return self.routes[topic]
+        with self._lock:
+            registered = sorted(self._registered.items())
         queues, brokers = [], []
-        for name, registration in sorted(self._registered.items()):
+        for name, registration in registered:
             if topic in registration.topics:
                 queues.append(registration.topics[topic])
                 brokers.append(BrokerData(name, registration.addresses, registration.cluster))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final, NamedTuple
 
 import rocketmq_spark.model.properties as const
@@ -72,6 +73,22 @@ class BrokerSettings:
     transaction_check_max: int = 15
     permission: int = 6
     disk_full: bool = False
+
+
+@dataclass(slots=True)
+class ProxySettings:
+    """The settings of a proxy. Times are seconds; they and the limits may change while it runs."""
+
+    address: str = "127.0.0.1:0"
+    # PEM files of the certificate and its key; without them the proxy speaks no TLS.
+    certificate: tuple[Path, Path] | None = None
+    # The authority of the certificates that clients must have; None: they need none.
+    client_authority: Path | None = None
+    max_message_size: int = 4 * 1024 * 1024
+    topic_message_type_check: bool = True
+    # How long the proxy waits for a broker's answer, and how long it remembers a half message.
+    broker_timeout: float = 2.0
+    transaction_data_expire: float = 30.0
 
 
 class Safety(NamedTuple):

@@ -28,13 +28,14 @@ from rocketmq_spark.model.message import Message, MessageQueue
 from rocketmq_spark.model.route import MASTER_ID, BrokerData, TopicRouteData
 from rocketmq_spark.model.send_result import TransactionCheck
 from rocketmq_spark.testing import FakeCluster
+from rocketmq_spark.testing.fake_proxy import FakeProxy
 from rocketmq_spark.testing.scripted import Reply, ScriptedTransport, route
 from rocketmq_spark.transport.base import Transport
 from rocketmq_spark.transport.grpc.transport import GrpcTransport
 from rocketmq_spark.transport.remoting.transport import RemotingTransport
 from rocketmq_spark.transport.tls import TlsSettings
 from tests.support.contract import Seam
-from tests.support.proxy import FakeProxy, refusal
+from tests.support.proxies import running_proxy, stored
 
 NOW = datetime.now(timezone.utc).replace(tzinfo=None)
 YESTERDAY, TOMORROW = NOW - timedelta(days=1), NOW + timedelta(days=1)
@@ -155,21 +156,21 @@ class Remoting(Brokers):
 
 class Grpc(Played):
     refusals: ClassVar[Mapping[type[MQBrokerException], Reply]] = {
-        BrokerBusyException: refusal(42900, "flow limit"),
-        BrokerUnavailableException: refusal(50001, "create mapped file failed"),
-        TopicRouteStaleException: refusal(40402, "no route"),
-        UserRefusedException: refusal(40100, "check signature failed."),
-        MQBrokerException: refusal(40300, "not here"),
+        BrokerBusyException: Reply.code(42900, "flow limit"),
+        BrokerUnavailableException: Reply.code(50001, "create mapped file failed"),
+        TopicRouteStaleException: Reply.code(40402, "no route"),
+        UserRefusedException: Reply.code(40100, "check signature failed."),
+        MQBrokerException: Reply.code(40300, "not here"),
     }
 
     def __init__(self, transport: GrpcTransport, proxy: FakeProxy, tls: TlsSettings | None) -> None:
         super().__init__(transport, MessageQueue("orders", proxy.address, 0), proxy.address)
         self.tls = tls
         self.proxy = proxy
-        self.play = proxy.replies.append
+        self.play = proxy.play
 
     def stored(self, count: int) -> Sequence[Message]:
-        return self.proxy.messages
+        return stored(self.proxy)
 
     def elsewhere(self, address: str) -> tuple[MessageQueue, str]:
         return MessageQueue("orders", address, 0), address
@@ -198,7 +199,7 @@ def remoting() -> Iterator[Played]:
 
 
 def grpc() -> Iterator[Played]:
-    with FakeProxy() as proxy, GrpcTransport([proxy.address], client_id="test") as transport:
+    with running_proxy() as proxy, GrpcTransport([proxy.address], client_id="test") as transport:
         yield Grpc(transport, proxy, None)
 
 
@@ -214,7 +215,7 @@ def remoting_with_tls(authority: Authority) -> Iterator[Played]:
 def grpc_with_tls(authority: Authority) -> Iterator[Played]:
     tls = TlsSettings(str(authority.ca_file))
     with (
-        FakeProxy(tls=authority.server("server", "IP:127.0.0.1")) as proxy,
+        running_proxy(certificate=authority.server("server", "IP:127.0.0.1")) as proxy,
         GrpcTransport([proxy.address], client_id="test", tls=tls, credentials=Credentials("ak", "sk")) as transport,
     ):
         yield Grpc(transport, proxy, tls)

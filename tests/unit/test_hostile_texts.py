@@ -23,7 +23,7 @@ from rocketmq_spark.spark.datasource import RocketMQDataSource
 from rocketmq_spark.spark.live import LiveView
 from rocketmq_spark.spark.live_arrivals import BrokerArrivals
 from rocketmq_spark.testing import FakeCluster, Reply
-from tests.support.proxy import FakeProxy, refusal
+from tests.support.proxies import running_proxy
 
 FORGED = "26/11/23 12:00:00 ERROR Executor: all rows are lost"
 HOSTILE = f"no\r\n{FORGED}\x1b[2J\x9b31m\u2028\u202edne\x07"
@@ -84,10 +84,10 @@ def test_texts_of_a_proxy_are_escaped_in_errors_and_log_records(caplog: pytest.L
     caplog.set_level(logging.DEBUG)
     import grpc
 
-    with FakeProxy() as proxy:
+    with running_proxy() as proxy:
         if replies == "details":
             proxy.handlers["SendMessage"] = lambda _, context: context.abort(grpc.StatusCode.PERMISSION_DENIED, HOSTILE)
-        proxy.replies.extend([refusal(40300, HOSTILE)] * 9)
+        proxy.play(Reply.code(40300, HOSTILE), times=9)
         error = write_error({"endpoints": proxy.address})
     assert_safe("".join(traceback.format_exception(error)))
     assert_safe(records_text(caplog), shown="")

@@ -27,7 +27,7 @@ from rocketmq_spark.model.route import BrokerData, QueueData, TopicRouteData
 from rocketmq_spark.protocol.remoting.codes import RequestCode
 from rocketmq_spark.testing import FakeCluster, Reply
 from tests.support.peer import refused_address
-from tests.support.proxy import FakeProxy
+from tests.support.proxies import running_proxy
 from tests.support.transports import Authority
 
 Capture = pytest.CaptureFixture[str]
@@ -374,12 +374,12 @@ def test_keys_are_not_used_for_the_endpoints_of_a_dead_proxy(tmp_path: Path, cap
     options = {"accessKey": "admin", "secretKey": f"file:{tmp_path}/admin.secret"}
     file = StateFile(tmp_path / "state")
     this = ServerRecord("namesrv", "NameServer", "n:9876", os.getpid(), process_start(os.getpid()) or "", "log")
-    with FakeProxy() as proxy:
+    with running_proxy() as proxy:
         dead = replace(this, name="proxy", kind="Proxy", address=proxy.address, started="another boot/1")
         with file.locked():
             file.save(ClusterState("n:9876", proxy.address, str(tmp_path), True, (this, dead), options))
         assert main(["doctor", "--endpoints", proxy.address]) == 1
-        assert proxy.calls == []
+        assert list(proxy.calls) == []
     assert f"proxy (pid {os.getpid()}) of the cluster" in capsys.readouterr().err
 
 
@@ -400,7 +400,7 @@ def test_keys_of_the_running_cluster_are_sent_only_to_its_own_proxies(
     file = StateFile(tmp_path / "state")
     this = ServerRecord("namesrv", "NameServer", "n:9876", os.getpid(), process_start(os.getpid()) or "", "log")
     options = {"accessKey": "admin", "secretKey": f"file:{tmp_path}/admin.secret"}
-    with FakeProxy() as proxy:
+    with running_proxy() as proxy:
         endpoints = proxy.address if own else "127.0.0.1:1"
         running = (this, replace(this, name="proxy", kind="Proxy", address=endpoints))
         with file.locked():

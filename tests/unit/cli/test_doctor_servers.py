@@ -18,7 +18,7 @@ from rocketmq_spark.cli.doctor import Check, examine
 from rocketmq_spark.cli.doctor.machine import FAILED, OK, WARNING
 from rocketmq_spark.model.route import BrokerData, QueueData, TopicRouteData
 from rocketmq_spark.protocol.remoting.codes import RequestCode, ResponseCode
-from rocketmq_spark.testing import BrokerSettings, FakeCluster, Reply
+from rocketmq_spark.testing import BrokerSettings, FakeCluster, Reply, TopicSettings
 from rocketmq_spark.transport.tls_probe import Listener, who_listens
 from tests.support.fakes import name_server
 from tests.support.peer import Peer, Session, refused_address

@@ -32,7 +32,7 @@ from rocketmq_spark.spark.writer import _acquire
 from rocketmq_spark.testing import FakeCluster
 from rocketmq_spark.testing.scripted import ScriptedTransport
 from rocketmq_spark.transport.grpc.metadata import authorization
-from tests.support.proxy import FakeProxy
+from tests.support.proxies import running_proxy, stored
 from tests.support.transports import Authority
 
 Make = Callable[..., Producer]
@@ -334,7 +334,7 @@ def test_grpc_channels_are_not_shared_between_users_or_certificates(tmp_path: Pa
     for folder in folders:
         folder.mkdir()
     authority, stranger = map(Authority, folders)
-    with FakeProxy(authority.server("proxy", "IP:127.0.0.1")) as proxy:
+    with running_proxy(certificate=authority.server("proxy", "IP:127.0.0.1")) as proxy:
         tls = {"endpoints": proxy.address, "use_tls": True}
         for name, key in SIGNING_KEYS.items():
             keys = {"access_key": "user", "secret_key": key}
@@ -346,4 +346,4 @@ def test_grpc_channels_are_not_shared_between_users_or_certificates(tmp_path: Pa
         sends = [call.metadata for call in proxy.calls if call.method == "SendMessage"]
         for metadata, key in zip(sends, SIGNING_KEYS.values(), strict=True):
             assert metadata["authorization"] == authorization(Credentials("user", key), metadata["x-mq-date-time"])
-        assert [bytes(message.body) for message in proxy.stored] == [b"one", b"two"]
+        assert [bytes(message.body) for message in stored(proxy)] == [b"one", b"two"]

@@ -45,7 +45,7 @@ from rocketmq_spark.testing.scripted import route
 from tests.support import fakes
 from tests.support.peer import refused_address
 from tests.support.pipelines import ScriptedProxies
-from tests.support.proxy import FakeProxy
+from tests.support.proxies import running_proxy
 
 BODY = StructType().add("body", StringType())
 KEYED = StructType().add("body", StringType()).add("shardingKey", StringType())
@@ -123,7 +123,7 @@ OVER_GRPC = {"endpoints": "p:8081", "topic": "t"}
 
 
 def test_stream_over_grpc_checks_columns_with_one_route_request() -> None:
-    with FakeProxy() as proxy:
+    with running_proxy() as proxy:
         for _ in range(4):
             source = RocketMQDataSource({"endpoints": proxy.address, "topic": "orders"})
             assert source.streamWriter(BODY, overwrite=False).lookup == RouteLookup(None, servers_reached=True)
@@ -299,7 +299,7 @@ class Unpickler(pickle.Unpickler):
 
 
 def test_pickled_writer_contains_no_connection() -> None:
-    with FakeProxy() as proxy:
+    with running_proxy() as proxy:
         source = RocketMQDataSource({"endpoints": proxy.address, "topic": "orders"})
         shipped = cloudpickle.dumps(source.writer(BODY, overwrite=False))
         assert [call.method for call in proxy.calls] == ["QueryRoute"]
