@@ -11,6 +11,8 @@ TRANSPORT ?= remoting
 PART ?=
 # Notebooks to run: all (empty), or names without .ipynb.
 NOTEBOOK ?=
+# Number of schedules of the simulator.
+SEEDS ?= 10000
 # Duration of the soak.
 MINUTES ?= 30
 # Spark's workers run the environment's interpreter instead of the first python3 on PATH.
@@ -92,6 +94,10 @@ notebooks: setup ## Run the notebooks, and save their outputs and plots (3 minut
 .PHONY: bench
 bench: setup ## Compare speed with the official clients, Spark's Kafka sink and the wire (about 40 minutes)
 	@PYTHONPATH=$(CURDIR) $(BIN)/python -m tests.benchmarks $(PART)
+
+.PHONY: simulate
+simulate: setup ## Run SEEDS (10000) schedules of random faults in the simulator, on all cores
+	@PYTHONPATH=$(CURDIR) $(BIN)/python -m tests.simulation --seeds $(SEEDS)
 
 .PHONY: soak
 soak: setup ## Write for MINUTES (30) while brokers restart; fail if rows are missing or memory grows

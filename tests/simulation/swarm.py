@@ -12,7 +12,7 @@ import multiprocessing
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, replace
 from typing import NamedTuple
 
@@ -52,7 +52,16 @@ def smaller(plan: Plan) -> Iterator[Plan]:
     for name in plan.options:
         if name != "ordered":
             yield replace(plan, options={key: value for key, value in plan.options.items() if key != name})
-    least = {"brokers": 1, "slaves": 0, "name_servers": 1, "queues": 1, "tasks": 1, "rows": 1, "batch_rows": 1}
+    least = {
+        "brokers": 1,
+        "slaves": 0,
+        "name_servers": 1,
+        "queues": 1,
+        "tasks": 1,
+        "rows": 1,
+        "batch_rows": 1,
+        "rows_at_once": 1,
+    }
     for name, value in least.items():
         present = getattr(plan, name)
         if present > value:
@@ -60,7 +69,9 @@ def smaller(plan: Plan) -> Iterator[Plan]:
             yield replace(plan, **{name: (present + value) // 2})
 
 
-def minimised(plan: Plan, most_runs: int = 400) -> Plan:
+def minimised(
+    plan: Plan, fails: Callable[[Plan], object] = lambda plan: run(plan).problems, most_runs: int = 400
+) -> Plan:
     """Return the smallest plan found that still fails."""
     runs = 0
     while True:
@@ -68,7 +79,7 @@ def minimised(plan: Plan, most_runs: int = 400) -> Plan:
             runs += 1
             if runs > most_runs:
                 return plan
-            if candidate != plan and run(candidate).problems:
+            if candidate != plan and fails(candidate):
                 plan = candidate
                 break
         else:
