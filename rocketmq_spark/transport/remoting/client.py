@@ -160,9 +160,21 @@ class RequestClient:
             ) from error
         raise error
 
-    def ask(self, address: str, request: Query, timeout: float, doing: str, decode: Callable[[bytes], T]) -> T:
-        """Return the decoded body of the answer; raises as `call`."""
-        return decode(bytes(self.call(address, request, timeout, doing).body))
+    def ask(
+        self, address: str, request: Query, timeout: float, doing: str, decode: Callable[[RemotingCommand], T]
+    ) -> T:
+        """Return the decoded answer; raises as `call`, or RemotingCommandException if `decode` raises it."""
+        answer = self.call(address, request, timeout, doing)
+        try:
+            return decode(answer)
+        except errors.RemotingCommandException as exc:
+            raise errors.RemotingCommandException(
+                f"{doing}: {address} sent an answer that cannot be read: {exc} (check that it is a RocketMQ server)"
+            ) from exc
+
+    def ask_body(self, address: str, request: Query, timeout: float, doing: str, decode: Callable[[bytes], T]) -> T:
+        """Return the decoded body of the answer; raises as `ask`."""
+        return self.ask(address, request, timeout, doing, lambda answer: decode(bytes(answer.body)))
 
     def start(self, address: str, request: Request) -> None:
         """Send a request whose caller does not wait; without a free permit it fails at once."""

@@ -117,12 +117,12 @@ class NameServers:
     def route_at(self, address: str, topic: str, timeout: float) -> TopicRouteData:
         """Ask one name server for a topic's route (GET_ROUTEINFO_BY_TOPIC)."""
         header, doing = GetRouteInfoRequestHeader(topic=topic), f"looking up the route of topic {topic}"
-        return self._client.ask(address, header, timeout, doing, decode_topic_route)
+        return self._client.ask_body(address, header, timeout, doing, decode_topic_route)
 
     def topics(self, timeout: float) -> frozenset[str]:
         """Return the names of all topics (GET_ALL_TOPIC_LIST_FROM_NAMESERVER)."""
         code, doing = RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, "listing all topics"
-        return self._first_answer(doing, lambda at: self._client.ask(at, code, timeout, doing, decode_topic_list))
+        return self._first_answer(doing, lambda at: self._client.ask_body(at, code, timeout, doing, decode_topic_list))
 
     def cluster_info(self, timeout: float) -> ClusterInfo:
         """Return all brokers and their clusters."""
@@ -131,7 +131,7 @@ class NameServers:
     def cluster_info_at(self, address: str, timeout: float) -> ClusterInfo:
         """Ask one name server for all brokers and their clusters (GET_BROKER_CLUSTER_INFO)."""
         code = RequestCode.GET_BROKER_CLUSTER_INFO
-        return self._client.ask(address, code, timeout, "listing all brokers", decode_cluster_info)
+        return self._client.ask_body(address, code, timeout, "listing all brokers", decode_cluster_info)
 
     def _first_answer(self, doing: str, ask: Callable[[str], _T]) -> _T:
         failures = []

@@ -139,26 +139,29 @@ class RemotingTransport(Closes):
 
     def max_offset(self, queue: MessageQueue, address: str, timeout: float) -> int:
         """Return the offset that the queue's next message will get (GET_MAX_OFFSET); 0 for an unknown queue."""
-        return self._offset(headers.GetMaxOffsetRequestHeader(**_place(queue)), queue, address, timeout)
+        return self._number(headers.GetMaxOffsetRequestHeader(**_place(queue)), queue, address, timeout, "offset")
 
     def min_offset(self, queue: MessageQueue, address: str, timeout: float) -> int:
         """Return the offset of the oldest message still in the queue (GET_MIN_OFFSET); 0 for an unknown queue."""
-        return self._offset(headers.GetMinOffsetRequestHeader(**_place(queue)), queue, address, timeout)
+        return self._number(headers.GetMinOffsetRequestHeader(**_place(queue)), queue, address, timeout, "offset")
 
     def search_offset(self, queue: MessageQueue, timestamp_ms: int, address: str, timeout: float) -> int:
         """Return the first offset stored at or after a time (SEARCH_OFFSET_BY_TIMESTAMP); 0 for an empty queue."""
         header = headers.SearchOffsetRequestHeader(**_place(queue), timestamp=timestamp_ms)
-        return self._offset(header, queue, address, timeout)
-
-    def _offset(self, header: headers.RequestHeader, queue: MessageQueue, address: str, timeout: float) -> int:
-        command = self.client.call(address, header, timeout, f"{header.code.name} of {queue}")
-        return responses.read_long(command.ext_fields, "offset")
+        return self._number(header, queue, address, timeout, "offset")
 
     def earliest_msg_store_time(self, queue: MessageQueue, address: str, timeout: float) -> int:
         """Return when the queue's oldest message was stored (GET_EARLIEST_MSG_STORETIME); not over a proxy."""
         header = headers.GetEarliestMsgStoreTimeRequestHeader(**_place(queue))
-        command = self.client.call(address, header, timeout, f"{header.code.name} of {queue}")
-        return responses.read_long(command.ext_fields, "timestamp")
+        return self._number(header, queue, address, timeout, "timestamp")
+
+    def _number(
+        self, header: headers.RequestHeader, queue: MessageQueue, address: str, timeout: float, field: str
+    ) -> int:
+        doing = f"{header.code.name} of {queue}"
+        return self.client.ask(
+            address, header, timeout, doing, lambda answer: responses.read_long(answer.ext_fields, field)
+        )
 
     def view_message(self, address: str, physical_offset: int, timeout: float, *, topic: str = "") -> MessageExt:
         """Return the message at a commit-log offset (VIEW_MESSAGE_BY_ID); see `Admin.view_message`."""
@@ -203,12 +206,12 @@ class RemotingTransport(Closes):
         """Return the client ids that a broker knows in a group (GET_CONSUMER_LIST_BY_GROUP)."""
         header = headers.GetConsumerListByGroupRequestHeader(consumer_group=group)
         try:
-            answer = self.client.call(address, header, timeout, f"listing the clients of the group {group}")
+            doing = f"listing the clients of the group {group}"
+            return self.client.ask_body(address, header, timeout, doing, responses.decode_consumer_list)
         except errors.MQBrokerException as exc:
             if exc.response_code == ResponseCode.SYSTEM_ERROR and any(words in exc.remark for words in _NO_CONSUMER):
                 return ()
             raise
-        return responses.decode_consumer_list(bytes(answer.body))
 
     def update_consumer_offset(
         self, queue: MessageQueue, group: str, offset: int, address: str, timeout: float
@@ -271,23 +274,23 @@ class RemotingTransport(Closes):
     def topic_config(self, address: str, topic: str, timeout: float) -> responses.TopicConfig:
         """Return a topic's configuration on one broker (GET_TOPIC_CONFIG); proxies do not support this request."""
         header, doing = headers.GetTopicConfigRequestHeader(topic=topic), f"reading the configuration of topic {topic}"
-        return self.client.ask(address, header, timeout, doing, responses.decode_topic_config)
+        return self.client.ask_body(address, header, timeout, doing, responses.decode_topic_config)
 
     def all_topic_attributes(self, address: str, timeout: float) -> Mapping[str, Mapping[str, str] | None]:
         """Return the attributes of all topics of a broker (GET_ALL_TOPIC_CONFIG); None for brokers before 5.0."""
         code, doing = RequestCode.GET_ALL_TOPIC_CONFIG, "looking up the types of a broker's topics"
-        attributes = self.client.ask(address, code, timeout, doing, responses.decode_all_topic_attributes)
+        attributes = self.client.ask_body(address, code, timeout, doing, responses.decode_all_topic_attributes)
         return {topic: attributes[wired] for topic, wired in self.namespace.members(attributes).items()}
 
     def runtime_info(self, address: str, timeout: float) -> Mapping[str, str]:
         """Return a broker's metrics by name (GET_BROKER_RUNTIME_INFO)."""
         code, doing = RequestCode.GET_BROKER_RUNTIME_INFO, "reading a broker's metrics"
-        return self.client.ask(address, code, timeout, doing, responses.decode_runtime_info)
+        return self.client.ask_body(address, code, timeout, doing, responses.decode_runtime_info)
 
     def broker_config(self, address: str, timeout: float) -> Mapping[str, str]:
         """Return a broker's settings by name (GET_BROKER_CONFIG); they may include secrets."""
         code, doing = RequestCode.GET_BROKER_CONFIG, "reading a broker's settings"
-        return self.client.ask(address, code, timeout, doing, responses.decode_properties)
+        return self.client.ask_body(address, code, timeout, doing, responses.decode_properties)
 
     def create_topic(
         self,

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from rocketmq_spark.model.message import SendRequest, SendStatus
+from rocketmq_spark.errors import RemotingCommandException
+from rocketmq_spark.model.message import MessageQueue, SendRequest, SendStatus
 from rocketmq_spark.protocol.remoting.codes import RequestCode, ResponseCode
 from rocketmq_spark.protocol.remoting.command import RemotingCommand
 from rocketmq_spark.transport.remoting.requests import next_opaque
@@ -224,3 +225,32 @@ def test_latency_is_positive_even_if_the_answer_is_very_fast(
         for thread in hogs:
             thread.join()
     assert min(outcome.latency_ms for outcome in outcomes) > 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "body", "call", "doing"),
+    [
+        ({"offset": '4"'}, b"", "max_offset", "GET_MAX_OFFSET of orders/a/0"),
+        ({}, b"", "earliest_msg_store_time", "GET_EARLIEST_MSG_STORETIME of orders/a/0"),
+        ({}, b"{", "topic_config", "reading the configuration of topic orders"),
+        ({}, b"[]", "query_route", "looking up the route of topic orders"),
+    ],
+)
+def test_unreadable_answer_error_names_request_and_server(
+    fields: dict[str, str], body: bytes, call: str, doing: str
+) -> None:
+    def answer(session: Session) -> None:
+        while True:
+            session.answer(session.read(), 0, fields, body)
+
+    queue = MessageQueue("orders", "a", 0)
+    with Peer(answer) as peer, RemotingTransport([peer.address]) as transport:
+        arguments: dict[str, tuple[Any, ...]] = {
+            "max_offset": (queue, peer.address, PATIENCE),
+            "earliest_msg_store_time": (queue, peer.address, PATIENCE),
+            "topic_config": (peer.address, "orders", PATIENCE),
+            "query_route": ("orders", PATIENCE),
+        }
+        with pytest.raises(RemotingCommandException) as raised:
+            getattr(transport, call)(*arguments[call])
+    assert f"{doing}: {peer.address} sent an answer that cannot be read: " in str(raised.value)
