@@ -38,15 +38,20 @@ class Target:
     def queue(self, queue_id: int = 0) -> MessageQueue:
         return MessageQueue(self.topic, self.broker_name, queue_id)
 
+    def start_send(
+        self, encoded: EncodedBatch, queue_id: int = 0, default_topic: str = "TBW102", *, timeout: float = PATIENCE
+    ) -> Outcomes:
+        """Send; the outcome comes later."""
+        outcomes = Outcomes()
+        queue, born = MessageQueue(encoded.topic, self.broker_name, queue_id), int(time.time() * 1000)
+        self.transport.send(SendRequest(encoded, queue, self.address, GROUP, default_topic, 4, born), timeout, outcomes)
+        return outcomes
+
     def send(
         self, encoded: EncodedBatch, queue_id: int = 0, default_topic: str = "TBW102", *, timeout: float = PATIENCE
     ) -> SendOutcome:
         """Send, and wait for the outcome."""
-        outcomes = Outcomes()
-        queue = MessageQueue(encoded.topic, self.broker_name, queue_id)
-        born = int(time.time() * 1000)
-        self.transport.send(SendRequest(encoded, queue, self.address, GROUP, default_topic, 4, born), timeout, outcomes)
-        outcome: SendOutcome = outcomes.wait(1)[0]
+        outcome: SendOutcome = self.start_send(encoded, queue_id, default_topic, timeout=timeout).wait(1)[0]
         return outcome
 
     def single(self, body: bytes = b"x", sys_flag: int = 0, topic: str = "", **properties: str) -> EncodedBatch:

@@ -238,7 +238,8 @@ class GrpcClient:
             with self._lock:
                 self.closed = True
             for number, flight in tuple(self._flights.items()):
-                text = f"{flight.doing}: the transport was closed before the reply; the call may have been executed"
+                text = f"{flight.doing}: this process closed its connection before the proxy replied"
+                text += "; the request may have been executed"
                 self._finish(number, errors.RemotingSendRequestException(text), self._clock())
 
     def _finish(self, number: int, end: bytes | errors.RocketMQError, at: float) -> None:
