@@ -102,7 +102,11 @@ COLUMNS: Final[Mapping[str, Column]] = {
     "keys": Column(
         "string or array<string>", _is_keys, "{name}.cast('string') or .cast('array<string>')", properties.KEYS
     ),
-    "properties": Column("map<string,string>", _is_properties, "{name}.cast('map<string,string>')"),
+    "properties": Column(
+        "map<string,string>",
+        _is_properties,
+        "{name}.cast('map<string,string>') if it is a map, from_json({name}, 'map<string,string>') if it is JSON text",
+    ),
     "flag": replace(_INT, bounds=(-(2**31), 2**31 - 1), advice="use a number of 32 bits"),
     "shardingKey": replace(_TEXT, makes=properties.SHARDING_KEY, message_type="FIFO"),
     "queueId": replace(_INT, bounds=(0, 2**31 - 1), advice="use null for any queue"),

@@ -114,7 +114,7 @@ class FakeBroker:
         self.broker_id = broker_id
         self.settings = settings or BrokerSettings()
         self.storage = BrokerStorage(name, address, cluster, self.settings, timers.time, self.later)
-        self.storage.on_topic = lambda: self.on_change()
+        self.storage.on_topic = self._on_topic
         self.storage.on_check = self.check_transaction
         self.slaves: list[FakeBroker] = []
         self.requests: deque[RemotingCommand] = deque(maxlen=_KEPT_REQUESTS)
@@ -253,6 +253,10 @@ class FakeBroker:
         with self.lock:
             if self.running and not self.paused:
                 self.storage.copy_from(master.storage)
+
+    def _on_topic(self) -> None:
+        self.replicate()
+        self.on_change()
 
     def execute(self, call: Call) -> RemotingCommand | None:
         """Execute a request other than a send; return its answer, or None if it has none now."""

@@ -1,8 +1,8 @@
 """`ScriptedTransport` replaces a transport in tests: it answers from a list of replies, and records all requests.
 
 As with real transports, each send gets one outcome, its callback never runs inside ``send``, and `close` fails
-everything in flight. With a `ManualClock`, whose time only the test changes, callbacks run in ``deliver()``,
-``advance()`` and ``poll()``.
+everything in flight. With a `ManualClock`, whose time only the test changes, and unless `threaded`, callbacks run in
+``deliver()``, ``advance()`` and ``poll()``.
 """
 
 from __future__ import annotations

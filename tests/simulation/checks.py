@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
-from rocketmq_spark.errors import DeliveryError, RemotingException
+from rocketmq_spark.errors import DeliveryError
 from rocketmq_spark.model.message import EncodedBatch, SendStatus
 from rocketmq_spark.protocol.remoting.records import messages_in
 from tests.simulation.client import Attempt, TaskResult, Worker
@@ -14,15 +15,23 @@ from tests.simulation.cluster import SimulatedCluster
 if TYPE_CHECKING:
     from tests.simulation.schedule import Plan
 
+# Keys of rows. The bytes of a row in a batch.
+KEYS = 6
+_ROW_BYTES = 40
+# Seconds without a fault in which every row must be stored.
+_ENOUGH = 15.0
+
 
 def problems_of(plan: Plan, worker: Worker, cluster: SimulatedCluster) -> list[str]:
     """Return a text for everything that a promise does not allow."""
     stored = Counter(message.body for message in cluster.stored("T"))
-    problems = [*worker.transport.problems, *_problems_of_attempts(plan, worker)]
+    problems = [*worker.transport.problems, *_problems_of_attempts(worker)]
     for result in worker.results:
-        problems += _problems_of_rows(result, stored, cluster.lost)
+        problems += _problems_of_rows(plan, result, stored, cluster.lost, worker.options.delivery_timeout_ms / 1000)
         problems += _problems_of_metrics(result)
-        if result.most_pending > worker.options.max_in_flight_bytes + plan.batch_rows * 200:
+        # Incomplete groups that have waited for their linger time are sent without a wait for room.
+        lingering = KEYS * plan.batch_rows * _ROW_BYTES if result.rest else 0
+        if result.most_pending > max(worker.options.max_in_flight_bytes, plan.batch_rows * _ROW_BYTES) + lingering:
             problems.append(f"task {result.number}: {result.most_pending} bytes were pending")
     problems += _problems_of_repeats(worker, stored)
     if plan.ordered:
@@ -30,7 +39,9 @@ def problems_of(plan: Plan, worker: Worker, cluster: SimulatedCluster) -> list[s
     return problems
 
 
-def _problems_of_rows(result: TaskResult, stored: Counter[bytes], lost: set[bytes]) -> list[str]:
+def _problems_of_rows(
+    plan: Plan, result: TaskResult, stored: Counter[bytes], lost: set[bytes], timeout: float
+) -> list[str]:
     """Every row of a finished write is stored; a failed write counts its rows correctly."""
     problems = []
     rows = {body for _, body in result.rows}
@@ -44,6 +55,9 @@ def _problems_of_rows(result: TaskResult, stored: Counter[bytes], lost: set[byte
             problems.append(f"task {result.number}: it ended well, and {len(rows - acknowledged)} rows have no answer")
         return problems
     if isinstance(result.error, DeliveryError):
+        calm = result.ended - plan.horizon
+        if "gave up after deliveryTimeoutMs" in str(result.error) and timeout - plan.horizon > _ENOUGH:
+            problems.append(f"task {result.number}: it gave up {calm:.1f} s after the last fault: {result.error}")
         not_sent, unknown = result.account
         taken = result.taken
         if not_sent + unknown + len(acknowledged) != taken:
@@ -64,7 +78,7 @@ def _problems_of_metrics(result: TaskResult) -> list[str]:
     return []
 
 
-def _problems_of_attempts(plan: Plan, worker: Worker) -> list[str]:
+def _problems_of_attempts(worker: Worker) -> list[str]:
     """Every attempt ends in time, one attempt of a batch at a time, and none follows an acknowledgement."""
     problems = []
     by_batch: dict[int, list[Attempt]] = defaultdict(list)
@@ -73,16 +87,16 @@ def _problems_of_attempts(plan: Plan, worker: Worker) -> list[str]:
         if attempt.outcome is None:
             problems.append(f"an attempt for {attempt.queue} has no outcome")
         elif attempt.ended > attempt.started + attempt.within + 0.5:
-            problems.append(f"an attempt for {attempt.queue} ended {attempt.ended - attempt.started:.1f} s after its start")
+            seconds = attempt.ended - attempt.started
+            problems.append(f"an attempt for {attempt.queue} ended {seconds:.1f} s after its start")
     for attempts in by_batch.values():
-        for first, second in zip(attempts, attempts[1:], strict=False):
+        for first, second in itertools.pairwise(attempts):
             if second.started < first.ended:
                 problems.append("two attempts of one batch were in flight at once")
             elif first.outcome is not None and first.outcome.status is SendStatus.SEND_OK:
                 problems.append("a batch was sent again after its acknowledgement")
         if len(attempts) > 1 and attempts[-1].started - attempts[0].started > worker.options.delivery_timeout_ms / 1000:
             problems.append("an attempt started after deliveryTimeoutMs")
-    del plan
     return problems
 
 
@@ -117,13 +131,10 @@ def _problems_of_order(worker: Worker, cluster: SimulatedCluster) -> list[str]:
             if newest.get(key, b"") > message.body:
                 problems.append(f"{queue}: {message.body!r} is stored after {newest[key]!r}")
             newest[key] = max(message.body, newest.get(key, b""))
+            if queue != worker.queue_of(key[1]):
+                problems.append(f"{queue}: {message.body!r} belongs to {worker.queue_of(key[1])}")
     return problems[:3]
 
 
 def _bodies(batch: EncodedBatch) -> list[bytes]:
     return [message.body for message in messages_in(batch)]
-
-
-def is_transient(error: object) -> bool:
-    """Return whether an error is one of the network."""
-    return isinstance(error, RemotingException)

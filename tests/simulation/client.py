@@ -68,6 +68,7 @@ class RowBatcher:
         self.pending_bytes = 0
         # Bytes of the batches that were given out, to compare with the memory bound.
         self.offered_bytes = 0
+        self.on_batch: Callable[[], None] = lambda: None
         self._queue_of = queue_of
         self._groups: dict[int, list[bytes]] = {}
 
@@ -81,9 +82,7 @@ class RowBatcher:
             if len(group) == self.size:
                 yield self._batch(key)
 
-    def expired(
-        self, _: float, known: Callable[[str], bool]
-    ) -> Iterator[tuple[EncodedBatch, MessageQueue | None]]:
+    def expired(self, _: float, known: Callable[[str], bool]) -> Iterator[tuple[EncodedBatch, MessageQueue | None]]:
         """Return the batches that are not full."""
         return self.flush() if known(self.topic) else iter(())
 
@@ -94,6 +93,7 @@ class RowBatcher:
                 yield self._batch(key)
 
     def _batch(self, key: int) -> tuple[EncodedBatch, MessageQueue | None]:
+        self.on_batch()
         bodies = self._groups.pop(key)
         self.pending_bytes -= sum(map(len, bodies))
         body = encode_batch([Message(self.topic, each) for each in bodies])
@@ -111,7 +111,10 @@ class TaskResult:
     started: float = 0.0
     ended: float = math.inf
     acknowledged: list[EncodedBatch] = field(default_factory=list)
+    # The most bytes that were given out and not stored, when a batch was made, and the length of the largest batch.
     most_pending: int = 0
+    largest_batch: int = 0
+    rest: float = 0.0
     taken: int = 0
     summary: WriteSummary = field(default_factory=WriteSummary)
 
@@ -137,39 +140,45 @@ class Worker:
             f"10.0.0.1@{number}", self.transport, options.connection, clock=self.runtime.clock, runtime=self.runtime
         )
         self.results: list[TaskResult] = []
+        # The queue of the rows of a key, None for any.
+        self.queue_of: Callable[[int], MessageQueue | None] = lambda _: None
 
     def run_task(
         self,
         number: int,
         rows: list[tuple[int, bytes]],
         batch_rows: int,
-        queue_of: Callable[[int], MessageQueue | None],
         rest: float = 0.0,
+        rows_at_once: int | None = None,
     ) -> TaskResult:
         """Write rows as a task does; the upstream rests between two batches of rows."""
-        result = TaskResult(number, rows, started=self.world.now)
+        rows_at_once = rows_at_once or 2 * batch_rows
+        result = TaskResult(number, rows, started=self.world.now, rest=rest)
         self.results.append(result)
         recorder = Recorder("w", 0, number, epoch_offset=EPOCH)
-        finder = RouteFinder(
-            self.options, self.instance, clock=self.runtime.clock, rng=self.rng, runtime=self.runtime
-        )
+        finder = RouteFinder(self.options, self.instance, clock=self.runtime.clock, rng=self.rng, runtime=self.runtime)
         topic = self.options.topic
         assert topic is not None
-        batcher = RowBatcher(topic, batch_rows, queue_of)
+        batcher = RowBatcher(topic, batch_rows, self.queue_of)
         stored_bytes = 0
+
+        def on_batch() -> None:
+            result.most_pending = max(result.most_pending, batcher.offered_bytes - stored_bytes)
+
+        batcher.on_batch = on_batch
 
         def on_stored(batch: EncodedBatch, outcome: SendOutcome) -> None:
             nonlocal stored_bytes
             assert outcome.status is not None
             stored_bytes += batch.nbytes
+            result.largest_batch = max(result.largest_batch, batch.nbytes)
             result.acknowledged.append(batch)
 
         def upstream() -> Iterator[list[tuple[int, bytes]]]:
-            for at in range(0, len(rows), 2 * batch_rows):
+            for at in range(0, len(rows), rows_at_once):
                 if rest:
                     self.runtime.sleep(rest * self.rng.random())
-                yield rows[at : at + 2 * batch_rows]
-                result.most_pending = max(result.most_pending, batcher.offered_bytes - stored_bytes)
+                yield rows[at : at + rows_at_once]
 
         self.instance.register(self.options.producer_group)
         try:

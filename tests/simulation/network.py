@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import selectors
-import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -395,6 +394,3 @@ class Selector:
             if mask & key.events:
                 ready.append((key, mask & key.events))
         return ready
-
-
-assert socket.AF_INET

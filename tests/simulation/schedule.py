@@ -16,7 +16,7 @@ from rocketmq_spark.model.message import MessageQueue, SendStatus
 from rocketmq_spark.options.sink import SinkOptions
 from rocketmq_spark.testing.fake_storage import BrokerSettings, TopicSettings
 from rocketmq_spark.testing.scripted_broker import Reply
-from tests.simulation.checks import problems_of
+from tests.simulation.checks import KEYS, problems_of
 from tests.simulation.client import TaskResult, Worker
 from tests.simulation.cluster import SimulatedCluster
 from tests.simulation.network import Conditions, Network
@@ -60,6 +60,7 @@ class Plan:
     tasks: int = 1
     rows: int = 40
     batch_rows: int = 4
+    rows_at_once: int = 8
     ordered: bool = False
     options: dict[str, Any] = field(default_factory=dict)
     horizon: float = 3.0
@@ -93,8 +94,9 @@ class Plan:
             name_servers=rng.choice((1, 1, 2)),
             queues=rng.choice((1, 2, 4)),
             tasks=rng.choice((1, 1, 2, 3)),
-            rows=rng.choice((1, 12, 24, 48)),
+            rows=rng.choice((1, 12, 24, 48, 120)),
             batch_rows=rng.choice((1, 3, 8)),
+            rows_at_once=rng.choice((1, 8, 16, 120)),
             ordered=ordered,
             options=options | ({"ordered": True} if ordered else {}),
         )
@@ -126,15 +128,14 @@ def run(plan: Plan) -> Run:
     network = Network(world, conditions)
 
     def settings() -> BrokerSettings:
-        made = BrokerSettings(
+        return BrokerSettings(
             send_threads=rng.choice((1, 4)),
-            service_time=lambda rows, nbytes: 0.0001 + rows * 2e-6,
+            service_time=lambda rows, _: 0.0001 + rows * 2e-6,
             sync_flush=rng.random() < 0.3,
             flush_time=0.001,
             replication_time=rng.choice((0.0005, 0.02)),
             sync_replication=bool(plan.slaves) and rng.random() < 0.5,
         )
-        return made
 
     cluster = SimulatedCluster(
         network, plan.brokers, slaves=plan.slaves, name_servers=plan.name_servers, settings=settings
@@ -145,17 +146,17 @@ def run(plan: Plan) -> Run:
     adversary = Adversary(world, cluster, network, plan, enabled)
     queues = [MessageQueue(TOPIC, name, number) for name in cluster.masters for number in range(plan.queues)]
 
-    def queue_of(key: int) -> MessageQueue | None:
-        return queues[key % len(queues)] if plan.ordered else None
+    if plan.ordered:
+        worker.queue_of = lambda key: queues[key % len(queues)]
 
     def main() -> None:
         threads = []
         for number in range(plan.tasks):
-            rows = [(rng.randrange(6), b"%d-%05d" % (number, row)) for row in range(plan.rows)]
+            rows = [(rng.randrange(KEYS), b"%d-%05d" % (number, row)) for row in range(plan.rows)]
             rest = rng.choice((0.0, 0.0, 0.05, 0.5))
 
             def task(number: int = number, rows: list[tuple[int, bytes]] = rows, rest: float = rest) -> None:
-                worker.run_task(number, rows, plan.batch_rows, queue_of, rest)
+                worker.run_task(number, rows, plan.batch_rows, rest, plan.rows_at_once)
 
             threads.append(world.start(task, f"task {number}"))
         for thread in threads:
@@ -278,7 +279,7 @@ class Adversary:
             self._change_topic(kind, broker, until)
         elif kind == "slow storage":
             usual = broker.settings.service_time
-            broker.settings.service_time = lambda rows, nbytes: 0.15 + rows * 0.001
+            broker.settings.service_time = lambda rows, _: 0.15 + rows * 0.001
             until(lambda: setattr(broker.settings, "service_time", usual))
         elif kind == "stale routes":
             server.frozen = True

@@ -25,7 +25,7 @@ def write(
     prepare(world, cluster)
 
     def main() -> None:
-        worker.run_task(0, [(row % 6, b"%05d" % row) for row in range(rows)], 3, lambda _: None, rest)
+        worker.run_task(0, [(row % 6, b"%05d" % row) for row in range(rows)], 3, rest)
         worker.instance.close()
 
     worker.instance.start()

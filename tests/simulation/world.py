@@ -346,7 +346,7 @@ class SimulatedRuntime(Runtime):
     def current_thread(self) -> threading.Thread:
         return cast("threading.Thread", self._world.current)
 
-    def socket(self, family: int) -> socket.socket:  # noqa: ARG002
+    def socket(self, family: int) -> socket.socket:
         return cast("socket.socket", self._new_socket())
 
     def socketpair(self) -> tuple[socket.socket, socket.socket]:
@@ -358,6 +358,6 @@ class SimulatedRuntime(Runtime):
         return cast("selectors.BaseSelector", Selector(self._world))
 
     def explained(
-        self, address: str, stream: Any, reason: str, cause: BaseException | None  # noqa: ARG002
+        self, address: str, stream: Any, reason: str, cause: BaseException | None
     ) -> tuple[str, BaseException | None]:
         return reason, cause

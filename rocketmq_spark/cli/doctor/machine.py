@@ -1,7 +1,7 @@
 """The doctor's checks of this machine: Python, its packages, Java, and the Python interpreter of Spark's workers.
 
 ``JAVA_HOME``, ``PATH`` and ``PYSPARK_PYTHON`` are used as Spark uses them. Of packages only the installed versions are
-looked up; the workers' interpreter also imports them.
+looked up; the workers' interpreter also imports rocketmq_spark, pyarrow and numpy.
 """
 
 from __future__ import annotations

@@ -67,7 +67,10 @@ def shown_certificate(endpoint: str, settings: TlsSettings) -> tuple[str, str | 
             text = f"{exc.verify_message}, which gRPC rejects even with tlsInsecureSkipVerify=true: {OUT_OF_DATE}"
             raise errors.RemotingCertificateException(f"{endpoint}: {text}") from exc
         # Also if another server behind a balancer shows another certificate.
-        raise errors.RemotingConnectException(f"reading the certificate of {endpoint} failed: {exc}") from exc
+        raise errors.RemotingConnectException(
+            f"reading the certificate of {endpoint} failed: {exc}; check that a proxy's gRPC port listens there "
+            "(endpoints)"
+        ) from exc
 
 
 def _trusting(shown: str, settings: TlsSettings) -> ssl.SSLContext:

@@ -99,7 +99,9 @@ class GrpcTransport(Closes):
 
         def __getattr__(self, name: str) -> NoReturn:
             if not name.startswith("_") and (hasattr(Transport, name) or hasattr(ReadTransport, name)):
-                raise errors.MQClientException(f"{name}: the gRPC protocol has no such call; give name_server instead of endpoints")
+                raise errors.MQClientException(
+                    f"{name}: the gRPC protocol has no such call; give name_server instead of endpoints"
+                )
             raise AttributeError(f"'GrpcTransport' object has no attribute '{name}'")
 
     @property

@@ -117,7 +117,7 @@ def test_wrong_case_of_a_column_error_suggests_the_correct_name(name, right):
         ("tags", pa.list_(pa.string()), "string", "col('tags').cast('string')"),
         ("keys", pa.list_(pa.int32()), "string or array<string>", ".cast('array<string>')"),
         ("properties", pa.map_(pa.string(), pa.int32()), "map<string,string>", "map<string,string>"),
-        ("properties", pa.string(), "map<string,string>", "map<string,string>"),
+        ("properties", pa.string(), "map<string,string>", "from_json(col('properties'), 'map<string,string>')"),
         ("flag", pa.string(), "int", "col('flag').cast('int')"),
         ("shardingKey", pa.int64(), "string", "col('shardingKey').cast('string')"),
         ("queueId", pa.float64(), "int", "col('queueId').cast('int')"),

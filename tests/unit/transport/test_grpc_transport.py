@@ -313,7 +313,9 @@ def test_calls_that_the_protocol_does_not_have_are_refused(seam: Grpc) -> None:
         lambda: transport.topic_config(address, "orders", PATIENCE),
         lambda: transport.create_topic(address, "orders", 4, 6, PATIENCE, attributes="+message.type=FIFO"),
     ):
-        with pytest.raises(MQClientException, match=r"the gRPC protocol has no .*; give name_server instead of endpoints"):
+        with pytest.raises(
+            MQClientException, match=r"the gRPC protocol has no .*; give name_server instead of endpoints"
+        ):
             call()
     assert seam.proxy.calls == []
 

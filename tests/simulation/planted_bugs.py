@@ -1,0 +1,161 @@
+"""Bugs that the simulator must find: each replaces one text of the package by another.
+
+``python -m tests.simulation.planted_bugs`` plants each in a copy of the package, and prints how many schedules ran
+until one failed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[2]
+# The most schedules in which a bug must show.
+MOST_SCHEDULES = 1_000
+
+
+class PlantedBug(NamedTuple):
+    """A bug: what it is, its module, and the change that makes it."""
+
+    name: str
+    module: str
+    right: str
+    wrong: str
+
+
+BUGS = (
+    PlantedBug(
+        "answer matched to the oldest request",
+        "transport/remoting/connection.py",
+        "request = self._pending.pop(command.opaque, None)",
+        "request = self._pending.pop(next(iter(self._pending), -1), None)",
+    ),
+    PlantedBug(
+        "broken connection fails only its oldest request",
+        "transport/remoting/connection.py",
+        "waiting = list(self._pending.values())",
+        "waiting = list(self._pending.values())[:1]",
+    ),
+    PlantedBug(
+        "window not restored after an error",
+        "sink/in_flight.py",
+        "        self.release(cost)\n        # Requests that started before",
+        "        # Requests that started before",
+    ),
+    PlantedBug(
+        "request in flight counted as not sent",
+        "sink/pipeline.py",
+        "delivery.maybe_stored |= error.maybe_stored",
+        "pass",
+    ),
+    PlantedBug(
+        "busy broker counted as stored",
+        "sink/in_flight.py",
+        "if outcome.status is SendStatus.SEND_OK:",
+        "if outcome.status is SendStatus.SEND_OK or (outcome.error is not None and outcome.error.flow_control):",
+    ),
+    PlantedBug(
+        "retried batch counted twice",
+        "sink/pipeline.py",
+        "            self._record(delivery.batch, outcome, now)\n            return",
+        "            for _ in range(1 + delivery.not_store_ok):\n"
+        "                self._record(delivery.batch, outcome, now)\n            return",
+    ),
+    PlantedBug(
+        "batch sent twice at once after a failure",
+        "sink/pipeline.py",
+        "        self._wait(delivery, now + wait)\n",
+        "        self._wait(delivery, now + wait)\n        self._wait(delivery, now + wait)\n",
+    ),
+    PlantedBug(
+        "ordered rows overtake a failed batch",
+        "sink/pipeline.py",
+        "serial=options.ordered or sync",
+        "serial=sync",
+    ),
+    PlantedBug(
+        "ordered rows move to another queue",
+        "sink/in_flight.py",
+        "return self.bound or (self.queue if self.same_queue else None)",
+        "return self.queue if self.same_queue else None",
+    ),
+    PlantedBug(
+        "deliveryTimeoutMs ignored",
+        "sink/pipeline.py",
+        "return began is not None and at >= began + self.options.delivery_timeout_ms / 1000",
+        "return False",
+    ),
+    PlantedBug(
+        "no limit of pending bytes",
+        "sink/sender.py",
+        "return not pending or pending + grouped + batch_weight(batch) <= limit",
+        "return True",
+    ),
+    PlantedBug(
+        "failed batch missing in the account",
+        "sink/pipeline.py",
+        "            pending.add(self._failed)",
+        "            pending.discard(self._failed)",
+    ),
+    PlantedBug(
+        "route of a failed broker not refreshed",
+        "sink/pipeline.py",
+        "            self.refresh_route(delivery.batch.topic)\n            if delivery.first_tried_at",
+        "            if delivery.first_tried_at",
+    ),
+)
+
+
+def schedules_until_found(bug: PlantedBug, first: int = 0) -> int | None:
+    """Plant a bug in a copy of the package; return the number of the schedule that failed, None if none did."""
+    with tempfile.TemporaryDirectory() as folder:
+        for part in ("rocketmq_spark", "tests/simulation", "tests/support"):
+            shutil.copytree(ROOT / part, Path(folder, part), ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copy(ROOT / "tests" / "__init__.py", Path(folder, "tests"))
+        module = Path(folder, "rocketmq_spark", bug.module)
+        text = module.read_text("utf-8")
+        if text.count(bug.right) != 1:
+            raise ValueError(f"{bug.name}: {bug.module} has the text {text.count(bug.right)} times, not once")
+        module.write_text(text.replace(bug.right, bug.wrong), "utf-8")
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.simulation.planted_bugs", "run", str(first), str(MOST_SCHEDULES)],
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": folder},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    if done.returncode:
+        raise RuntimeError(f"{bug.name}: {done.stderr[-2000:]}")
+    found = re.search(r"found in schedule (\d+)", done.stdout)
+    return int(found[1]) if found else None
+
+
+def run_until_found(first: int, most: int) -> None:
+    """Run schedules of the package as it is until one fails; called in the copy."""
+    import logging
+
+    import rocketmq_spark
+    from tests.simulation.schedule import Plan, run
+
+    assert Path(rocketmq_spark.__file__).parents[1] == Path.cwd()
+    logging.disable(logging.CRITICAL)
+    for number in range(most):
+        problems = run(Plan.of_seed(first + number)).problems
+        if problems:
+            print(f"found in schedule {number + 1}: {problems[0]}")
+            return
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["run"]:
+        run_until_found(int(sys.argv[2]), int(sys.argv[3]))
+    else:
+        for planted in BUGS:
+            print(f"{schedules_until_found(planted) or 'not found':>10}  {planted.name}", flush=True)
