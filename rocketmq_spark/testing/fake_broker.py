@@ -249,9 +249,9 @@ class FakeBroker:
             self.later(self.settings.replication_time, functools.partial(slave.copy_from, self))
 
     def copy_from(self, master: FakeBroker) -> None:
-        """Take over what the master has stored; a slave that does not run takes nothing."""
+        """Take over what a running master has stored; a slave that does not run takes nothing."""
         with self.lock:
-            if self.running and not self.paused:
+            if self.running and not self.paused and not self.is_master and master.running:
                 self.storage.copy_from(master.storage)
 
     def _on_topic(self) -> None:

@@ -60,8 +60,8 @@ class SimulatedCluster:
             server.register(self.brokers())
 
     def create_topic(self, topic: str, queues: int, perm: int = 6) -> None:
-        """Create a topic on all masters."""
-        for broker in self.masters.values():
+        """Create a topic on all brokers."""
+        for broker in self.brokers():
             broker.storage.create_topic(topic, TopicSettings(queues, queues, perm))
 
     def kill(self, name: str, *, lose_unflushed: bool = False) -> None:
