@@ -6,14 +6,13 @@ integers that the recorder chooses. Ids of rows, attempts, batches and writes ar
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import hashlib
+import os
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from enum import IntEnum
 from os import PathLike
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -132,19 +131,23 @@ class History:
         A process that may be killed meanwhile writes a file of its own, because an interrupted addition damages the
         file.
         """
-        with _locked(Path(path)), zipfile.ZipFile(path, "a") as archive:
-            number = len({name.partition("/")[0] for name in archive.namelist()})
-            for name in TABLES:
-                for column, values in self.table(name).items():
-                    with archive.open(f"{number:06d}/{name}.{column}.npy", "w", force_zip64=True) as member:
-                        np.lib.format.write_array(member, np.ascontiguousarray(values), allow_pickle=False)
+        with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            with zipfile.ZipFile(file, "a") as archive:
+                number = len({name.partition("/")[0] for name in archive.namelist()})
+                for name in TABLES:
+                    for column, values in self.table(name).items():
+                        with archive.open(f"{number:06d}/{name}.{column}.npy", "w", force_zip64=True) as member:
+                            np.lib.format.write_array(member, np.ascontiguousarray(values), allow_pickle=False)
 
     @classmethod
     def of(cls, *paths: str | PathLike[str]) -> History:
         """Return the operations of files, in the order of the files and of the additions to each."""
         history = cls()
         for path in paths:
-            with _locked(Path(path)), np.load(path, allow_pickle=False) as archive:
+            with open(path, "rb") as file:
+                fcntl.flock(file, fcntl.LOCK_SH)
+                archive = np.load(file, allow_pickle=False)
                 for number in sorted({name.partition("/")[0] for name in archive.files}):
                     for name, columns in TABLES.items():
                         history._add(name, *(archive[f"{number}/{name}.{column}"] for column in columns))
@@ -162,10 +165,3 @@ def id_of(text: str | bytes) -> int:
     """Return an id of 63 bits of a text, the same in every process."""
     data = text.encode() if isinstance(text, str) else text
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "big") >> 1
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    with path.with_name(f"{path.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -209,6 +210,13 @@ def test_file_returns_the_operations_of_all_additions(tmp_path: Path) -> None:
             assert found.table(name)[column].dtype == values.dtype
             assert found.table(name)[column].tolist() == values.tolist()
     assert check(found) == check(whole) != []
+
+
+def test_writers_that_add_at_the_same_time_lose_no_operation(tmp_path: Path) -> None:
+    path = tmp_path / "history.npz"
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda write: history_of(lambda history: history.offer(write, write)).add_to(path), range(20)))
+    assert sorted(History.of(path).table("offer")["row"].tolist()) == list(range(20))
 
 
 def test_operations_of_several_files_make_one_history(tmp_path: Path) -> None:
