@@ -1,8 +1,8 @@
-"""All errors of this package. Their flags, such as ``retriable``, tell the caller what to do next.
+"""The errors that callers catch. Their flags, such as ``retriable``, tell the caller what to do next.
 
 The flags for each server's response code are in docs/internals/remoting.md#response-codes and
-docs/internals/grpc.md#codes. Errors that the Java client also has keep Java's names and class hierarchy. They and their
-subclasses end in ``Exception``, all others in ``Error``. The text of an error is one line of limited length, without
+docs/internals/grpc.md#codes. Errors that the Java client also has keep Java's names, which end in
+``Exception``, and its class hierarchy. The text of an error is one line of limited length, without
 control characters.
 """
 

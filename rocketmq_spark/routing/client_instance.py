@@ -1,6 +1,7 @@
 """The client instances of this process (docs/internals/producer.md#client-instances; Java: ``MQClientInstance``).
 
-An instance has the connections, routes and periodic jobs of one client id. Producers, or Spark tasks, share it.
+An instance has the connections, routes and periodic jobs of one client id and namespace. Producers, or Spark tasks,
+share it.
 """
 
 from __future__ import annotations

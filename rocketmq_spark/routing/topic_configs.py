@@ -1,8 +1,9 @@
 """Requests the configuration of topics from brokers, and caches it (docs/internals/remoting.md#topics).
 
 Each broker has its own copy, and copies can differ. A caller must follow the strictest one: if one broker compacts the
-topic, every row needs a key. A configuration is unknown behind a proxy, for users without the right ``Get`` on the
-topic, and for brokers that are down.
+topic, every row needs a key. For a write, the configuration is unknown on proxies and 4.x brokers, without the right
+``Get`` on the topic, and on a broker that is down and has never answered. For a read, proxies and 4.x brokers count as
+if their topics had the default configuration.
 """
 
 from __future__ import annotations

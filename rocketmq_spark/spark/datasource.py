@@ -1,6 +1,7 @@
 """The class behind ``format("rocketmq")``: checks options and columns on the driver, and makes readers and writers.
 
-Constructors open no connections, because Spark makes the data source and its writer twice per micro-batch.
+Constructors open no connections, because Spark makes the data source and its writer twice per micro-batch. `writer` and
+`streamWriter` look up routes; a stream keeps the connection for a minute.
 """
 
 from __future__ import annotations

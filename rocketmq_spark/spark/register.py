@@ -1,7 +1,7 @@
 """`register(spark)`: registers the data source with an accumulator for its metrics, and wraps Spark's writers once.
 
 ``DataFrameWriter.save`` gets the mode "append", because Spark rejects its default mode (error if exists) for every
-Python data source. On classic Spark, an explicit ``mode("error")`` looks like the default.
+Python data source. An explicit ``mode("error")`` looks like the default, so it appends, too.
 
 ``save`` and ``DataStreamWriter.start`` activate the writer's session first. Classic Spark looks for a Python data
 source in the active session of the JVM's thread (``DataSource.lookupDataSource``). A JVM thread that Py4J starts for

@@ -8,31 +8,25 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections import Counter, defaultdict, deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
 import rocketmq_spark.model.properties as const
-from rocketmq_spark.errors import MQBrokerException
-from rocketmq_spark.model.message import SendStatus
 from rocketmq_spark.model.route import MASTER_ID
 from rocketmq_spark.model.send_result import TransactionCheck
 from rocketmq_spark.protocol.remoting.codes import RequestCode, ResponseCode
-from rocketmq_spark.protocol.remoting.command import FLAG_ONEWAY, FLAG_RESPONSE, RemotingCommand
+from rocketmq_spark.protocol.remoting.command import FLAG_ONEWAY, RemotingCommand
 from rocketmq_spark.protocol.remoting.records import encode_record
 from rocketmq_spark.testing import fake_sends
+from rocketmq_spark.testing.fake_replies import KEPT_REQUESTS, VERSION, Channel, Replies, ReplyOf, response_to
 from rocketmq_spark.testing.fake_sends import Refusal, Send
 from rocketmq_spark.testing.fake_storage import BrokerSettings, BrokerStorage
 from rocketmq_spark.testing.scripted_broker import Reply
 from rocketmq_spark.testing.store import HALF_TOPIC
 
 SENDS: Final = frozenset({RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE})
-
-# The version of every answer: that of 5.5.0.
-_VERSION: Final = 513
-# The most requests that a broker keeps for tests to look at.
-_KEPT_REQUESTS: Final = 10_000
 
 
 class Timers(Protocol):
@@ -43,20 +37,6 @@ class Timers(Protocol):
 
     def call_later(self, seconds: float, call: Callable[[], None]) -> None:
         """Call a function once, after a time."""
-
-
-class Channel(Protocol):
-    """A client's connection, as a server sees it."""
-
-    @property
-    def peer(self) -> str:
-        """The client's address, ``ip:port``."""
-
-    def send(self, command: RemotingCommand) -> None:
-        """Send an answer, or a request of the server. Does nothing after the connection has ended."""
-
-    def close(self) -> None:
-        """Close the connection."""
 
 
 class Call(NamedTuple):
@@ -77,7 +57,6 @@ class Call(NamedTuple):
 
 
 Handler: TypeAlias = "Callable[[FakeBroker, Call], RemotingCommand | None]"
-ReplyOf: TypeAlias = "Reply | Callable[[RemotingCommand], Reply | None]"
 
 
 @dataclass(slots=True, eq=False)
@@ -93,9 +72,9 @@ class _Waiting:
 class FakeBroker:
     """One broker. All methods may be called from any thread.
 
-    `play` sets the replies to the next requests; `requests` has the last 10,000. Tests may change `storage` and
-    `settings`. `on_change` is called after a change of topics or roles, so that name servers get it. `handlers` execute
-    the requests other than sends, by request code.
+    `play` sets the replies to the next requests, `always` those to all further ones, by request code (None: sends).
+    `requests` has the last 10,000 requests. Tests may change `storage` and `settings`. `on_change` is called after a
+    change of topics or roles, so that name servers get it. `handlers` execute the requests other than sends, by code.
     """
 
     def __init__(
@@ -114,10 +93,11 @@ class FakeBroker:
         self.broker_id = broker_id
         self.settings = settings or BrokerSettings()
         self.storage = BrokerStorage(name, address, cluster, self.settings, timers.time, self.later)
-        self.storage.on_topic = self._on_topic
+        self.storage.on_topic = self._topic_changed
+        self.storage.on_stored = self.replicate
         self.storage.on_check = self.check_transaction
         self.slaves: list[FakeBroker] = []
-        self.requests: deque[RemotingCommand] = deque(maxlen=_KEPT_REQUESTS)
+        self.requests: deque[RemotingCommand] = deque(maxlen=KEPT_REQUESTS)
         # Connections by group and client id.
         self.producers: defaultdict[str, dict[str, Channel]] = defaultdict(dict)
         self.consumers: defaultdict[str, dict[str, Channel]] = defaultdict(dict)
@@ -127,13 +107,12 @@ class FakeBroker:
         self.running = True
         self.on_change: Callable[[], None] = lambda: None
         self.started_at = timers.time()
-        # Figures (GET_BROKER_RUNTIME_INFO) and settings (GET_BROKER_CONFIG) that replace the broker's own.
-        self.figures: dict[str, str] = {}
-        self.config: dict[str, str] = {}
-        # How many replies of each kind were played.
-        self.played: Counter[str] = Counter()
+        # Figures (GET_BROKER_RUNTIME_INFO) and settings (GET_BROKER_CONFIG) besides the broker's own; None hides one.
+        self.figures: dict[str, str | None] = {}
+        self.config: dict[str, str | None] = {}
         self._handlers = handlers
-        self._replies: defaultdict[int | None, deque[ReplyOf]] = defaultdict(deque)
+        self._replies = Replies()
+        self.always, self.played = self._replies.always, self._replies.played
         self._sends: deque[_Waiting] = deque()
         self._busy = 0
         # Timers of an earlier process do nothing.
@@ -152,10 +131,10 @@ class FakeBroker:
     def play(self, *replies: ReplyOf, code: int | None = None, times: int = 1) -> None:
         """Add replies to the next requests with a code, or to the next sends (None), `times` times in all.
 
-        A function returns the reply to its request, or None. The error of a reply must be an MQBrokerException.
+        A function returns the reply to its request, or None if the broker itself answers.
         """
         with self.lock:
-            self._replies[code].extend(replies * times)
+            self._replies.add(replies, code, times)
 
     def receive(self, command: RemotingCommand, channel: Channel) -> None:
         """Take a request from a connection; answers go to the same connection, now or later."""
@@ -166,11 +145,14 @@ class FakeBroker:
                 self._deferred.append(functools.partial(self.receive, command, channel))
                 return
             self.requests.append(command)
-            call, reply = Call(command, channel), self._next_reply(command)
+            call = Call(command, channel)
+            reply = self._replies.take(command, None if command.code in SENDS else int(command.code))
+            if not self.running:
+                return  # The function that chose the reply has killed the broker.
             if command.code in SENDS:
                 self._queue_send(_Waiting(call, reply, self.timers.time()))
             elif reply is not None:
-                self._play(reply, call, lambda: self.execute(call))
+                self._replies.play(reply, command, channel, lambda: self.execute(call), self._after)
             elif (response := self.execute(call)) is not None:
                 self.respond(call, response)
 
@@ -182,6 +164,9 @@ class FakeBroker:
     def disconnected(self, channel: Channel) -> None:
         """Forget the clients of a connection that has ended."""
         with self.lock:
+            if self.paused:
+                self._deferred.append(functools.partial(self.disconnected, channel))
+                return
             for members in (*self.producers.values(), *self.consumers.values()):
                 for client_id in [name for name, held in members.items() if held is channel]:
                     del members[client_id]
@@ -231,32 +216,38 @@ class FakeBroker:
             self.running = True
             self.started_at = self.timers.time()
             self.storage.restart()
-            self.on_change()
+        self.on_change()
 
-    def check_transaction(self, physical_offset: int) -> None:
-        """Check a half message now, at a connection whose heartbeats named its producer group."""
+    def check_transaction(self, physical_offset: int) -> TransactionCheck | None:
+        """Check a half message at a connection whose heartbeats named its producer group; None if there is none."""
         with self.lock:
             half = self.storage.store.log[physical_offset].read
             channel = next(iter(self.producers[half.properties.get(const.PGROUP, "")].values()), None)
-            if channel is not None:
-                check = self.storage.store.check(self.address, physical_offset, self.timers.time())
-                self.storage.written_again(physical_offset, check.commit_log_offset)
-                channel.send(check_request(check))
+            if channel is None:
+                return None
+            check = self.storage.store.check(self.address, physical_offset, self.timers.time())
+            self.storage.written_again(physical_offset, check.commit_log_offset)
+            channel.send(check_request(check))
+            return check
+
+    def promote(self, slaves: list[FakeBroker]) -> None:
+        """Become the master of other slaves, and continue deliveries and checks."""
+        with self.lock:
+            self.broker_id, self.slaves = MASTER_ID, slaves
+            self.storage.schedule()
 
     def replicate(self) -> None:
         """Copy everything to the slaves that run, after the replication time."""
         for slave in self.slaves:
-            self.later(self.settings.replication_time, functools.partial(slave.copy_from, self))
+            self._after(self.settings.replication_time, functools.partial(slave.copy_from, self))
 
     def copy_from(self, master: FakeBroker) -> None:
-        """Take over what a running master has stored; a slave that does not run takes nothing."""
+        """Take over what a running master has stored: at once, after `resume`, or never if this slave does not run."""
         with self.lock:
-            if self.running and not self.paused and not self.is_master and master.running:
+            if self.paused:
+                self._deferred.append(functools.partial(self.copy_from, master))
+            elif self.running and not self.is_master and master.running:
                 self.storage.copy_from(master.storage)
-
-    def _on_topic(self) -> None:
-        self.replicate()
-        self.on_change()
 
     def execute(self, call: Call) -> RemotingCommand | None:
         """Execute a request other than a send; return its answer, or None if it has none now."""
@@ -272,31 +263,16 @@ class FakeBroker:
             # A required field is missing, or is no number.
             return response_to(call.command, ResponseCode.SYSTEM_ERROR, f"java.lang.NullPointerException: {exc}")
 
-    def _next_reply(self, command: RemotingCommand) -> Reply | None:
-        replies = self._replies[None if command.code in SENDS else int(command.code)]
-        reply = replies.popleft() if replies else None
-        return reply(command) if callable(reply) else reply
+    def _topic_changed(self) -> None:
+        self.on_change()
+        self.replicate()
 
-    def _play(self, reply: Reply, call: Call, execute: Callable[[], RemotingCommand | None]) -> None:
-        """Answer as a reply says; the request is executed if the reply stores."""
-        self.played[_kind(reply)] += 1
-        response = execute() if reply.stores else None
-        if reply.error is not None:
-            assert isinstance(reply.error, MQBrokerException)
-            response = response_to(call.command, reply.error.response_code, reply.error.remark)
-        elif response is not None and response.code == ResponseCode.SUCCESS and reply.status is not SendStatus.SEND_OK:
-            response.code = reply.status.value
-        if reply.closes:
-            self.later(reply.delay, call.channel.close)
-        elif response is not None and not reply.silent:
-            for _ in range(1 + reply.repeats):
-                self._respond_later(reply.delay, call, response)
-
-    def _respond_later(self, seconds: float, call: Call, response: RemotingCommand) -> None:
+    def _after(self, seconds: float, call: Callable[[], None]) -> None:
+        """Call a function after a time, without a timer if that is now."""
         if seconds > 0:
-            self.later(seconds, functools.partial(self.respond, call, response))
+            self.later(seconds, call)
         else:
-            self.respond(call, response)
+            call()
 
     def _queue_send(self, send: _Waiting) -> None:
         if len(self._sends) >= self.settings.send_queue_capacity:
@@ -335,6 +311,8 @@ class FakeBroker:
                 decoded: Send | Refusal = fake_sends.decode_send(send.call.command, settings.max_message_size)
             except Refusal as refusal:
                 decoded = refusal
+            except ValueError as exc:
+                decoded = Refusal(ResponseCode.SYSTEM_ERROR, f"java.lang.NumberFormatException: {exc}")
             rows = len(decoded.messages) if isinstance(decoded, Send) else 0
             seconds = settings.service_time(rows, len(send.call.command.body))
             if seconds > 0:
@@ -344,11 +322,12 @@ class FakeBroker:
 
     def _finish_send(self, send: _Waiting, decoded: Send | Refusal) -> None:
         self._busy -= 1
+        call = send.call
         if send.reply is not None:
-            self._play(send.reply, send.call, lambda: self._store(send.call, decoded)[0])
+            self._replies.play(send.reply, *call, lambda: self._store(call, decoded)[0], self._after)
         else:
-            response, wait = self._store(send.call, decoded)
-            self._respond_later(wait, send.call, response)
+            response, wait = self._store(call, decoded)
+            self._after(wait, functools.partial(self.respond, call, response))
         self._start_sends()
 
     def _store(self, call: Call, decoded: Send | Refusal) -> tuple[RemotingCommand, float]:
@@ -362,19 +341,7 @@ class FakeBroker:
         except Refusal as refusal:
             return response_to(call.command, refusal.code, refusal.remark), 0.0
         safety = self.storage.safety(decoded, [not slave.paused for slave in self.slaves if slave.running])
-        self.replicate()
         return response_to(call.command, safety.code, "", fields), safety.wait
-
-
-def response_to(
-    command: RemotingCommand,
-    code: int = ResponseCode.SUCCESS,
-    remark: str = "",
-    ext_fields: Mapping[str, str] | None = None,
-    body: bytes = b"",
-) -> RemotingCommand:
-    """Return the answer to a request."""
-    return RemotingCommand(int(code), command.opaque, ext_fields or {}, body, FLAG_RESPONSE, remark, "JAVA", _VERSION)
 
 
 def check_request(check: TransactionCheck) -> RemotingCommand:
@@ -389,18 +356,4 @@ def check_request(check: TransactionCheck) -> RemotingCommand:
         "tranStateTableOffset": str(check.tran_state_table_offset),
     }
     code, body = RequestCode.CHECK_TRANSACTION_STATE, encode_record(check.message)
-    return RemotingCommand(code, 0, fields, body, FLAG_ONEWAY, language="JAVA", version=_VERSION)
-
-
-def _kind(reply: Reply) -> str:
-    """Return the name under which a reply is counted."""
-    stored = "after storing" if reply.stores else "before storing"
-    if reply.closes:
-        return f"connection closed {stored}"
-    if reply.silent:
-        return f"no answer {stored}"
-    if isinstance(reply.error, MQBrokerException):
-        return f"code {reply.error.response_code} {stored}"
-    if reply.repeats:
-        return "answer repeated"
-    return "answer delayed" if reply.delay else reply.status.name
+    return RemotingCommand(code, 0, fields, body, FLAG_ONEWAY, language="JAVA", version=VERSION)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
@@ -16,12 +16,11 @@ from rocketmq_spark.model.names import AUTO_CREATE_TOPIC
 from rocketmq_spark.model.route import BrokerData, QueueData, TopicRouteData
 from rocketmq_spark.protocol.remoting.codes import RequestCode, ResponseCode
 from rocketmq_spark.protocol.remoting.command import RemotingCommand
-from rocketmq_spark.testing.fake_broker import Channel, FakeBroker, response_to
-from rocketmq_spark.testing.scripted_broker import Reply
+from rocketmq_spark.testing.fake_broker import FakeBroker, Timers
+from rocketmq_spark.testing.fake_replies import KEPT_REQUESTS, Channel, Replies, ReplyOf, response_to
 
 # Below V4_9_4 a name server writes numbers as keys without quotes, unless the client asks for standard JSON.
 _STANDARD_JSON_SINCE: Final = 401
-_KEPT_REQUESTS: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,19 +36,21 @@ class FakeNameServer:
     """One name server. All methods may be called from any thread.
 
     With `frozen` it keeps the routes that it has, whatever brokers report. `routes` has routes that replace those of
-    the brokers, by topic. `play` sets the replies to the next requests.
+    the brokers, by topic. `play` sets the replies to the next requests, `always` those to all further ones, by request
+    code (None: of any code). `requests` has the last 10,000 requests.
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, timers: Timers) -> None:
         self.address = address
+        self.timers = timers
         self.frozen = False
         self.running = True
         self.routes: dict[str, TopicRouteData] = {}
         # The order configuration of topics, such as ``broker-0:4;broker-1:4``.
         self.order_confs: dict[str, str] = {}
-        self.requests: deque[RemotingCommand] = deque(maxlen=_KEPT_REQUESTS)
-        self.played: Counter[str] = Counter()
-        self._replies: deque[Reply] = deque()
+        self.requests: deque[RemotingCommand] = deque(maxlen=KEPT_REQUESTS)
+        self._replies = Replies()
+        self.always, self.played = self._replies.always, self._replies.played
         self._registered: dict[str, _Registration] = {}
         self._lock = threading.RLock()
 
@@ -57,10 +58,10 @@ class FakeNameServer:
         state = "stopped" if not self.running else "frozen" if self.frozen else "running"
         return f"<FakeNameServer {self.address} {state}, brokers {', '.join(self._registered) or 'none'}>"
 
-    def play(self, *replies: Reply, times: int = 1) -> None:
-        """Add replies to the next requests, `times` times in all."""
+    def play(self, *replies: ReplyOf, code: int | None = None, times: int = 1) -> None:
+        """Add replies to the next requests, or to those with a code, `times` times in all."""
         with self._lock:
-            self._replies.extend(replies * times)
+            self._replies.add(replies, code, times)
 
     def register(self, brokers: Iterable[FakeBroker]) -> None:
         """Replace what the name server knows by the brokers that run; nothing changes if it is `frozen`."""
@@ -85,15 +86,11 @@ class FakeNameServer:
             if not self.running:
                 return
             self.requests.append(command)
-            reply = self._replies.popleft() if self._replies else None
-            response = self._answer(command)
-        if reply is None:
-            channel.send(response)
-        elif reply.closes:
-            channel.close()
-        elif not reply.silent:
-            error = getattr(reply.error, "response_code", None)
-            channel.send(response if error is None else response_to(command, error, getattr(reply.error, "remark", "")))
+            reply = self._replies.take(command, int(command.code), None)
+            if reply is not None:
+                self._replies.play(reply, command, channel, lambda: self._answer(command), self.timers.call_later)
+            elif not command.is_oneway:
+                channel.send(self._answer(command))
 
     def disconnected(self, channel: Channel) -> None:
         """Do nothing: a name server keeps no state of clients."""
@@ -102,8 +99,10 @@ class FakeNameServer:
         """Return the route of a topic, None if no registered broker has it."""
         if topic in self.routes:
             return self.routes[topic]
+        with self._lock:
+            registered = sorted(self._registered.items())
         queues, brokers = [], []
-        for name, registration in sorted(self._registered.items()):
+        for name, registration in registered:
             if topic in registration.topics:
                 queues.append(registration.topics[topic])
                 brokers.append(BrokerData(name, registration.addresses, registration.cluster))
@@ -119,7 +118,9 @@ class FakeNameServer:
 
     def _answer(self, command: RemotingCommand) -> RemotingCommand:
         if command.code == RequestCode.GET_ROUTEINFO_BY_TOPIC:
-            topic = command.ext_fields["topic"]
+            topic = command.ext_fields.get("topic")
+            if topic is None:
+                return response_to(command, ResponseCode.SYSTEM_ERROR, "the custom field <topic> is null")
             route = self.route(topic)
             if route is None:
                 remark = f"No topic route info in name server for the topic: {topic}"
@@ -179,7 +180,8 @@ def _broker_json(broker: BrokerData, *, quoted: bool) -> str:
 
 
 def _queues_of(broker: FakeBroker) -> Iterator[tuple[str, QueueData]]:
-    for topic, settings in broker.storage.topics.items():
+    # A copy: another thread may create a topic.
+    for topic, settings in list(broker.storage.topics.items()):
         if topic == AUTO_CREATE_TOPIC and not broker.settings.auto_create_topic:
             continue
         nums = settings.read_queue_nums, settings.write_queue_nums

@@ -24,13 +24,15 @@ from rocketmq_spark.model.send_result import TRANSACTION_COMMIT_TYPE, TRANSACTIO
 from rocketmq_spark.protocol.remoting.codes import RequestCode, ResponseCode
 from rocketmq_spark.protocol.remoting.command import RemotingCommand, loads
 from rocketmq_spark.protocol.remoting.records import encode_record
-from rocketmq_spark.testing.fake_broker import Call, FakeBroker, Handler, response_to
+from rocketmq_spark.testing.fake_broker import Call, FakeBroker, Handler
+from rocketmq_spark.testing.fake_replies import response_to
 from rocketmq_spark.testing.fake_sends import Refusal
 from rocketmq_spark.testing.fake_storage import CLEANUP_POLICY, TopicSettings, immunity_of
 
 _SUSPEND: Final = 2
 _HAS_SUBSCRIPTION: Final = 4
 _ATTRIBUTES: Final = frozenset({"message.type", "queue.type", CLEANUP_POLICY})
+_NOTHING_YET: Final = (ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_RETRY_IMMEDIATELY)
 _REMARKS: Final = {
     PullStatus.FOUND: "FOUND",
     PullStatus.NO_NEW_MSG: "OFFSET_OVERFLOW_ONE",
@@ -180,7 +182,6 @@ def end_transaction(broker: FakeBroker, call: Call) -> RemotingCommand | None:
         raise Refusal(ResponseCode.SYSTEM_ERROR, "The transaction state table offset wrong")
     if end == TRANSACTION_COMMIT_TYPE:
         storage.commit(offset)
-        broker.replicate()
         return response_to(call.command)
     storage.roll_back(offset)
     return response_to(call.command, remark="not set any response code")
@@ -255,7 +256,7 @@ def runtime_info(broker: FakeBroker, call: Call) -> RemotingCommand:
         "msgGetTotalTodayNow": "0",
         **broker.figures,
     }
-    return _json(call, {"table": table})
+    return _json(call, {"table": {name: text for name, text in table.items() if text is not None}})
 
 
 def broker_config(broker: FakeBroker, call: Call) -> RemotingCommand:
@@ -269,7 +270,8 @@ def broker_config(broker: FakeBroker, call: Call) -> RemotingCommand:
         "flushDiskType": "SYNC_FLUSH" if broker.settings.sync_flush else "ASYNC_FLUSH",
         **broker.config,
     }
-    return response_to(call.command, body="\n".join(f"{name}={value}" for name, value in settings.items()).encode())
+    lines = (f"{name}={value}" for name, value in settings.items() if value is not None)
+    return response_to(call.command, body="\n".join(lines).encode())
 
 
 HANDLERS: Final[Mapping[int, Handler]] = {
@@ -346,7 +348,7 @@ def _pulled(call: Call, outcome: PullOutcome, *, at_start: bool) -> RemotingComm
 
 
 def _hold(broker: FakeBroker, call: Call, seconds: float) -> None:
-    """Answer a pull when a message has arrived, or after some seconds."""
+    """Answer a pull when a message that matches has arrived, or after some seconds."""
     fields = {**call.fields, "suspendTimeoutMillis": "0"}
     now = call._replace(command=replace(call.command, ext_fields=fields))
     answered = False
@@ -356,7 +358,7 @@ def _hold(broker: FakeBroker, call: Call, seconds: float) -> None:
         if answered:
             return
         response = broker.execute(now)
-        if response is not None and (time_is_over or response.code != ResponseCode.PULL_NOT_FOUND):
+        if response is not None and (time_is_over or response.code not in _NOTHING_YET):
             answered = True
             broker.respond(call, response)
         else:

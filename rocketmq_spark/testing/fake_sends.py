@@ -140,8 +140,7 @@ def placement_of(send: Send, now: float) -> Placement:
 def with_additions(send: Send, cluster: str, unique_id: str) -> Message:
     """Return a single message with the properties that the broker adds; `unique_id` is used if it has none."""
     (message,) = send.messages
-    added = {"MSG_REGION": DEFAULT_REGION, "TRACE_ON": "true", "CLUSTER": cluster}
-    return message.with_properties({const.UNIQ_KEY: unique_id, **message.properties, **added})
+    return message.with_properties({const.UNIQ_KEY: unique_id, **message.properties, **_added(cluster)})
 
 
 def check_keys(send: Send) -> tuple[Message, ...]:
@@ -163,16 +162,20 @@ def committed(half: Message) -> Message:
     return message.with_properties({const.TRANSACTION_ID: half.properties[const.UNIQ_KEY]})
 
 
-def inner_batch(send: Send, body: bytes) -> Message:
+def inner_batch(send: Send, body: bytes, cluster: str, first: int) -> Message:
     """Return the one message that a BatchCQ topic stores for a batch whose header has ``UNIQ_KEY``."""
-    number = {"INNER_NUM": str(len(send.messages))}
-    return Message(send.topic, body, properties={**send.properties, **number})
+    range_ = {"INNER_NUM": str(len(send.messages)), "INNER_BASE": str(first)}
+    return Message(send.topic, body, properties={**send.properties, **_added(cluster), **range_})
 
 
 def recall_handle(queue: MessageQueue, deliver_ms: int, unique_id: str) -> str:
     """Return the handle of a timer message (docs/internals/messages.md#delays)."""
     text = f"v1 {queue.topic} {queue.broker_name} {deliver_ms + 1} {unique_id}"
     return base64.urlsafe_b64encode(text.encode()).decode()
+
+
+def _added(cluster: str) -> dict[str, str]:
+    return {"MSG_REGION": DEFAULT_REGION, "TRACE_ON": "true", "CLUSTER": cluster}
 
 
 def _short_names(command: RemotingCommand) -> Mapping[str, str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final, NamedTuple
 
 import rocketmq_spark.model.properties as const
@@ -74,6 +75,22 @@ class BrokerSettings:
     disk_full: bool = False
 
 
+@dataclass(slots=True)
+class ProxySettings:
+    """The settings of a proxy. Times are seconds; they and the limits may change while it runs."""
+
+    address: str = "127.0.0.1:0"
+    # PEM files of the certificate and its key; without them the proxy speaks no TLS.
+    certificate: tuple[Path, Path] | None = None
+    # The authority of the certificates that clients must have; None: they need none.
+    client_authority: Path | None = None
+    max_message_size: int = 4 * 1024 * 1024
+    topic_message_type_check: bool = True
+    # How long the proxy waits for a broker's answer, and how long it remembers a half message.
+    broker_timeout: float = 2.0
+    transaction_data_expire: float = 30.0
+
+
 class Safety(NamedTuple):
     """The response code of a stored send, and the seconds until the broker answers."""
 
@@ -85,7 +102,8 @@ class BrokerStorage:
     """The state of one broker that survives its restart.
 
     `later` calls a function after some seconds, while the broker runs. `on_topic` is called after a topic was created
-    or changed, `on_check` with the commit-log offset of a half message that the broker has to check.
+    or changed, `on_stored` after each change of the messages, `on_check` with the commit-log offset of a half message
+    that the broker has to check.
     """
 
     def __init__(
@@ -105,7 +123,8 @@ class BrokerStorage:
         # The next offsets of consumer groups, as committed.
         self.group_offsets: dict[tuple[str, MessageQueue], int] = {}
         self.on_topic: Callable[[], None] = lambda: None
-        self.on_check: Callable[[int], None] = lambda _: None
+        self.on_stored: Callable[[], None] = lambda: None
+        self.on_check: Callable[[int], object] = lambda _: None
         self._time = time
         self._later = later
         self._ids = itertools.count(1)
@@ -155,6 +174,7 @@ class BrokerStorage:
         """Take over a master's messages and topics; messages that the master does not have are dropped."""
         self.store.copy_from(master.store)
         self.topics = dict(master.topics)
+        self.group_offsets = dict(master.group_offsets)
         self._delayed, self._halves = dict(master._delayed), dict(master._halves)
         self._arrived()
 
@@ -172,6 +192,10 @@ class BrokerStorage:
     def restart(self) -> None:
         """Schedule deliveries and checks again, after the broker has started."""
         self._arrivals.clear()
+        self.schedule()
+
+    def schedule(self) -> None:
+        """Schedule the delivery of all delayed messages, and the checks of all half messages."""
         for offset, due in self._delayed.items():
             self._deliver_later(offset, max(0.0, due - self._time()))
         for offset in self._halves:
@@ -196,10 +220,14 @@ class BrokerStorage:
     def roll_back(self, offset: int) -> None:
         """Check a half message no more."""
         self._halves.pop(offset, None)
+        self.on_stored()
 
     def written_again(self, offset: int, copy: int) -> None:
-        """Count a check of a half message, of which the broker has stored a copy."""
-        self._halves[copy] = self._halves.pop(offset, 0)
+        """Check the copy of a half message from now on."""
+        if offset in self._halves:
+            self._halves[copy] = self._halves.pop(offset)
+            self._check_later(copy)
+        self.on_stored()
 
     def recall(self, unique_id: str) -> bool:
         """Drop a delayed message; return whether there was one."""
@@ -259,8 +287,12 @@ class BrokerStorage:
         now, first = self._time(), self.store.end(queue)
         messages = fake_sends.check_keys(send) if settings.compacted else send.messages
         if settings.attributes.get(QUEUE_TYPE) == BATCH_CQ and const.UNIQ_KEY in send.properties:
-            unit = self.store.append_unit(
-                fake_sends.inner_batch(send, body), messages, queue, now, send.sys_flag | 0xC0, send.born_timestamp
+            unit = self.store.append(
+                fake_sends.inner_batch(send, body, self.cluster, first),
+                *(queue, queue, now),
+                sys_flag=send.sys_flag | 0xC0,
+                born_timestamp=send.born_timestamp,
+                items=messages,
             )
             unique_id = send.properties[const.UNIQ_KEY]
             fields = {"batchUniqId": unique_id, "transactionId": unique_id}
@@ -299,10 +331,9 @@ class BrokerStorage:
         def check() -> None:
             if offset in self._halves:
                 self._halves[offset] += 1
-                before = set(self._halves)
                 self.on_check(offset)
-                for newest in self._halves.keys() - before or {offset}:
-                    self._check_later(newest)
+                if offset in self._halves:
+                    self._check_later(offset)
 
         self._later(self.settings.transaction_check_interval if checks else first, check)
 
@@ -310,6 +341,7 @@ class BrokerStorage:
         arrivals, self._arrivals = self._arrivals, []
         for call in arrivals:
             call()
+        self.on_stored()
 
 
 def immunity_of(half: MessageExt) -> float | None:

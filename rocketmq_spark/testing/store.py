@@ -26,12 +26,16 @@ _BORN_HOST: Final = "127.0.0.1:50000"
 
 
 class Entry(NamedTuple):
-    """An entry of the commit log: a message as sent and as read, its actual queue and its final queue."""
+    """An entry of the commit log: a message as sent and as read, its actual queue and its final queue.
+
+    `items` has a message for each queue offset that the entry takes.
+    """
 
     sent: Message
     read: MessageExt
     stored_in: MessageQueue
     meant_for: MessageQueue
+    items: tuple[Message, ...]
 
 
 class MessageStore:
@@ -77,16 +81,19 @@ class MessageStore:
         born_timestamp: int | None = None,
         born_host: str = _BORN_HOST,
         prepared_transaction_offset: int = 0,
+        items: Sequence[Message] = (),
     ) -> MessageExt:
-        """Store one message, and return it as consumers read it. `now` is seconds since the epoch."""
-        sent, read = self.queues.setdefault(stored_in, []), self._read.setdefault(stored_in, [])
+        """Store one message, and return it as consumers read it. `now` is seconds since the epoch.
+
+        With `items` it is the batch of these, and takes an offset for each, as in queues of the type BatchCQ.
+        """
         stored = MessageExt(
             topic=message.topic,
             body=message.body,
             flag=message.flag,
             properties=message.properties,
             queue_id=meant_for.queue_id,
-            queue_offset=len(sent),
+            queue_offset=self.end(stored_in),
             physical_offset=len(self.log),
             sys_flag=sys_flag,
             born_timestamp=int(now * 1000) if born_timestamp is None else born_timestamp,
@@ -97,24 +104,7 @@ class MessageStore:
             prepared_transaction_offset=prepared_transaction_offset,
             body_crc=zlib.crc32(message.body) & 0x7FFFFFFF,
         )
-        sent.append(message)
-        read.append(stored)
-        self.log.append(Entry(message, stored, stored_in, meant_for))
-        return stored
-
-    def append_unit(
-        self,
-        unit: Message,
-        items: Sequence[Message],
-        queue: MessageQueue,
-        now: float,
-        sys_flag: int,
-        born_timestamp: int,
-    ) -> MessageExt:
-        """Store a batch as one message that takes an offset for each item, as queues of the type BatchCQ do."""
-        stored = self.append(unit, queue, queue, now, sys_flag=sys_flag, born_timestamp=born_timestamp)
-        self.queues[queue][-1:] = items
-        self._read[queue].extend([stored] * (len(items) - 1))
+        self._add(Entry(message, stored, stored_in, meant_for, tuple(items) or (message,)))
         return stored
 
     def copy(
@@ -143,17 +133,20 @@ class MessageStore:
             common -= 1
         self.truncate(common)
         for entry in master.log[common:]:
-            self.log.append(entry)
-            self.queues.setdefault(entry.stored_in, []).append(entry.sent)
-            self._read.setdefault(entry.stored_in, []).append(entry.read)
+            self._add(entry)
         self.expired, self.removed = dict(master.expired), dict(master.removed)
 
     def truncate(self, length: int) -> None:
         """Forget all but the first `length` messages of the commit log, as a crash before a flush does."""
         for entry in reversed(self.log[length:]):
-            self.queues[entry.stored_in].pop()
-            self._read[entry.stored_in].pop()
+            del self.queues[entry.stored_in][-len(entry.items) :]
+            del self._read[entry.stored_in][-len(entry.items) :]
         del self.log[length:]
+
+    def _add(self, entry: Entry) -> None:
+        self.log.append(entry)
+        self.queues.setdefault(entry.stored_in, []).extend(entry.items)
+        self._read.setdefault(entry.stored_in, []).extend([entry.read] * len(entry.items))
 
     def end(self, queue: MessageQueue) -> int:
         """Return the offset that the queue's next message will get."""
@@ -172,9 +165,9 @@ class MessageStore:
         first, end = self.expired.get(queue, 0), self.end(queue)
         if offset < first or offset > end:
             return PullOutcome(PullStatus.OFFSET_ILLEGAL, first if offset < first else end, first, end)
-        stop = min(offset + max(1, min(request.target.max_msg_nums, most)), end)
-        if offset == stop:
+        if offset == end:
             return PullOutcome(PullStatus.NO_NEW_MSG, offset, first, end)
+        stop = self._stop(queue, offset, max(1, min(request.target.max_msg_nums, most)))
         left = max(offset, self.removed.get(queue, 0))
         if left >= stop:
             return PullOutcome(PullStatus.OFFSET_ILLEGAL, stop, first, end)
@@ -182,6 +175,18 @@ class MessageStore:
         if not messages:
             return PullOutcome(PullStatus.NO_MATCHED_MSG, stop, first, end)
         return PullOutcome(PullStatus.FOUND, stop, first, end, b"".join(map(encode_record, messages)))
+
+    def _stop(self, queue: MessageQueue, start: int, count: int) -> int:
+        """Return where a pull of at most `count` messages stops: after whole units, and at least one."""
+        read = self._read[queue]
+        stop = min(read[start].queue_offset + count, len(read))
+        if stop < len(read) and read[stop] is read[stop - 1]:
+            unit = read[stop].queue_offset
+            if unit > start:
+                return unit
+            while stop < len(read) and read[stop] is read[unit]:
+                stop += 1
+        return stop
 
     def view(self, physical_offset: int) -> MessageExt | None:
         """Return the message at a commit-log offset, with its final topic and queue."""

@@ -1,7 +1,13 @@
-"""RocketMQ's own Java client works with the fake cluster, and sees there what it sees on a real one."""
+"""RocketMQ's own clients work with the fake cluster, and see there what they see on a real one."""
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,10 +15,16 @@ import pytest
 from rocketmq_spark.testing import FakeCluster, Reply
 from tests.support.cluster import SharedCluster, create_topic
 from tests.support.java import Java, line_of
+from tests.support.processes import PATIENCE
+from tests.support.reading import read_topic
 
 pytestmark = pytest.mark.integration
 
 QUEUES = 4
+KINDS = ("NORMAL", "FIFO", "DELAY", "TRANSACTION")
+OFFICIAL_SENDS = Path(__file__).parents[1] / "programs" / "official_sends.py"
+# Real brokers add the times of their timer wheel.
+TIMES = {"TIMER_OUT_MS", "TIMER_ENQUEUE_MS", "TIMER_DEQUEUE_MS"}
 
 
 def requests_of(topic: str) -> list[dict[str, Any]]:
@@ -50,7 +62,7 @@ def seen_by_java(java: Java, name_server: str, topic: str) -> tuple[list[Any], l
             message["body"],
             message["flag"],
             message["sysFlag"],
-            sorted(message["properties"].keys() - {"TIMER_OUT_MS", "TIMER_ENQUEUE_MS", "TIMER_DEQUEUE_MS"}),
+            sorted(message["properties"].keys() - TIMES),
             message["reconsumeTimes"],
         )
         for message in java.read_topic(name_server, topic, 13)
@@ -77,3 +89,26 @@ def test_java_producer_retries_what_the_fake_cluster_rejects(java: Java, topic: 
         assert fake.brokers["broker-0"].played == {"code 2 before storing": 1}
         assert fake.brokers["broker-1"].played == {"connection closed after storing": 1}
         assert len(fake.messages(topic)) == 5
+
+
+def stored_by_python(home: Path, endpoints: str, name_server: str, topics: Mapping[str, str]) -> list[Any]:
+    """Return the messages that Python's client for proxies has sent; `home` is where it may write."""
+    arguments = json.dumps({"endpoints": endpoints, **topics})
+    command = [sys.executable, str(OFFICIAL_SENDS), arguments]
+    environment = {**os.environ, "HOME": str(home)}
+    subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=True)
+    return [
+        (message.body, message.tags, message.keys, message.sys_flag, sorted(message.properties.keys() - TIMES))
+        for topic in topics.values()
+        for message in read_topic(name_server, topic, 1)
+    ]
+
+
+def test_python_client_for_proxies_stores_the_same_on_both(cluster: SharedCluster, topic: str, tmp_path: Path) -> None:
+    topics = {kind: create_topic(cluster, f"{topic}-{kind}", kind, QUEUES) for kind in KINDS}
+    real = stored_by_python(tmp_path, cluster.endpoints, cluster.name_server, topics)
+    with FakeCluster(len(cluster.brokers), proxy=True) as fake:
+        for kind, name in topics.items():
+            fake.create_topic(name, QUEUES, attributes={"message.type": kind})
+        assert stored_by_python(tmp_path, fake.endpoints, fake.name_server, topics) == real
+    assert [body for body, *_ in real] == [b"NORMAL", b"FIFO", b"DELAY", b"committed"]

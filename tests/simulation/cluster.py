@@ -27,7 +27,9 @@ class SimulatedCluster:
         settings: Callable[[], BrokerSettings] = BrokerSettings,
     ) -> None:
         self.network = network
-        self.name_servers = [FakeNameServer(f"10.1.0.{number + 1}:9876") for number in range(name_servers)]
+        self.name_servers = [
+            FakeNameServer(f"10.1.0.{number + 1}:9876", network.world) for number in range(name_servers)
+        ]
         self.masters: dict[str, FakeBroker] = {}
         self.slaves: dict[str, list[FakeBroker]] = {}
         # Bodies of acknowledged messages that a power failure or a failover has taken.

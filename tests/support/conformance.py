@@ -38,14 +38,14 @@ class Target:
     def queue(self, queue_id: int = 0) -> MessageQueue:
         return MessageQueue(self.topic, self.broker_name, queue_id)
 
-    def send(self, encoded: EncodedBatch, queue_id: int = 0, default_topic: str = "TBW102") -> SendOutcome:
+    def send(
+        self, encoded: EncodedBatch, queue_id: int = 0, default_topic: str = "TBW102", *, timeout: float = PATIENCE
+    ) -> SendOutcome:
         """Send, and wait for the outcome."""
         outcomes = Outcomes()
         queue = MessageQueue(encoded.topic, self.broker_name, queue_id)
         born = int(time.time() * 1000)
-        self.transport.send(
-            SendRequest(encoded, queue, self.address, GROUP, default_topic, 4, born), PATIENCE, outcomes
-        )
+        self.transport.send(SendRequest(encoded, queue, self.address, GROUP, default_topic, 4, born), timeout, outcomes)
         outcome: SendOutcome = outcomes.wait(1)[0]
         return outcome
 
@@ -190,6 +190,28 @@ def pulls(target: Target) -> Iterator[str]:
         yield f"filter {expression}: {result_of(check)}"
 
 
+def inner_batches(target: Target) -> Iterator[str]:
+    """A topic of the type BatchCQ, which stores a batch as one message."""
+    transport, address, name = target.transport, target.address, f"{target.topic}-inner"
+    transport.create_topic(address, name, 4, 6, PATIENCE, attributes="+queue.type=BatchCQ")
+    made = replace(target, topic=name)
+    yield f"empty: {transport.max_offset(made.queue(), address, PATIENCE)} {outcome_class(made.pull(0))}"
+    for bodies in ((b"a", b"b", b"c"), (b"d", b"e"), (b"f",) * 40):
+        outcome = made.send(made.batch(*bodies, properties=f"UNIQ_KEY\x01{next_id()}\x02"))
+        yield f"{outcome_class(outcome)} {outcome.queue_offset} {bool(outcome.batch_uniq_id)}"
+    for encoded in (made.batch(b"x", b"y"), made.single(b"z")):
+        outcome = made.send(encoded)
+        yield f"{outcome_class(outcome)} {outcome.queue_offset} {bool(outcome.batch_uniq_id)}"
+    made.wait_for(48)
+    yield f"offsets from {transport.min_offset(made.queue(), address, PATIENCE)}"
+    for start, most in ((0, 32), (0, 1), (0, 4), (1, 4), (3, 32), (4, 1), (5, 32), (44, 32), (45, 32), (48, 32)):
+        outcome = made.pull(start, most=most)
+        yield f"{start} {most}: {outcome_class(outcome)} {outcome.next_begin_offset} {outcome.max_offset}"
+        for record in decode_records(outcome.body):
+            counts = record.properties.get("INNER_NUM"), record.properties.get("INNER_BASE")
+            yield f"{record.queue_offset} {counts} {record.sys_flag} {sorted(record.properties)}"
+
+
 def transactions(target: Target) -> Iterator[str]:
     """Ends of half messages, repeated ones among them."""
     transport, address = target.transport, target.address
@@ -292,7 +314,17 @@ def topics(target: Target) -> Iterator[str]:
         yield f"{code}: {transport.client.invoke(address, code, {}, (), PATIENCE).code}"
 
 
-SCENARIOS: Final[tuple[Scenario, ...]] = (sends, answers, stored, pulls, transactions, delays, groups, topics)
+SCENARIOS: Final[tuple[Scenario, ...]] = (
+    sends,
+    answers,
+    stored,
+    pulls,
+    inner_batches,
+    transactions,
+    delays,
+    groups,
+    topics,
+)
 
 
 def run(scenario: Scenario, transport: RemotingTransport, topic: str) -> list[str]:

@@ -27,14 +27,15 @@ from rocketmq_spark.model.credentials import Credentials
 from rocketmq_spark.model.message import Message, MessageQueue
 from rocketmq_spark.model.route import MASTER_ID, BrokerData, TopicRouteData
 from rocketmq_spark.model.send_result import TransactionCheck
+from rocketmq_spark.testing import FakeCluster
+from rocketmq_spark.testing.fake_proxy import FakeProxy
 from rocketmq_spark.testing.scripted import Reply, ScriptedTransport, route
 from rocketmq_spark.transport.base import Transport
 from rocketmq_spark.transport.grpc.transport import GrpcTransport
 from rocketmq_spark.transport.remoting.transport import RemotingTransport
 from rocketmq_spark.transport.tls import TlsSettings
 from tests.support.contract import Seam
-from tests.support.peer import BrokerPeer
-from tests.support.proxy import FakeProxy, refusal
+from tests.support.proxies import running_proxy, stored
 
 NOW = datetime.now(timezone.utc).replace(tzinfo=None)
 YESTERDAY, TOMORROW = NOW - timedelta(days=1), NOW + timedelta(days=1)
@@ -74,6 +75,8 @@ class Authority:
 
 
 QUEUE = MessageQueue("orders", "broker-a", 0)
+# The properties that brokers add to each single message.
+ADDED = ("MSG_REGION", "TRACE_ON", "CLUSTER")
 
 
 class Played(Seam):
@@ -94,10 +97,10 @@ class Brokers(Played):
     """A seam over the remoting protocol, whose stored messages can be read."""
 
     messages: dict[MessageQueue, list[Message]]
-    check_transaction: Callable[[int], TransactionCheck]
+    check_transaction: Callable[[int], TransactionCheck | None]
 
     def stored(self, count: int) -> Sequence[Message]:
-        return self.messages.get(self.queue, [])
+        return [message.without_properties(*ADDED) for message in self.messages.get(self.queue, [])]
 
 
 class Scripted(Brokers):
@@ -133,37 +136,41 @@ class Scripted(Brokers):
 
 
 class Remoting(Brokers):
-    def __init__(self, transport: RemotingTransport, peer: BrokerPeer, tls: TlsSettings | None) -> None:
-        super().__init__(transport, QUEUE, peer.address)
+    def __init__(self, transport: RemotingTransport, cluster: FakeCluster, tls: TlsSettings | None) -> None:
+        broker = cluster.brokers[QUEUE.broker_name]
+        super().__init__(transport, QUEUE, broker.address)
         self.tls = tls
-        self.play = peer.replies.append
-        self.messages = peer.stored
-        self.check_transaction = peer.check_transaction
+        self.name_server = cluster.name_server
+        self.play = broker.play
+        self.messages = broker.storage.store.queues
+        self.check_transaction = broker.check_transaction
 
     def elsewhere(self, address: str) -> tuple[MessageQueue, str]:
         return MessageQueue("orders", "elsewhere", 0), address
 
     def another(self, address: str) -> Transport:
-        return self.stack.enter_context(RemotingTransport([address], tls=self.tls))
+        # A name server is not at the broker's address.
+        name_server = self.name_server if address == self.address else address
+        return self.stack.enter_context(RemotingTransport([name_server], tls=self.tls))
 
 
 class Grpc(Played):
     refusals: ClassVar[Mapping[type[MQBrokerException], Reply]] = {
-        BrokerBusyException: refusal(42900, "flow limit"),
-        BrokerUnavailableException: refusal(50001, "create mapped file failed"),
-        TopicRouteStaleException: refusal(40402, "no route"),
-        UserRefusedException: refusal(40100, "check signature failed."),
-        MQBrokerException: refusal(40300, "not here"),
+        BrokerBusyException: Reply.code(42900, "flow limit"),
+        BrokerUnavailableException: Reply.code(50001, "create mapped file failed"),
+        TopicRouteStaleException: Reply.code(40402, "no route"),
+        UserRefusedException: Reply.code(40100, "check signature failed."),
+        MQBrokerException: Reply.code(40300, "not here"),
     }
 
     def __init__(self, transport: GrpcTransport, proxy: FakeProxy, tls: TlsSettings | None) -> None:
         super().__init__(transport, MessageQueue("orders", proxy.address, 0), proxy.address)
         self.tls = tls
         self.proxy = proxy
-        self.play = proxy.replies.append
+        self.play = proxy.play
 
     def stored(self, count: int) -> Sequence[Message]:
-        return self.proxy.messages
+        return stored(self.proxy)
 
     def elsewhere(self, address: str) -> tuple[MessageQueue, str]:
         return MessageQueue("orders", address, 0), address
@@ -177,36 +184,38 @@ def route_to(address: str) -> TopicRouteData:
     return TopicRouteData(route({"broker-a": 4}).queue_datas, brokers)
 
 
+def one_broker(tls: ssl.SSLContext | None = None) -> FakeCluster:
+    return FakeCluster([QUEUE.broker_name], topics={QUEUE.topic: 4}, tls=tls)
+
+
 def scripted(*, threaded: bool) -> Iterator[Played]:
     with ScriptedTransport({"orders": route_to("broker-a:10911")}, threaded=threaded) as transport:
         yield Scripted(transport, threaded)
 
 
 def remoting() -> Iterator[Played]:
-    with BrokerPeer() as peer, RemotingTransport([peer.address]) as transport:
-        peer.routes["orders"] = route_to(peer.address)
-        yield Remoting(transport, peer, None)
+    with one_broker() as cluster, RemotingTransport([cluster.name_server]) as transport:
+        yield Remoting(transport, cluster, None)
 
 
 def grpc() -> Iterator[Played]:
-    with FakeProxy() as proxy, GrpcTransport([proxy.address], client_id="test") as transport:
+    with running_proxy() as proxy, GrpcTransport([proxy.address], client_id="test") as transport:
         yield Grpc(transport, proxy, None)
 
 
 def remoting_with_tls(authority: Authority) -> Iterator[Played]:
     tls = TlsSettings(str(authority.ca_file))
     with (
-        BrokerPeer(tls=authority.context("server", "IP:127.0.0.1")) as peer,
-        RemotingTransport([peer.address], tls=tls, credentials=Credentials("ak", "sk")) as transport,
+        one_broker(authority.context("server", "IP:127.0.0.1")) as cluster,
+        RemotingTransport([cluster.name_server], tls=tls, credentials=Credentials("ak", "sk")) as transport,
     ):
-        peer.routes["orders"] = route_to(peer.address)
-        yield Remoting(transport, peer, tls)
+        yield Remoting(transport, cluster, tls)
 
 
 def grpc_with_tls(authority: Authority) -> Iterator[Played]:
     tls = TlsSettings(str(authority.ca_file))
     with (
-        FakeProxy(tls=authority.server("server", "IP:127.0.0.1")) as proxy,
+        running_proxy(certificate=authority.server("server", "IP:127.0.0.1")) as proxy,
         GrpcTransport([proxy.address], client_id="test", tls=tls, credentials=Credentials("ak", "sk")) as transport,
     ):
         yield Grpc(transport, proxy, tls)

@@ -1,4 +1,4 @@
-"""Fixtures of several folders of unit tests: a name server with two brokers, requests, and a list of outcomes."""
+"""Fixtures of several folders of unit tests: a fake cluster, requests, and a list of outcomes."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import pytest
 from rocketmq_spark.model.message import Buffer, EncodedBatch, Message, MessageQueue, SendRequest
 from rocketmq_spark.model.route import BrokerData, QueueData, TopicRouteData
 from rocketmq_spark.protocol.remoting.records import encode_batch
+from rocketmq_spark.testing import BrokerSettings, FakeCluster
 from tests.support.contract import Outcomes
-from tests.support.peer import BrokerPeer, refused_address
+from tests.support.peer import refused_address
 
 FIGURES = {
     "brokerVersionDesc": "V5_5_0",
@@ -27,26 +28,26 @@ FIGURES = {
 
 
 @pytest.fixture
-def server() -> Iterator[BrokerPeer]:
-    """A name server and two brokers behind one socket: `a` answers, `gone` does not.
+def fake() -> Iterator[FakeCluster]:
+    """A cluster whose name server knows two brokers: `a` answers, `gone` does not.
 
     Topic `orders`: two queues on `a`, which hold three messages; topic `half`: one queue there, one on `gone`.
     """
-    with BrokerPeer() as peer:
-        alive = BrokerData("a", {0: peer.address}, "c")
-        gone = BrokerData("gone", {0: refused_address()}, "c")
-        peer.routes["orders"] = TopicRouteData((QueueData("a", 2, 2, 6),), (alive,))
-        peer.routes["half"] = TopicRouteData((QueueData("a", 1, 1, 6), QueueData("gone", 1, 1, 4)), (alive, gone))
-        peer.attributes["orders"] = {"message.type": "FIFO", "queue.type": "BatchCQ"}
-        peer.figures.update(FIGURES)
-        peer.settings["brokerPermission"] = "6"
+    with FakeCluster(["a"], settings=lambda: BrokerSettings(auto_create_topic=False)) as cluster:
+        server, broker = cluster.name_servers[0], cluster.brokers["a"]
+        cluster.create_topic("orders", 2, attributes={"message.type": "FIFO", "queue.type": "BatchCQ"})
+        cluster.create_topic("half", 1)
+        alive = BrokerData("a", {0: broker.address}, "DefaultCluster")
+        gone = BrokerData("gone", {0: refused_address()}, "DefaultCluster")
+        server.routes["half"] = TopicRouteData((QueueData("a", 1, 1, 6), QueueData("gone", 1, 1, 4)), (alive, gone))
+        broker.figures.update(FIGURES)
         for queue_id, bodies in enumerate(([b"one", b"three \xff"], ["zwei ü".encode()])):
             messages = [
                 Message.of("orders", body, tags=f"t{queue_id}", keys="k", properties={"colour": "red"})
                 for body in bodies
             ]
-            peer.store.put(MessageQueue("orders", "a", queue_id), messages, 1_700_000_000.5)
-        yield peer
+            broker.storage.store.put(MessageQueue("orders", "a", queue_id), messages, 1_700_000_000.5)
+        yield cluster
 
 
 @pytest.fixture

@@ -25,11 +25,12 @@ from rocketmq_spark.protocol.remoting.command import FrameBuffer, RemotingComman
 from rocketmq_spark.protocol.remoting.records import decode_batch, decode_properties, decode_records, encode_batch
 from rocketmq_spark.protocol.remoting.responses import decode_topic_route, read_long, transaction_check_of
 from rocketmq_spark.routing.route_cache import publish_info_of
+from rocketmq_spark.testing.fake_proxy_messages import status
 from rocketmq_spark.transport.grpc.client import GrpcAnswer, parsed
 from rocketmq_spark.transport.grpc.transport import _outcome_of as proxy_outcome_of
 from rocketmq_spark.transport.remoting.requests import Answer, outcome_of
 from tests.support.frames import SerializeType, encode_command
-from tests.support.proxy import route_reply, status
+from tests.support.proxies import route_reply
 from tests.support.strategies import HALF, damaged, encode_route, encode_stored_record
 from tests.vectors import load
 

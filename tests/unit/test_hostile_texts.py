@@ -7,6 +7,7 @@ import io
 import logging
 import traceback
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow as pa
@@ -16,15 +17,13 @@ from pyspark.sql.types import StructType
 import rocketmq_spark
 from rocketmq_spark.cli.app import main
 from rocketmq_spark.errors import DeliveryError, InvalidRowError, MQBrokerException, RocketMQError, escaped
-from rocketmq_spark.model.route import MASTER_ID, BrokerData, TopicRouteData
 from rocketmq_spark.protocol.remoting.codes import ResponseCode
 from rocketmq_spark.routing.client_instance import registry
 from rocketmq_spark.spark.datasource import RocketMQDataSource
 from rocketmq_spark.spark.live import LiveView
 from rocketmq_spark.spark.live_arrivals import BrokerArrivals
-from rocketmq_spark.testing.scripted import Reply, route
-from tests.support.peer import BrokerPeer
-from tests.support.proxy import FakeProxy, refusal
+from rocketmq_spark.testing import FakeCluster, Reply
+from tests.support.proxies import running_proxy
 
 FORGED = "26/11/23 12:00:00 ERROR Executor: all rows are lost"
 HOSTILE = f"no\r\n{FORGED}\x1b[2J\x9b31m\u2028\u202edne\x07"
@@ -37,6 +36,14 @@ ROWS = pa.RecordBatch.from_pydict({"body": ["one", "two"]})
 def _close_instances() -> Iterator[None]:
     yield
     registry.close_all()
+
+
+@contextmanager
+def hostile_broker() -> Iterator[FakeCluster]:
+    """Run a broker with a hostile name that rejects all sends with a hostile remark."""
+    with FakeCluster([HOSTILE], topics={"orders": 4}) as cluster:
+        cluster.brokers[HOSTILE].always[None] = Reply.code(ResponseCode.NO_PERMISSION, HOSTILE)
+        yield cluster
 
 
 def assert_safe(text: str, *, shown: str = SHOWN) -> None:
@@ -63,11 +70,8 @@ def records_text(caplog: pytest.LogCaptureFixture) -> str:
 
 def test_remark_and_broker_name_are_escaped_in_errors_and_log_records(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
-    with BrokerPeer({}, *[Reply.code(ResponseCode.NO_PERMISSION, HOSTILE)] * 9) as peer:
-        peer.routes["orders"] = TopicRouteData(
-            route({HOSTILE: 4}).queue_datas, (BrokerData(HOSTILE, {MASTER_ID: peer.address}),)
-        )
-        error = write_error({"nameServer": peer.address})
+    with hostile_broker() as cluster:
+        error = write_error({"nameServer": cluster.name_server})
     assert isinstance(error, DeliveryError)
     assert isinstance(error.__cause__, MQBrokerException)
     assert error.__cause__.remark == HOSTILE, "the data is not changed"
@@ -80,10 +84,10 @@ def test_texts_of_a_proxy_are_escaped_in_errors_and_log_records(caplog: pytest.L
     caplog.set_level(logging.DEBUG)
     import grpc
 
-    with FakeProxy() as proxy:
+    with running_proxy() as proxy:
         if replies == "details":
             proxy.handlers["SendMessage"] = lambda _, context: context.abort(grpc.StatusCode.PERMISSION_DENIED, HOSTILE)
-        proxy.replies.extend([refusal(40300, HOSTILE)] * 9)
+        proxy.play(Reply.code(40300, HOSTILE), times=9)
         error = write_error({"endpoints": proxy.address})
     assert_safe("".join(traceback.format_exception(error)))
     assert_safe(records_text(caplog), shown="")
@@ -91,8 +95,8 @@ def test_texts_of_a_proxy_are_escaped_in_errors_and_log_records(caplog: pytest.L
 
 def test_topics_and_keys_of_rows_are_escaped_in_errors() -> None:
     rows = pa.RecordBatch.from_pydict({"body": ["x"], "topic": [HOSTILE], "keys": [HOSTILE], "tags": [HOSTILE]})
-    with BrokerPeer({}) as peer:
-        source = RocketMQDataSource({"nameServer": peer.address})
+    with FakeCluster() as cluster:
+        source = RocketMQDataSource({"nameServer": cluster.name_server})
         schema = StructType().add("body", "string").add("topic", "string").add("keys", "string").add("tags", "string")
         writer = source.writer(schema, overwrite=False)
         with pytest.raises(InvalidRowError) as raised:
@@ -103,24 +107,19 @@ def test_topics_and_keys_of_rows_are_escaped_in_errors() -> None:
 def test_keys_of_a_refused_row_are_escaped_in_errors() -> None:
     rows = pa.RecordBatch.from_pydict({"body": ["x"], "keys": [HOSTILE], "tags": [HOSTILE]})
     schema = StructType().add("body", "string").add("keys", "string").add("tags", "string")
-    with BrokerPeer({}, Reply.code(ResponseCode.MESSAGE_ILLEGAL, "no")) as peer:
-        peer.routes["orders"] = TopicRouteData(
-            route({"broker-a": 4}).queue_datas, (BrokerData("broker-a", {MASTER_ID: peer.address}),)
-        )
-        source = RocketMQDataSource({"nameServer": peer.address, "topic": "orders"})
+    with FakeCluster(topics={"orders": 4}) as cluster:
+        cluster.brokers["broker-0"].play(Reply.code(ResponseCode.MESSAGE_ILLEGAL, "no"))
+        source = RocketMQDataSource({"nameServer": cluster.name_server, "topic": "orders"})
         with pytest.raises(DeliveryError) as raised:
             source.writer(schema, overwrite=False).write(iter([rows]))
     assert_safe("".join(traceback.format_exception(raised.value)), shown=SHOWN[:60])
 
 
 def test_command_line_shows_no_control_characters_of_a_server(capsys: pytest.CaptureFixture[str]) -> None:
-    with BrokerPeer({}, Reply.code(ResponseCode.NO_PERMISSION, HOSTILE)) as peer:
-        peer.routes["orders"] = TopicRouteData(
-            route({HOSTILE: 4}).queue_datas, (BrokerData(HOSTILE, {MASTER_ID: peer.address}),)
-        )
-        assert main(["route", "orders", "-n", peer.address]) == 0
+    with hostile_broker() as cluster:
+        assert main(["route", "orders", "-n", cluster.name_server]) == 0
         assert_safe(capsys.readouterr().out, shown=FORGED)
-        assert main(["send", "orders", "x", "-n", peer.address]) == 1
+        assert main(["send", "orders", "x", "-n", cluster.name_server]) == 1
     assert_safe(capsys.readouterr().err)
 
 

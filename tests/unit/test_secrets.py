@@ -13,14 +13,11 @@ from pyspark import cloudpickle
 from pyspark.sql.types import StructType
 
 from rocketmq_spark.errors import DeliveryError
-from rocketmq_spark.model.route import MASTER_ID, BrokerData, TopicRouteData
 from rocketmq_spark.options.parsing import parse_sink_options
-from rocketmq_spark.protocol.remoting.codes import NAME_SERVER_REQUESTS
 from rocketmq_spark.routing.client_instance import registry
 from rocketmq_spark.spark.datasource import RocketMQDataSource
 from rocketmq_spark.spark.writer import RocketMQBatchWriter, _new_instance, stream_writer
-from rocketmq_spark.testing.scripted import Reply, route
-from tests.support.peer import BrokerPeer
+from rocketmq_spark.testing import FakeCluster, Reply
 
 SECRETS = ("hush-hush", "token-token")
 KEYS = {"accessKey": "the-user", "secretKey": SECRETS[0], "securityToken": SECRETS[1]}
@@ -57,19 +54,18 @@ def test_pickled_writers_contain_the_secrets_but_do_not_show_them() -> None:
 @pytest.mark.parametrize("remark", ["check signature failed.", "User:the-user is not found."])
 def test_a_refused_write_shows_no_secret(caplog: pytest.LogCaptureFixture, remark: str) -> None:
     caplog.set_level(logging.DEBUG)
-    replies = [Reply.code(16, remark)] * 9
-    with BrokerPeer({}, *replies) as peer:
-        peer.routes["orders"] = TopicRouteData(
-            route({"broker-a": 4}).queue_datas, (BrokerData("broker-a", {MASTER_ID: peer.address}),)
-        )
-        source = RocketMQDataSource({"nameServer": peer.address, "topic": "orders", "retryBackoffMs": "1", **KEYS})
+    with FakeCluster(topics={"orders": 4}) as cluster:
+        broker = cluster.brokers["broker-0"]
+        broker.always[None] = Reply.code(16, remark)
+        options = {"nameServer": cluster.name_server, "topic": "orders", "retryBackoffMs": "1", **KEYS}
+        source = RocketMQDataSource(options)
         writer = source.writer(SCHEMA, overwrite=False)
         with pytest.raises(DeliveryError, match=f"16 NO_PERMISSION: {remark} .*accessKey, secretKey") as raised:
             writer.write(iter([ROWS]))
         registry.close_all()
-    to_broker = [request for request in peer.requests if request.code not in NAME_SERVER_REQUESTS]
-    assert len([request for request in peer.requests if "Signature" in request.ext_fields]) == len(to_broker) > 1
-    assert len(replies) - len(peer.replies) == 1, "a refusal for good is not tried again"
+    requests = [*cluster.name_servers[0].requests, *broker.requests]
+    assert len([request for request in requests if "Signature" in request.ext_fields]) == len(broker.requests) > 1
+    assert broker.played.total() == 1, "a refusal for good is not tried again"
     assert caplog.records
     assert leaked(caplog.text + "".join(repr(vars(record)) for record in caplog.records)) == []
     assert leaked("".join(traceback.format_exception(raised.value))) == []

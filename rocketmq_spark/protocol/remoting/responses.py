@@ -2,7 +2,7 @@
 
 Unknown fields are ignored. Brokers and queues that cannot be used stay in a route. The number of brokers, queues and
 names is bounded (docs/internals/remoting.md#routes). A RemotingCommandException names a field that is missing, invalid,
-or too large.
+or too large, or gives the error of the JSON parser.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def loads_lenient(body: bytes) -> Any:
         return loads(body, lambda text: _STRING_OR_KEY.sub(_quote_key, text))
     except ValueError as exc:
         raise RemotingCommandException(
-            f"reading a JSON body of {len(body)} bytes that starts {bytes(body[:60])!r}: {exc}"
+            f"reading a JSON body of {len(body)} bytes: {exc}. The body starts {bytes(body[:60])!r}"
         ) from exc
 
 

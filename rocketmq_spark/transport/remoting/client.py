@@ -1,6 +1,7 @@
 """Sends remoting requests over the connections of an `IoLoop`: with a blocking wait, with a callback, or one-way.
 
-Adds the namespace and the signature to each request, and limits the requests in flight. Sends a request once more after
+Adds the namespace to each request, and the signature unless its code is in `unsigned`. Limits the requests with a
+callback and the one-way requests that are in flight. Sends a request once more after
 GO_AWAY (docs/internals/remoting.md#connections), and a blocking one also after its signature was rejected
 (docs/internals/access-control.md#signing).
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 import re
 from collections.abc import Iterator
@@ -28,19 +29,23 @@ from rocketmq_spark.model.message import Message, MessageQueue
 from rocketmq_spark.model.route import BrokerData, QueueData, TopicRouteData
 from rocketmq_spark.protocol.remoting.codes import RequestCode
 from rocketmq_spark.protocol.remoting.command import RemotingCommand
-from tests.support.peer import BrokerPeer, Peer, Session, refused_address, route_body
+from rocketmq_spark.testing import FakeCluster, Reply
+from rocketmq_spark.testing.fake_storage import TopicSettings
+from tests.support.fakes import broker, name_server
+from tests.support.peer import Peer, Session, refused_address
 from tests.support.transports import Authority
+from tests.unit.conftest import FIGURES
 
 SECRETS = {"access_key": "someone", "secret_key": "hush-hush", "security_token": "token-token"}
 
 
 @pytest.fixture
-def admin(server: BrokerPeer) -> Iterator[Admin]:
-    with Admin(server.address) as made:
+def admin(fake: FakeCluster) -> Iterator[Admin]:
+    with Admin(fake.name_server) as made:
         yield made
 
 
-def test_topics_have_their_types_brokers_queues_and_permission(admin: Admin, server: BrokerPeer) -> None:
+def test_topics_have_their_types_brokers_queues_and_permission(admin: Admin, fake: FakeCluster) -> None:
     found = admin.topics()
     assert list(found) == [
         TopicInfo("half", "NORMAL", "SimpleCQ", ("a", "gone"), 2, "r/rw"),
@@ -50,18 +55,16 @@ def test_topics_have_their_types_brokers_queues_and_permission(admin: Admin, ser
     assert [text.partition(":")[0] for text in found.missing] == ["the types of topics on gone"]
 
 
-def test_topics_without_a_route_are_counted_by_reason(server: BrokerPeer) -> None:
-    answer = server._answer
-    server.routes |= {f"t{number}": server.routes["orders"] for number in range(20)}
+def test_topics_without_a_route_are_counted_by_reason(fake: FakeCluster) -> None:
+    for number in range(20):
+        fake.create_topic(f"t{number}")
 
-    def refusing(session: Session, request: RemotingCommand) -> bytes:
-        topic = request.ext_fields.get("topic", "")
-        if request.code != RequestCode.GET_ROUTEINFO_BY_TOPIC or topic == "orders":
-            return answer(session, request)
-        return session.encoded(request, 13 if topic == "half" else 16, remark=f"not {topic}")
+    def refusing(request: RemotingCommand) -> Reply | None:
+        topic = request.ext_fields["topic"]
+        return None if topic == "orders" else Reply.code(13 if topic == "half" else 16, f"not {topic}")
 
-    server._answer = refusing  # type: ignore[method-assign]
-    with Admin(server.address) as admin:
+    fake.name_servers[0].always[RequestCode.GET_ROUTEINFO_BY_TOPIC] = refusing
+    with Admin(fake.name_server) as admin:
         found = admin.topics()
     assert [row.topic for row in found] == ["orders"]
     many, one = sorted(text for text in found.missing if text.startswith(("topic ", "20 ")))
@@ -69,41 +72,49 @@ def test_topics_without_a_route_are_counted_by_reason(server: BrokerPeer) -> Non
     assert one.startswith("topic half: ")
 
 
-def test_system_topics_are_listed_on_request(admin: Admin, server: BrokerPeer) -> None:
-    own = ("a", "c", "c_REPLY_TOPIC", "TBW102", "%RETRY%group", "%DLQ%group", "rmq_sys_wheel_timer")
+def test_system_topics_are_listed_on_request(admin: Admin, fake: FakeCluster) -> None:
+    own = ("a", "DefaultCluster", "DefaultCluster_REPLY_TOPIC", "TBW102", "%RETRY%group", "rmq_sys_wheel_timer")
+    own = (*own, "%DLQ%group")
+    # Without this, brokers do not register TBW102.
+    fake.brokers["a"].settings.auto_create_topic = True
     for name in own:
-        server.routes[name] = server.routes["orders"]
+        fake.create_topic(name)
     assert {row.topic for row in admin.topics()} == {"half", "orders"}
     assert {row.topic for row in admin.topics(all=True)} == {"half", "orders", *own}
 
 
-def test_topics_of_a_namespace_are_shown_alone_and_without_it(server: BrokerPeer) -> None:
+def test_topics_of_a_namespace_are_shown_alone_and_without_it(fake: FakeCluster) -> None:
     for name in ("mine%orders", "other%orders"):
-        server.routes[name] = server.routes["orders"]
-    with Admin(server.address, namespace="mine") as admin:
+        fake.create_topic(name, 2)
+    with Admin(fake.name_server, namespace="mine") as admin:
         assert [row.topic for row in admin.topics()] == ["orders"]
         assert [row.queue.topic for row in admin.offsets("orders")] == ["orders", "orders"]
-    assert server.requests[-1].ext_fields["topic"] == "mine%orders"
+    assert fake.brokers["a"].requests[-1].ext_fields["topic"] == "mine%orders"
 
 
-def test_requests_of_an_admin_in_a_namespace_are_about_its_topics(server: BrokerPeer) -> None:
+def test_requests_of_an_admin_in_a_namespace_are_about_its_topics(fake: FakeCluster) -> None:
     # The broker that does not answer is in this route only.
-    del server.routes["half"]
-    server.routes |= dict.fromkeys(("mine%orders", "mine%a", "%RETRY%mine%group"), server.routes["orders"])
-    server.store.put(MessageQueue("mine%orders", "a", 0), [Message.of("mine%orders", b"one")], 1_700_000_000.5)
-    with Admin(server.address, namespace="mine") as admin:
+    del fake.name_servers[0].routes["half"]
+    for name in ("mine%orders", "mine%a", "%RETRY%mine%group"):
+        fake.create_topic(name, 2)
+    fake.brokers["a"].storage.store.put(
+        MessageQueue("mine%orders", "a", 0), [Message.of("mine%orders", b"one")], 1_700_000_000.5
+    )
+    with Admin(fake.name_server, namespace="mine") as admin:
         # The topic with the name of a broker has no namespace.
         assert [row.topic for row in admin.topics()] == ["a", "orders"]
         assert [row.topic for row in admin.topics(all=True)] == ["%RETRY%group", "a", "orders"]
         assert [row.body for row in admin.peek("orders")] == [b"one"]
         assert [check.state for check in check_topic(admin, "orders", 5.0)] == ["ok"]
-        server.requests.clear()
+        servers = (fake.name_servers[0], fake.brokers["a"])
+        for server in servers:
+            server.requests.clear()
         admin.peek("orders", consumer_group="group")
         admin.create_topic("bills", 1)
-    fields = [request.ext_fields for request in server.requests]
+    fields = [request.ext_fields for server in servers for request in server.requests]
     assert {one["consumerGroup"] for one in fields if "consumerGroup" in one} == {"mine%group"}
     assert {one["topic"] for one in fields if "topic" in one} == {"mine%orders", "mine%bills"}
-    with Admin(server.address, namespace="mine") as admin:
+    with Admin(fake.name_server, namespace="mine") as admin:
         with pytest.raises(TopicRouteStaleException, match=r"topic ordres does not exist: .*; did you mean orders\?"):
             admin.route("ordres")
         with pytest.raises(MQClientException, match=r"topic 'mine%t{123}' has 128 characters"):
@@ -128,19 +139,19 @@ def test_missing_brokers_are_reported_instead_of_a_missing_topic() -> None:
         ("", "knows no broker: start one with"),
         (silent, f"no broker, while {silent} did not answer: s"),
     ):
-        with BrokerPeer() as empty, Admin(f"{empty.address};{others}") as admin:
+        with name_server() as empty, Admin(f"{empty.address};{others}") as admin:
             with pytest.raises(NoBrokersException, match=said) as raised:
                 admin.route("orders")
             assert "create-topic" not in str(raised.value)
 
 
-def test_unknown_topic_error_names_name_servers_that_did_not_answer(server: BrokerPeer) -> None:
+def test_unknown_topic_error_names_name_servers_that_did_not_answer(fake: FakeCluster) -> None:
     silent = refused_address()
-    with Admin(f"{server.address};{silent}") as admin:
+    with Admin(f"{fake.name_server};{silent}") as admin:
         with pytest.raises(TopicRouteStaleException) as raised:
             admin.route("xyz")
         assert str(raised.value) == (
-            f"topic xyz does not exist: {server.address} returned no route, while {silent} did not answer and may "
+            f"topic xyz does not exist: {fake.name_server} returned no route, while {silent} did not answer and may "
             "know one; create it: rocketmq-spark create-topic xyz"
         )
 
@@ -153,25 +164,25 @@ def test_offsets_list_every_queue(admin: Admin) -> None:
     assert found.missing == ()
 
 
-def test_queues_of_an_unreachable_broker_are_missing_and_others_listed(admin: Admin, server: BrokerPeer) -> None:
+def test_queues_of_an_unreachable_broker_are_missing_and_others_listed(admin: Admin, fake: FakeCluster) -> None:
     found = admin.offsets("half")
     assert [row.queue.broker_name for row in found] == ["a"]
     (missing,) = found.missing
     assert missing.startswith("1 queue of gone: ")
     with pytest.raises(RemotingConnectException):
-        queue_offsets([server.address], "half")
+        queue_offsets([fake.name_server], "half")
 
 
-def test_offsets_fail_if_no_broker_answers(admin: Admin, server: BrokerPeer) -> None:
-    gone = BrokerData("gone", {0: refused_address()}, "c")
-    server.routes["lost"] = TopicRouteData((QueueData("gone", 2, 2, 6),), (gone,))
+def test_offsets_fail_if_no_broker_answers(admin: Admin, fake: FakeCluster) -> None:
+    gone = BrokerData("gone", {0: refused_address()}, "DefaultCluster")
+    fake.name_servers[0].routes["lost"] = TopicRouteData((QueueData("gone", 2, 2, 6),), (gone,))
     with pytest.raises(RemotingConnectException):
         admin.offsets("lost")
 
 
-def test_the_newest_messages_come_first_with_bytes_and_own_properties(admin: Admin, server: BrokerPeer) -> None:
+def test_the_newest_messages_come_first_with_bytes_and_own_properties(admin: Admin, fake: FakeCluster) -> None:
     later = Message.of("orders", b"latest", keys="a b", properties={"n": "1"})
-    server.store.put(MessageQueue("orders", "a", 1), [later], 1_700_000_001.0)
+    fake.brokers["a"].storage.store.put(MessageQueue("orders", "a", 1), [later], 1_700_000_001.0)
     newest, second = admin.peek("orders", 2)
     assert newest.body == b"latest"
     assert (newest.queue_id, newest.queue_offset, newest.keys, newest.tags) == (1, 1, "a b", None)
@@ -180,11 +191,11 @@ def test_the_newest_messages_come_first_with_bytes_and_own_properties(admin: Adm
     assert second.body == b"three \xff"
 
 
-def test_peek_pulls_only_the_ends_of_queues(admin: Admin, server: BrokerPeer) -> None:
+def test_peek_pulls_only_the_ends_of_queues(admin: Admin, fake: FakeCluster) -> None:
     many = [Message.of("orders", b"%d" % number) for number in range(100)]
-    server.store.put(MessageQueue("orders", "a", 0), many, 1_700_000_002.0)
+    fake.brokers["a"].storage.store.put(MessageQueue("orders", "a", 0), many, 1_700_000_002.0)
     assert [row.body for row in admin.peek("orders", 2)] == [b"99", b"98"]
-    pulls = [request.ext_fields for request in server.requests if request.code == 11]
+    pulls = [request.ext_fields for request in fake.brokers["a"].requests if request.code == 11]
     assert {int(fields["queueOffset"]) for fields in pulls if fields["queueId"] == "0"} == {100}
     assert {fields["consumerGroup"] for fields in pulls} == {"TOOLS_CONSUMER"}
 
@@ -205,30 +216,34 @@ def test_peek_without_count_or_tag_is_rejected(admin: Admin, count: int, tag: st
         admin.peek("orders", count, tag=tag)
 
 
-def test_brokers_are_listed_with_facts_and_unreachable_ones_are_named(admin: Admin, server: BrokerPeer) -> None:
+def test_brokers_are_listed_with_facts_and_unreachable_ones_are_named(admin: Admin, fake: FakeCluster) -> None:
     found = admin.brokers()
     booted = datetime.fromtimestamp(1_700_000_000, timezone.utc)
-    assert list(found) == [BrokerInfo("a", 0, "c", server.address, "5.5.0", "rw", 42.0, 100, 0, booted)]
+    address = fake.brokers["a"].address
+    assert list(found) == [BrokerInfo("a", 0, "DefaultCluster", address, "5.5.0", "rw", 42.0, 100, 0, booted)]
     assert [text.partition(" (")[0] for text in found.missing] == ["gone"]
 
 
-def test_facts_that_a_broker_does_not_report_are_unknown(admin: Admin, server: BrokerPeer) -> None:
-    server.figures.clear()
-    server.settings.clear()
-    assert admin.brokers()[0] == BrokerInfo("a", 0, "c", server.address, None, None, None, None, None, None)
+def test_facts_that_a_broker_does_not_report_are_unknown(admin: Admin, fake: FakeCluster) -> None:
+    broker = fake.brokers["a"]
+    broker.figures.update(dict.fromkeys(FIGURES))
+    broker.config["brokerPermission"] = None
+    unknown = (None,) * 6
+    assert admin.brokers()[0] == BrokerInfo("a", 0, "DefaultCluster", broker.address, *unknown)
 
 
 @pytest.mark.parametrize("much", ["9" * 18, "9" * 19, "9" * 5000])
-def test_figure_out_of_range_is_unknown(admin: Admin, server: BrokerPeer, much: str) -> None:
-    server.figures |= {
+def test_figure_out_of_range_is_unknown(admin: Admin, fake: FakeCluster, much: str) -> None:
+    fake.brokers["a"].figures |= {
         "bootTimestamp": much,
         "commitLogDiskRatio": much,
         "runtime": f"[ {much} days, 2 hours, 3 minutes, 4 seconds ]",
     }
-    server.settings["brokerPermission"] = much
+    fake.brokers["a"].config["brokerPermission"] = much
     row = admin.brokers()[0]
     assert (row.running_since, row.version) == (None, "5.5.0")
-    assert clock_of(server.figures) is None
+    figures = fake.brokers["a"].figures
+    assert clock_of({name: text for name, text in figures.items() if text is not None}) is None
 
 
 def test_broker_clock_is_its_boot_time_plus_runtime() -> None:
@@ -236,59 +251,65 @@ def test_broker_clock_is_its_boot_time_plus_runtime() -> None:
     assert clock_of({"bootTimestamp": "1000"}) is None
 
 
-def test_new_topic_exists_on_every_master_when_create_topic_returns(server: BrokerPeer) -> None:
-    del server.routes["half"]
-    with Admin(server.address) as admin:
+def test_new_topic_exists_on_every_master_when_create_topic_returns(fake: FakeCluster) -> None:
+    del fake.name_servers[0].routes["half"]
+    with Admin(fake.name_server) as admin:
         made = admin.create_topic("new", 3, message_type="delay", inner=True)
-    assert made == replace(server.routes["new"], queue_datas=(QueueData("a", 3, 3, 6),))
-    assert server.attributes["new"] == {"message.type": "DELAY", "queue.type": "BatchCQ"}
+    assert made == fake.name_servers[0].route("new")
+    assert made.queue_datas == (QueueData("a", 3, 3, 6),)
+    attributes = {"message.type": "DELAY", "queue.type": "BatchCQ"}
+    assert fake.brokers["a"].storage.topics["new"] == TopicSettings(3, 3, attributes=attributes)
 
 
-def test_existing_topic_is_changed_only_with_update(server: BrokerPeer) -> None:
-    del server.routes["half"]
-    with Admin(server.address) as admin:
+def test_existing_topic_is_changed_only_with_update(fake: FakeCluster) -> None:
+    del fake.name_servers[0].routes["half"]
+    with Admin(fake.name_server) as admin:
         with pytest.raises(
             MQClientException,
             match=r"topic orders exists already \(a: 2 queues\): .*--update \(in Python update=True\)",
         ):
             admin.create_topic("orders", 4)
-        assert server.routes["orders"].queue_datas[0].write_queue_nums == 2
+        assert fake.brokers["a"].storage.topics["orders"].write_queue_nums == 2
         assert admin.create_topic("orders", 4, update=True).queue_datas[0].write_queue_nums == 4
 
 
 @pytest.mark.parametrize("old", [QueueData("a", 2, 4, 6), QueueData("a", 4, 4, 4)])
-def test_route_from_before_the_change_is_not_returned(server: BrokerPeer, old: QueueData) -> None:
-    del server.routes["half"]
-    before = replace(server.routes["orders"], queue_datas=(old,))
-    answer, told = server._answer, iter([before] * 3)
+def test_route_from_before_the_change_is_not_returned(fake: FakeCluster, old: QueueData) -> None:
+    del fake.name_servers[0].routes["half"]
+    server = fake.name_servers[0]
+    now = server.route("orders")
+    assert now is not None
+    server.routes["orders"], asked = replace(now, queue_datas=(old,)), itertools.count(1)
 
-    def late(session: Session, request: RemotingCommand) -> bytes:
-        route = next(told, None) if request.code == RequestCode.GET_ROUTEINFO_BY_TOPIC else None
-        return answer(session, request) if route is None else session.encoded(request, body=route_body(route))
+    def late(_: RemotingCommand) -> None:
+        if next(asked) == 4:
+            del server.routes["orders"]
 
-    server._answer = late  # type: ignore[method-assign]
-    with Admin(server.address) as admin:
+    server.always[RequestCode.GET_ROUTEINFO_BY_TOPIC] = late
+    with Admin(fake.name_server) as admin:
         made = admin.create_topic("orders", 4, update=True)
     assert made.queue_datas == (QueueData("a", 4, 4, 6),)
 
 
-def test_topic_on_read_only_broker_counts_as_created(server: BrokerPeer) -> None:
-    closed = replace(server.routes["orders"], queue_datas=(QueueData("a", 4, 4, 4),))
+def test_topic_on_read_only_broker_counts_as_created(fake: FakeCluster) -> None:
+    now = fake.name_servers[0].route("orders")
+    assert now is not None
+    closed = replace(now, queue_datas=(QueueData("a", 4, 4, 4),))
     new = NewTopic("orders", 4, None, inner=False)
-    with Admin(server.address) as admin:
-        server.routes["orders"] = closed
+    with Admin(fake.name_server) as admin:
+        fake.name_servers[0].routes["orders"] = closed
         times = iter([0.0, 14.0])
         found = known_to_all(
-            admin.transport, new, frozenset("a"), [server.address], 5.0, 6, clock=lambda: next(times, 15.1)
+            admin.transport, new, frozenset("a"), [fake.name_server], 5.0, 6, clock=lambda: next(times, 15.1)
         )
     assert found == closed
 
 
-def test_longer_timeout_is_named_in_the_error(server: BrokerPeer) -> None:
+def test_longer_timeout_is_named_in_the_error(fake: FakeCluster) -> None:
     new = NewTopic("orders", 4, None, inner=False)
     times = iter([0.0])
-    with Admin(server.address) as admin, pytest.raises(MQClientException, match="after 20 s not every name server"):
-        known_to_all(admin.transport, new, frozenset("a"), [server.address], 20.0, 6, clock=lambda: next(times, 20.1))
+    with Admin(fake.name_server) as admin, pytest.raises(MQClientException, match="after 20 s not every name server"):
+        known_to_all(admin.transport, new, frozenset("a"), [fake.name_server], 20.0, 6, clock=lambda: next(times, 20.1))
 
 
 def test_brokers_that_did_not_make_a_topic_are_named(admin: Admin) -> None:
@@ -310,7 +331,7 @@ def test_brokers_that_did_not_make_a_topic_are_named(admin: Admin) -> None:
         ({"topic": "new", "update": "no"}, "with update='no': allowed is True or False"),
         ({"topic": "new", "message_type": 1}, "allowed are NORMAL, FIFO, DELAY, TRANSACTION"),
         ({"topic": "new", "message_type": "LATE"}, "allowed are NORMAL, FIFO, DELAY, TRANSACTION"),
-        ({"topic": "new", "cluster": "other"}, "unknown cluster 'other': the name servers know c"),
+        ({"topic": "new", "cluster": "other"}, "unknown cluster 'other': the name servers know DefaultCluster"),
     ],
 )
 def test_invalid_new_topics_are_rejected(admin: Admin, arguments: dict[str, object], text: str) -> None:
@@ -318,18 +339,17 @@ def test_invalid_new_topics_are_rejected(admin: Admin, arguments: dict[str, obje
         admin.create_topic(**arguments)  # type: ignore[arg-type]
 
 
-def test_create_topic_requires_a_cluster_name_if_there_are_several(admin: Admin, server: BrokerPeer) -> None:
-    other = BrokerData("b", {0: server.address}, "second")
-    server.routes["far"] = TopicRouteData((QueueData("b", 1, 1, 6),), (other,))
-    with pytest.raises(OptionError, match=r"several clusters \(c, second\): choose one with --cluster"):
+def test_create_topic_requires_a_cluster_name_if_there_are_several(admin: Admin, fake: FakeCluster) -> None:
+    other = BrokerData("b", {0: fake.brokers["a"].address}, "second")
+    fake.name_servers[0].routes["far"] = TopicRouteData((QueueData("b", 1, 1, 6),), (other,))
+    with pytest.raises(OptionError, match=r"several clusters \(DefaultCluster, second\): choose one with --cluster"):
         admin.create_topic("new")
 
 
 def test_server_that_is_no_name_server_is_reported() -> None:
-    with BrokerPeer() as broker:
-        broker._answer = lambda session, request: session.encoded(request, 3)  # type: ignore[method-assign]
-        with Admin(broker.address) as admin, pytest.raises(MQClientException, match="is no name server"):
-            admin.topics()
+    refused = pytest.raises(MQClientException, match="is no name server")
+    with broker() as other, Admin(other.address) as admin, refused:
+        admin.topics()
 
 
 def test_unreachable_name_server_is_an_error_that_names_it() -> None:

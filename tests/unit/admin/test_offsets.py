@@ -12,17 +12,43 @@ from rocketmq_spark.admin import queue_offsets
 from rocketmq_spark.errors import OptionError, ReadError
 from rocketmq_spark.model.message import Message, MessageQueue
 from rocketmq_spark.model.route import BrokerData, QueueData, TopicRouteData
-from tests.support.peer import BrokerPeer, Peer, Session
+from rocketmq_spark.protocol.remoting.codes import RequestCode
+from rocketmq_spark.testing import FakeCluster, Reply
+from rocketmq_spark.testing.fake_broker import FakeBroker
+from tests.support.peer import Peer, Session
 
 
 @pytest.fixture
-def admin(server: BrokerPeer) -> Iterator[Admin]:
-    with Admin(server.address, timeout=0.5) as made:
+def admin(fake: FakeCluster) -> Iterator[Admin]:
+    with Admin(fake.name_server, timeout=0.5) as made:
         yield made
 
 
-def pulls(server: BrokerPeer) -> list[dict[str, str]]:
-    return [dict(request.ext_fields) for request in server.requests if request.code == 11]
+@pytest.fixture
+def broker(fake: FakeCluster) -> FakeBroker:
+    return fake.brokers["a"]
+
+
+def permit(fake: FakeCluster, read_queues: int, write_queues: int, perm: int) -> None:
+    """Set the queues of `orders` that clients may use."""
+    topic = replace(
+        fake.brokers["a"].storage.topics["orders"],
+        read_queue_nums=read_queues,
+        write_queue_nums=write_queues,
+        perm=perm,
+    )
+    fake.brokers["a"].storage.create_topic("orders", topic)
+
+
+def make_static(fake: FakeCluster) -> None:
+    """Make `orders` a static topic, in the route that clients get."""
+    route = fake.name_servers[0].route("orders")
+    assert route is not None
+    fake.name_servers[0].routes["orders"] = replace(route, static_topic=True)
+
+
+def pulls(broker: FakeBroker) -> list[dict[str, str]]:
+    return [dict(request.ext_fields) for request in broker.requests if request.code == 11]
 
 
 def says_nothing(session: Session) -> None:
@@ -30,72 +56,79 @@ def says_nothing(session: Session) -> None:
         session.read()
 
 
-def test_silent_broker_with_many_queues_does_not_affect_others(admin: Admin, server: BrokerPeer) -> None:
+def test_silent_broker_with_many_queues_does_not_affect_others(
+    admin: Admin, fake: FakeCluster, broker: FakeBroker
+) -> None:
     with Peer(says_nothing) as silent:
-        brokers = (BrokerData("a", {0: silent.address}, "c"), BrokerData("b", {0: server.address}, "c"))
-        server.routes["wide"] = TopicRouteData((QueueData("a", 20, 20, 6), QueueData("b", 20, 20, 6)), brokers)
-        server.store.put(MessageQueue("wide", "b", 19), [Message.of("wide", b"there")], 1_700_000_000.5)
+        brokers = (BrokerData("a", {0: broker.address}), BrokerData("silent", {0: silent.address}))
+        fake.create_topic("wide", 20)
+        fake.name_servers[0].routes["wide"] = TopicRouteData(
+            (QueueData("a", 20, 20, 6), QueueData("silent", 20, 20, 6)), brokers
+        )
+        broker.storage.store.put(MessageQueue("wide", "a", 19), [Message.of("wide", b"there")], 1_700_000_000.5)
         found = admin.offsets("wide")
         peeked = admin.peek("wide")
-    assert [(row.broker_name, row.queue_id) for row in found] == [("b", number) for number in range(20)]
+    assert [(row.broker_name, row.queue_id) for row in found] == [("a", number) for number in range(20)]
     for table in (found, peeked):
-        assert [text.partition(": ")[0] for text in table.missing] == ["20 queues of a"]
+        assert [text.partition(": ")[0] for text in table.missing] == ["20 queues of silent"]
     assert [row.body for row in peeked] == [b"there"]
 
 
 @pytest.mark.parametrize(
-    ("data", "said"),
+    ("queues", "readable", "said"),
     [
         (
-            QueueData("a", 2, 2, 2),
+            (2, 2, 2),
+            set(),
             "2 queues of a: closed to readers (on this broker the topic has permission w and readQueueNums=2)",
         ),
         (
-            QueueData("a", 1, 2, 6),
+            (1, 2, 6),
+            {0},
             "1 queue of a: closed to readers (on this broker the topic has permission rw and readQueueNums=1)",
         ),
     ],
 )
 def test_peek_names_queues_without_read_permission_and_shows_the_others(
-    admin: Admin, server: BrokerPeer, data: QueueData, said: str
+    admin: Admin, fake: FakeCluster, queues: tuple[int, int, int], readable: set[int], said: str
 ) -> None:
-    server.routes["orders"] = replace(server.routes["orders"], queue_datas=(data,))
+    permit(fake, *queues)
     found = admin.peek("orders")
     assert found.missing == (said,)
-    assert {row.queue_id for row in found} == ({0} if data.readable else set())
-    assert {fields["queueId"] for fields in pulls(server)} == ({"0"} if data.readable else set())
+    assert {row.queue_id for row in found} == readable
+    assert {int(fields["queueId"]) for fields in pulls(fake.brokers["a"])} == readable
     # The other queues count.
     assert admin.offsets("orders").notes == ("3 messages in 2 queues",)
 
 
-def test_unreadable_queue_without_messages_is_not_reported_missing(admin: Admin, server: BrokerPeer) -> None:
-    server.routes["orders"] = replace(server.routes["orders"], queue_datas=(QueueData("a", 2, 5, 6),))
+def test_unreadable_queue_without_messages_is_not_reported_missing(admin: Admin, fake: FakeCluster) -> None:
+    permit(fake, 2, 5, 6)
     assert admin.peek("orders").missing == ()
 
 
-def test_static_topic_is_rejected_like_by_a_read(admin: Admin, server: BrokerPeer) -> None:
-    server.routes["orders"] = replace(server.routes["orders"], static_topic=True)
+def test_static_topic_is_rejected_like_by_a_read(admin: Admin, fake: FakeCluster) -> None:
+    make_static(fake)
     assert admin.route("orders").static_topic
-    for ask in (admin.offsets, admin.peek, lambda topic: queue_offsets([server.address], topic)):
+    for ask in (admin.offsets, admin.peek, lambda topic: queue_offsets([fake.name_server], topic)):
         with pytest.raises(OptionError, match=r"reading topic orders: it is a static \(logical\) topic, which"):
             ask("orders")
 
 
 @pytest.mark.parametrize(("kind", "asked"), [("BatchCQ", "*"), ("SimpleCQ", "t1")])
 def test_peek_filters_tags_itself_in_inner_batch_topics(
-    admin: Admin, server: BrokerPeer, kind: str, asked: str
+    admin: Admin, broker: FakeBroker, kind: str, asked: str
 ) -> None:
-    server.attributes["orders"] = {"queue.type": kind}
+    broker.storage.topics["orders"].attributes["queue.type"] = kind
     assert [row.tags for row in admin.peek("orders", tag="t1")] == ["t1"]
-    assert {fields["subscription"] for fields in pulls(server)} == {asked}
+    assert {fields["subscription"] for fields in pulls(broker)} == {asked}
 
 
-def test_peek_error_does_not_mention_read_options(admin: Admin, server: BrokerPeer) -> None:
-    server._answer_pull = lambda session, request: b""  # type: ignore[method-assign]
+def test_peek_error_does_not_mention_read_options(admin: Admin, broker: FakeBroker) -> None:
+    broker.always[RequestCode.PULL_MESSAGE] = Reply(silent=True)
     with pytest.raises(ReadError, match=r"peeking at topic orders: PULL_MESSAGE to .* longer timeout") as raised:
         admin.peek("orders")
     assert "readTimeoutMs" not in str(raised.value)
 
 
-def test_name_servers_can_be_one_string(server: BrokerPeer) -> None:
-    assert queue_offsets(server.address, "orders") == queue_offsets([server.address], "orders")
+def test_name_servers_can_be_one_string(fake: FakeCluster) -> None:
+    assert queue_offsets(fake.name_server, "orders") == queue_offsets([fake.name_server], "orders")

@@ -14,9 +14,10 @@ import pytest
 
 from rocketmq_spark.cli.doctor.machine import FAILED
 from rocketmq_spark.cli.doctor.servers import check_proxies
+from rocketmq_spark.testing.fake_proxy_messages import status_reply
 from tests.support.peer import Peer, Session
 from tests.support.processes import PATIENCE
-from tests.support.proxy import FakeProxy, status_reply
+from tests.support.proxies import running_proxy
 from tests.support.transports import Authority
 
 REFUSED = "check signature failed."
@@ -31,7 +32,7 @@ NO_RIGHT = "User:shop has no permission to access Topic:orders from 127.0.0.1, n
     ],
 )
 def test_wrong_key_and_missing_permission_have_different_advice(said: str, finding: str, fix: str) -> None:
-    with FakeProxy() as proxy:
+    with running_proxy() as proxy:
         proxy.handlers["QueryRoute"] = lambda *_: status_reply(40100, said)
         *_, check = check_proxies(proxy.address, "orders", {}, PATIENCE)
     assert (check.state, check.finding) == (FAILED, finding)
@@ -57,7 +58,7 @@ def outdated(authority: Authority) -> Peer:
 
 
 def showing(names: str) -> Any:
-    return lambda authority: FakeProxy(tls=authority.server("server", names))
+    return lambda authority: running_proxy(certificate=authority.server("server", names))
 
 
 @pytest.mark.parametrize(
@@ -74,7 +75,7 @@ def showing(names: str) -> Any:
         ),
         (showing("IP:127.0.0.1"), True, {}, "it demands TLS: set useTls=true", "switch TLS on (useTls=true, --tls)"),
         (
-            lambda _: FakeProxy(),
+            lambda _: running_proxy(),
             True,
             {"use_tls": True},
             "it speaks no TLS",

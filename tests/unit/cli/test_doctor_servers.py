@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import ssl
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -18,9 +18,10 @@ from rocketmq_spark.cli.doctor import Check, examine
 from rocketmq_spark.cli.doctor.machine import FAILED, OK, WARNING
 from rocketmq_spark.model.route import BrokerData, QueueData, TopicRouteData
 from rocketmq_spark.protocol.remoting.codes import RequestCode, ResponseCode
-from rocketmq_spark.protocol.remoting.command import RemotingCommand
+from rocketmq_spark.testing import BrokerSettings, FakeCluster, Reply, TopicSettings
 from rocketmq_spark.transport.tls_probe import Listener, who_listens
-from tests.support.peer import BrokerPeer, Peer, Session, refused_address
+from tests.support.fakes import name_server
+from tests.support.peer import Peer, Session, refused_address
 from tests.support.transports import Authority
 
 TIMEOUT = 3.0
@@ -43,13 +44,19 @@ def figures(**changes: str) -> dict[str, str]:
 
 
 @pytest.fixture
-def server() -> Iterator[BrokerPeer]:
+def fake() -> Iterator[FakeCluster]:
     """A healthy name server, and a healthy broker `a` with topic `orders`."""
-    with BrokerPeer() as peer:
-        peer.routes["orders"] = TopicRouteData((QueueData("a", 2, 2, 6),), (BrokerData("a", {0: peer.address}, "c"),))
-        peer.figures.update(figures())
-        peer.settings["brokerPermission"] = "6"
-        yield peer
+    with FakeCluster(["a"], topics={"orders": 2}, settings=lambda: BrokerSettings(auto_create_topic=False)) as cluster:
+        cluster.brokers["a"].figures.update(figures())
+        yield cluster
+
+
+def move_orders(fake: FakeCluster, name: str, address: str, broker_id: int = 0) -> None:
+    """Let the name server know one broker, which has topic `orders` at an address."""
+    fake.kill("a")
+    fake.name_servers[0].routes["orders"] = TopicRouteData(
+        (QueueData(name, 1, 1, 6),), (BrokerData(name, {broker_id: address}, "c"),)
+    )
 
 
 def looked_at(name_server: str | None, topic: str | None = None, **given: object) -> Table[Check]:
@@ -63,26 +70,26 @@ def about(name_server: str, what: str, topic: str | None = None, **given: object
     return [(one.check.removeprefix(what), one.state, one.finding) for one in checks if one.check.startswith(what)]
 
 
-def test_healthy_cluster_passes_all_checks(server: BrokerPeer) -> None:
-    assert about(server.address, "name server") == [(f" {server.address}", OK, "knows a")]
-    well = f"reachable at {server.address}, 5.5.0, permission rw, disk 31 % full, clock as on this machine"
-    assert about(server.address, "broker") == [(" a", OK, well)]
-    assert about(server.address, "topic", "orders") == [
+def test_healthy_cluster_passes_all_checks(fake: FakeCluster) -> None:
+    assert about(fake.name_server, "name server") == [(f" {fake.name_server}", OK, "knows a")]
+    well = f"reachable at {fake.brokers['a'].address}, 5.5.0, permission rw, disk 31 % full, clock as on this machine"
+    assert about(fake.name_server, "broker") == [(" a", OK, well)]
+    assert about(fake.name_server, "topic", "orders") == [
         (" orders", OK, "2 queues on a; NORMAL messages, queues SimpleCQ"),
     ]
 
 
-def test_doctor_sends_no_message_and_creates_no_topic(server: BrokerPeer) -> None:
-    looked_at(server.address, "orders")
-    asked = {request.code for request in server.requests}
+def test_doctor_sends_no_message_and_creates_no_topic(fake: FakeCluster) -> None:
+    looked_at(fake.name_server, "orders")
+    asked = {request.code for server in (*fake.name_servers, *fake.brokers.values()) for request in server.requests}
     assert asked.isdisjoint(
         {RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE, RequestCode.UPDATE_AND_CREATE_TOPIC}
     )
 
 
-def test_each_name_server_is_checked_separately(server: BrokerPeer) -> None:
+def test_each_name_server_is_checked_separately(fake: FakeCluster) -> None:
     gone = refused_address()
-    findings = about(f"{server.address};{gone}", "name server")
+    findings = about(f"{fake.name_server};{gone}", "name server")
     assert [state for _, state, _ in findings] == [OK, FAILED]
     assert findings[1][2] == "no server listens"
 
@@ -101,38 +108,22 @@ def test_malformed_address_is_reported_with_the_allowed_form() -> None:
 
 
 def test_name_server_without_brokers_fails() -> None:
-    with BrokerPeer() as peer:
-        assert about(peer.address, "name server")[0][1:] == (FAILED, "answers, but knows no broker")
+    with name_server() as server:
+        assert about(server.address, "name server")[0][1:] == (FAILED, "answers, but knows no broker")
 
 
-def refusing(*refused: RequestCode, code: int = 3, remark: str = "") -> Callable[[BrokerPeer], None]:
-    """Make a server reject these requests."""
-
-    def change(peer: BrokerPeer) -> None:
-        answer = peer._answer
-
-        def instead(session: Session, request: RemotingCommand) -> bytes:
-            return (
-                session.encoded(request, code, remark=remark) if request.code in refused else answer(session, request)
-            )
-
-        peer._answer = instead  # type: ignore[method-assign]
-
-    return change
+def test_broker_port_and_proxy_port_are_distinguished(fake: FakeCluster) -> None:
+    # A proxy knows routes, and supports no other request to name servers.
+    fake.name_servers[0].always[RequestCode.GET_BROKER_CLUSTER_INFO] = Reply.code(3)
+    assert about(fake.name_server, "name server")[0][1] == WARNING
+    assert "a RocketMQ 5 proxy listens there" in about(fake.name_server, "name server")[0][2]
+    assert about(fake.brokers["a"].address, "name server")[0][1:] == (FAILED, "a broker listens there")
 
 
-def test_broker_port_and_proxy_port_are_distinguished(server: BrokerPeer) -> None:
-    refusing(RequestCode.GET_BROKER_CLUSTER_INFO)(server)
-    assert about(server.address, "name server")[0][1] == WARNING
-    assert "a RocketMQ 5 proxy listens there" in about(server.address, "name server")[0][2]
-    refusing(RequestCode.GET_BROKER_CLUSTER_INFO, RequestCode.GET_ROUTEINFO_BY_TOPIC)(server)
-    assert about(server.address, "name server")[0][1:] == (FAILED, "a broker listens there")
-
-
-def test_unreachable_registered_broker_address_gets_the_broker_ip1_advice(server: BrokerPeer) -> None:
+def test_unreachable_registered_broker_address_gets_the_broker_ip1_advice(fake: FakeCluster) -> None:
     address = refused_address()
-    server.routes["orders"] = TopicRouteData((QueueData("b", 1, 1, 6),), (BrokerData("b", {0: address}, "c"),))
-    (check,) = [one for one in looked_at(server.address) if one.check.startswith("broker")]
+    move_orders(fake, "b", address)
+    (check,) = [one for one in looked_at(fake.name_server) if one.check.startswith("broker")]
     assert check.state == FAILED
     assert check.finding == f"it is registered as {address}; from here: no server listens"
     assert "brokerIP1" in check.fix
@@ -150,22 +141,22 @@ def test_unreachable_registered_broker_address_gets_the_broker_ip1_advice(server
     ],
 )
 def test_each_problem_of_a_broker_has_its_own_line(
-    server: BrokerPeer, changes: dict[str, str], permission: str, name: str, state: str, finding: str
+    fake: FakeCluster, changes: dict[str, str], permission: str, name: str, state: str, finding: str
 ) -> None:
-    server.figures.update(figures(**changes))
-    server.settings["brokerPermission"] = permission
-    first, second = about(server.address, "broker a")
+    fake.brokers["a"].figures.update(figures(**changes))
+    fake.brokers["a"].settings.permission = int(permission)
+    first, second = about(fake.name_server, "broker a")
     assert first[:2] == ("", OK)
     assert second[:2] == (f": {name}", state)
     assert finding in second[2]
 
 
-def test_clock_that_no_broker_reports_is_unknown(server: BrokerPeer) -> None:
-    server.figures.clear()
-    assert about(server.address, "broker")[0][2].endswith("release unknown, permission rw, clock unknown")
+def test_clock_that_no_broker_reports_is_unknown(fake: FakeCluster) -> None:
+    fake.brokers["a"].figures.update(dict.fromkeys(figures()))
+    assert about(fake.name_server, "broker")[0][2].endswith("release unknown, permission rw, clock unknown")
 
 
-def test_silent_brokers_are_checked_concurrently(server: BrokerPeer) -> None:
+def test_silent_brokers_are_checked_concurrently(fake: FakeCluster) -> None:
     together = Barrier(2, timeout=TIMEOUT)
 
     def play(session: Session) -> None:
@@ -177,17 +168,20 @@ def test_silent_brokers_are_checked_concurrently(server: BrokerPeer) -> None:
             session.wait_for_hangup()
 
     with Peer(play) as one, Peer(play) as other:
-        brokers = [BrokerData(f"b{port}", {0: peer.address}, "c") for port, peer in enumerate((one, other))]
-        server.routes["orders"] = TopicRouteData((QueueData("b0", 1, 1, 6),), (brokers[0],))
-        server.routes["more"] = TopicRouteData((QueueData("b1", 1, 1, 6),), (brokers[1],))
-        findings = about(server.address, "broker")
+        move_orders(fake, "b0", one.address)
+        fake.name_servers[0].routes["more"] = TopicRouteData(
+            (QueueData("b1", 1, 1, 6),), (BrokerData("b1", {0: other.address}, "c"),)
+        )
+        findings = about(fake.name_server, "broker")
     assert [(name, state) for name, state, _ in findings] == [(" b0", FAILED), (" b1", FAILED)]
     assert all("from here: a gRPC server listens" in text for _, _, text in findings)
 
 
-def test_a_broker_without_master_takes_no_messages(server: BrokerPeer) -> None:
-    server.routes["orders"] = TopicRouteData((QueueData("a", 1, 1, 6),), (BrokerData("a", {1: server.address}, "c"),))
-    first, second = about(server.address, "broker a")
+def test_a_broker_without_master_takes_no_messages() -> None:
+    with FakeCluster(["a"], slaves=1, topics={"orders": 1}) as fake:
+        fake.slaves["a"][0].figures.update(figures())
+        fake.kill("a")
+        first, second = about(fake.name_server, "broker a")
     assert first[1] == WARNING
     assert second[:2] == (", slave 1", OK)
 
@@ -201,34 +195,35 @@ def test_a_broker_without_master_takes_no_messages(server: BrokerPeer) -> None:
     ],
 )
 def test_rejected_key_and_missing_permission_are_distinguished(
-    server: BrokerPeer, code: int, remark: str, state: str, finding: str
+    fake: FakeCluster, code: int, remark: str, state: str, finding: str
 ) -> None:
-    refusing(RequestCode.GET_BROKER_RUNTIME_INFO, code=ResponseCode(code), remark=remark)(server)
-    ((_, actual_state, actual_finding),) = about(server.address, "broker")
+    fake.brokers["a"].always[RequestCode.GET_BROKER_RUNTIME_INFO] = Reply.code(code, remark)
+    ((_, actual_state, actual_finding),) = about(fake.name_server, "broker")
     assert actual_state == state
     assert finding in actual_finding
 
 
-def test_topic_without_permission_is_a_warning(server: BrokerPeer) -> None:
+def test_topic_without_permission_is_a_warning(fake: FakeCluster) -> None:
     remark = "User:u has no permission to access Topic:orders"
-    refusing(RequestCode.GET_MAX_OFFSET, code=ResponseCode.NO_PERMISSION, remark=remark)(server)
-    ((_, state, finding),) = about(server.address, "topic", "orders")
+    fake.brokers["a"].always[RequestCode.GET_MAX_OFFSET] = Reply.code(ResponseCode.NO_PERMISSION, remark)
+    ((_, state, finding),) = about(fake.name_server, "topic", "orders")
     assert (state, finding) == (WARNING, f"the user may not query its offsets and settings: {remark}")
 
 
-def test_missing_topic_fails_unless_brokers_create_topics(server: BrokerPeer) -> None:
-    ((_, state, finding),) = about(server.address, "topic", "ordres")
+def test_missing_topic_fails_unless_brokers_create_topics(fake: FakeCluster) -> None:
+    ((_, state, finding),) = about(fake.name_server, "topic", "ordres")
     assert state == FAILED
     assert "did you mean orders?" in finding
-    server.routes["TBW102"] = server.routes["orders"]
-    ((_, state, finding),) = about(server.address, "topic", "ordres")
+    fake.brokers["a"].settings.auto_create_topic = True
+    fake.create_topic("TBW102")
+    ((_, state, finding),) = about(fake.name_server, "topic", "ordres")
     assert state == WARNING
     assert finding.startswith("it does not exist; the first write creates it on a")
 
 
-def test_read_only_topic_fails(server: BrokerPeer) -> None:
-    server.routes["orders"] = TopicRouteData((QueueData("a", 2, 2, 4),), server.routes["orders"].broker_datas)
-    checks = [check for check in looked_at(server.address, "orders") if check.check == "topic orders"]
+def test_read_only_topic_fails(fake: FakeCluster) -> None:
+    fake.create_topic("orders", 2, perm=4)
+    checks = [check for check in looked_at(fake.name_server, "orders") if check.check == "topic orders"]
     (failed,) = [check for check in checks if check.state == FAILED]
     assert failed.finding == "its permission does not allow it to be written on a (all its brokers)"
     assert failed.fix == "rocketmq-spark create-topic orders --update --queues 2 sets its permission to rw"
@@ -241,22 +236,21 @@ def test_read_only_topic_fails(server: BrokerPeer) -> None:
         ({"queue.type": "BatchCQ"}, "create it under another name, because queue types can't be changed"),
     ],
 )
-def test_advice_for_brokers_that_differ_depends_on_the_type(
-    server: BrokerPeer, attributes: dict[str, str], fix: str
-) -> None:
-    with BrokerPeer() as other:
-        brokers = (BrokerData("a", {0: server.address}, "c"), BrokerData("b", {0: other.address}, "c"))
-        server.routes["orders"] = TopicRouteData((QueueData("a", 2, 2, 6), QueueData("b", 3, 3, 6)), brokers)
-        other.routes["orders"] = server.routes["orders"]
-        other.attributes["orders"] = attributes
-        checks = [check for check in looked_at(server.address, "orders") if check.check == "topic orders"]
+def test_advice_for_brokers_that_differ_depends_on_the_type(attributes: dict[str, str], fix: str) -> None:
+    with FakeCluster(brokers=2) as cluster:
+        first, second = cluster.brokers.values()
+        first.storage.create_topic("orders", TopicSettings(2, 2))
+        second.storage.create_topic("orders", TopicSettings(3, 3, attributes=attributes))
+        checks = [check for check in looked_at(cluster.name_server, "orders") if check.check == "topic orders"]
     assert [check.state for check in checks] == [OK, WARNING]
     assert fix in checks[1].fix
 
 
-def test_static_topic_is_reported(server: BrokerPeer) -> None:
-    server.routes["orders"] = replace(server.routes["orders"], static_topic=True)
-    assert about(server.address, "topic", "orders") == [
+def test_static_topic_is_reported(fake: FakeCluster) -> None:
+    route = fake.name_servers[0].route("orders")
+    assert route is not None
+    fake.name_servers[0].routes["orders"] = replace(route, static_topic=True)
+    assert about(fake.name_server, "topic", "orders") == [
         (" orders", FAILED, "reading topic orders: it is a static (logical) topic, which this release can't read"),
     ]
 
@@ -303,18 +297,18 @@ def test_tls_server_is_recognised_and_so_is_grpc_over_tls(tmp_path: Path) -> Non
     certificate, key = Authority(tmp_path).server("server", "IP:127.0.0.1")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
-    with BrokerPeer(tls=context) as peer:
+    with name_server(tls=context) as peer:
         ((_, state, finding),) = about(peer.address, "name server")
         assert (state, finding) == (FAILED, "a server listens that accepts only TLS")
     context.set_alpn_protocols(["h2"])
-    with BrokerPeer(tls=context) as peer:
+    with name_server(tls=context) as peer:
         assert who_listens(peer.address, TIMEOUT) is Listener.GRPC
 
 
-def test_tls_to_a_plain_server_is_reported(server: BrokerPeer) -> None:
-    findings = about(server.address, "name server", use_tls=True)
-    assert findings == [(f" {server.address}", FAILED, "it does not support TLS")]
-    (check,) = [one for one in looked_at(server.address, use_tls=True) if one.check.startswith("name server")]
+def test_tls_to_a_plain_server_is_reported(fake: FakeCluster) -> None:
+    findings = about(fake.name_server, "name server", use_tls=True)
+    assert findings == [(f" {fake.name_server}", FAILED, "it does not support TLS")]
+    (check,) = [one for one in looked_at(fake.name_server, use_tls=True) if one.check.startswith("name server")]
     assert "an attacker may be intercepting the connection" in check.fix
 
 
@@ -322,7 +316,7 @@ def test_certificate_of_an_unknown_authority_is_reported(tmp_path: Path) -> None
     certificate, key = Authority(tmp_path).server("server", "IP:127.0.0.1")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
-    with BrokerPeer(tls=context) as peer:
+    with name_server(tls=context) as peer:
         (check,) = [one for one in looked_at(peer.address, use_tls=True) if one.check.startswith("name server")]
     assert "the server's certificate is not trusted" in check.finding
     assert "tlsCaFile" in check.fix
@@ -338,7 +332,7 @@ def name_server_over_tls(address: str, authority: Authority) -> Check:
 
 def test_certificate_for_another_name_gets_the_server_name_advice(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
-    with BrokerPeer(tls=authority.context("elsewhere", "DNS:elsewhere.example")) as peer:
+    with name_server(tls=authority.context("elsewhere", "DNS:elsewhere.example")) as peer:
         check = name_server_over_tls(peer.address, authority)
     assert "the server's certificate must name 127.0.0.1" in check.finding
     assert "tlsServerName" in check.fix
@@ -347,7 +341,7 @@ def test_certificate_for_another_name_gets_the_server_name_advice(tmp_path: Path
 
 def test_name_server_with_tls_1_1_only_is_reported_as_outdated(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
-    with BrokerPeer(tls=authority.outdated("server", "IP:127.0.0.1")) as peer:
+    with name_server(tls=authority.outdated("server", "IP:127.0.0.1")) as peer:
         check = name_server_over_tls(peer.address, authority)
     assert "the server's TLS is older than 1.2" in check.finding
     assert check.fix == "enable TLS 1.2 or newer on the server"
@@ -358,7 +352,7 @@ def test_missing_client_certificate_gets_the_client_certificate_advice(tmp_path:
     context = authority.context("server", "IP:127.0.0.1")
     context.load_verify_locations(authority.ca_file)
     context.verify_mode = ssl.CERT_REQUIRED
-    with BrokerPeer(tls=context) as peer:
+    with name_server(tls=context) as peer:
         check = name_server_over_tls(peer.address, authority)
     assert "the server refuses this client's certificate, or demands one" in check.finding
     assert "tlsCertFile" in check.fix
@@ -381,11 +375,10 @@ def test_refused_port_and_unknown_host_are_distinguished(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("host", NO_NAMES)
-def test_a_host_that_no_name_is_like_is_unknown(server: BrokerPeer, host: str) -> None:
+def test_a_host_that_no_name_is_like_is_unknown(fake: FakeCluster, host: str) -> None:
     assert about(f"{host}:9876", "name server") == [(f" {host}:9876", FAILED, "the host's name is unknown here")]
-    broker = BrokerData("b", {0: f"{host}:10911"}, "c")
-    server.routes["orders"] = TopicRouteData((QueueData("b", 1, 1, 6),), (broker,))
-    ((_, state, finding),) = about(server.address, "broker")
+    move_orders(fake, "b", f"{host}:10911")
+    ((_, state, finding),) = about(fake.name_server, "broker")
     assert (state, finding) == (
         FAILED,
         f"it is registered as {host}:10911; from here: the host's name is unknown here",

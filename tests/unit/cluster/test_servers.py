@@ -18,9 +18,10 @@ from rocketmq_spark.cluster.servers import Proxy, Site
 from rocketmq_spark.errors import ClusterError
 from rocketmq_spark.protocol.remoting.codes import RequestCode
 from rocketmq_spark.protocol.remoting.command import RemotingCommand
+from rocketmq_spark.testing.fake_name_server import encode_route
 from rocketmq_spark.testing.scripted import route
 from tests.support.frames import encode_command
-from tests.support.peer import Peer, Session, route_body
+from tests.support.peer import Peer, Session
 from tests.support.processes import PATIENCE
 
 MakeProxy = Callable[..., Proxy]
@@ -71,7 +72,7 @@ def make_proxy(tmp_path: Path, make_java: Callable[[Path, str], Path]) -> Iterat
         site = Site(java, (), tmp_path, watchdog, Probe(), (), PATIENCE, name_server)
         proxy = Proxy(site, {})
         proxy.folder.mkdir()
-        answer = RemotingCommand(0, 0, {}, route_body(route({"broker-0": 1})), 1, "", "JAVA", 513)
+        answer = RemotingCommand(0, 0, {}, encode_route(route({"broker-0": 1})), 1, "", "JAVA", 513)
         (proxy.folder / "answer").write_bytes(encode_command(answer))
         made.append(proxy)
         return proxy

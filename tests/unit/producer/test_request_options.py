@@ -11,7 +11,7 @@ import pytest
 from rocketmq_spark.errors import RemotingConnectException, RouteNotFoundException
 from rocketmq_spark.metrics import Recorder, WriteSummary, merge_into
 from rocketmq_spark.model.message import EncodedBatch, Message, MessageQueue, SendRequest
-from rocketmq_spark.model.route import BrokerData, QueueData, TopicRouteData, broker_vip_channel
+from rocketmq_spark.model.route import TopicRouteData, broker_vip_channel
 from rocketmq_spark.options.sink import SinkOptions
 from rocketmq_spark.protocol.remoting.codes import RequestCode
 from rocketmq_spark.protocol.remoting.command import RemotingCommand
@@ -19,9 +19,9 @@ from rocketmq_spark.protocol.remoting.records import encode_batch
 from rocketmq_spark.routing.client_instance import ClientInstance
 from rocketmq_spark.routing.connect import new_transport
 from rocketmq_spark.sink.sender import BatchSender, RouteFinder
+from rocketmq_spark.testing import FakeCluster
 from rocketmq_spark.testing.scripted import ScriptedTransport, route
 from rocketmq_spark.transport.base import Transport
-from tests.support.peer import BrokerPeer
 
 Pair = tuple[EncodedBatch, MessageQueue | None]
 
@@ -89,17 +89,16 @@ def write_by(transport: Transport, sink: SinkOptions, requests: Sequence[object]
 @pytest.mark.parametrize("linger", [False, True])
 def test_requests_have_namespaced_topics_and_receipts_bare_ones(linger: bool) -> None:
     sent: list[RemotingCommand] = []
-    with BrokerPeer() as peer:
-        brokers = (BrokerData("a", {0: peer.address}, "c"),)
-        peer.routes["ns%T"] = TopicRouteData((QueueData("a", 1, 1, 6),), brokers)
-        sink = SinkOptions.of(name_server=(peer.address,), namespace="ns")
+    with FakeCluster(["a"], topics={"ns%T": 1}) as cluster:
+        peer = cluster.brokers["a"]
+        sink = SinkOptions.of(name_server=(cluster.name_server,), namespace="ns")
         # No row is stored before `flush`.
-        facts = write_by(new_transport(sink.connection, ""), sink, peer.store.queues, linger=linger)
+        facts = write_by(new_transport(sink.connection, ""), sink, peer.storage.store.log, linger=linger)
         sent += [request for request in peer.requests if request.code == RequestCode.SEND_BATCH_MESSAGE]
     [fields] = [request.ext_fields for request in sent]
     assert MessageQueue(fields["b"], fields["n"], int(fields["e"])) == MessageQueue("ns%T", "a", 0)
     assert (fields["a"], fields["c"]) == (f"ns%{sink.producer_group}", "TBW102")
-    assert set(peer.stored) == {MessageQueue("ns%T", "a", 0)}
+    assert set(peer.storage.store.queues) == {MessageQueue("ns%T", "a", 0)}
     assert facts["a"]["queues"] == {"T": {"0": {"rows": 3, "first_offset": 0, "last_offset": 2}}}
 
 

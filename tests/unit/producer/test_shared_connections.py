@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import ssl
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -17,22 +19,20 @@ from rocketmq_spark.admin import Admin
 from rocketmq_spark.errors import OptionError, RocketMQError
 from rocketmq_spark.model.credentials import Credentials
 from rocketmq_spark.model.message import Message
-from rocketmq_spark.model.route import MASTER_ID, BrokerData, TopicRouteData
 from rocketmq_spark.options.connection import ConnectionOptions
 from rocketmq_spark.options.parsing import parse_sink_options
 from rocketmq_spark.options.producer import PRODUCER_OPTIONS
 from rocketmq_spark.producer.producer import Producer
-from rocketmq_spark.protocol.remoting.codes import NAME_SERVER_REQUESTS
 from rocketmq_spark.protocol.remoting.command import RemotingCommand
 from rocketmq_spark.protocol.remoting.headers import signed
 from rocketmq_spark.routing.client_instance import registry
 from rocketmq_spark.routing.connect import SharedConnection
 from rocketmq_spark.spark.datasource import RocketMQDataSource
 from rocketmq_spark.spark.writer import _acquire
-from rocketmq_spark.testing.scripted import ScriptedTransport, route
+from rocketmq_spark.testing import FakeCluster
+from rocketmq_spark.testing.scripted import ScriptedTransport
 from rocketmq_spark.transport.grpc.metadata import authorization
-from tests.support.peer import BrokerPeer
-from tests.support.proxy import FakeProxy
+from tests.support.proxies import running_proxy, stored
 from tests.support.transports import Authority
 
 Make = Callable[..., Producer]
@@ -110,12 +110,16 @@ def refusal(make_producer: Make, first: dict[str, Any], second: dict[str, Any]) 
     return str(raised.value)
 
 
-def broker(**settings: Any) -> BrokerPeer:
-    peer = BrokerPeer(**settings)
-    peer.routes["T"] = TopicRouteData(
-        route({"broker-a": 1}).queue_datas, (BrokerData("broker-a", {MASTER_ID: peer.address}),)
-    )
-    return peer
+def one_broker(tls: ssl.SSLContext | None = None) -> FakeCluster:
+    return FakeCluster(topics={"T": 1}, tls=tls)
+
+
+def requests_to_broker(cluster: FakeCluster) -> deque[RemotingCommand]:
+    return cluster.brokers["broker-0"].requests
+
+
+def bodies_in(cluster: FakeCluster) -> list[bytes]:
+    return [message.body for message in cluster.messages("T")]
 
 
 def signing_key(request: RemotingCommand) -> str:
@@ -132,9 +136,9 @@ def signing_key(request: RemotingCommand) -> str:
     return matching[0]
 
 
-def keys_of_broker_requests(peer: BrokerPeer) -> set[str]:
+def keys_of_broker_requests(cluster: FakeCluster) -> set[str]:
     """Return the keys that signed the requests to a broker; requests to name servers are unsigned."""
-    return {signing_key(request) for request in peer.requests if request.code not in NAME_SERVER_REQUESTS}
+    return {signing_key(request) for request in requests_to_broker(cluster)}
 
 
 @pytest.mark.parametrize("option", DIFFERENT)
@@ -206,13 +210,13 @@ def test_changed_environment_variable_counts_as_another_user(
 
 
 def test_tasks_of_one_worker_follow_a_variable_that_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    with broker() as peer:
-        common = {"nameServer": peer.address, "topic": "T", "accessKey": "user", "secretKey": "env:MQ_SECRET"}
+    with one_broker() as peer:
+        common = {"nameServer": peer.name_server, "topic": "T", "accessKey": "user", "secretKey": "env:MQ_SECRET"}
         for key in SIGNING_KEYS.values():
             monkeypatch.setenv("MQ_SECRET", key)
             writer = RocketMQDataSource(common).writer(StructType().add("body", "string"), overwrite=False)
             writer.write(iter([pa.RecordBatch.from_pydict({"body": ["of one"]})]))
-        sends = [request for request in peer.requests if b"of one" in bytes(request.body)]
+        sends = [request for request in requests_to_broker(peer) if b"of one" in bytes(request.body)]
         assert [signing_key(request) for request in sends] == ["one", "two"]
 
 
@@ -253,29 +257,29 @@ def test_repr_of_connection_options_shows_no_secret() -> None:
 def test_encrypted_producer_never_sends_through_a_plain_connection(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     tls = authority.context("server", "IP:127.0.0.1")
-    with broker() as plain, broker(tls=tls) as encrypted:
-        own = {**KEYS, "use_tls": True, "tls_ca_file": str(authority.ca_file), "name_server": encrypted.address}
-        with Producer("g1", name_server=plain.address, instance_name="both") as first:
+    with one_broker() as plain, one_broker(tls) as encrypted:
+        own = {**KEYS, "use_tls": True, "tls_ca_file": str(authority.ca_file), "name_server": encrypted.name_server}
+        with Producer("g1", name_server=plain.name_server, instance_name="both") as first:
             second = Producer("g2", instance_name="both", **own)
             with pytest.raises(OptionError, match=r"whose name_server, use_tls, tls_ca_file, access_key, .* differ"):
                 second.start()
             first.send(Message.of("T", b"public"))
             with Producer("g2", instance_name="of its own", **own) as third:
                 third.send(Message.of("T", b"private"))
-        assert [bytes(request.body) for request in plain.requests if b"private" in bytes(request.body)] == []
-        bodies = [message.body for messages in encrypted.stored.values() for message in messages]
-        assert bodies == [b"private"]
-        assert {signing_key(request) for request in plain.requests} == {""}
+        assert [bytes(request.body) for request in requests_to_broker(plain) if b"private" in bytes(request.body)] == []
+        assert bodies_in(encrypted) == [b"private"]
+        unsigned = [*requests_to_broker(plain), *plain.name_servers[0].requests]
+        assert {signing_key(request) for request in unsigned} == {""}
 
 
 def test_tasks_of_one_worker_sign_with_their_own_keys() -> None:
-    with broker() as peer:
-        common = {"nameServer": peer.address, "topic": "T", "instanceName": "etl"}
+    with one_broker() as peer:
+        common = {"nameServer": peer.name_server, "topic": "T", "instanceName": "etl"}
         for name, key in (*SIGNING_KEYS.items(), *SIGNING_KEYS.items()):
             source = RocketMQDataSource({**common, "accessKey": "user", "secretKey": key})
             writer = source.writer(StructType().add("body", "string"), overwrite=False)
             writer.write(iter([pa.RecordBatch.from_pydict({"body": [f"of {name}"]})]))
-        sends = [request for request in peer.requests if b"of " in bytes(request.body)]
+        sends = [request for request in requests_to_broker(peer) if b"of " in bytes(request.body)]
         assert [signing_key(request) for request in sends] == ["one", "two", "one", "two"]
         assert [bytes(request.body).partition(b"of ")[2][:3].decode() for request in sends] == ["one", "two"] * 2
 
@@ -290,37 +294,37 @@ def test_tasks_share_an_instance_only_if_connection_options_are_equal() -> None:
 
 
 def test_tasks_of_one_worker_write_to_their_own_cluster() -> None:
-    with broker() as first, broker() as second:
+    with one_broker() as first, one_broker() as second:
         for peer in (first, second):
-            source = RocketMQDataSource({"nameServer": peer.address, "topic": "T", "instanceName": "etl"})
+            source = RocketMQDataSource({"nameServer": peer.name_server, "topic": "T", "instanceName": "etl"})
             writer = source.writer(StructType().add("body", "string"), overwrite=False)
-            writer.write(iter([pa.RecordBatch.from_pydict({"body": [peer.address]})]))
+            writer.write(iter([pa.RecordBatch.from_pydict({"body": [peer.name_server]})]))
         for peer in (first, second):
-            assert [message.body.decode() for message in peer.stored.popitem()[1]] == [peer.address]
+            assert [body.decode() for body in bodies_in(peer)] == [peer.name_server]
 
 
 def test_reads_of_one_worker_sign_with_their_own_keys() -> None:
-    with broker() as peer:
-        with Producer("pg", name_server=peer.address) as producer:
+    with one_broker() as peer:
+        with Producer("pg", name_server=peer.name_server) as producer:
             producer.send(Message.of("T", b"a row"))
-        peer.requests.clear()
+        requests_to_broker(peer).clear()
         for name, key in SIGNING_KEYS.items():
-            options = {"nameServer": peer.address, "subscribe": "T", "accessKey": "user", "secretKey": key}
+            options = {"nameServer": peer.name_server, "subscribe": "T", "accessKey": "user", "secretKey": key}
             reader = RocketMQDataSource(options).reader(StructType().add("body", "binary"))
             rows = sum(batch.num_rows for part in reader.partitions() for batch in reader.read(part))
             assert rows == 1
             assert keys_of_broker_requests(peer) == {name}
-            peer.requests.clear()
+            requests_to_broker(peer).clear()
 
 
 def test_admins_of_one_process_sign_with_their_own_keys() -> None:
-    with broker() as peer, Admin(peer.address, access_key="user", secret_key=SIGNING_KEYS["one"]) as first:
+    with one_broker() as peer, Admin(peer.name_server, access_key="user", secret_key=SIGNING_KEYS["one"]) as first:
         first.offsets("T")
-        with Admin(peer.address, access_key="user", secret_key=SIGNING_KEYS["two"]) as second:
-            peer.requests.clear()
+        with Admin(peer.name_server, access_key="user", secret_key=SIGNING_KEYS["two"]) as second:
+            requests_to_broker(peer).clear()
             second.offsets("T")
             assert keys_of_broker_requests(peer) == {"two"}
-            peer.requests.clear()
+            requests_to_broker(peer).clear()
             first.offsets("T")
             assert keys_of_broker_requests(peer) == {"one"}
 
@@ -330,7 +334,7 @@ def test_grpc_channels_are_not_shared_between_users_or_certificates(tmp_path: Pa
     for folder in folders:
         folder.mkdir()
     authority, stranger = map(Authority, folders)
-    with FakeProxy(authority.server("proxy", "IP:127.0.0.1")) as proxy:
+    with running_proxy(certificate=authority.server("proxy", "IP:127.0.0.1")) as proxy:
         tls = {"endpoints": proxy.address, "use_tls": True}
         for name, key in SIGNING_KEYS.items():
             keys = {"access_key": "user", "secret_key": key}
@@ -342,4 +346,4 @@ def test_grpc_channels_are_not_shared_between_users_or_certificates(tmp_path: Pa
         sends = [call.metadata for call in proxy.calls if call.method == "SendMessage"]
         for metadata, key in zip(sends, SIGNING_KEYS.values(), strict=True):
             assert metadata["authorization"] == authorization(Credentials("user", key), metadata["x-mq-date-time"])
-        assert [bytes(message.body) for message in proxy.stored] == [b"one", b"two"]
+        assert [bytes(message.body) for message in stored(proxy)] == [b"one", b"two"]

@@ -25,9 +25,9 @@ from rocketmq_spark.options.sink import SinkOptions
 from rocketmq_spark.routing.client_instance import ClientInstance, registry
 from rocketmq_spark.routing.fault_strategy import FaultSite
 from rocketmq_spark.sink.sender import BatchSender, RouteFinder
+from rocketmq_spark.testing import FakeCluster
 from rocketmq_spark.testing.scripted import ManualClock, ScriptedTransport, route
 from rocketmq_spark.transport.remoting.transport import RemotingTransport
-from tests.support.peer import BrokerPeer
 from tests.support.processes import wait_for
 
 OPTIONS = ConnectionOptions(name_server=("ns:1",))
@@ -466,22 +466,22 @@ def test_an_idle_instance_closes_itself_after_its_time() -> None:
 
 
 def test_sockets_are_closed_when_an_idle_instance_closes() -> None:
-    with BrokerPeer() as broker, BrokerPeer() as name_server:
-        name_server.routes["T"] = with_slaves(a={0: broker.address})
-        options = ConnectionOptions(name_server=(name_server.address,))
+    with FakeCluster(topics={"T": 1}) as cluster:
+        options = ConnectionOptions(name_server=(cluster.name_server,))
+        addresses = [cluster.name_server, cluster.brokers["broker-0"].address]
 
         def make() -> ClientInstance:
-            transport = RemotingTransport([name_server.address])
+            transport = RemotingTransport([cluster.name_server])
             return ClientInstance("ip@name", transport, options, idle_seconds=0.05)
 
         instance = registry.acquire("idle", "g", make)
         try:
             instance.routes.find("T", 5.0)
             # A new broker gets a heart-beat at once.
-            wait_for(lambda: len(broker.requests) > 0)
-            sessions = [*name_server.sessions, *broker.sessions]
+            wait_for(lambda: len(cluster.brokers["broker-0"].requests) > 0)
+            assert [cluster.connections(address) for address in addresses] == [1, 1]
             instance.unregister("g")
-            # A peer closes its end only after it has read the end of the stream.
-            wait_for(lambda: {session.sock.fileno() for session in sessions} == {-1})
+            # A server closes its end only after it has read the end of the stream.
+            wait_for(lambda: [cluster.connections(address) for address in addresses] == [0, 0])
         finally:
             instance.close()

@@ -15,11 +15,12 @@ import pytest
 
 from rocketmq_spark.errors import InvalidRowError
 from rocketmq_spark.producer.producer import Producer
-from rocketmq_spark.protocol.grpc._pb import definition_pb2 as pb
 from rocketmq_spark.protocol.grpc._pb import service_pb2 as service
 from rocketmq_spark.protocol.grpc.codes import Code
-from tests.support.processes import PATIENCE
-from tests.support.proxy import FakeProxy, route_reply, status
+from rocketmq_spark.testing.fake_proxy import FakeProxy
+from rocketmq_spark.testing.fake_proxy_messages import status_reply
+from tests.support.processes import PATIENCE, wait_for
+from tests.support.proxies import running_proxy, stored
 
 _names = (f"write-over-grpc-{number}" for number in itertools.count())
 Make = Callable[..., Producer]
@@ -27,7 +28,7 @@ Make = Callable[..., Producer]
 
 @pytest.fixture
 def proxy() -> Iterator[FakeProxy]:
-    with FakeProxy() as made:
+    with running_proxy({"orders": "MIXED", "dead": "NORMAL"}) as made:
         yield made
 
 
@@ -60,8 +61,7 @@ def test_throttled_requests_are_resent_unchanged_without_isolation(
             return send(request, context)
         if by_gateway:
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many")
-        refused = service.SendMessageResponse(status=status(Code.TOO_MANY_REQUESTS, "flow limit"))
-        return refused.SerializeToString()
+        return status_reply(Code.TOO_MANY_REQUESTS, "flow limit")
 
     proxy.handlers["SendMessage"] = throttling
     # Only failures isolate a broker, even on a busy machine.
@@ -70,7 +70,7 @@ def test_throttled_requests_are_resent_unchanged_without_isolation(
     told = producer.send_arrow(rows(300), "orders", **options).to_dict()[proxy.address]
     assert (told["rows"], told["retries_by_reason"]) == (300, {"BrokerBusyException 42900": 5})
     assert told["isolated_times"] == 0
-    assert sorted(message.body for message in proxy.stored) == sorted(b"row %d" % number for number in range(300))
+    assert sorted(message.body for message in stored(proxy)) == sorted(b"row %d" % number for number in range(300))
     attempts = Counter(ids(call.request) for call in proxy.requests("SendMessage"))
     assert attempts.total() - len(attempts) == 5
 
@@ -88,7 +88,6 @@ def ids(request: bytes) -> tuple[str, ...]:
 def test_requests_in_flight_stay_within_the_limit(
     proxy: FakeProxy, make: Make, columns: dict[str, list[Any]], max_in_flight: int, most: int
 ) -> None:
-    proxy.routes["orders"] = route_reply(pb.NORMAL, pb.DELAY)
     send, changed, peak, under_way = proxy.handlers["SendMessage"], threading.Condition(), 0, 0
 
     def counting(request: bytes, context: Any) -> bytes:
@@ -105,7 +104,7 @@ def test_requests_in_flight_stay_within_the_limit(
 
     proxy.handlers["SendMessage"] = counting
     make().send_arrow(rows(200, **columns), "orders", batchBytes="1k", maxInFlight=str(max_in_flight))
-    assert len(proxy.stored) == 200
+    assert len(stored(proxy)) == 200
     assert 1 < peak <= most
 
 
@@ -119,7 +118,7 @@ def test_upstream_error_ends_the_write_and_shutdown_cancels_requests(proxy: Fake
 
     def upstream() -> Iterator[pa.RecordBatch]:
         yield rows(300)
-        proxy.wait(lambda: len(proxy.requests("SendMessage")) == 2)
+        wait_for(lambda: len(proxy.requests("SendMessage")) == 2)
         raise KeyError("upstream")
 
     proxy.handlers["SendMessage"] = silent
@@ -142,16 +141,15 @@ def with_bad_text(column: str) -> pa.RecordBatch:
 def test_row_with_invalid_utf_8_fails_is_skipped_or_becomes_dead_letter(
     proxy: FakeProxy, make: Make, column: str
 ) -> None:
-    proxy.routes["dead"] = route_reply(pb.NORMAL)
     producer, rule = make(), f"{column} is not valid UTF-8"
     with pytest.raises(InvalidRowError, match=rf"row 7 .*{rule} \(caf\\xe9\)"):
         producer.send_arrow(with_bad_text(column), "orders")
-    assert proxy.stored == []
+    assert stored(proxy) == []
     told = producer.send_arrow(with_bad_text(column), "orders", onError="skip")
     assert told.invalid_rows()["skipped_by_rule"] == {rule: 1}
     told = producer.send_arrow(with_bad_text(column), "orders", onError="deadLetter", deadLetterTopic="dead")
     assert told.invalid_rows()["dead_lettered_by_rule"] == {rule: 1}
-    stored = Counter((message.topic.name, message.body) for message in proxy.stored)
-    assert stored == Counter(
+    messages = Counter((message.topic, message.body) for message in stored(proxy))
+    assert messages == Counter(
         {("orders", b"row %d" % number): 2 for number in range(10) if number != 7} | {("dead", b"row 7"): 1}
     )

@@ -28,7 +28,7 @@ from rocketmq_spark.protocol.remoting.codes import RequestCode, broker_error
 from rocketmq_spark.source.topic_queues import TopicQueues
 from rocketmq_spark.testing.scripted import route
 from rocketmq_spark.transport.remoting.transport import RemotingTransport
-from tests.support.peer import BrokerPeer
+from tests.support import fakes
 from tests.support.processes import PATIENCE
 from tests.unit.source.conftest import A0, A1, B0, B1, Make
 
@@ -97,7 +97,7 @@ def test_pattern_without_a_matching_topic_is_warned_of(reader: Make, caplog: pyt
 
 
 def test_names_are_wrapped_on_the_wire_and_bare_in_results() -> None:
-    with BrokerPeer({"ns%orders": route({"a": 1}), "orders": route({"a": 2})}) as peer:
+    with fakes.name_server({"ns%orders": route({"a": 1}), "orders": route({"a": 2})}) as peer:
         for namespace, topic, queues in (("ns", "ns%orders", [A0]), ("", "orders", [A0, A1])):
             options = SourceOptions.of(name_server=(peer.address,), subscribe=("orders",))
             with RemotingTransport([peer.address], namespace=namespace) as transport:
@@ -109,7 +109,7 @@ def test_names_are_wrapped_on_the_wire_and_bare_in_results() -> None:
 def test_pattern_matches_only_topics_of_its_namespace() -> None:
     # Each listed in either order with a bare topic of the same name.
     names = [f"{prefix}t{number}" for number in range(20) for prefix in ("ns%", "", "other%")]
-    with BrokerPeer({name: route({"a": 1}) for name in names}) as peer:
+    with fakes.name_server({name: route({"a": 1}) for name in names}) as peer:
         options = SourceOptions.of(name_server=(peer.address,), subscribe_pattern="t.*|other.*")
         with RemotingTransport([peer.address], namespace="ns") as transport:
             queues = TopicQueues(options, transport, time.monotonic).find()

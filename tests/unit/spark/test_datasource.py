@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import logging
 import pickle
@@ -30,7 +29,6 @@ from rocketmq_spark.errors import (
 )
 from rocketmq_spark.metrics import Recorder
 from rocketmq_spark.model.message import MessageQueue
-from rocketmq_spark.model.route import MASTER_ID, BrokerData
 from rocketmq_spark.options.parsing import parse_sink_options
 from rocketmq_spark.options.sink import SinkOptions
 from rocketmq_spark.protocol.remoting.codes import RequestCode
@@ -41,10 +39,13 @@ from rocketmq_spark.spark.ordered_queues import _warn_once as _warn_of_memory_on
 from rocketmq_spark.spark.reader import arrow_schema
 from rocketmq_spark.spark.report import CommitMessage
 from rocketmq_spark.spark.writer import RouteLookup, _await_any_answer
+from rocketmq_spark.testing import FakeCluster
+from rocketmq_spark.testing.fake_name_server import FakeNameServer
 from rocketmq_spark.testing.scripted import route
-from tests.support.peer import BrokerPeer, refused_address
+from tests.support import fakes
+from tests.support.peer import refused_address
 from tests.support.pipelines import ScriptedProxies
-from tests.support.proxy import FakeProxy
+from tests.support.proxies import running_proxy
 
 BODY = StructType().add("body", StringType())
 KEYED = StructType().add("body", StringType()).add("shardingKey", StringType())
@@ -65,8 +66,8 @@ def nobody_stays_warm() -> Iterator[None]:
 
 
 @pytest.fixture
-def name_server() -> Iterator[BrokerPeer]:
-    with BrokerPeer({"t": route({"a": 2})}) as peer:
+def name_server() -> Iterator[FakeNameServer]:
+    with fakes.name_server({"t": route({"a": 2})}) as peer:
         yield peer
 
 
@@ -85,26 +86,28 @@ class OnASpeculatingCluster(RocketMQDataSource):
 
 @pytest.mark.parametrize(("row_id", "warnings"), [("false", 1), ("true", 0), ("columns:body", 0)])
 def test_speculation_without_row_ids_is_warned_of(
-    name_server: BrokerPeer, caplog: pytest.LogCaptureFixture, row_id: str, warnings: int
+    name_server: FakeNameServer, caplog: pytest.LogCaptureFixture, row_id: str, warnings: int
 ) -> None:
     source = OnASpeculatingCluster({"nameServer": name_server.address, "topic": "t", "rowId": row_id})
     source.streamWriter(BODY, overwrite=False)
     assert ["set rowId=true" in message for message in warned(caplog)] == [True] * warnings
 
 
-def test_complete_mode_warning_is_logged_once(name_server: BrokerPeer, caplog: pytest.LogCaptureFixture) -> None:
+def test_complete_mode_warning_is_logged_once(name_server: FakeNameServer, caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(3):
         source = RocketMQDataSource({"nameServer": name_server.address, "topic": "t", "sendMode": "oneway"})
         source.streamWriter(BODY, overwrite=True)
     assert [message.split(":")[0] for message in warned(caplog)] == ["sendMode=oneway", "outputMode complete"]
 
 
-def test_no_warning_is_logged_without_speculation(name_server: BrokerPeer, caplog: pytest.LogCaptureFixture) -> None:
+def test_no_warning_is_logged_without_speculation(
+    name_server: FakeNameServer, caplog: pytest.LogCaptureFixture
+) -> None:
     RocketMQDataSource({"nameServer": name_server.address, "topic": "t"}).streamWriter(BODY, overwrite=False)
     assert warned(caplog) == []
 
 
-def test_timestamp_columns_of_a_read_and_deliver_time_can_be_written(name_server: BrokerPeer) -> None:
+def test_timestamp_columns_of_a_read_and_deliver_time_can_be_written(name_server: FakeNameServer) -> None:
     columns = StructType([*BODY, *(StructField(name, TimestampType()) for name in ("deliverTime", "storeTimestamp"))])
     assert arrow_schema(columns).field("deliverTime").type == pa.timestamp("us", "UTC")
     RocketMQDataSource({"nameServer": name_server.address, "topic": "t"}).writer(columns, overwrite=False)
@@ -120,7 +123,7 @@ OVER_GRPC = {"endpoints": "p:8081", "topic": "t"}
 
 
 def test_stream_over_grpc_checks_columns_with_one_route_request() -> None:
-    with FakeProxy() as proxy:
+    with running_proxy() as proxy:
         for _ in range(4):
             source = RocketMQDataSource({"endpoints": proxy.address, "topic": "orders"})
             assert source.streamWriter(BODY, overwrite=False).lookup == RouteLookup(None, servers_reached=True)
@@ -135,7 +138,7 @@ def stream_over(address: str, columns: StructType = BODY, **more: str) -> Any:
 
 
 def test_stream_requests_its_route_once_and_survives_a_lost_name_server() -> None:
-    with BrokerPeer({"t": route({"a": 2})}) as peer:
+    with fakes.name_server({"t": route({"a": 2})}) as peer:
         for _ in range(2):
             assert stream_over(peer.address).lookup == RouteLookup(None, servers_reached=True)
         asked = [command for command in peer.requests if command.code == RequestCode.GET_ROUTEINFO_BY_TOPIC]
@@ -143,7 +146,7 @@ def test_stream_requests_its_route_once_and_survives_a_lost_name_server() -> Non
     assert stream_over(peer.address).lookup == RouteLookup(None, servers_reached=True)
 
 
-def test_a_stream_of_an_unknown_topic_fails_before_any_task(name_server: BrokerPeer) -> None:
+def test_a_stream_of_an_unknown_topic_fails_before_any_task(name_server: FakeNameServer) -> None:
     with pytest.raises(RouteNotFoundException, match="no name server knows it"):
         stream_over(name_server.address, topic="unheard-of")
 
@@ -174,7 +177,7 @@ def test_stream_with_unreachable_name_servers_leaves_lookup_to_its_tasks(caplog:
     writer.commit([finished(0), finished(5)], 0)
 
 
-def ordered_stream(peer: BrokerPeer, checkpoint: str) -> Counter[str]:
+def ordered_stream(peer: FakeNameServer, checkpoint: str) -> Counter[str]:
     """Return the number of queues of each broker to which the driver of a new process binds keys."""
     registry.close_all()
     writer = stream_over(peer.address, KEYED, ordered="true", checkpointLocation=checkpoint)
@@ -188,7 +191,7 @@ def test_ordered_stream_keeps_queues_of_a_lost_broker(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, scheme: str
 ) -> None:
     checkpoint = f"{scheme}{tmp_path}"
-    with BrokerPeer({"t": route({"a": 2, "b": 3})}) as peer:
+    with fakes.name_server({"t": route({"a": 2, "b": 3})}) as peer:
         assert ordered_stream(peer, checkpoint) == {"a": 2, "b": 3}
         peer.routes["t"] = route({"a": 2})
         _IN_MEMORY.clear()
@@ -211,7 +214,7 @@ def test_ordered_stream_keeps_queues_of_a_lost_broker(
 
 
 def test_order_configuration_replaces_the_queues_that_a_stream_has_kept(tmp_path: Path) -> None:
-    with BrokerPeer({"t": route({"a": 2, "b": 3})}) as peer:
+    with fakes.name_server({"t": route({"a": 2, "b": 3})}) as peer:
         ordered_stream(peer, str(tmp_path))
         peer.routes["t"] = replace(route({"a": 2}), order_topic_conf="a:2;z:1")
         assert ordered_stream(peer, str(tmp_path)) == {"a": 2, "z": 1}
@@ -222,7 +225,7 @@ def test_order_configuration_replaces_the_queues_that_a_stream_has_kept(tmp_path
 def test_ordered_stream_warns_where_it_can_not_keep_its_queues(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with BrokerPeer({"t": route({"a": 2, "b": 3})}) as peer:
+    with fakes.name_server({"t": route({"a": 2, "b": 3})}) as peer:
         for checkpoint in (str(tmp_path / "hdfs"), "s3a://bucket/query"):
             assert ordered_stream(peer, checkpoint) == {"a": 2, "b": 3}
             [text] = warned(caplog)
@@ -234,14 +237,14 @@ def test_ordered_stream_warns_where_it_can_not_keep_its_queues(
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"a": "2"}', '{"a": -1}', "\xff"])
-def test_damaged_file_of_kept_queues_fails_the_stream(tmp_path: Path, name_server: BrokerPeer, text: str) -> None:
+def test_damaged_file_of_kept_queues_fails_the_stream(tmp_path: Path, name_server: FakeNameServer, text: str) -> None:
     (tmp_path / "rocketmq-queues-t.json").write_bytes(text.encode("latin-1"))
     with pytest.raises(RocketMQError, match=r"reading the queues of topic t from .*rocketmq-queues-t\.json"):
         ordered_stream(name_server, str(tmp_path))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs a file that can't be read by root either")
-def test_file_of_kept_queues_that_can_not_be_read_fails_the_stream(tmp_path: Path, name_server: BrokerPeer) -> None:
+def test_file_of_kept_queues_that_can_not_be_read_fails_the_stream(tmp_path: Path, name_server: FakeNameServer) -> None:
     (tmp_path / "rocketmq-queues-t.json").symlink_to("/proc/self/mem")
     with pytest.raises(RocketMQError, match=r"reading the queues of topic t from .*rocketmq-queues-t\.json: .*rror"):
         ordered_stream(name_server, str(tmp_path))
@@ -250,7 +253,7 @@ def test_file_of_kept_queues_that_can_not_be_read_fails_the_stream(tmp_path: Pat
 def test_ordered_write_binds_keys_to_brokers_that_have_only_a_slave_now() -> None:
     there = route({"a": 2, "b": 3})
     brokers = tuple(replace(broker, broker_addrs={1: "slave:1"}) for broker in there.broker_datas[1:])
-    with BrokerPeer({"t": replace(there, broker_datas=(there.broker_datas[0], *brokers))}) as peer:
+    with fakes.name_server({"t": replace(there, broker_datas=(there.broker_datas[0], *brokers))}) as peer:
         options = {"nameServer": peer.address, "topic": "t", "ordered": "true"}
         found = RocketMQDataSource(options).writer(KEYED, overwrite=False).lookup
         assert Counter(queue.broker_name for queue in found.queues) == {"a": 2, "b": 3}
@@ -268,20 +271,19 @@ def test_tasks_wait_for_name_servers_from_the_second_micro_batch_on(batch_id: in
 
 
 def test_task_waits_for_name_servers_that_its_driver_reached() -> None:
-    with BrokerPeer() as peer:
-        peer.routes["t"] = replace(route({"a": 2}), broker_datas=(BrokerData("a", {MASTER_ID: peer.address}),))
-        options = {"nameServer": peer.address, "topic": "t", "sendMsgTimeout": "200", "deliveryTimeoutMs": "60000"}
-        writer = pickle.loads(cloudpickle.dumps(RocketMQDataSource(options).writer(BODY, overwrite=False)))
-    peers: list[BrokerPeer] = []
-    with contextlib.ExitStack() as stack:
+    with FakeCluster(topics={"t": 2}) as cluster:
+        options = {"nameServer": cluster.name_server, "topic": "t", "sendMsgTimeout": "200"}
+        source = RocketMQDataSource({**options, "deliveryTimeoutMs": "60000"})
+        writer = pickle.loads(cloudpickle.dumps(source.writer(BODY, overwrite=False)))
+        # The task must look the topic up itself.
+        registry.close_all()
+        cluster.stop_name_server(0)
         # Without a name server on the driver, the task would fail after sendMsgTimeout, much earlier.
-        comes_back = threading.Timer(
-            0.6, lambda: peers.append(stack.enter_context(BrokerPeer(peer.routes, port=peer.port)))
-        )
+        comes_back = threading.Timer(0.6, cluster.start_name_server, [0])
         comes_back.start()
-        stack.callback(comes_back.join)
         writer.write(iter([pa.RecordBatch.from_pydict({"body": ["x"]})]))
-        assert sum(map(len, peers[0].stored.values())) == 1
+        comes_back.join()
+        assert len(cluster.messages("t")) == 1
 
 
 class Unpickler(pickle.Unpickler):
@@ -297,7 +299,7 @@ class Unpickler(pickle.Unpickler):
 
 
 def test_pickled_writer_contains_no_connection() -> None:
-    with FakeProxy() as proxy:
+    with running_proxy() as proxy:
         source = RocketMQDataSource({"endpoints": proxy.address, "topic": "orders"})
         shipped = cloudpickle.dumps(source.writer(BODY, overwrite=False))
         assert [call.method for call in proxy.calls] == ["QueryRoute"]
@@ -329,7 +331,7 @@ sys.exit(str({{"grpc", "google.protobuf"}} & set(sys.modules) or ""))
     assert done.stderr.strip() == ""
 
 
-def test_a_delay_level_over_grpc_is_refused_on_the_driver(name_server: BrokerPeer) -> None:
+def test_a_delay_level_over_grpc_is_refused_on_the_driver(name_server: FakeNameServer) -> None:
     levels = StructType([*BODY, *StructType().add("delayTimeLevel", IntegerType())])
     RocketMQDataSource({"nameServer": name_server.address, "topic": "t"}).streamWriter(levels, overwrite=False)
     with pytest.raises(SchemaError, match=r"column delayTimeLevel: .*use delayMs or deliverTime"):

@@ -13,25 +13,22 @@ from pyspark.sql.types import StructType
 
 from rocketmq_spark.errors import DataLossError, SchemaError
 from rocketmq_spark.model.message import Message, MessageQueue
-from rocketmq_spark.model.route import BrokerData, QueueData, TopicRouteData
 from rocketmq_spark.options.offsets import OffsetSpec, flat
 from rocketmq_spark.options.source import SourceOptions
 from rocketmq_spark.source.ranges import OffsetRange
 from rocketmq_spark.spark.reader import RangesPartition, batch_reader
 from rocketmq_spark.spark.stream_reader import RocketMQStreamReader, stream_reader
-from tests.support.peer import BrokerPeer
+from rocketmq_spark.testing import FakeCluster
 
 SCHEMA = StructType().add("body", "binary")
 
 
 def test_task_gets_only_the_routes_of_its_brokers() -> None:
-    with BrokerPeer({}) as peer:
-        brokers = [BrokerData(name, {0: peer.address}) for name in "abc"]
-        peer.routes["t"] = TopicRouteData(tuple(QueueData(name, 1, 1, 6) for name in "abc"), tuple(brokers))
+    with FakeCluster("abc", topics={"t": 1}) as cluster:
         for name in "ab":
             queue = MessageQueue("t", name, 0)
-            peer.store.put(queue, [Message.of("t", b"x")], 0.0)
-        options = SourceOptions.of(name_server=(peer.address,), subscribe=("t",), min_partitions=1)
+            cluster.brokers[name].storage.store.put(queue, [Message.of("t", b"x")], 0.0)
+        options = SourceOptions.of(name_server=(cluster.name_server,), subscribe=("t",), min_partitions=1)
         tasks = batch_reader(options, SCHEMA, None).partitions()
     found = {}
     for task in tasks:
@@ -67,25 +64,25 @@ Q0, Q1 = (MessageQueue("t", "a", number) for number in (0, 1))
 class Stream:
     """A topic on one broker, and the queries that read it."""
 
-    def __init__(self, peer: BrokerPeer) -> None:
-        self._peer = peer
+    def __init__(self, cluster: FakeCluster) -> None:
+        self._cluster = cluster
+        self._store = cluster.brokers["a"].storage.store
         self.queues(1)
 
     def queues(self, count: int) -> None:
-        broker = BrokerData("a", {0: self._peer.address})
-        self._peer.routes["t"] = TopicRouteData((QueueData("a", count, count, 6),), (broker,))
+        self._cluster.create_topic("t", count)
 
     def put(self, queue: MessageQueue, messages: int) -> None:
         for _ in range(messages):
-            self._peer.store.put(queue, [Message.of("t", b"x")], 0.0)
+            self._store.put(queue, [Message.of("t", b"x")], 0.0)
 
     def expire(self, queue: MessageQueue, first: int) -> None:
-        self._peer.expired[queue] = first
+        self._store.expired[queue] = first
 
     @contextmanager
     def query(self, **options: Any) -> Iterator[RocketMQStreamReader]:
         reader = stream_reader(
-            SourceOptions.of(name_server=(self._peer.address,), subscribe=("t",), **options), SCHEMA, None
+            SourceOptions.of(name_server=(self._cluster.name_server,), subscribe=("t",), **options), SCHEMA, None
         )
         try:
             yield reader
@@ -95,8 +92,8 @@ class Stream:
 
 @pytest.fixture
 def stream() -> Iterator[Stream]:
-    with BrokerPeer({}) as peer:
-        yield Stream(peer)
+    with FakeCluster(["a"]) as cluster:
+        yield Stream(cluster)
 
 
 def checkpointed(offset: dict[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from rocketmq_spark.model.send_result import EndTransaction
 from rocketmq_spark.testing.scripted import Reply
 from tests.support.contract import ReadPromises
 from tests.support.processes import PATIENCE
-from tests.support.transports import BROKERS, QUEUE, Brokers, made
+from tests.support.transports import ADDED, BROKERS, QUEUE, Brokers, made
 
 
 @pytest.fixture(params=BROKERS)
@@ -43,11 +43,12 @@ def test_a_batch_is_stored_and_acknowledged_with_its_first_offset(
 def test_a_single_message_keeps_its_flag_and_properties(
     cluster: Brokers, request_to: Callable[..., SendRequest], outcomes: Any
 ) -> None:
-    request = request_to(cluster.address, (b"in ", b"pieces"), properties="TAGS\x01a\x02KEYS\x01k\x02", flag=9)
+    properties = "TAGS\x01a\x02KEYS\x01k\x02UNIQ_KEY\x01U1\x02"
+    request = request_to(cluster.address, (b"in ", b"pieces"), properties=properties, flag=9)
     cluster.transport.send(request, PATIENCE, outcomes)
     cluster.pass_time(0.0)
     outcomes.wait(1)
-    assert cluster.stored(1) == [Message("orders", b"in pieces", 9, {"TAGS": "a", "KEYS": "k"})]
+    assert cluster.stored(1) == [Message("orders", b"in pieces", 9, {"TAGS": "a", "KEYS": "k", "UNIQ_KEY": "U1"})]
 
 
 def test_a_stored_message_can_be_viewed_and_found_by_its_time(
@@ -62,7 +63,8 @@ def test_a_stored_message_can_be_viewed_and_found_by_its_time(
     assert outcomes[0].offset_msg_id.count(",") == 1
     _, physical_offset = decode_message_id(outcomes[1].offset_msg_id)
     viewed = transport.view_message(address, physical_offset, PATIENCE, topic="orders")
-    assert (viewed.topic, viewed.body, viewed.flag, viewed.properties) == ("orders", b"three", 9, {"KEYS": "k"})
+    assert (viewed.topic, viewed.body, viewed.flag, viewed.keys) == ("orders", b"three", 9, "k")
+    assert viewed.properties.keys() - {*ADDED, "UNIQ_KEY"} == {"KEYS"}
     assert (viewed.queue_id, viewed.queue_offset, viewed.offset_msg_id) == (0, 2, outcomes[1].offset_msg_id)
     assert viewed.born_timestamp == 1_700_000_000_000
     earliest = transport.earliest_msg_store_time(QUEUE, address, PATIENCE)
@@ -97,8 +99,8 @@ def test_half_message_is_checked_and_the_answer_has_the_check_offsets(
     [outcome] = outcomes.wait(1)
     assert cluster.stored(0) == []
     _, physical_offset = decode_message_id(outcome.offset_msg_id)
-    asked = cluster.check_transaction(physical_offset)
     cluster.transport.heart_beat(cluster.address, "client", ["pg"], PATIENCE)
+    asked = cluster.check_transaction(physical_offset)
     [check] = checks.wait(1)
     assert check == asked
     assert (check.address, check.producer_group, check.unique_id) == (cluster.address, "pg", "U1")
@@ -130,8 +132,8 @@ def test_answered_end_of_a_transaction_reports_its_outcome(
     cluster.transport.send(request_to(cluster.address, b"half", properties=properties, sys_flag=4), PATIENCE, outcomes)
     cluster.pass_time(0.0)
     [outcome] = outcomes.wait(1)
-    cluster.check_transaction(decode_message_id(outcome.offset_msg_id)[1])
     cluster.transport.heart_beat(cluster.address, "client", ["pg"], PATIENCE)
+    cluster.check_transaction(decode_message_id(outcome.offset_msg_id)[1])
     [check] = checks.wait(1)
     cluster.transport.end_transaction(cluster.address, check.answer(8), PATIENCE, ends)
     cluster.pass_time(0.0)

@@ -90,7 +90,7 @@ def test_close_fails_unanswered_requests_whose_rows_may_be_stored(played: Played
         played.play(Reply(silent=True))
         played.transport.send(played.request(batch("orders", b"one")), PATIENCE, outcomes)
     # The answer to a later call shows that these five were written.
-    played.transport.query_route("orders", PATIENCE)
+    played.transport.probe(played.queue, played.address, PATIENCE)
     played.transport.close()
     assert [type(outcome.error) for outcome in outcomes] == [RemotingSendRequestException] * 5
     assert all(outcome.error.maybe_stored for outcome in outcomes)

@@ -6,6 +6,7 @@ import contextlib
 import ssl
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,7 +24,7 @@ from rocketmq_spark.transport.tls import TlsSettings
 from tests.support.contract import SOON, Outcomes, single
 from tests.support.peer import Peer, Session, refused_address
 from tests.support.processes import PATIENCE
-from tests.support.proxy import FakeProxy
+from tests.support.proxies import running_proxy, stored
 from tests.support.transports import Authority, Grpc
 
 
@@ -49,17 +50,16 @@ def test_malformed_endpoint_is_rejected_by_the_constructor(endpoint: str) -> Non
 def test_an_ipv6_endpoint_is_reached() -> None:
     with contextlib.ExitStack() as stack:
         try:
-            proxy = stack.enter_context(FakeProxy(address="[::1]:0"))
+            proxy = stack.enter_context(running_proxy(address="[::1]:0"))
         except RuntimeError:
             pytest.skip("this machine has no IPv6")
-        endpoint = f"[::1]:{proxy.address.rpartition(':')[2]}"
-        transport = stack.enter_context(GrpcTransport([endpoint], client_id="test"))
-        assert transport.query_route("orders", PATIENCE).broker_datas[0].master == endpoint
+        transport = stack.enter_context(GrpcTransport([proxy.address], client_id="test"))
+        assert transport.query_route("orders", PATIENCE).broker_datas[0].master == proxy.address
 
 
 def test_one_channel_serves_all_calls_to_an_endpoint() -> None:
     peers = set()
-    with FakeProxy() as proxy, GrpcTransport([proxy.address], client_id="test") as transport:
+    with running_proxy() as proxy, GrpcTransport([proxy.address], client_id="test") as transport:
         answer = proxy.handlers["QueryRoute"]
         proxy.handlers["QueryRoute"] = lambda request, context: peers.add(context.peer()) or answer(request, context)
         for _ in range(5):
@@ -72,14 +72,19 @@ def test_http_proxy_of_the_environment_is_ignored(monkeypatch: pytest.MonkeyPatc
         monkeypatch.setenv(name, f"http://{refused_address()}")
     for name in ("no_grpc_proxy", "no_proxy", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
-    with FakeProxy() as proxy, GrpcTransport([proxy.address], client_id="test") as transport:
+    with running_proxy() as proxy, GrpcTransport([proxy.address], client_id="test") as transport:
         assert transport.query_route("orders", PATIENCE).message_types == {"NORMAL"}
+
+
+def demanding(authority: Authority) -> dict[str, Any]:
+    """Return the settings of a proxy that demands certificates of its clients."""
+    return {"certificate": authority.server("server", "IP:127.0.0.1"), "client_authority": authority.ca_file}
 
 
 def failures(endpoint: str, tls: TlsSettings | None = None, timeout: float = PATIENCE) -> Iterator[RemotingException]:
     """Return the errors of a route query, a send and a probe."""
-    with GrpcTransport([endpoint], client_id="test", tls=tls) as transport:
-        seam = Grpc(transport, FakeProxy(), tls)
+    with running_proxy() as proxy, GrpcTransport([endpoint], client_id="test", tls=tls) as transport:
+        seam = Grpc(transport, proxy, tls)
         outcomes = Outcomes()
         queue, address = seam.elsewhere(endpoint)
         transport.send(seam.request(single("orders", b"one"), (queue, address)), timeout, outcomes)
@@ -124,26 +129,26 @@ def test_error_of_a_port_with_another_protocol_has_advice(script: Callable[[Sess
 
 
 def test_error_of_tls_to_a_plain_port_has_advice(authority: Authority) -> None:
-    with FakeProxy() as proxy:
+    with running_proxy() as proxy:
         tls = TlsSettings(str(authority.ca_file))
         say(proxy.address, RemotingTlsException, "it speaks no TLS: set useTls=false", tls=tls)
         say(proxy.address, RemotingTlsException, "an attacker may be intercepting the connection", tls=tls)
 
 
 def test_error_of_a_port_that_requires_tls_has_advice(authority: Authority) -> None:
-    with FakeProxy(tls=authority.server("server", "IP:127.0.0.1")) as proxy:
+    with running_proxy(certificate=authority.server("server", "IP:127.0.0.1")) as proxy:
         say(proxy.address, RemotingTlsException, "it demands TLS: set useTls=true")
 
 
 def test_error_of_an_unknown_certificate_authority_has_advice(authority: Authority, tmp_path: Path) -> None:
     other = TlsSettings(str(Authority(tmp_path, "another").ca_file))
-    with FakeProxy(tls=authority.server("server", "IP:127.0.0.1")) as proxy:
+    with running_proxy(certificate=authority.server("server", "IP:127.0.0.1")) as proxy:
         say(proxy.address, RemotingCertificateException, "is not trusted; set tlsCaFile", tls=other)
 
 
 def test_error_of_a_certificate_for_another_name_has_advice(authority: Authority) -> None:
     tls = TlsSettings(str(authority.ca_file))
-    with FakeProxy(tls=authority.server("elsewhere", "DNS:elsewhere.example")) as proxy:
+    with running_proxy(certificate=authority.server("elsewhere", "DNS:elsewhere.example")) as proxy:
         must_name = "the server's certificate must name 127.0.0.1 (subjectAltName), by which the server was dialled"
         say(proxy.address, RemotingCertificateException, must_name, "tlsServerName", tls=tls)
         wrong = TlsSettings(str(authority.ca_file), "inside.example")
@@ -166,7 +171,7 @@ def test_silent_port_times_out_at_the_deadline() -> None:
 def test_tls_server_name_replaces_the_host_name(authority: Authority) -> None:
     tls = TlsSettings(str(authority.ca_file), "elsewhere.example")
     with (
-        FakeProxy(tls=authority.server("elsewhere", "DNS:elsewhere.example")) as proxy,
+        running_proxy(certificate=authority.server("elsewhere", "DNS:elsewhere.example")) as proxy,
         GrpcTransport([proxy.address], client_id="test", tls=tls) as transport,
     ):
         assert transport.query_route("orders", PATIENCE).message_types == {"NORMAL"}
@@ -176,7 +181,7 @@ def test_client_with_a_certificate_is_accepted(authority: Authority, tmp_path: P
     certificate, key = authority.server("client", "DNS:spark-client")
     both = tmp_path / "both.pem"
     both.write_bytes(certificate.read_bytes() + key.read_bytes())
-    with FakeProxy(tls=authority.server("server", "IP:127.0.0.1"), clients=authority.ca_file) as proxy:
+    with running_proxy(**demanding(authority)) as proxy:
         for files in ((str(certificate), str(key)), (str(both), None)):
             tls = TlsSettings(str(authority.ca_file), None, *files)
             with GrpcTransport([proxy.address], client_id="test", tls=tls) as transport:
@@ -189,14 +194,14 @@ def test_error_of_a_rejected_client_certificate_has_advice(
 ) -> None:
     own = map(str, Authority(tmp_path, "another").server("client", "DNS:spark-client")) if stranger else ()
     tls = TlsSettings(str(authority.ca_file), None, *own)
-    demanding = authority.context("server", "IP:127.0.0.1")
-    demanding.set_alpn_protocols(["h2"])
-    demanding.load_verify_locations(authority.ca_file)
-    demanding.verify_mode = ssl.CERT_REQUIRED
+    context = authority.context("server", "IP:127.0.0.1")
+    context.set_alpn_protocols(["h2"])
+    context.load_verify_locations(authority.ca_file)
+    context.verify_mode = ssl.CERT_REQUIRED
     # Java's servers send an alert. Python gRPC servers only close the connection.
-    with Peer(Session.wait_for_hangup, tls=demanding) as peer:
+    with Peer(Session.wait_for_hangup, tls=context) as peer:
         say(peer.address, RemotingCertificateException, "set tlsCertFile and tlsKeyFile", tls=tls)
-    with FakeProxy(tls=authority.server("server", "IP:127.0.0.1"), clients=authority.ca_file) as proxy:
+    with running_proxy(**demanding(authority)) as proxy:
         say(proxy.address, RemotingConnectException, "tlsCertFile", tls=tls)
 
 
@@ -204,7 +209,7 @@ def test_error_of_a_rejected_client_certificate_has_advice(
 def test_insecure_skip_verify_accepts_any_certificate(authority: Authority, name: str) -> None:
     tls = TlsSettings(insecure_skip_verify=True)
     with (
-        FakeProxy(tls=authority.server("elsewhere", name)) as proxy,
+        running_proxy(certificate=authority.server("elsewhere", name)) as proxy,
         GrpcTransport([proxy.address], client_id="test", tls=tls) as transport,
     ):
         assert transport.query_route("orders", PATIENCE).message_types == {"NORMAL"}
@@ -213,17 +218,22 @@ def test_insecure_skip_verify_accepts_any_certificate(authority: Authority, name
 def test_proxy_that_starts_later_is_reached_with_insecure_skip_verify(authority: Authority) -> None:
     address = refused_address()
     outcomes = Outcomes()
-    with GrpcTransport([address], client_id="test", tls=TlsSettings(insecure_skip_verify=True)) as transport:
-        seam = Grpc(transport, FakeProxy(), None)
+    with (
+        running_proxy() as other,
+        GrpcTransport([address], client_id="test", tls=TlsSettings(insecure_skip_verify=True)) as transport,
+    ):
+        seam = Grpc(transport, other, None)
         queue, at = seam.elsewhere(address)
         transport.send(seam.request(single("orders", b"one"), (queue, at)), PATIENCE, outcomes)
         error = outcomes.wait(1)[0].error
         assert type(error) is RemotingConnectException
         assert error.retriable
-        with FakeProxy(tls=authority.server("elsewhere", "DNS:elsewhere.example"), address=address) as proxy:
+        with running_proxy(
+            certificate=authority.server("elsewhere", "DNS:elsewhere.example"), address=address
+        ) as proxy:
             transport.send(seam.request(single("orders", b"two"), (queue, at)), PATIENCE, outcomes)
             assert outcomes.wait(2)[1].error is None
-            assert [message.body for message in proxy.stored] == [b"two"]
+            assert [message.body for message in stored(proxy)] == [b"two"]
 
 
 def test_temporarily_invalid_certificate_files_fail_only_the_call(authority: Authority, tmp_path: Path) -> None:
@@ -235,7 +245,7 @@ def test_temporarily_invalid_certificate_files_fail_only_the_call(authority: Aut
     tls = TlsSettings(str(ca_file), cert_file=str(own))
     outcomes = Outcomes()
     with (
-        FakeProxy(tls=authority.server("server", "IP:127.0.0.1"), clients=authority.ca_file) as proxy,
+        running_proxy(**demanding(authority)) as proxy,
         GrpcTransport([proxy.address], client_id="test", tls=tls) as transport,
     ):
         seam = Grpc(transport, proxy, tls)

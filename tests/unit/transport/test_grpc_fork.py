@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
+from rocketmq_spark.testing.fake_proxy import FakeProxy
 from tests.support.processes import PATIENCE, wait_for
-from tests.support.proxy import FakeProxy
+from tests.support.proxies import running_proxy, stored
 
 # Import only the modules of a task, because the test starts a dozen of these processes.
 PRELUDE = """
@@ -122,7 +123,7 @@ with make() as again:
 
 @pytest.fixture
 def proxy() -> Iterator[FakeProxy]:
-    with FakeProxy() as made:
+    with running_proxy({"orders": "MIXED"}) as made:
         yield made
 
 
@@ -145,7 +146,7 @@ def run(proxy: FakeProxy, script: str, fork_support: str | None) -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_parent_and_child_both_send_after_a_fork(proxy: FakeProxy, case: str, fork_support: str | None) -> None:
     run(proxy, CASES[case], fork_support)
-    bodies = [message.body for message in proxy.messages]
+    bodies = [message.body for message in stored(proxy)]
     assert set(bodies) == {b"parent", b"child"}
 
 
@@ -156,7 +157,7 @@ child(lambda: stored(transport, b"child"))
 stored(transport, b"parent")
 """
     run(proxy, script, "0")
-    assert [message.body for message in proxy.messages] == [b"child", b"parent"]
+    assert [message.body for message in stored(proxy)] == [b"child", b"parent"]
 
 
 def test_parent_and_children_have_different_client_ids(proxy: FakeProxy) -> None:
@@ -169,7 +170,7 @@ stored(transport, b"parent")
 """
     run(proxy, script, None)
     by_body: dict[bytes, set[str]] = {}
-    for call, message in zip(proxy.requests("SendMessage"), proxy.messages, strict=True):
+    for call, message in zip(proxy.requests("SendMessage"), stored(proxy), strict=True):
         by_body.setdefault(message.body, set()).add(call.metadata["x-mq-client-id"])
     assert [len(ids) for ids in by_body.values()] == [1, 1, 1]
     assert len(set.union(*by_body.values())) == 3
@@ -206,7 +207,7 @@ def test_open_telemetry_stream_stays_with_the_parent(proxy: FakeProxy) -> None:
         if b"half" in request:
             # A thread that is just opening a stream holds a lock of gRPC's, which its own handler of forks would wait
             # for in the child, for ever: the stream is open first.
-            wait_for(lambda: bool(proxy.settings))
+            wait_for(lambda: bool(proxy.client_settings))
         return answer(request, context)
 
     proxy.handlers["SendMessage"] = send
@@ -225,4 +226,4 @@ stored(transport, b"parent")
 transport.close()
 """
     run(proxy, script, "1")
-    assert [message.body for message in proxy.messages] == [b"child", b"parent"]
+    assert [message.body for message in stored(proxy)] == [b"child", b"parent"]

@@ -16,12 +16,14 @@ from rocketmq_spark.errors import CredentialsError, MQBrokerException, OptionErr
 from rocketmq_spark.model.credentials import Credentials
 from rocketmq_spark.model.send_result import TRANSACTION_COMMIT_TYPE, EndTransaction
 from rocketmq_spark.protocol.grpc._pb import service_pb2 as service
-from rocketmq_spark.testing.scripted import ManualClock
+from rocketmq_spark.testing.fake_proxy import Call, FakeProxy
+from rocketmq_spark.testing.fake_proxy_messages import status_reply
+from rocketmq_spark.testing.scripted import ManualClock, Reply
 from rocketmq_spark.transport.grpc.metadata import MetadataSource
 from rocketmq_spark.transport.grpc.transport import GrpcTransport
 from tests.support.contract import Outcomes, single
 from tests.support.processes import PATIENCE
-from tests.support.proxy import Call, FakeProxy, refusal, status, status_reply
+from tests.support.proxies import running_proxy
 from tests.support.transports import Grpc
 
 SECRETS = ("hush-hush", "token-token")
@@ -32,7 +34,7 @@ MOMENT = 1_772_600_767.0
 
 @pytest.fixture
 def proxy() -> Iterator[FakeProxy]:
-    with FakeProxy() as made:
+    with running_proxy({"orders": "MIXED"}) as made:
         yield made
 
 
@@ -41,7 +43,7 @@ def every_call(proxy: FakeProxy, transport: GrpcTransport) -> None:
     seam = Grpc(transport, proxy, None)
     transport.on_check_transaction = Outcomes()
     transport.query_route("orders", PATIENCE)
-    seam.send(single("orders", b"one"), single("orders", b"half", TRAN_MSG="true"))
+    _, half = seam.send(single("orders", b"one"), single("orders", b"half", TRAN_MSG="true"))
     # The stream is ready when the proxy has accepted the settings.
     deadline = time.monotonic() + PATIENCE
     while not proxy.requests("Heartbeat"):
@@ -54,7 +56,8 @@ def every_call(proxy: FakeProxy, transport: GrpcTransport) -> None:
         tran_state_table_offset=-1,
         commit_log_offset=-1,
         commit_or_rollback=TRANSACTION_COMMIT_TYPE,
-        msg_id="id",
+        msg_id=half.transaction_id,
+        transaction_id=half.transaction_id,
         broker_name=proxy.address,
     )
     transport.end_transaction_oneway(proxy.address, end, PATIENCE)
@@ -164,15 +167,17 @@ def test_rejected_credentials_are_reported_and_fetched_again(
     with GrpcTransport([proxy.address], credentials=Rotating(), **given) as transport:
         seam = Grpc(transport, proxy, None)
         for code, message in ((40100, "User:old has no permission to access Topic:orders"), (40100, "no such user")):
-            proxy.replies.append(refusal(code, message))
+            proxy.play(Reply.code(code, message))
             seam.send(single("orders", b"refused"))
         seam.send(single("orders", b"taken"))
     assert [user_of(call) for call in proxy.requests("SendMessage")] == ["old", "old", "new"]
 
 
 def test_rejected_blocking_call_reports_its_credentials(proxy: FakeProxy) -> None:
-    refused = service.QueryRouteResponse(status=status(40100, "check signature failed."))
-    proxy.routes["secret"] = refused
+    answer = proxy.handlers["QueryRoute"]
+    proxy.handlers["QueryRoute"] = lambda request, context: (
+        status_reply(40100, "check signature failed.") if b"secret" in request else answer(request, context)
+    )
     with GrpcTransport([proxy.address], client_id="test", credentials=Rotating()) as transport:
         with pytest.raises(UserRefusedException):
             transport.query_route("secret", PATIENCE)
@@ -189,7 +194,7 @@ def test_send_without_credentials_fails_unsent(proxy: FakeProxy) -> None:
         assert isinstance(outcomes.wait(1)[0].error, CredentialsError)
         with pytest.raises(CredentialsError, match="the vault is sealed"):
             transport.query_route("orders", PATIENCE)
-    assert proxy.calls == []
+    assert list(proxy.calls) == []
 
 
 def test_credentials_that_no_header_can_hold_fail_only_the_send(proxy: FakeProxy) -> None:
@@ -215,7 +220,7 @@ def test_signature_equals_a_known_one() -> None:
 def test_no_secret_is_shown(proxy: FakeProxy, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     proxy.handlers["QueryRoute"] = lambda *_: status_reply(40100, "check signature failed.")
-    proxy.replies.append(refusal(40100, "User:the-user is not found."))
+    proxy.play(Reply.code(40100, "User:the-user is not found."))
     with GrpcTransport([proxy.address], client_id="test", credentials=USER) as transport:
         seam = Grpc(transport, proxy, None)
         with pytest.raises(MQBrokerException, match="40100 UNAUTHORIZED") as raised:

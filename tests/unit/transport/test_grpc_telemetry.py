@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -24,20 +25,23 @@ from rocketmq_spark.model.send_result import (
 from rocketmq_spark.producer.producer import Producer
 from rocketmq_spark.protocol.grpc._pb import definition_pb2 as pb
 from rocketmq_spark.protocol.grpc._pb import service_pb2 as service
+from rocketmq_spark.testing.fake_proxy import FakeProxy
+from rocketmq_spark.testing.fake_proxy_messages import status, status_reply
+from rocketmq_spark.testing.scripted import Reply
 from rocketmq_spark.transport.grpc.transport import GrpcTransport
 from tests.support.contract import Outcomes, batch, single
 from tests.support.peer import refused_address
-from tests.support.processes import PATIENCE
-from tests.support.proxy import FakeProxy, refusal, route_reply, status, status_reply
+from tests.support.processes import PATIENCE, wait_for
+from tests.support.proxies import ends_at, running_proxy
 from tests.support.transports import Grpc
 
 AT_ONCE = 0.01
+TOPICS = {"orders": "MIXED", "other": "TRANSACTION"}
 
 
 @pytest.fixture
 def proxy() -> Iterator[FakeProxy]:
-    with FakeProxy() as made:
-        made.routes["orders"] = made.routes["other"] = route_reply(pb.TRANSACTION)
+    with running_proxy(TOPICS) as made:
         yield made
 
 
@@ -59,7 +63,7 @@ def half(seam: Grpc, body: bytes = b"half", topic: str = "orders", group: str = 
 
 
 def topics(proxy: FakeProxy) -> list[list[str]]:
-    return [[topic.name for topic in settings.publishing.topics] for settings in tuple(proxy.settings)]
+    return [[topic.name for topic in settings.publishing.topics] for settings in tuple(proxy.client_settings)]
 
 
 def test_without_a_half_message_there_is_no_stream(seam: Grpc) -> None:
@@ -79,14 +83,14 @@ def test_without_a_check_handler_no_stream_is_opened(seam: Grpc) -> None:
 def test_first_half_message_opens_streams_with_its_topic_in_settings(
     proxy: FakeProxy,
 ) -> None:
-    with FakeProxy() as other, GrpcTransport([proxy.address, other.address], client_id="test") as transport:
+    with running_proxy(TOPICS) as other, GrpcTransport([proxy.address, other.address], client_id="test") as transport:
         seam = Grpc(transport, proxy, None)
         transport.on_check_transaction = Outcomes()
         half(seam)
         half(seam)
         for one in (proxy, other):
-            one.wait(lambda one=one: one.settings)
-            [settings] = one.settings
+            wait_for(lambda one=one: bool(one.client_settings))
+            [settings] = one.client_settings
             assert settings.client_type == pb.PRODUCER
             assert [address.port for address in settings.access_point.addresses] == [int(one.address.split(":")[1])]
             assert [topic.name for topic in settings.publishing.topics] == ["orders"]
@@ -96,7 +100,7 @@ def test_first_half_message_opens_streams_with_its_topic_in_settings(
             assert settings.request_timeout.ToMilliseconds() == 3000
         half(seam, topic="other")
         for one in (proxy, other):
-            one.wait(lambda one=one: len(one.settings) == 2)
+            wait_for(lambda one=one: len(one.client_settings) == 2)
             assert topics(one) == [["orders"], ["orders", "other"]]
             assert len(one.requests("Telemetry")) == 1
 
@@ -105,7 +109,7 @@ def test_check_reaches_the_handler_and_its_answer_ends_the_transaction(seam: Grp
     checks = Outcomes()
     seam.transport.on_check_transaction = checks
     message_id = half(seam, group="the-group")
-    seam.proxy.wait(lambda: seam.proxy.settings)
+    wait_for(lambda: bool(seam.proxy.client_settings))
     seam.proxy.check(message_id)
     [check] = checks.wait(1)
     assert isinstance(check, TransactionCheck)
@@ -116,10 +120,10 @@ def test_check_reaches_the_handler_and_its_answer_ends_the_transaction(seam: Grp
     assert message.user_properties == {"mine": "yours"}
     assert message.is_half_message is True
     seam.transport.end_transaction_oneway(check.address, check.answer(TRANSACTION_COMMIT_TYPE), PATIENCE)
-    [end] = seam.proxy.ends
-    assert (end.topic.name, end.topic.resource_namespace) == ("orders", "ns")
-    assert (end.message_id, end.transaction_id) == (message_id, message_id)
-    assert (end.resolution, end.source) == (pb.COMMIT, pb.SOURCE_SERVER_CHECK)
+    [one] = ends_at(seam.proxy)
+    assert (one.topic.name, one.topic.resource_namespace) == ("orders", "ns")
+    assert (one.message_id, one.transaction_id) == (message_id, message_id)
+    assert (one.resolution, one.source) == (pb.COMMIT, pb.SOURCE_SERVER_CHECK)
     assert [message.body for message in seam.stored(1)] == [b"half"]
 
 
@@ -128,7 +132,7 @@ def test_check_goes_to_the_last_group_that_sent_to_the_topic(seam: Grpc) -> None
     seam.transport.on_check_transaction = checks
     first, other = half(seam, group="first"), half(seam, topic="other", group="another")
     half(seam, group="second")
-    seam.proxy.wait(lambda: topics(seam.proxy)[-1:] == [["orders", "other"]])
+    wait_for(lambda: topics(seam.proxy)[-1:] == [["orders", "other"]])
     seam.proxy.check(first)
     seam.proxy.check(other)
     assert [check.producer_group for check in checks.wait(2)] == ["second", "another"]
@@ -151,7 +155,7 @@ def test_answered_end_reports_its_outcome(seam: Grpc) -> None:
     message_id, ends = half(seam), Outcomes()
     seam.transport.end_transaction(seam.address, end(message_id, TRANSACTION_ROLLBACK_TYPE), PATIENCE, ends)
     assert ends.wait(1) == [None]
-    assert [one.resolution for one in seam.proxy.ends] == [pb.ROLLBACK]
+    assert [one.resolution for one in ends_at(seam.proxy)] == [pb.ROLLBACK]
     seam.proxy.handlers["EndTransaction"] = lambda *_: status_reply(50001, "cannot found transaction data")
     seam.transport.end_transaction(seam.address, end("gone", TRANSACTION_ROLLBACK_TYPE), PATIENCE, ends)
     error = ends.wait(2)[1]
@@ -164,9 +168,9 @@ def test_answered_end_reports_its_outcome(seam: Grpc) -> None:
 def test_producer_end_has_source_client_and_undecided_end_is_not_sent(seam: Grpc) -> None:
     message_id = half(seam)
     seam.transport.end_transaction_oneway(seam.address, end(message_id, TRANSACTION_NOT_TYPE), PATIENCE)
-    assert seam.proxy.ends == []
+    assert ends_at(seam.proxy) == []
     seam.transport.end_transaction_oneway(seam.address, end(message_id, TRANSACTION_ROLLBACK_TYPE), PATIENCE)
-    assert [(one.resolution, one.source) for one in seam.proxy.ends] == [(pb.ROLLBACK, pb.SOURCE_CLIENT)]
+    assert [(one.resolution, one.source) for one in ends_at(seam.proxy)] == [(pb.ROLLBACK, pb.SOURCE_CLIENT)]
     assert seam.stored(0) == []
 
 
@@ -192,10 +196,16 @@ def test_heart_beats_go_where_a_stream_is(seam: Grpc) -> None:
 
 def test_proxy_that_has_not_accepted_the_settings_gets_no_heartbeat(seam: Grpc) -> None:
     # The proxy would answer that it cannot find the client's settings.
-    seam.proxy.answers_settings = False
+    take = seam.proxy.handlers["Telemetry"]
+
+    def take_silently(command: bytes, context: Any) -> bytes:
+        take(command, context)
+        return b""
+
+    seam.proxy.handlers["Telemetry"] = take_silently
     seam.transport.on_check_transaction = Outcomes()
     half(seam)
-    seam.proxy.wait(lambda: seam.proxy.settings)
+    wait_for(lambda: bool(seam.proxy.client_settings))
     seam.transport.heart_beat(seam.address, "", ["pg"], PATIENCE)
     assert seam.proxy.requests("Heartbeat") == []
 
@@ -204,9 +214,9 @@ def test_removed_group_leaves_the_settings_and_the_last_one_terminates(seam: Grp
     seam.transport.on_check_transaction = Outcomes()
     half(seam, group="first")
     half(seam, topic="other", group="second")
-    seam.proxy.wait(lambda: topics(seam.proxy)[-1:] == [["orders", "other"]])
+    wait_for(lambda: topics(seam.proxy)[-1:] == [["orders", "other"]])
     seam.transport.unregister_client(seam.address, "", "first", PATIENCE)
-    seam.proxy.wait(lambda: topics(seam.proxy)[-1] == ["other"])
+    wait_for(lambda: topics(seam.proxy)[-1] == ["other"])
     assert seam.proxy.requests("NotifyClientTermination") == []
     seam.transport.unregister_client(seam.address, "", "second", PATIENCE)
     assert len(seam.proxy.requests("NotifyClientTermination")) == 1
@@ -214,7 +224,7 @@ def test_removed_group_leaves_the_settings_and_the_last_one_terminates(seam: Grp
     assert seam.proxy.requests("Heartbeat") == []
     # A returning proxy is connected again.
     half(seam, group="first")
-    seam.proxy.wait(lambda: topics(seam.proxy)[-1] == ["orders"])
+    wait_for(lambda: topics(seam.proxy)[-1] == ["orders"])
 
 
 def test_closed_stream_is_opened_again_with_its_settings(seam: Grpc, caplog: pytest.LogCaptureFixture) -> None:
@@ -222,9 +232,9 @@ def test_closed_stream_is_opened_again_with_its_settings(seam: Grpc, caplog: pyt
     seam.transport.on_check_transaction = checks
     message_id = half(seam)
     for turn in range(1, 4):
-        seam.proxy.wait(lambda turn=turn: len(seam.proxy.settings) == turn)
+        wait_for(lambda turn=turn: len(seam.proxy.client_settings) == turn)
         seam.proxy.hang_up_streams()
-    seam.proxy.wait(lambda: len(seam.proxy.settings) == 4)
+    wait_for(lambda: len(seam.proxy.client_settings) == 4)
     seam.proxy.check(message_id)
     checks.wait(1)
     assert all(f"Telemetry stream to {seam.address}: the proxy ended it" in record.message for record in caplog.records)
@@ -233,16 +243,16 @@ def test_closed_stream_is_opened_again_with_its_settings(seam: Grpc, caplog: pyt
 def test_unreachable_endpoint_is_logged_once_and_used_when_it_starts(caplog: pytest.LogCaptureFixture) -> None:
     address = refused_address()
     with (
-        FakeProxy() as proxy,
+        running_proxy(TOPICS) as proxy,
         GrpcTransport([proxy.address, address], client_id="t", reopen_after=AT_ONCE) as transport,
     ):
         transport.on_check_transaction = Outcomes()
         half(Grpc(transport, proxy, None))
-        proxy.wait(lambda: proxy.settings)
-        with FakeProxy(address=address) as late:
-            late.wait(lambda: late.settings)
+        wait_for(lambda: bool(proxy.client_settings))
+        with running_proxy(TOPICS, address=address) as late:
+            wait_for(lambda: bool(late.client_settings))
             late.hang_up_streams()
-            late.wait(lambda: len(late.settings) == 2)
+            wait_for(lambda: len(late.client_settings) == 2)
     complaints = [
         record for record in caplog.records if record.levelno == logging.WARNING and address in record.message
     ]
@@ -254,7 +264,7 @@ def test_settings_are_repeated_on_a_stream_that_stays_open(proxy: FakeProxy) -> 
     with GrpcTransport([proxy.address], client_id="test", settings_every=0.01) as transport:
         transport.on_check_transaction = Outcomes()
         half(Grpc(transport, proxy, None))
-        proxy.wait(lambda: len(proxy.settings) == 4)
+        wait_for(lambda: len(proxy.client_settings) >= 4)
         assert len(proxy.requests("Telemetry")) == 1
 
 
@@ -278,7 +288,7 @@ def test_unsupported_and_empty_commands_do_not_end_the_stream(seam: Grpc, comman
 
     seam.transport.on_check_transaction = on_check
     message_id = half(seam)
-    seam.proxy.wait(lambda: seam.proxy.settings)
+    wait_for(lambda: bool(seam.proxy.client_settings))
     seam.proxy.command(command)
     seam.proxy.check(message_id)
     checks.wait(1)
@@ -288,25 +298,25 @@ def test_unsupported_and_empty_commands_do_not_end_the_stream(seam: Grpc, comman
 def test_rejection_of_a_stream_is_logged_with_its_reason(seam: Grpc, caplog: pytest.LogCaptureFixture) -> None:
     seam.transport.on_check_transaction = Outcomes()
     half(seam)
-    seam.proxy.wait(lambda: seam.proxy.settings)
+    wait_for(lambda: bool(seam.proxy.client_settings))
     seam.proxy.command(service.TelemetryCommand(status=status(40100, "check signature failed.")))
     seam.proxy.hang_up_streams()
-    seam.proxy.wait(lambda: len(seam.proxy.settings) > 1)
+    wait_for(lambda: len(seam.proxy.client_settings) > 1)
     assert "UNAUTHORIZED check signature failed." in caplog.text
 
 
 def test_proxy_can_request_a_new_stream(seam: Grpc) -> None:
     seam.transport.on_check_transaction = Outcomes()
     half(seam)
-    seam.proxy.wait(lambda: seam.proxy.settings)
+    wait_for(lambda: bool(seam.proxy.client_settings))
     seam.proxy.command(service.TelemetryCommand(reconnect_endpoints_command=service.ReconnectEndpointsCommand()))
-    seam.proxy.wait(lambda: len(seam.proxy.requests("Telemetry")) == 2)
+    wait_for(lambda: len(seam.proxy.requests("Telemetry")) == 2)
 
 
 def test_close_ends_the_streams_and_their_threads(seam: Grpc) -> None:
     seam.transport.on_check_transaction = Outcomes()
     half(seam)
-    seam.proxy.wait(lambda: seam.proxy.settings)
+    wait_for(lambda: bool(seam.proxy.client_settings))
     seam.transport.close()
     assert not [thread for thread in threading.enumerate() if thread.name.endswith(seam.address)]
 
@@ -351,7 +361,7 @@ def test_transaction_ends_at_the_proxy_that_stored_its_half_message(
 ) -> None:
     result = start(Listener(decided)).send_in_transaction(Message.of("orders", b"half"), None)
     assert result.local_transaction_state is decided
-    [one] = seam.proxy.ends
+    [one] = ends_at(seam.proxy)
     assert (one.message_id, one.transaction_id) == (result.msg_id, result.msg_id)
     assert (one.resolution, one.source) == (resolution, pb.SOURCE_CLIENT)
 
@@ -359,13 +369,13 @@ def test_transaction_ends_at_the_proxy_that_stored_its_half_message(
 def test_listener_is_checked_for_an_undecided_transaction(seam: Grpc, start: Callable[[Listener], Producer]) -> None:
     listener = Listener(UNKNOW)
     result = start(listener).send_in_transaction(Message.of("orders", b"half"), None)
-    assert seam.proxy.ends == []
-    seam.proxy.wait(lambda: seam.proxy.settings)
+    assert ends_at(seam.proxy) == []
+    wait_for(lambda: bool(seam.proxy.client_settings))
     seam.proxy.check(result.msg_id)
     [asked] = listener.checked.wait(1)
     assert (asked.body, asked.transaction_id) == (b"half", result.msg_id)
-    seam.proxy.wait(lambda: seam.proxy.ends)
-    assert [(one.resolution, one.source) for one in seam.proxy.ends] == [(pb.COMMIT, pb.SOURCE_SERVER_CHECK)]
+    wait_for(lambda: bool(ends_at(seam.proxy)))
+    assert [(one.resolution, one.source) for one in ends_at(seam.proxy)] == [(pb.COMMIT, pb.SOURCE_SERVER_CHECK)]
     assert [message.body for message in seam.stored(1)] == [b"half"]
 
 
@@ -373,7 +383,7 @@ def test_a_half_message_that_a_proxy_refuses_runs_no_transaction(
     seam: Grpc, start: Callable[[Listener], Producer]
 ) -> None:
     producer = start(Listener(COMMIT))
-    seam.proxy.replies.extend([refusal(40014, "the expected type is NORMAL, but actual type is TRANSACTION")] * 9)
+    seam.proxy.play(Reply.code(40014, "the expected type is NORMAL, but actual type is TRANSACTION"), times=9)
     with pytest.raises(RocketMQError, match="40014"):
         producer.send_in_transaction(Message.of("orders", b"half"), None)
-    assert seam.proxy.ends == []
+    assert ends_at(seam.proxy) == []

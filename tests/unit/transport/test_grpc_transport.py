@@ -38,18 +38,20 @@ from rocketmq_spark.model.message import EncodedBatch, Encoding, MessageQueue, S
 from rocketmq_spark.model.route import MASTER_ID, BrokerData, QueueData
 from rocketmq_spark.protocol.grpc._pb import definition_pb2 as pb
 from rocketmq_spark.protocol.grpc._pb import service_pb2 as service
+from rocketmq_spark.testing.fake_proxy import FakeProxy
+from rocketmq_spark.testing.fake_proxy_messages import status_reply
 from rocketmq_spark.testing.scripted import Reply
 from rocketmq_spark.transport.grpc.transport import GrpcTransport
 from tests.support.contract import SOON, Outcomes, batch, single
 from tests.support.peer import refused_address
-from tests.support.processes import PATIENCE
-from tests.support.proxy import FakeProxy, refusal, route_reply, status_reply
+from tests.support.processes import PATIENCE, wait_for
+from tests.support.proxies import route_reply, running_proxy, stored
 from tests.support.transports import Grpc
 
 
 @pytest.fixture
 def proxy() -> Iterator[FakeProxy]:
-    with FakeProxy() as made:
+    with running_proxy() as made:
         yield made
 
 
@@ -62,6 +64,11 @@ def transport(proxy: FakeProxy) -> Iterator[GrpcTransport]:
 @pytest.fixture
 def seam(transport: GrpcTransport, proxy: FakeProxy) -> Grpc:
     return Grpc(transport, proxy, None)
+
+
+def have_routed(proxy: FakeProxy, reply: service.QueryRouteResponse) -> None:
+    """Make a proxy answer every lookup with this route."""
+    proxy.handlers["QueryRoute"] = lambda *_: reply.SerializeToString()
 
 
 class NotRandom:
@@ -80,7 +87,7 @@ def transport_to(*endpoints: str, **settings: Any) -> GrpcTransport:
 
 def test_route_has_the_configured_endpoints_and_the_topic_types(proxy: FakeProxy) -> None:
     other = refused_address()
-    proxy.routes["orders"] = route_reply(pb.NORMAL, pb.FIFO, 99)
+    have_routed(proxy, route_reply(pb.NORMAL, pb.FIFO, 99))
     with transport_to(proxy.address, other) as transport:
         route = transport.query_route("orders", PATIENCE)
     names = sorted([proxy.address, other])
@@ -95,7 +102,9 @@ def test_route_has_the_configured_endpoints_and_the_topic_types(proxy: FakeProxy
 
 def test_addresses_in_a_proxy_answer_do_not_change_the_route(proxy: FakeProxy, transport: GrpcTransport) -> None:
     foreign = transport.query_route("orders", PATIENCE)
-    proxy.routes["orders"] = route_reply(pb.NORMAL, host="")
+    have_routed(proxy, route_reply(pb.NORMAL, host="10.9.9.9"))
+    assert transport.query_route("orders", PATIENCE) == foreign
+    have_routed(proxy, route_reply(pb.NORMAL, host=""))
     assert transport.query_route("orders", PATIENCE) == foreign
 
 
@@ -110,7 +119,7 @@ def test_addresses_in_a_proxy_answer_do_not_change_the_route(proxy: FakeProxy, t
 def test_topic_without_a_writable_master_queue_is_not_writable(
     proxy: FakeProxy, transport: GrpcTransport, reply: service.QueryRouteResponse
 ) -> None:
-    proxy.routes["orders"] = reply
+    have_routed(proxy, reply)
     route = transport.query_route("orders", PATIENCE)
     assert [queue.writable for queue in route.queue_datas] == [False]
     assert route.message_types == frozenset()
@@ -120,7 +129,7 @@ def test_unreachable_endpoint_is_skipped_and_queried_last_afterwards(proxy: Fake
     dead = refused_address()
     with transport_to(dead, proxy.address) as transport:
         transport.query_route("orders", PATIENCE)
-        proxy.routes.clear()
+        proxy.handlers["QueryRoute"] = lambda *_: status_reply(40402, "No topic route info")
         # The proxy that answered is asked first; the dead one is not tried again.
         with pytest.raises(TopicRouteStaleException) as raised:
             transport.query_route("orders", PATIENCE)
@@ -130,7 +139,7 @@ def test_unreachable_endpoint_is_skipped_and_queried_last_afterwards(proxy: Fake
 
 @pytest.mark.parametrize(("code", "why"), [(42900, "flow limit"), (50001, "trouble"), (50001, "name server not ready")])
 def test_proxy_that_cannot_answer_is_skipped(proxy: FakeProxy, code: int, why: str) -> None:
-    with FakeProxy() as troubled, transport_to(troubled.address, proxy.address) as transport:
+    with running_proxy() as troubled, transport_to(troubled.address, proxy.address) as transport:
         troubled.handlers["QueryRoute"] = lambda *_: status_reply(code, why)
         assert transport.query_route("orders", PATIENCE).message_types == {"NORMAL"}
 
@@ -148,7 +157,7 @@ def test_error_of_a_failed_lookup_names_each_endpoint_and_reason(proxy: FakeProx
 
 
 def test_silent_proxy_leaves_time_for_the_next(proxy: FakeProxy) -> None:
-    with FakeProxy() as silent, transport_to(silent.address, proxy.address) as transport:
+    with running_proxy() as silent, transport_to(silent.address, proxy.address) as transport:
         silent.handlers["QueryRoute"] = lambda _, context: silent.silence(context) or b""
         assert transport.query_route("orders", 4 * SOON).message_types == {"NORMAL"}
 
@@ -197,7 +206,7 @@ def test_reply_above_16_mib_is_rejected_and_its_rows_may_be_stored(seam: Grpc) -
     assert type(outcome.error) is RemotingCommandException
     assert (outcome.error.maybe_stored, outcome.error.flow_control, outcome.error.split) == (True, False, False)
     assert "may have been executed" in str(outcome.error)
-    assert [message.body for message in seam.proxy.stored] == [b"one", b"two"]
+    assert [message.body for message in stored(seam.proxy)] == [b"one", b"two"]
     seam.proxy.handlers["QueryRoute"] = lambda *_: padded(route_reply(pb.NORMAL).SerializeToString(), 17 * 1024 * 1024)
     with pytest.raises(RemotingCommandException, match="larger than max"):
         seam.transport.query_route("orders", PATIENCE)
@@ -215,7 +224,7 @@ def test_stored_batch_has_an_offset_and_an_unknown_queue(seam: Grpc) -> None:
 def test_encoded_request_is_sent_unchanged_while_it_is_young(seam: Grpc) -> None:
     encoded = seam.request(batch("orders", b"one", b"two"))
     seam.transport.send(encoded, PATIENCE, Outcomes())
-    seam.proxy.wait(lambda: seam.proxy.requests("SendMessage"))
+    wait_for(lambda: bool(seam.proxy.requests("SendMessage")))
     body = seam.proxy.requests("SendMessage")[0].request
     ready = EncodedBatch(
         "orders", (body[:20], memoryview(body)[20:]), 2, len(body), encoding=Encoding.GRPC, born_timestamp=10_000
@@ -223,9 +232,7 @@ def test_encoded_request_is_sent_unchanged_while_it_is_young(seam: Grpc) -> None
     for later in (0, 29_999, 30_000):
         request = replace(seam.request(ready), born_timestamp=10_000 + later)
         seam.transport.send(request, PATIENCE, Outcomes())
-        seam.proxy.wait(
-            lambda later=later: len(seam.proxy.requests("SendMessage")) == 2 + (0, 29_999, 30_000).index(later)
-        )
+        wait_for(lambda later=later: len(seam.proxy.requests("SendMessage")) == 2 + (0, 29_999, 30_000).index(later))
     _, same, still, renewed = [call.request for call in seam.proxy.requests("SendMessage")]
     assert same == still == body != renewed
     born = [message.system_properties.born_timestamp.ToMilliseconds()
@@ -234,7 +241,7 @@ def test_encoded_request_is_sent_unchanged_while_it_is_young(seam: Grpc) -> None
 
 
 def test_throttled_request_is_flow_control_and_is_resent_unchanged(seam: Grpc) -> None:
-    seam.play(refusal(42900, "flow limit"))
+    seam.play(Reply.code(42900, "flow limit"))
     encoded = batch("orders", b"one", b"two")
     [throttled] = seam.send(encoded)
     assert type(throttled.error) is BrokerBusyException
@@ -270,7 +277,7 @@ def test_throttled_request_is_flow_control_and_is_resent_unchanged(seam: Grpc) -
 def test_rejection_sets_the_flags_for_the_reaction(
     seam: Grpc, code: int, message: str, kind: type[MQBrokerException], flags: set[str]
 ) -> None:
-    seam.play(refusal(code, message))
+    seam.play(Reply.code(code, message))
     [outcome] = seam.send(batch("orders", b"one"))
     assert type(outcome.error) is kind
     named = ("retriable", "refresh_route", "isolate", "flow_control", "maybe_stored", "split")
@@ -284,7 +291,7 @@ def test_lost_proxy_may_have_stored_a_sent_request(seam: Grpc) -> None:
     seam.play(Reply(silent=True))
     outcomes = Outcomes()
     seam.transport.send(seam.request(batch("orders", b"one")), PATIENCE, outcomes)
-    seam.proxy.wait(lambda: seam.proxy.requests("SendMessage"))
+    wait_for(lambda: bool(seam.proxy.requests("SendMessage")))
     seam.proxy.stop()
     [outcome] = outcomes.wait(1)
     assert type(outcome.error) is RemotingSendRequestException
@@ -298,7 +305,7 @@ def test_message_that_grpc_cannot_carry_fails_unsent(seam: Grpc) -> None:
     assert isinstance(levelled.error, MQClientException)
     assert "send over remoting (nameServer instead of endpoints)" in str(flagged.error)
     assert "delayMs" in str(levelled.error)
-    assert seam.proxy.calls == []
+    assert list(seam.proxy.calls) == []
 
 
 def test_calls_that_the_protocol_does_not_have_are_refused(seam: Grpc) -> None:
@@ -317,14 +324,14 @@ def test_calls_that_the_protocol_does_not_have_are_refused(seam: Grpc) -> None:
             MQClientException, match=r"the gRPC protocol has no .*; give name_server instead of endpoints"
         ):
             call()
-    assert seam.proxy.calls == []
+    assert list(seam.proxy.calls) == []
 
 
 def test_send_beyond_the_limit_fails_at_once_and_permits_return(proxy: FakeProxy) -> None:
     with transport_to(proxy.address, client_async_semaphore_value=2) as transport:
         seam, outcomes = Grpc(transport, proxy, None), Outcomes()
         for _ in range(2):
-            proxy.replies.append(Reply(silent=True))
+            proxy.play(Reply(silent=True))
             transport.send(seam.request(single("orders", b"one")), 4 * SOON, outcomes)
         [refused] = seam.send(single("orders", b"two"))
         assert type(refused.error) is RemotingTooMuchRequestException
@@ -352,7 +359,7 @@ def test_without_time_nothing_is_sent(seam: Grpc, timeout: float) -> None:
         assert "no time is left" in str(outcome.error)
     with pytest.raises(RemotingTooMuchRequestException):
         seam.transport.probe(seam.queue, seam.address, timeout)
-    assert seam.proxy.calls == []
+    assert list(seam.proxy.calls) == []
 
 
 def test_failing_callback_is_logged_and_later_sends_succeed(seam: Grpc, caplog: pytest.LogCaptureFixture) -> None:
@@ -379,7 +386,7 @@ def test_failed_thread_closes_the_transport_and_completes_all_requests(seam: Grp
     outcomes = Outcomes()
     seam.play(Reply(silent=True))
     seam.transport.send(seam.request(single("orders", b"one")), PATIENCE, outcomes)
-    seam.proxy.wait(lambda: seam.proxy.requests("SendMessage"))
+    wait_for(lambda: bool(seam.proxy.requests("SendMessage")))
     seam.transport.send(seam.request(single("orders", b"two")), PATIENCE, die)
     [outcome] = outcomes.wait(1)
     assert type(outcome.error) is RemotingSendRequestException
@@ -402,7 +409,7 @@ def test_callback_can_close_the_transport(seam: Grpc) -> None:
 
     seam.play(Reply(silent=True))
     seam.transport.send(seam.request(single("orders", b"one")), PATIENCE, outcomes)
-    seam.proxy.wait(lambda: seam.proxy.requests("SendMessage"))
+    wait_for(lambda: bool(seam.proxy.requests("SendMessage")))
     seam.transport.send(seam.request(single("orders", b"two")), PATIENCE, close)
     closed, failed = outcomes.wait(2)
     assert closed.status is SendStatus.SEND_OK
@@ -421,7 +428,7 @@ def test_close_ends_a_call_that_another_thread_waits_for(seam: Grpc) -> None:
 
     thread = threading.Thread(target=ask)
     thread.start()
-    seam.proxy.wait(lambda: seam.proxy.requests("QueryRoute"))
+    wait_for(lambda: bool(seam.proxy.requests("QueryRoute")))
     seam.transport.close()
     thread.join(PATIENCE)
     [error] = failures.wait(1)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -11,12 +12,15 @@ import pytest
 from rocketmq_spark.errors import CredentialsError, MQBrokerException, MQClientException, UserRefusedException
 from rocketmq_spark.model.credentials import Credentials
 from rocketmq_spark.model.message import SendRequest, SendStatus
-from rocketmq_spark.protocol.remoting.codes import ResponseCode
+from rocketmq_spark.protocol.remoting.codes import RequestCode, ResponseCode
 from rocketmq_spark.protocol.remoting.command import RemotingCommand
 from rocketmq_spark.protocol.remoting.headers import signed
+from rocketmq_spark.testing import FakeCluster
+from rocketmq_spark.testing.fake_broker import FakeBroker
 from rocketmq_spark.testing.scripted import Reply, route
 from rocketmq_spark.transport.remoting.transport import RemotingTransport
-from tests.support.peer import BrokerPeer, Peer, Session, refused_address
+from tests.support import fakes
+from tests.support.peer import Peer, Session, refused_address
 from tests.support.processes import PATIENCE
 
 CREDENTIALS = Credentials("the-user", "hush-hush", "token-token")
@@ -31,8 +35,9 @@ def is_signed(request: RemotingCommand) -> bool:
 def test_every_kind_of_request_is_signed(
     make_transport: Callable[..., RemotingTransport], request_to: Callable[..., SendRequest], outcomes: Any
 ) -> None:
-    with BrokerPeer({"orders": route({"broker-a": 4})}) as peer:
-        transport = make_transport(peer.address, credentials=CREDENTIALS, sign_name_server_requests=True)
+    with FakeCluster(topics={"orders": 4}) as cluster:
+        peer = cluster.brokers["broker-0"]
+        transport = make_transport(cluster.name_server, credentials=CREDENTIALS, sign_name_server_requests=True)
         transport.query_route("orders", PATIENCE)
         transport.heart_beat(peer.address, "client", ["pg"], PATIENCE)
         transport.create_topic(peer.address, "orders", 4, 6, PATIENCE)
@@ -41,26 +46,29 @@ def test_every_kind_of_request_is_signed(
         transport.send(request, PATIENCE, outcomes)
         outcomes.wait(1)
         transport.unregister_client(peer.address, "client", "pg", PATIENCE)
-    assert [request.code for request in peer.requests] == [105, 34, 17, 310, 310, 35]
-    assert [is_signed(request) for request in peer.requests] == [True] * 6
-    assert {request.ext_fields["AccessKey"] for request in peer.requests} == {"the-user"}
-    assert {request.ext_fields["SecurityToken"] for request in peer.requests} == {"token-token"}
-    assert b"hush-hush" not in b"".join(str(request.ext_fields).encode() for request in peer.requests)
+    requests = [*cluster.name_servers[0].requests, *peer.requests]
+    assert [request.code for request in requests] == [105, 34, 17, 310, 310, 35]
+    assert [is_signed(request) for request in requests] == [True] * 6
+    assert {request.ext_fields["AccessKey"] for request in requests} == {"the-user"}
+    assert {request.ext_fields["SecurityToken"] for request in requests} == {"token-token"}
+    assert b"hush-hush" not in b"".join(str(request.ext_fields).encode() for request in requests)
 
 
 def test_requests_to_name_servers_are_not_signed_by_default(make_transport: Callable[..., RemotingTransport]) -> None:
-    with BrokerPeer({"orders": route({"broker-a": 4})}) as peer:
-        transport = make_transport(peer.address, credentials=CREDENTIALS)
+    with FakeCluster(topics={"orders": 4}) as cluster:
+        transport = make_transport(cluster.name_server, credentials=CREDENTIALS)
         transport.query_route("orders", PATIENCE)
         transport.topics(PATIENCE)
         transport.cluster_info(PATIENCE)
         with pytest.raises(MQBrokerException, match="No topic route info"):
             transport.query_route("unknown", PATIENCE)
-        # A broker at the address of the name server.
-        transport.topic_config(peer.address, "orders", PATIENCE)
-    assert [request.code for request in peer.requests] == [105, 206, 106, 105, 106, 351]
-    assert [is_signed(request) for request in peer.requests] == [False] * 5 + [True]
-    assert [sorted(request.ext_fields) for request in peer.requests[:5]] == [["topic"], [], [], ["topic"], []]
+        # A request to a broker, at the address of the name server.
+        with pytest.raises(MQBrokerException, match="not supported"):
+            transport.topic_config(cluster.name_server, "orders", PATIENCE)
+    requests = list(cluster.name_servers[0].requests)
+    assert [request.code for request in requests] == [105, 206, 106, 105, 106, 351]
+    assert [is_signed(request) for request in requests] == [False] * 5 + [True]
+    assert [sorted(request.ext_fields) for request in requests[:5]] == [["topic"], [], [], ["topic"], []]
 
 
 @pytest.mark.parametrize("code", [ResponseCode.SYSTEM_ERROR, ResponseCode.NO_PERMISSION])
@@ -84,13 +92,13 @@ def test_name_server_that_demands_signatures_is_an_error_with_advice(
 
 
 def test_without_credentials_nothing_is_added(make_transport: Callable[..., RemotingTransport]) -> None:
-    with BrokerPeer({"orders": route({"broker-a": 4})}) as peer:
+    with fakes.name_server({"orders": route({"broker-a": 4})}) as peer:
         make_transport(peer.address).query_route("orders", PATIENCE)
     assert peer.requests[0].ext_fields == {"topic": "orders"}
 
 
 def test_heart_beat_is_signed(make_transport: Callable[..., RemotingTransport]) -> None:
-    with BrokerPeer() as peer:
+    with fakes.broker() as peer:
         transport = make_transport(credentials=CREDENTIALS)
         transport.heart_beat(peer.address, "client", ["pg"], PATIENCE)
     [request] = peer.requests
@@ -111,7 +119,7 @@ class Sealed:
 
 def test_credentials_are_fetched_for_each_request(make_transport: Callable[..., RemotingTransport]) -> None:
     provider = Sealed()
-    with BrokerPeer({"orders": route({"broker-a": 4})}) as peer:
+    with fakes.name_server({"orders": route({"broker-a": 4})}) as peer:
         transport = make_transport(peer.address, credentials=provider, sign_name_server_requests=True)
         for name in ("first", "second"):
             provider.opened = Credentials(name, "hush-hush", f"token of {name}")
@@ -124,7 +132,7 @@ def test_send_without_credentials_fails_unsent_and_returns_its_permit(
     make_transport: Callable[..., RemotingTransport], request_to: Callable[..., SendRequest], outcomes: Any
 ) -> None:
     provider = Sealed()
-    with BrokerPeer({}) as peer:
+    with fakes.broker() as peer:
         transport = make_transport(credentials=provider, client_async_semaphore_value=1)
         for turn in (1, 2):
             transport.send(request_to(peer.address), PATIENCE, outcomes)
@@ -133,7 +141,7 @@ def test_send_without_credentials_fails_unsent_and_returns_its_permit(
             assert (error.retriable, error.maybe_stored) == (False, False)
         with pytest.raises(CredentialsError, match="the vault is sealed"):
             transport.heart_beat(peer.address, "client", ["pg"], PATIENCE)
-        assert peer.requests == []
+        assert len(peer.requests) == 0
         provider.opened = CREDENTIALS
         transport.send(request_to(peer.address), PATIENCE, outcomes)
         assert outcomes.wait(3)[-1].status is SendStatus.SEND_OK
@@ -201,7 +209,8 @@ def test_rejected_credentials_are_reported_but_missing_permissions_are_not(
     provider = Rotating()
     old = provider.held
     no_right = Reply.code(ResponseCode.NO_PERMISSION, "User:old has no permission to access Topic:orders")
-    with BrokerPeer({}, no_right, Reply.code(ResponseCode.NO_PERMISSION, "check signature failed.")) as peer:
+    with fakes.broker() as peer:
+        peer.play(no_right, Reply.code(ResponseCode.NO_PERMISSION, "check signature failed."))
         transport = make_transport(credentials=provider)
         for turn in (1, 2, 3):
             transport.send(request_to(peer.address), PATIENCE, outcomes)
@@ -215,23 +224,23 @@ def test_rejected_credentials_are_reported_but_missing_permissions_are_not(
     assert [request.ext_fields["AccessKey"] for request in peer.requests] == ["old", "old", "new"]
 
 
-class Knowing(BrokerPeer):
-    """A broker that knows one user, by name."""
+@contextmanager
+def broker_with_user(name: str) -> Iterator[FakeBroker]:
+    """Run a broker that accepts heart-beats of one user."""
 
-    def __init__(self, user: str) -> None:
-        super().__init__()
-        self._user = user
+    def check(request: RemotingCommand) -> Reply | None:
+        known = request.ext_fields["AccessKey"] == name
+        return None if known else Reply.code(ResponseCode.NO_PERMISSION, "check signature failed.")
 
-    def _answer(self, session: Session, request: RemotingCommand) -> bytes:
-        if request.ext_fields["AccessKey"] == self._user:
-            return super()._answer(session, request)
-        return session.encoded(request, ResponseCode.NO_PERMISSION, remark="check signature failed.")
+    with fakes.broker() as broker:
+        broker.always[RequestCode.HEART_BEAT] = check
+        yield broker
 
 
 def test_blocking_call_is_retried_once_with_new_credentials(
     make_transport: Callable[..., RemotingTransport],
 ) -> None:
-    with Knowing("new") as peer:
+    with broker_with_user("new") as peer:
         make_transport(credentials=Rotating()).heart_beat(peer.address, "client", ["pg"], PATIENCE)
     assert [request.ext_fields["AccessKey"] for request in peer.requests] == ["old", "new"]
 
@@ -240,6 +249,6 @@ def test_blocking_call_is_retried_once_with_new_credentials(
 def test_blocking_call_is_not_retried_again_if_new_credentials_fail(
     make_transport: Callable[..., RemotingTransport], gives: str, sent: list[str]
 ) -> None:
-    with Knowing("another") as peer, pytest.raises(UserRefusedException, match="check signature failed"):
+    with broker_with_user("another") as peer, pytest.raises(UserRefusedException, match="check signature failed"):
         make_transport(credentials=Rotating(gives)).heart_beat(peer.address, "client", ["pg"], PATIENCE)
     assert [request.ext_fields["AccessKey"] for request in peer.requests] == sent

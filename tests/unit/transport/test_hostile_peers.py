@@ -18,14 +18,15 @@ from rocketmq_spark.model.send_result import TransactionCheck
 from rocketmq_spark.protocol.grpc._pb import service_pb2 as service
 from rocketmq_spark.protocol.remoting.codes import RequestCode
 from rocketmq_spark.protocol.remoting.command import FLAG_ONEWAY, RemotingCommand
+from rocketmq_spark.testing.fake_proxy_messages import status
 from rocketmq_spark.transport.grpc.transport import GrpcTransport
 from rocketmq_spark.transport.remoting.transport import RemotingTransport
 from rocketmq_spark.transport.tls import TlsSettings, TlsStream
 from tests.support.contract import Outcomes, single
 from tests.support.frames import SerializeType, encode_command
 from tests.support.peer import Peer, Session
-from tests.support.processes import PATIENCE
-from tests.support.proxy import FakeProxy, status
+from tests.support.processes import PATIENCE, wait_for
+from tests.support.proxies import running_proxy
 from tests.support.strategies import HALF, damaged, encode_stored_record
 from tests.support.transports import Grpc
 
@@ -194,7 +195,7 @@ class Raw(bytes):
 
 @pytest.fixture
 def seam() -> Iterator[Grpc]:
-    with FakeProxy() as proxy, GrpcTransport([proxy.address], client_id="test") as transport:
+    with running_proxy({"orders": "MIXED"}) as proxy, GrpcTransport([proxy.address], client_id="test") as transport:
         yield Grpc(transport, proxy, None)
 
 
@@ -241,8 +242,8 @@ def test_stream_continues_after_damaged_commands(seam: Grpc) -> None:
     last = threading.Event()
     seam.transport.on_check_transaction = lambda check: last.set() if check.transaction_id == "the last" else None
     [half] = seam.send(single("orders", b"half", TRAN_MSG="true", PGROUP="pg"))
-    seam.proxy.wait(lambda: seam.proxy.settings)
-    command = service.RecoverOrphanedTransactionCommand(message=seam.proxy.halves[half.transaction_id])
+    wait_for(lambda: bool(seam.proxy.client_settings))
+    command = service.RecoverOrphanedTransactionCommand(message=seam.proxy.transactions[half.transaction_id].message)
     good = service.TelemetryCommand(recover_orphaned_transaction_command=command).SerializeToString()
     for data in damaged([good], 200, 8):
         seam.proxy.command(Raw(data))  # type: ignore[arg-type]

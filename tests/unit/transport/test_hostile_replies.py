@@ -18,10 +18,12 @@ from rocketmq_spark.protocol.grpc._pb import definition_pb2 as pb
 from rocketmq_spark.protocol.grpc._pb import service_pb2 as service
 from rocketmq_spark.protocol.grpc.codes import Code
 from rocketmq_spark.protocol.grpc.messages import route_of
+from rocketmq_spark.testing.fake_proxy import FakeProxy
+from rocketmq_spark.testing.fake_proxy_messages import status
 from rocketmq_spark.transport.grpc.client import parsed
 from rocketmq_spark.transport.grpc.transport import _ROUTE_PARTS
-from tests.support.processes import PATIENCE
-from tests.support.proxy import FakeProxy, route_reply, status
+from tests.support.processes import PATIENCE, wait_for
+from tests.support.proxies import running_proxy
 
 PROGRAM = Path(__file__).parents[2] / "programs" / "hostile_replies.py"
 MIB = 1 << 20
@@ -66,7 +68,6 @@ def have_answered(proxy: FakeProxy, call: str, reply: bytes, compression: grpc.C
 
 def outcome(proxy: FakeProxy, call: str, during: Callable[[], None] = lambda: None) -> Any:
     """Return the result of a client in another process."""
-    proxy.routes["small"] = route_reply(pb.NORMAL)
     arguments = json.dumps({"endpoint": proxy.address, "call": call})
     with subprocess.Popen([sys.executable, str(PROGRAM), arguments], stdout=subprocess.PIPE) as client:
         during()
@@ -76,7 +77,7 @@ def outcome(proxy: FakeProxy, call: str, during: Callable[[], None] = lambda: No
 
 @pytest.fixture
 def proxy() -> Iterator[FakeProxy]:
-    with FakeProxy() as proxy:
+    with running_proxy({"orders": "TRANSACTION", "small": "NORMAL"}) as proxy:
         yield proxy
 
 
@@ -109,7 +110,7 @@ def test_command_of_many_small_parts_is_dropped_in_bounded_memory(proxy: FakePro
             return field(5, field(1, field(2) * (15 * MIB // 2)))
 
     def during() -> None:
-        proxy.wait(lambda: proxy.settings and proxy.halves)
+        wait_for(lambda: bool(proxy.client_settings and proxy.transactions))
         proxy.command(Raw())  # type: ignore[arg-type]
         proxy.check("half")
 

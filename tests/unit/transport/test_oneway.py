@@ -25,8 +25,9 @@ from rocketmq_spark.protocol.remoting.codes import RequestCode
 from rocketmq_spark.protocol.remoting.command import RemotingCommand
 from rocketmq_spark.transport.parallel import Permits
 from rocketmq_spark.transport.remoting.transport import RemotingTransport
+from tests.support import fakes
 from tests.support.contract import Outcomes
-from tests.support.peer import BrokerPeer, Peer, Session, refused_address
+from tests.support.peer import Peer, Session, refused_address
 from tests.support.processes import PATIENCE
 
 RequestTo = Callable[..., SendRequest]
@@ -41,7 +42,7 @@ HUGE = bytes(16_000_000)
 def test_a_oneway_send_is_the_same_frame_with_the_oneway_flag(
     transport: RemotingTransport, request_to: RequestTo, outcomes: Any
 ) -> None:
-    with BrokerPeer() as peer:
+    with fakes.broker() as peer:
         request = request_to(peer.address, (b"in ", b"pieces"), properties="KEYS\x01k\x02")
         transport.send(request, PATIENCE, outcomes)
         outcomes.wait(1)
@@ -126,7 +127,7 @@ def test_a_oneway_frame_beyond_16_mib_is_refused_and_its_permit_comes_back(
     make_transport: MakeTransport, request_to: RequestTo
 ) -> None:
     transport = make_transport(client_oneway_semaphore_value=1)
-    with BrokerPeer() as peer:
+    with fakes.broker() as peer:
         for _ in range(2):
             with pytest.raises(MQClientException, match="send smaller or fewer messages at once"):
                 transport.send_oneway(request_to(peer.address, bytes(16_777_216)), PATIENCE)

@@ -29,7 +29,8 @@ from rocketmq_spark.testing.scripted import Reply, route
 from rocketmq_spark.transport.remoting.requests import Request
 from rocketmq_spark.transport.remoting.transport import RemotingTransport
 from rocketmq_spark.transport.tls import TlsSettings
-from tests.support.peer import BrokerPeer, Peer, Session, address_of, full_listener, refused_address
+from tests.support import fakes
+from tests.support.peer import Peer, Session, address_of, full_listener, refused_address
 from tests.support.processes import PATIENCE
 from tests.support.strategies import encode_stored_record
 from tests.support.transports import Authority
@@ -54,7 +55,7 @@ def send(transport: RemotingTransport, request: SendRequest, outcomes: Any) -> S
 def test_single_message_is_sent_as_send_message_v2(
     transport: RemotingTransport, request_to: Any, outcomes: Any
 ) -> None:
-    with BrokerPeer() as peer:
+    with fakes.broker() as peer:
         request = request_to(peer.address, (b"he", b"", b"llo"), properties="KEYS\x01k\x02", flag=7, sys_flag=1)
         send(transport, request, outcomes)
         [command] = peer.requests
@@ -81,7 +82,7 @@ def test_single_message_is_sent_as_send_message_v2(
 def test_reconsume_times_use_fields_j_and_l_and_unit_mode_field_k(
     transport: RemotingTransport, request_to: Any, outcomes: Any
 ) -> None:
-    with BrokerPeer() as peer:
+    with fakes.broker() as peer:
         queue = MessageQueue("%RETRY%cg", "broker-a", 0)
         changes = {"reconsume_times": 3, "max_reconsume_times": 16, "unit_mode": True}
         send(transport, request_to(peer.address, queue=queue, **changes), outcomes)
@@ -108,10 +109,10 @@ def test_a_reply_goes_as_send_reply_message_v2(transport: RemotingTransport, req
 def test_batch_is_sent_as_send_batch_message_with_m_true(
     transport: RemotingTransport, batch_to: Any, outcomes: Any
 ) -> None:
-    with BrokerPeer() as peer:
+    with fakes.broker() as peer:
         outcome = send(transport, batch_to(peer.address, b"one", b"two", properties="WAIT\x01false\x02"), outcomes)
         [command] = peer.requests
-        kept = peer.stored[MessageQueue("orders", "broker-a", 0)]
+        kept = peer.storage.store.queues[MessageQueue("orders", "broker-a", 0)]
     assert command.code == RequestCode.SEND_BATCH_MESSAGE
     assert (command.ext_fields["m"], command.ext_fields["i"]) == ("true", "WAIT\x01false\x02")
     assert [message.body for message in kept] == [b"one", b"two"]
@@ -168,7 +169,8 @@ def test_missing_fields_of_an_acknowledgement_have_defaults(
 def test_rejection_names_rows_queue_broker_code_and_remark(
     transport: RemotingTransport, batch_to: Any, outcomes: Any
 ) -> None:
-    with BrokerPeer(None, Reply.code(2, "[OVERLOAD]system busy")) as peer:
+    with fakes.broker() as peer:
+        peer.play(Reply.code(2, "[OVERLOAD]system busy"))
         outcome = send(transport, batch_to(peer.address, b"one", b"two"), outcomes)
         expected = f"sending 2 rows to orders/broker-a/0: {peer.address} answered 2 SYSTEM_BUSY: [OVERLOAD]system busy"
     assert isinstance(outcome.error, BrokerBusyException)
@@ -177,7 +179,7 @@ def test_rejection_names_rows_queue_broker_code_and_remark(
 
 def test_heart_beat_unregister_offsets_and_topics(transport: RemotingTransport) -> None:
     queue = MessageQueue("orders", "broker-a", 2)
-    with BrokerPeer() as peer:
+    with fakes.broker() as peer:
         transport.heart_beat(peer.address, "10.0.0.1@spec", ["pg"], PATIENCE)
         transport.unregister_client(peer.address, "10.0.0.1@spec", "pg", PATIENCE)
         assert transport.max_offset(queue, peer.address, PATIENCE) == 0
@@ -248,9 +250,9 @@ def test_viewing_a_missing_message_is_an_error_naming_the_offset(transport: Remo
 
 
 def test_view_of_another_message_is_rejected(transport: RemotingTransport, request_to: Any, outcomes: Any) -> None:
-    with BrokerPeer() as peer:
+    with fakes.broker() as peer:
         send(transport, request_to(peer.address), outcomes)
-        message = peer.store.view(0)
+        message = peer.storage.store.view(0)
         assert message is not None
 
     def another(session: Session) -> None:
@@ -283,7 +285,7 @@ def test_blocking_call_raises_the_error_of_the_answer(transport: RemotingTranspo
 
 def test_route_comes_from_the_first_name_server_that_answers(make_transport: MakeTransport) -> None:
     dead = refused_address()
-    with BrokerPeer({"orders": ROUTE}) as good, BrokerPeer({"orders": ROUTE}) as spare:
+    with fakes.name_server({"orders": ROUTE}) as good, fakes.name_server({"orders": ROUTE}) as spare:
         transport = make_transport(dead, good.address, spare.address, random=Fixed())
         for _ in range(3):
             assert transport.query_route("orders", PATIENCE) == ROUTE
@@ -291,7 +293,7 @@ def test_route_comes_from_the_first_name_server_that_answers(make_transport: Mak
 
 
 def test_silent_name_server_leaves_time_for_the_next(make_transport: MakeTransport) -> None:
-    with full_listener() as silent, BrokerPeer({"orders": ROUTE}) as good:
+    with full_listener() as silent, fakes.name_server({"orders": ROUTE}) as good:
         transport = make_transport(address_of(silent), good.address, random=Fixed())
         assert transport.query_route("orders", 1.0) == ROUTE
 
@@ -311,15 +313,15 @@ def test_name_servers_that_all_fail_are_all_named_with_their_reasons(make_transp
 
 
 def test_no_name_server_is_queried_without_time(make_transport: MakeTransport) -> None:
-    with BrokerPeer({"orders": ROUTE}) as good:
+    with fakes.name_server({"orders": ROUTE}) as good:
         with pytest.raises(RemotingTimeoutException, match="not asked, no time was left"):
             make_transport(good.address).query_route("orders", 0.0)
-        assert good.requests == []
+        assert len(good.requests) == 0
 
 
 def test_name_server_that_knows_the_topic_is_preferred(make_transport: MakeTransport) -> None:
     # One that has just been restarted knows nothing until brokers have registered again.
-    with BrokerPeer() as empty, BrokerPeer({"orders": ROUTE}) as other:
+    with fakes.name_server() as empty, fakes.name_server({"orders": ROUTE}) as other:
         transport = make_transport(empty.address, other.address, random=Fixed())
         for _ in range(3):
             assert transport.query_route("orders", PATIENCE) == ROUTE
@@ -328,7 +330,7 @@ def test_name_server_that_knows_the_topic_is_preferred(make_transport: MakeTrans
 
 def test_unknown_topic_is_looked_up_at_all_name_servers_and_they_are_named(make_transport: MakeTransport) -> None:
     dead = refused_address()
-    with BrokerPeer({"others": ROUTE}) as one, BrokerPeer({"others": ROUTE}) as other:
+    with fakes.name_server({"others": ROUTE}) as one, fakes.name_server({"others": ROUTE}) as other:
         transport = make_transport(dead, one.address, other.address, random=Fixed())
         for asked in (1, 2):
             with pytest.raises(TopicRouteStaleException) as raised:
@@ -337,8 +339,9 @@ def test_unknown_topic_is_looked_up_at_all_name_servers_and_they_are_named(make_
                 routes = [request for request in peer.requests if request.code == RequestCode.GET_ROUTEINFO_BY_TOPIC]
                 assert len(routes) == asked
         text = f"looking up the route of topic orders: {one.address}, {other.address} answered 17 TOPIC_NOT_EXIST: "
-    assert str(raised.value).startswith(f"{text}No topic route info; without an answer: {dead}: ")
-    assert raised.value.remark.startswith(f"{one.address}, {other.address}: No topic route info; without an answer: ")
+    reason = "No topic route info in name server for the topic: orders; without an answer: "
+    assert str(raised.value).startswith(f"{text}{reason}{dead}: ")
+    assert raised.value.remark.startswith(f"{one.address}, {other.address}: {reason}")
     assert raised.value.response_code == 17
 
 
@@ -357,7 +360,7 @@ def test_lookup_is_retriable_if_one_name_server_failed_transiently(
 
 
 def test_missing_brokers_are_reported_instead_of_a_missing_topic(make_transport: MakeTransport) -> None:
-    with BrokerPeer() as one, BrokerPeer() as other:
+    with fakes.name_server() as one, fakes.name_server() as other:
         transport = make_transport(one.address, other.address, random=Fixed())
         with pytest.raises(NoBrokersException) as raised:
             transport.query_route("orders", PATIENCE)
@@ -372,7 +375,7 @@ def test_missing_brokers_are_reported_instead_of_a_missing_topic(make_transport:
 def test_unknown_topic_does_not_make_a_silent_name_server_preferred(
     make_transport: MakeTransport,
 ) -> None:
-    with full_listener() as silent, BrokerPeer({"orders": ROUTE}) as good:
+    with full_listener() as silent, fakes.name_server({"orders": ROUTE}) as good:
         transport = make_transport(address_of(silent), good.address, random=Fixed())
         with pytest.raises(TopicRouteStaleException):
             transport.query_route("unheard-of", 1.0)
@@ -385,7 +388,7 @@ def not_ready(session: Session) -> None:
 
 
 def test_name_server_that_is_not_ready_is_skipped(make_transport: MakeTransport) -> None:
-    with Peer(not_ready) as starting, BrokerPeer({"orders": ROUTE}) as good:
+    with Peer(not_ready) as starting, fakes.name_server({"orders": ROUTE}) as good:
         transport = make_transport(starting.address, good.address, random=Fixed())
         assert transport.query_route("orders", PATIENCE) == ROUTE
         # The starting name server may know what the other one does not.
@@ -397,18 +400,18 @@ def test_rejection_by_a_name_server_is_raised_without_asking_others(make_transpo
     def refuse(session: Session) -> None:
         session.answer(session.read(), 16, remark="not yours")
 
-    with Peer(refuse) as strict, BrokerPeer({"orders": ROUTE}) as other:
+    with Peer(refuse) as strict, fakes.name_server({"orders": ROUTE}) as other:
         transport = make_transport(strict.address, other.address, random=Fixed())
         with pytest.raises(MQBrokerException, match="16 NO_PERMISSION: not yours"):
             transport.query_route("orders", PATIENCE)
-        assert other.requests == []
+        assert len(other.requests) == 0
 
 
 def test_name_server_with_a_malformed_route_is_skipped(make_transport: MakeTransport) -> None:
     def nonsense(session: Session) -> None:
         session.answer(session.read(), body=b"<html>")
 
-    with Peer(nonsense) as odd, BrokerPeer({"orders": ROUTE}) as good:
+    with Peer(nonsense) as odd, fakes.name_server({"orders": ROUTE}) as good:
         transport = make_transport(odd.address, good.address, random=Fixed())
         assert transport.query_route("orders", PATIENCE) == ROUTE
         assert transport.query_route("orders", PATIENCE) == ROUTE
@@ -427,7 +430,7 @@ def test_a_name_server_that_is_no_address_is_an_option_error() -> None:
 
 
 def test_workers_start_with_different_name_servers(make_transport: MakeTransport) -> None:
-    with BrokerPeer({"orders": ROUTE}) as one, BrokerPeer({"orders": ROUTE}) as other:
+    with fakes.name_server({"orders": ROUTE}) as one, fakes.name_server({"orders": ROUTE}) as other:
         for seed in range(20):
             make_transport(one.address, other.address, random=random.Random(seed)).query_route("orders", PATIENCE)
         asked = len(one.requests), len(other.requests)
@@ -438,7 +441,7 @@ def test_workers_start_with_different_name_servers(make_transport: MakeTransport
 def test_frame_above_16_mib_is_rejected_before_sending(
     transport: RemotingTransport, request_to: Any, outcomes: Any
 ) -> None:
-    with BrokerPeer() as peer:
+    with fakes.broker() as peer:
         with pytest.raises(MQClientException, match="send smaller or fewer messages at once"):
             transport.send(request_to(peer.address, bytes(16_777_216)), PATIENCE, outcomes)
         assert send(transport, request_to(peer.address), outcomes).status is SendStatus.SEND_OK

@@ -13,9 +13,10 @@ import pytest
 from rocketmq_spark.model.send_result import TransactionCheck
 from rocketmq_spark.protocol.remoting.codes import RequestCode, ResponseCode
 from rocketmq_spark.protocol.remoting.command import RemotingCommand
+from rocketmq_spark.testing.fake_broker import check_request
 from rocketmq_spark.transport.remoting.transport import RemotingTransport
 from tests.support.frames import encode_command
-from tests.support.peer import Peer, Session, check_request
+from tests.support.peer import Peer, Session
 from tests.support.processes import PATIENCE
 from tests.support.strategies import HALF, encode_stored_record
 
@@ -30,6 +31,11 @@ CHECK = TransactionCheck(
     broker_name="broker-a",
 )
 RECORD = encode_stored_record(HALF)
+
+
+def asked(body: bytes = RECORD) -> RemotingCommand:
+    """Return a broker's check with a body that the package's own encoder has not made."""
+    return replace(check_request(CHECK), body=body)
 
 
 def asks(*commands: RemotingCommand) -> Callable[[Session], None]:
@@ -48,14 +54,14 @@ def asks(*commands: RemotingCommand) -> Callable[[Session], None]:
 def test_a_check_reaches_the_handler_on_the_transports_thread(transport: RemotingTransport, collected: Any) -> None:
     checks = collected()
     transport.on_check_transaction = checks
-    with Peer(asks(check_request(CHECK, RECORD))) as peer:
+    with Peer(asks(asked())) as peer:
         transport.heart_beat(peer.address, "client", ["pg"], PATIENCE)
         assert checks.wait(1) == [replace(CHECK, address=peer.address)]
     assert [thread.name for thread in checks.threads] == ["rocketmq-spark-transport"]
 
 
 def test_a_check_without_a_handler_is_dropped(transport: RemotingTransport) -> None:
-    with Peer(asks(check_request(CHECK, RECORD))) as peer:
+    with Peer(asks(asked())) as peer:
         transport.heart_beat(peer.address, "client", ["pg"], PATIENCE)
         transport.heart_beat(peer.address, "client", ["pg"], PATIENCE)
         assert len(peer.sessions) == 1
@@ -67,7 +73,7 @@ def test_unreadable_check_is_logged_and_has_no_other_effect(
 ) -> None:
     checks = collected()
     transport.on_check_transaction = checks
-    pushed = (check_request(CHECK, body), check_request(CHECK, RECORD))
+    pushed = (asked(body), asked())
     with Peer(asks(*pushed)) as peer, caplog.at_level(logging.ERROR, "rocketmq_spark.transport"):
         transport.heart_beat(peer.address, "client", ["pg"], PATIENCE)
         checks.wait(1)
@@ -83,7 +89,7 @@ def test_check_without_its_offsets_is_logged_and_has_no_other_effect(
 ) -> None:
     checks = collected()
     transport.on_check_transaction = checks
-    whole = check_request(CHECK, RECORD)
+    whole = asked()
     fields = {key: value for key, value in whole.ext_fields.items() if key != name}
     pushed = (replace(whole, ext_fields=fields), whole)
     with Peer(asks(*pushed)) as peer, caplog.at_level(logging.ERROR, "rocketmq_spark.transport"):
@@ -101,7 +107,7 @@ def test_failing_handler_is_logged_and_has_no_other_effect(
         raise ZeroDivisionError("in the handler")
 
     transport.on_check_transaction = raising
-    with Peer(asks(check_request(CHECK, RECORD))) as peer, caplog.at_level(logging.ERROR, "rocketmq_spark.transport"):
+    with Peer(asks(asked())) as peer, caplog.at_level(logging.ERROR, "rocketmq_spark.transport"):
         transport.heart_beat(peer.address, "client", ["pg"], PATIENCE)
         transport.heart_beat(peer.address, "client", ["pg"], PATIENCE)
         assert len(peer.sessions) == 1
@@ -115,7 +121,7 @@ def test_handler_can_answer_from_another_thread(transport: RemotingTransport, co
 
     def script(session: Session) -> None:
         request = session.read()
-        session.sock.sendall(encode_command(check_request(CHECK, RECORD)))
+        session.sock.sendall(encode_command(asked()))
         session.answer(request)
         answers(session.read())
         session.wait_for_hangup()
