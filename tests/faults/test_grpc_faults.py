@@ -6,10 +6,8 @@ same row id, which the ledger checks.
 
 from __future__ import annotations
 
-import re
 import threading
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
@@ -19,25 +17,26 @@ from pyspark.sql import SparkSession
 from rocketmq_spark.cluster import LocalCluster
 from rocketmq_spark.errors import DeliveryError
 from rocketmq_spark.model.message import Message
-from rocketmq_spark.model.message_ext import MessageExt
 from rocketmq_spark.producer.producer import Producer
 from rocketmq_spark.spark.report import Metrics
 from tests.support.links import TcpProxy
 from tests.support.peer import refused_address
 from tests.support.processes import wait_for
-from tests.support.reading import read_topic
+from tests.support.reading import read_topic, record
 from tests.support.writes import (
     PIECE,
     SMALL,
     Ledger,
+    account_of,
     body_of,
     broken,
     counted,
     in_mid_write,
-    keys_of,
     numbered,
     retries_of,
     rows,
+    verify,
+    written,
 )
 
 pytestmark = [pytest.mark.faults, pytest.mark.integration]
@@ -67,15 +66,12 @@ def way(cluster: LocalCluster) -> Iterator[tuple[str, Callable[[], None]]]:
         yield link.address, cut
 
 
-def stored(cluster: LocalCluster, topic: str, count: int) -> list[MessageExt]:
-    """Return all messages after checking that no row is missing and that repeats of a row have one id."""
+def verify_stored(cluster: LocalCluster, topic: str, count: int, groups: int = 0) -> None:
+    """Check that no row is missing, that repeats of a row have one id, and that groups keep their order and queue."""
+    history = written(count, groups)
     messages = read_topic(cluster.name_server, topic, count, key=lambda message: message.keys)
-    ids: dict[str, set[str | None]] = defaultdict(set)
-    for message in messages:
-        ids[message.keys].add(message.unique_id)
-    assert ids.keys() == keys_of(count)
-    assert {len(found) for found in ids.values()} == {1}
-    return messages
+    record(history, messages, mark=lambda message: message.unique_id or "")
+    verify(history)
 
 
 def watched(ledger: Ledger, cluster: LocalCluster, topic: str) -> AbstractContextManager[None]:
@@ -86,7 +82,7 @@ def settle(
     ledger: Ledger, fault: str, cluster: LocalCluster, topic: str, count: int, told: Mapping[str, Mapping[str, Any]]
 ) -> None:
     """Read everything back, and add the fault to the table."""
-    ledger.settle(fault, cluster.name_server, topic, keys_of(count), retries_of(told), begins=body_of)
+    ledger.settle(fault, cluster.name_server, topic, count, retries_of(told), begins=body_of)
 
 
 def name_of(faults: bool) -> str:
@@ -125,16 +121,7 @@ def test_proxy_restart_keeps_row_order_within_group(
     with Producer("pg", endpoints=cluster.endpoints) as producer, watched(ledger, cluster, topic):
         batches = broken(rows(count, groups), 3, cluster, topic, lambda: kill_and_restart(cluster))
         told = producer.send_arrow(batches, topic, ordered="true", rowId="true").to_dict()
-    numbers: dict[str, list[int]] = defaultdict(list)
-    queues: dict[str, set[int]] = defaultdict(set)
-    for message in stored(cluster, topic, count):
-        group = message.properties["__SHARDINGKEY"]
-        numbers[group].append(int(message.body.rstrip(b".")))
-        queues[group].add(message.queue_id)
-    assert {group: list(dict.fromkeys(found)) for group, found in numbers.items()} == {
-        f"group-{group}": list(range(group, count, groups)) for group in range(groups)
-    }
-    assert {len(found) for found in queues.values()} == {1}
+    verify_stored(cluster, topic, count, groups)
     assert told[cluster.endpoints]["retries"] > 0
     settle(ledger, "proxy killed and started again, rows of groups", cluster, topic, count, told)
 
@@ -156,7 +143,7 @@ def test_rows_in_flight_to_a_frozen_proxy_are_resent_and_none_is_lost(
         watched(ledger, cluster, topic),
     ):
         told = producer.send_arrow(broken(rows(count), 30, cluster, topic, freeze), topic, **WITH_ID).to_dict()
-    stored(cluster, topic, count)
+    verify_stored(cluster, topic, count)
     settle(ledger, "proxy paused for 3 s", cluster, topic, count, told)
     assert told[cluster.endpoints]["rows"] == count
     assert told[cluster.endpoints]["retries_by_reason"]["RemotingTimeoutException"] > 0
@@ -177,8 +164,8 @@ def test_unreachable_endpoint_gets_no_rows_and_does_not_slow_write(
         for number in range(4):
             message = Message.of(lone, b"one by one", keys=f"k{number}")
             assert producer.send(message).message_queue.broker_name == cluster.endpoints
-    stored(cluster, topic, count)
-    stored(cluster, lone, 4)
+    verify_stored(cluster, topic, count)
+    verify_stored(cluster, lone, 4)
     settle(ledger, f"endpoint dead from the start, {name_of(faults)}", cluster, topic, count, told)
     assert (told[dead]["rows"], told[cluster.endpoints]["rows"]) == (0, count)
     assert told[dead]["retries_by_reason"].keys() == {"RemotingConnectException"}
@@ -199,7 +186,7 @@ def test_rows_of_failing_endpoint_go_to_the_other_endpoint(
         watched(ledger, cluster, topic),
     ):
         told = producer.send_arrow(broken(rows(count), 30, cluster, topic, cut), topic, **options).to_dict()
-    stored(cluster, topic, count)
+    verify_stored(cluster, topic, count)
     settle(ledger, f"endpoint that dies, {name_of(faults)}", cluster, topic, count, told)
     assert told[dying]["rows"] + told[cluster.endpoints]["rows"] == count
     assert 0 < told[dying]["rows"] < told[cluster.endpoints]["rows"]
@@ -218,14 +205,8 @@ def test_write_with_only_endpoint_down_fails_with_correct_row_counts(
     batches = counted(broken(rows(count), 30, cluster, topic, cut), taken)
     with Producer("pg", endpoints=dying, send_msg_timeout=1000) as producer, pytest.raises(DeliveryError) as raised:
         producer.send_arrow(batches, topic, deliveryTimeoutMs="2000", **SMALL)
-    account = re.search(r"stored: \S+ (\d+) rows.*not sent: (\d+).*unknown: (\d+)", str(raised.value))
-    assert account is not None
-    acknowledged, not_sent, unknown = map(int, account.groups())
-    assert acknowledged + not_sent + unknown == sum(taken)
-    assert 0 < acknowledged < count
-    found = distinct(read_topic(cluster.name_server, topic, acknowledged, key=lambda message: message.keys))
-    assert acknowledged <= found <= acknowledged + unknown
-
-
-def distinct(messages: Sequence[MessageExt]) -> int:
-    return len({message.keys for message in messages})
+    account = account_of(raised.value)
+    assert 0 < account[0] < count
+    history = written(sum(taken), account=account)
+    record(history, read_topic(cluster.name_server, topic, account[0], key=lambda message: message.keys))
+    verify(history)

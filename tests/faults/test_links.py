@@ -13,7 +13,7 @@ from rocketmq_spark.spark.report import Metrics
 from tests.support.cluster import SharedCluster
 from tests.support.links import Fault, Passing, cut, delayed, flip, freeze, linked_cluster, unchanged
 from tests.support.reading import read_topic
-from tests.support.writes import Account, Ledger, keys_of, numbered, retries_of, write
+from tests.support.writes import Account, Ledger, numbered, retries_of, write
 
 pytestmark = [pytest.mark.faults, pytest.mark.spark, pytest.mark.integration]
 
@@ -37,7 +37,7 @@ def write_over(
         with links as (name_server, _), ledger.watch([cluster.name_server], topic, brokers):
             options = {"rowId": "true", "batchBytes": "8k", "sendMsgTimeout": timeout}
             write(numbered(spark, ROWS, 100), name_server, topic, **options)
-        return ledger.settle(fault, cluster.name_server, topic, keys_of(ROWS), retries_of(metrics.to_dict()))
+        return ledger.settle(fault, cluster.name_server, topic, ROWS, retries_of(metrics.to_dict()))
 
     return write_over_links
 

@@ -16,9 +16,9 @@ from rocketmq_spark.cluster import LocalCluster
 from rocketmq_spark.spark.report import Metrics
 from rocketmq_spark.transport.remoting.transport import RemotingTransport
 from tests.support.processes import wait_for
-from tests.support.reading import read_topic
+from tests.support.reading import read_topic, record
 from tests.support.streams import numbers, run_until
-from tests.support.writes import in_mid_write, make_topic
+from tests.support.writes import in_mid_write, make_topic, verify, written
 
 pytestmark = [pytest.mark.faults, pytest.mark.spark, pytest.mark.integration]
 
@@ -47,16 +47,9 @@ def test_ordered_write_keeps_key_order_over_broker_restart(
     with in_mid_write(two_brokers.name_server, topic, count // 10, kill_and_restart):
         writer.option("batchBytes", "16k").save()
     messages = read_topic(two_brokers.name_server, topic, count, key=lambda message: message.body)
-    by_key: dict[str, list[int]] = defaultdict(list)
-    queues: dict[str, set[tuple[object, int]]] = defaultdict(set)
-    for message in messages:
-        key = message.properties["__SHARDINGKEY"]
-        by_key[key].append(int(message.body.rstrip(b".")))
-        queues[key].add((message.store_host, message.queue_id))
-    assert len(by_key) == KEYS
-    for number in range(KEYS):
-        assert list(dict.fromkeys(by_key[f"key-{number}"])) == list(range(number, count, KEYS))
-    assert {len(found) for found in queues.values()} == {1}
+    history = written(count, KEYS)
+    record(history, messages, row=lambda message: int(message.body.rstrip(b".")))
+    verify(history)
     assert metrics.to_dict()[victim.name]["retries"] > 0
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
-from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
-from rocketmq_spark.errors import DeliveryError
-from rocketmq_spark.model.message import EncodedBatch, SendStatus
+import numpy as np
+
+from rocketmq_spark.model.message import EncodedBatch, SendOutcome, SendStatus
 from rocketmq_spark.protocol.remoting.records import messages_in
-from tests.simulation.client import Attempt, TaskResult, Worker
+from tests.simulation.client import TaskResult, Worker
 from tests.simulation.cluster import SimulatedCluster
+from tests.support.history import NONE, History, Outcome
+from tests.support.history_rules import check
 
 if TYPE_CHECKING:
     from tests.simulation.schedule import Plan
@@ -20,53 +21,74 @@ KEYS = 6
 _ROW_BYTES = 40
 # Seconds without a fault in which every row must be stored.
 _ENOUGH = 15.0
+# Seconds after its time in which an attempt ends.
+_GRACE = 0.5
 
 
 def problems_of(plan: Plan, worker: Worker, cluster: SimulatedCluster) -> list[str]:
     """Return a text for everything that a promise does not allow."""
-    stored = Counter(message.body for message in cluster.stored("T"))
-    problems = [*worker.transport.problems, *_problems_of_attempts(worker)]
+    problems = [*worker.transport.problems, *map(str, check(history_of(plan, worker, cluster)))]
     for result in worker.results:
-        problems += _problems_of_rows(plan, result, stored, cluster.lost, worker.options.delivery_timeout_ms / 1000)
         problems += _problems_of_metrics(result)
+        patient = worker.options.delivery_timeout_ms / 1000 - plan.horizon > _ENOUGH
+        if patient and "gave up after deliveryTimeoutMs" in str(result.error):
+            seconds = result.ended - plan.horizon
+            problems.append(f"task {result.number}: it gave up {seconds:.1f} s after the last fault: {result.error}")
         # Incomplete groups that have waited for their linger time are sent without a wait for room.
         lingering = KEYS * plan.batch_rows * _ROW_BYTES if result.rest else 0
         if result.most_pending > max(worker.options.max_in_flight_bytes, plan.batch_rows * _ROW_BYTES) + lingering:
             problems.append(f"task {result.number}: {result.most_pending} bytes were pending")
-    problems += _problems_of_repeats(worker, stored)
     if plan.ordered:
-        problems += _problems_of_order(worker, cluster)
+        problems += _problems_of_queues(worker, cluster)
     return problems
 
 
-def _problems_of_rows(
-    plan: Plan, result: TaskResult, stored: Counter[bytes], lost: set[bytes], timeout: float
-) -> list[str]:
-    """Every row of a finished write is stored; a failed write counts its rows correctly."""
-    problems = []
-    rows = {body for _, body in result.rows}
-    acknowledged = {body for batch in result.acknowledged for body in _bodies(batch)}
-    if missing := sorted(body for body in acknowledged if not stored[body] and body not in lost):
-        problems.append(f"task {result.number}: {len(missing)} acknowledged rows are not stored, {missing[0]!r}")
-    if sum(batch.rows for batch in result.acknowledged) != len(acknowledged):
-        problems.append(f"task {result.number}: rows were counted as stored twice")
-    if result.error is None:
-        if acknowledged != rows:
-            problems.append(f"task {result.number}: it ended well, and {len(rows - acknowledged)} rows have no answer")
-        return problems
-    if isinstance(result.error, DeliveryError):
-        calm = result.ended - plan.horizon
-        if "gave up after deliveryTimeoutMs" in str(result.error) and timeout - plan.horizon > _ENOUGH:
-            problems.append(f"task {result.number}: it gave up {calm:.1f} s after the last fault: {result.error}")
-        not_sent, unknown = result.account
-        taken = result.taken
-        if not_sent + unknown + len(acknowledged) != taken:
-            counts = f"{len(acknowledged)} stored, {not_sent} not sent, {unknown} unknown"
-            problems.append(f"task {result.number}: {counts} are not the {taken} rows that it took")
-        there = sum(1 for body in rows if stored[body] or body in lost)
-        if there > len(acknowledged) + unknown:
-            problems.append(f"task {result.number}: {there} rows are stored, and {len(acknowledged) + unknown} may be")
-    return problems
+def history_of(plan: Plan, worker: Worker, cluster: SimulatedCluster) -> History:
+    """Return what the tasks did and what consumers can read. Row 12 of task 3 has the id 300012."""
+    history = History()
+    rows: dict[bytes, int] = {}
+    for result in worker.results:
+        ids = [result.number * 100_000 + place for place in range(len(result.rows))]
+        rows.update(zip((body for _, body in result.rows), ids, strict=True))
+        # A task that failed has taken the first rows only.
+        taken = len(ids) if result.error is None else result.taken
+        keys = [key if plan.ordered else NONE for key, _ in result.rows]
+        history.offer(result.number, ids[:taken], keys[:taken])
+        history.count(result.number, [rows[body] for batch in result.acknowledged for body in _bodies(batch)])
+        stored, timeout = sum(batch.rows for batch in result.acknowledged), worker.options.delivery_timeout_ms / 1000
+        history.finish(result.number, result.error is None, stored, *result.account, timeout)
+    batches: dict[int, int] = {}
+    for attempt in worker.transport.attempts:
+        if id(attempt.batch) not in batches:
+            batches[id(attempt.batch)] = len(batches)
+            history.batch(len(batches) - 1, [rows[body] for body in _bodies(attempt.batch)])
+    queues = {queue: number for number, queue in enumerate(cluster.queues("T"))}
+    sends = [
+        (batches[id(attempt.batch)], queues.get(attempt.queue, NONE), attempt.started, attempt.within)
+        for attempt in worker.transport.attempts
+    ]
+    if sends:
+        batch, target, started, within = map(np.array, zip(*sends, strict=True))
+        history.send(np.arange(len(sends)), batch, target, started, started + within + _GRACE)
+    for number, attempt in enumerate(worker.transport.attempts):
+        if attempt.outcome is not None:
+            history.end(number, _outcome_of(attempt.outcome), attempt.ended)
+    for queue, number in queues.items():
+        store = cluster.masters[queue.broker_name].storage.store
+        messages = list(store.messages(queue, 0, store.end(queue)))
+        history.expect(0, number, 0, store.end(queue))
+        # A body that no task wrote gets an id that no row has.
+        found = [rows.get(message.body, -2 - message.queue_offset) for message in messages]
+        history.read(0, number, [message.queue_offset for message in messages], found)
+    history.lose(sorted(rows[body] for body in cluster.lost if body in rows))
+    return history
+
+
+def _outcome_of(outcome: SendOutcome) -> Outcome:
+    if outcome.status is SendStatus.SEND_OK:
+        return Outcome.ACKNOWLEDGED
+    stored = outcome.error is None or outcome.error.maybe_stored
+    return Outcome.MAYBE_STORED if stored else Outcome.NOT_STORED
 
 
 def _problems_of_metrics(result: TaskResult) -> list[str]:
@@ -78,62 +100,15 @@ def _problems_of_metrics(result: TaskResult) -> list[str]:
     return []
 
 
-def _problems_of_attempts(worker: Worker) -> list[str]:
-    """Every attempt ends in time, one attempt of a batch at a time, and none follows an acknowledgement."""
-    problems = []
-    by_batch: dict[int, list[Attempt]] = defaultdict(list)
-    for attempt in worker.transport.attempts:
-        by_batch[id(attempt.batch)].append(attempt)
-        if attempt.outcome is None:
-            problems.append(f"an attempt for {attempt.queue} has no outcome")
-        elif attempt.ended > attempt.started + attempt.within + 0.5:
-            seconds = attempt.ended - attempt.started
-            problems.append(f"an attempt for {attempt.queue} ended {seconds:.1f} s after its start")
-    for attempts in by_batch.values():
-        for first, second in itertools.pairwise(attempts):
-            if second.started < first.ended:
-                problems.append("two attempts of one batch were in flight at once")
-            elif first.outcome is not None and first.outcome.status is SendStatus.SEND_OK:
-                problems.append("a batch was sent again after its acknowledgement")
-        if len(attempts) > 1 and attempts[-1].started - attempts[0].started > worker.options.delivery_timeout_ms / 1000:
-            problems.append("an attempt started after deliveryTimeoutMs")
-    return problems
-
-
-def _problems_of_repeats(worker: Worker, stored: Counter[bytes]) -> list[str]:
-    """A row is stored again only if an attempt before it may have stored it."""
-    allowed: Counter[bytes] = Counter()
-    for attempt in worker.transport.attempts:
-        outcome = attempt.outcome
-        error = None if outcome is None else outcome.error
-        if outcome is None or outcome.status is not None or (error is not None and error.maybe_stored):
-            allowed.update(_bodies(attempt.batch))
+def _problems_of_queues(worker: Worker, cluster: SimulatedCluster) -> list[str]:
+    """A key's rows are in the queue of the key."""
+    queue_of = {body: worker.queue_of(key) for result in worker.results for key, body in result.rows}
     return [
-        f"row {body!r} is stored {count} times, and {allowed[body]} attempts may have stored it"
-        for body, count in stored.items()
-        if count > allowed[body]
+        f"{queue}: {message.body!r} belongs to {queue_of.get(message.body)}"
+        for queue in cluster.queues("T")
+        for message in cluster.masters[queue.broker_name].storage.store.messages(queue, 0, 1 << 62)
+        if queue != queue_of.get(message.body)
     ][:3]
-
-
-def _problems_of_order(worker: Worker, cluster: SimulatedCluster) -> list[str]:
-    """In each queue, the first copies of a task's rows of a key are in the order in which the task took them."""
-    problems = []
-    key_of = {body: (result.number, key) for result in worker.results for key, body in result.rows}
-    for queue in cluster.queues("T"):
-        store = cluster.masters[queue.broker_name].storage.store
-        newest: dict[tuple[int, int], bytes] = {}
-        seen: set[bytes] = set()
-        for message in store.messages(queue, 0, store.end(queue)):
-            key = key_of[message.body]
-            if message.body in seen:
-                continue
-            seen.add(message.body)
-            if newest.get(key, b"") > message.body:
-                problems.append(f"{queue}: {message.body!r} is stored after {newest[key]!r}")
-            newest[key] = max(message.body, newest.get(key, b""))
-            if queue != worker.queue_of(key[1]):
-                problems.append(f"{queue}: {message.body!r} belongs to {worker.queue_of(key[1])}")
-    return problems[:3]
 
 
 def _bodies(batch: EncodedBatch) -> list[bytes]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import re
 import threading
 import time
 from collections import Counter, defaultdict
@@ -12,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
@@ -22,6 +24,8 @@ from rocketmq_spark.model.hashes import ROW_ID
 from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.routing.route_cache import publish_info_of
 from rocketmq_spark.transport.remoting.transport import RemotingTransport
+from tests.support.history import NONE, History, id_of
+from tests.support.history_rules import check
 from tests.support.java import Java
 from tests.support.processes import PATIENCE, wait_for
 
@@ -118,37 +122,30 @@ class Ledger:
         fault: str,
         name_server: str,
         topic: str,
-        keys: set[str],
+        rows: int,
         retries: int,
         *,
         begins: Callable[[str], bytes] = lambda _key: b"",
     ) -> Account:
         """Read all messages back after all brokers have recovered; no row may be missing, and repeats must be marked.
 
-        `keys` are the keys of the written rows, and `retries` is the figure of the write's metrics. `begins` returns
-        the first bytes of the body of the row with a key.
+        `rows` is the number of written rows, and `retries` is the figure of the write's metrics. `begins` returns the
+        first bytes of the body of the row with a key.
         """
         held = _held(name_server, topic)
         lines = self._java.read_topic(name_server, topic, held, within=PATIENCE)
-        ids, times = defaultdict[str, set[str]](set), Counter[str]()
-        for line in lines:
-            ids[line["properties"]["KEYS"]].add(line["properties"][ROW_ID])
-            times[line["properties"]["KEYS"]] += 1
-        account = Account(
-            fault,
-            len(keys),
-            len(lines),
-            len(lines) - len(ids),
-            retries,
-            self.longest_stall,
-            max(times.values(), default=0),
-        )
+        queues = [id_of(f"{line['brokerName']}/{line['queueId']}") for line in lines]
+        found = [row_of(line["properties"]["KEYS"]) for line in lines]
+        # Repeats of a row share its id. Different rows have different ids.
+        marks = [id_of(line["properties"][ROW_ID]) for line in lines]
+        history = written(rows)
+        history.read(0, queues, [line["queueOffset"] for line in lines], found, marks)
+        times = Counter(found)
+        most = max(times.values(), default=0)
+        account = Account(fault, rows, len(lines), len(lines) - len(times), retries, self.longest_stall, most)
         self._tell(account)
         assert len(lines) == held
-        assert ids.keys() == keys, f"missing: {sorted(keys - ids.keys())[:5]}, strange: {sorted(ids.keys() - keys)[:5]}"
-        # Repeats of a row share its id. Different rows have different ids.
-        assert {len(found) for found in ids.values()} <= {1}
-        assert len(set().union(*ids.values())) == len(keys)
+        verify(history)
         altered = [line["body"] for line in lines if not line["body"].startswith(begins(line["properties"]["KEYS"]))]
         assert not altered, f"{len(altered)} bodies are not their rows': {altered[:3]}"
         return account
@@ -181,6 +178,34 @@ def numbered(spark: SparkSession, rows: int, nbytes: int, partitions: int = 4) -
 def keys_of(rows: int) -> set[str]:
     """Return the keys of the rows that `numbered` makes."""
     return {f"k{number}" for number in range(rows)}
+
+
+def row_of(key: str) -> int:
+    """Return the number of the row with a key."""
+    return int(key.removeprefix("k"))
+
+
+def written(rows: int, groups: int = 0, *, account: tuple[int, int, int] | None = None) -> History:
+    """Return the history of a write that has taken `rows` numbered rows, with `groups` keys in turn that keep order.
+
+    The `account` of a failed write has the numbers of rows that are stored, not sent, and unknown.
+    """
+    history, numbers = History(), np.arange(rows)
+    history.offer(0, numbers, numbers % groups if groups else NONE)
+    history.finish(0, account is None, *(account or ()))
+    return history
+
+
+def account_of(error: BaseException) -> tuple[int, int, int]:
+    """Return how many rows are stored, not sent, and unknown, as the error of a write says."""
+    found = re.search(r"stored: (.*)\. Read but not sent: (\d+); outcome unknown: (\d+)", str(error))
+    assert found is not None, error
+    return sum(map(int, re.findall(r" (\d+) rows", found[1]))), int(found[2]), int(found[3])
+
+
+def verify(history: History) -> None:
+    """Fail with everything that a history must not hold."""
+    assert not (violations := check(history)), "\n".join(map(str, violations))
 
 
 def body_of(key: str) -> bytes:
@@ -330,5 +355,5 @@ class Trial:
 
     def settle(self, fault: str) -> Account:
         """Read all rows back, and add the account to the table."""
-        keys, retries = keys_of(self.rows), retries_of(self.metrics.to_dict())
-        return self.ledger.settle(fault, self.cluster.name_server, self.topic, keys, retries, begins=body_of)
+        retries = retries_of(self.metrics.to_dict())
+        return self.ledger.settle(fault, self.cluster.name_server, self.topic, self.rows, retries, begins=body_of)
