@@ -4,10 +4,10 @@ Nothing here reads a clock: `now` is an argument, in seconds. docs/internals/sin
 docs/internals/sink.md#windows those of windows.
 
 A line is a first-in, first-out queue of waiting batches. With ``sendMode=sync`` a task has one line. Otherwise each
-message queue has one for the batches that are bound to it, and each topic has one for all other batches. Over gRPC the
-message groups of a topic share 64 more. Lines take turns, so that none starves. A serial line (``ordered``,
-``sendMode=sync``, and always for message groups) starts its next batch only when the previous one is acknowledged
-(docs/internals/sink.md#ordered-writes).
+topic has one, each message queue has one for the batches that are bound to it, and over gRPC the message groups of a
+topic share 64 more. Without ``ordered``, a batch of the topic's line that must retry its queue waits in that queue's
+line. Lines take turns, so that none starves. A serial line (``ordered``, ``sendMode=sync``, and always for message
+groups) starts its next batch only when the previous one is acknowledged (docs/internals/sink.md#ordered-writes).
 """
 
 from __future__ import annotations
