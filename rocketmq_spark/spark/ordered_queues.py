@@ -1,9 +1,8 @@
 """Remembers each broker's number of queues, so that keys of an ordered stream stay on their queues without the broker.
 
 While a broker is missing from the route, the stream uses its remembered number. If the route lists the broker, its
-number there wins. With an order configuration for the topic, neither counts. The driver keeps the numbers
-(docs/internals/sink.md#ordered-writes) in a file of the query's checkpoint, or only in the memory of its Python process
-if that cannot use the checkpoint:
+number there wins. With an order configuration for the topic, neither counts. If the driver's Python process cannot use
+the checkpoint, it keeps the numbers in its memory, otherwise in a file (docs/internals/sink.md#ordered-writes):
 
     <checkpointLocation>/rocketmq-queues-<topic>.json   {"broker-a": 4, "broker-b": 4}
 """

@@ -1,8 +1,8 @@
 """Keeps a Telemetry stream open to each proxy, over which the proxy sends transaction checks to this process.
 
-The first half message of a transport with a check handler opens a stream to every proxy, because a broker may send a
-check through any of them. A stream that the proxy ends or that breaks is opened again, until the transport is closed or
-the last producer group is unregistered (docs/internals/grpc.md#telemetry and #checks).
+The first half message of a transport with a check handler opens a stream to every proxy: any of them may send a check.
+A stream that ends or breaks is opened again, until the transport is closed or the last producer group is unregistered.
+See docs/internals/grpc.md#telemetry and #checks.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """One request, the queue of requests that wait for a socket, and the outcome or error with which a request ends.
 
 Never copies or joins the pieces of a body. Uses no socket, thread or clock; callers pass `now`. If no byte of a request
-was written when its connection breaks or its time is over, its error says that it was not executed or not sent. The
-response code, never the remark, makes an answer an error: successful answers can have remarks, too
+was written, the server cannot have executed it, and the error of a timeout or a broken connection says so. The response
+code, never the remark, makes an answer an error: successful answers can have remarks, too
 (docs/internals/remoting.md#header).
 """
 
