@@ -3,9 +3,10 @@
 Nothing here reads a clock: `now` is an argument, in seconds. docs/internals/sink.md#sink-retries has the retry rules,
 docs/internals/sink.md#windows those of windows.
 
-A line is a first-in, first-out queue of waiting batches. With ``sendMode=sync`` a task has one line. Otherwise each
-message queue has one for the batches that are bound to it, and each topic has one for all other batches. Over gRPC the
-message groups of a topic share 64 more. Lines take turns, so that none starves. A serial line (``ordered``,
+A line is a queue of waiting batches: new ones join its end, retried ones its head. With ``sendMode=sync`` a task has
+one line. Otherwise each message queue has one for the batches that are bound to it, and each topic has one for others.
+Over gRPC the message groups of a topic share 64 more. Without ``ordered``, a batch of the topic's line that must retry
+its queue waits in that queue's line. Lines take turns, so that none starves. A serial line (``ordered``,
 ``sendMode=sync``, and always for message groups) starts its next batch only when the previous one is acknowledged
 (docs/internals/sink.md#ordered-writes).
 """
@@ -217,7 +218,7 @@ class _Line:
 
 @dataclass(slots=True, eq=False)
 class SendQueues:
-    """Batches that may start, first come first served within a line; with `single` there is one line.
+    """Batches that may start, in their lines; with `single` there is one line.
 
     A line whose first batch cannot start is blocked until a broker that it waits for has room. So the cost of an
     acknowledgement does not depend on the number of lines. A recheck notices new routes, deadlines and the end of an

@@ -1,7 +1,8 @@
 """Looks up the topics of a read and their routes at the name servers, before the deadline for planning the read.
 
-Answers and errors of name servers are cached for one second. If a later look-up fails, the last known route stays valid
-(docs/internals/routing.md#route-cache), because a name server that does not know the topic may have restarted.
+A route, or the error of its look-up, is cached for one second, and so is the list of topics. If a later look-up fails
+with a retriable error, the last known route stays valid (docs/internals/routing.md#route-cache). This includes an
+unknown topic, because the name server may have restarted.
 """
 
 from __future__ import annotations

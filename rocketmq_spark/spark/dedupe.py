@@ -1,8 +1,9 @@
-"""`dedupe(df)`: drops rows that a retry has stored again, by their row ids.
+"""`dedupe(df)`: of the rows with equal row ids keeps one, because a retry may have stored a row again.
 
-Rows without a valid id cannot be repeats. They bypass the deduplication, so they need neither state nor shuffle. In a
-stream, the watermark follows the time of the micro-batch, unless the user names a column. Timestamps of messages would
-not do: one queue may be read hours behind another, and Spark drops rows that are older than the watermark.
+A row without an id, or whose content does not fit the hash in its id, always stays. It bypasses the deduplication, and
+needs neither state nor shuffle. A stream forgets ids after a time. Its watermark follows the time of the micro-batch,
+unless the user names a column. Timestamps of messages would not do: one queue may be read hours behind another, and
+Spark drops rows that are older than the watermark.
 """
 
 from __future__ import annotations

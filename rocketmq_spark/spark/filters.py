@@ -1,6 +1,8 @@
 """Turns the filters that Spark pushes down into narrower offset ranges and a tag expression.
 
-Filters of other kinds or columns are ignored. This is safe, because Spark evaluates every filter again.
+A filter that cannot be translated has no effect here, such as one on another column or a timestamp without a time zone.
+This is safe, because Spark evaluates every filter again. Times get a margin of a minute, because a broker's clock may
+have been set back between two messages.
 """
 
 from __future__ import annotations

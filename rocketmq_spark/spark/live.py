@@ -1,8 +1,9 @@
-"""`live(spark, topic, ...)`: shows Spark's tasks and arriving messages while a ``with`` block runs.
+"""`live(spark, topic, ...)`: shows arriving messages while a ``with`` block runs, and in classic Spark also its tasks.
 
-A thread updates the display with a new `LiveView` twice a second. Errors never reach the user's job: the display shows
-them, and they are logged once. Messages and tasks are counted first before the block begins, so that none of its
-messages is missed. The last count follows the block and stays on the screen.
+A thread makes a new `LiveView` about twice a second. In the block, errors of servers, Spark and the display do not
+reach the user's job. The view has them, and the first problem of each part and broker is logged. The first count
+precedes the block, so that no message is missed at a broker that answers it. A last count follows the block, and the
+last view stays on the screen.
 """
 
 from __future__ import annotations
@@ -45,15 +46,16 @@ Screen: TypeAlias = "Callable[[LiveView], object]"
 def live(
     spark: SparkSession, topic: str, name_server: str | Sequence[str] | None = None, **connection: Any
 ) -> LiveDisplay:
-    """Show Spark's tasks and the messages that arrive in a topic, twice a second, while a ``with`` block runs.
+    """Show Spark's tasks and the messages that arrive in a topic, about twice a second, while a ``with`` block runs.
 
     In a notebook the display is an output of the cell, in a terminal its last lines, elsewhere a line on stderr every
     five seconds. Messages are counted by the brokers' own offsets, so those of other senders count, too. The topic need
     not exist yet. A server that does not answer is shown, and is no error.
 
-    Tasks are those of the session's jobs that begin within the block, and of streaming queries. With Spark Connect only
-    messages are shown, because its clients cannot see tasks. The name servers (default: the environment variable
-    ``NAMESRV_ADDR``) and `connection` are those of `Admin`; an OptionError is raised if they are malformed or missing.
+    Tasks are those of the Spark application's jobs that begin within the block, also for streaming queries. With Spark
+    Connect only messages are shown, because its clients cannot see tasks. The name servers (default: the
+    environment variable ``NAMESRV_ADDR``) and `connection` are those of `Admin`; an OptionError is raised if they are
+    malformed or missing.
 
     >>> with rocketmq_spark.live(spark, "orders", "127.0.0.1:9876"):  # doctest: +SKIP
     ...     df.write.format("rocketmq").option("nameServer", "127.0.0.1:9876").option("topic", "orders").save()
@@ -62,7 +64,7 @@ def live(
 
 
 class LiveDisplay:
-    """The context manager that `live` returns, for one block; it closes `transport`. `view` is what was shown last."""
+    """The context manager that `live` returns, for one block; it closes `transport`. `view` is the newest state."""
 
     def __init__(
         self, spark: SparkSession, topic: str, transport: RemotingTransport, screen: Screen | None = None
@@ -170,7 +172,10 @@ def _sum(counts: Iterable[TaskCounts]) -> TaskCounts:
 
 
 class Tasks:
-    """Counts the tasks of a classic session's jobs that begin from now on."""
+    """Counts the tasks of a classic Spark application's jobs that begin from now on.
+
+    A job of another session or job group is missed if it begins and ends between two looks.
+    """
 
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark

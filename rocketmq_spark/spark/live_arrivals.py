@@ -1,8 +1,8 @@
 """Counts the messages that arrive in a topic, by the maximum offsets that brokers report (``MQAdminImpl.maxOffset``).
 
-A queue's count begins at the first offset that its broker reports. A queue that is created during the display counts
-from offset 0: its broker had fewer queues before, or was registered without the topic at first. A broker that registers
-later may have been down and have old messages, so its queues do not count from 0.
+A queue's count begins at the first offset that its broker reports to this display. It begins at 0 if the display saw
+that the queue was new: its broker had fewer queues before, or was registered without the topic at first. A broker that
+registers later may have been down and have old messages, so the queues that it has then do not count from 0.
 """
 
 from __future__ import annotations
@@ -87,7 +87,10 @@ class Arrivals:
         return sum(broker.messages for broker in self._brokers.values())
 
     def look(self, now: float, *, last: bool = False) -> None:
-        """Ask all brokers concurrently, and name servers every two seconds (with `last`: now)."""
+        """Ask the brokers concurrently, first the name servers if the route is two seconds old (with `last`: always).
+
+        A broker that did not answer is not asked again for two seconds.
+        """
         if last or now >= self._route_at:
             self._refresh(now)
         due = [name for name, broker in self._brokers.items() if now >= broker.ask_at]

@@ -1,7 +1,8 @@
-"""Remembers the number of queues of each broker, so that an ordered stream keeps its keys on their queues.
+"""Remembers each broker's number of queues, so that keys of an ordered stream stay on their queues without the broker.
 
-The driver keeps the numbers (docs/internals/sink.md#ordered-writes) in a file of the query's checkpoint, or in
-memory if Python cannot reach the checkpoint:
+While a broker is missing from the route, the stream uses its remembered number. If the route lists the broker, its
+number there wins. With an order configuration for the topic, neither counts. If the driver's Python process cannot use
+the checkpoint, it keeps the numbers in its memory, otherwise in a file (docs/internals/sink.md#ordered-writes):
 
     <checkpointLocation>/rocketmq-queues-<topic>.json   {"broker-a": 4, "broker-b": 4}
 """

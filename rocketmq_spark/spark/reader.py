@@ -1,7 +1,8 @@
 """The reader of ``spark.read``: plans offset ranges on the driver, and yields record batches in the tasks.
 
-The driver asks name servers and brokers once, when the query is planned. A reader holds no connections, because Spark
-pickles it into every task. Follows ``KafkaBatch.scala``.
+Each time Spark plans a query, the driver asks name servers and brokers for routes and offsets, and then disconnects.
+The reader holds no connections, because Spark pickles it into every task; a task opens its own. `PartitionReader` is
+also the base of the stream's reader. Follows ``KafkaBatch.scala``.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class RangesPartition(InputPartition):
 class PartitionReader:
     """The base of batch and stream readers; `read` runs in every task.
 
-    A column of `schema` that no read has is a SchemaError. The `accumulator` gets the numbers of skipped messages.
+    SchemaError: a read cannot have this `schema`. The `accumulator` gets the numbers of messages that a task skipped.
     """
 
     def __init__(

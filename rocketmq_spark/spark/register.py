@@ -1,11 +1,12 @@
-"""`register(spark)`: registers the data source with an accumulator for its metrics, and wraps Spark's writers once.
+"""`register(spark)`: registers the data source in a session, and wraps methods of Spark's writers once per process.
 
-``DataFrameWriter.save`` gets the mode "append", because Spark rejects its default mode (error if exists) for every
-Python data source. An explicit ``mode("error")`` looks like the default, so it appends, too.
+For the format "rocketmq", ``DataFrameWriter.save`` gets the mode "append", because Spark rejects its default mode
+(error if exists) for every Python data source. An explicit ``mode("error")`` looks like the default, so it appends,
+too.
 
-``save`` and ``DataStreamWriter.start`` activate the writer's session first. Classic Spark looks for a Python data
-source in the active session of the JVM's thread (``DataSource.lookupDataSource``). A JVM thread that Py4J starts for
-another Python thread, or after an interrupt, has no active session.
+In classic Spark, this ``save`` and every ``DataStreamWriter.start`` activate the writer's session first. Spark looks
+for a Python data source in the active session of the JVM's thread (``DataSource.lookupDataSource``). A JVM thread that
+Py4J starts for another Python thread, or after an interrupt, has no active session.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Brings the reports of tasks to the driver, which adds them to the user's metrics, the log and ``metricsPath``.
+"""Brings the reports of tasks to the driver: by accumulator for the user's metrics, in commit messages for the rest.
 
-Reports travel by accumulator and in commit messages. On the driver the accumulator's value is a `Metrics`, always the
-same object. In a task it is a list of reports. Adding to either never raises, because the exception would reach Spark's
-scheduler (``pyspark/accumulators.py``).
+The rest are one log line per write or micro-batch, and ``metricsPath``. Spark Connect has no accumulators, so its users
+get no metrics. On the driver the accumulator's value is always the same `Metrics`; in a task it is a list of reports.
+Adding to either never raises: an exception would reach Spark's scheduler (``pyspark/accumulators.py``).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _UNAVAILABLE: Final = (
 
 
 class ReportAccumulatorParam(AccumulatorParam[Any]):
-    """Adds reports to `Metrics` on the driver, and to a plain list in a task, which is cheap to pickle."""
+    """Adds reports to the `Metrics` on the driver, and in a task to a plain list, which is cheap to pickle."""
 
     def zero(self, value: Any) -> list[PartitionReport]:  # noqa: ARG002 - Spark's signature
         """Return the initial value in a task."""
@@ -57,7 +57,7 @@ class ReportAccumulatorParam(AccumulatorParam[Any]):
 
 
 class Metrics(WriteSummary):
-    """The measurements of a session's writes, per broker; numbers appear as tasks end.
+    """The measurements of a session's writes, per broker, and messages that reads skipped, as tasks report them.
 
     With Spark Connect every method raises `MetricsUnavailableError`, which says where the numbers are.
     """

@@ -1,9 +1,10 @@
 """The reader of ``spark.readStream``: makes the offsets that Spark keeps in its checkpoint, and plans each micro-batch.
 
-An offset names every queue that was ever seen, so that none is read twice. A new queue is read from its earliest
-message. A queue whose broker does not answer keeps its offset; after ``readTimeoutMs`` the query fails, unless
-``failOnDataLoss=false``. A repeated micro-batch must read the same messages, but Spark stores only its end. So this
-offset also has the beginnings of queues that are new in the micro-batch. Follows ``KafkaMicroBatchStream.scala``.
+An offset keeps every queue that the query has seen, so that none is read from its beginning again. A queue that
+appears later is read from its earliest message. A queue whose broker does not answer keeps its offset; after
+``readTimeoutMs`` the query fails, unless ``failOnDataLoss=false``. A repeated micro-batch must read the same messages.
+So its end offset also has the beginnings of queues that are new in it, which no earlier offset has. Follows
+``KafkaMicroBatchStream.scala``.
 """
 
 from __future__ import annotations
@@ -151,7 +152,7 @@ class RocketMQStreamReader(PartitionReader, DataSourceStreamReader):
 
 
 class RefusedStreamReader(DataSourceStreamReader):
-    """Raises the error of a reader that could not be made, from every method that Spark calls."""
+    """Raises the error of a reader that could not be made, when Spark asks for offsets, partitions or rows."""
 
     def __init__(self, error: RocketMQError) -> None:
         self._error = error

@@ -1,6 +1,7 @@
-"""The writers of batch and streaming queries: the driver looks up topics and queues, each task sends one partition.
+"""The writers of batch and streaming queries: the driver checks the topics that options name, each task sends its rows.
 
-docs/internals/architecture.md#processes has the processes and their connections.
+With ``ordered`` over remoting, the driver also gives all tasks the same queues. Otherwise each task finds its routes
+itself. docs/internals/architecture.md#processes has the processes and their connections.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""A broker in pure Python: requests in, answers out, without sockets and without a clock of its own.
+"""A broker in pure Python: requests in, answers out, without sockets; its time and timers come from `Timers`.
 
-`FakeCluster` puts it behind real sockets. A simulator can drive it with virtual time. Follows ``BrokerController.java``
-and ``BrokerFastFailure.java``.
+`FakeCluster` puts it behind real sockets. A simulator can drive it with virtual time. The module queues and answers
+sends itself, and has the other requests executed by handlers. Follows ``BrokerController.java`` and
+``BrokerFastFailure.java``.
 """
 
 from __future__ import annotations
@@ -74,7 +75,8 @@ class FakeBroker:
 
     `play` sets the replies to the next requests, `always` those to all further ones, by request code (None: sends).
     `requests` has the last 10,000 requests. Tests may change `storage` and `settings`. `on_change` is called after a
-    change of topics or roles, so that name servers get it. `handlers` execute the requests other than sends, by code.
+    change of topics and after `start`, so that name servers get it. `handlers` execute the requests other than
+    sends, by code.
     """
 
     def __init__(

@@ -1,7 +1,8 @@
 """A RocketMQ cluster in this process, for tests of programs that use RocketMQ: no Java, no files, started in a moment.
 
-`FakeCluster` serves name servers, brokers and a proxy on sockets of 127.0.0.1. They answer as RocketMQ 5.5.0 does, as
-far as docs/testing.md says, and play faults on request. One thread serves all sockets.
+`FakeCluster` serves name servers and brokers on sockets of 127.0.0.1, and a proxy if requested. They answer as RocketMQ
+5.5.0 does, as far as docs/testing.md says, and play faults on request. One thread serves all sockets but the proxy's,
+which has threads of gRPC.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class FakeCluster:
     * `brokers`: number of masters, named ``broker-0``, ``broker-1``, ...; or their names.
     * `slaves`: number of slaves of each master.
     * `name_servers`: number of name servers.
-    * `topics`: the number of queues on each master, by topic. Brokers also create topics, as by default in RocketMQ.
+    * `topics`: the number of queues on each master, by topic. By default sends create topics, too, as in RocketMQ.
     * `settings`: makes the settings of each broker.
     * `tls`: name servers and brokers accept only encrypted connections, with this context.
     * `proxy`: True or settings for a proxy, at `endpoints`. Only a cluster with a proxy imports grpc and protobuf.

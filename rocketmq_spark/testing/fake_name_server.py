@@ -1,6 +1,7 @@
-"""A name server in pure Python: the routes that its brokers have registered, and the answers to clients.
+"""A name server in pure Python, without sockets: keeps the routes of brokers and of tests, and answers clients.
 
-Follows ``RouteInfoManager.java`` and ``ClientRequestProcessor.java``.
+`register` replaces the routes by those of the brokers that run. Follows ``RouteInfoManager.java`` and
+``ClientRequestProcessor.java``.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class FakeNameServer:
             self._replies.add(replies, code, times)
 
     def register(self, brokers: Iterable[FakeBroker]) -> None:
-        """Replace what the name server knows by the brokers that run; nothing changes if it is `frozen`."""
+        """Replace what the name server knows by the brokers that run; no change if it is `frozen` or stopped."""
         with self._lock:
             if self.frozen or not self.running:
                 return

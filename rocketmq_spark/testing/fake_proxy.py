@@ -1,7 +1,7 @@
-"""A RocketMQ 5 proxy in cluster mode: a gRPC server in front of the fake brokers.
+"""A RocketMQ 5 proxy in cluster mode: a gRPC server for producers, in front of the fake brokers.
 
-`FakeCluster(proxy=True)` starts it. This module and those that it imports need grpc and protobuf, so nothing imports
-them for a cluster without a proxy.
+`FakeCluster(proxy=True)` creates it. This module and the other two of the proxy need grpc or protobuf, so a cluster
+without a proxy does not import them.
 """
 
 from __future__ import annotations
@@ -59,8 +59,9 @@ _RequestT = TypeVar("_RequestT", bound=ProtoMessage)
 class FakeProxy(grpc.GenericRpcHandler):  # type: ignore[misc]
     """One proxy. All methods may be called from any thread.
 
-    `play` sets the replies to the next calls; `calls` has the last 10,000. `handlers` execute calls, by method, and
-    tests may replace them. The handler of Telemetry gets a command of a client, and returns the answer or nothing.
+    `play` sets the replies to the next calls of a method other than Telemetry. `calls` has the last 10,000 calls.
+    `handlers` execute calls, by method, and tests may replace them. The handler of Telemetry gets a command of
+    a client, and returns the answer or nothing.
     """
 
     def __init__(self, cluster: Servers, settings: ProxySettings) -> None:

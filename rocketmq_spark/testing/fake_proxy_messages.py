@@ -1,7 +1,8 @@
-"""How a fake proxy checks messages, asks brokers, and answers clients. Pure functions.
+"""Makes a fake proxy's checks of messages, its requests to brokers, and its answers to clients, in pure functions.
 
 Follows ``SendMessageActivity.java``, ``GrpcValidator.java``, ``RouteActivity.java`` and ``GrpcConverter.java``. The
-outcomes are those that 5.5.0 showed (docs/internals/grpc-messages.md); the conformance tests compare them.
+codes of answers are those that 5.5.0 showed (docs/internals/grpc-messages.md). Their texts need not be the same. The
+conformance tests compare both proxies in some scenarios.
 """
 
 from __future__ import annotations

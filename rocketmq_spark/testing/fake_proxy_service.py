@@ -1,7 +1,8 @@
 """What a fake proxy does with each request: routes, sends, transactions, settings of producers.
 
-It sends each request to a broker as the remoting protocol does, without a socket, so what tests set on brokers has
-effect. Follows ``GrpcMessagingApplication.java``, ``ProducerProcessor.java`` and ``ClusterTransactionService.java``.
+Sends, recalls and ends of transactions reach a broker as remoting requests, without a socket, so replies that tests set
+for them have effect. Routes, types of topics and producers are read or set in the name servers and brokers directly.
+Follows ``GrpcMessagingApplication.java``, ``ProducerProcessor.java`` and ``ClusterTransactionService.java``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The replies that tests set for requests to a fake server, and how a server plays them."""
+"""The replies that tests set for requests to a fake name server or broker, and how the server plays them.
+
+A fake proxy plays its replies itself.
+"""
 
 from __future__ import annotations
 

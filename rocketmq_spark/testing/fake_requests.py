@@ -1,8 +1,8 @@
 """How a fake broker executes the requests other than sends: pulls, offsets, transactions, groups, topics, figures.
 
-`HANDLERS` has a function for each request code. A function returns the answer, or None if the broker answers later or
-never. Follows ``PullMessageProcessor.java``, ``EndTransactionProcessor.java``, ``ConsumerManageProcessor.java`` and
-``AdminBrokerProcessor.java``.
+`HANDLERS` has a function for each request code that the broker supports. A function returns the answer, raises the
+`Refusal` to answer, or returns None if the broker answers later or never. Follows ``PullMessageProcessor.java``,
+``EndTransactionProcessor.java``, ``ConsumerManageProcessor.java`` and ``AdminBrokerProcessor.java``.
 """
 
 from __future__ import annotations

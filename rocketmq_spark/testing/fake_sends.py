@@ -1,7 +1,8 @@
-"""What a fake broker does with one send request: checks, properties that the broker adds, and where messages go.
+"""How a fake broker decodes and checks one send request, and which properties and placement it gives the messages.
 
-Follows ``SendMessageProcessor.java`` and ``AbstractSendMessageProcessor.java``. The outcomes are those that 5.5.0
-showed (docs/internals/messages.md); the conformance tests compare them with a real broker.
+`BrokerStorage` checks topic and queue, and stores. Follows ``SendMessageProcessor.java`` and
+``AbstractSendMessageProcessor.java``. The codes of refusals are those that 5.5.0 showed (docs/internals/messages.md).
+The conformance tests compare some sends with a real broker.
 """
 
 from __future__ import annotations

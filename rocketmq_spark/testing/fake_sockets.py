@@ -1,4 +1,4 @@
-"""The sockets of fake servers: a client's connection in an event loop, encrypted or not."""
+"""The sockets of fake name servers and brokers: a client's connection in an event loop, encrypted or not."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""What a fake broker keeps: topics, messages, delays, half messages, and the copy that a slave takes of all this.
+"""What a fake broker stores: topics, messages, delays, half messages, and committed offsets.
 
+A slave copies all of this from its master. The settings of fake brokers, their topics and proxies are here, too.
 Follows ``DefaultMessageStore.java``, ``TopicConfigManager.java`` and ``ScheduleMessageService.java``.
 """
 
@@ -101,9 +102,9 @@ class Safety(NamedTuple):
 class BrokerStorage:
     """The state of one broker that survives its restart.
 
-    `later` calls a function after some seconds, while the broker runs. `on_topic` is called after a topic was created
-    or changed, `on_stored` after each change of the messages, `on_check` with the commit-log offset of a half message
-    that the broker has to check.
+    `later` calls a function after some seconds, while the broker runs. `on_topic` is called after `create_topic`,
+    `on_stored` after messages were stored, copied or rolled back. `on_check` is called with the commit-log offset of a
+    half message that the broker has to check.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
-"""`ScriptedTransport` replaces a transport in tests: it answers from a list of replies, and records all requests.
+"""`ScriptedTransport` replaces a transport in tests: it answers from scripts and stored messages, and records requests.
 
-As with real transports, each send gets one outcome, its callback never runs inside ``send``, and `close` fails
-everything in flight. With a `ManualClock`, whose time only the test changes, and unless `threaded`, callbacks run in
-``deliver()``, ``advance()`` and ``poll()``.
+Sends and pulls get the replies of a script first. Each send gets one outcome, its callback never runs inside ``send``,
+and `close` fails the sends and pulls in flight. Unless `threaded`, callbacks run in ``deliver()``, ``advance()``,
+``poll()`` and ``close()``. ``advance()`` and ``poll()`` move the `ManualClock`.
 """
 
 from __future__ import annotations

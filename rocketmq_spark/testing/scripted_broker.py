@@ -1,4 +1,7 @@
-"""The parts of `ScriptedTransport`: replies, routes, a clock for tests, and the delivery of outcomes."""
+"""The parts of `ScriptedTransport`: replies, routes, a clock for tests, and the delivery of outcomes.
+
+Fake servers play `Reply`, too.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The messages that a test double has stored: a commit log in memory, and the queues that refer to it.
 
-Offsets in the commit log count messages, not bytes. Nothing expires by itself. Follows ``CommitLog.java`` and
-``ConsumeQueue.java``.
+Offsets in the commit log count its entries, not bytes. An entry is a message, or an inner batch of several. Nothing
+expires by itself. Follows ``CommitLog.java`` and ``ConsumeQueue.java``.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Entry(NamedTuple):
 class MessageStore:
     """Stored messages, acknowledged or not.
 
-    `queues` has the messages that consumers see, and those of the half topic. `expired` and `removed` have the first
+    `queues` has the messages that consumers see, and those of internal topics. `expired` and `removed` have the first
     remaining offset of each queue; brokers correct the minimum offset only for `expired`.
     """
 

@@ -1,10 +1,9 @@
 """The interfaces of the two transports, remoting (TCP) and gRPC, which send requests to servers and return answers.
 
-A transport reports the outcome of one attempt; its callers choose brokers and retry. It repeats a send only after
-GO_AWAY, which means that the server executed nothing. A transport connects with its first request, and cannot be
-pickled. All timeouts are seconds. Any thread may call any method, except those of a transport that its caller polls
-(`Pulls.poll`). If the connection failed, the error is a ``RemotingException`` with the socket's or gRPC's error as its
-cause. If a server answered with an error code, it is an ``MQBrokerException``.
+A send or pull is one attempt at a given address; callers choose brokers and retry. Only the remoting transport may
+repeat it, once after GO_AWAY, which means that the server executed nothing. A transport cannot be pickled. All timeouts
+are seconds. Any thread may call any method, unless the caller polls the transport (`Pulls.poll`). Most errors are a
+``RemotingException`` (the connection failed) or an ``MQBrokerException`` (the server answered with an error code).
 """
 
 from __future__ import annotations

@@ -1,12 +1,15 @@
 """Supplies the credentials that sign requests, from options: as text, by reference, or from the user's provider class.
 
 Rule 1: ``env:NAME`` and ``file:/path`` are read in the process that signs. Spark's plans and tasks never contain the
-        values.
-Rule 2: a thread refreshes credentials before they expire. A failed refresh is repeated every 10 s. Until they expire,
-        the old ones sign requests.
-Rule 3: without valid credentials, a request waits for the provider, for at most 30 s, and then fails.
-Rule 4: after a server has rejected the credentials, the next request fetches new ones, at most once per second.
-Rule 5: an error names the option, variable, file or class, never its content.
+        referenced values.
+Rule 2: text and variables alone are read once. A request lets a thread read files and providers again,
+        before the credentials expire or, without an expiry, after a minute. After a failure: again after 10 s.
+Rule 3: the old credentials sign meanwhile, until they expire. Without valid ones, a request waits for the running call,
+        until 30 s after the call's start, and fails if the call fails.
+Rule 4: after a server has rejected credentials of a file or provider, the next request waits for new ones. This happens
+        at most once per second; meanwhile, and for 10 s after a failure, the rejected ones sign.
+Rule 5: an error names the option, variable, file or class, never its content. It may have the text of a provider's
+        exception.
 """
 
 from __future__ import annotations
@@ -165,7 +168,7 @@ def _read(option: str, text: str, path: Path) -> str:
 
 
 class RefreshedCredentials:
-    """Credentials that are refreshed before they expire; safe for many threads, and after a fork.
+    """Credentials that requests refresh before they expire; safe for many threads, and after a fork.
 
     `ask` may block. Without `first` credentials the first request waits for it. Requests that wait fail `patience`
     seconds after the start of the call.

@@ -1,9 +1,9 @@
 """Connects a socket to ``host:port`` without blocking, with TLS if configured.
 
-Every address of the host is tried in the resolver's order. Each gets an equal share of the time left, for the connect
-and the TLS handshake together. A separate thread looks up a name, because the system's resolver blocks. `Dial` never
-closes a socket. It puts those of failed attempts into `abandoned`, and the caller closes them once its selector no
-longer watches them.
+The addresses of the host are tried in the resolver's order, until one works. Each gets an equal share of the time left,
+for the connect and the TLS handshake together. A separate thread looks up a name, because the system's resolver blocks.
+`Dial` never closes a socket. It puts those of failed attempts into `abandoned`, and the caller closes them once its
+selector no longer watches them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Calls several servers at once or in turn, chooses which of their errors to report, and limits requests in flight."""
+"""Asks several servers at once, shares a deadline between servers asked in turn, and limits requests in flight.
+
+`most_relevant_error` chooses the error to report if all servers failed.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""The threads, locks, times and sockets of a client, in one place, so that a simulator can replace them.
+"""The threads, locks, times and sockets of a remoting client, in one place, so that a simulator can replace them.
 
-Only code that waits takes them from here: the loop of connections, the sender of a task, the route cache and the
-periodic jobs. A lock that is never held while its holder waits is a plain ``threading.Lock``.
+The remoting connections and their loop, the sender of a task, the route cache and the periodic jobs take them from
+here, where they wait. Their locks that are never held while the holder waits are plain ``threading.Lock``. Other code,
+such as gRPC, lookups of names and providers of credentials, does not use them.
 """
 
 from __future__ import annotations

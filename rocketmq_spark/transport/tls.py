@@ -1,7 +1,7 @@
 """TLS settings and files, and encrypted streams over sockets that never block (docs/internals/access-control.md#tls).
 
-A streaming query can run longer than its certificates are valid. So a new connection reads the files again if they have
-been replaced.
+A streaming query can run longer than its certificates are valid. So a new remoting connection reads the configured
+files again if one was replaced. Over gRPC, a new channel reads this client's files, and an open one keeps them.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""After a failed connection, finds out whether the server speaks TLS, and what kind of server listens.
+"""Finds out whether a server speaks TLS after a connection failed, and what kind of server listens at an address.
 
 Without this, a wrong `useTls` would look like a broken server and be retried (docs/internals/access-control.md#tls). It
-is reported only if the server answers one kind of connection, plain or TLS, and closes the other every time. For a slow
-or stopping server, and for a load balancer whose server is down, nothing is reported. The probes send only a greeting
-and do not verify certificates. Each blocks for up to 0.5 s, so they run only after failures.
+is reported only if the server answers the other kind of connection, plain or TLS, and not the configured kind. For a
+load balancer whose server is down, nothing is reported. These probes send only a greeting and do not verify
+certificates. They take up to some seconds, so they run only after failures, and results are kept for ten seconds.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Opens one gRPC channel per endpoint, with TLS if configured (docs/internals/grpc.md#channels).
+"""Opens one gRPC channel per client and endpoint, with TLS if configured (docs/internals/grpc.md#channels).
 
-If a proxy closes a connection, finds out whether TLS is the cause, because gRPC does not say. Spark forks its Python
-workers, and gRPC supports a fork only before its first use. So grpc is imported when the first channel opens.
+`Channels.explained` finds out whether TLS is the cause if a proxy cut a connect, because gRPC does not say. Spark forks
+its Python workers, and gRPC supports a fork only before its first use. So grpc is imported when the first channel
+opens.
 """
 
 from __future__ import annotations

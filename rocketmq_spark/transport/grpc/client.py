@@ -1,9 +1,9 @@
 """Calls proxies over gRPC, with a blocking wait or with a callback (docs/internals/grpc.md#calls).
 
-gRPC reports the end of a call on one of its own threads, or on the thread that starts the call. So a queue passes each
-end to the client's own thread, which runs the callback. The code that removes a call from the table of calls in flight
-reports its end, so each call ends once. A client that is not closed stays referenced: garbage collection in a forked
-child would close its channels, which can hang the child (docs/internals/grpc.md#forks).
+gRPC reports the end of a call with a callback on one of its own threads, or on the thread that starts the call. So a
+queue passes each end to the client's own thread, which calls back. The code that removes such a call from the table of
+calls in flight reports its end, so each ends once. From its first call until it is closed, a client stays referenced:
+garbage collection in a forked child would close its channels, which can hang the child (docs/internals/grpc.md#forks).
 """
 
 from __future__ import annotations
@@ -78,7 +78,10 @@ class _Flight:
 
 
 class GrpcClient:
-    """The calls and channels of one process; safe for many threads. `closed` is also True if its thread failed."""
+    """The calls and channels of one transport in one process; safe for many threads.
+
+    `closed` is also True if the client's thread failed.
+    """
 
     def __init__(
         self, channels: Channels, metadata: MetadataSource, permits: Permits, clock: Callable[[], float]

@@ -1,6 +1,8 @@
 """Keeps a Telemetry stream open to each proxy, over which the proxy sends transaction checks to this process.
 
-A stream opens with the first half message, and again after it ends (docs/internals/grpc.md#telemetry and #checks).
+The first half message of a transport with a check handler opens a stream to every proxy: any of them may send a check.
+A stream that ends or breaks is opened again, until the transport is closed or the last producer group is unregistered.
+See docs/internals/grpc.md#telemetry and #checks.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ _JOIN_TIMEOUT: Final = 5.0
 
 
 class Telemetry:
-    """The streams of one process; safe for many threads. Each calls `on_check` on its thread. Intervals are seconds."""
+    """The streams of one client; safe for many threads. Each calls `on_check` on its thread. Intervals are seconds."""
 
     def __init__(
         self,

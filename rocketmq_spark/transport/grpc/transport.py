@@ -1,6 +1,7 @@
-"""Implements `ProxyTransport` of :mod:`..base` with gRPC v2 calls to RocketMQ 5 proxies, without retries of sends.
+"""Implements `ProxyTransport` of :mod:`..base` with gRPC v2 calls to RocketMQ 5 proxies, and never repeats a send.
 
-The requests of a `Transport` that proxies do not support raise MQClientException."""
+The other methods of `Transport` and `ReadTransport` raise MQClientException, because proxies do not support them.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Sends remoting requests over the connections of an `IoLoop`: with a blocking wait, with a callback, or one-way.
 
-Adds the namespace to each request, and the signature unless its code is in `unsigned`. Limits the requests with a
-callback and the one-way requests that are in flight. Sends a request once more after
-GO_AWAY (docs/internals/remoting.md#connections), and a blocking one also after its signature was rejected
-(docs/internals/access-control.md#signing).
+Adds the namespace to the topics and groups in a request's ext fields. With credentials, signs each request unless its
+code is in `unsigned`. Permits limit the requests of `start` and the one-way requests that are in flight. If time is
+left, sends a request once more after GO_AWAY (docs/internals/remoting.md#connections). Repeats a blocking one also if
+its signature was rejected and the provider has new credentials (docs/internals/access-control.md#signing).
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class RequestClient:
     """Sends requests of any code to any address over the connections of a loop.
 
     The provider of `credentials` is asked for each request that is signed; requests with a code in `unsigned` are not.
-    The permits limit the requests in flight with a callback, and the one-way requests. Blocking calls need no permit.
+    The permits limit the requests of `start`, and the one-way requests. Blocking calls and `submit` need no permit.
     """
 
     def __init__(

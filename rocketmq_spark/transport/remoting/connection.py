@@ -2,11 +2,13 @@
 
 Rule 1: the code that removes a request from the table of pending requests reports its outcome, so each has exactly one.
 Rule 2: only the thread of the `IoLoop` calls the methods, except :meth:`Connection.submit`. They return the requests
-        that ended; the loop calls the callbacks, watches the socket and closes it.
+        that ended; the loop calls the callbacks, watches the socket and closes it. `submit` writes, too, and itself
+        finishes one-way requests.
 Rule 3: the lock guards the state and the queue of unwritten requests, and is never held while a callback runs.
-Rule 4: a connection that breaks fails all pending requests, and each error says whether the request was sent.
+Rule 4: a connection that breaks fails all pending requests. Each error says whether the server may have executed it.
 
-Unlike in Java, a timeout starts when the socket has taken the last byte (docs/internals/remoting.md#connections).
+Unlike in Java, the time for an answer starts when the socket has taken the last byte
+(docs/internals/remoting.md#connections).
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """The event loop of a remoting transport: one thread serves all its connections.
 
-This is the loop's own thread, or that of a caller which polls. It sleeps until a socket is ready, a deadline is due or
-another thread wakes it. Each turn serves a ready socket with one sendmsg and a few reads. Only this thread changes the
-selector, closes sockets and calls callbacks, and never under a lock. The loop limits how many connections are open, and
-the memory of incomplete frames of all servers together. A forked child cannot use it, because a byte written or an
-epoll_ctl call there would damage the parent's connections.
+This is the loop's own thread, or that of a caller which polls. Only it changes the selector, reads, and ends requests
+that get an answer. A thread that submits a request may write it, and end it if it is one-way. No callback runs under a
+lock. The loop limits how many connections are open, and the memory of all incomplete frames together. A forked child
+can only close it, because a byte written or an epoll_ctl call there would damage the parent's connections.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """One request, the queue of requests that wait for a socket, and the outcome or error with which a request ends.
 
-Never copies or joins the pieces of a body. Uses no socket, thread or clock; callers pass `now`. If the socket took no
-byte of a request, the server cannot have executed it, and its error says so. Only the response code decides whether an
-answer is an error, because successful answers can have remarks, too (docs/internals/remoting.md#header).
+Never copies or joins the pieces of a body. Uses no socket, thread or clock; callers pass `now`. If no byte of a request
+was written, the server cannot have executed it, and the error of a timeout or a broken connection says so. The response
+code, never the remark, makes an answer an error: successful answers can have remarks, too
+(docs/internals/remoting.md#header).
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Implements the interfaces of :mod:`..base` with remoting requests over TCP to name servers and brokers.
+"""Implements `Transport` and `ReadTransport` of :mod:`..base` with remoting requests to name servers and brokers.
 
+A 5.x proxy with a remoting port can take the place of both, for some requests (docs/internals/remoting.md#proxies).
 docs/internals/remoting.md#request-codes lists the requests.
 """
 
@@ -44,7 +45,8 @@ class RemotingTransport(Closes):
 
     It belongs to the process that created it. After a fork every method but :meth:`close` raises. OptionError: a name
     server is not ``host:port``, a limit is below 1, or a file of `tls` is unusable. Beyond the semaphore values, a
-    request with a callback fails with RemotingTooMuchRequestException, and a one-way request waits within its timeout.
+    request with a callback, except a pull, fails with RemotingTooMuchRequestException; a one-way request waits within
+    its timeout.
     """
 
     def __init__(
