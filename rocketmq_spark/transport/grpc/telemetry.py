@@ -152,9 +152,12 @@ class _Stream:
                 self._complain("the proxy ended it")
             except grpc.RpcError as exc:
                 self._complain(f"{exc.code().name}: {exc.details()}")
-            except (RocketMQError, ValueError):
-                # The client is closed, perhaps during the call.
-                return
+            except (RocketMQError, ValueError) as exc:
+                # ValueError: gRPC refuses a call on a closed channel.
+                if self._stopped.is_set() or self._telemetry.client.closed:
+                    return
+                # No credentials, or with tlsInsecureSkipVerify no proxy whose certificate could be read.
+                self._complain(str(exc))
             finally:
                 self.acknowledged = False
                 # gRPC's thread still waits for the next settings.

@@ -29,11 +29,12 @@ from rocketmq_spark.testing.fake_proxy import FakeProxy
 from rocketmq_spark.testing.fake_proxy_messages import status, status_reply
 from rocketmq_spark.testing.scripted import Reply
 from rocketmq_spark.transport.grpc.transport import GrpcTransport
+from rocketmq_spark.transport.tls import TlsSettings
 from tests.support.contract import Outcomes, batch, single
 from tests.support.peer import refused_address
 from tests.support.processes import PATIENCE, wait_for
 from tests.support.proxies import ends_at, running_proxy
-from tests.support.transports import Grpc
+from tests.support.transports import Authority, Grpc
 
 AT_ONCE = 0.01
 TOPICS = {"orders": "MIXED", "other": "TRANSACTION"}
@@ -258,6 +259,21 @@ def test_unreachable_endpoint_is_logged_once_and_used_when_it_starts(caplog: pyt
     ]
     # One opening until the proxy came, one after it closed the stream, and perhaps one more after its end.
     assert ["UNAVAILABLE" in record.message for record in complaints[:2]] == [True, False]
+
+
+def test_stream_with_insecure_skip_verify_waits_for_a_late_proxy(authority: Authority) -> None:
+    # The certificate of the proxy is read before the call, which fails while no proxy listens.
+    address, certificate = refused_address(), authority.server("late", "IP:127.0.0.1")
+    tls = TlsSettings(insecure_skip_verify=True)
+    with (
+        running_proxy(TOPICS, certificate=certificate) as proxy,
+        GrpcTransport([proxy.address, address], client_id="t", tls=tls, reopen_after=AT_ONCE) as transport,
+    ):
+        transport.on_check_transaction = Outcomes()
+        half(Grpc(transport, proxy, None))
+        wait_for(lambda: bool(proxy.client_settings))
+        with running_proxy(TOPICS, address=address, certificate=certificate) as late:
+            wait_for(lambda: bool(late.client_settings))
 
 
 def test_settings_are_repeated_on_a_stream_that_stays_open(proxy: FakeProxy) -> None:
