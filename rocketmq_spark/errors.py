@@ -1,9 +1,9 @@
-"""The errors that callers catch. Their flags, such as ``retriable``, tell the caller what to do next.
+"""The errors of this package. Their flags, such as ``retriable``, say what the caller may do next.
 
-The flags for each server's response code are in docs/internals/remoting.md#response-codes and
-docs/internals/grpc.md#codes. Errors that the Java client also has keep Java's names, which end in
-``Exception``, and its class hierarchy. The text of an error is one line of limited length, without
-control characters.
+docs/internals/remoting.md#response-codes and docs/internals/grpc.md#codes have the reactions to each response code.
+Errors that the Java client also has keep its names, which end in ``Exception``, and its class hierarchy. Some
+subclasses with such names exist only here. ``str`` of an error is one line of limited length, without control
+characters.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ class BrokerOutcomeUnknownException(MQBrokerException):
 
 
 class RemotingException(RocketMQError):
-    """The connection failed before or during the transfer of a request or its response."""
+    """A request got no usable response. The flag `maybe_stored` says whether the server may have executed it."""
 
     retriable = True
     isolate = True
@@ -217,7 +217,7 @@ class SchemaError(RocketMQError, ValueError):
 
 
 class InvalidRowError(RocketMQError, ValueError):
-    """A row that no broker can store. Sending it again does not help.
+    """A row that a write rejects before it sends it. Sending it again does not help.
 
     `row` is its number within the partition, from 0; `rule` is the violated rule, without the row's data.
     """
@@ -237,7 +237,7 @@ class CompressionError(RocketMQError, ValueError):
 
 
 class DeliveryError(RocketMQError):
-    """A write did not get every row acknowledged. The text counts stored, unsent and unknown rows by broker."""
+    """A write did not get every row acknowledged. The text counts the stored, the unsent and the unknown rows."""
 
 
 class ReadError(RocketMQError):
@@ -253,4 +253,4 @@ class MetricsUnavailableError(RocketMQError):
 
 
 class ClusterError(RocketMQError):
-    """The local cluster failed to download, start, or answer."""
+    """An operation of the local cluster failed, or a parameter of it is not allowed."""

@@ -1,4 +1,7 @@
-"""`Admin` shows the state of a cluster, and creates topics. It opens no connection before its first request."""
+"""`Admin` shows the state of a cluster, and creates or changes topics.
+
+It opens no connection before its first request.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ from rocketmq_spark.transport.remoting.transport import RemotingTransport
 
 
 class Admin:
-    """Shows the state of a cluster, and creates topics. Every answer prints as a table, also in a notebook.
+    """Shows the state of a cluster, and creates or changes topics. The answers are shown as tables in a notebook.
 
     Parameters
     ----------
@@ -41,9 +44,9 @@ class Admin:
 
     Notes
     -----
-    An argument that is malformed or contradicts another one is an OptionError. Each method raises a
-    ``RemotingException`` if no name server answers, and an ``MQBrokerException`` if one rejects the request. A broker
-    that does not answer is in `missing` of the table. An Admin is thread-safe, and can't be pickled.
+    An argument that is malformed or contradicts another one is an OptionError. Each method that sends requests raises a
+    ``RemotingException`` if no name server answers, and an ``MQBrokerException`` if one rejects the request. If some
+    brokers do not answer, `missing` of a `Table` names them. An Admin is thread-safe, and can't be pickled.
 
     Examples
     --------

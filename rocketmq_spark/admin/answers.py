@@ -1,4 +1,7 @@
-"""The answers of an `Admin`: `Table`, whose rows print as a table, and a dataclass for each kind of row."""
+"""`Table`, a sequence of rows that prints as a table, and the rows that methods of `Admin` return in one.
+
+`Admin.route` and `Admin.create_topic` return a `TopicRouteData` instead.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ class TopicInfo:
     SPARE: ClassVar[tuple[str, ...]] = ("queue_type", "permission", "message_type")
 
     topic: str
-    message_type: str | None  # NORMAL, FIFO, DELAY or TRANSACTION, checked by 5.x proxies. None: 4.x brokers
+    message_type: str | None  # NORMAL, FIFO, DELAY or TRANSACTION, checked by 5.x proxies. None if not reported (4.x)
     queue_type: str | None  # SimpleCQ or BatchCQ. A BatchCQ queue may store a batch as one record
     brokers: tuple[str, ...]  # The names of the brokers that have it
     queues: int  # Sum over all brokers

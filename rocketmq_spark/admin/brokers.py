@@ -1,7 +1,7 @@
-"""Builds the tables of `Admin.brokers` and `Admin.topics` from answers of name servers and brokers.
+"""Queries name servers and brokers for `Admin.brokers` and `Admin.topics`, and builds their tables.
 
-The brokers' status is that of ``mqadmin clusterList`` (``ClusterListSubCommand``,
-docs/internals/remoting.md#broker-administration).
+A broker's status comes from the request that ``mqadmin clusterList`` sends (``ClusterListSubCommand``,
+docs/internals/remoting.md#broker-administration). Its permission comes from a second request, for its settings.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Reads the offsets of a topic's queues, and its newest messages, for `Admin.offsets` and `Admin.peek`.
+"""Requests the offsets of a topic's queues, and reads its newest messages, for `Admin.offsets` and `Admin.peek`.
 
-The offsets of all queues are requested, also of closed ones: messages stay in place when a permission changes.
-Consecutive requests go to different brokers. After a timeout or a failed connection a broker gets no more of them.
-Follows ``MQAdminImpl`` (docs/internals/reads.md#offsets).
+Offsets are also requested for queues that readers may not read: messages stay in place when a permission changes.
+Requests for offsets go to the topic's brokers in turn. After a timeout or a failed connection, no new one goes to that
+address. Follows ``MQAdminImpl`` (docs/internals/reads.md#offsets).
 """
 
 from __future__ import annotations

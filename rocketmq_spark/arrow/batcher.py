@@ -1,12 +1,9 @@
-"""Encodes rows of record batches into batches to send (docs/internals/sink.md#sink-batches).
+"""Encodes the rows of a write into batches and single messages (docs/internals/sink.md#sink-batches).
 
-- A group is a batch that is being filled. It waits for more rows until it is full or has waited 100 ms. Rows that
-  cannot share a batch become single messages, which do not wait.
-- Rows are encoded in chunks of about 2 MiB, and a batch is a list of slices of the chunks' buffers. A waiting group's
-  slices are copied (`Group.settle`), and so are those of a chunk with rows of several groups, because a slice would
-  keep the buffer of the whole chunk alive.
-- Rows of one group keep their order. With ``ordered``, all rows of a queue do: before a row joins a group, the other
-  groups of its queue are completed.
+A `Group` is a batch that still takes rows. `expired` and `flush` return batches that are not full. Rows are encoded in
+chunks of about 2 MiB. The rows of a batch that waits or shares a chunk are copied, because a slice keeps the buffer of
+its whole chunk alive. Rows of one group keep their order. With ``ordered``, all rows of a queue do: before a row joins
+a group, the other groups of its queue are completed.
 """
 
 from __future__ import annotations
@@ -59,7 +56,7 @@ _NO_WAIT: Final = "WAIT\x01false\x02"
 
 @dataclass(eq=False, repr=False)
 class ArrowBatcher(abc.ABC):
-    """Fills batches with the rows of one partition."""
+    """Fills batches with the rows of one partition, and makes single messages of rows that cannot be in one."""
 
     options: SinkOptions
     _: KW_ONLY

@@ -1,10 +1,10 @@
-"""Reads a record batch of a write into a `MessageBlock`: its columns in one layout, checked, without copying payloads.
+"""Reads a record batch of a write into a `MessageBlock`: converts its columns to one layout, and checks its rows.
 
-A block lists the rules that its rows break; its caller raises, skips or diverts these rows. The table `CARRIED` says
-which properties the protocol drops, and which ones a batch cannot carry, so that the row is sent alone. A message's
-properties have this order: KEYS, TAGS, WAIT (only ``false``), __SHARDINGKEY, DELAY, TIMER_DELAY_MS, TIMER_DELIVER_MS,
-SPARK_ROW_ID, UNIQ_KEY, then the user's own. An empty string in keys or shardingKey counts as null, as in ``Message``'s
-constructor. In tags it is an error: it could mean the default tag or no tag.
+The block lists broken rules; its caller raises an error, or skips or diverts the rows. `CARRIED` says which properties
+the protocol drops, and which ones make a row a single message. The order in a property string is: KEYS, TAGS, WAIT
+(only ``false``), __SHARDINGKEY, DELAY, TIMER_DELAY_MS, TIMER_DELIVER_MS, SPARK_ROW_ID, UNIQ_KEY, then the user's
+properties. An empty string in keys or shardingKey counts as null. In tags it is an error: it could mean the default tag
+or no tag.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Converts Arrow columns of any layout to numpy arrays: offsets into bytes, or whole numbers, with a mask of nulls.
+"""Converts Arrow columns to numpy arrays: offsets into bytes, or whole numbers, each with a mask of nulls.
 
-Only dictionary and view columns are copied. A column of nulls becomes None. Conversion avoids ``pa.array``,
-``pa.scalar`` (also inside ``fill_null``), ``Array.to_numpy`` and ``DataType.to_pandas_dtype``. They import pandas,
-which costs each Spark worker half a second and 40 MB. The last one fails without pandas before pyarrow 26.
+A column of strings or binaries shares its memory, unless it is a dictionary or a view. This module avoids ``pa.array``,
+``pa.scalar`` (also inside ``fill_null``), ``Array.to_numpy`` and ``DataType.to_pandas_dtype``. They import pandas if it
+is installed, which costs each Spark worker half a second and 40 MB. Without pandas, the last one fails before pyarrow
+26.
 """
 
 from __future__ import annotations

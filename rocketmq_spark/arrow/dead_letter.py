@@ -1,8 +1,8 @@
 """Names the rule that each invalid row breaks, and makes dead letters of such rows (docs/delivery.md#invalid-rows).
 
-If a row breaks several rules, the first one checked counts, so the counts of all rules add up to the invalid rows. Such
-rows are usually rare, so this module works row by row. All rows may be invalid, so it makes a limited number of dead
-letters at a time.
+If a row breaks several rules, only the first one checked counts, so the counts of all rules add up to the invalid rows.
+Errors and dead letters are made row by row, because invalid rows are usually rare. All rows may be invalid, so a slice
+has at most 1,000 dead letters.
 """
 
 from __future__ import annotations

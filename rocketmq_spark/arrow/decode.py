@@ -1,9 +1,9 @@
-"""Decodes the stored messages of pull answers to record batches with the columns of a read (`batches_of`).
+"""Decodes the stored messages of pulls to record batches with the columns of a read (`batches_of`).
 
-numpy and Arrow decode whole columns. If they cannot, `decode_rows` decodes one message at a time: compressed inner
-batches, properties with repeated names or empty values, and unreadable messages. Bodies and properties that no
-requested column needs are neither decompressed nor parsed. Bytes are copied twice: answers are joined for numpy, and
-Arrow copies each column.
+numpy and Arrow decode the columns of several pulls at once. If one of the messages does not allow that, `decode_rows`
+decodes all of them, one at a time. Examples are a compressed inner batch, a repeated name or an empty value among the
+properties, and an unreadable message. Properties are parsed, and bodies outside inner batches decompressed, only for a
+column or a filter by tags that needs them.
 """
 
 from __future__ import annotations

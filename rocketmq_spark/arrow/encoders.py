@@ -1,7 +1,6 @@
-"""Encodes rows of a `MessageBlock`: as items of a batch, without a Python object per row, or as single messages.
+"""Encodes rows of a `MessageBlock` as items of batches, and makes the property strings of single messages.
 
-For single messages it makes one property string a row.
-
+Encoding a batch creates no Python object per row; compression does, because it compresses each body by itself.
 `encode_remoting` follows docs/internals/messages.md#batch, `encode_grpc` docs/internals/grpc-messages.md#messages.
 """
 

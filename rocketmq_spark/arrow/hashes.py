@@ -1,8 +1,8 @@
-"""Hashes of whole columns: Java's string hashes, and ``SPARK_ROW_ID`` (docs/delivery.md#row-ids-and-deduplication).
+"""Computes hashes of whole columns: Java's string hash, and those of ``SPARK_ROW_ID``.
 
-`rocketmq_spark.model.hashes` computes the same hashes one row at a time. pyarrow has none of them. A hash in
-``SPARK_ROW_ID`` has 64 bits; an id by columns has two of them. It reads strings as 8-byte words, padded with zeros, so
-that numpy hashes a whole column at once.
+`rocketmq_spark.model.hashes` has the same hash functions for one value, pyarrow has none of them. In ``SPARK_ROW_ID``,
+an id by place ends with one hash of 64 bits, an id by columns with two (docs/delivery.md#row-ids-and-deduplication).
+Such a hash reads a string as 8-byte words, padded with zeros, so that numpy hashes many strings at once.
 """
 
 from __future__ import annotations

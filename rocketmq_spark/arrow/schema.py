@@ -1,8 +1,8 @@
 """The columns that a write accepts, their types, and the message properties that they make.
 
-The checks need only the schema, so the driver can reject a write before any task starts. An unknown column
-is an error, because ignoring it would lose data. Columns that only a read returns are ignored, so that a copy of a
-topic works. Names are case-sensitive.
+The checks read no rows, so the driver can reject a write before any task starts. An unknown column is an error, because
+ignoring it would lose data. A write accepts the columns in `READ_COLUMNS` without sending them, so that a copy of a
+topic works. It rejects the column ``unreadable`` of a read. Names are case-sensitive.
 """
 
 from __future__ import annotations

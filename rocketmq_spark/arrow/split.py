@@ -1,8 +1,9 @@
-"""Divides rows into groups that may share a batch, and groups into batches within the limits.
+"""Divides rows into groups that may share a batch, and cuts a group's rows into batches.
 
-docs/internals/sink.md#sink-batches has the limits. A row can be bound to a queue: by the hash of its key, by columns,
-or by the user's selector (docs/internals/routing.md#selectors). The sink chooses the queues of all other rows when it
-sends them.
+docs/internals/sink.md#sink-batches has the limits. Over remoting a row can be bound to a queue: by the hash of its
+shardingKey, by columns, or by the user's selector (docs/internals/routing.md#selectors). The sink chooses the queue of
+any other row when it sends it. Over gRPC the proxy chooses all queues. `KeyCheck` finds rows that a compaction topic
+does not store.
 """
 
 from __future__ import annotations
@@ -295,7 +296,7 @@ _INNER_BATCH: Final = Rule(
 
 @dataclass(slots=True)
 class KeyCheck:
-    """Checks rows without a key against what their topics require (docs/internals/reads.md#compaction-topics).
+    """Finds rows without a key whose topics require one (docs/internals/reads.md#compaction-topics).
 
     With `inner_batches` every row counts as one without a key, because compaction topics drop inner batches.
     """

@@ -1,8 +1,8 @@
-"""Finds the fields of stored records (docs/internals/messages.md#stored-record), as numpy arrays over one buffer.
+"""Finds the fields of stored records (docs/internals/messages.md#stored-record), as positions in one buffer.
 
-Every length is compared with the end of its record before it is used. Only the sizes of records are read in a loop,
-because a record's position depends on all sizes before it. Each record makes one row, and an inner batch makes one per
-item.
+Every length is compared with the end of its record before it is used. The sizes of records and items are read in a
+loop, because a position depends on all sizes before it. Each record makes one row, but an inner batch makes one per
+item. Malformed records and rare layouts are left to `messages_of`, which decodes one message at a time.
 """
 
 from __future__ import annotations

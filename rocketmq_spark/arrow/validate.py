@@ -1,7 +1,8 @@
-"""Checks whole columns against the rules of brokers (docs/internals/producer.md#validation) and of proxies.
+"""Checks columns of a write against the rules of brokers, of proxies and of this connector.
 
-A check first tests its column in one cheap pass, and looks for the invalid rows only if that test fails. It returns all
-rows that break a rule; the caller raises, skips or diverts them.
+Most checks test a column in one cheap pass, and look for invalid rows only if that test fails. Each broken rule becomes
+a `Violation` with all rows that break it; no check raises an error for a row. The brokers' rules are in
+docs/internals/producer.md#validation.
 """
 
 from __future__ import annotations

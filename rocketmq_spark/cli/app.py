@@ -1,7 +1,7 @@
 """The ``rocketmq-spark`` command: topics, route, offsets, brokers, create-topic, send, peek, doctor, demo, cluster.
 
-Most commands call the `Admin` method of the same name and print its result. A failure is one line on stderr and exit
-code 1, without a traceback. Each command imports what it needs, so that ``--help`` is fast.
+Most commands call the `Admin` method of the same name and print its result. A `RocketMQError` is printed as one line on
+stderr, without a traceback, and the exit code is 1. Each command imports what it needs, so that ``--help`` is fast.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The options of all commands that contact a cluster, and the diagnosis of an unreachable name server.
+"""The options of the commands about a given cluster, and the diagnosis of unreachable name servers.
 
 The name server is that of the command line, else ``NAMESRV_ADDR``, else that of the cluster started with
-``rocketmq-spark cluster up``. Only the servers of that cluster get its keys and certificates. If one of them has died,
-another program may listen at its address, so the command fails. Only those servers count that the command contacts: the
-name server, with access control also the brokers, and with ``--endpoints`` only the proxy.
+``rocketmq-spark cluster up``. Only in the last case does a command use the keys and certificates of that cluster; with
+``--endpoints``, only if they are its proxy. Then it fails if one of these has died: the name server, with access
+control also a broker, with ``--endpoints`` only the proxy. Another program may listen at the address.
 """
 
 from __future__ import annotations

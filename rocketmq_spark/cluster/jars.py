@@ -1,8 +1,8 @@
-"""Fetches the RocketMQ server's jars once, with the Ivy jar of PySpark, and checks their SHA-256.
+"""Fetches the jars of the RocketMQ server with the Ivy jar of PySpark, keeps them, and checks their SHA-256.
 
-After every fetch and before every use the jars must be exactly those of ``conf/jars.sha256``. Otherwise a fetch fails,
-and installed jars are fetched again. Fetched jars get their final folder by one rename, so it is always complete. One
-process fetches at a time; others wait and use its result.
+After a fetch and at each start of a cluster, the jars must be exactly those of ``conf/jars.sha256``. Otherwise the
+fetch fails, or installed jars are fetched again. Fetched jars get their final folder by one rename, so an interrupted
+fetch leaves no part there. One process fetches into a cache folder at a time; others wait, and fetch only if it failed.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""A RocketMQ cluster on this machine: the real servers as JVM processes, for tests and first tries.
+"""`LocalCluster` runs the real RocketMQ servers as JVM processes of this machine, for tests and first tries.
 
-All servers stop at the end of the ``with`` block, on an error, on Ctrl-C, at the interpreter's exit, and (by a
-watchdog) when this process is killed. A forked child does not stop its parent's servers. Without `directory` brokers
-are killed, and their folder is removed with its secrets and keys. In a folder set by `directory` brokers flush their
-messages first, and all files stay.
+They stop at the end of the ``with`` block, after a failed start and at the interpreter's exit, but not after
+`LocalCluster.detach`. If this process is killed, a watchdog kills them. A forked child does not stop them. A temporary
+folder is removed, except for its logs after an error. A folder set by `directory` stays, and only its brokers flush
+their messages before they stop.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ class LocalCluster:
         return tuple(server for server in all_servers if server is not None)
 
     def start(self) -> None:
-        """Start the servers and wait until each broker has stored a message. After an error nothing is left running."""
+        """Start the servers and wait until they are ready. After an error nothing is left running."""
         with self._lock:
             if self._site is not None:
                 raise ClusterError("the cluster is already running: call stop() first")

@@ -1,6 +1,6 @@
-"""Sends requests to the servers of a local cluster, to check that they are ready and to create users.
+"""Sends requests to the servers of a local cluster: checks that they are ready, makes brokers register, creates users.
 
-The requests are those of docs/internals/remoting.md#broker-administration. Brokers keep users as in
+The administrative requests are in docs/internals/remoting.md#broker-administration. Brokers keep users as in
 ``AuthenticationMetadataManagerImpl``.
 """
 

@@ -1,8 +1,8 @@
 """Starts and stops the JVM processes of a local cluster, kills them by a watchdog, and finds Java.
 
-Only JVMs started here get signals, by pid. After a JVM was waited for, another process may have its pid, so it gets no
-more. Each JVM runs in its own session. A terminal's Ctrl-C reaches only this Python process, which then stops the JVMs
-in order.
+`ServerProcess` signals only a JVM that it started and has not waited for: later another process may have the pid. Each
+JVM runs in its own session, so a terminal's Ctrl-C does not reach it. The watchdog kills the JVMs if this process ends
+without `Watchdog.release`.
 """
 
 from __future__ import annotations

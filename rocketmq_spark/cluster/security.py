@@ -1,9 +1,10 @@
-"""The security of a local cluster: its administrator, its certificates, and the permissions of its folder.
+"""The security of a local cluster: its administrator, its certificates, and checks of its folder's permissions.
 
-Brokers and proxy sign their requests to each other as the administrator. The name server does not authenticate
-clients. Secrets are in files that only their owner may read, and in no repr, log or command line. The certificate
-authority's private key is not saved. All servers share one certificate, also as clients of each other. Private keys are
-unencrypted PKCS#8 files, which RocketMQ can read (docs/internals/access-control.md#tls).
+With access control, brokers and proxy sign their requests to each other as the administrator; the name server verifies
+no signatures. Files with secrets are readable only by their owner. The servers' logs are such files. No repr and no
+command line has a secret. All servers share one certificate, also as clients of each other. The private key of its
+authority is not saved. The saved keys are unencrypted PKCS#8, which RocketMQ can read
+(docs/internals/access-control.md#tls).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The servers of a local cluster: their configuration, start, and readiness.
 
 A server keeps its ports and its folder when it restarts. If another program has one of its ports at the first start,
-the server gets new ports. At a restart, or if the user set the port, the start fails instead. The command lines are
-those of ``BrokerStartup.java`` and ``ProxyStartup.java``.
+the server gets new ports. At a restart, or if the user set that port, the start fails instead. The servers take their
+configuration files as in ``BrokerStartup.java`` and ``ProxyStartup.java``.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The record of the cluster that ``rocketmq-spark cluster up`` left running: one file per user.
+"""The record of the cluster that ``rocketmq-spark cluster up`` left running: one file per user by default.
 
-The file has the pid and start time of each process, so a pid that another process has now counts as a dead server.
-Such a process gets no signal, and the dead server's address no request. The file is replaced as a whole, and removed
-only when none of its servers runs.
+The file has the pid and start time of each process. So a pid that another process has now counts as a dead server, and
+gets no signal. The file is replaced as a whole. It is removed only after all its servers count as dead, as do those in
+another pid namespace.
 """
 
 from __future__ import annotations

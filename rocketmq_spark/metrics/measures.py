@@ -1,14 +1,15 @@
-"""The measurements of writes: each task of a write fills one `Measures`, and the driver merges those of all tasks.
+"""`Measures`: the measurements of one task of a write, or the merged ones of many tasks.
 
-They are one table of integers, sorted by key, so that a merge takes a few numpy calls for any number of brokers.
+They are one table of integers, sorted by key, so that numpy merges them.
 
     key      metric (5 bits) | subject (24 bits) | index (34 bits)
     value    a sum; from `Metric.SECOND_MAX_US` on a maximum
-    subject  the number of a pair: broker, and detail ("", a topic, or a reason); invalid rows have no broker
-    index    latency bucket, queue id, or epoch second divided by `Measures.width`, the seconds per step of the timeline
+    subject  the number of a pair: broker, and detail (a topic, reason or rule); each may be ""
+    index    latency bucket, queue id, epoch second divided by `Measures.width` (seconds per step of the timeline), or 0
 
 Latency buckets and quantiles are those of HdrHistogram, from 1 us to 1 hour (``AbstractHistogram.java``). With two
-significant digits there are 3,328 buckets, each at most 1/128 of its value wide. Three digits would need 23,552.
+significant digits there are 3,328 buckets, each 1 us or at most 1/128 of its value wide. Three digits would need
+23,552.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Measures what one task sends, and packs the measurements as a report for the driver.
+"""Measures what one task, or one call of `Producer.send_arrow`, sends, and packs this as a `PartitionReport`.
 
-Not thread-safe: the sender holds its lock during each call. No measurement raises an error.
+Not thread-safe. While attempts are in flight, the sender holds its lock when it records them. The thread that reads
+rows counts invalid ones without this lock. Impossible values from a broker raise no error.
 """
 
 from __future__ import annotations

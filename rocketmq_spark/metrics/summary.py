@@ -1,4 +1,8 @@
-"""`WriteSummary`: what tasks measured in the writes of a session, merged on the driver and shown to the user."""
+"""`WriteSummary`: the merged measurements of writes, as numbers, tables and plots.
+
+`register` returns one for the later writes of a Spark session; with Spark Connect it stays empty, and its methods raise
+an error. `Producer.send_arrow` returns one for its rows.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +51,7 @@ _EMPTY: Final = "No task has ended yet."
 
 
 class WriteSummary:
-    """The measurements of every write of a session, without running tasks and failed attempts of tasks.
+    """The measurements of the writes of a session or of one `Producer.send_arrow`, without failed or running tasks.
 
     A `write_id` of None means all writes. An unknown one has no data; showing or drawing it raises `OptionError`. The
     newest `keep` writes and micro-batches are separate; older ones are merged and have no write id. `reports` is the

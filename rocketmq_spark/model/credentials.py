@@ -1,6 +1,7 @@
 """The credentials that sign requests, and the interface of a user's class that provides them (``credentialsProvider``).
 
-No repr shows a secret. Follows ``SessionCredentials.java`` of 4.x and ``SessionCredentialsProvider.java`` of 5.x.
+The repr of `Credentials` shows only the user's name and the expiry. Follows ``SessionCredentials.java`` of 4.x and
+``SessionCredentialsProvider.java`` of 5.x.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Protocol, runtime_checkable
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """A user of the cluster, and the provider that always returns this user."""
+    """A user of the cluster. It is also a provider, which always returns itself."""
 
     access_key: str  # The user's name
     secret_key: str = field(repr=False)  # The user's password, which is never sent
@@ -24,10 +25,10 @@ class Credentials:
 
 
 class CredentialsProvider(Protocol):
-    """The interface of a class for ``credentialsProvider``; each client creates it once, without arguments.
+    """The interface of a class for ``credentialsProvider``; each client creates one instance, without arguments.
 
-    A separate thread calls `credentials`: when the first request is signed, before the last result expires (once a
-    minute if it has no expiry), and as soon as a server rejects it.
+    A request that is to be signed makes a separate thread call `credentials`: the first one, one shortly before the
+    last result expires (once a minute if it has no expiry), and the next one after a server has rejected the result.
     """
 
     def credentials(self) -> Credentials:

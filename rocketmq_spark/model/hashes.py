@@ -1,7 +1,8 @@
-"""Java's hash codes, which select a queue by a key as Java producers do, and the hash in ``SPARK_ROW_ID``.
+"""Java's hash codes, which select a queue by a key as Java producers do, and the hashes in ``SPARK_ROW_ID``.
 
 ``SPARK_ROW_ID`` is the message property with the id of a row (option ``rowId``). With ``rowId=true`` its last part is a
-hash of the message, so that a reader can verify the id. Selection of queues: docs/internals/routing.md#selectors.
+hash of the message, so that a reader can verify the id. With ``rowId=columns:...`` it is two hashes of these columns,
+which a reader cannot verify. Selection of queues: docs/internals/routing.md#selectors.
 """
 
 from __future__ import annotations

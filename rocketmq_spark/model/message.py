@@ -1,7 +1,7 @@
 """Messages, queues, encoded batches, and the request and outcome of one attempt to send.
 
-All layers use these values, so they do not depend on sockets, Arrow or Spark. Field names are those of
-``Message.java``, ``MessageQueue.java`` and ``SendResult.java``.
+All layers use these values, so they do not depend on sockets, Arrow or Spark. Follows ``Message.java``,
+``MessageQueue.java`` and ``SendResult.java``.
 """
 
 from __future__ import annotations

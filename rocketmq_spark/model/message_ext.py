@@ -1,4 +1,4 @@
-"""Messages as brokers store them (``MessageExt.java``), their offset message ids, and requests that pull messages.
+"""Messages as brokers store them (``MessageExt.java``), their offset message ids, and pull requests with their results.
 
 An offset message id contains a broker's address and an offset in its commit log
 (docs/internals/messages.md#message-ids).

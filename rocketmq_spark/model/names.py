@@ -1,4 +1,4 @@
-"""Checks the names of topics, groups and namespaces, and adds a namespace to a name or removes it.
+"""Checks the names of topics, producer groups and namespaces, and adds a namespace to a name or removes it.
 
 A length counts UTF-16 units, as in Java. "Blank" is also Java's: U+3000 is blank, U+00A0 and U+0085 are not
 (docs/internals/producer.md#validation). Follows ``TopicValidator.java``, ``Validators.java`` and

@@ -1,4 +1,4 @@
-"""Results of sends, and requests that end transactions or recall messages.
+"""Results of sends, checks of transactions, and requests that end transactions or recall messages.
 
 Follows ``SendResult.java``, ``TransactionSendResult.java`` and ``LocalTransactionState.java``.
 """
@@ -91,7 +91,7 @@ TRANSACTION_ROLLBACK_TYPE: Final = 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndTransaction:
-    """A commit or rollback of a transaction (docs/internals/messages.md#end_transaction)."""
+    """Commits or rolls back a transaction, or leaves it open (docs/internals/messages.md#end_transaction)."""
 
     topic: str
     producer_group: str  # Must equal the half message's property ``PGROUP``

@@ -1,9 +1,9 @@
-"""Prints tables on a terminal or into a file, and returns them as text or as HTML for light and dark pages.
+"""Prints tables on a terminal or into a file, and returns them as text or as HTML.
 
-Control characters are shown as codes, because a text may come from another application. Numbers, names, addresses, ids
-and times are never broken, so that they can be copied. If a terminal is too narrow, free texts are folded first. Then
-the columns in `Layout.spare` are left out, with a note. Then each row becomes a list. A table in a file is always
-complete.
+Control characters are shown as codes, because a text may come from another application. On a narrow terminal only the
+columns in `Layout.free` and `Layout.listed` are folded, so that the values in others can be copied. If this is not
+enough, the columns in `Layout.spare` are left out, with a note; after that each row becomes a list. A table in a file
+has all columns in full width.
 """
 
 from __future__ import annotations

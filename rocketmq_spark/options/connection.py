@@ -1,6 +1,7 @@
-"""The options of a connection to name servers and brokers (remoting) or to proxies (gRPC).
+"""The options of a connection to name servers and brokers (remoting) or to proxies (gRPC), and checks of them.
 
-A write, a read, a producer and an admin client each contain one `ConnectionOptions`.
+The options of a write, a read and a producer each contain one `ConnectionOptions`. `Admin` has the options of a read.
+Reads and `Admin` accept no options for gRPC.
 """
 
 from __future__ import annotations

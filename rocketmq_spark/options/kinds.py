@@ -1,7 +1,7 @@
 """Declares options, and parses an option's text by the kind of its value, such as an integer, a size or a choice.
 
 An option is one dataclass field, made by `option`. Parsing, error texts, docs/options.md and redaction derive from it.
-`parse_one` makes the error of a text that is not allowed. It never shows the value of a secret option.
+`parse_one` raises an `OptionError` for a text that is not allowed. This error never shows the value of a secret option.
 """
 
 from __future__ import annotations

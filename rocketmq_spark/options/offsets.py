@@ -1,13 +1,13 @@
-"""Parses and writes offsets of queues as JSON, for options, checkpoints of streams, and receipts of writes.
+"""Parses the offsets of queues that options, checkpoints of streams and receipts of writes have as JSON.
 
     offsets    {"topic": {"broker": {"0": 23, "1": -2}}}       -2 is the earliest offset, -1 the latest
     a stream   {"topic": {"broker": {"0": 23, "1": [0, 7]}}}   queue 1 is new in this micro-batch, which reads 0 to 6
     queues     {"topic": {"broker": [0, 1]}}
     a receipt  {"broker": {"rows": 5, "queues": {"topic": {"0": {"first_offset": 3, "last_offset": 7}}}}}
 
-A receipt says where a write stored its rows: `WriteSummary.to_dict` as JSON. Its other entries are ignored. A text of
-another shape raises an error that names the place in the JSON. A name that occurs twice in an object is an error, too,
-because Python's parser would silently use the last value.
+`nested` makes the JSON of offsets and streams. A receipt is `WriteSummary.to_dict` as JSON; its other entries are
+ignored. A text of another shape raises an error that says where it is wrong. So does a name that occurs twice in an
+object, because Python's parser would silently use the last value.
 """
 
 from __future__ import annotations

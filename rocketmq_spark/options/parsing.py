@@ -1,7 +1,8 @@
 """Parses and checks the options that a user gives to a write or a read.
 
 No error shows the value of a secret option or of an unknown option, which may be a misspelt secret. Spark passes keys
-in lower case; errors use the declared spelling. Keys that Spark adds itself are ignored.
+in lower case; errors use the declared spelling of known options. Keys that Spark adds itself are ignored, except
+``path``, which names the topics.
 """
 
 from __future__ import annotations

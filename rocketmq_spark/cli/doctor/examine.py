@@ -1,4 +1,8 @@
-"""Runs the doctor's checks of this machine, name servers, brokers, a topic and proxies, in this order."""
+"""Runs the doctor's checks of this machine, name servers, brokers, a topic and proxies, in this order.
+
+A topic and proxies are checked only if they are given. Without a name server, given proxies are checked alone. If the
+check of every name server fails, brokers are not checked, and the topic only at the proxies.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +38,7 @@ def examine(
 
     A missing name server (default: ``NAMESRV_ADDR``) is a finding, unless `endpoints` names proxies. `environ` is the
     environment of Java and Spark's workers. `connection_options` has arguments of `Admin`. `timeout` is in seconds per
-    request. Raises an OptionError if it is not positive.
+    request. Raises an OptionError unless `timeout` is allowed.
     """
     check_timeout(timeout)
     checks = [machine.check_python(), *machine.check_packages()]

@@ -1,7 +1,8 @@
 """The doctor's checks of this machine: Python, its packages, Java, and the Python interpreter of Spark's workers.
 
-``JAVA_HOME``, ``PATH`` and ``PYSPARK_PYTHON`` are used as Spark uses them. Of packages only the installed versions are
-looked up; the workers' interpreter also imports rocketmq_spark, pyarrow and numpy.
+They use ``JAVA_HOME``, ``PATH`` and ``PYSPARK_PYTHON`` as Spark does, but read no Spark configuration such as
+``spark.pyspark.python``. Of this interpreter's packages only the installed versions are looked up. The workers'
+interpreter imports rocketmq_spark, pyarrow and numpy.
 """
 
 from __future__ import annotations
