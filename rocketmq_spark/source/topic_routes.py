@@ -1,7 +1,8 @@
-"""Looks up the topics of a read and their routes at the name servers, before the deadline for planning the read.
+"""Looks up the topics of a read and their routes at the name servers, and has the deadline for planning a read.
 
-Answers and errors of name servers are cached for one second. If a later look-up fails, the last known route stays valid
-(docs/internals/routing.md#route-cache), because a name server that does not know the topic may have restarted.
+`TopicRoutes.recent` keeps an answer or an error for a second, unless `expire` is called. After a retriable error the
+last known route stays valid, because a name server that does not know the topic may have restarted
+(docs/internals/routing.md#route-cache).
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True, repr=False)
 class PlanningDeadline:
-    """The deadline for planning, `at`: ``readTimeoutMs`` after `restart`, infinite before it."""
+    """The deadline for planning, `at`: ``readTimeoutMs`` after `restart`, infinite before it, later after `extend`."""
 
     timeout_ms: int
     clock: Callable[[], float]
