@@ -1,6 +1,7 @@
-"""The properties of a `Producer` in plain Python, with Java's names in snake_case.
+"""The properties of a `Producer` in plain Python, and the function that parses and checks them.
 
-Most of them are also options of a write (`SendOptions`), and values are parsed in the same way.
+Names are in snake_case; many are the Java producer's. Most properties are also options of a write: those of
+`SendOptions` and of the connection.
 """
 
 from __future__ import annotations

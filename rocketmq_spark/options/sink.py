@@ -1,4 +1,8 @@
-"""The options of a write: names and defaults of the Java producer, else those of Spark's Kafka connector."""
+"""Declares the options of a write, and checks them for contradictions.
+
+Many names and defaults are the Java producer's, some are those of Spark's Kafka connector. Others, such as ``onError``,
+are this connector's own. `SendOptions` are also properties of a `Producer`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The options of a read: names and meanings of Spark's Kafka source where it has them, else RocketMQ's own."""
+"""Declares the options of a read, and checks them for contradictions.
+
+Many names are those of Spark's Kafka source. Where that has offsets or times by topic and partition, this has them by
+topic, broker and queue. Other options are this connector's own.
+"""
 
 from __future__ import annotations
 

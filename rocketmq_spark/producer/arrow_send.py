@@ -1,4 +1,8 @@
-"""`Producer.send_arrow`: sends Arrow tables with the code of a Spark write task, over the producer's connections."""
+"""Implements `Producer.send_arrow`: sends Arrow record batches with the code of a Spark write task.
+
+Rows are sent over the client instance of the producer, and trace messages (``enable_trace``) over another one. A call
+cannot change options that the producer also has.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The parts of `Producer.send_async`: futures, retries, and limits of the messages and bytes in flight.
 
-See docs/internals/producer.md#asynchronous-sends.
+The limits apply only with ``enable_backpressure_for_async_mode``. See docs/internals/producer.md#asynchronous-sends.
 """
 
 from __future__ import annotations
@@ -105,7 +105,8 @@ class BackPressure:
 class SendFuture(Future[SendResult]):
     """The outcome of one asynchronous send.
 
-    `release` returns the permits of back pressure before the future is done; `on_end` is called once after it.
+    `release` returns the permits of back pressure when the send ends, before its result is set. `on_end` is called
+    once, after that. If the caller cancels the future, both are called when the send would begin.
     """
 
     def __init__(self, callback_executor: Executor, on_end: Callable[[], None]) -> None:
@@ -158,9 +159,10 @@ class SendFuture(Future[SendResult]):
 
 @dataclass(slots=True, eq=False)
 class AsyncSend:
-    """The attempts of one asynchronous send. It runs on the transport's thread and never waits.
+    """The attempts of one asynchronous send; the transport's thread makes the retries, without a wait.
 
-    `reselect` chooses the queue of a retry; None keeps the caller's queue. `on_done` is called exactly once.
+    `reselect` chooses the queue of a retry. Without it, or if it returns None, the queue stays. `on_done` is called
+    exactly once, after the hooks, which are not called for each attempt.
     """
 
     attempt: SendAttempt

@@ -1,4 +1,8 @@
-"""The attempts of one send: `SendLoop` decides on retries, and `SendAttempt` makes one attempt at one queue."""
+"""Makes attempts to send a message of a `Producer`: `SendAttempt` makes one attempt, and `SendLoop` repeats it.
+
+The loop selects a queue for each attempt. It is not used if the caller or its selector chose the queue. In one-way and
+asynchronous sends it makes one attempt; `AsyncSend` retries asynchronous ones.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +74,7 @@ class Deadline:
 
 @dataclass(frozen=True, slots=True)
 class SendLoop:
-    """Makes attempts until one has a result (docs/internals/producer.md#send-loop); it knows no transport."""
+    """Makes attempts until one has a final result or none is left (docs/internals/producer.md#send-loop)."""
 
     # Attempts after the first; 0 for asynchronous and oneway sends.
     retry_times: int
@@ -145,7 +149,7 @@ def _all_failed(topic: str, deadline: Deadline, brokers: list[str], last: Except
 
 @dataclass(frozen=True, slots=True)
 class PreparedAttempt:
-    """An attempt whose check-forbidden hooks have passed: it only has to be sent."""
+    """An attempt whose hooks before the send have been called: it only has to be sent."""
 
     message: EncodedMessage
     request: SendRequest
@@ -156,7 +160,7 @@ class PreparedAttempt:
 
 
 class SendAttempt:
-    """Makes the attempts of one producer (docs/internals/producer.md#attempts); safe for many threads."""
+    """Makes or prepares the attempts of one producer (docs/internals/producer.md#attempts); safe for many threads."""
 
     def __init__(self, producer_group: str, options: ProducerOptions, instance: ClientInstance, hooks: Hooks) -> None:
         self._producer_group = producer_group

@@ -1,7 +1,8 @@
-"""Checks a producer's messages, adds their properties, compresses and encodes them, once for all attempts.
+"""Checks a `Producer`'s messages, adds properties such as missing ids, and encodes them for remoting, once per send.
 
-See docs/internals/producer.md#validation, docs/internals/producer.md#batches and
-docs/internals/messages.md#single-message.
+Single messages are compressed as the options say, batches never. All attempts get the same `EncodedMessage`; over gRPC
+the transport converts it at each attempt. See docs/internals/producer.md#validation, docs/internals/producer.md#batches
+and docs/internals/messages.md#single-message.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ logger = logging.getLogger("rocketmq_spark.producer")
 
 @dataclass(frozen=True, slots=True)
 class EncodedMessage:
-    """A message, or a batch of messages, as every attempt sends it."""
+    """A message, or a batch of messages, as the transport gets it in every attempt."""
 
     message: Message  # The copy that is sent
     encoded: EncodedBatch
@@ -84,8 +85,7 @@ class MessageEncoder:
     def encode_batch(self, messages: Iterable[Message]) -> EncodedMessage:
         """Return messages as one request.
 
-        Raises ``MQClientException``: 13 for a body larger than ``maxMessageSize``, -1 with a cause for any other
-        reason.
+        Raises ``MQClientException``: 13 if the whole body is larger than ``maxMessageSize``, -1 for any other reason.
         """
         namespace, limit, next_id = self._namespace, self._options.max_message_size, self._next_id
         try:

@@ -1,6 +1,7 @@
-"""Hooks that users attach to sends, and the trace of sends, which is such a hook.
+"""The hooks that users attach to sends and transactions of a `Producer`, and its message trace, which is such a hook.
 
-Hooks run in the order of their registration. See docs/internals/producer.md#hooks and docs/internals/producer.md#trace.
+Hooks of one kind run in the order of their registration. A check-forbidden hook that raises makes the attempt fail;
+exceptions of other hooks are logged. See docs/internals/producer.md#hooks and docs/internals/producer.md#trace.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ class CheckForbiddenContext:
 class SendMessageContext:
     """One attempt (``SendMessageContext.java``); hooks get the same object before and after it.
 
-    The body of `message` may be compressed. An answer sets `send_result`, a failure `exception` (a
-    ``KeyboardInterrupt`` if the send was interrupted). Hooks may keep values in `props`.
+    For an asynchronous send it is the first attempt with its retries. The body of `message` may be compressed. An
+    acknowledgement sets `send_result`, a failure `exception`. Hooks may keep values in `props`.
     """
 
     producer_group: str
@@ -91,7 +92,7 @@ class SendMessageHook(Protocol):
         """Observe an attempt before it is made."""
 
     def send_message_after(self, context: SendMessageContext) -> None:
-        """Observe its outcome: `send_result` or `exception` is set, neither after a oneway send."""
+        """Observe its outcome: `send_result` or `exception` is set, neither after a oneway send that was written."""
 
 
 # As CheckForbiddenHook.java and EndTransactionHook.java.
@@ -101,7 +102,7 @@ EndTransactionHook = Callable[[EndTransactionContext], None]
 
 @dataclass(slots=True)
 class Hooks:
-    """The hooks of one producer. A context is made only if there is a hook."""
+    """The hooks of one producer. The context of an attempt is made only if there is a hook."""
 
     check_forbidden_hooks: list[CheckForbiddenHook] = field(default_factory=list)
     send_message_hooks: list[SendMessageHook] = field(default_factory=list)
@@ -150,7 +151,7 @@ def _guarded(hook: Callable[[ContextT], None], context: ContextT) -> None:
 
 
 class TraceDispatcher:
-    """Traces answered sends on its own thread (docs/internals/producer.md#trace); never blocks or fails a send."""
+    """Traces acknowledged sends on its own thread (docs/internals/producer.md#trace); never blocks or fails a send."""
 
     def __init__(self, trace_topic: str, send: SendTrace, batch_num: int = 10) -> None:
         self._trace_topic = trace_topic

@@ -1,4 +1,4 @@
-"""Sends the messages of one running producer: selects queues, makes attempts, and reports them to the fault strategy.
+"""Sends the messages of one running producer: selects queues, makes attempts, and starts asynchronous sends.
 
 See docs/internals/producer.md#send-loop, docs/internals/routing.md#selectors and
 docs/internals/routing.md#latency-faults.
@@ -105,7 +105,7 @@ class MessageSender:
         self._run(self._loop_once, encoded, choice, deadline, partial(self._attempt.send_oneway, encoded))
 
     def send_async(self, message: Message, timeout: float, choice: QueueChoice) -> Future[SendResult]:
-        """Send a message and return a future at once; with back pressure, after a wait for permits."""
+        """Send a message and return a future at once, or with back pressure after a wait for permits or a route."""
         nbytes = len(message.body) if isinstance(message, Message) and message.body else 1
         deadline = Deadline(timeout)
         with self._async_send_ended:

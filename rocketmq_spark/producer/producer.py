@@ -1,4 +1,8 @@
-"""`Producer`, the API for plain Python: Java's ``DefaultMQProducer``, ``TransactionMQProducer`` and ``MQAdminImpl``."""
+"""`Producer`, the API for plain Python.
+
+It follows parts of Java's ``DefaultMQProducer``, ``TransactionMQProducer`` and ``MQAdminImpl``. `Producer.send_arrow`
+is not in Java.
+"""
 
 from __future__ import annotations
 
@@ -38,15 +42,15 @@ class Producer:
     `endpoints`; default: ``"grpc"`` if only `endpoints` are given. A test without servers passes a
     :class:`~rocketmq_spark.testing.scripted.ScriptedTransport`, which the property `namespace` does not reach.
 
-    The other `properties` are the fields of :class:`~rocketmq_spark.options.producer.ProducerOptions`: the Java
-    producer's in snake_case, times in milliseconds. Required is ``name_server="host:9876;host:9876"``, or the
+    The other `properties` are the fields of :class:`~rocketmq_spark.options.producer.ProducerOptions`, many of them the
+    Java producer's in snake_case; times are in milliseconds. Required is ``name_server="host:9876;host:9876"``, or the
     environment variable ``NAMESRV_ADDR``, or ``endpoints="host:8081;host:8081"``. A property that is unknown, malformed
     or not supported over gRPC raises an ``OptionError``.
 
-    Every method raises ``MQClientException`` if the producer does not run. Over gRPC the proxy chooses the queues: a
-    queue or selector, `send_oneway`, and the requests for topics, queues, offsets and stored messages raise it, too.
-    Those requests raise ``RouteNotFoundException`` for an unknown topic, ``RemotingException`` for an unreachable
-    server, and ``MQBrokerException`` if the server rejects them.
+    Methods that send or ask servers raise ``MQClientException`` if the producer does not run. Over gRPC the proxy
+    chooses the queues: a queue or selector, `send_oneway`, and the requests for topics, queues, offsets and stored
+    messages raise it, too. Over remoting, those requests raise it if the broker of a queue is unknown. They raise
+    ``RemotingException`` for an unreachable server, and ``MQBrokerException`` if a server rejects them.
 
     >>> from rocketmq_spark import Message, Producer
     >>> with Producer("orders-service", name_server="127.0.0.1:9876") as producer:
@@ -214,10 +218,10 @@ class Producer:
     def send_in_transaction(
         self, message: Message, arg: Any = None, *, executor: LocalTransactionExecutor | None = None
     ) -> TransactionSendResult:
-        """Send a message that becomes visible only if a local transaction succeeds. A delay is dropped.
+        """Send a message that becomes visible only if its transaction is committed. A delay is dropped.
 
         The local transaction is ``executor(message, arg)``; default: the listener's ``execute_local_transaction``. It
-        does not run, and ``MQClientException`` is raised, without a listener or if the message could not be sent.
+        runs only after ``SEND_OK``. Without a listener, or if the send fails, ``MQClientException`` is raised.
         """
         transactions = self._running_service().transactions
         assert transactions is not None
@@ -260,11 +264,11 @@ class Producer:
         self._running_service().instance.faults.enabled = enable
 
     def register_send_message_hook(self, hook: SendMessageHook) -> None:
-        """Observe every attempt from now on."""
+        """Observe every attempt from now on; an asynchronous send with its retries counts as one."""
         self._hooks.send_message_hooks.append(hook)
 
     def register_check_forbidden_hook(self, hook: CheckForbiddenHook) -> None:
-        """Call this before every attempt; the attempt fails with what it raises."""
+        """Call this before every attempt except asynchronous retries; the attempt fails with what it raises."""
         self._hooks.check_forbidden_hooks.append(hook)
 
     def register_end_transaction_hook(self, hook: EndTransactionHook) -> None:

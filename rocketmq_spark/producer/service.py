@@ -1,4 +1,8 @@
-"""The states of a producer, its start and its shutdown (docs/internals/producer.md#life-cycle)."""
+"""The states of a producer (`Lifecycle`), and the parts of a running one with their start and end (`ProducerService`).
+
+`batch_trace_sender` makes such a service for the trace messages of a Spark write or of `Producer.send_arrow`. See
+docs/internals/producer.md#life-cycle.
+"""
 
 from __future__ import annotations
 
@@ -98,7 +102,7 @@ class Lifecycle:
         return os.getpid() != self._pid
 
     def require_running(self) -> None:
-        """Raise ``MQClientException`` before the start, after the shutdown, and in a forked child."""
+        """Raise ``MQClientException`` in any state but RUNNING, and in a forked child."""
         if self.state is not ServiceState.RUNNING:
             raise MQClientException(f"{self._who} is in state {self.state.value}: {_ADVICE[self.state]}")
         if self.foreign:

@@ -1,5 +1,7 @@
-"""Transactions: half messages, the local transactions that decide on them, and the broker's checks.
+"""Sends half messages, runs local transactions, reports how they ended, and answers the checks of servers.
 
+Consumers do not see a half message until its transaction is committed. The local transaction runs only if the half
+message was stored with SEND_OK; otherwise a rollback is reported. In a check, a server asks how a transaction ended.
 See docs/internals/producer.md#transactions and docs/internals/messages.md#end_transaction.
 """
 
@@ -54,10 +56,10 @@ class TransactionListener(Protocol):
     """Decides on half messages (``TransactionListener.java``)."""
 
     def execute_local_transaction(self, message: Message, arg: Any) -> LocalTransactionState | None:
-        """Run the local transaction after the half message was stored, on the sending thread."""
+        """Run the local transaction after the half message was stored (SEND_OK), on the thread of the caller."""
 
     def check_local_transaction(self, message: MessageExt) -> LocalTransactionState | None:
-        """Return how the local transaction of an earlier half message ended. It runs on the producer's own thread.
+        """Return how the local transaction of an earlier half message ended. It runs on a thread of the producer.
 
         If the body cannot be decompressed, this is not called: the state stays unknown, and the cause is logged.
         """

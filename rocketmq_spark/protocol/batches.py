@@ -1,8 +1,8 @@
-"""Splits encoded batches into halves or single messages to send, and checks the size and parts of protobuf messages.
+"""Splits encoded batches into halves or single messages, and rejects gRPC replies that are malformed or too costly.
 
-After an error of one message, the sender splits the batch to find it (docs/internals/sink.md#batch-splitting). The
-protobuf package is optional, so this module reads gRPC batches itself. A field is a tag (number << 3 | type) and, by
-its type, a varint, or a length and that many bytes.
+The sink splits a batch after some errors (docs/internals/sink.md#batch-splitting). A reply is too costly if it has too
+many parts. The protobuf package is optional, so this module reads gRPC batches itself. A field is a tag (number << 3 |
+type) and, in batches, a varint, or a length and that many bytes.
 """
 
 from __future__ import annotations

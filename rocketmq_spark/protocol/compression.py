@@ -1,4 +1,7 @@
-"""Compresses and decompresses bodies in the formats of RocketMQ clients (docs/internals/messages.md#compression)."""
+"""Compresses and decompresses message bodies with ZLIB, LZ4 or ZSTD (docs/internals/messages.md#compression).
+
+A body that unpacks to more than a limit, by default 64 MiB, is an error.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Errors of failed TLS handshakes, with the same texts for both protocols (docs/internals/access-control.md#tls)."""
+"""Errors of the TLS handshakes that this package makes itself, and advice that errors of gRPC have, too.
+
+See docs/internals/access-control.md#tls.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +53,7 @@ class HandshakeError(ConnectionError):
 
 
 class CertificateError(HandshakeError):
-    """The client rejected the server's certificate, or the server rejected the client's."""
+    """The client rejected the server's certificate, or the server rejects or lacks the client's."""
 
 
 class DisagreementError(HandshakeError):

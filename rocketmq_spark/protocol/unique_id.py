@@ -1,7 +1,8 @@
-"""Generates the ids that clients give to messages, one at a time; all threads of a process share a generator.
+"""Generates the ids of a `Producer`'s messages, one at a time, and has the functions that make the parts of an id.
 
-See docs/internals/messages.md#message-ids and docs/internals/grpc-messages.md#ids. `rocketmq_spark.arrow.encoders`
-generates the ids of whole record batches. Ids for gRPC follow ``MessageIdCodec.java`` of the gRPC client.
+All producers of a process share one generator for remoting and one for gRPC. `rocketmq_spark.arrow.encoders` generates
+the ids of whole record batches. Ids for gRPC have the layout of ``MessageIdCodec.java`` of the gRPC client, with random
+bytes instead of a network address. See docs/internals/messages.md#message-ids and docs/internals/grpc-messages.md#ids.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""The client instances of this process (docs/internals/producer.md#client-instances; Java: ``MQClientInstance``).
+"""Creates, shares and closes client instances, which have the connections, routes and periodic jobs of a client id.
 
-An instance has the connections, routes and periodic jobs of one client id and namespace. Producers, or Spark tasks,
-share it.
+Producers of the same client id and namespace share an instance; their other connection options must be equal, too.
+Spark tasks of a process share one if client id and connection options are equal. See
+docs/internals/producer.md#client-instances; Java: ``MQClientInstance``.
 """
 
 from __future__ import annotations
@@ -237,7 +238,7 @@ class _Member:
 
 
 class Registry:
-    """The client instances of one process."""
+    """The shared client instances of one process."""
 
     def __init__(self) -> None:
         self._pid = os.getpid()

@@ -1,4 +1,7 @@
-"""Creates the transport that the options choose. It connects with its first request. Imports gRPC only if needed."""
+"""Creates the transport that the options choose, and checks what it needs, such as files and packages.
+
+A transport does not connect before its first request. The gRPC package is imported only for a gRPC transport.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Decides how long a slow or failing broker is isolated, and which brokers a send prefers.
 
-Follows Java's ``MQFaultStrategy`` (docs/internals/routing.md#latency-faults). A broker without a fault item, the record
-of its last latency or failure, is available and reachable. `now` is always an argument, in seconds.
+Without ``sendLatencyFaultEnable``, the default, no broker is isolated, and sends only prefer not to repeat the broker
+that failed last. A fault item is the record of a broker's last latency or failure. A broker without one is available
+and reachable. Follows Java's ``MQFaultStrategy`` (docs/internals/routing.md#latency-faults).
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ class LatencyFaultTolerance:
 
 @dataclass(frozen=True, slots=True)
 class FaultDetector:
-    """Probes the unreachable brokers of a fault table in turn (docs/internals/routing.md#detector)."""
+    """Probes unreachable brokers, and forgets those without a master (docs/internals/routing.md#detector)."""
 
     table: LatencyFaultTolerance
     master_of: Callable[[str], str | None]
@@ -223,7 +224,7 @@ def preset_of(
 
 @dataclass(slots=True, eq=False)
 class FaultStrategy:
-    """Decides which brokers the producers of one client instance prefer; safe for many threads."""
+    """Decides which brokers the users of one client instance prefer; safe for many threads."""
 
     preset: FaultPreset = PRESETS["v4"]
     enabled: bool = False  # ``sendLatencyFaultEnable``; may be set later

@@ -1,4 +1,8 @@
-"""Sends heartbeats (docs/internals/producer.md#heartbeats), and runs the periodic jobs of a client instance."""
+"""Sends the heartbeats of a client instance (docs/internals/producer.md#heartbeats).
+
+`Worker` is a thread that runs periodic jobs. An instance has one for heartbeats and routes, and one for the fault
+detector.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +30,7 @@ _LONGEST_ROUND: Final = 30.0
 class HeartBeats:
     """Sends the heartbeats of one client, one round at a time; safe for many threads. A failed broker is only logged.
 
-    A rejected user is logged once, until a broker accepts it again.
+    A rejected user is a warning once, until no broker rejects it any more.
     """
 
     client_id: str
@@ -132,7 +136,7 @@ class Worker:
                 self._thread = self._runtime.start(self._run, self._name)
 
     def wake(self) -> None:
-        """Call `run_due` now."""
+        """Let the thread call `run_due` at once, or again if it is running."""
         self._wake.set()
 
     def stop(self) -> None:

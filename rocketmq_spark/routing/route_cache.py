@@ -1,6 +1,8 @@
-"""Caches the queues and brokers of each topic, as the name servers report them, for one client instance.
+"""Caches the queues and broker addresses of topics for one client instance, as name servers or proxies report them.
 
-See docs/internals/routing.md#routes and docs/internals/remoting.md#routes."""
+Over remoting, a topic that no name server knows gets the queues that brokers would create from the template topic, if
+that exists. See docs/internals/routing.md#routes and docs/internals/remoting.md#routes.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ _COUNT = re.compile(r"[0-9]{1,9}")
 
 @dataclass(frozen=True, slots=True)
 class TopicPublishInfo:
-    """The writable queues of a topic (``TopicPublishInfo.java``)."""
+    """The queues of a topic that a send may use (``TopicPublishInfo.java``)."""
 
     topic: str
     # Sorted by broker name, then queue id; only of brokers that have a master.
@@ -180,7 +182,7 @@ class RouteCache:
             self._lock.release()
 
     def find(self, topic: str, timeout: float) -> TopicPublishInfo:
-        """Return a topic's route, cached or from a name server (``tryToFindTopicPublishInfo``); raise as `refresh`."""
+        """Return a topic's route, cached or looked up (``tryToFindTopicPublishInfo``); raise as `refresh`."""
         info = self._infos.get(topic)
         if info is None or not info.ok:
             self.refresh(topic, timeout, unless_ok=True)
@@ -197,8 +199,8 @@ class RouteCache:
     def refresh(self, topic: str, timeout: float, *, unless_ok: bool = False) -> bool:
         """Update a topic's route from the name servers; return whether it changed.
 
-        With `unless_ok`, a usable route that another thread has cached meanwhile is enough. After an error, a
-        ``RouteNotFoundException`` (10005), the cached route stays.
+        With `unless_ok`, a usable route that another thread has cached meanwhile is enough. After an error the cached
+        route stays. The error is a ``RouteNotFoundException`` (10005), or one of a server that is not retriable.
         """
         self._topics[topic] = None
         if not self._lock.acquire(timeout=_LOCK_TIMEOUT_S):

@@ -1,7 +1,8 @@
-"""Selects the queue of a send: in turn, at random, by machine room, or by a user's selector.
+"""Selects the queue of a send: in turn, at random, by machine room, by hash, or by a caller's selector.
 
-A slow or unavailable broker delays only the rows that are bound to it, by ``queueId``, ``shardingKey`` or a user's
-selector (docs/internals/routing.md#queue-selection).
+The sink uses a `QueueSelector` only for batches that are not bound to a queue, and tells it which brokers have room.
+Columns, ``shardingKey`` or a class as ``queueSelector`` may bind rows earlier. `Producer` uses a `ThreadLocalSelector`
+or the caller's selector. See docs/internals/routing.md#queue-selection.
 """
 
 from __future__ import annotations

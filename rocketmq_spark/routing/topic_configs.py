@@ -1,9 +1,8 @@
 """Requests the configuration of topics from brokers, and caches it (docs/internals/remoting.md#topics).
 
-Each broker has its own copy, and copies can differ. A caller must follow the strictest one: if one broker compacts the
-topic, every row needs a key. For a write, the configuration is unknown on proxies and 4.x brokers, without the right
-``Get`` on the topic, and on a broker that is down and has never answered. For a read, proxies and 4.x brokers count as
-if their topics had the default configuration.
+Each broker has its own copy, and copies can differ. `TopicConfigCache.get` is for writes: a configuration that a broker
+has not returned is unknown, as on proxies and 4.x brokers. `TopicConfigCache.config` is for reads: there, proxies and
+4.x brokers count as if their topics had the default configuration.
 """
 
 from __future__ import annotations
@@ -61,8 +60,8 @@ class TopicConfigCache:
         """Return the configurations of topics, given their routes, for a write. Does not raise.
 
         Answers and errors are valid for 30 s. While a broker does not answer, its last configuration stays valid, so
-        that the check of a compaction topic's rows survives a restart. With `fresh` all brokers are asked, and only
-        their new answers are returned.
+        that the check of a compaction topic's rows survives a restart. With `fresh` only new answers are returned, and
+        a broker that could not be reached in the last 30 s is not asked.
         """
         addresses = {
             (topic, broker_name): address

@@ -1,4 +1,8 @@
-"""Builds the texts of failed sends: a short reason for the metrics, and the error that tells the user the cause."""
+"""Builds the texts of failures in the sink: an attempt's short reason for the metrics, and the error of a failed write.
+
+The error has the cause, and of a batch with one message its keys, tags and id. `BatchSender` adds how many rows are
+stored.
+"""
 
 from __future__ import annotations
 

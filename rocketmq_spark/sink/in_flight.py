@@ -1,14 +1,9 @@
-"""The parts of `SendPipeline`: batches and their attempts, retry rules, windows per broker, lines of waiting batches.
+"""The parts of `SendPipeline`: batches and their attempts, retry rules, windows per broker, lines of ready batches.
 
-Nothing here reads a clock: `now` is an argument, in seconds. docs/internals/sink.md#sink-retries has the retry rules,
-docs/internals/sink.md#windows those of windows.
-
-A line is a queue of waiting batches: new ones join its end, retried ones its head. With ``sendMode=sync`` a task has
-one line. Otherwise each message queue has one for the batches that are bound to it, and each topic has one for others.
-Over gRPC the message groups of a topic share 64 more. Without ``ordered``, a batch of the topic's line that must retry
-its queue waits in that queue's line. Lines take turns, so that none starves. A serial line (``ordered``,
-``sendMode=sync``, and always for message groups) starts its next batch only when the previous one is acknowledged
-(docs/internals/sink.md#ordered-writes).
+A line is a queue of batches that may start; a retried batch goes to its head. Batches bound to a message queue share a
+line, and so do the other batches of a topic; `SendQueues` has more rules. Lines take turns. A serial line waits until
+its previous batch is stored (docs/internals/sink.md#ordered-writes). Nothing here reads a clock: `now` is an argument,
+in seconds.
 """
 
 from __future__ import annotations
@@ -218,7 +213,10 @@ class _Line:
 
 @dataclass(slots=True, eq=False)
 class SendQueues:
-    """Batches that may start, in their lines; with `single` there is one line.
+    """Batches that may start, in lines, first come first served except for retries; with `single` there is one line.
+
+    A message queue has a line for the batches that are bound to it or go there again, a topic one for its others. Over
+    gRPC the message groups of a topic share 64 more, which are always serial.
 
     A line whose first batch cannot start is blocked until a broker that it waits for has room. So the cost of an
     acknowledgement does not depend on the number of lines. A recheck notices new routes, deadlines and the end of an

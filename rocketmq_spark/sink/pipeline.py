@@ -1,15 +1,15 @@
-"""The state machine that sends encoded batches, retries and splits them, until each is acknowledged or the write fails.
+"""The state machine of a task's encoded batches: it decides when and where each is sent, retried or split.
 
 Rule 1: no clock, no thread, no transport: `now` (seconds) is an argument, and attempts are returned as `Dispatch`.
-Rule 2: the write succeeds only if every batch is stored. The first batch that fails ends it, with a reason.
+Rule 2: the write succeeds only if every batch is stored (``sendMode=oneway``: written). The first that fails ends it.
 Rule 3: a batch gets its queue when it is sent, so that a retry can use another queue with the same bytes. A batch bound
-        to a queue (by key, by column) waits for that queue.
+        to a queue (as by key or column) waits for that queue.
 Rule 4: retries follow docs/internals/sink.md#sink-retries, and their deadline docs/internals/producer.md#timeouts.
 Rule 5: ``ordered`` and ``sendMode=sync`` follow docs/internals/sink.md#ordered-writes.
 Rule 6: with ``maxRatePerSecond``, a batch's first attempt waits for its turn. This wait has no deadline.
-Rule 7: rejected batches are split by docs/internals/sink.md#batch-splitting.
+Rule 7: after some errors a batch is split by docs/internals/sink.md#batch-splitting.
 
-States of a batch: ready -> in flight -> (stored | failed | waiting -> ready).
+A batch is waiting (for its turn or a retry), ready, or in flight, until it is stored, split or failed.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def largest_batch(per_second: float) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Unfinished:
-    """Rows without an acknowledgement: those not sent, and those sent and perhaps stored, by the last broker."""
+    """Rows without an acknowledgement: those certainly not stored, and those perhaps stored, by the last broker."""
 
     not_sent: int
     unknown_by_broker: Mapping[str, int]
@@ -101,7 +101,8 @@ class SendPipeline:
     """The state machine of one partition task's batches. Not safe for threads: the sender holds a lock around it.
 
     `publish_info` returns the cached route of a topic, without a request. `refresh_route` requests a fresh route in the
-    background. `on_stored` is called with every stored batch and its outcome, and must neither block nor raise.
+    background. `on_stored` is called with every stored batch and its outcome, except with ``sendMode=oneway``. It must
+    neither block nor raise.
     """
 
     options: SinkOptions

@@ -1,9 +1,9 @@
-"""Sends the rows of one partition task: `BatchSender.write` returns when every row is acknowledged, or raises.
+"""Sends the rows of one partition: `BatchSender.write` returns when every batch is acknowledged, or raises.
 
 The caller's thread reads and encodes rows, and waits while ``maxInFlightBytes`` are pending. The sender's own thread
-handles the outcomes of attempts and starts retries, so that a retry never waits for slow input. One lock guards
-pipeline, batcher and recorder, and nothing blocks while holding it. No connection or thread is opened before the first
-row. docs/internals/architecture.md#row-path has the modules that a row passes.
+handles the outcomes of attempts and starts retries, so that a retry never waits for slow input. With
+``sendMode=oneway`` (`OnewaySender`) only the caller's thread sends, and batches are not acknowledged.
+docs/internals/architecture.md#row-path has the modules that a row passes.
 """
 
 from __future__ import annotations
@@ -154,10 +154,10 @@ class BatchSender:
         self._thread: threading.Thread | None = None
 
     def write(self, batches: Iterable[pa.RecordBatch], batcher: Batcher) -> None:
-        """Send every row of `batches`; return when each is stored and acknowledged.
+        """Send the rows of `batches`; return when each that the batcher has encoded is acknowledged.
 
-        Raises a DeliveryError that says how many rows could not be stored, where and why, or an InvalidRowError for a
-        row that no broker could store; rows before it may be stored.
+        Raises a DeliveryError that says how many rows could not be stored, where and why, or with ``onError=fail`` an
+        InvalidRowError for a row that no broker could store; rows before it may be stored.
         """
         if self._batcher is not None:
             raise RocketMQError("a BatchSender writes once: create another one with the same client instance")

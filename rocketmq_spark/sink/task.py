@@ -1,7 +1,8 @@
-"""What writers call: `check_columns`, `check_topic` and `ordered_queues` on the driver, `write_rows` in each task.
+"""The entry points of a write: `check_columns`, `check_topic` and `ordered_queues` prepare it, `write_rows` sends rows.
 
-`write_rows` connects the batcher, which encodes rows, with `BatchSender`, `BatchTracer` and `Recorder` to send one
-partition. `Producer.send_arrow` calls the same functions in one process.
+Spark writers call the first three on the driver, and `write_rows` in each task. `Producer.send_arrow` calls them in one
+process. `write_rows` sends one partition: a batcher encodes rows, a `BatchSender` or `OnewaySender` sends them, and
+with ``enableTrace`` a `BatchTracer` traces them.
 """
 
 from __future__ import annotations

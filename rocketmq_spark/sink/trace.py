@@ -1,8 +1,8 @@
-"""Sends trace records for the stored batches of a write, on a separate thread (docs/internals/producer.md#trace).
+"""Makes trace records, and sends those of a write's stored batches on a separate thread.
 
-The thread decodes each batch row by row, which costs more than the write itself. If it falls behind, batches are
-counted and logged instead of traced. Tracing never fails a write, and delays its end by 10 s at most. `Producer` uses
-the same records.
+The thread decodes each batch row by row, which costs more than the write itself. If it falls behind, rows are counted
+and logged instead of traced. A failed send of records is logged. At the end, `BatchTracer` waits at most 10 s for its
+records. `Producer` has its own thread, but the same records. See docs/internals/producer.md#trace.
 """
 
 from __future__ import annotations

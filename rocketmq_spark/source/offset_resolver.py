@@ -1,8 +1,8 @@
-"""Resolves the offsets where a read begins and ends, from the options' offsets or times; runs on the driver.
+"""Finds the offsets where a read begins and ends, from the options' offsets or times. The driver of a query uses it.
 
-A broker may report a minimum offset that is too low (docs/internals/reads.md#offsets). So if a read begins at the
-oldest message or at a time, `OffsetResolver` pulls a message to find the first one that exists. For such a read,
-messages that expired earlier are not lost data. The options mean the same as in ``KafkaOffsetReaderAdmin.scala``.
+A broker may report a minimum offset that is too low (docs/internals/reads.md#offsets). So for a read from the oldest
+message or from a time, messages are pulled to find the first one that exists. This is not done for compaction topics.
+The choice of offsets follows ``KafkaOffsetReaderAdmin.scala``.
 """
 
 from __future__ import annotations

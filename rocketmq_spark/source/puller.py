@@ -1,13 +1,10 @@
 """Pulls the messages of a task's offset ranges, with many requests in flight (docs/internals/reads.md#pulls).
 
-Everything runs in the caller's thread. Results of a queue come in offset order and cover its range; an empty body
-stands for deleted messages. Requests of a queue overlap only if the length of the last answer predicts that of the
-next: not with a filter, and not for inner batches. An answer that must wait for an earlier one, and would exceed the
-memory bound, is dropped and pulled again.
+Results of a queue come in offset order; an empty body stands for deleted messages. An answer that waits for an earlier
+one, and exceeds the memory bound, is dropped and pulled again.
 
-With a filter, an answer does not show whether the broker deleted or rejected the messages that it skipped. So the first
-skipped message is pulled without the filter, once a second and at the end of the range. If it still exists, no skipped
-message was deleted, because a broker deletes the oldest first. Follows ``DefaultMQPushConsumerImpl.pullMessage``.
+With a filter, an answer does not show whether skipped messages were deleted or rejected. So the first is pulled without
+the filter, except in compaction topics. If it exists, none was deleted, because brokers delete the oldest first.
 """
 
 from __future__ import annotations

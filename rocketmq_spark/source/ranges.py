@@ -1,7 +1,8 @@
-"""Offset ranges, their division among tasks, and the errors for gaps: offsets whose messages the broker no longer has.
+"""Offset ranges, their division among tasks, and the reports of gaps: offsets whose messages the broker does not have.
 
-`tasks_of` follows ``KafkaOffsetRangeCalculator.scala``. `limited`, the limit of a micro-batch, follows
-``KafkaMicroBatchStream.scala``.
+With ``minPartitions`` or ``maxRecordsPerPartition``, `tasks_of` cuts ranges much as
+``KafkaOffsetRangeCalculator.scala`` does. Without them small ranges share a task. `limited`, the limit of a
+micro-batch, follows ``KafkaMicroBatchStream.scala``. A gap is an error, or with ``failOnDataLoss=false`` a warning.
 """
 
 from __future__ import annotations

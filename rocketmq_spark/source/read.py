@@ -1,7 +1,7 @@
 """Pulls and decodes the offset ranges of one task.
 
-Every offset of a range becomes a row or is reported as missing. Exceptions are messages that a filter rejects, gaps of
-compaction topics, and unreadable messages with ``onUnreadable=skip``.
+An offset without a row is reported as missing: an error, or with ``failOnDataLoss=false`` a warning. This does not
+apply to messages that a filter rejects, that compaction removed, or that cannot be read (``onUnreadable``).
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def reading_transport(options: SourceOptions, *, polled: bool = False) -> Remoti
 
 @dataclass(slots=True)
 class SkippedMessages:
-    """Counts the unreadable messages that one task leaves out; a warning a second names the newest position."""
+    """Counts the unreadable messages that one task leaves out; at most one warning a second names the newest."""
 
     clock: Callable[[], float] = time.monotonic
     by_topic: Counter[str] = field(default_factory=Counter)

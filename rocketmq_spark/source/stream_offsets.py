@@ -1,7 +1,8 @@
-"""Finds the offsets of a streaming query for each micro-batch, and commits them to its consumer group.
+"""Finds the offsets of a streaming query for each micro-batch, and writes them to its consumer group on request.
 
-A queue whose broker does not answer delays no other queue, and continues at the same offset when the broker is back.
-After ``readTimeoutMs`` the query fails, unless ``failOnDataLoss=false``. Follows ``KafkaMicroBatchStream.scala``.
+If a broker does not answer, `StreamOffsets.available` keeps the offsets of its queues, so that the micro-batch reads
+the others. With ``failOnDataLoss``, it raises after ``readTimeoutMs`` and at least three tries. The start of a new
+query may wait for every broker. Follows ``KafkaMicroBatchStream.scala``.
 """
 
 from __future__ import annotations

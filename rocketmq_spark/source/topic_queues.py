@@ -1,9 +1,9 @@
 """Finds the queues of a read, and chooses the broker address for each request (docs/internals/remoting.md#routes).
 
-A request goes to the master. While the master does not answer, requests go to its slaves in turn, and the master is
-tried again every ``pullTimeoutMs``. A slave that was added later lacks older messages. So what a slave reports about
-offsets, times and deleted messages counts only after the master has not answered for ``readTimeoutMs``. Follows
-``MQClientInstance.topicRouteData2TopicSubscribeInfo`` and ``findBrokerAddressInSubscribe``.
+A request goes to the master. While the master does not answer, requests go to slaves, and it is tried again every
+``pullTimeoutMs``. A slave that was added later lacks older messages. So only after ``readTimeoutMs`` without the master
+does a read trust a slave about missing messages. Follows ``MQClientInstance.topicRouteData2TopicSubscribeInfo`` and
+``findBrokerAddressInSubscribe``.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class _Away:
 
 
 class TopicQueues:
-    """The queues of a read; safe for many threads. With the known `routes` by topic, a task asks no name server."""
+    """The queues of a read; safe for many threads. Given `routes` by topic, name servers are asked after failures."""
 
     def __init__(
         self,

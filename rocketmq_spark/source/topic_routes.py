@@ -1,8 +1,8 @@
-"""Looks up the topics of a read and their routes at the name servers, before the deadline for planning the read.
+"""Looks up the topics of a read and their routes at the name servers, and has the deadline for planning a read.
 
-A route, or the error of its look-up, is cached for one second, and so is the list of topics. If a later look-up fails
-with a retriable error, the last known route stays valid (docs/internals/routing.md#route-cache). This includes an
-unknown topic, because the name server may have restarted.
+`TopicRoutes.recent` keeps an answer or an error for a second, unless `expire` is called. After a retriable error the
+last known route stays valid, because a name server that does not know the topic may have restarted
+(docs/internals/routing.md#route-cache).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True, repr=False)
 class PlanningDeadline:
-    """The deadline for planning, `at`: ``readTimeoutMs`` after `restart`, infinite before it."""
+    """The deadline for planning, `at`: ``readTimeoutMs`` after `restart`, infinite before it, later after `extend`."""
 
     timeout_ms: int
     clock: Callable[[], float]

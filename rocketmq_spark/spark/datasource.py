@@ -1,7 +1,8 @@
 """The class behind ``format("rocketmq")``: checks options and columns on the driver, and makes readers and writers.
 
-Constructors open no connections, because Spark makes the data source and its writer twice per micro-batch. `writer` and
-`streamWriter` look up routes; a stream keeps the connection for a minute.
+Constructors open no connections, because Spark makes the data source and its writer twice per micro-batch. `writer`
+asks servers for routes before it returns. `streamWriter` does so for the topics that options name, and keeps the
+connection until it was idle for a minute.
 """
 
 from __future__ import annotations
@@ -51,8 +52,9 @@ def find_job_files() -> None:
 class RocketMQDataSource(DataSource):
     """Writes a DataFrame, batch or streaming, to Apache RocketMQ, and reads topics as DataFrames.
 
-    When a write returns, a broker has stored and acknowledged (``SEND_OK``) every row. Otherwise the write fails, and
-    says which rows and why. A retry may store a row twice. Only ``sendMode=oneway`` promises nothing.
+    When a write returns, brokers have stored and acknowledged (``SEND_OK``) every row, unless ``onError``,
+    ``requireStoreOk`` or ``sendMode=oneway`` allow less. Otherwise the write fails, and says how many rows and why. A
+    retry may store a row twice.
 
     docs/writing.md#columns has the columns of a write, and docs/options.md all options. Names are case-insensitive; an
     unknown option or column is an error.

@@ -1,7 +1,7 @@
-"""Maps codes of proxies, and statuses of gRPC itself, to exceptions with advice (docs/internals/grpc.md#codes).
+"""Maps codes of proxies, and statuses of gRPC itself, to exceptions, many with advice (docs/internals/grpc.md#codes).
 
-``MessageRefusedException`` is only for an error that one message causes. The sender then halves the batch until it has
-found that message.
+``MessageRefusedException`` is for a request that is too large or has an invalid message, so smaller batches may
+succeed. The sink then sends the halves of the batch.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _TRANSACTION: Final = (
 
 
 class Code(codes.AnswerCode):
-    """The codes of ``definition.proto``. Their hundreds are HTTP's, and select the class if a row has None."""
+    """The codes of ``definition.proto``. Their hundreds are HTTP's, and select the class if the row has none."""
 
     CODE_UNSPECIFIED = 0
     OK = 20000

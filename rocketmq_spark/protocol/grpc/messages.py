@@ -1,8 +1,8 @@
-"""Converts values of the model to requests of the gRPC protocol, and answers to values of the model. Pure functions.
+"""Converts values of the model to requests of the gRPC protocol, and what proxies send to values of the model.
 
-A message that the protocol can't carry is rejected before anything is sent. A batch that is encoded for remoting is
-decoded and encoded again at every attempt. See docs/internals/grpc-messages.md#messages and
-docs/internals/grpc.md#results.
+The messages of a `Producer` are encoded for remoting. They are converted at every attempt, and rejected if gRPC can't
+carry them. The sink's batches are encoded for gRPC already, and only get a new born timestamp after 30 s. See
+docs/internals/grpc-messages.md#messages and docs/internals/grpc.md#results.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""The request and response codes of the remoting protocol, and the exception and advice for each response code.
+"""The request and response codes of the remoting protocol that this package knows, and the errors of response codes.
 
-See docs/internals/remoting.md#response-codes.
+The code, and for some codes the server's remark, select the class of the error and its advice, if there is any. See
+docs/internals/remoting.md#response-codes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Encodes and decodes requests and responses, and finds their frames in received bytes.
+"""Encodes the heads of requests and responses, decodes both, and finds their frames in received bytes.
 
-The memory of a decoded frame is bounded, because 16 MiB of ``{},`` would become half a gigabyte of objects. Layouts:
+Headers are written as JSON, and read as JSON or binary. The numbers of ext fields, and of objects and lists in a JSON
+text, are bounded. Without a bound, 16 MiB of ``{},`` would become half a gigabyte of objects. Layouts:
 docs/internals/remoting.md#frames, docs/internals/remoting.md#header.
 """
 

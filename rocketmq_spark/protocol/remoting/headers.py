@@ -1,8 +1,8 @@
-"""The custom headers (ext fields) of the requests that the connector sends, and how values of the model fill them.
+"""Makes the custom headers (ext fields) of requests from values of the model, the body of heartbeats, and signatures.
 
-Attributes have Java's long names in snake_case. On the wire they are camelCase, or single letters
-(docs/internals/messages.md#send-header). None and empty text are not sent. Where a proxy needs `broker_name`, the
-attribute has no default, so that no request lacks it.
+Attributes have Java's long names in snake_case. On the wire most are camelCase, those of a send single letters
+(docs/internals/messages.md#send-header). None and empty text are not sent. In most headers `broker_name` has no
+default, because a proxy needs it.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class GetRouteInfoRequestHeader(RequestHeader):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnregisterClientRequestHeader(RequestHeader):
-    """One group per request."""
+    """Unregisters a client from one group."""
 
     code: ClassVar[RequestCode] = RequestCode.UNREGISTER_CLIENT
     client_id: str
@@ -119,7 +119,7 @@ class QueueRequestHeader(RequestHeader):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GetMaxOffsetRequestHeader(QueueRequestHeader):
-    """For an unknown topic or queue a broker answers 0, not an error. The caller checks the route."""
+    """Asks for the offset of the next message. For an unknown topic or queue a broker answers 0, not an error."""
 
     code: ClassVar[RequestCode] = RequestCode.GET_MAX_OFFSET
     committed: bool | None = None
@@ -215,7 +215,7 @@ class GetTopicConfigRequestHeader(RequestHeader):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CreateTopicRequestHeader(RequestHeader):
-    """Goes to every master, and overwrites an existing topic."""
+    """Creates a topic on one broker, or overwrites its configuration."""
 
     code: ClassVar[RequestCode] = RequestCode.UPDATE_AND_CREATE_TOPIC
     topic: str

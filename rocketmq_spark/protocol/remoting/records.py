@@ -1,7 +1,7 @@
-"""Encodes and decodes messages one at a time: batch items, stored records, and property strings.
+"""Encodes and decodes messages one at a time: batch items, stored records, and property strings; formats message ids.
 
-Requests with few messages use it. Bulk writes and reads use the vectorised encoders and decoders instead; tests compare
-their results with those of this module. Bodies are neither compressed nor decompressed here. Layouts:
+`Producer`, the trace and the splitting of batches use it. For the rows of Spark, vectorised encoders and decoders do
+this work, except in special cases; tests compare both. Bodies are neither compressed nor decompressed here. Layouts:
 docs/internals/messages.md#batch, docs/internals/messages.md#stored-record.
 """
 

@@ -1,8 +1,8 @@
-"""Decodes the headers and bodies of servers' answers, and a broker's check of a transaction.
+"""Decodes the headers and bodies of servers' answers, and a server's check of a transaction.
 
-Unknown fields are ignored. Brokers and queues that cannot be used stay in a route. The number of brokers, queues and
-names is bounded (docs/internals/remoting.md#routes). A RemotingCommandException names a field that is missing, invalid,
-or too large, or gives the error of the JSON parser.
+Unknown fields are ignored. The size of a route is bounded (docs/internals/remoting.md#routes), and so is that of a list
+of names. A route keeps brokers and queues that cannot be used. If a required field is missing or invalid, a
+RemotingCommandException is raised.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Decodes the stored records of a pull to messages: verifies checksums, decompresses bodies and splits inner batches.
 
-The vectorised decoder calls it for layouts that it does not know, and tests compare both. An unreadable message becomes
-an `Unreadable` in its place. Messages outside the requested offsets are dropped; records that cannot contain
-others are not decompressed. Inner batches: docs/internals/messages.md#inner-batches.
+A record or message that cannot be read becomes an `Unreadable` in its place, which has one or more offsets. Only what
+lies in the requested offsets is returned. The vectorised decoder uses this module for records that it does not decode
+itself. Inner batches: docs/internals/messages.md#inner-batches.
 """
 
 from __future__ import annotations
