@@ -57,6 +57,9 @@ class Recorder:
         # Earlier measurements, with a coarser timeline.
         self._past = Measures()
         self._start_empty()
+        # By rule: rows skipped, rows dead-lettered. A task's reading thread counts them without the sender's lock, so
+        # no other thread clears them.
+        self._invalid: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
         # Start and end of every isolation by broker, monotonic seconds. Those of one broker do not overlap.
         self._isolations: dict[str, list[tuple[float, float]]] = {}
         self._first_now = float("inf")
@@ -70,9 +73,8 @@ class Recorder:
         self._timeline: defaultdict[tuple[int, str], list[int]] = defaultdict(lambda: [0] * 4)
         # By broker, topic and queue id: rows, last offset, negative first offset.
         self._queues: defaultdict[tuple[str, str, int], list[int]] = defaultdict(lambda: [0, _NO_OFFSET, _NO_OFFSET])
-        # By broker and reason: retries, failures. By rule: rows skipped, rows dead-lettered.
+        # By broker and reason: retries, failures.
         self._reasons: defaultdict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
-        self._invalid: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
 
     def record_success(
         self, broker: str, rows: int, nbytes: int, latency_ms: float, queue: MessageQueue, queue_offset: int, now: float
@@ -170,8 +172,9 @@ class Recorder:
     def _so_far(self) -> Measures:
         """Return a copy of the measurements, with the isolations until the last recorded `now`."""
         measures = Measures()
-        for part in (self._past, Measures.of(self._rows()), Measures.of(self._spans())):
-            measures.merge(part)
+        measures.merge(self._past)
+        for rows in (self._rows(), self._invalid_rows(), self._spans()):
+            measures.merge(Measures.of(rows))
         return measures
 
     def _rows(self) -> Iterator[Row]:
@@ -188,6 +191,8 @@ class Recorder:
                 yield Metric.LAST_OFFSET, broker, topic, queue_id, row[1:]
         for (broker, reason), row in self._reasons.items():
             yield Metric.REASON_RETRIES, broker, reason, 0, row
+
+    def _invalid_rows(self) -> Iterator[Row]:
         for rule, row in self._invalid.items():
             yield Metric.SKIPPED, "", rule, 0, row
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+import threading
 
 import pytest
 
@@ -211,3 +213,25 @@ def test_rows_stored_by_a_proxy_have_no_receipt_but_all_other_metrics() -> None:
     assert facts["queues"] == {}
     assert (facts["rows"], facts["requests"], facts["bytes"], facts["max_ms"]) == (7, 2, 70, 4.015)
     assert recording.lines() == ["p:8081 7 rows in 2 requests (p50 2.0 ms, p99 4.0 ms, max 4.0 ms)"]
+
+
+def test_invalid_rows_of_the_reading_thread_are_counted_while_another_thread_sends() -> None:
+    # The task's reading thread counts invalid rows without the sender's lock. A long timeline is merged meanwhile.
+    recording, rows, interval = recorder(), 100_000, sys.getswitchinterval()
+
+    def send() -> None:
+        for second in range(20_000):
+            recording.record_sent("a", 1, 1, float(second))
+
+    sending = threading.Thread(target=send)
+    sys.setswitchinterval(1e-6)
+    try:
+        sending.start()
+        for _ in range(rows):
+            recording.record_skipped({"body": 1})
+            recording.record_dead_letters({"body": 1})
+        sending.join()
+    finally:
+        sys.setswitchinterval(interval)
+    counted = summary_of([recording.snapshot()]).invalid_rows()
+    assert (counted["skipped"], counted["dead_lettered"]) == (rows, rows)
