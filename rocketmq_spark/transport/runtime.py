@@ -1,7 +1,8 @@
 """The threads, locks, times and sockets of a client, in one place, so that a simulator can replace them.
 
-Only code that waits takes them from here: the loop of connections, the sender of a task, the route cache and the
-periodic jobs. A lock that is never held while its holder waits is a plain ``threading.Lock``.
+Only code that waits takes them from here: the loop of connections, the sender of a task, the producer, the plan of a
+read, the route cache and the periodic jobs. A lock that is never held while its holder waits is a plain
+``threading.Lock``.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import socket as sockets
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any, Final
 
 from rocketmq_spark.transport.tls import TlsStream
@@ -54,6 +56,10 @@ class Runtime:
         thread = threading.Thread(target=run, name=name, daemon=True)
         thread.start()
         return thread
+
+    def pool(self, threads: int, name: str) -> Executor:
+        """Return a new pool of threads; the caller shuts it down."""
+        return ThreadPoolExecutor(threads, name)
 
     def current_thread(self) -> threading.Thread:
         """Return the running thread."""
