@@ -162,6 +162,7 @@ class FakeCluster:
         new, *others = self.slaves[name]
         self.slaves[name], self.brokers[name] = others, new
         new.broker_id, new.slaves = MASTER_ID, others
+        new.storage.take_over()
         self._register()
         return new
 

@@ -172,6 +172,10 @@ class BrokerStorage:
     def restart(self) -> None:
         """Schedule deliveries and checks again, after the broker has started."""
         self._arrivals.clear()
+        self.take_over()
+
+    def take_over(self) -> None:
+        """Schedule deliveries and checks, after the broker has become a master."""
         for offset, due in self._delayed.items():
             self._deliver_later(offset, max(0.0, due - self._time()))
         for offset in self._halves:

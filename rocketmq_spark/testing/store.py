@@ -26,12 +26,16 @@ _BORN_HOST: Final = "127.0.0.1:50000"
 
 
 class Entry(NamedTuple):
-    """An entry of the commit log: a message as sent and as read, its actual queue and its final queue."""
+    """An entry of the commit log: a message as sent and as read, its actual queue and its final queue.
+
+    A unit of several messages has its `items`, each of which has an offset.
+    """
 
     sent: Message
     read: MessageExt
     stored_in: MessageQueue
     meant_for: MessageQueue
+    items: tuple[Message, ...] = ()
 
 
 class MessageStore:
@@ -79,14 +83,13 @@ class MessageStore:
         prepared_transaction_offset: int = 0,
     ) -> MessageExt:
         """Store one message, and return it as consumers read it. `now` is seconds since the epoch."""
-        sent, read = self.queues.setdefault(stored_in, []), self._read.setdefault(stored_in, [])
         stored = MessageExt(
             topic=message.topic,
             body=message.body,
             flag=message.flag,
             properties=message.properties,
             queue_id=meant_for.queue_id,
-            queue_offset=len(sent),
+            queue_offset=self.end(stored_in),
             physical_offset=len(self.log),
             sys_flag=sys_flag,
             born_timestamp=int(now * 1000) if born_timestamp is None else born_timestamp,
@@ -97,9 +100,8 @@ class MessageStore:
             prepared_transaction_offset=prepared_transaction_offset,
             body_crc=zlib.crc32(message.body) & 0x7FFFFFFF,
         )
-        sent.append(message)
-        read.append(stored)
         self.log.append(Entry(message, stored, stored_in, meant_for))
+        self._index(self.log[-1])
         return stored
 
     def append_unit(
@@ -113,8 +115,9 @@ class MessageStore:
     ) -> MessageExt:
         """Store a batch as one message that takes an offset for each item, as queues of the type BatchCQ do."""
         stored = self.append(unit, queue, queue, now, sys_flag=sys_flag, born_timestamp=born_timestamp)
-        self.queues[queue][-1:] = items
-        self._read[queue].extend([stored] * (len(items) - 1))
+        del self.queues[queue][-1:], self._read[queue][-1:]
+        self.log[-1] = self.log[-1]._replace(items=tuple(items))
+        self._index(self.log[-1])
         return stored
 
     def copy(
@@ -136,7 +139,10 @@ class MessageStore:
         )
 
     def copy_from(self, master: MessageStore) -> None:
-        """Make this store equal to a master's, except for the store host; keep the common beginning."""
+        """Make this store equal to a master's, except for the store host; keep the common beginning.
+
+        Messages that were deleted here stay deleted: a slave may have begun later than its master.
+        """
         common = min(len(self.log), len(master.log))
         # Usually only the end is missing.
         while common and self.log[common - 1] is not master.log[common - 1]:
@@ -144,16 +150,22 @@ class MessageStore:
         self.truncate(common)
         for entry in master.log[common:]:
             self.log.append(entry)
-            self.queues.setdefault(entry.stored_in, []).append(entry.sent)
-            self._read.setdefault(entry.stored_in, []).append(entry.read)
-        self.expired, self.removed = dict(master.expired), dict(master.removed)
+            self._index(entry)
+        for mine, others in ((self.expired, master.expired), (self.removed, master.removed)):
+            mine.update({queue: max(first, mine.get(queue, 0)) for queue, first in others.items()})
 
     def truncate(self, length: int) -> None:
         """Forget all but the first `length` messages of the commit log, as a crash before a flush does."""
         for entry in reversed(self.log[length:]):
-            self.queues[entry.stored_in].pop()
-            self._read[entry.stored_in].pop()
+            count = max(1, len(entry.items))
+            del self.queues[entry.stored_in][-count:], self._read[entry.stored_in][-count:]
         del self.log[length:]
+
+    def _index(self, entry: Entry) -> None:
+        """Give each message of an entry an offset of its queue."""
+        messages = entry.items or (entry.sent,)
+        self.queues.setdefault(entry.stored_in, []).extend(messages)
+        self._read.setdefault(entry.stored_in, []).extend([entry.read] * len(messages))
 
     def end(self, queue: MessageQueue) -> int:
         """Return the offset that the queue's next message will get."""

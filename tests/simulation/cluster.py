@@ -92,6 +92,7 @@ class SimulatedCluster:
         self.lost |= {entry.read.body for entry in old.storage.store.log} - kept
         self.masters[name], self.slaves[name] = new, others
         new.broker_id, new.slaves = MASTER_ID, others
+        new.storage.take_over()
         self.register()
 
     def stored(self, topic: str) -> Iterator[MessageExt]:
