@@ -117,7 +117,8 @@ def problems_of_read(history: ReadHistory) -> list[str]:
 
 def _reported(history: ReadHistory, since: float = -math.inf, until: float = math.inf) -> dict[str, set[int]]:
     """Return the offsets that were reported as lost in a time, by the name of the queue."""
-    errors = [(each.ended, str(each.error)) for each in (*history.plans, *history.tasks)]
+    errors = [(plan.ended, str(plan.error)) for plan in history.plans]
+    errors += [(task.ended, str(task.error)) for task in history.tasks]
     gaps: dict[str, set[int]] = defaultdict(set)
     for text in (text for at, text in (*history.warnings, *errors) if since <= at <= until):
         for start, end, queue in _GAP.findall(text):

@@ -40,6 +40,7 @@ _REPLIES: dict[str, Callable[[random.Random], Reply]] = {
     "not flushed": lambda _: Reply(status=SendStatus.FLUSH_DISK_TIMEOUT),
     "not replicated": lambda _: Reply(status=SendStatus.FLUSH_SLAVE_TIMEOUT),
 }
+KINDS_OF_SENDS = tuple(_REPLIES)
 _EVENTS = (
     *("pause", "restart", "power failure", "promote", "partition", "name server partition", "break links"),
     *("disk full", "read only", "fewer queues", "more queues", "slow storage", "stale routes", "name server stopped"),
