@@ -52,6 +52,8 @@ class ReadPlan:
     # Messages of each queue before the read, at most.
     rows: int = 40
     inner: bool = False
+    # Later messages are longer, so that answers exceed what the first ones predict.
+    grows: bool = False
     tasks: int = 1
     begin: str = "earliest"
     window: int = 64
@@ -89,6 +91,7 @@ class ReadPlan:
             window=rng.choice((2, 8, 64)),
             most_bytes=rng.choice((300, 3_000, 1 << 20)),
             latency=rng.choice((0.0005, 0.01, 0.03)),
+            grows=rng.random() < 0.4,
             options=options,
         )
 
@@ -328,7 +331,8 @@ class _Reading:
         messages = []
         for _ in range(rng.randint(1, 6) if self.plan.inner else 1):
             self._written += 1
-            body = b"%d-%s" % (self._written, b"x" * rng.choice((0, 30, 200)))
+            length = 20 * first if self.plan.grows else rng.choice((0, 30, 200))
+            body = b"%d-%s" % (self._written, b"x" * length)
             messages.append(Message(TOPIC, body, properties={TAGS: rng.choice("ABC")}))
         if self.plan.inner:
             properties = {"INNER_NUM": str(len(messages)), UNIQ_KEY: f"{self._written:032X}"}
