@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
@@ -191,7 +190,7 @@ class AsyncSend:
             self._finish(None, error)
 
     def _send(self) -> None:
-        self._began = time.monotonic()
+        self._began = self.attempt.runtime.clock()
         try:
             left = self.deadline.require(str(self.prepared))
             self.attempt.instance.transport.send(

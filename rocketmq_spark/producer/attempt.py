@@ -26,6 +26,7 @@ from rocketmq_spark.routing.heart_beat import API_TIMEOUT
 from rocketmq_spark.routing.route_cache import RouteCache
 from rocketmq_spark.sink.trace import message_type_of
 from rocketmq_spark.transport.base import local_ip
+from rocketmq_spark.transport.runtime import PROCESS, Runtime
 
 # The last attempt's error -> the code of the send's error (ClientErrorCode.java).
 _CODES: Final = {
@@ -162,16 +163,25 @@ class PreparedAttempt:
 class SendAttempt:
     """Makes or prepares the attempts of one producer (docs/internals/producer.md#attempts); safe for many threads."""
 
-    def __init__(self, producer_group: str, options: ProducerOptions, instance: ClientInstance, hooks: Hooks) -> None:
+    def __init__(
+        self,
+        producer_group: str,
+        options: ProducerOptions,
+        instance: ClientInstance,
+        hooks: Hooks,
+        *,
+        runtime: Runtime = PROCESS,
+    ) -> None:
         self._producer_group = producer_group
         self._client_ip = options.connection.client_ip or local_ip()
         self.options = options
         self.instance = instance
         self.hooks = hooks
+        self.runtime = runtime
 
     def send(self, message: EncodedMessage, queue: MessageQueue, seconds: float) -> SendResult:
         """Send and wait for the answer; raises the error of the outcome, and as `prepare` and `Deadline.require`."""
-        deadline = Deadline(seconds)
+        deadline = Deadline(seconds, self.runtime.clock)
         attempt = self.prepare(message, queue, CommunicationMode.SYNC)
         try:
             result = message.result_of(self._outcome(attempt, deadline))
@@ -183,7 +193,7 @@ class SendAttempt:
 
     def send_oneway(self, message: EncodedMessage, queue: MessageQueue, seconds: float) -> None:
         """Send, and return once the socket has taken the last byte; raises as `send`, but waits for no answer."""
-        deadline = Deadline(seconds)
+        deadline = Deadline(seconds, self.runtime.clock)
         attempt = self.prepare(message, queue, CommunicationMode.ONEWAY)
         try:
             self.instance.transport.send_oneway(attempt.request, deadline.require(str(attempt)))
@@ -228,7 +238,7 @@ class SendAttempt:
             self._producer_group,
             options.connection.create_topic_key,
             options.connection.default_topic_queue_nums,
-            int(time.time() * 1000),
+            int(self.runtime.wall_clock() * 1000),
             unit_mode=options.unit_mode,
             reconsume_times=encoded.reconsume_times,
             max_reconsume_times=encoded.max_reconsume_times,
@@ -237,13 +247,13 @@ class SendAttempt:
         return PreparedAttempt(encoded, request, context)
 
     def update_fault(self, site: FaultSite, broker_name: str, began: float) -> None:
-        """Report an attempt to the fault strategy; it began at `began` of the monotonic clock and ends now."""
-        now = time.monotonic()
+        """Report an attempt to the fault strategy; it began at `began` of the runtime's clock and ends now."""
+        now = self.runtime.clock()
         self.instance.faults.update(site, broker_name, (now - began) * 1000, now)
 
     def _outcome(self, attempt: PreparedAttempt, deadline: Deadline) -> SendOutcome:
         left = deadline.require(str(attempt))
-        outcomes: queues.SimpleQueue[SendOutcome] = queues.SimpleQueue()
+        outcomes: queues.SimpleQueue[SendOutcome] = self.runtime.queue()
         self.instance.transport.send(attempt.request, left, outcomes.put, within=left)
         try:
             return outcomes.get(timeout=left + _GRACE)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import random
 import threading
-import time
 from collections.abc import Collection, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import replace
@@ -54,15 +53,17 @@ class MessageSender:
         async_executor: Executor,
         callback_executor: Executor,
         retry_response_codes: Collection[int],
+        rng: random.Random | None = None,
     ) -> None:
         options = attempt.options
         self._options = options
         self._attempt = attempt
+        self._clock = attempt.runtime.clock
         self._instance = attempt.instance
         self._encoder = encoder
         self._async_executor = async_executor
         self._callback_executor = callback_executor
-        self._selector = ThreadLocalSelector(self._instance.faults, random.Random())
+        self._selector = ThreadLocalSelector(self._instance.faults, rng or random.Random())
         self._api_timeout = options.connection.mq_client_api_timeout / 1000
         self._loop = SendLoop(
             options.retry_times_when_send_failed,
@@ -83,12 +84,12 @@ class MessageSender:
 
     def send(self, message: Message, timeout: float, choice: QueueChoice) -> SendResult:
         """Send a message and wait for the outcome."""
-        deadline = Deadline(timeout)
+        deadline = Deadline(timeout, self._clock)
         return self._send(self._encoder.encode(message), choice, deadline)
 
     def send_batch(self, messages: Sequence[Message], timeout: float, choice: QueueChoice) -> SendResult:
         """Send messages as one request and wait for the outcome; raises as `encode_batch` and `_check_keys`."""
-        deadline = Deadline(timeout)
+        deadline = Deadline(timeout, self._clock)
         encoded = self._encoder.encode_batch(messages)
         self._check_keys(encoded, messages)
         return self._send(encoded, choice, deadline)
@@ -100,14 +101,14 @@ class MessageSender:
                 "sending oneway: a proxy answers every request, and the transport waits for the answer; use send or "
                 "send_async"
             )
-        deadline = Deadline(timeout)
+        deadline = Deadline(timeout, self._clock)
         encoded = self._encoder.encode(message)
         self._run(self._loop_once, encoded, choice, deadline, partial(self._attempt.send_oneway, encoded))
 
     def send_async(self, message: Message, timeout: float, choice: QueueChoice) -> Future[SendResult]:
         """Send a message and return a future at once, or with back pressure after a wait for permits or a route."""
         nbytes = len(message.body) if isinstance(message, Message) and message.body else 1
-        deadline = Deadline(timeout)
+        deadline = Deadline(timeout, self._clock)
         with self._async_send_ended:
             self._async_sends += 1
         future = SendFuture(self._callback_executor, self._end_async)
@@ -182,10 +183,10 @@ class MessageSender:
         info = self._route(encoded.message.topic, deadline)
 
         def select(last_broker_name: str | None, retry: bool) -> MessageQueue | None:
-            return self._selector.select(info, last_broker_name, time.monotonic(), reset_index=retry)
+            return self._selector.select(info, last_broker_name, self._clock(), reset_index=retry)
 
         def reported_attempt(queue: MessageQueue, left: float) -> SendResult | None:
-            began = time.monotonic()
+            began = self._clock()
             try:
                 result = attempt(queue, left)
             except RocketMQError as exc:
@@ -231,7 +232,7 @@ class MessageSender:
 
     def _reselect(self, topic: str, last_broker_name: str) -> MessageQueue | None:
         info = self._instance.routes.cached(topic)
-        return None if info is None else self._selector.select(info, last_broker_name, time.monotonic())
+        return None if info is None else self._selector.select(info, last_broker_name, self._clock())
 
     def _check_keys(self, encoded: EncodedMessage, messages: Sequence[Message]) -> None:
         """Raise for a message without keys to a compaction topic (docs/internals/reads.md#compaction-topics)."""
@@ -239,7 +240,7 @@ class MessageSender:
         if keyless is None or self._options.over_grpc:
             return
         topic = encoded.message.topic
-        info = self._route(topic, Deadline(self._api_timeout))
+        info = self._route(topic, Deadline(self._api_timeout, self._clock))
         configs = self._instance.topic_configs.get({topic: info.route})[topic]
         if configs.compacted:
             raise MQClientException(

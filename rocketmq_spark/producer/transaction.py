@@ -35,6 +35,7 @@ from rocketmq_spark.producer.hooks import EndTransactionContext, Hooks
 from rocketmq_spark.protocol.remoting.codes import ResponseCode
 from rocketmq_spark.routing.client_instance import ClientInstance
 from rocketmq_spark.routing.heart_beat import API_TIMEOUT
+from rocketmq_spark.transport.runtime import PROCESS, Runtime
 
 logger = logging.getLogger("rocketmq_spark.producer")
 
@@ -76,6 +77,7 @@ class Transactions:
     send: Callable[[Message], SendResult]
     listener: TransactionListener | None
     check_executor: Executor
+    runtime: Runtime = PROCESS
     _free_checks: threading.BoundedSemaphore = field(
         default_factory=lambda: threading.BoundedSemaphore(_MAX_CHECKS), init=False
     )
@@ -192,7 +194,7 @@ class Transactions:
             # Brokers do not answer an undecided end. If the answer to a check is lost, the broker checks again.
             transport.end_transaction_oneway(address, end, API_TIMEOUT if from_check else self.timeout)
             return
-        outcomes: queues.SimpleQueue[RocketMQError | None] = queues.SimpleQueue()
+        outcomes: queues.SimpleQueue[RocketMQError | None] = self.runtime.queue()
         transport.end_transaction(address, end, self.timeout, outcomes.put)
         error = outcomes.get()
         if error is not None:

@@ -134,7 +134,7 @@ class OffsetResolver:
                     self.queues.failed(queue, address)
                 return exc
 
-        results = in_parallel(queues, ask_once)
+        results = in_parallel(queues, ask_once, self.queues.deadline.runtime)
         failures = {queue: result for queue, result in results.items() if isinstance(result, errors.RocketMQError)}
         return {
             queue: result for queue, result in results.items() if not isinstance(result, errors.RocketMQError)
@@ -302,15 +302,18 @@ class OffsetResolver:
                     raise
                 # The last request to the master may take this long, before the one to a slave.
                 more = 2 * self.queues.timeout if self.queues.has_slave(queue) else 0.0
-                if self.clock() > min(gives_up + more, self.queues.deadline.at):
-                    raise errors.ReadError(
-                        f"asking for the offsets of {queue}: no broker returned them within "
-                        f"readTimeoutMs={options.read_timeout_ms}. The last try: {exc}. Start the broker, or raise "
-                        "readTimeoutMs"
-                    ) from exc
-                if not exc.flow_control:
-                    self.queues.failed(queue, address)
-            self.sleep(_WAIT)
+                if self.clock() <= min(gives_up + more, self.queues.deadline.at):
+                    if not exc.flow_control:
+                        self.queues.failed(queue, address)
+                    self.sleep(_WAIT)
+                    # A try after the deadline would fail at once, and its error would hide this one.
+                    if not self.queues.deadline.passed:
+                        continue
+                raise errors.ReadError(
+                    f"asking for the offsets of {queue}: no broker returned them within "
+                    f"readTimeoutMs={options.read_timeout_ms}. The last try: {exc}. Start the broker, or raise "
+                    "readTimeoutMs"
+                ) from exc
 
 
 def _times(

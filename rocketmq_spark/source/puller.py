@@ -26,9 +26,8 @@ from rocketmq_spark.transport.base import ReadTransport
 # The most requests in flight and answers waiting, of a task and of one queue.
 WINDOW: Final = 64
 _PER_QUEUE: Final = 32
-# The most bytes of requested and of waiting answers.
+# The most bytes of requested answers; those that wait have at most twice as many.
 _MOST_BYTES: Final = 32 * 1024 * 1024
-_MOST_WAITING: Final = 2 * _MOST_BYTES
 # How long a broker may hold a request for messages that must come (ms), and the waits between failures (s).
 _SUSPEND_MS: Final = 5_000
 _FIRST_WAIT, _LONGEST_WAIT = 0.05, 2.0
@@ -106,13 +105,18 @@ class _QueueFetch:
 
 @dataclass(eq=False, repr=False)
 class Puller:
-    """Pulls ranges; `window` bounds the requests in flight and the answers waiting, over all queues."""
+    """Pulls ranges; `window` bounds the requests in flight and the answers waiting, over all queues.
+
+    Answers in flight have about `most_bytes` bytes together. Those that wait have twice as many, and one more for each
+    queue.
+    """
 
     options: SourceOptions
     transport: ReadTransport
     queues: TopicQueues
     clock: Callable[[], float]
     window: int = WINDOW
+    most_bytes: int = _MOST_BYTES
     _arrived: deque[tuple[_Segment, PullOutcome]] = field(default_factory=deque, init=False)
     # Seconds that the consumer spent with the results.
     _away: float = field(default=0.0, init=False)
@@ -154,7 +158,7 @@ class Puller:
     def _issue(self, fetches: Sequence[_QueueFetch]) -> None:
         """Send the requests that may be sent now, taking turns between queues."""
         now = self._now()
-        room = max(1, min(self.window, _MOST_BYTES // self._largest))
+        room = max(1, min(self.window, self.most_bytes // self._largest))
         # A segment that waits for its next try does not count.
         used = sum(segment.flying or segment.outcome is not None for fetch in fetches for segment in fetch.segments)
         ready = [fetch for fetch in fetches if fetch.waits_until <= now]
@@ -261,7 +265,7 @@ class Puller:
             fetch.failures, fetch.failing_since, fetch.suspend, fetch.doubted = 0, None, False, False
             self._largest = max(len(outcome.body), self._largest * 7 // 8, 1)
             # The window was sized by smaller answers. A queue's oldest answer is always kept: it is yielded next.
-            if segment is fetch.segments[0] or self._waiting + len(outcome.body) <= _MOST_WAITING:
+            if segment is fetch.segments[0] or self._waiting + len(outcome.body) <= 2 * self.most_bytes:
                 segment.outcome = outcome
                 self._waiting += len(outcome.body)
 

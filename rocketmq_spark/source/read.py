@@ -58,12 +58,23 @@ def read_rows(
         pulled_with = replace(options, sub_expression="*") if filters_here else options
         # The transport's clock excludes the time that Spark spends between two batches.
         queues = TopicQueues(pulled_with, transport, transport.clock, routes)
-        pulls = Puller(pulled_with, transport, queues, transport.clock).pull(ranges)
-        tags = None
-        if options.filter_type == "TAG" and options.sub_expression.strip() != "*":
-            # Brokers compare hashes of tags (docs/internals/reads.md#pulls).
-            tags = frozenset(filter(None, (tag.strip(_TRIMMED) for tag in options.sub_expression.split("||"))))
-        yield from decoded(options, pulls, schema, tags, on_unreadable)
+        puller = Puller(pulled_with, transport, queues, transport.clock)
+        yield from rows_of(options, puller, ranges, schema, on_unreadable)
+
+
+def rows_of(
+    options: SourceOptions,
+    puller: Puller,
+    ranges: Sequence[OffsetRange],
+    schema: pa.Schema,
+    on_unreadable: OnUnreadable = fail,
+) -> Iterator[pa.RecordBatch]:
+    """Yield every message of the ranges that matches the filter of `options`; the puller's filter may let pass more."""
+    tags = None
+    if options.filter_type == "TAG" and options.sub_expression.strip() != "*":
+        # Brokers compare hashes of tags (docs/internals/reads.md#pulls).
+        tags = frozenset(filter(None, (tag.strip(_TRIMMED) for tag in options.sub_expression.split("||"))))
+    yield from decoded(options, puller.pull(ranges), schema, tags, on_unreadable)
 
 
 def decoded(

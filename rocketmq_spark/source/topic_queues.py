@@ -23,6 +23,7 @@ from rocketmq_spark.protocol.remoting.responses import TopicConfig
 from rocketmq_spark.routing.topic_configs import TopicConfigCache
 from rocketmq_spark.source.topic_routes import PlanningDeadline, TopicRoutes, is_gone
 from rocketmq_spark.transport.base import ReadTransport
+from rocketmq_spark.transport.runtime import PROCESS, Runtime
 
 logger = logging.getLogger("rocketmq_spark.source")
 
@@ -55,6 +56,8 @@ class TopicQueues:
         transport: ReadTransport,
         clock: Callable[[], float],
         routes: Mapping[str, TopicRouteData] | None = None,
+        *,
+        runtime: Runtime = PROCESS,
     ) -> None:
         self._options = options
         self._transport = transport
@@ -62,7 +65,7 @@ class TopicQueues:
         self._patience = options.read_timeout_ms / 1000
         # Seconds for one request.
         self.timeout = options.pull_timeout_ms / 1000
-        self.deadline = PlanningDeadline(options.read_timeout_ms, clock)
+        self.deadline = PlanningDeadline(options.read_timeout_ms, clock, runtime)
         self._routes = TopicRoutes(options, transport, clock, self.deadline, dict(routes or {}))
         self._lock = threading.Lock()
         # By broker name.

@@ -21,6 +21,7 @@ from rocketmq_spark.model.route import TopicRouteData
 from rocketmq_spark.options.source import SourceOptions
 from rocketmq_spark.transport.base import ReadTransport
 from rocketmq_spark.transport.parallel import in_parallel
+from rocketmq_spark.transport.runtime import PROCESS, Runtime
 
 logger = logging.getLogger("rocketmq_spark.source")
 
@@ -39,6 +40,7 @@ class PlanningDeadline:
 
     timeout_ms: int
     clock: Callable[[], float]
+    runtime: Runtime = PROCESS
     at: float = field(default=math.inf, init=False)
     _started: float = field(default=math.inf, init=False)
 
@@ -94,7 +96,7 @@ class PlanningDeadline:
                 f"{what} known; {hint}"
             ) from error
 
-        return in_parallel(keys, ask_in_time)
+        return in_parallel(keys, ask_in_time, self.runtime)
 
 
 @dataclass(slots=True, eq=False, repr=False)

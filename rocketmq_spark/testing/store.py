@@ -126,7 +126,10 @@ class MessageStore:
         )
 
     def copy_from(self, master: MessageStore) -> None:
-        """Make this store equal to a master's, except for the store host; keep the common beginning."""
+        """Make this store equal to a master's, except for the store host; keep the common beginning.
+
+        Messages that were deleted here stay deleted: a slave may have begun later than its master.
+        """
         common = min(len(self.log), len(master.log))
         # Usually only the end is missing.
         while common and self.log[common - 1] is not master.log[common - 1]:
@@ -134,7 +137,9 @@ class MessageStore:
         self.truncate(common)
         for entry in master.log[common:]:
             self._add(entry)
-        self.expired, self.removed = dict(master.expired), dict(master.removed)
+        # A slave deletes messages on its own, perhaps earlier than its master.
+        for ours, theirs in ((self.expired, master.expired), (self.removed, master.removed)):
+            ours.update({queue: max(first, ours.get(queue, 0)) for queue, first in theirs.items()})
 
     def truncate(self, length: int) -> None:
         """Forget all but the first `length` messages of the commit log, as a crash before a flush does."""

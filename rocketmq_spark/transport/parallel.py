@@ -8,11 +8,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from rocketmq_spark.errors import OptionError, RemotingTimeoutException, RemotingTooMuchRequestException, RocketMQError
+from rocketmq_spark.transport.runtime import PROCESS, Runtime
 
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
@@ -22,10 +22,10 @@ _AT_ONCE: Final = 16
 _LONGEST: Final = 60.0
 
 
-def in_parallel(about: Iterable[K], ask: Callable[[K], T]) -> dict[K, T]:
+def in_parallel(about: Iterable[K], ask: Callable[[K], T], runtime: Runtime = PROCESS) -> dict[K, T]:
     """Return the result of `ask` for each key, in order; raise the exception of the first key that failed."""
     keys = list(about)
-    with ThreadPoolExecutor(max(1, min(_AT_ONCE, len(keys))), "rocketmq-spark-questions") as pool:
+    with runtime.pool(max(1, min(_AT_ONCE, len(keys))), "rocketmq-spark-questions") as pool:
         return dict(zip(keys, pool.map(ask, keys), strict=True))
 
 

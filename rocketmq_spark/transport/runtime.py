@@ -1,8 +1,8 @@
 """The threads, locks, times and sockets of a remoting client, in one place, so that a simulator can replace them.
 
-The remoting connections and their loop, the sender of a task, the route cache and the periodic jobs take them from
-here, where they wait. Their locks that are never held while the holder waits are plain ``threading.Lock``. Other code,
-such as gRPC, lookups of names and providers of credentials, does not use them.
+The remoting connections and their loop, the sender of a task, the producer, the plan of a read, the route cache and the
+periodic jobs take them from here, where they wait. Their locks that are never held while the holder waits are plain
+``threading.Lock``. Other code, such as gRPC, lookups of names and providers of credentials, does not use them.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import socket as sockets
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any, Final
 
 from rocketmq_spark.transport.tls import TlsStream
@@ -55,6 +56,10 @@ class Runtime:
         thread = threading.Thread(target=run, name=name, daemon=True)
         thread.start()
         return thread
+
+    def pool(self, threads: int, name: str) -> Executor:
+        """Return a new pool of threads; the caller shuts it down."""
+        return ThreadPoolExecutor(threads, name)
 
     def current_thread(self) -> threading.Thread:
         """Return the running thread."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.model.message_ext import MessageExt
 from rocketmq_spark.model.route import MASTER_ID
-from rocketmq_spark.testing.fake_broker import FakeBroker
+from rocketmq_spark.testing.fake_broker import FakeBroker, Handler
 from rocketmq_spark.testing.fake_name_server import FakeNameServer
 from rocketmq_spark.testing.fake_requests import HANDLERS
 from rocketmq_spark.testing.fake_storage import BrokerSettings, TopicSettings, template_topic
@@ -25,7 +25,9 @@ class SimulatedCluster:
         slaves: int = 0,
         name_servers: int = 1,
         settings: Callable[[], BrokerSettings] = BrokerSettings,
+        handlers: Mapping[int, Handler] = HANDLERS,
     ) -> None:
+        self._handlers = handlers
         self.network = network
         addresses = [f"10.1.0.{number + 1}:9876" for number in range(name_servers)]
         self.name_servers = [FakeNameServer(address, network.world) for address in addresses]
@@ -93,6 +95,7 @@ class SimulatedCluster:
         self.lost |= {entry.read.body for entry in old.storage.store.log} - kept
         self.masters[name], self.slaves[name] = new, others
         new.broker_id, new.slaves = MASTER_ID, others
+        new.storage.take_over()
         self.register()
 
     def stored(self, topic: str) -> Iterator[MessageExt]:
@@ -115,7 +118,7 @@ class SimulatedCluster:
         broker = FakeBroker(
             name,
             self.network.world,
-            HANDLERS,
+            self._handlers,
             address=f"10.2.{broker_id}.{number + 1}:10911",
             broker_id=broker_id,
             settings=settings,

@@ -10,7 +10,7 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 from rocketmq_spark.model.message import MessageQueue, SendStatus
 from rocketmq_spark.options.sink import SinkOptions
@@ -40,6 +40,7 @@ _REPLIES: dict[str, Callable[[random.Random], Reply]] = {
     "not flushed": lambda _: Reply(status=SendStatus.FLUSH_DISK_TIMEOUT),
     "not replicated": lambda _: Reply(status=SendStatus.FLUSH_SLAVE_TIMEOUT),
 }
+KINDS_OF_SENDS = tuple(_REPLIES)
 _EVENTS = (
     *("pause", "restart", "power failure", "promote", "partition", "name server partition", "break links"),
     *("disk full", "read only", "fewer queues", "more queues", "slow storage", "stale routes", "name server stopped"),
@@ -187,11 +188,22 @@ def run(plan: Plan) -> Run:
     return Run(plan, world, cluster, worker, faults, problems)
 
 
+class Drawn(Protocol):
+    """What an adversary needs of a plan."""
+
+    faults: tuple[str, ...]
+    horizon: float
+    queues: int
+
+
 class Adversary:
     """Plays the enabled faults at random times, and heals them."""
 
+    # The kinds that `_event` plays.
+    events: ClassVar[tuple[str, ...]] = _EVENTS
+
     def __init__(
-        self, world: World, cluster: SimulatedCluster, network: Network, plan: Plan, enabled: set[str]
+        self, world: World, cluster: SimulatedCluster, network: Network, plan: Drawn, enabled: set[str]
     ) -> None:
         self.world = world
         self.cluster = cluster
@@ -211,15 +223,18 @@ class Adversary:
         if "refused" in self.enabled:
             conditions.refused = rng.choice((0.1, 0.5))
         self.world.call_later(self.plan.horizon, self._calm)
-        replies = [kind for kind in _REPLIES if kind in self.enabled]
-        if replies:
-            chance = rng.choice((0.05, 0.2, 0.6))
-            for broker in self.cluster.brokers():
-                broker.play(self._chooser(replies, chance), times=10_000)
-        for kind in _EVENTS:
+        self._play_replies()
+        for kind in self.events:
             if kind in self.enabled:
                 for _ in range(rng.choice((1, 1, 2, 4))):
                     self.world.call_later(rng.random() * self.plan.horizon, lambda kind=kind: self._event(kind))
+
+    def _play_replies(self) -> None:
+        replies = [kind for kind in _REPLIES if kind in self.enabled]
+        if replies:
+            chance = self.world.rng.choice((0.05, 0.2, 0.6))
+            for broker in self.cluster.brokers():
+                broker.play(self._chooser(replies, chance), times=10_000)
 
     def heal_all(self) -> None:
         """End all faults."""

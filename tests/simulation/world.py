@@ -15,6 +15,7 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Executor
 from typing import Any, cast
 
 import greenlet
@@ -23,6 +24,9 @@ from rocketmq_spark.transport.runtime import Runtime
 
 # The time of the epoch at which every world begins, seconds.
 EPOCH = 1_750_000_000.0
+
+# No wait is shorter, seconds: otherwise the time would not move, because of the precision of a float.
+_SHORTEST = 1e-6
 
 
 class SimulationError(Exception):
@@ -147,7 +151,7 @@ class World:
         waiter = _Waiter(self.current)
         waiters.append(waiter)
         if timeout is not None:
-            self.call_later(timeout, lambda: self._expire(waiter, waiters))
+            self.call_later(max(timeout, _SHORTEST), lambda: self._expire(waiter, waiters))
         self.hub.switch()
         return waiter.woken
 
@@ -342,6 +346,11 @@ class SimulatedRuntime(Runtime):
 
     def start(self, run: Callable[[], None], name: str) -> threading.Thread:
         return cast("threading.Thread", self._world.start(run, name))
+
+    def pool(self, threads: int, name: str) -> Executor:
+        from tests.simulation.pool import Pool
+
+        return Pool(self._world, threads, name)
 
     def current_thread(self) -> threading.Thread:
         return cast("threading.Thread", self._world.current)

@@ -240,6 +240,23 @@ def test_planning_deadline_leaves_time_for_the_slave(reader: Make) -> None:
         made.bounds.earliest([A0])
 
 
+def test_no_try_begins_after_the_planning_deadline(reader: Make) -> None:
+    # Such a try fails at once, and its error would hide the cause.
+    made = reader(read_timeout_ms=20_000)
+    timeouts = []
+
+    def refuse(_: MessageQueue, __: str, timeout: float) -> int:
+        timeouts.append(timeout)
+        made.clock.advance(0.1)
+        raise RemotingConnectException("refused")
+
+    made.transport.min_offset = refuse  # type: ignore[method-assign]
+    made.queues.find()
+    with pytest.raises(ReadError, match="refused"):
+        made.bounds.earliest([A0])
+    assert min(timeouts) > 0
+
+
 def test_a_master_that_is_in_no_route_is_waited_for(reader: Make) -> None:
     made = filled(reader(read_timeout_ms=20_000))
     made.addresses("a", {1: "slave:1"})

@@ -1,0 +1,112 @@
+"""The client of a simulated read: the connector's own transport and puller, and what they did."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+from rocketmq_spark.errors import RocketMQError
+from rocketmq_spark.model.message_ext import Pulled, PullOutcome, PullRequest
+from rocketmq_spark.source.puller import Puller
+from rocketmq_spark.source.ranges import OffsetRange
+from rocketmq_spark.transport.base import OnPulled
+from rocketmq_spark.transport.remoting.transport import RemotingTransport
+from tests.simulation.read_checks import TaskRead
+from tests.simulation.world import World
+
+
+class Warnings(logging.Handler):
+    """Keeps the warnings of reads."""
+
+    def __init__(self, world: World, texts: list[tuple[float, str]]) -> None:
+        super().__init__(logging.WARNING)
+        self._world = world
+        self._texts = texts
+        self._logger = logging.getLogger("rocketmq_spark.source")
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._texts.append((self._world.now, record.getMessage()))
+        self._world.note(f"warning: {record.getMessage()}")
+
+    def __enter__(self) -> Warnings:
+        self._logger.addHandler(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._logger.removeHandler(self)
+
+
+class Memory:
+    """The answers that exist and were not given out yet."""
+
+    def __init__(self, task: TaskRead) -> None:
+        self.task = task
+        self.waiting = 0
+
+    def measure(self) -> None:
+        """Compare with the most."""
+        self.task.most_waiting = max(self.task.most_waiting, self.waiting)
+
+
+class Body(bytes):
+    """The body of an answer. It counts until it is given out, or nothing refers to it."""
+
+    memory: Memory | None = None
+
+    def keep(self, memory: Memory) -> None:
+        """Begin to count."""
+        self.memory = memory
+        memory.waiting += len(self)
+
+    def give(self) -> None:
+        """Count no more."""
+        if self.memory is not None:
+            self.memory.waiting -= len(self)
+            self.memory = None
+
+    def __del__(self) -> None:
+        self.give()
+
+
+class RecordedReads(RemotingTransport):
+    """A transport that counts the requests in flight and the bytes of answers."""
+
+    memory: Memory
+    in_flight = 0
+
+    def pull(self, request: PullRequest, timeout: float, on_pulled: OnPulled) -> None:
+        task = self.memory.task
+        self.memory.measure()
+
+        def ended(outcome: PullOutcome) -> None:
+            self.in_flight -= 1
+            if outcome.body:
+                body = Body(outcome.body)
+                body.keep(self.memory)
+                task.largest = max(task.largest, len(body))
+                outcome = replace(outcome, body=body)
+            on_pulled(outcome)
+
+        self.in_flight += 1
+        task.most_in_flight = max(task.most_in_flight, self.in_flight)
+        try:
+            super().pull(request, timeout, ended)
+        except RocketMQError:
+            self.in_flight -= 1
+            raise
+
+
+class RecordedPuller(Puller):
+    """A puller whose consumer rests between two results, as Spark does."""
+
+    memory: Memory
+    rest: Callable[[], float]
+
+    def pull(self, ranges: Sequence[OffsetRange]) -> Iterator[Pulled]:
+        for pulled in super().pull(ranges):
+            self.memory.measure()
+            if isinstance(pulled.body, Body):
+                pulled.body.give()
+            self.memory.task.progress[pulled.queue] = self.rest()
+            yield pulled
