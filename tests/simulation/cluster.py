@@ -94,8 +94,7 @@ class SimulatedCluster:
         kept = {entry.read.body for entry in new.storage.store.log}
         self.lost |= {entry.read.body for entry in old.storage.store.log} - kept
         self.masters[name], self.slaves[name] = new, others
-        new.broker_id, new.slaves = MASTER_ID, others
-        new.storage.take_over()
+        new.promote(others)
         self.register()
 
     def stored(self, topic: str) -> Iterator[MessageExt]:

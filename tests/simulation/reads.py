@@ -337,7 +337,7 @@ class _Reading:
         if self.plan.inner:
             properties = {"INNER_NUM": str(len(messages)), UNIQ_KEY: f"{self._written:032X}"}
             unit = Message(TOPIC, encode_batch(messages), properties=properties)
-            store.append_unit(unit, messages, queue, now, 0xC0, int(now * 1000))
+            store.append(unit, queue, queue, now, sys_flag=0xC0, items=messages)
         else:
             store.put(queue, messages, now)
         for offset, message in enumerate(messages, first):

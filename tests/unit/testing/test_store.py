@@ -13,7 +13,7 @@ def with_units() -> MessageStore:
     store = MessageStore()
     store.put(QUEUE, [Message("orders", b"first")], 1.0)
     items = [Message("orders", b"%d" % number) for number in range(3)]
-    store.append_unit(Message("orders", b"unit"), items, QUEUE, 2.0, 0xC0, 2_000)
+    store.append(Message("orders", b"unit"), QUEUE, QUEUE, 2.0, sys_flag=0xC0, items=items)
     return store
 
 
