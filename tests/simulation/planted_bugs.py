@@ -139,13 +139,12 @@ def schedules_until_found(bug: PlantedBug, first: int = 0) -> int | None:
 
 def run_until_found(first: int, most: int) -> None:
     """Run schedules of the package as it is until one fails; called in the copy."""
-    import logging
-
     import rocketmq_spark
     from tests.simulation.schedule import Plan, run
+    from tests.simulation.swarm import be_quiet
 
     assert Path(rocketmq_spark.__file__).parents[1] == Path.cwd()
-    logging.disable(logging.CRITICAL)
+    be_quiet()
     for number in range(most):
         problems = run(Plan.of_seed(first + number)).problems
         if problems:

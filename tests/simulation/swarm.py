@@ -14,14 +14,42 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
+from tests.simulation.reads import ReadPlan, ReadRun, run_read
 from tests.simulation.schedule import Plan, Run, run
+from tests.simulation.transactions import TransactionPlan, TransactionRun, run_transactions
 
 # Schedules that one task of the pool runs.
 _CHUNK = 25
 # The most lines of a trace that are printed.
 _LINES = 120
+
+
+AnyPlan: TypeAlias = "Plan | ReadPlan | TransactionPlan"
+AnyRun: TypeAlias = "Run | ReadRun | TransactionRun"
+
+# Half of the seeds are writes.
+_KINDS = (Plan, Plan, ReadPlan, TransactionPlan)
+
+
+def plan_of(seed: int) -> AnyPlan:
+    """Draw the plan of a write, a read or transactions."""
+    return _KINDS[seed % len(_KINDS)].of_seed(seed)
+
+
+def run_plan(plan: AnyPlan) -> AnyRun:
+    """Run a schedule of any kind."""
+    if isinstance(plan, ReadPlan):
+        return run_read(plan)
+    return run_transactions(plan) if isinstance(plan, TransactionPlan) else run(plan)
+
+
+def be_quiet() -> None:
+    """Print no log messages of the package. Handlers still get them: the checks of reads count reports of data loss."""
+    package = logging.getLogger("rocketmq_spark")
+    package.addHandler(logging.NullHandler())
+    package.propagate = False
 
 
 class Chunk(NamedTuple):
@@ -34,23 +62,23 @@ class Chunk(NamedTuple):
 
 def run_chunk(seeds: Sequence[int]) -> Chunk:
     """Run the schedules of some seeds."""
-    logging.disable(logging.CRITICAL)
     faults: Counter[str] = Counter()
     problems: dict[int, list[str]] = {}
     for seed in seeds:
-        done = run(Plan.of_seed(seed))
+        done = run_plan(plan_of(seed))
         faults += done.faults
         if done.problems:
             problems[seed] = done.problems
     return Chunk(len(seeds), faults, problems)
 
 
-def smaller(plan: Plan) -> Iterator[Plan]:
+def smaller(plan: AnyPlan) -> Iterator[AnyPlan]:
     """Yield plans with less in them: a fault less, or a smaller number."""
     for fault in plan.faults:
         yield replace(plan, faults=tuple(kind for kind in plan.faults if kind != fault))
-    for name in plan.options:
-        if name != "ordered":
+    if isinstance(plan, Plan):
+        # Reads and transactions need all their options.
+        for name in sorted(plan.options.keys() - {"ordered"}):
             yield replace(plan, options={key: value for key, value in plan.options.items() if key != name})
     least = {
         "brokers": 1,
@@ -63,15 +91,15 @@ def smaller(plan: Plan) -> Iterator[Plan]:
         "rows_at_once": 1,
     }
     for name, value in least.items():
-        present = getattr(plan, name)
+        present = getattr(plan, name, value)
         if present > value:
             yield replace(plan, **{name: value})
             yield replace(plan, **{name: (present + value) // 2})
 
 
 def minimised(
-    plan: Plan, fails: Callable[[Plan], object] = lambda plan: run(plan).problems, most_runs: int = 400
-) -> Plan:
+    plan: AnyPlan, fails: Callable[[AnyPlan], object] = lambda plan: run_plan(plan).problems, most_runs: int = 400
+) -> AnyPlan:
     """Return the smallest plan found that still fails."""
     runs = 0
     while True:
@@ -86,9 +114,14 @@ def minimised(
             return plan
 
 
-def trace_of(done: Run) -> list[str]:
+def trace_of(done: AnyRun) -> list[str]:
     """Return what happened, line by line."""
     lines = [(at, f"fault: {text}") for at, text in done.world.trace]
+    return [f"{at:9.4f} s  {text}" for at, text in sorted(lines + (_sends(done) if isinstance(done, Run) else []))]
+
+
+def _sends(done: Run) -> list[tuple[float, str]]:
+    lines: list[tuple[float, str]] = []
     for number, attempt in enumerate(done.worker.transport.attempts):
         what = f"attempt {number}: {attempt.batch.rows} rows to {attempt.queue}"
         lines.append((attempt.started, f"{what} begins"))
@@ -99,13 +132,13 @@ def trace_of(done: Run) -> list[str]:
     for result in done.results:
         ending = "every row acknowledged" if result.error is None else f"{type(result.error).__name__}: {result.error}"
         lines.append((result.ended, f"task {result.number} ends: {ending[:400]}"))
-    return [f"{at:9.4f} s  {text}" for at, text in sorted(lines)]
+    return lines
 
 
 def show_failure(seed: int) -> None:
     """Print a failed schedule, as small as possible."""
-    plan = minimised(Plan.of_seed(seed))
-    done = run(plan)
+    plan = minimised(plan_of(seed))
+    done = run_plan(plan)
     print(f"\nseed {seed} fails: replay it with python -m tests.simulation --seed {seed}")
     print("the smallest schedule that fails:")
     for item in fields(plan):
@@ -128,9 +161,9 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--until-failure", action="store_true", help="stop at the first failure")
     options = parser.parse_args(arguments)
-    logging.disable(logging.CRITICAL)
+    be_quiet()
     if options.seed is not None:
-        done = run(Plan.of_seed(options.seed))
+        done = run_plan(plan_of(options.seed))
         print("\n".join(trace_of(done)))
         for problem in done.problems:
             print(f"PROBLEM: {problem}")
@@ -144,7 +177,7 @@ def main(arguments: Sequence[str]) -> int:
     faults: Counter[str] = Counter()
     problems: dict[int, list[str]] = {}
     schedules = 0
-    with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
+    with multiprocessing.get_context("spawn").Pool(options.processes, be_quiet) as pool:
         for chunk in pool.imap_unordered(run_chunk, chunks):
             schedules += chunk.schedules
             faults += chunk.faults

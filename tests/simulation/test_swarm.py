@@ -45,6 +45,7 @@ def test_failed_plan_is_reduced_to_what_makes_it_fail() -> None:
         7, ("busy", "closes", "pause"), brokers=3, tasks=3, rows=48, options={"max_in_flight": 2, "ordered": True}
     )
     smallest = minimised(plan, lambda smaller: "closes" in smaller.faults and smaller.tasks > 1 and smaller.rows >= 5)
+    assert isinstance(smallest, Plan)
     assert (smallest.faults, smallest.tasks, smallest.brokers, smallest.options) == (
         ("closes",),
         2,
