@@ -145,18 +145,20 @@ class OffsetResolver:
         self.queues.answered(queue, address, trusted=trusted)
         return answer
 
-    def at(self, times: Mapping[MessageQueue, int]) -> dict[MessageQueue, int | None]:
-        """Return the first offset stored at a time (epoch, ms) or later; None for a queue without such a message."""
-        compacted = self._compacted(times)
-        plain = self._at_by_broker({queue: time for queue, time in times.items() if queue not in compacted})
-        return {**plain, **self._at_by_pulls({queue: times[queue] for queue in compacted})}
+    def at(self, times: Mapping[MessageQueue, int], latest: Offsets) -> Offsets:
+        """Return the first offset stored at a time (epoch, ms) or later, of each queue that has such a message.
 
-    def _at_by_pulls(self, times: Mapping[MessageQueue, int]) -> dict[MessageQueue, int | None]:
+        `latest` are the offsets where the queues end. Messages stored since may be found too.
+        """
+        compacted = self._compacted(times)
+        plain = self._at_by_broker({queue: time for queue, time in times.items() if queue not in compacted}, latest)
+        return {**plain, **self._at_by_pulls({queue: times[queue] for queue in compacted}, latest)}
+
+    def _at_by_pulls(self, times: Mapping[MessageQueue, int], ends: Offsets) -> Offsets:
         """Return the result of `at` for compacted topics; the offset may lie in the gap before the message.
 
         Brokers search the queue before compaction. Messages that compaction keeps may have expired there.
         """
-        ends = self.latest(times)
 
         def search(queue: MessageQueue, address: str, timeout: float) -> int:
             low, high = 0, ends[queue]
@@ -175,13 +177,13 @@ class OffsetResolver:
             return first
 
         offsets = self._of_all(times, search)
-        return {queue: offset if offset < ends[queue] else None for queue, offset in offsets.items()}
+        return {queue: offset for queue, offset in offsets.items() if offset < ends[queue]}
 
-    def _at_by_broker(self, times: Mapping[MessageQueue, int]) -> dict[MessageQueue, int | None]:
+    def _at_by_broker(self, times: Mapping[MessageQueue, int], latest: Offsets) -> Offsets:
         def search(queue: MessageQueue, address: str, timeout: float) -> int:
             return self.transport.search_offset(queue, times[queue], address, timeout)
 
-        earliest, latest = self._of_all(times, self.transport.min_offset), self.latest(times)
+        earliest = self._of_all(times, self.transport.min_offset)
         # A broker fails to search an empty queue of the type BatchCQ, whose minimum offset is -1.
         filled = [queue for queue in times if max(0, earliest[queue]) < latest[queue]]
         offsets = self._of_all(filled, search)
@@ -198,8 +200,8 @@ class OffsetResolver:
                 return sys.maxsize
             return next(iter(decode_records(outcome.body))).store_timestamp
 
-        older = [queue for queue, stamp in self._of_all(doubtful, stored_at).items() if stamp < times[queue]]
-        return {queue: None if queue in older else offsets.get(queue) for queue in times}
+        older = {queue for queue, stamp in self._of_all(doubtful, stored_at).items() if stamp < times[queue]}
+        return {queue: offset for queue, offset in offsets.items() if queue not in older}
 
     def starts(self, queues: Sequence[MessageQueue]) -> Offsets:
         """Return the first offset to read of each queue.
@@ -210,8 +212,10 @@ class OffsetResolver:
         times = _times(queues, options.starting_timestamp, options.starting_offsets_by_timestamp, "starting")
         if times is None:
             return self._specific(queues, options.starting_offsets, "startingOffsets")
-        offsets = self.at(times)
-        missing = [queue for queue, offset in offsets.items() if offset is None]
+        # A queue without such a message begins where it ended before the search, so no later message is skipped.
+        latest = self.latest(times)
+        offsets = self.at(times, latest)
+        missing = [queue for queue in times if queue not in offsets]
         if missing and options.starting_offsets_by_timestamp_strategy == "error":
             raise errors.OptionError(
                 f"queue {missing[0]} has no message stored at the starting timestamp {times[missing[0]]} or later "
@@ -219,8 +223,8 @@ class OffsetResolver:
                 "startingOffsetsByTimestampStrategy=latest to begin at the end of such queues"
             )
         compacted = self._compacted(offsets)
-        first = {queue: offset for queue, offset in offsets.items() if offset is not None and queue not in compacted}
-        return self._or_latest({**offsets, **self._first_left(first)})
+        plain = {queue: offset for queue, offset in offsets.items() if queue not in compacted}
+        return {**latest, **offsets, **self._first_left(plain)}
 
     def ends(self, queues: Sequence[MessageQueue]) -> Offsets:
         """Return the offset of each queue at which a batch stops; raises as `starts`."""
@@ -228,7 +232,8 @@ class OffsetResolver:
         times = _times(queues, options.ending_timestamp, options.ending_offsets_by_timestamp, "ending")
         if times is None:
             return self._specific(queues, options.ending_offsets, "endingOffsets")
-        return self._or_latest(self.at(times))
+        latest = self.latest(times)
+        return {**latest, **self.at(times, latest)}
 
     def ranges(self, queues: Sequence[MessageQueue]) -> list[OffsetRange]:
         """Return the range that a batch reads of each queue; raises as `starts` and `checked`."""
@@ -280,10 +285,6 @@ class OffsetResolver:
         earliest = self.earliest(queue for queue, offset in offsets.items() if offset == EARLIEST)
         latest = self.latest(queue for queue, offset in offsets.items() if offset == LATEST)
         return {**offsets, **earliest, **latest}
-
-    def _or_latest(self, offsets: Mapping[MessageQueue, int | None]) -> Offsets:
-        latest = self.latest(queue for queue, offset in offsets.items() if offset is None)
-        return {queue: latest[queue] if offset is None else offset for queue, offset in offsets.items()}
 
     def _of_all(self, queues: Iterable[MessageQueue], ask: _Ask[int]) -> Offsets:
         deadline = self.queues.deadline

@@ -18,8 +18,8 @@ from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, GreaterThanOrEq
 from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.source.ranges import OffsetRange
 
-# Returns, for each queue, the offset of the first message stored at a time (epoch, ms) or later, or None.
-_FirstOffsets: TypeAlias = "Callable[[Mapping[MessageQueue, int]], Mapping[MessageQueue, int | None]]"
+# The method `OffsetResolver.at`.
+_FirstOffsets: TypeAlias = "Callable[[Mapping[MessageQueue, int], dict[MessageQueue, int]], dict[MessageQueue, int]]"
 
 # A broker's clock may have been set back between two messages.
 _MARGIN_MS: Final = 60_000
@@ -87,11 +87,11 @@ def _by_time(parts: list[OffsetRange], comparison: Any, at: _FirstOffsets) -> li
     if comparison.value.tzinfo is None:
         return parts
     low, high = _bounds(replace(comparison, value=int(comparison.value.timestamp() * 1000)))
-    queues = [part.queue for part in parts]
+    latest = {part.queue: part.end for part in parts}
     if low is not None:
-        starts = at(dict.fromkeys(queues, max(0, low - _MARGIN_MS)))
-        parts = [_between(part, part.end if (start := starts[part.queue]) is None else start, None) for part in parts]
+        starts = at(dict.fromkeys(latest, max(0, low - _MARGIN_MS)), latest)
+        parts = [_between(part, starts.get(part.queue, part.end), None) for part in parts]
     if high is not None:
-        ends = at(dict.fromkeys(queues, max(0, high + _MARGIN_MS)))
-        parts = [_between(part, None, ends[part.queue]) for part in parts]
+        ends = at(dict.fromkeys(latest, max(0, high + _MARGIN_MS)), latest)
+        parts = [_between(part, None, ends.get(part.queue)) for part in parts]
     return parts

@@ -40,6 +40,9 @@ class Reader:
         for queue, count in counts.items():
             self.transport.keep(queue, [Message(queue.topic, b"%d" % number) for number in range(count)])
 
+    def at(self, times: Mapping[MessageQueue, int]) -> dict[MessageQueue, int]:
+        return self.bounds.at(times, self.bounds.latest(times))
+
     def addresses(self, broker: str, addresses: Mapping[int, str], topic: str = "orders") -> None:
         """Put these addresses of a broker into the route."""
         old = self.transport.routes[topic]

@@ -463,7 +463,7 @@ def test_types_of_many_topics_are_requested_concurrently(reader: Make, planned: 
     if planned == "filter":
         assert not made.queues.may_hold_inner_batches(queues)
     else:
-        assert made.bounds.at(dict.fromkeys(queues, 0)) == dict.fromkeys(queues, 0)
+        assert made.at(dict.fromkeys(queues, 0)) == dict.fromkeys(queues, 0)
     assert len(made.asked("topic_config")) == len(topics)
 
 
