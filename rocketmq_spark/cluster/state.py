@@ -194,7 +194,7 @@ def _ps(pid: int, column: str) -> str:
 
 
 def _await_end(servers: Sequence[ServerRecord]) -> list[ServerRecord]:
-    """Wait up to 40 s for the end of the servers, and return those that still run."""
+    """Wait up to 40 s for the end of the servers, and return the servers that still run."""
     deadline = time.monotonic() + STOP_TIMEOUT
     while (alive := [server for server in servers if server.state() != "died"]) and time.monotonic() <= deadline:
         time.sleep(_POLL)

@@ -1,7 +1,7 @@
 """Pulls the messages of a task's offset ranges, with many requests in flight (docs/internals/reads.md#pulls).
 
-Results of a queue come in offset order; an empty body stands for deleted messages. An answer that waits for an earlier
-one, and exceeds the memory bound, is dropped and pulled again.
+Results of a queue come in offset order. One with an empty body stands for deleted messages. An answer that
+waits for an earlier one, and exceeds the memory bound, is dropped and pulled again.
 
 With a filter, an answer does not show whether skipped messages were deleted or rejected. So the first is pulled without
 the filter, except in compaction topics. If it exists, none was deleted, because brokers delete the oldest first.
@@ -26,7 +26,7 @@ from rocketmq_spark.transport.base import ReadTransport
 # The most requests in flight and answers waiting, of a task and of one queue.
 WINDOW: Final = 64
 _PER_QUEUE: Final = 32
-# The most bytes of requested answers; those that wait have at most twice as many.
+# The most bytes of requested answers. Answers that wait have at most twice as many.
 _MOST_BYTES: Final = 32 * 1024 * 1024
 # How long a broker may hold a request for messages that must come (ms), and the waits between failures (s).
 _SUSPEND_MS: Final = 5_000
@@ -107,8 +107,8 @@ class _QueueFetch:
 class Puller:
     """Pulls ranges; `window` bounds the requests in flight and the answers waiting, over all queues.
 
-    Answers in flight have about `most_bytes` bytes together. Those that wait have twice as many, and one more for each
-    queue.
+    Answers in flight have about `most_bytes` bytes together. Answers that wait have twice as many
+    bytes, and one more answer for each queue.
     """
 
     options: SourceOptions

@@ -139,7 +139,7 @@ class StreamOffsets:
         return self._bounds.latest(self.queues.present())
 
     def target(self) -> Offsets:
-        """Return the ends where `available` stops; without ``failOnDataLoss`` only those that a broker reports."""
+        """Return the ends where `available` stops, without ``failOnDataLoss`` only of brokers that answer."""
         if self._options.fail_on_data_loss:
             return self.latest()
         self.queues.deadline.restart()

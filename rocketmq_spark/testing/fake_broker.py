@@ -221,7 +221,7 @@ class FakeBroker:
         self.on_change()
 
     def check_transaction(self, physical_offset: int) -> TransactionCheck | None:
-        """Check a half message at a connection whose heartbeats named its producer group; None if there is none."""
+        """Check a half message at a connection whose heartbeats named its producer group; else return None."""
         with self.lock:
             half = self.storage.store.log[physical_offset].read
             channel = next(iter(self.producers[half.properties.get(const.PGROUP, "")].values()), None)

@@ -266,7 +266,7 @@ class FakeCluster:
         asyncio.run_coroutine_threadsafe(accept(), self._loop).result(_PATIENCE)
 
     def _close(self, address: str) -> None:
-        """Refuse connections at an address, and break those that are open."""
+        """Refuse connections at an address, and break the open ones."""
 
         def close() -> None:
             if address in self._servers:

@@ -112,7 +112,7 @@ class FakeNameServer:
         return TopicRouteData(tuple(queues), tuple(brokers), self.order_confs.get(topic))
 
     def topics(self) -> list[str]:
-        """Return the names of all topics, and those that brokers register for themselves."""
+        """Return the names of all topics, also of the internal topics that brokers register."""
         registered = self._registered.items()
         names = {topic for _, registration in registered for topic in registration.topics}
         return sorted(names | self.routes.keys())

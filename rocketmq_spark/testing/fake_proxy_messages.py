@@ -1,7 +1,7 @@
 """Makes a fake proxy's checks of messages, its requests to brokers, and its answers to clients, in pure functions.
 
-Follows ``SendMessageActivity.java``, ``GrpcValidator.java``, ``RouteActivity.java`` and ``GrpcConverter.java``. The
-codes of answers are those that 5.5.0 showed (docs/internals/grpc-messages.md). Their texts need not be the same. The
+Follows ``SendMessageActivity.java``, ``GrpcValidator.java``, ``RouteActivity.java`` and ``GrpcConverter.java``. Proxies
+of RocketMQ 5.5.0 answer with the same codes (docs/internals/grpc-messages.md). Their texts need not be the same. The
 conformance tests compare both proxies in some scenarios.
 """
 

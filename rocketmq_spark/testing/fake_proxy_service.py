@@ -244,7 +244,7 @@ class ProxyService:
                     broker.producers[topic]["proxy"] = self._link(broker)
 
     def _invoke(self, broker: FakeBroker, command: RemotingCommand) -> RemotingCommand:
-        """Return a broker's answer. Refusal: there is none."""
+        """Return a broker's answer. Raises a Refusal if the broker gives no answer."""
         failed = "org.apache.rocketmq.remoting.exception.Remoting"
         if not broker.running:
             text = f"{failed}ConnectException: connect to {broker.address} failed"

@@ -240,7 +240,7 @@ def all_topic_configs(broker: FakeBroker, call: Call) -> RemotingCommand:
 
 
 def runtime_info(broker: FakeBroker, call: Call) -> RemotingCommand:
-    """Answer the broker's figures, with those of `FakeBroker.figures` in the place of its own."""
+    """Answer the broker's figures; an entry of `FakeBroker.figures` replaces the broker's own."""
     days, seconds = divmod(int(broker.timers.time() - broker.started_at), 86_400)
     hours, minutes = seconds // 3600, seconds % 3600 // 60
     stored = str(len(broker.storage.store.log))
@@ -260,7 +260,7 @@ def runtime_info(broker: FakeBroker, call: Call) -> RemotingCommand:
 
 
 def broker_config(broker: FakeBroker, call: Call) -> RemotingCommand:
-    """Answer the settings as lines ``name=value``, with those of `FakeBroker.config` in the place of its own."""
+    """Answer the settings as lines ``name=value``; an entry of `FakeBroker.config` replaces the broker's own."""
     settings = {
         "brokerName": broker.name,
         "brokerId": broker.broker_id,

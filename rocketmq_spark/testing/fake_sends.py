@@ -1,7 +1,7 @@
 """How a fake broker decodes and checks one send request, and which properties and placement it gives the messages.
 
 `BrokerStorage` checks topic and queue, and stores. Follows ``SendMessageProcessor.java`` and
-``AbstractSendMessageProcessor.java``. The codes of refusals are those that 5.5.0 showed (docs/internals/messages.md).
+``AbstractSendMessageProcessor.java``. RocketMQ 5.5.0 refuses with the same codes (docs/internals/messages.md).
 The conformance tests compare some sends with a real broker.
 """
 

@@ -59,7 +59,7 @@ class BrokerSettings:
     send_threads: int = 4
     send_queue_capacity: int = 10_000
     wait_time_in_send_queue: float = 0.2
-    # How long a thread is busy with a request of so many rows and bytes.
+    # How long a send thread is busy with a request (s), from its rows and bytes.
     service_time: Callable[[int, int], float] = lambda _rows, _nbytes: 0.0
     sync_flush: bool = False
     flush_time: float = 0.0

@@ -165,7 +165,7 @@ class MessageStore:
     def pull(
         self, request: PullRequest, most: int = MOST_PULLED, matches: Callable[[MessageExt], bool] | None = None
     ) -> PullOutcome:
-        """Return the outcome of a pull of at most `most` messages, without those that do not match."""
+        """Return the outcome of a pull: at most `most` messages, and only matching ones."""
         queue, offset = request.target.queue, request.offset
         first, end = self.expired.get(queue, 0), self.end(queue)
         if offset < first or offset > end:

@@ -76,7 +76,7 @@ def fetch_module(organisation: str, module: str, release: str) -> Fetch:
 class Kafka:
     """A single node in KRaft mode.
 
-    By default it deletes all segments except those that it writes to, as the RocketMQ brokers of benchmarks of writes
+    By default it deletes all segments except the ones being written, as the RocketMQ brokers of benchmarks of writes
     do. With `keeps` it keeps all.
     """
 

@@ -186,7 +186,7 @@ def test_a_write_runs_from_an_environment_shipped_as_an_archive(
         folder=tmp_path,
     )
     result = driver.result()
-    # The environment of the driver, and the one that the executors unpacked.
+    # The homes of Python in the driver and in the executors, which unpacked the archive.
     ours, *theirs = result["homes"]
     assert Path(ours).is_relative_to(environment)
     assert {Path(home).is_relative_to(environment) for home in theirs} == {False}

@@ -43,7 +43,7 @@ def requests_of(topic: str) -> list[dict[str, Any]]:
 
 
 def seen_by_java(java: Java, name_server: str, topic: str) -> tuple[list[Any], list[Any]]:
-    """Return what does not depend on time and place, of the results of sends and of the messages."""
+    """Return the parts of send results and messages that are the same in every run and cluster."""
     results = java.send(name_server, requests_of(topic))
     sent = [
         (

@@ -76,7 +76,7 @@ class Network:
         self.servers[address] = server
 
     def close(self, address: str) -> None:
-        """Refuse connections at an address, and break those that are open."""
+        """Refuse connections at an address, and break the open ones."""
         self.servers.pop(address, None)
         self.break_links(address)
 
@@ -373,7 +373,7 @@ class Selector:
         sock.selectors.remove(self)
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """Wait until a socket is ready; return those that are."""
+        """Wait until a socket is ready; return all ready sockets."""
         ready = self._ready()
         if not ready and (timeout is None or timeout > 0):
             self._world.wait(self._waiters, timeout)

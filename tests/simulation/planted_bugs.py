@@ -138,7 +138,7 @@ def schedules_until_found(bug: PlantedBug, first: int = 0) -> int | None:
 
 
 def run_until_found(first: int, most: int) -> None:
-    """Run schedules of the package as it is until one fails; called in the copy."""
+    """Run schedules until one fails. The process that calls this imports the copy with the planted bug."""
     import rocketmq_spark
     from tests.simulation.schedule import Plan, run
     from tests.simulation.swarm import be_quiet

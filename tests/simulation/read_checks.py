@@ -71,7 +71,7 @@ class TaskRead:
 class ReadHistory:
     """Everything that the checks of a read look at."""
 
-    # What was asked for.
+    # The options of the read.
     tags: frozenset[str] | None
     fail_on_data_loss: bool
     read_timeout: float

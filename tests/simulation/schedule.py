@@ -164,7 +164,7 @@ def run(plan: Plan) -> Run:
             thread.join()
             if thread.failure is not None:
                 raise thread.failure
-        # What is under way may still be stored.
+        # Requests on the network may still be stored.
         adversary.heal_all()
         worker.runtime.sleep(2.0)
         worker.instance.close()

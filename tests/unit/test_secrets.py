@@ -65,7 +65,7 @@ def test_a_refused_write_shows_no_secret(caplog: pytest.LogCaptureFixture, remar
         registry.close_all()
     requests = [*cluster.name_servers[0].requests, *broker.requests]
     assert len([request for request in requests if "Signature" in request.ext_fields]) == len(broker.requests) > 1
-    assert broker.played.total() == 1, "a refusal for good is not tried again"
+    assert broker.played.total() == 1, "a final refusal is not tried again"
     assert caplog.records
     assert leaked(caplog.text + "".join(repr(vars(record)) for record in caplog.records)) == []
     assert leaked("".join(traceback.format_exception(raised.value))) == []

@@ -215,7 +215,7 @@ def test_rows_stored_by_a_proxy_have_no_receipt_but_all_other_metrics() -> None:
     assert recording.lines() == ["p:8081 7 rows in 2 requests (p50 2.0 ms, p99 4.0 ms, max 4.0 ms)"]
 
 
-def test_invalid_rows_of_the_reading_thread_are_counted_while_another_thread_sends() -> None:
+def test_invalid_rows_are_counted_while_another_thread_sends() -> None:
     # The task's reading thread counts invalid rows without the sender's lock. A long timeline is merged meanwhile.
     recording, rows, interval = recorder(), 100_000, sys.getswitchinterval()
 

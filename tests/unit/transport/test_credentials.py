@@ -485,7 +485,7 @@ def test_failed_refresh_of_rejected_credentials_raises_without_a_log(
     source.error = OSError("the vault is sealed")
     with pytest.raises(CredentialsError, match="the vault is sealed"):
         held.credentials()
-    assert held.credentials() is first, "until it is time to ask again, it is the server's word that is told"
+    assert held.credentials() is first, "the provider was called again too early"
     source.error, source.now = None, 11.0
     assert held.credentials().access_key == "user-2"
     assert caplog.records == []
