@@ -1,9 +1,9 @@
 """Decodes the stored messages of pulls to record batches with the columns of a read (`batches_of`).
 
-numpy and Arrow decode the columns of several pulls at once. If one of the messages does not allow that, `decode_rows`
-decodes all of them, one at a time. Examples are a compressed inner batch, a repeated name or an empty value among the
-properties, and an unreadable message. Properties are parsed, and bodies outside inner batches decompressed, only for a
-column or a filter by tags that needs them.
+numpy and Arrow decode the columns of several pulls at once. If one message of these pulls does not allow that,
+`decode_rows` decodes all their messages, one at a time. Such a message is unreadable, or a compressed inner batch, or
+its properties have a repeated name or an empty value. numpy and Arrow parse properties only for a column or a filter by
+tags that needs them. Bodies outside inner batches are decompressed only for a column that needs them.
 """
 
 from __future__ import annotations

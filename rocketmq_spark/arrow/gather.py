@@ -1,9 +1,10 @@
-"""Joins the parts of each row (fixed frames, values of columns, literals), and all rows, into one buffer of bytes.
+"""Joins the parts of each row, and all rows, into one buffer of bytes.
 
-The values of all parts are copied into one binary array, the vocabulary. numpy computes the order of its elements in
-the result, and one Arrow ``take`` copies them. This takes 55 ns a row with seven parts of a 100-byte row
-(``binary_join_element_wise``: 90 ns). Each part costs about 6 ns, so neighbouring frames are fused. A literal is one
-element, and so is the empty value for the nulls of a column, so nulls need no branch.
+A part is a `Frame` of fixed length, a column's value, or one of a few literals. The values of all parts are copied into
+one binary array, the vocabulary. numpy computes the order of its elements in the result, and one Arrow ``take`` copies
+them. For a row of 100 bytes with seven parts this takes 55 ns (``binary_join_element_wise``: 90 ns). Each part costs
+about 6 ns, so neighbouring frames are fused. The vocabulary has each literal once. It has one empty value for all nulls
+of a column, so nulls need no branch.
 """
 
 from __future__ import annotations

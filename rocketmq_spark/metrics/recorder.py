@@ -1,7 +1,8 @@
 """Measures what one task, or one call of `Producer.send_arrow`, sends, and packs this as a `PartitionReport`.
 
-Not thread-safe. While attempts are in flight, the sender holds its lock when it records them. The thread that reads
-rows counts invalid ones without this lock. Impossible values from a broker raise no error.
+Not thread-safe. While attempts are in flight, the sender calls a `Recorder` only under the sender's lock. The thread
+that reads rows needs no lock, because it only counts invalid rows, and only it does. A broker's impossible queue ids
+and offsets are left out.
 """
 
 from __future__ import annotations

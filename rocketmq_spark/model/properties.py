@@ -121,7 +121,9 @@ def check_user_property(name: str | None, value: str | None) -> None:
         )
     for part, text in (("name", name), ("value", value)):
         if text is None or (isinstance(text, str) and not text.strip(_UP_TO_SPACE)):
-            raise ValueError(f"user property {name!r}: its {part} is {text!r}; leave out a property without a {part}")
+            raise ValueError(
+                f"user property {name!r}: its {part} is {text!r}; give a {part}, or leave the property out"
+            )
         check_property_text(f"user property {name!r}: its {part}", text)
 
 

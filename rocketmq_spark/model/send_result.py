@@ -1,4 +1,4 @@
-"""Results of sends, checks of transactions, and requests that end transactions or recall messages.
+"""The results of sends, the checks of transactions, and the requests to end a transaction or recall a message.
 
 Follows ``SendResult.java``, ``TransactionSendResult.java`` and ``LocalTransactionState.java``.
 """

@@ -1,4 +1,4 @@
-"""The hooks that users attach to sends and transactions of a `Producer`, and its message trace, which is such a hook.
+"""The hooks that users attach to sends and transactions of a `Producer`. Its message trace is such a hook.
 
 Hooks of one kind run in the order of their registration. A check-forbidden hook that raises makes the attempt fail;
 exceptions of other hooks are logged. See docs/internals/producer.md#hooks and docs/internals/producer.md#trace.

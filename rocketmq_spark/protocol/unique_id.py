@@ -1,8 +1,9 @@
-"""Generates the ids of a `Producer`'s messages, one at a time, and has the functions that make the parts of an id.
+"""Generates the ids of a `Producer`'s messages, one at a time.
 
 All producers of a process share one generator for remoting and one for gRPC. `rocketmq_spark.arrow.encoders` generates
-the ids of whole record batches. Ids for gRPC have the layout of ``MessageIdCodec.java`` of the gRPC client, with random
-bytes instead of a network address. See docs/internals/messages.md#message-ids and docs/internals/grpc-messages.md#ids.
+the ids of whole record batches. Ids for gRPC have the layout of ``MessageIdCodec.java`` of the gRPC client, but random
+bytes in the place of its network address. See docs/internals/messages.md#message-ids and
+docs/internals/grpc-messages.md#ids.
 """
 
 from __future__ import annotations

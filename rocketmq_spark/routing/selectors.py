@@ -1,8 +1,8 @@
 """Selects the queue of a send: in turn, at random, by machine room, by hash, or by a caller's selector.
 
-The sink uses a `QueueSelector` only for batches that are not bound to a queue, and tells it which brokers have room.
-Columns, ``shardingKey`` or a class as ``queueSelector`` may bind rows earlier. `Producer` uses a `ThreadLocalSelector`
-or the caller's selector. See docs/internals/routing.md#queue-selection.
+The sink tells a `QueueSelector` which brokers have room for a batch. It does not ask the selector for a batch whose
+queue is already fixed, by the rows' columns, ``shardingKey``, or a class as ``queueSelector``. `Producer` uses a
+`ThreadLocalSelector` or the caller's selector. See docs/internals/routing.md#queue-selection.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class RoundRobinSelector:
             queue = queues[self._index % len(queues)]
             if queue.broker_name in preferred:
                 return queue
-        raise AssertionError(f"no queue of {sorted(preferred)} among {len(queues)}")
+        raise AssertionError(f"none of the {len(queues)} queues belongs to the brokers {sorted(preferred)}")
 
     def _candidates(self, info: TopicPublishInfo, last_broker_name: str | None, now: float) -> frozenset[str]:  # noqa: ARG002
         return info.broker_names

@@ -240,8 +240,8 @@ class StreamOffsets:
             if enough and options.fail_on_data_loss:
                 raise ReadError(
                     f"asking for the end of {queue}: no broker has answered for readTimeoutMs="
-                    f"{options.read_timeout_ms}. The last try: {error}. Start its broker and the query, which resumes "
-                    "at its offsets, or set failOnDataLoss=false to read without it"
+                    f"{options.read_timeout_ms}. The last try: {error}. Start the broker, then the query, which "
+                    "resumes where it stopped; or set failOnDataLoss=false to read the other queues meanwhile"
                 ) from error
             if not tries:
                 logger.warning("queue %s waits for its broker, other queues are read: %s", queue, error)

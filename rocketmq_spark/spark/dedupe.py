@@ -1,9 +1,9 @@
-"""`dedupe(df)`: of the rows with equal row ids keeps one, because a retry may have stored a row again.
+"""`dedupe(df)`: keeps one of the rows with equal row ids, because a retry may have stored a row again.
 
-A row without an id, or whose content does not fit the hash in its id, always stays. It bypasses the deduplication, and
-needs neither state nor shuffle. A stream forgets ids after a time. Its watermark follows the time of the micro-batch,
-unless the user names a column. Timestamps of messages would not do: one queue may be read hours behind another, and
-Spark drops rows that are older than the watermark.
+A row without an id, or whose content does not fit the hash in its id, always stays. Such rows need neither state nor
+shuffle. A stream forgets ids after a time. Its watermark follows the time of the micro-batch, unless the user names a
+column. A watermark from the messages' timestamps would lose rows: one queue may be read hours behind another, and Spark
+drops rows that are older than the watermark.
 """
 
 from __future__ import annotations

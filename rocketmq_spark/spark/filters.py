@@ -1,8 +1,8 @@
 """Turns the filters that Spark pushes down into narrower offset ranges and a tag expression.
 
-A filter that cannot be translated has no effect here, such as one on another column or a timestamp without a time zone.
-This is safe, because Spark evaluates every filter again. Times get a margin of a minute, because a broker's clock may
-have been set back between two messages.
+Filters on `topic`, `brokerName`, `queueId`, `queueOffset`, `storeTimestamp` and `tags` can be translated, but not a
+timestamp without a time zone. Other filters have no effect here. This is safe, because Spark evaluates every filter
+again. Times get a margin of a minute, because a broker's clock may have been set back between two messages.
 """
 
 from __future__ import annotations

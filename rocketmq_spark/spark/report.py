@@ -1,8 +1,9 @@
-"""Brings the reports of tasks to the driver: by accumulator for the user's metrics, in commit messages for the rest.
+"""Brings the reports of tasks to the driver.
 
-The rest are one log line per write or micro-batch, and ``metricsPath``. Spark Connect has no accumulators, so its users
-get no metrics. On the driver the accumulator's value is always the same `Metrics`; in a task it is a list of reports.
-Adding to either never raises: an exception would reach Spark's scheduler (``pyspark/accumulators.py``).
+The user's metrics come by accumulator. The log line of a write or micro-batch and the file in ``metricsPath`` come from
+reports in commit messages. Spark Connect has no accumulators, so its users get no metrics. On the driver the
+accumulator's value is one `Metrics`; in a task it is a list of reports. Adding to the accumulator never raises, because
+an exception would reach Spark's scheduler (``pyspark/accumulators.py``).
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """What a fake proxy does with each request: routes, sends, transactions, settings of producers.
 
-Sends, recalls and ends of transactions reach a broker as remoting requests, without a socket, so replies that tests set
-for them have effect. Routes, types of topics and producers are read or set in the name servers and brokers directly.
-Follows ``GrpcMessagingApplication.java``, ``ProducerProcessor.java`` and ``ClusterTransactionService.java``.
+The proxy gives sends, recalls and ends of transactions to a broker as remoting requests, without a socket. So the
+replies that a test sets for these requests have effect. The proxy reads routes and topics' types in the name servers
+and brokers directly, and registers producers there. Follows ``GrpcMessagingApplication.java``,
+``ProducerProcessor.java`` and ``ClusterTransactionService.java``.
 """
 
 from __future__ import annotations

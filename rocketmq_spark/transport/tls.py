@@ -1,7 +1,8 @@
 """TLS settings and files, and encrypted streams over sockets that never block (docs/internals/access-control.md#tls).
 
 A streaming query can run longer than its certificates are valid. So a new remoting connection reads the configured
-files again if one was replaced. Over gRPC, a new channel reads this client's files, and an open one keeps them.
+files again if one was replaced. Over gRPC, a new channel reads the client's certificate and key, and an open channel
+keeps its own.
 """
 
 from __future__ import annotations
@@ -223,7 +224,9 @@ class TlsStream:
                 with contextlib.suppress(OSError):
                     self._flush()
                 if len(self._unsent) > _MOST_UNSENT:
-                    raise ConnectionAbortedError("the server sends TLS key updates and reads no answers") from None
+                    raise ConnectionAbortedError(
+                        "the server sends TLS key updates, and does not read the client's answers"
+                    ) from None
             except ssl.SSLError as exc:
                 # Such as an alert. The answers before it count, and the end of the stream follows it.
                 if not filled:

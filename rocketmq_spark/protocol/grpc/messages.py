@@ -1,8 +1,8 @@
-"""Converts values of the model to requests of the gRPC protocol, and what proxies send to values of the model.
+"""Converts values of the model to requests of the gRPC protocol, and converts what proxies send to values of the model.
 
 The messages of a `Producer` are encoded for remoting. They are converted at every attempt, and rejected if gRPC can't
-carry them. The sink's batches are encoded for gRPC already, and only get a new born timestamp after 30 s. See
-docs/internals/grpc-messages.md#messages and docs/internals/grpc.md#results.
+carry them. The sink's batches are encoded for gRPC already. If a batch is 30 s old at an attempt, the client renews its
+born timestamps. See docs/internals/grpc-messages.md#messages and docs/internals/grpc.md#results.
 """
 
 from __future__ import annotations
@@ -278,7 +278,9 @@ def _message_type(message: Message, *, delayed: bool) -> pb.MessageType:
     }
     types = {name: kind for name, (present, kind) in kinds.items() if present}
     if len(types) > 1:
-        raise _illegal(message.topic, f"it has {' and '.join(types)}, but the gRPC protocol allows only one of them")
+        raise _illegal(
+            message.topic, f"the message has {' and '.join(types)}, but the gRPC protocol allows only one of them"
+        )
     return next(iter(types.values()), pb.NORMAL)
 
 

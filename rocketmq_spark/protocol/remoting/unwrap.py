@@ -1,8 +1,8 @@
 """Decodes the stored records of a pull to messages: verifies checksums, decompresses bodies and splits inner batches.
 
-A record or message that cannot be read becomes an `Unreadable` in its place, which has one or more offsets. Only what
-lies in the requested offsets is returned. The vectorised decoder uses this module for records that it does not decode
-itself. Inner batches: docs/internals/messages.md#inner-batches.
+Instead of a record or message that cannot be read, the result has an `Unreadable` with one or more offsets. Messages
+outside the requested offsets are left out. The vectorised decoder (`rocketmq_spark.arrow.decode`) calls this module for
+pulls that it cannot decode itself. Inner batches: docs/internals/messages.md#inner-batches.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Makes the metadata (headers) of every call to a proxy: client id, request id, namespace, date, and maybe a signature.
 
-With credentials, only the date is signed, and only once for the calls of a second. docs/internals/grpc.md#metadata
-lists the keys. No repr and no error made here shows a secret.
+With credentials, only the date is signed. All calls within one second share a signature.
+docs/internals/grpc.md#metadata lists the keys. No repr and no error made here shows a secret.
 """
 
 from __future__ import annotations
