@@ -301,7 +301,7 @@ def _refuse_existing(transport: RemotingTransport, new: NewTopic, timeout: float
     with contextlib.suppress(errors.TopicRouteStaleException):
         route = transport.query_route(new.name, timeout)
         brokers = ", ".join(f"{data.broker_name}: {data.write_queue_nums} queues" for data in route.queue_datas)
-        kind = f"its message type to {new.message_type.upper()}" if new.message_type else "keeps its message type"
+        kind = f"sets its message type to {new.message_type.upper()}" if new.message_type else "keeps its message type"
         raise errors.MQClientException(
             f"topic {new.name} exists already ({brokers}): choose another name, or change it with --update (in Python "
             f"update=True), which sets its queues to {new.queues} on each broker, its permission to rw, and {kind}"

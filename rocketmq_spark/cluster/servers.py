@@ -252,7 +252,7 @@ class Broker(Server):
             # The first send to a new topic uses the queues of this route.
             queues = probe.route(name_server, AUTO_CREATE_TOPIC).queue_datas
             if self.name not in {queue.broker_name for queue in queues}:
-                raise ClusterError(f"the route of topic {AUTO_CREATE_TOPIC} does not include {self.name}")
+                raise ClusterError(f"the route of topic {AUTO_CREATE_TOPIC} does not include {self.name} yet")
         try:
             # Every broker has a topic named after itself, so this message is in no topic of the user.
             probe.send(self.address, self.name, self.name, b"is it ready?")

@@ -2,7 +2,8 @@
 
 ``SPARK_ROW_ID`` is the message property with the id of a row (option ``rowId``). With ``rowId=true`` its last part is a
 hash of the message, so that a reader can verify the id. With ``rowId=columns:...`` it is two hashes of these columns,
-which a reader cannot verify. Selection of queues: docs/internals/routing.md#selectors.
+which a reader cannot verify, because the message does not say which columns these are. Selection of queues:
+docs/internals/routing.md#selectors.
 """
 
 from __future__ import annotations

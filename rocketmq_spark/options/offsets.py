@@ -235,7 +235,7 @@ def _load(text: str) -> dict[str, Any]:
 def _number(digits: str) -> int:
     # int() also has a limit, but its error text is about Python.
     if len(digits) > _MOST_DIGITS:
-        raise ValueError(f"the number {digits[:_MOST_DIGITS]}... is too long")
+        raise ValueError(f"the number {digits[:_MOST_DIGITS]}... has {len(digits)} digits, allowed are {_MOST_DIGITS}")
     return int(digits)
 
 

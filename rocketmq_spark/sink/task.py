@@ -1,8 +1,8 @@
 """The entry points of a write: `check_columns`, `check_topic` and `ordered_queues` prepare it, `write_rows` sends rows.
 
-Spark writers call the first three on the driver, and `write_rows` in each task. `Producer.send_arrow` calls them in one
-process. `write_rows` sends one partition: a batcher encodes rows, a `BatchSender` or `OnewaySender` sends them, and
-with ``enableTrace`` a `BatchTracer` traces them.
+With Spark the first three run on the driver, and `write_rows` in each task. `Producer.send_arrow` calls the functions
+that it needs in one process. `write_rows` sends one partition: a batcher encodes rows, a `BatchSender` or
+`OnewaySender` sends them, and with ``enableTrace`` a `BatchTracer` traces them.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The reader of ``spark.readStream``: makes the offsets that Spark keeps in its checkpoint, and plans each micro-batch.
 
-An offset keeps every queue that the query has seen, so that none is read from its beginning again. A queue that
-appears later is read from its earliest message. A queue whose broker does not answer keeps its offset; after
-``readTimeoutMs`` the query fails, unless ``failOnDataLoss=false``. A repeated micro-batch must read the same messages.
-So its end offset also has the beginnings of queues that are new in it, which no earlier offset has. Follows
+An offset keeps every queue that the query has seen, so that none is read from its beginning again. A queue that appears
+later is read from its earliest message. A queue whose broker does not answer keeps its offset; after ``readTimeoutMs``
+the query fails, unless ``failOnDataLoss=false``. A repeated micro-batch must read the same messages. If a queue is new
+in it, no earlier offset has the queue's beginning, so the end offset has it, too. Follows
 ``KafkaMicroBatchStream.scala``.
 """
 

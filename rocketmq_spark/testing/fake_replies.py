@@ -1,6 +1,6 @@
-"""The replies that tests set for requests to a fake name server or broker, and how the server plays them.
+"""The replies that tests set for requests to a fake name server or broker, and how the server gives them.
 
-A fake proxy plays its replies itself.
+`fake_proxy` gives the replies that tests set for a fake proxy.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Virtual time, and threads that run one after the other in an order drawn from a seed.
 
 A thread is a greenlet. It runs until it waits, and may be interrupted at operations such as taking a lock. Then the
-world resumes another one that can run, or moves the time to the next timer. So a seed gives the same run every time, and an hour of waiting takes no time.
+world resumes another one that can run, or moves the time to the next timer. So a seed gives the same run every time,
+and an hour of waiting takes no time.
 """
 
 from __future__ import annotations

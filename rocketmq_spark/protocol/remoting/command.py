@@ -1,7 +1,7 @@
 """Encodes the heads of requests and responses, decodes both, and finds their frames in received bytes.
 
-Headers are written as JSON, and read as JSON or binary. The numbers of ext fields, and of objects and lists in a JSON
-text, are bounded. Without a bound, 16 MiB of ``{},`` would become half a gigabyte of objects. Layouts:
+Headers are written as JSON, and read as JSON or binary. The count of ext fields is bounded, and so is the count of
+objects and lists in a JSON text. Without a bound, 16 MiB of ``{},`` would become half a gigabyte of objects. Layouts:
 docs/internals/remoting.md#frames, docs/internals/remoting.md#header.
 """
 
@@ -192,8 +192,8 @@ def _decode_json(header: memoryview, body: memoryview) -> RemotingCommand:
     # Each ext field has four quotation marks; the remark may have more.
     if len(header) > 5 * _MAX_FIELDS and (quotes := header.tobytes().count(b'"')) > 5 * _MAX_FIELDS:
         raise RemotingCommandException(
-            f"decoding a JSON header of {len(header)} bytes: {quotes} quotation marks, {_MAX_FIELDS} ext fields are "
-            "allowed"
+            f"decoding a JSON header of {len(header)} bytes: it has {quotes} quotation marks; {5 * _MAX_FIELDS} are "
+            f"allowed, for {_MAX_FIELDS} ext fields"
         )
     try:
         fields = loads(header)

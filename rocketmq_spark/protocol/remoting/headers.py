@@ -1,8 +1,8 @@
 """Makes the custom headers (ext fields) of requests from values of the model, the body of heartbeats, and signatures.
 
-Attributes have Java's long names in snake_case. On the wire most are camelCase, those of a send single letters
-(docs/internals/messages.md#send-header). None and empty text are not sent. In most headers `broker_name` has no
-default, because a proxy needs it.
+Attributes have Java's long names in snake_case. On the wire most names are in camelCase, and the names of a send are
+single letters (docs/internals/messages.md#send-header). None and empty text are not sent. In most headers `broker_name`
+has no default, because a proxy needs it.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class SendMessageRequestHeaderV2(RequestHeader):
     sys_flag: int = 0
     born_timestamp: int  # Epoch milliseconds
     flag: int = 0  # The user's flag of a single message; brokers ignore it for a batch
-    properties: str | None = None  # The property string of a single message; of a batch only ``WAIT``
+    properties: str | None = None  # The property string of a single message or a batch
     reconsume_times: int = 0
     unit_mode: bool = False
     max_reconsume_times: int | None = None

@@ -337,7 +337,7 @@ class Connection:
     def _on_command(self, command: RemotingCommand, now: float, completions: list[Completion]) -> None:
         self._unasked += 1
         if self._unasked > _MOST_UNASKED:
-            raise RemotingCommandException(f"{_MOST_UNASKED} frames in a row that answer nothing")
+            raise RemotingCommandException(f"the server sent {_MOST_UNASKED} frames in a row that answer no request")
         if not command.is_response:
             self._on_request(command)
             return

@@ -1,8 +1,8 @@
 """Requests routes, and the lists of topics and brokers, from the name servers, one after the other.
 
-A list comes from the first one that answers. The search for a route also continues after a name server that does not
-know the topic, or whose error is retriable. docs/internals/remoting.md#name-servers has the order, and what the answers
-mean.
+A list comes from the first one that answers. Both continue after a name server that cannot be reached. The search for a
+route also continues after one that does not know the topic, or whose error is retriable.
+docs/internals/remoting.md#name-servers has the order, and what the answers mean.
 """
 
 from __future__ import annotations

@@ -169,7 +169,7 @@ def test_arbitrary_text_is_not_parsed_as_offsets(text: str) -> None:
             '{"t":{"b":{"7":9223372036854775808}}}',
             "topic 't', broker 'b', queue 7: 9223372036854775808 is not from -2 to 9223372036854775807",
         ),
-        ('{"t":{"b":{"0":' + "9" * 5000 + "}}}", f"the number {'9' * 40}... is too long"),
+        ('{"t":{"b":{"0":' + "9" * 5000 + "}}}", f"the number {'9' * 40}... has 5000 digits, allowed are 40"),
         ('{"t":{"b":{"0":1,"0":2}}}', "the name '0' occurs twice in one object"),
         ('{"t":{"b":{"0":1}},"t":{"b":{"1":1}}}', "the name 't' occurs twice in one object"),
         (
