@@ -272,6 +272,9 @@ class ServerProcess:
             if process is None:
                 raise ClusterError(f"{number.name} to {self.name}: {self.why()}")
             process.send_signal(number)
+            if state is State.PAUSED and hasattr(os, "waitid"):
+                # Its threads may execute for some time after the signal was sent.
+                os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
             self._state = state
 
     def _living(self) -> subprocess.Popen[bytes] | None:

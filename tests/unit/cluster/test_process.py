@@ -57,6 +57,16 @@ def test_process_goes_through_its_states(start: Start) -> None:
     assert process.state is State.RUNNING
 
 
+@pytest.mark.skipif(not hasattr(os, "waitid"), reason="needs os.waitid")
+def test_paused_process_executes_nothing_when_pause_returns(start: Start) -> None:
+    process = start("while :; do :; done")
+    assert process.pid is not None
+    for _ in range(200):
+        process.pause()
+        assert os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
+        process.resume()
+
+
 def test_paused_process_can_be_stopped(start: Start) -> None:
     process = start("exec sleep 600")
     process.pause()
