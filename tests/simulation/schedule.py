@@ -50,7 +50,7 @@ _NETWORK = ("delayed", "broken", "refused")
 
 @dataclass
 class Plan:
-    """What a seed draws. `only` lists the enabled faults; a smaller list is a smaller schedule."""
+    """What a seed draws. `faults` are the enabled ones; fewer of them are a smaller schedule."""
 
     seed: int
     faults: tuple[str, ...] = ()

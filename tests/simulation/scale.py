@@ -1,0 +1,217 @@
+"""Many Spark tasks that write to many brokers, in virtual time; `python -m tests.simulation.scale` makes the figures.
+
+Each task has its own worker process, as in Spark: a Python worker runs one task at a time. So no two running tasks
+share a client instance. The sender, its pipeline and windows, the route cache and the queue selector are the real ones.
+tests/simulation/direct.py has brokers and links.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import random
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, cast
+
+from rocketmq_spark.errors import RocketMQError
+from rocketmq_spark.metrics import Recorder
+from rocketmq_spark.metrics.plots import STYLE
+from rocketmq_spark.model.message import EncodedBatch, SendOutcome
+from rocketmq_spark.options.sink import SinkOptions
+from rocketmq_spark.routing.client_instance import ClientInstance
+from rocketmq_spark.sink.sender import BatchSender, RouteFinder
+from rocketmq_spark.transport.base import Transport
+from tests.simulation.direct import TOPIC, DirectTransport, Load, LoadedCluster, busy_share
+from tests.simulation.world import EPOCH, SimulatedRuntime, World
+
+IMAGE: Final = Path(__file__).parents[2] / "docs" / "images" / "scale.svg"
+
+# A broker set has recovered when it stores this part of the rows per second before the pause, for one second.
+_RECOVERED: Final = 0.9
+
+
+@dataclass(frozen=True)
+class Phases:
+    """Lengths of the parts of a run, seconds: all tasks start, are measured, half of the brokers pause, and resume."""
+
+    start: float = 10.0
+    measured: float = 5.0
+    paused: float = 3.0
+    watched: float = 10.0
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one run has measured."""
+
+    tasks: int
+    brokers: int
+    rows_per_second: float
+    # The rows per second, as a part of what the brokers can store.
+    used: float
+    # SYSTEM_BUSY among the answers.
+    busy: float
+    # The rows of the slowest task, as a part of those of the fastest one.
+    fairness: float
+    # Seconds until the rows per second are back; infinite if they were not.
+    recovery: float
+    # Tasks whose write has failed.
+    failed: int
+
+
+class FullBatches:
+    """A batcher that gets full batches."""
+
+    pending_bytes = 0
+    taken_rows = 0
+
+    def add(self, batch: EncodedBatch, _: float) -> Iterator[tuple[EncodedBatch, None]]:
+        """Return the batch."""
+        yield batch, None
+
+    def expired(self, *_: object) -> Iterator[tuple[EncodedBatch, None]]:
+        """Return nothing."""
+        return iter(())
+
+    def flush(self) -> Iterator[tuple[EncodedBatch, None]]:
+        """Return nothing."""
+        return iter(())
+
+
+class Task:
+    """A task in its own worker process. It writes until the world ends."""
+
+    def __init__(self, number: int, cluster: LoadedCluster, options: SinkOptions) -> None:
+        world = cluster.world
+        self.rows = 0
+        self.error: RocketMQError | None = None
+        self._load = cluster.load
+        self._runtime = runtime = SimulatedRuntime(world, lambda: None, lambda: None)
+        self._rng = rng = random.Random(world.rng.random())
+        transport = cast("Transport", DirectTransport(cluster))
+        self._instance = ClientInstance(
+            f"10.0.0.1@{number}", transport, options.connection, clock=runtime.clock, runtime=runtime
+        )
+        finder = RouteFinder(options, self._instance, clock=runtime.clock, rng=rng, runtime=runtime)
+        recorder = Recorder("w", 0, number, epoch_offset=EPOCH)
+        self._sender = BatchSender(finder, recorder, on_stored=self._on_stored)
+        self._group = options.producer_group
+
+    def run(self) -> None:
+        """Write; Spark starts all tasks within a second."""
+        self._runtime.sleep(self._rng.random())
+        self._instance.start()
+        self._instance.register(self._group)
+        try:
+            self._sender.write(self._upstream(), cast("Any", FullBatches()))
+        except RocketMQError as exc:
+            self.error = exc
+
+    def _upstream(self) -> Iterator[Any]:
+        batch = self._load.batch()
+        while True:
+            self._runtime.sleep(batch.rows * self._load.seconds_per_row_read)
+            yield batch
+
+    def _on_stored(self, batch: EncodedBatch, _: SendOutcome) -> None:
+        self.rows += batch.rows
+
+
+def simulate(tasks: int, brokers: int, phases: Phases | None = None, load: Load | None = None) -> Result:
+    """Run one simulation."""
+    phases, load = phases or Phases(), load or Load()
+    world = World(1, most_steps=sys.maxsize)
+    cluster = LoadedCluster(world, brokers, load)
+    options = SinkOptions.of(name_server=("10.1.0.1:9876",), topic=TOPIC)
+    members = [Task(number, cluster, options) for number in range(tasks)]
+    results: list[Result] = []
+
+    def rates(seconds: float) -> list[float]:
+        """Return the rows per second of each task, from now on."""
+        before = [member.rows for member in members]
+        runtime.sleep(seconds)
+        return [(member.rows - rows) / seconds for member, rows in zip(members, before, strict=True)]
+
+    runtime = SimulatedRuntime(world, lambda: None, lambda: None)
+
+    def main() -> None:
+        for number, member in enumerate(members):
+            world.start(member.run, f"task {number}")
+        runtime.sleep(phases.start)
+        answers = Counter(cluster.answers)
+        measured = rates(phases.measured)
+        busy, total = busy_share(answers, cluster.answers), sum(measured)
+        cluster.pause(brokers // 2)
+        runtime.sleep(phases.paused)
+        cluster.resume()
+        resumed, recovery = world.now, math.inf
+        while phases.paused and world.now < resumed + phases.watched and recovery == math.inf:
+            if sum(rates(1.0)) >= _RECOVERED * total:
+                recovery = world.now - resumed
+        fairness = min(measured) / max(1.0, *measured)
+        failed = sum(member.error is not None for member in members)
+        results.append(Result(tasks, brokers, total, total / brokers / load.capacity, busy, fairness, recovery, failed))
+
+    world.run(world.start(main, "main"))
+    world.close()
+    return results[0]
+
+
+def draw(results: Sequence[Result], path: Path) -> None:
+    """Plot the results."""
+    import matplotlib as mpl
+    import matplotlib.pyplot as plt
+
+    mpl.use("svg")
+    plt.style.use(dict(STYLE))
+    # The same file for the same results.
+    mpl.rcParams["svg.hashsalt"] = "scale"
+    figure, axes = plt.subplots(1, 3, figsize=(11, 3.2))
+    titles = ("million rows per second", "SYSTEM_BUSY among answers, %", "slowest task against fastest")
+    for brokers in sorted({result.brokers for result in results}):
+        rows = [result for result in results if result.brokers == brokers]
+        tasks = [result.tasks for result in rows]
+        series = (
+            [result.rows_per_second / 1e6 for result in rows],
+            [result.busy * 100 for result in rows],
+            [result.fairness for result in rows],
+        )
+        for axis, values in zip(axes, series, strict=True):
+            axis.plot(tasks, values, marker="o", label=f"{brokers} brokers")
+    for axis, title in zip(axes, titles, strict=True):
+        axis.set(xscale="log", xlabel="tasks", title=title)
+        axis.set_ylim(bottom=0)
+    axes[0].legend()
+    figure.savefig(path, metadata={"Date": None})
+
+
+def main() -> None:
+    """Run all simulations, and print and plot the results."""
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation.scale", description=main.__doc__)
+    parser.add_argument("--tasks", type=int, nargs="+", default=[10, 100, 1000, 2000])
+    parser.add_argument("--brokers", type=int, nargs="+", default=[20, 100])
+    parser.add_argument("--rows-per-batch", type=int, default=Load.rows_per_batch)
+    parser.add_argument("--plot", type=Path, default=IMAGE, help="the file of the plot (default: %(default)s)")
+    arguments = parser.parse_args()
+    load = Load(rows_per_batch=arguments.rows_per_batch)
+    print("| tasks | brokers | rows/s | of capacity | SYSTEM_BUSY | slowest / fastest | recovery | failed tasks |")
+    print("|---|---|---|---|---|---|---|---|")
+    results = []
+    for brokers in arguments.brokers:
+        for tasks in arguments.tasks:
+            result = simulate(tasks, brokers, load=load)
+            results.append(result)
+            print(
+                f"| {tasks:,} | {brokers} | {result.rows_per_second / 1e6:.1f} million | {result.used:.2f} | "
+                f"{result.busy:.0%} | {result.fairness:.2f} | {result.recovery:.0f} s | {result.failed} |",
+                flush=True,
+            )
+    draw(results, arguments.plot)
+
+
+if __name__ == "__main__":
+    main()
