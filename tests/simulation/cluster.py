@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.model.message_ext import MessageExt
@@ -12,6 +14,22 @@ from rocketmq_spark.testing.fake_name_server import FakeNameServer
 from rocketmq_spark.testing.fake_requests import HANDLERS
 from rocketmq_spark.testing.fake_storage import BrokerSettings, TopicSettings, template_topic
 from tests.simulation.network import Network
+
+
+@dataclass
+class BasePlan:
+    """What the seeds of writes, reads and transactions draw. With fewer `faults` enabled, a schedule is smaller."""
+
+    seed: int
+    faults: tuple[str, ...] = ()
+    brokers: int = 2
+    slaves: int = 0
+    name_servers: int = 1
+    queues: int = 2
+    tasks: int = 1
+    rows: int = 40
+    options: dict[str, Any] = field(default_factory=dict)
+    horizon: float = 3.0
 
 
 class SimulatedCluster:

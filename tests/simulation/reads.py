@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -23,7 +23,7 @@ from rocketmq_spark.source.read import rows_of
 from rocketmq_spark.source.topic_queues import TopicQueues
 from rocketmq_spark.testing.fake_storage import BrokerSettings, TopicSettings
 from rocketmq_spark.testing.store import MessageStore
-from tests.simulation.cluster import SimulatedCluster
+from tests.simulation.cluster import BasePlan, SimulatedCluster
 from tests.simulation.network import Conditions, Network
 from tests.simulation.read_checks import PlanRead, ReadHistory, Row, Stored, TaskRead, problems_of_read
 from tests.simulation.read_client import Memory, RecordedPuller, RecordedReads, Warnings
@@ -40,27 +40,16 @@ _READS = 4
 
 
 @dataclass
-class ReadPlan:
-    """What a seed draws. `faults` are the enabled ones; fewer of them are a smaller schedule."""
+class ReadPlan(BasePlan):
+    """A read. Before it, a queue has at most `rows` messages."""
 
-    seed: int
-    faults: tuple[str, ...] = ()
-    brokers: int = 2
-    slaves: int = 0
-    name_servers: int = 1
-    queues: int = 2
-    # Messages of each queue before the read, at most.
-    rows: int = 40
     inner: bool = False
     # Later messages are longer, so that answers exceed what the first ones predict.
     grows: bool = False
-    tasks: int = 1
     begin: str = "earliest"
     window: int = 64
     most_bytes: int = 1 << 20
     latency: float = 0.0005
-    options: dict[str, Any] = field(default_factory=dict)
-    horizon: float = 3.0
 
     @classmethod
     def of_seed(cls, seed: int) -> ReadPlan:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 from rocketmq_spark.model.message import MessageQueue, SendStatus
@@ -18,7 +18,7 @@ from rocketmq_spark.testing.fake_storage import BrokerSettings, TopicSettings
 from rocketmq_spark.testing.scripted_broker import Reply
 from tests.simulation.checks import KEYS, problems_of
 from tests.simulation.client import TaskResult, Worker
-from tests.simulation.cluster import SimulatedCluster
+from tests.simulation.cluster import BasePlan, SimulatedCluster
 from tests.simulation.network import Conditions, Network
 from tests.simulation.world import SimulationError, World
 
@@ -49,22 +49,12 @@ _NETWORK = ("delayed", "broken", "refused")
 
 
 @dataclass
-class Plan:
-    """What a seed draws. `faults` are the enabled ones; fewer of them are a smaller schedule."""
+class Plan(BasePlan):
+    """A write."""
 
-    seed: int
-    faults: tuple[str, ...] = ()
-    brokers: int = 2
-    slaves: int = 0
-    name_servers: int = 1
-    queues: int = 2
-    tasks: int = 1
-    rows: int = 40
     batch_rows: int = 4
     rows_at_once: int = 8
     ordered: bool = False
-    options: dict[str, Any] = field(default_factory=dict)
-    horizon: float = 3.0
 
     @classmethod
     def of_seed(cls, seed: int) -> Plan:

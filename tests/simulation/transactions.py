@@ -6,7 +6,7 @@ import itertools
 import random
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from rocketmq_spark.errors import RocketMQError
@@ -29,7 +29,7 @@ from rocketmq_spark.testing.scripted_broker import Reply
 from rocketmq_spark.testing.store import HALF_TOPIC
 from rocketmq_spark.transport.base import OnEnd
 from rocketmq_spark.transport.remoting.transport import RemotingTransport
-from tests.simulation.cluster import SimulatedCluster
+from tests.simulation.cluster import BasePlan, SimulatedCluster
 from tests.simulation.network import Conditions, Network
 from tests.simulation.schedule import KINDS_OF_SENDS, TOPIC, Adversary
 from tests.simulation.transaction_checks import (
@@ -74,20 +74,11 @@ _FATES = {
 
 
 @dataclass
-class TransactionPlan:
-    """What a seed draws. `faults` are the enabled ones; fewer of them are a smaller schedule."""
+class TransactionPlan(BasePlan):
+    """Transactions: `tasks` threads send `rows` messages each."""
 
-    seed: int
-    faults: tuple[str, ...] = ()
-    brokers: int = 2
-    slaves: int = 0
-    name_servers: int = 1
-    queues: int = 2
-    # Threads that send, and the messages of each.
     tasks: int = 2
     rows: int = 5
-    options: dict[str, Any] = field(default_factory=dict)
-    horizon: float = 3.0
 
     @classmethod
     def of_seed(cls, seed: int) -> TransactionPlan:
