@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias, TypeVar
 
@@ -245,13 +245,31 @@ class OffsetResolver:
                 f"queue {queue} ends at offset {end}, before {starts[queue]}, where the read begins: the topic was "
                 "deleted and created again, its broker lost messages, or the offset is of another queue",
             )
-        return self.checked(starts, ends)
+        return self.checked(starts, ends, self._begun_at_oldest(queues))
 
-    def checked(self, starts: Mapping[MessageQueue, int], ends: Mapping[MessageQueue, int]) -> list[OffsetRange]:
-        """Return the ranges from `starts` to `ends`; expired messages are skipped, or are a DataLossError."""
+    def _begun_at_oldest(self, queues: Sequence[MessageQueue]) -> set[MessageQueue]:
+        """Return the queues whose first offset is that of their oldest message, by the options."""
+        options = self.options
+        if options.starting_timestamp is not None or options.starting_offsets_by_timestamp:
+            return set()
+        spec = options.starting_offsets
+        return (
+            set(queues) if spec.word == "earliest" else {queue for queue, offset in spec.offsets if offset == EARLIEST}
+        )
+
+    def checked(
+        self,
+        starts: Mapping[MessageQueue, int],
+        ends: Mapping[MessageQueue, int],
+        at_oldest: Collection[MessageQueue] = (),
+    ) -> list[OffsetRange]:
+        """Return the ranges from `starts` to `ends`; expired messages are skipped, or are a DataLossError.
+
+        Brokers are not asked again about the queues that begin `at_oldest`, at the offset that `earliest` has returned.
+        """
         filled = [queue for queue in ends if starts[queue] < ends[queue]]
         compacted = self._compacted(filled)
-        plain = [queue for queue in filled if queue not in compacted]
+        plain = [queue for queue in filled if queue not in compacted and queue not in at_oldest]
         # One request is enough, because a task also reports missing offsets. An absent master delays no other queue.
         answers, failures = self.once(plain, self.transport.min_offset, trusted=True)
         for error in failures.values():

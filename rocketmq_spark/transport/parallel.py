@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
@@ -18,15 +19,38 @@ K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 _E = TypeVar("_E", bound=RocketMQError)
 
-_AT_ONCE: Final = 16
+_AT_ONCE: Final = 64
 _LONGEST: Final = 60.0
 
 
 def in_parallel(about: Iterable[K], ask: Callable[[K], T], runtime: Runtime = PROCESS) -> dict[K, T]:
-    """Return the result of `ask` for each key, in order; raise the exception of the first key that failed."""
+    """Return the result of `ask` for each key, in order; raise the exception of the first key that failed.
+
+    After a failure no further key is asked about.
+    """
     keys = list(about)
-    with runtime.pool(max(1, min(_AT_ONCE, len(keys))), "rocketmq-spark-questions") as pool:
-        return dict(zip(keys, pool.map(ask, keys), strict=True))
+    answers: dict[int, T] = {}
+    failures: dict[int, Exception] = {}
+    pending = deque(enumerate(keys))
+
+    def work(_: int) -> None:
+        while not failures:
+            try:
+                number, key = pending.popleft()
+            except IndexError:
+                return
+            try:
+                answers[number] = ask(key)
+            except Exception as exc:
+                failures[number] = exc
+
+    # A call of the pool costs more than a request. So each thread takes many keys in one call.
+    threads = max(1, min(_AT_ONCE, len(keys)))
+    with runtime.pool(threads, "rocketmq-spark-questions") as pool:
+        list(pool.map(work, range(threads)))
+    if failures:
+        raise failures[min(failures)]
+    return {key: answers[number] for number, key in enumerate(keys)}
 
 
 def query_all(

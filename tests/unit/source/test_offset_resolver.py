@@ -283,6 +283,15 @@ def test_a_master_that_is_in_no_route_is_waited_for(reader: Make) -> None:
     assert {address for _, address in made.asked("min_offset")} == {"master:1"}
 
 
+def test_minimum_offset_of_a_queue_is_requested_once(reader: Make) -> None:
+    made = filled(reader(starting_offsets=spec(a0=-2, a1=1)))
+    made.bounds.ranges([A0, A1])
+    assert sorted(queue.queue_id for queue, _ in made.asked("min_offset")) == [0, 1]
+    made = filled(reader(starting_timestamp=1_001_000))
+    made.transport.expired[A0] = 3
+    assert made.bounds.ranges([A0]) == [OffsetRange(A0, 3, 4)]
+
+
 def test_messages_that_expired_before_the_plan_are_not_lost(reader: Make) -> None:
     """The minimum offset of the queue is not corrected yet."""
     made = filled(reader(starting_offsets=spec(a0=-2, a1=1, b0=-2)))

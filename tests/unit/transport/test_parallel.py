@@ -2,8 +2,35 @@
 
 from __future__ import annotations
 
+import threading
+
+import pytest
+
 from rocketmq_spark.errors import RemotingTooMuchRequestException, RocketMQError
-from rocketmq_spark.transport.parallel import query_all
+from rocketmq_spark.transport.parallel import in_parallel, query_all
+
+
+def test_answers_are_in_the_order_of_their_keys() -> None:
+    assert list(in_parallel(range(1000), str).items()) == [(number, str(number)) for number in range(1000)]
+    assert in_parallel((), str) == {}
+
+
+def test_first_key_that_failed_is_reported_and_no_further_key_is_asked_about() -> None:
+    second_has_failed = threading.Event()
+    asked: list[int] = []
+
+    def ask(number: int) -> None:
+        asked.append(number)
+        if number == 0:
+            assert second_has_failed.wait(60)
+            raise RocketMQError("first")
+        if number == 1:
+            second_has_failed.set()
+            raise RocketMQError("second")
+
+    with pytest.raises(RocketMQError, match="first"):
+        in_parallel(range(100_000), ask)
+    assert len(asked) < 100_000
 
 
 def test_every_query_has_an_answer_or_an_error() -> None:
