@@ -175,7 +175,8 @@ class MessageStore:
         stop = self._stop(queue, offset, max(1, min(request.target.max_msg_nums, most)))
         left = max(offset, self.removed.get(queue, 0))
         if left >= stop:
-            return PullOutcome(PullStatus.OFFSET_ILLEGAL, stop, first, end)
+            # A broker passes over deleted messages, however few were requested.
+            return PullOutcome(PullStatus.OFFSET_ILLEGAL, left, first, end)
         messages = [message for message in self.messages(queue, left, stop) if matches is None or matches(message)]
         if not messages:
             return PullOutcome(PullStatus.NO_MATCHED_MSG, stop, first, end)

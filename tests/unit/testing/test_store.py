@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rocketmq_spark.model.message import Message, MessageQueue
+from rocketmq_spark.model.message_ext import PullRequest, PullStatus, PullTarget
 from rocketmq_spark.testing.store import MessageStore
 
 QUEUE = MessageQueue("orders", "broker-0", 0)
@@ -39,3 +40,11 @@ def test_messages_that_a_slave_deleted_stay_deleted() -> None:
     master.expired[QUEUE], master.removed[QUEUE] = 4, 1
     slave.copy_from(master)
     assert (slave.expired[QUEUE], slave.removed[QUEUE]) == (4, 4)
+
+
+def test_pull_passes_over_all_deleted_messages() -> None:
+    store = MessageStore()
+    store.put(QUEUE, [Message("orders", b"x")] * 50, 1.0)
+    store.removed[QUEUE] = 40
+    outcome = store.pull(PullRequest(PullTarget(QUEUE, "readers", 1, "*", "TAG"), "127.0.0.1:10911", 10))
+    assert (outcome.status, outcome.next_begin_offset) == (PullStatus.OFFSET_ILLEGAL, 40)
