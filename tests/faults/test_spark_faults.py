@@ -15,11 +15,12 @@ import pyarrow
 import pytest
 from pyspark.sql import SparkSession
 
+from rocketmq_spark import Producer
 from rocketmq_spark.spark.report import Metrics
 from tests.support.cluster import SharedCluster
 from tests.support.processes import StandaloneCluster, descendants, processes, wait_for
 from tests.support.reading import read_topic
-from tests.support.writes import Ledger, failing_late, keys_of, messages_in, numbered, retries_of
+from tests.support.writes import Ledger, failing_late, keys_of, messages_in, numbered, retries_of, rows
 from tests.tools.packages import Built
 
 pytestmark = [pytest.mark.faults, pytest.mark.spark, pytest.mark.integration]
@@ -85,6 +86,45 @@ def test_killed_executor_loses_no_row_of_write_with_shipped_wheel(
     # The executor's Python workers ended with it: none of them still sends rows of a task that Spark runs again.
     assert orphans
     assert not orphans & processes().keys()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("victim", ["spark", "python"])
+def test_killed_worker_loses_no_row_that_is_read_and_written(
+    wheel: Path,
+    options: dict[str, str],
+    addresses: list[str],
+    ledger: Ledger,
+    topic: str,
+    make_topic: Callable[..., str],
+    tmp_path: Path,
+    victim: str,
+) -> None:
+    count = 12_000
+    # A task for each queue of two brokers, so that each executor runs its first task when the fault comes.
+    source = {
+        "nameServer": options["nameServer"],
+        "topic": make_topic("NORMAL", f"{topic}-source", queues=2),
+        "minPartitions": "4",
+    }
+    with Producer("feed", name_server=source["nameServer"]) as producer:
+        producer.send_arrow(rows(count), source["topic"])
+    arguments = {"source": source, "options": {**options, "maxRateTasks": "3"}}
+    with StandaloneCluster(tmp_path, workers=3) as cluster:
+        with ledger.watch([options["nameServer"]], options["topic"], addresses):
+            driver = cluster.submit("copy_topic", arguments, "--py-files", str(wheel))
+            await_stored(options, count // 4)
+            # The children of an executor fork Python's workers.
+            executor = cluster.executors()[0]
+            python = {pid for pid in descendants(executor) if processes().get(pid) != executor}
+            worker = cluster.workers[0].pid
+            killed, orphans = ({worker}, descendants(worker)) if victim == "spark" else (python, set[int]())
+            assert killed
+            for pid in killed:
+                os.kill(pid, signal.SIGKILL)
+            result = driver.result()
+        settle(ledger, f"worker killed ({victim})", options, count, result["brokers"])
+        assert not (killed | orphans) & processes().keys()
 
 
 def test_retried_spark_task_repeats_rows_with_row_ids(
