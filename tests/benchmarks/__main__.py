@@ -14,6 +14,7 @@ from tests.benchmarks import (
     bench_pacing,
     bench_read,
     bench_remoting,
+    bench_scale,
     bench_small,
     bench_spark,
 )
@@ -29,6 +30,7 @@ PARTS: Mapping[str, Callable[[], Iterator[Figure]]] = {
     "read": lambda: bench_read.figures(ROUNDS),
     "small": lambda: bench_small.figures(ROUNDS),
     "grpc": lambda: bench_grpc.figures(ROUNDS, 4.0),
+    "scale": lambda: bench_scale.figures(ROUNDS, 4.0),
 }
 
 

@@ -10,6 +10,8 @@ import random
 import statistics
 import sys
 import time
+import tracemalloc
+from typing import NamedTuple
 
 from rocketmq_spark.metrics import PartitionReport, Recorder
 from rocketmq_spark.model.message import MessageQueue
@@ -32,8 +34,19 @@ def record(partition_id: int, brokers: int, requests: int, seconds: float) -> tu
     return recorder, (time.perf_counter() - started) / len(calls)
 
 
-def run(tasks: int, brokers: int, requests: int, seconds: float) -> None:
-    """Print one line for tasks of one size."""
+class Merged(NamedTuple):
+    """What recording and merging took: seconds, and bytes. `memory` is what the driver keeps in the end."""
+
+    calls: list[float]
+    snapshots: list[float]
+    updates: list[bytes]
+    messages: list[int]
+    merges: list[float]
+    memory: int
+
+
+def merged(tasks: int, brokers: int, requests: int, seconds: float) -> Merged:
+    """Record the requests of some tasks, and merge their reports."""
     param = ReportAccumulatorParam()
     updates, calls, snapshots, messages = [], [], [], []
     for partition_id in range(tasks):
@@ -50,15 +63,30 @@ def run(tasks: int, brokers: int, requests: int, seconds: float) -> None:
         started = time.perf_counter()
         param.addInPlace(summary, pickle.loads(update))
         merges.append(time.perf_counter() - started)
-    merges.sort()
+    assert (summary.reports, summary.dropped_reports) == (tasks, 0)
+    # Once more, because tracing would slow the merges above.
+    tracemalloc.start()
+    summary = Metrics()
+    for update in updates:
+        param.addInPlace(summary, pickle.loads(update))
+    memory, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    return Merged(calls, snapshots, updates, messages, sorted(merges), memory)
+
+
+def run(tasks: int, brokers: int, requests: int, seconds: float) -> None:
+    """Print one line for tasks of one size."""
+    found = merged(tasks, brokers, requests, seconds)
     print(
         f"{tasks} tasks x {brokers} brokers x {requests} requests over {seconds:g} s: "
-        f"record {statistics.median(calls) * 1e6:.2f} us a call, snapshot {statistics.median(snapshots) * 1e3:.2f} ms, "
-        f"update {statistics.mean(map(len, updates)):.0f} bytes, commit message {max(messages)} bytes, "
-        f"unpickle and merge mean {statistics.mean(merges) * 1e3:.3f} ms, p50 {merges[tasks // 2] * 1e3:.3f} ms, "
-        f"p99 {merges[tasks * 99 // 100] * 1e3:.3f} ms, all {sum(merges):.2f} s"
+        f"record {statistics.median(found.calls) * 1e6:.2f} us a call, "
+        f"snapshot {statistics.median(found.snapshots) * 1e3:.2f} ms, "
+        f"update {statistics.mean(map(len, found.updates)):.0f} bytes, "
+        f"commit message {max(found.messages)} bytes, "
+        f"unpickle and merge mean {statistics.mean(found.merges) * 1e3:.3f} ms, "
+        f"p50 {found.merges[tasks // 2] * 1e3:.3f} ms, p99 {found.merges[tasks * 99 // 100] * 1e3:.3f} ms, "
+        f"all {sum(found.merges):.2f} s, {found.memory / 1e6:.1f} MB in the end"
     )
-    assert (summary.reports, summary.dropped_reports) == (tasks, 0)
 
 
 if __name__ == "__main__":

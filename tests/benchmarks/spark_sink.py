@@ -1,7 +1,7 @@
 """A Spark session that writes the same rows to a sink for each line on stdin; each answer is a line of JSON.
 
 Run: python spark_sink.py SINK ADDRESS TOPIC PARQUET [JAR,JAR...], then lines "TIMES" (how often the rows are read), or
-"TIMES TASKS"
+"TIMES TASKS". With PARQUET "-", Spark makes the rows: TIMES is their number, and TASKS that of the tasks.
 """
 
 from __future__ import annotations
@@ -77,8 +77,12 @@ def main(sink: str, address: str, topic: str, parquet: str, jars: str = "") -> N
         spark.dataSource.register(NothingDataSource)
     for line in sys.stdin:
         times, *tasks = map(int, line.split())
-        rows = spark.read.parquet(*[parquet] * times)
-        rows = rows.coalesce(*tasks) if tasks else rows
+        if parquet == "-":
+            columns = "rpad('', 100, 'x') AS body", "concat('key-', id) AS keys", "'tag' AS tags"
+            rows = spark.range(0, times, 1, *tasks).selectExpr(*columns)
+        else:
+            rows = spark.read.parquet(*[parquet] * times)
+            rows = rows.coalesce(*tasks) if tasks else rows
         count, before, began = rows.count(), used(), time.perf_counter()
         write(rows, sink, address, topic)
         took, after = time.perf_counter() - began, used()
