@@ -92,7 +92,7 @@ notebooks: setup ## Run the notebooks, and save their outputs and plots (3 minut
 	@PYTHONPATH=$(CURDIR) $(BIN)/python -m tests.notebooks.execute $(NOTEBOOK)
 
 .PHONY: bench
-bench: setup ## Compare speed with the official clients, Spark's Kafka sink and the wire (about 40 minutes)
+bench: setup ## Compare speed with the official clients, Spark's Kafka sink and the wire (about 50 minutes)
 	@PYTHONPATH=$(CURDIR) $(BIN)/python -m tests.benchmarks $(PART)
 
 .PHONY: simulate

@@ -81,6 +81,8 @@ class Transactions:
     _free_checks: threading.BoundedSemaphore = field(
         default_factory=lambda: threading.BoundedSemaphore(_MAX_CHECKS), init=False
     )
+    # The ids of messages whose local transaction runs, or whose end is not acknowledged yet.
+    _undecided: set[str] = field(default_factory=set, init=False)
     # Dropped checks are logged as a warning once, until a check is taken again: brokers may repeat them endlessly.
     _dropping_checks: bool = field(default=False, init=False)
 
@@ -100,9 +102,18 @@ class Transactions:
             raise MQClientException(f"sending a half message to topic {message.topic}: {exc}", code) from exc
         # As Java's getTransactionId: the unique id, not the broker's transaction id.
         half = half.with_properties({const.UNIQ_KEY: result.msg_id, const.TRANSACTION_ID: result.msg_id})
+        self._undecided.add(result.msg_id)
+        try:
+            return self._decide_and_end(half, result, lambda: execute(half, arg))
+        finally:
+            self._undecided.discard(result.msg_id)
+
+    def _decide_and_end(
+        self, half: Message, result: SendResult, execute: Callable[[], LocalTransactionState | None]
+    ) -> TransactionSendResult:
         state, remark = LocalTransactionState.ROLLBACK_MESSAGE, ""
         if result.status is SendStatus.SEND_OK:
-            state, remark = _decided("executing the local transaction", result.msg_id, lambda: execute(half, arg))
+            state, remark = _decided("executing the local transaction", result.msg_id, execute)
         end_error: RocketMQError | None = None
         try:
             self._end(half, result, state, remark)
@@ -163,8 +174,18 @@ class Transactions:
         )
         self._send_end(half, address, end, state, from_check=False)
 
+    def _is_undecided(self, check: TransactionCheck) -> bool:
+        """Return whether the call for a checked message still runs in this producer, and will end the message."""
+        undecided = check.unique_id in self._undecided
+        if undecided:
+            text = "%s checks the transaction of message %s, which still runs; the broker will repeat the check"
+            logger.debug(text, check.address, check.unique_id)
+        return undecided
+
     def _answer(self, check: TransactionCheck, listener: TransactionListener) -> None:
         try:
+            if self._is_undecided(check):
+                return
             properties = {**check.message.properties, const.TRANSACTION_ID: check.unique_id}
             message = replace(check.message, properties=properties)
             # If decompression fails, the answer is "unknown", and its remark is the cause.
@@ -173,6 +194,9 @@ class Transactions:
                 check.unique_id,
                 lambda: listener.check_local_transaction(decompressed(message)),
             )
+            # Again, because the local transaction may have begun during the check.
+            if self._is_undecided(check):
+                return
             self._send_end(message, check.address, check.answer(_ENDS[state], remark), state, from_check=True)
         except RocketMQError as exc:
             text = "answering the transaction check of message %s at %s: %s; the broker will repeat the check"

@@ -107,7 +107,10 @@ def problems_of_transactions(history: TransactionHistory) -> list[str]:
 
 
 def _problems_of_requests(history: TransactionHistory) -> Iterator[str]:
-    """The client ends each half message once, answers each check once, and says what the listener has decided."""
+    """The client ends each half message once, answers each check once, and says what the listener has decided.
+
+    While a call runs, no check decides.
+    """
     calls = Counter((end.address, end.msg_id, end.offset) for end in history.sent if not end.from_check)
     yield from (f"message {key[1]} was ended {count} times by its call" for key, count in calls.items() if count > 1)
     ids = Counter(end.msg_id for end in history.sent if not end.from_check)
@@ -118,7 +121,10 @@ def _problems_of_requests(history: TransactionHistory) -> Iterator[str]:
         if count > got[key]:
             yield f"{got[key]} checks of message {key[2]} at offset {key[1]} were answered {count} times"
     results = {each.result.msg_id: each.result for each in history.transactions if each.result is not None}
+    ended = {each.result.msg_id: each.ended for each in history.transactions if each.result is not None}
     for end in history.sent:
+        if end.from_check and end.kind != TRANSACTION_NOT_TYPE and end.at < ended.get(end.msg_id, 0.0):
+            yield f"a check ended message {end.msg_id} with {end.kind} while its call was running"
         states = {
             TYPES[decision.state]
             for decision in history.decisions
@@ -133,7 +139,12 @@ def _problems_of_requests(history: TransactionHistory) -> Iterator[str]:
 
 
 def _problems_of_execution(history: TransactionHistory) -> Iterator[str]:
-    """A broker executes an end once, and no commit of a message that was rolled back."""
+    """A broker executes an end once, commits a half message once, and commits none that was rolled back."""
+    # After a loss, another half message has the offset.
+    halves = Counter((end.address, end.offset) for end in history.executed if end.kind == TRANSACTION_COMMIT_TYPE)
+    for (address, offset), count in halves.items():
+        if count > 1 and not history.shortened:
+            yield f"the half message at offset {offset} of {address} was committed {count} times"
     counts = Counter((end.address, end.offset, end.msg_id, end.from_check) for end in history.executed)
     sent = Counter((end.address, end.offset, end.msg_id, end.from_check) for end in history.sent)
     for key, count in counts.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,7 +18,7 @@ from rocketmq_spark.producer.hooks import EndTransactionContext
 from rocketmq_spark.producer.producer import Producer
 from rocketmq_spark.protocol.compression import COMPRESSED_FLAG
 from rocketmq_spark.testing.scripted import Reply, ScriptedTransport
-from tests.support.processes import PATIENCE
+from tests.support.processes import PATIENCE, wait_for
 
 COMMIT, ROLLBACK, UNKNOW = LocalTransactionState
 Make = Callable[..., Producer]
@@ -232,6 +233,30 @@ def test_check_is_answered_to_the_address_that_sent_it(
     (address, end) = ends(transport)[-1]
     assert (address, end.commit_or_rollback, end.from_transaction_check) == (asker, code, True)
     assert (end.remark, end.producer_group, end.msg_id, end.topic) == (remark, "pg", sent.msg_id, "T")
+
+
+def test_check_of_a_running_transaction_is_left_to_the_broker_to_repeat(
+    make_producer: Make, transport: ScriptedTransport, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The listener may not know the transaction yet, and would roll it back."""
+    caplog.set_level(logging.DEBUG)
+
+    class Running(Listener):
+        def execute_local_transaction(self, message: Message, arg: Any) -> LocalTransactionState | None:
+            ask(transport)
+            wait_for(lambda: "which still runs; the broker will repeat the check" in caplog.text)
+            return COMMIT
+
+    listener = Running(check=ROLLBACK)
+    producer = started(make_producer, listener)
+    sent = producer.send_in_transaction(Message.of("T", b"x"))
+    assert (listener.checked, [end.from_transaction_check for _, end in ends(transport)]) == ([], [False])
+    assert sent.ended
+    # A later check is answered: the broker may have lost the end.
+    ask(transport)
+    assert listener.asked.wait(PATIENCE)
+    producer.shutdown()
+    assert ends(transport)[-1][1].from_transaction_check
 
 
 @pytest.mark.parametrize("compress_type", ["ZLIB", "LZ4", "ZSTD"])
