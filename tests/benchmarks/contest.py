@@ -113,7 +113,9 @@ def headlines() -> str:
 
 def machine() -> str:
     """Return the operating system, number of processors and Python version."""
-    return f"{platform.system()} {platform.release()}, {os.cpu_count()} processors, Python {platform.python_version()}"
+    # The release without its build: an update of the kernel does not make another machine.
+    system = f"{platform.system()} {platform.release().split('-')[0]}"
+    return f"{system}, {os.cpu_count()} processors, Python {platform.python_version()}"
 
 
 def ratios(mine: Sequence[float], others: Sequence[float]) -> list[float]:
