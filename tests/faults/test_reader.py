@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from rocketmq_spark.admin import queue_offsets
-from rocketmq_spark.cluster import LocalCluster
+from rocketmq_spark.cluster import Broker, LocalCluster
 from rocketmq_spark.options.offsets import nested
 from rocketmq_spark.producer.producer import Producer
 from rocketmq_spark.spark.report import Metrics
@@ -78,6 +78,14 @@ def read_while(frame: DataFrame, folder: Path, fault: Callable[[Callable[[], Non
         return found.result()
 
 
+def fullest(cluster: LocalCluster, topic: str) -> Broker:
+    """Return the broker with the most messages of a topic. A broker that was slow for a moment gets fewer."""
+    messages: Counter[str] = Counter()
+    for offsets in queue_offsets([cluster.name_server], topic):
+        messages[offsets.broker_name] += offsets.messages
+    return max(cluster.brokers, key=lambda broker: messages[broker.name])
+
+
 def killed_and_restarted(cluster: LocalCluster, go_on: Callable[[], None]) -> None:
     victim = cluster.brokers[0]
     victim.kill()
@@ -113,7 +121,8 @@ def test_unreachable_broker_fails_read_naming_queue_and_option(
     spark: SparkSession, metrics: Metrics, two_brokers: LocalCluster, feed: Feed, topic: str, tmp_path: Path
 ) -> None:
     feed(ROWS, nbytes=NBYTES)
-    victim = two_brokers.brokers[0]
+    # It has rows for half of the tasks or more, so at the time of the fault some of these tasks have not begun.
+    victim = fullest(two_brokers, topic)
     options = {"pullTimeoutMs": 1000, "readTimeoutMs": 2000, "minPartitions": TASKS}
     frame = source(spark.read, two_brokers.name_server, topic, **options)
 
