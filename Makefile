@@ -49,7 +49,7 @@ test: setup ## Run the whole test suite with real brokers (about 15 minutes on 2
 
 .PHONY: test-faults
 test-faults: setup ## Run the long fault tests, and print the cost of each fault (over 10 minutes)
-	@$(BIN)/python -m pytest tests/faults -q --full
+	@$(BIN)/python -m pytest tests/faults tests/model -q --full
 
 .PHONY: unit
 unit: setup ## Run the unit tests (under a minute, no network, no Spark)
