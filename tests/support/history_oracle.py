@@ -108,7 +108,7 @@ def _order(log: _Log) -> Iterator[Kind]:
     queues = defaultdict[Any, set[int]](set)
     for (queue, _), line in sorted(log.messages.items()):
         row = line["row"]
-        if row not in keys or (queue, row) in seen:
+        if row not in keys or row in log.lost or (queue, row) in seen:
             continue
         seen.add((queue, row))
         if places[row] < newest.get((keys[row], queue), -1):

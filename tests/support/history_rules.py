@@ -118,7 +118,9 @@ class _Facts:
         self.copies = self._times(self.message_rows)
         self.there: Mask = self.copies > 0
         lost = index.find(history.table("lose")["row"])
-        self.there[lost[lost >= 0]] = True
+        self.lost: Mask = np.zeros(len(self.ids), np.bool_)
+        self.lost[lost[lost >= 0]] = True
+        self.there |= self.lost
 
         self.count = history.table("count")
         self.count_rows = index.find(self.count["row"])
@@ -271,11 +273,14 @@ def _copies(facts: _Facts) -> Iterator[Violation]:
 
 
 def _order(facts: _Facts) -> Iterator[Violation]:
-    """The first copies of a key's rows are in one queue, and in the order in which their write took them."""
+    """The first copies of a key's rows are in one queue, and in the order in which their write took them.
+
+    Lost rows have no order: the copies that are left may be later ones.
+    """
     if not (facts.offer["key"] != NONE).any():
         return
     keyed = facts.message_rows >= 0
-    keyed[keyed] = facts.offer["key"][facts.message_rows[keyed]] != NONE
+    keyed[keyed] = (facts.offer["key"][facts.message_rows[keyed]] != NONE) & ~facts.lost[facts.message_rows[keyed]]
     messages, rows = facts.messages[keyed], facts.message_rows[keyed]
     queues = np.unique(facts.read["queue"][messages], return_inverse=True)[1]
     # Only a row with several copies can have more than one in a queue.

@@ -118,6 +118,8 @@ CASES: list[tuple[Kind, tuple[Record, ...], tuple[Record, ...]]] = [
     (Kind.NEVER_OFFERED, (FAILED, attempt(0, rows=(1, 3))), (FAILED, attempt(0, rows=(1, 2)))),
     (Kind.ORDER, (write(key=5), read(2, 1)), (write(key=5), read(1, 2, 1))),
     (Kind.ORDER, (write(key=5), read(2, 1)), (write(), read(2, 1))),
+    # The first copy of a lost row was in order.
+    (Kind.ORDER, (write(key=5), read(2, 1)), (write(key=5), read(2, 1), lambda history: history.lose(1))),
     (Kind.KEY_IN_QUEUES, (write(key=5), read(1), read(2, queue=1)), (write(), read(1), read(2, queue=1))),
     (Kind.NO_END, (FAILED, attempt(0, ended=None)), (FAILED, attempt(0))),
     (Kind.TWO_ENDS, (FAILED, attempt(0), lambda history: history.end(0, ACKNOWLEDGED, 1)), (FAILED, attempt(0))),
