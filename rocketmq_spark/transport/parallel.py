@@ -29,6 +29,8 @@ def in_parallel(about: Iterable[K], ask: Callable[[K], T], runtime: Runtime = PR
     After a failure no further key is asked about.
     """
     keys = list(about)
+    if not keys:
+        return {}
     answers: dict[int, T] = {}
     failures: dict[int, Exception] = {}
     pending = deque(enumerate(keys))
@@ -45,7 +47,7 @@ def in_parallel(about: Iterable[K], ask: Callable[[K], T], runtime: Runtime = PR
                 failures[number] = exc
 
     # A call of the pool costs more than a request. So each thread takes many keys in one call.
-    threads = max(1, min(_AT_ONCE, len(keys)))
+    threads = min(_AT_ONCE, len(keys))
     with runtime.pool(threads, "rocketmq-spark-questions") as pool:
         list(pool.map(work, range(threads)))
     if failures:

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import Executor
 
 import pytest
 
 from rocketmq_spark.errors import RemotingTooMuchRequestException, RocketMQError
 from rocketmq_spark.transport.parallel import in_parallel, query_all
+from rocketmq_spark.transport.runtime import Runtime
 
 
 def test_answers_are_in_the_order_of_their_keys() -> None:
     assert list(in_parallel(range(1000), str).items()) == [(number, str(number)) for number in range(1000)]
-    assert in_parallel((), str) == {}
+
+
+def test_no_thread_starts_without_a_key() -> None:
+    class NoThreads(Runtime):
+        def pool(self, threads: int, name: str) -> Executor:
+            raise AssertionError(f"a pool of {threads} threads")
+
+    assert in_parallel((), str, NoThreads()) == {}
 
 
 def test_first_key_that_failed_is_reported_and_no_further_key_is_asked_about() -> None:
