@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -73,9 +72,6 @@ def brokers(count: int, queues: int, topics: int = 1, messages: int = 0) -> Iter
             assert process.stdout is not None
             yield json.loads(process.stdout.readline())
         finally:
-            process.send_signal(signal.SIGINT)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(10)
             process.kill()
 
 
@@ -86,8 +82,7 @@ def main(count: int, queues: int, topics: int, messages: int) -> None:
             for queue in (MessageQueue(topic, name, number) for topic in names for number in range(queues)):
                 broker.storage.store.put(queue, [Message(queue.topic, b"x" * 100)] * messages, time.time())
         print(json.dumps(cluster.name_server), flush=True)
-        with contextlib.suppress(KeyboardInterrupt):
-            signal.pause()
+        signal.pause()
 
 
 if __name__ == "__main__":

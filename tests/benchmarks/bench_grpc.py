@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tests.benchmarks.contest import FORGETFUL, Figure, apart, await_rest, best_of, in_turns, machine, ratios, rows_of
+from tests.benchmarks.contest import FORGETFUL, Figure, apart, await_rest, best_of, in_turns, ratios, rows_of, show
 
 TOPIC = "bench-grpc"
 BODY = b"x" * 100
@@ -198,7 +198,4 @@ if __name__ == "__main__":
         _, _, contestant, address, length = sys.argv
         print(json.dumps(CONTESTANTS[contestant](address, float(length))), flush=True)
         os._exit(0)  # the official client leaves threads that never end
-    given = dict(enumerate(sys.argv))
-    print(machine())
-    for figure in figures(int(given.get(1, 5)), float(given.get(2, 4))):
-        print(figure)
+    show(figures, sys.argv[1:], 5, 4.0)

@@ -17,7 +17,7 @@ from rocketmq_spark import LocalCluster, Producer
 from rocketmq_spark.admin import queue_offsets
 from rocketmq_spark.cluster.probe import Probe
 from tests.benchmarks.bench_remoting import QUEUES, TOPIC, record_batches
-from tests.benchmarks.contest import Figure, await_rest, in_turns, machine, ratios, rows_of, running
+from tests.benchmarks.contest import Figure, await_rest, in_turns, ratios, rows_of, running, show
 
 TASKS = 8
 # Until all tasks have started Python, seconds.
@@ -73,10 +73,7 @@ def main(arguments: list[str]) -> None:
         rows = send(name_server, float(begin), float(seconds))
         print(json.dumps([rows, time.time()]))
         return
-    given = dict(enumerate(arguments))
-    print(machine())
-    for figure in figures(int(given.get(0, 5)), float(given.get(1, 4))):
-        print(figure)
+    show(figures, arguments, 5, 4.0)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from pathlib import Path
 from rocketmq_spark import LocalCluster, Producer
 from tests.benchmarks.bench_remoting import ROWS, record_batches
 from tests.benchmarks.bench_spark import CONNECTOR, MILLION, QUEUES, Session, make_rows, sink
-from tests.benchmarks.contest import Figure, await_rest, best_of, in_turns, machine, ratios
+from tests.benchmarks.contest import Figure, await_rest, best_of, in_turns, ratios, show
 from tests.benchmarks.java_client import JavaClient
 from tests.benchmarks.kafka import Kafka, jars_of
 
@@ -115,7 +115,4 @@ def figures(rounds: int) -> Iterator[Figure]:
 
 
 if __name__ == "__main__":
-    given = dict(enumerate(sys.argv))
-    print(machine())
-    for figure in figures(int(given.get(1, 5))):
-        print(figure)
+    show(figures, sys.argv[1:], 5)

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.benchmarks.contest import FORGETFUL, Figure, apart, await_rest, best_of, in_turns, machine, ratios, rows_of
+from tests.benchmarks.contest import FORGETFUL, Figure, apart, await_rest, best_of, in_turns, ratios, rows_of, show
 from tests.benchmarks.java_client import JavaClient
 
 TOPIC = "bench"
@@ -215,7 +215,4 @@ if __name__ == "__main__":
         else:
             print(json.dumps({"ours": ours, "replay": replay}[contestant](address, int(size), float(length))))
     else:
-        given = dict(enumerate(sys.argv))
-        print(machine())
-        for figure in figures(int(given.get(1, 5)), float(given.get(2, 4))):
-            print(figure)
+        show(figures, sys.argv[1:], 5, 4.0)

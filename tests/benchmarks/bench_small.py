@@ -20,7 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 import rocketmq_spark
 from rocketmq_spark import LocalCluster, Producer
-from tests.benchmarks.contest import ROOT, Figure, machine
+from tests.benchmarks.contest import ROOT, Figure, show
 from tests.benchmarks.nothing import NothingDataSource
 
 SINKS = ("rocketmq", "nothing")
@@ -121,7 +121,4 @@ def figures(rounds: int) -> Iterator[Figure]:
 
 
 if __name__ == "__main__":
-    given = dict(enumerate(sys.argv))
-    print(machine())
-    for figure in figures(int(given.get(1, 5))):
-        print(figure)
+    show(figures, sys.argv[1:], 5)

@@ -25,7 +25,7 @@ from typing import Any
 from rocketmq_spark import LocalCluster
 from rocketmq_spark.cluster.jars import cache_folder
 from rocketmq_spark.transport.remoting.transport import RemotingTransport
-from tests.benchmarks.contest import FORGETFUL, ROOT, Figure, await_rest, in_turns, machine, ratios
+from tests.benchmarks.contest import FORGETFUL, ROOT, Figure, await_rest, in_turns, ratios, show
 from tests.benchmarks.kafka import Kafka, jars_of
 
 SPARK = "4.0.0"
@@ -174,7 +174,4 @@ def figures(rounds: int, millions: int) -> Iterator[Figure]:
 
 
 if __name__ == "__main__":
-    given = dict(enumerate(sys.argv))
-    print(machine())
-    for figure in figures(int(given.get(1, 5)), int(given.get(2, 4))):
-        print(figure)
+    show(figures, sys.argv[1:], 5, 4)

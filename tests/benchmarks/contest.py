@@ -18,7 +18,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -116,6 +116,14 @@ def machine() -> str:
     # The release without its build: an update of the kernel does not make another machine.
     system = f"{platform.system()} {platform.release().split('-')[0]}"
     return f"{system}, {os.cpu_count()} processors, Python {platform.python_version()}"
+
+
+def show(figures: Callable[..., Iterator[Figure]], arguments: Sequence[str], *defaults: float) -> None:
+    """Measure and print figures. The `defaults` replace missing `arguments`, which get their types."""
+    given = [type(default)(text) for default, text in zip(defaults, arguments, strict=False)]
+    print(machine())
+    for figure in figures(*given, *defaults[len(given) :]):
+        print(figure)
 
 
 def ratios(mine: Sequence[float], others: Sequence[float]) -> list[float]:
