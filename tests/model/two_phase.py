@@ -7,7 +7,7 @@ delayed at any place, because events happen in any order. The number of faults i
 to an END_TRANSACTION is lost, or a record of the decision log is stored twice.
 
 Rows of different attempts count as different, as if the input were not deterministic. `Rules` are those of the
-protocol. Without any of them, `explore` finds a violation.
+protocol. If one of them is removed, `explore` finds a violation.
 
 What the model leaves out changes nothing: half messages that are in no decision are never committed, and rollbacks only
 save space. A reader that waits for a barrier message sees all messages that the broker has stored before.
@@ -75,6 +75,10 @@ class Driver(NamedTuple):
     step: Step = Step.READ_LOG
     decision: Decision | None = None
     acknowledged: frozenset[Half] = frozenset()
+
+    def awaits(self, half: Half) -> bool:
+        """Return whether the driver waits for the answer to the END of a half message."""
+        return self.step is Step.AWAIT_ENDS and self.decision is not None and half in self.decision.halves
 
 
 class State(NamedTuple):
@@ -185,10 +189,8 @@ def _steps_of(state: State, number: int, driver: Driver, rules: Rules, most_roun
         winner = state.winner(decision.round)
         if winner == decision or not rules.first_wins:
             waiting = Driver(Step.AWAIT_ENDS, decision)
-            yield (
-                f"driver {number} sends ENDs",
-                state.with_driver(number, waiting, ends=_plus(state.ends, *decision.halves)),
-            )
+            ends = _plus(state.ends, *decision.halves)
+            yield f"driver {number} sends ENDs", state.with_driver(number, waiting, ends=ends)
         else:
             yield f"driver {number} loses", state.with_driver(number, Driver(Step.FENCE, winner))
     elif driver.step is Step.AWAIT_ENDS:
@@ -199,8 +201,8 @@ def _steps_of(state: State, number: int, driver: Driver, rules: Rules, most_roun
             recovering = state.with_driver(number, Driver(Step.FENCE, decision), faults_left=state.faults_left - 1)
             yield f"driver {number} loses an answer", recovering
         elif state.faults_left:
-            again = state._replace(ends=_plus(state.ends, *open_ones), faults_left=state.faults_left - 1)
-            yield f"driver {number} loses an answer, and sends ENDs again", again
+            repeated = state._replace(ends=_plus(state.ends, *open_ones), faults_left=state.faults_left - 1)
+            yield f"driver {number} loses an answer, and sends ENDs again", repeated
     elif driver.step is Step.FENCE:
         if not rules.fence or state.expired.issuperset(decision.halves):
             yield f"driver {number} has passed the fence", state.with_driver(number, Driver(Step.SCAN, decision))
@@ -211,11 +213,8 @@ def _steps_of(state: State, number: int, driver: Driver, rules: Rules, most_roun
         elif decision.round == most_rounds:
             yield f"driver {number} stops", state.with_driver(number, Driver(Step.OUT_OF_ROUNDS))
         else:
-            yield _decide(
-                state,
-                number,
-                tuple(Half(half.row, decision.round + 1, number, half.attempt) for half in missing),
-            )
+            again = (Half(half.row, decision.round + 1, number, half.attempt) for half in missing)
+            yield _decide(state, number, tuple(again))
 
 
 def _decide(state: State, number: int, halves: tuple[Half, ...]) -> Event:
@@ -245,7 +244,7 @@ def _arrivals(state: State) -> Iterator[Event]:
             yield f"the END of {half} passes the check", state._replace(ends=rest, checked=_plus(state.checked, half))
             continue
         driver = state.drivers[half.driver]
-        if driver.step is Step.AWAIT_ENDS and driver.decision is not None and half in driver.decision.halves:
+        if driver.awaits(half):
             driver = Driver(Step.FENCE, driver.decision)
         yield f"the END of {half} is too late", state.with_driver(half.driver, driver, ends=rest)
 
@@ -254,7 +253,7 @@ def _executions(state: State) -> Iterator[Event]:
     """Brokers execute ENDs that have passed their check."""
     for half in set(state.checked):
         driver = state.drivers[half.driver]
-        if driver.step is Step.AWAIT_ENDS and driver.decision is not None and half in driver.decision.halves:
+        if driver.awaits(half):
             driver = driver._replace(acknowledged=driver.acknowledged | {half})
         changes = {"checked": _minus(state.checked, half), "committed": _plus(state.committed, half)}
         yield f"{half} is committed", state.with_driver(half.driver, driver, **changes)
