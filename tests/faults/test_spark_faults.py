@@ -115,8 +115,8 @@ def test_killed_worker_loses_no_row_that_is_read_and_written(
             driver = cluster.submit("copy_topic", arguments, "--py-files", str(wheel))
             await_stored(options, count // 4)
             # The children of an executor fork Python's workers.
-            executor = cluster.executors()[0]
-            python = {pid for pid in descendants(executor) if processes().get(pid) != executor}
+            executor, parents = cluster.executors()[0], processes()
+            python = {pid for pid in descendants(executor) if parents.get(pid) != executor}
             worker = cluster.workers[0].pid
             killed, orphans = ({worker}, descendants(worker)) if victim == "spark" else (python, set[int]())
             assert killed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +15,7 @@ from rocketmq_spark.testing.fake_name_server import FakeNameServer
 from rocketmq_spark.testing.fake_requests import HANDLERS
 from rocketmq_spark.testing.fake_storage import BrokerSettings, TopicSettings, template_topic
 from tests.simulation.network import Network
+from tests.simulation.world import World
 
 
 @dataclass
@@ -30,6 +32,21 @@ class BasePlan:
     rows: int = 40
     options: dict[str, Any] = field(default_factory=dict)
     horizon: float = 3.0
+
+
+@dataclass
+class BaseRun:
+    """What a schedule leaves behind: the faults by kind, and a text for each problem that the checks have found."""
+
+    world: World
+    cluster: SimulatedCluster
+    faults: Counter[str]
+    problems: list[str]
+
+    @property
+    def trace(self) -> list[tuple[float, str]]:
+        """What happened, with its times."""
+        return self.world.trace
 
 
 class SimulatedCluster:

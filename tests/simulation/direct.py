@@ -15,7 +15,7 @@ from functools import partial
 
 from rocketmq_spark.errors import RemotingTimeoutException
 from rocketmq_spark.model.message import EncodedBatch, Message, SendRequest
-from rocketmq_spark.model.route import BrokerData, QueueData, TopicRouteData
+from rocketmq_spark.model.route import TopicRouteData, masters_of
 from rocketmq_spark.options.kinds import MIB
 from rocketmq_spark.protocol.remoting import headers
 from rocketmq_spark.protocol.remoting.codes import ResponseCode
@@ -25,6 +25,7 @@ from rocketmq_spark.testing.fake_broker import FakeBroker
 from rocketmq_spark.testing.fake_requests import HANDLERS
 from rocketmq_spark.testing.fake_sends import Send
 from rocketmq_spark.testing.fake_storage import BrokerSettings, BrokerStorage
+from rocketmq_spark.testing.scripted_broker import route
 from rocketmq_spark.transport.base import Closes, OnOutcome
 from rocketmq_spark.transport.remoting.requests import Answer, outcome_of
 from tests.simulation.world import World
@@ -53,19 +54,22 @@ class Load:
     seconds_per_batch_received: float = MIB / 1.25e9
 
     @property
+    def service_time(self) -> float:
+        """The seconds that a batch takes of a thread."""
+        return self.seconds_per_request + self.rows_per_batch * self.seconds_per_row
+
+    @property
     def capacity(self) -> float:
         """The most rows that a broker stores per second."""
-        rows = self.rows_per_batch
-        return self.send_threads * rows / (self.seconds_per_request + rows * self.seconds_per_row)
+        return self.send_threads * self.rows_per_batch / self.service_time
 
     def settings(self) -> BrokerSettings:
         """Return the settings of a broker."""
-        service_time = self.seconds_per_request + self.rows_per_batch * self.seconds_per_row
         return BrokerSettings(
             send_threads=self.send_threads,
             send_queue_capacity=self.send_queue_capacity,
             wait_time_in_send_queue=self.wait_time_in_send_queue,
-            service_time=lambda _rows, _nbytes: service_time,
+            service_time=lambda _rows, _nbytes: self.service_time,
         )
 
     def batch(self) -> EncodedBatch:
@@ -88,18 +92,14 @@ class LoadedCluster:
     brokers: int
     load: Load = field(default_factory=Load)
     answers: Counter[int] = field(default_factory=Counter)
-    timeouts: int = 0
     # When the link of a broker has taken all bytes so far, by address.
     _link_free: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.by_address = {f"10.2.0.{number}:10911": self._broker(number) for number in range(self.brokers)}
-        queues = self.load.queues_per_broker
-        names = [(broker.name, address) for address, broker in self.by_address.items()]
-        self.route = TopicRouteData(
-            queue_datas=tuple(QueueData(name, queues, queues, 6) for name, _ in names),
-            broker_datas=tuple(BrokerData(name, {0: address}, "c") for name, address in names),
-        )
+        names = [f"b{number:03}" for number in range(self.brokers)]
+        self.route = route(dict.fromkeys(names, self.load.queues_per_broker))
+        masters = masters_of(self.route.broker_datas)
+        self.by_address = {address: self._broker(name, address) for name, address in masters.items()}
 
     def written(self, address: str) -> float:
         """Return when the last byte of a batch that starts now is written; a broker's link takes them in turn."""
@@ -118,10 +118,9 @@ class LoadedCluster:
             if broker.paused:
                 broker.resume()
 
-    def _broker(self, number: int) -> FakeBroker:
-        address = f"10.2.0.{number}:10911"
-        broker = FakeBroker(f"b{number:03}", self.world, HANDLERS, address=address, settings=self.load.settings())
-        broker.storage = CountingStorage(broker.name, address, "c", broker.settings, self.world.time, broker.later)
+    def _broker(self, name: str, address: str) -> FakeBroker:
+        broker = FakeBroker(name, self.world, HANDLERS, address=address, settings=self.load.settings())
+        broker.storage = CountingStorage(name, address, "c", broker.settings, self.world.time, broker.later)
         broker.requests = deque(maxlen=1)
         return broker
 
@@ -175,11 +174,6 @@ class _Attempt:
     started: float
     ended: bool = False
 
-    @property
-    def peer(self) -> str:
-        """The client's address."""
-        return "10.0.0.1:50000"
-
     def send(self, command: RemotingCommand) -> None:
         """Answer, after the latency of the link."""
         self.cluster.world.call_later(self.cluster.load.latency, lambda: self._end(command, None))
@@ -190,7 +184,6 @@ class _Attempt:
     def expire(self) -> None:
         """End without an answer."""
         if not self.ended:
-            self.cluster.timeouts += 1
             address = self.request.address
             self._end(None, RemotingTimeoutException(f"SEND_BATCH_MESSAGE to {address}: no answer in time"))
 

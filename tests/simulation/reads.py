@@ -23,7 +23,7 @@ from rocketmq_spark.source.read import rows_of
 from rocketmq_spark.source.topic_queues import TopicQueues
 from rocketmq_spark.testing.fake_storage import BrokerSettings, TopicSettings
 from rocketmq_spark.testing.store import MessageStore
-from tests.simulation.cluster import BasePlan, SimulatedCluster
+from tests.simulation.cluster import BasePlan, BaseRun, SimulatedCluster
 from tests.simulation.network import Conditions, Network
 from tests.simulation.read_checks import PlanRead, ReadHistory, Row, Stored, TaskRead, problems_of_read
 from tests.simulation.read_client import Memory, RecordedPuller, RecordedReads, Warnings
@@ -86,20 +86,11 @@ class ReadPlan(BasePlan):
 
 
 @dataclass
-class ReadRun:
+class ReadRun(BaseRun):
     """A read that was run."""
 
     plan: ReadPlan
-    world: World
-    cluster: SimulatedCluster
     history: ReadHistory
-    faults: Counter[str]
-    problems: list[str]
-
-    @property
-    def trace(self) -> list[tuple[float, str]]:
-        """What happened, with its times."""
-        return self.world.trace
 
 
 def run_read(plan: ReadPlan) -> ReadRun:
@@ -131,7 +122,7 @@ def run_read(plan: ReadPlan) -> ReadRun:
     faults = adversary.counts + Counter(conditions.counts)
     for broker in cluster.brokers():
         faults += Counter({f"reply: {kind}": count for kind, count in broker.played.items()})
-    return ReadRun(plan, world, cluster, reading.history, faults, problems)
+    return ReadRun(world, cluster, faults, problems, plan, reading.history)
 
 
 class _Reading:

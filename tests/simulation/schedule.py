@@ -18,7 +18,7 @@ from rocketmq_spark.testing.fake_storage import BrokerSettings, TopicSettings
 from rocketmq_spark.testing.scripted_broker import Reply
 from tests.simulation.checks import KEYS, problems_of
 from tests.simulation.client import TaskResult, Worker
-from tests.simulation.cluster import BasePlan, SimulatedCluster
+from tests.simulation.cluster import BasePlan, BaseRun, SimulatedCluster
 from tests.simulation.network import Conditions, Network
 from tests.simulation.world import SimulationError, World
 
@@ -94,15 +94,11 @@ class Plan(BasePlan):
 
 
 @dataclass
-class Run:
-    """A schedule that was run."""
+class Run(BaseRun):
+    """A write that was run."""
 
     plan: Plan
-    world: World
-    cluster: SimulatedCluster
     worker: Worker
-    faults: Counter[str]
-    problems: list[str]
 
     @property
     def results(self) -> list[TaskResult]:
@@ -175,7 +171,7 @@ def run(plan: Plan) -> Run:
     faults = adversary.counts + Counter(conditions.counts)
     for broker in cluster.brokers():
         faults += Counter({f"reply: {kind}": count for kind, count in broker.played.items()})
-    return Run(plan, world, cluster, worker, faults, problems)
+    return Run(world, cluster, faults, problems, plan, worker)
 
 
 class Drawn(Protocol):

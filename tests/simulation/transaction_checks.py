@@ -120,17 +120,17 @@ def _problems_of_requests(history: TransactionHistory) -> Iterator[str]:
     for key, count in answers.items():
         if count > got[key]:
             yield f"{got[key]} checks of message {key[2]} at offset {key[1]} were answered {count} times"
-    results = {each.result.msg_id: each.result for each in history.transactions if each.result is not None}
-    ended = {each.result.msg_id: each.ended for each in history.transactions if each.result is not None}
+    done = [(each.result, each.ended) for each in history.transactions if each.result is not None]
+    results = {result.msg_id: (result, ended) for result, ended in done}
     for end in history.sent:
-        if end.from_check and end.kind != TRANSACTION_NOT_TYPE and end.at < ended.get(end.msg_id, 0.0):
+        result, ended = results.get(end.msg_id, (None, 0.0))
+        if end.from_check and end.kind != TRANSACTION_NOT_TYPE and end.at < ended:
             yield f"a check ended message {end.msg_id} with {end.kind} while its call was running"
         states = {
             TYPES[decision.state]
             for decision in history.decisions
             if (decision.msg_id, decision.from_check) == (end.msg_id, end.from_check) and decision.at <= end.at
         }
-        result = results.get(end.msg_id)
         if not end.from_check and result is not None and result.status is not SendStatus.SEND_OK:
             # The listener was not asked: the message is not safe.
             states = {TRANSACTION_ROLLBACK_TYPE}

@@ -29,7 +29,7 @@ from rocketmq_spark.testing.scripted_broker import Reply
 from rocketmq_spark.testing.store import HALF_TOPIC
 from rocketmq_spark.transport.base import OnEnd
 from rocketmq_spark.transport.remoting.transport import RemotingTransport
-from tests.simulation.cluster import BasePlan, SimulatedCluster
+from tests.simulation.cluster import BasePlan, BaseRun, SimulatedCluster
 from tests.simulation.network import Conditions, Network
 from tests.simulation.schedule import KINDS_OF_SENDS, TOPIC, Adversary
 from tests.simulation.transaction_checks import (
@@ -103,20 +103,11 @@ class TransactionPlan(BasePlan):
 
 
 @dataclass
-class TransactionRun:
+class TransactionRun(BaseRun):
     """Transactions that were run."""
 
     plan: TransactionPlan
-    world: World
-    cluster: SimulatedCluster
     history: TransactionHistory
-    faults: Counter[str]
-    problems: list[str]
-
-    @property
-    def trace(self) -> list[tuple[float, str]]:
-        """What happened, with its times."""
-        return self.world.trace
 
 
 def run_transactions(plan: TransactionPlan) -> TransactionRun:
@@ -166,7 +157,7 @@ def run_transactions(plan: TransactionPlan) -> TransactionRun:
     faults = adversary.counts + Counter(conditions.counts)
     for broker in cluster.brokers():
         faults += Counter({f"reply: {kind}": count for kind, count in broker.played.items()})
-    return TransactionRun(plan, world, cluster, history, faults, problems)
+    return TransactionRun(world, cluster, faults, problems, plan, history)
 
 
 def _recording(world: World, history: TransactionHistory) -> Callable[[FakeBroker, Call], RemotingCommand | None]:

@@ -277,10 +277,11 @@ def _order(facts: _Facts) -> Iterator[Violation]:
 
     Lost rows have no order: the copies that are left may be later ones.
     """
-    if not (facts.offer["key"] != NONE).any():
+    have_order = (facts.offer["key"] != NONE) & ~facts.lost
+    if not have_order.any():
         return
     keyed = facts.message_rows >= 0
-    keyed[keyed] = (facts.offer["key"][facts.message_rows[keyed]] != NONE) & ~facts.lost[facts.message_rows[keyed]]
+    keyed[keyed] = have_order[facts.message_rows[keyed]]
     messages, rows = facts.messages[keyed], facts.message_rows[keyed]
     queues = np.unique(facts.read["queue"][messages], return_inverse=True)[1]
     # Only a row with several copies can have more than one in a queue.
