@@ -6,6 +6,7 @@ docs/internals/remoting.md#broker-administration). Its permission comes from a s
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -34,7 +35,12 @@ class BrokerStatus(NamedTuple):
 
     runtime: Mapping[str, str]
     now: float  # The local time of the answer in epoch seconds
-    perm: int | None  # None if the user may not see the settings
+    settings: Mapping[str, str] | None  # None if the user may not see them; they may include secrets
+
+    @property
+    def perm(self) -> int | None:
+        """The broker's permission, None if it is unknown."""
+        return None if self.settings is None else integer_of(self.settings, "brokerPermission")
 
 
 def brokers_of(transport: RemotingTransport, timeout: float) -> Table[BrokerInfo]:
@@ -98,16 +104,15 @@ def clock_of(runtime: Mapping[str, str]) -> float | None:
 def _ask_broker(transport: RemotingTransport, address: str, timeout: float) -> BrokerStatus:
     runtime = transport.runtime_info(address, timeout)
     now = time.time()
-    try:
-        perm = _integer(transport.broker_config(address, timeout), "brokerPermission")
-    except RocketMQError:
-        # With access control a user may see the status but not the settings.
-        perm = None
-    return BrokerStatus(runtime, now, perm)
+    settings: Mapping[str, str] | None = None
+    # With access control a user may see the status but not the settings.
+    with contextlib.suppress(RocketMQError):
+        settings = transport.broker_config(address, timeout)
+    return BrokerStatus(runtime, now, settings)
 
 
 def _booted(runtime: Mapping[str, str]) -> datetime | None:
-    milliseconds = _integer(runtime, "bootTimestamp")
+    milliseconds = integer_of(runtime, "bootTimestamp")
     try:
         return None if milliseconds is None else datetime.fromtimestamp(milliseconds / 1000, timezone.utc)
     except (ValueError, OverflowError, OSError):
@@ -116,12 +121,13 @@ def _booted(runtime: Mapping[str, str]) -> datetime | None:
 
 
 def _today(runtime: Mapping[str, str], name: str) -> int | None:
-    now, morning = _integer(runtime, f"{name}TodayNow"), _integer(runtime, f"{name}TodayMorning")
+    now, morning = integer_of(runtime, f"{name}TodayNow"), integer_of(runtime, f"{name}TodayMorning")
     return None if now is None or morning is None else now - morning
 
 
-def _integer(runtime: Mapping[str, str], name: str) -> int | None:
-    text = runtime.get(name, "")
+def integer_of(table: Mapping[str, str], name: str) -> int | None:
+    """Return an integer that a broker reports in its status or settings, None if there is none."""
+    text = table.get(name, "")
     return int(text) if re.fullmatch(r"-?[0-9]{1,19}", text) else None
 
 

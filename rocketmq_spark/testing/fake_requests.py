@@ -268,6 +268,9 @@ def broker_config(broker: FakeBroker, call: Call) -> RemotingCommand:
         "autoCreateTopicEnable": str(broker.settings.auto_create_topic).lower(),
         "maxMessageSize": broker.settings.max_message_size,
         "flushDiskType": "SYNC_FLUSH" if broker.settings.sync_flush else "ASYNC_FLUSH",
+        "transactionTimeOut": round(broker.settings.transaction_timeout * 1000),
+        "transRocksDBEnable": "true",
+        "transWriteOriginTransHalfEnable": "false",
         **broker.config,
     }
     lines = (f"{name}={value}" for name, value in settings.items() if value is not None)

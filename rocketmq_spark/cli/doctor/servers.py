@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from rocketmq_spark import errors
 from rocketmq_spark.admin.brokers import BrokerStatus, ask_brokers, clock_of, disk_used_percent, version_of
+from rocketmq_spark.cli.doctor.exactly_once import check_exactly_once
 from rocketmq_spark.cli.doctor.machine import FAILED, GRPC_PACKAGES, OK, WARNING, Check, check_packages
 from rocketmq_spark.model.names import AUTO_CREATE_TOPIC
 from rocketmq_spark.model.route import PERM_WRITE, permission_text
@@ -52,6 +53,7 @@ def check_brokers(transport: RemotingTransport, timeout: float) -> list[Check]:
         if isinstance(status, errors.RemotingException)
     }
     listeners = query_all(unreached, lambda address: who_listens(address, timeout))
+    masters: dict[str, BrokerStatus] = {}
     for broker, number, status in answers:
         address = broker.broker_addrs[number]
         name = f"broker {broker.broker_name}" + (f", slave {number}" if number else "")
@@ -66,7 +68,9 @@ def check_brokers(transport: RemotingTransport, timeout: float) -> list[Check]:
             checks.append(_refused(name, address, status))
         else:
             checks += _examined(name, address, status, is_master=number == 0)
-    return checks
+            if number == 0:
+                masters[broker.broker_name] = status
+    return checks + check_exactly_once(masters)
 
 
 def access_refused(exc: errors.RocketMQError) -> bool | None:
@@ -97,7 +101,7 @@ def _refused(name: str, address: str, exc: errors.RocketMQError) -> Check:
 
 
 def _examined(name: str, address: str, status: BrokerStatus, *, is_master: bool) -> list[Check]:
-    runtime, now, perm = status
+    runtime, perm = status.runtime, status.perm
     version, disk, clock = version_of(runtime), disk_used_percent(runtime), clock_of(runtime)
     facts, problems = [f"reachable at {address}", version or "release unknown"], []
     numbers = tuple(int(part) for part in (version or "").split(".")[:2] if part.isdecimal())
@@ -119,7 +123,7 @@ def _examined(name: str, address: str, status: BrokerStatus, *, is_master: bool)
         elif disk >= _DELETES_FROM:
             finding = f"{disk:.0f} % full: from 85 % a broker deletes messages early"
             problems.append(Check(f"{name}: disk", WARNING, finding, fix))
-    ahead = None if clock is None else clock - now
+    ahead = None if clock is None else clock - status.now
     # The broker's clock is truncated to seconds.
     if ahead is None:
         facts.append("clock unknown")

@@ -151,6 +151,89 @@ def test_each_problem_of_a_broker_has_its_own_line(
     assert finding in second[2]
 
 
+def exactly_once(fake: FakeCluster) -> list[tuple[str, str]]:
+    """Return state and finding of the checks for exactly-once writes."""
+    return [(state, finding) for _, state, finding in about(fake.name_server, "exactly-once writes")]
+
+
+@pytest.mark.parametrize(
+    ("changes", "finding"),
+    [
+        (
+            {"transRocksDBEnable": "false", "transWriteOriginTransHalfEnable": "true"},
+            "slow on a (transRocksDBEnable=false, transWriteOriginTransHalfEnable=true): ",
+        ),
+        (
+            {"transWriteOriginTransHalfEnable": "true"},
+            "slow on a (transRocksDBEnable=true, transWriteOriginTransHalfEnable=true): ",
+        ),
+        (
+            {"enableBuildConsumeQueueConcurrently": "true"},
+            "unsafe on a (enableBuildConsumeQueueConcurrently=true): ",
+        ),
+        ({"rejectTransactionMessage": "true"}, "not possible on a (rejectTransactionMessage=true): "),
+        (
+            {"transactionTimeOut": "60001"},
+            "slow after a crash on a (transactionTimeOut=60001): a job that crashed during a commit waits 60 s ",
+        ),
+        ({"transRocksDBEnable": None}, "may not be possible on a (release 5.5.0): they need brokers that reject "),
+    ],
+)
+def test_setting_against_exactly_once_writes_is_a_warning(
+    fake: FakeCluster, changes: dict[str, str | None], finding: str
+) -> None:
+    fake.brokers["a"].config.update(changes)
+    ((state, actual),) = exactly_once(fake)
+    assert state == WARNING
+    assert actual.startswith(finding)
+
+
+def test_settings_that_suit_exactly_once_writes_are_not_reported(fake: FakeCluster) -> None:
+    assert exactly_once(fake) == []
+    # The store in RocksDB does not use the settings of the default store.
+    fake.brokers["a"].config.update(
+        transactionTimeOut="60000",
+        transactionOpMsgMaxSize="1",
+        transactionOpBatchInterval="2000000000",
+        enableBuildConsumeQueueConcurrently="false",
+        rejectTransactionMessage="false",
+    )
+    assert exactly_once(fake) == []
+
+
+@pytest.mark.parametrize(("size", "interval", "lines"), [("1", "3000", 2), ("4096", "60001", 2), ("4096", "3000", 1)])
+def test_extreme_settings_of_the_default_transaction_store_are_reported(
+    fake: FakeCluster, size: str, interval: str, lines: int
+) -> None:
+    fake.brokers["a"].config.update(
+        transRocksDBEnable="false", transactionOpMsgMaxSize=size, transactionOpBatchInterval=interval
+    )
+    findings = exactly_once(fake)
+    assert len(findings) == lines
+    reported = f"slow on a (transactionOpMsgMaxSize={size}, transactionOpBatchInterval={interval}): "
+    assert [finding.startswith(reported) for _, finding in findings] == [False, True][:lines]
+
+
+def test_brokers_with_the_same_finding_about_exactly_once_share_a_line() -> None:
+    with FakeCluster(["a", "b", "c"]) as cluster:
+        for name, timeout in (("a", "90000"), ("b", "6000"), ("c", "90000")):
+            cluster.brokers[name].config["transactionTimeOut"] = timeout
+        ((_, finding),) = exactly_once(cluster)
+    assert finding.startswith("slow after a crash on a, c (transactionTimeOut=90000): ")
+
+
+def test_settings_of_a_slave_are_not_checked_for_exactly_once_writes() -> None:
+    with FakeCluster(["a"], slaves=1) as cluster:
+        cluster.slaves["a"][0].config["rejectTransactionMessage"] = "true"
+        assert exactly_once(cluster) == []
+
+
+def test_settings_that_the_user_may_not_see_are_no_warning(fake: FakeCluster) -> None:
+    remark = "User:u has no permission to access Cluster:c"
+    fake.brokers["a"].always[RequestCode.GET_BROKER_CONFIG] = Reply.code(ResponseCode.NO_PERMISSION, remark)
+    assert exactly_once(fake) == [(OK, "not checked on a: this user may not see the settings")]
+
+
 def test_clock_that_no_broker_reports_is_unknown(fake: FakeCluster) -> None:
     fake.brokers["a"].figures.update(dict.fromkeys(figures()))
     assert about(fake.name_server, "broker")[0][2].endswith("release unknown, permission rw, clock unknown")
