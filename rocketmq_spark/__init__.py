@@ -29,6 +29,7 @@ from rocketmq_spark.model.credentials import Credentials, CredentialsProvider
 if TYPE_CHECKING:
     from rocketmq_spark.admin import Admin
     from rocketmq_spark.cli import demo
+    from rocketmq_spark.cli.transactions import finish_transactions
     from rocketmq_spark.cluster import LocalCluster
     from rocketmq_spark.model.message import Message, MessageQueue, SendStatus
     from rocketmq_spark.model.message_ext import MessageExt
@@ -78,6 +79,7 @@ __all__ = [
     "TransactionSendResult",
     "dedupe",
     "demo",
+    "finish_transactions",
     "live",
     "register",
     "unregister",
@@ -87,6 +89,7 @@ __all__ = [
 _LAZY = {
     "admin": ("Admin",),
     "cli.demo": ("demo",),
+    "cli.transactions": ("finish_transactions",),
     "cluster": ("LocalCluster",),
     "model.message": ("Message", "MessageQueue", "SendStatus"),
     "model.message_ext": ("MessageExt",),

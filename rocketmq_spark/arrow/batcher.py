@@ -34,6 +34,7 @@ from rocketmq_spark.arrow.gather import Workspace, chunks
 from rocketmq_spark.arrow.hashes import RowIds
 from rocketmq_spark.arrow.split import CustomSelector, GroupKey, Groups, KeyCheck, fill_batches, group_rows
 from rocketmq_spark.model.message import EncodedBatch, Encoding, MessageQueue
+from rocketmq_spark.model.send_result import TRANSACTION_PREPARED_TYPE
 from rocketmq_spark.options.connection import GRPC
 from rocketmq_spark.options.sink import SinkOptions
 from rocketmq_spark.protocol.compression import CompressionType
@@ -68,6 +69,7 @@ class ArrowBatcher(abc.ABC):
     row_ids: RowIds | None = None
     custom: CustomSelector | None = None  # Chooses the queues, instead of the option ``queueSelector``
     check_keys: KeyCheck | None = None
+    half_properties: str = ""  # Makes every row a half message: its property string gets this end
     max_rows: int = MAX_BATCH_ROWS
     chunk_bytes: int = _CHUNK_BYTES
     # Of batches that are not full
@@ -179,6 +181,7 @@ class ArrowBatcher(abc.ABC):
         """Yield rows as single messages: one Python object per row, because each row is a separate request."""
         block, packed, options = chunk.block, chunk.packed, self.options
         properties = encode_properties(chunk, self.unique_ids, self._workspace)
+        half_flag = TRANSACTION_PREPARED_TYPE if self.half_properties else 0
         for row, text in zip(chunk.numbers.tolist(), properties, strict=True):
             key = groups.keys[0 if groups.codes is None else int(groups.codes[row])]
             if options.ordered:
@@ -198,9 +201,9 @@ class ArrowBatcher(abc.ABC):
                 1,
                 len(body),
                 batch=False,
-                properties=text,
+                properties=text + self.half_properties,
                 flag=0 if block.flags is None else int(block.flags[row]),
-                sys_flag=key.sys_flag,
+                sys_flag=key.sys_flag | half_flag,
                 message_group=message_group or "",
             )
             yield message, key.queue

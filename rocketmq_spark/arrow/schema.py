@@ -209,6 +209,14 @@ def check_grpc(schema: pa.Schema) -> None:
             raise SchemaError(f"column {name}: {advice}")
 
 
+def check_transactional(schema: pa.Schema) -> None:
+    """Raise a SchemaError for a column that ``delivery=exactlyOnce`` does not support."""
+    whys = dict.fromkeys(DELAY_COLUMNS, "a broker would lose delayed rows at the commit")
+    whys["waitStoreMsgOK"] = "a row that is not flushed or replicated could be lost after its commit"
+    for name in sorted(_filled(schema) & whys.keys()):
+        raise SchemaError(f"column {name}: not available with delivery=exactlyOnce, because {whys[name]}; drop it")
+
+
 def check_message_types(schema: pa.Schema, topic: str, message_types: Collection[str]) -> None:
     """Raise a SchemaError for columns whose messages `topic` does not accept; empty `message_types` are unknown."""
     if not message_types:

@@ -1,5 +1,6 @@
-"""The ``rocketmq-spark`` command: topics, route, offsets, brokers, create-topic, send, peek, doctor, demo, cluster.
+"""The ``rocketmq-spark`` command.
 
+It has the commands topics, route, offsets, brokers, create-topic, send, peek, transactions, doctor, demo and cluster.
 Most commands call the `Admin` method of the same name and print its result. A `RocketMQError` is printed as one line on
 stderr, without a traceback, and the exit code is 1. Each command imports what it needs, so that ``--help`` is fast.
 """
@@ -199,6 +200,36 @@ def send(
         print_json(facts)
     else:
         print_table(*present(facts))
+
+
+@app.command()
+@connected
+def transactions(
+    connection: Connection,
+    transactional_id: Annotated[str, typer.Argument(metavar="ID", help="The option transactionalId of the job.")],
+    finish: Annotated[
+        bool,
+        typer.Option(
+            "--finish", help="Commit the missing rows. This may wait for the job's transactionTimeoutMs first."
+        ),
+    ] = False,
+    transaction_topic: Annotated[
+        str, typer.Option(help="The option transactionTopic of the job.")
+    ] = "rocketmq-spark-decisions",
+) -> None:
+    """List the exactly-once writes whose commit has begun and is not complete, and complete them with --finish."""
+    from rocketmq_spark.cli.transactions import finish_transactions
+
+    # The admin only checks whether a name server causes a failure.
+    with connection.admin():
+        table = finish_transactions(
+            transactional_id,
+            transaction_topic=transaction_topic,
+            list_only=not finish,
+            timeout=connection.timeout,
+            **connection.connection_options(),
+        )
+    connection.show(table)
 
 
 @app.command()

@@ -128,7 +128,8 @@ def _text_that(allowed: str, fits: Callable[[str], bool]) -> ValueKind:
 def name(longest: int, refused: Iterable[str]) -> ValueKind:
     """Return the kind of a name of a topic or group (``Validators.java``). The alphabet has no blank."""
     taken = frozenset(refused)
-    allowed = f"1 to {longest} characters of a-z A-Z 0-9 _ - % |, and none of {', '.join(sorted(taken))}"
+    none_of = f", and none of {', '.join(sorted(taken))}" if taken else ""
+    allowed = f"1 to {longest} characters of a-z A-Z 0-9 _ - % |{none_of}"
     return _text_that(allowed, lambda text: len(text) <= longest and is_legal(text) and text not in taken)
 
 

@@ -35,6 +35,7 @@ _NOT_ABOVE: Final = (
 )
 # A proxy rejects these characters (Character.isISOControl).
 _CONTROL: Final = "[\x00-\x1f\x7f-\x9f]"
+EXACTLY_ONCE: Final = "exactlyOnce"
 _LEVELS: Final = {"ZLIB": (0, 9), "ZSTD": (1, 22)}
 
 
@@ -149,10 +150,33 @@ class SinkOptions(SendOptions):
         section="rate")
     max_rate_tasks: int | None = option("maxRateTasks", None, kinds.integer(1),
         "Number of concurrent tasks that share `maxRatePerSecond`. Default: the parallelism of the registered session.")
+    delivery: str = option("delivery", "atLeastOnce", kinds.choice("atLeastOnce", EXACTLY_ONCE),
+        "`exactlyOnce`: consumers see each row of the write exactly once. Rows become visible when the driver commits "
+        "the write or the micro-batch. Requires `transactionalId`; see [delivery](delivery.md#exactly-once).",
+        section="transactions")
+    transactional_id: str | None = option("transactionalId", None, kinds.name(100, ()),
+        "Identity of the job in the decision log, the same after each restart. One streaming query or one batch job "
+        "uses it.")
+    write_id: str | None = option("writeId", None, kinds.name(100, ()),
+        "In a batch write: identity of this write. If a write of this identity was decided before, it is completed, "
+        "and the rows of the new attempt are not written. Default: each attempt is a new write.")
+    transaction_topic: str = option("transactionTopic", "rocketmq-spark-decisions", TOPIC,
+        "Topic of the decision log. The driver creates it, with one queue on each broker, if it may.")
+    transaction_timeout_ms: int = option("transactionTimeoutMs", 60000, kinds.integer(10000, 3600000, unit="ms"),
+        "Time from the first row of a write or micro-batch to the end of its commit. After a crash during a commit, "
+        "the restarted job waits until this time is over.")
+    start_anew: bool = option("startAnew", False, BOOLEAN,
+        "Start although the decision log belongs to another checkpoint, or has expired. Rows of the last micro-batch "
+        "may then be repeated.")
     metrics_path: str | None = option("metricsPath", None, kinds.LOCATION,
         "Where each write and each micro-batch saves its metrics: as a line of a local file, or as a file in a folder "
         "of another file system (s3://, gs://, hdfs://).", section="figures", secret=True)
     # fmt: on
+
+    @property
+    def exactly_once(self) -> bool:
+        """True with ``delivery=exactlyOnce``."""
+        return self.delivery == EXACTLY_ONCE
 
     @property
     def custom_selector(self) -> str | None:
@@ -196,6 +220,7 @@ def sink_contradictions(options: SinkOptions) -> Iterator[str]:
         yield "keepRowId=true keeps the ids of rows, but rowId replaces them: set only one of the two"
     if options.ordered:
         yield from _against_order(options)
+    yield from _of_transactions(options)
     if options.over_grpc and re.search(_CONTROL, options.tags or ""):
         yield (
             f"tags={options.tags!r} contains a control character, which a proxy rejects: remove it, or give nameServer "
@@ -240,6 +265,38 @@ def _of_dead_letters(options: SinkOptions) -> Iterator[str]:
         yield f"deadLetterTopic={topic!r} is also the option topic: give a separate topic for invalid rows"
     if options.on_error == "deadLetter" and options.send_mode == "oneway":
         yield "onError=deadLetter is not available with sendMode=oneway (no acknowledgements): use async or sync"
+
+
+# (field, the values that are allowed, why others are not)
+_IN_TRANSACTIONS: Final[tuple[tuple[str, tuple[object, ...], str], ...]] = (
+    ("send_mode", ("async", "sync"), "one-way sends have no acknowledgements"),
+    ("batch_type", ("plain",), "each row is a message of its own"),
+    ("require_store_ok", (True,), "a row that is not flushed or replicated could be lost after its commit"),
+    ("enable_trace", (False,), "a trace would show rows that are not committed"),
+)
+
+
+def _of_transactions(options: SinkOptions) -> Iterator[str]:
+    if not options.exactly_once:
+        for name in ("transactional_id", "write_id"):
+            if getattr(options, name) is not None:
+                option_name = SINK_SPELLING(name)
+                yield f"{option_name} is given without delivery=exactlyOnce: set delivery, or remove {option_name}"
+        return
+    if options.over_grpc:
+        yield (
+            "delivery=exactlyOnce is not available over gRPC, because proxies do not answer whether a commit came in "
+            "time: give nameServer instead of endpoints"
+        )
+    if options.transactional_id is None:
+        yield "delivery=exactlyOnce requires transactionalId: give a name that is the same after each restart"
+    if options.transaction_topic in (options.topic, options.dead_letter_topic):
+        yield f"transactionTopic={options.transaction_topic} is also a topic of rows: name another topic"
+    for field_name, allowed, why in _IN_TRANSACTIONS:
+        value = getattr(options, field_name)
+        if value not in allowed:
+            name, shown = SINK_SPELLING(field_name), str(value).lower() if isinstance(value, bool) else value
+            yield f"{name}={shown} is not available with delivery=exactlyOnce, because {why}: remove {name}"
 
 
 def _against_order(options: SinkOptions) -> Iterator[str]:

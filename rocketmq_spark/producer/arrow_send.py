@@ -41,7 +41,10 @@ def sink_options(
     if topic is not None:
         texts["topic"] = topic
     defaults = {spec.field: properties[spec.field] for spec in shared if spec.field != "instance_name"}
-    return parse_sink_options(texts, {}, defaults)
+    parsed = parse_sink_options(texts, {}, defaults)
+    if parsed.exactly_once:
+        raise OptionError("delivery=exactlyOnce needs Spark, whose driver commits the rows; write a DataFrame instead")
+    return parsed
 
 
 def send_arrow(

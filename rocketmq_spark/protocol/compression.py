@@ -15,6 +15,7 @@ from rocketmq_spark.model.message import Buffer
 
 COMPRESSED_FLAG: Final = 0x1
 _TYPE_MASK: Final = 0x700
+COMPRESSION_BITS: Final = COMPRESSED_FLAG | _TYPE_MASK
 
 # ``compressLevel`` of the Java producer; LZ4 has no levels.
 DEFAULT_LEVEL: Final = 5

@@ -63,6 +63,8 @@ class InFlightBatch:
     last_broker_name: str | None = None
     first_tried_at: float | None = None
     sent_at: float = 0.0
+    # Of the last attempt, epoch milliseconds.
+    born_timestamp: int = 0
     maybe_stored: bool = False
     last_error: RocketMQError | None = None
     # Attempts that failed since the last wait, and the number of waits (the exponent of the backoff).

@@ -19,7 +19,7 @@ import logging
 import random
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import TypeAlias
 
 from rocketmq_spark.errors import DeliveryError, RemotingTimeoutException, RocketMQError
@@ -49,7 +49,7 @@ _GRACE = 30.0
 # Unused rate that a task may catch up on, seconds.
 _KEPT_S = 1.0
 
-OnStored: TypeAlias = Callable[[EncodedBatch, SendOutcome], None]
+OnStored: TypeAlias = Callable[[InFlightBatch, SendOutcome], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +192,7 @@ class SendPipeline:
             self.pending_bytes -= batch_weight(delivery.batch)
             self.stored_rows += delivery.batch.rows
             self._ready.release(delivery)
-            self._record(delivery.batch, outcome, now)
+            self._record(delivery, outcome, now)
             return
         if self.failure is not None:
             # Nothing is sent any more. The batch only counts among the rows without an acknowledgement.
@@ -241,16 +241,19 @@ class SendPipeline:
                 not_sent += delivery.batch.rows
         return Unfinished(not_sent, dict(sorted(by_broker.items())))
 
-    def _record(self, batch: EncodedBatch, outcome: SendOutcome, now: float) -> None:
-        queue = outcome.queue
+    def _record(self, delivery: InFlightBatch, outcome: SendOutcome, now: float) -> None:
+        batch, queue = delivery.batch, outcome.queue
         if self.options.send_mode == "oneway":
             self.recorder.record_sent(queue.broker_name, batch.rows, batch.nbytes, now)
             return
+        if self.options.exactly_once:
+            # The offset is that of the half message. That of the row is known only after its commit.
+            queue = replace(queue, queue_id=-1)
         self.recorder.record_success(
             queue.broker_name, batch.rows, batch.nbytes, outcome.latency_ms, queue, outcome.queue_offset, now
         )
         if self.on_stored is not None:
-            self.on_stored(batch, outcome)
+            self.on_stored(delivery, outcome)
 
     def _split(self, delivery: InFlightBatch, outcome: SendOutcome, now: float) -> bool:
         """Replace a rejected batch by its parts; return whether it has parts."""

@@ -113,8 +113,9 @@ class BatchSender:
     `write`. `max_rate_per_second` is this task's share. See `SendPipeline` for `on_stored`.
     """
 
-    # What the error of a failed write says about the rows that were sent.
+    # What the error of a failed write says about the rows that were sent, and about a retry of the task.
     _done: ClassVar[str] = "stored"
+    _retry: ClassVar[str] = "Rows sent again by a retry of the task may be stored twice"
 
     def __init__(
         self,
@@ -258,8 +259,7 @@ class BatchSender:
         where = "".join(f"{broker} {rows}, " for broker, rows in unfinished.unknown_by_broker.items())
         return (
             f"Rows of this task {self._done}: {stored}. Read but not sent: {not_sent}; outcome unknown: "
-            f"{unfinished.unknown} ({where}sent, perhaps stored). Rows sent again by a retry of the task may be stored "
-            "twice"
+            f"{unfinished.unknown} ({where}sent, perhaps stored). {self._retry}"
         )
 
     def _dispatch(self) -> None:
@@ -274,14 +274,16 @@ class BatchSender:
         )
 
     def _request(self, dispatch: Dispatch) -> SendRequest:
+        delivery = dispatch.delivery
+        delivery.born_timestamp = int(self._runtime.wall_clock() * 1000)
         return SendRequest(
-            dispatch.delivery.batch,
+            delivery.batch,
             dispatch.queue,
             broker_vip_channel(dispatch.address) if self._options.vip_channel_enabled else dispatch.address,
             self._options.producer_group,
             self._options.connection.create_topic_key,
             self._options.connection.default_topic_queue_nums,
-            int(self._runtime.wall_clock() * 1000),
+            delivery.born_timestamp,
             unit_mode=self._options.unit_mode,
         )
 
@@ -319,6 +321,13 @@ class BatchSender:
             # Not at every outcome: a needless wakeup costs more than sending a message.
             if self._failure is not None or (self._awaited and self._awaited()):
                 self._changed.notify_all()
+
+
+class HalfSender(BatchSender):
+    """Sends half messages, for ``delivery=exactlyOnce``."""
+
+    _done: ClassVar[str] = "prepared"
+    _retry: ClassVar[str] = "None of them is visible to consumers before the driver commits the write"
 
 
 class OnewaySender(BatchSender):

@@ -32,6 +32,7 @@ from rocketmq_spark.arrow.schema import (
     check_ordered,
     check_row_id,
     check_schema,
+    check_transactional,
 )
 from rocketmq_spark.arrow.split import CustomSelector, KeyCheck
 from rocketmq_spark.errors import OptionError, RouteNotFoundException
@@ -43,8 +44,8 @@ from rocketmq_spark.protocol.remoting.records import MAX_BATCH_ROWS
 from rocketmq_spark.routing.client_instance import ClientInstance
 from rocketmq_spark.routing.route_cache import TopicPublishInfo
 from rocketmq_spark.routing.topic_configs import TopicConfigs
-from rocketmq_spark.sink.pipeline import largest_batch
-from rocketmq_spark.sink.sender import Batcher, BatchSender, OnewaySender, RouteFinder
+from rocketmq_spark.sink.pipeline import OnStored, largest_batch
+from rocketmq_spark.sink.sender import Batcher, BatchSender, HalfSender, OnewaySender, RouteFinder
 from rocketmq_spark.sink.trace import BatchTracer, SendTrace
 from rocketmq_spark.transport.base import local_ip
 
@@ -54,17 +55,24 @@ logger = logging.getLogger("rocketmq_spark.producer")
 _GRPC_BATCH_ROWS: Final = 1000
 
 
-def row_batcher(routes: RouteFinder, recorder: Recorder, write_id: str, rate: float | None) -> Batcher:
+def row_batcher(
+    routes: RouteFinder, recorder: Recorder, write_id: str, rate: float | None, half_properties: str = ""
+) -> Batcher:
     """Return the batcher of one partition's rows; `rate` is the task's share of ``maxRatePerSecond``.
 
     The options also apply to a dead-letter topic, except for its name and the choice of queues. `write_id` begins the
-    ids of rows: it is the same for every attempt at the write, and for no other write.
+    ids of rows: it is the same for every attempt at the write, and for no other write. `half_properties` are those of
+    `write_rows`.
     """
     options = routes.options
+    if half_properties:
+        # A half message is always a single message.
+        options = replace(options, batching=False)
     most_rows = _GRPC_BATCH_ROWS if options.over_grpc else MAX_BATCH_ROWS
     ids: dict[str, Any] = {"pid": os.getpid(), "wall_clock": time.time, "rng": random.SystemRandom()}
     common: dict[str, Any] = {
         "max_rows": most_rows if rate is None else min(most_rows, largest_batch(rate)),
+        "half_properties": half_properties,
         "partition_id": recorder.partition_id,
         "queues_of": routes.queues_of,
         "unique_ids": MessageIds(**ids) if options.over_grpc else UniqueIds(ip=IPv4Address(local_ip()).packed, **ids),
@@ -112,14 +120,17 @@ def write_rows(
     queues: Sequence[MessageQueue] | None = None,
     servers_reached: bool = False,
     open_trace_sender: Callable[[], contextlib.AbstractContextManager[SendTrace]] | None = None,
+    half_properties: str = "",
+    on_stored: OnStored | None = None,
 ) -> None:
     """Send every row of `batches`; return when every row is acknowledged (with ``sendMode=oneway``: written).
 
     The schema has passed `check_schema`, and the caller registers and unregisters the producer group of `instance`.
-    ``enable_trace`` requires `open_trace_sender`. See `row_batcher` and `RouteFinder`. Raises as `BatchSender.write`.
+    ``enable_trace`` requires `open_trace_sender`. With `half_properties`, which are added to the properties of each
+    row, the rows are sent as half messages. `on_stored` is that of `SendPipeline`; the trace replaces it. See
+    `row_batcher` and `RouteFinder`. Raises as `BatchSender.write`.
     """
     with contextlib.ExitStack() as stack:
-        on_stored = None
         if options.enable_trace:
             assert open_trace_sender is not None
             masters = instance.routes.masters
@@ -131,8 +142,10 @@ def write_rows(
             rate = options.max_rate_per_second / (options.max_rate_tasks or 1)
         routes = RouteFinder(options, instance, fixed_queues=queues, servers_reached=servers_reached)
         sender_class = OnewaySender if options.send_mode == "oneway" else BatchSender
+        if half_properties:
+            sender_class = HalfSender
         sender = sender_class(routes, recorder, max_rate_per_second=rate, on_stored=on_stored)
-        sender.write(batches, row_batcher(routes, recorder, write_id, rate))
+        sender.write(batches, row_batcher(routes, recorder, write_id, rate, half_properties))
 
 
 def _keys_required(routes: RouteFinder, topics: Sequence[str]) -> Mapping[str, bool | None]:
@@ -154,6 +167,8 @@ def check_columns(schema: pa.Schema, options: SinkOptions) -> None:
         check_row_id(schema, options.row_id)
     if options.over_grpc:
         check_grpc(schema)
+    if options.exactly_once:
+        check_transactional(schema)
 
 
 def check_topic(options: SinkOptions, instance: ClientInstance, schema: pa.Schema) -> None:
@@ -172,6 +187,11 @@ def check_topic(options: SinkOptions, instance: ClientInstance, schema: pa.Schem
     configs = instance.topic_configs.get({info.topic: info.route}, fresh=True)[info.topic]
     if configs.compacted:
         _check_compacted(options, schema)
+        if options.exactly_once:
+            raise OptionError(
+                f"delivery=exactlyOnce: topic {options.topic} is a compaction topic (cleanup.policy=COMPACTION), whose "
+                "brokers drop committed rows with the same key, so a recovery could repeat them; use another topic"
+            )
     if inner:
         _check_inner(options, configs, info)
 

@@ -54,7 +54,7 @@ class RocketMQDataSource(DataSource):
 
     When a write returns, brokers have stored and acknowledged (``SEND_OK``) every row, unless ``onError``,
     ``requireStoreOk`` or ``sendMode=oneway`` allow less. Otherwise the write fails, and says how many rows and why. A
-    retry may store a row twice.
+    retry may store a row twice, unless ``delivery`` is ``exactlyOnce``.
 
     docs/writing.md#columns has the columns of a write, and docs/options.md all options. Names are case-insensitive; an
     unknown option or column is an error.
@@ -122,12 +122,14 @@ class RocketMQDataSource(DataSource):
                 'mode("overwrite"): a RocketMQ topic can only be appended to; use .mode("append"), or delete and '
                 "create the topic first (mqadmin deleteTopic, updateTopic)"
             )
-        from rocketmq_spark.spark.writer import RocketMQBatchWriter, look_up_route
+        from rocketmq_spark.spark.writer import RocketMQBatchWriter, look_up_route, plan_transaction
 
         columns = arrow_schema(schema)
         options = self._checked_options(columns, logger.warning)
         lookup = look_up_route(options, columns)
-        return RocketMQBatchWriter(options, self._accumulator, write_id=str(uuid.uuid4()), lookup=lookup)
+        write_id = str(uuid.uuid4())
+        plan = plan_transaction(options, options.write_id or write_id)
+        return RocketMQBatchWriter(options, self._accumulator, write_id=write_id, lookup=lookup, plan=plan)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802 - Spark's name
         """Check the write, look up the route of the option topic, and return the writer of one micro-batch.
@@ -135,14 +137,16 @@ class RocketMQDataSource(DataSource):
         Spark calls this twice per micro-batch, so warnings are logged once, and the route is kept. With `overwrite`
         (complete mode) each trigger appends the whole result, as Spark's Kafka sink does.
         """
-        from rocketmq_spark.spark.writer import look_up_route_of_stream, stream_writer
+        from rocketmq_spark.spark.writer import look_up_route_of_stream, plan_transaction, stream_writer
 
         columns = arrow_schema(schema)
         options = self._checked_options(columns, _warn_once)
         if overwrite:
             _warn_once("outputMode complete: a topic cannot be truncated; every trigger appends the whole result")
         lookup = look_up_route_of_stream(options, columns, self.options.get("checkpointLocation"))
-        return stream_writer(options, self._accumulator, schema, lookup)
+        if options.write_id is not None:
+            raise OptionError("writeId is an option of batch writes: a stream has the numbers of its micro-batches")
+        return stream_writer(options, self._accumulator, schema, lookup, plan_transaction(options))
 
     def _checked_options(self, columns: pa.Schema, warn: Callable[[str], None]) -> SinkOptions:
         from rocketmq_spark.routing.connect import check_connection
@@ -153,7 +157,8 @@ class RocketMQDataSource(DataSource):
         check_columns(columns, options)
         if options.custom_selector is not None:
             load_class("queueSelector", options.custom_selector, "select")
-        if self._speculation and not options.row_id:
+        # A driver commits only the rows of one attempt at each task.
+        if self._speculation and not options.row_id and not options.exactly_once:
             warn(
                 "spark.speculation is true: a task that Spark starts twice stores its rows twice; set rowId=true, so "
                 "that readers can recognise repeats, or spark.speculation=false"

@@ -12,7 +12,7 @@ import json
 import logging
 import pickle
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, Final
 
@@ -25,6 +25,9 @@ from rocketmq_spark.metrics.summary import invalid_notes, sent_notes
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
+
+    from rocketmq_spark.transactions.commit import CommitReport
+    from rocketmq_spark.transactions.plan import Prepared
 
 logger = logging.getLogger("rocketmq_spark.spark")
 
@@ -97,9 +100,18 @@ class CommitMessage(PartitionReport, WriterCommitMessage):
     """The report of a task that succeeded; with `histograms` there is no accumulator, and no other report."""
 
     histograms: bool
+    # With ``delivery=exactlyOnce`` what the task has prepared; None if it had nothing to send.
+    prepared: Prepared | None = None
 
     @classmethod
-    def of(cls, report: PartitionReport, *, histograms: bool, latencies: bool = False) -> CommitMessage:
+    def of(
+        cls,
+        report: PartitionReport,
+        *,
+        histograms: bool,
+        latencies: bool = False,
+        prepared: Prepared | None = None,
+    ) -> CommitMessage:
         """Return a task's message; with `latencies` it includes them although there is an accumulator.
 
         Totals are exact. Latencies lose as much resolution as `COMMIT_MESSAGE_BYTES` requires, down to octaves.
@@ -107,12 +119,12 @@ class CommitMessage(PartitionReport, WriterCommitMessage):
         measures = Measures.unpack(report.packed)
         ids = report.write_id, report.batch_id, report.partition_id
         if not (histograms or latencies):
-            return cls(*ids, measures.totals_only().pack(), histograms)
+            return cls(*ids, measures.totals_only().pack(), histograms, prepared)
         for bits in range(_MAX_LATENCY_BITS + 1):
             message = cls(*ids, measures.totals_only(bits).pack(), histograms)
             if len(pickle.dumps(message)) <= COMMIT_MESSAGE_BYTES:
                 break
-        return message
+        return replace(message, prepared=prepared)
 
 
 def summarise(messages: Iterable[WriterCommitMessage | None]) -> WriteSummary:
@@ -127,15 +139,29 @@ def _finished(messages: Iterable[WriterCommitMessage | None]) -> list[CommitMess
     return [message for message in messages if isinstance(message, CommitMessage)]
 
 
+def prepared_in(messages: Iterable[WriterCommitMessage | None]) -> list[Prepared]:
+    """Return what the tasks of an exactly-once write have prepared."""
+    return [message.prepared for message in _finished(messages) if message.prepared is not None]
+
+
+def query_of(messages: Iterable[WriterCommitMessage | None]) -> str:
+    """Return the id of the query of a micro-batch, which only its tasks know."""
+    return next((message.write_id for message in _finished(messages)), "")
+
+
 def micro_batch_of(messages: Iterable[WriterCommitMessage | None]) -> int | None:
     """Return the micro-batch of a write within ``foreachBatch``, which only its tasks know; None for other writes."""
     return next((message.batch_id for message in _finished(messages) if message.batch_id >= 0), None)
 
 
 def log_summary(
-    messages: Sequence[WriterCommitMessage | None], batch_id: int | None = None, *, aborted: bool = False
+    messages: Sequence[WriterCommitMessage | None],
+    batch_id: int | None = None,
+    *,
+    aborted: bool = False,
+    report: CommitReport | None = None,
 ) -> None:
-    """Log one line about a write (`batch_id` None) or a micro-batch."""
+    """Log one line about a write (`batch_id` None) or a micro-batch; `report` is that of an exactly-once write."""
     finished = _finished(messages)
     summary = summarise(finished)
     name = "write" if batch_id is None else f"micro-batch {batch_id}"
@@ -152,7 +178,8 @@ def log_summary(
     # Skipped rows always get a warning.
     warn = any(message.histograms for message in finished) or summary.invalid_rows()["skipped"]
     level = logging.WARNING if warn else logging.INFO
-    logger.log(level, "%s: %d tasks stored %s", name, len(finished), _account(summary))
+    committed = "" if report is None else f"; {report}"
+    logger.log(level, "%s: %d tasks stored %s%s", name, len(finished), _account(summary), committed)
 
 
 def _account(summary: WriteSummary) -> str:
@@ -182,14 +209,19 @@ def record_commit(
     batch_id: int | None,
     *,
     now: float,
+    report: CommitReport | None = None,
     resolve: Callable[[str], tuple[FileSystem, str]] | None = None,
 ) -> None:
     """Append one commit's figures to the file at `path`, which may be a URI; a failure is only logged.
 
-    `write_id` is empty in a stream. `now` is in epoch seconds. `resolve` replaces `pyarrow.fs.FileSystem.from_uri`.
+    `write_id` is empty in a stream. `now` is in epoch seconds. `report` is that of an exactly-once write. `resolve`
+    replaces `pyarrow.fs.FileSystem.from_uri`.
     """
     try:
-        _append(path, _line(_finished(messages), write_id, batch_id, now), resolve)
+        line = _line(_finished(messages), write_id, batch_id, now)
+        if report is not None:
+            line["exactly_once"] = asdict(report)
+        _append(path, line, resolve)
     except Exception as exc:
         # pyarrow passes on whatever its file systems' libraries raise.
         logger.warning(

@@ -32,13 +32,24 @@ from rocketmq_spark.protocol.grpc.codes import Code
 from rocketmq_spark.routing.client_instance import ClientInstance, registry
 from rocketmq_spark.routing.connect import SharedConnection, client_id_of, new_transport
 from rocketmq_spark.spark.ordered_queues import QueueMemory
-from rocketmq_spark.spark.report import CommitMessage, log_summary, micro_batch_of, record_commit, summarise
+from rocketmq_spark.spark.report import (
+    CommitMessage,
+    log_summary,
+    micro_batch_of,
+    prepared_in,
+    query_of,
+    record_commit,
+    summarise,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.accumulators import Accumulator
     from pyspark.sql import Row
     from pyspark.sql.types import StructType
+
+    from rocketmq_spark.transactions.commit import CommitReport
+    from rocketmq_spark.transactions.plan import Prepared, TransactionPlan
 
 logger = logging.getLogger("rocketmq_spark.spark")
 
@@ -84,6 +95,8 @@ class _PartitionWriter:
     write_id: str = ""
     lookup: RouteLookup = _NO_LOOKUP
     schema: StructType | None = None
+    # Only with ``delivery=exactlyOnce``.
+    plan: TransactionPlan | None = None
 
     def write(self, batches: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Send every row of one partition; return when each is acknowledged (except with ``sendMode=oneway``)."""
@@ -93,31 +106,76 @@ class _PartitionWriter:
         batch_id = int((context and context.getLocalProperty(_BATCH_ID)) or -1)
         recorder = Recorder(write_id, batch_id, partition_id)
         rows = (batch for batch in batches if batch.num_rows)
-        first = next(rows, None)
-        if first is not None:
-            try:
-                self._send(first, rows, recorder)
-            except RocketMQError as exc:
-                if batch_id >= 0:
-                    # Spark's own error names only stage and task, whose numbers continue from batch to batch.
-                    exc.args = (f"micro-batch {batch_id} of query {write_id}: {exc}", *exc.args[1:])
-                raise
+        prepared = None
+        try:
+            if self.plan is not None:
+                prepared = self._prepare(self.plan, rows, recorder)
+            elif (first := next(rows, None)) is not None:
+                self._send(chain([first], rows), recorder)
+        except RocketMQError as exc:
+            if batch_id >= 0:
+                # Spark's own error names only stage and task, whose numbers continue from batch to batch.
+                exc.args = (f"micro-batch {batch_id} of query {write_id}: {exc}", *exc.args[1:])
+            raise
         report = recorder.snapshot()
         if self.accumulator is not None:
             self.accumulator.add(report)
         latencies = self.options.metrics_path is not None
-        return CommitMessage.of(report, histograms=self.accumulator is None, latencies=latencies)
+        histograms = self.accumulator is None
+        return CommitMessage.of(report, histograms=histograms, latencies=latencies, prepared=prepared)
+
+    def _prepare(self, plan: TransactionPlan, rows: Iterator[pa.RecordBatch], recorder: Recorder) -> Prepared | None:
+        """Send the rows as half messages; return None without sending if the write was decided before."""
+        from rocketmq_spark.transactions.commit import group_of
+        from rocketmq_spark.transactions.halves import HalfCollector, half_properties
+        from rocketmq_spark.transactions.plan import Prepared, check_stream
+
+        options = self.options
+        write = plan.write_of(recorder.write_id, recorder.batch_id)
+        check_stream(options, plan, write)
+        if plan.is_decided(write):
+            return None
+        group, collector = group_of(str(options.transactional_id), write, 1, plan.run_id), HalfCollector()
+        if (first := next(rows, None)) is not None:
+            properties = half_properties(group, options.transaction_timeout_ms)
+            self._send(chain([first], rows), recorder, half_properties=properties, on_stored=collector.append)
+        return Prepared(group, collector.halves().to_bytes())
+
+    def _end(
+        self, messages: Sequence[WriterCommitMessage | None], batch_id: int | None, *, aborted: bool = False
+    ) -> CommitReport | None:
+        """Commit an exactly-once write, or roll it back (on the driver)."""
+        if self.plan is None:
+            return None
+        from rocketmq_spark.transactions import plan
+
+        write = self.plan.write_of(query_of(messages), -1 if batch_id is None else batch_id)
+        options, prepared = self.options, prepared_in(messages)
+        instance = _acquire(options)
+        try:
+            if not aborted:
+                return plan.commit(options, instance, self.plan, write, prepared)
+            try:
+                plan.roll_back(options, instance, self.plan, write, prepared)
+            except RocketMQError as exc:
+                # A rollback only saves space, and must not hide the error of the write.
+                logger.warning("rolling back %s failed; its rows stay invisible: %s", write, exc)
+            return None
+        finally:
+            instance.unregister(options.producer_group)
 
     def _reached(self, batch_id: int) -> bool:
         # After a first micro-batch the addresses are right, even if the driver reached no server now.
         return self.lookup.servers_reached or batch_id > 0
 
-    def _committed(self, messages: Sequence[WriterCommitMessage | None], batch_id: int | None) -> None:
-        log_summary(messages, batch_id=batch_id)
+    def _committed(
+        self, messages: Sequence[WriterCommitMessage | None], batch_id: int | None, report: CommitReport | None
+    ) -> None:
+        log_summary(messages, batch_id=batch_id, report=report)
         if self.options.metrics_path is not None:
-            record_commit(self.options.metrics_path, messages, self.write_id, batch_id, now=time.time())
+            record_commit(self.options.metrics_path, messages, self.write_id, batch_id, now=time.time(), report=report)
 
-    def _send(self, first: pa.RecordBatch, rest: Iterator[pa.RecordBatch], recorder: Recorder) -> None:
+    def _send(self, batches: Iterator[pa.RecordBatch], recorder: Recorder, **halves: Any) -> None:
         from rocketmq_spark.sink.task import write_rows
 
         options = self.options
@@ -133,12 +191,13 @@ class _PartitionWriter:
                 options,
                 instance,
                 recorder,
-                chain([first], rest),
+                batches,
                 # Within foreachBatch the recorder has the query's id, which all writes of a micro-batch share.
                 write_id=self.write_id or recorder.write_id,
                 queues=self.lookup.queues,
                 servers_reached=self._reached(recorder.batch_id),
                 open_trace_sender=open_trace_sender,
+                **halves,
             )
         finally:
             instance.unregister(options.producer_group)
@@ -149,10 +208,12 @@ class RocketMQBatchWriter(_PartitionWriter, DataSourceArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Log the write's figures, and append them to ``metricsPath`` (on the driver, after all tasks succeeded)."""
-        self._committed(messages, micro_batch_of(messages))
+        report = self._end(messages, None)
+        self._committed(messages, micro_batch_of(messages), report)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Log what a failed write has stored, as far as known (runs on the driver)."""
+        self._end(messages, None, aborted=True)
         log_summary(messages, micro_batch_of(messages), aborted=True)
 
 
@@ -163,10 +224,12 @@ class _StreamWriter(_PartitionWriter):
         # assume an outage.
         if batchId == 0 and self.lookup.unreached and not summarise(messages).to_dict():
             raise RouteNotFoundException(self.lookup.unreached, unreachable=True)
-        self._committed(messages, batchId)
+        report = self._end(messages, batchId)
+        self._committed(messages, batchId, report)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """Log what an unfinished micro-batch has stored. Spark also calls this for a query that stops in mid-batch."""
+        self._end(messages, batchId, aborted=True)
         log_summary(messages, batch_id=batchId, aborted=True)
 
 
@@ -211,12 +274,30 @@ if _STREAM_ARROW_WRITER is not None:
 
 
 def stream_writer(
-    options: SinkOptions, accumulator: Accumulator[Any] | None, schema: StructType, lookup: RouteLookup = _NO_LOOKUP
+    options: SinkOptions,
+    accumulator: Accumulator[Any] | None,
+    schema: StructType,
+    lookup: RouteLookup = _NO_LOOKUP,
+    plan: TransactionPlan | None = None,
 ) -> DataSourceStreamWriter:
     """Return the streaming writer for this PySpark release."""
     if _STREAM_ARROW_WRITER is None:
-        return RocketMQRowStreamWriter(options, accumulator, lookup=lookup, schema=schema)
-    return RocketMQStreamWriter(options, accumulator, lookup=lookup)
+        return RocketMQRowStreamWriter(options, accumulator, lookup=lookup, schema=schema, plan=plan)
+    return RocketMQStreamWriter(options, accumulator, lookup=lookup, plan=plan)
+
+
+def plan_transaction(options: SinkOptions, write_name: str | None = None) -> TransactionPlan | None:
+    """Return the plan of an exactly-once write, None for others; `write_name` is None for a stream."""
+    if not options.exactly_once:
+        return None
+    from rocketmq_spark.transactions.decision_log import Write
+    from rocketmq_spark.transactions.plan import plan
+
+    instance = _acquire(options)
+    try:
+        return plan(options, instance, None if write_name is None else Write(write_name))
+    finally:
+        instance.unregister(options.producer_group)
 
 
 def look_up_route(options: SinkOptions, columns: pa.Schema) -> RouteLookup:

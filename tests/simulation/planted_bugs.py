@@ -63,9 +63,9 @@ BUGS = (
     PlantedBug(
         "retried batch counted twice",
         "sink/pipeline.py",
-        "            self._record(delivery.batch, outcome, now)\n            return",
+        "            self._record(delivery, outcome, now)\n            return",
         "            for _ in range(1 + delivery.not_store_ok):\n"
-        "                self._record(delivery.batch, outcome, now)\n            return",
+        "                self._record(delivery, outcome, now)\n            return",
     ),
     PlantedBug(
         "batch sent twice at once after a failure",

@@ -19,6 +19,7 @@ from typing import NamedTuple, TypeAlias
 from tests.simulation.reads import ReadPlan, ReadRun, run_read
 from tests.simulation.schedule import Plan, Run, run
 from tests.simulation.transactions import TransactionPlan, TransactionRun, run_transactions
+from tests.simulation.two_phase import TwoPhasePlan, TwoPhaseRun, run_two_phase
 
 # Schedules that one task of the pool runs.
 _CHUNK = 25
@@ -26,15 +27,15 @@ _CHUNK = 25
 _LINES = 120
 
 
-AnyPlan: TypeAlias = "Plan | ReadPlan | TransactionPlan"
-AnyRun: TypeAlias = "Run | ReadRun | TransactionRun"
+AnyPlan: TypeAlias = "Plan | ReadPlan | TransactionPlan | TwoPhasePlan"
+AnyRun: TypeAlias = "Run | ReadRun | TransactionRun | TwoPhaseRun"
 
-# Half of the seeds are writes.
-_KINDS = (Plan, Plan, ReadPlan, TransactionPlan)
+# Half of the seeds are writes, an eighth of them exactly-once.
+_KINDS = (Plan, Plan, ReadPlan, TransactionPlan, TwoPhasePlan, Plan, ReadPlan, TransactionPlan)
 
 
 def plan_of(seed: int) -> AnyPlan:
-    """Draw the plan of a write, a read or transactions."""
+    """Draw the plan of a write, an exactly-once write, a read or transactions."""
     return _KINDS[seed % len(_KINDS)].of_seed(seed)
 
 
@@ -42,6 +43,8 @@ def run_plan(plan: AnyPlan) -> AnyRun:
     """Run a schedule of any kind."""
     if isinstance(plan, ReadPlan):
         return run_read(plan)
+    if isinstance(plan, TwoPhasePlan):
+        return run_two_phase(plan)
     return run_transactions(plan) if isinstance(plan, TransactionPlan) else run(plan)
 
 

@@ -44,7 +44,7 @@ from tests.simulation.world import SimulatedRuntime, SimulationError, World
 
 GROUP = "group"
 
-_REPLIES: dict[str, Callable[[random.Random], Reply]] = {
+REPLIES_TO_ENDS: dict[str, Callable[[random.Random], Reply]] = {
     "end failed": lambda _: Reply.code(1, "something failed"),
     "end failed after executing": lambda _: Reply(error=Reply.code(1, "something failed").error, stored=True),
     "end silent": lambda _: Reply(silent=True),
@@ -58,7 +58,7 @@ _EVENTS = (
     *("pause", "restart", "power failure", "promote", "partition", "name server partition", "break links"),
     *("disk full", "slow storage", "stale routes", "name server stopped"),
 )
-KINDS = (*KINDS_OF_SENDS, *_REPLIES, *_EVENTS, "delayed", "broken", "refused")
+KINDS = (*KINDS_OF_SENDS, *REPLIES_TO_ENDS, *_EVENTS, "delayed", "broken", "refused")
 """Everything that a seed can enable."""
 
 # A broker checks a half message 15 times, every `_CHECK_INTERVAL` seconds.
@@ -199,13 +199,13 @@ class TransactionAdversary(Adversary):
     def _play_replies(self) -> None:
         super()._play_replies()
         rng = self.world.rng
-        kinds = [kind for kind in _REPLIES if kind in self.enabled]
+        kinds = [kind for kind in REPLIES_TO_ENDS if kind in self.enabled]
         chance = rng.choice((0.05, 0.3, 0.8))
 
         def choose(_: object) -> Reply | None:
             if not kinds or not self.enabled or rng.random() >= chance:
                 return None
-            return _REPLIES[rng.choice(kinds)](rng)
+            return REPLIES_TO_ENDS[rng.choice(kinds)](rng)
 
         for broker in self.cluster.brokers():
             broker.play(choose, code=RequestCode.END_TRANSACTION, times=1_000)

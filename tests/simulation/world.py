@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 import queue as queues
 import random
 import selectors
@@ -41,6 +42,8 @@ class Thread:
         self.name = name
         self.failure: BaseException | None = None
         self._world = world
+        # The process of the thread that starts it.
+        self.process = world.current.process if world.current else ""
         self._joining: list[_Waiter] = []
         self._greenlet = greenlet.greenlet(self._run, world.hub)
         self._target = run
@@ -97,6 +100,8 @@ class World:
         self.threads: list[Thread] = []
         self.trace: list[tuple[float, str]] = []
         self.steps = 0
+        # When frozen processes go on, by name.
+        self._frozen: dict[str, float] = {}
         self._most_steps = most_steps
         self._longest = longest
         self._ready: list[Thread] = []
@@ -115,9 +120,18 @@ class World:
         """Add a line to the trace."""
         self.trace.append((self.now, text))
 
-    def start(self, run: Callable[[], None], name: str) -> Thread:
-        """Start a thread."""
+    def freeze(self, process: str, seconds: float) -> None:
+        """Let no thread of a process run for some seconds, which may be infinite."""
+        self._frozen[process] = max(self._frozen.get(process, 0.0), self.now + seconds)
+
+    def is_dead(self, process: str) -> bool:
+        """Return whether a process is frozen for ever."""
+        return self._frozen.get(process, 0.0) == math.inf
+
+    def start(self, run: Callable[[], None], name: str, process: str = "") -> Thread:
+        """Start a thread, by default in the process of the running one."""
         thread = Thread(self, run, name)
+        thread.process = process or thread.process
         self.threads.append(thread)
         self._ready.append(thread)
         return thread
@@ -128,7 +142,7 @@ class World:
             self.steps += 1
             if self._ready:
                 index = self.rng.randrange(len(self._ready)) if len(self._ready) > 1 else 0
-                self._switch_to(self._ready.pop(index))
+                self._run(self._ready.pop(index))
             elif self._timers:
                 due, _, call = heapq.heappop(self._timers)
                 self.now = max(self.now, due)
@@ -179,6 +193,13 @@ class World:
             waiter.done = True
             waiters.remove(waiter)
             self._ready.append(waiter.thread)
+
+    def _run(self, thread: Thread) -> None:
+        until = self._frozen.get(thread.process, 0.0)
+        if until <= self.now:
+            self._switch_to(thread)
+        elif until < math.inf:
+            self.call_later(until - self.now + _SHORTEST, lambda: self._ready.append(thread))
 
     def _switch_to(self, thread: Thread) -> None:
         self.current = thread

@@ -25,6 +25,7 @@ LAYERS = {
     "sink": 5,
     "source": 5,
     "producer": 6,
+    "transactions": 6,
     "admin": 6,
     "cluster": 6,
     "testing": 6,
@@ -49,6 +50,7 @@ FOREIGN = {
     "sink": {"pyspark", "socket", "grpc", "google"},
     "source": {"pyspark", "socket", "grpc", "google"},
     "producer": {"pyspark", "numpy", "socket", "grpc", "google"},
+    "transactions": {"pyspark", "socket", "grpc", "google"},
     "cluster": {"pyarrow", "numpy"},
 }
 

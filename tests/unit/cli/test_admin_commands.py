@@ -33,7 +33,7 @@ from tests.support.transports import Authority
 Capture = pytest.CaptureFixture[str]
 Run = Callable[..., tuple[int, str, str]]
 
-COMMANDS = ("topics", "route", "offsets", "brokers", "create-topic", "send", "peek", "doctor")
+COMMANDS = ("topics", "route", "offsets", "brokers", "create-topic", "send", "peek", "transactions", "doctor")
 OF_A_TOPIC = ("route", "offsets", "peek")
 
 

@@ -107,6 +107,12 @@ def test_defaults_are_those_of_the_design() -> None:
         "maxRateTasks": "none",
         "enableTrace": "false",
         "traceTopic": "RMQ_SYS_TRACE_TOPIC",
+        "delivery": "atLeastOnce",
+        "transactionalId": "none",
+        "writeId": "none",
+        "transactionTopic": "rocketmq-spark-decisions",
+        "transactionTimeoutMs": "60000",
+        "startAnew": "false",
         "metricsPath": "none",
     }
 
@@ -132,6 +138,7 @@ def test_names_are_accepted_in_any_case(spec: OptionSpec, random: object) -> Non
     sample = {"nameServer": "h:1", "clientIP": "1.2.3.4", "queueSelector": "hash", "latencyMax": "1,2"}
     sample |= {"notAvailableDuration": "0,9", "machineRoom": "idc1", "maxRatePerSecond": "9", "maxRateTasks": "9"}
     sample |= {"metricsPath": "/var/sink.jsonl", "endpoints": "p:8081", "credentialsProvider": "keys:Keys"}
+    sample |= {"transactionalId": "job", "writeId": "day-1"}
     value = sample.get(spec.name) or shown_default(spec)
     name = "".join(random.choice((letter.lower(), letter.upper())) for letter in spec.name)  # type: ignore[attr-defined]
     assert parse_values(SINK_OPTIONS, {name: value}) == parse_values(SINK_OPTIONS, {spec.name: value})
@@ -384,6 +391,7 @@ def test_metrics_path_that_is_relative_or_has_a_password_is_rejected(bad: str) -
     assert "hunter2" not in message
 
 
+EXACTLY_ONCE = {"delivery": "exactlyOnce", "transactionalId": "job"}
 ORDERED = {"ordered": "true", "topic": "orders"}
 
 
@@ -401,6 +409,14 @@ ORDERED = {"ordered": "true", "topic": "orders"}
         ({"ordered": "true"}, "ordered=true requires the option topic"),
         ({"maxRateTasks": "4"}, "maxRateTasks is given without maxRatePerSecond"),
         ({"keepRowId": "true", "rowId": "true"}, "keepRowId=true keeps the ids of rows, but rowId replaces them"),
+        ({"delivery": "exactlyOnce"}, "delivery=exactlyOnce requires transactionalId"),
+        ({"transactionalId": "job"}, "transactionalId is given without delivery=exactlyOnce"),
+        ({"writeId": "day-1"}, "writeId is given without delivery=exactlyOnce"),
+        ({**EXACTLY_ONCE, "sendMode": "oneway"}, "sendMode=oneway is not available with delivery=exactlyOnce"),
+        ({**EXACTLY_ONCE, "batchType": "inner"}, "batchType=inner is not available with delivery=exactlyOnce"),
+        ({**EXACTLY_ONCE, "requireStoreOk": "false"}, "requireStoreOk=false is not available with delivery=exact"),
+        ({**EXACTLY_ONCE, "enableTrace": "true"}, "enableTrace=true is not available with delivery=exactlyOnce"),
+        ({**EXACTLY_ONCE, "topic": "log", "transactionTopic": "log"}, "transactionTopic=log is also a topic of rows"),
         ({"sendMsgMaxTimeoutPerRequest": "0"}, "sendMsgMaxTimeoutPerRequest=0 leaves no time for an attempt"),
     ],
 )

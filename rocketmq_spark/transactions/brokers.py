@@ -1,0 +1,264 @@
+"""The driver's requests to brokers for exactly-once writes. Each is repeated until ``deliveryTimeoutMs``.
+
+Messages are sent by the pipeline of a write (`BatchSender`), so they follow its retry rules and require SEND_OK.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import time
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Final, TypeVar, cast
+
+import pyarrow as pa
+
+from rocketmq_spark.errors import (
+    DataLossError,
+    MQClientException,
+    RocketMQError,
+    RouteNotFoundException,
+    TopicRouteStaleException,
+)
+from rocketmq_spark.metrics import Recorder
+from rocketmq_spark.model.message import EncodedBatch, MessageQueue
+from rocketmq_spark.model.message_ext import MessageExt, PullOutcome, PullRequest, PullStatus, PullTarget
+from rocketmq_spark.model.route import PERM_READ, PERM_WRITE
+from rocketmq_spark.options.sink import SinkOptions
+from rocketmq_spark.protocol.remoting.records import decode_records
+from rocketmq_spark.routing.client_instance import ClientInstance
+from rocketmq_spark.sink.pipeline import Backoff, OnStored
+from rocketmq_spark.sink.sender import BatchSender, RouteFinder
+from rocketmq_spark.transport.parallel import in_parallel
+from rocketmq_spark.transport.remoting.client import TOOLS_CONSUMER
+from rocketmq_spark.transport.remoting.transport import RemotingTransport
+from rocketmq_spark.transport.runtime import PROCESS, Runtime
+
+T = TypeVar("T")
+K = TypeVar("K", bound=Hashable)
+
+_PULL_BATCH: Final = 1000
+_SCHEMA: Final = pa.schema([])
+
+
+@dataclass(eq=False, slots=True)
+class _Messages:
+    """Passes encoded messages to a `BatchSender` in place of a batcher, which makes them of rows."""
+
+    messages: Sequence[tuple[EncodedBatch, MessageQueue]]
+    pending_bytes: int = 0
+
+    @property
+    def taken_rows(self) -> int:
+        return len(self.messages)
+
+    def add(self, _rows: pa.RecordBatch, _now: float) -> Iterator[tuple[EncodedBatch, MessageQueue]]:
+        return iter(self.messages)
+
+    def expired(self, _now: float, _known: object) -> Iterator[tuple[EncodedBatch, MessageQueue]]:
+        return iter(())
+
+    def flush(self) -> Iterator[tuple[EncodedBatch, MessageQueue]]:
+        return iter(())
+
+
+@dataclass(eq=False, repr=False)
+class Brokers:
+    """The brokers of a write, as its driver reaches them. The caller registers the producer group of `instance`."""
+
+    options: SinkOptions
+    instance: ClientInstance
+    _: KW_ONLY
+    clock: Callable[[], float] = time.monotonic
+    runtime: Runtime = PROCESS
+    rng: random.Random = field(default_factory=random.Random)
+
+    def __post_init__(self) -> None:
+        self.transport = cast(RemotingTransport, self.instance.transport)
+
+    @property
+    def patience(self) -> float:
+        """How long a request is repeated, seconds."""
+        return self.options.delivery_timeout_ms / 1000
+
+    @property
+    def request_timeout(self) -> float:
+        """How long one attempt may take, seconds."""
+        return self.options.send_msg_timeout / 1000
+
+    def routes(self) -> RouteFinder:
+        """Return the look-up of routes of a write."""
+        return RouteFinder(
+            self.options, self.instance, clock=self.clock, runtime=self.runtime, rng=self.rng, servers_reached=True
+        )
+
+    def refresh_route(self, topic: str) -> None:
+        """Look a topic's route up now."""
+        servers = len(self.options.connection.route_servers)
+        self.instance.routes.refresh(topic, self.request_timeout * servers)
+
+    def address_of(self, queue: MessageQueue) -> str:
+        """Return the address of a queue's master; raise a RouteNotFoundException (10005) if none is known."""
+        address = self.instance.routes.masters().get(queue.broker_name)
+        if address is None:
+            raise RouteNotFoundException(
+                f"no name server lists a master of broker {queue.broker_name}, which has queue {queue}: start it"
+            )
+        return address
+
+    def ask(self, queue: MessageQueue, ask: Callable[[str, float], T]) -> T:
+        """Return the answer of a queue's broker; `ask` gets the address and a timeout, and may be repeated.
+
+        Raises the last error after ``deliveryTimeoutMs``, and at once an error that is not retriable.
+        """
+        expires, waits = self.clock() + self.patience, 0
+        while True:
+            try:
+                return ask(self.address_of(queue), self.request_timeout)
+            except RocketMQError as exc:
+                waits += 1
+                pause = self.backoff(waits)
+                if not exc.retriable or self.clock() + pause >= expires:
+                    raise
+                if exc.refresh_route:
+                    self.instance.refresh_route(queue.topic)
+                self.runtime.sleep(pause)
+
+    def backoff(self, waits: int) -> float:
+        """Return the length of the `waits`-th wait, seconds."""
+        return Backoff(self.options.retry_backoff_ms, self.options.retry_backoff_max_ms).delay(waits, self.rng)
+
+    def ask_all(self, keys: Iterable[K], ask: Callable[[K], T]) -> dict[K, T]:
+        """Return the answer for each key; requests run in parallel. The first error is raised."""
+        return in_parallel(keys, ask, self.runtime)
+
+    def max_offsets(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, int]:
+        """Return the offset of the next message of each queue."""
+
+        def max_offset(queue: MessageQueue) -> int:
+            return self.ask(queue, lambda address, timeout: self.transport.max_offset(queue, address, timeout))
+
+        return self.ask_all(queues, max_offset)
+
+    def min_offset(self, queue: MessageQueue) -> int:
+        """Return the offset of the oldest message of a queue."""
+        return self.ask(queue, lambda address, timeout: self.transport.min_offset(queue, address, timeout))
+
+    def send(self, messages: Sequence[tuple[EncodedBatch, MessageQueue]], on_stored: OnStored | None = None) -> None:
+        """Store messages, each in its queue; raise as `BatchSender.write`."""
+        if not messages:
+            return
+        # These messages are no rows, so they are not measured.
+        sender = BatchSender(self.routes(), Recorder("", -1, 0), on_stored=on_stored)
+        # One empty batch of rows lets the sender take all messages.
+        empty = pa.RecordBatch.from_arrays([], schema=_SCHEMA)
+        sender.write([empty], _Messages(messages))  # type: ignore[arg-type]
+
+    def read(
+        self, queue: MessageQueue, start: int, end: int, expression: str = "*", *, complete: bool = False
+    ) -> Iterator[MessageExt]:
+        """Yield the messages of a queue from one offset to another. `expression` selects tags.
+
+        Deleted messages are skipped; with `complete` they are a DataLossError.
+        """
+        target = PullTarget(queue, TOOLS_CONSUMER, _PULL_BATCH, expression, "TAG")
+        expires, waits = self.clock() + self.patience, 0
+        while start < end:
+            outcome = self._pull(target, start)
+            if outcome.status is PullStatus.OFFSET_ILLEGAL and complete:
+                raise DataLossError(
+                    f"reading queue {queue}: messages from offset {start} on are deleted, the broker answered "
+                    f"{outcome.min_offset} to {outcome.max_offset}"
+                )
+            if outcome.status is PullStatus.FOUND:
+                for message in decode_records(outcome.body):
+                    if start <= message.queue_offset < end:
+                        yield message
+            if outcome.next_begin_offset > start:
+                start, waits = outcome.next_begin_offset, 0
+                continue
+            # For example a slave that was promoted, and does not have all messages.
+            waits += 1
+            pause = self.backoff(waits)
+            if self.clock() + pause >= expires:
+                raise MQClientException(
+                    f"reading queue {queue}: the broker has no messages from offset {start} to {end} "
+                    f"({outcome.status}), which it had before: start the broker that had them"
+                )
+            self.runtime.sleep(pause)
+
+    def _pull(self, target: PullTarget, offset: int) -> PullOutcome:
+        def pull(address: str, timeout: float) -> PullOutcome:
+            outcome = self.transport.pull_now(PullRequest(target, address, offset), timeout)
+            if outcome.error is not None:
+                raise outcome.error
+            return outcome
+
+        return self.ask(target.queue, pull)
+
+    def await_readable(self, queue: MessageQueue, offset: int) -> None:
+        """Return when a stored message can be read, and so all messages that the broker stored before it."""
+        expires, waits = self.clock() + self.patience, 0
+        while self.max_offsets([queue])[queue] <= offset:
+            if self.clock() >= expires:
+                raise MQClientException(
+                    f"queue {queue}: the message at offset {offset} is stored, but not readable after "
+                    f"deliveryTimeoutMs={self.options.delivery_timeout_ms}: check the disk and the log of the broker"
+                )
+            waits += 1
+            # A broker builds its queues within milliseconds.
+            self.runtime.sleep(min(0.001 * 2**waits, 0.1))
+
+    def view(self, queue: MessageQueue, commit_log_offset: int) -> MessageExt:
+        """Return the message at an offset of the commit log of a queue's broker."""
+        return self.ask(
+            queue,
+            lambda address, timeout: self.transport.view_message(
+                address, commit_log_offset, timeout, topic=queue.topic
+            ),
+        )
+
+    def ensure_topic(self, topic: str, broker_names: Collection[str]) -> None:
+        """Create a topic with one queue on each broker that does not have it, and wait until its route has them all.
+
+        Without `broker_names`, a topic that exists may be anywhere. Raises an MQClientException that names the command
+        for an administrator, if the brokers refuse.
+        """
+        info = self.routes().find(topic)
+        masters = self.instance.routes.masters()
+        if not broker_names and info.template:
+            broker_names = info.broker_names
+        missing = sorted(set(broker_names) - (set() if info.template else info.broker_names))
+        if not missing:
+            return
+        for name in missing:
+            try:
+                self._create_topic(topic, masters[name])
+            except (RocketMQError, KeyError) as exc:
+                raise MQClientException(
+                    f"topic {topic} does not exist on broker {name}, and the driver could not create it: {exc}; create "
+                    f"it first (rocketmq-spark create-topic {topic} --queues 1)"
+                ) from exc
+        expires, waits = self.clock() + self.patience, 0
+        while True:
+            with contextlib.suppress(RouteNotFoundException):
+                self.refresh_route(topic)
+            known = self.instance.routes.cached(topic)
+            if known is not None and not known.template and known.broker_names.issuperset(missing):
+                return
+            waits += 1
+            pause = self.backoff(waits)
+            if self.clock() + pause >= expires:
+                raise MQClientException(
+                    f"topic {topic} was created on {', '.join(missing)}, but the name servers do not list it there: "
+                    "check that these brokers are registered"
+                )
+            self.runtime.sleep(pause)
+
+    def _create_topic(self, topic: str, address: str) -> None:
+        try:
+            # A topic that exists keeps its queues.
+            self.transport.topic_config(address, topic, self.request_timeout)
+        except TopicRouteStaleException:
+            self.transport.create_topic(address, topic, 1, PERM_READ | PERM_WRITE, self.request_timeout)

@@ -1,0 +1,340 @@
+"""Commits a write in two phases: its decision is stored in the log, then each half message is committed.
+
+After a crash, a lost answer, or an expired deadline, a recovery finds out which half messages were committed. It first
+waits until the brokers accept no more commits of the round (the fence). Then it prepares the missing rows again, and
+commits them in the next round. docs/internals/exactly-once.md has the protocol, and why it works.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+import rocketmq_spark.model.properties as const
+from rocketmq_spark.errors import DataLossError, DeliveryError, MQBrokerException, RocketMQError
+from rocketmq_spark.model.message import EncodedBatch, MessageQueue
+from rocketmq_spark.model.message_ext import MessageExt
+from rocketmq_spark.model.send_result import (
+    TRANSACTION_COMMIT_TYPE,
+    TRANSACTION_PREPARED_TYPE,
+    TRANSACTION_ROLLBACK_TYPE,
+)
+from rocketmq_spark.protocol.compression import COMPRESSION_BITS
+from rocketmq_spark.protocol.remoting.codes import ResponseCode
+from rocketmq_spark.protocol.remoting.records import encode_properties
+from rocketmq_spark.transactions.brokers import Brokers
+from rocketmq_spark.transactions.decision_log import Decision, DecisionLog, Write
+from rocketmq_spark.transactions.ends import EndSender, end_half
+from rocketmq_spark.transactions.fence import check_fence
+from rocketmq_spark.transactions.halves import Half, HalfCollector, Halves, half_properties
+
+logger = logging.getLogger("rocketmq_spark.producer")
+
+# A broker may check a deadline, pause, and store the message this much later, seconds.
+_BARRIER_WAIT: Final = 1.0
+# Seconds between two questions whether a deadline has passed.
+_FENCE_POLL: Final = 0.5
+# The longest rollback of half messages that nobody will commit, seconds. It only saves space at the brokers.
+_ROLLBACK_TIME: Final = 10.0
+# How many rows a recovery holds in memory.
+_ROWS_AT_ONCE: Final = 2_000
+# The share of ``transactionTimeoutMs`` that must be left for the commits.
+_MARGIN: Final = 0.1
+# Properties that the broker adds to a half message, or that the next round replaces.
+_OF_HALF: Final = (
+    "REAL_TOPIC",
+    "REAL_QID",
+    const.TRAN_MSG,
+    const.PGROUP,
+    const.CHECK_IMMUNITY_TIME_IN_SECONDS,
+    const.TRANSACTION_ID,
+)
+
+
+def new_run_id() -> str:
+    """Return a name for one attempt at a write, which makes its producer group unique."""
+    return uuid.uuid4().hex[:16]
+
+
+def group_of(transactional_id: str, write: Write, round_: int, run_id: str) -> str:
+    """Return the property ``PGROUP`` of the half messages of one attempt and round."""
+    return f"{transactional_id}#{write.name}#{round_}#{run_id}"
+
+
+@dataclass(slots=True)
+class CommitReport:
+    """What the commit of one write did."""
+
+    # All rows of the write, also those that earlier drivers have committed.
+    rows: int = 0
+    # Rows that were prepared again, and the number of recoveries.
+    recovered_rows: int = 0
+    recovery_rounds: int = 0
+    # Seconds in each phase.
+    decide_s: float = 0.0
+    commit_s: float = 0.0
+    recover_s: float = 0.0
+
+    def __str__(self) -> str:
+        text = f"{self.rows} rows committed (decision {self.decide_s:.2f} s, commit {self.commit_s:.2f} s"
+        if self.recovery_rounds:
+            text += f", {self.recovery_rounds} recoveries {self.recover_s:.2f} s, {self.recovered_rows} rows again"
+        return f"{text})"
+
+
+@dataclass(eq=False, repr=False)
+class TwoPhaseCommit:
+    """Commits and recovers the writes of one transactional id."""
+
+    brokers: Brokers
+    log: DecisionLog
+    run_id: str
+
+    def commit(self, write: Write, halves: Halves, group: str) -> CommitReport:
+        """Commit the half messages of a write, or complete the write if another driver has decided it before.
+
+        Returns when every row is stored and visible. Raises a DeliveryError or another RocketMQError if the write is
+        not complete. If it was decided, the next attempt or `finish` completes it.
+        """
+        report = CommitReport()
+        started = self.brokers.clock()
+        try:
+            self.log.check_current(write)
+        except DeliveryError:
+            self.roll_back(halves, group)
+            raise
+        if write in self.log.writes:
+            self.roll_back(halves, group)
+            return self.finish(write)
+        self._check_deadline(write, halves)
+        self.prepare({queue.broker_name for queue in halves.queues})
+        decision = self._decide(write, 1, group, halves)
+        report.decide_s = self.brokers.clock() - started
+        if decision.group != group:
+            self.roll_back(halves, group)
+            logger.warning("another driver has decided %s; completing its decision", write)
+            return self._recover(decision, report)
+        return self._execute(decision, halves, report)
+
+    def finish(self, write: Write) -> CommitReport:
+        """Complete a write that was decided; return at once if it is done."""
+        self.log.check_current(write)
+        state = self.log.writes.get(write)
+        if state is None:
+            raise DataLossError(
+                f"completing {write}: its decision has expired in the decision log of transactionalId="
+                f"{self.log.transactional_id}. Find out by the rows that consumers see whether it is complete"
+            )
+        report = CommitReport()
+        return report if state.done else self._recover(state.last, report)
+
+    def prepare(self, broker_names: Collection[str]) -> None:
+        """Create the topic of the log on brokers that lack it, and check that brokers reject late commits."""
+        self.brokers.ensure_topic(self.log.topic, broker_names)
+        queues = {queue.broker_name: queue for queue in reversed(self.brokers.routes().find(self.log.topic).queues)}
+        self.brokers.ask_all(sorted(broker_names), lambda name: check_fence(self.brokers, queues[name]))
+
+    def roll_back(self, halves: Halves, group: str) -> None:
+        """Roll back half messages that no decision has. Brokers then check them no more. Does not raise."""
+        if len(halves):
+            expires = self.brokers.clock() + _ROLLBACK_TIME
+            EndSender(self.brokers, halves, group, TRANSACTION_ROLLBACK_TYPE, expires=expires).run()
+
+    def _check_deadline(self, write: Write, halves: Halves) -> None:
+        """Raise if the rest of ``transactionTimeoutMs`` is too short for the commits, or clocks differ too much."""
+        timeout = self.brokers.options.transaction_timeout_ms
+        now = self.brokers.runtime.wall_clock() * 1000
+        if halves.oldest is None:
+            return
+        age = now - halves.oldest.born_timestamp
+        if age > timeout * (1 - _MARGIN):
+            raise DeliveryError(
+                f"committing {write} with {len(halves)} rows: its first row is {age / 1000:.1f} s old, and "
+                f"transactionTimeoutMs={timeout} leaves no time for the commit. No row is visible. Raise "
+                "transactionTimeoutMs, or write fewer rows at once; check that the clocks of driver and executors agree"
+            )
+
+        def check_clock(half: Half) -> None:
+            stored = self.brokers.view(half.queue, half.commit_log_offset)
+            skew = (stored.store_timestamp - stored.born_timestamp) / 1000
+            if abs(skew) > timeout * _MARGIN / 1000:
+                raise DeliveryError(
+                    f"committing {write}: the clocks of an executor and of broker {half.queue.broker_name} differ by "
+                    f"{skew:.1f} s, and transactionTimeoutMs={timeout} allows {timeout * _MARGIN / 1000:g} s. No row "
+                    "is visible. Synchronise the clocks"
+                )
+
+        self.brokers.ask_all(dict.fromkeys((*halves.youngest, halves.oldest)), check_clock)
+
+    def _decide(self, write: Write, round_: int, group: str, halves: Halves) -> Decision:
+        """Store a decision, and return the one that counts."""
+        floors = self.brokers.max_offsets(halves.queues)
+        assert self.log.home is not None, "`DecisionLog.open` precedes"
+        if not self.log.writes:
+            self.log.claim_home(self.brokers, write)
+        others = {queue.broker_name for queue in halves.queues} - {self.log.home.broker_name}
+        self.log.append_homes(self.brokers, write, others)
+        decision = Decision(
+            write=write,
+            round=round_,
+            group=group,
+            rows=len(halves),
+            timeout_ms=self.brokers.options.transaction_timeout_ms,
+            manifests=(),
+            floors=floors,
+            youngest=halves.youngest,
+        )
+        return self.log.append_decision(self.brokers, decision, halves)
+
+    def _execute(self, decision: Decision, halves: Halves, report: CommitReport) -> CommitReport:
+        """Commit the half messages of an own decision."""
+        started = self.brokers.clock()
+        expires = started + decision.timeout_ms / 1000
+        sender = EndSender(self.brokers, halves, decision.group, TRANSACTION_COMMIT_TYPE, expires=expires)
+        sender.run()
+        if not sender.acknowledged.all():
+            report.commit_s += self.brokers.clock() - started
+            missing = len(halves) - int(sender.acknowledged.sum())
+            text = "%s: %d of %d rows are not known to be committed (%s); finding out which ones are missing"
+            logger.warning(text, decision.write, missing, len(halves), sender.error or "the deadline has passed")
+            return self._recover(decision, report)
+        self._complete(decision, {queue.broker_name for queue in halves.queues}, report)
+        report.commit_s += self.brokers.clock() - started
+        return report
+
+    def _complete(self, decision: Decision, broker_names: set[str], report: CommitReport) -> None:
+        """Wait until the brokers have flushed and replicated the commits, and store that the write is done."""
+        assert self.log.home is not None
+        decisions = self.log.writes[decision.write].decisions
+        report.rows = decisions[min(decisions)].rows
+        self.log.append_homes(self.brokers, decision.write, broker_names - {self.log.home.broker_name})
+        # This record does the same for the home.
+        self.log.append_done(self.brokers, decision.write)
+
+    def _recover(self, decision: Decision, report: CommitReport) -> CommitReport:
+        """Complete a decision of any driver, in as many rounds as it takes."""
+        started = self.brokers.clock()
+        broker_names = {half.queue.broker_name for half in decision.youngest}
+        halves = self.log.halves_of(self.brokers, decision)
+        self._fence(decision)
+        self._pass_barrier(decision, broker_names)
+        committed = self._committed(decision, halves)
+        report.recovery_rounds += 1
+        report.recover_s += self.brokers.clock() - started
+        if committed.all():
+            self._complete(decision, broker_names, report)
+            return report
+        missing = halves.take(np.flatnonzero(~committed))
+        text = "%s: %d of %d rows were committed; preparing %d again in round %d"
+        logger.warning(text, decision.write, committed.sum(), len(halves), len(missing), decision.round + 1)
+        group = group_of(self.log.transactional_id, decision.write, decision.round + 1, self.run_id)
+        again = self._prepare_again(missing, group)
+        self._check_deadline(decision.write, again)
+        following = self._decide(decision.write, decision.round + 1, group, again)
+        if following.group != group:
+            self.roll_back(again, group)
+            return self._recover(following, report)
+        report.recovered_rows += len(again)
+        return self._execute(following, again, report)
+
+    def _fence(self, decision: Decision) -> None:
+        """Return when each broker rejects ENDs of the youngest half message, and so of all others, as too late."""
+        deadline = max((half.born_timestamp for half in decision.youngest), default=0) + decision.timeout_ms
+        # Until then the broker would execute the rollbacks.
+        wait = min(deadline / 1000 - self.brokers.runtime.wall_clock(), decision.timeout_ms / 1000)
+        if decision.youngest and wait > 0:
+            text = "%s: waiting %.0f s until the brokers accept no more commits of round %d"
+            logger.warning(text, decision.write, wait, decision.round)
+            self.brokers.runtime.sleep(wait)
+        self.brokers.ask_all(decision.youngest, lambda half: self._await_deadline(half, decision))
+
+    def _await_deadline(self, half: Half, decision: Decision) -> None:
+        expires = self.brokers.clock() + decision.timeout_ms / 1000 + self.brokers.patience
+        while (error := self._roll_back_now(half, decision.group)) is None or error.retriable:
+            if self.brokers.clock() >= expires:
+                raise DeliveryError(
+                    f"completing {decision.write}: broker {half.queue.broker_name} still accepts the end of a half "
+                    f"message, or does not answer ({error or 'it answered with success'}); start it, and run the job "
+                    "again"
+                )
+            self.brokers.runtime.sleep(_FENCE_POLL)
+        if not (isinstance(error, MQBrokerException) and error.response_code == ResponseCode.ILLEGAL_OPERATION):
+            raise error
+
+    def _roll_back_now(self, half: Half, group: str) -> RocketMQError | None:
+        """Try to roll a half message back; return the error."""
+        answers = self.brokers.runtime.queue()
+        try:
+            end_half(self.brokers, half, group, TRANSACTION_ROLLBACK_TYPE, answers.put)
+            error: RocketMQError | None = answers.get()
+        except RocketMQError as exc:
+            error = exc
+        if error is not None and error.refresh_route:
+            self.brokers.instance.refresh_route(half.queue.topic)
+        return error
+
+    def _pass_barrier(self, decision: Decision, broker_names: set[str]) -> None:
+        """Return when everything that the brokers have stored can be read."""
+        self.brokers.runtime.sleep(_BARRIER_WAIT)
+        stored = self.log.append_homes(self.brokers, decision.write, broker_names)
+        self.brokers.ask_all(stored, lambda queue: self.brokers.await_readable(queue, stored[queue]))
+
+    def _committed(self, decision: Decision, halves: Halves) -> npt.NDArray[np.bool_]:
+        """Return which half messages of a decision are committed."""
+        numbers = {
+            (halves.queues[code].broker_name, offset): row
+            for row, (code, offset) in enumerate(
+                zip(halves.codes.tolist(), halves.commit_log_offsets.tolist(), strict=True)
+            )
+        }
+        committed = np.zeros(len(halves), np.bool_)
+        ends = self.brokers.max_offsets(decision.floors)
+
+        def scan(queue: MessageQueue) -> list[int]:
+            messages = self.brokers.read(queue, decision.floors[queue], ends[queue], complete=True)
+            return [
+                row
+                for message in messages
+                if self._is_of(message, decision.group)
+                if (row := numbers.get((queue.broker_name, message.prepared_transaction_offset))) is not None
+            ]
+
+        for rows in self.brokers.ask_all(decision.floors, scan).values():
+            committed[rows] = True
+        return committed
+
+    def _is_of(self, message: MessageExt, group: str) -> bool:
+        namespace = self.brokers.transport.namespace
+        return message.properties.get(const.PGROUP) == namespace.wrap(group)
+
+    def _prepare_again(self, missing: Halves, group: str) -> Halves:
+        """Store half messages with the content of others, and return them."""
+        properties = half_properties(group, self.brokers.options.transaction_timeout_ms)
+        collector = HalfCollector()
+        for first in range(0, len(missing), _ROWS_AT_ONCE):
+            rows = range(first, min(first + _ROWS_AT_ONCE, len(missing)))
+            contents = self.brokers.ask_all(rows, lambda row: self._content(missing[row], properties))
+            self.brokers.send(list(contents.values()), collector.append)
+        return collector.halves()
+
+    def _content(self, half: Half, properties: str) -> tuple[EncodedBatch, MessageQueue]:
+        stored = self.brokers.view(half.queue, half.commit_log_offset)
+        own = {name: value for name, value in stored.properties.items() if name not in _OF_HALF}
+        batch = EncodedBatch(
+            half.queue.topic,
+            (stored.body,),
+            1,
+            len(stored.body),
+            batch=False,
+            properties=encode_properties(own).decode() + properties,
+            flag=stored.flag,
+            # The bits of the compression stay.
+            sys_flag=stored.sys_flag & COMPRESSION_BITS | TRANSACTION_PREPARED_TYPE,
+        )
+        return batch, half.queue

@@ -1,0 +1,368 @@
+"""The decision log: which half messages of which write the driver commits, as messages of ``transactionTopic``.
+
+All records of a transactional id are in one queue, its home. The home is drawn from the id when its first record is
+written. Before each decision the driver also names the home in a record on every other broker of the write. So a home
+that is down is noticed.
+
+The first decision of a round counts. Later ones of other drivers have lost. The half messages of a decision are in
+manifest records before it, because they may be larger than a message.
+
+Each record knows an offset of the home from which all records of its write follow (`since`). A reader of a stream's log
+searches backwards for the last record, and then reads from its `since`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import rocketmq_spark.model.properties as const
+from rocketmq_spark.errors import DataLossError, DeliveryError, MQClientException
+from rocketmq_spark.model.message import EncodedBatch, Message, MessageQueue, SendOutcome
+from rocketmq_spark.model.message_ext import MessageExt
+from rocketmq_spark.protocol.remoting.command import loads
+from rocketmq_spark.protocol.remoting.records import encode_single
+from rocketmq_spark.sink.in_flight import InFlightBatch
+from rocketmq_spark.transactions.brokers import Brokers
+from rocketmq_spark.transactions.halves import NO_HALVES, Half, Halves
+
+# Bytes of a manifest record. A message may have 4 MiB.
+_MANIFEST_BYTES: Final = 2 * 1024 * 1024
+# The number of messages that a backward search reads first; it reads four times as many each time.
+_FIRST_WINDOW: Final = 1000
+
+_MANIFEST_TAG: Final = "manifest"
+_DECISION: Final = "decision"
+_DONE: Final = "done"
+_HOME: Final = "home"
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """A batch write, or a micro-batch of a stream."""
+
+    name: str  # The ``writeId``, or the number of the micro-batch
+    query: str = ""  # The query id of a stream
+
+    @property
+    def batch_id(self) -> int:
+        """The number of the micro-batch; -1 for a batch write."""
+        return int(self.name) if self.query else -1
+
+    def __str__(self) -> str:
+        return f"micro-batch {self.name} of query {self.query}" if self.query else f"write {self.name}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """A driver's decision to commit half messages."""
+
+    write: Write
+    round: int  # From 1 on: a recovery prepares missing rows again, in the next round
+    group: str  # The property ``PGROUP`` of the half messages
+    rows: int
+    timeout_ms: int
+    # The offsets of the manifest records in the home.
+    manifests: tuple[int, ...]
+    # The maximum offset of each target queue before the first commit.
+    floors: dict[MessageQueue, int]
+    # The half message of each broker that was born last.
+    youngest: tuple[Half, ...]
+    offset: int = -1  # In the home; -1 until it is stored
+
+
+@dataclass(slots=True)
+class WriteState:
+    """What the log says about a write."""
+
+    since: int
+    decisions: dict[int, Decision] = field(default_factory=dict)  # By round
+    done: bool = False
+
+    @property
+    def last(self) -> Decision:
+        """The decision of the last round."""
+        return self.decisions[max(self.decisions)]
+
+
+@dataclass(eq=False, repr=False)
+class DecisionLog:
+    """The log of one transactional id. `open` or `refresh` precedes every other use."""
+
+    transactional_id: str
+    topic: str
+    # None until a record exists, or the first one is written.
+    home: MessageQueue | None = None
+    # The offset of the next record to read.
+    position: int = 0
+    writes: dict[Write, WriteState] = field(default_factory=dict)
+    # The micro-batch of the newest record of a stream.
+    newest: Write | None = None
+    # Whether all writes were read, also those before the newest one.
+    everything: bool = False
+
+    def __post_init__(self) -> None:
+        self._tag = hashlib.sha256(self.transactional_id.encode()).hexdigest()[:16]
+
+    def open(self, brokers: Brokers, *, everything: bool) -> None:
+        """Find the home, and read the newest write of a stream, or with `everything` all writes.
+
+        Raises a RouteNotFoundException (10005) if the home is on a broker without a master now.
+        """
+        self.writes.clear()
+        self.newest, self.everything = None, everything
+        # Before the search, so that no record between the search and the first reading is missed.
+        ends = brokers.max_offsets(self._queues(brokers))
+        homes = self._homes(brokers, ends)
+        if not homes:
+            self.home = max(ends, key=self._draw)
+            self.position = ends[self.home]
+            return
+        self.home = self._only(homes)
+        # A home that is down raises here.
+        end = brokers.max_offsets([self.home])[self.home]
+        self.position = brokers.min_offset(self.home) if everything else self._start(brokers, self.home, end)
+        self.refresh(brokers)
+
+    def claim_home(self, brokers: Brokers, write: Write) -> None:
+        """Name the home on all other brokers of the topic, before the first record of the id.
+
+        Raises an MQClientException if another driver has named another home meanwhile.
+        """
+        names = {queue.broker_name for queue in self._queues(brokers)}
+        self.append_homes(brokers, write, names - {self._require_home().broker_name})
+        homes = self._homes(brokers, brokers.max_offsets(self._queues(brokers)))
+        if any(home != self.home for home in homes):
+            raise MQClientException(
+                f"committing {write}: another driver of transactionalId={self.transactional_id} has begun a decision "
+                f"log in queue {self._only(homes)} at this moment. No row is visible. Run the job again"
+            )
+
+    def refresh(self, brokers: Brokers, at_least: int = 0) -> None:
+        """Read new records, at least up to the offset `at_least`."""
+        assert self.home is not None
+        end = brokers.max_offsets([self.home])[self.home]
+        if end < max(self.position, at_least):
+            raise DataLossError(
+                f"the decision log of transactionalId={self.transactional_id}: queue {self.home} ends at offset {end}, "
+                f"and had messages up to {max(self.position, at_least)}: the topic was deleted, or the broker has lost "
+                "messages"
+            )
+        for message in brokers.read(self.home, self.position, end, self._tag):
+            try:
+                self._take(self._record(message), message.queue_offset)
+            except (KeyError, TypeError, ValueError) as exc:
+                raise self._unreadable(message, exc) from exc
+        self.position = end
+
+    def append_decision(self, brokers: Brokers, decision: Decision, halves: Halves) -> Decision:
+        """Store a decision, and return the decision that counts in its round: this one, or an earlier one."""
+        home = self._require_home()
+        data = halves.to_bytes() if len(halves) else b""
+        pieces = [data[at : at + _MANIFEST_BYTES] for at in range(0, len(data), _MANIFEST_BYTES)]
+        offsets = self._send(brokers, [(self._message(_MANIFEST_TAG, piece), home) for piece in pieces])
+        state = self.writes.get(decision.write)
+        record = {
+            **self._head(_DECISION, decision.write, self.position if state is None else state.since),
+            "round": decision.round,
+            "group": decision.group,
+            "rows": decision.rows,
+            "timeout_ms": decision.timeout_ms,
+            "manifests": offsets,
+            "floors": [[*_place(queue), offset] for queue, offset in decision.floors.items()],
+            "youngest": [half.to_json() for half in decision.youngest],
+        }
+        self._append(brokers, record)
+        self.check_current(decision.write)
+        return self.writes[decision.write].decisions[decision.round]
+
+    def append_done(self, brokers: Brokers, write: Write) -> None:
+        """Store that a write is complete."""
+        self.check_current(write)
+        self._append(brokers, self._head(_DONE, write, self.writes[write].since))
+
+    def check_current(self, write: Write) -> None:
+        """Raise a DeliveryError if the log has a later micro-batch of the same query."""
+        if self._is_superseded(write):
+            raise DeliveryError(
+                f"committing {write}: another driver of the same query has completed this micro-batch, and continued "
+                f"with micro-batch {self.newest and self.newest.name}. This driver commits nothing; stop it"
+            )
+
+    def append_homes(self, brokers: Brokers, write: Write, broker_names: set[str]) -> dict[MessageQueue, int]:
+        """Store a record that names the home on each broker, and return the queues and offsets of these records.
+
+        The brokers acknowledge it only after they have flushed and replicated what they stored before.
+        """
+        home = self._require_home()
+        queues = {queue.broker_name: queue for queue in reversed(self._queues(brokers))}
+        record = json.dumps({**self._head(_HOME, write, 0), "home": _place(home)}).encode()
+        targets = [queues[name] for name in sorted(broker_names) if name in queues]
+        if lost := broker_names - queues.keys():
+            raise MQClientException(
+                f"topic {self.topic} has no writable queue on broker {', '.join(sorted(lost))}, to which rows go: "
+                "start the broker, or create the topic there"
+            )
+        offsets = self._send(brokers, [(self._message(self._tag, record), queue) for queue in targets])
+        return dict(zip(targets, offsets, strict=True))
+
+    def halves_of(self, brokers: Brokers, decision: Decision) -> Halves:
+        """Return the half messages of a decision; DataLossError if a manifest record is deleted."""
+        home, pieces = self._require_home(), []
+        if not decision.manifests:
+            return NO_HALVES
+        for offset in decision.manifests:
+            pieces += [message.body for message in brokers.read(home, offset, offset + 1, complete=True)]
+        return Halves.from_bytes(b"".join(pieces))
+
+    def _queues(self, brokers: Brokers) -> Sequence[MessageQueue]:
+        return brokers.routes().find(self.topic).queues
+
+    def _require_home(self) -> MessageQueue:
+        assert self.home is not None, "`open` precedes"
+        return self.home
+
+    def _draw(self, queue: MessageQueue) -> bytes:
+        """Return a value that is random for each pair of transactional id and queue."""
+        text = f"{self.transactional_id} {queue.broker_name} {queue.queue_id}"
+        return hashlib.sha256(text.encode()).digest()
+
+    def _homes(self, brokers: Brokers, ends: Mapping[MessageQueue, int]) -> dict[MessageQueue, bool]:
+        """Return the homes that the newest records of the queues name, with whether a home has a decision."""
+
+        def home_in(queue: MessageQueue) -> tuple[MessageQueue, bool] | None:
+            for record, _ in self._search(brokers, queue, ends[queue]):
+                if record["kind"] == _HOME:
+                    return MessageQueue(self.topic, *record["home"][1:]), False
+                return queue, True
+            return None
+
+        homes: dict[MessageQueue, bool] = {}
+        for found in brokers.ask_all(ends, home_in).values():
+            if found is not None:
+                homes[found[0]] = homes.get(found[0], False) or found[1]
+        return homes
+
+    def _only(self, homes: Mapping[MessageQueue, bool]) -> MessageQueue:
+        """Return the home with decisions, or one of the homes that were only named."""
+        decided = [home for home, has_decision in homes.items() if has_decision]
+        if len(decided) > 1:
+            raise MQClientException(
+                f"the decision log of transactionalId={self.transactional_id} is in several queues "
+                f"({', '.join(map(str, sorted(decided)))}), because topic {self.topic} was changed: use another "
+                "transactionalId"
+            )
+        return decided[0] if decided else max(homes, key=self._draw)
+
+    def _start(self, brokers: Brokers, home: MessageQueue, end: int) -> int:
+        """Return an offset from which all records of the newest write follow."""
+        newest = next((record for record, _ in self._search(brokers, home, end) if record["kind"] != _HOME), None)
+        return end if newest is None else max(int(newest["since"]), brokers.min_offset(home))
+
+    def _search(self, brokers: Brokers, queue: MessageQueue, end: int) -> Iterator[tuple[dict[str, Any], int]]:
+        """Yield the records of the id in a queue with their offsets, the newest first."""
+        lowest, window = brokers.min_offset(queue), _FIRST_WINDOW
+        while end > lowest:
+            start = max(lowest, end - window)
+            messages = list(brokers.read(queue, start, end, self._tag))
+            for message in reversed(messages):
+                if (record := self._record(message)) is not None:
+                    yield record, message.queue_offset
+            end, window = start, window * 4
+
+    def _record(self, message: MessageExt) -> dict[str, Any] | None:
+        """Return a record of this id; None for others, because brokers select by a hash of the tag."""
+        if message.tags != self._tag:
+            return None
+        try:
+            record = loads(message.body)
+            return record if record["id"] == self.transactional_id else None
+        except (KeyError, TypeError, ValueError) as exc:
+            raise self._unreadable(message, exc) from exc
+
+    def _is_superseded(self, write: Write) -> bool:
+        newest = self.newest
+        return newest is not None and newest.query == write.query and newest.batch_id > write.batch_id
+
+    def _unreadable(self, message: MessageExt, exc: Exception) -> MQClientException:
+        return MQClientException(
+            f"the decision log of transactionalId={self.transactional_id}: topic {self.topic}, queue "
+            f"{message.queue_id}, offset {message.queue_offset} has a message that is no record of rocketmq-spark: "
+            f"{exc!r}. Let no other program write to this topic, or use another transactionTopic"
+        )
+
+    def _take(self, record: dict[str, Any] | None, offset: int) -> None:
+        if record is None or record["kind"] == _HOME:
+            return
+        write = Write(record["write"], record["query"])
+        if self._is_superseded(write):
+            # A driver that was frozen wrote this record. Spark starts a micro-batch after the end of the one before.
+            return
+        state = self.writes.setdefault(write, WriteState(since=int(record["since"])))
+        if write.query:
+            self.newest = write
+        if record["kind"] == _DONE:
+            state.done = True
+        else:
+            decision = self._decision(write, record, offset)
+            # The first one counts.
+            state.decisions.setdefault(decision.round, decision)
+        if write.query:
+            # Of a stream, only the last micro-batches matter.
+            old = [other for other in self.writes if other.query == write.query and other.batch_id < write.batch_id - 1]
+            for other in old:
+                del self.writes[other]
+
+    def _decision(self, write: Write, record: dict[str, Any], offset: int) -> Decision:
+        return Decision(
+            write=write,
+            round=record["round"],
+            group=record["group"],
+            rows=record["rows"],
+            timeout_ms=record["timeout_ms"],
+            manifests=tuple(record["manifests"]),
+            floors={MessageQueue(*place): floor for *place, floor in record["floors"]},
+            youngest=tuple(map(Half.of_json, record["youngest"])),
+            offset=offset,
+        )
+
+    def _head(self, kind: str, write: Write, since: int) -> dict[str, Any]:
+        # The writes of a batch job are in no order, so their readers read everything.
+        since = since if write.query else 0
+        return {
+            "kind": kind, "id": self.transactional_id, "write": write.name, "query": write.query, "since": since
+        }  # fmt: skip
+
+    def _append(self, brokers: Brokers, record: dict[str, Any]) -> None:
+        body = json.dumps(record).encode()
+        (offset,) = self._send(brokers, [(self._message(self._tag, body), self._require_home())])
+        self._await(brokers, offset)
+
+    def _await(self, brokers: Brokers, offset: int) -> None:
+        brokers.await_readable(self._require_home(), offset)
+        self.refresh(brokers, offset + 1)
+
+    def _message(self, tag: str, body: bytes) -> EncodedBatch:
+        return encode_single(Message(self.topic, body, 0, {const.TAGS: tag, const.WAIT: "true"}))
+
+    def _send(self, brokers: Brokers, messages: Sequence[tuple[EncodedBatch, MessageQueue]]) -> list[int]:
+        """Store messages, and return their queue offsets, in order."""
+        numbers = {id(batch): number for number, (batch, _) in enumerate(messages)}
+        offsets = [-1] * len(messages)
+
+        def on_stored(delivery: InFlightBatch, outcome: SendOutcome) -> None:
+            offsets[numbers[id(delivery.batch)]] = outcome.queue_offset
+
+        try:
+            brokers.send(messages, on_stored)
+        except DeliveryError as exc:
+            exc.args = (f"writing the decision log of transactionalId={self.transactional_id}: {exc}", *exc.args[1:])
+            raise
+        return offsets
+
+
+def _place(queue: MessageQueue) -> list[object]:
+    return [queue.topic, queue.broker_name, queue.queue_id]

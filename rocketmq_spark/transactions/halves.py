@@ -1,0 +1,183 @@
+"""The acknowledged half messages of a task or of a whole write, as columns.
+
+A half message is known by its broker, its offset in the commit log, and its offset in the queue of half messages; an
+END_TRANSACTION needs all three. A column has one number per row, because a write may have millions of rows.
+"""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+import rocketmq_spark.model.properties as const
+from rocketmq_spark.errors import MQClientException
+from rocketmq_spark.model.message import MessageQueue, SendOutcome
+from rocketmq_spark.model.message_ext import decode_message_id
+from rocketmq_spark.model.properties import NAME_VALUE_SEPARATOR, PROPERTY_SEPARATOR
+from rocketmq_spark.protocol.remoting.command import loads
+from rocketmq_spark.sink.in_flight import InFlightBatch
+
+_SCHEMA: Final = pa.schema([("queue", pa.int32()), ("commit_log_offset", pa.int64()), ("queue_offset", pa.int64())])
+_HEAD: Final = b"rocketmq_spark"
+
+
+class Half(NamedTuple):
+    """One half message, for requests about it."""
+
+    queue: MessageQueue  # The queue that the committed message goes to
+    commit_log_offset: int
+    queue_offset: int
+    born_timestamp: int = 0  # Epoch milliseconds, by the clock of its task; 0 if unknown
+
+    def to_json(self) -> list[Any]:
+        """Return the values as a flat list."""
+        return [self.queue.topic, self.queue.broker_name, self.queue.queue_id, *self[1:]]
+
+    @classmethod
+    def of_json(cls, values: Sequence[Any]) -> Half:
+        """Return what `to_json` returned."""
+        return cls(MessageQueue(*values[:3]), *values[3:])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Halves:
+    """Half messages in the order of their acknowledgement. Arrays have one element per half message."""
+
+    queues: tuple[MessageQueue, ...]
+    codes: npt.NDArray[np.int32]  # Index of the half message's queue in `queues`
+    commit_log_offsets: npt.NDArray[np.int64]
+    queue_offsets: npt.NDArray[np.int64]
+    # The half message of each broker that was born last, which is the last one that can be ended.
+    youngest: tuple[Half, ...]
+    # The one that was born first; None without half messages.
+    oldest: Half | None
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    def __getitem__(self, row: int) -> Half:
+        return Half(self.queues[self.codes[row]], int(self.commit_log_offsets[row]), int(self.queue_offsets[row]))
+
+    def to_bytes(self) -> bytes:
+        """Return an Arrow stream, compressed with zstd."""
+        head = {
+            "queues": [[queue.topic, queue.broker_name, queue.queue_id] for queue in self.queues],
+            "youngest": [half.to_json() for half in self.youngest],
+            "oldest": self.oldest and self.oldest.to_json(),
+        }
+        columns = [pa.array(self.codes), pa.array(self.commit_log_offsets), pa.array(self.queue_offsets)]
+        schema = _SCHEMA.with_metadata({_HEAD: json.dumps(head).encode()})
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
+            writer.write_batch(pa.record_batch(columns, schema=schema))
+        return bytes(sink.getvalue())
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Halves:
+        """Return what `to_bytes` wrote."""
+        table = pa.ipc.open_stream(data).read_all()
+        head = loads(table.schema.metadata[_HEAD])
+        queues = tuple(MessageQueue(*queue) for queue in head["queues"])
+        codes, commit_log_offsets, queue_offsets = (table.column(name).to_numpy() for name in _SCHEMA.names)
+        youngest = tuple(map(Half.of_json, head["youngest"]))
+        oldest = head["oldest"] and Half.of_json(head["oldest"])
+        return cls(queues, codes, commit_log_offsets, queue_offsets, youngest, oldest)
+
+    def take(self, rows: npt.NDArray[np.intp]) -> Halves:
+        """Return some of the half messages. `youngest` and `oldest` stay those of all."""
+        return replace(
+            self,
+            codes=self.codes[rows],
+            commit_log_offsets=self.commit_log_offsets[rows],
+            queue_offsets=self.queue_offsets[rows],
+        )
+
+
+def concat(parts: Sequence[Halves]) -> Halves:
+    """Return the half messages of all parts."""
+    numbers: dict[MessageQueue, int] = {}
+    codes = [np.empty(0, np.int32)]
+    for part in parts:
+        own = np.array([numbers.setdefault(queue, len(numbers)) for queue in part.queues], np.int32)
+        codes.append(own[part.codes] if len(part) else part.codes)
+    empty = np.empty(0, np.int64)
+    return Halves(
+        tuple(numbers),
+        np.concatenate(codes),
+        np.concatenate([empty, *(part.commit_log_offsets for part in parts)]),
+        np.concatenate([empty, *(part.queue_offsets for part in parts)]),
+        youngest_of(half for part in parts for half in part.youngest),
+        min((part.oldest for part in parts if part.oldest), key=lambda half: half.born_timestamp, default=None),
+    )
+
+
+def youngest_of(halves: Iterable[Half]) -> tuple[Half, ...]:
+    """Return the half message of each broker that was born last."""
+    youngest: dict[str, Half] = {}
+    for half in halves:
+        broker = half.queue.broker_name
+        if broker not in youngest or half.born_timestamp > youngest[broker].born_timestamp:
+            youngest[broker] = half
+    return tuple(youngest.values())
+
+
+@dataclass(slots=True, eq=False)
+class HalfCollector:
+    """Collects the half messages of a task as they are acknowledged: 20 bytes for each."""
+
+    _queues: dict[MessageQueue, int] = field(default_factory=dict)
+    _codes: array[int] = field(default_factory=lambda: array("i"))
+    _commit_log_offsets: array[int] = field(default_factory=lambda: array("q"))
+    _queue_offsets: array[int] = field(default_factory=lambda: array("q"))
+    _youngest: dict[str, Half] = field(default_factory=dict)
+    _oldest: Half | None = None
+
+    def append(self, delivery: InFlightBatch, outcome: SendOutcome) -> None:
+        """Add a half message; raise an MQClientException if the broker's acknowledgement has no commit-log offset."""
+        queue, born = delivery.queue, delivery.born_timestamp
+        assert queue is not None, "a message in flight has a queue"
+        if outcome.queue_offset < 0:
+            raise MQClientException(f"{queue}: the acknowledgement of a half message has offset {outcome.queue_offset}")
+        _, commit_log_offset = decode_message_id(outcome.offset_msg_id)
+        self._codes.append(self._queues.setdefault(queue, len(self._queues)))
+        self._commit_log_offsets.append(commit_log_offset)
+        self._queue_offsets.append(outcome.queue_offset)
+        youngest = self._youngest.get(queue.broker_name)
+        if youngest is None or born > youngest.born_timestamp:
+            self._youngest[queue.broker_name] = Half(queue, commit_log_offset, outcome.queue_offset, born)
+        if self._oldest is None or born < self._oldest.born_timestamp:
+            self._oldest = Half(queue, commit_log_offset, outcome.queue_offset, born)
+
+    def halves(self) -> Halves:
+        """Return all half messages so far."""
+        return Halves(
+            tuple(self._queues),
+            np.array(self._codes, np.int32),
+            np.array(self._commit_log_offsets, np.int64),
+            np.array(self._queue_offsets, np.int64),
+            tuple(self._youngest.values()),
+            self._oldest,
+        )
+
+
+def half_properties(group: str, timeout_ms: int) -> str:
+    """Return the properties that make a message a half message, which can be ended until `timeout_ms` after its birth.
+
+    They follow the message's other properties. Brokers round times down to seconds.
+    """
+    properties = {
+        const.TRAN_MSG: "true",
+        const.PGROUP: group,
+        const.CHECK_IMMUNITY_TIME_IN_SECONDS: str(-(-timeout_ms // 1000)),
+    }
+    return "".join(f"{name}{NAME_VALUE_SEPARATOR}{value}{PROPERTY_SEPARATOR}" for name, value in properties.items())
+
+
+NO_HALVES: Final = HalfCollector().halves()

@@ -1,0 +1,163 @@
+"""`delivery=exactlyOnce` on real brokers: batch writes, streams, failures, and drivers that died."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from rocketmq_spark.spark.report import Metrics
+from rocketmq_spark.transactions.decision_log import Write
+from tests.support.cluster import SharedCluster
+from tests.support.two_phase import Driver
+
+pytestmark = [pytest.mark.spark, pytest.mark.integration]
+
+ROWS = [f"row-{number}" for number in range(3_000)]
+
+
+@pytest.fixture(autouse=True)
+def queues(make_topic: Callable[..., str]) -> None:
+    make_topic("NORMAL")
+
+
+@pytest.fixture
+def rows(spark: SparkSession) -> DataFrame:
+    return spark.range(len(ROWS)).repartition(3).selectExpr("concat('row-', id) as body")
+
+
+@pytest.fixture
+def once(topic: str) -> dict[str, str]:
+    return {"delivery": "exactlyOnce", "transactionalId": f"job-{topic}", "transactionTimeoutMs": "20000"}
+
+
+@pytest.fixture
+def visible(load: Callable[..., DataFrame]) -> Callable[[], Counter[str]]:
+    """Return the rows that consumers see, with the number of their copies."""
+    return lambda: Counter(bytes(row.body).decode() for row in load().select("body").collect())
+
+
+@pytest.fixture
+def dead_driver(cluster: SharedCluster, topic: str, once: dict[str, str]) -> Iterator[Driver]:
+    own = Driver(cluster.name_server, topic=topic, **once)
+    yield own.open()
+    own.close()
+
+
+def test_a_batch_write_is_visible_once(
+    rows: DataFrame, save: Callable[..., None], once: dict[str, str], visible: Callable[[], Counter[str]]
+) -> None:
+    save(rows, **once)
+    assert visible() == Counter(ROWS)
+
+
+def test_a_write_id_is_written_once(
+    rows: DataFrame, save: Callable[..., None], once: dict[str, str], visible: Callable[[], Counter[str]]
+) -> None:
+    for write_id in ("monday", "monday", "tuesday"):
+        save(rows, writeId=write_id, **once)
+    assert visible() == Counter(ROWS * 2)
+
+
+def test_no_row_of_a_failed_write_is_visible(
+    spark: SparkSession, save: Callable[..., None], once: dict[str, str], visible: Callable[[], Counter[str]]
+) -> None:
+    rows = spark.range(0, 2_000, 1, 2).selectExpr("if(id = 1999, null, concat('row-', id)) as body", "'a|b' as tags")
+    with pytest.raises(PySparkException, match="tags"):
+        save(rows, **once)
+    assert visible() == Counter()
+
+
+def test_a_write_whose_driver_died_in_its_commit_is_completed(
+    rows: DataFrame,
+    save: Callable[..., None],
+    once: dict[str, str],
+    visible: Callable[[], Counter[str]],
+    dead_driver: Driver,
+) -> None:
+    decided = [f"decided-{number}" for number in range(500)]
+    dead_driver.decide_and_crash(decided, 200, Write("monday"))
+    save(rows, writeId="monday", **once)
+    assert visible() == Counter(decided)
+
+
+def stream(
+    spark: SparkSession, cluster: Any, topic: str, folder: Path, checkpoint: str, **options: str
+) -> StreamingQuery:
+    """Write the rows of the files that are new since the checkpoint, one file per micro-batch."""
+    query = (
+        spark.readStream.schema("body string").option("maxFilesPerTrigger", 1).text(str(folder / "in"))
+        .writeStream.format("rocketmq")
+        .options(nameServer=cluster.name_server, checkpointLocation=str(folder / checkpoint), **options)
+        .trigger(availableNow=True)
+        .start(topic)
+    )  # fmt: skip
+    query.awaitTermination(180)
+    return query
+
+
+def test_a_stream_writes_each_micro_batch_once(
+    spark: SparkSession,
+    cluster: Any,
+    topic: str,
+    once: dict[str, str],
+    metrics: Metrics,
+    visible: Callable[[], Counter[str]],
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "in").mkdir()
+    for file in range(4):
+        (tmp_path / "in" / f"{file}.txt").write_text("\n".join(ROWS[file * 500 : file * 500 + 500]))
+        if file % 2:
+            stream(spark, cluster, topic, tmp_path, "checkpoint", **once)
+    assert visible() == Counter(ROWS[:2_000])
+    # Spark repeats the last micro-batch if it was not noted as complete.
+    for name in (tmp_path / "checkpoint" / "commits").glob("*3*"):
+        name.unlink()
+    stream(spark, cluster, topic, tmp_path, "checkpoint", **once)
+    assert visible() == Counter(ROWS[:2_000])
+
+
+def test_a_stream_with_another_checkpoint_is_refused(
+    spark: SparkSession,
+    cluster: Any,
+    topic: str,
+    once: dict[str, str],
+    metrics: Metrics,
+    visible: Callable[[], Counter[str]],
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "0.txt").write_text("\n".join(ROWS))
+    stream(spark, cluster, topic, tmp_path, "first", **once)
+    with pytest.raises(PySparkException, match=r"belongs to query .*, which has another checkpoint"):
+        stream(spark, cluster, topic, tmp_path, "second", **once)
+    assert visible() == Counter(ROWS)
+    stream(spark, cluster, topic, tmp_path, "third", startAnew="true", **once)
+    assert visible() == Counter(ROWS * 2)
+
+
+@pytest.mark.parametrize(
+    ("columns", "options", "why"),
+    [
+        (("'x' as body", "1000L as delayMs"), {}, "column delayMs: not available with delivery=exactlyOnce"),
+        (("'x' as body", "false as waitStoreMsgOK"), {}, "column waitStoreMsgOK: not available"),
+        (("'x' as body",), {"transactionalId": "two words"}, "transactionalId"),
+    ],
+)
+def test_writes_that_cannot_be_exactly_once_are_refused(
+    spark: SparkSession,
+    save: Callable[..., None],
+    once: dict[str, str],
+    columns: tuple[str, ...],
+    options: dict[str, str],
+    why: str,
+) -> None:
+    with pytest.raises(PySparkException, match=why):
+        save(spark.range(1).selectExpr(*columns), **{**once, **options})

@@ -1,0 +1,114 @@
+"""Plans, and the ends of writes after their tasks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from rocketmq_spark.errors import DeliveryError, OptionError
+from rocketmq_spark.protocol.remoting.codes import RequestCode
+from rocketmq_spark.testing import FakeCluster
+from rocketmq_spark.transactions import plan as plans
+from rocketmq_spark.transactions.decision_log import Write
+from rocketmq_spark.transactions.plan import Prepared, TransactionPlan, check_stream
+from tests.support.two_phase import WRITE, Driver, visible
+
+ROWS = [f"row-{number}" for number in range(20)]
+PLAN = TransactionPlan("run", None, False, None)
+
+
+@pytest.fixture(autouse=True)
+def new_process() -> Iterator[None]:
+    yield
+    plans._logs.clear()
+
+
+def prepared(driver: Driver, write: Write, rows: list[str] = ROWS) -> list[Prepared]:
+    """Prepare rows as two tasks do."""
+    halves, group = driver.prepare(rows, write)
+    parts = [halves.take(halves.codes.argsort()[:7]), halves.take(halves.codes.argsort()[7:])]
+    return [Prepared(group, part.to_bytes()) for part in parts]
+
+
+def test_a_batch_write_is_planned_and_committed_once(cluster: FakeCluster, first: Driver) -> None:
+    for _ in range(2):
+        plan = plans.plan(first.options, first.instance, WRITE)
+        parts = [] if plan.is_decided(WRITE) else prepared(first, WRITE)
+        plans.commit(first.options, first.instance, plan, WRITE, parts)
+    assert visible(cluster) == Counter(ROWS)
+    assert plan.decided
+
+
+def test_the_newest_micro_batch_is_known_to_the_next_plan(cluster: FakeCluster, first: Driver) -> None:
+    for number in range(3):
+        write = Write(str(number), "query")
+        plan = plans.plan(first.options, first.instance, None)
+        assert plan.newest == (Write(str(number - 1), "query") if number else None)
+        assert plan.write_of("query", number) == write
+        assert not plan.is_decided(write)
+        plans.commit(first.options, first.instance, plan, write, prepared(first, write))
+        plans._logs.clear()
+    assert plans.plan(first.options, first.instance, None).is_decided(write)
+
+
+def test_an_empty_micro_batch_is_recorded(first: Driver) -> None:
+    write = Write("0", "query")
+    plan = plans.plan(first.options, first.instance, None)
+    plans.commit(first.options, first.instance, plan, write, [])
+    assert plans.plan(first.options, first.instance, None).newest == write
+
+
+def test_rows_of_an_aborted_write_are_rolled_back(cluster: FakeCluster, first: Driver) -> None:
+    plan = plans.plan(first.options, first.instance, WRITE)
+    parts = prepared(first, WRITE)
+    plans.roll_back(first.options, first.instance, plan, WRITE, parts)
+    assert sum(len(broker.storage._halves) for broker in cluster.brokers.values()) == 0
+    assert visible(cluster) == Counter()
+
+
+def test_a_decided_write_is_not_rolled_back(cluster: FakeCluster, first: Driver) -> None:
+    plan = plans.plan(first.options, first.instance, WRITE)
+    parts = prepared(first, WRITE)
+    plans.commit(first.options, first.instance, plan, WRITE, parts)
+    ends = Counter[str]()
+    for broker in cluster.brokers.values():
+        broker.play(lambda _: ends.update(["end"]), code=RequestCode.END_TRANSACTION, times=100)
+    plans.roll_back(first.options, first.instance, plan, WRITE, parts)
+    plans.roll_back(first.options, first.instance, plan, WRITE, [])
+    assert ends == Counter()
+
+
+def test_tasks_of_different_runs_are_never_committed_together(cluster: FakeCluster, first: Driver) -> None:
+    plan = plans.plan(first.options, first.instance, WRITE)
+    parts = prepared(first, WRITE, ROWS[:10]) + prepared(first, WRITE, ROWS[10:])
+    with pytest.raises(DeliveryError, match="its tasks belong to several runs"):
+        plans.commit(first.options, first.instance, plan, WRITE, parts)
+    assert visible(cluster) == Counter()
+
+
+@pytest.mark.parametrize(
+    ("newest", "batch_id", "why"),
+    [
+        (None, 3, "has no record of transactionalId=job"),
+        (Write("3", "other"), 0, "belongs to query other"),
+        (Write("3", "query"), 2, "the checkpoint is an old copy"),
+    ],
+)
+def test_a_log_that_does_not_continue_is_refused(first: Driver, newest: Write | None, batch_id: int, why: str) -> None:
+    plan = replace(PLAN, newest=newest)
+    with pytest.raises(OptionError, match=why):
+        check_stream(first.options, plan, Write(str(batch_id), "query"))
+    anew = replace(first.options, start_anew=True)
+    if "old copy" in why:
+        with pytest.raises(OptionError, match=why):
+            check_stream(anew, plan, Write(str(batch_id), "query"))
+    else:
+        check_stream(anew, plan, Write(str(batch_id), "query"))
+
+
+@pytest.mark.parametrize(("newest", "batch_id"), [(None, 0), (Write("3", "query"), 3), (Write("3", "query"), 4)])
+def test_a_log_that_continues_is_accepted(first: Driver, newest: Write | None, batch_id: int) -> None:
+    check_stream(first.options, replace(PLAN, newest=newest), Write(str(batch_id), "query"))
