@@ -40,7 +40,7 @@ logger = logging.getLogger("rocketmq_spark.producer")
 _BARRIER_WAIT: Final = 1.0
 # Seconds between two questions whether a deadline has passed.
 _FENCE_POLL: Final = 0.5
-# The longest rollback of half messages that nobody will commit, seconds. It only saves space at the brokers.
+# The longest rollback, seconds. A rollback only saves space at the brokers.
 _ROLLBACK_TIME: Final = 10.0
 # How many rows a recovery holds in memory.
 _ROWS_AT_ONCE: Final = 2_000
@@ -71,7 +71,7 @@ def group_of(transactional_id: str, write: Write, round_: int, run_id: str) -> s
 class CommitReport:
     """What the commit of one write did."""
 
-    # All rows of the write, also those that earlier drivers have committed.
+    # All rows of the write, including those of earlier drivers.
     rows: int = 0
     # Rows that were prepared again, and the number of recoveries.
     recovered_rows: int = 0
@@ -173,7 +173,7 @@ class TwoPhaseCommit:
         self.brokers.ask_all(dict.fromkeys((*halves.youngest, halves.oldest)), check_clock)
 
     def _decide(self, write: Write, round_: int, group: str, halves: Halves) -> Decision:
-        """Store a decision, and return the one that counts."""
+        """Store a decision, and return the decision that takes effect."""
         floors = self.brokers.max_offsets(halves.queues)
         assert self.log.home is not None, "`DecisionLog.open` precedes"
         if not self.log.writes:

@@ -1,4 +1,4 @@
-"""The decision log: which half messages of which write the driver commits, as messages of ``transactionTopic``.
+"""The decision log: records of the half messages that the driver commits, as messages of ``transactionTopic``.
 
 All records of a transactional id are in one queue, its home. The home is drawn from the id when its first record is
 written. Before each decision the driver also names the home in a record on every other broker of the write. So a home

@@ -56,7 +56,7 @@ class Halves:
     queue_offsets: npt.NDArray[np.int64]
     # The half message of each broker that was born last, which is the last one that can be ended.
     youngest: tuple[Half, ...]
-    # The one that was born first; None without half messages.
+    # The half message with the smallest born time; None without half messages.
     oldest: Half | None
 
     def __len__(self) -> int:

@@ -52,7 +52,7 @@ class Prepared:
 
 
 def plan(options: SinkOptions, instance: ClientInstance, write: Write | None) -> TransactionPlan:
-    """Read the log and check the brokers; `write` is None for a stream.
+    """Return the plan of a batch write, or of a stream (`write` None), by the log. Also check the brokers.
 
     Raises an MQClientException if a broker cannot do exactly-once writes.
     """
@@ -76,7 +76,7 @@ def check_stream(options: SinkOptions, plan: TransactionPlan, write: Write) -> N
     if newest is None:
         if write.batch_id > 0 and not options.start_anew:
             raise OptionError(
-                f"{write}: the decision log has no record of transactionalId={name}, so nobody knows whether the "
+                f"{write}: the decision log has no record of transactionalId={name}, so it is unknown whether the "
                 "micro-batch was committed: the log has expired, or its broker is not registered. Start the broker, or "
                 "set startAnew=true if repeated rows are acceptable"
             )

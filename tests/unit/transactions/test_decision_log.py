@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
 
 import rocketmq_spark.transactions.decision_log as decision_log
@@ -121,3 +124,47 @@ def test_messages_of_other_programs_are_an_error(first: Driver, second: Driver, 
     first.brokers.send([(foreign, first.log.home)])
     with pytest.raises(MQClientException, match="is no record of rocketmq-spark"):
         second.open()
+
+
+def test_the_first_write_names_its_home_on_all_brokers(cluster: FakeCluster, first: Driver, clock: MovedClock) -> None:
+    assert first.log.home is not None
+    home = first.log.home.broker_name
+    halves, group = first.prepare(ROWS)
+    on_home = [code for code, queue in enumerate(halves.queues) if queue.broker_name == home]
+    rows = halves.take(np.flatnonzero(np.isin(halves.codes, on_home)))
+    part = replace(rows, youngest=tuple(half for half in rows.youngest if half.queue.broker_name == home))
+    first.two_phase.commit(WRITE, part, group)
+    cluster.kill(home)
+    why = f"no name server lists a master of broker {home}"
+    with driver(cluster, clock) as second, pytest.raises(RouteNotFoundException, match=why):
+        second.open()
+
+
+def test_drivers_that_draw_different_homes_do_not_both_decide(
+    cluster: FakeCluster, first: Driver, second: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    second.open()
+    other = next(queue for queue in first.log._queues(first.brokers) if queue != first.log.home)
+    second.log.home, second.log.position = other, 0
+    commit(first, WRITE)
+    with pytest.raises(MQClientException, match="another driver of transactionalId=job has begun a decision log"):
+        commit(second, WRITE)
+    assert second.open().log.home == first.log.home
+    assert second.log.writes[WRITE].done
+
+
+def test_records_that_are_written_during_the_search_are_read(
+    first: Driver, second: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    search = DecisionLog._homes
+
+    def with_a_commit(log: DecisionLog, *args: Any) -> Any:
+        homes = search(log, *args)
+        if log is second.log:
+            commit(first, WRITE)
+        return homes
+
+    monkeypatch.setattr(DecisionLog, "_homes", with_a_commit)
+    second.open()
+    second.log.refresh(second.brokers)
+    assert second.log.writes[WRITE].done
