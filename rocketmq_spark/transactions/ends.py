@@ -104,7 +104,7 @@ class EndSender:
         for key in dict.fromkeys(keys):
             codes = [code for code, other in enumerate(keys) if other == key]
             rows = np.flatnonzero(np.isin(halves.codes, codes))
-            yield _Lane(names[codes[0]], iter(rows.tolist()), 1 if ordered else _WINDOW)
+            yield _Lane(names[codes[0]], map(int, rows), 1 if ordered else _WINDOW)
 
     def _fill(self, lane: _Lane) -> None:
         """Send requests of a lane until its window is full."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from tests.benchmarks import (
     bench_encode,
+    bench_exactly_once,
     bench_grpc,
     bench_pacing,
     bench_read,
@@ -31,6 +32,7 @@ PARTS: Mapping[str, Callable[[], Iterator[Figure]]] = {
     "small": lambda: bench_small.figures(ROUNDS),
     "grpc": lambda: bench_grpc.figures(ROUNDS, 4.0),
     "scale": lambda: bench_scale.figures(ROUNDS, 4.0),
+    "exactly_once": lambda: bench_exactly_once.figures(ROUNDS),
 }
 
 

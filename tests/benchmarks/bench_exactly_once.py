@@ -1,0 +1,134 @@
+"""Exactly-once writes: rows per second, the cost of a decision, and the memory of the driver.
+
+Run: make bench PART=exactly_once (python -m tests.benchmarks.bench_exactly_once [rounds])
+
+The rows have 100 bytes. Each round also writes the same rows with the default delivery.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import tracemalloc
+from collections.abc import Iterator
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+
+import rocketmq_spark
+from rocketmq_spark import LocalCluster
+from rocketmq_spark.metrics import Recorder
+from rocketmq_spark.options.parsing import parse_sink_options
+from rocketmq_spark.routing.client_instance import ClientInstance
+from rocketmq_spark.routing.connect import new_transport
+from rocketmq_spark.sink.task import write_rows
+from rocketmq_spark.transactions import plan as plans
+from rocketmq_spark.transactions.commit import CommitReport, group_of
+from rocketmq_spark.transactions.decision_log import Write
+from rocketmq_spark.transactions.halves import HalfCollector, half_properties
+from rocketmq_spark.transactions.plan import Prepared
+from tests.benchmarks.contest import ROOT, Figure, show
+
+ROWS = 240_000
+MICRO_BATCH = 1_000
+TOPIC = "bench"
+ONCE = {"delivery": "exactlyOnce", "transactionalId": "bench", "transactionTimeoutMs": "600000"}
+
+
+def rate(rows: DataFrame, options: dict[str, str]) -> float:
+    """Return the thousands of rows per second of a write."""
+    began = time.perf_counter()
+    rows.write.format("rocketmq").options(**options).mode("append").save()
+    return ROWS / (time.perf_counter() - began) / 1000
+
+
+class Driver:
+    """Plans, prepares and commits micro-batches in this process."""
+
+    def __init__(self, name_server: str) -> None:
+        given = {"nameServer": name_server, "topic": TOPIC, **ONCE, "transactionalId": "micro-batches"}
+        self._options = parse_sink_options(given, {})
+        connection = self._options.connection
+        self._instance = ClientInstance("bench", new_transport(connection, "bench"), connection)
+        self._instance.start()
+        self._number = 0
+
+    def prepared(self, rows: int) -> tuple[plans.TransactionPlan, Write, Prepared]:
+        """Plan a micro-batch, and store its rows as half messages."""
+        plan = plans.plan(self._options, self._instance, None)
+        write = plan.write_of("query", self._number)
+        self._number += 1
+        group, collector = group_of("micro-batches", write, 1, plan.run_id), HalfCollector()
+        batch = pa.record_batch({"body": pa.array([b"x" * 100] * rows)})
+        write_rows(
+            self._options,
+            self._instance,
+            Recorder("query", self._number, 0),
+            iter([batch]),
+            write_id="query",
+            half_properties=half_properties(group, self._options.transaction_timeout_ms),
+            on_stored=collector.append,
+        )
+        return plan, write, Prepared(group, collector.halves().to_bytes())
+
+    def commit(self, plan: plans.TransactionPlan, write: Write, prepared: Prepared) -> CommitReport:
+        """Commit a micro-batch."""
+        return plans.commit(self._options, self._instance, plan, write, [prepared])
+
+    def bytes_per_row(self, rows: int) -> float:
+        """Return the memory of a commit at its peak, with the messages of the tasks."""
+        prepared = self.prepared(rows)
+        tracemalloc.start()
+        self.commit(*prepared)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        return (peak + len(prepared[2].halves)) / rows
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._instance.close()
+
+
+def figures(rounds: int) -> Iterator[Figure]:
+    """Measure everything here."""
+    os.environ["PYSPARK_PYTHON"], os.environ["PYTHONPATH"] = sys.executable, str(ROOT)
+    with LocalCluster() as cluster, rocketmq_spark.Admin(cluster.name_server) as admin:
+        admin.create_topic(TOPIC, 8)
+        spark = (
+            SparkSession.builder.master("local[2]")
+            .config("spark.ui.enabled", "false")
+            .config("spark.ui.showConsoleProgress", "false")
+            .config("spark.log.level", "ERROR")
+            .config("spark.driver.bindAddress", "127.0.0.1")
+            .config("spark.driver.host", "127.0.0.1")
+            .getOrCreate()
+        )
+        rocketmq_spark.register(spark)
+        rows = spark.range(0, ROWS, 1, 2).selectExpr("rpad(cast(id AS string), 100, '.') AS body")
+        plain = {"nameServer": cluster.name_server, "topic": TOPIC}
+        once, usual = [], []
+        for number in range(rounds + 1):
+            once.append(rate(rows, plain | ONCE))
+            usual.append(rate(rows, plain))
+            print(f"  exactlyOnce {once[number]:.1f}  atLeastOnce {usual[number]:.1f} thousand rows/s", flush=True)
+        spark.stop()
+        # The first round warms up brokers and workers.
+        yield Figure("exactly-once writes, thousand rows/s", once[1:], 12)
+        yield Figure(
+            "exactly-once writes / writes with the default delivery",
+            [mine / other for mine, other in zip(once[1:], usual[1:], strict=True)],
+        )
+        driver = Driver(cluster.name_server)
+        for _ in range(20):
+            driver.commit(*driver.prepared(MICRO_BATCH))
+        reports = [driver.commit(*driver.prepared(MICRO_BATCH)) for _ in range(10 * rounds)]
+        decisions = [report.decide_s * 1000 for report in reports]
+        yield Figure("ms for floors and decision of a micro-batch of 1,000 rows", decisions, 50, True)
+        memory = [driver.bytes_per_row(100_000) for _ in range(rounds)]
+        yield Figure("bytes of the driver per row of a write", memory, 64, True)
+        driver.close()
+
+
+if __name__ == "__main__":
+    show(figures, sys.argv[1:], 3)
