@@ -10,7 +10,7 @@ import random
 import time
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Final, TypeVar, cast
+from typing import ClassVar, Final, TypeVar, cast
 
 import pyarrow as pa
 
@@ -25,11 +25,12 @@ from rocketmq_spark.metrics import Recorder
 from rocketmq_spark.model.message import EncodedBatch, MessageQueue
 from rocketmq_spark.model.message_ext import MessageExt, PullOutcome, PullRequest, PullStatus, PullTarget
 from rocketmq_spark.model.route import PERM_READ, PERM_WRITE
+from rocketmq_spark.model.send_result import TRANSACTION_PREPARED_TYPE
 from rocketmq_spark.options.sink import SinkOptions
 from rocketmq_spark.protocol.remoting.records import decode_records
 from rocketmq_spark.routing.client_instance import ClientInstance
 from rocketmq_spark.sink.pipeline import Backoff, OnStored
-from rocketmq_spark.sink.sender import BatchSender, RouteFinder
+from rocketmq_spark.sink.sender import BatchSender, HalfSender, RouteFinder
 from rocketmq_spark.transport.parallel import in_parallel
 from rocketmq_spark.transport.remoting.client import TOOLS_CONSUMER
 from rocketmq_spark.transport.remoting.transport import RemotingTransport
@@ -61,6 +62,11 @@ class _Messages:
 
     def flush(self) -> Iterator[tuple[EncodedBatch, MessageQueue]]:
         return iter(())
+
+
+class _RecordSender(BatchSender):
+    _done: ClassVar[str] = "stored (records of the decision log)"
+    _retry: ClassVar[str] = "A record that is stored twice counts once"
 
 
 @dataclass(eq=False, repr=False)
@@ -149,8 +155,9 @@ class Brokers:
         """Store messages, each in its queue; raise as `BatchSender.write`."""
         if not messages:
             return
-        # These messages are no rows, so they are not measured.
-        sender = BatchSender(self.routes(), Recorder("", -1, 0), on_stored=on_stored)
+        sender_class = HalfSender if messages[0][0].sys_flag & TRANSACTION_PREPARED_TYPE else _RecordSender
+        # These messages are not rows of a task, so they are not measured.
+        sender = sender_class(self.routes(), Recorder("", -1, 0), on_stored=on_stored)
         # One empty batch of rows lets the sender take all messages.
         empty = pa.RecordBatch.from_arrays([], schema=_SCHEMA)
         sender.write([empty], _Messages(messages))  # type: ignore[arg-type]
@@ -187,6 +194,10 @@ class Brokers:
                     f"({outcome.status}), which it had before: start the broker that had them"
                 )
             self.runtime.sleep(pause)
+
+    def check_readable(self, queue: MessageQueue) -> None:
+        """Pull once; raise if the user may not, or the broker is down. Also an empty queue shows this."""
+        self._pull(PullTarget(queue, TOOLS_CONSUMER, 1, "*", "TAG"), self.max_offsets([queue])[queue])
 
     def _pull(self, target: PullTarget, offset: int) -> PullOutcome:
         def pull(address: str, timeout: float) -> PullOutcome:

@@ -42,8 +42,10 @@ _BARRIER_WAIT: Final = 1.0
 _FENCE_POLL: Final = 0.5
 # The longest rollback, seconds. A rollback only saves space at the brokers.
 _ROLLBACK_TIME: Final = 10.0
+# A recovery reads and stores rows one by one. Its half messages can be committed for so much longer, per row.
+_RECOVERY_MS_PER_ROW: Final = 1
 # How many rows a recovery holds in memory.
-_ROWS_AT_ONCE: Final = 2_000
+_ROWS_AT_ONCE: Final = 256
 # The share of ``transactionTimeoutMs`` that must be left for the commits.
 _MARGIN: Final = 0.1
 # Properties that the broker adds to a half message, or that the next round replaces.
@@ -54,6 +56,8 @@ _OF_HALF: Final = (
     const.PGROUP,
     const.CHECK_IMMUNITY_TIME_IN_SECONDS,
     const.TRANSACTION_ID,
+    "TRANSACTION_CHECK_TIMES",
+    "TRAN_PREPARED_QUEUE_OFFSET",
 )
 
 
@@ -112,9 +116,10 @@ class TwoPhaseCommit:
         if write in self.log.writes:
             self.roll_back(halves, group)
             return self.finish(write)
-        self._check_deadline(write, halves)
+        timeout = self.brokers.options.transaction_timeout_ms
+        self._check_deadline(write, halves, timeout)
         self.prepare({queue.broker_name for queue in halves.queues})
-        decision = self._decide(write, 1, group, halves)
+        decision = self._decide(write, 1, group, halves, timeout)
         report.decide_s = self.brokers.clock() - started
         if decision.group != group:
             self.roll_back(halves, group)
@@ -146,9 +151,8 @@ class TwoPhaseCommit:
             expires = self.brokers.clock() + _ROLLBACK_TIME
             EndSender(self.brokers, halves, group, TRANSACTION_ROLLBACK_TYPE, expires=expires).run()
 
-    def _check_deadline(self, write: Write, halves: Halves) -> None:
-        """Raise if the rest of ``transactionTimeoutMs`` is too short for the commits, or clocks differ too much."""
-        timeout = self.brokers.options.transaction_timeout_ms
+    def _check_deadline(self, write: Write, halves: Halves, timeout: int) -> None:
+        """Raise if the rest of `timeout` (ms) is too short for the commits, or clocks differ too much."""
         now = self.brokers.runtime.wall_clock() * 1000
         if halves.oldest is None:
             return
@@ -156,7 +160,7 @@ class TwoPhaseCommit:
         if age > timeout * (1 - _MARGIN):
             raise DeliveryError(
                 f"committing {write} with {len(halves)} rows: its first row is {age / 1000:.1f} s old, and "
-                f"transactionTimeoutMs={timeout} leaves no time for the commit. No row is visible. Raise "
+                f"transactionTimeoutMs={timeout} leaves no time for the commit. None of them is committed. Raise "
                 "transactionTimeoutMs, or write fewer rows at once; check that the clocks of driver and executors agree"
             )
 
@@ -165,14 +169,14 @@ class TwoPhaseCommit:
             skew = (stored.store_timestamp - stored.born_timestamp) / 1000
             if abs(skew) > timeout * _MARGIN / 1000:
                 raise DeliveryError(
-                    f"committing {write}: the clocks of an executor and of broker {half.queue.broker_name} differ by "
+                    f"committing {write}: the clocks of a client and of broker {half.queue.broker_name} differ by "
                     f"{skew:.1f} s, and transactionTimeoutMs={timeout} allows {timeout * _MARGIN / 1000:g} s. No row "
-                    "is visible. Synchronise the clocks"
+                    "is committed. Synchronise the clocks"
                 )
 
         self.brokers.ask_all(dict.fromkeys((*halves.youngest, halves.oldest)), check_clock)
 
-    def _decide(self, write: Write, round_: int, group: str, halves: Halves) -> Decision:
+    def _decide(self, write: Write, round_: int, group: str, halves: Halves, timeout: int) -> Decision:
         """Store a decision, and return the decision that takes effect."""
         floors = self.brokers.max_offsets(halves.queues)
         assert self.log.home is not None, "`DecisionLog.open` precedes"
@@ -185,7 +189,7 @@ class TwoPhaseCommit:
             round=round_,
             group=group,
             rows=len(halves),
-            timeout_ms=self.brokers.options.transaction_timeout_ms,
+            timeout_ms=timeout,
             manifests=(),
             floors=floors,
             youngest=halves.youngest,
@@ -234,9 +238,14 @@ class TwoPhaseCommit:
         text = "%s: %d of %d rows were committed; preparing %d again in round %d"
         logger.warning(text, decision.write, committed.sum(), len(halves), len(missing), decision.round + 1)
         group = group_of(self.log.transactional_id, decision.write, decision.round + 1, self.run_id)
-        again = self._prepare_again(missing, group)
-        self._check_deadline(decision.write, again)
-        following = self._decide(decision.write, decision.round + 1, group, again)
+        timeout = self.brokers.options.transaction_timeout_ms + len(missing) * _RECOVERY_MS_PER_ROW
+        again = self._prepare_again(missing, group, timeout)
+        try:
+            self._check_deadline(decision.write, again, timeout)
+        except DeliveryError:
+            self.roll_back(again, group)
+            raise
+        following = self._decide(decision.write, decision.round + 1, group, again, timeout)
         if following.group != group:
             self.roll_back(again, group)
             return self._recover(following, report)
@@ -313,9 +322,9 @@ class TwoPhaseCommit:
         namespace = self.brokers.transport.namespace
         return message.properties.get(const.PGROUP) == namespace.wrap(group)
 
-    def _prepare_again(self, missing: Halves, group: str) -> Halves:
+    def _prepare_again(self, missing: Halves, group: str, timeout: int) -> Halves:
         """Store half messages with the content of others, and return them."""
-        properties = half_properties(group, self.brokers.options.transaction_timeout_ms)
+        properties = half_properties(group, timeout)
         collector = HalfCollector()
         for first in range(0, len(missing), _ROWS_AT_ONCE):
             rows = range(first, min(first + _ROWS_AT_ONCE, len(missing)))

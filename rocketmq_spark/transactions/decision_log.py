@@ -120,8 +120,16 @@ class DecisionLog:
         if not homes:
             self.home = max(ends, key=self._draw)
             self.position = ends[self.home]
+            # Otherwise a missing right would show after the first decision, when the driver reads it back.
+            brokers.check_readable(self.home)
             return
         self.home = self._only(homes)
+        brokers.address_of(self.home)
+        if self.home not in ends:
+            raise MQClientException(
+                f"the decision log of transactionalId={self.transactional_id} is in queue {self.home}, which is "
+                "not writable now: make broker and topic writable (brokerPermission=6, mqadmin updateTopicPerm -p 6)"
+            )
         # A home that is down raises here.
         end = brokers.max_offsets([self.home])[self.home]
         self.position = brokers.min_offset(self.home) if everything else self._start(brokers, self.home, end)

@@ -6,16 +6,19 @@ reads the decision log. A process keeps what it has read, so that the next call 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rocketmq_spark.errors import DeliveryError, OptionError
+from rocketmq_spark.errors import DataLossError, DeliveryError, OptionError
 from rocketmq_spark.options.sink import SinkOptions
 from rocketmq_spark.routing.client_instance import ClientInstance
 from rocketmq_spark.transactions.brokers import Brokers
 from rocketmq_spark.transactions.commit import CommitReport, TwoPhaseCommit, group_of, new_run_id
 from rocketmq_spark.transactions.decision_log import DecisionLog, Write
 from rocketmq_spark.transactions.halves import Halves, concat
+
+logger = logging.getLogger("rocketmq_spark.producer")
 
 # The logs that this process has read, by connection, topic and transactional id.
 _logs: dict[tuple[str, str, str], DecisionLog] = {}
@@ -62,7 +65,16 @@ def plan(options: SinkOptions, instance: ClientInstance, write: Write | None) ->
         names = set(commit.brokers.routes().find(options.topic).broker_names)
     commit.prepare(names)
     log = commit.log
-    _read(commit, everything=write is not None)
+    is_first = not log.writes
+    try:
+        _read(commit, everything=write is not None)
+    except DataLossError as exc:
+        # A new process would not know the lost records either, and `check_stream` refuses to continue without any.
+        logger.warning("%s; reading what is left of the log", exc)
+        log.open(commit.brokers, everything=write is not None)
+    if is_first and options.topic is not None:
+        # Only a recovery reads the topic. A missing right must show before the first decision.
+        commit.brokers.check_readable(commit.brokers.routes().find(options.topic).queues[0])
     return TransactionPlan(
         commit.run_id, write, write is not None and write in log.writes, log.newest if write is None else None
     )

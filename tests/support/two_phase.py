@@ -77,7 +77,12 @@ class Driver:
         self.brokers = Brokers(self.options, self.instance, clock=runtime.clock, runtime=runtime)
         self.log = DecisionLog(str(self.options.transactional_id), self.options.transaction_topic)
         self.two_phase = TwoPhaseCommit(self.brokers, self.log, new_run_id())
-        self.brokers.ensure_topic(self.options.transaction_topic, set(self.brokers.routes().find(self.topic).addresses))
+        try:
+            names = set(self.brokers.routes().find(self.topic).addresses)
+            self.brokers.ensure_topic(self.options.transaction_topic, names)
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def topic(self) -> str:
@@ -110,7 +115,7 @@ class Driver:
     def decide_and_crash(self, bodies: Sequence[str], committed: int, write: Write = WRITE) -> tuple[Halves, str]:
         """Decide a write, and commit only its first half messages."""
         halves, group = self.prepare(bodies, write)
-        self.two_phase._decide(write, 1, group, halves)
+        self.two_phase._decide(write, 1, group, halves, self.options.transaction_timeout_ms)
         self.end(halves.take(np.arange(committed)), group)
         return halves, group
 

@@ -140,7 +140,7 @@ def test_an_executor_with_a_wrong_clock_fails_the_write(cluster: FakeCluster, cl
     entry = stored.log[half.commit_log_offset]
     read = replace(entry.read, store_timestamp=entry.read.store_timestamp - 20_000)
     stored.log[half.commit_log_offset] = entry._replace(read=read)
-    with pytest.raises(DeliveryError, match="clocks of an executor and of broker"):
+    with pytest.raises(DeliveryError, match="clocks of a client and of broker"):
         first.two_phase.commit(WRITE, again, group)
 
 

