@@ -50,7 +50,7 @@ test: setup ## Run the whole test suite with real brokers (about 15 minutes on 2
 
 .PHONY: test-faults
 test-faults: setup ## Run the long fault tests, and print the cost of each fault (over 10 minutes)
-	@$(BIN)/python -m pytest tests/faults tests/model -q --full
+	@$(BIN)/python -m pytest tests/faults tests/model tests/integration/test_exactly_once.py -q --full
 
 .PHONY: unit
 unit: setup ## Run the unit tests (under a minute, no network, no Spark)
@@ -89,7 +89,7 @@ proto: setup ## Generate the gRPC messages from proto/
 	@$(BIN)/python -m grpc_tools.protoc -I proto --python_out=. --pyi_out=. proto/rocketmq_spark/protocol/grpc/_pb/*.proto
 
 .PHONY: notebooks
-notebooks: setup ## Run the notebooks, and save their outputs and plots (3 minutes)
+notebooks: setup ## Run the notebooks, and save their outputs and plots (5 minutes)
 	@PYTHONPATH=$(CURDIR) $(BIN)/python -m tests.notebooks.execute $(NOTEBOOK)
 
 .PHONY: bench

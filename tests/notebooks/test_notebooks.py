@@ -41,7 +41,13 @@ def test_notebook_is_checked_in_with_outputs_and_pictures(path: Path) -> None:
 
 
 def test_all_notebooks_are_there_and_small() -> None:
-    assert {path.stem for path in PATHS} == {"latency_and_faults", "quickstart", "streaming", "throughput"}
+    assert {path.stem for path in PATHS} == {
+        "exactly_once",
+        "latency_and_faults",
+        "quickstart",
+        "streaming",
+        "throughput",
+    }
     assert sum(path.stat().st_size for path in PATHS) < 1_500_000
 
 
