@@ -275,7 +275,11 @@ def test_a_recovery_needs_the_right_to_read_the_topic_of_rows(
 # Settings of brokers
 
 
-@pytest.fixture(scope="module", params=["true", "false"], ids=["RocksDB store", "default store"])
+@pytest.fixture(
+    scope="module",
+    params=["true", pytest.param("false", marks=pytest.mark.long)],
+    ids=["RocksDB store", "default store"],
+)
 def flushing(request: pytest.FixtureRequest) -> Iterator[LocalCluster]:
     """A broker that flushes each message, with either store of transactions."""
     # The broker checks open half messages early, and then moves them to another topic.
@@ -479,7 +483,7 @@ def test_a_long_deadline_tolerates_a_wrong_clock(brokers: LocalCluster, topic: s
         assert visible(own, brokers) == Counter(ROWS)
 
 
-@pytest.mark.parametrize("ahead", [20, -20])
+@pytest.mark.parametrize("ahead", [20, pytest.param(-20, marks=pytest.mark.long)])
 def test_a_recovery_with_a_wrong_clock_repeats_no_row(brokers: LocalCluster, topic: str, ahead: float) -> None:
     create(brokers, topic)
     with driver(brokers, topic, timeout_ms=2 * SOON) as own:
