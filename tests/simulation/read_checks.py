@@ -77,6 +77,8 @@ class ReadHistory:
     read_timeout: float
     # What a read may need after the last fault, beyond ``readTimeoutMs``.
     slack: float
+    # How long the requests for one message take, if the others of the window run at the same time.
+    per_message: float
     most_bytes: int
     # For each queue, where the user begins and ends; empty for the earliest and the latest offset.
     starts: Mapping[MessageQueue, int]
@@ -244,7 +246,9 @@ def _problems_of_end(history: ReadHistory, task: TaskRead) -> Iterator[str]:
         yield f"{name}: it failed with {type(error).__name__}: {error}"
     if not math.isinf(task.ended):
         last = max([task.began, *task.progress.values()])
-        if task.ended > last + history.read_timeout + history.slack and task.ended > history.calm + history.slack:
+        # Messages that the broker's filter rejects are no progress.
+        longest = history.read_timeout + history.slack + history.per_message * sum(part.size for part in task.ranges)
+        if task.ended > last + longest and task.ended > history.calm + history.slack:
             yield f"{name}: it waited {task.ended - last:.1f} s for messages"
 
 

@@ -144,6 +144,7 @@ class _Reading:
             fail_on_data_loss=options.get("fail_on_data_loss", True),
             read_timeout=options["read_timeout_ms"] / 1000,
             slack=3 * options["pull_timeout_ms"] / 1000 + 15.0,
+            per_message=2 * plan.latency / plan.window,
             most_bytes=plan.most_bytes,
             starts={},
             ends={},

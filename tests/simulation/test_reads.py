@@ -168,3 +168,8 @@ def test_loss_that_a_plan_does_not_report_is_found() -> None:
     assert history.plans[0].ranges[0].start > history.starts[QUEUE]
     history.warnings.clear()
     assert any("a plan skipped" in problem for problem in problems_of_read(history))
+
+
+def test_a_read_whose_filter_rejects_all_messages_may_take_long() -> None:
+    # One message per request, two requests at a time, and 60 ms for each of them.
+    assert run_read(ReadPlan.of_seed(10_364_646)).problems == []
