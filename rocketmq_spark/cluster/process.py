@@ -27,7 +27,7 @@ pids=" "
 while read -r op pid; do
     case "$op" in
         +) pids="$pids$pid " ;;
-        -) pids="${pids%% $pid *} ${pids#* $pid }" ;;
+        -) case "$pids" in *" $pid "*) pids="${pids%% $pid *} ${pids#* $pid }" ;; esac ;;
         release) exit 0 ;;
     esac
 done
