@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -12,8 +13,9 @@ from rocketmq_spark.transactions.decision_log import Decision, DecisionLog, Writ
 from tests.simulation.two_phase import TwoPhasePlan, run_two_phase
 
 SEEDS = range(100)
-# The seeds in which the absence of a rule must show. Without the fence, 321 is the first one.
-SEEDS_OF_RULES = {"fence": range(310, 710)}
+# An END_TRANSACTION that is late by seconds shows the lack of the fence: in 8 of 300 schedules of only these faults,
+# but in 3 of 2,500 of all faults.
+FAULTS_OF_RULES = {"fence": ("short freeze", "second driver", "delayed")}
 
 
 def test_rows_are_visible_once_under_faults() -> None:
@@ -55,5 +57,7 @@ RULES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
 @pytest.mark.parametrize("rule", RULES)
 def test_a_missing_rule_is_found(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     RULES[rule](monkeypatch)
-    runs = (run_two_phase(TwoPhasePlan.of_seed(seed)) for seed in SEEDS_OF_RULES.get(rule, range(400)))
-    assert any("visible" in text for run in runs for text in run.problems)
+    plans = [TwoPhasePlan.of_seed(seed) for seed in range(400)]
+    if rule in FAULTS_OF_RULES:
+        plans = [replace(plan, faults=FAULTS_OF_RULES[rule], tasks=3, rows=20) for plan in plans]
+    assert any("visible" in text for plan in plans for text in run_two_phase(plan).problems)
