@@ -1,0 +1,140 @@
+"""`delivery=exactlyOnce` while drivers, Python workers and brokers are killed and paused, mostly during commits.
+
+Every attempt at a write has other rows, so the tests also notice a write with rows of two attempts.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rocketmq_spark.cluster import LocalCluster
+from tests.support import writes
+from tests.support.exactly_once import TIMEOUT_MS, Account, Chaos, Job, resume
+from tests.support.java import Java
+
+pytestmark = [pytest.mark.faults, pytest.mark.spark, pytest.mark.integration]
+
+# Longer than the deadline of every half message that exists now.
+TOO_LONG = TIMEOUT_MS / 1000 + 2
+
+NewJob = Callable[..., Job]
+Settle = Callable[[str, Job], Account]
+
+
+@pytest.fixture
+def new_job(two_brokers: LocalCluster, topic: str, tmp_path: Path) -> Iterator[NewJob]:
+    with ExitStack() as stack:
+
+        def make(**settings: Any) -> Job:
+            writes.make_topic(two_brokers, topic, queues=2)
+            job = Job(two_brokers, topic, tmp_path, **settings)
+            stack.callback(job.close)
+            return job
+
+        yield make
+
+
+@pytest.fixture
+def settle(java: Java, record_property: Callable[[str, object], None]) -> Settle:
+    """Return a function that counts the rows of a job after its end, and adds them to the table of faults."""
+
+    def count(fault: str, job: Job) -> Account:
+        job.close()
+        account = job.account(java)
+        print(f"{fault}: {account}")
+        repeats = account.visible - (account.rows - len(account.missing))
+        line = writes.Account(fault, account.rows, account.visible, repeats, account.recoveries, 0.0, account.most)
+        record_property("account", list(line))
+        return account
+
+    return count
+
+
+def test_every_row_is_written_once_despite_faults_in_commits(new_job: NewJob, settle: Settle) -> None:
+    job = new_job(rows=400)
+    broker, _ = job.cluster.brokers
+    job.feed(4)
+    # This driver pauses in the middle of a micro-batch, beyond its deadline. The next driver completes it.
+    paused = job.start(hold={1: 250}, restarts=0)
+    job.await_held(1, paused)
+    processes = paused.pause()
+    job.go(1)
+    successor = job.start(hold={2: 100, 3: 300})
+    job.await_held(2, successor)
+    resume(processes)
+    # Its micro-batch is complete, so it has to give up.
+    assert paused.wait() != 0
+    broker.kill()
+    job.go(2)
+    broker.restart()
+    job.await_held(3, successor)
+    for worker in successor.workers():
+        worker.kill()
+    job.finish(successor)
+    account = settle("driver replaced, broker killed, workers killed", job)
+    assert account.violations == 0, account
+    assert account.recoveries >= 2
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("fault", ["paused", "killed"])
+def test_write_waits_for_a_broker_that_is_down_beyond_the_deadline(new_job: NewJob, settle: Settle, fault: str) -> None:
+    job = new_job(rows=400, batch=True)
+    broker, _ = job.cluster.brokers
+    job.feed(2)
+    driver = job.start(hold={0: 200}, restarts=0)
+    job.await_held(0, driver)
+    broker.pause() if fault == "paused" else broker.kill()
+    job.go(0)
+    time.sleep(TOO_LONG)
+    broker.resume() if fault == "paused" else broker.restart()
+    job.complete()
+    assert driver.wait() == 0, driver.tail()
+    account = settle(f"broker {fault} beyond the deadline", job)
+    assert account.violations == 0, account
+    assert account.recoveries >= 1
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("fence", [True, False], ids=["with_fence", "without_fence"])
+def test_only_the_fence_prevents_repeats_by_a_paused_driver(new_job: NewJob, settle: Settle, *, fence: bool) -> None:
+    # Without the fence no driver waits, and the paused driver continues within its deadline.
+    job = new_job(rows=400, batch=True, timeout_ms=TIMEOUT_MS if fence else 600_000)
+    job.feed(1)
+    job.complete()
+    paused = job.start(hold={0: 100}, fence=fence, restarts=0)
+    job.await_held(0, paused)
+    processes = paused.pause()
+    job.go(0)
+    assert job.start(fence=fence).wait() == 0
+    resume(processes)
+    paused.wait()
+    account = settle(f"driver paused in its commit, {'with' if fence else 'without'} the fence", job)
+    assert (len(account.repeated) > 0) is not fence
+    assert account.missing == account.mixed == []
+
+
+@pytest.mark.long
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize(
+    ("batch", "faults", "rows"), [(False, 100, 100_000), (True, 40, 20_000)], ids=["stream", "batch"]
+)
+def test_every_row_is_written_once_in_chaos(
+    new_job: NewJob, settle: Settle, *, batch: bool, faults: int, rows: int
+) -> None:
+    seed = int(os.environ.get("CHAOS_SEED") or random.randrange(1 << 32))
+    print(f"CHAOS_SEED={seed}", flush=True)
+    job = new_job(rows=2_000, batch=batch)
+    chaos = Chaos(job, seed)
+    chaos.run(faults, rows // job.rows)
+    account = settle(f"chaos ({'batch' if batch else 'stream'}, {chaos.faults.total()} faults)", job)
+    print(f"{dict(chaos.faults)}, {chaos.restarts} restarts")
+    assert account.violations == 0, f"{account}\n{account.repeated=}\n{account.missing=}\n{account.mixed=}"

@@ -1,0 +1,464 @@
+"""Jobs that write exactly once in own processes, faults of these processes, and the account of what was written."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+
+from rocketmq_spark.cluster import LocalCluster
+from rocketmq_spark.cluster.process import Watchdog
+from rocketmq_spark.errors import RocketMQError
+from rocketmq_spark.routing.route_cache import publish_info_of
+from rocketmq_spark.transport.remoting.transport import RemotingTransport
+from tests.support.java import Java
+from tests.support.processes import PATIENCE, PROGRAMS, wait_for
+from tests.support.reading import read_topic
+from tests.support.writes import messages_in
+
+LOG: Final = "rocketmq-spark-decisions"
+# The shortest timeout, because a recovery waits for its end.
+TIMEOUT_MS: Final = 10_000
+# Seconds that a commit waits for a fault, in chaos.
+_HELD: Final = 2.0
+_MOST_WRITES: Final = 1_000
+# Digits of a line.
+_DIGITS: Final = 8
+
+
+class Driver:
+    """A process that runs the program of a job, with its JVM and its Python workers."""
+
+    def __init__(self, command: list[str], environ: Mapping[str, str], output: Path, watchdog: Watchdog) -> None:
+        self.output = output
+        with output.open("wb") as file:
+            self._process = subprocess.Popen(
+                command,
+                env=dict(environ),
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self._watchdog = watchdog
+        # The JVM and its workers end with their parent, unless they are paused.
+        watchdog.add(self._process.pid)
+        self._watched = {self._process.pid}
+        self._root = psutil.Process(self._process.pid)
+        self._seen: set[psutil.Process] = set()
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    @property
+    def code(self) -> int | None:
+        """The exit code; None while it runs."""
+        return self._process.poll()
+
+    def processes(self) -> list[psutil.Process]:
+        """Return all processes of the driver that run, itself first."""
+        if not self.is_alive:
+            return []
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found = [self._root, *self._root.children(recursive=True)]
+            self._seen.update(found)
+            return found
+        return []
+
+    def jvms(self) -> list[psutil.Process]:
+        return [process for process in self.processes() if _name(process) == "java"]
+
+    def workers(self) -> list[psutil.Process]:
+        """Return the Python workers and their daemons."""
+        return [process for process in self.processes()[1:] if _name(process).startswith("python")]
+
+    def wait(self) -> int:
+        """Wait for the end of the program, and return its exit code."""
+        return self._process.wait(PATIENCE)
+
+    def kill(self, *, workers: bool = True) -> None:
+        """Kill the driver with SIGKILL; with `workers` false, its Python workers end only when they notice that."""
+        processes = self.processes()
+        if not workers:
+            processes = [process for process in processes if _name(process) == "java"] + processes[:1]
+        for process in processes:
+            send(process, signal.SIGKILL)
+        self._process.wait()
+
+    def pause(self) -> list[psutil.Process]:
+        """Pause all processes of the driver with SIGSTOP, and return them."""
+        paused = pause(self.processes)
+        for pid in {process.pid for process in paused} - self._watched:
+            self._watchdog.add(pid)
+            self._watched.add(pid)
+        return paused
+
+    def end(self) -> None:
+        """Kill everything that still runs."""
+        self.processes()
+        for process in self._seen:
+            send(process, signal.SIGKILL)
+        self._process.wait()
+        for pid in self._watched:
+            self._watchdog.forget(pid)
+        self._watched.clear()
+
+    def tail(self) -> str:
+        return self.output.read_text(errors="replace")[-4000:]
+
+
+def _name(process: psutil.Process) -> str:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return str(process.name())
+    return ""
+
+
+def send(process: psutil.Process, number: signal.Signals) -> None:
+    """Send a signal, unless the process has ended."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        # This compares the time of its start, so that no other process gets the signal.
+        process.send_signal(number)
+
+
+def pause(find: Callable[[], list[psutil.Process]]) -> list[psutil.Process]:
+    """Pause processes with SIGSTOP, also those that they start meanwhile, and return them."""
+    paused: list[psutil.Process] = []
+    while new := [process for process in find() if process not in paused]:
+        for process in new:
+            send(process, signal.SIGSTOP)
+        paused += new
+    return paused
+
+
+def resume(processes: list[psutil.Process]) -> None:
+    """Continue paused processes."""
+    for process in processes:
+        send(process, signal.SIGCONT)
+
+
+@dataclass
+class Account:
+    """What consumers see, and what the decision log says, after all drivers have ended."""
+
+    rows: int
+    visible: int = 0
+    repeated: list[int] = field(default_factory=list)
+    missing: list[int] = field(default_factory=list)
+    mixed: list[int] = field(default_factory=list)
+    # How often the most repeated row is visible.
+    most: int = 0
+    decisions: int = 0
+    recoveries: int = 0
+    lost_decisions: int = 0
+
+    def __str__(self) -> str:
+        return (
+            f"{self.rows} rows, {self.visible} visible, {len(self.repeated)} repeated, {len(self.missing)} missing, "
+            f"{len(self.mixed)} writes with rows of two attempts; {self.decisions} decisions, {self.recoveries} of "
+            f"them after recoveries, and {self.lost_decisions} that did not count"
+        )
+
+    @property
+    def violations(self) -> int:
+        return len(self.repeated) + len(self.missing) + len(self.mixed)
+
+
+class Job:
+    """The rows of one transactional id, and the drivers that write them. Call `close` at the end.
+
+    A write has `rows` rows. It is a micro-batch, or with `batch` a batch write with a ``writeId``.
+    """
+
+    def __init__(
+        self,
+        cluster: LocalCluster,
+        topic: str,
+        folder: Path,
+        *,
+        rows: int,
+        batch: bool = False,
+        timeout_ms: int = TIMEOUT_MS,
+        restarts: int = 20,
+        **options: str,
+    ) -> None:
+        self.cluster = cluster
+        self.topic = topic
+        self.writes = 0
+        self._folder = folder
+        self.rows = rows
+        self._batch = batch
+        self._restarts = restarts
+        self._id = f"job-{topic}"
+        self._options = {
+            "nameServer": cluster.name_server,
+            "topic": topic,
+            "delivery": "exactlyOnce",
+            "transactionalId": self._id,
+            "transactionTimeoutMs": str(timeout_ms),
+            "deliveryTimeoutMs": "120000",
+            **options,
+        }
+        self._watchdog = Watchdog()
+        self.drivers: list[Driver] = []
+        for name in ("in", "written"):
+            (folder / name).mkdir()
+
+    def feed(self, writes: int) -> None:
+        """Add the rows of some writes."""
+        for write in range(self.writes, self.writes + writes):
+            numbers = range(write * self.rows, (write + 1) * self.rows)
+            draft = self._folder / "draft"
+            draft.write_text("".join(f"{number:0{_DIGITS}}\n" for number in numbers))
+            draft.rename(self._folder / "in" / f"{write:05}.txt")
+        self.writes += writes
+
+    def complete(self) -> None:
+        """Let the drivers end after the last write."""
+        (self._folder / "complete").touch()
+
+    @property
+    def written(self) -> int:
+        """The number of writes that Spark has noted as complete."""
+        folder = self._folder / ("written" if self._batch else "checkpoint/commits")
+        return sum(1 for _ in folder.glob("[0-9]*"))
+
+    def start(
+        self,
+        *,
+        hold: Mapping[int, int] | None = None,
+        seconds: float = PATIENCE,
+        fence: bool = True,
+        restarts: int | None = None,
+    ) -> Driver:
+        """Start a driver.
+
+        `hold` maps writes to numbers of requests. Their first commit waits before that request for `go`, or `seconds`.
+        """
+        arguments = {
+            "folder": str(self._folder),
+            "batch": self._batch,
+            "bytes": self.rows * (_DIGITS + 1),
+            "restarts": self._restarts if restarts is None else restarts,
+            "options": self._options,
+        }
+        environ = dict(os.environ)
+        if hold or not fence:
+            held = {self._name(write): requests for write, requests in (hold or {}).items()}
+            settings = {"folder": str(self._folder), "hold": held, "seconds": seconds, "fence": fence}
+            environ["HELD_COMMITS"] = json.dumps(settings)
+            environ["PYTHONPATH"] = str(PROGRAMS / "held_commits")
+        output = self._folder / f"driver-{len(self.drivers)}.out"
+        command = [sys.executable, str(PROGRAMS / "exactly_once.py"), json.dumps(arguments)]
+        self.drivers.append(Driver(command, environ, output, self._watchdog))
+        return self.drivers[-1]
+
+    def await_held(self, write: int, driver: Driver) -> None:
+        """Wait until a commit is held."""
+        marker = self._folder / f"held-{self._name(write)}"
+
+        def is_held() -> bool:
+            assert driver.is_alive, driver.tail()
+            return marker.exists()
+
+        wait_for(is_held)
+
+    def go(self, write: int) -> None:
+        """Let a held commit continue."""
+        (self._folder / f"go-{self._name(write)}").touch()
+
+    def finish(self, driver: Driver) -> None:
+        """Wait until a driver has written the last row, and restart it if it fails."""
+        self.complete()
+        while driver.wait() != 0:
+            assert len(self.drivers) < 1000, driver.tail()
+            driver = self.start()
+
+    def account(self, java: Java) -> Account:
+        """Read the topic with the official consumer, and count."""
+        total = self.writes * self.rows
+        account = Account(total)
+        held = messages_in(self.cluster.name_server, self.topic)
+        lines = java.read_topic(self.cluster.name_server, self.topic, held, within=PATIENCE)
+        assert len(lines) == held
+        times, attempts = Counter[int](), defaultdict[int, set[str]](set)
+        for line in lines:
+            number, attempt = line["body"].decode().split()
+            times[int(number)] += 1
+            attempts[int(number) // self.rows].add(attempt)
+        account.visible = held
+        account.repeated = sorted(number for number, seen in times.items() if seen > 1)
+        account.most = max(times.values(), default=0)
+        account.missing = sorted(set(range(total)) - times.keys())
+        account.mixed = sorted(write for write, seen in attempts.items() if len(seen) > 1)
+        decided: set[tuple[str, int]] = set()
+        for record in self.records():
+            if record["kind"] == "decision":
+                key = record["write"], record["round"]
+                account.lost_decisions += key in decided
+                decided.add(key)
+        account.decisions = len(decided)
+        account.recoveries = sum(round_ > 1 for _, round_ in decided)
+        return account
+
+    def records(self) -> Iterator[dict[str, Any]]:
+        """Yield the records of the decision log."""
+        messages = read_topic(self.cluster.name_server, LOG)
+        for message in messages:
+            if message.tags != "manifest" and message.body.startswith(b"{"):
+                record = json.loads(message.body)
+                if record["id"] == self._id:
+                    yield record
+
+    def close(self) -> None:
+        """End all drivers."""
+        for driver in self.drivers:
+            driver.end()
+        self._watchdog.release()
+
+    def _name(self, write: int) -> str:
+        return f"{write:05}" if self._batch else str(write)
+
+
+class Growth:
+    """Watches how many messages topics have. `over` is asked all the time, and ends a wait."""
+
+    def __init__(self, cluster: LocalCluster, over: Callable[[], bool]) -> None:
+        self._transport = RemotingTransport([cluster.name_server])
+        self._over = over
+
+    def wait(self, topic: str) -> None:
+        """Return as soon as a topic has more messages, or it is over."""
+        deadline, before = time.monotonic() + PATIENCE, None
+        while not self._over():
+            assert time.monotonic() < deadline, f"no message in {topic} after {PATIENCE:g} s"
+            with contextlib.suppress(RocketMQError):
+                info = publish_info_of(topic, self._transport.query_route(topic, 1.0))
+                while time.monotonic() < deadline and not self._over():
+                    now = sum(
+                        self._transport.max_offset(queue, info.addresses[queue.broker_name], 0.5)
+                        for queue in info.queues
+                    )
+                    if before is not None and now > before:
+                        return
+                    before = now
+                    time.sleep(0.003)
+            time.sleep(0.05)
+
+    def close(self) -> None:
+        self._transport.close()
+
+
+class Chaos:
+    """Injects faults at random times into the drivers of a job and into its brokers, until `faults` are done."""
+
+    def __init__(self, job: Job, seed: int) -> None:
+        self.job = job
+        self.faults: Counter[str] = Counter()
+        self.restarts = 0
+        self._rng = random.Random(seed)
+        # A commit takes milliseconds, so it waits at a random row for a fault.
+        self._hold = {write: self._rng.randint(1, job.rows) for write in range(_MOST_WRITES)}
+        self._driver = self._start()
+        self._growth = Growth(job.cluster, self._feed)
+        self._kinds: dict[str, tuple[int, Callable[[], None]]] = {
+            "driver killed": (3, lambda: self._driver.kill()),
+            "driver killed, workers left": (3, lambda: self._driver.kill(workers=False)),
+            "driver paused, second driver takes over": (3, self._take_over),
+            "JVM paused": (2, lambda: self._pause(self._driver.jvms)),
+            "Python worker killed": (4, self._kill_worker),
+            "Python workers paused": (3, lambda: self._pause(self._driver.workers)),
+            "broker paused": (3, self._pause_broker),
+            "broker killed": (2, self._kill_broker),
+        }
+
+    def run(self, faults: int, writes: int) -> None:
+        """Inject at least `faults` faults while at least `writes` writes are done."""
+        self.job.feed(3)
+        while self.faults.total() < faults or self.job.writes < writes:
+            if not self._driver.is_alive:
+                self._restart()
+            self._fault()
+        self._growth.close()
+        if not self._driver.is_alive:
+            self._restart()
+        self.job.finish(self._driver)
+
+    def _feed(self) -> bool:
+        """Have some writes wait for the driver, and return whether it has ended."""
+        if self.job.writes < self.job.written + 3:
+            self.job.feed(1)
+        return not self._driver.is_alive
+
+    def _fault(self) -> None:
+        # Most faults fall into a commit: it begins with a decision, and makes rows visible.
+        moment = self._rng.choice(["decision", "row", "row", "row", "any"])
+        if moment == "any":
+            time.sleep(self._rng.uniform(0, 5))
+        else:
+            self._growth.wait(LOG if moment == "decision" else self.job.topic)
+            time.sleep(self._rng.choice([0, self._rng.uniform(0, 0.1), self._rng.uniform(0, _HELD)]))
+        names = list(self._kinds)
+        name = self._rng.choices(names, [self._kinds[one][0] for one in names])[0]
+        if not self._driver.is_alive and not name.startswith("broker"):
+            return
+        self._kinds[name][1]()
+        self.faults[name] += 1
+        print(f"{self.faults.total()}: {name} ({moment}), {self.job.written} writes done", flush=True)
+
+    def _start(self) -> Driver:
+        return self.job.start(hold=self._hold, seconds=_HELD)
+
+    def _restart(self) -> None:
+        self.restarts += 1
+        self._driver = self._start()
+
+    def _seconds(self) -> float:
+        """Return a length of a pause: most are short, some exceed the timeout."""
+        late = TIMEOUT_MS / 1000
+        return self._rng.choice([self._rng.uniform(0, 3), self._rng.uniform(0, 3), self._rng.uniform(late, late + 3)])
+
+    def _pause(self, find: Callable[[], list[psutil.Process]]) -> None:
+        paused = pause(find)
+        time.sleep(self._seconds())
+        resume(paused)
+
+    def _kill_worker(self) -> None:
+        if workers := self._driver.workers():
+            send(self._rng.choice(workers), signal.SIGKILL)
+
+    def _take_over(self) -> None:
+        old = self._driver
+        paused = old.pause()
+        self._restart()
+        self._growth.wait(self._rng.choice([LOG, self.job.topic]))
+        time.sleep(self._rng.uniform(0, 3))
+        resume(paused)
+        # Both drivers write the same micro-batches now.
+        time.sleep(self._rng.uniform(0, 5))
+        old.kill(workers=self._rng.random() < 0.5)
+
+    def _pause_broker(self) -> None:
+        broker = self._rng.choice(self.job.cluster.brokers)
+        broker.pause()
+        time.sleep(self._seconds())
+        broker.resume()
+
+    def _kill_broker(self) -> None:
+        broker = self._rng.choice(self.job.cluster.brokers)
+        broker.kill()
+        if self._rng.random() < 0.3:
+            time.sleep(self._seconds())
+        broker.restart()
