@@ -1,6 +1,7 @@
 """Messages, queues, encoded batches, and the request and outcome of one attempt to send.
 
-All layers use these values, so they do not depend on sockets, Arrow or Spark. Follows ``Message.java``,
+All layers use these values, so they do not depend on sockets, Arrow or Spark. Nothing changes them. Those that each
+request needs are not frozen, because Python creates a frozen dataclass four times as slowly. Follows ``Message.java``,
 ``MessageQueue.java`` and ``SendResult.java``.
 """
 
@@ -210,7 +211,7 @@ class Encoding(enum.Enum):
     GRPC = "grpc"  # The fields ``messages`` of a SendMessageRequest: each is a tag, a length and a Message
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class EncodedBatch:
     """The body of one send request, encoded once and resent unchanged."""
 
@@ -225,9 +226,10 @@ class EncodedBatch:
     encoding: Encoding = Encoding.REMOTING  # Always used for a single message, which gRPC translates
     born_timestamp: int = 0  # In a `GRPC` body, epoch milliseconds; otherwise it is in the request
     message_group: str = ""  # A message of a group is sent when the last one is stored (FIFO topics over gRPC)
+    messages: tuple[EncodedBatch, ...] = ()  # Instead of a body: single messages, each sent in a request of its own
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SendRequest:
     """One attempt to send a batch: the batch, and the other fields of the request's header."""
 
@@ -244,7 +246,7 @@ class SendRequest:
     reply: bool = False  # The message answers another message (SEND_REPLY_MESSAGE_V2); remoting only
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SendOutcome:
     """The result of one attempt. Exactly one of `status` and `error` is set."""
 

@@ -108,8 +108,8 @@ _MESSAGES_TAG: Final = _MESSAGES << 3 | _DELIMITED
 
 
 def split_batch(batch: EncodedBatch) -> tuple[EncodedBatch, EncodedBatch] | None:
-    """Return the two halves of a batch (docs/internals/sink.md#batch-splitting); None for one message."""
-    if not batch.batch or batch.rows < 2:
+    """Return the two halves of a batch (docs/internals/sink.md#batch-splitting); None for single messages."""
+    if not batch.batch or batch.rows < 2 or batch.messages:
         return None
     body = memoryview(b"".join(batch.body))
     end_of = _end_of_field if batch.encoding is Encoding.GRPC else _end_of_item
@@ -124,6 +124,8 @@ def split_batch(batch: EncodedBatch) -> tuple[EncodedBatch, EncodedBatch] | None
 
 def singles_of(batch: EncodedBatch) -> list[EncodedBatch] | None:
     """Return a request for each message of a remoting batch, in order; None for any other batch."""
+    if batch.messages:
+        return list(batch.messages)
     if not batch.batch or batch.encoding is not Encoding.REMOTING:
         return None
     wait = decode_properties(batch.properties.encode()).get(WAIT)

@@ -189,7 +189,7 @@ class Window:
         self.in_flight -= cost
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Dispatch:
     """An attempt to make now."""
 
@@ -367,4 +367,6 @@ class SendQueues:
 
 def batch_weight(batch: EncodedBatch) -> int:
     """Return a waiting batch's share of ``maxInFlightBytes``; the objects around a single message count."""
+    if batch.messages:
+        return sum(map(batch_weight, batch.messages))
     return batch.nbytes if batch.batch else batch.nbytes + len(batch.properties) + _SINGLE_OVERHEAD

@@ -263,6 +263,9 @@ class SendPipeline:
             if parts is not None and not self._unbatched:
                 logger.warning("%s; from now on this task sends its rows one by one, which is slower", outcome.error)
                 self._unbatched = True
+        elif outcome.error is not None and delivery.batch.messages:
+            # The error shall name the message.
+            parts = singles_of(delivery.batch)
         elif outcome.error is not None and outcome.error.split:
             parts = split_batch(delivery.batch)
         if parts is None:

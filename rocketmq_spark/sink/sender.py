@@ -19,7 +19,7 @@ from typing import ClassVar, TypeAlias
 
 import pyarrow as pa
 
-from rocketmq_spark.arrow.batcher import ArrowBatcher
+from rocketmq_spark.arrow.batcher import ArrowBatcher, Ready
 from rocketmq_spark.arrow.dead_letter import DeadLetterBatcher
 from rocketmq_spark.errors import RocketMQError, RouteNotFoundException
 from rocketmq_spark.metrics import Recorder
@@ -166,7 +166,7 @@ class BatchSender:
         try:
             for rows in self._read(batches):
                 self._start()
-                for batch, queue in batcher.add(rows, self._clock()):
+                for batch, queue in self._combined(batcher.add(rows, self._clock())):
                     self._offer(batch, queue)
                 self._wait_for_lingering()
             for batch, queue in batcher.flush():
@@ -199,6 +199,10 @@ class BatchSender:
                 return
             self._raise_failure()
             yield rows
+
+    def _combined(self, ready: Iterator[Ready]) -> Iterator[Ready]:
+        """Return the batches to send for those of the batcher."""
+        return ready
 
     def _start(self) -> None:
         if self._thread is None:
@@ -270,20 +274,22 @@ class BatchSender:
     def _send(self, dispatch: Dispatch) -> None:
         delivery, put = dispatch.delivery, self._events.put
         self._instance.transport.send(
-            self._request(dispatch), dispatch.timeout, lambda outcome: put((delivery, outcome)), within=dispatch.within
+            self._request(dispatch),
+            dispatch.timeout,
+            lambda outcome: put((delivery, outcome)),
+            within=dispatch.within,
         )
 
-    def _request(self, dispatch: Dispatch) -> SendRequest:
-        delivery = dispatch.delivery
-        delivery.born_timestamp = int(self._runtime.wall_clock() * 1000)
+    def _request(self, dispatch: Dispatch, batch: EncodedBatch | None = None) -> SendRequest:
+        dispatch.delivery.born_timestamp = born = int(self._runtime.wall_clock() * 1000)
         return SendRequest(
-            delivery.batch,
+            batch or dispatch.delivery.batch,
             dispatch.queue,
             broker_vip_channel(dispatch.address) if self._options.vip_channel_enabled else dispatch.address,
             self._options.producer_group,
             self._options.connection.create_topic_key,
             self._options.connection.default_topic_queue_nums,
-            delivery.born_timestamp,
+            born,
             unit_mode=self._options.unit_mode,
         )
 
@@ -321,13 +327,6 @@ class BatchSender:
             # Not at every outcome: a needless wakeup costs more than sending a message.
             if self._failure is not None or (self._awaited and self._awaited()):
                 self._changed.notify_all()
-
-
-class HalfSender(BatchSender):
-    """Sends half messages, for ``delivery=exactlyOnce``."""
-
-    _done: ClassVar[str] = "prepared"
-    _retry: ClassVar[str] = "None of them is visible to consumers before the driver commits the write"
 
 
 class OnewaySender(BatchSender):

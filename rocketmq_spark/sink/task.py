@@ -44,8 +44,9 @@ from rocketmq_spark.protocol.remoting.records import MAX_BATCH_ROWS
 from rocketmq_spark.routing.client_instance import ClientInstance
 from rocketmq_spark.routing.route_cache import TopicPublishInfo
 from rocketmq_spark.routing.topic_configs import TopicConfigs
+from rocketmq_spark.sink.half_sender import HalfSender, OnHalf
 from rocketmq_spark.sink.pipeline import OnStored, largest_batch
-from rocketmq_spark.sink.sender import Batcher, BatchSender, HalfSender, OnewaySender, RouteFinder
+from rocketmq_spark.sink.sender import Batcher, BatchSender, OnewaySender, RouteFinder
 from rocketmq_spark.sink.trace import BatchTracer, SendTrace
 from rocketmq_spark.transport.base import local_ip
 
@@ -121,15 +122,16 @@ def write_rows(
     servers_reached: bool = False,
     open_trace_sender: Callable[[], contextlib.AbstractContextManager[SendTrace]] | None = None,
     half_properties: str = "",
-    on_stored: OnStored | None = None,
+    on_half: OnHalf | None = None,
 ) -> None:
     """Send every row of `batches`; return when every row is acknowledged (with ``sendMode=oneway``: written).
 
     The schema has passed `check_schema`, and the caller registers and unregisters the producer group of `instance`.
     ``enable_trace`` requires `open_trace_sender`. With `half_properties`, which are added to the properties of each
-    row, the rows are sent as half messages. `on_stored` is that of `SendPipeline`; the trace replaces it. See
-    `row_batcher` and `RouteFinder`. Raises as `BatchSender.write`.
+    row, the rows are sent as half messages, and `on_half` gets each that is stored. See `row_batcher` and
+    `RouteFinder`. Raises as `BatchSender.write`.
     """
+    on_stored: OnStored | None = None
     with contextlib.ExitStack() as stack:
         if options.enable_trace:
             assert open_trace_sender is not None
@@ -141,10 +143,13 @@ def write_rows(
         if options.max_rate_per_second is not None:
             rate = options.max_rate_per_second / (options.max_rate_tasks or 1)
         routes = RouteFinder(options, instance, fixed_queues=queues, servers_reached=servers_reached)
-        sender_class = OnewaySender if options.send_mode == "oneway" else BatchSender
+        sender: BatchSender
         if half_properties:
-            sender_class = HalfSender
-        sender = sender_class(routes, recorder, max_rate_per_second=rate, on_stored=on_stored)
+            assert on_half is not None
+            sender = HalfSender(routes, recorder, max_rate_per_second=rate, on_half=on_half)
+        else:
+            sender_class = OnewaySender if options.send_mode == "oneway" else BatchSender
+            sender = sender_class(routes, recorder, max_rate_per_second=rate, on_stored=on_stored)
         sender.write(batches, row_batcher(routes, recorder, write_id, rate, half_properties))
 
 

@@ -138,7 +138,7 @@ class _PartitionWriter:
         group, collector = group_of(str(options.transactional_id), write, 1, plan.run_id), HalfCollector()
         if (first := next(rows, None)) is not None:
             properties = half_properties(group, options.transaction_timeout_ms)
-            self._send(chain([first], rows), recorder, half_properties=properties, on_stored=collector.append)
+            self._send(chain([first], rows), recorder, half_properties=properties, on_half=collector.append)
         return Prepared(group, collector.halves().to_bytes())
 
     def _end(

@@ -25,12 +25,12 @@ from rocketmq_spark.metrics import Recorder
 from rocketmq_spark.model.message import EncodedBatch, MessageQueue
 from rocketmq_spark.model.message_ext import MessageExt, PullOutcome, PullRequest, PullStatus, PullTarget
 from rocketmq_spark.model.route import PERM_READ, PERM_WRITE
-from rocketmq_spark.model.send_result import TRANSACTION_PREPARED_TYPE
 from rocketmq_spark.options.sink import SinkOptions
 from rocketmq_spark.protocol.remoting.records import decode_records
 from rocketmq_spark.routing.client_instance import ClientInstance
+from rocketmq_spark.sink.half_sender import HalfSender, OnHalf
 from rocketmq_spark.sink.pipeline import Backoff, OnStored
-from rocketmq_spark.sink.sender import BatchSender, HalfSender, RouteFinder
+from rocketmq_spark.sink.sender import BatchSender, RouteFinder
 from rocketmq_spark.transport.parallel import in_parallel
 from rocketmq_spark.transport.remoting.client import TOOLS_CONSUMER
 from rocketmq_spark.transport.remoting.transport import RemotingTransport
@@ -151,13 +151,17 @@ class Brokers:
         """Return the offset of the oldest message of a queue."""
         return self.ask(queue, lambda address, timeout: self.transport.min_offset(queue, address, timeout))
 
-    def send(self, messages: Sequence[tuple[EncodedBatch, MessageQueue]], on_stored: OnStored | None = None) -> None:
-        """Store messages, each in its queue; raise as `BatchSender.write`."""
-        if not messages:
-            return
-        sender_class = HalfSender if messages[0][0].sys_flag & TRANSACTION_PREPARED_TYPE else _RecordSender
-        # These messages are not rows of a task, so they are not measured.
-        sender = sender_class(self.routes(), Recorder("", -1, 0), on_stored=on_stored)
+    def send_halves(self, messages: Sequence[tuple[EncodedBatch, MessageQueue]], on_half: OnHalf) -> None:
+        """Store half messages, each in its queue; raise as `BatchSender.write`."""
+        if messages:
+            self._send(HalfSender(self.routes(), Recorder("", -1, 0), on_half=on_half), messages)
+
+    def send_records(self, messages: Sequence[tuple[EncodedBatch, MessageQueue]], on_stored: OnStored) -> None:
+        """Store records, each in its queue; raise as `BatchSender.write`."""
+        if messages:
+            self._send(_RecordSender(self.routes(), Recorder("", -1, 0), on_stored=on_stored), messages)
+
+    def _send(self, sender: BatchSender, messages: Sequence[tuple[EncodedBatch, MessageQueue]]) -> None:
         # One empty batch of rows lets the sender take all messages.
         empty = pa.RecordBatch.from_arrays([], schema=_SCHEMA)
         sender.write([empty], _Messages(messages))  # type: ignore[arg-type]

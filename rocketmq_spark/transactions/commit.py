@@ -329,7 +329,7 @@ class TwoPhaseCommit:
         for first in range(0, len(missing), _ROWS_AT_ONCE):
             rows = range(first, min(first + _ROWS_AT_ONCE, len(missing)))
             contents = self.brokers.ask_all(rows, lambda row: self._content(missing[row], properties))
-            self.brokers.send(list(contents.values()), collector.append)
+            self.brokers.send_halves(list(contents.values()), collector.append)
         return collector.halves()
 
     def _content(self, half: Half, properties: str) -> tuple[EncodedBatch, MessageQueue]:

@@ -365,7 +365,7 @@ class DecisionLog:
             offsets[numbers[id(delivery.batch)]] = outcome.queue_offset
 
         try:
-            brokers.send(messages, on_stored)
+            brokers.send_records(messages, on_stored)
         except DeliveryError as exc:
             exc.args = (f"writing the decision log of transactionalId={self.transactional_id}: {exc}", *exc.args[1:])
             raise

@@ -22,7 +22,6 @@ from rocketmq_spark.model.message import MessageQueue, SendOutcome
 from rocketmq_spark.model.message_ext import decode_message_id
 from rocketmq_spark.model.properties import NAME_VALUE_SEPARATOR, PROPERTY_SEPARATOR
 from rocketmq_spark.protocol.remoting.command import loads
-from rocketmq_spark.sink.in_flight import InFlightBatch
 
 _SCHEMA: Final = pa.schema([("queue", pa.int32()), ("commit_log_offset", pa.int64()), ("queue_offset", pa.int64())])
 _HEAD: Final = b"rocketmq_spark"
@@ -139,10 +138,8 @@ class HalfCollector:
     _youngest: dict[str, Half] = field(default_factory=dict)
     _oldest: Half | None = None
 
-    def append(self, delivery: InFlightBatch, outcome: SendOutcome) -> None:
+    def append(self, queue: MessageQueue, born: int, outcome: SendOutcome) -> None:
         """Add a half message; raise an MQClientException if the broker's acknowledgement has no commit-log offset."""
-        queue, born = delivery.queue, delivery.born_timestamp
-        assert queue is not None, "a message in flight has a queue"
         if outcome.queue_offset < 0:
             raise MQClientException(f"{queue}: the acknowledgement of a half message has offset {outcome.queue_offset}")
         _, commit_log_offset = decode_message_id(outcome.offset_msg_id)

@@ -68,7 +68,7 @@ class Driver:
             iter([batch]),
             write_id="query",
             half_properties=half_properties(group, self._options.transaction_timeout_ms),
-            on_stored=collector.append,
+            on_half=collector.append,
         )
         return plan, write, Prepared(group, collector.halves().to_bytes())
 

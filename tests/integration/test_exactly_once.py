@@ -145,7 +145,7 @@ def prepare(own: Driver, rows: pa.RecordBatch, write: Write = WRITE) -> tuple[Ha
         write_id=write.name,
         queues=own.queues if own.options.ordered else None,
         half_properties=half_properties(group, own.options.transaction_timeout_ms),
-        on_stored=collector.append,
+        on_half=collector.append,
     )
     return Halves.from_bytes(collector.halves().to_bytes()), group
 

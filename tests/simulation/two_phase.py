@@ -303,7 +303,7 @@ class _Driver:
                 collector = HalfCollector()
                 queues = itertools.cycle(brokers.routes().find(TOPIC).queues)
                 messages = [(self._half(row, group), next(queues)) for row in range(plan.rows)]
-                brokers.send(messages, collector.append)
+                brokers.send_halves(messages, collector.append)
                 report = two_phase.commit(self._write, collector.halves(), group)
             self._controller.history.reports.append(report)
             world.note(f"{self.process}: {report}")

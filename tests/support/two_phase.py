@@ -103,7 +103,7 @@ class Driver:
         """Store rows as half messages in turn in all queues, as tasks do; return them and their group."""
         group = group_of(self.log.transactional_id, write, 1, f"{self.two_phase.run_id}-{next(_run_ids)}")
         collector = HalfCollector()
-        self.brokers.send(
+        self.brokers.send_halves(
             [
                 (half_message(body, group, self.options), queue)
                 for body, queue in zip(bodies, itertools.cycle(self.queues), strict=False)

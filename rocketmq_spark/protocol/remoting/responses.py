@@ -34,7 +34,7 @@ DEFAULT_REGION: Final = "DefaultRegion"
 _INTEGER: Final = re.compile(r"-?[0-9]{1,19}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class SendMessageResponseHeader:
     """The answer to a send that stored the message or batch (codes 0, 10, 11, 12)."""
 

@@ -43,6 +43,18 @@ _MOST_UNFINISHED: Final = 256 * 1024 * 1024
 _LONG_FRAME: Final = 1024 * 1024
 
 
+# The forks between the first process and this one; comparing them costs less than the system call for the pid.
+_forks = 0
+
+
+def _count_fork() -> None:
+    global _forks
+    _forks += 1
+
+
+os.register_at_fork(after_in_child=_count_fork)
+
+
 class PolledClock:
     """A clock that runs only during polls: answers that arrive in between wait in the socket, and must not expire."""
 
@@ -96,7 +108,7 @@ class IoLoop:
         self._polling = False
         self._poller: threading.Thread | None = None
         self._scratch = memoryview(b"")
-        self._pid = os.getpid()
+        self._pid, self._forks = os.getpid(), _forks
         self._lock = threading.Lock()
         self._by_address: dict[str, Connection] = {}
         self.closed = False
@@ -124,7 +136,7 @@ class IoLoop:
 
     def check(self) -> None:
         """Raise RocketMQError after `close`, and in a process that did not create this transport."""
-        if os.getpid() != self._pid:
+        if _forks != self._forks:
             text = f"this transport was made in process {self._pid} and can't be used in process {os.getpid()}"
             raise RocketMQError(f"{text}: make one after the fork")
         if self.closed:
@@ -163,7 +175,7 @@ class IoLoop:
 
     def close(self) -> None:
         """Fail everything in flight, close every socket, end the thread. Idempotent."""
-        if os.getpid() != self._pid:
+        if _forks != self._forks:
             # Without the lock: the thread that holds it may exist in the parent only. Closing descriptors does not
             # close the parent's connections.
             self.closed = True

@@ -49,7 +49,7 @@ _PERMANENT: Final[Mapping[type, type[errors.RemotingTlsException]]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Answer:
     """How one request ended. Command and error are both None after a one-way request."""
 

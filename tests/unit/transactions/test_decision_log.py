@@ -121,7 +121,7 @@ def test_messages_of_other_programs_are_an_error(first: Driver, second: Driver, 
     assert first.log.home is not None
     topic = first.options.transaction_topic
     foreign = encode_single(Message(topic, body or b"x", 0, {"TAGS": first.log._tag}))
-    first.brokers.send([(foreign, first.log.home)])
+    first.brokers.send_records([(foreign, first.log.home)], lambda *_: None)
     with pytest.raises(MQClientException, match="is no record of rocketmq-spark"):
         second.open()
 

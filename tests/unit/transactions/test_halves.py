@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from rocketmq_spark.errors import MQClientException
-from rocketmq_spark.model.message import EncodedBatch, MessageQueue, SendOutcome, SendStatus
+from rocketmq_spark.model.message import MessageQueue, SendOutcome, SendStatus
 from rocketmq_spark.model.message_ext import encode_message_id
 from rocketmq_spark.protocol.remoting.records import decode_properties
-from rocketmq_spark.sink.in_flight import InFlightBatch
 from rocketmq_spark.transactions.halves import NO_HALVES, Half, HalfCollector, Halves, concat, half_properties
 
 A0, A1, B0 = MessageQueue("T", "a", 0), MessageQueue("T", "a", 1), MessageQueue("U", "b", 0)
 
 
-def acknowledged(queue: MessageQueue, offset: int, born: int) -> tuple[InFlightBatch, SendOutcome]:
-    delivery = InFlightBatch(EncodedBatch("T", (b"x",), 1, 1, batch=False), None, queue, born_timestamp=born)
+def acknowledged(queue: MessageQueue, offset: int, born: int) -> tuple[MessageQueue, int, SendOutcome]:
     msg_id = encode_message_id("127.0.0.1:10911", offset * 100)
-    return delivery, SendOutcome(queue, SendStatus.SEND_OK, None, 1.0, offset, msg_id)
+    return queue, born, SendOutcome(queue, SendStatus.SEND_OK, None, 1.0, offset, msg_id)
 
 
 def collected(*rows: tuple[MessageQueue, int, int]) -> Halves:
@@ -67,11 +67,11 @@ def test_a_driver_holds_at_most_64_bytes_per_row() -> None:
 
 
 def test_an_acknowledgement_without_offsets_is_an_error() -> None:
-    delivery, outcome = acknowledged(A0, 1, 50)
+    _, _, outcome = acknowledged(A0, 1, 50)
     with pytest.raises(MQClientException, match="no offset message id"):
-        HalfCollector().append(delivery, SendOutcome(A0, SendStatus.SEND_OK, None, 1.0, 1, ""))
+        HalfCollector().append(A0, 50, SendOutcome(A0, SendStatus.SEND_OK, None, 1.0, 1, ""))
     with pytest.raises(MQClientException, match="has offset -1"):
-        HalfCollector().append(delivery, SendOutcome(A0, SendStatus.SEND_OK, None, 1.0, -1, outcome.offset_msg_id))
+        HalfCollector().append(A0, 50, replace(outcome, queue_offset=-1))
 
 
 def test_times_that_are_no_whole_seconds_are_rounded_up() -> None:
