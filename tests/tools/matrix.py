@@ -35,6 +35,7 @@ WITH_SPARK: Final = tuple(
     for name in (
         "batch_write",
         "dedupe",
+        "exactly_once",
         "grpc_write",
         "read",
         "read_own_servers",
