@@ -180,10 +180,11 @@ class TwoPhaseCommit:
         """Store a decision, and return the decision that takes effect."""
         floors = self.brokers.max_offsets(halves.queues)
         assert self.log.home is not None, "`DecisionLog.open` precedes"
-        if not self.log.writes:
-            self.log.claim_home(self.brokers, write)
-        others = {queue.broker_name for queue in halves.queues} - {self.log.home.broker_name}
-        self.log.append_homes(self.brokers, write, others)
+        names, claim = {queue.broker_name for queue in halves.queues}, None
+        if self.log.writes:
+            self.log.append_homes(self.brokers, write, names - {self.log.home.broker_name})
+        else:
+            claim = self.log.claim_home(self.brokers, write, names)
         decision = Decision(
             write=write,
             round=round_,
@@ -194,7 +195,7 @@ class TwoPhaseCommit:
             floors=floors,
             youngest=halves.youngest,
         )
-        return self.log.append_decision(self.brokers, decision, halves)
+        return self.log.append_decision(self.brokers, decision, halves, claim)
 
     def _execute(self, decision: Decision, halves: Halves, report: CommitReport) -> CommitReport:
         """Commit the half messages of an own decision."""

@@ -1,8 +1,8 @@
 """The decision log: records of the half messages that the driver commits, as messages of ``transactionTopic``.
 
-All records of a transactional id are in one queue, its home. The home is drawn from the id when its first record is
-written. Before each decision the driver also names the home in a record on every other broker of the write. So a home
-that is down is noticed.
+All decisions of a transactional id are in one queue, its home. The home is drawn from the id, and claimed in all queues
+before the first decision. Before each later one the driver names the home in a record on every other broker of the
+write. So a home that is down is noticed.
 
 The first decision of a round counts. Later ones of other drivers have lost. The half messages of a decision are in
 manifest records before it, because they may be larger than a message.
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -38,6 +38,8 @@ _MANIFEST_TAG: Final = "manifest"
 _DECISION: Final = "decision"
 _DONE: Final = "done"
 _HOME: Final = "home"
+# A driver without decisions names its home.
+_CLAIM: Final = "claim"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,8 @@ class DecisionLog:
     newest: Write | None = None
     # Whether all writes were read, also those before the newest one.
     everything: bool = False
+    # Where the queues ended when `open` searched them.
+    _searched: Mapping[MessageQueue, int] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         self._tag = hashlib.sha256(self.transactional_id.encode()).hexdigest()[:16]
@@ -115,7 +119,7 @@ class DecisionLog:
         self.writes.clear()
         self.newest, self.everything = None, everything
         # Before the search, so that no record between the search and the first reading is missed.
-        ends = brokers.max_offsets(self._queues(brokers))
+        self._searched = ends = brokers.max_offsets(self._queues(brokers))
         homes = self._homes(brokers, ends)
         if not homes:
             self.home = max(ends, key=self._draw)
@@ -135,19 +139,31 @@ class DecisionLog:
         self.position = brokers.min_offset(self.home) if everything else self._start(brokers, self.home, end)
         self.refresh(brokers)
 
-    def claim_home(self, brokers: Brokers, write: Write) -> None:
-        """Name the home on all other brokers of the topic, before the first record of the id.
+    def claim_home(self, brokers: Brokers, write: Write, broker_names: Collection[str]) -> int:
+        """Claim the home in itself, then in all other queues of the topic; return the offset of the first claim.
 
-        Raises an MQClientException if another driver has named another home meanwhile.
+        Raises an MQClientException if another driver has claimed another home since `open`, or the topic has no queue
+        on one of the brokers of the write.
         """
-        names = {queue.broker_name for queue in self._queues(brokers)}
-        self.append_homes(brokers, write, names - {self._require_home().broker_name})
-        homes = self._homes(brokers, brokers.max_offsets(self._queues(brokers)))
-        if any(home != self.home for home in homes):
-            raise MQClientException(
-                f"committing {write}: another driver of transactionalId={self.transactional_id} has begun a decision "
-                f"log in queue {self._only(homes)} at this moment. No row is visible. Run the job again"
-            )
+        home, queues = self._require_home(), self._queues(brokers)
+        self._check_named(broker_names, {queue.broker_name for queue in queues})
+        claims = self._name_home(brokers, _CLAIM, write, [home])
+        claims |= self._name_home(brokers, _CLAIM, write, [queue for queue in queues if queue != home])
+
+        def is_free(queue: MessageQueue) -> bool:
+            brokers.await_readable(queue, claims[queue])
+            records = self._records(brokers, queue, self._searched.get(queue, 0), claims[queue])
+            return all(self._home_of(record, queue) == home for record, _ in records)
+
+        if not all(brokers.ask_all(claims, is_free).values()):
+            raise self._contended(write)
+        return claims[home]
+
+    def _contended(self, write: Write) -> MQClientException:
+        return MQClientException(
+            f"committing {write}: another driver of transactionalId={self.transactional_id} begins a decision log in "
+            f"another queue than {self.home} at this moment. No row of this driver is visible. Run the job again"
+        )
 
     def refresh(self, brokers: Brokers, at_least: int = 0) -> None:
         """Read new records, at least up to the offset `at_least`."""
@@ -159,15 +175,22 @@ class DecisionLog:
                 f"and had messages up to {max(self.position, at_least)}: the topic was deleted, or the broker has lost "
                 "messages"
             )
-        for message in brokers.read(self.home, self.position, end, self._tag):
+        for record, message in self._records(brokers, self.home, self.position, end):
             try:
-                self._take(self._record(message), message.queue_offset)
+                if not self._is_void(brokers, self.home, record, message.queue_offset):
+                    self._take(record, message.queue_offset)
             except (KeyError, TypeError, ValueError) as exc:
                 raise self._unreadable(message, exc) from exc
         self.position = end
 
-    def append_decision(self, brokers: Brokers, decision: Decision, halves: Halves) -> Decision:
-        """Store a decision, and return the decision that counts in its round: this one, or an earlier one."""
+    def append_decision(
+        self, brokers: Brokers, decision: Decision, halves: Halves, claim: int | None = None
+    ) -> Decision:
+        """Store a decision, and return the decision that counts in its round: this one, or an earlier one.
+
+        The first decision of the id has the offset of its `claim`. It does not count if another home was claimed in
+        this one since then, which raises an MQClientException.
+        """
         home = self._require_home()
         data = halves.to_bytes() if len(halves) else b""
         pieces = [data[at : at + _MANIFEST_BYTES] for at in range(0, len(data), _MANIFEST_BYTES)]
@@ -183,9 +206,15 @@ class DecisionLog:
             "floors": [[*_place(queue), offset] for queue, offset in decision.floors.items()],
             "youngest": [half.to_json() for half in decision.youngest],
         }
+        if claim is not None:
+            record["claim"] = claim
         self._append(brokers, record)
         self.check_current(decision.write)
-        return self.writes[decision.write].decisions[decision.round]
+        state = self.writes.get(decision.write)
+        counted = None if state is None else state.decisions.get(decision.round)
+        if counted is None:
+            raise self._contended(decision.write)
+        return counted
 
     def append_done(self, brokers: Brokers, write: Write) -> None:
         """Store that a write is complete."""
@@ -205,15 +234,22 @@ class DecisionLog:
 
         The brokers acknowledge it only after they have flushed and replicated what they stored before.
         """
-        home = self._require_home()
         queues = {queue.broker_name: queue for queue in reversed(self._queues(brokers))}
-        record = json.dumps({**self._head(_HOME, write, 0), "home": _place(home)}).encode()
-        targets = [queues[name] for name in sorted(broker_names) if name in queues]
-        if lost := broker_names - queues.keys():
+        self._check_named(broker_names, queues)
+        return self._name_home(brokers, _HOME, write, [queues[name] for name in sorted(broker_names)])
+
+    def _check_named(self, wanted: Collection[str], found: Collection[str]) -> None:
+        if lost := sorted(set(wanted).difference(found)):
             raise MQClientException(
-                f"topic {self.topic} has no writable queue on broker {', '.join(sorted(lost))}, to which rows go: "
-                "start the broker, or create the topic there"
+                f"topic {self.topic} has no writable queue on broker {', '.join(lost)}, to which rows go: start the "
+                "broker, or create the topic there"
             )
+
+    def _name_home(
+        self, brokers: Brokers, kind: str, write: Write, targets: Sequence[MessageQueue]
+    ) -> dict[MessageQueue, int]:
+        """Store a record that names the home in each queue, and return the queues and offsets of these records."""
+        record = json.dumps({**self._head(kind, write, 0), "home": _place(self._require_home())}).encode()
         offsets = self._send(brokers, [(self._message(self._tag, record), queue) for queue in targets])
         return dict(zip(targets, offsets, strict=True))
 
@@ -242,11 +278,13 @@ class DecisionLog:
         """Return the homes that the newest records of the queues name, with whether a home has a decision."""
 
         def home_in(queue: MessageQueue) -> tuple[MessageQueue, bool] | None:
-            for record, _ in self._search(brokers, queue, ends[queue]):
-                if record["kind"] == _HOME:
-                    return MessageQueue(self.topic, *record["home"][1:]), False
-                return queue, True
-            return None
+            claimed: MessageQueue | None = None
+            for record, offset in self._search(brokers, queue, ends[queue]):
+                if record["kind"] == _CLAIM:
+                    claimed = claimed or self._home_of(record, queue)
+                elif not self._is_void(brokers, queue, record, offset):
+                    return self._home_of(record, queue), True
+            return None if claimed is None else (claimed, False)
 
         homes: dict[MessageQueue, bool] = {}
         for found in brokers.ask_all(ends, home_in).values():
@@ -255,7 +293,7 @@ class DecisionLog:
         return homes
 
     def _only(self, homes: Mapping[MessageQueue, bool]) -> MessageQueue:
-        """Return the home with decisions, or one of the homes that were only named."""
+        """Return the home with decisions, or one of the claimed homes, if possible one that is down now."""
         decided = [home for home, has_decision in homes.items() if has_decision]
         if len(decided) > 1:
             raise MQClientException(
@@ -263,11 +301,12 @@ class DecisionLog:
                 f"({', '.join(map(str, sorted(decided)))}), because topic {self.topic} was changed: use another "
                 "transactionalId"
             )
-        return decided[0] if decided else max(homes, key=self._draw)
+        return decided[0] if decided else max(homes, key=lambda home: (home not in self._searched, self._draw(home)))
 
     def _start(self, brokers: Brokers, home: MessageQueue, end: int) -> int:
         """Return an offset from which all records of the newest write follow."""
-        newest = next((record for record, _ in self._search(brokers, home, end) if record["kind"] != _HOME), None)
+        records = self._search(brokers, home, end)
+        newest = next((record for record, _ in records if record["kind"] not in (_HOME, _CLAIM)), None)
         return end if newest is None else max(int(newest["since"]), brokers.min_offset(home))
 
     def _search(self, brokers: Brokers, queue: MessageQueue, end: int) -> Iterator[tuple[dict[str, Any], int]]:
@@ -275,21 +314,39 @@ class DecisionLog:
         lowest, window = brokers.min_offset(queue), _FIRST_WINDOW
         while end > lowest:
             start = max(lowest, end - window)
-            messages = list(brokers.read(queue, start, end, self._tag))
-            for message in reversed(messages):
-                if (record := self._record(message)) is not None:
-                    yield record, message.queue_offset
+            for record, message in reversed(list(self._records(brokers, queue, start, end))):
+                yield record, message.queue_offset
             end, window = start, window * 4
 
-    def _record(self, message: MessageExt) -> dict[str, Any] | None:
-        """Return a record of this id; None for others, because brokers select by a hash of the tag."""
-        if message.tags != self._tag:
-            return None
-        try:
-            record = loads(message.body)
-            return record if record["id"] == self.transactional_id else None
-        except (KeyError, TypeError, ValueError) as exc:
-            raise self._unreadable(message, exc) from exc
+    def _records(
+        self, brokers: Brokers, queue: MessageQueue, start: int, end: int
+    ) -> Iterator[tuple[dict[str, Any], MessageExt]]:
+        """Yield the records of this id from one offset of a queue to another, with their messages."""
+        for message in brokers.read(queue, start, end, self._tag):
+            # Brokers select by a hash of the tag.
+            if message.tags != self._tag:
+                continue
+            try:
+                record = loads(message.body)
+                is_own = record["id"] == self.transactional_id
+                if is_own:
+                    self._home_of(record, queue)
+            except (KeyError, TypeError, ValueError) as exc:
+                raise self._unreadable(message, exc) from exc
+            if is_own:
+                yield record, message
+
+    def _home_of(self, record: Mapping[str, Any], queue: MessageQueue) -> MessageQueue:
+        """Return the home that a record of a queue belongs to."""
+        named = record["kind"] in (_HOME, _CLAIM)
+        return MessageQueue(self.topic, *record["home"][1:]) if named else queue
+
+    def _is_void(self, brokers: Brokers, queue: MessageQueue, record: Mapping[str, Any], offset: int) -> bool:
+        """Return whether a record is a first decision, and another home was claimed since its own claim."""
+        if record.get("claim") is None:
+            return False
+        since = self._records(brokers, queue, record["claim"], offset)
+        return any(self._home_of(other, queue) != queue for other, _ in since)
 
     def _is_superseded(self, write: Write) -> bool:
         newest = self.newest
@@ -302,8 +359,8 @@ class DecisionLog:
             f"{exc!r}. Let no other program write to this topic, or use another transactionTopic"
         )
 
-    def _take(self, record: dict[str, Any] | None, offset: int) -> None:
-        if record is None or record["kind"] == _HOME:
+    def _take(self, record: dict[str, Any], offset: int) -> None:
+        if record["kind"] in (_HOME, _CLAIM):
             return
         write = Write(record["write"], record["query"])
         if self._is_superseded(write):

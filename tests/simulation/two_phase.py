@@ -49,8 +49,9 @@ _FATES = ("crash", "short freeze", "long freeze", "second driver")
 KINDS = (*KINDS_OF_SENDS, *REPLIES_TO_ENDS, *_EVENTS, *_FATES, "delayed", "broken", "refused")
 """Everything that a seed can enable."""
 
-# The most attempts at a write while there are faults, and afterwards.
+# The most attempts at a write. With the seconds between two of them, the last ones come after the faults.
 _MOST_ATTEMPTS = 40
+_RESTART = 0.5
 
 
 @dataclass
@@ -207,6 +208,7 @@ class _Controller:
                 if self._attempt(write):
                     self.history.done.append(write)
                     break
+                self.world.wait([], _RESTART)
         # Frozen drivers wake, and their requests arrive.
         self.world.wait([], 120.0)
 

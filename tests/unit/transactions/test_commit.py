@@ -150,8 +150,9 @@ def test_recovery_without_the_manifest_says_what_is_lost(
     first.decide_and_crash(ROWS, 3)
     home = first.log.home
     assert home is not None
-    cluster.brokers[home.broker_name].storage.store.expired[home] = 1
-    with driver(cluster, clock) as second, pytest.raises(DataLossError, match="messages from offset 0 on are deleted"):
+    # The claim and the manifest.
+    cluster.brokers[home.broker_name].storage.store.expired[home] = 2
+    with driver(cluster, clock) as second, pytest.raises(DataLossError, match="messages from offset 1 on are deleted"):
         second.open().two_phase.finish(WRITE)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -16,7 +18,7 @@ from rocketmq_spark.model.message import Message
 from rocketmq_spark.protocol.remoting.records import encode_single
 from rocketmq_spark.testing import FakeCluster
 from rocketmq_spark.transactions.decision_log import DecisionLog, Write
-from tests.support.two_phase import ID, WRITE, Driver, MovedClock, driver
+from tests.support.two_phase import ID, WRITE, Driver, MovedClock, driver, visible
 
 ROWS = [f"row-{number}" for number in range(20)]
 
@@ -140,17 +142,84 @@ def test_the_first_write_names_its_home_on_all_brokers(cluster: FakeCluster, fir
         second.open()
 
 
-def test_drivers_that_draw_different_homes_do_not_both_decide(
-    cluster: FakeCluster, first: Driver, second: Driver, monkeypatch: pytest.MonkeyPatch
+CONTENDED = "another driver of transactionalId=job begins a decision log in another queue"
+
+
+def move(own: Driver) -> None:
+    """Let a driver without decisions have another home, as if the brokers of its own were down."""
+    own.log.home = next(queue for queue in own.log._queues(own.brokers) if queue != own.log.home)
+    own.log.position = 0
+
+
+def written_once(cluster: FakeCluster, clock: MovedClock) -> bool:
+    """Have a third driver write; return whether each row is visible once."""
+    with driver(cluster, clock) as third:
+        commit(third.open(), WRITE)
+    return visible(cluster) == Counter(ROWS)
+
+
+@pytest.mark.parametrize("moves", ["the first driver", "the second driver"])
+def test_a_driver_notices_the_decision_in_another_home(
+    cluster: FakeCluster, clock: MovedClock, first: Driver, second: Driver, moves: str
 ) -> None:
     second.open()
-    other = next(queue for queue in first.log._queues(first.brokers) if queue != first.log.home)
-    second.log.home, second.log.position = other, 0
+    move(first if moves == "the first driver" else second)
     commit(first, WRITE)
-    with pytest.raises(MQClientException, match="another driver of transactionalId=job has begun a decision log"):
+    with pytest.raises(MQClientException, match=CONTENDED):
         commit(second, WRITE)
     assert second.open().log.home == first.log.home
     assert second.log.writes[WRITE].done
+    assert written_once(cluster, clock)
+
+
+@pytest.mark.parametrize("moves", ["the first driver", "the second driver"])
+def test_a_decision_does_not_count_if_another_home_was_claimed_before(
+    cluster: FakeCluster, clock: MovedClock, first: Driver, second: Driver, monkeypatch: pytest.MonkeyPatch, moves: str
+) -> None:
+    second.open()
+    move(first if moves == "the first driver" else second)
+    append = DecisionLog.append_decision
+
+    def after_a_claim(log: DecisionLog, *args: Any) -> Any:
+        # Between the check and the decision of the first driver.
+        with pytest.raises(MQClientException, match=CONTENDED):
+            second.log.claim_home(second.brokers, WRITE, ())
+        return append(log, *args)
+
+    monkeypatch.setattr(DecisionLog, "append_decision", after_a_claim)
+    with pytest.raises(MQClientException, match=CONTENDED):
+        commit(first, WRITE)
+    monkeypatch.undo()
+    assert visible(cluster) == Counter()
+    assert written_once(cluster, clock)
+
+
+def test_claims_of_drivers_that_died_do_not_stop_others(
+    cluster: FakeCluster, clock: MovedClock, first: Driver, second: Driver
+) -> None:
+    second.open()
+    move(second)
+    first.log.claim_home(first.brokers, WRITE, ())
+    with pytest.raises(MQClientException, match=CONTENDED):
+        second.log.claim_home(second.brokers, WRITE, ())
+    assert written_once(cluster, clock)
+
+
+def test_a_claimed_home_that_is_down_is_an_error(
+    cluster: FakeCluster, clock: MovedClock, first: Driver, second: Driver
+) -> None:
+    second.open()
+    move(second)
+    for own in (first, second):
+        with contextlib.suppress(MQClientException):
+            own.log.claim_home(own.brokers, WRITE, ())
+    # The driver that claimed it could still decide.
+    home = min(first.log.home, second.log.home, key=first.log._draw)  # type: ignore[type-var, arg-type]
+    assert home is not None
+    cluster.kill(home.broker_name)
+    why = f"no name server lists a master of broker {home.broker_name}"
+    with driver(cluster, clock) as third, pytest.raises(RouteNotFoundException, match=why):
+        third.open()
 
 
 def test_records_that_are_written_during_the_search_are_read(

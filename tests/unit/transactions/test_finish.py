@@ -93,8 +93,8 @@ def test_a_write_that_fails_does_not_stop_the_others(cluster: FakeCluster, first
     first.decide_and_crash(["lost"], 0, Write("a"))
     home = first.log.home
     assert home is not None
-    # The half messages of the first write have expired.
-    cluster.brokers[home.broker_name].storage.store.expired[home] = 1
+    # The claim of the log and the manifest of the first write have expired.
+    cluster.brokers[home.broker_name].storage.store.expired[home] = 2
     first.decide_and_crash(ROWS, 7, Write("b"))
     with pytest.raises(
         DeliveryError, match=r"^1 of 2 open writes of .*=job are finished; write a: .* are deleted"
