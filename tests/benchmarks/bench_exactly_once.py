@@ -52,6 +52,8 @@ class Driver:
         connection = self._options.connection
         self._instance = ClientInstance("bench", new_transport(connection, "bench"), connection)
         self._instance.start()
+        # An instance without a producer closes after a while.
+        self._instance.register(self._options.producer_group)
         self._number = 0
 
     def prepared(self, rows: int) -> tuple[plans.TransactionPlan, Write, Prepared]:
@@ -87,6 +89,7 @@ class Driver:
 
     def close(self) -> None:
         """Close the connections."""
+        self._instance.unregister(self._options.producer_group)
         self._instance.close()
 
 
