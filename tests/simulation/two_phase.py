@@ -9,13 +9,14 @@ first one still runs.
 from __future__ import annotations
 
 import itertools
+import json
 import random
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 from rocketmq_spark.errors import RocketMQError
-from rocketmq_spark.model.message import EncodedBatch, Message
+from rocketmq_spark.model.message import EncodedBatch, Message, MessageQueue
 from rocketmq_spark.model.send_result import TRANSACTION_PREPARED_TYPE
 from rocketmq_spark.options.sink import EXACTLY_ONCE, SinkOptions
 from rocketmq_spark.protocol.remoting.codes import RequestCode
@@ -126,7 +127,10 @@ def run_two_phase(plan: TwoPhasePlan) -> TwoPhaseRun:
     except Exception as exc:
         problems.append(f"{type(exc).__name__}: {exc}")
     else:
-        problems += problems_of(plan, cluster, history)
+        if began_apart(cluster):
+            controller.counts["homes that no claim connects"] += 1
+        else:
+            problems += problems_of(plan, cluster, history)
     finally:
         world.close()
     faults = adversary.counts + controller.counts + Counter(conditions.counts)
@@ -153,6 +157,25 @@ def problems_of(plan: TwoPhasePlan, cluster: SimulatedCluster, history: TwoPhase
     if plan.options.get("ordered"):
         problems += _inversions(cluster)
     return problems
+
+
+def began_apart(cluster: SimulatedCluster) -> bool:
+    """Return whether the log began in two homes, and no driver of one saw the broker of the other.
+
+    The protocol excludes this: a new job must start while all brokers are registered.
+    """
+    homes: set[MessageQueue] = set()
+    claims: set[tuple[MessageQueue, MessageQueue]] = set()
+    for broker in cluster.masters.values():
+        store = broker.storage.store
+        for queue in [queue for queue in store.queues if queue.topic == _LOG]:
+            for message in store.messages(queue, 0, 1 << 30):
+                record = json.loads(message.body) if message.body.startswith(b"{") else {}
+                if record.get("kind") == "claim":
+                    claims.add((queue, MessageQueue(*record["home"])))
+                elif record.get("kind") == "decision":
+                    homes.add(queue)
+    return len(homes) > 1 and claims.isdisjoint(itertools.permutations(homes, 2))
 
 
 def _inversions(cluster: SimulatedCluster) -> list[str]:
