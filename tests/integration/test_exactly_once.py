@@ -525,16 +525,17 @@ def test_queues_added_before_the_recovery_give_each_row_once(brokers: LocalClust
         assert visible(own, brokers, 4) == Counter(ROWS)
 
 
+# Each of the eight queues has five rows. So queues 2 and 3 have rows to commit, or committed rows to find.
 @pytest.mark.parametrize(
-    ("read_queues", "why"),
-    [(4, r"waited deliveryTimeoutMs=3000 for queue .*/broker-\d/[23]"), (2, r"queueId\[[23]\] is illegal")],
+    ("read_queues", "committed", "why"),
+    [(4, 15, r"waited deliveryTimeoutMs=3000 for queue .*/broker-\d/[23]"), (2, 32, r"queueId\[[23]\] is illegal")],
 )
 def test_queues_removed_before_the_recovery_lose_no_row(
-    brokers: LocalCluster, topic: str, read_queues: int, why: str
+    brokers: LocalCluster, topic: str, read_queues: int, committed: int, why: str
 ) -> None:
     create(brokers, topic, 4)
     with driver(brokers, topic, timeout_ms=SOON) as own:
-        own.decide_and_crash(ROWS, 15)
+        own.decide_and_crash(ROWS, committed)
     create(brokers, topic, read_queues, 2)
     with driver(brokers, topic, {"deliveryTimeoutMs": "3000"}) as own, pytest.raises(RocketMQError, match=why):
         own.two_phase.finish(WRITE)
