@@ -59,8 +59,11 @@ class TaskRead:
     rows: list[Row] = field(default_factory=list)
     error: RocketMQError | None = None
     ended: float = math.inf
-    # When records of each queue came last.
+    # When the consumer was ready for more after the last records of each queue.
     progress: dict[MessageQueue, float] = field(default_factory=dict)
+    # The seconds that its transport was polled: until the last answer with records of each queue, and in all.
+    polled: dict[MessageQueue, float] = field(default_factory=dict)
+    polled_in_all: float = math.inf
     most_in_flight: int = 0
     # Bytes of answers that waited, and of the largest answer.
     most_waiting: int = 0
@@ -236,7 +239,7 @@ def _problems_of_end(history: ReadHistory, task: TaskRead) -> Iterator[str]:
             yield f"{name}: the error names no range: {error}"
     elif isinstance(error, ReadError) and (silent := _SILENT.match(str(error))):
         queue = next(part.queue for part in task.ranges if str(part.queue) == silent[1])
-        waited = task.ended - max(task.began, task.progress.get(queue, 0.0))
+        waited = task.polled_in_all - task.polled.get(queue, 0.0)
         if waited < history.read_timeout:
             yield f"{name}: it gave up after {waited:.1f} s without messages of {queue}"
         late = task.ended > history.calm + history.read_timeout + history.slack

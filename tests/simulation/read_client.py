@@ -73,6 +73,8 @@ class RecordedReads(RemotingTransport):
     """A transport that counts the requests in flight and the bytes of answers."""
 
     memory: Memory
+    # On its clock, which stands still while the consumer rests.
+    began: float
     in_flight = 0
 
     def pull(self, request: PullRequest, timeout: float, on_pulled: OnPulled) -> None:
@@ -82,6 +84,7 @@ class RecordedReads(RemotingTransport):
         def ended(outcome: PullOutcome) -> None:
             self.in_flight -= 1
             if outcome.body:
+                task.polled[request.target.queue] = self.clock() - self.began
                 body = Body(outcome.body)
                 body.keep(self.memory)
                 task.largest = max(task.largest, len(body))

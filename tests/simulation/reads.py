@@ -228,7 +228,7 @@ class _Reading:
         self.history.tasks.append(task)
         longest = self.world.rng.choice((0.0, 0.05, 0.3))
         transport = self._transport(polled=True)
-        transport.memory = Memory(task)
+        transport.memory, transport.began = Memory(task), transport.clock()
         options = replace(self.options, sub_expression="*") if filters_here else self.options
         queues = TopicQueues(options, transport, transport.clock, routes, runtime=self.runtime)
         puller = RecordedPuller(options, transport, queues, transport.clock, self.plan.window, self.plan.most_bytes)
@@ -248,6 +248,7 @@ class _Reading:
         except RocketMQError as exc:
             task.error = exc
         finally:
+            task.polled_in_all = transport.clock() - transport.began
             transport.close()
         task.ended = self.world.now
         self.world.note(f"task {number}: {len(task.rows)} rows, {task.error or 'no error'}")
