@@ -63,11 +63,6 @@ class Driver:
     def is_alive(self) -> bool:
         return self._process.poll() is None
 
-    @property
-    def code(self) -> int | None:
-        """The exit code; None while it runs."""
-        return self._process.poll()
-
     def processes(self) -> list[psutil.Process]:
         """Return all processes of the driver that run, itself first."""
         if not self.is_alive:
