@@ -40,6 +40,8 @@ _DONE: Final = "done"
 _HOME: Final = "home"
 # A driver without decisions names its home.
 _CLAIM: Final = "claim"
+# Records that name a home, in any queue.
+_NAMING: Final = (_HOME, _CLAIM)
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,21 +277,22 @@ class DecisionLog:
         return hashlib.sha256(text.encode()).digest()
 
     def _homes(self, brokers: Brokers, ends: Mapping[MessageQueue, int]) -> dict[MessageQueue, bool]:
-        """Return the homes that the newest records of the queues name, with whether a home has a decision."""
+        """Return the home of each queue's newest record, or all homes claimed there, with whether it has a decision."""
 
-        def home_in(queue: MessageQueue) -> tuple[MessageQueue, bool] | None:
-            claimed: MessageQueue | None = None
+        def homes_in(queue: MessageQueue) -> dict[MessageQueue, bool]:
+            # All claims: the newest one may be of a driver that has failed because of an older one.
+            claimed: dict[MessageQueue, bool] = {}
             for record, offset in self._search(brokers, queue, ends[queue]):
                 if record["kind"] == _CLAIM:
-                    claimed = claimed or self._home_of(record, queue)
+                    claimed[self._home_of(record, queue)] = False
                 elif not self._is_void(brokers, queue, record, offset):
-                    return self._home_of(record, queue), True
-            return None if claimed is None else (claimed, False)
+                    return {self._home_of(record, queue): True}
+            return claimed
 
         homes: dict[MessageQueue, bool] = {}
-        for found in brokers.ask_all(ends, home_in).values():
-            if found is not None:
-                homes[found[0]] = homes.get(found[0], False) or found[1]
+        for found in brokers.ask_all(ends, homes_in).values():
+            for home, has_decision in found.items():
+                homes[home] = homes.get(home, False) or has_decision
         return homes
 
     def _only(self, homes: Mapping[MessageQueue, bool]) -> MessageQueue:
@@ -306,7 +309,7 @@ class DecisionLog:
     def _start(self, brokers: Brokers, home: MessageQueue, end: int) -> int:
         """Return an offset from which all records of the newest write follow."""
         records = self._search(brokers, home, end)
-        newest = next((record for record, _ in records if record["kind"] not in (_HOME, _CLAIM)), None)
+        newest = next((record for record, _ in records if record["kind"] not in _NAMING), None)
         return end if newest is None else max(int(newest["since"]), brokers.min_offset(home))
 
     def _search(self, brokers: Brokers, queue: MessageQueue, end: int) -> Iterator[tuple[dict[str, Any], int]]:
@@ -338,7 +341,7 @@ class DecisionLog:
 
     def _home_of(self, record: Mapping[str, Any], queue: MessageQueue) -> MessageQueue:
         """Return the home that a record of a queue belongs to."""
-        named = record["kind"] in (_HOME, _CLAIM)
+        named = record["kind"] in _NAMING
         return MessageQueue(self.topic, *record["home"][1:]) if named else queue
 
     def _is_void(self, brokers: Brokers, queue: MessageQueue, record: Mapping[str, Any], offset: int) -> bool:
@@ -360,7 +363,7 @@ class DecisionLog:
         )
 
     def _take(self, record: dict[str, Any], offset: int) -> None:
-        if record["kind"] in (_HOME, _CLAIM):
+        if record["kind"] in _NAMING:
             return
         write = Write(record["write"], record["query"])
         if self._is_superseded(write):

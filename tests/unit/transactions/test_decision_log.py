@@ -151,6 +151,13 @@ def move(own: Driver) -> None:
     own.log.position = 0
 
 
+@pytest.fixture(params=["the first driver", "the second driver"])
+def apart(request: pytest.FixtureRequest, first: Driver, second: Driver) -> None:
+    """Let one of two drivers without decisions have another home."""
+    second.open()
+    move(first if request.param == "the first driver" else second)
+
+
 def written_once(cluster: FakeCluster, clock: MovedClock) -> bool:
     """Have a third driver write; return whether each row is visible once."""
     with driver(cluster, clock) as third:
@@ -158,12 +165,10 @@ def written_once(cluster: FakeCluster, clock: MovedClock) -> bool:
     return visible(cluster) == Counter(ROWS)
 
 
-@pytest.mark.parametrize("moves", ["the first driver", "the second driver"])
+@pytest.mark.usefixtures("apart")
 def test_a_driver_notices_the_decision_in_another_home(
-    cluster: FakeCluster, clock: MovedClock, first: Driver, second: Driver, moves: str
+    cluster: FakeCluster, clock: MovedClock, first: Driver, second: Driver
 ) -> None:
-    second.open()
-    move(first if moves == "the first driver" else second)
     commit(first, WRITE)
     with pytest.raises(MQClientException, match=CONTENDED):
         commit(second, WRITE)
@@ -172,12 +177,10 @@ def test_a_driver_notices_the_decision_in_another_home(
     assert written_once(cluster, clock)
 
 
-@pytest.mark.parametrize("moves", ["the first driver", "the second driver"])
+@pytest.mark.usefixtures("apart")
 def test_a_decision_does_not_count_if_another_home_was_claimed_before(
-    cluster: FakeCluster, clock: MovedClock, first: Driver, second: Driver, monkeypatch: pytest.MonkeyPatch, moves: str
+    cluster: FakeCluster, clock: MovedClock, first: Driver, second: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    second.open()
-    move(first if moves == "the first driver" else second)
     append = DecisionLog.append_decision
 
     def after_a_claim(log: DecisionLog, *args: Any) -> Any:
@@ -194,22 +197,20 @@ def test_a_decision_does_not_count_if_another_home_was_claimed_before(
     assert written_once(cluster, clock)
 
 
+@pytest.mark.usefixtures("apart")
 def test_claims_of_drivers_that_died_do_not_stop_others(
     cluster: FakeCluster, clock: MovedClock, first: Driver, second: Driver
 ) -> None:
-    second.open()
-    move(second)
     first.log.claim_home(first.brokers, WRITE, ())
     with pytest.raises(MQClientException, match=CONTENDED):
         second.log.claim_home(second.brokers, WRITE, ())
     assert written_once(cluster, clock)
 
 
+@pytest.mark.usefixtures("apart")
 def test_a_claimed_home_that_is_down_is_an_error(
     cluster: FakeCluster, clock: MovedClock, first: Driver, second: Driver
 ) -> None:
-    second.open()
-    move(second)
     for own in (first, second):
         with contextlib.suppress(MQClientException):
             own.log.claim_home(own.brokers, WRITE, ())
