@@ -48,8 +48,8 @@ LINGER_S: Final = 0.1
 # Rows are encoded in chunks of about this size, bytes. It fits a processor's cache and bounds memory, and makes the
 # fixed cost of numpy and Arrow calls negligible.
 _CHUNK_BYTES: Final = 2 * 1024 * 1024
-# Leftovers are copied into pieces of at least this size, bytes: few enough for one gathering write. A growing batch
-# does not copy its old pieces again, as one buffer would.
+# Leftovers are copied, and joined into pieces of at least this size, bytes: few enough for one gathering write. A
+# growing batch does not copy its old pieces again, as one buffer would.
 _PIECE_BYTES: Final = 64 * 1024
 # A batch's header may carry only this, and the UNIQ_KEY of an inner batch (docs/internals/messages.md#batch).
 _NO_WAIT: Final = "WAIT\x01false\x02"
@@ -87,6 +87,8 @@ class ArrowBatcher(abc.ABC):
         self._workspace = Workspace()
         self._first_row = 0
         self._groups: dict[GroupKey, Group] = {}
+        # With ``ordered``, of each topic and queue the only group that may be open.
+        self._last_of_queue: dict[tuple[str, MessageQueue | None], GroupKey] = {}
 
     def __repr__(self) -> str:
         return (
@@ -151,31 +153,40 @@ class ArrowBatcher(abc.ABC):
             group.settle()
 
     def _fill(self, chunk: Chunk, groups: Groups, now: float) -> Iterator[Ready]:
-        runs = [(groups.keys[0], 0, len(chunk))]
+        keys, borders = groups.keys[:1], [0, len(chunk)]
         if groups.codes is not None:
             rows = np.arange(len(chunk)) if chunk.rows is None else chunk.rows
-            rows, runs = groups.sorted_runs(chunk.start, rows, ordered=self.options.ordered)
+            rows, keys, borders = groups.sorted_runs(chunk.start, rows, ordered=self.options.ordered)
             chunk = replace(chunk, rows=rows)
         data, ends = self._encode_items(chunk, now)
-        for key, begin, end in runs:
+        runs = zip(keys, itertools.pairwise(borders), itertools.pairwise(ends[borders].tolist()), strict=True)
+        shared = len(keys) > 1
+        for key, (begin, end), (head, tail) in runs:
             if self.options.ordered:
                 yield from self._close_before(key)
             group = self._groups.get(key)
             nbytes, filled = (0, 0) if group is None else (group.nbytes, group.rows)
+            # Most runs of a write to many queues or topics are short. Cutting one costs more than all else for it.
+            if nbytes + tail - head < self._limit and filled + end - begin < self.max_rows:
+                self._append(group or self._open(key, now), data[head:tail], end - begin, shared)
+                continue
             for first, last, full in fill_batches(
                 ends, begin, end, limit=self._limit, nbytes=nbytes, rows=filled, max_rows=self.max_rows
             ):
-                group = self._groups.get(key)
-                if group is None:
-                    group = self._groups[key] = Group(key, now)
-                piece = data[int(ends[first]) : int(ends[last])]
-                group.append(piece, last - first)
-                if len(runs) > 1:
-                    group.settle()
-                self.pending_bytes += len(piece)
-                self.pending_rows += last - first
+                group = self._groups.get(key) or self._open(key, now)
+                if last > first:
+                    self._append(group, data[int(ends[first]) : int(ends[last])], last - first, shared)
                 if full:
                     yield self._close(key)
+
+    def _open(self, key: GroupKey, now: float) -> Group:
+        group = self._groups[key] = Group(key, now)
+        return group
+
+    def _append(self, group: Group, piece: memoryview, rows: int, shared: bool) -> None:
+        group.append(piece, rows, copied=shared)
+        self.pending_bytes += len(piece)
+        self.pending_rows += rows
 
     def _singles(self, chunk: Chunk, groups: Groups) -> Iterator[Ready]:
         """Yield rows as single messages: one Python object per row, because each row is a separate request."""
@@ -219,10 +230,11 @@ class ArrowBatcher(abc.ABC):
                 return
 
     def _close_before(self, key: GroupKey, *, itself: bool = False) -> Iterator[Ready]:
-        """Close other groups that wait for the queue of `key`, and with `itself` its own."""
-        for other in list(self._groups):
-            if (other.topic, other.queue) == (key.topic, key.queue) and (itself or other != key):
-                yield self._close(other)
+        """Close the other group that waits for the queue of `key`, and with `itself` its own."""
+        other = self._last_of_queue.get((key.topic, key.queue))
+        self._last_of_queue[key.topic, key.queue] = key
+        if other in self._groups and (itself or other != key):
+            yield self._close(other)
 
     def _close(self, key: GroupKey) -> Ready:
         group = self._groups.pop(key)
@@ -248,7 +260,7 @@ class RemotingBatcher(ArrowBatcher):
         properties = "" if key.wait_store_msg_ok else _NO_WAIT
         if self.options.batch_type == "inner":
             properties += f"UNIQ_KEY\x01{unique_id(self.unique_ids.prefix, self.unique_ids.take(1))}\x02"
-        return replace(group.batch(), properties=properties)
+        return group.batch(properties)
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -292,30 +304,52 @@ class Group:
     since: float  # When its first row came
     rows: int = 0
     nbytes: int = 0
-    _settled: list[bytearray] = field(default_factory=list)
+    _settled: list[bytes] = field(default_factory=list)  # Joined copies
+    _copies: list[bytes] = field(default_factory=list)
+    _copied_bytes: int = 0  # Of `_copies`
     _slices: list[memoryview] = field(default_factory=list)
 
-    def append(self, piece: memoryview, rows: int) -> None:
-        """Take items that are slices of a block's buffer."""
-        if rows:
+    def append(self, piece: memoryview, rows: int, *, copied: bool) -> None:
+        """Take items that are a slice of a block's buffer, or a copy of them."""
+        self.rows += rows
+        self.nbytes += len(piece)
+        if copied:
+            self.settle()
+            self._copy(piece)
+        else:
             self._slices.append(piece)
-            self.rows += rows
-            self.nbytes += len(piece)
 
     def settle(self) -> None:
         """Copy slices of the block's buffer, so that it can be freed. This copies less than one batch per group."""
-        for piece in self._slices:
-            if self._settled and len(self._settled[-1]) < _PIECE_BYTES:
-                self._settled[-1] += piece
-            else:
-                self._settled.append(bytearray(piece))
-        self._slices.clear()
+        if self._slices:
+            for piece in self._slices:
+                self._copy(piece)
+            self._slices.clear()
 
-    def batch(self) -> EncodedBatch:
-        """Return the batch of all items."""
-        settled = (memoryview(piece).toreadonly() for piece in self._settled)
+    def _copy(self, piece: memoryview) -> None:
+        if len(piece) >= _PIECE_BYTES:
+            self._join()
+        self._copies.append(bytes(piece))
+        self._copied_bytes += len(piece)
+        if self._copied_bytes >= _PIECE_BYTES:
+            self._join()
+
+    def _join(self) -> None:
+        if self._copies:
+            self._settled.append(b"".join(self._copies))
+            self._copies.clear()
+            self._copied_bytes = 0
+
+    def batch(self, properties: str = "") -> EncodedBatch:
+        """Return the batch of all items, with properties for its header."""
+        self._join()
         return EncodedBatch(
-            self.key.topic, (*settled, *self._slices), self.rows, self.nbytes, sys_flag=self.key.sys_flag
+            self.key.topic,
+            (*self._settled, *self._slices),
+            self.rows,
+            self.nbytes,
+            properties=properties,
+            sys_flag=self.key.sys_flag,
         )
 
 

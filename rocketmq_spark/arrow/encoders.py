@@ -324,9 +324,7 @@ def _headed(chunk: Chunk, head: Frame, values: ByteColumn) -> tuple[list[Part], 
     sizes = values.sizes + width
     if values.valid is None:
         return [_picked(chunk, head), values], sizes
-    data = np.frombuffer(bytearray(head.template * count), np.uint8)
-    for at, dtype, numbers in head.fields:
-        np.ndarray(count, dtype, data, at, (width,))[:] = numbers
+    data = np.frombuffer(head.rows(count), np.uint8)
     return [ByteColumn(np.arange(count + 1) * width, data, values.valid), values], sizes * values.valid
 
 

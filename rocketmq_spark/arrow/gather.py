@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rocketmq_spark.arrow.columns import ByteColumn, Ints, Mask, Octets, to_arrow
+from rocketmq_spark.arrow.columns import ByteColumn, Ints, Mask, Octets, byte_strings, to_arrow
 
 # A workspace does not keep a larger buffer than this, bytes.
 _KEPT_BYTES: Final = 16 * 1024 * 1024
@@ -39,6 +39,13 @@ class Frame:
         moved = tuple((at + shift, dtype, values) for at, dtype, values in other.fields)
         return Frame(self.template + other.template, self.fields + moved)
 
+    def rows(self, count: int) -> bytearray:
+        """Return the frames of `count` rows."""
+        data = bytearray(self.template * count)
+        for at, dtype, values in self.fields:
+            np.ndarray(count, dtype, data, at, (len(self.template),))[:] = values
+        return data
+
 
 @dataclass(frozen=True, slots=True)
 class Choice:
@@ -46,6 +53,10 @@ class Choice:
 
     literals: tuple[bytes, ...]
     which: Ints
+
+    def then(self, other: Frame) -> Choice:
+        """Return this choice followed by `other`, which has no fields."""
+        return Choice(tuple(literal + other.template for literal in self.literals), self.which)
 
 
 Part: TypeAlias = "Frame | Choice | ByteColumn"
@@ -81,23 +92,29 @@ def assemble(
     fused: list[Part] = []
     for part in parts:
         last = fused[-1] if fused else None
-        if isinstance(part, Frame) and isinstance(last, Frame):
+        if isinstance(part, Frame) and (isinstance(last, Frame) or (isinstance(last, Choice) and not part.fields)):
             fused[-1] = last.then(part)
         else:
             fused.append(part)
+    if len(fused) == 1 and isinstance(fused[0], Frame):
+        return memoryview(fused[0].rows(count))
     vocabulary = _Vocabulary(workspace)
     # The number of the first joint, which comes before those of the first row.
     lead: list[int] = []
     skip = 0
     head, tail = fused[0], fused[-1]
+    joints: list[Ints] = []
+    # The result is one stream, so the part that ends a row and the frame that starts the next are fused as well. The
+    # last row ends with an unused head, which is cut off below.
     if len(fused) > 1 and isinstance(head, Frame) and isinstance(tail, Frame):
-        # The result is one stream, so the frame that ends a row and the frame that starts the next are fused as well.
-        # That makes count + 1 frames. The first has an unused tail and the last an unused head, both cut off below.
+        # That makes count + 1 frames. The first one also has an unused tail.
         lead, skip = [vocabulary.add_joints(tail, head, count)], len(tail.template)
+        joints = [np.arange(lead[0] + 1, lead[0] + 1 + count, dtype=np.int32)]
         fused = fused[1:-1]
-    columns = [vocabulary.add_part(part, count, rows) for part in fused]
-    if lead:
-        columns.append(np.arange(lead[0] + 1, lead[0] + 1 + count, dtype=np.int32))
+    elif len(fused) > 1 and isinstance(head, Frame) and not head.fields and isinstance(tail, Choice):
+        lead = [vocabulary.add_literal(head.template)]
+        fused = [*fused[1:-1], tail.then(head)]
+    columns = [*(vocabulary.add_part(part, count, rows) for part in fused), *joints]
     flat = workspace.array("index", len(lead) + count * len(columns), np.int32)
     flat[: len(lead)] = lead
     matrix = flat[len(lead) :].reshape(count, -1)
@@ -111,7 +128,10 @@ def assemble(
 def chunks(
     sizes: npt.NDArray[np.int64], limit: int, alone: Mask | None, apart: Mask | None = None
 ) -> Iterator[tuple[int, int]]:
-    """Cut rows into ranges of about `limit` bytes: each `alone` row is one, and none mixes `apart` rows with others."""
+    """Cut rows into ranges of about `limit` bytes: each `alone` row is one, and none mixes `apart` rows with others.
+
+    A range has up to half as much again if it is the last one then, because each range has a fixed cost.
+    """
     ends = np.concatenate([[0], np.cumsum(sizes)])
     borders = [len(sizes)]
     if alone is not None:
@@ -122,8 +142,9 @@ def chunks(
     start = 0
     for border in sorted(borders):
         while start < border:
-            stop = int(np.searchsorted(ends, ends[start] + limit, side="right")) - 1
-            stop = min(max(stop, start + 1), border)
+            stop = border
+            if ends[border] - ends[start] > limit + limit // 2:
+                stop = max(int(np.searchsorted(ends, ends[start] + limit, side="right")) - 1, start + 1)
             yield start, stop
             start = stop
 
@@ -166,6 +187,10 @@ class _Vocabulary:
         self._count += elements.count
         return first
 
+    def add_literal(self, literal: bytes) -> int:
+        """Add one element, and return its number."""
+        return self._add(_Elements(1, len(literal), literal))
+
     def add_joints(self, tail: Frame, head: Frame, count: int) -> int:
         """Add ``count + 1`` frames: frame k joins the tail of row ``k - 1`` and the head of row k."""
         joint = tail.then(head)
@@ -176,11 +201,12 @@ class _Vocabulary:
     def add_part(self, part: Part, count: int, rows: Ints | None) -> Ints | int:
         """Add a part, and return which element each row of the result has."""
         if isinstance(part, Choice):
-            literals = [self._add(_Elements(1, len(literal), literal)) for literal in part.literals]
-            return np.array(literals, np.int32)[part.which]
+            literals = byte_strings(part.literals)
+            first = self._add(_Elements(len(literals), len(literals.data), literals))
+            return np.arange(first, first + len(literals), dtype=np.int32)[part.which]
         if isinstance(part, Frame):
             if not part.fields:
-                return self._add(_Elements(1, len(part.template), part.template))
+                return self.add_literal(part.template)
             fields = tuple((*field, slice(None)) for field in part.fields)
             first = self._add(_Elements(count, count * len(part.template), part.template, fields))
             return np.arange(first, first + count, dtype=np.int32)
@@ -188,7 +214,7 @@ class _Vocabulary:
         elements = np.arange(first, first + count, dtype=np.int32) if rows is None else rows + first
         if part.valid is None:
             return elements
-        return np.where(part.valid if rows is None else part.valid[rows], elements, self._add(_Elements(1, 0, b"")))
+        return np.where(part.valid if rows is None else part.valid[rows], elements, self.add_literal(b""))
 
     def array(self, result_nbytes: int) -> pa.Array:
         """Return the elements as an Arrow array, large if 32-bit offsets could not address it or the result."""

@@ -8,10 +8,9 @@ does not store.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -69,8 +68,7 @@ class CustomSelector:
         return chosen
 
 
-@dataclass(frozen=True, slots=True)
-class GroupKey:
+class GroupKey(NamedTuple):
     """What all rows of a batch have in common; `queue` None: any queue of the topic."""
 
     topic: str
@@ -94,24 +92,25 @@ class Groups:
         codes[rows] = compressed
         if self.codes is not None:
             codes[rows] += self.codes[rows].astype(codes.dtype) * codes.dtype.type(2)
-        keys = [replace(key, sys_flag=flag) for key in self.keys for flag in (0, sys_flag)]
+        keys = [key._replace(sys_flag=flag) for key in self.keys for flag in (0, sys_flag)]
         return Groups(keys, codes, self.violations)
 
-    def sorted_runs(self, start: int, rows: Ints, *, ordered: bool) -> tuple[Ints, list[tuple[GroupKey, int, int]]]:
-        """Sort rows of a chunk, counted from `start`, by group, stable; return them and where each group lies.
+    def sorted_runs(self, start: int, rows: Ints, *, ordered: bool) -> tuple[Ints, list[GroupKey], list[int]]:
+        """Sort rows of a chunk, counted from `start`, by group, stable.
 
+        Returns the rows, the key of each run of rows with one key, and where each run begins and the last one ends.
         With `ordered`, rows are sorted by queue only, because a queue's groups alternate as its rows do.
         """
         codes = np.zeros(len(rows), np.uint16) if self.codes is None else self.codes[start + rows]
         by = codes
         if ordered:
             numbers: dict[tuple[str, MessageQueue | None], int] = {}
-            by = np.array([numbers.setdefault((key.topic, key.queue), len(numbers)) for key in self.keys])[codes]
+            of_key = [numbers.setdefault((key.topic, key.queue), len(numbers)) for key in self.keys]
+            by = np.array(of_key, codes.dtype)[codes]
         order = np.argsort(by, kind="stable")
         codes = codes[order]
         borders = [0, *(np.flatnonzero(codes[1:] != codes[:-1]) + 1).tolist(), len(codes)]
-        runs = [(self.keys[int(codes[begin])], begin, end) for begin, end in itertools.pairwise(borders)]
-        return rows[order], runs
+        return rows[order], [self.keys[code] for code in codes[borders[:-1]].tolist()], borders
 
 
 def group_rows(
@@ -126,7 +125,7 @@ def group_rows(
     Raises a RouteNotFoundException if a row is to be bound and its topic has no queue now.
     """
     broken: list[Violation] = []
-    keys, codes = [GroupKey(topic) for topic in block.topics], block.topic_codes
+    keys, codes = list(map(GroupKey, block.topics)), block.topic_codes
     bound = _bound_rows(block, queue_selector, custom)
     if bound is not None and bound.any():
         queues = _queues_of_rows(block, bound, queues_of)

@@ -8,6 +8,7 @@ docs/internals/producer.md#validation.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -86,6 +87,8 @@ def violations(
     yield Violation(rule, np.unique(rows), of_row)
 
 
+# A write to many topics checks them once, and not in each record batch.
+@functools.lru_cache(maxsize=10_000)
 def topic_rule(topic: str) -> Rule | None:
     """Return the rule that `topic` breaks as the target of a message; None for a valid topic."""
     if is_blank(topic):
@@ -248,8 +251,12 @@ def _named(entries: ListColumn, special: frozenset[str]) -> tuple[ByteColumn, In
 def _rows_with_twins(entries: ListColumn, codes: Ints, names: int) -> Ints:
     """Return the rows in which a name occurs twice. Spark's maps hold none, Arrow's may."""
     counts = entries.counts
-    if counts.max(initial=0) < 2:
+    most = int(counts.max(initial=0))
+    if most < 2:
         return counts[:0]
+    if (counts == most).all() and (codes.reshape(-1, most) == codes[:most]).all():
+        # Every row has the same names, as most tables do.
+        return counts[:0] if len(set(codes[:most].tolist())) == most else np.arange(len(counts))
     if names <= _BITS:
         return rows_with_repeats(codes, entries.offsets)
     pairs = np.sort(np.repeat(np.arange(len(counts)), counts) * names + codes)

@@ -15,12 +15,12 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from typing import ClassVar, TypeAlias
+from typing import ClassVar
 
 import pyarrow as pa
 
-from rocketmq_spark.arrow.batcher import ArrowBatcher, Ready
-from rocketmq_spark.arrow.dead_letter import DeadLetterBatcher
+from rocketmq_spark.arrow.batcher import Ready
+from rocketmq_spark.arrow.joiner import JoiningBatcher
 from rocketmq_spark.errors import RocketMQError, RouteNotFoundException
 from rocketmq_spark.metrics import Recorder
 from rocketmq_spark.model.message import EncodedBatch, MessageQueue, SendOutcome, SendRequest, SendStatus
@@ -34,8 +34,6 @@ from rocketmq_spark.routing.selectors import selector_of
 from rocketmq_spark.sink.in_flight import Dispatch, InFlightBatch, batch_weight
 from rocketmq_spark.sink.pipeline import Backoff, OnStored, RateLimit, SendPipeline
 from rocketmq_spark.transport.runtime import PROCESS, Runtime
-
-Batcher: TypeAlias = ArrowBatcher | DeadLetterBatcher
 
 logger = logging.getLogger("rocketmq_spark.producer")
 
@@ -148,13 +146,13 @@ class BatchSender:
         self._awaited: Callable[[], bool] | None = None
         # Outcomes of attempts; None only wakes the sender's thread.
         self._events: queues.SimpleQueue[tuple[InFlightBatch, SendOutcome] | None] = runtime.queue()
-        self._batcher: Batcher | None = None
+        self._batcher: JoiningBatcher | None = None
         self._reading = False
         self._closing = False
         self._crash: BaseException | None = None
         self._thread: threading.Thread | None = None
 
-    def write(self, batches: Iterable[pa.RecordBatch], batcher: Batcher) -> None:
+    def write(self, batches: Iterable[pa.RecordBatch], batcher: JoiningBatcher) -> None:
         """Send the rows of `batches`; return when each that the batcher has encoded is acknowledged.
 
         Raises a DeliveryError that says how many rows could not be stored, where and why, or with ``onError=fail`` an
@@ -321,8 +319,13 @@ class BatchSender:
             if self._reading and self._batcher is not None:
                 # For topics without a route the caller's thread finds it, or raises within seconds.
                 routes = self._instance.routes
-                for batch, queue in self._batcher.expired(now, lambda topic: routes.cached(topic) is not None):
-                    self._pipeline.offer(batch, queue, now)
+                late = self._batcher.expired(now, lambda topic: routes.cached(topic) is not None)
+                try:
+                    for batch, queue in self._combined(late):
+                        self._pipeline.offer(batch, queue, now)
+                except RocketMQError as exc:
+                    # Of a row that no broker could store, for example. The caller's thread raises it.
+                    self._pipeline.failure = self._pipeline.failure or exc
             self._dispatch()
             # Not at every outcome: a needless wakeup costs more than sending a message.
             if self._failure is not None or (self._awaited and self._awaited()):

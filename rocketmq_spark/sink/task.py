@@ -25,6 +25,7 @@ from rocketmq_spark.arrow.batcher import ArrowBatcher, GrpcBatcher, RemotingBatc
 from rocketmq_spark.arrow.dead_letter import DeadLetterBatcher, DeadLetters, InvalidRows
 from rocketmq_spark.arrow.encoders import MessageIds, UniqueIds
 from rocketmq_spark.arrow.hashes import RowIds
+from rocketmq_spark.arrow.joiner import JoiningBatcher
 from rocketmq_spark.arrow.schema import (
     check_grpc,
     check_keys,
@@ -46,7 +47,7 @@ from rocketmq_spark.routing.route_cache import TopicPublishInfo
 from rocketmq_spark.routing.topic_configs import TopicConfigs
 from rocketmq_spark.sink.half_sender import HalfSender, OnHalf
 from rocketmq_spark.sink.pipeline import OnStored, largest_batch
-from rocketmq_spark.sink.sender import Batcher, BatchSender, OnewaySender, RouteFinder
+from rocketmq_spark.sink.sender import BatchSender, OnewaySender, RouteFinder
 from rocketmq_spark.sink.trace import BatchTracer, SendTrace
 from rocketmq_spark.transport.base import local_ip
 
@@ -58,7 +59,7 @@ _GRPC_BATCH_ROWS: Final = 1000
 
 def row_batcher(
     routes: RouteFinder, recorder: Recorder, write_id: str, rate: float | None, half_properties: str = ""
-) -> Batcher:
+) -> ArrowBatcher | DeadLetterBatcher:
     """Return the batcher of one partition's rows; `rate` is the task's share of ``maxRatePerSecond``.
 
     The options also apply to a dead-letter topic, except for its name and the choice of queues. `write_id` begins the
@@ -150,7 +151,8 @@ def write_rows(
         else:
             sender_class = OnewaySender if options.send_mode == "oneway" else BatchSender
             sender = sender_class(routes, recorder, max_rate_per_second=rate, on_stored=on_stored)
-        sender.write(batches, row_batcher(routes, recorder, write_id, rate, half_properties))
+        batcher = row_batcher(routes, recorder, write_id, rate, half_properties)
+        sender.write(batches, JoiningBatcher(batcher, options.topic))
 
 
 def _keys_required(routes: RouteFinder, topics: Sequence[str]) -> Mapping[str, bool | None]:

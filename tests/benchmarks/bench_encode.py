@@ -1,35 +1,51 @@
-"""Nanoseconds per row of the Arrow encoder and of the plain row-by-row encoder, whose output is the same.
+"""Nanoseconds per row of the Arrow encoder, for plain rows and for the variants of rows and writes.
 
-Run: ``python -m tests.benchmarks.bench_encode [rows per RecordBatch]``. Both encoders run by turns in this process. The
-table has medians, and the fastest run: other load on the machine can only lengthen a run.
+Run: ``python -m tests.benchmarks.bench_encode``. All variants run by turns in this process, and their figures are
+multiples of the time of plain rows in the same round. The list has medians, and the fastest run: other load on the
+machine can only lengthen a run. The plain row-by-row encoder has the same output.
 """
 
 from __future__ import annotations
 
 import random
 import statistics
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 import pyarrow as pa
 
 from rocketmq_spark.arrow.batcher import RemotingBatcher
 from rocketmq_spark.arrow.encoders import UniqueIds
 from rocketmq_spark.arrow.hashes import RowIds
+from rocketmq_spark.arrow.joiner import JoiningBatcher
 from rocketmq_spark.model.message import Message, MessageQueue
 from rocketmq_spark.options.sink import SinkOptions
 from rocketmq_spark.protocol.compression import CompressionType
 from rocketmq_spark.protocol.remoting.records import encode_batch, unique_id
-from tests.benchmarks.contest import Figure
+from tests.benchmarks.contest import Figure, ratios
 from tests.support.encoding import batch_options
 
 RUNS = 9
-BATCHES = 30
+# Rows of a record batch, as Spark's default has them.
+ROWS = 10_000
+# Arrow's bytes of one run: 300,000 rows of 100 bytes.
+RUN_BYTES = 40_000_000
 PLAIN = batch_options(topic="orders")
-QUEUES = [MessageQueue("orders", broker, number) for broker in ("broker-a", "broker-b") for number in range(8)]
+BY_PLACE = RowIds("123e4567-e89b-12d3-a456-426614174000", -1, 0)
+
+
+class Case(NamedTuple):
+    """A variant of rows and write options; at most `wanted` times the time of plain rows is its aim."""
+
+    name: str
+    batch: pa.RecordBatch
+    wanted: float | None = None
+    options: SinkOptions = PLAIN
+    row_ids: RowIds | None = None
+    queues: Sequence[MessageQueue] = ()
 
 
 def columns(rows: int) -> dict[str, pa.Array]:
@@ -40,6 +56,12 @@ def columns(rows: int) -> dict[str, pa.Array]:
         "keys": pa.array([f"order-{row:08d}" for row in range(rows)]),
         "tags": pa.array([("created", "paid", "shipped")[row % 3] for row in range(rows)]),
     }
+
+
+def queues(brokers: int, of_each: int) -> list[MessageQueue]:
+    return [
+        MessageQueue("orders", f"broker-{broker}", number) for broker in range(brokers) for number in range(of_each)
+    ]
 
 
 def new_ids() -> UniqueIds:
@@ -56,11 +78,60 @@ def documents(rows: int) -> list[bytes]:
     return [("{" + ", ".join(map(field, range(80))) + "}").encode() for _ in range(rows)]
 
 
-def with_arrow(batch: pa.RecordBatch, settings: SinkOptions = PLAIN, row_ids: RowIds | None = None) -> int:
-    batcher = RemotingBatcher(
-        settings, partition_id=0, queues_of=lambda _: QUEUES, unique_ids=new_ids(), row_ids=row_ids
+def cases() -> Iterator[Case]:
+    """Yield plain rows, and then all variants."""
+    plain = columns(ROWS)
+    batch = pa.RecordBatch.from_pydict(plain)
+    yield Case("plain rows", batch)
+    for rows, wanted in ((100, 6), (1_000, 2)):
+        yield Case(f"record batches of {rows:,} rows", batch[:rows], wanted)
+    rng = random.Random(3)
+    topics = pa.array([f"orders-{rng.randrange(1000)}" for _ in range(ROWS)])
+    yield Case("1,000 topics", pa.RecordBatch.from_pydict(plain | {"topic": topics}), 5, batch_options())
+    keyed = pa.RecordBatch.from_pydict(plain | {"shardingKey": plain["keys"]})
+    yield Case("shardingKey, 256 queues of 16 brokers", keyed, 3, queues=queues(16, 16))
+    yield Case("shardingKey, 64 queues", keyed, 2.5, queues=queues(4, 16))
+    yield Case("shardingKey, 16 queues", keyed, 2, queues=queues(2, 8))
+    yield Case("ordered, 64 queues", keyed, 3, replace(PLAIN, ordered=True), queues=queues(4, 16))
+    yield Case("rowId=true", batch, 2.5, row_ids=BY_PLACE)
+    yield Case("rowId=columns:keys", batch, 2.5, row_ids=replace(BY_PLACE, columns=("keys",)))
+    names = pa.array([name for _ in range(ROWS) for name in ("region", "source")])
+    values = pa.array([value for row in range(ROWS) for value in ("eu-west", f"till {row % 50}")])
+    offsets = pa.array(range(0, 2 * ROWS + 1, 2), pa.int32())
+    properties = pa.MapArray.from_arrays(offsets, names, values)
+    yield Case("two user properties", pa.RecordBatch.from_pydict(plain | {"properties": properties}), 2.5)
+
+
+def other_cases() -> Iterator[Case]:
+    """Yield variants without an aim."""
+    plain = columns(ROWS)
+    others = {
+        "body only": {"body": plain["body"]},
+        "every third key and tag null": plain
+        | {
+            "keys": pa.array([None if row % 3 == 0 else f"order-{row:08d}" for row in range(ROWS)]),
+            "tags": pa.array([None if row % 3 == 1 else "created" for row in range(ROWS)]),
+        },
+        "tags as dictionary": plain | {"tags": plain["tags"].dictionary_encode()},
+        "large_binary, large_string": plain
+        | {"body": plain["body"].cast(pa.large_binary()), "keys": plain["keys"].cast(pa.large_string())},
+    }
+    for name, case in others.items():
+        yield Case(name, pa.RecordBatch.from_pydict(case))
+    long = pa.RecordBatch.from_pydict({"body": pa.array(documents(500))})
+    for kind in (None, *CompressionType):
+        options = replace(PLAIN, compress_type=kind.name if kind else "NONE")
+        yield Case(f"6 KB bodies, {kind.name if kind else 'not compressed'}", long, options=options)
+
+
+def with_arrow(case: Case) -> int:
+    """Encode record batches as a task does, and return the rows."""
+    remoting = RemotingBatcher(
+        case.options, partition_id=0, queues_of=lambda _: case.queues, unique_ids=new_ids(), row_ids=case.row_ids
     )
-    encoded = sum(done.rows for _ in range(BATCHES) for done, _ in batcher.add(batch, 0.0))
+    batcher, encoded = JoiningBatcher(remoting, case.options.topic), 0
+    for _ in range(RUN_BYTES // case.batch.nbytes):
+        encoded += sum(done.rows for done, _ in batcher.add(case.batch, 0.0))
     return encoded + sum(done.rows for done, _ in batcher.flush())
 
 
@@ -76,60 +147,43 @@ def row_by_row(batch: pa.RecordBatch) -> int:
     return len(messages)
 
 
-def measure(function: Callable[[pa.RecordBatch], int], batch: pa.RecordBatch) -> float:
+def measure(encode: Callable[[], int]) -> float:
+    """Return the nanoseconds per row of one run."""
     began = time.perf_counter()
-    rows = function(batch)
+    rows = encode()
     return (time.perf_counter() - began) / rows * 1e9
 
 
+def in_rounds(contestants: Mapping[str, Callable[[], int]], rounds: int = RUNS) -> Mapping[str, Sequence[float]]:
+    """Run each contestant once a round, print the times, and return them by name."""
+    for encode in contestants.values():
+        encode()
+    timings: dict[str, list[float]] = {name: [] for name in contestants}
+    for _ in range(rounds):
+        for name, encode in contestants.items():
+            timings[name].append(measure(encode))
+    for name, taken in timings.items():
+        print(f"  {name:40} {statistics.median(taken):6.0f} ns per row, fastest {min(taken):5.0f}", flush=True)
+    return timings
+
+
 def figures() -> Iterator[Figure]:
-    """Encoding alone, against the oracle."""
-    batch = pa.RecordBatch.from_pydict(columns(10_000))
-    with_arrow(batch)
-    pairs = [(measure(row_by_row, batch), measure(with_arrow, batch)) for _ in range(RUNS)]
-    report("body, keys, tags", [fast for _, fast in pairs])
-    report("  row by row", [plainly for plainly, _ in pairs])
-    yield Figure("encode alone, against the row-by-row encoder", [plainly / fast for plainly, fast in pairs], 30)
+    """Encoding alone: variants against plain rows, and plain rows against the oracle."""
+    variants = list(cases())
+    contestants = {case.name: partial(with_arrow, case) for case in variants}
+    plain = variants[0]
+    timings = in_rounds({**contestants, "row by row": partial(row_by_row, plain.batch)})
+    plainly = timings[plain.name]
+    yield Figure("encode alone, against the row-by-row encoder", ratios(timings["row by row"], plainly), 30)
+    for case in variants[1:]:
+        taken = ratios(timings[case.name], plainly)
+        yield Figure(f"encode alone, {case.name}, against plain rows", taken, case.wanted, at_most=True)
 
 
 def main() -> None:
-    rows = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000
-    plain = columns(rows)
-    names = pa.array([name for _ in range(rows) for name in ("region", "source")])
-    values = pa.array([value for row in range(rows) for value in ("eu-west", f"till {row % 50}")])
-    offsets = pa.array(range(0, 2 * rows + 1, 2), pa.int32())
-    cases = {
-        "body, keys, tags": plain,
-        "body only": {"body": plain["body"]},
-        "every third key and tag null": plain
-        | {
-            "keys": pa.array([None if row % 3 == 0 else f"order-{row:08d}" for row in range(rows)]),
-            "tags": pa.array([None if row % 3 == 1 else "created" for row in range(rows)]),
-        },
-        "tags as dictionary": plain | {"tags": plain["tags"].dictionary_encode()},
-        "large_binary, large_string": plain
-        | {"body": plain["body"].cast(pa.large_binary()), "keys": plain["keys"].cast(pa.large_string())},
-        "shardingKey, 16 queues": plain | {"shardingKey": plain["keys"]},
-        "two user properties": plain | {"properties": pa.MapArray.from_arrays(offsets, names, values)},
-    }
-    batches = {name: pa.RecordBatch.from_pydict(case) for name, case in cases.items()}
-    by_place = RowIds("123e4567-e89b-12d3-a456-426614174000", -1, 0)
-    by_keys = RowIds("123e4567-e89b-12d3-a456-426614174000", -1, 0, ("keys",))
-    for name, row_ids in (("rowId=true", by_place), ("rowId=columns:keys", by_keys)):
-        report(name, [measure(partial(with_arrow, row_ids=row_ids), batches["body, keys, tags"]) for _ in range(RUNS)])
-    long = pa.RecordBatch.from_pydict({"body": pa.array(documents(500))})
-    for kind in (None, *CompressionType):
-        settings = replace(PLAIN, compress_type=kind.name if kind else "NONE")
-        name = f"6 KB bodies, {kind.name if kind else 'not compressed'}"
-        report(name, [measure(partial(with_arrow, settings=settings), long) for _ in range(3)])
-    for name, batch in batches.items():
-        with_arrow(batch)
-        report(name, [measure(with_arrow, batch) for _ in range(RUNS)])
-    print(*figures())
-
-
-def report(name: str, timings: list[float]) -> None:
-    print(f"{name:30s} {statistics.median(timings):6.0f} ns a row, fastest {min(timings):5.0f}")
+    for figure in figures():
+        print(figure)
+    in_rounds({case.name: partial(with_arrow, case) for case in other_cases()}, 3)
 
 
 if __name__ == "__main__":

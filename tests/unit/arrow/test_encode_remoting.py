@@ -208,7 +208,7 @@ def test_full_groups_do_not_keep_a_shared_chunk_alive():
     keys = pa.array([str(row % (rows // per_key)) for row in range(rows)])
     batcher = new_batcher(batch_options(topic="orders", batch_bytes=20_000))
     full = [batch for batch, _ in batcher.add(bodies(*[bytes(200)] * rows, shardingKey=keys), 0.0)]
-    buffers = {id(piece.obj): len(piece.obj) for batch in full for piece in batch.body}
+    buffers = {id(memoryview(piece).obj): len(memoryview(piece).obj) for batch in full for piece in batch.body}
     assert full
     assert sum(buffers.values()) == sum(batch.nbytes for batch in full)
 

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketmq_spark.arrow.columns import ByteColumn, byte_column
-from rocketmq_spark.arrow.hashes import RowIds, byte_hashes, repeatable
+from rocketmq_spark.arrow.columns import ByteColumn, byte_cells, byte_column
+from rocketmq_spark.arrow.gather import Workspace
+from rocketmq_spark.arrow.hashes import RowIds, Strings, hash_sums, repeatable
 from rocketmq_spark.arrow.schema import check_row_id
 from rocketmq_spark.errors import InvalidRowError, SchemaError
 from rocketmq_spark.model.hashes import STEP, entry_hash, is_repeatable, row_hash
@@ -67,14 +68,31 @@ def test_vectorised_hash_equals_the_hash_of_each_string(
     if column is None:
         return
     expected = [0 if value is None else entry_hash(head + value + tail, seed) for value in values[len(values) // 3 :]]
-    assert byte_hashes(column, head, tail, seed).tolist() == expected
+    (hashes,) = hash_sums([Strings(column, head, tail)], Workspace(), (seed,))
+    assert hashes.tolist() == expected
+
+
+def test_the_hashes_of_a_row_are_added() -> None:
+    values, others = [b"a", None, b"", b"long" * 70_000], [None, b"bb", b"c", b""]
+    columns = [
+        Strings(byte_cells(pa.array(values, pa.binary())), b"KEYS\x01", b"\x02"),
+        Strings(byte_cells(pa.array(others, pa.large_binary())), b"\x02"),
+    ]
+    expected = [
+        (0 if value is None else entry_hash(b"KEYS\x01" + value + b"\x02"))
+        + (0 if other is None else entry_hash(b"\x02" + other))
+        for value, other in zip(values, others, strict=True)
+    ]
+    (sums,) = hash_sums(columns, Workspace())
+    assert sums.tolist() == [total % 2**64 for total in expected]
 
 
 def test_a_hash_does_not_depend_on_the_size_of_pieces() -> None:
     values = [bytes([number % 251]) * 300_000 for number in range(5)]
     column = byte_column(pa.array(values, pa.binary()))
     assert isinstance(column, ByteColumn)
-    assert byte_hashes(column, b"\x02", b"").tolist() == [entry_hash(b"\x02" + value) for value in values]
+    (hashes,) = hash_sums([Strings(column, b"\x02")], Workspace())
+    assert hashes.tolist() == [entry_hash(b"\x02" + value) for value in values]
 
 
 def test_row_hash_is_stable() -> None:
@@ -87,7 +105,8 @@ def test_a_million_similar_strings_have_a_million_hashes() -> None:
     numbers = pa.array(np.arange(1_000_000)).cast(pa.string())
     column = byte_column(numbers)
     assert isinstance(column, ByteColumn)
-    assert len(np.unique(byte_hashes(column, b"", b"\x02"))) == 1_000_000
+    (hashes,) = hash_sums([Strings(column, b"", b"\x02")], Workspace())
+    assert len(np.unique(hashes)) == 1_000_000
 
 
 @given(

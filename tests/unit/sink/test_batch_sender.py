@@ -148,6 +148,29 @@ def test_incomplete_batches_are_sent_while_the_upstream_is_slow(rig: Rig) -> Non
     assert stored_meanwhile == [11]
 
 
+def test_an_invalid_row_that_is_found_while_the_upstream_is_slow_fails_the_write(rig: Rig) -> None:
+    class HoldingBatcher(RowBatcher):
+        """Checks its rows only when they are sent."""
+
+        def add(self, rows: list[str], now: float) -> Iterator[Pair]:
+            self.rows += rows
+            self.taken_rows += len(rows)
+            return iter(())
+
+        def expired(self, now: float, known: Callable[[str], bool]) -> Iterator[Pair]:
+            found.set()
+            raise InvalidRowError("partition 0, row 7: bad", 7, "bad")
+
+    def upstream() -> Iterator[list[str]]:
+        yield ["good"] * 3
+        assert found.wait(30)
+        yield ["never read"]
+
+    found = threading.Event()
+    with pytest.raises(InvalidRowError, match=r"row 7: bad\. .*stored: none.*not sent: 3; outcome unknown: 0"):
+        rig.producer.write(upstream(), HoldingBatcher())
+
+
 def test_unknown_topic_fails_with_its_reason_despite_a_slow_upstream() -> None:
     def slow() -> Iterator[list[str]]:
         yield ["x"]

@@ -1,0 +1,96 @@
+"""Small record batches are encoded together, with the same messages as if each were encoded alone."""
+
+from __future__ import annotations
+
+import itertools
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rocketmq_spark.arrow.batcher import LINGER_S, Ready
+from rocketmq_spark.arrow.joiner import JoiningBatcher
+from rocketmq_spark.errors import InvalidRowError
+from rocketmq_spark.protocol.remoting.records import decode_batch
+from tests.support.encoding import batch_options, joined, new_batcher
+
+DAYS = 86_400.0
+
+
+def joining(topic: str | None = "orders") -> JoiningBatcher:
+    return JoiningBatcher(new_batcher(batch_options(topic=topic)), topic)
+
+
+def numbered(first: int, count: int, size: int = 1, **more: object) -> pa.RecordBatch:
+    """Return rows whose bodies are their numbers, of `size` characters."""
+    return pa.RecordBatch.from_pydict({"body": [str(first + row).zfill(size) for row in range(count)], **more})
+
+
+def bodies(ready: list[Ready]) -> list[int]:
+    messages = itertools.chain(*(decode_batch(joined(batch), batch.topic) for batch, _ in ready))
+    return [int(message.body.lstrip(b"0") or b"0") for message in messages]
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([0, 1, 2, 50, 3_999, 4_000, 9_000]), st.sampled_from([6, 500]), st.booleans()),
+        max_size=6,
+    )
+)
+def test_rows_keep_their_order_and_their_number(parts: list[tuple[int, int, bool]]) -> None:
+    batcher, ready = joining(), []
+    first = 0
+    for count, size, tagged in parts:
+        tags = {"tags": pa.array(["t"] * count).dictionary_encode()} if tagged else {}
+        ready += batcher.add(numbered(first, count, size, **tags), 0.0)
+        first += count
+        assert batcher.taken_rows == first
+    ready += batcher.flush()
+    assert bodies(ready) == list(range(first))
+    assert batcher.pending_bytes == 0
+    assert batcher.taken_rows == first
+
+
+def test_small_record_batches_are_encoded_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    batcher = new_batcher(batch_options(topic="orders"))
+    encoded: list[int] = []
+    add = batcher.add
+    monkeypatch.setattr(batcher, "add", lambda batch, now: encoded.append(batch.num_rows) or add(batch, now))
+    joins = JoiningBatcher(batcher, "orders")
+    ready = [pair for first in range(0, 20_000, 100) for pair in joins.add(numbered(first, 100), 0.0)]
+    assert encoded == [8_000, 8_000]
+    ready += joins.flush()
+    assert encoded == [8_000, 8_000, 4_000]
+    assert bodies(ready) == list(range(20_000))
+
+
+def test_large_rows_are_not_held_until_they_are_many() -> None:
+    batcher = joining()
+    ready = [batcher.add(numbered(row, 1, 200_000), 0.0) for row in range(6)]
+    assert bodies(list(itertools.chain(*ready))) == list(range(5))
+
+
+def test_held_rows_are_sent_after_the_linger_time() -> None:
+    batcher = joining()
+    assert list(batcher.add(numbered(0, 3), DAYS)) == []
+    assert list(batcher.add(numbered(3, 3), DAYS + LINGER_S)) == []
+    assert list(batcher.expired(DAYS + LINGER_S * 0.9, lambda _topic: True)) == []
+    assert bodies(list(batcher.expired(DAYS + LINGER_S * 1.1, lambda _topic: True))) == list(range(6))
+
+
+def test_held_rows_of_a_topic_without_a_route_wait() -> None:
+    batcher = joining(None)
+    list(batcher.add(numbered(0, 2, topic=["known", "new"]), DAYS))
+    late = DAYS + 2 * LINGER_S
+    assert list(batcher.expired(late, lambda topic: topic == "known")) == []
+    assert sorted(bodies(list(batcher.expired(late, lambda _topic: True)))) == [0, 1]
+
+
+def test_an_invalid_row_among_held_rows_is_named_by_its_number_in_the_partition() -> None:
+    batcher = joining()
+    list(batcher.add(numbered(0, 7), 0.0))
+    list(batcher.add(pa.RecordBatch.from_pydict({"body": ["x", ""]}), 0.0))
+    with pytest.raises(InvalidRowError, match="row 8"):
+        list(batcher.flush())
+    assert batcher.taken_rows == 9
