@@ -94,6 +94,7 @@ class MessageBlock:
     keys: ByteColumn | None
     sharding_key: ByteColumn | None
     properties: tuple[Property, ...]  # System properties except UNIQ_KEY, in their order
+    unique_key: bool  # Whether the rows have a UNIQ_KEY
     user: ByteColumn | None  # The user's properties as property strings
     user_fields: ByteColumn | None  # The user's properties as fields of a gRPC message; None for other protocols
     flags: npt.NDArray[np.int64] | None  # None: all 0
@@ -180,8 +181,8 @@ class _Reader:
                 content = (topics, topic_codes, properties, strings, body, flags)
                 properties.append(self._row_ids.of_content(self._first_row, *content))
         properties = [prop for prop in properties if self._carried(prop) is not Carried.DROPPED]
-        unique_id = len(UNIQ_KEY) + (MessageIds if options.over_grpc else UniqueIds).LENGTH + 2
-        property_sizes: Ints = np.full(rows, unique_id, np.int64)
+        id_length = len(UNIQ_KEY) + (MessageIds if options.over_grpc else UniqueIds).LENGTH + 2
+        property_sizes: Ints = np.full(rows, id_length if options.unique_key else 0, np.int64)
         for prop in properties:
             property_sizes += prop.sizes(rows)
         if user is not None:
@@ -201,6 +202,7 @@ class _Reader:
             keys=keys,
             sharding_key=sharding_key,
             properties=tuple(properties),
+            unique_key=options.unique_key,
             user=user,
             user_fields=property_fields(entries).joined() if options.over_grpc and entries is not None else None,
             flags=flags,

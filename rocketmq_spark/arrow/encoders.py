@@ -200,7 +200,10 @@ def encode_properties(chunk: Chunk, ids: UniqueIds, workspace: Workspace) -> lis
     Bytes that are not UTF-8 become U+FFFD, because a header is text. A batch stores them; Java consumers replace them.
     """
     sizes = chunk.picked(chunk.block.property_sizes[chunk.start : chunk.stop])
-    data, ends = _items(chunk, _property_parts(chunk, ids), sizes, workspace)
+    parts = _property_parts(chunk, ids)
+    if not parts:
+        return [""] * len(chunk)
+    data, ends = _items(chunk, parts, sizes, workspace)
     borders = ends.tolist()
     return [str(data[begin:end], "utf-8", "replace") for begin, end in itertools.pairwise(borders)]
 
@@ -274,8 +277,11 @@ def _property_parts(chunk: Chunk, ids: UniqueIds) -> list[Part]:
             before = there | np.asarray(before)
         if prop.values is not None:
             parts.append(prop.values.slice(start, stop))
-    parts.append(_lead(UNIQ_KEY + b"\x01", before))
-    parts.append(ids.frame(chunk.first_id, chunk.numbers).then(Frame(_END)))
+    if block.unique_key:
+        parts.append(_lead(UNIQ_KEY + b"\x01", before))
+        parts.append(ids.frame(chunk.first_id, chunk.numbers).then(Frame(_END)))
+    elif before is not False:
+        parts.append(_lead(b"", before))
     if block.user is not None:
         parts.append(block.user.slice(start, stop))
     return parts

@@ -141,6 +141,9 @@ class SinkOptions(SendOptions):
         "`inner`: a topic of the type BatchCQ stores each batch as one uncompressed record, which consumers of 5.x "
         "unpack. The write fails if the option `topic` has another type. A topic from the column `topic` that has "
         "another type gets its messages one by one.")
+    unique_key: bool = option("uniqueKey", True, BOOLEAN,
+        "Give each message a unique id (UNIQ_KEY). false: 42 bytes and one index entry less per message; consumers see "
+        "the id of its place in the store as message id. Single messages get a unique id from the broker.")
     max_in_flight: int = option("maxInFlight", 8, kinds.integer(1, 1024),
         "Maximum number of batches in flight per broker and task. Default for a proxy: 3.")
     max_in_flight_bytes: int = option("maxInFlightBytes", 32 * MIB, kinds.size(1024, INT_MAX),
@@ -221,6 +224,8 @@ def sink_contradictions(options: SinkOptions) -> Iterator[str]:
     if options.ordered:
         yield from _against_order(options)
     yield from _of_transactions(options)
+    if not options.unique_key:
+        yield from _without_unique_key(options)
     if options.over_grpc and re.search(_CONTROL, options.tags or ""):
         yield (
             f"tags={options.tags!r} contains a control character, which a proxy rejects: remove it, or give nameServer "
@@ -297,6 +302,18 @@ def _of_transactions(options: SinkOptions) -> Iterator[str]:
         if value not in allowed:
             name, shown = SINK_SPELLING(field_name), str(value).lower() if isinstance(value, bool) else value
             yield f"{name}={shown} is not available with delivery=exactlyOnce, because {why}: remove {name}"
+
+
+def _without_unique_key(options: SinkOptions) -> Iterator[str]:
+    causes = {
+        "the connection over gRPC": (options.over_grpc, "proxies reject messages without a unique id"),
+        "delivery=exactlyOnce": (options.exactly_once, "the unique id identifies a half message"),
+        "enableTrace=true": (options.enable_trace, "trace records name messages by their unique ids"),
+        "batchType=inner": (options.batch_type == "inner", "all messages of an inner batch have the same place"),
+    }
+    for name, (given, why) in causes.items():
+        if given:
+            yield f"uniqueKey=false is not available with {name}, because {why}: remove uniqueKey"
 
 
 def _against_order(options: SinkOptions) -> Iterator[str]:

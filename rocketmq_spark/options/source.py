@@ -102,7 +102,8 @@ class SourceOptions(ConnectedOptions):
         "one.", section="partitions")
     max_records_per_partition: int | None = option("maxRecordsPerPartition", None, _COUNT,
         "Maximum number of messages per Spark partition; larger queues are split. Default: no limit.")
-    pull_batch_size: int = option("pullBatchSize", 32, kinds.integer(1, 1024), "Messages per pull request.")
+    pull_batch_size: int = option("pullBatchSize", 512, kinds.integer(1, 1024),
+        "Maximum number of messages per pull request. A broker with default settings returns at most 32.")
     pull_timeout_ms: int = option("pullTimeoutMs", PULL_TIMEOUT_MS, MILLISECONDS,
         "Timeout of one request. Default: at most `readTimeoutMs`.")
     read_timeout_ms: int = option("readTimeoutMs", 120000, MILLISECONDS,

@@ -28,6 +28,8 @@ WINDOW: Final = 64
 _PER_QUEUE: Final = 32
 # The most bytes of requested answers. Answers that wait have at most twice as many.
 _MOST_BYTES: Final = 32 * 1024 * 1024
+# An answer's bytes before the first one has come: the limit of brokers with settings for fast reads.
+_LARGEST: Final = 4 * 1024 * 1024
 # How long a broker may hold a request for messages that must come (ms), and the waits between failures (s).
 _SUSPEND_MS: Final = 5_000
 _FIRST_WAIT, _LONGEST_WAIT = 0.05, 2.0
@@ -123,7 +125,7 @@ class Puller:
     _in_flight: int = field(default=0, init=False)
     # Bytes of the answers that wait, and of the largest one lately.
     _waiting: int = field(default=0, init=False)
-    _largest: int = field(default=1, init=False)
+    _largest: int = field(default=_LARGEST, init=False)
 
     def __post_init__(self) -> None:
         self._filtered = self.options.sub_expression != "*"

@@ -271,6 +271,7 @@ def broker_config(broker: FakeBroker, call: Call) -> RemotingCommand:
         "transactionTimeOut": round(broker.settings.transaction_timeout * 1000),
         "transRocksDBEnable": "true",
         "transWriteOriginTransHalfEnable": "false",
+        "maxTransferCountOnMessageInMemory": "1024",
         **broker.config,
     }
     lines = (f"{name}={value}" for name, value in settings.items() if value is not None)

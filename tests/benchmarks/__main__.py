@@ -12,6 +12,7 @@ from tests.benchmarks import (
     bench_encode,
     bench_exactly_once,
     bench_grpc,
+    bench_latency,
     bench_pacing,
     bench_read,
     bench_remoting,
@@ -32,6 +33,7 @@ PARTS: Mapping[str, Callable[[], Iterator[Figure]]] = {
     "small": lambda: bench_small.figures(ROUNDS),
     "grpc": lambda: bench_grpc.figures(ROUNDS, 4.0),
     "scale": lambda: bench_scale.figures(ROUNDS, 4.0),
+    "latency": lambda: bench_latency.figures(ROUNDS),
     "exactly_once": lambda: bench_exactly_once.figures(ROUNDS),
 }
 

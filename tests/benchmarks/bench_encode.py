@@ -1,14 +1,12 @@
 """Nanoseconds per row of the Arrow encoder, for plain rows and for the variants of rows and writes.
 
 Run: ``python -m tests.benchmarks.bench_encode``. All variants run by turns in this process, and their figures are
-multiples of the time of plain rows in the same round. The list has medians, and the fastest run: other load on the
-machine can only lengthen a run. The plain row-by-row encoder has the same output.
+multiples of the time of plain rows in the same round. The row-by-row encoder has the same output as the other.
 """
 
 from __future__ import annotations
 
 import random
-import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -25,7 +23,7 @@ from rocketmq_spark.model.message import Message, MessageQueue
 from rocketmq_spark.options.sink import SinkOptions
 from rocketmq_spark.protocol.compression import CompressionType
 from rocketmq_spark.protocol.remoting.records import encode_batch, unique_id
-from tests.benchmarks.contest import Figure, ratios
+from tests.benchmarks.contest import Figure, in_turns, ratios
 from tests.support.encoding import batch_options
 
 RUNS = 9
@@ -154,17 +152,9 @@ def measure(encode: Callable[[], int]) -> float:
     return (time.perf_counter() - began) / rows * 1e9
 
 
-def in_rounds(contestants: Mapping[str, Callable[[], int]], rounds: int = RUNS) -> Mapping[str, Sequence[float]]:
-    """Run each contestant once a round, print the times, and return them by name."""
-    for encode in contestants.values():
-        encode()
-    timings: dict[str, list[float]] = {name: [] for name in contestants}
-    for _ in range(rounds):
-        for name, encode in contestants.items():
-            timings[name].append(measure(encode))
-    for name, taken in timings.items():
-        print(f"  {name:40} {statistics.median(taken):6.0f} ns per row, fastest {min(taken):5.0f}", flush=True)
-    return timings
+def in_order(contestants: Mapping[str, Callable[[], int]], rounds: int) -> Mapping[str, Sequence[float]]:
+    """Return the nanoseconds per row of each round, by contestant."""
+    return in_turns(list(contestants), rounds, lambda name: measure(contestants[name]))
 
 
 def figures() -> Iterator[Figure]:
@@ -172,7 +162,7 @@ def figures() -> Iterator[Figure]:
     variants = list(cases())
     contestants = {case.name: partial(with_arrow, case) for case in variants}
     plain = variants[0]
-    timings = in_rounds({**contestants, "row by row": partial(row_by_row, plain.batch)})
+    timings = in_order({**contestants, "row by row": partial(row_by_row, plain.batch)}, RUNS)
     plainly = timings[plain.name]
     yield Figure("encode alone, against the row-by-row encoder", ratios(timings["row by row"], plainly), 30)
     for case in variants[1:]:
@@ -183,7 +173,7 @@ def figures() -> Iterator[Figure]:
 def main() -> None:
     for figure in figures():
         print(figure)
-    in_rounds({case.name: partial(with_arrow, case) for case in other_cases()}, 3)
+    in_order({case.name: partial(with_arrow, case) for case in other_cases()}, 3)
 
 
 if __name__ == "__main__":

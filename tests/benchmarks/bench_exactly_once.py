@@ -28,7 +28,7 @@ from rocketmq_spark.transactions.commit import CommitReport, group_of
 from rocketmq_spark.transactions.decision_log import Write
 from rocketmq_spark.transactions.halves import HalfCollector, half_properties
 from rocketmq_spark.transactions.plan import Prepared
-from tests.benchmarks.contest import ROOT, Figure, show
+from tests.benchmarks.contest import ROOT, Figure, in_turns, ratios, show
 
 ROWS = 240_000
 MICRO_BATCH = 1_000
@@ -110,18 +110,12 @@ def figures(rounds: int) -> Iterator[Figure]:
         rocketmq_spark.register(spark)
         rows = spark.range(0, ROWS, 1, 2).selectExpr("rpad(cast(id AS string), 100, '.') AS body")
         plain = {"nameServer": cluster.name_server, "topic": TOPIC}
-        once, usual = [], []
-        for number in range(rounds + 1):
-            once.append(rate(rows, plain | ONCE))
-            usual.append(rate(rows, plain))
-            print(f"  exactlyOnce {once[number]:.1f}  atLeastOnce {usual[number]:.1f} thousand rows/s", flush=True)
+        deliveries = {"exactlyOnce": plain | ONCE, "atLeastOnce": plain}
+        taken = in_turns(list(deliveries), rounds, lambda name: rate(rows, deliveries[name]))
         spark.stop()
-        # The first round warms up brokers and workers.
-        yield Figure("exactly-once writes, thousand rows/s", once[1:], 12)
-        yield Figure(
-            "exactly-once writes / writes with the default delivery",
-            [mine / other for mine, other in zip(once[1:], usual[1:], strict=True)],
-        )
+        once, usual = taken["exactlyOnce"], taken["atLeastOnce"]
+        yield Figure("exactly-once writes, thousand rows/s", once, 12)
+        yield Figure("exactly-once writes / writes with the default delivery", ratios(once, usual))
         driver = Driver(cluster.name_server)
         for _ in range(20):
             driver.commit(*driver.prepared(MICRO_BATCH))

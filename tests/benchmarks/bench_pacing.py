@@ -61,7 +61,6 @@ def figures(rounds: int, seconds: float) -> Iterator[Figure]:
                 raise SystemExit(f"{rows:,} rows were acknowledged, {stored() - before:,} are there")
             return rows / took
 
-        measure("patient")
         taken = in_turns(list(WAIT_MS), rounds, measure)
     name = f"{TASKS} tasks, broker that refuses what waits 20 ms, against left alone"
     yield Figure(name, ratios(taken["refusing"], taken["patient"]), 0.7)

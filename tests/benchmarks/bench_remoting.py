@@ -3,8 +3,9 @@
 Run: make bench (python -m tests.benchmarks.bench_remoting [rounds] [seconds a run])
 
 All send to the 8 queues of one topic of one broker. The Java client sends collections of 200, 500 and 2,000 messages
-from 1 and from 4 threads. The two best variants of a first run take part, and each round counts the better one. The
-replay sends requests that `RemotingBatcher` encoded beforehand, over one socket, with the same number in flight.
+from 1 and from 4 threads, and single messages that it joins by itself (``setAutoBatch``). The two best variants of a
+first run take part, and each round counts the better one. The replay sends requests that `RemotingBatcher` encoded
+beforehand, over one socket, with the same number in flight.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ QUEUES = 8
 # Rows of a record batch, as Spark makes them.
 ROWS = 10_000
 WINDOW = 8
-THREADS_AND_BATCHES = [(threads, batch) for threads in (1, 4) for batch in (200, 500, 2000)]
+AUTO = -1
+THREADS_AND_BATCHES = [(threads, batch) for threads in (1, 4) for batch in (200, 500, 2000, AUTO)]
 WARM_UP = 1.0
 
 
@@ -163,8 +165,6 @@ def batches(java: JavaClient, nbytes: int, rounds: int, seconds: float) -> Itera
         for name in tried:
             tried[name] = measure(name)
             print(f"  {name} {tried[name]:,.0f}", flush=True)
-        for name in ("ours", "replay"):
-            measure(name)
         best = sorted(tried, key=lambda name: tried[name])[-2:]
         taken = in_turns(["ours", "replay", *best], rounds, measure)
     size = "1 KiB" if nbytes == 1024 else f"{nbytes}-byte"
@@ -192,8 +192,6 @@ def singles(java: JavaClient, rounds: int, seconds: float) -> Iterator[Figure]:
                 )
             )
 
-        for name in ("java", "ours") * 2:
-            measure(name)
         taken = in_turns(["ours", "java"], rounds, measure)
     yield Figure("rows with a delay, against Java's asynchronous send", ratios(taken["ours"], taken["java"]), 0.7)
 

@@ -113,8 +113,6 @@ def tasks(rounds: int) -> Iterator[Figure]:
             return cost(name, *sizes[size]) * 1e3
 
         sizes = {"few": (2, SMALL_JOBS), "many": (MANY_TASKS, 1)}
-        for name in sessions:
-            cost(name, 2, SMALL_JOBS)
         print("  CPU ms per million rows:")
         taken = in_turns([f"{name} {size}" for size in sizes for name in sessions], rounds, measure)
     yield Figure(

@@ -20,7 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 import rocketmq_spark
 from rocketmq_spark import LocalCluster, Producer
-from tests.benchmarks.contest import ROOT, Figure, show
+from tests.benchmarks.contest import ROOT, Figure, in_turns, show
 from tests.benchmarks.nothing import NothingDataSource
 
 SINKS = ("rocketmq", "nothing")
@@ -61,12 +61,8 @@ def micro_batches(spark: SparkSession, sink: str, options: dict[str, str]) -> fl
 
 def beyond(rounds: int, measure: Callable[[str], float]) -> list[float]:
     """Return the time of our sink beyond the sink that does nothing, by round."""
-    more = []
-    for number in range(rounds):
-        took = {sink: measure(sink) for sink in (SINKS[::-1] if number % 2 else SINKS)}
-        print("  " + "  ".join(f"{sink} {took[sink]:.0f} ms" for sink in SINKS), flush=True)
-        more.append(took["rocketmq"] - took["nothing"])
-    return more
+    taken = in_turns(SINKS, rounds, measure)
+    return [ours - nothing for ours, nothing in zip(taken["rocketmq"], taken["nothing"], strict=True)]
 
 
 def first_row(rounds: int, name_server: str) -> list[float]:
@@ -107,8 +103,6 @@ def figures(rounds: int) -> Iterator[Figure]:
         def median_write(sink: str) -> float:
             return statistics.median(batch_write(few, sink, options[sink]) for _ in range(9))
 
-        for sink in SINKS * 5:
-            batch_write(few, sink, options[sink])
         yield Figure("ms to the first acknowledged row, in a warm worker", first_row(rounds, cluster.name_server))
         yield Figure("ms beyond a sink that does nothing: 10 rows", beyond(rounds, median_write), 30, True)
         yield Figure(

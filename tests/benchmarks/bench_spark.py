@@ -5,7 +5,7 @@ Run: make bench (python -m tests.benchmarks.bench_spark [rounds] [million rows a
 Rows have a body of 100 random bytes, a key and a tag; Kafka gets body and key. Each task writes a million rows. Kafka's
 producer has linger 20 ms, batches of 256 KiB and acks 1. Its sink runs in the PySpark of its connector, in an
 environment in the user's cache folder; our sink runs in the installed PySpark. The sessions live through all rounds,
-and two writes before the first round do not count. Processor time is the time of the JVM and the Python workers,
+and two rounds of writes before the first one do not count. Processor time is the time of the JVM and the Python workers,
 without brokers.
 """
 
@@ -25,15 +25,26 @@ from typing import Any
 from rocketmq_spark import LocalCluster
 from rocketmq_spark.cluster.jars import cache_folder
 from rocketmq_spark.transport.remoting.transport import RemotingTransport
-from tests.benchmarks.contest import FORGETFUL, ROOT, Figure, await_rest, in_turns, ratios, show
+from tests.benchmarks.contest import (
+    FORGETFUL,
+    ROOT,
+    Figure,
+    await_rest,
+    by_name,
+    cpu_seconds,
+    quiet_rounds,
+    ratios,
+    show,
+)
 from tests.benchmarks.kafka import Kafka, jars_of
 
 SPARK = "4.0.0"
 CONNECTOR = ("org.apache.spark", "spark-sql-kafka-0-10_2.13", SPARK)
 MILLION = 1_000_000
 QUEUES = 8
-# The broker writes each batch with one system call, as Kafka does. On plain topics this gains nothing, because the
+# In AS_ONE_UNIT the broker writes each batch with one system call, as Kafka does. On plain topics this gains nothing, because the
 # broker reads the messages back one by one.
+UNINDEXED = {**FORGETFUL, "messageIndexEnable": False}
 AS_ONE_UNIT = {**FORGETFUL, "writeWithoutMmap": True}
 
 
@@ -79,11 +90,11 @@ class Session:
             env={**os.environ, "PYTHONPATH": str(ROOT), "SPARK_LOCAL_IP": "127.0.0.1"},
         )
 
-    def ask(self, *numbers: int) -> dict[str, Any]:
+    def ask(self, *words: object) -> dict[str, Any]:
         """Give the script a line, and return what it answers."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(" ".join(map(str, numbers)) + "\n")
+        self._process.stdin.write(" ".join(map(str, words)) + "\n")
         self._process.stdin.flush()
         for line in self._process.stdout:
             if line.startswith("{"):
@@ -116,40 +127,59 @@ def writes(parquet: Path, rounds: int, millions: int) -> Iterator[Figure]:
     """Rows per second, and processor time."""
     jars = ",".join(map(str, jars_of(*CONNECTOR)))
     with contextlib.ExitStack() as stack:
-        plain, inner = (stack.enter_context(LocalCluster(broker_properties=one)) for one in (FORGETFUL, AS_ONE_UNIT))
+        plain, unindexed, inner = (
+            stack.enter_context(LocalCluster(broker_properties=one)) for one in (FORGETFUL, UNINDEXED, AS_ONE_UNIT)
+        )
         kafka = stack.enter_context(Kafka())
         create_topic(plain, "plain")
+        create_topic(unindexed, "plain")
         create_topic(inner, "inner", "+queue.type=BatchCQ")
         sinks = {
             "rocketmq": stack.enter_context(sink("rocketmq", plain.name_server, "plain", parquet)),
+            "anonymous": stack.enter_context(sink("anonymous", plain.name_server, "plain", parquet)),
+            "unindexed": stack.enter_context(sink("rocketmq", unindexed.name_server, "plain", parquet)),
             "inner": stack.enter_context(sink("inner", inner.name_server, "inner", parquet)),
             "kafka": stack.enter_context(sink("kafka", kafka.address, "bench", parquet, jars)),
             "nothing": stack.enter_context(sink("nothing", "", "", parquet)),
         }
-        said: dict[str, list[dict[str, Any]]] = {name: [] for name in sinks}
+        broker = plain.brokers[0].pid
 
-        def measure(name: str) -> float:
-            for cluster in (plain, inner):
+        def measure(name: str) -> dict[str, Any]:
+            before = cpu_seconds(broker)
+            said = sinks[name].ask(millions)
+            # Brokers index the rows after they have acknowledged them.
+            for cluster in (plain, unindexed, inner):
                 await_rest(cluster)
-            said[name].append(sinks[name].ask(millions))
-            return float(said[name][-1]["rows"] / said[name][-1]["seconds"])
+            return {**said, "broker": cpu_seconds(broker) - before}
 
-        for name in sinks:
-            for _ in range(2):
-                measure(name)
-            said[name].clear()
-        taken = in_turns(list(sinks), rounds, measure)
-    yield Figure(
-        "df.write, 100-byte bodies, against Spark's Kafka sink", ratios(taken["rocketmq"], taken["kafka"]), 1.0
-    )
+        def run(number: int) -> dict[str, dict[str, Any]]:
+            return {name: measure(name) for name in (reversed(sinks) if number % 2 else sinks)}
+
+        run(0)
+        said = quiet_rounds(rounds, run)
+    taken = by_name(list(sinks), [{name: one["rows"] / one["seconds"] for name, one in of.items()} for of in said])
+    against = "df.write, 100-byte bodies, against Spark's Kafka sink"
+    yield Figure(against, ratios(taken["rocketmq"], taken["kafka"]), 0.8)
+    yield Figure("the same, messageIndexEnable=false", ratios(taken["unindexed"], taken["kafka"]), 1.0)
     yield Figure("the same to a BatchCQ topic (writeWithoutMmap=true)", ratios(taken["inner"], taken["kafka"]), 1.3)
-    client = {name: [(one["jvm"] + one["python"]) / millions for one in said[name]] for name in sinks}
+    yield Figure("df.write, uniqueKey=false, against uniqueKey=true", ratios(taken["anonymous"], taken["rocketmq"]))
+
+    def spent(name: str, *processes: str) -> list[float]:
+        return [sum(of[name][process] for process in processes) / millions for of in said]
+
+    client = {name: spent(name, "jvm", "python") for name in ("rocketmq", "kafka")}
     yield Figure(
         "client CPU (JVM and Python), against the Kafka sink's", ratios(client["rocketmq"], client["kafka"]), 1.0, True
     )
-    worker = {name: [one["python"] / millions for one in said[name]] for name in ("rocketmq", "nothing")}
-    own = f"{statistics.median(worker['nothing']):.2f} with a sink that does nothing"
-    yield Figure("CPU seconds of Python's workers, per million rows", worker["rocketmq"], 0.4, True, own)
+    own = f"{statistics.median(spent('nothing', 'python')):.2f} with a sink that does nothing"
+    yield Figure("CPU seconds of Python's workers, per million rows", spent("rocketmq", "python"), 0.4, True, own)
+    whole = spent("rocketmq", "jvm", "python", "broker")
+    parts = ", ".join(
+        f"{part} {statistics.median(spent('rocketmq', part)):.2f}" for part in ("jvm", "python", "broker")
+    )
+    allowed = (os.cpu_count() or 1) / statistics.median(whole) * 1000
+    note = f"{parts}; {os.cpu_count()} processors allow {allowed:.0f} thousand rows/s"
+    yield Figure("CPU seconds of Spark, Python's workers and the broker, per million rows", whole, note=note)
 
 
 def memory(parquet: Path) -> Iterator[Figure]:

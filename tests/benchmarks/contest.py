@@ -1,8 +1,11 @@
 """Contestants do the same work in turn on the same servers; the result is the ratio of their speeds.
 
 Each run is a new process, so that no contestant inherits warm caches or garbage. The order of the contestants is
-reversed in every other round. A figure is the median of its rounds' ratios, with the lowest and the highest: other load
-on the machine slows all contestants of a round and hardly changes the ratio.
+reversed in every other round. A figure is the median of its rounds' ratios, with the lowest and the highest.
+
+The first round warms up servers, JVMs and workers, and does not count. A round begins when the machine is quiet. If
+other programs, or other virtual machines of its host, took part of the processors meanwhile, it is discarded and
+repeated.
 
 Servers are new, warm and idle before each run, because a broker indexes stored messages for seconds afterwards. Stored
 messages are deleted within a second: a broker stores faster here than a disk can write, and the disk would slow the
@@ -11,6 +14,8 @@ next contestant.
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import json
 import os
 import platform
@@ -20,7 +25,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import psutil
 
@@ -40,7 +45,16 @@ FORGETFUL: Mapping[str, object] = {
 # An idle broker takes less of a processor than this.
 _AT_REST = 0.2
 _RESTS_WITHIN = 60.0
+# Others may take this part of all processors during a round, and before it. The kernel's own work is a part of theirs.
+_QUIET = 0.1
+_QUIET_WITHIN = 60.0
+# How often a round is repeated. The last one counts.
+_REPEATS = 2
+# A figure is unsettled if its rounds differ by more than this part of the median.
+_SPREAD = 0.3
 
+
+_T = TypeVar("_T")
 
 ROOT = Path(__file__).parents[2]
 FIGURES = Path(__file__).with_name("figures.json")
@@ -67,6 +81,11 @@ class Figure(NamedTuple):
         return statistics.median(self.ratios)
 
     @property
+    def settled(self) -> bool:
+        """Whether the rounds differ by at most 30 % of the median."""
+        return max(self.ratios) - min(self.ratios) <= _SPREAD * abs(self.median)
+
+    @property
     def reached(self) -> bool:
         """Whether the median reaches the aim."""
         if self.wanted is None:
@@ -79,15 +98,29 @@ class Figure(NamedTuple):
         return f"{self.name:<64} {self.median:7.2f}  {spread:>17}  {bound:<14} {self.note}"
 
 
+@dataclasses.dataclass
+class Rounds:
+    """What the rounds of this process measured, by contestant, and how many of them were discarded."""
+
+    discarded: int = 0
+    taken: dict[str, list[float]] = dataclasses.field(default_factory=dict)
+
+
+ROUNDS = Rounds()
+
+
 def save(part: str, found: Sequence[Figure]) -> None:
-    """Write the figures of a part to `FIGURES`, replacing older ones of that part."""
+    """Write the figures and rounds of a part to `FIGURES`, replacing older ones of that part."""
     figures = [{**one._asdict(), "ratios": [round(ratio, 3) for ratio in one.ratios]} for one in found]
     kept = json.loads(FIGURES.read_text(encoding="utf-8")) if FIGURES.exists() else {}
     # Figures of another machine cannot be compared with these.
-    parts = kept["parts"] if kept.get("machine") == machine() else {}
-    FIGURES.write_text(
-        json.dumps({"machine": machine(), "parts": {**parts, part: figures}}, indent=1) + "\n", encoding="utf-8"
-    )
+    if kept.get("machine") != machine():
+        kept = {"machine": machine(), "parts": {}, "rounds": {}}
+    kept["parts"][part] = figures
+    taken = {name: [float(f"{value:.4g}") for value in values] for name, values in ROUNDS.taken.items()}
+    kept.setdefault("rounds", {})[part] = {"discarded": ROUNDS.discarded, **taken}
+    ROUNDS.discarded, ROUNDS.taken = 0, {}
+    FIGURES.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
 
 
 def table() -> str:
@@ -97,10 +130,11 @@ def table() -> str:
     for one in (Figure(**figure) for figures in kept["parts"].values() for figure in figures):
         aim = "" if one.wanted is None else f"at {'most' if one.at_most else 'least'} {one.wanted:g}"
         note = f" ({one.note})" if one.note else ""
-        lines.append(
-            f"| {one.name}{note} | {one.median:.2f} | {min(one.ratios):.2f} to {max(one.ratios):.2f} | {aim} |"
-        )
-    return "\n".join([*lines, "", f"Measured on {kept['machine']}."])
+        spread = f"{min(one.ratios):.2f} to {max(one.ratios):.2f}" + ("" if one.settled else ", unsettled")
+        lines.append(f"| {one.name}{note} | {one.median:.2f} | {spread} | {aim} |")
+    discarded = {part: rounds["discarded"] for part, rounds in kept.get("rounds", {}).items() if rounds["discarded"]}
+    were = ", ".join(f"{part} {number}" for part, number in discarded.items())
+    return "\n".join([*lines, "", f"Measured on {kept['machine']}. Discarded rounds: {were or 'none'}."])
 
 
 def headlines() -> str:
@@ -142,16 +176,75 @@ def best_of(*taken: Sequence[float]) -> list[float]:
 
 
 def in_turns(contestants: Sequence[str], rounds: int, measure: Callable[[str], float]) -> Mapping[str, Sequence[float]]:
-    """Run each contestant once a round, and return their results by name."""
-    taken: dict[str, list[float]] = {name: [] for name in contestants}
-    for number in range(rounds):
-        for name in reversed(contestants) if number % 2 else contestants:
-            taken[name].append(measure(name))
-        line = "  ".join(f"{name} {figures[-1]:,.0f}" for name, figures in taken.items())
-        print(f"  round {number + 1}: {line}", flush=True)
+    """Run each contestant once a round, after a round to warm up, and return their results by name."""
+
+    def run(number: int) -> Mapping[str, float]:
+        return {name: measure(name) for name in (reversed(contestants) if number % 2 else contestants)}
+
+    return by_name(contestants, quiet_rounds(rounds, run))
+
+
+def by_name(contestants: Sequence[str], results: Sequence[Mapping[str, float]]) -> Mapping[str, Sequence[float]]:
+    """Return the results of each contestant, by its name, and record them for `save`."""
+    taken = {name: [of_round[name] for of_round in results] for name in contestants}
     for name, figures in taken.items():
-        print(f"  {name:24} {statistics.median(figures):>12,.0f} (median of {rounds})", flush=True)
+        each = "  ".join(f"{figure:,.5g}" for figure in figures)
+        print(f"  {name:40} {statistics.median(figures):>12,.5g} of {each}", flush=True)
+    ROUNDS.taken.update(taken)
     return taken
+
+
+def quiet_rounds(rounds: int, run: Callable[[int], _T]) -> list[_T]:
+    """Run rounds on a quiet machine, and return their results; `run` gets the number of the round, 0 is the warm-up.
+
+    A disturbed round is repeated, twice at most.
+    """
+    print(f"  warm-up: {run(0)}", flush=True)
+    results = []
+    for number in range(1, rounds + 1):
+        for left in reversed(range(_REPEATS + 1)):
+            _await_quiet()
+            others = _Others()
+            result = run(number)
+            share = others.share()
+            print(f"  round {number}: {result}; others took {share:.0%}", flush=True)
+            if share <= _QUIET or not left:
+                results.append(result)
+                break
+            ROUNDS.discarded += 1
+    return results
+
+
+class _Others:
+    """The processor time of programs outside this process and its children, and of other virtual machines."""
+
+    def __init__(self) -> None:
+        self._began, self._before = time.monotonic(), self._seconds()
+
+    def share(self) -> float:
+        """Return the part of all processors that they took since the start."""
+        took = time.monotonic() - self._began
+        return max(0.0, self._seconds() - self._before) / took / (os.cpu_count() or 1)
+
+    @staticmethod
+    def _seconds() -> float:
+        whole = psutil.cpu_times()
+        busy = sum(whole) - whole.idle - getattr(whole, "iowait", 0.0) - getattr(whole, "guest", 0.0)
+        ours = psutil.Process()
+        for process in (ours, *ours.children(recursive=True)):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                busy -= sum(process.cpu_times()[:4])
+        return float(busy)
+
+
+def _await_quiet() -> None:
+    """Wait until others are quiet for a second, at most a minute."""
+    deadline = time.monotonic() + _QUIET_WITHIN
+    while time.monotonic() < deadline:
+        others = _Others()
+        time.sleep(1.0)
+        if others.share() <= _QUIET:
+            return
 
 
 def running(module: str, *arguments: object) -> subprocess.Popen[str]:

@@ -17,6 +17,9 @@ os.environ["PYSPARK_PYTHON"] = sys.executable
 import psutil
 from pyspark.sql import DataFrame, SparkSession
 
+# The options of our sink's variants.
+OPTIONS = {"inner": {"batchType": "inner"}, "anonymous": {"uniqueKey": "false"}}
+
 
 def session(jars: str) -> SparkSession:
     builder = (
@@ -47,7 +50,7 @@ def write(rows: DataFrame, sink: str, address: str, topic: str) -> None:
         rows.write.format("nothing").mode("append").save()
     else:
         writer = rows.write.format("rocketmq").option("nameServer", address).option("topic", topic).mode("append")
-        (writer.option("batchType", "inner") if sink == "inner" else writer).save()
+        writer.options(**OPTIONS.get(sink, {})).save()
 
 
 def used() -> dict[str, Any]:
@@ -67,7 +70,7 @@ def used() -> dict[str, Any]:
 
 def main(sink: str, address: str, topic: str, parquet: str, jars: str = "") -> None:
     spark = session(jars)
-    if sink in ("rocketmq", "inner"):
+    if sink == "rocketmq" or sink in OPTIONS:
         import rocketmq_spark
 
         rocketmq_spark.register(spark)

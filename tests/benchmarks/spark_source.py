@@ -1,6 +1,6 @@
 """A Spark session that reads a topic and drops the rows for each line on stdin; each answer is a line of JSON.
 
-Run: python spark_source.py SOURCE ADDRESS TOPIC ROWS [JAR,JAR...], then empty lines
+Run: python spark_source.py SOURCE ADDRESS TOPIC ROWS [JAR,JAR...], then lines with a schema, or empty for all columns
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from pyspark.sql import DataFrame, SparkSession
 from tests.benchmarks.spark_sink import session, used
 
 
-def read(spark: SparkSession, source: str, address: str, topic: str) -> DataFrame:
+def read(spark: SparkSession, source: str, address: str, topic: str, schema: str = "") -> DataFrame:
     options = {"kafka.bootstrap.servers" if source == "kafka" else "nameServer": address, "subscribe": topic}
-    return spark.read.format(source).options(**options).option("startingOffsets", "earliest").load()
+    reader = spark.read.format(source).options(**options).option("startingOffsets", "earliest")
+    return (reader.schema(schema) if schema else reader).load()
 
 
 def main(source: str, address: str, topic: str, wanted: str, jars: str = "") -> None:
@@ -30,11 +31,12 @@ def main(source: str, address: str, topic: str, wanted: str, jars: str = "") -> 
     while (count := read(spark, source, address, topic).count()) != int(wanted):
         if time.monotonic() > deadline:
             raise SystemExit(f"{topic} has {count} rows, not {wanted}")
-    for _ in sys.stdin:
+    for line in sys.stdin:
+        rows = read(spark, source, address, topic, line.strip())
         # A first read, as Java's clients do. It restarts Python workers, which end after an idle minute.
-        read(spark, source, address, topic).write.format("noop").mode("overwrite").save()
+        rows.write.format("noop").mode("overwrite").save()
         before, began = used(), time.perf_counter()
-        read(spark, source, address, topic).write.format("noop").mode("overwrite").save()
+        rows.write.format("noop").mode("overwrite").save()
         took, after = time.perf_counter() - began, used()
         cpu = {name: after[name] - before[name] for name in ("jvm", "python")}
         print(json.dumps({"rows": count, "seconds": took, **cpu, "peak": after["peak"]}), flush=True)

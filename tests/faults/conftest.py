@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from rocketmq_spark.cluster import LocalCluster
-from tests.support.cluster import QUICK_READS, heal, started
+from tests.support.cluster import heal, started
 from tests.support.java import Java
 from tests.support.processes import PATIENCE
 from tests.support.writes import Account, Ledger, Trial
@@ -26,8 +26,8 @@ def _breakable() -> Iterator[LocalCluster]:
     # Some tests attach a slave to the first broker; by default a local broker sends slaves nothing. The second broker
     # flushes before it answers, so that a flush can time out.
     properties = [
-        {**QUICK_READS, "haTransferBatchSize": 32_768, "haHousekeepingInterval": 20_000},
-        {**QUICK_READS, "flushDiskType": "SYNC_FLUSH"},
+        {"haTransferBatchSize": 32_768, "haHousekeepingInterval": 20_000},
+        {"flushDiskType": "SYNC_FLUSH"},
     ]
     with started(LocalCluster(brokers=2, proxy=True, broker_properties=properties, start_timeout=PATIENCE)) as own:
         yield own

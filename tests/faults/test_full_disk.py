@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from rocketmq_spark.cluster import LocalCluster
-from tests.support.cluster import QUICK_READS
 from tests.support.writes import Trial
 
 pytestmark = [pytest.mark.faults, pytest.mark.spark, pytest.mark.integration]
@@ -38,7 +37,7 @@ def two_brokers(disk: Path) -> Iterator[LocalCluster]:
     # Half full is what counts as full: what a broker writes until it looks again must have its place, or it dies. It
     # begins to look after a minute.
     options = ("-Drocketmq.broker.diskSpaceWarningLevelRatio=0.5", "-Drocketmq.broker.diskSpaceCleanForciblyRatio=0.5")
-    properties = {**QUICK_READS, "cleanResourceInterval": 500, "cleanFileForciblyEnable": False}
+    properties = {"cleanResourceInterval": 500, "cleanFileForciblyEnable": False}
     with LocalCluster(brokers=2, directory=disk.parent, broker_properties=properties, jvm_options=options) as cluster:
         time.sleep(61.0)
         yield cluster

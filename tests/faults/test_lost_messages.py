@@ -25,7 +25,7 @@ from rocketmq_spark.protocol.remoting.records import encode_batch
 from rocketmq_spark.spark.reader import batch_reader
 from rocketmq_spark.spark.stream_reader import stream_reader
 from rocketmq_spark.transport.remoting.transport import RemotingTransport
-from tests.support.cluster import QUICK_READS, Slave, set_config, started
+from tests.support.cluster import Slave, set_config, started
 from tests.support.processes import PATIENCE, wait_for
 from tests.support.streams import Feed
 from tests.support.writes import make_topic
@@ -43,7 +43,6 @@ FILE_SIZE = 4 * 1024 * 1024
 def small_files() -> Iterator[LocalCluster]:
     """A broker whose commit log is of small files. Its retention can be changed while it runs."""
     properties = {
-        **QUICK_READS,
         "mappedFileSizeCommitLog": FILE_SIZE,
         "haTransferBatchSize": 32_768,
         "haHousekeepingInterval": 20_000,

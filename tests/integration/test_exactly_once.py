@@ -39,7 +39,7 @@ from rocketmq_spark.transactions.decision_log import Write
 from rocketmq_spark.transactions.fence import forget_checks
 from rocketmq_spark.transactions.halves import HalfCollector, Halves, half_properties
 from rocketmq_spark.transport.runtime import PROCESS, Runtime
-from tests.support.cluster import QUICK_READS, started
+from tests.support.cluster import started
 from tests.support.processes import PATIENCE, wait_for
 from tests.support.reading import read_queue
 from tests.support.two_phase import ID, WRITE, Driver
@@ -47,7 +47,7 @@ from tests.support.two_phase import ID, WRITE, Driver
 pytestmark = pytest.mark.integration
 
 # A broker's transactionTimeOut is the shortest deadline of a half message; its default is 6 s.
-SHORT_DEADLINES = {**QUICK_READS, "transactionTimeOut": "500"}
+SHORT_DEADLINES = {"transactionTimeOut": "500"}
 # The deadline of drivers that die, milliseconds. A recovery waits for its end.
 SOON = 2_000
 ROWS = [f"row-{number:02}" for number in range(40)]

@@ -16,7 +16,7 @@ from rocketmq_spark.admin import QueueOffsets, queue_offsets
 from rocketmq_spark.cluster import Broker, LocalCluster
 from rocketmq_spark.producer.producer import Producer
 from rocketmq_spark.spark.report import Metrics
-from tests.support.cluster import QUICK_READS, started
+from tests.support.cluster import started
 from tests.support.processes import PATIENCE, at_most, wait_for
 from tests.support.streams import Feed, Kept
 from tests.support.writes import make_topic, messages_in
@@ -24,7 +24,7 @@ from tests.support.writes import make_topic, messages_in
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
 
 MIB = 1024 * 1024
-PROPERTIES = {**QUICK_READS, "mappedFileSizeCommitLog": 8 * MIB, "enablePropertyFilter": True}
+PROPERTIES = {"mappedFileSizeCommitLog": 8 * MIB, "enablePropertyFilter": True}
 
 
 @pytest.fixture(scope="module")

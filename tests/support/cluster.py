@@ -34,10 +34,8 @@ from rocketmq_spark.transport.remoting.transport import RemotingTransport
 from rocketmq_spark.transport.tls import TlsSettings
 from tests.support.processes import PATIENCE, SERIAL_GC, wait_for
 
-# By default a broker returns 32 messages per pull; a test reads tens of thousands.
-QUICK_READS = {"maxTransferCountOnMessageInMemory": 2000, "maxTransferBytesOnMessageInMemory": 2 << 20}
 # No test kills these brokers, so they need no periodic flush of the timer wheel (37 MB each time).
-SHARED_BROKERS = {**QUICK_READS, "timerFlushIntervalMs": 3_600_000}
+SHARED_BROKERS = {"timerFlushIntervalMs": 3_600_000}
 
 
 def unavailable(exc: ClusterError) -> NoReturn:
@@ -160,7 +158,7 @@ class Slave:
         self._topic = topic
         self._transport = RemotingTransport([cluster.name_server])
         role = {"brokerRole": "SLAVE", "brokerId": 1, "slaveReadEnable": "true"}
-        given = {"brokerName": self._master.name, **QUICK_READS, **role, **properties}
+        given = {"brokerName": self._master.name, **role, **properties}
         assert cluster._site is not None
         self.broker = Broker(cluster._site, "slave", {name: str(value) for name, value in given.items()})
         # A slave asks its master for topics a minute after its start.

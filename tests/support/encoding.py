@@ -100,7 +100,7 @@ def message_of(row: Mapping[str, Any], number: int, settings: SinkOptions, ids: 
         "DELAY": row.get("delayTimeLevel"),
         "TIMER_DELAY_MS": row.get("delayMs"),
         "TIMER_DELIVER_MS": row.get("deliverTime"),
-        "UNIQ_KEY": unique_id(ids.prefix, first_id + number),
+        "UNIQ_KEY": unique_id(ids.prefix, first_id + number) if settings.unique_key else None,
     }
     texts = {name: str(value) for name, value in properties.items() if value not in (None, "")}
     topic = settings.topic or row["topic"]

@@ -14,10 +14,16 @@ import org.apache.rocketmq.common.message.Message;
 public final class BatchSender {
     private static final long WARM_UP_MS = 2_500;
 
-    /** Arguments: name server, topic, bytes of a body, threads, messages in a batch (0: delayed singles), milliseconds. */
+    /** Messages in a batch: single messages with a delay. */
+    private static final int DELAYED = 0;
+    /** Messages in a batch: single messages, which the client joins by itself. */
+    private static final int AUTO = -1;
+
+    /** Arguments: name server, topic, bytes of a body, threads, messages in a batch, milliseconds. */
     public static void main(String[] given) throws Exception {
         DefaultMQProducer producer = new DefaultMQProducer("bench-java");
         producer.setNamesrvAddr(given[0]);
+        producer.setAutoBatch(Integer.parseInt(given[4]) == AUTO);
         producer.start();
         byte[] body = new byte[Integer.parseInt(given[2])];
         Arrays.fill(body, (byte) 'x');
@@ -40,7 +46,7 @@ public final class BatchSender {
                 if (batch > 0) {
                     sendBatches(producer, topic, body, batch, until, stored);
                 } else {
-                    sendDelayed(producer, topic, body, until, stored);
+                    sendSingles(producer, topic, body, batch == DELAYED, until, stored);
                 }
             });
             thread.start();
@@ -70,15 +76,17 @@ public final class BatchSender {
         }
     }
 
-    private static void sendDelayed(
-            DefaultMQProducer producer, String topic, byte[] body, long until, LongAdder stored) {
-        int mostInFlight = 256;
+    private static void sendSingles(
+            DefaultMQProducer producer, String topic, byte[] body, boolean delayed, long until, LongAdder stored) {
+        int mostInFlight = delayed ? 256 : 20_000;
         Semaphore room = new Semaphore(mostInFlight);
         AtomicLong row = new AtomicLong();
         try {
             while (System.nanoTime() < until) {
                 Message message = new Message(topic, "tag", "key-" + (1_000_000 + row.getAndIncrement() % 1_000_000), body);
-                message.setDelayTimeLevel(18);
+                if (delayed) {
+                    message.setDelayTimeLevel(18);
+                }
                 room.acquire();
                 producer.send(message, new SendCallback() {
                     @Override

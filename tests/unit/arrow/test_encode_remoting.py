@@ -81,6 +81,7 @@ def plain_rows(batch: pa.RecordBatch) -> list[dict[str, object]]:
         max_message_size=st.sampled_from([150, 400, MAX_BODY]),
         batch_bytes=st.integers(100, 2000),
         batching=st.booleans(),
+        unique_key=st.booleans(),
         queue_selector=st.sampled_from([None, "hash", "roundRobin", "random"]),
         max_pending_bytes=st.sampled_from([500, 10_000]),
         compress_type=st.none() | st.sampled_from(CompressionType),

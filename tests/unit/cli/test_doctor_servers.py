@@ -151,6 +151,22 @@ def test_each_problem_of_a_broker_has_its_own_line(
     assert finding in second[2]
 
 
+def test_broker_that_returns_few_messages_per_pull_gets_advice() -> None:
+    with FakeCluster(["a", "b", "c"]) as cluster:
+        for name in ("a", "c"):
+            cluster.brokers[name].config["maxTransferCountOnMessageInMemory"] = "32"
+        expected = "a, c return at most 32 messages per pull (maxTransferCountOnMessageInMemory)"
+        assert about(cluster.name_server, "reads") == [("", OK, expected)]
+
+
+@pytest.mark.parametrize("number", ["256", "1024", None])
+def test_broker_that_returns_many_or_an_unknown_number_of_messages_gets_no_advice(
+    fake: FakeCluster, number: str | None
+) -> None:
+    fake.brokers["a"].config["maxTransferCountOnMessageInMemory"] = number
+    assert about(fake.name_server, "reads") == []
+
+
 def exactly_once(fake: FakeCluster) -> list[tuple[str, str]]:
     """Return state and finding of the checks for exactly-once writes."""
     return [(state, finding) for _, state, finding in about(fake.name_server, "exactly-once writes")]

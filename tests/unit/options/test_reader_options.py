@@ -86,7 +86,7 @@ def test_defaults_are_those_of_the_design() -> None:
         "maxOffsetsPerTrigger": "none",
         "minOffsetsPerTrigger": "none",
         "maxTriggerDelay": "900000",
-        "pullBatchSize": "32",
+        "pullBatchSize": "512",
         "pullTimeoutMs": "10000",
         "readTimeoutMs": "120000",
         "instanceName": "none",

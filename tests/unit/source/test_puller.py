@@ -350,6 +350,22 @@ def test_large_answers_reduce_the_number_of_requests(reader: Make) -> None:
     assert 1 <= most <= 4
 
 
+def test_few_requests_are_in_flight_before_the_size_of_answers_is_known(reader: Make) -> None:
+    made = reader()
+    many = [MessageQueue("orders", "b", number) for number in range(100)]
+    made.fill(dict.fromkeys(many, 1))
+    waiting = []
+
+    def answer(request: PullRequest) -> PullReply:
+        waiting.append(made.transport.in_flight + 1)
+        return PullReply(PullOutcome(PullStatus.FOUND, 1, 0, 1, bytes(4 * 1024 * 1024)), delay=0.05)
+
+    for queue in many:
+        made.transport.play_pulls(queue, answer)
+    assert len(read(made, *(OffsetRange(queue, 0, 1) for queue in many))) == 100
+    assert max(waiting) <= 8
+
+
 def test_segment_with_a_temporarily_unknown_broker_is_sent_once(reader: Make) -> None:
     made = reader()
     made.fill({A0: 300})

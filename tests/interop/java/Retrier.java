@@ -1,0 +1,51 @@
+import com.alibaba.fastjson2.JSONObject;
+import java.util.LinkedHashMap;
+import java.util.Map;
+import java.util.concurrent.CountDownLatch;
+import java.util.concurrent.TimeUnit;
+import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
+import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
+import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
+import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
+import org.apache.rocketmq.common.message.MessageExt;
+
+/** Refuses each message of a topic once, and answers each delivery, until all were delivered again or time is over. */
+public final class Retrier {
+    public static void main(String[] files) {
+        Lines.serve(files, lines -> {
+            JSONObject request = lines.next();
+            CountDownLatch missing = new CountDownLatch(request.getIntValue("count"));
+            DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(request.getString("group"));
+            consumer.setNamesrvAddr(request.getString("nameServer"));
+            consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
+            consumer.subscribe(request.getString("topic"), "*");
+            consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {
+                MessageExt message = messages.get(0);
+                try {
+                    synchronized (lines) {
+                        lines.answer(describe(message));
+                    }
+                } catch (Exception failed) {
+                    throw new IllegalStateException(failed);
+                }
+                if (message.getReconsumeTimes() == 0) {
+                    // After a second.
+                    context.setDelayLevelWhenNextConsume(1);
+                    return ConsumeConcurrentlyStatus.RECONSUME_LATER;
+                }
+                missing.countDown();
+                return ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
+            });
+            consumer.start();
+            missing.await(request.getLongValue("withinMs"), TimeUnit.MILLISECONDS);
+        });
+    }
+
+    private static Map<String, Object> describe(MessageExt message) {
+        Map<String, Object> found = new LinkedHashMap<>();
+        found.put("body", Lines.base64(message.getBody()));
+        found.put("msgId", message.getMsgId());
+        found.put("reconsumeTimes", message.getReconsumeTimes());
+        return found;
+    }
+}
