@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rocketmq_spark.arrow.columns import ByteColumn, Ints, ListColumn, Mask
-from rocketmq_spark.arrow.gather import Choice, Frame, Part, Varints, Workspace, assemble, varint
+from rocketmq_spark.arrow.gather import Choice, Frame, Part, Varints, Workspace, assemble, hex_groups, varint
 from rocketmq_spark.model.properties import CARRIED, KEYS, TAGS, Carried
 from rocketmq_spark.options.sink import SinkOptions
 from rocketmq_spark.protocol.compression import CompressionType, compress
@@ -38,8 +38,7 @@ _NORMAL: Final = b"\x30\x01"
 # Protobuf tags of the system properties that hold message properties with a field of their own (`Carried.FIELD`).
 _FIELDS: Final = {TAGS: b"\x0a", KEYS: b"\x12"}
 
-# "0000" to "FFFF", each read as one 32-bit number: a group of four hex digits is one look-up and one store.
-_HEX4: Final = np.frombuffer("".join(f"{number:04X}" for number in range(0x10000)).encode("ascii"), np.uint32)
+_HEX4: Final = hex_groups(b"0123456789ABCDEF")
 
 
 class UniqueIds:

@@ -125,6 +125,13 @@ def assemble(
     return memoryview(taken.buffers()[2]).cast("B")[skip : skip + nbytes]
 
 
+def hex_groups(digits: bytes) -> npt.NDArray[np.uint32]:
+    """Return "0000" to "FFFF" in these 16 digits, each read as a number: four digits are one look-up and one store."""
+    numbers = np.arange(0x10000)[:, None] >> np.array([12, 8, 4, 0]) & 0xF
+    groups: npt.NDArray[np.uint32] = np.frombuffer(digits, np.uint8)[numbers].view(np.uint32)
+    return groups[:, 0]
+
+
 def chunks(
     sizes: npt.NDArray[np.int64], limit: int, alone: Mask | None, apart: Mask | None = None
 ) -> Iterator[tuple[int, int]]:

@@ -35,7 +35,7 @@ from rocketmq_spark.arrow.columns import (
     to_numpy,
 )
 from rocketmq_spark.arrow.encoders import join_keys, property_strings
-from rocketmq_spark.arrow.gather import Choice, Frame, Part, Workspace, assemble, chunks
+from rocketmq_spark.arrow.gather import Choice, Frame, Part, Workspace, assemble, chunks, hex_groups
 from rocketmq_spark.model.hashes import BY_COLUMNS, BY_PLACE, NOT_HASHED, ROW_ID, STEP
 from rocketmq_spark.model.properties import CARRIED
 
@@ -174,8 +174,7 @@ def _powers(size: int) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint32]]:
     return np.cumprod(powers, dtype=np.uint32), np.cumprod(inverses, dtype=np.uint32)
 
 
-# "0000" to "ffff", each read as one 32-bit number.
-_LOWER_HEX4: Final = np.frombuffer("".join(f"{number:04x}" for number in range(0x10000)).encode("ascii"), np.uint32)
+_LOWER_HEX4: Final = hex_groups(b"0123456789abcdef")
 
 
 @dataclass(frozen=True, slots=True)

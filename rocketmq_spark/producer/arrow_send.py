@@ -21,7 +21,8 @@ from rocketmq_spark.options.producer import ProducerOptions
 from rocketmq_spark.options.sink import SINK_OPTIONS, SinkOptions
 from rocketmq_spark.producer.service import batch_trace_sender
 from rocketmq_spark.routing.client_instance import ClientInstance
-from rocketmq_spark.sink.task import check_columns, check_topic, ordered_queues, write_rows
+from rocketmq_spark.sink.checks import check_columns, check_topic, ordered_queues
+from rocketmq_spark.sink.task import write_rows
 
 ArrowData: TypeAlias = "pa.Table | pa.RecordBatch | pa.RecordBatchReader | Iterable[pa.RecordBatch]"
 

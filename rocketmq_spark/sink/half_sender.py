@@ -17,7 +17,8 @@ from rocketmq_spark.metrics import Recorder
 from rocketmq_spark.model.message import EncodedBatch, MessageQueue, SendOutcome, SendStatus
 from rocketmq_spark.sink.in_flight import BATCH_COST, SINGLE_COST, Dispatch, InFlightBatch
 from rocketmq_spark.sink.pipeline import largest_batch
-from rocketmq_spark.sink.sender import BatchSender, RouteFinder
+from rocketmq_spark.sink.routes import RouteFinder
+from rocketmq_spark.sink.sender import BatchSender
 
 OnHalf: TypeAlias = Callable[[MessageQueue, int, SendOutcome], None]
 """Takes the queue, born time (epoch milliseconds) and acknowledgement of a half message."""

@@ -10,30 +10,22 @@ from __future__ import annotations
 
 import logging
 import queue as queues
-import random
 import threading
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from collections.abc import Callable, Iterable, Iterator
 from typing import ClassVar
 
 import pyarrow as pa
 
 from rocketmq_spark.arrow.batcher import Ready
 from rocketmq_spark.arrow.joiner import JoiningBatcher
-from rocketmq_spark.errors import RocketMQError, RouteNotFoundException
+from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.metrics import Recorder
 from rocketmq_spark.model.message import EncodedBatch, MessageQueue, SendOutcome, SendRequest, SendStatus
 from rocketmq_spark.model.route import broker_vip_channel
-from rocketmq_spark.options.sink import SinkOptions
-from rocketmq_spark.protocol.remoting.codes import NO_NAME_SERVER
-from rocketmq_spark.routing.client_instance import ClientInstance
-from rocketmq_spark.routing.heart_beat import API_TIMEOUT
-from rocketmq_spark.routing.route_cache import TopicPublishInfo
 from rocketmq_spark.routing.selectors import selector_of
 from rocketmq_spark.sink.in_flight import Dispatch, InFlightBatch, batch_weight
-from rocketmq_spark.sink.pipeline import Backoff, OnStored, RateLimit, SendPipeline
-from rocketmq_spark.transport.runtime import PROCESS, Runtime
+from rocketmq_spark.sink.pipeline import OnStored, RateLimit, SendPipeline
+from rocketmq_spark.sink.routes import RouteFinder
 
 logger = logging.getLogger("rocketmq_spark.producer")
 
@@ -41,67 +33,6 @@ logger = logging.getLogger("rocketmq_spark.producer")
 _LINGER_TICK = 0.1
 # The part of maxInFlightBytes that may still be pending when a caller that waited for room continues.
 _PLENTY = 0.75
-# A proxy caches for 20 s that a topic is unknown, and returns that once more (docs/internals/grpc.md#routes). Seconds.
-_PROXY_FORGETS = 35.0
-
-
-@dataclass(eq=False, repr=False)
-class RouteFinder:
-    """Looks up the routes of a write's topics, and waits for name servers and proxies that are down."""
-
-    options: SinkOptions
-    instance: ClientInstance
-    _: KW_ONLY
-    clock: Callable[[], float] = time.monotonic
-    runtime: Runtime = PROCESS
-    rng: random.Random = field(default_factory=random.Random)
-    # With ``ordered``, the queues of the whole write, whatever the route says now.
-    fixed_queues: Sequence[MessageQueue] | None = None
-    # A name server or proxy has answered during this write, perhaps to the driver. So the addresses are right, and an
-    # unreachable server is down for a while.
-    servers_reached: bool = False
-
-    def queues_of(self, topic: str) -> Sequence[MessageQueue]:
-        """Return the fixed queues of the write, or the writable queues of a topic; see `find`."""
-        if self.fixed_queues and topic == self.options.topic:
-            return self.fixed_queues
-        return self.find(topic).queues
-
-    def find(self, topic: str) -> TopicPublishInfo:
-        """Return a topic's route; docs/internals/routing.md#routes has the waits.
-
-        Raises an MQClientException (10004 without any name server, 10005 without a route).
-        """
-        routes = self.instance.routes
-        info = routes.cached(topic)
-        if info is not None and info.ok:
-            return info
-        options = self.options
-        servers = len(options.connection.route_servers)
-        if not servers:
-            raise RouteNotFoundException(
-                f"looking up topic {topic}: the name server list is empty; set nameServer, or endpoints for gRPC",
-                NO_NAME_SERVER,
-            )
-        started, waits = self.clock(), 0
-        short, longest = options.send_msg_timeout * servers / 1000, options.delivery_timeout_ms / 1000
-        backoff = Backoff(options.retry_backoff_ms, options.retry_backoff_max_ms)
-        while True:
-            try:
-                return routes.find(topic, min(short, API_TIMEOUT * servers))
-            except RouteNotFoundException as exc:
-                # The driver found the queues of an ordered write, so a topic without a route has lost its brokers.
-                once_ok = routes.was_ok(topic) or (self.fixed_queues is not None and not exc.unreachable)
-                known = self.servers_reached or not routes.is_empty
-                patience = longest if once_ok or (exc.unreachable and known) else short
-                if options.over_grpc and not exc.unreachable:
-                    patience = max(patience, min(_PROXY_FORGETS, longest))
-                waits += 1
-                pause = backoff.delay(waits, self.rng)
-                if self.clock() + pause >= started + patience:
-                    raise
-                logger.info("%s; trying again", exc)
-                self.runtime.sleep(pause)
 
 
 class BatchSender:

@@ -122,7 +122,8 @@ class RocketMQDataSource(DataSource):
                 'mode("overwrite"): a RocketMQ topic can only be appended to; use .mode("append"), or delete and '
                 "create the topic first (mqadmin deleteTopic, updateTopic)"
             )
-        from rocketmq_spark.spark.writer import RocketMQBatchWriter, look_up_route, plan_transaction
+        from rocketmq_spark.spark.planning import look_up_route, plan_transaction
+        from rocketmq_spark.spark.writer import RocketMQBatchWriter
 
         columns = arrow_schema(schema)
         options = self._checked_options(columns, logger.warning)
@@ -137,7 +138,8 @@ class RocketMQDataSource(DataSource):
         Spark calls this twice per micro-batch, so warnings are logged once, and the route is kept. With `overwrite`
         (complete mode) each trigger appends the whole result, as Spark's Kafka sink does.
         """
-        from rocketmq_spark.spark.writer import look_up_route_of_stream, plan_transaction, stream_writer
+        from rocketmq_spark.spark.planning import look_up_route_of_stream, plan_transaction
+        from rocketmq_spark.spark.writer import stream_writer
 
         columns = arrow_schema(schema)
         options = self._checked_options(columns, _warn_once)
@@ -150,7 +152,7 @@ class RocketMQDataSource(DataSource):
 
     def _checked_options(self, columns: pa.Schema, warn: Callable[[str], None]) -> SinkOptions:
         from rocketmq_spark.routing.connect import check_connection
-        from rocketmq_spark.sink.task import check_columns
+        from rocketmq_spark.sink.checks import check_columns
 
         options = parse_sink_options(self.options, os.environ)
         check_connection(options.connection)

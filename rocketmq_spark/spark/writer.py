@@ -1,20 +1,17 @@
-"""The writers of batch and streaming queries: the driver checks the topics that options name, each task sends its rows.
+"""The writers of batch and streaming queries, which send rows in tasks and end the write on the driver.
 
-With ``ordered`` over remoting, the driver also gives all tasks the same queues. Otherwise each task finds its routes
-itself. docs/internals/architecture.md#processes has the processes and their connections.
+Spark pickles a writer into tasks and into the process that ends the write. So this module imports little: modules that
+only one of these processes needs are imported where they are used. docs/internals/architecture.md#processes has the
+processes and their connections.
 """
 
 from __future__ import annotations
 
-import hashlib
 import logging
-import os
 import sys
 import time
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -23,15 +20,11 @@ import pyspark.sql.datasource as spark_datasource
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamWriter, WriterCommitMessage
 
-from rocketmq_spark.errors import MQBrokerException, RocketMQError, RouteNotFoundException, TopicRouteStaleException
+from rocketmq_spark.errors import RocketMQError, RouteNotFoundException
 from rocketmq_spark.metrics import Recorder
 from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.options.kinds import MIB
 from rocketmq_spark.options.sink import SinkOptions
-from rocketmq_spark.protocol.grpc.codes import Code
-from rocketmq_spark.routing.client_instance import ClientInstance, registry
-from rocketmq_spark.routing.connect import SharedConnection, client_id_of, new_transport
-from rocketmq_spark.spark.ordered_queues import QueueMemory
 from rocketmq_spark.spark.report import (
     CommitMessage,
     log_summary,
@@ -58,9 +51,6 @@ logger = logging.getLogger("rocketmq_spark.spark")
 _ROWS_PER_BATCH = 10_000
 _BYTES_PER_BATCH = 4 * MIB
 
-# A proxy's answers about the template topic: it is a system topic, or the user has no permission.
-_REFUSALS = frozenset({Code.ILLEGAL_TOPIC, Code.UNAUTHORIZED, Code.FORBIDDEN})
-
 _BATCH_ID = "streaming.sql.batchId"
 _QUERY_ID = "sql.streaming.queryId"
 
@@ -80,7 +70,7 @@ class RouteLookup(NamedTuple):
     unreached: str = ""
 
 
-_NO_LOOKUP = RouteLookup()
+NO_LOOKUP = RouteLookup()
 
 
 @dataclass(eq=False, repr=False)
@@ -93,7 +83,7 @@ class _PartitionWriter:
     options: SinkOptions
     accumulator: Accumulator[Any] | None
     write_id: str = ""
-    lookup: RouteLookup = _NO_LOOKUP
+    lookup: RouteLookup = NO_LOOKUP
     schema: StructType | None = None
     # Only with ``delivery=exactlyOnce``.
     plan: TransactionPlan | None = None
@@ -147,11 +137,12 @@ class _PartitionWriter:
         """Commit an exactly-once write, or roll it back (on the driver)."""
         if self.plan is None:
             return None
+        from rocketmq_spark.sink.routes import acquire
         from rocketmq_spark.transactions import plan
 
         write = self.plan.write_of(query_of(messages), -1 if batch_id is None else batch_id)
         options, prepared = self.options, prepared_in(messages)
-        instance = _acquire(options)
+        instance = acquire(options)
         try:
             if not aborted:
                 return plan.commit(options, instance, self.plan, write, prepared)
@@ -176,6 +167,7 @@ class _PartitionWriter:
             record_commit(self.options.metrics_path, messages, self.write_id, batch_id, now=time.time(), report=report)
 
     def _send(self, batches: Iterator[pa.RecordBatch], recorder: Recorder, **halves: Any) -> None:
+        from rocketmq_spark.sink.routes import acquire
         from rocketmq_spark.sink.task import write_rows
 
         options = self.options
@@ -185,7 +177,7 @@ class _PartitionWriter:
             from rocketmq_spark.producer.service import batch_trace_sender
 
             open_trace_sender = partial(batch_trace_sender, options)
-        instance = _acquire(options)
+        instance = acquire(options)
         try:
             write_rows(
                 options,
@@ -277,126 +269,10 @@ def stream_writer(
     options: SinkOptions,
     accumulator: Accumulator[Any] | None,
     schema: StructType,
-    lookup: RouteLookup = _NO_LOOKUP,
+    lookup: RouteLookup = NO_LOOKUP,
     plan: TransactionPlan | None = None,
 ) -> DataSourceStreamWriter:
     """Return the streaming writer for this PySpark release."""
     if _STREAM_ARROW_WRITER is None:
         return RocketMQRowStreamWriter(options, accumulator, lookup=lookup, schema=schema, plan=plan)
     return RocketMQStreamWriter(options, accumulator, lookup=lookup, plan=plan)
-
-
-def plan_transaction(options: SinkOptions, write_name: str | None = None) -> TransactionPlan | None:
-    """Return the plan of an exactly-once write, None for others; `write_name` is None for a stream."""
-    if not options.exactly_once:
-        return None
-    from rocketmq_spark.transactions.decision_log import Write
-    from rocketmq_spark.transactions.plan import plan
-
-    instance = _acquire(options)
-    try:
-        return plan(options, instance, None if write_name is None else Write(write_name))
-    finally:
-        instance.unregister(options.producer_group)
-
-
-def look_up_route(options: SinkOptions, columns: pa.Schema) -> RouteLookup:
-    """Look up the topics that options name, so that a wrong address or topic fails before any task.
-
-    Raises an MQClientException (10005) if no server answers, or if the topic does not exist and the write cannot create
-    it, as with ``ordered`` and over gRPC. Raises as `check_topic`.
-    """
-    with closing(_new_instance(options)) as instance:
-        queues = _look_up(options, columns, instance, None)
-        if options.topic is None and options.dead_letter_topic is None:
-            _await_any_answer(options, instance)
-        return RouteLookup(queues, servers_reached=True)
-
-
-def look_up_route_of_stream(options: SinkOptions, columns: pa.Schema, checkpoint: str | None = None) -> RouteLookup:
-    """Look up what `look_up_route` does, for one micro-batch. Without an option topic nothing is looked up.
-
-    Connection and routes are kept for a minute, so that an outage of the name servers fails neither the start nor the
-    commit of a micro-batch. In a longer outage the look-up is left to the tasks, which wait longer. With ``ordered`` it
-    is an error, because all tasks need the same queues.
-    """
-    if options.topic is None and options.dead_letter_topic is None:
-        return RouteLookup()
-    instance = _acquire(options)
-    try:
-        memory = None
-        if options.ordered and not options.over_grpc:
-            memory = QueueMemory(checkpoint, options.connection.wire_name(str(options.topic)))
-        return RouteLookup(_look_up(options, columns, instance, memory), servers_reached=True)
-    except RouteNotFoundException as exc:
-        if options.ordered or not exc.unreachable:
-            raise
-        text = "the driver could not look up topic %s for a micro-batch, and leaves it to the tasks: %s"
-        logger.warning(text, options.topic or options.dead_letter_topic, exc)
-        return RouteLookup(unreached=str(exc))
-    finally:
-        instance.unregister(options.producer_group)
-
-
-def _look_up(
-    options: SinkOptions, columns: pa.Schema, instance: ClientInstance, memory: QueueMemory | None
-) -> Sequence[MessageQueue] | None:
-    """Check the topics, and return the queues of an ordered write; `memory` has those of brokers that are down."""
-    import pyarrow as pa
-
-    from rocketmq_spark.sink.task import check_topic, ordered_queues
-
-    known = memory.load() if memory else {}
-    queues = ordered_queues(options, instance, known)
-    if memory and queues:
-        info = instance.routes.cached(queues[0].topic)
-        if info is None or not info.order_topic:
-            numbers = Counter(queue.broker_name for queue in queues)
-            if numbers != known:
-                memory.save(numbers)
-            missing = ", ".join(sorted(numbers.keys() - (() if info is None else info.addresses)))
-            if missing:
-                text = (
-                    "ordered=true: topic %s has no master of %s now, and rows for its queues wait until "
-                    "deliveryTimeoutMs. If a broker was removed permanently: stop the query, delete %s, and restart it"
-                )
-                logger.warning(text, options.topic, missing, memory.place)
-    try:
-        check_topic(options, instance, columns)
-    except RouteNotFoundException as exc:
-        # A topic with known queues may lack a route now.
-        if exc.unreachable or not known:
-            raise
-    if options.dead_letter_topic is not None:
-        # Dead letters have neither sharding keys nor delays, so topics of all types accept them.
-        dead_letters = replace(options, topic=options.dead_letter_topic, batch_type="plain")
-        check_topic(dead_letters, instance, pa.schema([]))
-    return queues
-
-
-def _await_any_answer(options: SinkOptions, instance: ClientInstance) -> None:
-    """Return once a name server or proxy has answered: if rows name the topics, nothing else can be checked."""
-    connection = options.connection
-    timeout = options.send_msg_timeout * len(connection.route_servers) / 1000
-    try:
-        instance.transport.query_route(connection.create_topic_key, timeout)
-    except MQBrokerException as exc:
-        if not (isinstance(exc, TopicRouteStaleException) or (options.over_grpc and exc.response_code in _REFUSALS)):
-            raise
-        logger.debug("the server answers, without a route: %s", exc)
-
-
-def _acquire(options: SinkOptions) -> ClientInstance:
-    key = (_client_id(options), SharedConnection.of(options.connection))
-    return registry.acquire(key, options.producer_group, lambda: _new_instance(options))
-
-
-def _client_id(options: SinkOptions) -> str:
-    # The repr has no secrets: a client id is sent and logged, and must not be a means to guess them.
-    digest = hashlib.sha1(repr(options.connection).encode()).hexdigest()[:8]
-    return client_id_of(options.connection, options.instance_name or f"{os.getpid()}#{digest}")
-
-
-def _new_instance(options: SinkOptions) -> ClientInstance:
-    client_id = _client_id(options)
-    return ClientInstance(client_id, new_transport(options.connection, client_id), options.connection)

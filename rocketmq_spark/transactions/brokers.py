@@ -30,7 +30,8 @@ from rocketmq_spark.protocol.remoting.records import decode_records
 from rocketmq_spark.routing.client_instance import ClientInstance
 from rocketmq_spark.sink.half_sender import HalfSender, OnHalf
 from rocketmq_spark.sink.pipeline import Backoff, OnStored
-from rocketmq_spark.sink.sender import BatchSender, RouteFinder
+from rocketmq_spark.sink.routes import RouteFinder
+from rocketmq_spark.sink.sender import BatchSender
 from rocketmq_spark.transport.parallel import in_parallel
 from rocketmq_spark.transport.remoting.client import TOOLS_CONSUMER
 from rocketmq_spark.transport.remoting.transport import RemotingTransport

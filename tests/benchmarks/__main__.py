@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from tests.benchmarks import (
     bench_encode,
     bench_exactly_once,
+    bench_first,
     bench_grpc,
     bench_latency,
     bench_pacing,
@@ -33,6 +34,7 @@ PARTS: Mapping[str, Callable[[], Iterator[Figure]]] = {
     "small": lambda: bench_small.figures(ROUNDS),
     "grpc": lambda: bench_grpc.figures(ROUNDS, 4.0),
     "scale": lambda: bench_scale.figures(ROUNDS, 4.0),
+    "first": lambda: bench_first.figures(ROUNDS),
     "latency": lambda: bench_latency.figures(ROUNDS),
     "exactly_once": lambda: bench_exactly_once.figures(ROUNDS),
 }

@@ -28,10 +28,11 @@ AIMS = {"p50": 200, "p99": 400}
 
 
 def send(name_server: str) -> None:
-    """Send until this process is ended."""
+    """Send until this process is ended, at most two minutes."""
     with Producer("bench-latency", name_server=name_server) as producer:
         due = time.perf_counter()
-        while True:
+        end = due + 120
+        while due < end:
             now = str(time.time_ns()).ljust(100).encode()
             producer.send_batch([Message.of(SOURCE, now) for _ in range(PER_TICK)])
             due += TICK

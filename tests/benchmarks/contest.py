@@ -45,7 +45,7 @@ FORGETFUL: Mapping[str, object] = {
 # An idle broker takes less of a processor than this.
 _AT_REST = 0.2
 _RESTS_WITHIN = 60.0
-# Others may take this part of all processors during a round, and before it. The kernel's own work is a part of theirs.
+# Others may take this part of all processors during a round, and before it.
 _QUIET = 0.1
 _QUIET_WITHIN = 60.0
 # How often a round is repeated. The last one counts.
@@ -61,7 +61,12 @@ FIGURES = Path(__file__).with_name("figures.json")
 # The figures that README.md shows, and how it names them.
 HEADLINES: Mapping[str, str] = {
     "send_arrow, 100-byte bodies, against Java's send(Collection)": "`Producer.send_arrow` to Java `send(Collection)`",
-    "read, local[2], against the official pull consumer": "`spark.read` in `local[2]` to Java's best pull consumer",
+    "read, local[2], against the official pull consumer, default broker": (
+        "`spark.read` in `local[2]` to Java's best pull consumer, broker with default settings"
+    ),
+    "read, local[2], against Spark's Kafka source, 1,024 messages per pull": (
+        "`spark.read` in `local[2]` to Spark's Kafka source, broker with 1,024 messages per pull"
+    ),
     "over gRPC, against rocketmq-python-client's best": "`Producer.send_arrow` over gRPC to the official Python client",
 }
 
@@ -199,7 +204,7 @@ def quiet_rounds(rounds: int, run: Callable[[int], _T]) -> list[_T]:
 
     A disturbed round is repeated, twice at most.
     """
-    print(f"  warm-up: {run(0)}", flush=True)
+    run(0)
     results = []
     for number in range(1, rounds + 1):
         for left in reversed(range(_REPEATS + 1)):
@@ -207,7 +212,7 @@ def quiet_rounds(rounds: int, run: Callable[[int], _T]) -> list[_T]:
             others = _Others()
             result = run(number)
             share = others.share()
-            print(f"  round {number}: {result}; others took {share:.0%}", flush=True)
+            print(f"  round {number}: others took {share:.0%} of the processors", flush=True)
             if share <= _QUIET or not left:
                 results.append(result)
                 break
@@ -219,22 +224,34 @@ class _Others:
     """The processor time of programs outside this process and its children, and of other virtual machines."""
 
     def __init__(self) -> None:
-        self._began, self._before = time.monotonic(), self._seconds()
+        self._began, self._stolen, self._before = time.monotonic(), _stolen(), _seconds_of_others()
 
     def share(self) -> float:
         """Return the part of all processors that they took since the start."""
         took = time.monotonic() - self._began
-        return max(0.0, self._seconds() - self._before) / took / (os.cpu_count() or 1)
+        seconds = _stolen() - self._stolen
+        for pid, spent in _seconds_of_others().items():
+            seconds += max(0.0, spent - self._before.get(pid, 0.0))
+        return seconds / took / (os.cpu_count() or 1)
 
-    @staticmethod
-    def _seconds() -> float:
-        whole = psutil.cpu_times()
-        busy = sum(whole) - whole.idle - getattr(whole, "iowait", 0.0) - getattr(whole, "guest", 0.0)
-        ours = psutil.Process()
-        for process in (ours, *ours.children(recursive=True)):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                busy -= sum(process.cpu_times()[:4])
-        return float(busy)
+
+def _stolen() -> float:
+    return float(getattr(psutil.cpu_times(), "steal", 0.0))
+
+
+def _seconds_of_others() -> dict[int, float]:
+    """Return processor seconds by process id, without our own children and without those that have lost their parent.
+
+    A sum over our own children would not do: the times of some are lost when they end.
+    """
+    ours = psutil.Process()
+    own = {ours.pid, *(child.pid for child in ours.children(recursive=True))}
+    seconds = {}
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.pid not in own and process.ppid() != 1:
+                seconds[process.pid] = sum(process.cpu_times()[:2])
+    return seconds
 
 
 def _await_quiet() -> None:

@@ -1,4 +1,4 @@
-"""A data source that drops its rows; it shows Spark's own part of the time of a small write."""
+"""A data source that drops its rows and returns ten others: Spark's own part of the time of small writes and reads."""
 
 from __future__ import annotations
 
@@ -6,7 +6,14 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from pyspark.sql import datasource
-from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, DataSourceStreamWriter, WriterCommitMessage
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceReader,
+    DataSourceStreamWriter,
+    InputPartition,
+    WriterCommitMessage,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -34,8 +41,23 @@ class NothingStreamWriter(_Nothing, _STREAM_WRITER):
     """For streams."""
 
 
+class TenRowsReader(DataSourceReader):
+    """Returns ten rows with the columns ``body`` and ``keys``."""
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa
+
+        yield pa.RecordBatch.from_pydict({"body": [b"x" * 100] * 10, "keys": ["key"] * 10})
+
+
 class NothingDataSource(DataSource):
     """``format("nothing")``."""
+
+    def schema(self) -> str:
+        return "body binary, keys string"
+
+    def reader(self, schema: StructType) -> TenRowsReader:
+        return TenRowsReader()
 
     @classmethod
     def name(cls) -> str:

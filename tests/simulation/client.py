@@ -16,7 +16,8 @@ from rocketmq_spark.options.sink import SinkOptions
 from rocketmq_spark.protocol.remoting.records import encode_batch
 from rocketmq_spark.routing.client_instance import ClientInstance
 from rocketmq_spark.sink.in_flight import InFlightBatch
-from rocketmq_spark.sink.sender import BatchSender, RouteFinder
+from rocketmq_spark.sink.routes import RouteFinder
+from rocketmq_spark.sink.sender import BatchSender
 from rocketmq_spark.transport.base import OnOutcome
 from rocketmq_spark.transport.remoting.transport import RemotingTransport
 from tests.simulation.network import Network

@@ -24,7 +24,8 @@ from rocketmq_spark.model.message import EncodedBatch, SendOutcome
 from rocketmq_spark.options.sink import SinkOptions
 from rocketmq_spark.routing.client_instance import ClientInstance
 from rocketmq_spark.sink.in_flight import InFlightBatch
-from rocketmq_spark.sink.sender import BatchSender, RouteFinder
+from rocketmq_spark.sink.routes import RouteFinder
+from rocketmq_spark.sink.sender import BatchSender
 from rocketmq_spark.transport.base import Transport
 from tests.simulation.direct import TOPIC, DirectTransport, Load, LoadedCluster, busy_share
 from tests.simulation.world import EPOCH, SimulatedRuntime, World

@@ -15,8 +15,9 @@ from pyspark.sql.types import StructType
 from rocketmq_spark.errors import DeliveryError
 from rocketmq_spark.options.parsing import parse_sink_options
 from rocketmq_spark.routing.client_instance import registry
+from rocketmq_spark.sink.routes import new_instance
 from rocketmq_spark.spark.datasource import RocketMQDataSource
-from rocketmq_spark.spark.writer import RocketMQBatchWriter, _new_instance, stream_writer
+from rocketmq_spark.spark.writer import RocketMQBatchWriter, stream_writer
 from rocketmq_spark.testing import FakeCluster, Reply
 
 SECRETS = ("hush-hush", "token-token")
@@ -77,7 +78,7 @@ def test_a_refused_write_shows_no_secret(caplog: pytest.LogCaptureFixture, remar
 def test_the_client_id_which_is_sent_and_logged_is_not_made_of_secrets() -> None:
     ids = set()
     for secret in SECRETS:
-        instance = _new_instance(parse_sink_options({"nameServer": "a:9876", **KEYS, "secretKey": secret}, {}))
+        instance = new_instance(parse_sink_options({"nameServer": "a:9876", **KEYS, "secretKey": secret}, {}))
         ids.add(instance.client_id)
         instance.close()
     assert len(ids) == 1

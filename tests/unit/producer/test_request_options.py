@@ -18,7 +18,8 @@ from rocketmq_spark.protocol.remoting.command import RemotingCommand
 from rocketmq_spark.protocol.remoting.records import encode_batch
 from rocketmq_spark.routing.client_instance import ClientInstance
 from rocketmq_spark.routing.connect import new_transport
-from rocketmq_spark.sink.sender import BatchSender, RouteFinder
+from rocketmq_spark.sink.routes import RouteFinder
+from rocketmq_spark.sink.sender import BatchSender
 from rocketmq_spark.testing import FakeCluster
 from rocketmq_spark.testing.scripted import ScriptedTransport, route
 from rocketmq_spark.transport.base import Transport

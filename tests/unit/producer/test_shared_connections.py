@@ -27,8 +27,8 @@ from rocketmq_spark.protocol.remoting.command import RemotingCommand
 from rocketmq_spark.protocol.remoting.headers import signed
 from rocketmq_spark.routing.client_instance import registry
 from rocketmq_spark.routing.connect import SharedConnection
+from rocketmq_spark.sink.routes import acquire
 from rocketmq_spark.spark.datasource import RocketMQDataSource
-from rocketmq_spark.spark.writer import _acquire
 from rocketmq_spark.testing import FakeCluster
 from rocketmq_spark.testing.scripted import ScriptedTransport
 from rocketmq_spark.transport.grpc.metadata import authorization
@@ -287,7 +287,7 @@ def test_tasks_of_one_worker_sign_with_their_own_keys() -> None:
 def test_tasks_share_an_instance_only_if_connection_options_are_equal() -> None:
     common = {"nameServer": "127.0.0.1:9", "instanceName": "etl"}
     given = ({"topic": "T"}, {"topic": "U", "maxInFlight": "2"}, {"topic": "T", "pollNameServerInterval": "900"})
-    first, second, other = (_acquire(parse_sink_options({**common, **own}, {})) for own in given)
+    first, second, other = (acquire(parse_sink_options({**common, **own}, {})) for own in given)
     assert first is second
     assert first.users == 2
     assert other is not first

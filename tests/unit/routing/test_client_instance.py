@@ -24,7 +24,8 @@ from rocketmq_spark.options.connection import ConnectionOptions
 from rocketmq_spark.options.sink import SinkOptions
 from rocketmq_spark.routing.client_instance import ClientInstance, registry
 from rocketmq_spark.routing.fault_strategy import FaultSite
-from rocketmq_spark.sink.sender import BatchSender, RouteFinder
+from rocketmq_spark.sink.routes import RouteFinder
+from rocketmq_spark.sink.sender import BatchSender
 from rocketmq_spark.testing import FakeCluster
 from rocketmq_spark.testing.scripted import ManualClock, ScriptedTransport, route
 from rocketmq_spark.transport.remoting.transport import RemotingTransport

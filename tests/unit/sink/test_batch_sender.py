@@ -22,7 +22,8 @@ from rocketmq_spark.model.message import EncodedBatch, Message, MessageQueue
 from rocketmq_spark.options.sink import SinkOptions
 from rocketmq_spark.protocol.remoting.records import encode_batch
 from rocketmq_spark.routing.client_instance import ClientInstance
-from rocketmq_spark.sink.sender import BatchSender, RouteFinder
+from rocketmq_spark.sink.routes import RouteFinder
+from rocketmq_spark.sink.sender import BatchSender
 from rocketmq_spark.testing.scripted import Reply, ScriptedTransport, route
 from tests.support.pipelines import proxy_route
 

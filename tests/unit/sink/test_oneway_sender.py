@@ -14,7 +14,8 @@ from rocketmq_spark.model.message import EncodedBatch, Message, MessageQueue, Se
 from rocketmq_spark.options.sink import SinkOptions
 from rocketmq_spark.protocol.remoting.records import encode_batch
 from rocketmq_spark.routing.client_instance import ClientInstance
-from rocketmq_spark.sink.sender import OnewaySender, RouteFinder
+from rocketmq_spark.sink.routes import RouteFinder
+from rocketmq_spark.sink.sender import OnewaySender
 from rocketmq_spark.testing.scripted import Reply, ScriptedTransport, route
 
 

@@ -36,9 +36,10 @@ from rocketmq_spark.routing.client_instance import ClientInstance, registry
 from rocketmq_spark.spark.datasource import RocketMQDataSource, _warn_once
 from rocketmq_spark.spark.ordered_queues import _IN_MEMORY, _UNUSABLE
 from rocketmq_spark.spark.ordered_queues import _warn_once as _warn_of_memory_once
+from rocketmq_spark.spark.planning import _await_any_answer
 from rocketmq_spark.spark.reader import arrow_schema
 from rocketmq_spark.spark.report import CommitMessage
-from rocketmq_spark.spark.writer import RouteLookup, _await_any_answer
+from rocketmq_spark.spark.writer import RouteLookup
 from rocketmq_spark.testing import FakeCluster
 from rocketmq_spark.testing.fake_name_server import FakeNameServer
 from rocketmq_spark.testing.scripted import route

@@ -1,0 +1,141 @@
+"""What a driver checks before a write: columns, topics, and the queues of an ordered write.
+
+Encoders and senders are not imported: with Spark, a process that plans a write needs none of them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
+import pyarrow as pa
+
+from rocketmq_spark.arrow.schema import (
+    check_grpc,
+    check_keys,
+    check_message_types,
+    check_ordered,
+    check_row_id,
+    check_schema,
+    check_transactional,
+)
+from rocketmq_spark.errors import OptionError, RouteNotFoundException
+from rocketmq_spark.model.message import MessageQueue
+from rocketmq_spark.model.names import java_order
+from rocketmq_spark.options.sink import SinkOptions
+from rocketmq_spark.routing.client_instance import ClientInstance
+from rocketmq_spark.routing.route_cache import TopicPublishInfo
+from rocketmq_spark.routing.topic_configs import TopicConfigs
+from rocketmq_spark.sink.routes import RouteFinder
+
+logger = logging.getLogger("rocketmq_spark.producer")
+
+
+def check_columns(schema: pa.Schema, options: SinkOptions) -> None:
+    """Raise `SchemaError` for columns that cannot be sent in full with these options; asks no server."""
+    check_schema(schema, topic=options.topic, queue_selector=options.queue_selector)
+    if options.ordered:
+        check_ordered(schema.names)
+    if isinstance(options.row_id, tuple):
+        check_row_id(schema, options.row_id)
+    if options.over_grpc:
+        check_grpc(schema)
+    if options.exactly_once:
+        check_transactional(schema)
+
+
+def check_topic(options: SinkOptions, instance: ClientInstance, schema: pa.Schema) -> None:
+    """Look up the option topic, and check the columns against it; without that option do nothing.
+
+    Raises as `RouteFinder.find`, `check_keys` and `check_message_types`. An OptionError means that brokers would drop
+    the rows, or store inner batches row by row.
+    """
+    if options.topic is None:
+        return
+    info = RouteFinder(options, instance).find(options.topic)
+    check_message_types(schema, options.topic, info.route.message_types)
+    inner = options.batch_type == "inner"
+    if options.over_grpc or (info.template and not inner):
+        return
+    configs = instance.topic_configs.get({info.topic: info.route}, fresh=True)[info.topic]
+    if configs.compacted:
+        _check_compacted(options, schema)
+        if options.exactly_once:
+            raise OptionError(
+                f"delivery=exactlyOnce: topic {options.topic} is a compaction topic (cleanup.policy=COMPACTION), whose "
+                "brokers drop committed rows with the same key, so a recovery could repeat them; use another topic"
+            )
+    if inner:
+        _check_inner(options, configs, info)
+
+
+def _check_compacted(options: SinkOptions, schema: pa.Schema) -> None:
+    """Raise if the brokers of a compaction topic would drop the rows."""
+    if options.topic == options.dead_letter_topic:
+        raise OptionError(
+            f"deadLetterTopic={options.topic} is a compaction topic (cleanup.policy=COMPACTION), whose brokers drop "
+            "dead letters without a key; name another topic"
+        )
+    if options.batch_type == "inner":
+        raise OptionError(
+            f"batchType=inner: topic {options.topic} is a compaction topic (cleanup.policy=COMPACTION), whose brokers "
+            "drop inner batches; leave the option out"
+        )
+    check_keys(schema, str(options.topic))
+
+
+def _check_inner(options: SinkOptions, configs: TopicConfigs, info: TopicPublishInfo) -> None:
+    """Raise if a broker says that it would store the rows of inner batches one by one."""
+    remedy = (
+        "batchType=inner is for topics of the type BatchCQ: create one with that type (rocketmq-spark "
+        "create-topic NAME --inner, or mqadmin updateTopic -t NAME -a +queue.type=BatchCQ), or leave the option out"
+    )
+    if info.template:
+        raise OptionError(f"topic {options.topic} does not exist, and would be created with plain queues; {remedy}")
+    for exc in configs.unknown.values():
+        logger.warning(
+            "batchType=inner: the type of topic %s is unknown. If it is not BatchCQ, brokers store the rows of a batch "
+            "one by one: %s",
+            *(options.topic, exc),
+        )
+    for broker_name, config in sorted(configs.by_broker.items()):
+        if not config.holds_batches:
+            raise OptionError(f"topic {options.topic} is of the type {config.queue_type} on {broker_name}; {remedy}")
+
+
+def ordered_queues(
+    options: SinkOptions, instance: ClientInstance, known: Mapping[str, int] = MappingProxyType({})
+) -> Sequence[MessageQueue] | None:
+    """Return the queues of an ordered write (docs/internals/sink.md#ordered-writes); else None, as over gRPC.
+
+    Brokers that the route does not list have the number of queues in `known`, of an earlier look-up. Raises an
+    MQClientException (10005) if no name server answers, or the topic does not exist.
+    """
+    if not options.ordered or options.over_grpc:
+        return None
+    assert options.topic is not None
+    try:
+        info = RouteFinder(options, instance).find(options.topic)
+    except RouteNotFoundException as exc:
+        if exc.unreachable or not known:
+            raise
+        text = "ordered=true: topic %s has no broker now, and rows wait until deliveryTimeoutMs; start its brokers: %s"
+        logger.warning(text, options.topic, exc)
+        return _queues_of(options.topic, known)
+    if info.template and not known:
+        raise RouteNotFoundException(
+            f"looking up the queues of topic {options.topic} for an ordered write: the topic does not exist, "
+            "and its first messages would create its queues one broker after the other; create it first "
+            f"(rocketmq-spark create-topic {options.topic}, or mqadmin updateTopic -t {options.topic})"
+        )
+    if info.order_topic:
+        return info.queues
+    listed = () if info.template else info.route.queue_datas
+    numbers = {data.broker_name: data.write_queue_nums for data in listed if data.writable}
+    return _queues_of(options.topic, {**known, **numbers})
+
+
+def _queues_of(topic: str, numbers: Mapping[str, int]) -> Sequence[MessageQueue]:
+    names = sorted(numbers, key=java_order)
+    return tuple(MessageQueue(topic, name, queue_id) for name in names for queue_id in range(numbers[name]))

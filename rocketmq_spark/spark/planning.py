@@ -1,0 +1,133 @@
+"""What the driver does before a write: it looks up the topics that options name, and plans transactions.
+
+With ``ordered`` over remoting, the driver also gives all tasks the same queues. Otherwise each task finds its routes
+itself.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from rocketmq_spark.errors import MQBrokerException, RouteNotFoundException, TopicRouteStaleException
+from rocketmq_spark.model.message import MessageQueue
+from rocketmq_spark.options.sink import SinkOptions
+from rocketmq_spark.protocol.grpc.codes import Code
+from rocketmq_spark.routing.client_instance import ClientInstance
+from rocketmq_spark.sink.routes import acquire, new_instance
+from rocketmq_spark.spark.ordered_queues import QueueMemory
+from rocketmq_spark.spark.writer import RouteLookup
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from rocketmq_spark.transactions.plan import TransactionPlan
+
+logger = logging.getLogger("rocketmq_spark.spark")
+
+# A proxy's answers about the template topic: it is a system topic, or the user has no permission.
+_REFUSALS = frozenset({Code.ILLEGAL_TOPIC, Code.UNAUTHORIZED, Code.FORBIDDEN})
+
+
+def plan_transaction(options: SinkOptions, write_name: str | None = None) -> TransactionPlan | None:
+    """Return the plan of an exactly-once write, None for others; `write_name` is None for a stream."""
+    if not options.exactly_once:
+        return None
+    from rocketmq_spark.transactions.decision_log import Write
+    from rocketmq_spark.transactions.plan import plan
+
+    instance = acquire(options)
+    try:
+        return plan(options, instance, None if write_name is None else Write(write_name))
+    finally:
+        instance.unregister(options.producer_group)
+
+
+def look_up_route(options: SinkOptions, columns: pa.Schema) -> RouteLookup:
+    """Look up the topics that options name, so that a wrong address or topic fails before any task.
+
+    Raises an MQClientException (10005) if no server answers, or if the topic does not exist and the write cannot create
+    it, as with ``ordered`` and over gRPC. Raises as `check_topic`.
+    """
+    with closing(new_instance(options)) as instance:
+        queues = _look_up(options, columns, instance, None)
+        if options.topic is None and options.dead_letter_topic is None:
+            _await_any_answer(options, instance)
+        return RouteLookup(queues, servers_reached=True)
+
+
+def look_up_route_of_stream(options: SinkOptions, columns: pa.Schema, checkpoint: str | None = None) -> RouteLookup:
+    """Look up what `look_up_route` does, for one micro-batch. Without an option topic nothing is looked up.
+
+    Connection and routes are kept for a minute, so that an outage of the name servers fails neither the start nor the
+    commit of a micro-batch. In a longer outage the look-up is left to the tasks, which wait longer. With ``ordered`` it
+    is an error, because all tasks need the same queues.
+    """
+    if options.topic is None and options.dead_letter_topic is None:
+        return RouteLookup()
+    instance = acquire(options)
+    try:
+        memory = None
+        if options.ordered and not options.over_grpc:
+            memory = QueueMemory(checkpoint, options.connection.wire_name(str(options.topic)))
+        return RouteLookup(_look_up(options, columns, instance, memory), servers_reached=True)
+    except RouteNotFoundException as exc:
+        if options.ordered or not exc.unreachable:
+            raise
+        text = "the driver could not look up topic %s for a micro-batch, and leaves it to the tasks: %s"
+        logger.warning(text, options.topic or options.dead_letter_topic, exc)
+        return RouteLookup(unreached=str(exc))
+    finally:
+        instance.unregister(options.producer_group)
+
+
+def _look_up(
+    options: SinkOptions, columns: pa.Schema, instance: ClientInstance, memory: QueueMemory | None
+) -> Sequence[MessageQueue] | None:
+    """Check the topics, and return the queues of an ordered write; `memory` has those of brokers that are down."""
+    import pyarrow as pa
+
+    from rocketmq_spark.sink.checks import check_topic, ordered_queues
+
+    known = memory.load() if memory else {}
+    queues = ordered_queues(options, instance, known)
+    if memory and queues:
+        info = instance.routes.cached(queues[0].topic)
+        if info is None or not info.order_topic:
+            numbers = Counter(queue.broker_name for queue in queues)
+            if numbers != known:
+                memory.save(numbers)
+            missing = ", ".join(sorted(numbers.keys() - (() if info is None else info.addresses)))
+            if missing:
+                text = (
+                    "ordered=true: topic %s has no master of %s now, and rows for its queues wait until "
+                    "deliveryTimeoutMs. If a broker was removed permanently: stop the query, delete %s, and restart it"
+                )
+                logger.warning(text, options.topic, missing, memory.place)
+    try:
+        check_topic(options, instance, columns)
+    except RouteNotFoundException as exc:
+        # A topic with known queues may lack a route now.
+        if exc.unreachable or not known:
+            raise
+    if options.dead_letter_topic is not None:
+        # Dead letters have neither sharding keys nor delays, so topics of all types accept them.
+        dead_letters = replace(options, topic=options.dead_letter_topic, batch_type="plain")
+        check_topic(dead_letters, instance, pa.schema([]))
+    return queues
+
+
+def _await_any_answer(options: SinkOptions, instance: ClientInstance) -> None:
+    """Return once a name server or proxy has answered: if rows name the topics, nothing else can be checked."""
+    connection = options.connection
+    timeout = options.send_msg_timeout * len(connection.route_servers) / 1000
+    try:
+        instance.transport.query_route(connection.create_topic_key, timeout)
+    except MQBrokerException as exc:
+        if not (isinstance(exc, TopicRouteStaleException) or (options.over_grpc and exc.response_code in _REFUSALS)):
+            raise
+        logger.debug("the server answers, without a route: %s", exc)

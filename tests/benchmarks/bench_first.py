@@ -1,0 +1,49 @@
+"""The first write and the first read of a Spark session, milliseconds beyond a data source that does nothing.
+
+Run: make bench PART=first (python -m tests.benchmarks.bench_first [rounds])
+
+Each measurement has a new session in ``local[2]``, which starts before it. It writes 10 rows in one task, and then
+reads two columns of the topic. The file cache is warm.
+"""
+
+from __future__ import annotations
+
+import compileall
+import sys
+from collections.abc import Iterator
+
+from rocketmq_spark import LocalCluster, Producer
+from tests.benchmarks.bench_spark import Session
+from tests.benchmarks.contest import ROOT, Figure, by_name, quiet_rounds, show
+
+TOPIC = "bench-first"
+SYSTEMS = ("rocketmq", "nothing")
+# At 6a8b0dc the first write took 1,000 to 1,300 ms more than one that does nothing.
+AIMS = {"write": 600, "read": None}
+
+
+def figures(rounds: int) -> Iterator[Figure]:
+    """Measure everything here."""
+    # As pip does when it installs a package.
+    compileall.compile_dir(ROOT / "rocketmq_spark", quiet=1)
+    with LocalCluster() as cluster:
+        with Producer("bench-admin", name_server=cluster.name_server) as producer:
+            producer.create_topic("TBW102", TOPIC, 4)
+
+        def measure(system: str) -> dict[str, float]:
+            with Session("spark_first.py", system, cluster.name_server, TOPIC) as session:
+                return session.ask()
+
+        def run(number: int) -> dict[str, float]:
+            said = {system: measure(system) for system in (SYSTEMS[::-1] if number % 2 else SYSTEMS)}
+            return {f"{system} {what}": said[system][what] for system in SYSTEMS for what in AIMS}
+
+        taken = by_name([f"{system} {what}" for system in SYSTEMS for what in AIMS], quiet_rounds(rounds, run))
+    for what, wanted in AIMS.items():
+        pairs = zip(taken[f"rocketmq {what}"], taken[f"nothing {what}"], strict=True)
+        name = f"ms of the first {what} of a session, beyond a data source that does nothing"
+        yield Figure(name, [ours - other for ours, other in pairs], wanted, True)
+
+
+if __name__ == "__main__":
+    show(figures, sys.argv[1:], 5)
