@@ -173,6 +173,10 @@ class DeadLetterBatcher:
         """Return the batches of `known` topics whose first row has waited long enough."""
         return chain(self.rows.expired(now, known), self.dead.expired(now, known))
 
+    def new_topics(self) -> list[str]:
+        """Return topics of batches that are or were being filled, each once."""
+        return self.rows.new_topics() + self.dead.new_topics()
+
     def flush(self) -> Iterator[Ready]:
         """Return all batches that are being filled."""
         return chain(self.rows.flush(), self.dead.flush())

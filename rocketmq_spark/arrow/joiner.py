@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 import pyarrow as pa
@@ -18,12 +18,14 @@ _BYTES: Final = 1024 * 1024
 class JoiningBatcher:
     """Holds small record batches for a batcher until they are worth encoding; rows keep their order.
 
-    Invalid rows raise errors later than `batcher` would raise them.
+    Only rows of topics that `new_topics` has returned are held: the caller finds the routes of these topics. Invalid
+    rows raise errors later than `batcher` would raise them.
     """
 
     def __init__(self, batcher: ArrowBatcher | DeadLetterBatcher, topic: str | None) -> None:
         self._batcher = batcher
         self._topic = topic  # None: the column ``topic`` has the topics
+        self._found: set[str] = set()
         self._held: list[pa.RecordBatch] = []
         self._since = 0.0  # When the first of them came
         self._rows = 0
@@ -45,6 +47,7 @@ class JoiningBatcher:
     def add(self, batch: pa.RecordBatch, now: float) -> Iterator[Ready]:
         """Take a record batch, and yield full batches; parameters and errors as of `ArrowBatcher.add`."""
         small = batch.num_rows < _ROWS // 2 and batch.nbytes < _BYTES // 2 and _is_joinable(batch.schema)
+        small = small and self._topics_of([batch]) <= self._found
         if self._held and not (small and batch.schema.equals(self._held[0].schema)):
             yield from self._encode()
         if not small:
@@ -63,20 +66,26 @@ class JoiningBatcher:
 
         Raises as `add`.
         """
-        if self._held and now - self._since >= LINGER_S and all(map(known, self._topics())):
+        if self._held and now - self._since >= LINGER_S and all(map(known, self._topics_of(self._held))):
             yield from self._encode()
         yield from self._batcher.expired(now, known)
+
+    def new_topics(self) -> list[str]:
+        """Return topics of batches that are or were being filled, each once; the caller finds their routes."""
+        new = self._batcher.new_topics()
+        self._found.update(new)
+        return new
 
     def flush(self) -> Iterator[Ready]:
         """Yield the batches of all other rows; raises as `add`."""
         yield from self._encode()
         yield from self._batcher.flush()
 
-    def _topics(self) -> set[str]:
+    def _topics_of(self, batches: Sequence[pa.RecordBatch]) -> set[str]:
         if self._topic is not None:
             return {self._topic}
-        topics = pa.chunked_array([batch.column("topic") for batch in self._held])
-        return {str(topic) for topic in topics.unique().drop_null().to_pylist()}
+        topics = pa.chunked_array([batch.column("topic") for batch in batches])
+        return set(topics.unique().to_pylist())
 
     def _encode(self) -> Iterator[Ready]:
         held, self._held, self._rows, self._nbytes = self._held, [], 0, 0

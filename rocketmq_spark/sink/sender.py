@@ -97,6 +97,9 @@ class BatchSender:
                 self._start()
                 for batch, queue in self._combined(batcher.add(rows, self._clock())):
                     self._offer(batch, queue)
+                # Batches of topics without a route would not be sent while the next rows are awaited.
+                for topic in batcher.new_topics():
+                    self.routes.find(topic)
                 self._wait_for_lingering()
             for batch, queue in batcher.flush():
                 self._offer(batch, queue)

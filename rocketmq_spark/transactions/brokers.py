@@ -58,6 +58,9 @@ class _Messages:
     def add(self, _rows: pa.RecordBatch, _now: float) -> Iterator[tuple[EncodedBatch, MessageQueue]]:
         return iter(self.messages)
 
+    def new_topics(self) -> Sequence[str]:
+        return ()
+
     def expired(self, _now: float, _known: object) -> Iterator[tuple[EncodedBatch, MessageQueue]]:
         return iter(())
 

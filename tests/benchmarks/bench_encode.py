@@ -130,6 +130,7 @@ def with_arrow(case: Case) -> int:
     batcher, encoded = JoiningBatcher(remoting, case.options.topic), 0
     for _ in range(RUN_BYTES // case.batch.nbytes):
         encoded += sum(done.rows for done, _ in batcher.add(case.batch, 0.0))
+        batcher.new_topics()
     return encoded + sum(done.rows for done, _ in batcher.flush())
 
 

@@ -84,6 +84,9 @@ class RowBatcher:
             if len(group) == self.size:
                 yield self._batch(key)
 
+    def new_topics(self) -> list[str]:
+        return []
+
     def expired(self, _: float, known: Callable[[str], bool]) -> Iterator[tuple[EncodedBatch, MessageQueue | None]]:
         """Return the batches that are not full."""
         return self.flush() if known(self.topic) else iter(())

@@ -75,6 +75,9 @@ class FullBatches:
         """Return the batch."""
         yield batch, None
 
+    def new_topics(self) -> list[str]:
+        return []
+
     def expired(self, *_: object) -> Iterator[tuple[EncodedBatch, None]]:
         """Return nothing."""
         return iter(())

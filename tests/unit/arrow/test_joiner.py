@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 import pyarrow as pa
 import pytest
@@ -18,8 +19,13 @@ from tests.support.encoding import batch_options, joined, new_batcher
 DAYS = 86_400.0
 
 
-def joining(topic: str | None = "orders") -> JoiningBatcher:
-    return JoiningBatcher(new_batcher(batch_options(topic=topic)), topic)
+def joining(topic: str | None = "orders", known: Sequence[str] = ("orders",)) -> JoiningBatcher:
+    """Return a batcher whose caller has found the routes of the `known` topics."""
+    batcher = JoiningBatcher(new_batcher(batch_options(topic=topic)), topic)
+    first = pa.RecordBatch.from_pydict({"body": ["first"] * len(known), "topic": known})
+    assert [*batcher.add(first, 0.0), *batcher.flush()]
+    assert set(batcher.new_topics()) == set(known)
+    return batcher
 
 
 def numbered(first: int, count: int, size: int = 1, **more: object) -> pa.RecordBatch:
@@ -45,11 +51,11 @@ def test_rows_keep_their_order_and_their_number(parts: list[tuple[int, int, bool
         tags = {"tags": pa.array(["t"] * count).dictionary_encode()} if tagged else {}
         ready += batcher.add(numbered(first, count, size, **tags), 0.0)
         first += count
-        assert batcher.taken_rows == first
+        assert batcher.taken_rows == 1 + first
     ready += batcher.flush()
     assert bodies(ready) == list(range(first))
     assert batcher.pending_bytes == 0
-    assert batcher.taken_rows == first
+    assert batcher.taken_rows == 1 + first
 
 
 def test_small_record_batches_are_encoded_together(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,11 +63,13 @@ def test_small_record_batches_are_encoded_together(monkeypatch: pytest.MonkeyPat
     encoded: list[int] = []
     add = batcher.add
     monkeypatch.setattr(batcher, "add", lambda batch, now: encoded.append(batch.num_rows) or add(batch, now))
-    joins = JoiningBatcher(batcher, "orders")
-    ready = [pair for first in range(0, 20_000, 100) for pair in joins.add(numbered(first, 100), 0.0)]
-    assert encoded == [8_000, 8_000]
+    joins, ready = JoiningBatcher(batcher, "orders"), []
+    for first in range(0, 20_000, 100):
+        ready += joins.add(numbered(first, 100), 0.0)
+        assert joins.new_topics() == ([] if first else ["orders"])
+    assert encoded == [100, 8_000, 8_000]
     ready += joins.flush()
-    assert encoded == [8_000, 8_000, 4_000]
+    assert encoded == [100, 8_000, 8_000, 3_900]
     assert bodies(ready) == list(range(20_000))
 
 
@@ -79,18 +87,29 @@ def test_held_rows_are_sent_after_the_linger_time() -> None:
     assert bodies(list(batcher.expired(DAYS + LINGER_S * 1.1, lambda _topic: True))) == list(range(6))
 
 
-def test_held_rows_of_a_topic_without_a_route_wait() -> None:
-    batcher = joining(None)
-    list(batcher.add(numbered(0, 2, topic=["known", "new"]), DAYS))
+def test_held_rows_of_a_topic_that_has_lost_its_route_wait() -> None:
+    batcher = joining(None, ["kept", "lost"])
+    assert list(batcher.add(numbered(0, 2, topic=["kept", "lost"]), DAYS)) == []
     late = DAYS + 2 * LINGER_S
-    assert list(batcher.expired(late, lambda topic: topic == "known")) == []
+    assert list(batcher.expired(late, lambda topic: topic == "kept")) == []
     assert sorted(bodies(list(batcher.expired(late, lambda _topic: True)))) == [0, 1]
+
+
+@pytest.mark.parametrize("topics", [["known", "new"], ["known", None]])
+def test_rows_of_topics_without_a_known_route_are_not_held(topics: list[str | None]) -> None:
+    batcher = JoiningBatcher(new_batcher(batch_options(topic=None), on_invalid=lambda _: None), None)
+    list(batcher.add(numbered(0, 1, topic=["known"]), DAYS))
+    assert batcher.new_topics() == ["known"]
+    list(batcher.add(numbered(1, 1, topic=["known"]), DAYS))
+    assert batcher.new_topics() == []
+    list(batcher.add(numbered(2, 2, topic=topics), DAYS))
+    assert batcher.new_topics() == [topic for topic in topics[1:] if topic]
 
 
 def test_an_invalid_row_among_held_rows_is_named_by_its_number_in_the_partition() -> None:
     batcher = joining()
     list(batcher.add(numbered(0, 7), 0.0))
     list(batcher.add(pa.RecordBatch.from_pydict({"body": ["x", ""]}), 0.0))
-    with pytest.raises(InvalidRowError, match="row 8"):
+    with pytest.raises(InvalidRowError, match="row 9"):
         list(batcher.flush())
-    assert batcher.taken_rows == 9
+    assert batcher.taken_rows == 10

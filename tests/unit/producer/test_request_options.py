@@ -46,6 +46,9 @@ class Rows:
         else:
             yield pair
 
+    def new_topics(self) -> list[str]:
+        return []
+
     def expired(self, now: float, known: Callable[[str], bool]) -> Iterator[Pair]:
         pairs, self.waiting = self.waiting, []
         return iter(pairs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -48,6 +49,25 @@ def test_queues_of_an_ordered_write_are_fixed_despite_route_changes(
     }
     assert {len(found) for found in queues.values()} == {1}
     assert sum(map(len, transport.stored.values())) == 2 * len(KEYS)
+
+
+def test_rows_of_small_record_batches_are_sent_while_the_next_one_is_awaited(
+    producer: Producer, transport: ScriptedTransport
+) -> None:
+    def stored() -> int:
+        return sum(map(len, list(transport.stored.values())))
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for number in range(3):
+            yield pa.RecordBatch.from_pydict({"body": ["x"] * 20, "keys": KEYS})
+            deadline = time.monotonic() + 60
+            while stored() < 20 * (number + 1) and time.monotonic() < deadline:
+                time.sleep(0.01)
+            seen.append(stored())
+
+    seen: list[int] = []
+    producer.send_arrow(batches(), "T")
+    assert seen == [20, 40, 60]
 
 
 def test_an_ordered_write_needs_a_topic_that_exists(producer: Producer, transport: ScriptedTransport) -> None:

@@ -58,6 +58,9 @@ class RowBatcher:
     def expired(self, now: float, known: Callable[[str], bool]) -> Iterator[Pair]:
         return self.flush() if known("T") else iter(())
 
+    def new_topics(self) -> list[str]:
+        return ["T"] if self.rows else []
+
     def flush(self) -> Iterator[Pair]:
         rows, self.rows = self.rows, []
         if rows:

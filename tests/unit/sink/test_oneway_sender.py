@@ -32,6 +32,9 @@ class Rows:
         body = encode_batch([Message("T", row.encode()) for row in rows])
         yield EncodedBatch("T", (body,), len(rows), len(body)), self.queue
 
+    def new_topics(self) -> list[str]:
+        return []
+
     def expired(self, now: float, known: Callable[[str], bool]) -> Iterator[tuple[EncodedBatch, MessageQueue | None]]:
         return iter(())
 
