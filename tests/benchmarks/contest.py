@@ -45,7 +45,7 @@ FORGETFUL: Mapping[str, object] = {
 # An idle broker takes less of a processor than this.
 _AT_REST = 0.2
 _RESTS_WITHIN = 60.0
-# Others may take this part of all processors during a round, and before it.
+# The part of all processors that other programs may take before and during a round.
 _QUIET = 0.1
 _QUIET_WITHIN = 60.0
 # How often a round is repeated. The last one counts.
@@ -240,9 +240,9 @@ def _stolen() -> float:
 
 
 def _seconds_of_others() -> dict[int, float]:
-    """Return processor seconds by process id, without our own children and without those that have lost their parent.
+    """Return the processor seconds of other processes, by process id.
 
-    A sum over our own children would not do: the times of some are lost when they end.
+    Not counted are this process, its children, and processes without a parent, which may be children of children.
     """
     ours = psutil.Process()
     own = {ours.pid, *(child.pid for child in ours.children(recursive=True))}

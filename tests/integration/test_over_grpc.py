@@ -113,7 +113,7 @@ def test_columns_that_do_not_fit_the_topic_are_refused_before_any_task(
 
 def test_unknown_topic_times_out_with_advice(cluster: SharedCluster, topic: str) -> None:
     with pytest.raises(RouteNotFoundException, match=rf"the proxy does not know it.*create it first .*-t {topic} "):
-        write(cluster, {"body": ["x"]}, topic=topic, sendMsgTimeout="500", deliveryTimeoutMs="1500")
+        write(cluster, {"body": ["x"]}, topic=topic, sendMsgTimeout="5000", deliveryTimeoutMs="5000")
 
 
 @pytest.mark.parametrize("with_topic", [True, False])
