@@ -146,6 +146,10 @@ def writes(parquet: Path, rounds: int, millions: int) -> Iterator[Figure]:
         broker = plain.brokers[0].pid
 
         def measure(name: str) -> dict[str, Any]:
+            # The memory of a session that was idle for a while may have to be read back first.
+            sinks[name].ask(1)
+            for cluster in (plain, unindexed, inner):
+                await_rest(cluster)
             before = cpu_seconds(broker)
             said = sinks[name].ask(millions)
             # Brokers index the rows after they have acknowledged them.
