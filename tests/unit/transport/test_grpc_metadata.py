@@ -22,7 +22,7 @@ from rocketmq_spark.testing.scripted import ManualClock, Reply
 from rocketmq_spark.transport.grpc.metadata import MetadataSource
 from rocketmq_spark.transport.grpc.transport import GrpcTransport
 from tests.support.contract import Outcomes, single
-from tests.support.processes import PATIENCE
+from tests.support.processes import PATIENCE, wait_for
 from tests.support.proxies import running_proxy
 from tests.support.transports import Grpc
 
@@ -67,8 +67,9 @@ def every_call(proxy: FakeProxy, transport: GrpcTransport) -> None:
 def test_every_call_has_all_metadata_keys(proxy: FakeProxy) -> None:
     with GrpcTransport([proxy.address], client_id="10.0.0.1@7", credentials=USER, namespace="ns") as transport:
         every_call(proxy, transport)
-    methods = {"QueryRoute", "SendMessage", "Telemetry", "Heartbeat", "EndTransaction", "NotifyClientTermination"}
-    assert {call.method for call in proxy.calls} == methods
+        # One call is one-way: it may still be under way.
+        methods = {"QueryRoute", "SendMessage", "Telemetry", "Heartbeat", "EndTransaction", "NotifyClientTermination"}
+        wait_for(lambda: {call.method for call in proxy.calls} == methods)
     ids, requests = set(), set()
     for call in proxy.calls:
         metadata = call.metadata
