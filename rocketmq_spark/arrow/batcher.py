@@ -87,8 +87,8 @@ class ArrowBatcher(abc.ABC):
         self._workspace = Workspace()
         self._first_row = 0
         self._groups: dict[GroupKey, Group] = {}
-        self._topics: set[str] = set()
-        self._new_topics: list[str] = []
+        # The topics of groups that were opened since the last `opened_topics`.
+        self._opened: set[str] = set()
         # With ``ordered``, of each topic and queue the only group that may be open.
         self._last_of_queue: dict[tuple[str, MessageQueue | None], GroupKey] = {}
 
@@ -127,10 +127,10 @@ class ArrowBatcher(abc.ABC):
         late = itertools.takewhile(lambda group: now - group.since >= LINGER_S, self._groups.values())
         return map(self._close, [group.key for group in late if known(group.key.topic)])
 
-    def new_topics(self) -> list[str]:
-        """Return the topics of batches that are or were being filled; each is returned once."""
-        new, self._new_topics = self._new_topics, []
-        return new
+    def opened_topics(self) -> set[str]:
+        """Return the topics of batches that were begun since the last call."""
+        opened, self._opened = self._opened, set()
+        return opened
 
     def flush(self) -> Iterator[Ready]:
         """Return all batches that are being filled."""
@@ -188,9 +188,7 @@ class ArrowBatcher(abc.ABC):
 
     def _open(self, key: GroupKey, now: float) -> Group:
         group = self._groups[key] = Group(key, now)
-        if key.topic not in self._topics:
-            self._topics.add(key.topic)
-            self._new_topics.append(key.topic)
+        self._opened.add(key.topic)
         return group
 
     def _append(self, group: Group, piece: memoryview, rows: int, shared: bool) -> None:

@@ -173,9 +173,9 @@ class DeadLetterBatcher:
         """Return the batches of `known` topics whose first row has waited long enough."""
         return chain(self.rows.expired(now, known), self.dead.expired(now, known))
 
-    def new_topics(self) -> list[str]:
-        """Return topics of batches that are or were being filled, each once."""
-        return self.rows.new_topics() + self.dead.new_topics()
+    def opened_topics(self) -> set[str]:
+        """Return the topics of batches that were begun since the last call."""
+        return self.rows.opened_topics() | self.dead.opened_topics()
 
     def flush(self) -> Iterator[Ready]:
         """Return all batches that are being filled."""

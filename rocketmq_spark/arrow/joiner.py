@@ -28,8 +28,8 @@ class JoiningBatcher:
         self._found: set[str] = set()
         self._held: list[pa.RecordBatch] = []
         self._since = 0.0  # When the first of them came
-        self._rows = 0
-        self._nbytes = 0
+        self._rows = 0  # That the batcher has not got: of the held batches, and within `add` of its own
+        self._nbytes = 0  # Of the held batches
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} held={self._rows} rows, {self._nbytes} bytes, {self._batcher!r}>"
@@ -46,18 +46,19 @@ class JoiningBatcher:
 
     def add(self, batch: pa.RecordBatch, now: float) -> Iterator[Ready]:
         """Take a record batch, and yield full batches; parameters and errors as of `ArrowBatcher.add`."""
-        small = batch.num_rows < _ROWS // 2 and batch.nbytes < _BYTES // 2 and _is_joinable(batch.schema)
-        small = small and self._topics_of([batch]) <= self._found
-        if self._held and not (small and batch.schema.equals(self._held[0].schema)):
+        rows, nbytes, schema = batch.num_rows, batch.nbytes, batch.schema
+        self._rows += rows
+        small = rows < _ROWS // 2 and nbytes < _BYTES // 2 and self._topics_of([batch]) <= self._found
+        if self._held and not (small and schema.equals(self._held[0].schema)):
             yield from self._encode()
-        if not small:
-            yield from self._batcher.add(batch, now)
+        # The schema of a batch that joins others is theirs.
+        if not small or not (self._held or _is_joinable(schema)):
+            yield from self._pass_on(batch, now)
             return
         if not self._held:
             self._since = now
         self._held.append(batch)
-        self._rows += batch.num_rows
-        self._nbytes += batch.nbytes
+        self._nbytes += nbytes
         if self._rows >= _ROWS or self._nbytes >= _BYTES:
             yield from self._encode()
 
@@ -72,7 +73,7 @@ class JoiningBatcher:
 
     def new_topics(self) -> list[str]:
         """Return topics of batches that are or were being filled, each once; the caller finds their routes."""
-        new = self._batcher.new_topics()
+        new = sorted(self._batcher.opened_topics() - self._found)
         self._found.update(new)
         return new
 
@@ -88,11 +89,15 @@ class JoiningBatcher:
         return set(topics.unique().to_pylist())
 
     def _encode(self) -> Iterator[Ready]:
-        held, self._held, self._rows, self._nbytes = self._held, [], 0, 0
+        held, self._held, self._nbytes = self._held, [], 0
         if len(held) > 1:
             held = pa.Table.from_batches(held).combine_chunks().to_batches()
         for batch in held:
-            yield from self._batcher.add(batch, self._since)
+            yield from self._pass_on(batch, self._since)
+
+    def _pass_on(self, batch: pa.RecordBatch, now: float) -> Iterator[Ready]:
+        self._rows -= batch.num_rows
+        yield from self._batcher.add(batch, now)
 
 
 def _is_joinable(schema: pa.Schema) -> bool:

@@ -113,3 +113,11 @@ def test_an_invalid_row_among_held_rows_is_named_by_its_number_in_the_partition(
     with pytest.raises(InvalidRowError, match="row 9"):
         list(batcher.flush())
     assert batcher.taken_rows == 10
+
+
+def test_rows_read_before_an_invalid_one_was_found_count_as_taken() -> None:
+    batcher = joining()
+    list(batcher.add(pa.RecordBatch.from_pydict({"body": ["x", ""]}), 0.0))
+    with pytest.raises(InvalidRowError):
+        list(batcher.add(numbered(0, 9_000), 0.0))
+    assert batcher.taken_rows == 1 + 2 + 9_000
