@@ -14,11 +14,11 @@ from collections.abc import Iterator
 
 from rocketmq_spark import LocalCluster, Producer
 from tests.benchmarks.bench_spark import Session
-from tests.benchmarks.contest import ROOT, Figure, by_name, quiet_rounds, show
+from tests.benchmarks.contest import ROOT, Figure, by_name, differences, rounds_of, show
 
 TOPIC = "bench-first"
 SYSTEMS = ("rocketmq", "nothing")
-# At 6a8b0dc the first write took 1,000 to 1,300 ms more than one that does nothing.
+# At most so many ms more than the data source that does nothing.
 AIMS = {"write": 600, "read": None}
 
 
@@ -34,15 +34,11 @@ def figures(rounds: int) -> Iterator[Figure]:
             with Session("spark_first.py", system, cluster.name_server, TOPIC) as session:
                 return session.ask()
 
-        def run(number: int) -> dict[str, float]:
-            said = {system: measure(system) for system in (SYSTEMS[::-1] if number % 2 else SYSTEMS)}
-            return {f"{system} {what}": said[system][what] for system in SYSTEMS for what in AIMS}
-
-        taken = by_name([f"{system} {what}" for system in SYSTEMS for what in AIMS], quiet_rounds(rounds, run))
+        said = rounds_of(SYSTEMS, rounds, measure)
+    taken = by_name([{f"{system} {what}": of[system][what] for system in SYSTEMS for what in AIMS} for of in said])
     for what, wanted in AIMS.items():
-        pairs = zip(taken[f"rocketmq {what}"], taken[f"nothing {what}"], strict=True)
         name = f"ms of the first {what} of a session, beyond a data source that does nothing"
-        yield Figure(name, [ours - other for ours, other in pairs], wanted, True)
+        yield Figure(name, differences(taken[f"rocketmq {what}"], taken[f"nothing {what}"]), wanted, True)
 
 
 if __name__ == "__main__":

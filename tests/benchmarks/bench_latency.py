@@ -10,13 +10,14 @@ tasks of a sink that does nothing have the rows. The figures are of the 15 s aft
 
 from __future__ import annotations
 
+import statistics
 import sys
 import time
 from collections.abc import Iterator
 
 from rocketmq_spark import LocalCluster, Message, Producer
 from tests.benchmarks.bench_spark import Session
-from tests.benchmarks.contest import Figure, by_name, quiet_rounds, running, show
+from tests.benchmarks.contest import Figure, by_name, differences, rounds_of, running, show
 
 SOURCE, TARGET = "bench-source", "bench-target"
 QUEUES = 4
@@ -54,18 +55,13 @@ def figures(rounds: int) -> Iterator[Figure]:
                     finally:
                         sender.terminate()
 
-            def run(number: int) -> dict[str, float]:
-                said = {sink: measure(sink) for sink in (SINKS[::-1] if number % 2 else SINKS)}
-                return {f"{sink} {percentile}": said[sink][percentile] for sink in SINKS for percentile in AIMS}
-
-            taken = by_name(
-                [f"{sink} {percentile}" for sink in SINKS for percentile in AIMS], quiet_rounds(rounds, run)
-            )
+            said = rounds_of(SINKS, rounds, measure)
+    taken = by_name([{f"{sink} {what}": of[sink][what] for sink in SINKS for what in AIMS} for of in said])
     for percentile, wanted in AIMS.items():
-        pairs = zip(taken[f"rocketmq {percentile}"], taken[f"arrivals {percentile}"], strict=True)
-        floor = sorted(taken[f"arrivals {percentile}"])[len(taken[f"arrivals {percentile}"]) // 2]
+        floor = taken[f"arrivals {percentile}"]
+        beyond = differences(taken[f"rocketmq {percentile}"], floor)
         name = f"ms from topic to topic beyond a sink that does nothing, {percentile}"
-        yield Figure(name, [ours - other for ours, other in pairs], wanted, True, f"{floor:.0f} ms with that sink")
+        yield Figure(name, beyond, wanted, True, f"{statistics.median(floor):.0f} ms with that sink")
 
 
 if __name__ == "__main__":

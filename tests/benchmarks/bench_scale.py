@@ -31,7 +31,7 @@ from tests.benchmarks.acknowledging import TOPIC, brokers, topic_names
 from tests.benchmarks.bench_merge import merged
 from tests.benchmarks.bench_remoting import record_batches
 from tests.benchmarks.bench_spark import Session
-from tests.benchmarks.contest import Figure, apart, in_turns, ratios, rows_of, show
+from tests.benchmarks.contest import Figure, apart, differences, in_turns, ratios, rows_of, show
 
 # (brokers, queues of each topic on each broker, topics)
 SMALLEST = (1, 8, 1)
@@ -121,10 +121,10 @@ def tasks(rounds: int) -> Iterator[Figure]:
         1.3,
         True,
     )
-    spark = [cost * ROWS_OF_A_TASK / 1e6 for cost in taken["nothing many"]]
+    ours, spark = ([cost * ROWS_OF_A_TASK / 1e6 for cost in taken[f"{name} many"]] for name in ("rocketmq", "nothing"))
     yield Figure(
         f"CPU ms of a task of {ROWS_OF_A_TASK:,} rows, beyond a sink that does nothing",
-        [cost * ROWS_OF_A_TASK / 1e6 - other for cost, other in zip(taken["rocketmq many"], spark, strict=True)],
+        differences(ours, spark),
         note=f"{statistics.median(spark):.0f} ms with a sink that does nothing",
     )
 

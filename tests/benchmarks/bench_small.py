@@ -20,7 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 import rocketmq_spark
 from rocketmq_spark import LocalCluster, Producer
-from tests.benchmarks.contest import ROOT, Figure, in_turns, show
+from tests.benchmarks.contest import ROOT, Figure, differences, in_turns, show
 from tests.benchmarks.nothing import NothingDataSource
 
 SINKS = ("rocketmq", "nothing")
@@ -62,7 +62,7 @@ def micro_batches(spark: SparkSession, sink: str, options: dict[str, str]) -> fl
 def beyond(rounds: int, measure: Callable[[str], float]) -> list[float]:
     """Return the time of our sink beyond the sink that does nothing, by round."""
     taken = in_turns(SINKS, rounds, measure)
-    return [ours - nothing for ours, nothing in zip(taken["rocketmq"], taken["nothing"], strict=True)]
+    return differences(taken["rocketmq"], taken["nothing"])
 
 
 def first_row(rounds: int, name_server: str) -> list[float]:

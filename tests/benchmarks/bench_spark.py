@@ -32,8 +32,8 @@ from tests.benchmarks.contest import (
     await_rest,
     by_name,
     cpu_seconds,
-    quiet_rounds,
     ratios,
+    rounds_of,
     show,
 )
 from tests.benchmarks.kafka import Kafka, jars_of
@@ -157,12 +157,10 @@ def writes(parquet: Path, rounds: int, millions: int) -> Iterator[Figure]:
                 await_rest(cluster)
             return {**said, "broker": cpu_seconds(broker) - before}
 
-        def run(number: int) -> dict[str, dict[str, Any]]:
-            return {name: measure(name) for name in (reversed(sinks) if number % 2 else sinks)}
-
-        run(0)
-        said = quiet_rounds(rounds, run)
-    taken = by_name(list(sinks), [{name: one["rows"] / one["seconds"] for name, one in of.items()} for of in said])
+        for name in sinks:
+            measure(name)
+        said = rounds_of(list(sinks), rounds, measure)
+    taken = by_name([{name: one["rows"] / one["seconds"] for name, one in of.items()} for of in said])
     against = "df.write, 100-byte bodies, against Spark's Kafka sink"
     yield Figure(against, ratios(taken["rocketmq"], taken["kafka"]), 0.8)
     yield Figure("the same, messageIndexEnable=false", ratios(taken["unindexed"], taken["kafka"]), 1.0)

@@ -123,7 +123,7 @@ def save(part: str, found: Sequence[Figure]) -> None:
         kept = {"machine": machine(), "parts": {}, "rounds": {}}
     kept["parts"][part] = figures
     taken = {name: [float(f"{value:.4g}") for value in values] for name, values in ROUNDS.taken.items()}
-    kept.setdefault("rounds", {})[part] = {"discarded": ROUNDS.discarded, **taken}
+    kept["rounds"][part] = {"discarded": ROUNDS.discarded, **taken}
     ROUNDS.discarded, ROUNDS.taken = 0, {}
     FIGURES.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
 
@@ -137,7 +137,7 @@ def table() -> str:
         note = f" ({one.note})" if one.note else ""
         spread = f"{min(one.ratios):.2f} to {max(one.ratios):.2f}" + ("" if one.settled else ", unsettled")
         lines.append(f"| {one.name}{note} | {one.median:.2f} | {spread} | {aim} |")
-    discarded = {part: rounds["discarded"] for part, rounds in kept.get("rounds", {}).items() if rounds["discarded"]}
+    discarded = {part: rounds["discarded"] for part, rounds in kept["rounds"].items() if rounds["discarded"]}
     were = ", ".join(f"{part} {number}" for part, number in discarded.items())
     return "\n".join([*lines, "", f"Measured on {kept['machine']}. Discarded rounds: {were or 'none'}."])
 
@@ -175,6 +175,11 @@ def rows_of(summary: WriteSummary) -> int:
     return sum(broker["rows"] for broker in summary.to_dict().values())
 
 
+def differences(mine: Sequence[float], others: Sequence[float]) -> list[float]:
+    """Return the difference of each round."""
+    return [one - other for one, other in zip(mine, others, strict=True)]
+
+
 def best_of(*taken: Sequence[float]) -> list[float]:
     """Return the best of each round."""
     return [max(round_) for round_ in zip(*taken, strict=True)]
@@ -182,16 +187,12 @@ def best_of(*taken: Sequence[float]) -> list[float]:
 
 def in_turns(contestants: Sequence[str], rounds: int, measure: Callable[[str], float]) -> Mapping[str, Sequence[float]]:
     """Run each contestant once a round, after a round to warm up, and return their results by name."""
-
-    def run(number: int) -> Mapping[str, float]:
-        return {name: measure(name) for name in (reversed(contestants) if number % 2 else contestants)}
-
-    return by_name(contestants, quiet_rounds(rounds, run))
+    return by_name(rounds_of(contestants, rounds, measure))
 
 
-def by_name(contestants: Sequence[str], results: Sequence[Mapping[str, float]]) -> Mapping[str, Sequence[float]]:
-    """Return the results of each contestant, by its name, and record them for `save`."""
-    taken = {name: [of_round[name] for of_round in results] for name in contestants}
+def by_name(results: Sequence[Mapping[str, float]]) -> Mapping[str, Sequence[float]]:
+    """Return the results of all rounds by name, and record them for `save`."""
+    taken = {name: [of_round[name] for of_round in results] for name in results[0]}
     for name, figures in taken.items():
         each = "  ".join(f"{figure:,.5g}" for figure in figures)
         print(f"  {name:40} {statistics.median(figures):>12,.5g} of {each}", flush=True)
@@ -199,11 +200,16 @@ def by_name(contestants: Sequence[str], results: Sequence[Mapping[str, float]]) 
     return taken
 
 
-def quiet_rounds(rounds: int, run: Callable[[int], _T]) -> list[_T]:
-    """Run rounds on a quiet machine, and return their results; `run` gets the number of the round, 0 is the warm-up.
+def rounds_of(contestants: Sequence[str], rounds: int, measure: Callable[[str], _T]) -> list[dict[str, _T]]:
+    """Run each contestant once a round on a quiet machine, and return the results of each round by name.
 
-    A disturbed round is repeated, twice at most.
+    A round before them warms up. A disturbed round is repeated, twice at most.
     """
+
+    def run(number: int) -> dict[str, _T]:
+        taken = {name: measure(name) for name in (reversed(contestants) if number % 2 else contestants)}
+        return {name: taken[name] for name in contestants}
+
     run(0)
     results = []
     for number in range(1, rounds + 1):

@@ -28,8 +28,6 @@ def main(system: str, name_server: str, topic: str) -> None:
     began = time.perf_counter()
     rows.write.format(system).options(**options).mode("append").save()
     written = time.perf_counter()
-    if options:
-        options["endingOffsets"] = "latest"
     found = spark.read.format(system).options(**options).load().select("body", "keys").collect()
     read = time.perf_counter()
     took = {"write": (written - began) * 1000, "read": (read - written) * 1000}
