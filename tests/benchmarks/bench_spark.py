@@ -143,19 +143,20 @@ def writes(parquet: Path, rounds: int, millions: int) -> Iterator[Figure]:
             "kafka": stack.enter_context(sink("kafka", kafka.address, "bench", parquet, jars)),
             "nothing": stack.enter_context(sink("nothing", "", "", parquet)),
         }
-        broker = plain.brokers[0].pid
+        brokers = {name: plain.brokers[0].pid for name in sinks}
+        brokers |= {"unindexed": unindexed.brokers[0].pid, "inner": inner.brokers[0].pid, "kafka": kafka.pid}
 
         def measure(name: str) -> dict[str, Any]:
             # The memory of a session that was idle for a while may have to be read back first.
             sinks[name].ask(1)
             for cluster in (plain, unindexed, inner):
                 await_rest(cluster)
-            before = cpu_seconds(broker)
+            before = cpu_seconds(brokers[name])
             said = sinks[name].ask(millions)
             # Brokers index the rows after they have acknowledged them.
             for cluster in (plain, unindexed, inner):
                 await_rest(cluster)
-            return {**said, "broker": cpu_seconds(broker) - before}
+            return {**said, "broker": cpu_seconds(brokers[name]) - before}
 
         for name in sinks:
             measure(name)
@@ -176,12 +177,19 @@ def writes(parquet: Path, rounds: int, millions: int) -> Iterator[Figure]:
     )
     own = f"{statistics.median(spent('nothing', 'python')):.2f} with a sink that does nothing"
     yield Figure("CPU seconds of Python's workers, per million rows", spent("rocketmq", "python"), 0.4, True, own)
-    processes = "jvm", "python", "broker"
-    whole = spent("rocketmq", *processes)
-    parts = ", ".join(f"{part} {statistics.median(spent('rocketmq', part)):.2f}" for part in processes)
-    allowed = (os.cpu_count() or 1) / statistics.median(whole) * 1000
-    note = f"{parts}; {os.cpu_count()} processors allow {allowed:.0f} thousand rows/s"
-    yield Figure("CPU seconds of Spark, Python's workers and the broker, per million rows", whole, note=note)
+    titles = {
+        "rocketmq": "plain topic",
+        "unindexed": "messageIndexEnable=false",
+        "inner": "BatchCQ topic",
+        "kafka": "Kafka",
+    }
+    for name, title in titles.items():
+        processes = "jvm", "python", "broker"
+        whole = spent(name, *processes)
+        parts = ", ".join(f"{part} {statistics.median(spent(name, part)):.2f}" for part in processes)
+        allowed = (os.cpu_count() or 1) / statistics.median(whole) * 1000
+        note = f"{parts}; {os.cpu_count()} processors allow {allowed:.0f} thousand rows/s"
+        yield Figure(f"CPU seconds of all processes per million rows, {title}", whole, note=note)
 
 
 def memory(parquet: Path) -> Iterator[Figure]:

@@ -110,6 +110,12 @@ class Kafka:
         self._watchdog.release()
         shutil.rmtree(self._folder, ignore_errors=True)
 
+    @property
+    def pid(self) -> int:
+        """The process of the broker."""
+        assert self._server.pid is not None, "the broker does not run"
+        return self._server.pid
+
     def _listens(self) -> bool:
         host, _, port = self.address.rpartition(":")
         try:
