@@ -326,7 +326,8 @@ def _of_transactions(options: SinkOptions) -> Iterator[str]:
     for field_name, allowed, why in _WITH_LOG[delivery]:
         value = getattr(options, field_name)
         if value not in allowed:
-            name, shown = SINK_SPELLING(field_name), str(value).lower() if isinstance(value, bool) else value
+            name = SINK_SPELLING(field_name)
+            shown = f"columns:{','.join(value)}" if isinstance(value, tuple) else kinds.option_text(value)
             yield f"{name}={shown} is not available with delivery={delivery}, because {why}: remove {name}"
 
 

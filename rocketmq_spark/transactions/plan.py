@@ -154,13 +154,14 @@ def _together(
 
 
 def log_of(options: SinkOptions) -> DecisionLog:
-    """Return the log of an id, with what this process has read of it."""
+    """Return the log of an id, with what this process has read of it. Effectively-once writes have one per topic."""
+    name = f"{options.transactional_id}#{options.topic}" if options.effectively_once else str(options.transactional_id)
     # The repr of the connection has no secrets, and names the servers.
-    key = repr(options.connection), options.transaction_topic, str(options.transactional_id)
+    key = repr(options.connection), options.transaction_topic, name
     if key not in _logs:
         if len(_logs) >= _MOST_LOGS:
             _logs.clear()
-        _logs[key] = DecisionLog(str(options.transactional_id), options.transaction_topic)
+        _logs[key] = DecisionLog(name, options.transaction_topic)
     return _logs[key]
 
 

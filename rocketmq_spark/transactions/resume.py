@@ -40,6 +40,7 @@ _SCHEMA: Final = pa.schema([pa.field(ROW_IDS, pa.string())])
 class ResumePlan:
     """What tasks need to know of an effectively-once write; Spark pickles it."""
 
+    log_name: str
     home: MessageQueue
     position: int  # Up to this offset the driver has read the home
     planned_at: float  # Epoch seconds; attempts in `begun` began before
@@ -119,7 +120,7 @@ def plan(
     since = log.floors[0].offset if log.floors else 0
     # After the last record was read: a driver may have been frozen since it began to plan.
     planned_at = brokers.runtime.wall_clock()
-    return ResumePlan(log.home, log.position, planned_at, write, done, log.newest, since, known, names, begun)
+    return ResumePlan(log.transactional_id, log.home, log.position, planned_at, write, done, log.newest, since, known, names, begun)
 
 
 Send: TypeAlias = Callable[..., None]
@@ -141,9 +142,8 @@ class Attempt:
     recovered: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
-        options = self.brokers.options
         self.id = f"{self.brokers.rng.getrandbits(64):016x}"
-        self._log = DecisionLog(str(options.transactional_id), options.transaction_topic)
+        self._log = DecisionLog(self.plan.log_name, self.brokers.options.transaction_topic)
         self._log.home, self._log.position = self.plan.home, self.plan.position
 
     def run(self, recorder: Recorder, rows: Iterator[pa.RecordBatch], send: Send) -> Attempted | None:
