@@ -16,13 +16,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rocketmq_spark.arrow.block import MessageBlock
-from rocketmq_spark.arrow.columns import Ints, Mask, Octets, byte_cells, to_numpy
+from rocketmq_spark.arrow.columns import Ints, Mask, Octets, byte_cells, to_arrow, to_numpy
 from rocketmq_spark.errors import InputChangedError
 from rocketmq_spark.model.properties import ROW_ID
 
 # A slash and a hash end an id.
 _DIGITS: Final = 16
 _NUMBER_AND_HASH: Final = r"^[0-9]{1,18}/[0-9a-f]{16}$"
+_PARTITION_TOO: Final = r"^[0-9]{1,18}/[0-9]{1,18}/[0-9a-f]{16}$"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +88,16 @@ class StoredRows:
                 f"partition {partition_id}: an earlier attempt at this write stored row {self.numbers[-1]}, and the "
                 f"partition has {rows} rows now, so the input is not the same at each reading. {_ADVICE}"
             )
+
+
+def places_of(ids: pa.StringArray, prefix: str) -> npt.NDArray[np.int64]:
+    """Return partition and number of the rows whose ids begin with a write and a micro-batch, one row per id."""
+    own = ids.filter(pc.starts_with(ids, prefix))
+    ends = pc.utf8_slice_codeunits(own, len(prefix))
+    parts = pc.split_pattern(ends.filter(pc.match_substring_regex(ends, _PARTITION_TOO)), "/").flatten()
+    # The third part is the hash.
+    columns = [to_numpy(parts.take(to_arrow(np.arange(first, len(parts), 3))).cast(pa.int64())) for first in (0, 1)]
+    return np.stack(columns, axis=1)
 
 
 _ADVICE: Final = (

@@ -7,6 +7,7 @@ count as acknowledged. If not, the retry rules apply.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
@@ -93,6 +94,8 @@ class SettlingSender(BatchSender):
 
     def _doubt(self, delivery: InFlightBatch, outcome: SendOutcome, floor: int) -> None:
         broker_name = outcome.queue.broker_name
+        # This takes longer than a request, so the pipeline's check of lost outcomes does not apply.
+        delivery.sent_at = math.inf
         with self._doubts_lock:
             idle = broker_name not in self._doubts
             self._doubts.setdefault(broker_name, []).append((delivery, outcome, floor))

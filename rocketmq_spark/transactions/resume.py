@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, TypeVar
 
+import numpy as np
 import pyarrow as pa
 
 from rocketmq_spark.arrow.decode import ROW_IDS, batches_of
-from rocketmq_spark.arrow.stored_rows import StoredRows
+from rocketmq_spark.arrow.stored_rows import StoredRows, places_of
 from rocketmq_spark.errors import DataLossError, InputChangedError
 from rocketmq_spark.metrics import Measures, Recorder
 from rocketmq_spark.model.message import MessageQueue
-from rocketmq_spark.model.message_ext import Pulled
 from rocketmq_spark.options.sink import SinkOptions
 from rocketmq_spark.protocol.remoting.unwrap import Unreadable
 from rocketmq_spark.routing.client_instance import ClientInstance
@@ -28,6 +28,8 @@ from rocketmq_spark.sink.settling_sender import Resumption
 from rocketmq_spark.transactions.brokers import Brokers
 from rocketmq_spark.transactions.decision_log import DecisionLog, Floors, Write
 from rocketmq_spark.transactions.plan import check_stream, log_of, read_log
+
+T = TypeVar("T")
 
 logger = logging.getLogger("rocketmq_spark.producer")
 
@@ -120,7 +122,9 @@ def plan(
     since = log.floors[0].offset if log.floors else 0
     # After the last record was read: a driver may have been frozen since it began to plan.
     planned_at = brokers.runtime.wall_clock()
-    return ResumePlan(log.transactional_id, log.home, log.position, planned_at, write, done, log.newest, since, known, names, begun)
+    return ResumePlan(
+        log.transactional_id, log.home, log.position, planned_at, write, done, log.newest, since, known, names, begun
+    )
 
 
 Send: TypeAlias = Callable[..., None]
@@ -245,10 +249,7 @@ def complete(
         assert state is not None
         sent_to = frozenset().union(*(names for part in recovered for names in state.begun[part].values()))
         floors = queues_of(brokers, sent_to, {} if known is None else known.by_queue)
-        repeated = sum(
-            read_stored(brokers, floors, row_id_prefix(options, write, partition_id)).repeats
-            for partition_id in recovered
-        )
+        repeated = count_repeats(brokers, floors, f"{row_id_name(options, write)}/{write.batch_id}/", recovered)
         if repeated:
             logger.warning(
                 "%s: %d rows are stored twice, because a broker stored requests of a failed attempt later than "
@@ -333,22 +334,35 @@ def pass_fence(brokers: Brokers, log: DecisionLog, write: Write, broker_names: C
 
 def read_stored(brokers: Brokers, floors: Mapping[MessageQueue, int], prefix: str) -> StoredRows:
     """Return the rows in these queues whose ids begin with a prefix; DataLossError if some of them have expired."""
-    ends = brokers.max_offsets(floors)
-
-    def scan(queue: MessageQueue) -> StoredRows:
-        start = max(floors[queue], 0 if floors[queue] else brokers.min_offset(queue))
-        pulls = brokers.pulls(queue, start, ends[queue], complete=True)
-        return StoredRows.of(_rows_in(pulls, prefix))
-
-    return StoredRows.of(brokers.ask_all(floors, scan).values())
+    return StoredRows.of(_read(brokers, floors, prefix, StoredRows.of_ids))
 
 
-def _rows_in(pulls: Iterable[Pulled], prefix: str) -> Iterable[StoredRows]:
-    wanted = prefix.encode()
-    for pulled in pulls:
-        if wanted in bytes(pulled.body):
-            for batch in batches_of([pulled], _SCHEMA, None, _leave_out):
-                yield StoredRows.of_ids(batch.column(0), prefix)
+def count_repeats(
+    brokers: Brokers, floors: Mapping[MessageQueue, int], prefix: str, partitions: Collection[int]
+) -> int:
+    """Return how many rows of these partitions the queues have twice or more often; raises as `read_stored`."""
+    wanted = np.array(sorted(partitions))
+    places = [places[np.isin(places[:, 0], wanted)] for places in _read(brokers, floors, prefix, places_of)]
+    together = np.concatenate(places) if places else np.empty((0, 2), np.int64)
+    return len(together) - len(np.unique(together, axis=0))
+
+
+def _read(
+    brokers: Brokers, floors: Mapping[MessageQueue, int], prefix: str, take: Callable[[pa.StringArray, str], T]
+) -> list[T]:
+    """Return what `take` makes of the row ids in the answers of pulls; it gets the prefix, too."""
+    ends, wanted = brokers.max_offsets(floors), prefix.encode()
+
+    def scan(queue: MessageQueue) -> list[T]:
+        start = floors[queue] or brokers.min_offset(queue)
+        return [
+            take(batch.column(0), prefix)
+            for pulled in brokers.pulls(queue, start, ends[queue], complete=True)
+            if wanted in bytes(pulled.body)
+            for batch in batches_of([pulled], _SCHEMA, None, _leave_out)
+        ]
+
+    return list(itertools.chain.from_iterable(brokers.ask_all(floors, scan).values()))
 
 
 def _leave_out(_: Unreadable) -> bool:

@@ -21,7 +21,9 @@ pytestmark = [pytest.mark.faults, pytest.mark.spark, pytest.mark.integration]
 OPTIONS = {"delivery": "effectivelyOnce", "fenceMs": "2000"}
 
 
-def run(cluster: LocalCluster, topic: str, folder: Path, java: Java, *, batch: bool, seed: int) -> tuple[Chaos, Account]:
+def run(
+    cluster: LocalCluster, topic: str, folder: Path, java: Java, *, batch: bool, seed: int
+) -> tuple[Chaos, Account]:
     """Write at least four times 50,000 rows while processes are killed, and return what consumers see."""
     folder.mkdir()
     writes.make_topic(cluster, topic, queues=4)

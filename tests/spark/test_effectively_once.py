@@ -40,7 +40,7 @@ def visible(load: Callable[..., DataFrame]) -> Callable[[], Counter[str]]:
 
 
 def rows(spark: SparkSession, *, broken: bool) -> DataFrame:
-    """Return the rows in three partitions. If they are `broken`, the last row of each has a tag that no broker takes."""
+    """Return the rows in three partitions. If `broken`, the last row of each has a tag that no broker takes."""
     last = f"{int(broken)} = 1 and id % {PARTITION} = {PARTITION - 1}"
     return spark.range(0, len(ROWS), 1, 3).selectExpr("concat('row-', id) as body", f"if({last}, 'a|b', 'a') as tags")
 

@@ -1,4 +1,4 @@
-"""Jobs that write exactly or effectively once in own processes, faults of these processes, and the account of what was written."""
+"""Jobs that write exactly or effectively once in own processes, their faults, and the account of what they wrote."""
 
 from __future__ import annotations
 

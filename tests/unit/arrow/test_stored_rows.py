@@ -11,7 +11,7 @@ import pytest
 from rocketmq_spark.arrow.block import MessageBlock, read_block
 from rocketmq_spark.arrow.columns import byte_cells
 from rocketmq_spark.arrow.hashes import RowIds
-from rocketmq_spark.arrow.stored_rows import NONE_STORED, StoredRows
+from rocketmq_spark.arrow.stored_rows import NONE_STORED, StoredRows, places_of
 from rocketmq_spark.errors import InputChangedError
 from rocketmq_spark.options.parsing import parse_sink_options
 
@@ -76,6 +76,18 @@ def test_repeats_are_counted() -> None:
     assert StoredRows.of(parts).repeats == 3
     assert len(StoredRows.of(parts)) == 3
     assert StoredRows.of([]).repeats == len(StoredRows.of([])) == 0
+
+
+def test_places_of_several_partitions() -> None:
+    ids = [
+        "write/3/2/5/0123456789abcdef",
+        None,
+        "write/3/11/0/0123456789abcdef",
+        "write/3/x/0/0123456789abcdef",
+        "write/3/",
+    ]
+    assert places_of(pa.array(ids), "write/3/").tolist() == [[2, 5], [11, 0]]
+    assert places_of(pa.array([], pa.string()), "write/3/").shape == (0, 2)
 
 
 def test_a_changed_row_is_named() -> None:
