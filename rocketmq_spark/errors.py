@@ -240,6 +240,10 @@ class DeliveryError(RocketMQError):
     """A write did not get every row acknowledged. The text counts the stored, the unsent and the unknown rows."""
 
 
+class InputChangedError(DeliveryError):
+    """An attempt at a write has other rows than an earlier one (``delivery=effectivelyOnce``). The text names a row."""
+
+
 class ReadError(RocketMQError):
     """A read did not get every message of its ranges. The text names the queue, the offset and the cause."""
 

@@ -33,6 +33,7 @@ from rocketmq_spark.arrow.encoders import (
 from rocketmq_spark.arrow.gather import Workspace, chunks
 from rocketmq_spark.arrow.hashes import RowIds
 from rocketmq_spark.arrow.split import CustomSelector, GroupKey, Groups, KeyCheck, fill_batches, group_rows
+from rocketmq_spark.arrow.stored_rows import StoredRows
 from rocketmq_spark.model.message import EncodedBatch, Encoding, MessageQueue
 from rocketmq_spark.model.send_result import TRANSACTION_PREPARED_TYPE
 from rocketmq_spark.options.connection import GRPC
@@ -67,6 +68,8 @@ class ArrowBatcher(abc.ABC):
     # Called with the invalid rows of a batch; the others are sent. None: the first error is raised, and none is sent
     on_invalid: Callable[[InvalidRows], None] | None = None
     row_ids: RowIds | None = None
+    stored: StoredRows | None = None  # Rows of an earlier attempt, which are not sent; `on_stored` gets their number
+    on_stored: Callable[[int], None] | None = None
     custom: CustomSelector | None = None  # Chooses the queues, instead of the option ``queueSelector``
     check_keys: KeyCheck | None = None
     half_properties: str = ""  # Makes every row a half message: its property string gets this end
@@ -118,8 +121,26 @@ class ArrowBatcher(abc.ABC):
             self.on_invalid(invalid)
             self.taken_rows -= len(invalid)
             bad = invalid.mask
+        if self.stored is not None:
+            bad = self._without_stored(self.stored, block, bad)
         self._first_row += block.rows
         return self._encode(block, groups, bad, self.unique_ids.take(block.rows), now)
+
+    def _without_stored(self, stored: StoredRows, block: MessageBlock, bad: Mask | None) -> Mask | None:
+        """Return the rows that are not to be sent: `bad` ones, and those that are stored."""
+        found = stored.among(block, self._first_row, self.partition_id)
+        if found is None:
+            return bad
+        rows = int(np.count_nonzero(found))
+        self.taken_rows -= rows
+        if self.on_stored is not None:
+            self.on_stored(rows)
+        return found if bad is None else bad | found
+
+    @property
+    def rows_read(self) -> int:
+        """The number of rows that `add` received."""
+        return self._first_row
 
     def expired(self, now: float, known: Callable[[str], bool]) -> Iterator[Ready]:
         """Return the batches of `known` topics whose first row has waited for `LINGER_S` or longer."""

@@ -23,11 +23,13 @@ from rocketmq_spark.arrow.stored import Irregular, Properties, cells, records_of
 from rocketmq_spark.errors import CompressionError, RemotingCommandException
 from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.model.message_ext import MessageExt, Pulled, encode_message_id, format_host
-from rocketmq_spark.model.properties import KEYS, TAGS, UNIQ_KEY
+from rocketmq_spark.model.properties import KEYS, ROW_ID, TAGS, UNIQ_KEY
 from rocketmq_spark.protocol.compression import COMPRESSED_FLAG, decompress
 from rocketmq_spark.protocol.remoting.unwrap import CRC_MASK, INNER_BATCH, Unreadable, messages_of
 
-_FROM_PROPERTIES: Final = {"tags": TAGS, "keys": KEYS, "msgId": UNIQ_KEY}
+# The column of a recovery: ``SPARK_ROW_ID``.
+ROW_IDS: Final = "rowId"
+_FROM_PROPERTIES: Final = {"tags": TAGS, "keys": KEYS, "msgId": UNIQ_KEY, ROW_IDS: ROW_ID}
 _PROPERTY_COLUMNS: Final = ("properties", *_FROM_PROPERTIES)
 _US_PER_MS: Final = 1000
 # A sender can set any time. Milliseconds beyond this do not fit a timestamp and become null.
@@ -161,6 +163,7 @@ _VALUES: Final[dict[str, Any]] = {
     "body": lambda _, message: message.body,
     "tags": lambda _, message: message.properties.get(TAGS),
     "keys": lambda _, message: message.properties.get(KEYS),
+    ROW_IDS: lambda _, message: message.properties.get(ROW_ID),
     "properties": lambda _, message: list(message.properties.items()),
     "flag": lambda _, message: message.flag,
     "brokerName": lambda queue, _: queue.broker_name,
@@ -215,7 +218,7 @@ class _Columns:
     def _column(self, name: str, kind: pa.DataType) -> pa.Array:
         queues = self._queues
         match name:
-            case "tags" | "keys" | "msgId":
+            case "tags" | "keys" | "msgId" | "rowId":
                 values = self._split().value_of(_FROM_PROPERTIES[name])
                 return pc.coalesce(values, self._offset_ids()) if name == "msgId" and values.null_count else values
             case "body":

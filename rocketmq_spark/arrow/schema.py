@@ -209,12 +209,12 @@ def check_grpc(schema: pa.Schema) -> None:
             raise SchemaError(f"column {name}: {advice}")
 
 
-def check_transactional(schema: pa.Schema) -> None:
-    """Raise a SchemaError for a column that ``delivery=exactlyOnce`` does not support."""
-    whys = dict.fromkeys(DELAY_COLUMNS, "a broker would lose delayed rows at the commit")
-    whys["waitStoreMsgOK"] = "a row that is not flushed or replicated could be lost after its commit"
+def check_transactional(schema: pa.Schema, delivery: str) -> None:
+    """Raise a SchemaError for a column that a delivery with a decision log does not support."""
+    whys = dict.fromkeys(DELAY_COLUMNS, "brokers keep delayed rows in another topic until their time")
+    whys["waitStoreMsgOK"] = "a row that is not flushed or replicated could be lost after it was counted"
     for name in sorted(_filled(schema) & whys.keys()):
-        raise SchemaError(f"column {name}: not available with delivery=exactlyOnce, because {whys[name]}; drop it")
+        raise SchemaError(f"column {name}: not available with delivery={delivery}, because {whys[name]}; drop it")
 
 
 def check_message_types(schema: pa.Schema, topic: str, message_types: Collection[str]) -> None:

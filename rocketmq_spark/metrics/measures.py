@@ -68,10 +68,10 @@ class Metric:
 
     (
         ROWS, SENT_ROWS, REQUESTS, NBYTES, RETRIES, FAILURES, ISOLATED_TIMES, ISOLATED_US, CLAMPED,
-        SKIPPED, DEAD_LETTERED, LATENCY,
+        SKIPPED, DEAD_LETTERED, RECOVERED, REPEATED, LATENCY,
         REASON_RETRIES, REASON_FAILURES, QUEUE_ROWS, SECOND_ROWS, SECOND_REQUESTS, SECOND_RETRIES,
         SECOND_MAX_US, SECOND_ISOLATED, LAST_OFFSET, FIRST_OFFSET, END_MS, START_MS,
-    ) = range(24)  # fmt: skip
+    ) = range(26)  # fmt: skip
 
 
 _MAXIMA: Final = Metric.SECOND_MAX_US << _METRIC_SHIFT
@@ -183,6 +183,13 @@ class Measures:
         for broker, _, metric, _, value in self.entries(Metric.ROWS, Metric.CLAMPED):
             totals.setdefault(broker, [0] * len(BrokerTotals._fields))[metric] = value
         return {broker: BrokerTotals(*totals[broker]) for broker in sorted(totals)}
+
+    def recovered_rows(self) -> tuple[int, int]:
+        """Return the rows that were found stored after a fault, and the repeats that were found."""
+        recovered, repeated = (
+            sum(rows for *_, rows in self.entries(metric, metric)) for metric in (Metric.RECOVERED, Metric.REPEATED)
+        )
+        return recovered, repeated
 
     def invalid_rows(self) -> tuple[dict[str, int], dict[str, int]]:
         """Return the skipped rows by rule, and the dead-lettered rows by rule."""

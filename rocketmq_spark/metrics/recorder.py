@@ -61,6 +61,8 @@ class Recorder:
         # By rule: rows skipped, rows dead-lettered. A task's reading thread counts them without the sender's lock, so
         # no other thread clears them.
         self._invalid: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
+        # Rows that were found stored after a fault, and repeats that were found.
+        self._recovered = [0, 0]
         # Start and end of every isolation by broker, monotonic seconds. Those of one broker do not overlap.
         self._isolations: dict[str, list[tuple[float, float]]] = {}
         self._first_now = float("inf")
@@ -153,6 +155,11 @@ class Recorder:
         for rule, rows in by_rule.items():
             self._invalid[rule][1] += rows
 
+    def record_recovered(self, rows: int, repeats: int = 0) -> None:
+        """Count rows that were found stored after a fault, and not sent again; and repeats that were found."""
+        self._recovered[0] += rows
+        self._recovered[1] += repeats
+
     def snapshot(self) -> PartitionReport:
         """Return the measurements so far, packed; recording may continue."""
         return PartitionReport(self.write_id, self.batch_id, self.partition_id, self._so_far().pack())
@@ -196,6 +203,7 @@ class Recorder:
     def _invalid_rows(self) -> Iterator[Row]:
         for rule, row in self._invalid.items():
             yield Metric.SKIPPED, "", rule, 0, row
+        yield Metric.RECOVERED, "", "", 0, self._recovered
 
     def _spans(self) -> Iterator[Row]:
         for broker, isolations in self._isolations.items():

@@ -140,6 +140,13 @@ class WriteSummary:
             "dead_lettered_by_rule": dead_lettered,
         }
 
+    def recovered_rows(self, write_id: str | None = None) -> dict[str, int]:
+        """Return the rows that tasks found stored after a fault (``recovered``), and the repeats that they found.
+
+        Recovered rows do not count as ``rows``. Only ``delivery=effectivelyOnce`` has them.
+        """
+        return dict(zip(("recovered", "repeated"), self.measures(write_id).recovered_rows(), strict=True))
+
     def skipped_by_reads(self) -> dict[str, int]:
         """Return the messages that reads skipped (``onUnreadable=skip``), by topic. Every run of a task counts."""
         with self._lock:
@@ -212,7 +219,7 @@ class WriteSummary:
     def notes(self, write_id: str | None = None) -> list[str]:
         """Return sentences that explain the numbers."""
         measures = self.measures(write_id)
-        notes = invalid_notes(measures)
+        notes = [*recovery_notes(measures), *invalid_notes(measures)]
         if write_id is None and (skipped := self.skipped_by_reads()):
             topics = ", ".join(f"{topic} {count}" for topic, count in skipped.items())
             notes.append(f"{sum(skipped.values())} unreadable messages skipped by reads: {topics}.")
@@ -293,6 +300,13 @@ def invalid_notes(measures: Measures) -> list[str]:
             rules = ", ".join(f"{rows} {rule}" for rule, rows in sorted(by_rule.items(), key=lambda item: -item[1]))
             notes.append(f"{sum(by_rule.values())} invalid rows {fate}: {rules}.")
     return notes
+
+
+def recovery_notes(measures: Measures) -> list[str]:
+    """Return a sentence on rows that were found stored after a fault, if any."""
+    recovered, repeated = measures.recovered_rows()
+    repeats = f", {repeated} of them twice or more often" if repeated else ""
+    return [f"{recovered} rows were found stored after a fault{repeats}."] if recovered else []
 
 
 def sent_notes(measures: Measures) -> list[str]:

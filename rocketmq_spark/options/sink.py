@@ -36,6 +36,7 @@ _NOT_ABOVE: Final = (
 # A proxy rejects these characters (Character.isISOControl).
 _CONTROL: Final = "[\x00-\x1f\x7f-\x9f]"
 EXACTLY_ONCE: Final = "exactlyOnce"
+EFFECTIVELY_ONCE: Final = "effectivelyOnce"
 _LEVELS: Final = {"ZLIB": (0, 9), "ZSTD": (1, 22)}
 
 
@@ -153,21 +154,25 @@ class SinkOptions(SendOptions):
         section="rate")
     max_rate_tasks: int | None = option("maxRateTasks", None, kinds.integer(1),
         "Number of concurrent tasks that share `maxRatePerSecond`. Default: the parallelism of the registered session.")
-    delivery: str = option("delivery", "atLeastOnce", kinds.choice("atLeastOnce", EXACTLY_ONCE),
-        "`exactlyOnce`: consumers see each row of the write exactly once. Rows become visible when the driver commits "
-        "the write or the micro-batch. Requires `transactionalId`; see [delivery](delivery.md#exactly-once).",
+    delivery: str = option("delivery", "atLeastOnce", kinds.choice("atLeastOnce", EFFECTIVELY_ONCE, EXACTLY_ONCE),
+        "`effectivelyOnce`: after a fault, tasks read which rows are stored, and send only the others. `exactlyOnce`: "
+        "rows become visible when the driver commits the write or the micro-batch. Both require `transactionalId`; see "
+        "[delivery](delivery.md).",
         section="transactions")
     transactional_id: str | None = option("transactionalId", None, kinds.name(100, ()),
         "Identity of the job in the decision log, the same after each restart. One streaming query or one batch job "
         "uses it.")
     write_id: str | None = option("writeId", None, kinds.name(100, ()),
-        "In a batch write: identity of this write. If a write of this identity was decided before, it is completed, "
-        "and the rows of the new attempt are not written. Default: each attempt is a new write.")
+        "In a batch write: identity of this write. If a write of this identity was decided or completed before, the "
+        "rows of the new attempt are not written. Default: each attempt is a new write.")
     transaction_topic: str = option("transactionTopic", "rocketmq-spark-decisions", TOPIC,
         "Topic of the decision log. The driver creates it, with one queue on each broker, if it may.")
     transaction_timeout_ms: int = option("transactionTimeoutMs", 60000, kinds.integer(10000, 3600000, unit="ms"),
         "Time from the first row of a write or micro-batch to the end of its commit. After a crash during a commit, "
         "the restarted job waits until this time is over.")
+    fence_ms: int = option("fenceMs", 10000, kinds.integer(0, 3600000, unit="ms"),
+        "With `effectivelyOnce`, after a fault: how long a task waits before it reads which rows are stored. A request "
+        "of the failed attempt that a broker stores later repeats its rows.")
     start_anew: bool = option("startAnew", False, BOOLEAN,
         "Start although the decision log belongs to another checkpoint, or has expired. Rows of the last micro-batch "
         "may then be repeated.")
@@ -180,6 +185,11 @@ class SinkOptions(SendOptions):
     def exactly_once(self) -> bool:
         """True with ``delivery=exactlyOnce``."""
         return self.delivery == EXACTLY_ONCE
+
+    @property
+    def effectively_once(self) -> bool:
+        """True with ``delivery=effectivelyOnce``."""
+        return self.delivery == EFFECTIVELY_ONCE
 
     @property
     def custom_selector(self) -> str | None:
@@ -272,36 +282,53 @@ def _of_dead_letters(options: SinkOptions) -> Iterator[str]:
         yield "onError=deadLetter is not available with sendMode=oneway (no acknowledgements): use async or sync"
 
 
-# (field, the values that are allowed, why others are not)
-_IN_TRANSACTIONS: Final[tuple[tuple[str, tuple[object, ...], str], ...]] = (
-    ("send_mode", ("async", "sync"), "one-way sends have no acknowledgements"),
-    ("batch_type", ("plain",), "each row is a message of its own"),
-    ("require_store_ok", (True,), "a row that is not flushed or replicated could be lost after its commit"),
-    ("enable_trace", (False,), "a trace would show rows that are not committed"),
-)
+# By delivery: field, the values that are allowed, and why others are not.
+_WITH_LOG: Final[dict[str, tuple[tuple[str, tuple[object, ...], str], ...]]] = {
+    EXACTLY_ONCE: (
+        ("send_mode", ("async", "sync"), "one-way sends have no acknowledgements"),
+        ("batch_type", ("plain",), "each row is a message of its own"),
+        ("require_store_ok", (True,), "a row that is not flushed or replicated could be lost after its commit"),
+        ("enable_trace", (False,), "a trace would show rows that are not committed"),
+    ),
+    EFFECTIVELY_ONCE: (
+        ("send_mode", ("async", "sync"), "one-way sends have no acknowledgements"),
+        ("require_store_ok", (True,), "a row that is not flushed or replicated could be lost after it was counted"),
+        ("on_error", ("fail", "skip"), "a retry would repeat dead letters"),
+        ("row_id", (False, True), "the id holds the place of a row in its partition"),
+        ("keep_row_id", (False,), "each row gets an id of its own"),
+    ),
+}
 
 
 def _of_transactions(options: SinkOptions) -> Iterator[str]:
-    if not options.exactly_once:
+    delivery = options.delivery
+    if delivery not in _WITH_LOG:
         for name in ("transactional_id", "write_id"):
             if getattr(options, name) is not None:
                 option_name = SINK_SPELLING(name)
-                yield f"{option_name} is given without delivery=exactlyOnce: set delivery, or remove {option_name}"
+                yield (
+                    f"{option_name} is given without delivery=exactlyOnce or effectivelyOnce: set delivery, or remove "
+                    f"{option_name}"
+                )
         return
     if options.over_grpc:
-        yield (
-            "delivery=exactlyOnce is not available over gRPC, because proxies do not answer whether a commit came in "
-            "time: give nameServer instead of endpoints"
-        )
+        why = "do not answer whether a commit came in time" if options.exactly_once else "do not show a queue's rows"
+        yield f"delivery={delivery} is not available over gRPC, because proxies {why}: give nameServer, not endpoints"
     if options.transactional_id is None:
-        yield "delivery=exactlyOnce requires transactionalId: give a name that is the same after each restart"
+        yield f"delivery={delivery} requires transactionalId: give a name that is the same after each restart"
+    if options.effectively_once and options.topic is None:
+        yield (
+            "delivery=effectivelyOnce requires the option topic, because after a fault tasks read the queues of one "
+            "topic: write each topic separately"
+        )
     if options.transaction_topic in (options.topic, options.dead_letter_topic):
         yield f"transactionTopic={options.transaction_topic} is also a topic of rows: name another topic"
-    for field_name, allowed, why in _IN_TRANSACTIONS:
+    for field_name, allowed, why in _WITH_LOG[delivery]:
         value = getattr(options, field_name)
         if value not in allowed:
-            name, shown = SINK_SPELLING(field_name), str(value).lower() if isinstance(value, bool) else value
-            yield f"{name}={shown} is not available with delivery=exactlyOnce, because {why}: remove {name}"
+            name = SINK_SPELLING(field_name)
+            shown = f"columns:{','.join(value)}" if isinstance(value, tuple) else kinds.option_text(value)
+            yield f"{name}={shown} is not available with delivery={delivery}, because {why}: remove {name}"
 
 
 def _without_unique_key(options: SinkOptions) -> Iterator[str]:

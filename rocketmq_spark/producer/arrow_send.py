@@ -23,6 +23,7 @@ from rocketmq_spark.producer.service import batch_trace_sender
 from rocketmq_spark.routing.client_instance import ClientInstance
 from rocketmq_spark.sink.checks import check_columns, check_topic, ordered_queues
 from rocketmq_spark.sink.task import write_rows
+from rocketmq_spark.transactions.resume import write_once
 
 ArrowData: TypeAlias = "pa.Table | pa.RecordBatch | pa.RecordBatchReader | Iterable[pa.RecordBatch]"
 
@@ -64,15 +65,12 @@ def send_arrow(
         data = (data,)
     elif isinstance(data, pa.Table):
         data = data.to_batches()
-    write_rows(
-        parsed,
-        instance,
-        recorder,
-        _checked(data, parsed, instance),
-        write_id=recorder.write_id,
-        queues=queues,
-        open_trace_sender=partial(batch_trace_sender, parsed),
-    )
+    batches = _checked(data, parsed, instance)
+    send = partial(write_rows, parsed, instance, queues=queues, open_trace_sender=partial(batch_trace_sender, parsed))
+    if parsed.effectively_once:
+        write_once(parsed, instance, recorder, batches, queues, send)
+    else:
+        send(recorder, batches, write_id=recorder.write_id)
     summary = WriteSummary()
     merge_into(summary, recorder.snapshot())
     return summary
@@ -87,7 +85,7 @@ def _checked(
             schema = batch.schema
             check_columns(schema, options)
             # For other writes, the checks while sending are enough.
-            if options.over_grpc or options.batch_type == "inner":
+            if options.over_grpc or options.batch_type == "inner" or options.effectively_once:
                 check_topic(options, instance, schema)
         if batch.num_rows:
             yield batch

@@ -232,7 +232,8 @@ class Producer:
 
         Columns, `options` (such as ``batchBytes="64k"``), batches and retries are those of a DataFrame's write, at
         least once. `data` is a table, a batch, a reader, or an iterable of batches. Required is the column ``body``,
-        and ``topic`` without the argument `topic`. The summary has rows, retries and latencies per broker.
+        and ``topic`` without the argument `topic`. The summary has rows, retries and latencies per broker. With
+        ``delivery="effectivelyOnce"``, a call with the ``writeId`` of a failed one sends the rows that are missing.
 
         ``SchemaError`` and ``OptionError`` are raised before anything is sent. After ``InvalidRowError`` and
         ``DeliveryError`` some rows are not stored; the error accounts for all of them.

@@ -41,8 +41,8 @@ def check_columns(schema: pa.Schema, options: SinkOptions) -> None:
         check_row_id(schema, options.row_id)
     if options.over_grpc:
         check_grpc(schema)
-    if options.exactly_once:
-        check_transactional(schema)
+    if options.exactly_once or options.effectively_once:
+        check_transactional(schema, options.delivery)
 
 
 def check_topic(options: SinkOptions, instance: ClientInstance, schema: pa.Schema) -> None:
@@ -61,10 +61,10 @@ def check_topic(options: SinkOptions, instance: ClientInstance, schema: pa.Schem
     configs = instance.topic_configs.get({info.topic: info.route}, fresh=True)[info.topic]
     if configs.compacted:
         _check_compacted(options, schema)
-        if options.exactly_once:
+        if options.exactly_once or options.effectively_once:
             raise OptionError(
-                f"delivery=exactlyOnce: topic {options.topic} is a compaction topic (cleanup.policy=COMPACTION), whose "
-                "brokers drop committed rows with the same key, so a recovery could repeat them; use another topic"
+                f"delivery={options.delivery}: topic {options.topic} has cleanup.policy=COMPACTION. Brokers drop rows "
+                "with the same key, so a recovery could repeat them; use another topic"
             )
     if inner:
         _check_inner(options, configs, info)

@@ -10,8 +10,8 @@ import logging
 import os
 import random
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Final
 
 from rocketmq_spark.errors import RouteNotFoundException
@@ -43,9 +43,19 @@ class RouteFinder:
     rng: random.Random = field(default_factory=random.Random)
     # With ``ordered``, the queues of the whole write, whatever the route says now.
     fixed_queues: Sequence[MessageQueue] | None = None
+    # The brokers that rows may go to; None: all of the route.
+    broker_names: Collection[str] | None = None
     # A name server or proxy has answered during this write, perhaps to the driver. So the addresses are right, and an
     # unreachable server is down for a while.
     servers_reached: bool = False
+
+    def cached(self, topic: str) -> TopicPublishInfo | None:
+        """Return a topic's route without a request; None if it is not known."""
+        info = self.instance.routes.cached(topic)
+        if info is None or self.broker_names is None or info.broker_names <= set(self.broker_names):
+            return info
+        queues = tuple(queue for queue in info.queues if queue.broker_name in self.broker_names)
+        return replace(info, queues=queues)
 
     def queues_of(self, topic: str) -> Sequence[MessageQueue]:
         """Return the fixed queues of the write, or the writable queues of a topic; see `find`."""
@@ -61,7 +71,7 @@ class RouteFinder:
         routes = self.instance.routes
         info = routes.cached(topic)
         if info is not None and info.ok:
-            return info
+            return self.cached(topic) or info
         options = self.options
         servers = len(options.connection.route_servers)
         if not servers:
@@ -74,7 +84,8 @@ class RouteFinder:
         backoff = Backoff(options.retry_backoff_ms, options.retry_backoff_max_ms)
         while True:
             try:
-                return routes.find(topic, min(short, API_TIMEOUT * servers))
+                info = routes.find(topic, min(short, API_TIMEOUT * servers))
+                return self.cached(topic) or info
             except RouteNotFoundException as exc:
                 # The driver found the queues of an ordered write, so a topic without a route has lost its brokers.
                 once_ok = routes.was_ok(topic) or (self.fixed_queues is not None and not exc.unreachable)

@@ -63,7 +63,7 @@ class BatchSender:
             options,
             instance.faults,
             recorder,
-            publish_info=instance.routes.cached,
+            publish_info=routes.cached,
             refresh_route=instance.refresh_route,
             new_selector=lambda: selector_of(options, instance.faults, routes.rng),
             rng=routes.rng,

@@ -26,6 +26,7 @@ from rocketmq_spark.arrow.encoders import MessageIds, UniqueIds
 from rocketmq_spark.arrow.hashes import RowIds
 from rocketmq_spark.arrow.joiner import JoiningBatcher
 from rocketmq_spark.arrow.split import CustomSelector, KeyCheck
+from rocketmq_spark.arrow.stored_rows import StoredRows
 from rocketmq_spark.metrics import Recorder
 from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.options.sink import SinkOptions
@@ -35,6 +36,7 @@ from rocketmq_spark.sink.half_sender import HalfSender, OnHalf
 from rocketmq_spark.sink.pipeline import OnStored, largest_batch
 from rocketmq_spark.sink.routes import RouteFinder
 from rocketmq_spark.sink.sender import BatchSender, OnewaySender
+from rocketmq_spark.sink.settling_sender import Resumption, SettlingSender
 from rocketmq_spark.sink.trace import BatchTracer, SendTrace
 from rocketmq_spark.transport.base import local_ip
 
@@ -45,13 +47,18 @@ _GRPC_BATCH_ROWS: Final = 1000
 
 
 def row_batcher(
-    routes: RouteFinder, recorder: Recorder, write_id: str, rate: float | None, half_properties: str = ""
+    routes: RouteFinder,
+    recorder: Recorder,
+    write_id: str,
+    rate: float | None,
+    half_properties: str = "",
+    stored: StoredRows | None = None,
 ) -> ArrowBatcher | DeadLetterBatcher:
     """Return the batcher of one partition's rows; `rate` is the task's share of ``maxRatePerSecond``.
 
     The options also apply to a dead-letter topic, except for its name and the choice of queues. `write_id` begins the
     ids of rows: it is the same for every attempt at the write, and for no other write. `half_properties` are those of
-    `write_rows`.
+    `write_rows`. Rows that are `stored` are left out.
     """
     options = routes.options
     if half_properties:
@@ -77,10 +84,10 @@ def row_batcher(
             epoch_offset=time.time() - time.monotonic(),
         )
     of_rows = partial(batcher, options)
-    if options.row_id:
+    if options.row_id or options.effectively_once:
         columns = options.row_id if isinstance(options.row_id, tuple) else None
         row_ids = RowIds(write_id, recorder.batch_id, recorder.partition_id, columns)
-        of_rows = partial(of_rows, row_ids=row_ids)
+        of_rows = partial(of_rows, row_ids=row_ids, stored=stored, on_stored=recorder.record_recovered)
     if options.custom_selector is not None:
         of_rows = partial(of_rows, custom=CustomSelector(options.custom_selector))
     if options.on_error == "skip":
@@ -111,13 +118,15 @@ def write_rows(
     open_trace_sender: Callable[[], contextlib.AbstractContextManager[SendTrace]] | None = None,
     half_properties: str = "",
     on_half: OnHalf | None = None,
+    resumption: Resumption | None = None,
 ) -> None:
     """Send every row of `batches`; return when every row is acknowledged (with ``sendMode=oneway``: written).
 
     The schema has passed `check_schema`, and the caller registers and unregisters the producer group of `instance`.
     ``enable_trace`` requires `open_trace_sender`. With `half_properties`, which are added to the properties of each
-    row, the rows are sent as half messages, and `on_half` gets each that is stored. See `row_batcher` and
-    `RouteFinder`. Raises as `BatchSender.write`.
+    row, the rows are sent as half messages, and `on_half` gets each that is stored. With a `resumption`, rows that are
+    stored are left out. See `row_batcher` and `RouteFinder`. Raises as `BatchSender.write`, and an InputChangedError if
+    a stored row differs.
     """
     on_stored: OnStored | None = None
     with contextlib.ExitStack() as stack:
@@ -130,16 +139,30 @@ def write_rows(
         rate = None
         if options.max_rate_per_second is not None:
             rate = options.max_rate_per_second / (options.max_rate_tasks or 1)
-        routes = RouteFinder(options, instance, fixed_queues=queues, servers_reached=servers_reached)
+        routes = RouteFinder(
+            options,
+            instance,
+            fixed_queues=queues,
+            broker_names=None if resumption is None else resumption.broker_names,
+            servers_reached=servers_reached,
+        )
         sender: BatchSender
         if half_properties:
             assert on_half is not None
             sender = HalfSender(routes, recorder, max_rate_per_second=rate, on_half=on_half)
+        elif resumption is not None:
+            sender = SettlingSender(
+                routes, recorder, resumption=resumption, max_rate_per_second=rate, on_stored=on_stored
+            )
         else:
             sender_class = OnewaySender if options.send_mode == "oneway" else BatchSender
             sender = sender_class(routes, recorder, max_rate_per_second=rate, on_stored=on_stored)
-        batcher = row_batcher(routes, recorder, write_id, rate, half_properties)
+        stored = None if resumption is None else resumption.stored
+        batcher = row_batcher(routes, recorder, write_id, rate, half_properties, stored)
         sender.write(batches, JoiningBatcher(batcher, options.topic))
+        if stored is not None:
+            assert isinstance(batcher, ArrowBatcher)
+            stored.check_end(batcher.rows_read, recorder.partition_id)
 
 
 def _keys_required(routes: RouteFinder, topics: Sequence[str]) -> Mapping[str, bool | None]:

@@ -129,7 +129,7 @@ class RocketMQDataSource(DataSource):
         options = self._checked_options(columns, logger.warning)
         lookup = look_up_route(options, columns)
         write_id = str(uuid.uuid4())
-        plan = plan_transaction(options, options.write_id or write_id)
+        plan = plan_transaction(options, lookup, options.write_id or write_id)
         return RocketMQBatchWriter(options, self._accumulator, write_id=write_id, lookup=lookup, plan=plan)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802 - Spark's name
@@ -148,7 +148,7 @@ class RocketMQDataSource(DataSource):
         lookup = look_up_route_of_stream(options, columns, self.options.get("checkpointLocation"))
         if options.write_id is not None:
             raise OptionError("writeId is an option of batch writes: a stream has the numbers of its micro-batches")
-        return stream_writer(options, self._accumulator, schema, lookup, plan_transaction(options))
+        return stream_writer(options, self._accumulator, schema, lookup, plan_transaction(options, lookup))
 
     def _checked_options(self, columns: pa.Schema, warn: Callable[[str], None]) -> SinkOptions:
         from rocketmq_spark.routing.connect import check_connection
@@ -159,6 +159,11 @@ class RocketMQDataSource(DataSource):
         check_columns(columns, options)
         if options.custom_selector is not None:
             load_class("queueSelector", options.custom_selector, "select")
+        if self._speculation and options.effectively_once:
+            raise OptionError(
+                "spark.speculation is true, and delivery=effectivelyOnce is for one attempt at a task at a time: set "
+                "spark.speculation=false, or use delivery=exactlyOnce"
+            )
         # A driver commits only the rows of one attempt at each task.
         if self._speculation and not options.row_id and not options.exactly_once:
             warn(

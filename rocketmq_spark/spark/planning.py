@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from rocketmq_spark.transactions.plan import TransactionPlan
+    from rocketmq_spark.transactions.resume import ResumePlan
 
 logger = logging.getLogger("rocketmq_spark.spark")
 
@@ -33,16 +34,22 @@ logger = logging.getLogger("rocketmq_spark.spark")
 _REFUSALS = frozenset({Code.ILLEGAL_TOPIC, Code.UNAUTHORIZED, Code.FORBIDDEN})
 
 
-def plan_transaction(options: SinkOptions, write_name: str | None = None) -> TransactionPlan | None:
-    """Return the plan of an exactly-once write, None for others; `write_name` is None for a stream."""
-    if not options.exactly_once:
+def plan_transaction(
+    options: SinkOptions, lookup: RouteLookup, write_name: str | None = None
+) -> TransactionPlan | ResumePlan | None:
+    """Return the plan of a write with a decision log, None for others; `write_name` is None for a stream."""
+    if not (options.exactly_once or options.effectively_once):
         return None
+    from rocketmq_spark.transactions import plan, resume
+    from rocketmq_spark.transactions.brokers import Brokers
     from rocketmq_spark.transactions.decision_log import Write
-    from rocketmq_spark.transactions.plan import plan
 
     instance = acquire(options)
     try:
-        return plan(options, instance, None if write_name is None else Write(write_name))
+        if options.effectively_once:
+            write = None if options.write_id is None else Write(options.write_id)
+            return resume.plan(Brokers(options, instance), plan.log_of(options), write, lookup.queues)
+        return plan.plan(options, instance, None if write_name is None else Write(write_name))
     finally:
         instance.unregister(options.producer_group)
 

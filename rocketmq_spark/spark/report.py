@@ -21,13 +21,14 @@ from pyspark.sql.datasource import WriterCommitMessage
 
 from rocketmq_spark.errors import MetricsUnavailableError
 from rocketmq_spark.metrics import Measures, PartitionReport, WriteSummary, merge_into
-from rocketmq_spark.metrics.summary import invalid_notes, sent_notes
+from rocketmq_spark.metrics.summary import invalid_notes, recovery_notes, sent_notes
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
 
     from rocketmq_spark.transactions.commit import CommitReport
     from rocketmq_spark.transactions.plan import Prepared
+    from rocketmq_spark.transactions.resume import Attempted, ResumeReport
 
 logger = logging.getLogger("rocketmq_spark.spark")
 
@@ -100,8 +101,9 @@ class CommitMessage(PartitionReport, WriterCommitMessage):
     """The report of a task that succeeded; with `histograms` there is no accumulator, and no other report."""
 
     histograms: bool
-    # With ``delivery=exactlyOnce`` what the task has prepared; None if it had nothing to send.
-    prepared: Prepared | None = None
+    # With ``delivery=exactlyOnce`` what the task has prepared, with ``effectivelyOnce`` what it has begun; None if the
+    # write was decided or completed before.
+    prepared: Prepared | Attempted | None = None
 
     @classmethod
     def of(
@@ -110,7 +112,7 @@ class CommitMessage(PartitionReport, WriterCommitMessage):
         *,
         histograms: bool,
         latencies: bool = False,
-        prepared: Prepared | None = None,
+        prepared: Prepared | Attempted | None = None,
     ) -> CommitMessage:
         """Return a task's message; with `latencies` it includes them although there is an accumulator.
 
@@ -139,8 +141,8 @@ def _finished(messages: Iterable[WriterCommitMessage | None]) -> list[CommitMess
     return [message for message in messages if isinstance(message, CommitMessage)]
 
 
-def prepared_in(messages: Iterable[WriterCommitMessage | None]) -> list[Prepared]:
-    """Return what the tasks of an exactly-once write have prepared."""
+def prepared_in(messages: Iterable[WriterCommitMessage | None]) -> list[Any]:
+    """Return what the tasks of a write with a decision log have prepared or begun."""
     return [message.prepared for message in _finished(messages) if message.prepared is not None]
 
 
@@ -159,9 +161,9 @@ def log_summary(
     batch_id: int | None = None,
     *,
     aborted: bool = False,
-    report: CommitReport | None = None,
+    report: CommitReport | ResumeReport | None = None,
 ) -> None:
-    """Log one line about a write (`batch_id` None) or a micro-batch; `report` is that of an exactly-once write."""
+    """Log one line about a write (`batch_id` None) or a micro-batch; `report` is that of a write with a log."""
     finished = _finished(messages)
     summary = summarise(finished)
     name = "write" if batch_id is None else f"micro-batch {batch_id}"
@@ -184,7 +186,8 @@ def log_summary(
 
 def _account(summary: WriteSummary) -> str:
     by_broker = summary.to_dict()
-    invalid = "".join(f"; {line}" for line in invalid_notes(summary.measures()))
+    measures = summary.measures()
+    invalid = "".join(f"; {line}" for line in (*recovery_notes(measures), *invalid_notes(measures)))
     if not by_broker:
         return f"nothing{invalid}"
     brokers = []
@@ -209,7 +212,7 @@ def record_commit(
     batch_id: int | None,
     *,
     now: float,
-    report: CommitReport | None = None,
+    report: CommitReport | ResumeReport | None = None,
     resolve: Callable[[str], tuple[FileSystem, str]] | None = None,
 ) -> None:
     """Append one commit's figures to the file at `path`, which may be a URI; a failure is only logged.
@@ -220,7 +223,7 @@ def record_commit(
     try:
         line = _line(_finished(messages), write_id, batch_id, now)
         if report is not None:
-            line["exactly_once"] = asdict(report)
+            line["exactly_once" if hasattr(report, "recovery_rounds") else "effectively_once"] = asdict(report)
         _append(path, line, resolve)
     except Exception as exc:
         # pyarrow passes on whatever its file systems' libraries raise.

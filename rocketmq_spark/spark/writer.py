@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
     from rocketmq_spark.transactions.commit import CommitReport
     from rocketmq_spark.transactions.plan import Prepared, TransactionPlan
+    from rocketmq_spark.transactions.resume import Attempted, ResumePlan, ResumeReport
 
 logger = logging.getLogger("rocketmq_spark.spark")
 
@@ -85,8 +86,8 @@ class _PartitionWriter:
     write_id: str = ""
     lookup: RouteLookup = NO_LOOKUP
     schema: StructType | None = None
-    # Only with ``delivery=exactlyOnce``.
-    plan: TransactionPlan | None = None
+    # With ``delivery=exactlyOnce`` and ``effectivelyOnce``.
+    plan: TransactionPlan | ResumePlan | None = None
 
     def write(self, batches: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Send every row of one partition; return when each is acknowledged (except with ``sendMode=oneway``)."""
@@ -96,12 +97,14 @@ class _PartitionWriter:
         batch_id = int((context and context.getLocalProperty(_BATCH_ID)) or -1)
         recorder = Recorder(write_id, batch_id, partition_id)
         rows = (batch for batch in batches if batch.num_rows)
-        prepared = None
+        prepared: Prepared | Attempted | None = None
         try:
-            if self.plan is not None:
-                prepared = self._prepare(self.plan, rows, recorder)
+            if self.options.effectively_once:
+                prepared = self._resume(rows, recorder)
+            elif self.options.exactly_once:
+                prepared = self._prepare(rows, recorder)
             elif (first := next(rows, None)) is not None:
-                self._send(chain([first], rows), recorder)
+                self._send(recorder, chain([first], rows))
         except RocketMQError as exc:
             if batch_id >= 0:
                 # Spark's own error names only stage and task, whose numbers continue from batch to batch.
@@ -114,13 +117,30 @@ class _PartitionWriter:
         histograms = self.accumulator is None
         return CommitMessage.of(report, histograms=histograms, latencies=latencies, prepared=prepared)
 
-    def _prepare(self, plan: TransactionPlan, rows: Iterator[pa.RecordBatch], recorder: Recorder) -> Prepared | None:
+    def _resume(self, rows: Iterator[pa.RecordBatch], recorder: Recorder) -> Attempted | None:
+        """Send the rows that no earlier attempt has stored; return None if the write was completed before."""
+        from rocketmq_spark.sink.routes import acquire
+        from rocketmq_spark.transactions.brokers import Brokers
+        from rocketmq_spark.transactions.resume import Attempt, ResumePlan
+
+        options, plan = self.options, self.plan
+        assert isinstance(plan, ResumePlan)
+        write = plan.write_of(recorder.write_id, recorder.batch_id)
+        instance = acquire(options)
+        try:
+            attempt = Attempt(Brokers(options, instance), plan, write, recorder.partition_id)
+            return attempt.run(recorder, rows, self._send)
+        finally:
+            instance.unregister(options.producer_group)
+
+    def _prepare(self, rows: Iterator[pa.RecordBatch], recorder: Recorder) -> Prepared | None:
         """Send the rows as half messages; return None without sending if the write was decided before."""
         from rocketmq_spark.transactions.commit import group_of
         from rocketmq_spark.transactions.halves import HalfCollector, half_properties
-        from rocketmq_spark.transactions.plan import Prepared, check_stream
+        from rocketmq_spark.transactions.plan import Prepared, TransactionPlan, check_stream
 
-        options = self.options
+        options, plan = self.options, self.plan
+        assert isinstance(plan, TransactionPlan)
         write = plan.write_of(recorder.write_id, recorder.batch_id)
         check_stream(options, plan, write)
         if plan.is_decided(write):
@@ -128,22 +148,31 @@ class _PartitionWriter:
         group, collector = group_of(str(options.transactional_id), write, 1, plan.run_id), HalfCollector()
         if (first := next(rows, None)) is not None:
             properties = half_properties(group, options.transaction_timeout_ms)
-            self._send(chain([first], rows), recorder, half_properties=properties, on_half=collector.append)
+            self._send(recorder, chain([first], rows), half_properties=properties, on_half=collector.append)
         return Prepared(group, collector.halves().to_bytes())
 
     def _end(
         self, messages: Sequence[WriterCommitMessage | None], batch_id: int | None, *, aborted: bool = False
-    ) -> CommitReport | None:
-        """Commit an exactly-once write, or roll it back (on the driver)."""
-        if self.plan is None:
+    ) -> CommitReport | ResumeReport | None:
+        """Commit an exactly-once write, or roll it back; complete an effectively-once write (on the driver)."""
+        options = self.options
+        if self.plan is None or (aborted and options.effectively_once):
             return None
         from rocketmq_spark.sink.routes import acquire
-        from rocketmq_spark.transactions import plan
+        from rocketmq_spark.transactions import plan, resume
+        from rocketmq_spark.transactions.brokers import Brokers
 
+        if batch_id is None:
+            # Within ``foreachBatch``, an effectively-once write has the identity of the micro-batch.
+            batch_id = micro_batch_of(messages) if options.effectively_once else None
         write = self.plan.write_of(query_of(messages), -1 if batch_id is None else batch_id)
-        options, prepared = self.options, prepared_in(messages)
+        prepared = prepared_in(messages)
         instance = acquire(options)
         try:
+            if isinstance(self.plan, resume.ResumePlan):
+                broker_names = summarise(messages).to_dict().keys()
+                brokers, log = Brokers(options, instance), plan.log_of(options)
+                return resume.complete(brokers, log, self.plan, write, prepared, broker_names)
             if not aborted:
                 return plan.commit(options, instance, self.plan, write, prepared)
             try:
@@ -160,13 +189,18 @@ class _PartitionWriter:
         return self.lookup.servers_reached or batch_id > 0
 
     def _committed(
-        self, messages: Sequence[WriterCommitMessage | None], batch_id: int | None, report: CommitReport | None
+        self,
+        messages: Sequence[WriterCommitMessage | None],
+        batch_id: int | None,
+        report: CommitReport | ResumeReport | None,
     ) -> None:
         log_summary(messages, batch_id=batch_id, report=report)
         if self.options.metrics_path is not None:
             record_commit(self.options.metrics_path, messages, self.write_id, batch_id, now=time.time(), report=report)
 
-    def _send(self, batches: Iterator[pa.RecordBatch], recorder: Recorder, **halves: Any) -> None:
+    def _send(
+        self, recorder: Recorder, batches: Iterator[pa.RecordBatch], write_id: str | None = None, **delivery: Any
+    ) -> None:
         from rocketmq_spark.sink.routes import acquire
         from rocketmq_spark.sink.task import write_rows
 
@@ -185,11 +219,11 @@ class _PartitionWriter:
                 recorder,
                 batches,
                 # Within foreachBatch the recorder has the query's id, which all writes of a micro-batch share.
-                write_id=self.write_id or recorder.write_id,
+                write_id=write_id or self.write_id or recorder.write_id,
                 queues=self.lookup.queues,
                 servers_reached=self._reached(recorder.batch_id),
                 open_trace_sender=open_trace_sender,
-                **halves,
+                **delivery,
             )
         finally:
             instance.unregister(options.producer_group)
@@ -270,7 +304,7 @@ def stream_writer(
     accumulator: Accumulator[Any] | None,
     schema: StructType,
     lookup: RouteLookup = NO_LOOKUP,
-    plan: TransactionPlan | None = None,
+    plan: TransactionPlan | ResumePlan | None = None,
 ) -> DataSourceStreamWriter:
     """Return the streaming writer for this PySpark release."""
     if _STREAM_ARROW_WRITER is None:

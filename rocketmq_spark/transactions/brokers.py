@@ -1,4 +1,4 @@
-"""The driver's requests to brokers for exactly-once writes. Each is repeated until ``deliveryTimeoutMs``.
+"""Requests to brokers for writes with a decision log. Each is repeated until ``deliveryTimeoutMs``.
 
 Messages are sent by the pipeline of a write (`BatchSender`), so they follow its retry rules and require SEND_OK.
 """
@@ -23,11 +23,12 @@ from rocketmq_spark.errors import (
 )
 from rocketmq_spark.metrics import Recorder
 from rocketmq_spark.model.message import EncodedBatch, MessageQueue
-from rocketmq_spark.model.message_ext import MessageExt, PullOutcome, PullRequest, PullStatus, PullTarget
+from rocketmq_spark.model.message_ext import MessageExt, Pulled, PullOutcome, PullRequest, PullStatus, PullTarget
 from rocketmq_spark.model.route import PERM_READ, PERM_WRITE
 from rocketmq_spark.options.sink import SinkOptions
 from rocketmq_spark.protocol.remoting.records import decode_records
 from rocketmq_spark.routing.client_instance import ClientInstance
+from rocketmq_spark.routing.route_cache import TopicPublishInfo
 from rocketmq_spark.sink.half_sender import HalfSender, OnHalf
 from rocketmq_spark.sink.pipeline import Backoff, OnStored
 from rocketmq_spark.sink.routes import RouteFinder
@@ -108,6 +109,20 @@ class Brokers:
         servers = len(self.options.connection.route_servers)
         self.instance.routes.refresh(topic, self.request_timeout * servers)
 
+    def fresh_route(self, topic: str) -> TopicPublishInfo:
+        """Look a topic's route up now, again and again until ``deliveryTimeoutMs``, and return it."""
+        expires, waits = self.clock() + self.patience, 0
+        while True:
+            try:
+                self.refresh_route(topic)
+                return self.routes().find(topic)
+            except RouteNotFoundException:
+                waits += 1
+                pause = self.backoff(waits)
+                if self.clock() + pause >= expires:
+                    raise
+                self.runtime.sleep(pause)
+
     def address_of(self, queue: MessageQueue) -> str:
         """Return the address of a queue's master; raise a RouteNotFoundException (10005) if none is known."""
         address = self.instance.routes.masters().get(queue.broker_name)
@@ -177,6 +192,15 @@ class Brokers:
 
         Deleted messages are skipped; with `complete` they are a DataLossError.
         """
+        for pulled in self.pulls(queue, start, end, expression, complete=complete):
+            for message in decode_records(pulled.body):
+                if pulled.start <= message.queue_offset < pulled.end:
+                    yield message
+
+    def pulls(
+        self, queue: MessageQueue, start: int, end: int, expression: str = "*", *, complete: bool = False
+    ) -> Iterator[Pulled]:
+        """Yield the answers that have the messages of a queue from one offset to another; see `read`."""
         target = PullTarget(queue, TOOLS_CONSUMER, _PULL_BATCH, expression, "TAG")
         expires, waits = self.clock() + self.patience, 0
         while start < end:
@@ -187,9 +211,7 @@ class Brokers:
                     f"{outcome.min_offset} to {outcome.max_offset}"
                 )
             if outcome.status is PullStatus.FOUND:
-                for message in decode_records(outcome.body):
-                    if start <= message.queue_offset < end:
-                        yield message
+                yield Pulled(queue, start, end, outcome.body)
             if outcome.next_begin_offset > start:
                 start, waits = outcome.next_begin_offset, 0
                 continue
@@ -259,21 +281,26 @@ class Brokers:
                     f"topic {topic} does not exist on broker {name}, and the driver could not create it: {exc}; create "
                     f"it first (rocketmq-spark create-topic {topic} --queues 1)"
                 ) from exc
+        self.await_listed(topic, missing)
+
+    def await_listed(self, topic: str, broker_names: Collection[str]) -> None:
+        """Return when the route of a topic lists these brokers; raise an MQClientException after a time."""
         expires, waits = self.clock() + self.patience, 0
         while True:
+            known = self.instance.routes.cached(topic)
+            if known is not None and not known.template and known.broker_names.issuperset(broker_names):
+                return
+            if waits:
+                pause = self.backoff(waits)
+                if self.clock() + pause >= expires:
+                    raise MQClientException(
+                        f"the name servers do not list topic {topic} on all of {', '.join(sorted(broker_names))}: "
+                        "start these brokers, and check that they are registered"
+                    )
+                self.runtime.sleep(pause)
+            waits += 1
             with contextlib.suppress(RouteNotFoundException):
                 self.refresh_route(topic)
-            known = self.instance.routes.cached(topic)
-            if known is not None and not known.template and known.broker_names.issuperset(missing):
-                return
-            waits += 1
-            pause = self.backoff(waits)
-            if self.clock() + pause >= expires:
-                raise MQClientException(
-                    f"topic {topic} was created on {', '.join(missing)}, but the name servers do not list it there: "
-                    "check that these brokers are registered"
-                )
-            self.runtime.sleep(pause)
 
     def _create_topic(self, topic: str, address: str) -> None:
         try:

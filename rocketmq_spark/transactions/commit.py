@@ -113,7 +113,7 @@ class TwoPhaseCommit:
         except DeliveryError:
             self.roll_back(halves, group)
             raise
-        if write in self.log.writes:
+        if self.log.is_decided(write):
             self.roll_back(halves, group)
             return self.finish(write)
         timeout = self.brokers.options.transaction_timeout_ms
@@ -131,7 +131,7 @@ class TwoPhaseCommit:
         """Complete a write that was decided; return at once if it is done."""
         self.log.check_current(write)
         state = self.log.writes.get(write)
-        if state is None:
+        if state is None or not state.decided:
             raise DataLossError(
                 f"completing {write}: its decision has expired in the decision log of transactionalId="
                 f"{self.log.transactional_id}. Find out by the rows that consumers see whether it is complete"

@@ -1,6 +1,9 @@
 """The decision log: records of the half messages that the driver commits, as messages of ``transactionTopic``.
 
-All decisions of a transactional id are in one queue, its home. The home is drawn from the id, and claimed in all queues
+With ``delivery=effectivelyOnce`` it has no decisions. It says where the rows of a write begin in each queue (floors),
+which partitions tasks have begun, and which writes are done.
+
+All records of a transactional id are in one queue, its home. The home is drawn from the id, and claimed in all queues
 before the first decision. Before each later one the driver names the home in a record on every other broker of the
 write. So a home that is down is noticed.
 
@@ -37,6 +40,9 @@ _FIRST_WINDOW: Final = 1000
 _MANIFEST_TAG: Final = "manifest"
 _DECISION: Final = "decision"
 _DONE: Final = "done"
+# With ``delivery=effectivelyOnce``: a driver plans a write, or the first one; a task begins a partition.
+_FLOORS: Final = "floors"
+_BEGUN: Final = "begun"
 _HOME: Final = "home"
 # A driver without decisions names its home.
 _CLAIM: Final = "claim"
@@ -60,6 +66,10 @@ class Write:
         return f"micro-batch {self.name} of query {self.query}" if self.query else f"write {self.name}"
 
 
+# Whichever write is the first one.
+_ANY: Final = Write("")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
     """A driver's decision to commit half messages."""
@@ -78,6 +88,15 @@ class Decision:
     offset: int = -1  # In the home; -1 until it is stored
 
 
+@dataclass(frozen=True, slots=True)
+class Floors:
+    """Offsets of queues, and a write: all rows of later writes have these offsets or higher ones."""
+
+    after: Write | None  # None: the first record of the log
+    by_queue: Mapping[MessageQueue, int]
+    offset: int  # Of the record, in the home
+
+
 @dataclass(slots=True)
 class WriteState:
     """What the log says about a write."""
@@ -85,6 +104,15 @@ class WriteState:
     since: int
     decisions: dict[int, Decision] = field(default_factory=dict)  # By round
     done: bool = False
+    # Of a batch write with ``writeId`` that is not done, see `Floors`.
+    floors: Mapping[MessageQueue, int] | None = None
+    # The brokers to which each attempt could send, by partition and by the id of the attempt, in the order of records.
+    begun: dict[int, dict[str, frozenset[str]]] = field(default_factory=dict)
+
+    @property
+    def decided(self) -> bool:
+        """Whether a driver has decided or completed the write."""
+        return self.done or bool(self.decisions)
 
     @property
     def last(self) -> Decision:
@@ -107,6 +135,8 @@ class DecisionLog:
     newest: Write | None = None
     # Whether all writes were read, also those before the newest one.
     everything: bool = False
+    # The last two floors of different writes.
+    floors: list[Floors] = field(default_factory=list)
     # Where the queues ended when `open` searched them.
     _searched: Mapping[MessageQueue, int] = field(default_factory=dict, init=False)
 
@@ -119,6 +149,7 @@ class DecisionLog:
         Raises a RouteNotFoundException (10005) if the home is on a broker without a master now.
         """
         self.writes.clear()
+        self.floors.clear()
         self.newest, self.everything = None, everything
         # Before the search, so that no record between the search and the first reading is missed.
         self._searched = ends = brokers.max_offsets(self._queues(brokers))
@@ -205,7 +236,7 @@ class DecisionLog:
             "rows": decision.rows,
             "timeout_ms": decision.timeout_ms,
             "manifests": offsets,
-            "floors": [[*_place(queue), offset] for queue, offset in decision.floors.items()],
+            "floors": _to_json(decision.floors),
             "youngest": [half.to_json() for half in decision.youngest],
         }
         if claim is not None:
@@ -222,6 +253,64 @@ class DecisionLog:
         """Store that a write is complete."""
         self.check_current(write)
         self._append(brokers, self._head(_DONE, write, self.writes[write].since))
+
+    def append_floors(
+        self, brokers: Brokers, write: Write | None, floors: Mapping[MessageQueue, int], claim: int | None
+    ) -> None:
+        """Store the floors of a batch write, or of whichever write is the first one (None); the first record counts.
+
+        The first record of the id has the offset of its `claim`; see `append_decision`.
+        """
+        record = {
+            **self._head(_FLOORS, write or _ANY, self.position),
+            "since": self.position,
+            "floors": _to_json(floors),
+        }
+        if claim is not None:
+            record["claim"] = claim
+        self._append(brokers, record)
+        if not (self.floors if write is None else self.writes.get(write)):
+            raise self._contended(write or _ANY)
+
+    def append_begun(
+        self, brokers: Brokers, write: Write, partition_id: int, attempt: str, broker_names: Collection[str], since: int
+    ) -> None:
+        """Store that an attempt begins a partition, and to which brokers it may send; read the log up to this record.
+
+        `attempt` is an id of its own. `since` is an offset from which all records of the write follow.
+        """
+        record = {
+            **self._head(_BEGUN, write, 0),
+            "since": since,
+            "partition": partition_id,
+            "attempt": attempt,
+            "brokers": sorted(broker_names),
+        }
+        self._append(brokers, record)
+        self.check_current(write)
+
+    def append_done_at(self, brokers: Brokers, write: Write, floors: Mapping[MessageQueue, int]) -> None:
+        """Store that a write is complete, and the floors of the writes after it."""
+        self.check_current(write)
+        before = self.floors_of(write)
+        record = {
+            **self._head(_DONE, write, 0),
+            "since": self.position if before is None else before.offset,
+            "floors": _to_json(floors),
+        }
+        self._append(brokers, record)
+
+    def is_decided(self, write: Write) -> bool:
+        """Return whether a driver has decided or completed a write."""
+        state = self.writes.get(write)
+        return state is not None and state.decided
+
+    def floors_of(self, write: Write) -> Floors | None:
+        """Return the newest floors below all rows of a write; None if none is known."""
+        state = self.writes.get(write)
+        if state is not None and state.floors is not None:
+            return Floors(None, state.floors, state.since)
+        return next((floors for floors in reversed(self.floors) if floors.after != write), None)
 
     def check_current(self, write: Write) -> None:
         """Raise a DeliveryError if the log has a later micro-batch of the same query."""
@@ -365,15 +454,31 @@ class DecisionLog:
     def _take(self, record: dict[str, Any], offset: int) -> None:
         if record["kind"] in _NAMING:
             return
-        write = Write(record["write"], record["query"])
+        write, floors = Write(record["write"], record["query"]), record.get("floors")
         if self._is_superseded(write):
             # A driver that was frozen wrote this record. Spark starts a micro-batch after the end of the one before.
             return
+        if floors is not None and record["kind"] != _DECISION:
+            self._take_floors(record["kind"], write, _from_json(floors), offset)
+        if write == _ANY:
+            return
         state = self.writes.setdefault(write, WriteState(since=int(record["since"])))
+        if record["kind"] == _BEGUN:
+            state.begun.setdefault(int(record["partition"]), {}).setdefault(
+                record["attempt"], frozenset(record["brokers"])
+            )
+            return
         if write.query:
             self.newest = write
-        if record["kind"] == _DONE:
+        if record["kind"] == _FLOORS:
+            if state.floors is None:
+                state.since, state.floors = offset, _from_json(record["floors"])
+        elif record["kind"] == _DONE:
             state.done = True
+            if not write.query:
+                # The log of a batch job names many writes.
+                state.floors = None
+                state.begun.clear()
         else:
             decision = self._decision(write, record, offset)
             # The first one counts.
@@ -384,6 +489,15 @@ class DecisionLog:
             for other in old:
                 del self.writes[other]
 
+    def _take_floors(self, kind: str, write: Write, floors: Mapping[MessageQueue, int], offset: int) -> None:
+        """Keep the floors after a write; a write that is completed again keeps the first ones."""
+        after = write if kind == _DONE else None
+        # A driver that was frozen while it planned appends floors that are too high for the writes since then.
+        is_late = bool(self.floors) and after in (None, self.floors[-1].after)
+        if is_late or (kind == _FLOORS and write != _ANY):
+            return
+        self.floors = [*self.floors[-1:], Floors(after, floors, offset)]
+
     def _decision(self, write: Write, record: dict[str, Any], offset: int) -> Decision:
         return Decision(
             write=write,
@@ -392,7 +506,7 @@ class DecisionLog:
             rows=record["rows"],
             timeout_ms=record["timeout_ms"],
             manifests=tuple(record["manifests"]),
-            floors={MessageQueue(*place): floor for *place, floor in record["floors"]},
+            floors=_from_json(record["floors"]),
             youngest=tuple(map(Half.of_json, record["youngest"])),
             offset=offset,
         )
@@ -434,3 +548,11 @@ class DecisionLog:
 
 def _place(queue: MessageQueue) -> list[object]:
     return [queue.topic, queue.broker_name, queue.queue_id]
+
+
+def _to_json(floors: Mapping[MessageQueue, int]) -> list[list[object]]:
+    return [[*_place(queue), offset] for queue, offset in floors.items()]
+
+
+def _from_json(floors: Sequence[Sequence[Any]]) -> dict[MessageQueue, int]:
+    return {MessageQueue(*place): int(floor) for *place, floor in floors}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from rocketmq_spark.errors import DataLossError, DeliveryError, OptionError
 from rocketmq_spark.options.sink import SinkOptions
@@ -17,6 +18,9 @@ from rocketmq_spark.transactions.brokers import Brokers
 from rocketmq_spark.transactions.commit import CommitReport, TwoPhaseCommit, group_of, new_run_id
 from rocketmq_spark.transactions.decision_log import DecisionLog, Write
 from rocketmq_spark.transactions.halves import Halves, concat
+
+if TYPE_CHECKING:
+    from rocketmq_spark.transactions.resume import ResumePlan
 
 logger = logging.getLogger("rocketmq_spark.producer")
 
@@ -67,7 +71,7 @@ def plan(options: SinkOptions, instance: ClientInstance, write: Write | None) ->
     log = commit.log
     is_first = not log.writes
     try:
-        _read(commit, everything=write is not None)
+        read_log(commit.log, commit.brokers, everything=write is not None)
     except DataLossError as exc:
         # A new process would not know the lost records either, and `check_stream` refuses to continue without any.
         logger.warning("%s; reading what is left of the log", exc)
@@ -76,11 +80,11 @@ def plan(options: SinkOptions, instance: ClientInstance, write: Write | None) ->
         # Only a recovery reads the topic. A missing right must show before the first decision.
         commit.brokers.check_readable(commit.brokers.routes().find(options.topic).queues[0])
     return TransactionPlan(
-        commit.run_id, write, write is not None and write in log.writes, log.newest if write is None else None
+        commit.run_id, write, write is not None and log.is_decided(write), log.newest if write is None else None
     )
 
 
-def check_stream(options: SinkOptions, plan: TransactionPlan, write: Write) -> None:
+def check_stream(options: SinkOptions, plan: TransactionPlan | ResumePlan, write: Write) -> None:
     """Raise an OptionError if the log does not continue with a micro-batch; each task checks this."""
     newest, name = plan.newest, options.transactional_id
     if plan.write is not None:
@@ -112,7 +116,7 @@ def commit(
 ) -> CommitReport:
     """Commit what the tasks have prepared; see `TwoPhaseCommit.commit`."""
     two_phase = _commit(options, instance, plan.run_id)
-    _read(two_phase, everything=plan.write is not None)
+    read_log(two_phase.log, two_phase.brokers, everything=plan.write is not None)
     halves, group = _together(options, plan, write, prepared)
     if halves is None:
         return two_phase.finish(write)
@@ -126,7 +130,7 @@ def roll_back(
     if not prepared:
         return
     two_phase = _commit(options, instance, plan.run_id)
-    _read(two_phase, everything=plan.write is not None)
+    read_log(two_phase.log, two_phase.brokers, everything=plan.write is not None)
     halves, group = _together(options, plan, write, prepared)
     state = two_phase.log.writes.get(write)
     if halves is not None and (state is None or all(one.group != group for one in state.decisions.values())):
@@ -149,20 +153,26 @@ def _together(
     return concat([Halves.from_bytes(part.halves) for part in prepared]), group
 
 
-def _commit(options: SinkOptions, instance: ClientInstance, run_id: str) -> TwoPhaseCommit:
+def log_of(options: SinkOptions) -> DecisionLog:
+    """Return the log of an id, with what this process has read of it. Effectively-once writes have one per topic."""
+    name = f"{options.transactional_id}#{options.topic}" if options.effectively_once else str(options.transactional_id)
     # The repr of the connection has no secrets, and names the servers.
-    key = repr(options.connection), options.transaction_topic, str(options.transactional_id)
+    key = repr(options.connection), options.transaction_topic, name
     if key not in _logs:
         if len(_logs) >= _MOST_LOGS:
             _logs.clear()
-        _logs[key] = DecisionLog(str(options.transactional_id), options.transaction_topic)
-    return TwoPhaseCommit(Brokers(options, instance), _logs[key], run_id)
+        _logs[key] = DecisionLog(name, options.transaction_topic)
+    return _logs[key]
 
 
-def _read(two_phase: TwoPhaseCommit, *, everything: bool) -> None:
-    log = two_phase.log
+def _commit(options: SinkOptions, instance: ClientInstance, run_id: str) -> TwoPhaseCommit:
+    return TwoPhaseCommit(Brokers(options, instance), log_of(options), run_id)
+
+
+def read_log(log: DecisionLog, brokers: Brokers, *, everything: bool) -> None:
+    """Read the records of the log that are new to this process."""
     # Without a record, the home is only drawn, and another process may have drawn another one since.
-    if not log.writes or (everything and not log.everything):
-        log.open(two_phase.brokers, everything=everything)
+    if not (log.writes or log.floors) or (everything and not log.everything):
+        log.open(brokers, everything=everything)
     else:
-        log.refresh(two_phase.brokers)
+        log.refresh(brokers)

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 
 from tests.benchmarks import (
+    bench_effectively_once,
     bench_encode,
     bench_exactly_once,
     bench_first,
@@ -37,6 +38,7 @@ PARTS: Mapping[str, Callable[[], Iterator[Figure]]] = {
     "first": lambda: bench_first.figures(ROUNDS),
     "latency": lambda: bench_latency.figures(ROUNDS),
     "exactly_once": lambda: bench_exactly_once.figures(ROUNDS),
+    "effectively_once": lambda: bench_effectively_once.figures(ROUNDS),
 }
 
 

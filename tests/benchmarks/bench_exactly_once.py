@@ -93,21 +93,27 @@ class Driver:
         self._instance.close()
 
 
+def session() -> SparkSession:
+    """Return a session of this process with two task threads, whose workers import this package."""
+    os.environ["PYSPARK_PYTHON"], os.environ["PYTHONPATH"] = sys.executable, str(ROOT)
+    spark = (
+        SparkSession.builder.master("local[2]")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.log.level", "ERROR")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.driver.host", "127.0.0.1")
+        .getOrCreate()
+    )
+    rocketmq_spark.register(spark)
+    return spark
+
+
 def figures(rounds: int) -> Iterator[Figure]:
     """Measure everything here."""
-    os.environ["PYSPARK_PYTHON"], os.environ["PYTHONPATH"] = sys.executable, str(ROOT)
     with LocalCluster() as cluster, rocketmq_spark.Admin(cluster.name_server) as admin:
         admin.create_topic(TOPIC, 8)
-        spark = (
-            SparkSession.builder.master("local[2]")
-            .config("spark.ui.enabled", "false")
-            .config("spark.ui.showConsoleProgress", "false")
-            .config("spark.log.level", "ERROR")
-            .config("spark.driver.bindAddress", "127.0.0.1")
-            .config("spark.driver.host", "127.0.0.1")
-            .getOrCreate()
-        )
-        rocketmq_spark.register(spark)
+        spark = session()
         rows = spark.range(0, ROWS, 1, 2).selectExpr("rpad(cast(id AS string), 100, '.') AS body")
         plain = {"nameServer": cluster.name_server, "topic": TOPIC}
         deliveries = {"exactlyOnce": plain | ONCE, "atLeastOnce": plain}

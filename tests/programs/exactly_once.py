@@ -1,7 +1,7 @@
 """Writes the lines of files exactly once, one file per micro-batch or batch write, until the job is complete.
 
-It is complete when the file ``complete`` exists in its folder. A write that failed is repeated, and each attempt
-writes other bodies: the line, and an id of the attempt.
+It is complete when the file ``complete`` exists in its folder. A write that failed is repeated. With
+``delivery=exactlyOnce`` each attempt writes other bodies: the line, and an id of the attempt.
 
 usage: python exactly_once.py '{"folder": ..., "batch": false, "restarts": 20, "options": {...}}'
 """
@@ -39,8 +39,9 @@ rocketmq_spark.register(spark)
 
 
 def rows_of(lines: DataFrame) -> DataFrame:
-    """Return the rows to write, different ones at each call."""
-    return lines.selectExpr(f"concat(value, ' {uuid.uuid4().hex}') AS body")
+    """Return the rows to write, with ``delivery=exactlyOnce`` different ones at each call."""
+    attempt = uuid.uuid4().hex if arguments["options"]["delivery"] == "exactlyOnce" else "any"
+    return lines.selectExpr(f"concat(value, ' {attempt}') AS body")
 
 
 def stream() -> None:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, replace
 from typing import NamedTuple, TypeAlias
 
+from tests.simulation.effectively_once import EffectivelyOncePlan, EffectivelyOnceRun, run_effectively_once
 from tests.simulation.reads import ReadPlan, ReadRun, run_read
 from tests.simulation.schedule import Plan, Run, run
 from tests.simulation.transactions import TransactionPlan, TransactionRun, run_transactions
@@ -27,15 +28,14 @@ _CHUNK = 25
 _LINES = 120
 
 
-AnyPlan: TypeAlias = "Plan | ReadPlan | TransactionPlan | TwoPhasePlan"
-AnyRun: TypeAlias = "Run | ReadRun | TransactionRun | TwoPhaseRun"
+AnyPlan: TypeAlias = "Plan | ReadPlan | TransactionPlan | TwoPhasePlan | EffectivelyOncePlan"
+AnyRun: TypeAlias = "Run | ReadRun | TransactionRun | TwoPhaseRun | EffectivelyOnceRun"
 
-# Half of the seeds are writes, an eighth of them exactly-once.
-_KINDS = (Plan, Plan, ReadPlan, TransactionPlan, TwoPhasePlan, Plan, ReadPlan, TransactionPlan)
+_KINDS = (Plan, Plan, ReadPlan, TransactionPlan, TwoPhasePlan, Plan, ReadPlan, EffectivelyOncePlan)
 
 
 def plan_of(seed: int) -> AnyPlan:
-    """Draw the plan of a write, an exactly-once write, a read or transactions."""
+    """Draw the plan of a write with any delivery, a read or transactions."""
     return _KINDS[seed % len(_KINDS)].of_seed(seed)
 
 
@@ -45,6 +45,8 @@ def run_plan(plan: AnyPlan) -> AnyRun:
         return run_read(plan)
     if isinstance(plan, TwoPhasePlan):
         return run_two_phase(plan)
+    if isinstance(plan, EffectivelyOncePlan):
+        return run_effectively_once(plan)
     return run_transactions(plan) if isinstance(plan, TransactionPlan) else run(plan)
 
 
@@ -89,6 +91,7 @@ def smaller(plan: AnyPlan) -> Iterator[AnyPlan]:
         "name_servers": 1,
         "queues": 1,
         "tasks": 1,
+        "partitions": 1,
         "rows": 1,
         "batch_rows": 1,
         "rows_at_once": 1,

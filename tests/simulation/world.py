@@ -124,6 +124,10 @@ class World:
         """Let no thread of a process run for some seconds, which may be infinite."""
         self._frozen[process] = max(self._frozen.get(process, 0.0), self.now + seconds)
 
+    def is_frozen(self, process: str) -> bool:
+        """Return whether no thread of a process runs now."""
+        return self._frozen.get(process, 0.0) > self.now
+
     def is_dead(self, process: str) -> bool:
         """Return whether a process is frozen for ever."""
         return self._frozen.get(process, 0.0) == math.inf

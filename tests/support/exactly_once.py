@@ -1,4 +1,4 @@
-"""Jobs that write exactly once in own processes, faults of these processes, and the account of what was written."""
+"""Jobs that write exactly or effectively once in own processes, their faults, and the account of what they wrote."""
 
 from __future__ import annotations
 
@@ -306,6 +306,10 @@ class Job:
                 decided.add(key)
         account.decisions = len(decided)
         account.recoveries = sum(round_ > 1 for _, round_ in decided)
+        begun = Counter(
+            (record["write"], record["partition"]) for record in self.records() if record["kind"] == "begun"
+        )
+        account.recoveries += sum(times > 1 for times in begun.values())
         return account
 
     def records(self) -> Iterator[dict[str, Any]]:
@@ -357,15 +361,18 @@ class Growth:
 
 
 class Chaos:
-    """Injects faults at random times into the drivers of a job and into its brokers, until `faults` are done."""
+    """Injects faults at random times into the drivers of a job and into its brokers, until `faults` are done.
 
-    def __init__(self, job: Job, seed: int) -> None:
+    With `kills`, each fault is a SIGKILL, and no commit is held.
+    """
+
+    def __init__(self, job: Job, seed: int, *, kills: bool = False) -> None:
         self.job = job
         self.faults: Counter[str] = Counter()
         self.restarts = 0
         self._rng = random.Random(seed)
         # A commit takes milliseconds, so it waits at a random row for a fault.
-        self._hold = {write: self._rng.randint(1, job.rows) for write in range(_MOST_WRITES)}
+        self._hold = {} if kills else {write: self._rng.randint(1, job.rows) for write in range(_MOST_WRITES)}
         self._driver = self._start()
         self._growth = Growth(job.cluster, self._feed)
         self._kinds: dict[str, tuple[int, Callable[[], None]]] = {
@@ -377,7 +384,10 @@ class Chaos:
             "Python workers paused": (3, lambda: self._pause(self._driver.workers)),
             "broker paused": (3, self._pause_broker),
             "broker killed": (2, self._kill_broker),
+            "JVM killed": (2 if kills else 0, self._kill_jvm),
         }
+        if kills:
+            self._kinds = {name: kind for name, kind in self._kinds.items() if "killed" in name}
 
     def run(self, faults: int, writes: int) -> None:
         """Inject at least `faults` faults while at least `writes` writes are done."""
@@ -433,6 +443,10 @@ class Chaos:
     def _kill_worker(self) -> None:
         if workers := self._driver.workers():
             send(self._rng.choice(workers), signal.SIGKILL)
+
+    def _kill_jvm(self) -> None:
+        for jvm in self._driver.jvms():
+            send(jvm, signal.SIGKILL)
 
     def _take_over(self) -> None:
         old = self._driver

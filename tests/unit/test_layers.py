@@ -14,28 +14,27 @@ PACKAGE = Path(__file__).parents[2] / "rocketmq_spark"
 
 # A folder imports from folders with a smaller number, and from itself.
 LAYERS = {
-    "errors": 0,
-    "model": 1,
-    "options": 2,
-    "protocol": 2,
-    "metrics": 2,
-    "transport": 3,
-    "arrow": 3,
-    "routing": 4,
-    "sink": 5,
-    "source": 5,
+    "model": 0,
+    "options": 1,
+    "protocol": 1,
+    "metrics": 1,
+    "transport": 2,
+    "arrow": 2,
+    "routing": 3,
+    "sink": 4,
+    "source": 4,
+    "transactions": 5,
+    "admin": 5,
+    "cluster": 5,
+    "testing": 5,
     "producer": 6,
-    "transactions": 6,
-    "admin": 6,
-    "cluster": 6,
-    "testing": 6,
     "spark": 7,
     "cli": 8,
 }
 # These two are above all layers: they provide the public names and the command.
 ENTRY_POINTS = {"rocketmq_spark", "rocketmq_spark.__main__"}
-# The version imports nothing and is imported from everywhere.
-LEAVES = {"rocketmq_spark._version"}
+# They import nothing of the package, and are imported from everywhere.
+LEAVES = {"rocketmq_spark._version", "rocketmq_spark.errors"}
 
 # Third-party packages that a folder may not import.
 FOREIGN = {

@@ -113,6 +113,7 @@ def test_defaults_are_those_of_the_design() -> None:
         "writeId": "none",
         "transactionTopic": "rocketmq-spark-decisions",
         "transactionTimeoutMs": "60000",
+        "fenceMs": "10000",
         "startAnew": "false",
         "metricsPath": "none",
     }
@@ -393,6 +394,7 @@ def test_metrics_path_that_is_relative_or_has_a_password_is_rejected(bad: str) -
 
 
 EXACTLY_ONCE = {"delivery": "exactlyOnce", "transactionalId": "job"}
+EFFECTIVELY_ONCE = {"delivery": "effectivelyOnce", "transactionalId": "job", "topic": "t"}
 ORDERED = {"ordered": "true", "topic": "orders"}
 
 
@@ -421,6 +423,20 @@ ORDERED = {"ordered": "true", "topic": "orders"}
         ({**EXACTLY_ONCE, "requireStoreOk": "false"}, "requireStoreOk=false is not available with delivery=exact"),
         ({**EXACTLY_ONCE, "enableTrace": "true"}, "enableTrace=true is not available with delivery=exactlyOnce"),
         ({**EXACTLY_ONCE, "topic": "log", "transactionTopic": "log"}, "transactionTopic=log is also a topic of rows"),
+        ({"delivery": "effectivelyOnce", "topic": "t"}, "delivery=effectivelyOnce requires transactionalId"),
+        ({"delivery": "effectivelyOnce", "transactionalId": "j"}, "delivery=effectivelyOnce requires the option topic"),
+        ({**EFFECTIVELY_ONCE, "sendMode": "oneway"}, "sendMode=oneway is not available with delivery=effectivelyOnce"),
+        ({**EFFECTIVELY_ONCE, "requireStoreOk": "false"}, "requireStoreOk=false is not available with delivery=effect"),
+        (
+            {**EFFECTIVELY_ONCE, "rowId": "columns:keys"},
+            "rowId=columns:keys is not available with delivery=effectively",
+        ),
+        ({**EFFECTIVELY_ONCE, "keepRowId": "true"}, "keepRowId=true is not available with delivery=effectivelyOnce"),
+        (
+            {**EFFECTIVELY_ONCE, "onError": "deadLetter", "deadLetterTopic": "dead"},
+            "onError=deadLetter is not available with delivery=effectivelyOnce",
+        ),
+        ({**EFFECTIVELY_ONCE, "transactionTopic": "t"}, "transactionTopic=t is also a topic of rows"),
         ({"sendMsgMaxTimeoutPerRequest": "0"}, "sendMsgMaxTimeoutPerRequest=0 leaves no time for an attempt"),
     ],
 )

@@ -1,0 +1,144 @@
+"""Sends the rows of a task with ``delivery=effectivelyOnce``: it finds out whether a request is stored before a retry.
+
+An attempt whose outcome is unknown, or "stored, but not safe", is settled: a thread waits until no earlier request can
+be stored any more, and reads the queue. For the pipeline the attempt takes so much longer. If the rows are there, they
+count as acknowledged. If not, the retry rules apply.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import ClassVar, NamedTuple, TypeAlias
+
+import numpy as np
+
+from rocketmq_spark.arrow.stored_rows import StoredRows
+from rocketmq_spark.errors import DeliveryError
+from rocketmq_spark.metrics import Recorder
+from rocketmq_spark.model.message import MessageQueue, SendOutcome, SendStatus
+from rocketmq_spark.model.properties import ROW_ID
+from rocketmq_spark.protocol.remoting.records import messages_in
+from rocketmq_spark.sink.in_flight import Dispatch, InFlightBatch
+from rocketmq_spark.sink.pipeline import OnStored
+from rocketmq_spark.sink.routes import RouteFinder
+from rocketmq_spark.sink.sender import BatchSender
+
+Settle: TypeAlias = Callable[[Mapping[MessageQueue, int], bool], StoredRows]
+"""Return the rows of this partition that queues of one broker have from given offsets on. It blocks.
+
+With True, requests without an answer may still be stored, so it waits for them first. Raises a RocketMQError if the
+broker does not answer within ``deliveryTimeoutMs``.
+"""
+
+
+class Resumption(NamedTuple):
+    """What the sender of an attempt knows of its partition."""
+
+    settle: Settle
+    # Offsets below all rows of this partition, by queue; 0 for other queues.
+    floors: Mapping[MessageQueue, int]
+    # The brokers that rows may go to. Later attempts read the queues of these brokers.
+    broker_names: Collection[str]
+    # The rows that earlier attempts have stored; None: there was no earlier attempt.
+    stored: StoredRows | None
+
+
+class _UnsettledError(DeliveryError):
+    maybe_stored = True
+
+
+class SettlingSender(BatchSender):
+    """Settles attempts whose outcome is unknown."""
+
+    _retry: ClassVar[str] = "A retry of the task reads which rows are stored, and sends the others"
+
+    def __init__(
+        self,
+        routes: RouteFinder,
+        recorder: Recorder,
+        *,
+        resumption: Resumption,
+        max_rate_per_second: float | None = None,
+        on_stored: OnStored | None = None,
+    ) -> None:
+        super().__init__(routes, recorder, max_rate_per_second=max_rate_per_second, on_stored=on_stored)
+        self._settle_rows = resumption.settle
+        # Offsets below the rows of all later requests, by queue.
+        self._floors = dict(resumption.floors)
+        # Attempts to settle, by broker; a broker with an entry has a thread.
+        self._doubts: dict[str, list[tuple[InFlightBatch, SendOutcome, int]]] = {}
+        self._doubts_lock = routes.runtime.lock()
+
+    def _send(self, dispatch: Dispatch) -> None:
+        floor = self._floors.get(dispatch.queue, 0)
+        self._instance.transport.send(
+            self._request(dispatch),
+            dispatch.timeout,
+            partial(self._on_outcome, dispatch.delivery, floor),
+            within=dispatch.within,
+        )
+
+    def _on_outcome(self, delivery: InFlightBatch, floor: int, outcome: SendOutcome) -> None:
+        """Take the outcome of a request, on the transport's thread."""
+        if outcome.status is SendStatus.SEND_OK:
+            queue = outcome.queue
+            self._floors[queue] = max(self._floors.get(queue, 0), outcome.queue_offset + delivery.batch.rows)
+        elif outcome.error is None or (outcome.error.maybe_stored and outcome.error.retriable):
+            self._doubt(delivery, outcome, floor)
+            return
+        self._events.put((delivery, outcome))
+
+    def _doubt(self, delivery: InFlightBatch, outcome: SendOutcome, floor: int) -> None:
+        broker_name = outcome.queue.broker_name
+        # This takes longer than a request, so the pipeline's check of lost outcomes does not apply.
+        delivery.sent_at = math.inf
+        with self._doubts_lock:
+            idle = broker_name not in self._doubts
+            self._doubts.setdefault(broker_name, []).append((delivery, outcome, floor))
+        if idle:
+            self._runtime.start(partial(self._settle_all, broker_name), f"rocketmq-settle-{broker_name}")
+
+    def _settle_all(self, broker_name: str) -> None:
+        """Settle the attempts at one broker until there are no more."""
+        while True:
+            with self._doubts_lock:
+                doubts = self._doubts.pop(broker_name)
+                if doubts:
+                    self._doubts[broker_name] = []
+            if not doubts:
+                return
+            floors: defaultdict[MessageQueue, list[int]] = defaultdict(list)
+            for _, outcome, floor in doubts:
+                floors[outcome.queue].append(floor)
+            late = any(outcome.error is not None for _, outcome, _ in doubts)
+            try:
+                stored = self._settle_rows({queue: min(values) for queue, values in floors.items()}, late)
+                settled = [(delivery, self._settled(delivery, outcome, stored)) for delivery, outcome, _ in doubts]
+            except Exception as exc:
+                settled = [(delivery, _unsettled(outcome, exc)) for delivery, outcome, _ in doubts]
+            for event in settled:
+                self._events.put(event)
+
+    def _settled(self, delivery: InFlightBatch, outcome: SendOutcome, stored: StoredRows) -> SendOutcome:
+        """Return the outcome of an attempt by what is stored."""
+        ids = [message.properties[ROW_ID] for message in messages_in(delivery.batch)]
+        numbers = np.array([int(row_id.split("/")[-2]) for row_id in ids])
+        found = int(np.isin(numbers, stored.numbers).sum())
+        if found == len(numbers):
+            return replace(outcome, status=SendStatus.SEND_OK, error=None)
+        if found:
+            # A broker stores a batch as a whole, but after a power failure it may have lost the end.
+            text = f"{found} of {len(numbers)} rows of a batch are stored in {outcome.queue}; the others are not"
+            return replace(outcome, status=None, error=_UnsettledError(text))
+        return outcome
+
+
+def _unsettled(outcome: SendOutcome, exc: Exception) -> SendOutcome:
+    cause = outcome.error or outcome.status
+    error = _UnsettledError(f"it is unknown whether the rows are stored in {outcome.queue} ({cause}): {exc}")
+    error.__cause__ = exc
+    return replace(outcome, status=None, error=error)

@@ -1,0 +1,378 @@
+"""Writes with ``delivery=effectivelyOnce``: an attempt reads which rows earlier attempts have stored.
+
+The driver notes the maximum offset of each queue before a write (the floors). Each task stores a record that it begins
+its partition. If the log has an earlier record of this partition, the task reads the queues from the floors on, and
+sends the rows that are missing. docs/internals/effectively-once.md has the protocol, and why it works.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias, TypeVar
+
+import numpy as np
+import pyarrow as pa
+
+from rocketmq_spark.arrow.decode import ROW_IDS, batches_of
+from rocketmq_spark.arrow.stored_rows import StoredRows, places_of
+from rocketmq_spark.errors import DataLossError, InputChangedError
+from rocketmq_spark.metrics import Measures, Recorder
+from rocketmq_spark.model.message import MessageQueue
+from rocketmq_spark.options.sink import SinkOptions
+from rocketmq_spark.protocol.remoting.unwrap import Unreadable
+from rocketmq_spark.routing.client_instance import ClientInstance
+from rocketmq_spark.sink.settling_sender import Resumption
+from rocketmq_spark.transactions.brokers import Brokers
+from rocketmq_spark.transactions.decision_log import DecisionLog, Floors, Write
+from rocketmq_spark.transactions.plan import check_stream, log_of, read_log
+
+T = TypeVar("T")
+
+logger = logging.getLogger("rocketmq_spark.producer")
+
+# After a broker has answered, it may store requests that it received before this much later, seconds.
+_BARRIER_WAIT: Final = 1.0
+_SCHEMA: Final = pa.schema([pa.field(ROW_IDS, pa.string())])
+
+
+@dataclass(frozen=True, slots=True)
+class ResumePlan:
+    """What tasks need to know of an effectively-once write; Spark pickles it."""
+
+    log_name: str
+    home: MessageQueue
+    position: int  # Up to this offset the driver has read the home
+    planned_at: float  # Epoch seconds; attempts in `begun` began before
+    write: Write | None  # The batch write with ``writeId``
+    done: bool  # Whether it was completed before
+    newest: Write | None  # The newest micro-batch that was completed
+    since: int  # An offset of the home from which all records follow that a new plan needs
+    floors: tuple[Floors, ...]
+    broker_names: frozenset[str]  # The brokers to which tasks may send
+    begun: Mapping[Write, Mapping[int, frozenset[str]]]  # The brokers to which earlier tasks could, by partition
+
+    def write_of(self, name: str, batch_id: int) -> Write:
+        """Return the write that a task belongs to; `name` is a query id, or the id of a batch write."""
+        return self.write or (Write(str(batch_id), name) if batch_id >= 0 else Write(name))
+
+    def floors_of(self, write: Write) -> Floors | None:
+        """Return the newest floors below all rows of a write; None if they have expired."""
+        return next((floors for floors in reversed(self.floors) if floors.after != write), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Attempted:
+    """What a task tells the driver: its partition, whether it had rows, and whether it looked for stored rows."""
+
+    partition_id: int
+    begun: bool
+    recovered: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeReport:
+    """What the end of a write found: rows that are stored twice."""
+
+    repeated_rows: int = 0
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        repeats = f", {self.repeated_rows} rows are stored twice" if self.repeated_rows else ""
+        return f"completed in {self.seconds:.2f} s{repeats}"
+
+
+def plan(
+    brokers: Brokers, log: DecisionLog, write: Write | None, queues: Sequence[MessageQueue] | None = None
+) -> ResumePlan:
+    """Return the plan of a batch write with ``writeId``, or of another write (None), by the log.
+
+    `queues` are those of an ordered write.
+
+    Raises an MQClientException or another RocketMQError if the user may not read the topic, or not store records.
+    """
+    info = brokers.routes().find(str(brokers.options.topic))
+    names = info.broker_names.union(queue.broker_name for queue in queues or ())
+    brokers.ensure_topic(log.topic, names)
+    is_first = not (log.writes or log.floors)
+    read_log(log, brokers, everything=write is not None)
+    if is_first and not info.template:
+        # Only a recovery reads the topic. A missing right must show before the first row.
+        brokers.check_readable(info.queues[0])
+    state = None if write is None else log.writes.get(write)
+    done = state is not None and state.done
+    if not done and (not log.floors if write is None else log.floors_of(write) is None or state is None):
+        floors = {} if info.template else brokers.max_offsets(info.queues)
+        claim = None
+        if not (log.writes or log.floors):
+            claim = log.claim_home(brokers, write or Write(""), names)
+        log.append_floors(brokers, write, floors, claim)
+    known = tuple(log.floors)
+    if write is not None:
+        own = log.floors_of(write)
+        known = () if own is None else (own,)
+    assert log.home is not None
+    begun = {
+        other: {part: frozenset().union(*attempts.values()) for part, attempts in state.begun.items()}
+        for other, state in log.writes.items()
+        if state.begun
+    }
+    since = log.floors[0].offset if log.floors else 0
+    # After the last record was read: a driver may have been frozen since it began to plan.
+    planned_at = brokers.runtime.wall_clock()
+    return ResumePlan(
+        log.transactional_id, log.home, log.position, planned_at, write, done, log.newest, since, known, names, begun
+    )
+
+
+Send: TypeAlias = Callable[..., None]
+"""Sends record batches, see `rocketmq_spark.sink.task.write_rows`: recorder, batches, `write_id`, `resumption`."""
+
+
+@dataclass(eq=False, repr=False)
+class Attempt:
+    """One attempt at a partition, in its task."""
+
+    brokers: Brokers
+    plan: ResumePlan
+    write: Write
+    partition_id: int
+    # From when on no other attempt sends, epoch seconds; None: there was no other attempt.
+    alone_since: float | None = field(default=None, init=False)
+    # Whether its record is in the log, and whether it has looked for stored rows.
+    begun: bool = field(default=False, init=False)
+    recovered: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        self.id = f"{self.brokers.rng.getrandbits(64):016x}"
+        self._log = DecisionLog(self.plan.log_name, self.brokers.options.transaction_topic)
+        self._log.home, self._log.position = self.plan.home, self.plan.position
+
+    def run(self, recorder: Recorder, rows: Iterator[pa.RecordBatch], send: Send) -> Attempted | None:
+        """Send the rows of the partition that no earlier attempt has stored.
+
+        Return None if the write was completed before. Raises as `write_rows`, an InputChangedError if the rows are not
+        those of an earlier attempt, and an OptionError or DataLossError if the log does not continue with this write.
+        """
+        self._check()
+        if self.plan.done:
+            return None
+        if (first := next(rows, None)) is not None:
+            stored = self._begin()
+            if stored is not None:
+                recorder.record_recovered(0, stored.repeats)
+            resumption = Resumption(self._settle, self._floors, self.plan.broker_names, stored)
+            name = row_id_name(self.brokers.options, self.write)
+            send(recorder, itertools.chain([first], rows), write_id=name, resumption=resumption)
+        elif self.partition_id in self.plan.begun.get(self.write, {}):
+            raise _shrunk(self.write, [self.partition_id])
+        return Attempted(self.partition_id, self.begun, self.recovered)
+
+    def _check(self) -> None:
+        """Raise if the log does not continue with this write."""
+        check_stream(self.brokers.options, self.plan, self.write)
+        if self.plan.floors_of(self.write) is None and not self.plan.done:
+            raise DataLossError(
+                f"{self.write}: the records before it in the decision log of transactionalId="
+                f"{self._log.transactional_id} have expired, so it is unknown which of its rows are stored. Compare "
+                "them with the topic, and use another transactionalId"
+            )
+
+    def _begin(self) -> StoredRows | None:
+        """Store that the attempt begins; return the rows that earlier attempts have stored, None if there are none."""
+        plan, part = self.plan, self.partition_id
+        self._log.append_begun(self.brokers, self.write, part, self.id, plan.broker_names, plan.since)
+        self.begun = True
+        before_plan = plan.begun.get(self.write, {}).get(part)
+        attempts = self._log.writes[self.write].begun[part]
+        since_plan = [attempts[name] for name in itertools.takewhile(self.id.__ne__, attempts)]
+        if before_plan is None and not since_plan:
+            return None
+        now = self.brokers.runtime.wall_clock()
+        # Attempts that the plan knows ended before it.
+        self.alone_since = now if since_plan else min(plan.planned_at, now)
+        self.recovered = True
+        logger.warning("%s, partition %d: an earlier attempt began it; reading its rows", self.write, part)
+        names = frozenset(before_plan or ()).union(*since_plan)
+        self._pass_fence(names, self.alone_since + self.brokers.options.fence_ms / 1000 - now)
+        return self._read(queues_of(self.brokers, names, self._floors))
+
+    def _settle(self, floors: Mapping[MessageQueue, int], late: bool) -> StoredRows:
+        """Return the rows of this partition that queues have; see `rocketmq_spark.sink.settling_sender.Settle`."""
+        self.recovered = True
+        text = "%s, partition %d: reading queues %s, because the outcome of requests is unknown"
+        logger.warning(text, self.write, self.partition_id, ", ".join(sorted(map(str, floors))))
+        self._pass_fence({queue.broker_name for queue in floors}, self.brokers.options.fence_ms / 1000 if late else 0.0)
+        return self._read(floors)
+
+    def _pass_fence(self, broker_names: Collection[str], seconds: float) -> None:
+        pass_fence(self.brokers, self._log, self.write, broker_names, seconds)
+
+    def _read(self, floors: Mapping[MessageQueue, int]) -> StoredRows:
+        return read_stored(self.brokers, floors, row_id_prefix(self.brokers.options, self.write, self.partition_id))
+
+    @property
+    def _floors(self) -> Mapping[MessageQueue, int]:
+        """Offsets below all rows of the write, by queue; 0 for other queues."""
+        floors = self.plan.floors_of(self.write)
+        return {} if floors is None else floors.by_queue
+
+
+def complete(
+    brokers: Brokers,
+    log: DecisionLog,
+    plan: ResumePlan,
+    write: Write,
+    attempts: Sequence[Attempted],
+    broker_names: Collection[str],
+) -> ResumeReport:
+    """Record that all rows of a write are stored; after faults, count those that are stored twice.
+
+    `broker_names` are the brokers that have acknowledged rows.
+
+    Raises an InputChangedError if an earlier attempt had rows in a partition that the write does not have now.
+    """
+    options, started = brokers.options, brokers.clock()
+    read_log(log, brokers, everything=plan.write is not None)
+    state = log.writes.get(write)
+    if write == Write("") or plan.done or (plan.write is not None and state is not None and state.done):
+        return ResumeReport()
+    begun = {attempt.partition_id for attempt in attempts if attempt.begun}
+    if state is not None and (gone := sorted(set(state.begun) - begun)):
+        raise _shrunk(write, gone)
+    repeated = 0
+    recovered = [attempt.partition_id for attempt in attempts if attempt.recovered]
+    known = plan.floors_of(write)
+    if recovered:
+        assert state is not None
+        sent_to = frozenset().union(*(names for part in recovered for names in state.begun[part].values()))
+        floors = queues_of(brokers, sent_to, {} if known is None else known.by_queue)
+        repeated = count_repeats(brokers, floors, f"{row_id_name(options, write)}/{write.batch_id}/", recovered)
+        if repeated:
+            logger.warning(
+                "%s: %d rows are stored twice, because a broker stored requests of a failed attempt later than "
+                "fenceMs=%d after it. Remove repeats with rocketmq_spark.dedupe, or raise fenceMs",
+                *(write, repeated, options.fence_ms),
+            )
+    assert log.home is not None
+    log.append_homes(brokers, write, set(broker_names) - {log.home.broker_name})
+    # The floors of other brokers, which may be down, stay. A queue that is gone gets the floor 0 if it comes back.
+    queues = brokers.routes().find(str(options.topic)).queues
+    used = brokers.max_offsets(queue for queue in queues if queue.broker_name in broker_names)
+    old = {} if known is None else known.by_queue
+    log.append_done_at(brokers, write, {queue: old.get(queue, 0) for queue in queues} | used)
+    return ResumeReport(repeated, brokers.clock() - started)
+
+
+def write_once(
+    options: SinkOptions,
+    instance: ClientInstance,
+    recorder: Recorder,
+    rows: Iterator[pa.RecordBatch],
+    queues: Sequence[MessageQueue] | None,
+    send: Send,
+) -> None:
+    """Write one partition in this process, without Spark: plan, send and complete. `queues` are as of `plan`.
+
+    A call with the ``writeId`` of a failed one continues it. Raises as `plan`, `Attempt.run` and `complete`.
+    """
+    brokers, log, given = Brokers(options, instance), log_of(options), options.write_id
+    planned = plan(brokers, log, None if given is None else Write(given), queues)
+    write = planned.write_of(recorder.write_id, -1)
+    attempted = Attempt(brokers, planned, write, recorder.partition_id).run(recorder, rows, send)
+    if attempted is not None:
+        names = Measures.unpack(recorder.snapshot().packed).brokers.keys()
+        complete(brokers, log, planned, write, [attempted], names)
+
+
+def row_id_prefix(options: SinkOptions, write: Write, partition_id: int) -> str:
+    """Return how the ids of a partition's rows begin."""
+    return f"{row_id_name(options, write)}/{write.batch_id}/{partition_id}/"
+
+
+def row_id_name(options: SinkOptions, write: Write) -> str:
+    """Return the first part of the ids of a write's rows."""
+    return write.query or f"{options.transactional_id}#{write.name}"
+
+
+def queues_of(
+    brokers: Brokers, broker_names: Collection[str], floors: Mapping[MessageQueue, int]
+) -> dict[MessageQueue, int]:
+    """Return the floors of all queues that brokers have now; 0 for queues that have none. The brokers are registered.
+
+    Raises a RouteNotFoundException (10005) if no name server answers for a time.
+    """
+    topic = str(brokers.options.topic)
+    # A route from before the fence may lack brokers that were down.
+    info = brokers.fresh_route(topic)
+    numbers = [] if info.template else [(data.broker_name, data) for data in info.route.queue_datas]
+    queues = [
+        MessageQueue(topic, name, queue_id)
+        for name, data in numbers
+        for queue_id in range(max(data.read_queue_nums, data.write_queue_nums))
+    ]
+    queues += [queue for queue in floors if queue not in queues]
+    return {queue: floors.get(queue, 0) for queue in queues if queue.broker_name in broker_names}
+
+
+def pass_fence(brokers: Brokers, log: DecisionLog, write: Write, broker_names: Collection[str], seconds: float) -> None:
+    """Return when all that these brokers will store of earlier requests is stored safely, and can be read.
+
+    The caller vouches that no such request is stored `seconds` from now on, or 1 s after the broker has answered.
+    """
+    if not broker_names:
+        return
+    brokers.ask_all(sorted(broker_names), lambda name: brokers.max_offsets([MessageQueue(log.topic, name, 0)]))
+    brokers.runtime.sleep(max(seconds, _BARRIER_WAIT))
+    brokers.await_listed(log.topic, broker_names)
+    # A broker acknowledges this record only after it has flushed and replicated what it stored before.
+    stored = log.append_homes(brokers, write, set(broker_names))
+    brokers.ask_all(stored, lambda queue: brokers.await_readable(queue, stored[queue]))
+
+
+def read_stored(brokers: Brokers, floors: Mapping[MessageQueue, int], prefix: str) -> StoredRows:
+    """Return the rows in these queues whose ids begin with a prefix; DataLossError if some of them have expired."""
+    return StoredRows.of(_read(brokers, floors, prefix, StoredRows.of_ids))
+
+
+def count_repeats(
+    brokers: Brokers, floors: Mapping[MessageQueue, int], prefix: str, partitions: Collection[int]
+) -> int:
+    """Return how many rows of these partitions the queues have twice or more often; raises as `read_stored`."""
+    wanted = np.array(sorted(partitions))
+    places = [places[np.isin(places[:, 0], wanted)] for places in _read(brokers, floors, prefix, places_of)]
+    together = np.concatenate(places) if places else np.empty((0, 2), np.int64)
+    return len(together) - len(np.unique(together, axis=0))
+
+
+def _read(
+    brokers: Brokers, floors: Mapping[MessageQueue, int], prefix: str, take: Callable[[pa.StringArray, str], T]
+) -> list[T]:
+    """Return what `take` makes of the row ids in the answers of pulls; it gets the prefix, too."""
+    ends, wanted = brokers.max_offsets(floors), prefix.encode()
+
+    def scan(queue: MessageQueue) -> list[T]:
+        start = floors[queue] or brokers.min_offset(queue)
+        return [
+            take(batch.column(0), prefix)
+            for pulled in brokers.pulls(queue, start, ends[queue], complete=True)
+            if wanted in bytes(pulled.body)
+            for batch in batches_of([pulled], _SCHEMA, None, _leave_out)
+        ]
+
+    return list(itertools.chain.from_iterable(brokers.ask_all(floors, scan).values()))
+
+
+def _leave_out(_: Unreadable) -> bool:
+    # Other producers may store anything. This sink's rows are readable.
+    return False
+
+
+def _shrunk(write: Write, partitions: Sequence[int]) -> InputChangedError:
+    return InputChangedError(
+        f"{write}: an earlier attempt stored rows of partition {', '.join(map(str, partitions))}, and now the write "
+        "has no rows there, so the input is not the same at each reading, or has other partitions. Make it so, or use "
+        "delivery=exactlyOnce. Stored rows stay visible"
+    )

@@ -1,0 +1,121 @@
+"""Effectively-once writes: speed without faults, the reading after a fault, and the cost of a micro-batch.
+
+Run: make bench PART=effectively_once (python -m tests.benchmarks.bench_effectively_once [rounds])
+
+The rows have 100 bytes. Each round writes the same rows with ``rowId=true`` and the default delivery, so that all
+messages have the same ids. The reading is that of one task, from a broker with 1,024 messages per answer.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import time
+from collections.abc import Iterator
+
+import pyarrow as pa
+
+from rocketmq_spark import Admin, LocalCluster
+from rocketmq_spark.metrics import Recorder
+from rocketmq_spark.options.parsing import parse_sink_options
+from rocketmq_spark.routing.client_instance import ClientInstance
+from rocketmq_spark.routing.connect import new_transport
+from rocketmq_spark.sink.task import write_rows
+from rocketmq_spark.transactions import resume
+from rocketmq_spark.transactions.brokers import Brokers
+from rocketmq_spark.transactions.decision_log import DecisionLog, Write
+from tests.benchmarks.bench_exactly_once import session
+from tests.benchmarks.contest import FORGETFUL, Figure, in_turns, ratios, show
+
+ROWS = 2_000_000
+STORED = 1_000_000
+QUEUES = 64
+ONCE = {"delivery": "effectivelyOnce", "transactionalId": "bench"}
+
+
+class Job:
+    """Runs the driver's and the tasks' part of micro-batches in this process."""
+
+    def __init__(self, name_server: str, topic: str) -> None:
+        options = parse_sink_options({"nameServer": name_server, "topic": topic, **ONCE}, {})
+        connection = options.connection
+        self._instance = ClientInstance("bench", new_transport(connection, "bench"), connection)
+        self._instance.start()
+        # An instance without a producer closes after a while.
+        self._instance.register(options.producer_group)
+        self.brokers = Brokers(options, self._instance)
+        self._log = DecisionLog(topic, options.transaction_topic)
+        self._numbers = itertools.count()
+
+    def micro_batch(self, rows: int) -> float:
+        """Write a micro-batch; return the seconds of plans and end. Spark plans each micro-batch twice."""
+        write = Write(str(next(self._numbers)), "query")
+        began = time.perf_counter()
+        for _ in range(2):
+            plan = resume.plan(self.brokers, self._log, None)
+        planned = time.perf_counter()
+        recorder = Recorder("query", write.batch_id, 0)
+        batches = pa.table({"body": pa.array([b"x" * 100] * rows)}).to_batches(max_chunksize=10_000)
+
+        def send(*arguments: object, **delivery: object) -> None:
+            write_rows(self.brokers.options, self._instance, *arguments, **delivery)  # type: ignore[arg-type]
+
+        attempted = resume.Attempt(self.brokers, plan, write, 0).run(recorder, iter(batches), send)
+        sent = time.perf_counter()
+        assert attempted is not None
+        names = {queue.broker_name for queue in plan.floors[-1].by_queue}
+        resume.complete(self.brokers, self._log, plan, write, [attempted], names)
+        return planned - began + time.perf_counter() - sent
+
+    def read(self) -> float:
+        """Return the messages per second of the reading of one task."""
+        queues = dict.fromkeys(self.brokers.routes().find(str(self.brokers.options.topic)).queues, 0)
+        prefix = resume.row_id_prefix(self.brokers.options, Write("0", "query"), 0)
+        began = time.perf_counter()
+        stored = resume.read_stored(self.brokers, queues, prefix)
+        assert len(stored) == STORED
+        return STORED / (time.perf_counter() - began)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._instance.unregister(self.brokers.options.producer_group)
+        self._instance.close()
+
+
+def figures(rounds: int) -> Iterator[Figure]:
+    """Measure everything here."""
+    with LocalCluster(broker_properties=FORGETFUL) as cluster, Admin(cluster.name_server) as admin:
+        admin.create_topic("bench", 8)
+        spark = session()
+        rows = spark.range(0, ROWS, 1, 2).selectExpr("rpad(cast(id AS string), 100, '.') AS body")
+        deliveries = {"effectivelyOnce": ONCE, "atLeastOnce": {"rowId": "true"}, "plain": {}}
+
+        def rate(name: str) -> float:
+            options = {"nameServer": cluster.name_server, "topic": "bench", **deliveries[name]}
+            began = time.perf_counter()
+            rows.write.format("rocketmq").options(**options).mode("append").save()
+            return ROWS / (time.perf_counter() - began)
+
+        taken = in_turns(list(deliveries), rounds, rate)
+        spark.stop()
+        once = taken["effectivelyOnce"]
+        yield Figure("effectively-once writes, against rowId=true", ratios(once, taken["atLeastOnce"]), 0.95)
+        yield Figure("effectively-once writes, against plain rows", ratios(once, taken["plain"]))
+    with LocalCluster() as cluster, Admin(cluster.name_server) as admin:
+        admin.create_topic("stored", 8)
+        job = Job(cluster.name_server, "stored")
+        job.micro_batch(STORED)
+        speeds = [job.read() / 1000 for _ in range(rounds + 1)][1:]
+        job.close()
+        yield Figure("recovery of effectively-once writes, thousand messages/s read by a task", speeds, 300)
+        admin.create_topic("marks", QUEUES)
+        job = Job(cluster.name_server, "marks")
+        for _ in range(20):
+            job.micro_batch(1_000)
+        costs = [job.micro_batch(1_000) * 1000 for _ in range(10 * rounds)]
+        job.close()
+        yield Figure(f"ms for plans and end of an effectively-once micro-batch, {QUEUES} queues", costs, 30, True)
+
+
+if __name__ == "__main__":
+    show(figures, sys.argv[1:], 3)

@@ -1,0 +1,521 @@
+"""A schedule of effectively-once writes: drivers and tasks that crash, freeze and overlap, and the faults of brokers.
+
+Each driver and each task is a process with threads and connections of its own. The controller has the part of Spark: it
+starts a driver for each micro-batch, and another one after a failure or a freeze. The driver starts a task for each
+partition, and another one after a failure, or while the first one still runs. A task that was replaced ends within a
+second, which is shorter than the fence, except zombies. Its requests may arrive later.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import combinations
+from typing import ClassVar
+
+import pyarrow as pa
+
+from rocketmq_spark.arrow.batcher import ArrowBatcher
+from rocketmq_spark.arrow.joiner import JoiningBatcher
+from rocketmq_spark.errors import RocketMQError
+from rocketmq_spark.metrics import Measures, Recorder
+from rocketmq_spark.model.message import MessageQueue
+from rocketmq_spark.model.properties import UNIQ_KEY
+from rocketmq_spark.options.sink import EFFECTIVELY_ONCE, SinkOptions
+from rocketmq_spark.protocol.remoting.records import messages_in
+from rocketmq_spark.routing.client_instance import ClientInstance
+from rocketmq_spark.sink.routes import RouteFinder
+from rocketmq_spark.sink.settling_sender import Resumption, SettlingSender
+from rocketmq_spark.sink.task import row_batcher
+from rocketmq_spark.testing.fake_storage import BrokerSettings
+from rocketmq_spark.transactions import resume
+from rocketmq_spark.transactions.brokers import Brokers
+from rocketmq_spark.transactions.decision_log import DecisionLog, Write
+from rocketmq_spark.transactions.resume import Attempted, ResumePlan, ResumeReport
+from tests.simulation.client import RecordedTransport
+from tests.simulation.cluster import BasePlan, BaseRun, SimulatedCluster
+from tests.simulation.network import Conditions, Network
+from tests.simulation.schedule import KINDS_OF_SENDS, TOPIC, Adversary
+from tests.simulation.world import EPOCH, SimulatedRuntime, SimulationError, World
+
+ID = "job"
+QUERY = "query"
+_LOG = "decisions"
+FENCE = 2.0
+
+_EVENTS = (
+    *("pause", "restart", "partition", "name server partition", "break links"),
+    *("slow storage", "stale routes", "name server stopped", "power failure"),
+)
+# What happens to drivers and tasks. A zombie is a task that goes on for seconds after it was replaced.
+_FATES = ("driver crash", "driver freeze", "task crash", "task freeze", "second task", "zombie")
+KINDS = (*KINDS_OF_SENDS, *_EVENTS, *_FATES, "delayed", "broken", "refused")
+"""Everything that a seed can enable."""
+
+# The most attempts at a micro-batch, and at a task. The last ones come after the faults.
+_MOST_DRIVERS = 40
+_MOST_TASKS = 4
+_RESTART = 0.5
+
+
+@dataclass
+class EffectivelyOncePlan(BasePlan):
+    """Effectively-once writes: `tasks` micro-batches of `partitions` times `rows` rows, one after the other."""
+
+    partitions: int = 2
+
+    @classmethod
+    def of_seed(cls, seed: int) -> EffectivelyOncePlan:
+        """Draw a plan."""
+        rng = random.Random(f"effectively-once {seed}")
+        return cls(
+            seed,
+            tuple(kind for kind in KINDS if rng.random() < (0.5 if kind in _FATES else rng.choice((0.05, 0.2, 0.4)))),
+            brokers=rng.choice((1, 2, 2, 3)),
+            name_servers=rng.choice((1, 1, 2)),
+            queues=rng.choice((1, 2)),
+            tasks=rng.choice((1, 2, 3)),
+            rows=rng.choice((1, 7, 25)),
+            partitions=rng.choice((1, 1, 2)),
+            options={"ordered": rng.random() < 0.25, "send_msg_timeout": rng.choice((500, 1_000))},
+            horizon=rng.choice((3.0, 12.0)),
+        )
+
+
+@dataclass(eq=False)
+class Attempt:
+    """One attempt at a partition."""
+
+    write: Write
+    partition_id: int
+    number: int
+    # The connector's own object, once the task has connected.
+    own: resume.Attempt | None = None
+    # How the unique ids of its rows begin.
+    ids: str = ""
+    # When the first attempt to send each row ended, by its number.
+    first_ends: dict[int, float] = field(default_factory=dict)
+
+
+@dataclass
+class EffectivelyOnceHistory:
+    """What the controller saw."""
+
+    done: list[Write] = field(default_factory=list)
+    # Of each completed write: when its end began, and what it reported.
+    ends: dict[Write, tuple[float, ResumeReport]] = field(default_factory=dict)
+    attempts: list[Attempt] = field(default_factory=list)
+    recovered_rows: int = 0
+    drivers: int = 0
+
+
+@dataclass
+class EffectivelyOnceRun(BaseRun):
+    """Writes that were run."""
+
+    plan: EffectivelyOncePlan
+    history: EffectivelyOnceHistory
+    repeats: int = 0
+
+
+def run_effectively_once(plan: EffectivelyOncePlan) -> EffectivelyOnceRun:
+    """Run writes and check what consumers see; problems are texts."""
+    world = World(plan.seed, longest=7_200.0)
+    conditions = Conditions()
+    network = Network(world, conditions)
+
+    def settings() -> BrokerSettings:
+        return BrokerSettings(sync_flush=True, flush_time=0.001)
+
+    cluster = SimulatedCluster(network, plan.brokers, name_servers=plan.name_servers, settings=settings)
+    for topic, queues in ((TOPIC, plan.queues), (_LOG, 1)):
+        cluster.create_topic(topic, queues)
+    history = EffectivelyOnceHistory()
+    controller = _Controller(plan, world, network, cluster, history)
+    adversary = _EffectivelyOnceAdversary(world, cluster, network, plan, set(plan.faults))
+    adversary.start()
+    problems: list[str] = []
+    try:
+        world.run(world.start(controller.run, "controller", "controller"))
+    except SimulationError as exc:
+        problems.append(f"no end: {exc}")
+    except Exception as exc:
+        problems.append(f"{type(exc).__name__}: {exc}")
+    else:
+        problems += problems_of(plan, cluster, history)
+    finally:
+        world.close()
+    faults = adversary.counts + controller.counts + Counter(conditions.counts)
+    for broker in cluster.brokers():
+        faults += Counter({f"reply: {kind}": count for kind, count in broker.played.items()})
+    repeats = sum(1 for copies in _copies(cluster).values() if len(copies) > 1)
+    faults += Counter({"rows stored after the fence": repeats})
+    return EffectivelyOnceRun(world, cluster, faults, problems, plan, history, repeats)
+
+
+def problems_of(plan: EffectivelyOncePlan, cluster: SimulatedCluster, history: EffectivelyOnceHistory) -> list[str]:
+    """Return where consumers miss a row, or see one twice although no request was stored after the fence."""
+    problems = []
+    if len(history.done) < plan.tasks:
+        problems.append(f"{len(history.done)} of {plan.tasks} writes were completed")
+    copies = _copies(cluster)
+    for write in history.done:
+        expected = {(int(write.name), part, row) for part in range(plan.partitions) for row in range(plan.rows)}
+        missing = expected - copies.keys()
+        if missing:
+            problems.append(f"{write}: {len(missing)} rows are missing: {sorted(missing)[:3]}")
+    attempts = {attempt.ids: attempt for attempt in history.attempts if attempt.ids}
+    places = _places(cluster)
+    unreported: Counter[Write] = Counter()
+    for (number, part, row), found in copies.items():
+        write = Write(str(number), QUERY)
+        by_attempt = [(attempts[ids], at) for ids, at in found]
+        for (one, earlier), (other, later) in combinations(by_attempt, 2):
+            if not _is_excused(one, earlier, other, later, row, places):
+                problems.append(
+                    f"row {number}.{part}.{row} is visible twice, stored at {earlier:.3f} by attempt {one.number} and "
+                    f"at {later:.3f} by attempt {other.number}"
+                )
+        if write in history.ends:
+            began, _ = history.ends[write]
+            unreported[write] += max(0, sum(at < began for _, at in found) - 1)
+    for write, (_, report) in history.ends.items():
+        if unreported[write] > report.repeated_rows:
+            problems.append(f"{write}: {unreported[write]} rows were repeated, {report.repeated_rows} were reported")
+    if plan.options.get("ordered") and not any(len(found) > 1 for found in copies.values()):
+        problems += _inversions(cluster)
+    return problems
+
+
+def _is_excused(
+    one: Attempt, earlier: float, other: Attempt, later: float, row: int, places: Mapping[str, int]
+) -> bool:
+    """Return whether a request of the older attempt was stored after the fence of the newer one."""
+    if one is other:
+        return earlier > one.first_ends.get(row, 0.0) + FENCE
+    older, newer = sorted(((one, earlier), (other, later)), key=lambda pair: places[_id_of(pair[0])])
+    began = None if newer[0].own is None else newer[0].own.alone_since
+    # Without a time, it did not look for stored rows.
+    return began is not None and older[1] > began - EPOCH + FENCE
+
+
+def _id_of(attempt: Attempt) -> str:
+    return attempt.own.id if attempt.own is not None else ""
+
+
+def _places(cluster: SimulatedCluster) -> dict[str, int]:
+    """Return the place of each attempt's record in the log."""
+    places: dict[str, int] = {}
+    for message in cluster.stored(_LOG):
+        record = json.loads(message.body)
+        if record["kind"] == "begun":
+            places.setdefault(record["attempt"], len(places))
+    return places
+
+
+def _copies(cluster: SimulatedCluster) -> dict[tuple[int, int, int], list[tuple[str, float]]]:
+    """Return each stored row, with the ids of its attempts and the times of its copies, in the order of times."""
+    copies: defaultdict[tuple[int, int, int], list[tuple[str, float]]] = defaultdict(list)
+    for message in cluster.stored(TOPIC):
+        number, part, row = map(int, message.body.decode().split("."))
+        at = message.store_timestamp / 1000 - EPOCH
+        copies[number, part, row].append((message.properties[UNIQ_KEY][:20], at))
+    return {row: sorted(found, key=lambda copy: copy[1]) for row, found in copies.items()}
+
+
+def _inversions(cluster: SimulatedCluster) -> list[str]:
+    last: dict[tuple[str, int, str], tuple[int, int]] = {}
+    problems = []
+    for message in cluster.stored(TOPIC):
+        number, part, row = map(int, message.body.decode().split("."))
+        place = message.store_host, part, message.properties["__SHARDINGKEY"]
+        if (number, row) < last.get(place, (-1, -1)):
+            problems.append(f"key {place[2]} of partition {part}: row {number}.{row} comes after {last[place]}")
+        last[place] = number, row
+    return problems
+
+
+class _EffectivelyOnceAdversary(Adversary):
+    events: ClassVar[tuple[str, ...]] = _EVENTS
+
+
+class _Controller:
+    """Starts drivers until each write is complete, as Spark and the user do."""
+
+    def __init__(
+        self,
+        plan: EffectivelyOncePlan,
+        world: World,
+        network: Network,
+        cluster: SimulatedCluster,
+        history: EffectivelyOnceHistory,
+    ) -> None:
+        self.plan = plan
+        self.world = world
+        self.network = network
+        self.cluster = cluster
+        self.history = history
+        self.counts: Counter[str] = Counter()
+
+    @property
+    def fixed_queues(self) -> list[MessageQueue] | None:
+        """The queues of ordered writes."""
+        if not self.plan.options.get("ordered"):
+            return None
+        return [
+            MessageQueue(TOPIC, name, number) for name in self.cluster.masters for number in range(self.plan.queues)
+        ]
+
+    def run(self) -> None:
+        """Complete the writes in their order, and wait until late requests have arrived."""
+        for number in range(self.plan.tasks):
+            write = Write(str(number), QUERY)
+            for _ in range(_MOST_DRIVERS):
+                if self._attempt(write):
+                    self.history.done.append(write)
+                    # Spark may die before it has recorded the end, and runs the micro-batch again.
+                    if self.draw("driver crash", 0.3):
+                        continue
+                    break
+                self.world.wait([], _RESTART)
+        self.world.wait([], 60.0)
+
+    def _attempt(self, write: Write) -> bool:
+        self.history.drivers += 1
+        driver = _Driver(self, write, f"driver {self.history.drivers}")
+        self.world.start(driver.run, driver.process, driver.process)
+        if self.draw("driver crash", 0.5):
+            self.freeze_later(driver.process, float("inf"), "driver crash")
+        elif self.draw("driver freeze", 0.4):
+            self.freeze_later(driver.process, self.world.rng.choice((5.0, 20.0)), "driver freeze")
+        while not driver.ended and not self.world.is_dead(driver.process):
+            if self.world.is_frozen(driver.process):
+                # Its executors notice that it is gone. It may wake and start new tasks.
+                break
+            self.world.wait([], 0.1)
+        # The tasks of a dead driver end, too.
+        for process in driver.tasks:
+            self.world.call_later(self.world.rng.random(), lambda process=process: self.kill(process))  # type: ignore[misc]
+        return driver.completed
+
+    def kill(self, process: str) -> None:
+        """End a process without a trace in the counts."""
+        self.world.freeze(process, float("inf"))
+
+    def freeze_later(self, process: str, seconds: float, kind: str) -> None:
+        """Freeze a process, or end it, soon or in the middle of its work."""
+        rng = self.world.rng
+
+        def freeze() -> None:
+            self.counts[kind] += 1
+            self.world.note(f"{kind}: {process}")
+            self.world.freeze(process, seconds)
+
+        self.world.call_later(rng.random() * rng.choice((0.02, 0.06, 0.3, 5.0)), freeze)
+
+    def draw(self, kind: str, chance: float) -> bool:
+        """Return whether something happens now."""
+        return kind in self.plan.faults and self.world.now < self.plan.horizon and self.world.rng.random() < chance
+
+
+class _Process:
+    """The client of one process."""
+
+    def __init__(self, controller: _Controller, process: str) -> None:
+        self.controller, self.process = controller, process
+        world, network, plan = controller.world, controller.network, controller.plan
+        self.runtime = SimulatedRuntime(world, network.socket, network.socketpair)
+        self.rng = random.Random(world.rng.random())
+        self.options = SinkOptions.of(
+            name_server=tuple(controller.cluster.addresses),
+            client_ip="10.0.0.1",
+            topic=TOPIC,
+            delivery=EFFECTIVELY_ONCE,
+            transactional_id=ID,
+            transaction_topic=_LOG,
+            fence_ms=int(FENCE * 1000),
+            delivery_timeout_ms=10_000,
+            batch_bytes=1024,
+            heartbeat_broker_interval=3_000,
+            poll_name_server_interval=3_000,
+            **plan.options,
+        )
+        connection = self.options.connection
+        self.transport = RecordedTransport(
+            world, list(connection.name_server), random=self.rng, clock=self.runtime.clock, runtime=self.runtime
+        )
+        self.instance = ClientInstance(
+            f"10.0.0.1@{process}", self.transport, connection, clock=self.runtime.clock, runtime=self.runtime
+        )
+        self.brokers = Brokers(
+            self.options, self.instance, clock=self.runtime.clock, runtime=self.runtime, rng=self.rng
+        )
+        self.instance.start()
+
+
+class _Driver:
+    """One process that plans and completes a write, and starts its tasks."""
+
+    def __init__(self, controller: _Controller, write: Write, process: str) -> None:
+        self.process = process
+        self.completed = False
+        self.ended = False
+        self.tasks: list[str] = []
+        self._controller = controller
+        self._write = write
+
+    def run(self) -> None:
+        """Complete the write, or end with an error."""
+        world = self._controller.world
+        try:
+            self._complete()
+            self.completed = True
+        except RocketMQError as exc:
+            world.note(f"{self.process}: {type(exc).__name__}: {exc}")
+        finally:
+            self.ended = True
+
+    def _complete(self) -> None:
+        own, world, write = _Process(self._controller, self.process), self._controller.world, self._write
+        log = DecisionLog(ID, _LOG)
+        try:
+            plan = resume.plan(own.brokers, log, None, self._controller.fixed_queues)
+            running = [_Partition(self, plan, part) for part in range(self._controller.plan.partitions)]
+            while not all(part.done for part in running):
+                for part in running:
+                    part.look()
+                world.wait([], 0.05)
+            began = world.now
+            done = [part.done for part in running]
+            names = set().union(*(part.broker_names for part in running))
+            report = resume.complete(own.brokers, log, plan, write, [one for one in done if one], names)
+            self._controller.history.ends[write] = began, report
+            world.note(f"{self.process}: {write}: {report}")
+        finally:
+            own.instance.close()
+
+
+class _Partition:
+    """Starts tasks of one partition until one succeeds."""
+
+    def __init__(self, driver: _Driver, plan: ResumePlan, partition_id: int) -> None:
+        self.done: Attempted | None = None
+        self.broker_names: set[str] = set()
+        self._driver = driver
+        self._plan = plan
+        self._id = partition_id
+        self._tasks: list[_Task] = []
+        self._failures = 0
+
+    def look(self) -> None:
+        """Start a task if none runs, or although one still runs; raise after too many failures."""
+        controller, task = self._driver._controller, self._tasks[-1] if self._tasks else None
+        if task is not None and task.done is not None:
+            self.done, self.broker_names = task.done, task.broker_names
+            return
+        if task is None or task.error is not None or controller.world.is_dead(task.process):
+            self._failures += 1
+            if self._failures > _MOST_TASKS:
+                raise RocketMQError(f"partition {self._id} has failed {_MOST_TASKS} times: {task and task.error}")
+            self._start()
+        elif len(self._tasks) < _MOST_TASKS and controller.draw("second task", 0.02):
+            controller.counts["second task"] += 1
+            process = task.process
+            self._start()
+            longest = 8.0 if controller.draw("zombie", 0.5) else 1.0
+            controller.counts["zombie"] += longest > 1.0
+            controller.world.call_later(longest * controller.world.rng.random(), lambda: controller.kill(process))
+
+    def _start(self) -> None:
+        controller, driver = self._driver._controller, self._driver
+        process = f"{driver.process} task {self._id}.{len(self._tasks)}"
+        task = _Task(controller, self._plan, driver._write, self._id, process)
+        self._tasks.append(task)
+        driver.tasks.append(process)
+        controller.world.start(task.run, process, process)
+        if controller.draw("task crash", 0.4):
+            controller.freeze_later(process, float("inf"), "task crash")
+        if controller.draw("task freeze", 0.3):
+            controller.freeze_later(process, controller.world.rng.choice((0.5, 3.0)), "task freeze")
+
+
+class _Task:
+    """One attempt at a partition, in a process of its own."""
+
+    def __init__(
+        self, controller: _Controller, plan: ResumePlan, write: Write, partition_id: int, process: str
+    ) -> None:
+        self.process = process
+        self.done: Attempted | None = None
+        self.error: RocketMQError | None = None
+        self.broker_names: set[str] = set()
+        self._controller = controller
+        self._plan = plan
+        self._write = write
+        history = controller.history
+        self._attempt = Attempt(write, partition_id, len(history.attempts))
+        history.attempts.append(self._attempt)
+
+    def run(self) -> None:
+        """Send the rows that are missing, or end with an error."""
+        own = _Process(self._controller, self.process)
+        recorder = Recorder(QUERY, self._write.batch_id, self._attempt.partition_id, epoch_offset=EPOCH)
+
+        def send(recorder: Recorder, rows: Iterator[pa.RecordBatch], write_id: str, resumption: Resumption) -> None:
+            self._send(own, recorder, rows, write_id, resumption)
+
+        own.instance.register(own.options.producer_group)
+        try:
+            self._attempt.own = resume.Attempt(own.brokers, self._plan, self._write, self._attempt.partition_id)
+            done = self._attempt.own.run(recorder, self._rows(own), send)
+            measures = Measures.unpack(recorder.snapshot().packed)
+            self.broker_names = set(measures.brokers)
+            self._controller.history.recovered_rows += measures.recovered_rows()[0]
+            self.done = done
+        except RocketMQError as exc:
+            self._controller.world.note(f"{self.process}: {type(exc).__name__}: {exc}")
+            self.error = exc
+        finally:
+            self._note_sends(own)
+            own.instance.close()
+
+    def _send(
+        self, own: _Process, recorder: Recorder, rows: Iterator[pa.RecordBatch], write_id: str, resumption: Resumption
+    ) -> None:
+        queues = self._controller.fixed_queues
+        routes = RouteFinder(
+            own.options,
+            own.instance,
+            clock=own.runtime.clock,
+            runtime=own.runtime,
+            rng=own.rng,
+            fixed_queues=queues,
+            broker_names=resumption.broker_names,
+        )
+        batcher = row_batcher(routes, recorder, write_id, None, "", resumption.stored)
+        assert isinstance(batcher, ArrowBatcher)
+        # The look-up of topic settings uses threads of its own.
+        batcher.check_keys = None
+        self._attempt.ids = batcher.unique_ids.prefix.hex().upper()[:20]
+        SettlingSender(routes, recorder, resumption=resumption).write(rows, JoiningBatcher(batcher, TOPIC))
+        if resumption.stored is not None:
+            resumption.stored.check_end(batcher.rows_read, recorder.partition_id)
+
+    def _rows(self, own: _Process) -> Iterator[pa.RecordBatch]:
+        rows, place = self._controller.plan.rows, f"{self._write.name}.{self._attempt.partition_id}"
+        for start in range(0, rows, 10):
+            if start and own.rng.random() < 0.3:
+                own.runtime.sleep(0.2)
+            numbers = range(start, min(start + 10, rows))
+            bodies = pa.array([f"{place}.{row}".encode() for row in numbers], pa.binary())
+            yield pa.record_batch({"body": bodies, "shardingKey": pa.array([f"key-{row % 5}" for row in numbers])})
+
+    def _note_sends(self, own: _Process) -> None:
+        for sent in own.transport.attempts:
+            if sent.batch.topic == TOPIC:
+                for message in messages_in(sent.batch):
+                    row = int(message.body.decode().split(".")[2])
+                    self._attempt.first_ends.setdefault(row, sent.ended)

@@ -1,0 +1,168 @@
+"""`delivery=effectivelyOnce` on real brokers: failed writes that are repeated, streams, and `foreachBatch`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from rocketmq_spark import Producer
+from rocketmq_spark.errors import InputChangedError
+from rocketmq_spark.spark.report import Metrics
+from tests.support.cluster import SharedCluster
+
+pytestmark = [pytest.mark.spark, pytest.mark.integration]
+
+PARTITION = 20_000
+ROWS = [f"row-{number}" for number in range(3 * PARTITION)]
+
+
+@pytest.fixture(autouse=True)
+def queues(make_topic: Callable[..., str]) -> None:
+    make_topic("NORMAL")
+
+
+@pytest.fixture
+def once(topic: str) -> dict[str, str]:
+    return {"delivery": "effectivelyOnce", "transactionalId": f"job-{topic}", "fenceMs": "100", "batchBytes": "4096"}
+
+
+@pytest.fixture
+def visible(load: Callable[..., DataFrame]) -> Callable[[], Counter[str]]:
+    """Return the rows that consumers see, with the number of their copies."""
+    return lambda: Counter(bytes(row.body).decode() for row in load().select("body").collect())
+
+
+def rows(spark: SparkSession, *, broken: bool) -> DataFrame:
+    """Return the rows in three partitions. If `broken`, the last row of each has a tag that no broker takes."""
+    last = f"{int(broken)} = 1 and id % {PARTITION} = {PARTITION - 1}"
+    return spark.range(0, len(ROWS), 1, 3).selectExpr("concat('row-', id) as body", f"if({last}, 'a|b', 'a') as tags")
+
+
+def test_a_failed_write_is_continued(
+    spark: SparkSession,
+    save: Callable[..., None],
+    once: dict[str, str],
+    metrics: Metrics,
+    visible: Callable[[], Counter[str]],
+) -> None:
+    for _ in range(2):
+        with pytest.raises(PySparkException, match="tags"):
+            save(rows(spark, broken=True), writeId="monday", **once)
+    save(rows(spark, broken=False), writeId="monday", **once)
+    assert visible() == Counter(ROWS)
+    assert metrics.recovered_rows()["recovered"] > 0
+    # The write is complete, so it is not read again.
+    save(rows(spark, broken=False), writeId="monday", **once)
+    save(rows(spark, broken=False), writeId="tuesday", **once)
+    assert visible() == Counter(ROWS * 2)
+
+
+def test_changed_input_fails_with_the_row(spark: SparkSession, save: Callable[..., None], once: dict[str, str]) -> None:
+    with pytest.raises(PySparkException, match="tags"):
+        save(rows(spark, broken=True), writeId="monday", **once)
+    changed = rows(spark, broken=False).selectExpr("upper(body) as body", "tags")
+    with pytest.raises(PySparkException, match=r"row \d+ of partition \d: an earlier attempt"):
+        save(changed, writeId="monday", **once)
+
+
+def files(folder: Path, number: int) -> None:
+    (folder / "in").mkdir(exist_ok=True)
+    (folder / "in" / f"{number}.txt").write_text("\n".join(ROWS[number * 500 : number * 500 + 500]))
+
+
+def test_a_repeated_micro_batch_is_stored_once(
+    spark: SparkSession,
+    cluster: SharedCluster,
+    topic: str,
+    once: dict[str, str],
+    metrics: Metrics,
+    visible: Callable[[], Counter[str]],
+    tmp_path: Path,
+) -> None:
+    def stream() -> None:
+        query = (
+            spark.readStream.schema("body string").option("maxFilesPerTrigger", 1).text(str(tmp_path / "in"))
+            .writeStream.format("rocketmq")
+            .options(nameServer=cluster.name_server, checkpointLocation=str(tmp_path / "checkpoint"), **once)
+            .trigger(availableNow=True)
+            .start(topic)
+        )  # fmt: skip
+        query.awaitTermination(180)
+
+    for number in range(4):
+        files(tmp_path, number)
+        if number % 2:
+            stream()
+    assert metrics.recovered_rows()["recovered"] == 0
+    # Spark repeats the last micro-batch if it was not noted as complete.
+    for name in (tmp_path / "checkpoint" / "commits").glob("*3*"):
+        name.unlink()
+    stream()
+    assert visible() == Counter(ROWS[:2_000])
+    assert metrics.recovered_rows() == {"recovered": 500, "repeated": 0}
+
+
+def test_foreach_batch_has_the_identity_of_the_micro_batch(
+    spark: SparkSession,
+    cluster: SharedCluster,
+    topic: str,
+    once: dict[str, str],
+    save: Callable[..., None],
+    visible: Callable[[], Counter[str]],
+    tmp_path: Path,
+) -> None:
+    failures = [0, 2]
+
+    def write(frame: DataFrame, batch_id: int) -> None:
+        save(frame, **once)
+        if batch_id in failures:
+            failures.remove(batch_id)
+            raise ValueError("the function failed after the write")
+
+    def stream() -> None:
+        query = (
+            spark.readStream.schema("body string").option("maxFilesPerTrigger", 1).text(str(tmp_path / "in"))
+            .writeStream.foreachBatch(write)
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(availableNow=True)
+            .start()
+        )  # fmt: skip
+        query.awaitTermination(180)
+
+    for number in range(3):
+        files(tmp_path, number)
+    for _ in range(2):
+        with pytest.raises(PySparkException, match="the function failed"):
+            stream()
+    stream()
+    assert visible() == Counter(ROWS[:1_500])
+
+
+def test_send_arrow_continues_a_write(
+    cluster: SharedCluster, topic: str, once: dict[str, str], visible: Callable[[], Counter[str]], metrics: Metrics
+) -> None:
+    table = pa.table({"body": pa.array([row.encode() for row in ROWS])})
+
+    def dying() -> Iterator[pa.RecordBatch]:
+        yield from table.slice(0, 20_000).to_batches()
+        raise ValueError("broken input")
+
+    with Producer("effectively-once", name_server=cluster.name_server) as producer:
+        options: dict[str, Any] = {**once, "writeId": "monday"}
+        with pytest.raises(ValueError, match="broken input"):
+            producer.send_arrow(dying(), topic=topic, **options)
+        summary = producer.send_arrow(table, topic=topic, **options)
+        assert summary.recovered_rows()["recovered"] > 0
+        assert visible() == Counter(ROWS)
+        with pytest.raises(ValueError, match="broken input"):
+            producer.send_arrow(dying(), topic=topic, **{**options, "writeId": "tuesday"})
+        changed = table.set_column(0, "body", pa.array([b"other"] * len(ROWS)))
+        with pytest.raises(InputChangedError, match="row 0 of partition 0"):
+            producer.send_arrow(changed, topic=topic, **{**options, "writeId": "tuesday"})

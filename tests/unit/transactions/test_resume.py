@@ -1,0 +1,252 @@
+"""Writes with ``delivery=effectivelyOnce``: attempts after faults send what is missing, on a fake cluster."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from functools import partial
+
+import pyarrow as pa
+import pytest
+
+from rocketmq_spark.errors import (
+    DataLossError,
+    DeliveryError,
+    InputChangedError,
+    MQBrokerException,
+    OptionError,
+)
+from rocketmq_spark.metrics import Recorder, WriteSummary, merge_into
+from rocketmq_spark.model.message import Message, SendStatus
+from rocketmq_spark.protocol.remoting.codes import RequestCode, ResponseCode
+from rocketmq_spark.protocol.remoting.command import RemotingCommand
+from rocketmq_spark.protocol.remoting.records import encode_single
+from rocketmq_spark.sink.task import write_rows
+from rocketmq_spark.testing import FakeCluster
+from rocketmq_spark.testing.scripted_broker import Reply
+from rocketmq_spark.transactions import plan as plans
+from rocketmq_spark.transactions import resume
+from rocketmq_spark.transactions.decision_log import Write
+from rocketmq_spark.transactions.resume import Attempted, ResumePlan
+from tests.support.two_phase import TOPIC, Driver, MovedClock, driver, visible
+
+WRITE = Write("write-1")
+ROWS = [f"row-{number}" for number in range(400)]
+BATCH = 20
+
+
+@pytest.fixture(autouse=True)
+def new_process() -> Iterator[None]:
+    yield
+    plans._logs.clear()
+
+
+@pytest.fixture
+def job(cluster: FakeCluster, clock: MovedClock) -> Iterator[Driver]:
+    options = {"delivery": "effectivelyOnce", "batchBytes": "1024", "fenceMs": "0", "sendMsgTimeout": "500"}
+    with driver(cluster, clock, **options) as own:
+        yield own
+
+
+class Killed(Exception):
+    """The end of a task in the middle of its rows."""
+
+
+def batches(rows: Iterable[str], dies_after: int | None = None) -> Iterator[pa.RecordBatch]:
+    rows = list(rows)
+    for start in range(0, len(rows), BATCH):
+        if dies_after is not None and start >= dies_after:
+            raise Killed
+        bodies = [row.encode() for row in rows[start : start + BATCH]]
+        yield pa.record_batch({"body": pa.array(bodies, pa.binary()), "keys": pa.array(map(str, range(len(bodies))))})
+
+
+def run_task(
+    job: Driver,
+    plan: ResumePlan,
+    write: Write,
+    partition_id: int = 0,
+    rows: Iterable[str] = ROWS,
+    dies_after: int | None = None,
+    told: WriteSummary | None = None,
+) -> Attempted | None:
+    """Run one attempt at a partition."""
+    recorder = Recorder(write.query or write.name, write.batch_id, partition_id)
+    send = partial(_send, job)
+    attempt = resume.Attempt(job.brokers, plan, write, partition_id)
+    done = attempt.run(recorder, batches(rows, dies_after), send)
+    if told is not None:
+        merge_into(told, recorder.snapshot())
+    return done
+
+
+def _send(job: Driver, recorder: Recorder, rows: Iterator[pa.RecordBatch], **delivery: object) -> None:
+    write_rows(job.options, job.instance, recorder, rows, servers_reached=True, **delivery)  # type: ignore[arg-type]
+
+
+def new_plan(job: Driver, write: Write | None = WRITE) -> ResumePlan:
+    """Plan as a new driver process does."""
+    plans._logs.clear()
+    return resume.plan(job.brokers, plans.log_of(job.options), write)
+
+
+def complete(job: Driver, plan: ResumePlan, write: Write, *done: Attempted | None) -> resume.ResumeReport:
+    attempts = [one for one in done if one is not None]
+    return resume.complete(job.brokers, plans.log_of(job.options), plan, write, attempts, names(job))
+
+
+def names(job: Driver) -> set[str]:
+    return {queue.broker_name for queue in job.queues}
+
+
+def test_a_write_without_faults_reads_nothing(cluster: FakeCluster, job: Driver) -> None:
+    plan = new_plan(job)
+    done = run_task(job, plan, WRITE)
+    assert done == Attempted(0, begun=True, recovered=False)
+    assert complete(job, plan, WRITE, done).repeated_rows == 0
+    assert visible(cluster) == Counter(ROWS)
+
+
+@pytest.mark.parametrize("dies_after", [0, BATCH, 10 * BATCH, 19 * BATCH])
+def test_a_later_attempt_sends_the_missing_rows(cluster: FakeCluster, job: Driver, dies_after: int) -> None:
+    plan, told = new_plan(job), WriteSummary()
+    with pytest.raises(Killed):
+        run_task(job, plan, WRITE, dies_after=dies_after)
+    stored = sum(visible(cluster).values())
+    done = run_task(job, plan, WRITE, told=told)
+    assert done == Attempted(0, begun=True, recovered=dies_after > 0)
+    assert visible(cluster) == Counter(ROWS)
+    # Requests of the dead attempt may have arrived later.
+    assert told.recovered_rows()["recovered"] >= stored
+    assert told.recovered_rows()["repeated"] == 0
+    assert complete(job, plan, WRITE, done).repeated_rows == 0
+
+
+def test_a_new_driver_continues_a_batch_write(cluster: FakeCluster, job: Driver) -> None:
+    plan = new_plan(job)
+    with pytest.raises(Killed):
+        run_task(job, plan, WRITE, dies_after=100)
+    again = new_plan(job)
+    done = [run_task(job, again, WRITE), run_task(job, again, WRITE, 1, ["other"])]
+    complete(job, again, WRITE, *done)
+    assert visible(cluster) == Counter([*ROWS, "other"])
+    later = new_plan(job)
+    assert later.done
+    assert run_task(job, later, WRITE) is None
+    assert visible(cluster) == Counter([*ROWS, "other"])
+
+
+def test_micro_batches_are_continued_by_new_drivers(cluster: FakeCluster, job: Driver) -> None:
+    for number in range(4):
+        write, rows = Write(str(number), "query"), [f"{number}-{row}" for row in ROWS]
+        with pytest.raises(Killed):
+            run_task(job, new_plan(job, None), write, rows=rows, dies_after=60 * number + BATCH)
+        plan = new_plan(job, None)
+        complete(job, plan, write, run_task(job, plan, write, rows=rows))
+        # Spark has not recorded the micro-batch, and runs it again.
+        plan = new_plan(job, None)
+        assert plan.newest == write
+        complete(job, plan, write, run_task(job, plan, write, rows=rows))
+    assert visible(cluster) == Counter(f"{number}-{row}" for number in range(4) for row in ROWS)
+
+
+def test_changed_rows_fail_with_the_number_of_the_row(job: Driver) -> None:
+    plan = new_plan(job)
+    run_task(job, plan, WRITE)
+    changed = [*ROWS[:30], "another row", *ROWS[31:]]
+    with pytest.raises(InputChangedError, match=r"row 30 of partition 0: an earlier attempt .* stored another row"):
+        run_task(job, plan, WRITE, rows=changed)
+
+
+def test_a_partition_with_fewer_rows_fails(job: Driver) -> None:
+    plan = new_plan(job)
+    run_task(job, plan, WRITE)
+    with pytest.raises(InputChangedError, match="stored row 399, and the partition has 40 rows now"):
+        run_task(job, plan, WRITE, rows=ROWS[:40])
+
+
+def test_a_partition_that_is_gone_fails(job: Driver) -> None:
+    run_task(job, new_plan(job), WRITE, 3)
+    plan = new_plan(job)
+    with pytest.raises(InputChangedError, match="rows of partition 3, and now the write has no rows there"):
+        run_task(job, plan, WRITE, 3, [])
+    with pytest.raises(InputChangedError, match="rows of partition 3, and now the write has no rows there"):
+        complete(job, plan, WRITE, run_task(job, plan, WRITE))
+
+
+@pytest.mark.parametrize("closes", [False, True])
+@pytest.mark.parametrize("stores", [False, True])
+def test_an_unknown_outcome_is_settled_before_the_retry(
+    cluster: FakeCluster, job: Driver, stores: bool, closes: bool
+) -> None:
+    plan = new_plan(job)
+    for broker in cluster.brokers.values():
+        broker.play(Reply(stored=stores, closes=closes, silent=not closes), times=2)
+    done = run_task(job, plan, WRITE)
+    assert visible(cluster) == Counter(ROWS)
+    assert done == Attempted(0, begun=True, recovered=True)
+    assert complete(job, plan, WRITE, done).repeated_rows == 0
+
+
+def test_a_row_that_is_not_replicated_is_not_sent_again(cluster: FakeCluster, job: Driver) -> None:
+    plan = new_plan(job)
+
+    def unsafe(request: RemotingCommand) -> Reply | None:
+        rows = request.ext_fields["b"] == TOPIC
+        return Reply(SendStatus.FLUSH_SLAVE_TIMEOUT) if rows else None
+
+    for broker in cluster.brokers.values():
+        broker.play(unsafe, times=6)
+    run_task(job, plan, WRITE)
+    assert visible(cluster) == Counter(ROWS)
+
+
+def test_a_request_that_is_stored_after_the_fence_is_reported(cluster: FakeCluster, job: Driver) -> None:
+    plan = new_plan(job)
+    with pytest.raises(Killed):
+        run_task(job, plan, WRITE, dies_after=100)
+    late = visible(cluster)
+    done = run_task(job, plan, WRITE)
+    for message in [one for one in cluster.messages(TOPIC) if one.body.decode() in late][:7]:
+        queue = job.queues[0]
+        properties = {name: text for name, text in message.properties.items() if name in ("SPARK_ROW_ID", "KEYS")}
+        batch = encode_single(Message(TOPIC, message.body, 0, properties))
+        job.brokers.send_records([(batch, queue)], lambda *_: None)
+    assert complete(job, plan, WRITE, done).repeated_rows == 7
+
+
+def test_tasks_fail_if_the_log_does_not_continue(job: Driver) -> None:
+    plan = new_plan(job, None)
+    with pytest.raises(OptionError, match="has no record of transactionalId"):
+        run_task(job, plan, Write("5", "query"))
+
+
+def test_expired_floors_are_an_error(job: Driver) -> None:
+    plan = new_plan(job, None)
+    write = Write("0", "query")
+    complete(job, plan, write, run_task(job, plan, write))
+    plan = new_plan(job, None)
+    plan = replace(plan, floors=plan.floors[1:])
+    with pytest.raises(DataLossError, match="have expired"):
+        run_task(job, plan, write)
+
+
+def test_a_frozen_driver_is_refused_after_a_later_micro_batch(job: Driver) -> None:
+    old = new_plan(job, None)
+    for number in range(2):
+        plan, write = new_plan(job, None), Write(str(number), "query")
+        complete(job, plan, write, run_task(job, plan, write))
+    plans._logs.clear()
+    with pytest.raises(DeliveryError, match="another driver of the same query"):
+        run_task(job, old, Write("0", "query"))
+
+
+def test_a_missing_right_fails_the_plan(cluster: FakeCluster, job: Driver) -> None:
+    def refuse(request: RemotingCommand) -> Reply | None:
+        return Reply.code(ResponseCode.NO_PERMISSION) if request.ext_fields["topic"] == TOPIC else None
+
+    for broker in cluster.brokers.values():
+        broker.play(refuse, code=RequestCode.PULL_MESSAGE, times=10)
+    with pytest.raises(MQBrokerException, match="16"):
+        new_plan(job)
