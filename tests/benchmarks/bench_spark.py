@@ -143,7 +143,7 @@ def writes(parquet: Path, rounds: int, millions: int) -> Iterator[Figure]:
             "kafka": stack.enter_context(sink("kafka", kafka.address, "bench", parquet, jars)),
             "nothing": stack.enter_context(sink("nothing", "", "", parquet)),
         }
-        brokers = {name: plain.brokers[0].pid for name in sinks}
+        brokers = dict.fromkeys(sinks, plain.brokers[0].pid)
         brokers |= {"unindexed": unindexed.brokers[0].pid, "inner": inner.brokers[0].pid, "kafka": kafka.pid}
 
         def measure(name: str) -> dict[str, Any]:
