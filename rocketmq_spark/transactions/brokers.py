@@ -211,7 +211,7 @@ class Brokers:
                     f"{outcome.min_offset} to {outcome.max_offset}"
                 )
             if outcome.status is PullStatus.FOUND:
-                yield Pulled(queue, start, end, outcome.body)
+                yield Pulled(queue, start, min(end, max(outcome.next_begin_offset, start)), outcome.body)
             if outcome.next_begin_offset > start:
                 start, waits = outcome.next_begin_offset, 0
                 continue

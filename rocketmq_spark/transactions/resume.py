@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias, TypeVar
 
@@ -21,6 +21,8 @@ from rocketmq_spark.arrow.stored_rows import StoredRows, places_of
 from rocketmq_spark.errors import DataLossError, InputChangedError
 from rocketmq_spark.metrics import Measures, Recorder
 from rocketmq_spark.model.message import MessageQueue
+from rocketmq_spark.model.message_ext import Pulled
+from rocketmq_spark.options.kinds import MIB
 from rocketmq_spark.options.sink import SinkOptions
 from rocketmq_spark.protocol.remoting.unwrap import Unreadable
 from rocketmq_spark.routing.client_instance import ClientInstance
@@ -35,6 +37,8 @@ logger = logging.getLogger("rocketmq_spark.producer")
 
 # After a broker has answered, it may store requests that it received before this much later, seconds.
 _BARRIER_WAIT: Final = 1.0
+# Bytes of the answers that are decoded together.
+_DECODED_AT_ONCE: Final = 2 * MIB
 _SCHEMA: Final = pa.schema([pa.field(ROW_IDS, pa.string())])
 
 
@@ -355,14 +359,31 @@ def _read(
 
     def scan(queue: MessageQueue) -> list[T]:
         start = floors[queue] or brokers.min_offset(queue)
-        return [
-            take(batch.column(0), prefix)
+        found = (
+            pulled
             for pulled in brokers.pulls(queue, start, ends[queue], complete=True)
             if wanted in bytes(pulled.body)
-            for batch in batches_of([pulled], _SCHEMA, None, _leave_out)
+        )
+        return [
+            take(batch.column(0), prefix)
+            for pulls in _grouped(found)
+            for batch in batches_of(pulls, _SCHEMA, None, _leave_out)
         ]
 
     return list(itertools.chain.from_iterable(brokers.ask_all(floors, scan).values()))
+
+
+def _grouped(pulls: Iterable[Pulled]) -> Iterator[list[Pulled]]:
+    """Yield pulls in groups: decoding has a fixed cost."""
+    group, nbytes = [], 0
+    for pulled in pulls:
+        group.append(pulled)
+        nbytes += len(pulled.body)
+        if nbytes >= _DECODED_AT_ONCE:
+            yield group
+            group, nbytes = [], 0
+    if group:
+        yield group
 
 
 def _leave_out(_: Unreadable) -> bool:
