@@ -107,7 +107,7 @@ def plan(
         brokers.check_readable(info.queues[0])
     state = None if write is None else log.writes.get(write)
     done = state is not None and state.done
-    if not done and (not log.floors if write is None else log.floors_of(write) is None or state is None):
+    if not log.floors if write is None else state is None:
         floors = {} if info.template else brokers.max_offsets(info.queues)
         claim = None
         if not (log.writes or log.floors):
@@ -115,8 +115,9 @@ def plan(
         log.append_floors(brokers, write, floors, claim)
     known = tuple(log.floors)
     if write is not None:
-        own = log.floors_of(write)
-        known = () if own is None else (own,)
+        # Floors after other writes may be too high. So a write whose own floors have expired has none.
+        state = log.writes[write]
+        known = () if state.floors is None else (Floors(None, state.floors, state.since),)
     assert log.home is not None
     begun = {
         other: {part: frozenset().union(*attempts.values()) for part, attempts in state.begun.items()}
@@ -360,9 +361,7 @@ def _read(
     def scan(queue: MessageQueue) -> list[T]:
         start = floors[queue] or brokers.min_offset(queue)
         found = (
-            pulled
-            for pulled in brokers.pulls(queue, start, ends[queue], complete=True)
-            if wanted in bytes(pulled.body)
+            pulled for pulled in brokers.pulls(queue, start, ends[queue], complete=True) if wanted in bytes(pulled.body)
         )
         return [
             take(batch.column(0), prefix)

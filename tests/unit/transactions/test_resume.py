@@ -232,6 +232,21 @@ def test_expired_floors_are_an_error(job: Driver) -> None:
         run_task(job, plan, write)
 
 
+def test_a_write_whose_own_floors_have_expired_is_refused(job: Driver) -> None:
+    plan = new_plan(job)
+    with pytest.raises(Killed):
+        run_task(job, plan, WRITE, dies_after=100)
+    other = new_plan(job, Write("write-2"))
+    complete(job, other, Write("write-2"), run_task(job, other, Write("write-2"), rows=["other"]))
+    plans._logs.clear()
+    log = plans.log_of(job.options)
+    log.open(job.brokers, everything=True)
+    log.writes[WRITE].floors = None
+    plan = resume.plan(job.brokers, log, WRITE)
+    with pytest.raises(DataLossError, match="have expired"):
+        run_task(job, plan, WRITE)
+
+
 def test_a_frozen_driver_is_refused_after_a_later_micro_batch(job: Driver) -> None:
     old = new_plan(job, None)
     for number in range(2):
