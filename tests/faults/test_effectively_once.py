@@ -22,14 +22,14 @@ OPTIONS = {"delivery": "effectivelyOnce", "fenceMs": "2000"}
 
 
 def run(
-    cluster: LocalCluster, topic: str, folder: Path, java: Java, *, batch: bool, seed: int
+    cluster: LocalCluster, topic: str, folder: Path, java: Java, *, batch: bool, seed: int, kills: int
 ) -> tuple[Chaos, Account]:
-    """Write at least four times 50,000 rows while processes are killed, and return what consumers see."""
+    """Write at least `kills` times 50,000 rows while processes are killed, and return what consumers see."""
     folder.mkdir()
     writes.make_topic(cluster, topic, queues=4)
     with closing(Job(cluster, topic, folder, rows=50_000, batch=batch, **OPTIONS)) as job:
         chaos = Chaos(job, seed, kills=True)
-        chaos.run(4, 4)
+        chaos.run(kills, kills)
         return chaos, job.account(java)
 
 
@@ -54,7 +54,13 @@ def test_every_row_is_stored_once_although_processes_are_killed(
     faults, rows, recoveries = Counter[str](), 0, 0
     for number in range(runs):
         chaos, account = run(
-            two_brokers, f"{topic}-{number}", tmp_path / str(number), java, batch=batch, seed=seed + number
+            two_brokers,
+            f"{topic}-{number}",
+            tmp_path / str(number),
+            java,
+            batch=batch,
+            seed=seed + number,
+            kills=4 if runs > 1 else 2,
         )
         faults += chaos.faults
         rows += account.rows
