@@ -298,7 +298,9 @@ class DecisionLog:
             "since": self.position if before is None else before.offset,
             "floors": _to_json(floors),
         }
-        self._append(brokers, record)
+        # It is readable only after the broker has built the queues of all rows before it, which takes seconds after a
+        # large write. A plan that does not see it uses older floors.
+        self._send(brokers, [(self._message(self._tag, json.dumps(record).encode()), self._require_home())])
 
     def is_decided(self, write: Write) -> bool:
         """Return whether a driver has decided or completed a write."""
