@@ -253,6 +253,8 @@ def complete(
     if recovered:
         assert state is not None
         sent_to = frozenset().union(*(names for part in recovered for names in state.begun[part].values()))
+        # All rows are readable then.
+        pass_fence(brokers, log, write, sent_to, 0.0)
         floors = queues_of(brokers, sent_to, {} if known is None else known.by_queue)
         repeated = count_repeats(brokers, floors, f"{row_id_name(options, write)}/{write.batch_id}/", recovered)
         if repeated:

@@ -25,7 +25,7 @@ from rocketmq_spark.transactions import resume
 from rocketmq_spark.transactions.brokers import Brokers
 from rocketmq_spark.transactions.decision_log import DecisionLog, Write
 from tests.benchmarks.bench_exactly_once import session
-from tests.benchmarks.contest import FORGETFUL, Figure, in_turns, ratios, show
+from tests.benchmarks.contest import FORGETFUL, Figure, await_rest, in_turns, ratios, show
 
 ROWS = 2_000_000
 STORED = 1_000_000
@@ -105,6 +105,7 @@ def figures(rounds: int) -> Iterator[Figure]:
         admin.create_topic("stored", 8)
         job = Job(cluster.name_server, "stored")
         job.micro_batch(STORED)
+        await_rest(cluster)
         speeds = [job.read() / 1000 for _ in range(rounds + 1)][1:]
         job.close()
         yield Figure("recovery of effectively-once writes, thousand messages/s read by a task", speeds, 300)
