@@ -50,9 +50,7 @@ class StoredRows:
     @classmethod
     def of_ids(cls, ids: pa.StringArray, place: str) -> StoredRows:
         """Return the rows whose ids begin with the `place` of a partition; other ids may be null or malformed."""
-        own = ids.filter(pc.starts_with(ids, place))
-        ends = pc.utf8_slice_codeunits(own, len(place))
-        ends = ends.filter(pc.match_substring_regex(ends, _NUMBER_AND_HASH))
+        ends = _after(place, ids, _NUMBER_AND_HASH)
         numbers = to_numpy(pc.utf8_slice_codeunits(ends, 0, -_DIGITS - 1).cast(pa.int64()))
         column = byte_cells(pc.utf8_slice_codeunits(ends, -_DIGITS).cast(pa.binary()))
         return cls(numbers, column.span.reshape(-1, _DIGITS))
@@ -90,11 +88,15 @@ class StoredRows:
             )
 
 
+def _after(prefix: str, ids: pa.StringArray, pattern: str) -> pa.StringArray:
+    """Return what follows a prefix in the ids that begin with it, if it has a pattern."""
+    ends = pc.utf8_slice_codeunits(ids.filter(pc.starts_with(ids, prefix)), len(prefix))
+    return ends.filter(pc.match_substring_regex(ends, pattern))
+
+
 def places_of(ids: pa.StringArray, prefix: str) -> npt.NDArray[np.int64]:
     """Return partition and number of the rows whose ids begin with a write and a micro-batch, one row per id."""
-    own = ids.filter(pc.starts_with(ids, prefix))
-    ends = pc.utf8_slice_codeunits(own, len(prefix))
-    parts = pc.split_pattern(ends.filter(pc.match_substring_regex(ends, _PARTITION_TOO)), "/").flatten()
+    parts = pc.split_pattern(_after(prefix, ids, _PARTITION_TOO), "/").flatten()
     # The third part is the hash.
     columns = [to_numpy(parts.take(to_arrow(np.arange(first, len(parts), 3))).cast(pa.int64())) for first in (0, 1)]
     return np.stack(columns, axis=1)

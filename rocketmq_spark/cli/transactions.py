@@ -140,12 +140,12 @@ def finish_writes(brokers: Brokers, *, list_only: bool) -> Table[OpenWrite]:
     log = DecisionLog(str(options.transactional_id), options.transaction_topic)
     _existing(brokers, log.topic, f"Check {_CAUSES}")
     log.open(brokers, everything=True)
-    if not any(state.decided for state in log.writes.values()):
+    if not log.writes:
         raise MQClientException(
             f"topic {log.topic} has no decision of transactionalId={log.transactional_id}: no driver has committed a "
             f"write, or its records have expired. Check the transactionalId, {_CAUSES}"
         )
-    writes = [(write, state) for write, state in log.writes.items() if state.decisions and not state.done]
+    writes = [(write, state) for write, state in log.writes.items() if not state.done]
     rows = [_row(write, state, OPEN) for write, state in writes] if list_only else _finish(brokers, log, writes)
     return Table(OpenWrite, rows, notes=[] if rows else ["every decided write is complete"])
 

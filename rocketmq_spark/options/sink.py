@@ -187,6 +187,11 @@ class SinkOptions(SendOptions):
         return self.delivery == EXACTLY_ONCE
 
     @property
+    def has_log(self) -> bool:
+        """True if the delivery has a decision log."""
+        return self.delivery in _WITH_LOG
+
+    @property
     def effectively_once(self) -> bool:
         """True with ``delivery=effectivelyOnce``."""
         return self.delivery == EFFECTIVELY_ONCE
@@ -302,7 +307,7 @@ _WITH_LOG: Final[dict[str, tuple[tuple[str, tuple[object, ...], str], ...]]] = {
 
 def _of_transactions(options: SinkOptions) -> Iterator[str]:
     delivery = options.delivery
-    if delivery not in _WITH_LOG:
+    if not options.has_log:
         for name in ("transactional_id", "write_id"):
             if getattr(options, name) is not None:
                 option_name = SINK_SPELLING(name)

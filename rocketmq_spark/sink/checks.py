@@ -41,7 +41,7 @@ def check_columns(schema: pa.Schema, options: SinkOptions) -> None:
         check_row_id(schema, options.row_id)
     if options.over_grpc:
         check_grpc(schema)
-    if options.exactly_once or options.effectively_once:
+    if options.has_log:
         check_transactional(schema, options.delivery)
 
 
@@ -61,7 +61,7 @@ def check_topic(options: SinkOptions, instance: ClientInstance, schema: pa.Schem
     configs = instance.topic_configs.get({info.topic: info.route}, fresh=True)[info.topic]
     if configs.compacted:
         _check_compacted(options, schema)
-        if options.exactly_once or options.effectively_once:
+        if options.has_log:
             raise OptionError(
                 f"delivery={options.delivery}: topic {options.topic} has cleanup.policy=COMPACTION. Brokers drop rows "
                 "with the same key, so a recovery could repeat them; use another topic"

@@ -10,7 +10,7 @@ import logging
 import os
 import random
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Final
 
@@ -44,7 +44,7 @@ class RouteFinder:
     # With ``ordered``, the queues of the whole write, whatever the route says now.
     fixed_queues: Sequence[MessageQueue] | None = None
     # The brokers that rows may go to; None: all of the route.
-    broker_names: Collection[str] | None = None
+    broker_names: frozenset[str] | None = None
     # A name server or proxy has answered during this write, perhaps to the driver. So the addresses are right, and an
     # unreachable server is down for a while.
     servers_reached: bool = False
@@ -52,10 +52,14 @@ class RouteFinder:
     def cached(self, topic: str) -> TopicPublishInfo | None:
         """Return a topic's route without a request; None if it is not known."""
         info = self.instance.routes.cached(topic)
-        if info is None or self.broker_names is None or info.broker_names <= set(self.broker_names):
+        return None if info is None else self._allowed(info)
+
+    def _allowed(self, info: TopicPublishInfo) -> TopicPublishInfo:
+        """Return a route without the queues of other brokers than `broker_names`."""
+        names = self.broker_names
+        if names is None or info.broker_names <= names:
             return info
-        queues = tuple(queue for queue in info.queues if queue.broker_name in self.broker_names)
-        return replace(info, queues=queues)
+        return replace(info, queues=tuple(queue for queue in info.queues if queue.broker_name in names))
 
     def queues_of(self, topic: str) -> Sequence[MessageQueue]:
         """Return the fixed queues of the write, or the writable queues of a topic; see `find`."""
@@ -71,7 +75,7 @@ class RouteFinder:
         routes = self.instance.routes
         info = routes.cached(topic)
         if info is not None and info.ok:
-            return self.cached(topic) or info
+            return self._allowed(info)
         options = self.options
         servers = len(options.connection.route_servers)
         if not servers:
@@ -84,8 +88,7 @@ class RouteFinder:
         backoff = Backoff(options.retry_backoff_ms, options.retry_backoff_max_ms)
         while True:
             try:
-                info = routes.find(topic, min(short, API_TIMEOUT * servers))
-                return self.cached(topic) or info
+                return self._allowed(routes.find(topic, min(short, API_TIMEOUT * servers)))
             except RouteNotFoundException as exc:
                 # The driver found the queues of an ordered write, so a topic without a route has lost its brokers.
                 once_ok = routes.was_ok(topic) or (self.fixed_queues is not None and not exc.unreachable)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import ClassVar, NamedTuple, TypeAlias
@@ -42,7 +42,7 @@ class Resumption(NamedTuple):
     # Offsets below all rows of this partition, by queue; 0 for other queues.
     floors: Mapping[MessageQueue, int]
     # The brokers that rows may go to. Later attempts read the queues of these brokers.
-    broker_names: Collection[str]
+    broker_names: frozenset[str]
     # The rows that earlier attempts have stored; None: there was no earlier attempt.
     stored: StoredRows | None
 

@@ -38,7 +38,7 @@ def plan_transaction(
     options: SinkOptions, lookup: RouteLookup, write_name: str | None = None
 ) -> TransactionPlan | ResumePlan | None:
     """Return the plan of a write with a decision log, None for others; `write_name` is None for a stream."""
-    if not (options.exactly_once or options.effectively_once):
+    if not options.has_log:
         return None
     from rocketmq_spark.transactions import plan, resume
     from rocketmq_spark.transactions.brokers import Brokers

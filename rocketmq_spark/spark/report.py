@@ -223,7 +223,7 @@ def record_commit(
     try:
         line = _line(_finished(messages), write_id, batch_id, now)
         if report is not None:
-            line["exactly_once" if hasattr(report, "recovery_rounds") else "effectively_once"] = asdict(report)
+            line[report.NAME] = asdict(report)
         _append(path, line, resolve)
     except Exception as exc:
         # pyarrow passes on whatever its file systems' libraries raise.

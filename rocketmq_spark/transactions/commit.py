@@ -11,7 +11,7 @@ import logging
 import uuid
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Final
+from typing import ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -75,6 +75,8 @@ def group_of(transactional_id: str, write: Write, round_: int, run_id: str) -> s
 class CommitReport:
     """What the commit of one write did."""
 
+    NAME: ClassVar[str] = "exactly_once"  # In the lines of ``metricsPath``
+
     # All rows of the write, including those of earlier drivers.
     rows: int = 0
     # Rows that were prepared again, and the number of recoveries.
@@ -113,7 +115,7 @@ class TwoPhaseCommit:
         except DeliveryError:
             self.roll_back(halves, group)
             raise
-        if self.log.is_decided(write):
+        if write in self.log.writes:
             self.roll_back(halves, group)
             return self.finish(write)
         timeout = self.brokers.options.transaction_timeout_ms
@@ -131,7 +133,7 @@ class TwoPhaseCommit:
         """Complete a write that was decided; return at once if it is done."""
         self.log.check_current(write)
         state = self.log.writes.get(write)
-        if state is None or not state.decided:
+        if state is None:
             raise DataLossError(
                 f"completing {write}: its decision has expired in the decision log of transactionalId="
                 f"{self.log.transactional_id}. Find out by the rows that consumers see whether it is complete"

@@ -110,11 +110,6 @@ class WriteState:
     begun: dict[int, dict[str, frozenset[str]]] = field(default_factory=dict)
 
     @property
-    def decided(self) -> bool:
-        """Whether a driver has decided or completed the write."""
-        return self.done or bool(self.decisions)
-
-    @property
     def last(self) -> Decision:
         """The decision of the last round."""
         return self.decisions[max(self.decisions)]
@@ -289,30 +284,13 @@ class DecisionLog:
         self._append(brokers, record)
         self.check_current(write)
 
-    def append_done_at(self, brokers: Brokers, write: Write, floors: Mapping[MessageQueue, int]) -> None:
-        """Store that a write is complete, and the floors of the writes after it."""
+    def append_done_at(self, brokers: Brokers, write: Write, floors: Mapping[MessageQueue, int], since: int) -> None:
+        """Store that a write is complete, and the floors of the writes after it; `since` as of `append_begun`."""
         self.check_current(write)
-        before = self.floors_of(write)
-        record = {
-            **self._head(_DONE, write, 0),
-            "since": self.position if before is None else before.offset,
-            "floors": _to_json(floors),
-        }
+        record = {**self._head(_DONE, write, 0), "since": since, "floors": _to_json(floors)}
         # It is readable only after the broker has built the queues of all rows before it, which takes seconds after a
         # large write. A plan that does not see it uses older floors.
         self._send(brokers, [(self._message(self._tag, json.dumps(record).encode()), self._require_home())])
-
-    def is_decided(self, write: Write) -> bool:
-        """Return whether a driver has decided or completed a write."""
-        state = self.writes.get(write)
-        return state is not None and state.decided
-
-    def floors_of(self, write: Write) -> Floors | None:
-        """Return the newest floors below all rows of a write; None if none is known."""
-        state = self.writes.get(write)
-        if state is not None and state.floors is not None:
-            return Floors(None, state.floors, state.since)
-        return next((floors for floors in reversed(self.floors) if floors.after != write), None)
 
     def check_current(self, write: Write) -> None:
         """Raise a DeliveryError if the log has a later micro-batch of the same query."""

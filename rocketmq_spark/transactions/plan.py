@@ -80,7 +80,7 @@ def plan(options: SinkOptions, instance: ClientInstance, write: Write | None) ->
         # Only a recovery reads the topic. A missing right must show before the first decision.
         commit.brokers.check_readable(commit.brokers.routes().find(options.topic).queues[0])
     return TransactionPlan(
-        commit.run_id, write, write is not None and log.is_decided(write), log.newest if write is None else None
+        commit.run_id, write, write is not None and write in log.writes, log.newest if write is None else None
     )
 
 

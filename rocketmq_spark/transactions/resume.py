@@ -11,7 +11,7 @@ import itertools
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias, TypeVar
+from typing import ClassVar, Final, TypeAlias, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -79,6 +79,8 @@ class Attempted:
 @dataclass(frozen=True, slots=True)
 class ResumeReport:
     """What the end of a write found: rows that are stored twice."""
+
+    NAME: ClassVar[str] = "effectively_once"  # In the lines of ``metricsPath``
 
     repeated_rows: int = 0
     seconds: float = 0.0
@@ -269,7 +271,7 @@ def complete(
     queues = brokers.routes().find(str(options.topic)).queues
     used = brokers.max_offsets(queue for queue in queues if queue.broker_name in broker_names)
     old = {} if known is None else known.by_queue
-    log.append_done_at(brokers, write, {queue: old.get(queue, 0) for queue in queues} | used)
+    log.append_done_at(brokers, write, {queue: old.get(queue, 0) for queue in queues} | used, plan.since)
     return ResumeReport(repeated, brokers.clock() - started)
 
 

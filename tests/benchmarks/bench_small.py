@@ -8,7 +8,6 @@ turns in one session with warm workers.
 
 from __future__ import annotations
 
-import os
 import statistics
 import sys
 import tempfile
@@ -18,9 +17,9 @@ from collections.abc import Callable, Iterator
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-import rocketmq_spark
 from rocketmq_spark import LocalCluster, Producer
-from tests.benchmarks.contest import ROOT, Figure, differences, in_turns, show
+from tests.benchmarks.bench_exactly_once import session
+from tests.benchmarks.contest import Figure, differences, in_turns, show
 from tests.benchmarks.nothing import NothingDataSource
 
 SINKS = ("rocketmq", "nothing")
@@ -80,19 +79,8 @@ def first_row(rounds: int, name_server: str) -> list[float]:
 
 def figures(rounds: int) -> Iterator[Figure]:
     """Measure everything here."""
-    # Spark's workers import the data source of this folder.
-    os.environ["PYSPARK_PYTHON"], os.environ["PYTHONPATH"] = sys.executable, str(ROOT)
     with LocalCluster() as cluster:
-        spark = (
-            SparkSession.builder.master("local[2]")
-            .config("spark.ui.enabled", "false")
-            .config("spark.ui.showConsoleProgress", "false")
-            .config("spark.log.level", "ERROR")
-            .config("spark.driver.bindAddress", "127.0.0.1")
-            .config("spark.driver.host", "127.0.0.1")
-            .getOrCreate()
-        )
-        rocketmq_spark.register(spark)
+        spark = session()
         spark.dataSource.register(NothingDataSource)
         options = {
             "rocketmq": {"nameServer": cluster.name_server, "topic": "bench"},

@@ -15,7 +15,7 @@ from rocketmq_spark.testing.fake_name_server import FakeNameServer
 from rocketmq_spark.testing.fake_requests import HANDLERS
 from rocketmq_spark.testing.fake_storage import BrokerSettings, TopicSettings, template_topic
 from tests.simulation.network import Network
-from tests.simulation.world import World
+from tests.simulation.world import SimulationError, World
 
 
 @dataclass
@@ -32,6 +32,20 @@ class BasePlan:
     rows: int = 40
     options: dict[str, Any] = field(default_factory=dict)
     horizon: float = 3.0
+
+
+def run_to_end(world: World, main: Callable[[], None], process: str, check: Callable[[], list[str]]) -> list[str]:
+    """Run a world until `main` has ended, and close it; return what `check` finds, or why there was no end."""
+    try:
+        world.run(world.start(main, process or "main", process))
+    except SimulationError as exc:
+        return [f"no end: {exc}"]
+    except Exception as exc:
+        return [f"{type(exc).__name__}: {exc}"]
+    else:
+        return check()
+    finally:
+        world.close()
 
 
 @dataclass
@@ -85,6 +99,15 @@ class SimulatedCluster:
     def addresses(self) -> list[str]:
         """The addresses of the name servers."""
         return [server.address for server in self.name_servers]
+
+    def faults(self, *counts: Mapping[str, int]) -> Counter[str]:
+        """Return the faults by kind: those of `counts`, and the replies that were played."""
+        total: Counter[str] = Counter()
+        for count in (*counts, self.network.conditions.counts):
+            total += Counter(count)
+        for broker in self.brokers():
+            total += Counter({f"reply: {kind}": count for kind, count in broker.played.items()})
+        return total
 
     def brokers(self) -> Iterator[FakeBroker]:
         """Return all brokers, slaves included."""

@@ -36,20 +36,18 @@ from rocketmq_spark.transactions.brokers import Brokers
 from rocketmq_spark.transactions.decision_log import DecisionLog, Write
 from rocketmq_spark.transactions.resume import Attempted, ResumePlan, ResumeReport
 from tests.simulation.client import RecordedTransport
-from tests.simulation.cluster import BasePlan, BaseRun, SimulatedCluster
+from tests.simulation.cluster import BasePlan, BaseRun, SimulatedCluster, run_to_end
 from tests.simulation.network import Conditions, Network
 from tests.simulation.schedule import KINDS_OF_SENDS, TOPIC, Adversary
-from tests.simulation.world import EPOCH, SimulatedRuntime, SimulationError, World
+from tests.simulation.two_phase import EVENTS
+from tests.simulation.world import EPOCH, SimulatedRuntime, World
 
 ID = "job"
 QUERY = "query"
 _LOG = "decisions"
 FENCE = 2.0
 
-_EVENTS = (
-    *("pause", "restart", "partition", "name server partition", "break links"),
-    *("slow storage", "stale routes", "name server stopped", "power failure"),
-)
+_EVENTS = (*EVENTS, "power failure")
 # What happens to drivers and tasks. A zombie is a task that goes on for seconds after it was replaced.
 _FATES = ("driver crash", "driver freeze", "task crash", "task freeze", "second task", "zombie")
 KINDS = (*KINDS_OF_SENDS, *_EVENTS, *_FATES, "delayed", "broken", "refused")
@@ -137,20 +135,8 @@ def run_effectively_once(plan: EffectivelyOncePlan) -> EffectivelyOnceRun:
     controller = _Controller(plan, world, network, cluster, history)
     adversary = _EffectivelyOnceAdversary(world, cluster, network, plan, set(plan.faults))
     adversary.start()
-    problems: list[str] = []
-    try:
-        world.run(world.start(controller.run, "controller", "controller"))
-    except SimulationError as exc:
-        problems.append(f"no end: {exc}")
-    except Exception as exc:
-        problems.append(f"{type(exc).__name__}: {exc}")
-    else:
-        problems += problems_of(plan, cluster, history)
-    finally:
-        world.close()
-    faults = adversary.counts + controller.counts + Counter(conditions.counts)
-    for broker in cluster.brokers():
-        faults += Counter({f"reply: {kind}": count for kind, count in broker.played.items()})
+    problems = run_to_end(world, controller.run, "controller", lambda: problems_of(plan, cluster, history))
+    faults = cluster.faults(adversary.counts, controller.counts)
     repeats = sum(1 for copies in _copies(cluster).values() if len(copies) > 1)
     faults += Counter({"rows stored after the fence": repeats})
     return EffectivelyOnceRun(world, cluster, faults, problems, plan, history, repeats)

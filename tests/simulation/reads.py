@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,12 +22,12 @@ from rocketmq_spark.source.read import rows_of
 from rocketmq_spark.source.topic_queues import TopicQueues
 from rocketmq_spark.testing.fake_storage import BrokerSettings, TopicSettings
 from rocketmq_spark.testing.store import MessageStore
-from tests.simulation.cluster import BasePlan, BaseRun, SimulatedCluster
+from tests.simulation.cluster import BasePlan, BaseRun, SimulatedCluster, run_to_end
 from tests.simulation.network import Conditions, Network
 from tests.simulation.read_checks import PlanRead, ReadHistory, Row, Stored, TaskRead, problems_of_read
 from tests.simulation.read_client import Memory, RecordedPuller, RecordedReads, Warnings
 from tests.simulation.read_faults import KINDS, ReadAdversary
-from tests.simulation.world import EPOCH, SimulatedRuntime, SimulationError, World
+from tests.simulation.world import EPOCH, SimulatedRuntime, World
 
 TOPIC = "T"
 
@@ -106,22 +105,14 @@ def run_read(plan: ReadPlan) -> ReadRun:
     borders = {queue: list(offsets) for queue, offsets in reading.borders.items()}
     adversary = ReadAdversary(world, cluster, network, plan, reading.history, borders)
     adversary.start()
-    problems: list[str] = []
+
+    def check() -> list[str]:
+        left_open = [f"a connection to {link.address} stayed open" for link in network.links]
+        return problems_of_read(reading.history) + left_open
+
     with Warnings(world, reading.history.warnings):
-        try:
-            world.run(world.start(reading.run, "main"))
-        except SimulationError as exc:
-            problems.append(f"no end: {exc}")
-        except Exception as exc:
-            problems.append(f"{type(exc).__name__}: {exc}")
-        else:
-            problems += problems_of_read(reading.history)
-            problems += [f"a connection to {link.address} stayed open" for link in network.links]
-        finally:
-            world.close()
-    faults = adversary.counts + Counter(conditions.counts)
-    for broker in cluster.brokers():
-        faults += Counter({f"reply: {kind}": count for kind, count in broker.played.items()})
+        problems = run_to_end(world, reading.run, "", check)
+    faults = cluster.faults(adversary.counts)
     return ReadRun(world, cluster, faults, problems, plan, reading.history)
 
 

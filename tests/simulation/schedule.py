@@ -18,9 +18,9 @@ from rocketmq_spark.testing.fake_storage import BrokerSettings, TopicSettings
 from rocketmq_spark.testing.scripted_broker import Reply
 from tests.simulation.checks import KEYS, problems_of
 from tests.simulation.client import TaskResult, Worker
-from tests.simulation.cluster import BasePlan, BaseRun, SimulatedCluster
+from tests.simulation.cluster import BasePlan, BaseRun, SimulatedCluster, run_to_end
 from tests.simulation.network import Conditions, Network
-from tests.simulation.world import SimulationError, World
+from tests.simulation.world import World
 
 TOPIC = "T"
 
@@ -155,22 +155,10 @@ def run(plan: Plan) -> Run:
         worker.runtime.sleep(2.0)
         worker.instance.close()
 
-    problems: list[str] = []
     adversary.start()
     worker.instance.start()
-    try:
-        world.run(world.start(main, "main"))
-    except SimulationError as exc:
-        problems.append(f"no end: {exc}")
-    except Exception as exc:
-        problems.append(f"{type(exc).__name__}: {exc}")
-    else:
-        problems += problems_of(plan, worker, cluster)
-    finally:
-        world.close()
-    faults = adversary.counts + Counter(conditions.counts)
-    for broker in cluster.brokers():
-        faults += Counter({f"reply: {kind}": count for kind, count in broker.played.items()})
+    problems = run_to_end(world, main, "", lambda: problems_of(plan, worker, cluster))
+    faults = cluster.faults(adversary.counts)
     return Run(world, cluster, faults, problems, plan, worker)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -29,7 +28,7 @@ from rocketmq_spark.testing.scripted_broker import Reply
 from rocketmq_spark.testing.store import HALF_TOPIC
 from rocketmq_spark.transport.base import OnEnd
 from rocketmq_spark.transport.remoting.transport import RemotingTransport
-from tests.simulation.cluster import BasePlan, BaseRun, SimulatedCluster
+from tests.simulation.cluster import BasePlan, BaseRun, SimulatedCluster, run_to_end
 from tests.simulation.network import Conditions, Network
 from tests.simulation.schedule import KINDS_OF_SENDS, TOPIC, Adversary
 from tests.simulation.transaction_checks import (
@@ -40,7 +39,7 @@ from tests.simulation.transaction_checks import (
     TransactionHistory,
     problems_of_transactions,
 )
-from tests.simulation.world import SimulatedRuntime, SimulationError, World
+from tests.simulation.world import SimulatedRuntime, World
 
 GROUP = "group"
 
@@ -142,21 +141,13 @@ def run_transactions(plan: TransactionPlan) -> TransactionRun:
     adversary = TransactionAdversary(world, cluster, network, plan, set(plan.faults))
     adversary.history = history
     adversary.start()
-    problems: list[str] = []
-    try:
-        world.run(world.start(client.run, "main"))
-    except SimulationError as exc:
-        problems.append(f"no end: {exc}")
-    except Exception as exc:
-        problems.append(f"{type(exc).__name__}: {exc}")
-    else:
+
+    def check() -> list[str]:
         _look(cluster, history)
-        problems += problems_of_transactions(history)
-    finally:
-        world.close()
-    faults = adversary.counts + Counter(conditions.counts)
-    for broker in cluster.brokers():
-        faults += Counter({f"reply: {kind}": count for kind, count in broker.played.items()})
+        return problems_of_transactions(history)
+
+    problems = run_to_end(world, client.run, "", check)
+    faults = cluster.faults(adversary.counts)
     return TransactionRun(world, cluster, faults, problems, plan, history)
 
 

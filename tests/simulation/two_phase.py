@@ -30,24 +30,24 @@ from rocketmq_spark.transactions.commit import CommitReport, TwoPhaseCommit, gro
 from rocketmq_spark.transactions.decision_log import DecisionLog, Write
 from rocketmq_spark.transactions.halves import HalfCollector, half_properties
 from rocketmq_spark.transport.remoting.transport import RemotingTransport
-from tests.simulation.cluster import BasePlan, BaseRun, SimulatedCluster
+from tests.simulation.cluster import BasePlan, BaseRun, SimulatedCluster, run_to_end
 from tests.simulation.network import Conditions, Network
 from tests.simulation.schedule import KINDS_OF_SENDS, TOPIC, Adversary
 from tests.simulation.transactions import REPLIES_TO_ENDS
-from tests.simulation.world import SimulatedRuntime, SimulationError, World
+from tests.simulation.world import SimulatedRuntime, World
 
 ID = "job"
 QUERY = "query"
 _LOG = "decisions"
 _TIMEOUT_MS = 4_000
 
-_EVENTS = (
+EVENTS = (
     *("pause", "restart", "partition", "name server partition", "break links"),
     *("slow storage", "stale routes", "name server stopped"),
 )
 # What happens to drivers.
 _FATES = ("crash", "short freeze", "long freeze", "second driver")
-KINDS = (*KINDS_OF_SENDS, *REPLIES_TO_ENDS, *_EVENTS, *_FATES, "delayed", "broken", "refused")
+KINDS = (*KINDS_OF_SENDS, *REPLIES_TO_ENDS, *EVENTS, *_FATES, "delayed", "broken", "refused")
 """Everything that a seed can enable."""
 
 # The most attempts at a write. With the seconds between two of them, the last ones come after the faults.
@@ -119,23 +119,15 @@ def run_two_phase(plan: TwoPhasePlan) -> TwoPhaseRun:
     controller = _Controller(plan, world, network, cluster, history)
     adversary = TwoPhaseAdversary(world, cluster, network, plan, set(plan.faults))
     adversary.start()
-    problems: list[str] = []
-    try:
-        world.run(world.start(controller.run, "controller", "controller"))
-    except SimulationError as exc:
-        problems.append(f"no end: {exc}")
-    except Exception as exc:
-        problems.append(f"{type(exc).__name__}: {exc}")
-    else:
+
+    def check() -> list[str]:
         if began_apart(cluster):
             controller.counts["homes that no claim connects"] += 1
-        else:
-            problems += problems_of(plan, cluster, history)
-    finally:
-        world.close()
-    faults = adversary.counts + controller.counts + Counter(conditions.counts)
-    for broker in cluster.brokers():
-        faults += Counter({f"reply: {kind}": count for kind, count in broker.played.items()})
+            return []
+        return problems_of(plan, cluster, history)
+
+    problems = run_to_end(world, controller.run, "controller", check)
+    faults = cluster.faults(adversary.counts, controller.counts)
     return TwoPhaseRun(world, cluster, faults, problems, plan, history)
 
 
@@ -193,7 +185,7 @@ def _inversions(cluster: SimulatedCluster) -> list[str]:
 class TwoPhaseAdversary(Adversary):
     """Also plays faults of the answers to END_TRANSACTION."""
 
-    events: ClassVar[tuple[str, ...]] = _EVENTS
+    events: ClassVar[tuple[str, ...]] = EVENTS
 
     def _play_replies(self) -> None:
         super()._play_replies()

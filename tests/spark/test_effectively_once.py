@@ -16,6 +16,7 @@ from rocketmq_spark import Producer
 from rocketmq_spark.errors import InputChangedError
 from rocketmq_spark.spark.report import Metrics
 from tests.support.cluster import SharedCluster
+from tests.support.streams import write_files
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
 
@@ -87,14 +88,7 @@ def test_a_repeated_micro_batch_is_stored_once(
     tmp_path: Path,
 ) -> None:
     def stream() -> None:
-        query = (
-            spark.readStream.schema("body string").option("maxFilesPerTrigger", 1).text(str(tmp_path / "in"))
-            .writeStream.format("rocketmq")
-            .options(nameServer=cluster.name_server, checkpointLocation=str(tmp_path / "checkpoint"), **once)
-            .trigger(availableNow=True)
-            .start(topic)
-        )  # fmt: skip
-        query.awaitTermination(180)
+        write_files(spark, cluster.name_server, topic, tmp_path, "checkpoint", **once)
 
     for number in range(4):
         files(tmp_path, number)

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming.query import StreamingQuery
 
 from rocketmq_spark.spark.report import Metrics
 from rocketmq_spark.transactions.decision_log import Write
 from tests.support.cluster import SharedCluster
+from tests.support.streams import write_files
 from tests.support.two_phase import Driver
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
@@ -87,21 +87,6 @@ def test_a_write_whose_driver_died_in_its_commit_is_completed(
     assert visible() == Counter(decided)
 
 
-def stream(
-    spark: SparkSession, cluster: Any, topic: str, folder: Path, checkpoint: str, **options: str
-) -> StreamingQuery:
-    """Write the rows of the files that are new since the checkpoint, one file per micro-batch."""
-    query = (
-        spark.readStream.schema("body string").option("maxFilesPerTrigger", 1).text(str(folder / "in"))
-        .writeStream.format("rocketmq")
-        .options(nameServer=cluster.name_server, checkpointLocation=str(folder / checkpoint), **options)
-        .trigger(availableNow=True)
-        .start(topic)
-    )  # fmt: skip
-    query.awaitTermination(180)
-    return query
-
-
 def test_a_stream_writes_each_micro_batch_once(
     spark: SparkSession,
     cluster: Any,
@@ -115,12 +100,12 @@ def test_a_stream_writes_each_micro_batch_once(
     for file in range(4):
         (tmp_path / "in" / f"{file}.txt").write_text("\n".join(ROWS[file * 500 : file * 500 + 500]))
         if file % 2:
-            stream(spark, cluster, topic, tmp_path, "checkpoint", **once)
+            write_files(spark, cluster.name_server, topic, tmp_path, "checkpoint", **once)
     assert visible() == Counter(ROWS[:2_000])
     # Spark repeats the last micro-batch if it was not noted as complete.
     for name in (tmp_path / "checkpoint" / "commits").glob("*3*"):
         name.unlink()
-    stream(spark, cluster, topic, tmp_path, "checkpoint", **once)
+    write_files(spark, cluster.name_server, topic, tmp_path, "checkpoint", **once)
     assert visible() == Counter(ROWS[:2_000])
 
 
@@ -135,11 +120,11 @@ def test_a_stream_with_another_checkpoint_is_refused(
 ) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "0.txt").write_text("\n".join(ROWS))
-    stream(spark, cluster, topic, tmp_path, "first", **once)
+    write_files(spark, cluster.name_server, topic, tmp_path, "first", **once)
     with pytest.raises(PySparkException, match=r"belongs to query .*, which has another checkpoint"):
-        stream(spark, cluster, topic, tmp_path, "second", **once)
+        write_files(spark, cluster.name_server, topic, tmp_path, "second", **once)
     assert visible() == Counter(ROWS)
-    stream(spark, cluster, topic, tmp_path, "third", startAnew="true", **once)
+    write_files(spark, cluster.name_server, topic, tmp_path, "third", startAnew="true", **once)
     assert visible() == Counter(ROWS * 2)
 
 

@@ -116,3 +116,17 @@ def run_until(query: StreamingQuery, batches: int) -> int:
     rows = sum(progress.numInputRows for progress in query.recentProgress)
     query.stop()
     return rows
+
+
+def write_files(
+    spark: SparkSession, name_server: str, topic: str, folder: Path, checkpoint: str, **options: str
+) -> None:
+    """Write the rows of the files in ``in`` that are new since the checkpoint, one file per micro-batch."""
+    query = (
+        spark.readStream.schema("body string").option("maxFilesPerTrigger", 1).text(str(folder / "in"))
+        .writeStream.format("rocketmq")
+        .options(nameServer=name_server, checkpointLocation=str(folder / checkpoint), **options)
+        .trigger(availableNow=True)
+        .start(topic)
+    )  # fmt: skip
+    query.awaitTermination(180)
