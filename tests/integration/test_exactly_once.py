@@ -29,6 +29,7 @@ from rocketmq_spark.model.names import wrap
 from rocketmq_spark.model.route import PERM_READ, PERM_WRITE
 from rocketmq_spark.options.parsing import parse_sink_options
 from rocketmq_spark.options.sink import SinkOptions
+from rocketmq_spark.producer.producer import Producer
 from rocketmq_spark.protocol.remoting.codes import RequestCode
 from rocketmq_spark.routing.client_instance import ClientInstance
 from rocketmq_spark.routing.connect import new_transport
@@ -51,6 +52,7 @@ SHORT_DEADLINES = {"transactionTimeOut": "500"}
 # The deadline of drivers that die, milliseconds. A recovery waits for its end.
 SOON = 2_000
 ROWS = [f"row-{number:02}" for number in range(40)]
+MANY_ROWS = [f"row-{number:04}" for number in range(4_000)]
 
 
 @pytest.fixture(scope="module")
@@ -255,6 +257,62 @@ def test_no_row_is_visible_without_one_of_the_rights(
     why = rf"{doing}.*no permission to access {resource} .*give the user the right that it needs on {resource}"
     with pytest.raises(RocketMQError, match=why), driver(guarded, topic, user_with(guarded, rights)) as own:
         write_all(own, ROWS)
+    assert visible(administrator, guarded) == Counter()
+
+
+def send_effectively_once(cluster: LocalCluster, topic: str, user: Mapping[str, str], *, dies: bool = False) -> int:
+    """Write rows effectively once, or only some of them and fail; return how many were stored before."""
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        yield pa.RecordBatch.from_pydict({"body": MANY_ROWS[:3_000]})
+        if dies:
+            raise ValueError("broken input")
+        yield pa.RecordBatch.from_pydict({"body": MANY_ROWS[3_000:]})
+
+    options: dict[str, Any] = {
+        "delivery": "effectivelyOnce",
+        "transactionalId": ID,
+        "transactionTopic": log_of(topic),
+        "writeId": "monday",
+        "fenceMs": "100",
+        "batchBytes": "4k",
+    }
+    keys = {"access_key": user["accessKey"], "secret_key": user["secretKey"]}
+    with Producer("effectively-once", name_server=cluster.name_server, **keys) as producer:
+        return producer.send_arrow(batches(), topic=topic, **options).recovered_rows()["recovered"]
+
+
+def test_documented_rights_suffice_for_an_effectively_once_write_and_a_recovery(
+    guarded: LocalCluster, topic: str, administrator: Driver
+) -> None:
+    user = user_with(guarded, full_rights(topic))
+    with pytest.raises(ValueError, match="broken input"):
+        send_effectively_once(guarded, topic, user, dies=True)
+    assert send_effectively_once(guarded, topic, user) > 0
+    assert visible(administrator, guarded) == Counter(MANY_ROWS)
+
+
+@pytest.mark.parametrize(
+    ("right", "resource"),
+    [
+        ("Pub", "Topic:{topic}"),
+        ("Sub", "Topic:{topic}"),
+        ("Get", "Topic:{topic}"),
+        ("Pub", "Topic:log-{topic}"),
+        ("Sub", "Topic:log-{topic}"),
+        ("Get", "Topic:log-{topic}"),
+        ("Sub", "Group:TOOLS_CONSUMER"),
+    ],
+)
+def test_an_effectively_once_write_stores_no_row_without_one_of_the_rights(
+    guarded: LocalCluster, topic: str, administrator: Driver, right: str, resource: str
+) -> None:
+    rights = full_rights(topic)
+    resource = resource.format(topic=topic)
+    rights[resource].remove(right)
+    why = rf"no permission to access {resource} .*give the user the right that it needs on {resource}"
+    with pytest.raises(RocketMQError, match=why):
+        send_effectively_once(guarded, topic, user_with(guarded, rights))
     assert visible(administrator, guarded) == Counter()
 
 

@@ -170,6 +170,10 @@ class Submission:
                 start_new_session=True,
             )
 
+    @property
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
     def result(self, within: float = _WITHIN) -> Any:
         """Wait for the end of the driver, and return the JSON of its last line."""
         try:
@@ -183,7 +187,7 @@ class Submission:
 
     def kill(self) -> None:
         """Kill the driver with SIGKILL."""
-        if self._process.poll() is None:
+        if self.is_alive:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
 
