@@ -187,6 +187,16 @@ class DecisionLog:
             raise self._contended(write)
         return claims[home]
 
+    def check_only(self, brokers: Brokers) -> None:
+        """Raise an MQClientException if the id has another log, unless this one has a completed write.
+
+        Two first drivers begin a log each if the name servers list no broker for both of them.
+        """
+        if any(state.done for state in self.writes.values()) or any(floors.after for floors in self.floors):
+            return
+        brokers.fresh_route(self.topic)
+        DecisionLog(self.transactional_id, self.topic).open(brokers, everything=False)
+
     def _contended(self, write: Write) -> MQClientException:
         return MQClientException(
             f"committing {write}: another driver of transactionalId={self.transactional_id} begins a decision log in "
@@ -370,8 +380,9 @@ class DecisionLog:
         if len(decided) > 1:
             raise MQClientException(
                 f"the decision log of transactionalId={self.transactional_id} is in several queues "
-                f"({', '.join(map(str, sorted(decided)))}), because topic {self.topic} was changed: use another "
-                "transactionalId"
+                f"({', '.join(map(str, sorted(decided)))}), because topic {self.topic} was changed, or two first "
+                "drivers saw no common broker. Rows of the first write may be stored twice: compare them with the "
+                "topic, and use another transactionalId"
             )
         return decided[0] if decided else max(homes, key=lambda home: (home not in self._searched, self._draw(home)))
 

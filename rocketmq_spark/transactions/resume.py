@@ -239,13 +239,15 @@ def complete(
 
     `broker_names` are the brokers that have acknowledged rows.
 
-    Raises an InputChangedError if an earlier attempt had rows in a partition that the write does not have now.
+    Raises an InputChangedError if an earlier attempt had rows in a partition that the write does not have now, and as
+    `DecisionLog.check_only`.
     """
     options, started = brokers.options, brokers.clock()
     read_log(log, brokers, everything=plan.write is not None)
     state = log.writes.get(write)
     if write == Write("") or plan.done or (plan.write is not None and state is not None and state.done):
         return ResumeReport()
+    log.check_only(brokers)
     begun = {attempt.partition_id for attempt in attempts if attempt.begun}
     if state is not None and (gone := sorted(set(state.begun) - begun)):
         raise _shrunk(write, gone)

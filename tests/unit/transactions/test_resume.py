@@ -15,6 +15,7 @@ from rocketmq_spark.errors import (
     DeliveryError,
     InputChangedError,
     MQBrokerException,
+    MQClientException,
     OptionError,
 )
 from rocketmq_spark.metrics import Recorder, WriteSummary, merge_into
@@ -255,6 +256,25 @@ def test_a_frozen_driver_is_refused_after_a_later_micro_batch(job: Driver) -> No
     plans._logs.clear()
     with pytest.raises(DeliveryError, match="another driver of the same query"):
         run_task(job, old, Write("0", "query"))
+
+
+def test_two_logs_of_first_drivers_without_a_common_broker_are_reported(cluster: FakeCluster, job: Driver) -> None:
+    one, other = cluster.brokers
+
+    def alone(running: str, down: str) -> tuple[ResumePlan, Attempted | None]:
+        cluster.kill(down)
+        for topic in (TOPIC, job.options.transaction_topic):
+            job.brokers.refresh_route(topic)
+        plan = new_plan(job)
+        assert plan.home.broker_name == running
+        done = run_task(job, plan, WRITE, rows=ROWS[:20])
+        cluster.restart(down)
+        return plan, done
+
+    alone(one, other)
+    plan, done = alone(other, one)
+    with pytest.raises(MQClientException, match=r"two first drivers .* may be stored twice"):
+        complete(job, plan, WRITE, done)
 
 
 def test_a_missing_right_fails_the_plan(cluster: FakeCluster, job: Driver) -> None:
