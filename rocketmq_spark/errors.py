@@ -81,6 +81,12 @@ class MQClientException(RocketMQError):
         self.response_code = response_code
 
 
+class BatchRefusedException(MQClientException):
+    """The client rejects a batch before it sends anything, because of one message or of the batch's size."""
+
+    split = True
+
+
 class RouteNotFoundException(MQClientException):
     """A topic without a route; a broker may register it later.
 

@@ -17,6 +17,7 @@ import rocketmq_spark.model.properties as const
 from rocketmq_spark.errors import RocketMQError
 
 Buffer: TypeAlias = "bytes | memoryview"
+_BYTES = (bytes, bytearray, memoryview)
 
 
 class SendStatus(enum.Enum):
@@ -64,31 +65,23 @@ class Message:
         Raises a ValueError for several kinds of delay, a negative one, or a key or tag that could not be read back
         unchanged. A user property raises the errors of `put_user_property`.
         """
-        if not isinstance(body, bytes | bytearray | memoryview):
+        if not isinstance(body, _BYTES):
             raise TypeError(f"the body of a message for {topic!r} must be bytes, got {type(body).__name__}; encode it")
-        delays = {
-            const.DELAY: index(delay_time_level),
-            const.TIMER_DELAY_MS: index(delay_ms),
-            const.TIMER_DELAY_SEC: index(delay_sec),
-            const.TIMER_DELIVER_MS: index(deliver_ms),
-        }
-        # With several delays, a broker uses one of them without an error.
-        if min(delays.values()) < 0 or sum(map(bool, delays.values())) > 1:
-            text = f"{delay_time_level=!s}, {delay_ms=!s}, {delay_sec=!s}, {deliver_ms=!s}"
-            raise ValueError(f"delays of a message for {topic!r} ({text}): give at most one of them, and none below 0")
-        values = {
-            const.KEYS: _joined_keys(keys),
-            const.TAGS: tags,
-            const.WAIT: "true" if wait_store_msg_ok else "false",
-            const.SHARDING_KEY: sharding_key,
-            **{name: str(delay) for name, delay in delays.items() if delay},
-        }
-        system = {name: text for name, text in values.items() if text}
-        for name, text in system.items():
-            const.check_property_text(f"message for {topic!r}: {name}", text)
-        for name, value in (properties or {}).items():
-            const.check_user_property(name, value)
-        return cls(topic, bytes(body), flag, {**system, **(properties or {})})
+        texts: dict[str, str | None] = {const.KEYS: _joined_keys(keys), const.TAGS: tags}
+        system = {name: text for name, text in texts.items() if text}
+        system[const.WAIT] = "true" if wait_store_msg_ok else "false"
+        if sharding_key:
+            system[const.SHARDING_KEY] = sharding_key
+        if delay_time_level or delay_ms or delay_sec or deliver_ms:
+            system.update(_delay(topic, delay_time_level, delay_ms, delay_sec, deliver_ms))
+        if len(system) > 1:
+            for name, text in system.items():
+                const.check_property_text(f"message for {topic!r}: {name}", text)
+        if properties:
+            for name, value in properties.items():
+                const.check_user_property(name, value)
+            system |= properties
+        return cls(topic, bytes(body), flag, system)
 
     @property
     def tags(self) -> str | None:
@@ -178,6 +171,21 @@ class Message:
             return int(text)
         except ValueError:
             raise ValueError(f"property {name} of a message for {self.topic!r} is {text!r}, not a number") from None
+
+
+def _delay(topic: str, level: int, ms: int, sec: int, deliver_ms: int) -> dict[str, str]:
+    """Return the property of a delay."""
+    delays = {
+        const.DELAY: index(level),
+        const.TIMER_DELAY_MS: index(ms),
+        const.TIMER_DELAY_SEC: index(sec),
+        const.TIMER_DELIVER_MS: index(deliver_ms),
+    }
+    # With several delays, a broker uses one of them without an error.
+    if min(delays.values()) < 0 or sum(map(bool, delays.values())) > 1:
+        text = f"delay_time_level={level!s}, delay_ms={ms!s}, delay_sec={sec!s}, deliver_ms={deliver_ms!s}"
+        raise ValueError(f"delays of a message for {topic!r} ({text}): give at most one of them, and none below 0")
+    return {name: str(delay) for name, delay in delays.items() if delay}
 
 
 def _joined_keys(keys: str | Iterable[str] | None) -> str | None:

@@ -10,9 +10,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import Final
 
 import rocketmq_spark.model.properties as const
-from rocketmq_spark.errors import CompressionError, MQClientException
+from rocketmq_spark.errors import BatchRefusedException, CompressionError, MQClientException
 from rocketmq_spark.model.message import EncodedBatch, Message, SendOutcome
 from rocketmq_spark.model.message_ext import MessageExt
 from rocketmq_spark.model.names import RETRY_PREFIX, check_topic, is_none, wrap
@@ -20,9 +21,12 @@ from rocketmq_spark.model.send_result import TRANSACTION_PREPARED_TYPE, SendResu
 from rocketmq_spark.options.producer import ProducerOptions
 from rocketmq_spark.protocol.compression import COMPRESSED_FLAG, CompressionType, compress, decompress
 from rocketmq_spark.protocol.remoting.codes import ResponseCode
-from rocketmq_spark.protocol.remoting.records import encode_batch, encode_properties, encode_single
+from rocketmq_spark.protocol.remoting.records import encode_items, encode_properties, encode_single
 
 logger = logging.getLogger("rocketmq_spark.producer")
+
+# Properties that never exclude a message from a batch. Most messages have no others.
+_IN_BATCHES: Final = frozenset((const.KEYS, const.TAGS, const.WAIT))
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,16 +94,15 @@ class MessageEncoder:
         namespace, limit, next_id = self._namespace, self._options.max_message_size, self._next_id
         try:
             members = list(messages)
-            _check_members(members)
-            for member in members:
-                check_message(member, limit)
-            members = [
-                member if member.unique_id else member.with_properties({const.UNIQ_KEY: next_id()})
+            _check_members(members, limit)
+            # The property does not change a caller's message.
+            identified = [
+                (member.body, member.flag, {**member.properties, const.UNIQ_KEY: member.unique_id or next_id()})
                 for member in members
             ]
-            body = encode_batch(members)
+            body = encode_items(identified)
         except (MQClientException, ValueError, TypeError) as exc:
-            raise MQClientException(f"making a batch of messages: {exc}") from exc
+            raise BatchRefusedException(f"making a batch of messages: {exc}") from exc
         topic = members[0].topic
         properties = {const.WAIT: str(members[0].wait_store_msg_ok).lower(), const.UNIQ_KEY: next_id()}
         if not is_none(namespace):
@@ -109,7 +112,7 @@ class MessageEncoder:
         check_message(message, limit, namespace)
         text = encode_properties(properties).decode()
         encoded = EncodedBatch(topic, (body,), len(members), len(body), properties=text)
-        msg_id = ",".join(str(member.unique_id) for member in members)
+        msg_id = ",".join([properties[const.UNIQ_KEY] for _, _, properties in identified])
         return EncodedMessage(message, encoded, msg_id)
 
     def _compressed(self, message: Message) -> tuple[bytes, int]:
@@ -147,26 +150,44 @@ def check_message(message: Message | None, max_message_size: int, namespace: str
         )
 
 
-def _check_members(members: list[Message]) -> None:
-    """Raise for messages that cannot share a batch (``MessageBatch.generateFromList``)."""
+def _check_members(members: list[Message], limit: int) -> None:
+    """Raise for messages that cannot share a batch (``MessageBatch.generateFromList``), or not be stored at all."""
     if not members:
         raise _illegal("the batch is empty; pass at least one message")
     for number, member in enumerate(members):
         if member is None:
             raise _illegal(f"message {number} is None; pass only Message objects")
-        if max(member.delay_time_level, member.delay_ms, member.delay_sec, member.deliver_ms) > 0:
-            raise _illegal(f"message {number} has a delay, which batches do not support; send it alone")
-        if member.is_half_message:
-            raise _illegal(f"message {number} is a half message, and brokers deliver a batch at once; send it alone")
-        if member.topic is not None and member.topic.startswith(RETRY_PREFIX):
-            raise _illegal(f"message {number} is for retry topic {member.topic!r}, which accepts no batches")
-        if member.topic != members[0].topic:
-            raise _illegal(
-                f"message {number} is for topic {member.topic!r}, message 0 for {members[0].topic!r}; make one batch "
-                "for each topic"
-            )
-        if member.wait_store_msg_ok != members[0].wait_store_msg_ok:
+        if not member.properties.keys() <= _IN_BATCHES:
+            _check_batched(member, number)
+        first = members[0]
+        if member.topic != first.topic or not number:
+            _check_topic_of_batch(member, number, first)
+        if member.properties.get(const.WAIT) != first.properties.get(const.WAIT) and (
+            member.wait_store_msg_ok != first.wait_store_msg_ok
+        ):
             raise _illegal(f"messages 0 and {number} differ in waitStoreMsgOK; make one batch for each")
+    check_message(members[0], limit)
+    for member in members:
+        body = member.body
+        if type(body) is not bytes or not 0 < len(body) <= limit or not member.properties.keys() <= _IN_BATCHES:
+            check_message(member, limit)
+
+
+def _check_batched(member: Message, number: int) -> None:
+    if max(member.delay_time_level, member.delay_ms, member.delay_sec, member.deliver_ms) > 0:
+        raise _illegal(f"message {number} has a delay, which batches do not support; send it alone")
+    if member.is_half_message:
+        raise _illegal(f"message {number} is a half message, and brokers deliver a batch at once; send it alone")
+
+
+def _check_topic_of_batch(member: Message, number: int, first: Message) -> None:
+    if member.topic is not None and member.topic.startswith(RETRY_PREFIX):
+        raise _illegal(f"message {number} is for retry topic {member.topic!r}, which accepts no batches")
+    if member.topic != first.topic:
+        raise _illegal(
+            f"message {number} is for topic {member.topic!r}, message 0 for {first.topic!r}; make one batch for each "
+            "topic"
+        )
 
 
 def decompressed(message: MessageExt) -> MessageExt:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final
 
-from rocketmq_spark.protocol.remoting.records import unique_id, unique_id_prefix
+from rocketmq_spark.protocol.remoting.records import unique_id_prefix
 
 # 2021-01-01T00:00:00Z.
 _EPOCH_V1: Final = 1_609_459_200
@@ -99,10 +99,11 @@ class _Sequence:
                 self._begin_month(now)
             # After a clock that is set back, or in a full millisecond, the sequence runs ahead of the time.
             self._last = max(self._last + 1, int((now - self._month_start) * 1000) << 16)
-            return unique_id(self.prefix, self._last)
+            return f"{self._text}{self._last & 0xFFFFFFFFFFFF:012X}"
 
     def _begin_month(self, now: float) -> None:
         self.prefix = unique_id_prefix(self._ip, self._pid, self._rng.getrandbits(32))
+        self._text = self.prefix.hex().upper()
         self._month_start = _month_start(now)
         # 32 days after the first of a month is always in the next one.
         self._month_end = _month_start(self._month_start + 32 * 86_400)

@@ -8,7 +8,7 @@ docs/internals/messages.md#batch, docs/internals/messages.md#stored-record.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -53,21 +53,35 @@ def encode_properties(properties: Mapping[str, str | None]) -> bytes:
 
     MQClientException with code 13: 0x01, 0x02 or invalid Unicode in a text, or more than 32,767 bytes.
     """
-    pieces: list[str] = []
-    for name, value in properties.items():
-        if value is None:
-            continue
-        for text in (name, value):
-            if NAME_VALUE_SEPARATOR in text or PROPERTY_SEPARATOR in text:
-                raise _illegal(f"property {name!r} holds 0x01 or 0x02, which separate properties; remove them")
-        pieces += (name, NAME_VALUE_SEPARATOR, value, PROPERTY_SEPARATOR)
+    text = "".join(
+        [
+            f"{name}{NAME_VALUE_SEPARATOR}{value}{PROPERTY_SEPARATOR}"
+            for name, value in properties.items()
+            if value is not None
+        ]
+    )
+    # Without other separators each entry has one of each.
+    if (
+        not text.count(NAME_VALUE_SEPARATOR)
+        == text.count(PROPERTY_SEPARATOR)
+        == len(properties) - list(properties.values()).count(None)
+    ):
+        raise _illegal(
+            f"property {_offending(properties)!r} holds 0x01 or 0x02, which separate properties; remove them"
+        )
     try:
-        data = "".join(pieces).encode()
+        data = text.encode()
     except UnicodeEncodeError as exc:
         raise _illegal(f"properties {sorted(properties)} are not valid Unicode: {exc.reason}; replace them") from exc
     if len(data) > MAX_PROPERTIES:
         raise _illegal(f"properties are {len(data)} bytes together, at most {MAX_PROPERTIES} fit one message")
     return data
+
+
+def _offending(properties: Mapping[str, str | None]) -> str:
+    """Return the name of the first entry with a separator in its name or value."""
+    separators = {NAME_VALUE_SEPARATOR, PROPERTY_SEPARATOR}
+    return next(name for name, value in properties.items() if separators.intersection(f"{name}{value}"))
 
 
 def decode_properties(data: Buffer) -> dict[str, str]:
@@ -94,26 +108,33 @@ def encode_single(message: Message, sys_flag: int = 0) -> EncodedBatch:
     )
 
 
-def encode_batch_item(message: Message) -> bytes:
-    """Return one item of a batch body; raises as `encode_properties`, and for a flag of more than 32 bits."""
-    properties = encode_properties(message.properties)
-    total_size = ITEM_OVERHEAD + len(message.body) + len(properties)
+def _item(body: bytes, flag: int, properties: Mapping[str, str | None]) -> bytes:
+    text = encode_properties(properties)
+    size = len(body)
     try:
-        head = _ITEM_HEAD.pack(total_size, 0, 0, message.flag, len(message.body))
+        head = _ITEM_HEAD.pack(ITEM_OVERHEAD + size + len(text), 0, 0, flag, size)
     except struct.error as exc:
-        raise _illegal(f"flag {message.flag} and body of {len(message.body)} bytes must fit 32 bits: {exc}") from exc
-    return b"".join((head, message.body, _SHORT.pack(len(properties)), properties))
+        raise _illegal(f"flag {flag} and body of {size} bytes must fit 32 bits: {exc}") from exc
+    return b"".join((head, body, _SHORT.pack(len(text)), text))
 
 
 def encode_batch(messages: Iterable[Message]) -> bytes:
-    """Return the body of SEND_BATCH_MESSAGE; raises as `encode_batch_item`. The caller checks the size of the body."""
+    """Return the body of SEND_BATCH_MESSAGE; raises as `encode_items`. The caller checks the size of the body."""
     batch = list(messages)
-    if not 1 <= len(batch) <= MAX_BATCH_ROWS:
-        raise _illegal(f"a batch of {len(batch)} messages; 1 to {MAX_BATCH_ROWS} are allowed")
     topics = {message.topic for message in batch}
     if len(topics) > 1:
         raise _illegal(f"a batch of messages for {sorted(topics)}; all messages of a batch must have the same topic")
-    return b"".join(encode_batch_item(message) for message in batch)
+    return encode_items([(message.body, message.flag, message.properties) for message in batch])
+
+
+def encode_items(items: Sequence[tuple[bytes, int, Mapping[str, str | None]]]) -> bytes:
+    """Return the body of SEND_BATCH_MESSAGE with these bodies, flags and properties.
+
+    Raises as `encode_properties`, and an MQClientException (13) for a flag of more than 32 bits or too many items.
+    """
+    if not 1 <= len(items) <= MAX_BATCH_ROWS:
+        raise _illegal(f"a batch of {len(items)} messages; 1 to {MAX_BATCH_ROWS} are allowed")
+    return b"".join([_item(*item) for item in items])
 
 
 def messages_in(batch: EncodedBatch) -> list[Message]:

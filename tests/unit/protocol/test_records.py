@@ -20,7 +20,6 @@ from rocketmq_spark.protocol.remoting.records import (
     decode_properties,
     decode_records,
     encode_batch,
-    encode_batch_item,
     encode_properties,
     encode_record,
     unique_id,
@@ -84,7 +83,7 @@ def test_lone_surrogate_in_a_property_is_refused() -> None:
 
 def test_small_batch_item_vector() -> None:
     item = bytes.fromhex("000000180000000000000000000000000000000262300000")
-    assert encode_batch_item(Message("T", b"b0")) == item
+    assert encode_batch([Message("T", b"b0")]) == item
     assert decode_batch(item) == [Message("", b"b0")]
 
 
@@ -105,7 +104,7 @@ def test_batch_round_trips(messages: list[Message]) -> None:
 
 @given(batches())
 def test_batch_is_its_items_one_after_the_other(messages: list[Message]) -> None:
-    items = [encode_batch_item(message) for message in messages]
+    items = [encode_batch([message]) for message in messages]
     assert encode_batch(iter(messages)) == b"".join(items)
     for message, item in zip(messages, items, strict=True):
         size = ITEM_OVERHEAD + len(message.body) + len(encode_properties(message.properties))
@@ -115,7 +114,9 @@ def test_batch_is_its_items_one_after_the_other(messages: list[Message]) -> None
 @given(batches(max_size=3), st.data())
 def test_truncated_batch_is_refused(messages: list[Message], data: st.DataObject) -> None:
     body = encode_batch(messages)
-    boundaries = [len(b"".join(map(encode_batch_item, messages[:count]))) for count in range(len(messages) + 1)]
+    boundaries = [
+        len(b"".join(encode_batch([message]) for message in messages[:count])) for count in range(len(messages) + 1)
+    ]
     cut = data.draw(st.integers(1, len(body) - 1))
     if cut in boundaries:
         assert decode_batch(body[:cut], messages[0].topic) == messages[: boundaries.index(cut)]
@@ -163,7 +164,7 @@ def test_batch_of_several_topics_is_refused() -> None:
 @pytest.mark.parametrize("flag", [2**31, -(2**31) - 1])
 def test_flag_beyond_32_bits_is_refused(flag: int) -> None:
     with pytest.raises(MQClientException, match=str(flag)):
-        encode_batch_item(Message("T", b"x", flag))
+        encode_batch([Message("T", b"x", flag)])
 
 
 @pytest.mark.parametrize("vector", JAVA["records"], ids=lambda vector: vector["name"])
