@@ -17,7 +17,7 @@ from rocketmq_spark.model.message import EncodedBatch, Message, MessageQueue, Se
 from rocketmq_spark.model.message_ext import PullOutcome, PullRequest, PullTarget
 from rocketmq_spark.model.send_result import EndTransaction
 from rocketmq_spark.protocol.remoting.codes import RequestCode
-from rocketmq_spark.protocol.remoting.records import decode_records, encode_batch, encode_batch_item, encode_properties
+from rocketmq_spark.protocol.remoting.records import decode_records, encode_batch, encode_properties
 from rocketmq_spark.transport.remoting.transport import RemotingTransport
 from tests.support.contract import Outcomes, next_id
 from tests.support.processes import PATIENCE, wait_for
@@ -111,7 +111,7 @@ def sends(target: Target) -> Iterator[str]:
         "body too long": single(b"x" * (4 * _MIB + 1)),
         "batch too long": batch(*[b"x" * _MIB] * 4),
         "batch without its last properties": cut(3),
-        "batch without the head of its last message": cut(len(encode_batch_item(Message("", b""))) + 47),
+        "batch without the head of its last message": cut(len(encode_batch([Message("", b"")])) + 47),
         "empty batch": EncodedBatch(target.topic, (), 0, 0),
         "reserved topic": single(topic="SCHEDULE_TOPIC_XXXX"),
         "illegal topic": single(topic="not/legal"),

@@ -20,7 +20,6 @@ from rocketmq_spark.protocol.remoting.records import (
     MAX_BATCH_ROWS,
     MAX_BODY,
     encode_batch,
-    encode_batch_item,
     encode_properties,
     unique_id,
 )
@@ -127,7 +126,7 @@ def expected(rows: Sequence[Mapping[str, Any]], settings: SinkOptions) -> dict[G
         if row.get("shardingKey") and settings.queue_selector in (None, "hash"):
             queues = queues_of(message.topic)
             queue = queues[queue_index(string_hash(row["shardingKey"]), len(queues))]
-        size = len(encode_batch_item(message))
+        size = len(encode_batch([message]))
         message, sys_flag = compressed(message, settings)
         group = groups[message.topic, queue, row.get("waitStoreMsgOK") is not False, sys_flag]
         delayed = any(row.get(name) is not None for name in ("delayTimeLevel", "delayMs", "deliverTime"))
