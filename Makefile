@@ -7,8 +7,8 @@ STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # Transport of the demo: remoting or grpc.
 TRANSPORT ?= remoting
-# Benchmarks to run: all (empty), or one of encode, remoting, pacing, spark, read, small, grpc, scale,
-# exactly_once, effectively_once.
+# Benchmarks to run: all (empty), or one of encode, remoting, aio, pacing, spark, read, small, grpc, scale,
+# first, latency, exactly_once, effectively_once.
 PART ?=
 # Notebooks to run: all (empty), or names without .ipynb.
 NOTEBOOK ?=

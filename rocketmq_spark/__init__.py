@@ -27,6 +27,7 @@ from rocketmq_spark.errors import (
 from rocketmq_spark.model.credentials import Credentials, CredentialsProvider
 
 if TYPE_CHECKING:
+    from rocketmq_spark import aio
     from rocketmq_spark.admin import Admin
     from rocketmq_spark.cli import demo
     from rocketmq_spark.cli.transactions import finish_transactions
@@ -77,6 +78,7 @@ __all__ = [
     "SendStatus",
     "TransactionListener",
     "TransactionSendResult",
+    "aio",
     "dedupe",
     "demo",
     "finish_transactions",
@@ -88,6 +90,7 @@ __all__ = [
 # Public names by module. Each is imported at its first use, because it needs pyspark or time.
 _LAZY = {
     "admin": ("Admin",),
+    "aio": ("aio",),
     "cli.demo": ("demo",),
     "cli.transactions": ("finish_transactions",),
     "cluster": ("LocalCluster",),
@@ -114,7 +117,7 @@ def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = importlib.import_module(_MODULES[name])
-    # `demo` is the module itself.
+    # `aio` and `demo` are the modules themselves.
     return getattr(module, name, module)
 
 

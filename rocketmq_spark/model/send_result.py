@@ -9,7 +9,7 @@ import base64
 import binascii
 import enum
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import rocketmq_spark.model.properties as const
 from rocketmq_spark.errors import MQClientException, RocketMQError
@@ -56,6 +56,52 @@ class SendResult:
 
     def _repr_html_(self) -> str:
         return table_view.html_table(*table_view.present(self.facts()))
+
+
+class SharedResult:
+    """The result of a batch whose messages have different senders. Follows ``ProduceAccumulator.splitSendResults``."""
+
+    def __init__(self, whole: SendResult) -> None:
+        self.whole = whole
+        self._ids: dict[str, list[str]] = {}
+
+    def part(self, number: int) -> SendResult:
+        """Return the result of the message with this number, from 0."""
+        return _Part(self, number)
+
+    def id_of(self, ids: str, number: int) -> str:
+        """Return one of the ids that commas join, or the only one, as of an inner batch."""
+        if ids not in self._ids:
+            self._ids[ids] = ids.split(",")
+        found = self._ids[ids]
+        return found[number] if number < len(found) else ids
+
+
+class _Part(SendResult):
+    """The result of one message of a batch. Its ids are split at first use, because few callers need them."""
+
+    __slots__ = ("_number", "_shared")
+
+    def __init__(self, shared: SharedResult, number: int) -> None:
+        self._shared = shared
+        self._number = number
+
+    # A frozen dataclass checks each assignment, which takes longer than the rest of `__init__`.
+    __setattr__ = object.__setattr__
+
+    def __reduce__(self) -> Any:
+        return SendResult, tuple(getattr(self, name) for name in SendResult.__match_args__)
+
+    __qualname__ = "SendResult"  # In the repr
+    status = property(lambda self: self._shared.whole.status)
+    msg_id = property(lambda self: self._shared.id_of(self._shared.whole.msg_id, self._number))
+    message_queue = property(lambda self: self._shared.whole.message_queue)
+    queue_offset = property(lambda self: self._shared.whole.queue_offset + self._number)
+    offset_msg_id = property(lambda self: self._shared.id_of(self._shared.whole.offset_msg_id, self._number))
+    transaction_id = property(lambda self: self._shared.whole.transaction_id)
+    region_id = property(lambda self: self._shared.whole.region_id)
+    trace_on = property(lambda self: self._shared.whole.trace_on)
+    recall_handle = property(lambda self: self._shared.whole.recall_handle)
 
 
 @dataclass(frozen=True, slots=True)

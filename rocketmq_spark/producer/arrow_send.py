@@ -49,6 +49,13 @@ def sink_options(
     return parsed
 
 
+def record_batches(data: ArrowData) -> Iterable[pa.RecordBatch]:
+    """Return the record batches of any form of data."""
+    if isinstance(data, pa.RecordBatch):
+        return (data,)
+    return data.to_batches() if isinstance(data, pa.Table) else data
+
+
 def send_arrow(
     data: ArrowData,
     topic: str | None,
@@ -61,11 +68,7 @@ def send_arrow(
     parsed = sink_options(producer, group, topic, options)
     recorder = Recorder(uuid.uuid4().hex, -1, 0)
     queues = ordered_queues(parsed, instance)
-    if isinstance(data, pa.RecordBatch):
-        data = (data,)
-    elif isinstance(data, pa.Table):
-        data = data.to_batches()
-    batches = _checked(data, parsed, instance)
+    batches = _checked(record_batches(data), parsed, instance)
     send = partial(write_rows, parsed, instance, queues=queues, open_trace_sender=partial(batch_trace_sender, parsed))
     if parsed.effectively_once:
         write_once(parsed, instance, recorder, batches, queues, send)

@@ -25,8 +25,8 @@ from rocketmq_spark.protocol.remoting.records import encode_items, encode_proper
 
 logger = logging.getLogger("rocketmq_spark.producer")
 
-# Properties that never exclude a message from a batch. Most messages have no others.
-_IN_BATCHES: Final = frozenset((const.KEYS, const.TAGS, const.WAIT))
+# The properties of most messages.
+_ONLY_WAITS: Final = {const.WAIT: "true"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,12 +95,13 @@ class MessageEncoder:
         try:
             members = list(messages)
             _check_members(members, limit)
-            # The property does not change a caller's message.
-            identified = [
-                (member.body, member.flag, {**member.properties, const.UNIQ_KEY: member.unique_id or next_id()})
-                for member in members
-            ]
-            body = encode_items(identified)
+            ids = [member.properties.get(const.UNIQ_KEY) or next_id() for member in members]
+            body = encode_items(
+                [
+                    (member.body, member.flag, _properties_with_id(member.properties, unique_id))
+                    for member, unique_id in zip(members, ids, strict=True)
+                ]
+            )
         except (MQClientException, ValueError, TypeError) as exc:
             raise BatchRefusedException(f"making a batch of messages: {exc}") from exc
         topic = members[0].topic
@@ -112,8 +113,7 @@ class MessageEncoder:
         check_message(message, limit, namespace)
         text = encode_properties(properties).decode()
         encoded = EncodedBatch(topic, (body,), len(members), len(body), properties=text)
-        msg_id = ",".join([properties[const.UNIQ_KEY] for _, _, properties in identified])
-        return EncodedMessage(message, encoded, msg_id)
+        return EncodedMessage(message, encoded, ",".join(ids))
 
     def _compressed(self, message: Message) -> tuple[bytes, int]:
         """Return the body to send, and the flag of its compression."""
@@ -154,22 +154,20 @@ def _check_members(members: list[Message], limit: int) -> None:
     """Raise for messages that cannot share a batch (``MessageBatch.generateFromList``), or not be stored at all."""
     if not members:
         raise _illegal("the batch is empty; pass at least one message")
+    first = members[0]
     for number, member in enumerate(members):
         if member is None:
             raise _illegal(f"message {number} is None; pass only Message objects")
-        if not member.properties.keys() <= _IN_BATCHES:
+        if member.properties != _ONLY_WAITS:
             _check_batched(member, number)
-        first = members[0]
         if member.topic != first.topic or not number:
             _check_topic_of_batch(member, number, first)
-        if member.properties.get(const.WAIT) != first.properties.get(const.WAIT) and (
-            member.wait_store_msg_ok != first.wait_store_msg_ok
-        ):
+        if member.properties != first.properties and member.wait_store_msg_ok != first.wait_store_msg_ok:
             raise _illegal(f"messages 0 and {number} differ in waitStoreMsgOK; make one batch for each")
-    check_message(members[0], limit)
+    check_message(first, limit)
     for member in members:
         body = member.body
-        if type(body) is not bytes or not 0 < len(body) <= limit or not member.properties.keys() <= _IN_BATCHES:
+        if type(body) is not bytes or not 0 < len(body) <= limit or member.properties != _ONLY_WAITS:
             check_message(member, limit)
 
 
@@ -178,6 +176,13 @@ def _check_batched(member: Message, number: int) -> None:
         raise _illegal(f"message {number} has a delay, which batches do not support; send it alone")
     if member.is_half_message:
         raise _illegal(f"message {number} is a half message, and brokers deliver a batch at once; send it alone")
+
+
+def _properties_with_id(properties: Mapping[str, str], unique_id: str) -> bytes:
+    """Return the property string of a message of a batch."""
+    if properties == _ONLY_WAITS:
+        return b"WAIT\x01true\x02UNIQ_KEY\x01%b\x02" % unique_id.encode()
+    return encode_properties({**properties, const.UNIQ_KEY: unique_id})
 
 
 def _check_topic_of_batch(member: Message, number: int, first: Message) -> None:

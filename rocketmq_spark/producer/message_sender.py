@@ -9,13 +9,13 @@ from __future__ import annotations
 import logging
 import random
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from rocketmq_spark.errors import MQClientException, RocketMQError, RouteNotFoundException
+from rocketmq_spark.errors import BatchRefusedException, MQClientException, RocketMQError, RouteNotFoundException
 from rocketmq_spark.model.message import Message, MessageQueue
 from rocketmq_spark.model.names import is_blank
 from rocketmq_spark.model.send_result import SendResult
@@ -90,9 +90,7 @@ class MessageSender:
     def send_batch(self, messages: Sequence[Message], timeout: float, choice: QueueChoice) -> SendResult:
         """Send messages as one request and wait for the outcome; raises as `encode_batch` and `_check_keys`."""
         deadline = Deadline(timeout, self._clock)
-        encoded = self._encoder.encode_batch(messages)
-        self._check_keys(encoded, messages)
-        return self._send(encoded, choice, deadline)
+        return self._send(self._encode_batch(messages), choice, deadline)
 
     def send_oneway(self, message: Message, timeout: float, choice: QueueChoice) -> None:
         """Send a message, and return when it is written (docs/internals/producer.md#one-way-sends)."""
@@ -108,6 +106,23 @@ class MessageSender:
     def send_async(self, message: Message, timeout: float, choice: QueueChoice) -> Future[SendResult]:
         """Send a message and return a future at once, or with back pressure after a wait for permits or a route."""
         nbytes = len(message.body) if isinstance(message, Message) and message.body else 1
+        return self._start(lambda: self._encoder.encode(message), nbytes, timeout, choice)
+
+    def send_batch_async(self, messages: Sequence[Message], timeout: float, choice: QueueChoice) -> Future[SendResult]:
+        """Send messages as one request, as `send_async`; the errors of the future are those of `send_batch`."""
+        nbytes = 1
+        if self.back_pressure is not None:
+            nbytes += sum(len(message.body) for message in messages if isinstance(message, Message) and message.body)
+        return self._start(lambda: self._encode_batch(messages), nbytes, timeout, choice)
+
+    def _encode_batch(self, messages: Sequence[Message]) -> EncodedMessage:
+        encoded = self._encoder.encode_batch(messages)
+        self._check_keys(encoded, messages)
+        return encoded
+
+    def _start(
+        self, encode: Callable[[], EncodedMessage], nbytes: int, timeout: float, choice: QueueChoice
+    ) -> Future[SendResult]:
         deadline = Deadline(timeout, self._clock)
         with self._async_send_ended:
             self._async_sends += 1
@@ -127,7 +142,7 @@ class MessageSender:
                 return
             try:
                 deadline.require("sending asynchronously, after waiting for a thread")
-                encoded = self._encoder.encode(message)
+                encoded = encode()
                 reselect = None if choice else partial(self._reselect, encoded.message.topic)
 
                 def attempt(queue: MessageQueue, _left: float) -> None:
@@ -243,7 +258,7 @@ class MessageSender:
         info = self._route(topic, Deadline(self._api_timeout, self._clock))
         configs = self._instance.topic_configs.get({topic: info.route})[topic]
         if configs.compacted:
-            raise MQClientException(
+            raise BatchRefusedException(
                 f"sending a batch to topic {topic}: message {keyless} has no keys, and brokers of a "
                 "compaction topic (cleanup.policy=COMPACTION) drop such messages; set the keys of every message",
                 ResponseCode.MESSAGE_ILLEGAL,

@@ -215,6 +215,25 @@ class Producer:
         members = tuple(messages)
         return self._running_service().sender.send_batch(members, self._seconds(timeout_ms), QueueChoice(queue))
 
+    def send_batch_async(
+        self,
+        messages: Iterable[Message],
+        queue: MessageQueue | None = None,
+        *,
+        callback: Callable[[Future[SendResult]], None] | None = None,
+        timeout_ms: float | None = None,
+    ) -> Future[SendResult]:
+        """Send messages as one request without waiting; the future is that of `send_async`, its errors of `send_batch`.
+
+        An error whose flag `split` is set concerns one message or the size: nothing is stored.
+        """
+        members = tuple(messages)
+        sender = self._running_service().sender
+        future = sender.send_batch_async(members, self._seconds(timeout_ms), QueueChoice(queue))
+        if callback is not None:
+            future.add_done_callback(callback)
+        return future
+
     def send_in_transaction(
         self, message: Message, arg: Any = None, *, executor: LocalTransactionExecutor | None = None
     ) -> TransactionSendResult:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 
 from tests.benchmarks import (
+    bench_aio,
     bench_effectively_once,
     bench_encode,
     bench_exactly_once,
@@ -29,6 +30,7 @@ ROUNDS = 5
 PARTS: Mapping[str, Callable[[], Iterator[Figure]]] = {
     "encode": bench_encode.figures,
     "remoting": lambda: bench_remoting.figures(ROUNDS, 4.0),
+    "aio": lambda: bench_aio.figures(ROUNDS, 4.0),
     "pacing": lambda: bench_pacing.figures(ROUNDS, 4.0),
     "spark": lambda: bench_spark.figures(ROUNDS, 4),
     "read": lambda: bench_read.figures(ROUNDS),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
 from collections.abc import Iterator
@@ -10,8 +11,10 @@ import pyarrow as pa
 import pytest
 
 import rocketmq_spark
+from rocketmq_spark import aio
 from rocketmq_spark.errors import InvalidRowError, MQBrokerException, MQClientException, OptionError, SchemaError
 from rocketmq_spark.model.message import Message, MessageQueue, SendStatus
+from rocketmq_spark.model.send_result import SendResult
 from rocketmq_spark.producer.producer import Producer
 from rocketmq_spark.routing.selectors import SelectMessageQueueByHash
 from tests.support.cluster import SharedCluster
@@ -66,6 +69,33 @@ def test_message_of_every_send_method_is_stored(producer: Producer, cluster: Sha
     assert [stored[member].body for member in batch.msg_id.split(",")] == [b"batch-0", b"batch-1", b"batch-2"]
     assert len(batch.offset_msg_id.split(",")) == 3
     assert len(stored[results[4].msg_id].body) < 20_000
+
+
+@pytest.mark.parametrize("over_grpc", [False, True], ids=["remoting", "grpc"])
+def test_messages_of_coroutines_are_stored_at_the_places_of_their_results(
+    cluster: SharedCluster, made_topic: str, over_grpc: bool
+) -> None:
+    servers = {"endpoints": cluster.endpoints} if over_grpc else {"name_server": cluster.name_server}
+
+    async def main() -> list[SendResult]:
+        async with aio.Producer(f"aio-{uuid.uuid4().hex[:8]}", send_msg_timeout=60_000, **servers) as producer:
+            first = await producer.send(Message.of(made_topic, b"0", tags="t", keys=["a"], properties={"own": "1"}))
+            others = await asyncio.gather(*[producer.send(Message.of(made_topic, b"%d" % n)) for n in range(1, 500)])
+            batch = await producer.send_batch([Message.of(made_topic, b"batch")] * 2)
+            summary = await producer.send_arrow(pa.table({"body": [b"arrow"] * 3}), made_topic)
+        assert len(batch.msg_id.split(",")) == 2
+        assert sum(broker["rows"] for broker in summary.to_dict().values()) == 3
+        return [first, *others]
+
+    results = asyncio.run(main())
+    stored = {message.properties["UNIQ_KEY"]: message for message in read_topic(cluster.name_server, made_topic, 505)}
+    for number, result in enumerate(results):
+        message = stored[result.msg_id]
+        assert message.body == b"%d" % number
+        assert result.status is SendStatus.SEND_OK
+        if not over_grpc:
+            place = result.message_queue.queue_id, result.queue_offset, result.offset_msg_id
+            assert place == (message.queue_id, message.queue_offset, message.offset_msg_id)
 
 
 def test_an_administrator_learns_offsets_and_sees_messages(producer: Producer, made_topic: str) -> None:

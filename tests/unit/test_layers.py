@@ -28,6 +28,7 @@ LAYERS = {
     "cluster": 5,
     "testing": 5,
     "producer": 6,
+    "aio": 7,
     "spark": 7,
     "cli": 8,
 }
@@ -49,6 +50,7 @@ FOREIGN = {
     "sink": {"pyspark", "socket", "grpc", "google"},
     "source": {"pyspark", "socket", "grpc", "google"},
     "producer": {"pyspark", "numpy", "socket", "grpc", "google"},
+    "aio": {"pyspark", "numpy", "socket", "grpc", "google"},
     "transactions": {"pyspark", "socket", "grpc", "google"},
     "cluster": {"pyarrow", "numpy"},
 }

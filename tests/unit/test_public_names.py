@@ -12,7 +12,7 @@ import rocketmq_spark
 
 @pytest.mark.parametrize("name", rocketmq_spark.__all__)
 def test_every_public_name_can_be_imported(name: str) -> None:
-    assert getattr(rocketmq_spark, name).__name__ in (name, f"rocketmq_spark.cli.{name}")
+    assert getattr(rocketmq_spark, name).__name__ in (name, f"rocketmq_spark.{name}", f"rocketmq_spark.cli.{name}")
     assert name in dir(rocketmq_spark)
 
 

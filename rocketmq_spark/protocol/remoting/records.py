@@ -108,33 +108,31 @@ def encode_single(message: Message, sys_flag: int = 0) -> EncodedBatch:
     )
 
 
-def _item(body: bytes, flag: int, properties: Mapping[str, str | None]) -> bytes:
-    text = encode_properties(properties)
-    size = len(body)
-    try:
-        head = _ITEM_HEAD.pack(ITEM_OVERHEAD + size + len(text), 0, 0, flag, size)
-    except struct.error as exc:
-        raise _illegal(f"flag {flag} and body of {size} bytes must fit 32 bits: {exc}") from exc
-    return b"".join((head, body, _SHORT.pack(len(text)), text))
-
-
 def encode_batch(messages: Iterable[Message]) -> bytes:
-    """Return the body of SEND_BATCH_MESSAGE; raises as `encode_items`. The caller checks the size of the body."""
+    """Return the body of SEND_BATCH_MESSAGE; raises as `encode_items` and `encode_properties`."""
     batch = list(messages)
     topics = {message.topic for message in batch}
     if len(topics) > 1:
         raise _illegal(f"a batch of messages for {sorted(topics)}; all messages of a batch must have the same topic")
-    return encode_items([(message.body, message.flag, message.properties) for message in batch])
+    return encode_items([(message.body, message.flag, encode_properties(message.properties)) for message in batch])
 
 
-def encode_items(items: Sequence[tuple[bytes, int, Mapping[str, str | None]]]) -> bytes:
-    """Return the body of SEND_BATCH_MESSAGE with these bodies, flags and properties.
+def encode_items(items: Sequence[tuple[bytes, int, bytes]]) -> bytes:
+    """Return the body of SEND_BATCH_MESSAGE with these bodies, flags and property strings.
 
-    Raises as `encode_properties`, and an MQClientException (13) for a flag of more than 32 bits or too many items.
+    Raises an MQClientException (13) for a flag of more than 32 bits, or too many items.
     """
     if not 1 <= len(items) <= MAX_BATCH_ROWS:
         raise _illegal(f"a batch of {len(items)} messages; 1 to {MAX_BATCH_ROWS} are allowed")
-    return b"".join([_item(*item) for item in items])
+    pieces: list[bytes] = []
+    for body, flag, properties in items:
+        size, length = len(body), len(properties)
+        try:
+            head = _ITEM_HEAD.pack(ITEM_OVERHEAD + size + length, 0, 0, flag, size)
+        except struct.error as exc:
+            raise _illegal(f"flag {flag} and body of {size} bytes must fit 32 bits: {exc}") from exc
+        pieces += (head, body, _SHORT.pack(length), properties)
+    return b"".join(pieces)
 
 
 def messages_in(batch: EncodedBatch) -> list[Message]:

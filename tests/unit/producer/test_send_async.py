@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from rocketmq_spark.errors import (
+    BatchRefusedException,
     CredentialsError,
     MQBrokerException,
     MQClientException,
@@ -31,6 +32,8 @@ from rocketmq_spark.transport.base import SendRequest
 from tests.support.processes import PATIENCE, wait_for
 
 Make = Callable[..., Producer]
+# Starts a producer for threads or for asyncio.
+Start = Callable[..., Any]
 MESSAGE = Message.of("T", b"x")
 
 
@@ -76,13 +79,14 @@ def test_callbacks_run_on_threads_of_the_callback_executor(producer: Producer) -
 @pytest.mark.parametrize(
     ("message", "code"), [(Message("T", b""), 13), (Message.of("U", b"x"), 10005), (Message("no spaces", b"x"), -1)]
 )
-def test_invalid_message_or_missing_route_fails_the_future(producer: Producer, message: Message, code: int) -> None:
-    error = producer.send_async(message).exception(PATIENCE)
+def test_invalid_message_or_missing_route_fails_the_future(start_any: Start, message: Message, code: int) -> None:
+    error = start_any().send_async(message).exception(PATIENCE)
     assert isinstance(error, MQClientException)
     assert error.response_code == code
 
 
-def test_a_transport_failure_is_tried_on_another_broker(producer: Producer, transport: ScriptedTransport) -> None:
+def test_a_transport_failure_is_tried_on_another_broker(start_any: Start, transport: ScriptedTransport) -> None:
+    producer = start_any()
     transport.always["a"] = Reply(error=RemotingConnectException("down"))
     for _ in range(6):
         assert producer.send_async(MESSAGE).result(PATIENCE).message_queue.broker_name == "b"
@@ -91,11 +95,11 @@ def test_a_transport_failure_is_tried_on_another_broker(producer: Producer, tran
 
 
 def test_attempts_are_limited_by_retry_times_when_send_async_failed(
-    make_producer: Make, transport: ScriptedTransport
+    start_any: Start, transport: ScriptedTransport
 ) -> None:
     lost = RemotingConnectException("down")
     transport.always = {"a": Reply(error=lost), "b": Reply(error=lost)}
-    producer = started(make_producer, retry_times_when_send_async_failed=3, retry_times_when_send_failed=9)
+    producer = start_any(retry_times_when_send_async_failed=3, retry_times_when_send_failed=9)
     error = producer.send_async(MESSAGE).exception(PATIENCE)
     assert isinstance(error, MQClientException)
     assert (error.response_code, error.__cause__, len(transport.requests)) == (-1, lost, 4)
@@ -104,32 +108,32 @@ def test_attempts_are_limited_by_retry_times_when_send_async_failed(
 
 
 def test_send_to_an_explicit_queue_is_retried_at_the_same_broker(
-    producer: Producer, transport: ScriptedTransport
+    start_any: Start, transport: ScriptedTransport
 ) -> None:
     transport.play("a", Reply(error=RemotingConnectException("down")))
-    result = producer.send_async(MESSAGE, MessageQueue("T", "a", 1)).result(PATIENCE)
+    result = start_any().send_async(MESSAGE, MessageQueue("T", "a", 1)).result(PATIENCE)
     assert result.message_queue == MessageQueue("T", "a", 1)
     assert [request.address for request in transport.requests] == ["a:10911"] * 2
 
 
-def test_error_code_of_a_broker_ends_an_async_send(producer: Producer, transport: ScriptedTransport) -> None:
+def test_error_code_of_a_broker_ends_an_async_send(start_any: Start, transport: ScriptedTransport) -> None:
     transport.always = {"a": Reply.code(2, "busy"), "b": Reply.code(2, "busy")}
-    error = producer.send_async(MESSAGE).exception(PATIENCE)
+    error = start_any().send_async(MESSAGE).exception(PATIENCE)
     assert isinstance(error, MQBrokerException)
     assert (error.response_code, len(transport.requests)) == (2, 1)
 
 
 @pytest.mark.parametrize("error", [RemotingTlsException("it demands TLS"), CredentialsError("the vault is sealed")])
-def test_permanent_error_ends_the_send(producer: Producer, transport: ScriptedTransport, error: RocketMQError) -> None:
+def test_permanent_error_ends_the_send(start_any: Start, transport: ScriptedTransport, error: RocketMQError) -> None:
     transport.always = {"a": Reply(error=error), "b": Reply(error=error)}
-    raised = producer.send_async(MESSAGE).exception(PATIENCE)
+    raised = start_any().send_async(MESSAGE).exception(PATIENCE)
     assert error in (raised, getattr(raised, "__cause__", None))
     assert len(transport.requests) == 1
 
 
-def test_retries_stop_when_the_shared_time_is_over(make_producer: Make, transport: ScriptedTransport) -> None:
+def test_retries_stop_when_the_shared_time_is_over(start_any: Start, transport: ScriptedTransport) -> None:
     transport.always = {"a": Reply(silent=True), "b": Reply(silent=True)}
-    producer = started(make_producer, retry_times_when_send_async_failed=50)
+    producer = start_any(retry_times_when_send_async_failed=50)
     error = producer.send_async(MESSAGE, timeout_ms=1000).exception(PATIENCE)
     assert isinstance(error, MQClientException)
     assert isinstance(error.__cause__, RemotingTimeoutException)
@@ -137,17 +141,32 @@ def test_retries_stop_when_the_shared_time_is_over(make_producer: Make, transpor
 
 
 def test_a_retry_keeps_queue_id_and_born_timestamp_of_the_first_choice(
-    producer: Producer, transport: ScriptedTransport
+    start_any: Start, transport: ScriptedTransport
 ) -> None:
     lost = Reply(error=RemotingConnectException("down"))
     transport.play("a", lost)
     transport.play("b", lost)
-    producer.send_async(MESSAGE).result(PATIENCE)
+    start_any().send_async(MESSAGE).result(PATIENCE)
     first, *others = transport.requests
     assert others
     assert {(request.queue.queue_id, request.born_timestamp) for request in others} == {
         (first.queue.queue_id, first.born_timestamp)
     }
+
+
+def test_a_batch_is_one_request_and_its_result_has_all_ids(start_any: Start, transport: ScriptedTransport) -> None:
+    result = start_any().send_batch_async([MESSAGE, MESSAGE, MESSAGE]).result(PATIENCE)
+    assert len(result.msg_id.split(",")) == 3
+    assert [request.batch.rows for request in transport.requests] == [3]
+
+
+def test_a_batch_with_an_invalid_message_fails_before_the_request(
+    start_any: Start, transport: ScriptedTransport
+) -> None:
+    error = start_any().send_batch_async([MESSAGE, Message("T", b"")]).exception(PATIENCE)
+    assert isinstance(error, BatchRefusedException)
+    assert error.split
+    assert not transport.requests
 
 
 def test_failing_callback_is_logged_and_later_sends_succeed(
