@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     )
     from rocketmq_spark.spark.datasource import RocketMQDataSource
     from rocketmq_spark.spark.dedupe import dedupe
+    from rocketmq_spark.spark.lag import ProgressListener, lag
     from rocketmq_spark.spark.live import live
     from rocketmq_spark.spark.register import register, unregister
     from rocketmq_spark.spark.report import Metrics
@@ -67,6 +68,7 @@ __all__ = [
     "MetricsUnavailableError",
     "OptionError",
     "Producer",
+    "ProgressListener",
     "RemotingException",
     "RocketMQDataSource",
     "RocketMQError",
@@ -82,6 +84,7 @@ __all__ = [
     "dedupe",
     "demo",
     "finish_transactions",
+    "lag",
     "live",
     "register",
     "unregister",
@@ -102,6 +105,7 @@ _LAZY = {
     "routing.selectors": ("SelectMessageQueueByHash", "SelectMessageQueueByMachineRoom", "SelectMessageQueueByRandom"),
     "spark.datasource": ("RocketMQDataSource",),
     "spark.dedupe": ("dedupe",),
+    "spark.lag": ("ProgressListener", "lag"),
     "spark.live": ("live",),
     "spark.register": ("register", "unregister"),
     "spark.report": ("Metrics",),

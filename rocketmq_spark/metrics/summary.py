@@ -22,6 +22,7 @@ from rocketmq_spark.metrics.measures import (
     Metric,
     lowest_us,
 )
+from rocketmq_spark.metrics.openmetrics import families, render
 from rocketmq_spark.metrics.recorder import PartitionReport, ReadReport
 from rocketmq_spark.model import table as table_view
 
@@ -184,6 +185,19 @@ class WriteSummary:
         for index, count in zip(*self.measures(write_id).latencies(broker), strict=True):
             histogram.record_value(lowest_us(int(index)), int(count))
         return histogram
+
+    def to_openmetrics(self, write_id: str | None = None) -> str:
+        """Return the measurements as OpenMetrics text, for Prometheus: counters since the start or the last `reset`.
+
+        Names begin with ``rocketmq_spark_``. The latencies are a histogram in seconds. A web server returns the text
+        with the type ``application/openmetrics-text; version=1.0.0; charset=utf-8``.
+        """
+        found = families(
+            self.measures(write_id),
+            unreadable=self.skipped_by_reads() if write_id is None else None,
+            lost_reports=self.dropped_reports,
+        )
+        return render(found)
 
     def to_pandas(self, write_id: str | None = None) -> pd.DataFrame:
         """Return the numbers of `to_dict` as a pandas DataFrame indexed by broker."""

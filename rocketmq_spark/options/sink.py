@@ -179,6 +179,9 @@ class SinkOptions(SendOptions):
     metrics_path: str | None = option("metricsPath", None, kinds.LOCATION,
         "Where each write and each micro-batch saves its metrics: as a line of a local file, or as a file in a folder "
         "of another file system (s3://, gs://, hdfs://).", section="figures", secret=True)
+    metrics_format: str = option("metricsFormat", "json", kinds.choice("json", "openmetrics"),
+        "Content of `metricsPath`: the metrics of each commit as JSON, or one file with their sums for Prometheus.",
+        section="figures")
     # fmt: on
 
     @property

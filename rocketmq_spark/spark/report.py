@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import pickle
+import uuid
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
@@ -21,6 +22,7 @@ from pyspark.sql.datasource import WriterCommitMessage
 
 from rocketmq_spark.errors import MetricsUnavailableError
 from rocketmq_spark.metrics import Measures, PartitionReport, WriteSummary, merge_into
+from rocketmq_spark.metrics.openmetrics import Family, added, families, last_commit
 from rocketmq_spark.metrics.summary import invalid_notes, recovery_notes, sent_notes
 
 if TYPE_CHECKING:
@@ -213,14 +215,19 @@ def record_commit(
     *,
     now: float,
     report: CommitReport | ResumeReport | None = None,
+    openmetrics: bool = False,
     resolve: Callable[[str], tuple[FileSystem, str]] | None = None,
 ) -> None:
     """Append one commit's figures to the file at `path`, which may be a URI; a failure is only logged.
 
-    `write_id` is empty in a stream. `now` is in epoch seconds. `report` is that of an exactly-once write. `resolve`
-    replaces `pyarrow.fs.FileSystem.from_uri`.
+    With `openmetrics` they are added to the sums in the file. `write_id` is empty in a stream. `now` is in epoch
+    seconds. `report` is that of an exactly-once write. `resolve` replaces `pyarrow.fs.FileSystem.from_uri`.
     """
     try:
+        if openmetrics:
+            measures, repeated = summarise(_finished(messages)).measures(), getattr(report, "repeated_rows", 0)
+            _add(path, [*families(measures, repeated=repeated), last_commit(now)], resolve)
+            return
         line = _line(_finished(messages), write_id, batch_id, now)
         if report is not None:
             line[report.NAME] = asdict(report)
@@ -250,6 +257,26 @@ def _line(finished: Sequence[CommitMessage], write_id: str, batch_id: int | None
         "brokers": brokers,
         **summary.invalid_rows(),
     }
+
+
+def _add(path: str, found: list[Family], resolve: Callable[[str], tuple[FileSystem, str]] | None) -> None:
+    """Add metrics to the sums in a file."""
+    from pyarrow import fs
+
+    filesystem, place = (resolve or fs.FileSystem.from_uri)(path)
+    old = ""
+    if filesystem.get_file_info(place).type is not fs.FileType.NotFound:
+        with filesystem.open_input_stream(place, compression=None) as stream:
+            old = stream.read().decode()
+    text, target = added(old, found).encode(), place
+    if isinstance(filesystem, fs.LocalFileSystem):
+        filesystem.create_dir(place.rpartition("/")[0] or "/", recursive=True)
+        # A monitor that reads meanwhile sees the old file or the new one.
+        target = f"{place}.{uuid.uuid4().hex}.tmp"
+    with filesystem.open_output_stream(target, compression=None) as stream:
+        stream.write(text)
+    if target != place:
+        filesystem.move(target, place)
 
 
 def _append(path: str, line: dict[str, Any], resolve: Callable[[str], tuple[FileSystem, str]] | None) -> None:

@@ -195,8 +195,18 @@ class _PartitionWriter:
         report: CommitReport | ResumeReport | None,
     ) -> None:
         log_summary(messages, batch_id=batch_id, report=report)
-        if self.options.metrics_path is not None:
-            record_commit(self.options.metrics_path, messages, self.write_id, batch_id, now=time.time(), report=report)
+        options = self.options
+        if options.metrics_path is not None:
+            openmetrics = options.metrics_format == "openmetrics"
+            record_commit(
+                options.metrics_path,
+                messages,
+                self.write_id,
+                batch_id,
+                now=time.time(),
+                report=report,
+                openmetrics=openmetrics,
+            )
 
     def _send(
         self, recorder: Recorder, batches: Iterator[pa.RecordBatch], write_id: str | None = None, **delivery: Any

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import signal
@@ -20,7 +21,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from rocketmq_spark import dedupe
+from rocketmq_spark import ProgressListener, dedupe, lag
 from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.options.offsets import flat
 from rocketmq_spark.producer.producer import Producer
@@ -91,6 +92,30 @@ def run(query: StreamingQuery) -> list[int]:
 
 def offsets(text: str) -> dict[MessageQueue, int]:
     return flat(json.loads(text))
+
+
+def test_lag_counts_messages_that_the_query_has_not_read(
+    spark: SparkSession, cluster: SharedCluster, load: Load, start: Start, feed: Feed, caplog: pytest.LogCaptureFixture
+) -> None:
+    feed(300)
+    caplog.set_level(logging.INFO, "rocketmq_spark.spark")
+    listener = ProgressListener()
+    spark.streams.addListener(listener)
+    try:
+        query = start(load(), availableNow=True)
+        assert sum(run(query)) == 300
+        wait_for(lambda: "has ended" in caplog.text)
+    finally:
+        spark.streams.removeListener(listener)
+    assert sum(queue.messages for queue in lag(query, cluster.name_server)) == 0
+    feed(20)
+    behind = lag(query, cluster.name_server)
+    assert sum(queue.messages for queue in behind) == 20
+    assert len(behind) == 4
+    assert "300 rows in " in caplog.text
+    if PYSPARK >= (4, 2):
+        assert sum(queue.messages for queue in lag(query)) == 0
+        assert "0 messages not read" in caplog.text
 
 
 @NEEDS_LIMITS

@@ -114,6 +114,7 @@ def test_defaults_are_those_of_the_design() -> None:
         "transactionTopic": "rocketmq-spark-decisions",
         "transactionTimeoutMs": "60000",
         "fenceMs": "10000",
+        "metricsFormat": "json",
         "startAnew": "false",
         "metricsPath": "none",
     }

@@ -87,3 +87,38 @@ def test_failed_metrics_file_is_a_warning_with_its_path_and_not_an_error(
     (record,) = caplog.records
     assert path in record.getMessage()
     assert "its rows are stored" in record.getMessage()
+
+
+def test_openmetrics_file_has_the_sums_of_all_commits(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "sink.prom"
+    for batch_id in range(3):
+        record_commit(str(path), [message("w", batch_id)], "", batch_id, now=NOW + batch_id, openmetrics=True)
+    text = path.read_text("utf-8")
+    assert 'rocketmq_spark_rows_total{broker="a"} 30\n' in text
+    assert f"rocketmq_spark_last_commit_timestamp_seconds {NOW + 2}\n" in text
+    assert [found.name for found in path.parent.iterdir()] == ["sink.prom"]
+
+
+def test_openmetrics_object_is_replaced_by_the_sums(tmp_path: Path) -> None:
+    store = fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem())
+    for batch_id in range(2):
+        record_commit(
+            "s3://bucket/sink.prom",
+            [message("w", batch_id)],
+            "",
+            batch_id,
+            now=NOW,
+            openmetrics=True,
+            resolve=lambda _: (store, "sink.prom"),
+        )
+    assert 'rocketmq_spark_rows_total{broker="a"} 20\n' in (tmp_path / "sink.prom").read_text("utf-8")
+
+
+def test_file_with_other_content_is_kept_and_the_commit_succeeds(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("important")
+    record_commit(str(path), [message()], "", 0, now=NOW, openmetrics=True)
+    assert path.read_text() == "important"
+    assert "name another file" in caplog.text

@@ -1,0 +1,179 @@
+"""Measurements as text for Prometheus and other monitors (OpenMetrics 1.0).
+
+A scrape or a file has the sums since the process or the file began. All series are counters, the buckets of a
+histogram, or the time of the last commit, so two texts are merged by adding the values of equal series.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from rocketmq_spark.metrics.measures import Measures, Metric, lowest_us
+
+# Upper ends of the latency buckets, microseconds: powers of two, because the latencies in commit messages have no finer
+# resolution. 0.5 ms to 17 s.
+_BOUNDS_US: Final = tuple(1 << bits for bits in range(9, 25))
+_LAST_COMMIT: Final = "rocketmq_spark_last_commit_timestamp_seconds"
+_SAMPLE: Final = re.compile(r"([a-z_]+)(\{.*\})? (\S+)")
+
+
+class Family(NamedTuple):
+    """The series of one name: a counter, a histogram or a gauge."""
+
+    name: str
+    kind: str
+    help: str
+    # Suffix of the name, labels, and value of each sample.
+    samples: Sequence[tuple[str, Mapping[str, str], float]]
+    unit: str = ""
+
+
+_BY_BROKER: Final = {
+    "rows": ("rows", "Rows that brokers have acknowledged.", ""),
+    "sent_rows": ("sent_rows", "Rows that were sent with sendMode=oneway, without an acknowledgement.", ""),
+    "requests": ("requests", "Acknowledged send requests.", ""),
+    "nbytes": ("sent_bytes", "Bytes of acknowledged request bodies.", "bytes"),
+    "retries": ("retries", "Batches that were sent again.", ""),
+    "failures": ("failures", "Batches that tasks gave up.", ""),
+    "isolated_times": ("isolations", "How often tasks began to avoid a broker.", ""),
+    "isolated_us": ("isolated_seconds", "Time in which tasks avoided a broker, summed over tasks.", "seconds"),
+}
+
+
+def families(
+    measures: Measures, *, unreadable: Mapping[str, int] | None = None, lost_reports: int = 0, repeated: int = 0
+) -> list[Family]:
+    """Return the families of measurements.
+
+    `unreadable` are skipped messages of reads by topic, `repeated` the repeats that the end of a write has found.
+    """
+    brokers = measures.brokers
+    found = [
+        Family(
+            f"rocketmq_spark_{name}",
+            "counter",
+            text,
+            [
+                ("_total", {"broker": broker}, getattr(totals, field) / (1e6 if unit == "seconds" else 1))
+                for broker, totals in brokers.items()
+            ],
+            unit,
+        )
+        for field, (name, text, unit) in _BY_BROKER.items()
+    ]
+    for name, text, label, metric in (
+        ("retries_by_reason", "Batches that were sent again, by the reason.", "reason", Metric.REASON_RETRIES),
+        ("failures_by_code", "Batches that tasks gave up, by response code or error.", "code", Metric.REASON_FAILURES),
+    ):
+        samples = [
+            ("_total", {"broker": broker, label: detail}, float(count))
+            for broker, detail, _, _, count in measures.entries(metric, metric)
+        ]
+        found.append(Family(f"rocketmq_spark_{name}", "counter", text, samples))
+    found.append(
+        Family(
+            "rocketmq_spark_send_latency_seconds",
+            "histogram",
+            "Time from the last byte of a request to its acknowledgement.",
+            [sample for broker in brokers for sample in _histogram(measures, broker)],
+            "seconds",
+        )
+    )
+    invalid = [
+        ("_total", {"fate": fate, "rule": rule}, float(rows))
+        for fate, by_rule in zip(("skipped", "dead_lettered"), measures.invalid_rows(), strict=True)
+        for rule, rows in by_rule.items()
+    ]
+    found.append(Family("rocketmq_spark_invalid_rows", "counter", "Rows that no broker could store.", invalid))
+    recovered, seen_twice = measures.recovered_rows()
+    for name, text, rows in (
+        ("recovered_rows", "Rows that an earlier attempt had stored (effectivelyOnce).", recovered),
+        ("repeated_rows", "Rows that are stored twice or more often (effectivelyOnce).", seen_twice + repeated),
+    ):
+        found.append(Family(f"rocketmq_spark_{name}", "counter", text, [("_total", {}, float(rows))]))
+    skipped = [("_total", {"topic": topic}, float(count)) for topic, count in (unreadable or {}).items()]
+    found.append(
+        Family("rocketmq_spark_unreadable_messages", "counter", "Messages that reads skipped (onUnreadable).", skipped)
+    )
+    text = "Reports of tasks that could not be read."
+    found.append(Family("rocketmq_spark_lost_reports", "counter", text, [("_total", {}, float(lost_reports))]))
+    return [family for family in found if family.samples]
+
+
+def last_commit(now: float) -> Family:
+    """Return the time of a commit, `now`, epoch seconds."""
+    return Family(_LAST_COMMIT, "gauge", "Time of the newest commit.", [("", {}, round(now, 3))], "seconds")
+
+
+def render(found: Iterable[Family]) -> str:
+    """Return the text of families."""
+    lines = []
+    for family in found:
+        lines.append(f"# TYPE {family.name} {family.kind}")
+        if family.unit:
+            lines.append(f"# UNIT {family.name} {family.unit}")
+        lines.append(f"# HELP {family.name} {_escaped(family.help)}")
+        for suffix, labels, value in family.samples:
+            pairs = ",".join(f'{name}="{_escaped(text)}"' for name, text in labels.items())
+            series = f"{family.name}{suffix}{{{pairs}}}" if pairs else f"{family.name}{suffix}"
+            lines.append(f"{series} {value:.15g}")
+    return "\n".join([*lines, "# EOF", ""])
+
+
+def added(old: str, found: Iterable[Family]) -> str:
+    """Return the text of families with the values of an older text of `render` added.
+
+    Raises a ValueError if `old` has anything but metrics of this package.
+    """
+    heads: dict[str, list[str]] = {}
+    values: dict[str, dict[str, float]] = {}
+    for text in filter(None, (old, render(found))):
+        _read(text, heads, values)
+    lines = [
+        line
+        for name, by_series in values.items()
+        for line in (*heads[name], *(f"{series} {value:.15g}" for series, value in by_series.items()))
+    ]
+    return "\n".join([*lines, "# EOF", ""])
+
+
+def _read(text: str, heads: dict[str, list[str]], values: dict[str, dict[str, float]]) -> None:
+    """Add a text: the comment lines of each family, and the value of each series."""
+    *lines, last = text.splitlines() or [""]
+    if last != "# EOF":
+        raise ValueError("the file has other content than metrics of rocketmq-spark: name another file")
+    name = ""
+    for line in lines:
+        if line.startswith("# TYPE "):
+            name = line.split(" ")[2]
+            heads[name] = []
+        if line.startswith("#") and name:
+            heads[name].append(line)
+            continue
+        sample = _SAMPLE.fullmatch(line)
+        if sample is None or not name:
+            raise ValueError(f"the file has a line that is no metric of rocketmq-spark: {line[:80]!r}")
+        series, value = f"{sample[1]}{sample[2] or ''}", float(sample[3])
+        known = values.setdefault(name, {})
+        known[series] = value if name == _LAST_COMMIT else known.get(series, 0.0) + value
+
+
+def _histogram(measures: Measures, broker: str) -> Iterator[tuple[str, Mapping[str, str], float]]:
+    indices, counts = measures.latencies(broker)
+    if not len(indices):
+        return
+    lowest = np.array([lowest_us(int(index)) for index in indices])
+    for bound in _BOUNDS_US:
+        yield "_bucket", {"broker": broker, "le": repr(bound / 1e6)}, float(counts[lowest < bound].sum())
+    total = float(counts.sum())
+    yield "_bucket", {"broker": broker, "le": "+Inf"}, total
+    yield "_count", {"broker": broker}, total
+    yield "_sum", {"broker": broker}, float((lowest * counts).sum()) / 1e6
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
