@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         SelectMessageQueueByMachineRoom,
         SelectMessageQueueByRandom,
     )
+    from rocketmq_spark.source.read_arrow import read_arrow
     from rocketmq_spark.spark.datasource import RocketMQDataSource
     from rocketmq_spark.spark.dedupe import dedupe
     from rocketmq_spark.spark.lag import ProgressListener, lag
@@ -86,6 +87,7 @@ __all__ = [
     "finish_transactions",
     "lag",
     "live",
+    "read_arrow",
     "register",
     "unregister",
 ]
@@ -103,6 +105,7 @@ _LAZY = {
     "producer.producer": ("Producer",),
     "producer.transaction": ("TransactionListener",),
     "routing.selectors": ("SelectMessageQueueByHash", "SelectMessageQueueByMachineRoom", "SelectMessageQueueByRandom"),
+    "source.read_arrow": ("read_arrow",),
     "spark.datasource": ("RocketMQDataSource",),
     "spark.dedupe": ("dedupe",),
     "spark.lag": ("ProgressListener", "lag"),

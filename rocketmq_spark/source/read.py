@@ -133,6 +133,11 @@ class SkippedMessages:
     _warned_at: float = -math.inf
     _newest: Unreadable | None = None
 
+    def policy(self, options: SourceOptions) -> OnUnreadable:
+        """Return what happens to an unreadable message by ``onUnreadable``."""
+        policies: dict[str, OnUnreadable] = {"fail": fail, "skip": self.skip, "raw": lambda _: True}
+        return policies[options.on_unreadable]
+
     def skip(self, message: Unreadable) -> bool:
         """Count a message, and return False, so that no row is made."""
         self.by_topic[message.queue.topic] += message.end - message.start

@@ -206,6 +206,28 @@ class TopicQueues:
         answers = self.deadline.in_parallel(one_of_each.values(), ask, "types of topics")
         return {queue: answers[one_of_each[place(queue)]] for queue in queues}
 
+    def filters_in_reader(self, queues: Iterable[MessageQueue]) -> bool:
+        """Return whether the reader itself must filter by tags; let brokers check a SQL92 expression.
+
+        Raises an OptionError if a broker rejects the expression, and for SQL92 with inner batches.
+        """
+        options, checked = self._options, list(queues)
+        if options.sub_expression.strip() == "*":
+            return False
+        inner = self.may_hold_inner_batches(checked)
+        if options.filter_type == "TAG":
+            return inner
+        if inner:
+            topics = sorted({queue.topic for queue in checked})
+            names = ", ".join(topics[:5]) + (" and others" if len(topics) > 5 else "")
+            raise OptionError(
+                f"filterType=SQL92: at least one of the topics {names} is for inner batches (queue.type=BatchCQ). A "
+                "broker sees only the properties of a batch, not those of its messages; leave filterType and "
+                "subExpression out, and filter the rows"
+            )
+        self.check_filter(checked)
+        return False
+
     def check_filter(self, queues: Iterable[MessageQueue]) -> None:
         """Raise an OptionError if a broker rejects SQL or the expression (docs/internals/reads.md#pulls)."""
         options = self._options

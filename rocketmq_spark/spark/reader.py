@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from rocketmq_spark.errors import OptionError, SchemaError
+from rocketmq_spark.errors import SchemaError
 from rocketmq_spark.options.source import SourceOptions
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from pyspark.sql.datasource import Filter
     from pyspark.sql.types import StructType
 
-    from rocketmq_spark.model.message import MessageQueue
     from rocketmq_spark.model.route import TopicRouteData
     from rocketmq_spark.source.ranges import OffsetRange
     from rocketmq_spark.source.topic_queues import TopicQueues
@@ -96,12 +95,10 @@ class PartitionReader:
         # If `partitions` returned none, Spark passes a plain `InputPartition`.
         if not isinstance(partition, RangesPartition):
             return
-        from rocketmq_spark.arrow.decode import fail
         from rocketmq_spark.metrics import ReadReport
         from rocketmq_spark.source.read import SkippedMessages, read_rows
 
         skipped = SkippedMessages()
-        policies = {"fail": fail, "skip": skipped.skip, "raw": lambda _: True}
         try:
             yield from read_rows(
                 self._options,
@@ -109,7 +106,7 @@ class PartitionReader:
                 self._schema,
                 partition.routes,
                 filters_here=partition.filters_here,
-                on_unreadable=policies[self._options.on_unreadable],
+                on_unreadable=skipped.policy(self._options),
             )
         finally:
             skipped.close()
@@ -121,7 +118,7 @@ class PartitionReader:
 
         options = self._options
         tasks = tasks_of(ranges, options.min_partitions, options.max_records_per_partition, self._parallelism)
-        filters_here = self._filters_here([part.queue for part in ranges if part.size > 0], known)
+        filters_here = known.filters_in_reader(part.queue for part in ranges if part.size > 0)
         routes = known.routes([part.queue for part in ranges])
         partitions: list[InputPartition] = []
         for task in tasks:
@@ -132,25 +129,6 @@ class PartitionReader:
             of_task = {topic: routes[topic].only(names) for topic, names in brokers.items() if topic in routes}
             partitions.append(RangesPartition(task, of_task, filters_here))
         return partitions
-
-    def _filters_here(self, queues: list[MessageQueue], known: TopicQueues) -> bool:
-        """Return whether tasks filter by tags themselves; let brokers check a SQL92 expression."""
-        options = self._options
-        if options.sub_expression.strip() == "*":
-            return False
-        inner = known.may_hold_inner_batches(queues)
-        if options.filter_type == "TAG":
-            return inner
-        if inner:
-            topics = sorted({queue.topic for queue in queues})
-            names = ", ".join(topics[:5]) + (" and others" if len(topics) > 5 else "")
-            raise OptionError(
-                f"filterType=SQL92: at least one of the topics {names} is for inner batches (queue.type=BatchCQ). A "
-                "broker sees only the properties of a batch, not those of its messages; leave filterType and "
-                "subExpression out, and filter the DataFrame"
-            )
-        known.check_filter(queues)
-        return False
 
 
 class RocketMQBatchReader(PartitionReader, DataSourceReader):

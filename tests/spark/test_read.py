@@ -15,7 +15,8 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 from rocketmq_spark import dedupe
 from rocketmq_spark.model.message_ext import MessageExt
 from rocketmq_spark.model.properties import RESERVED_PROPERTIES
-from rocketmq_spark.spark.reader import READ_SCHEMA
+from rocketmq_spark.source.read_arrow import SCHEMA
+from rocketmq_spark.spark.reader import READ_SCHEMA, arrow_schema
 from rocketmq_spark.spark.report import Metrics
 from tests.support.cluster import SharedCluster, create_topic
 from tests.support.processes import wait_for
@@ -100,6 +101,7 @@ def test_every_column_of_a_write_is_read_back_as_it_was_written(
     save(spark.createDataFrame(ODD_ROWS, COLUMNS), compressType="none", maxMessageSize=str(4 * MIB))
     stored = read_topic(cluster.name_server, topic, len(ODD_ROWS))
     frame = load()
+    assert arrow_schema(frame.schema) == SCHEMA
     assert frame.schema.simpleString() == f"struct<{READ_SCHEMA.replace(', ', ',').replace(' ', ':')}>"
     found = read_rows(frame)
     brokers = {broker.address: broker.name for broker in cluster.brokers}

@@ -1,0 +1,84 @@
+"""`read_arrow`: reads of a fake cluster without Spark."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+from rocketmq_spark import Message, Producer, read_arrow
+from rocketmq_spark.errors import OptionError, SchemaError
+from rocketmq_spark.source.read_arrow import SCHEMA
+from rocketmq_spark.testing import FakeCluster
+
+ROWS = [f"row-{number:03}" for number in range(300)]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[FakeCluster]:
+    with FakeCluster(brokers=2, topics={"orders": 2, "empty": 1}) as own:
+        table = pa.table({"body": ROWS, "tags": ["even" if n % 2 == 0 else "odd" for n in range(300)], "keys": ROWS})
+        with Producer("feed", name_server=own.name_server) as producer:
+            producer.send_arrow(table, "orders", batchBytes="1k")
+            producer.send(Message.of("orders", b"last", properties={"own": "1"}))
+        yield own
+
+
+def test_all_messages_are_read_with_the_columns_of_spark(cluster: FakeCluster) -> None:
+    table = read_arrow("orders", nameServer=cluster.name_server).read_all()
+    assert table.schema == SCHEMA
+    assert sorted(table["body"].to_pylist()) == sorted([*(row.encode() for row in ROWS), b"last"])
+    (last,) = table.filter(pc.equal(table["body"], b"last")).to_pylist()
+    assert ("own", "1") in last["properties"]
+    assert (last["topic"], last["tags"]) == ("orders", None)
+
+
+def test_rows_of_a_queue_are_in_order(cluster: FakeCluster) -> None:
+    table = read_arrow("orders", columns=["brokerName", "queueId", "queueOffset"], nameServer=cluster.name_server)
+    last: dict[tuple[str, int], int] = {}
+    for row in table.read_all().to_pylist():
+        queue = row["brokerName"], row["queueId"]
+        assert row["queueOffset"] == last.get(queue, -1) + 1
+        last[queue] = row["queueOffset"]
+    assert len(last) == 4
+
+
+def test_options_are_those_of_a_batch_read(cluster: FakeCluster) -> None:
+    server = {"nameServer": cluster.name_server}
+    odd = read_arrow(subscribe="orders", subExpression="odd", columns=["tags"], **server).read_all()
+    assert odd.num_rows == 150
+    assert set(odd["tags"].to_pylist()) == {"odd"}
+    assert "properties" not in read_arrow("orders", includeProperties=False, **server).schema.names
+    assert read_arrow("orders", onUnreadable="raw", **server).schema.names[-1] == "unreadable"
+
+
+def test_empty_topic_is_a_table_without_rows(cluster: FakeCluster) -> None:
+    assert read_arrow("empty", columns=["body"], nameServer=cluster.name_server).read_all().num_rows == 0
+
+
+@pytest.mark.parametrize(
+    ("columns", "reason"),
+    [
+        (["payload"], "no column payload; its columns are topic, body"),
+        (["body", "body"], "each once"),
+        ([], "at least one column"),
+    ],
+)
+def test_columns_that_a_read_does_not_have_are_refused(columns: list[str], reason: str) -> None:
+    with pytest.raises(SchemaError, match=reason):
+        read_arrow("orders", columns=columns, nameServer="ns:9876")
+
+
+def test_malformed_options_are_refused() -> None:
+    with pytest.raises(OptionError, match="nameServr"):
+        read_arrow("orders", nameServr="ns:9876")
+
+
+def test_reading_needs_no_spark() -> None:
+    code = "import sys, rocketmq_spark; rocketmq_spark.read_arrow; print('pyspark' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
