@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from rocketmq_spark.spark.live import live
     from rocketmq_spark.spark.register import register, unregister
     from rocketmq_spark.spark.report import Metrics
+    from rocketmq_spark.spark.write_function import foreach_batch, write
 
 __all__ = [
     "Admin",
@@ -85,11 +86,13 @@ __all__ = [
     "dedupe",
     "demo",
     "finish_transactions",
+    "foreach_batch",
     "lag",
     "live",
     "read_arrow",
     "register",
     "unregister",
+    "write",
 ]
 
 # Public names by module. Each is imported at its first use, because it needs pyspark or time.
@@ -112,6 +115,7 @@ _LAZY = {
     "spark.live": ("live",),
     "spark.register": ("register", "unregister"),
     "spark.report": ("Metrics",),
+    "spark.write_function": ("foreach_batch", "write"),
 }
 _MODULES = {name: f"{__name__}.{module}" for module, names in _LAZY.items() for name in names}
 
@@ -123,7 +127,15 @@ for _part in ("cluster", "source", "metrics", "producer", "spark", "transport"):
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = importlib.import_module(_MODULES[name])
+    try:
+        module = importlib.import_module(_MODULES[name])
+    except ModuleNotFoundError as exc:
+        if exc.name != "pyspark.sql.datasource":
+            raise
+        raise ImportError(
+            f"rocketmq_spark.{name} needs PySpark 4.0 or newer, because older releases have no Python data sources. On "
+            "PySpark 3.5 use rocketmq_spark.write(df), foreach_batch() and read_arrow()"
+        ) from exc
     # `aio` and `demo` are the modules themselves.
     return getattr(module, name, module)
 

@@ -7,15 +7,12 @@ connection until it was idle for a minute.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import importlib
 import logging
 import os
 import sys
-import uuid
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from pyspark.sql.datasource import (
     DataSource,
@@ -26,15 +23,12 @@ from pyspark.sql.datasource import (
 )
 
 from rocketmq_spark.errors import OptionError, RocketMQError
-from rocketmq_spark.options.kinds import load_class
-from rocketmq_spark.options.parsing import parse_sink_options, parse_source_options
-from rocketmq_spark.options.sink import SinkOptions
+from rocketmq_spark.options.parsing import parse_source_options
 from rocketmq_spark.options.source import SourceOptions, option_warnings
-from rocketmq_spark.spark.reader import RAW_READ_SCHEMA, READ_SCHEMA, arrow_schema
+from rocketmq_spark.spark.reader import RAW_READ_SCHEMA, READ_SCHEMA
+from rocketmq_spark.spark.spark_api import SessionFacts, arrow_schema
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-    from pyspark.accumulators import Accumulator
     from pyspark.sql.types import StructType
 
 logger = logging.getLogger("rocketmq_spark.spark")
@@ -67,10 +61,7 @@ class RocketMQDataSource(DataSource):
 
     # Set on the subclass that `register` makes for a session, because Python workers cannot ask the session. Spark
     # pickles the class into every task.
-    _accumulator: ClassVar[Accumulator[Any] | None] = None
-    # Whether Spark may run a task twice at once, and how many tasks its cluster runs at once, if known.
-    _speculation: ClassVar[bool] = False
-    _parallelism: ClassVar[int | None] = None
+    _session: ClassVar[SessionFacts] = SessionFacts()
 
     @classmethod
     def name(cls) -> str:
@@ -90,7 +81,7 @@ class RocketMQDataSource(DataSource):
         from rocketmq_spark.spark.reader import batch_reader
 
         options = self._reader_options(streaming=False)
-        return batch_reader(options, schema, self._parallelism, self._accumulator)
+        return batch_reader(options, schema, self._session.parallelism, self._session.accumulator)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         """Check the read, and return the reader of a streaming query; the reader's methods raise its errors.
@@ -102,7 +93,7 @@ class RocketMQDataSource(DataSource):
         find_job_files()
         try:
             options = self._reader_options(streaming=True)
-            return stream_reader(options, schema, self._parallelism, self._accumulator)
+            return stream_reader(options, schema, self._session.parallelism, self._session.accumulator)
         except RocketMQError as exc:
             return RefusedStreamReader(exc)
 
@@ -122,15 +113,9 @@ class RocketMQDataSource(DataSource):
                 'mode("overwrite"): a RocketMQ topic can only be appended to; use .mode("append"), or delete and '
                 "create the topic first (mqadmin deleteTopic, updateTopic)"
             )
-        from rocketmq_spark.spark.planning import look_up_route, plan_transaction
-        from rocketmq_spark.spark.writer import RocketMQBatchWriter
+        from rocketmq_spark.spark.planning import plan_batch_write
 
-        columns = arrow_schema(schema)
-        options = self._checked_options(columns, logger.warning)
-        lookup = look_up_route(options, columns)
-        write_id = str(uuid.uuid4())
-        plan = plan_transaction(options, lookup, options.write_id or write_id)
-        return RocketMQBatchWriter(options, self._accumulator, write_id=write_id, lookup=lookup, plan=plan)
+        return plan_batch_write(self.options, arrow_schema(schema), self._session, logger.warning)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802 - Spark's name
         """Check the write, look up the route of the option topic, and return the writer of one micro-batch.
@@ -138,49 +123,17 @@ class RocketMQDataSource(DataSource):
         Spark calls this twice per micro-batch, so warnings are logged once, and the route is kept. With `overwrite`
         (complete mode) each trigger appends the whole result, as Spark's Kafka sink does.
         """
-        from rocketmq_spark.spark.planning import look_up_route_of_stream, plan_transaction
+        from rocketmq_spark.spark.planning import checked_options, look_up_route_of_stream, plan_transaction
         from rocketmq_spark.spark.writer import stream_writer
 
         columns = arrow_schema(schema)
-        options = self._checked_options(columns, _warn_once)
+        options = checked_options(self.options, columns, self._session, _warn_once)
         if overwrite:
             _warn_once("outputMode complete: a topic cannot be truncated; every trigger appends the whole result")
         lookup = look_up_route_of_stream(options, columns, self.options.get("checkpointLocation"))
         if options.write_id is not None:
             raise OptionError("writeId is an option of batch writes: a stream has the numbers of its micro-batches")
-        return stream_writer(options, self._accumulator, schema, lookup, plan_transaction(options, lookup))
-
-    def _checked_options(self, columns: pa.Schema, warn: Callable[[str], None]) -> SinkOptions:
-        from rocketmq_spark.routing.connect import check_connection
-        from rocketmq_spark.sink.checks import check_columns
-
-        options = parse_sink_options(self.options, os.environ)
-        check_connection(options.connection)
-        check_columns(columns, options)
-        if options.custom_selector is not None:
-            load_class("queueSelector", options.custom_selector, "select")
-        if self._speculation and options.effectively_once:
-            raise OptionError(
-                "spark.speculation is true, and delivery=effectivelyOnce is for one attempt at a task at a time: set "
-                "spark.speculation=false, or use delivery=exactlyOnce"
-            )
-        # A driver commits only the rows of one attempt at each task.
-        if self._speculation and not options.row_id and not options.exactly_once:
-            warn(
-                "spark.speculation is true: a task that Spark starts twice stores its rows twice; set rowId=true, so "
-                "that readers can recognise repeats, or spark.speculation=false"
-            )
-        if options.send_mode == "oneway":
-            warn("sendMode=oneway: brokers acknowledge nothing, and rows may be lost unnoticed")
-        if options.max_rate_per_second is None or options.max_rate_tasks is not None:
-            return options
-        # Neither a task nor the process that makes this writer can ask Spark how many tasks run at once.
-        if self._parallelism is None:
-            raise OptionError(
-                "maxRatePerSecond needs to know how many tasks share it: call rocketmq_spark.register(spark) on "
-                "classic Spark, or set the option maxRateTasks (how many tasks of the write run at once)"
-            )
-        return dataclasses.replace(options, max_rate_tasks=self._parallelism)
+        return stream_writer(options, self._session.accumulator, schema, lookup, plan_transaction(options, lookup))
 
 
 @functools.cache

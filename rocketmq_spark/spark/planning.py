@@ -7,20 +7,27 @@ itself.
 from __future__ import annotations
 
 import logging
+import os
+import uuid
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rocketmq_spark.errors import MQBrokerException, RouteNotFoundException, TopicRouteStaleException
+from rocketmq_spark.errors import MQBrokerException, OptionError, RouteNotFoundException, TopicRouteStaleException
 from rocketmq_spark.model.message import MessageQueue
+from rocketmq_spark.options.kinds import load_class
+from rocketmq_spark.options.parsing import parse_sink_options
 from rocketmq_spark.options.sink import SinkOptions
 from rocketmq_spark.protocol.grpc.codes import Code
 from rocketmq_spark.routing.client_instance import ClientInstance
+from rocketmq_spark.routing.connect import check_connection
+from rocketmq_spark.sink.checks import check_columns
 from rocketmq_spark.sink.routes import acquire, new_instance
 from rocketmq_spark.spark.ordered_queues import QueueMemory
-from rocketmq_spark.spark.writer import RouteLookup
+from rocketmq_spark.spark.spark_api import SessionFacts
+from rocketmq_spark.spark.writer import RocketMQBatchWriter, RouteLookup
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -32,6 +39,50 @@ logger = logging.getLogger("rocketmq_spark.spark")
 
 # A proxy's answers about the template topic: it is a system topic, or the user has no permission.
 _REFUSALS = frozenset({Code.ILLEGAL_TOPIC, Code.UNAUTHORIZED, Code.FORBIDDEN})
+
+
+def plan_batch_write(
+    given: Mapping[str, str], columns: pa.Schema, session: SessionFacts, warn: Callable[[str], None]
+) -> RocketMQBatchWriter:
+    """Check a batch write, look up one route, and return its writer; `given` are the options, as texts."""
+    options = checked_options(given, columns, session, warn)
+    lookup = look_up_route(options, columns)
+    write_id = str(uuid.uuid4())
+    plan = plan_transaction(options, lookup, options.write_id or write_id)
+    return RocketMQBatchWriter(options, session.accumulator, write_id=write_id, lookup=lookup, plan=plan)
+
+
+def checked_options(
+    given: Mapping[str, str], columns: pa.Schema, session: SessionFacts, warn: Callable[[str], None]
+) -> SinkOptions:
+    """Return the options of a write; raises an OptionError or a SchemaError, and warns."""
+    options = parse_sink_options(given, os.environ)
+    check_connection(options.connection)
+    check_columns(columns, options)
+    if options.custom_selector is not None:
+        load_class("queueSelector", options.custom_selector, "select")
+    if session.speculation and options.effectively_once:
+        raise OptionError(
+            "spark.speculation is true, and delivery=effectivelyOnce is for one attempt at a task at a time: set "
+            "spark.speculation=false, or use delivery=exactlyOnce"
+        )
+    # A driver commits only the rows of one attempt at each task.
+    if session.speculation and not options.row_id and not options.exactly_once:
+        warn(
+            "spark.speculation is true: a task that Spark starts twice stores its rows twice; set rowId=true, so "
+            "that readers can recognise repeats, or spark.speculation=false"
+        )
+    if options.send_mode == "oneway":
+        warn("sendMode=oneway: brokers acknowledge nothing, and rows may be lost unnoticed")
+    if options.max_rate_per_second is None or options.max_rate_tasks is not None:
+        return options
+    # Neither a task nor the process that makes this writer can ask Spark how many tasks run at once.
+    if session.parallelism is None:
+        raise OptionError(
+            "maxRatePerSecond needs to know how many tasks share it: call rocketmq_spark.register(spark) on "
+            "classic Spark, or set the option maxRateTasks (how many tasks of the write run at once)"
+        )
+    return replace(options, max_rate_tasks=session.parallelism)
 
 
 def plan_transaction(

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import inspect
 import logging
 import re
 import sys
@@ -21,6 +20,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from rocketmq_spark.errors import SchemaError
 from rocketmq_spark.options.source import SourceOptions
+from rocketmq_spark.spark.spark_api import arrow_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -47,15 +47,6 @@ READ_SCHEMA: Final = (
 )
 # The columns of a read with ``onUnreadable=raw``.
 RAW_READ_SCHEMA: Final = f"{READ_SCHEMA}, unreadable string"
-
-
-def arrow_schema(schema: StructType) -> pa.Schema:
-    """Return the Arrow schema that Spark uses for `schema` between the JVM and Python."""
-    from pyspark.sql.pandas.types import to_arrow_schema
-
-    # Newer releases require a time zone for timestamps; older ones have no such parameter, and use UTC.
-    required = "timezone" in inspect.signature(to_arrow_schema).parameters
-    return to_arrow_schema(schema, timezone="UTC") if required else to_arrow_schema(schema)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Final
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.spark.datasource import RocketMQDataSource
 from rocketmq_spark.spark.report import Metrics, ReportAccumulatorParam, UnavailableMetrics
+from rocketmq_spark.spark.spark_api import SessionFacts
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -97,9 +98,7 @@ def register(spark: SparkSession) -> Metrics:
 
     # A class made here is pickled by value, with its accumulator; its base is pickled by reference.
     class SessionRocketMQDataSource(RocketMQDataSource):
-        _accumulator = accumulator
-        _speculation = speculation
-        _parallelism = parallelism
+        _session = SessionFacts(accumulator, speculation, parallelism)
 
     spark.dataSource.register(SessionRocketMQDataSource)
     return metrics

@@ -18,12 +18,12 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.accumulators import AccumulatorParam
-from pyspark.sql.datasource import WriterCommitMessage
 
 from rocketmq_spark.errors import MetricsUnavailableError
 from rocketmq_spark.metrics import Measures, PartitionReport, WriteSummary, merge_into
 from rocketmq_spark.metrics.openmetrics import Family, added, families, last_commit
 from rocketmq_spark.metrics.summary import invalid_notes, recovery_notes, sent_notes
+from rocketmq_spark.spark.spark_api import WriterCommitMessage
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem

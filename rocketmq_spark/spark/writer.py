@@ -16,9 +16,7 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import pyspark.sql.datasource as spark_datasource
 from pyspark import TaskContext
-from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamWriter, WriterCommitMessage
 
 from rocketmq_spark.errors import RocketMQError, RouteNotFoundException
 from rocketmq_spark.metrics import Recorder
@@ -33,6 +31,12 @@ from rocketmq_spark.spark.report import (
     query_of,
     record_commit,
     summarise,
+)
+from rocketmq_spark.spark.spark_api import (
+    STREAM_ARROW_WRITER,
+    DataSourceArrowWriter,
+    DataSourceStreamWriter,
+    WriterCommitMessage,
 )
 
 if TYPE_CHECKING:
@@ -54,11 +58,6 @@ _BYTES_PER_BATCH = 4 * MIB
 
 _BATCH_ID = "streaming.sql.batchId"
 _QUERY_ID = "sql.streaming.queryId"
-
-# PySpark 4.0 has no streaming Arrow writer.
-_STREAM_ARROW_WRITER: type[DataSourceStreamWriter] | None = getattr(
-    spark_datasource, "DataSourceStreamArrowWriter", None
-)
 
 
 class RouteLookup(NamedTuple):
@@ -303,9 +302,9 @@ def _nbytes(value: object) -> int:
     return sys.getsizeof(value) + sum(map(_nbytes, inner))
 
 
-if _STREAM_ARROW_WRITER is not None:
+if STREAM_ARROW_WRITER is not None:
 
-    class RocketMQStreamWriter(_StreamWriter, _STREAM_ARROW_WRITER):  # type: ignore[misc, valid-type]
+    class RocketMQStreamWriter(_StreamWriter, STREAM_ARROW_WRITER):  # type: ignore[misc, valid-type]
         """The writer of ``df.writeStream`` (PySpark 4.1 and newer)."""
 
 
@@ -317,6 +316,6 @@ def stream_writer(
     plan: TransactionPlan | ResumePlan | None = None,
 ) -> DataSourceStreamWriter:
     """Return the streaming writer for this PySpark release."""
-    if _STREAM_ARROW_WRITER is None:
+    if STREAM_ARROW_WRITER is None:
         return RocketMQRowStreamWriter(options, accumulator, lookup=lookup, schema=schema, plan=plan)
     return RocketMQStreamWriter(options, accumulator, lookup=lookup, plan=plan)

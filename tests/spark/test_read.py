@@ -16,8 +16,9 @@ from rocketmq_spark import dedupe
 from rocketmq_spark.model.message_ext import MessageExt
 from rocketmq_spark.model.properties import RESERVED_PROPERTIES
 from rocketmq_spark.source.read_arrow import SCHEMA
-from rocketmq_spark.spark.reader import READ_SCHEMA, arrow_schema
+from rocketmq_spark.spark.reader import READ_SCHEMA
 from rocketmq_spark.spark.report import Metrics
+from rocketmq_spark.spark.spark_api import arrow_schema
 from tests.support.cluster import SharedCluster, create_topic
 from tests.support.processes import wait_for
 from tests.support.reading import read_topic

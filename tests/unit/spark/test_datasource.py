@@ -37,8 +37,8 @@ from rocketmq_spark.spark.datasource import RocketMQDataSource, _warn_once
 from rocketmq_spark.spark.ordered_queues import _IN_MEMORY, _UNUSABLE
 from rocketmq_spark.spark.ordered_queues import _warn_once as _warn_of_memory_once
 from rocketmq_spark.spark.planning import _await_any_answer
-from rocketmq_spark.spark.reader import arrow_schema
 from rocketmq_spark.spark.report import CommitMessage
+from rocketmq_spark.spark.spark_api import SessionFacts, arrow_schema
 from rocketmq_spark.spark.writer import RouteLookup
 from rocketmq_spark.testing import FakeCluster
 from rocketmq_spark.testing.fake_name_server import FakeNameServer
@@ -82,7 +82,7 @@ def warned(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 class OnASpeculatingCluster(RocketMQDataSource):
-    _speculation = True
+    _session = SessionFacts(speculation=True)
 
 
 @pytest.mark.parametrize(("row_id", "warnings"), [("false", 1), ("true", 0), ("columns:body", 0)])
@@ -319,12 +319,13 @@ import pickle, sys
 import pyspark_rocketmq, rocketmq_spark
 from pyspark import cloudpickle
 from pyspark.sql.types import StructType
-from rocketmq_spark.spark.reader import arrow_schema
+from rocketmq_spark.spark.planning import checked_options
+from rocketmq_spark.spark.spark_api import SessionFacts, arrow_schema
 from rocketmq_spark.spark.writer import stream_writer
 BODY = StructType().add("body", "string")
 found = getattr(pyspark_rocketmq, "DefaultSource", rocketmq_spark.RocketMQDataSource)  # There is none on PySpark 4.0.
 source = found({OVER_GRPC!r})
-writer = stream_writer(source._checked_options(arrow_schema(BODY), print), None, BODY)
+writer = stream_writer(checked_options(source.options, arrow_schema(BODY), SessionFacts(), print), None, BODY)
 pickle.loads(cloudpickle.dumps((rocketmq_spark.Producer, type(source), writer)))
 sys.exit(str({{"grpc", "google.protobuf"}} & set(sys.modules) or ""))
 """

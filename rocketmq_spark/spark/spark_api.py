@@ -1,0 +1,47 @@
+"""Classes of PySpark's data source API, for modules that also run on PySpark 3.5, which has no such API."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.accumulators import Accumulator
+    from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamWriter, WriterCommitMessage
+    from pyspark.sql.types import StructType
+
+    STREAM_ARROW_WRITER: type[DataSourceStreamWriter] | None
+else:
+    try:
+        import pyspark.sql.datasource as _api
+        from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamWriter, WriterCommitMessage
+
+        # PySpark 4.0 has no streaming Arrow writer.
+        STREAM_ARROW_WRITER = getattr(_api, "DataSourceStreamArrowWriter", None)
+    except ImportError:
+        DataSourceArrowWriter = DataSourceStreamWriter = WriterCommitMessage = object
+        STREAM_ARROW_WRITER = None
+
+__all__ = ["STREAM_ARROW_WRITER", "DataSourceArrowWriter", "DataSourceStreamWriter", "WriterCommitMessage"]
+
+
+@dataclass(frozen=True)
+class SessionFacts:
+    """What `register` knows of a session, and Python workers cannot ask."""
+
+    accumulator: Accumulator[Any] | None = None
+    speculation: bool = False  # Spark may run a task twice at once
+    parallelism: int | None = None  # How many tasks the cluster runs at once
+
+
+def arrow_schema(schema: StructType) -> pa.Schema:
+    """Return the Arrow schema that Spark uses for `schema` between the JVM and Python."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    # Newer releases require a time zone for timestamps; older ones have no such parameter, and use UTC.
+    required: dict[str, Any] = (
+        {"timezone": "UTC"} if "timezone" in inspect.signature(to_arrow_schema).parameters else {}
+    )
+    return to_arrow_schema(schema, **required)

@@ -1,0 +1,81 @@
+"""`write(df)` and `foreach_batch()`: the sink as functions, for PySpark 3.5, which has no Python data sources.
+
+They run the writer of ``df.write`` in the tasks of `DataFrame.mapInArrow`, whose rows are the reports that the data
+source returns as commit messages. They work on newer releases, too.
+"""
+
+from __future__ import annotations
+
+import logging
+import pickle
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from rocketmq_spark.metrics import WriteSummary
+from rocketmq_spark.options.kinds import option_text
+from rocketmq_spark.spark.spark_api import SessionFacts, arrow_schema
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+
+    from rocketmq_spark.spark.writer import RocketMQBatchWriter
+
+logger = logging.getLogger("rocketmq_spark.spark")
+
+
+def write(frame: DataFrame, **options: str | int | bool) -> WriteSummary:
+    """Write a DataFrame, and return what its tasks have measured, when every row is stored and acknowledged.
+
+    `options` and columns are those of ``df.write.format("rocketmq")``, and so are the guarantee and the errors, which
+    Spark wraps if they come from a task. Needs no `register`. On Spark Connect the option ``maxRatePerSecond`` needs
+    ``maxRateTasks``.
+
+    >>> written = rocketmq_spark.write(df, nameServer="127.0.0.1:9876", topic="orders")  # doctest: +SKIP
+    >>> written.show()  # doctest: +SKIP
+    """
+    from rocketmq_spark.spark.planning import plan_batch_write
+    from rocketmq_spark.spark.report import summarise
+
+    texts = {name: option_text(value) for name, value in options.items()}
+    writer = plan_batch_write(texts, arrow_schema(frame.schema), _facts(frame), logger.warning)
+    try:
+        rows = frame.mapInArrow(partial(_write_partition, writer), "report binary").collect()
+    except BaseException:
+        # The reports of tasks that have succeeded are lost, so an exactly-once write leaves its half messages.
+        writer.abort([None])
+        raise
+    messages = [pickle.loads(bytes(row.report)) for row in rows]
+    writer.commit(messages)
+    return summarise(messages)
+
+
+def foreach_batch(**options: str | int | bool) -> Callable[[DataFrame, int], None]:
+    """Return a function for ``writeStream.foreachBatch`` that writes each micro-batch with `write`.
+
+    Add ``rowId=true``, so that readers recognise the rows of a repeated micro-batch, or ``delivery=effectivelyOnce``.
+
+    >>> query = df.writeStream.foreachBatch(rocketmq_spark.foreach_batch(nameServer=..., topic=...))  # doctest: +SKIP
+    """
+
+    def write_batch(frame: DataFrame, batch_id: int) -> None:  # noqa: ARG001 - Spark's signature
+        write(frame, **options)
+
+    return write_batch
+
+
+def _facts(frame: DataFrame) -> SessionFacts:
+    session = frame.sparkSession
+    speculation = (session.conf.get("spark.speculation", "false") or "").lower() == "true"
+    if type(session).__module__.startswith("pyspark.sql.connect."):
+        return SessionFacts(speculation=speculation)
+    return SessionFacts(speculation=speculation, parallelism=session.sparkContext.defaultParallelism)
+
+
+def _write_partition(writer: RocketMQBatchWriter, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Send one partition (runs in a task), and yield its report."""
+    import pyarrow as pa
+
+    report: Any = writer.write(batches)
+    yield pa.RecordBatch.from_pydict({"report": pa.array([pickle.dumps(report)], pa.binary())})
