@@ -103,7 +103,7 @@ def interpreters() -> dict[str, tuple[str, str]]:
 
 
 def lowest() -> str:
-    """Return pip constraints that pin the requirements to the oldest versions that setup.cfg allows, PySpark to 4.0.0."""
+    """Return pip constraints that pin the requirements to the oldest versions of setup.cfg, but PySpark to 4.0.0."""
     config = configparser.ConfigParser()
     config.read(ROOT / "setup.cfg", encoding="utf-8")
     needs = config["options"]["install_requires"] + config["options.extras_require"]["grpc"]
