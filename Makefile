@@ -76,6 +76,14 @@ site: setup ## Build the documentation as a site into site/ (strict: a broken li
 check-matrix: setup ## Test the wheel on all available PYTHONS and PYSPARKS (hours), and print a table
 	@PYTHONPATH=$(CURDIR) $(BIN)/python -m tests.tools.matrix
 
+.PHONY: api
+api: setup ## List the public API in tests/unit/public_api.txt
+	@PYTHONPATH=$(CURDIR) $(BIN)/python -m tests.tools.public_api
+
+.PHONY: release-check
+release-check: check site ## Check a release: reproducible packages, types for users, SBOM (10 minutes); writes dist/
+	@$(PIP) --quiet '.[release]' && PYTHONPATH=$(CURDIR) $(BIN)/python -m tests.tools.release
+
 .PHONY: dist
 dist: setup ## Build sdist and wheel into dist/
 	@$(BIN)/python -m build --outdir dist .

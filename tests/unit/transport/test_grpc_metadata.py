@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from rocketmq_spark import __version__
 from rocketmq_spark.errors import CredentialsError, MQBrokerException, OptionError, UserRefusedException
 from rocketmq_spark.model.credentials import Credentials
 from rocketmq_spark.model.send_result import TRANSACTION_COMMIT_TYPE, EndTransaction
@@ -75,7 +76,7 @@ def test_every_call_has_all_metadata_keys(proxy: FakeProxy) -> None:
         metadata = call.metadata
         assert metadata["x-mq-language"] == "PYTHON"
         assert metadata["x-mq-protocol"] == "v2"
-        assert metadata["x-mq-client-version"] == "0.1.0"
+        assert metadata["x-mq-client-version"] == __version__
         assert metadata["x-mq-namespace"] == "ns"
         assert metadata["x-mq-session-token"] == SECRETS[1]
         ids.add(metadata["x-mq-client-id"])

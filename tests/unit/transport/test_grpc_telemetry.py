@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from rocketmq_spark import __version__
 from rocketmq_spark.errors import MQBrokerException, RocketMQError
 from rocketmq_spark.model.message import Message, SendStatus
 from rocketmq_spark.model.message_ext import MessageExt
@@ -97,7 +98,7 @@ def test_first_half_message_opens_streams_with_its_topic_in_settings(
             assert [topic.name for topic in settings.publishing.topics] == ["orders"]
             assert settings.publishing.validate_message_type is True
             assert settings.user_agent.language == pb.PYTHON
-            assert settings.user_agent.version == "0.1.0"
+            assert settings.user_agent.version == __version__
             assert settings.request_timeout.ToMilliseconds() == 3000
         half(seam, topic="other")
         for one in (proxy, other):

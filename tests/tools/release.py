@@ -1,0 +1,114 @@
+"""Checks a release candidate: the wheel and the documents that come with it. `make release-check` runs it.
+
+1. The version is in CHANGELOG.md, and follows PEP 440.
+2. Two builds give the same wheel and the same sdist, byte for byte.
+3. A program of a user is type-checked against the installed wheel by mypy and by pyright, and runs.
+4. dist/ gets wheel, sdist, the list of components (CycloneDX), and the SHA-256 of each file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import venv
+from pathlib import Path
+from typing import Final
+
+from packaging.version import Version
+
+import rocketmq_spark
+from tests.tools.packages import ROOT, Built, build
+
+DIST: Final = ROOT / "dist"
+APP: Final = ROOT / "tests" / "packaging" / "downstream" / "app.py"
+PRINTED: Final = "2 1 13 2 5 5"
+_PATIENCE: Final = 900
+
+
+def run(*command: str | Path, folder: Path) -> str:
+    """Run a command outside the source tree, and return its output; exit if it fails."""
+    kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    done = subprocess.run(
+        list(map(str, command)), cwd=folder, env=kept, capture_output=True, text=True, timeout=_PATIENCE, check=False
+    )
+    if done.returncode:
+        raise SystemExit(f"{' '.join(map(str, command))} has failed:\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+def check_version() -> None:
+    """Exit unless CHANGELOG.md describes this version."""
+    version = rocketmq_spark.__version__
+    if str(Version(version)) != version:
+        raise SystemExit(f"version {version} is not in the normal form of PEP 440: {Version(version)}")
+    headings = re.findall(r"^## \[(.+?)\]", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.MULTILINE)
+    if version not in headings:
+        raise SystemExit(f"CHANGELOG.md has no section [{version}]: {headings}")
+
+
+def check_reproducible(folder: Path) -> Built:
+    """Build twice, exit if the files differ, and return the second build."""
+    first, second = build(folder / "first"), build(folder / "second")
+    for one, other in ((first.wheel, second.wheel), (first.sdist, second.sdist)):
+        if one.read_bytes() != other.read_bytes():
+            raise SystemExit(f"two builds give different files: {one.name}")
+    return second
+
+
+def check_downstream(folder: Path, wheel: Path) -> Path:
+    """Install the wheel, check and run the program of a user, and return the environment's interpreter."""
+    home = folder / "environment"
+    venv.create(home, with_pip=False, symlinks=True)
+    python = home / "bin" / "python"
+    pip = (sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check", "install", "--quiet")
+    run(*pip, wheel, folder=folder)
+    shutil.copy(APP, folder / "app.py")
+    run(sys.executable, "-m", "mypy", "--python-executable", python, "--strict", "app.py", folder=folder)
+    settings = {"include": ["app.py"], "typeCheckingMode": "standard", "pythonVersion": "3.10"}
+    (folder / "pyrightconfig.json").write_text(json.dumps(settings))
+    run(sys.executable, "-m", "pyright", "--pythonpath", python, "app.py", folder=folder)
+    printed = run(python, "app.py", folder=folder).strip()
+    if printed != PRINTED:
+        raise SystemExit(f"the program of a user prints {printed!r}, not {PRINTED!r}")
+    return python
+
+
+def publish(built: Built, python: Path, folder: Path) -> None:
+    """Write dist/: the packages, the components of an environment with the wheel, and the sums."""
+    shutil.rmtree(DIST, ignore_errors=True)
+    DIST.mkdir()
+    for file in (built.wheel, built.sdist):
+        shutil.copy(file, DIST)
+    components = DIST / f"rocketmq_spark-{rocketmq_spark.__version__}.cdx.json"
+    options = ("--output-reproducible", "--output-format", "JSON", "--output-file", components)
+    run(sys.executable, "-m", "cyclonedx_py", "environment", *options, python, folder=folder)
+    sums = [f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}" for file in sorted(DIST.iterdir())]
+    (DIST / "SHA256SUMS").write_text("\n".join(sums) + "\n")
+    print(*sums, sep="\n")
+
+
+def main() -> None:
+    """Run all checks, and write dist/."""
+    check_version()
+    # The time of the commit is that of all files in the packages.
+    committed = subprocess.run(
+        ["git", "log", "-1", "--format=%ct"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+    )
+    os.environ["SOURCE_DATE_EPOCH"] = committed.stdout.strip()
+    with tempfile.TemporaryDirectory(prefix="rocketmq-spark-release-") as name:
+        folder = Path(name)
+        built = check_reproducible(folder)
+        print("reproducible: two builds are equal")
+        python = check_downstream(folder, built.wheel)
+        print("downstream: mypy --strict and pyright accept the program, and it runs")
+        publish(built, python, folder)
+
+
+if __name__ == "__main__":
+    main()
