@@ -81,7 +81,7 @@ api: setup ## List the public API in tests/unit/public_api.txt
 	@PYTHONPATH=$(CURDIR) $(BIN)/python -m tests.tools.public_api
 
 .PHONY: release-check
-release-check: check site ## Check a release: reproducible packages, types for users, SBOM (10 minutes); writes dist/
+release-check: check site ## Check a release: reproducible wheel, types for users, SBOM (10 minutes); write dist/
 	@$(PIP) --quiet '.[release]' && PYTHONPATH=$(CURDIR) $(BIN)/python -m tests.tools.release
 
 .PHONY: dist

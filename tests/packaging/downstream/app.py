@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 
-import pyarrow as pa
+import pyarrow as pa  # type: ignore[import-untyped]
 
 import rocketmq_spark
 from rocketmq_spark import Admin, Message, MQClientException, Producer, SendResult, SendStatus, aio
@@ -14,6 +14,14 @@ from rocketmq_spark.testing import FakeCluster
 
 def send(producer: Producer, bodies: Iterator[bytes]) -> list[SendResult]:
     return [producer.send(Message.of("orders", body, keys=["k"], tags="new")) for body in bodies]
+
+
+def refused(producer: Producer) -> int:
+    try:
+        producer.send(Message("orders", b""))
+    except MQClientException as exc:
+        return exc.response_code
+    return 0
 
 
 async def send_many(name_server: str, bodies: list[bytes]) -> int:
@@ -33,10 +41,7 @@ def main() -> None:
             results = send(producer, iter([b"one", b"two"]))
             summary = producer.send_arrow(pa.table({"body": [b"three"]}), "orders")
             rows: int = sum(broker["rows"] for broker in summary.to_dict().values())
-            try:
-                producer.send(Message("orders", b""))
-            except MQClientException as exc:
-                code: int = exc.response_code
+            code = refused(producer)
         stored = asyncio.run(send_many(cluster.name_server, [b"four", b"five"]))
         with Admin(cluster.name_server) as admin:
             messages = sum(queue.messages for queue in admin.offsets("orders"))
