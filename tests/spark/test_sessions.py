@@ -105,6 +105,9 @@ with rocketmq_spark.live(spark, topic + "-live", name_server) as display:
     spark.range(50).selectExpr("cast(id as string) as body").write.format("rocketmq").mode("append").options(
         nameServer=name_server, topic=topic + "-live").save()
 print("live", display.view.messages, display.view.tasks, display.view.problems)
+written = rocketmq_spark.write(spark.range(7).selectExpr("cast(id as string) as body"), nameServer=name_server,
+                               topic=topic + "-function")
+print("written", sum(broker["rows"] for broker in written.to_dict().values()))
 read = spark.read.format("rocketmq").option("nameServer", name_server).load(topic)
 print("read", read.count(), read.where("queueOffset >= 0 AND body = X'39'").count(), len(read.take(3)))
 print("once", rocketmq_spark.dedupe(read).select("msgId").distinct().count())
@@ -141,6 +144,7 @@ spark.stop()
     assert "refused overwrite True\nrefused ignore True\nmetrics: " in done.stdout
     assert "driver" in done.stdout
     assert "live 50 None ()" in done.stdout
+    assert "written 7" in done.stdout
     assert "read 1100 2 3\nonce 1100\nmissing True" in done.stdout
     assert len(read_topic(cluster.name_server, topic, 1100)) == 1100
     deduped = re.search(r"deduped True None (\S+)", done.stdout)
