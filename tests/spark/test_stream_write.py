@@ -101,7 +101,7 @@ def test_interrupted_micro_batch_is_resent_and_dedupe_drops_only_repeats(
         )
 
     brokers = [broker.address for broker in cluster.brokers]
-    with linked_cluster(cluster.name_server, brokers) as (name_server, links):
+    with linked_cluster(cluster.name_server, brokers) as (name_server, _):
         query = send(name_server, 2)
         try:
             wait_for(lambda: messages_in(cluster.name_server, topic) > 0)
@@ -109,7 +109,7 @@ def test_interrupted_micro_batch_is_resent_and_dedupe_drops_only_repeats(
             query.stop()
         assert query.exception() is None
         assert query.recentProgress == []
-        wait_for(lambda: all(link.is_idle for link in links))
+    # The closed links let no request of the first run pass any more.
     gate.touch()
     again = send(cluster.name_server, partitions)
     assert again.awaitTermination(120)
