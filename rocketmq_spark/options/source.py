@@ -113,6 +113,9 @@ class SourceOptions(ConnectedOptions):
         "Maximum number of messages per micro-batch, shared among the queues in proportion to their new offsets. Every "
         "queue with new offsets gets at least one, even beyond the limit. Default: no limit. Streams only.",
         section="streams")
+    max_bytes_per_trigger: int | None = option("maxBytesPerTrigger", None, kinds.size(1, 2**63 - 1),
+        "About how many bytes a micro-batch reads, by samples of the stored sizes of messages. Every queue with new "
+        "offsets gets at least one message, even beyond the limit. Default: no limit. Streams only.")
     min_offsets_per_trigger: int | None = option("minOffsetsPerTrigger", None, _COUNT,
         "Delay a micro-batch until this many new offsets exist, or `maxTriggerDelay` is over. Streams only.")
     max_trigger_delay: int = option("maxTriggerDelay", 15 * 60 * 1000, kinds.duration(1),
@@ -143,7 +146,13 @@ SOURCE_OPTIONS: Final = specs_of(SourceOptions, READ)
 SOURCE_SPELLING: Final[Spelling] = {spec.field: spec.name for spec in SOURCE_OPTIONS}.__getitem__
 
 _OF_BATCHES: Final = ("ending_offsets", "ending_timestamp", "ending_offsets_by_timestamp")
-_OF_STREAMS: Final = ("commit_offsets", "max_offsets_per_trigger", "min_offsets_per_trigger", "max_trigger_delay")
+_OF_STREAMS: Final = (
+    "commit_offsets",
+    "max_offsets_per_trigger",
+    "max_bytes_per_trigger",
+    "min_offsets_per_trigger",
+    "max_trigger_delay",
+)
 _WHICH: Final = ("subscribe", "subscribe_pattern", "assign")
 _NOT_ABOVE: Final = (("min_offsets_per_trigger", "max_offsets_per_trigger"), ("pull_timeout_ms", "read_timeout_ms"))
 # 1973 began after this many milliseconds. A smaller timestamp is probably in seconds.

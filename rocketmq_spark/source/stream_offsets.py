@@ -17,6 +17,7 @@ from typing import Final
 
 from rocketmq_spark.errors import ReadError, RocketMQError
 from rocketmq_spark.model.message import MessageQueue
+from rocketmq_spark.model.message_ext import PullRequest, PullStatus, PullTarget
 from rocketmq_spark.options.source import SourceOptions
 from rocketmq_spark.source.offset_resolver import OffsetResolver, Offsets
 from rocketmq_spark.source.ranges import OffsetRange, lost
@@ -29,6 +30,9 @@ logger = logging.getLogger("rocketmq_spark.source")
 _HEART_BEAT: Final = 30.0
 # A reader's client id ends in its name and `#<process id>`. Java's ends in `#<nanoseconds>`, or has no #.
 _READER: Final = re.compile(r"[^@]*@.+#\d{1,7}(@.*)?")
+# The most queues whose messages are sampled for a micro-batch, and messages of a sample.
+_SAMPLED: Final = 64
+_SAMPLE: Final = 32
 # The fewest tries before a queue counts as unavailable: a whole micro-batch may pass between two of them.
 _TRIES: Final = 3
 
@@ -137,6 +141,26 @@ class StreamOffsets:
         """Return the ends of all queues."""
         self.queues.deadline.restart()
         return self._bounds.latest(self.queues.present())
+
+    def stored_bytes(self, starts: Mapping[MessageQueue, int], ends: Mapping[MessageQueue, int]) -> float:
+        """Return about how many bytes the messages between these offsets have in the brokers' logs, at least 1.
+
+        It pulls the next messages of at most `_SAMPLED` queues, those with the most messages. Other queues, and those
+        whose brokers do not answer, count with the mean size of the sampled messages.
+        """
+        waiting = {queue: ends[queue] - starts[queue] for queue in ends if ends[queue] > starts[queue]}
+        sampled = sorted(waiting, key=lambda queue: -waiting[queue])[:_SAMPLED]
+
+        def pull(queue: MessageQueue, address: str, timeout: float) -> tuple[int, int]:
+            target = PullTarget(queue, self._options.consumer_group, _SAMPLE, "*", "TAG")
+            outcome = self._transport.pull_now(PullRequest(target, address, starts[queue]), timeout)
+            found = outcome.status is PullStatus.FOUND
+            return (len(outcome.body), outcome.next_begin_offset - starts[queue]) if found else (0, 0)
+
+        answers, _ = self._bounds.once(sampled, pull)
+        sizes = {queue: nbytes / messages for queue, ((nbytes, messages), _) in answers.items() if messages > 0}
+        mean = sum(sizes.values()) / len(sizes) if sizes else 0.0
+        return max(1.0, sum(messages * sizes.get(queue, mean) for queue, messages in waiting.items()))
 
     def target(self) -> Offsets:
         """Return the ends where `available` stops, without ``failOnDataLoss`` only of brokers that answer."""

@@ -136,7 +136,11 @@ class RocketMQStreamReader(PartitionReader, DataSourceStreamReader):
             return starts
         if waiting:
             self._batch_at = now
-        return limited(starts, available, limit.max_rows) if isinstance(limit, limits.ReadMaxRows) else available
+        most = limit.max_rows if isinstance(limit, limits.ReadMaxRows) else waiting
+        if self._options.max_bytes_per_trigger is not None and waiting:
+            nbytes = self._offsets().stored_bytes(starts, available)
+            most = min(most, int(waiting * min(1.0, self._options.max_bytes_per_trigger / nbytes)))
+        return limited(starts, available, most)
 
     def _offsets(self) -> StreamOffsets:
         # Connect only now: a reader is also made in processes that merely pickle it.
@@ -173,6 +177,8 @@ if _LIMITS:
             most, fewest = self._options.max_offsets_per_trigger, self._options.min_offsets_per_trigger
             if most is not None:
                 return limits.ReadMaxRows(most)
+            if self._options.max_bytes_per_trigger is not None:
+                return limits.ReadMaxBytes(self._options.max_bytes_per_trigger)
             return limits.ReadAllAvailable() if fewest is None else limits.ReadMinRows(fewest)
 
         def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
@@ -186,7 +192,7 @@ def stream_reader(
     """Return the reader of a streaming query; raises an OptionError for limits that this PySpark does not support."""
     if _LIMITS:
         return LimitedStreamReader(options, schema, parallelism, accumulator)
-    for field in ("max_offsets_per_trigger", "min_offsets_per_trigger"):
+    for field in ("max_offsets_per_trigger", "max_bytes_per_trigger", "min_offsets_per_trigger"):
         if getattr(options, field) is not None:
             name = SOURCE_SPELLING(field)
             raise OptionError(f"{name} requires PySpark 4.2 or newer, which can limit a micro-batch; leave it out")

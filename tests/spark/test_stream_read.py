@@ -131,6 +131,19 @@ def test_available_now_leaves_later_messages_to_the_next_run(load: Load, start: 
     assert run(start(frame, availableNow=True)) == []
 
 
+@NEEDS_LIMITS
+def test_bytes_of_a_micro_batch_are_about_the_limit(
+    spark: SparkSession, cluster: SharedCluster, topic: str, load: Load, start: Start, feed: Feed, kept: Kept
+) -> None:
+    keys = feed(3000)
+    stored = sum(len(message.body) + 200 for message in read_topic(cluster.name_server, topic, 3000))
+    sizes = run(start(load(maxBytesPerTrigger=stored // 3), availableNow=True))
+    assert 2 <= len(sizes) <= 6
+    assert max(sizes) < 2 * 3000 / 3
+    assert sum(sizes) == 3000
+    assert kept.keys == once(keys)
+
+
 def test_available_now_without_limits_is_one_micro_batch_each_time(
     load: Load, start: Start, feed: Feed, kept: Kept
 ) -> None:
@@ -383,7 +396,7 @@ def test_an_option_that_makes_no_sense_ends_a_query_before_it_reads(
 
 
 @pytest.mark.skipif(PYSPARK >= (4, 2), reason="PySpark 4.2 and newer limit micro-batches")
-@pytest.mark.parametrize("option", ["maxOffsetsPerTrigger", "minOffsetsPerTrigger"])
+@pytest.mark.parametrize("option", ["maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger"])
 def test_offset_limits_are_rejected_before_pyspark_4_2(load: Load, start: Start, option: str) -> None:
     with pytest.raises(StreamingQueryException, match=f"{option} requires PySpark 4.2 or newer"):
         start(load(**{option: 10})).awaitTermination(60)

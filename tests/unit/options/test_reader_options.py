@@ -84,6 +84,7 @@ def test_defaults_are_those_of_the_design() -> None:
         "consumerGroup": "spark-rocketmq-source",
         "commitOffsets": "false",
         "maxOffsetsPerTrigger": "none",
+        "maxBytesPerTrigger": "none",
         "minOffsetsPerTrigger": "none",
         "maxTriggerDelay": "900000",
         "pullBatchSize": "512",
@@ -212,6 +213,7 @@ def test_values_that_are_allowed(name: str, text: str, value: object) -> None:
         ("consumerGroup", "a b"),
         ("commitOffsets", "on"),
         ("maxOffsetsPerTrigger", "0"),
+        ("maxBytesPerTrigger", "0"),
         ("minOffsetsPerTrigger", "0"),
         ("maxTriggerDelay", "0"),
         ("maxTriggerDelay", "15 minutes"),
@@ -499,6 +501,7 @@ def test_a_stream_has_no_end(name: str, value: str) -> None:
     ("name", "value"),
     [
         ("maxOffsetsPerTrigger", "5"),
+        ("maxBytesPerTrigger", "5"),
         ("minOffsetsPerTrigger", "5"),
         ("maxTriggerDelay", "15m"),
         ("commitOffsets", "true"),
