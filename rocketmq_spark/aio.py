@@ -21,6 +21,7 @@ from rocketmq_spark.model.names import RETRY_PREFIX
 from rocketmq_spark.model.properties import INNER_PROPERTIES, KEYS, RESERVED_PROPERTIES, SHARDING_KEY, TAGS, WAIT
 from rocketmq_spark.model.send_result import SendResult, SharedResult
 from rocketmq_spark.options.producer import ProducerOptions
+from rocketmq_spark.producer.encode import ONLY_WAITS
 from rocketmq_spark.producer.producer import Producer as BlockingProducer
 from rocketmq_spark.routing.selectors import MessageQueueSelector
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_running_loop = asyncio.get_running_loop
 # Bytes of a message beyond its body and texts. A batch of 4 MiB then has at most 32,000 messages, the brokers' limit.
 _OVERHEAD: Final = 132
 _MOST_BATCH_BYTES: Final = 4 * 1024 * 1024
@@ -79,6 +81,8 @@ class Producer:
         self._most_body = options.max_message_size
         if options.compress_type != "NONE":
             self._most_body = min(self._most_body, options.compress_msg_body_over_howmuch - 1)
+        # A body of at most this size that fits an open batch needs no other check.
+        self._room = min(self._batch_bytes, self._most_body)
         self._timeout = options.send_msg_timeout / 1000
         self._loop: asyncio.AbstractEventLoop | None = None
         self._lanes: dict[tuple[str, str | None], _Lane] = {}
@@ -145,13 +149,27 @@ class Producer:
         ``CancelledError`` says that it may be stored. With too many pending bytes, the future fails with
         ``RemotingTooMuchRequestException``, and nothing is sent.
         """
-        loop = self._running_loop()
+        loop = self._loop
+        if loop is None or _running_loop() is not loop:
+            loop = self._running_loop()
         waiter = _Waiter(loop=loop)
-        if queue is None and selector is None and timeout_ms is None and self._may_join(message):
-            self._join(loop, message, waiter)
-        else:
-            send = partial(self._blocking.send_async, message, queue, selector=selector, arg=arg, timeout_ms=timeout_ms)
-            self._send_alone([message], waiter, send)
+        if queue is None and selector is None and timeout_ms is None:
+            # Most messages have no other properties, and join a batch that is open. This takes half of `_join`'s time.
+            if type(message) is Message and message.properties == ONLY_WAITS and type(message.body) is bytes:
+                lane, nbytes = self._lanes.get((message.topic, "true")), len(message.body) + _OVERHEAD
+                batch, pending = lane and lane.open, self._pending_bytes + nbytes
+                if batch and _OVERHEAD < nbytes <= self._room - batch.nbytes and pending <= self._most_pending:
+                    batch.messages.append(message)
+                    batch.waiters.append(waiter)
+                    batch.nbytes += nbytes
+                    self._pending_bytes = pending
+                    waiter.batch = batch
+                    return waiter
+            if self._may_join(message):
+                self._join(loop, message, waiter)
+                return waiter
+        send = partial(self._blocking.send_async, message, queue, selector=selector, arg=arg, timeout_ms=timeout_ms)
+        self._send_alone([message], waiter, send)
         return waiter
 
     def send_batch(
@@ -247,17 +265,24 @@ class Producer:
         batch = lane.open
         if batch is not None and batch.nbytes + nbytes > self._batch_bytes:
             lane.close()
-            self._send_ready(lane)
             batch = None
         if batch is None:
             batch = lane.open = _Batch([], [], 0, loop.time() + self._timeout)
-            if not lane.in_flight:
-                # After the other callbacks of this turn, which may send more.
-                loop.call_soon(self._send_open, lane)
+            if not lane.scheduled and (lane.ready or not lane.in_flight):
+                # After the other callbacks of this turn, which may send more. Threads that encode and send would
+                # compete with them for the interpreter.
+                lane.scheduled = True
+                loop.call_soon(self._send_now, lane)
         batch.messages.append(message)
         batch.waiters.append(waiter)
         batch.nbytes += nbytes
         waiter.batch = batch
+
+    def _send_now(self, lane: _Lane) -> None:
+        lane.scheduled = False
+        self._send_ready(lane)
+        if not lane.in_flight:
+            self._send_open(lane)
 
     def _send_open(self, lane: _Lane) -> None:
         if lane.in_flight < _MOST_IN_FLIGHT:
@@ -361,15 +386,16 @@ class Producer:
 
 
 class _Waiter(asyncio.Future[SendResult]):
-    """The future of one message, or of a batch of the caller."""
+    """The future of one message, or of a batch of the caller. A refused one has no `batch`."""
 
-    batch: _Batch | None = None
+    __slots__ = ("batch",)
+    batch: _Batch
 
     def cancel(self, msg: Any | None = None) -> bool:
         """Cancel the wait; the text of the error says whether the message may be stored."""
-        batch = self.batch
-        if batch is None or self.done():
+        if self.done():
             return super().cancel(msg)
+        batch = self.batch
         batch.cancelled = True
         topic = batch.messages[0].topic
         if batch.sent:
@@ -403,13 +429,14 @@ class _Batch:
 class _Lane:
     """The batches of one topic: one that is open for messages, and full ones that wait for a request to end."""
 
-    __slots__ = ("in_flight", "key", "open", "ready")
+    __slots__ = ("in_flight", "key", "open", "ready", "scheduled")
 
     def __init__(self, key: tuple[str, str | None]) -> None:
         self.key = key
         self.open: _Batch | None = None
         self.ready: deque[_Batch] = deque()
         self.in_flight = 0
+        self.scheduled = False
 
     def close(self) -> None:
         """Let later messages begin another batch."""

@@ -8,7 +8,7 @@ and docs/internals/messages.md#single-message.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -26,7 +26,8 @@ from rocketmq_spark.protocol.remoting.records import encode_items, encode_proper
 logger = logging.getLogger("rocketmq_spark.producer")
 
 # The properties of most messages.
-_ONLY_WAITS: Final = {const.WAIT: "true"}
+ONLY_WAITS: Final = {const.WAIT: "true"}
+_PLAIN: Final = b"WAIT\x01true\x02UNIQ_KEY\x01%b\x02"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +59,19 @@ class EncodedMessage:
 
 
 class MessageEncoder:
-    """Encodes the messages of one producer; `next_id` returns a new ``UNIQ_KEY``."""
+    """Encodes the messages of one producer; `next_id` returns a new ``UNIQ_KEY``, and `next_ids` several."""
 
-    def __init__(self, options: ProducerOptions, next_id: Callable[[], str]) -> None:
+    def __init__(
+        self,
+        options: ProducerOptions,
+        next_id: Callable[[], str],
+        next_ids: Callable[[int], list[str]] | None = None,
+    ) -> None:
         self._options = options
         self._namespace = None if options.over_grpc else options.connection.namespace
         self._compression = None if options.compress_type == "NONE" else CompressionType.parse(options.compress_type)
         self._next_id = next_id
+        self._next_ids = next_ids or (lambda count: [next_id() for _ in range(count)])
 
     def encode(self, message: Message) -> EncodedMessage:
         """Encode a single message; raises as `check_message`."""
@@ -94,14 +101,18 @@ class MessageEncoder:
         namespace, limit, next_id = self._namespace, self._options.max_message_size, self._next_id
         try:
             members = list(messages)
-            _check_members(members, limit)
-            ids = [member.properties.get(const.UNIQ_KEY) or next_id() for member in members]
-            body = encode_items(
-                [
-                    (member.body, member.flag, _properties_with_id(member.properties, unique_id))
+            if _is_plain(members, limit):
+                check_message(members[0], limit)
+                ids = self._next_ids(len(members))
+                texts: Iterable[bytes] = [_PLAIN % unique_id.encode() for unique_id in ids]
+            else:
+                _check_members(members, limit)
+                ids = [member.properties.get(const.UNIQ_KEY) or next_id() for member in members]
+                texts = [
+                    encode_properties({**member.properties, const.UNIQ_KEY: unique_id})
                     for member, unique_id in zip(members, ids, strict=True)
                 ]
-            )
+            body = encode_items(members, texts)
         except (MQClientException, ValueError, TypeError) as exc:
             raise BatchRefusedException(f"making a batch of messages: {exc}") from exc
         topic = members[0].topic
@@ -150,6 +161,19 @@ def check_message(message: Message | None, max_message_size: int, namespace: str
         )
 
 
+def _is_plain(members: Sequence[Message], limit: int) -> bool:
+    """Return whether messages can share a batch, and have no properties but that of most messages."""
+    if not members or type(members[0]) is not Message or members[0].topic.startswith(RETRY_PREFIX):
+        return False
+    topic = members[0].topic
+    for member in members:
+        if type(member) is not Message or member.properties != ONLY_WAITS or member.topic != topic:
+            return False
+        if type(member.body) is not bytes or not 0 < len(member.body) <= limit:
+            return False
+    return True
+
+
 def _check_members(members: list[Message], limit: int) -> None:
     """Raise for messages that cannot share a batch (``MessageBatch.generateFromList``), or not be stored at all."""
     if not members:
@@ -158,7 +182,7 @@ def _check_members(members: list[Message], limit: int) -> None:
     for number, member in enumerate(members):
         if member is None:
             raise _illegal(f"message {number} is None; pass only Message objects")
-        if member.properties != _ONLY_WAITS:
+        if member.properties != ONLY_WAITS:
             _check_batched(member, number)
         if member.topic != first.topic or not number:
             _check_topic_of_batch(member, number, first)
@@ -167,7 +191,7 @@ def _check_members(members: list[Message], limit: int) -> None:
     check_message(first, limit)
     for member in members:
         body = member.body
-        if type(body) is not bytes or not 0 < len(body) <= limit or member.properties != _ONLY_WAITS:
+        if type(body) is not bytes or not 0 < len(body) <= limit or member.properties != ONLY_WAITS:
             check_message(member, limit)
 
 
@@ -176,13 +200,6 @@ def _check_batched(member: Message, number: int) -> None:
         raise _illegal(f"message {number} has a delay, which batches do not support; send it alone")
     if member.is_half_message:
         raise _illegal(f"message {number} is a half message, and brokers deliver a batch at once; send it alone")
-
-
-def _properties_with_id(properties: Mapping[str, str], unique_id: str) -> bytes:
-    """Return the property string of a message of a batch."""
-    if properties == _ONLY_WAITS:
-        return b"WAIT\x01true\x02UNIQ_KEY\x01%b\x02" % unique_id.encode()
-    return encode_properties({**properties, const.UNIQ_KEY: unique_id})
 
 
 def _check_topic_of_batch(member: Message, number: int, first: Message) -> None:

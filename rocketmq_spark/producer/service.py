@@ -160,7 +160,8 @@ class ProducerService:
         own_name = f"{os.getpid()}#{time.monotonic_ns()}"
         self.instance_name = own_name if options.instance_name == "DEFAULT" else options.instance_name
         self.client_id = client_id_of(options.connection, self.instance_name)
-        encoder = MessageEncoder(options, _message_ids(options.over_grpc).next_id)
+        ids = _message_ids(options.over_grpc)
+        encoder = MessageEncoder(options, ids.next_id, ids.next_ids)
         connection = SharedConnection.of(options.connection, transport)
         # After everything that may raise: an unfinished producer would not leave the instance again.
         self.instance = registry.join(self.client_id, connection, producer_group, self._on_check, self._new_instance)

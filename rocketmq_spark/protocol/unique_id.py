@@ -66,6 +66,10 @@ class _Generator:
             _, _, draw = self._of_process = self._begin(self.getpid())
         return draw()
 
+    def next_ids(self, count: int) -> list[str]:
+        """Return as many ids as `next_id` would."""
+        return [self.next_id() for _ in range(count)]
+
     def _begin(self, pid: int) -> tuple[int, bytes, Callable[[], str]]:
         """Return the process id, a new prefix, and the function that draws ids."""
         raise NotImplementedError
@@ -78,8 +82,14 @@ class UniqueIdGenerator(_Generator):
     ip: bytes
 
     def _begin(self, pid: int) -> tuple[int, bytes, Callable[[], str]]:
-        sequence = _Sequence(self.ip, pid, self.rng, self.wall_clock)
+        self._sequence = sequence = _Sequence(self.ip, pid, self.rng, self.wall_clock)
         return pid, sequence.prefix, sequence.next_id
+
+    def next_ids(self, count: int) -> list[str]:
+        """Return as many ids as `next_id` would, in less time."""
+        # In a new process this begins another sequence.
+        first = self.next_id()
+        return [first, *self._sequence.next_ids(count - 1)] if count else []
 
 
 class _Sequence:
@@ -100,6 +110,14 @@ class _Sequence:
             # After a clock that is set back, or in a full millisecond, the sequence runs ahead of the time.
             self._last = max(self._last + 1, int((now - self._month_start) * 1000) << 16)
             return f"{self._text}{self._last & 0xFFFFFFFFFFFF:012X}"
+
+    def next_ids(self, count: int) -> list[str]:
+        # The sequence runs ahead of the time, at most by a millisecond for each 65,536 ids.
+        with self._lock:
+            first = self._last + 1
+            self._last += count
+            text = self._text
+        return [f"{text}{number & 0xFFFFFFFFFFFF:012X}" for number in range(first, first + count)]
 
     def _begin_month(self, now: float) -> None:
         self.prefix = unique_id_prefix(self._ip, self._pid, self._rng.getrandbits(32))

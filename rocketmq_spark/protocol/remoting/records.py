@@ -114,24 +114,30 @@ def encode_batch(messages: Iterable[Message]) -> bytes:
     topics = {message.topic for message in batch}
     if len(topics) > 1:
         raise _illegal(f"a batch of messages for {sorted(topics)}; all messages of a batch must have the same topic")
-    return encode_items([(message.body, message.flag, encode_properties(message.properties)) for message in batch])
+    return encode_items(batch, [encode_properties(message.properties) for message in batch])
 
 
-def encode_items(items: Sequence[tuple[bytes, int, bytes]]) -> bytes:
-    """Return the body of SEND_BATCH_MESSAGE with these bodies, flags and property strings.
+def encode_items(messages: Sequence[Message], properties: Iterable[bytes]) -> bytes:
+    """Return the body of SEND_BATCH_MESSAGE with messages, but with these property strings.
 
-    Raises an MQClientException (13) for a flag of more than 32 bits, or too many items.
+    Raises an MQClientException (13) for a flag of more than 32 bits, or too many messages.
     """
-    if not 1 <= len(items) <= MAX_BATCH_ROWS:
-        raise _illegal(f"a batch of {len(items)} messages; 1 to {MAX_BATCH_ROWS} are allowed")
+    if not 1 <= len(messages) <= MAX_BATCH_ROWS:
+        raise _illegal(f"a batch of {len(messages)} messages; 1 to {MAX_BATCH_ROWS} are allowed")
     pieces: list[bytes] = []
-    for body, flag, properties in items:
-        size, length = len(body), len(properties)
-        try:
-            head = _ITEM_HEAD.pack(ITEM_OVERHEAD + size + length, 0, 0, flag, size)
-        except struct.error as exc:
-            raise _illegal(f"flag {flag} and body of {size} bytes must fit 32 bits: {exc}") from exc
-        pieces += (head, body, _SHORT.pack(length), properties)
+    # Most messages of a batch have heads in common.
+    heads: dict[tuple[int, int, int], tuple[bytes, bytes]] = {}
+    for message, text in zip(messages, properties, strict=True):
+        key = len(message.body), len(text), message.flag
+        if key not in heads:
+            size, length, flag = key
+            try:
+                head = _ITEM_HEAD.pack(ITEM_OVERHEAD + size + length, 0, 0, flag, size)
+            except struct.error as exc:
+                raise _illegal(f"flag {flag} and body of {size} bytes must fit 32 bits: {exc}") from exc
+            heads[key] = head, _SHORT.pack(length)
+        head, tail = heads[key]
+        pieces += (head, message.body, tail, text)
     return b"".join(pieces)
 
 
