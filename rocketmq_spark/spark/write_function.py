@@ -7,10 +7,9 @@ source returns as commit messages. They work on newer releases, too.
 from __future__ import annotations
 
 import logging
-import pickle
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from rocketmq_spark.metrics import WriteSummary
 from rocketmq_spark.options.kinds import option_text
@@ -20,9 +19,16 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
 
+    from rocketmq_spark.spark.spark_api import WriterCommitMessage
     from rocketmq_spark.spark.writer import RocketMQBatchWriter
 
 logger = logging.getLogger("rocketmq_spark.spark")
+
+# The report of a task. The last columns are those of `Prepared` and `Attempted`.
+_REPORT: Final = (
+    "writeId string, batchId int, partitionId int, packed binary, histograms boolean, kind string, sendGroup string, "
+    "halves binary, begun boolean, recovered boolean"
+)
 
 
 def write(frame: DataFrame, **options: str | int | bool) -> WriteSummary:
@@ -41,12 +47,12 @@ def write(frame: DataFrame, **options: str | int | bool) -> WriteSummary:
     texts = {name: option_text(value) for name, value in options.items()}
     writer = plan_batch_write(texts, arrow_schema(frame.schema), _facts(frame), logger.warning)
     try:
-        rows = frame.mapInArrow(partial(_write_partition, writer), "report binary").collect()
+        rows = frame.mapInArrow(partial(_write_partition, writer), _REPORT).collect()
     except BaseException:
         # The reports of tasks that have succeeded are lost, so an exactly-once write leaves its half messages.
         writer.abort([None])
         raise
-    messages = [pickle.loads(bytes(row.report)) for row in rows]
+    messages: list[WriterCommitMessage | None] = [_message(row) for row in rows]
     writer.commit(messages)
     return summarise(messages)
 
@@ -74,8 +80,44 @@ def _facts(frame: DataFrame) -> SessionFacts:
 
 
 def _write_partition(writer: RocketMQBatchWriter, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Send one partition (runs in a task), and yield its report."""
+    """Send one partition (runs in a task), and yield its report as a row."""
     import pyarrow as pa
 
     report: Any = writer.write(batches)
-    yield pa.RecordBatch.from_pydict({"report": pa.array([pickle.dumps(report)], pa.binary())})
+    prepared = report.prepared
+    kind = "" if prepared is None else type(prepared).__name__
+    row = {
+        "writeId": report.write_id,
+        "batchId": report.batch_id,
+        "partitionId": report.partition_id,
+        "packed": report.packed,
+        "histograms": report.histograms,
+        "kind": kind,
+        "sendGroup": prepared.group if kind == "Prepared" else None,
+        "halves": prepared.halves if kind == "Prepared" else None,
+        "begun": prepared.begun if kind == "Attempted" else None,
+        "recovered": prepared.recovered if kind == "Attempted" else None,
+    }
+    yield pa.RecordBatch.from_pylist([row], _schema())
+
+
+def _schema() -> pa.Schema:
+    import pyarrow as pa
+
+    types = {"string": pa.string(), "int": pa.int32(), "binary": pa.binary(), "boolean": pa.bool_()}
+    names = (column.split(" ") for column in _REPORT.split(", "))
+    return pa.schema([(name, types[kind]) for name, kind in names])
+
+
+def _message(row: Any) -> WriterCommitMessage:
+    """Return the commit message that a task has reported as a row."""
+    from rocketmq_spark.spark.report import CommitMessage
+    from rocketmq_spark.transactions.plan import Prepared
+    from rocketmq_spark.transactions.resume import Attempted
+
+    prepared: Prepared | Attempted | None = None
+    if row.kind == "Prepared":
+        prepared = Prepared(row.sendGroup, bytes(row.halves))
+    elif row.kind == "Attempted":
+        prepared = Attempted(row.partitionId, row.begun, row.recovered)
+    return CommitMessage(row.writeId, row.batchId, row.partitionId, bytes(row.packed), row.histograms, prepared)

@@ -135,7 +135,7 @@ def test_metadata_is_valid_and_lists_all_extras(built: Built) -> None:
     assert metadata.description == (ROOT / "README.md").read_text("utf-8")
     assert metadata.description_content_type == "text/markdown"
     assert metadata.license_expression == "Apache-2.0"
-    assert set(metadata.provides_extra or ()) == {"cluster", "grpc", "notebook", "demo", "release", "test"}
+    assert set(metadata.provides_extra or ()) == {"cluster", "grpc", "notebook", "demo", "test"}
 
 
 def test_a_new_environment_writes_to_a_broker_and_reads_it_back(

@@ -108,7 +108,7 @@ def lowest() -> str:
     config.read(ROOT / "setup.cfg", encoding="utf-8")
     needs = config["options"]["install_requires"] + config["options.extras_require"]["grpc"]
     oldest = "\n".join(re.findall(r"^[a-z0-9]+>=[0-9.]+", needs, re.MULTILINE)).replace(">=", "==")
-    return oldest.replace(f"pyspark=={WITHOUT_SOURCES}", "pyspark==4.0.0")
+    return re.sub(r"pyspark==3\.5[0-9.]*", "pyspark==4.0.0", oldest)
 
 
 def tested(python: Path, tree: Path, tests: Sequence[str], processes: int, *options: str) -> tuple[str, bool]:

@@ -33,6 +33,7 @@ ALLOWED = {
     ("rocketmq_spark/protocol/remoting/command.py", "json.JSONDecoder"): "reads what servers send, with limits",
     ("rocketmq_spark/options/offsets.py", "json.loads"): "reads the user's options, and what a query wrote itself",
     ("rocketmq_spark/spark/ordered_queues.py", "json.loads"): "reads what a driver wrote into its query's checkpoint",
+    ("rocketmq_spark/spark/lag.py", "json.loads"): "reads offsets in the progress of a query of this session",
     ("rocketmq_spark/metrics/measures.py", "json.loads"): "reads the reports of this job's own tasks",
     ("rocketmq_spark/cli/doctor/machine.py", "json.loads"): "reads what a Python of this machine says of itself",
     ("rocketmq_spark/cluster/state.py", "json.loads"): "reads its configuration file",

@@ -39,7 +39,7 @@ class Check:
 
 OLDEST_PYTHON: Final = (3, 10)
 # The oldest release, and the first unsupported one. A test compares them with setup.cfg.
-PACKAGES: Final = {"pyspark": ("4.0", "4.4"), "pyarrow": ("18", ""), "numpy": ("1.26", "")}
+PACKAGES: Final = {"pyspark": ("3.5.2", "4.4"), "pyarrow": ("18", ""), "numpy": ("1.26", "")}
 GRPC_PACKAGES: Final = {"grpcio": ("1.76.0", ""), "protobuf": ("6.31.1", "8")}
 
 _NEEDED_BY_WORKERS: Final = ("rocketmq_spark", "pyarrow", "numpy")

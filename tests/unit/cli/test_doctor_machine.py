@@ -51,15 +51,15 @@ def test_current_python_is_supported() -> None:
         ("4.0.0", "4.0.0"),
         ("4.3.1", "4.3.1"),
         (None, "not installed here"),
-        ("3.5.8", "3.5.8, but pyspark>=4.0,<4.4 is required"),
-        ("4.4.0", "4.4.0, but pyspark>=4.0,<4.4 is required"),
+        ("3.5.1", "3.5.1, but pyspark>=3.5.2,<4.4 is required"),
+        ("4.4.0", "4.4.0, but pyspark>=3.5.2,<4.4 is required"),
     ],
 )
 def test_installed_package_version_is_checked(version: str | None, finding: str) -> None:
     (check,) = check_packages({"pyspark": PACKAGES["pyspark"]}, lambda _: version)
     assert check.finding == finding
     assert check.state == (OK if version == finding else FAILED)
-    assert check.fix == ("" if version == finding else "pip install 'pyspark>=4.0,<4.4'")
+    assert check.fix == ("" if version == finding else "pip install 'pyspark>=3.5.2,<4.4'")
 
 
 def test_missing_packages_of_an_extra_suggest_the_extra() -> None:
