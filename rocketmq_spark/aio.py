@@ -81,8 +81,6 @@ class Producer:
         self._most_body = options.max_message_size
         if options.compress_type != "NONE":
             self._most_body = min(self._most_body, options.compress_msg_body_over_howmuch - 1)
-        # A body of at most this size that fits an open batch needs no other check.
-        self._room = min(self._batch_bytes, self._most_body)
         self._timeout = options.send_msg_timeout / 1000
         self._loop: asyncio.AbstractEventLoop | None = None
         self._lanes: dict[tuple[str, str | None], _Lane] = {}
@@ -141,9 +139,10 @@ class Producer:
     ) -> asyncio.Future[SendResult]:
         """Send a message; return a future of the result, with the errors of `rocketmq_spark.Producer.send_async`.
 
-        The message shares a request with others of its topic that are sent at the same time, unless it has a queue, a
-        selector, a timeout, a sharding key, a body to compress, or reserved properties other than keys, tags and WAIT.
-        Requests may overtake each other: to keep the order of two messages, await the first one.
+        The message shares a request with others of its topic that are sent at the same time. It is sent alone if it has
+        a queue, a selector, a timeout, a sharding key or a body to compress. So is a message with reserved properties
+        other than keys, tags and WAIT. Requests may overtake each other: to keep the order of two messages, await the
+        first one.
 
         If the future is cancelled before the request is sent, the message is not sent. Otherwise the text of the
         ``CancelledError`` says that it may be stored. With too many pending bytes, the future fails with
@@ -158,7 +157,8 @@ class Producer:
             if type(message) is Message and message.properties == ONLY_WAITS and type(message.body) is bytes:
                 lane, nbytes = self._lanes.get((message.topic, "true")), len(message.body) + _OVERHEAD
                 batch, pending = lane and lane.open, self._pending_bytes + nbytes
-                if batch and _OVERHEAD < nbytes <= self._room - batch.nbytes and pending <= self._most_pending:
+                fits = batch and batch.nbytes + nbytes <= self._batch_bytes and pending <= self._most_pending
+                if batch and fits and _OVERHEAD < nbytes <= self._most_body + _OVERHEAD:
                     batch.messages.append(message)
                     batch.waiters.append(waiter)
                     batch.nbytes += nbytes

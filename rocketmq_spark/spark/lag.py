@@ -59,8 +59,8 @@ def lag(query: StreamingQuery, name_server: str | Sequence[str] | None = None, *
     """Return how many messages of each queue a streaming query has not read, by topic, broker and queue.
 
     With `name_server` or the environment variable ``NAMESRV_ADDR`` the brokers are asked now; `connection` are the
-    other arguments of `Admin`. Otherwise the ends of the queues are those that the last micro-batch has seen, which
-    needs PySpark 4.2.
+    other arguments of `Admin`. Otherwise the ends of the queues are from the plan of the last micro-batch (PySpark 4.2
+    and newer).
 
     Raises a MetricsUnavailableError before the query's first micro-batch, for a query without this source, and without
     the ends of its queues; with `name_server` as `Admin.offsets`.
@@ -85,7 +85,7 @@ def lag(query: StreamingQuery, name_server: str | Sequence[str] | None = None, *
 
 
 class ProgressListener(StreamingQueryListener):
-    """Logs a line per micro-batch: rows, duration, what is stored, latency, retries, and messages not read yet.
+    """Logs a line per micro-batch: rows read and stored, duration, latency, retries, and messages not read yet.
 
     The logger is ``rocketmq_spark.spark``. `metrics` is what `register` returned; without it, as on Spark Connect, the
     line has nothing about writes. The number of unread messages needs this package's source and PySpark 4.2.

@@ -79,7 +79,7 @@ def test_every_row_is_stored_once_although_processes_are_killed(
 
 @pytest.mark.long
 @pytest.mark.timeout(7200)
-def test_every_row_is_stored_once_although_executors_are_killed_and_stages_repeat(
+def test_every_row_is_stored_once_although_stages_are_repeated(
     two_brokers: LocalCluster,
     topic: str,
     tmp_path: Path,

@@ -253,7 +253,7 @@ def test_sends_beyond_the_pending_bytes_fail_until_there_is_room(held: ScriptedT
     run(main)
 
 
-def test_a_message_of_more_than_the_pending_bytes_is_sent_if_it_is_the_only_one(transport: ScriptedTransport) -> None:
+def test_a_message_larger_than_the_pending_bytes_is_sent_alone(transport: ScriptedTransport) -> None:
     async def main() -> None:
         async with started(transport, max_pending_bytes=1000) as producer:
             await producer.send(Message.of("T", bytes(3000)))
