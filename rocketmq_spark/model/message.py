@@ -67,8 +67,11 @@ class Message:
         """
         if not isinstance(body, _BYTES):
             raise TypeError(f"the body of a message for {topic!r} must be bytes, got {type(body).__name__}; encode it")
-        texts: dict[str, str | None] = {const.KEYS: _joined_keys(keys), const.TAGS: tags}
-        system = {name: text for name, text in texts.items() if text}
+        system: dict[str, str] = {}
+        if keys is not None and (joined := _joined_keys(keys)):
+            system[const.KEYS] = joined
+        if tags:
+            system[const.TAGS] = tags
         system[const.WAIT] = "true" if wait_store_msg_ok else "false"
         if sharding_key:
             system[const.SHARDING_KEY] = sharding_key
@@ -188,8 +191,8 @@ def _delay(topic: str, level: int, ms: int, sec: int, deliver_ms: int) -> dict[s
     return {name: str(delay) for name, delay in delays.items() if delay}
 
 
-def _joined_keys(keys: str | Iterable[str] | None) -> str | None:
-    if keys is None or isinstance(keys, str):
+def _joined_keys(keys: str | Iterable[str]) -> str:
+    if isinstance(keys, str):
         return keys
     items = list(keys)
     for item in items:
