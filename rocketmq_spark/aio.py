@@ -242,7 +242,8 @@ class Producer:
         """Return whether a message may share a request: others must not fail with it."""
         if type(message) is not Message or type(message.body) is not bytes or not message.body:
             return False
-        if len(message.body) > self._most_body or message.topic.startswith(RETRY_PREFIX):
+        topic = message.topic
+        if len(message.body) > self._most_body or type(topic) is not str or topic.startswith(RETRY_PREFIX):
             return False
         return _NEVER_BATCHED.isdisjoint(message.properties)
 

@@ -34,15 +34,15 @@ class TopicInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class QueueOffsets:
-    """The offsets of one queue: `min_offset` of its oldest message, `max_offset` of the next new message."""
-
-    COLUMNS: ClassVar[tuple[str, ...]] = ("broker_name", "queue_id", "min_offset", "max_offset", "messages")
-    SPARE: ClassVar[tuple[str, ...]] = ("min_offset", "max_offset")
+class OfQueue:
+    """A row about one queue."""
 
     queue: MessageQueue
-    min_offset: int
-    max_offset: int
+
+    @property
+    def topic(self) -> str:
+        """The queue's topic."""
+        return self.queue.topic
 
     @property
     def broker_name(self) -> str:
@@ -53,6 +53,17 @@ class QueueOffsets:
     def queue_id(self) -> int:
         """The queue's number on that broker."""
         return self.queue.queue_id
+
+
+@dataclass(frozen=True, slots=True)
+class QueueOffsets(OfQueue):
+    """The offsets of one queue: `min_offset` of its oldest message, `max_offset` of the next new message."""
+
+    COLUMNS: ClassVar[tuple[str, ...]] = ("broker_name", "queue_id", "min_offset", "max_offset", "messages")
+    SPARE: ClassVar[tuple[str, ...]] = ("min_offset", "max_offset")
+
+    min_offset: int
+    max_offset: int
 
     @property
     def messages(self) -> int:

@@ -11,13 +11,14 @@ import enum
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from operator import index
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import rocketmq_spark.model.properties as const
 from rocketmq_spark.errors import RocketMQError
 
 Buffer: TypeAlias = "bytes | memoryview"
-_BYTES = (bytes, bytearray, memoryview)
+_BYTES: Final = (bytes, bytearray, memoryview)
+_NO_DELAY: Final = 0
 
 
 class SendStatus(enum.Enum):
@@ -75,7 +76,8 @@ class Message:
         system[const.WAIT] = "true" if wait_store_msg_ok else "false"
         if sharding_key:
             system[const.SHARDING_KEY] = sharding_key
-        if delay_time_level or delay_ms or delay_sec or deliver_ms:
+        # Anything else, also another zero, is checked.
+        if not (delay_time_level is delay_ms is delay_sec is deliver_ms is _NO_DELAY):
             system.update(_delay(topic, delay_time_level, delay_ms, delay_sec, deliver_ms))
         if len(system) > 1:
             for name, text in system.items():

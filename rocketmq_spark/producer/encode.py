@@ -106,7 +106,9 @@ class MessageEncoder:
                 ids = self._next_ids(len(members))
                 texts: Iterable[bytes] = [_PLAIN % unique_id.encode() for unique_id in ids]
             else:
-                _check_members(members, limit)
+                _check_members(members)
+                for member in members:
+                    check_message(member, limit)
                 ids = [member.properties.get(const.UNIQ_KEY) or next_id() for member in members]
                 texts = [
                     encode_properties({**member.properties, const.UNIQ_KEY: unique_id})
@@ -163,9 +165,9 @@ def check_message(message: Message | None, max_message_size: int, namespace: str
 
 def _is_plain(members: Sequence[Message], limit: int) -> bool:
     """Return whether messages can share a batch, and have no properties but that of most messages."""
-    if not members or type(members[0]) is not Message or members[0].topic.startswith(RETRY_PREFIX):
+    topic = getattr(members[0], "topic", None) if members else None
+    if type(topic) is not str or topic.startswith(RETRY_PREFIX):
         return False
-    topic = members[0].topic
     for member in members:
         if type(member) is not Message or member.properties != ONLY_WAITS or member.topic != topic:
             return False
@@ -174,42 +176,26 @@ def _is_plain(members: Sequence[Message], limit: int) -> bool:
     return True
 
 
-def _check_members(members: list[Message], limit: int) -> None:
-    """Raise for messages that cannot share a batch (``MessageBatch.generateFromList``), or not be stored at all."""
+def _check_members(members: list[Message]) -> None:
+    """Raise for messages that cannot share a batch (``MessageBatch.generateFromList``)."""
     if not members:
         raise _illegal("the batch is empty; pass at least one message")
-    first = members[0]
     for number, member in enumerate(members):
         if member is None:
             raise _illegal(f"message {number} is None; pass only Message objects")
-        if member.properties != ONLY_WAITS:
-            _check_batched(member, number)
-        if member.topic != first.topic or not number:
-            _check_topic_of_batch(member, number, first)
-        if member.properties != first.properties and member.wait_store_msg_ok != first.wait_store_msg_ok:
+        if max(member.delay_time_level, member.delay_ms, member.delay_sec, member.deliver_ms) > 0:
+            raise _illegal(f"message {number} has a delay, which batches do not support; send it alone")
+        if member.is_half_message:
+            raise _illegal(f"message {number} is a half message, and brokers deliver a batch at once; send it alone")
+        if member.topic is not None and member.topic.startswith(RETRY_PREFIX):
+            raise _illegal(f"message {number} is for retry topic {member.topic!r}, which accepts no batches")
+        if member.topic != members[0].topic:
+            raise _illegal(
+                f"message {number} is for topic {member.topic!r}, message 0 for {members[0].topic!r}; make one batch "
+                "for each topic"
+            )
+        if member.wait_store_msg_ok != members[0].wait_store_msg_ok:
             raise _illegal(f"messages 0 and {number} differ in waitStoreMsgOK; make one batch for each")
-    check_message(first, limit)
-    for member in members:
-        body = member.body
-        if type(body) is not bytes or not 0 < len(body) <= limit or member.properties != ONLY_WAITS:
-            check_message(member, limit)
-
-
-def _check_batched(member: Message, number: int) -> None:
-    if max(member.delay_time_level, member.delay_ms, member.delay_sec, member.deliver_ms) > 0:
-        raise _illegal(f"message {number} has a delay, which batches do not support; send it alone")
-    if member.is_half_message:
-        raise _illegal(f"message {number} is a half message, and brokers deliver a batch at once; send it alone")
-
-
-def _check_topic_of_batch(member: Message, number: int, first: Message) -> None:
-    if member.topic is not None and member.topic.startswith(RETRY_PREFIX):
-        raise _illegal(f"message {number} is for retry topic {member.topic!r}, which accepts no batches")
-    if member.topic != first.topic:
-        raise _illegal(
-            f"message {number} is for topic {member.topic!r}, message 0 for {first.topic!r}; make one batch for each "
-            "topic"
-        )
 
 
 def decompressed(message: MessageExt) -> MessageExt:

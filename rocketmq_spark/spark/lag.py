@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
-from rocketmq_spark.admin.answers import Table
+from rocketmq_spark.admin.answers import OfQueue, Table
 from rocketmq_spark.errors import MetricsUnavailableError
 from rocketmq_spark.metrics import WriteSummary
 from rocketmq_spark.model.message import MessageQueue
@@ -24,30 +24,14 @@ logger = logging.getLogger("rocketmq_spark.spark")
 
 
 @dataclass(frozen=True, slots=True)
-class QueueLag:
+class QueueLag(OfQueue):
     """How far a query is behind in one queue."""
 
     COLUMNS: ClassVar[tuple[str, ...]] = ("topic", "broker_name", "queue_id", "read_offset", "max_offset", "messages")
     SPARE: ClassVar[tuple[str, ...]] = ("read_offset", "max_offset")
 
-    queue: MessageQueue
     read_offset: int  # Of the next message that the query reads
     max_offset: int  # Of the next message that the queue gets
-
-    @property
-    def topic(self) -> str:
-        """The queue's topic."""
-        return self.queue.topic
-
-    @property
-    def broker_name(self) -> str:
-        """The queue's broker."""
-        return self.queue.broker_name
-
-    @property
-    def queue_id(self) -> int:
-        """The queue's number on that broker."""
-        return self.queue.queue_id
 
     @property
     def messages(self) -> int:

@@ -53,19 +53,13 @@ def encode_properties(properties: Mapping[str, str | None]) -> bytes:
 
     MQClientException with code 13: 0x01, 0x02 or invalid Unicode in a text, or more than 32,767 bytes.
     """
-    text = "".join(
-        [
-            f"{name}{NAME_VALUE_SEPARATOR}{value}{PROPERTY_SEPARATOR}"
-            for name, value in properties.items()
-            if value is not None
-        ]
-    )
+    pieces: list[str] = []
+    for name, value in properties.items():
+        if value is not None:
+            pieces += (name, NAME_VALUE_SEPARATOR, value, PROPERTY_SEPARATOR)
+    text = "".join(pieces)
     # Without other separators each entry has one of each.
-    if (
-        not text.count(NAME_VALUE_SEPARATOR)
-        == text.count(PROPERTY_SEPARATOR)
-        == len(properties) - list(properties.values()).count(None)
-    ):
+    if not text.count(NAME_VALUE_SEPARATOR) == text.count(PROPERTY_SEPARATOR) == len(pieces) // 4:
         raise _illegal(
             f"property {_offending(properties)!r} holds 0x01 or 0x02, which separate properties; remove them"
         )

@@ -200,3 +200,10 @@ def test_a_send_result_has_java_s_defaults() -> None:
     half = TransactionSendResult(SendStatus.SEND_OK, "id", queue, 7)
     assert LocalTransactionState.UNKNOW is half.local_transaction_state
     assert isinstance(half, SendResult)
+
+
+@pytest.mark.parametrize("name", ["delay_time_level", "delay_ms", "delay_sec", "deliver_ms"])
+@pytest.mark.parametrize("delay", [0.0, None, ""])
+def test_a_delay_that_is_no_integer_is_refused(name: str, delay: object) -> None:
+    with pytest.raises(TypeError):
+        Message.of("T", b"x", **{name: delay})  # type: ignore[arg-type]

@@ -168,13 +168,15 @@ def test_an_invalid_message_fails_alone(transport: ScriptedTransport) -> None:
                 producer.send(Message("T", b"1", 2**40)),
                 producer.send(Message("T", b"")),
                 producer.send(message(3)),
+                producer.send(Message(None, b"4", 0, {"WAIT": "true"})),  # type: ignore[arg-type]
             ]
             results = await asyncio.gather(*futures, return_exceptions=True)
-        stored, flag, empty, also_stored = results
+        stored, flag, empty, also_stored, nameless = results
         assert isinstance(stored, SendResult)
         assert isinstance(also_stored, SendResult)
         assert "must fit 32 bits" in str(flag)
         assert "its body is empty" in str(empty)
+        assert "topic None is blank" in str(nameless)
         assert sorted(itertools.chain(*sent(transport))) == [b"0", b"3"]
 
     run(main)

@@ -64,6 +64,16 @@ def test_an_empty_batch_is_refused() -> None:
     assert "the batch is empty" in str(refusal())
 
 
+def test_messages_without_a_topic_are_refused() -> None:
+    nameless = Message(None, b"body", 0, {"WAIT": "true"})  # type: ignore[arg-type]
+    assert "topic None is blank" in str(refusal(nameless, nameless))
+
+
+def test_a_property_that_is_no_text_is_refused() -> None:
+    number = Message("orders", b"body", 0, {"a": 5})  # type: ignore[dict-item]
+    assert isinstance(refusal(GOOD, number).__cause__, TypeError)
+
+
 def test_a_malformed_delay_is_refused_with_its_cause() -> None:
     assert isinstance(refusal(Message("orders", b"body", 0, {"DELAY": "soon"})).__cause__, ValueError)
 
