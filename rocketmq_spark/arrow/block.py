@@ -34,6 +34,7 @@ from rocketmq_spark.arrow.columns import (
     null_bytes,
 )
 from rocketmq_spark.arrow.encoders import UNIQ_KEY, MessageIds, UniqueIds, join_keys, property_fields, property_strings
+from rocketmq_spark.arrow.gather import Frame
 from rocketmq_spark.arrow.validate import Rule, Violation, violations
 from rocketmq_spark.model.names import RETRY_PREFIX
 from rocketmq_spark.model.properties import CARRIED, KEYS, ROW_ID, SHARDING_KEY, TAGS, WAIT, Carried
@@ -67,7 +68,7 @@ class Property:
     """One system property of the rows of a block."""
 
     name: str  # ASCII
-    values: ByteColumn | None  # None: every row that has the property has `literal` as its value
+    values: ByteColumn | Frame | None  # None: every row that has the property has `literal` as its value
     valid: Mask | None  # Which rows have it; None: all
     literal: bytes = b""
 
@@ -75,11 +76,20 @@ class Property:
         """Return which of all rows have the property."""
         return np.ones(rows, np.bool_) if self.valid is None else self.valid
 
+    def column(self, rows: int) -> ByteColumn:
+        """Return the values of all rows."""
+        if isinstance(self.values, Frame):
+            return self.values.column(rows)
+        assert self.values is not None
+        return self.values
+
     def sizes(self, rows: int) -> Ints:
         """Return how many bytes the property takes in each row's property string."""
         fixed = len(self.name) + 2
         if self.values is None:
             return self.there(rows) * (fixed + len(self.literal))
+        if isinstance(self.values, Frame):
+            return np.full(rows, fixed + len(self.values.template))
         return self.values.sizes + fixed if self.valid is None else self.values.sizes + self.valid * fixed
 
 

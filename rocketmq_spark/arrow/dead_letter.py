@@ -250,7 +250,9 @@ class _RowReader:
         self._numbers = {name: int_column(columns.get(name)) for name in _NUMBERS}
         self._no_wait = false_rows(columns.get("waitStoreMsgOK"))
         self._properties = list_column(columns.get("properties"))
-        self._row_id = next((prop.values for prop in invalid.block.properties if prop.name == ROW_ID), None)
+        self._row_id = next(
+            (prop.column(self._block.rows) for prop in self._block.properties if prop.name == ROW_ID), None
+        )
         self._reserved = reserved_names(columns, row_id=self._row_id is not None)
         self._dropped = set(self._reserved) if any(name in columns for name in READ_COLUMNS) else set()
         if self._row_id is None:

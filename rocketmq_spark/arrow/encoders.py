@@ -274,7 +274,9 @@ def _property_parts(chunk: Chunk, ids: UniqueIds) -> list[Part]:
             there = chunk.picked(prop.valid[start:stop])
             parts.append(Choice((b"", name, _END + name), there * (1 + np.asarray(before, np.int8))))
             before = there | np.asarray(before)
-        if prop.values is not None:
+        if isinstance(prop.values, Frame):
+            parts.append(_picked(chunk, prop.values.slice(start, stop)))
+        elif prop.values is not None:
             parts.append(prop.values.slice(start, stop))
     if block.unique_key:
         parts.append(_lead(UNIQ_KEY + b"\x01", before))
@@ -309,16 +311,21 @@ def _field(chunk: Chunk, tag: bytes, prop: Property) -> tuple[list[Part], Ints |
             return [Frame(literal)], len(literal)
         there = prop.valid[chunk.start : chunk.stop]
         return [Choice((b"", literal), chunk.picked(there).view(np.int8))], there * len(literal)
+    assert isinstance(prop.values, ByteColumn)
     values = prop.values.slice(chunk.start, chunk.stop)
     return _headed(chunk, Varints.of(values.sizes).after(Frame(tag)), values)
 
 
 def _user_property(chunk: Chunk, prop: Property) -> tuple[list[Part], Ints | int]:
     """Return the parts of a property that goes among the user's, and its size in each row of the range."""
+    name = delimited(b"\x0a", prop.name.encode())
+    if isinstance(prop.values, Frame):
+        frame = Frame(name + b"\x12" + varint(len(prop.values.template))).then(prop.values)
+        frame = Frame(b"\x12" + varint(len(frame.template))).then(frame)
+        return [_picked(chunk, frame.slice(chunk.start, chunk.stop))], len(frame.template)
     assert prop.values is not None
     values = prop.values.slice(chunk.start, chunk.stop)
     length = Varints.of(values.sizes)
-    name = delimited(b"\x0a", prop.name.encode())
     whole = Varints.of(values.sizes + len(name) + 1 + length.width)
     return _headed(chunk, whole.after(Frame(b"\x12")).then(length.after(Frame(name + b"\x12"))), values)
 

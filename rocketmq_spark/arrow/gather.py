@@ -39,6 +39,14 @@ class Frame:
         moved = tuple((at + shift, dtype, values) for at, dtype, values in other.fields)
         return Frame(self.template + other.template, self.fields + moved)
 
+    def slice(self, start: int, stop: int) -> Frame:
+        """Return the frame for rows `start` up to `stop`."""
+        return Frame(self.template, tuple((at, dtype, values[start:stop]) for at, dtype, values in self.fields))
+
+    def column(self, count: int) -> ByteColumn:
+        """Return the frames of `count` rows as a column."""
+        return ByteColumn(np.arange(count + 1) * len(self.template), np.frombuffer(self.rows(count), np.uint8))
+
     def rows(self, count: int) -> bytearray:
         """Return the frames of `count` rows."""
         data = bytearray(self.template * count)
@@ -123,6 +131,25 @@ def assemble(
     # boundscheck=False: every number is one that the vocabulary gave out.
     taken = pc.take(vocabulary.array(nbytes), to_arrow(flat), boundscheck=False)
     return memoryview(taken.buffers()[2]).cast("B")[skip : skip + nbytes]
+
+
+_DECIMAL4: Final = np.char.zfill(np.arange(10_000).astype("S4"), 4).view(np.uint32)
+
+
+def consecutive_decimals(first: int, count: int) -> Frame | None:
+    """Return `count` numbers from `first` on as decimal texts; None if their lengths differ or are below 4."""
+    begin, end = str(first), str(first + count - 1)
+    if len(begin) < 4 or len(begin) != len(end):
+        return None
+    # Digits before these are the same in all rows.
+    varying = next((at for at, (one, other) in enumerate(zip(begin, end, strict=True)) if one != other), len(begin))
+    numbers = np.arange(first, first + count)
+    fields = []
+    for stop in range(len(begin), varying, -4):
+        # The first group may repeat digits of the second one.
+        at = max(stop - 4, 0)
+        fields.append((at, "=u4", _DECIMAL4[numbers // 10 ** (len(begin) - 4 - at) % 10_000]))
+    return Frame(begin.encode(), tuple(fields))
 
 
 def hex_groups(digits: bytes) -> npt.NDArray[np.uint32]:

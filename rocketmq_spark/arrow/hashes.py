@@ -35,7 +35,16 @@ from rocketmq_spark.arrow.columns import (
     to_numpy,
 )
 from rocketmq_spark.arrow.encoders import join_keys, property_strings
-from rocketmq_spark.arrow.gather import Choice, Frame, Part, Workspace, assemble, chunks, hex_groups
+from rocketmq_spark.arrow.gather import (
+    Choice,
+    Frame,
+    Part,
+    Workspace,
+    assemble,
+    chunks,
+    consecutive_decimals,
+    hex_groups,
+)
 from rocketmq_spark.model.hashes import BY_COLUMNS, BY_PLACE, NOT_HASHED, ROW_ID, STEP
 from rocketmq_spark.model.properties import CARRIED
 
@@ -174,7 +183,8 @@ def _powers(size: int) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint32]]:
     return np.cumprod(powers, dtype=np.uint32), np.cumprod(inverses, dtype=np.uint32)
 
 
-_LOWER_HEX4: Final = hex_groups(b"0123456789abcdef")
+# The digits of 16 bits whose two bytes are swapped, so that of a swapped number the first digits come first in memory.
+_LOWER_HEX4: Final = hex_groups(b"0123456789abcdef")[np.arange(0x10000, dtype=np.uint16).byteswap()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +209,8 @@ class RowIds:
     def of_content(self, first_row: int, *content: Any) -> Property:
         """Return the ids of the rows from number `first_row` on, with the hashes of their `content`."""
         hashes = content_hashes(self.workspace, *content)
-        numbers = decimals(np.arange(first_row, first_row + len(hashes)))
+        last_row = first_row + len(hashes)
+        numbers = consecutive_decimals(first_row, len(hashes)) or decimals(np.arange(first_row, last_row))
         assert numbers is not None, "no rows"
         place = f"{self.write_id}/{self.batch_id}/{self.partition_id}/".encode()
         return self._property([Frame(place), numbers, Frame(b"/")], [hashes])
@@ -207,17 +218,22 @@ class RowIds:
     def _property(self, parts: list[Frame | ByteColumn], hashes: Sequence[Hashes]) -> Property:
         """Return the property whose value is `parts` and the digits of `hashes`."""
         rows = len(hashes[0])
-        frame = Frame(b"")
+        digits = Frame(b"")
         for numbers in hashes:
-            # The last 16 bits of a number are its first in memory, and its last digits.
-            groups = _LOWER_HEX4[numbers.astype("<u8", copy=False).view("<u2")].reshape(rows, 4)
-            frame = frame.then(Frame(bytes(16), tuple((4 * place, "=u4", groups[:, 3 - place]) for place in range(4))))
-        sizes = np.full(rows, len(frame.template), np.int64)
-        for part in parts:
-            sizes += part.sizes if isinstance(part, ByteColumn) else len(part.template)
+            groups = _LOWER_HEX4[numbers.astype("<u8", copy=False).byteswap().view("<u2")]
+            digits = digits.then(Frame(bytes(16), ((0, "V16", groups.view("V16")),)))
+        frame = Frame(b"")
+        for part in (*parts, digits):
+            if isinstance(part, ByteColumn):
+                return Property(ROW_ID, self._joined([*parts, digits], rows), None)
+            frame = frame.then(part)
+        return Property(ROW_ID, frame, None)
+
+    def _joined(self, parts: Sequence[Frame | ByteColumn], rows: int) -> ByteColumn:
+        sizes = sum(part.sizes if isinstance(part, ByteColumn) else len(part.template) for part in parts)
         ends = np.concatenate([[0], np.cumsum(sizes)])
-        data = assemble([*parts, frame], rows, int(ends[-1]), None, self.workspace)
-        return Property(ROW_ID, ByteColumn(ends, np.frombuffer(data, np.uint8)), None)
+        data = assemble(parts, rows, int(ends[-1]), None, self.workspace)
+        return ByteColumn(ends, np.frombuffer(data, np.uint8))
 
 
 def content_hashes(
@@ -241,6 +257,7 @@ def content_hashes(
             continue
         head = prop.name.encode() + b"\x01" + prop.literal
         if prop.values is not None:
+            assert isinstance(prop.values, ByteColumn)
             strings.append(Strings(prop.values, head, b"\x02"))
         else:
             (literal,) = hash_sums([Strings(byte_strings([b""]), head, b"\x02")], workspace)

@@ -64,8 +64,7 @@ class StoredRows:
         if begin == end:
             return None
         places: Ints = self.numbers[begin:end] - first_row
-        ids = next(prop.values for prop in block.properties if prop.name == ROW_ID)
-        assert ids is not None
+        ids = next(prop.column(block.rows) for prop in block.properties if prop.name == ROW_ID)
         own = ids.data[ids.offsets[1:][places][:, None] + np.arange(-_DIGITS, 0)]
         changed = np.flatnonzero((own != self.digits[begin:end]).any(axis=1))
         if len(changed):

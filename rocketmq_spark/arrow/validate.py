@@ -41,6 +41,8 @@ _DELAYS: Final = frozenset(COLUMNS[name].makes for name in DELAY_COLUMNS)
 # The first two bytes of Java's white space outside ASCII: U+1680, U+2000 to U+2029, U+205F, U+3000.
 _SPACES: Final = (0xE19A, 0xE280, 0xE281, 0xE380)
 
+_NAME: Final = "the name of a property"
+
 # Up to this many different names in a block, a name is one bit of a 64-bit number; the other bits hold a sum's carry.
 _BITS: Final = 40
 
@@ -220,24 +222,42 @@ def user_properties(
     Names in `reserved` are violations unless they are dropped. The values of dropped entries are not checked.
     """
     broken: list[Violation] = []
-    names, codes, is_special = _named(entries, reserved | dropped)
-    if is_special.any():
-        entries = entries.filter(~_named(entries, dropped)[2][codes])
-        names, codes, is_reserved = _named(entries, reserved)
-        rule = Rule(
-            "the name of a property is reserved",
-            "names that RocketMQ or the connector writes itself are not allowed",
-            "use the column meant for it (keys, tags, shardingKey, delayTimeLevel, ...) or another name",
-        )
-        broken += violations(rule, np.flatnonzero(is_reserved[codes]), entries, names.text)
-    broken += check_text("the name of a property", names, blank=True, entries=entries)
+    twins: Ints = np.empty(0, np.int64)
+    if not _same_good_names(entries, reserved | dropped):
+        names, codes, is_special = _named(entries, reserved | dropped)
+        if is_special.any():
+            entries = entries.filter(~_named(entries, dropped)[2][codes])
+            names, codes, is_reserved = _named(entries, reserved)
+            rule = Rule(
+                f"{_NAME} is reserved",
+                "names that RocketMQ or the connector writes itself are not allowed",
+                "use the column meant for it (keys, tags, shardingKey, delayTimeLevel, ...) or another name",
+            )
+            broken += violations(rule, np.flatnonzero(is_reserved[codes]), entries, names.text)
+        broken += check_text(_NAME, names, blank=True, entries=entries)
+        twins = _rows_with_twins(entries, codes, len(is_special))
     broken += check_text("the value of a property", entries.values, blank=True, entries=entries)
     if entries.values.valid is not None:
         rule = Rule("the value of a property is null", "every property needs a value", "leave the entry out of the map")
         broken += violations(rule, np.flatnonzero(~entries.values.valid), entries)
     rule = Rule("a name occurs twice among the properties", "a name may occur once in a message", "merge the values")
-    broken += violations(rule, _rows_with_twins(entries, codes, len(is_special)))
+    broken += violations(rule, twins)
     return entries, broken
+
+
+def _same_good_names(entries: ListColumn, special: frozenset[str]) -> bool:
+    """Return whether all rows have the same names, as most tables do, and these break no rule and are not `special`."""
+    names, count = entries.names, int(entries.offsets[1])
+    assert names is not None
+    if names.valid is not None or not count or (entries.counts != count).any():
+        return False
+    # With equal sizes, the names are equal if each byte equals the byte one row later.
+    sizes, width = names.sizes.reshape(-1, count), int(names.offsets[count] - names.offsets[0])
+    if (sizes != sizes[0]).any() or (names.span[width:] != names.span[: len(names.span) - width]).any():
+        return False
+    first = names.slice(0, count)
+    texts = {first.text(number) for number in range(count)}
+    return len(texts) == count and special.isdisjoint(texts) and not any(check_text(_NAME, first, blank=True))
 
 
 def _named(entries: ListColumn, special: frozenset[str]) -> tuple[ByteColumn, Ints, Mask]:
@@ -254,9 +274,6 @@ def _rows_with_twins(entries: ListColumn, codes: Ints, names: int) -> Ints:
     most = int(counts.max(initial=0))
     if most < 2:
         return counts[:0]
-    if (counts == most).all() and (codes.reshape(-1, most) == codes[:most]).all():
-        # Every row has the same names, as most tables do.
-        return counts[:0] if len(set(codes[:most].tolist())) == most else np.arange(len(counts))
     if names <= _BITS:
         return rows_with_repeats(codes, entries.offsets)
     pairs = np.sort(np.repeat(np.arange(len(counts)), counts) * names + codes)
@@ -291,28 +308,32 @@ def check_for_grpc(
         elif prop.values is None:
             # The driver has checked the option tags.
             sizes += prop.there(rows) * len(prop.literal)
+        elif name == ROW_ID:
+            counts += 1
+            # The separators of a property string do not count.
+            sizes += prop.sizes(rows) - 2
         else:
+            values = prop.column(rows)
             if name == SHARDING_KEY:
                 grouped = prop.there(rows)
             else:
-                sizes += prop.values.sizes
+                sizes += values.sizes
             if CARRIED[name].grpc is Carried.PROPERTY:
                 counts += prop.there(rows)
                 sizes += prop.there(rows) * len(name)
-            if name != ROW_ID:
-                column = COLUMN_OF.get(name, name)
-                yield from _check_plain(column, prop.values)
-                if name != TAGS:
-                    yield from _check_blank(column, prop.values)
+            column = COLUMN_OF.get(name, name)
+            yield from _check_plain(column, values)
+            if name != TAGS:
+                yield from _check_blank(column, values)
             if name == SHARDING_KEY:
                 rule = Rule(
                     "shardingKey is too long",
                     f"over gRPC it is the message group, of at most {_MAX_GROUP} bytes",
                     "use a shorter key, such as a hash of it",
                 )
-                yield from check_sizes(rule, prop.values.sizes, _MAX_GROUP)
+                yield from check_sizes(rule, values.sizes, _MAX_GROUP)
     if entries is not None and entries.names is not None:
-        yield from _check_plain("the name of a property", entries.names, entries)
+        yield from _check_plain(_NAME, entries.names, entries)
         yield from _check_plain("the value of a property", entries.values, entries)
         counts += entries.counts
         ends = np.concatenate([[0], np.cumsum(entries.names.sizes + entries.values.sizes)])[entries.offsets]

@@ -3,9 +3,11 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from rocketmq_spark.arrow.columns import ByteColumn, byte_column
-from rocketmq_spark.arrow.gather import Choice, Frame, Part, Workspace, assemble
+from rocketmq_spark.arrow.gather import Choice, Frame, Part, Workspace, assemble, consecutive_decimals
 
 
 def column(*values: bytes | None) -> ByteColumn:
@@ -69,3 +71,20 @@ def test_reused_workspace_does_not_change_earlier_results():
     first = assemble(PARTS, 3, len(WHOLE), workspace=workspace)
     second = assemble([column(b"overwritten" * 10)], 1, 110, workspace=workspace)
     assert (bytes(first), bytes(second)) == (WHOLE, b"overwritten" * 10)
+
+
+@given(st.integers(0, 10**18), st.integers(1, 300))
+@example(9_990, 10)
+@example(1_000, 9_000)
+@example(99_999_990, 10)
+@example(123_456, 1)
+@example(12_345_678, 30_000)
+def test_consecutive_numbers_are_written_as_decimals(first: int, count: int) -> None:
+    expected = [b"%d" % number for number in range(first, first + count)]
+    frame = consecutive_decimals(first, count)
+    if len(expected[0]) < 4 or len(expected[0]) != len(expected[-1]):
+        assert frame is None
+    else:
+        assert frame is not None
+        assert bytes(frame.rows(count)) == b"".join(expected)
+        assert bytes(frame.slice(1, count).rows(count - 1)) == b"".join(expected[1:])

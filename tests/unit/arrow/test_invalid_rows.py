@@ -266,3 +266,23 @@ def test_a_queue_id_is_not_negative():
 def test_long_values_are_cut_in_the_text():
     error = error_of(batch_of("body", None, keys=pa.array(["k" * 5000])))
     assert "keys " + "k" * 100 + ")" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("names", "rule"),
+    [
+        (["a", "TAGS"], "the name of a property is reserved"),
+        (["a", " "], "the name of a property is blank"),
+        (["a", "b\x01"], "the name of a property holds the character 0x01 or 0x02"),
+        (["a", "b", "a"], "a name occurs twice among the properties"),
+    ],
+)
+def test_names_that_all_rows_share_are_checked(names, rule):
+    error = error_of(maps(*[[(name, "1") for name in names]] * 3))
+    assert (error.row, error.rule) == (0, rule)
+
+
+def test_names_are_told_apart_by_where_they_end():
+    # All names together are the same bytes in both rows.
+    error = error_of(maps([("TAGSa", "1"), ("b", "2")], [("TAGS", "1"), ("ab", "2")]))
+    assert (error.row, error.rule) == (1, "the name of a property is reserved")

@@ -125,6 +125,18 @@ def test_row_ids_contain_place_and_hash_that_readers_can_compute(table: Any, bat
     assert [one.rsplit("/", 1)[0] for one in ids] == [f"w-1/4/9/{number}" for number in range(len(rows))]
 
 
+@pytest.mark.parametrize("first_row", [0, 995, 9_995, 10_000, 1_234_567, 99_999_995])
+def test_row_ids_contain_the_number_of_the_row(first_row: int) -> None:
+    content = [bytes([65 + row]) for row in range(10)]
+    prop = RowIds("w-1", 4, 9).of_content(
+        first_row, ["orders"], None, (), None, byte_cells(pa.array(content, pa.binary())), None
+    )
+    expected = [f"w-1/4/9/{first_row + row}/{row_hash('orders', body, {}, 0)}" for row, body in enumerate(content)]
+    column = prop.column(10)
+    assert [column.text(row) for row in range(10)] == expected
+    assert prop.sizes(10).tolist() == [len("SPARK_ROW_ID") + 2 + len(row_id) for row_id in expected]
+
+
 @given(row_tables(delays=True), st.integers(1, 5))
 def test_ids_do_not_depend_on_how_rows_are_cut_into_record_batches(table: Any, size: int) -> None:
     _, record_batches = table

@@ -27,8 +27,8 @@ def block_of(bodies: list[bytes], first_row: int = 0) -> MessageBlock:
 
 def ids_of(block: MessageBlock) -> list[str]:
     (prop,) = [prop for prop in block.properties if prop.name == "SPARK_ROW_ID"]
-    assert prop.values is not None
-    return [prop.values.text(row) or "" for row in range(block.rows)]
+    values = prop.column(block.rows)
+    return [values.text(row) or "" for row in range(block.rows)]
 
 
 def stored(ids: list[str | None]) -> StoredRows:
