@@ -69,7 +69,16 @@ TOGETHER = {
     "faults": ("tests/faults/",),
     "batches": tuple(
         f"tests/spark/test_{name}.py"
-        for name in ("bad_input", "batch_write", "delivery_options", "docs", "grpc_write", "live", "register")
+        for name in (
+            "bad_input",
+            "batch_write",
+            "delivery_options",
+            "docs",
+            "grpc_write",
+            "live",
+            "register",
+            "topic_types",
+        )
     ),
     "streams": (
         *(

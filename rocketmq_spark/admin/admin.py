@@ -21,7 +21,7 @@ from rocketmq_spark.errors import NoBrokersException, RocketMQError, TopicRouteS
 from rocketmq_spark.model.names import check_topic, is_legal, is_system_topic
 from rocketmq_spark.model.route import MAX_QUEUES, PERM_READ, PERM_WRITE, TopicRouteData, masters_of
 from rocketmq_spark.options.source import SourceOptions
-from rocketmq_spark.protocol.remoting.responses import BATCH_CQ, MESSAGE_TYPE, QUEUE_TYPE
+from rocketmq_spark.protocol.remoting.responses import BATCH_CQ, CLEANUP_POLICY, COMPACTION, MESSAGE_TYPE, QUEUE_TYPE
 from rocketmq_spark.routing.connect import new_transport
 from rocketmq_spark.transport.parallel import query_all
 from rocketmq_spark.transport.remoting.client import TOOLS_CONSUMER
@@ -173,15 +173,16 @@ class Admin:
         *,
         message_type: str | None = None,
         inner: bool = False,
+        compaction: bool = False,
         update: bool = False,
         cluster: str | None = None,
     ) -> TopicRouteData:
         """Create a topic on every master of a cluster, and return its route once every name server knows all of it.
 
-        `queues` is per broker. `message_type` is what proxies of RocketMQ 5 accept (NORMAL, FIFO, DELAY or
-        TRANSACTION); brokers' default is NORMAL. `inner` makes queues of the type BatchCQ, for writes with
-        ``batchType=inner``; the type of a queue is permanent. `cluster` is required if the name servers know several
-        clusters.
+        `queues` is per broker. `message_type` is what proxies of RocketMQ 5 accept: NORMAL, FIFO, DELAY,
+        TRANSACTION, MIXED, PRIORITY (RocketMQ 5.4) or LITE (RocketMQ 5.5). Brokers' default is NORMAL. `inner` makes
+        queues of the type BatchCQ, for writes with ``batchType=inner``. With `compaction` brokers keep the newest
+        message of each key. Both are permanent. `cluster` is required if the name servers know several clusters.
 
         With `update` an existing topic gets `queues`, the permission ``rw``, and the message type if it is given.
         Messages in removed queues become unreadable.
@@ -192,11 +193,11 @@ class Admin:
         """
         connection = self._options.connection
         check_topic(connection.wire_name(topic))
-        new = NewTopic(topic, queues, message_type, inner)
+        new = NewTopic(topic, queues, message_type, inner, compaction)
         return create_topic(self._transport, new, connection.name_server, self._timeout, cluster, update=update)
 
 
-MESSAGE_TYPES: Final = ("NORMAL", "FIFO", "DELAY", "TRANSACTION")
+MESSAGE_TYPES: Final = ("NORMAL", "FIFO", "DELAY", "TRANSACTION", "MIXED", "PRIORITY", "LITE")
 
 _READ_WRITE: Final = PERM_READ | PERM_WRITE
 # Seconds. Brokers that are not busy notify name servers at once.
@@ -206,17 +207,19 @@ _POLL: Final = 0.1
 
 @dataclass(frozen=True, slots=True)
 class NewTopic:
-    """The topic to create; `inner` means queues for inner batches."""
+    """The topic to create; `inner` means queues for inner batches, `compaction` one message for each key."""
 
     name: str
     queues: int
     message_type: str | None
     inner: bool
+    compaction: bool = False
 
     def attributes(self) -> str:
         """Return the attributes as the request encodes them."""
         attributes = [f"+{MESSAGE_TYPE}={self.message_type.upper()}"] if self.message_type else []
-        return ",".join([*attributes, f"+{QUEUE_TYPE}={BATCH_CQ}"] if self.inner else attributes)
+        attributes += [f"+{QUEUE_TYPE}={BATCH_CQ}"] if self.inner else []
+        return ",".join([*attributes, f"+{CLEANUP_POLICY}={COMPACTION}"] if self.compaction else attributes)
 
     def check(self) -> None:
         """Raise an OptionError or MQClientException for values that brokers would reject, or accept but not apply."""
@@ -246,7 +249,7 @@ def create_topic(
 ) -> TopicRouteData:
     """Create or change a topic; see `Admin.create_topic` and docs/internals/remoting.md#topics."""
     new.check()
-    for name, flag in (("inner", new.inner), ("update", update)):
+    for name, flag in (("inner", new.inner), ("compaction", new.compaction), ("update", update)):
         if not isinstance(flag, bool):
             raise errors.OptionError(f"creating topic {new.name} with {name}={flag!r}: allowed is True or False")
     masters = _masters(transport, cluster, timeout)

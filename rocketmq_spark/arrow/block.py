@@ -37,7 +37,7 @@ from rocketmq_spark.arrow.encoders import UNIQ_KEY, MessageIds, UniqueIds, join_
 from rocketmq_spark.arrow.gather import Frame
 from rocketmq_spark.arrow.validate import Rule, Violation, violations
 from rocketmq_spark.model.names import RETRY_PREFIX
-from rocketmq_spark.model.properties import CARRIED, KEYS, ROW_ID, SHARDING_KEY, TAGS, WAIT, Carried
+from rocketmq_spark.model.properties import CARRIED, KEYS, LITE_TOPIC, ROW_ID, SHARDING_KEY, TAGS, WAIT, Carried
 from rocketmq_spark.options.sink import SinkOptions
 from rocketmq_spark.protocol.remoting.records import ITEM_OVERHEAD, MAX_BODY, MAX_PROPERTIES
 
@@ -103,6 +103,7 @@ class MessageBlock:
     body: ByteColumn
     keys: ByteColumn | None
     sharding_key: ByteColumn | None
+    lite_topic: ByteColumn | None
     properties: tuple[Property, ...]  # System properties except UNIQ_KEY, in their order
     unique_key: bool  # Whether the rows have a UNIQ_KEY
     user: ByteColumn | None  # The user's properties as property strings
@@ -179,6 +180,10 @@ class _Reader:
         if sharding_key is not None:
             properties.append(Property(SHARDING_KEY, sharding_key, sharding_key.valid))
         properties += self._numbers()
+        lite_topic = self._lite_topic()
+        if lite_topic is not None:
+            properties.append(Property(LITE_TOPIC, lite_topic, lite_topic.valid))
+        self._violations += validate.check_one_type(properties, rows)
         flag_column = self._ints("flag")
         flags = None if flag_column is None else flag_column[0]
         entries = self._user_properties()
@@ -211,6 +216,7 @@ class _Reader:
             body=body,
             keys=keys,
             sharding_key=sharding_key,
+            lite_topic=lite_topic,
             properties=tuple(properties),
             unique_key=options.unique_key,
             user=user,
@@ -280,6 +286,13 @@ class _Reader:
                 "fill the column, or set ordered=false",
             )
             self._violations += violations(rule, np.flatnonzero([] if there is None else ~there))
+        return column
+
+    def _lite_topic(self) -> ByteColumn | None:
+        column = byte_column(self._columns.get("liteTopic"))
+        if column is not None:
+            self._violations += validate.check_lite_topic(column)
+            column = column.without_empty()
         return column
 
     def _numbers(self) -> Iterator[Property]:

@@ -84,7 +84,8 @@ class Column:
         None  # Of whole numbers. None as the upper bound: the broker's limit applies
     )
     advice: str = "use null for no delay"  # For the error about a number out of bounds
-    message_type: str = "NORMAL"  # The type of a row's message over gRPC if the column has a value
+    message_type: str = "NORMAL"  # The type of a row's message if the column has a value
+    only_own_type: bool = False  # Brokers ignore the property in topics of other types, also over remoting
     not_over_grpc: str = ""  # For the error where gRPC does not support the property
 
 
@@ -120,6 +121,15 @@ COLUMNS: Final[Mapping[str, Column]] = {
     ),
     "delayMs": replace(_LONG, makes=properties.TIMER_DELAY_MS, bounds=(1, None), message_type="DELAY"),
     "deliverTime": replace(_INSTANT, makes=properties.TIMER_DELIVER_MS, bounds=(1, None), message_type="DELAY"),
+    "priority": replace(
+        _INT,
+        makes=properties.PRIORITY,
+        bounds=(0, 2**31 - 1),
+        advice="use null for no priority",
+        message_type="PRIORITY",
+        only_own_type=True,
+    ),
+    "liteTopic": replace(_TEXT, makes=properties.LITE_TOPIC, message_type="LITE", only_own_type=True),
 }
 
 NUMBER_COLUMNS: Final = tuple(name for name, column in COLUMNS.items() if column.makes and column.bounds is not None)
@@ -164,6 +174,11 @@ def check_schema(schema: pa.Schema, *, topic: str | None, queue_selector: str | 
     if topic is None and "topic" not in names:
         raise SchemaError(
             "topic option required when no 'topic' column is present. Use the topic option for setting a topic."
+        )
+    for name in _own_types(schema) if topic is None else ():
+        raise SchemaError(
+            f"column {name} needs the option topic, so that the driver can check the topic's type: write the rows of "
+            "each topic separately"
         )
     needed = {"hash": "shardingKey", "column": "queueId"}.get(queue_selector or "")
     if needed is not None and needed not in names:
@@ -212,6 +227,9 @@ def check_grpc(schema: pa.Schema) -> None:
 def check_transactional(schema: pa.Schema, delivery: str) -> None:
     """Raise a SchemaError for a column that a delivery with a decision log does not support."""
     whys = dict.fromkeys(DELAY_COLUMNS, "brokers keep delayed rows in another topic until their time")
+    whys |= dict.fromkeys(
+        ("priority", "liteTopic"), "brokers choose the queue of such a row, or copy it to another one"
+    )
     whys["waitStoreMsgOK"] = "a row that is not flushed or replicated could be lost after it was counted"
     for name in sorted(_filled(schema) & whys.keys()):
         raise SchemaError(f"column {name}: not available with delivery={delivery}, because {whys[name]}; drop it")
@@ -238,6 +256,28 @@ def check_message_types(schema: pa.Schema, topic: str, message_types: Collection
             f"{accepted}, and rows of these columns are NORMAL messages: {add}write to a topic made for them "
             f"({_creating('NORMAL')})"
         )
+
+
+def check_own_type(schema: pa.Schema, topic: str, message_types: Mapping[str, str]) -> None:
+    """Raise a SchemaError for a column that the brokers of `topic`, whose type each of them reports, would ignore."""
+    for name, message_type in _own_types(schema).items():
+        for broker_name, of_topic in sorted(message_types.items()):
+            if of_topic != message_type:
+                raise SchemaError(
+                    f"column {name} makes {message_type} messages, and topic {topic} has the type {of_topic} on "
+                    f"{broker_name}, which would ignore the column: drop it, or write to a topic made for such "
+                    f"messages ({_creating(message_type)})"
+                )
+
+
+def makes_own_type(schema: pa.Schema) -> bool:
+    """Return whether brokers would ignore a column in topics of another type."""
+    return bool(_own_types(schema))
+
+
+def _own_types(schema: pa.Schema) -> dict[str, str]:
+    filled = _filled(schema)
+    return {name: column.message_type for name, column in COLUMNS.items() if column.only_own_type and name in filled}
 
 
 def check_keys(schema: pa.Schema, topic: str) -> None:

@@ -19,9 +19,9 @@ import pyarrow as pa
 from rocketmq_spark.arrow.block import MessageBlock
 from rocketmq_spark.arrow.columns import Ints, Mask, to_arrow
 from rocketmq_spark.arrow.hashes import string_hashes
-from rocketmq_spark.arrow.validate import Rule, Violation, rows_without_key, violations
+from rocketmq_spark.arrow.validate import NO_BODY, Rule, Violation, rows_without_key, violations
 from rocketmq_spark.errors import MQClientException, RouteNotFoundException
-from rocketmq_spark.model.hashes import queue_index
+from rocketmq_spark.model.hashes import consistent_hash, queue_index
 from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.options.kinds import make
 from rocketmq_spark.protocol.remoting.records import MAX_BATCH_ROWS
@@ -182,8 +182,10 @@ def _bound_rows(block: MessageBlock, queue_selector: str | None, custom: CustomS
     """Return which rows are to be bound to a queue, None for none."""
     if custom is not None:
         valid = None
-    elif queue_selector in (None, "hash") and block.sharding_key is not None:
-        valid = block.sharding_key.valid
+    elif queue_selector in (None, "hash") and (block.sharding_key or block.lite_topic):
+        columns = [column for column in (block.sharding_key, block.lite_topic) if column is not None]
+        masks = [column.valid for column in columns if column.valid is not None]
+        valid = np.logical_or.reduce(masks) if len(masks) == len(columns) else None
     elif queue_selector == "column" and block.queue_ids is not None:
         valid = block.queue_ids[1]
     else:
@@ -210,11 +212,18 @@ def _queues_of_rows(
 
 
 def _slots_by_hash(block: MessageBlock, bound: Mask, queues: list[Sequence[MessageQueue]]) -> Ints:
-    """Bind rows to the queue that Java's hash of their key selects."""
-    assert block.sharding_key is not None
-    sizes = np.array([max(len(topic_queues), 1) for topic_queues in queues])
-    hashes = string_hashes(block.sharding_key).astype(np.int64)
-    return (queue_index(hashes, sizes if block.topic_codes is None else sizes[block.topic_codes]) + 1) * bound
+    """Bind rows to the queue that Java's hash of their key selects, or as proxies do by their lite topic."""
+    slots: Ints = np.zeros(block.rows, np.int64)
+    if block.sharding_key is not None:
+        sizes = np.array([max(len(topic_queues), 1) for topic_queues in queues])
+        hashes = string_hashes(block.sharding_key).astype(np.int64)
+        slots = (queue_index(hashes, sizes if block.topic_codes is None else sizes[block.topic_codes]) + 1) * bound
+    if block.lite_topic is not None:
+        # The driver rejects lite topics for several topics.
+        (topic_queues,) = queues
+        for row in np.flatnonzero(bound & (block.lite_topic.sizes > 0)).tolist():
+            slots[row] = consistent_hash(block.lite_topic.text(row) or "", len(topic_queues)) + 1
+    return slots
 
 
 def _slots_by_choice(
@@ -297,7 +306,8 @@ _INNER_BATCH: Final = Rule(
 class KeyCheck:
     """Finds rows without a key whose topics require one (docs/internals/reads.md#compaction-topics).
 
-    With `inner_batches` every row counts as one without a key, because compaction topics drop inner batches.
+    With `inner_batches` every row counts as one without a key, because compaction topics drop inner batches. A row
+    without a body is valid for a compaction topic: it deletes its key. Brokers accept it only in a batch.
     """
 
     keys_required: KeysRequired
@@ -311,6 +321,8 @@ class KeyCheck:
         """
         rule = _INNER_BATCH if self.inner_batches else _NO_KEY
         keyless = rows_without_key(None if self.inner_batches else block.keys, block.rows)
+        if any(violation.rule.broken in NO_BODY for violation in block.violations):
+            block = self._with_deletions(block, keyless)
         bad = block.bad_rows()
         if bad is not None:
             keyless &= ~bad
@@ -327,3 +339,27 @@ class KeyCheck:
                 single = np.zeros(block.rows, np.bool_) if single is None else single.copy()
                 single[block.of_topic(code, keyless).argmax()] = True
         return replace(block, violations=tuple(violations), single=single)
+
+    def _with_deletions(self, block: MessageBlock, keyless: Mask) -> MessageBlock:
+        """Return the block without the violations of rows that delete the key of a compaction topic."""
+        candidates = np.zeros(block.rows, np.bool_)
+        for violation in block.violations:
+            candidates[violation.rows] |= violation.rule.broken in NO_BODY
+        candidates &= ~keyless
+        if block.single is not None:
+            candidates &= ~block.single
+        if not candidates.any():
+            return block
+        codes = {block.topics[code]: code for code in block.topics_of(candidates)}
+        required = self.keys_required(list(codes))
+        deletions = np.zeros(block.rows, np.bool_)
+        for topic, code in codes.items():
+            if required.get(topic):
+                deletions |= block.of_topic(code, candidates)
+        kept = [
+            replace(violation, rows=violation.rows[~deletions[violation.rows]])
+            if violation.rule.broken in NO_BODY
+            else violation
+            for violation in block.violations
+        ]
+        return replace(block, violations=tuple(violation for violation in kept if len(violation.rows)))

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+import string
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -21,7 +22,7 @@ import pyarrow.compute as pc
 from rocketmq_spark.arrow.columns import ByteColumn, Ints, ListColumn, Mask, rows_with_repeats, text_array, to_numpy
 from rocketmq_spark.arrow.schema import COLUMN_OF, COLUMNS, DELAY_COLUMNS
 from rocketmq_spark.model.names import FORBIDDEN_TOPICS, MAX_TOPIC_LENGTH, is_blank, is_legal, java_length
-from rocketmq_spark.model.properties import CARRIED, ROW_ID, SHARDING_KEY, TAGS, Carried
+from rocketmq_spark.model.properties import CARRIED, LITE_TOPIC, PRIORITY, ROW_ID, SHARDING_KEY, TAGS, Carried
 from rocketmq_spark.protocol.remoting.records import MAX_BODY
 
 if TYPE_CHECKING:
@@ -36,7 +37,12 @@ _C1_LEAD: Final = 0xC2
 MAX_PROPERTIES: Final = 128
 MAX_PROPERTY_BYTES: Final = 16_384
 _MAX_GROUP: Final = 63
+# maxLiteTopicSize of a proxy's configuration, as it is by default.
+_MAX_LITE_TOPIC: Final = 64
+_IN_LITE_TOPIC: Final = np.isin(np.arange(256), list(b"-_" + (string.ascii_letters + string.digits).encode()))
 _DELAYS: Final = frozenset(COLUMNS[name].makes for name in DELAY_COLUMNS)
+# Properties that give a message its type (``TopicMessageType.parseFromMessageProperty``).
+_TYPES: Final = _DELAYS | {SHARDING_KEY, PRIORITY, LITE_TOPIC}
 
 # The first two bytes of Java's white space outside ASCII: U+1680, U+2000 to U+2029, U+205F, U+3000.
 _SPACES: Final = (0xE19A, 0xE280, 0xE281, 0xE380)
@@ -66,6 +72,8 @@ class Violation:
 
 
 TOPIC_NULL: Final = Rule("topic is null", "every row needs a topic", "fill the column, or set the option topic")
+NO_BODY: Final = ("body is null", "body is empty")
+"""What the rules for rows without a body say."""
 _TOPIC_BLANK: Final = Rule("topic is blank", "a topic has 1 to 127 characters", "name one, or set the option topic")
 _TOPIC_TOO_LONG: Final = Rule(
     "topic is too long", f"{MAX_TOPIC_LENGTH} characters are allowed", "use a topic with a shorter name"
@@ -108,8 +116,8 @@ def check_body(body: ByteColumn, max_message_size: int) -> Iterator[Violation]:
     todo = "filter such rows out, or set onError to skip or deadLetter"
     if body.sizes.min(initial=1) < 1:
         there = np.ones(len(body), np.bool_) if body.valid is None else body.valid
-        yield from violations(Rule("body is null", allowed, todo), np.flatnonzero(~there))
-        yield from violations(Rule("body is empty", allowed, todo), np.flatnonzero(there & (body.sizes == 0)))
+        for broken, rows in zip(NO_BODY, (~there, there & (body.sizes == 0)), strict=True):
+            yield from violations(Rule(broken, allowed, todo), np.flatnonzero(rows))
     rule = Rule(
         "body is longer than maxMessageSize",
         f"{max_message_size} bytes are allowed",
@@ -193,6 +201,32 @@ def check_key_items(items: ListColumn) -> Iterator[Violation]:
         yield from violations(rule, _elements_with(values, hits), items)
     rule = Rule("an item of keys is null or empty", "each item is a key of at least one character", todo)
     yield from violations(rule, np.flatnonzero(values.sizes == 0), items)
+
+
+def check_lite_topic(column: ByteColumn) -> Iterator[Violation]:
+    """Check the names of lite topics (``GrpcValidator.validateLiteTopic``)."""
+    hits: Mask = ~_IN_LITE_TOPIC[column.span]
+    if hits.any():
+        rule = Rule(
+            "liteTopic has an illegal character", "letters, digits, - and _ are allowed", "replace other characters"
+        )
+        yield from violations(rule, _elements_with(column, hits), None, column.text)
+    rule = Rule("liteTopic is too long", f"{_MAX_LITE_TOPIC} bytes are allowed", "use a shorter name")
+    yield from check_sizes(rule, column.sizes, _MAX_LITE_TOPIC)
+
+
+def check_one_type(properties: Iterable[Property], rows: int) -> Iterator[Violation]:
+    """Check that priority and liteTopic are set in rows without another property that gives a message its type."""
+    there = {prop.name: prop.there(rows) for prop in properties if prop.name in _TYPES}
+    for own in (PRIORITY, LITE_TOPIC):
+        mask = there.pop(own, None)
+        if mask is not None and there:
+            rule = Rule(
+                f"{COLUMN_OF[own]} is set beside {' or '.join(COLUMN_OF[name] for name in there)}",
+                "a message has one type, and brokers ignore what makes another one",
+                "set all but one of them to null",
+            )
+            yield from violations(rule, np.flatnonzero(mask & np.logical_or.reduce(list(there.values()))))
 
 
 def rows_without_key(keys: ByteColumn | None, rows: int) -> Mask:

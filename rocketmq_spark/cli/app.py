@@ -50,6 +50,9 @@ class _MessageType(str, enum.Enum):
     FIFO = "FIFO"
     DELAY = "DELAY"
     TRANSACTION = "TRANSACTION"
+    MIXED = "MIXED"
+    PRIORITY = "PRIORITY"
+    LITE = "LITE"
 
 
 class _Transport(str, enum.Enum):
@@ -119,6 +122,7 @@ def create_topic(
         ),
     ] = None,
     inner: Annotated[bool, typer.Option("--inner", help="Queues of the type BatchCQ, for batchType=inner.")] = False,
+    compaction: Annotated[bool, typer.Option("--compaction", help="Keep the newest message of each key.")] = False,
     update: Annotated[
         bool,
         typer.Option(
@@ -130,7 +134,9 @@ def create_topic(
     """Create a topic on every broker of a cluster, and wait until the name servers know it."""
     with connection.admin() as admin:
         kind = None if message_type is None else message_type.value
-        made = admin.create_topic(topic, queues, message_type=kind, inner=inner, update=update, cluster=cluster)
+        made = admin.create_topic(
+            topic, queues, message_type=kind, inner=inner, compaction=compaction, update=update, cluster=cluster
+        )
     _show_route(connection, made)
 
 

@@ -57,6 +57,20 @@ def queue_index(hash_code: NumberT, queues: NumberT) -> NumberT:
     return abs(hash_code) % queues
 
 
+def consistent_hash(key: str, buckets: int) -> int:
+    """Return the bucket of a key: Guava's ``Hashing.consistentHash`` of Java's hash code.
+
+    Proxies choose the queue of a message group or a lite topic so, and brokers know the broker of a lite topic by it.
+    """
+    state, candidate = string_hash(key) & _MASK, 0
+    while True:
+        state = (2862933555777941757 * state + 1) & _MASK
+        following = int((candidate + 1) / (((state >> 33) + 1) / 0x80000000))
+        if not 0 <= following < buckets:
+            return candidate
+        candidate = following
+
+
 def _int32(bits: int) -> int:
     low = bits & 0xFFFFFFFF
     return low - 0x100000000 if low & 0x80000000 else low

@@ -54,6 +54,8 @@ class Message:
         delay_ms: int = 0,
         delay_sec: int = 0,
         deliver_ms: int = 0,
+        priority: int | None = None,
+        lite_topic: str | None = None,
         properties: Mapping[str, str] | None = None,
     ) -> Message:
         """Return a message with the system properties that the arguments set.
@@ -61,10 +63,12 @@ class Message:
         `tags` is the one tag that consumers filter by. `keys` are for searches: an iterable, or joined by one space.
         With `wait_store_msg_ok=False` the broker acknowledges before it has flushed or replicated. The `sharding_key`
         is only stored; the selector chooses the queue. `delay_time_level` counts the broker's levels from 1,
-        `deliver_ms` is the time of the delivery in epoch milliseconds.
+        `deliver_ms` is the time of the delivery in epoch milliseconds. `priority` is for topics of the type PRIORITY,
+        `lite_topic` for topics of the type LITE (RocketMQ 5.5).
 
-        Raises a ValueError for several kinds of delay, a negative one, or a key or tag that could not be read back
-        unchanged. A user property raises the errors of `put_user_property`.
+        Raises a ValueError for a number below 0, and for a key or tag that could not be read back unchanged. It raises
+        one for two delays, and for a priority or lite topic beside each other, a delay or a sharding key. A user
+        property raises the errors of `put_user_property`.
         """
         if not isinstance(body, _BYTES):
             raise TypeError(f"the body of a message for {topic!r} must be bytes, got {type(body).__name__}; encode it")
@@ -79,6 +83,8 @@ class Message:
         # Anything else, also another zero, is checked.
         if not (delay_time_level is delay_ms is delay_sec is deliver_ms is _NO_DELAY):
             system.update(_delay(topic, delay_time_level, delay_ms, delay_sec, deliver_ms))
+        if priority is not None or lite_topic is not None:
+            system.update(_own_type(topic, priority, lite_topic, system))
         if len(system) > 1:
             for name, text in system.items():
                 const.check_property_text(f"message for {topic!r}: {name}", text)
@@ -132,6 +138,16 @@ class Message:
     def sharding_key(self) -> str | None:
         """The key whose messages stay in order, None without one."""
         return self.properties.get(const.SHARDING_KEY)
+
+    @property
+    def priority(self) -> int | None:
+        """The priority, 0 or higher; None without one."""
+        return self._number(const.PRIORITY) if const.PRIORITY in self.properties else None
+
+    @property
+    def lite_topic(self) -> str | None:
+        """The lite topic within the topic, None without one."""
+        return self.properties.get(const.LITE_TOPIC)
 
     @property
     def transaction_id(self) -> str | None:
@@ -191,6 +207,18 @@ def _delay(topic: str, level: int, ms: int, sec: int, deliver_ms: int) -> dict[s
         text = f"delay_time_level={level!s}, delay_ms={ms!s}, delay_sec={sec!s}, deliver_ms={deliver_ms!s}"
         raise ValueError(f"delays of a message for {topic!r} ({text}): give at most one of them, and none below 0")
     return {name: str(delay) for name, delay in delays.items() if delay}
+
+
+def _own_type(topic: str, priority: int | None, lite_topic: str | None, others: Mapping[str, str]) -> dict[str, str]:
+    """Return the property of a priority or of a lite topic."""
+    numbers = {} if priority is None else {const.PRIORITY: str(index(priority))}
+    made = numbers if lite_topic is None else {**numbers, const.LITE_TOPIC: lite_topic}
+    text = f"a message for {topic!r} with priority={priority!r}, lite_topic={lite_topic!r}"
+    if (priority is not None and priority < 0) or lite_topic == "":
+        raise ValueError(f"{text}: give a priority from 0 on, and a lite topic of at least one character")
+    if len(made) > 1 or others.keys() - {const.KEYS, const.TAGS, const.WAIT}:
+        raise ValueError(f"{text}: give one of priority, lite_topic, sharding_key and a delay; brokers ignore others")
+    return made
 
 
 def _joined_keys(keys: str | Iterable[str]) -> str:

@@ -24,6 +24,8 @@ TIMER_DELAY_SEC: Final = "TIMER_DELAY_SEC"
 TIMER_DELAY_MS: Final = "TIMER_DELAY_MS"
 TIMER_DELIVER_MS: Final = "TIMER_DELIVER_MS"
 SHARDING_KEY: Final = "__SHARDINGKEY"
+PRIORITY: Final = "_SYS_MSG_PRIORITY_"
+LITE_TOPIC: Final = "__LITE_TOPIC"
 START_DELIVER_TIME: Final = "__STARTDELIVERTIME"
 INSTANCE_ID: Final = "INSTANCE_ID"
 BUYER_ID: Final = "BUYER_ID"
@@ -80,6 +82,8 @@ CARRIED: Final[Mapping[str, Carriage]] = {
     TIMER_DELAY_SEC: _ALONE,
     TIMER_DELAY_MS: _ALONE._replace(hashed=True),
     TIMER_DELIVER_MS: _ALONE._replace(hashed=True),
+    PRIORITY: _ALONE._replace(hashed=True),
+    LITE_TOPIC: _ALONE._replace(hashed=True),
     TRAN_MSG: _ALONE,
     START_DELIVER_TIME: _ANYWHERE,
     TRANSACTION_ID: _ANYWHERE,

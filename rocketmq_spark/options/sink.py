@@ -154,6 +154,9 @@ class SinkOptions(SendOptions):
         section="rate")
     max_rate_tasks: int | None = option("maxRateTasks", None, kinds.integer(1),
         "Number of concurrent tasks that share `maxRatePerSecond`. Default: the parallelism of the registered session.")
+    recall_path: str | None = option("recallPath", None, kinds.LOCATION,
+        "Folder where each task saves the handles by which its rows with a time of delivery can be recalled, as "
+        "Parquet files. Every executor must be able to write it.", section="figures", secret=True)
     delivery: str = option("delivery", "atLeastOnce", kinds.choice("atLeastOnce", EFFECTIVELY_ONCE, EXACTLY_ONCE),
         "`effectivelyOnce`: after a fault, tasks read which rows are stored, and send only the others. `exactlyOnce`: "
         "rows become visible when the driver commits the write or the micro-batch. Both require `transactionalId`; see "
@@ -237,6 +240,8 @@ def sink_contradictions(options: SinkOptions) -> Iterator[str]:
         yield "maxRateTasks is given without maxRatePerSecond: give maxRatePerSecond, too, or remove maxRateTasks"
     if options.send_mode == "oneway" and options.enable_trace:
         yield "enableTrace=true needs acknowledgements, and sendMode=oneway has none: set enableTrace=false"
+    if options.send_mode == "oneway" and options.recall_path is not None:
+        yield "recallPath needs acknowledgements, and sendMode=oneway has none: use async or sync, or remove recallPath"
     if options.keep_row_id and options.row_id:
         yield "keepRowId=true keeps the ids of rows, but rowId replaces them: set only one of the two"
     if options.ordered:

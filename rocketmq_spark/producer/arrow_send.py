@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 import pyarrow as pa
 
+from rocketmq_spark.arrow.schema import makes_own_type
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.metrics import Recorder, WriteSummary, merge_into
 from rocketmq_spark.options.kinds import option_text
@@ -88,7 +89,8 @@ def _checked(
             schema = batch.schema
             check_columns(schema, options)
             # For other writes, the checks while sending are enough.
-            if options.over_grpc or options.batch_type == "inner" or options.effectively_once:
+            special = options.batch_type == "inner" or options.effectively_once or makes_own_type(schema)
+            if options.over_grpc or special:
                 check_topic(options, instance, schema)
         if batch.num_rows:
             yield batch

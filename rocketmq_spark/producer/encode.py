@@ -185,6 +185,10 @@ def _check_members(members: list[Message]) -> None:
             raise _illegal(f"message {number} is None; pass only Message objects")
         if max(member.delay_time_level, member.delay_ms, member.delay_sec, member.deliver_ms) > 0:
             raise _illegal(f"message {number} has a delay, which batches do not support; send it alone")
+        if member.priority is not None or member.lite_topic:
+            raise _illegal(
+                f"message {number} has a priority or a lite topic, which brokers ignore in batches; send it alone"
+            )
         if member.is_half_message:
             raise _illegal(f"message {number} is a half message, and brokers deliver a batch at once; send it alone")
         if member.topic is not None and member.topic.startswith(RETRY_PREFIX):

@@ -146,6 +146,12 @@ class Transactions:
     def _half(self, message: Message) -> Message:
         if message is None:
             raise MQClientException("sending a half message: got None; pass a Message", ResponseCode.MESSAGE_ILLEGAL)
+        if message.priority is not None or message.lite_topic:
+            raise MQClientException(
+                f"sending a half message to topic {message.topic}: it has a priority or a lite topic, which brokers "
+                "ignore in transactions; leave it out",
+                ResponseCode.MESSAGE_ILLEGAL,
+            )
         # The broker would lose a half message with a delay: the delay overwrites its REAL_TOPIC.
         timers = [name for name in _TIMERS if name in message.properties]
         if timers:

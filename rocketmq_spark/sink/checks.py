@@ -16,14 +16,17 @@ from rocketmq_spark.arrow.schema import (
     check_keys,
     check_message_types,
     check_ordered,
+    check_own_type,
     check_row_id,
     check_schema,
     check_transactional,
+    makes_own_type,
 )
-from rocketmq_spark.errors import OptionError, RouteNotFoundException
+from rocketmq_spark.errors import OptionError, RequestNotSupportedException, RouteNotFoundException
 from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.model.names import java_order
 from rocketmq_spark.options.sink import SinkOptions
+from rocketmq_spark.protocol.remoting.responses import TopicConfig
 from rocketmq_spark.routing.client_instance import ClientInstance
 from rocketmq_spark.routing.route_cache import TopicPublishInfo
 from rocketmq_spark.routing.topic_configs import TopicConfigs
@@ -48,17 +51,19 @@ def check_columns(schema: pa.Schema, options: SinkOptions) -> None:
 def check_topic(options: SinkOptions, instance: ClientInstance, schema: pa.Schema) -> None:
     """Look up the option topic, and check the columns against it; without that option do nothing.
 
-    Raises as `RouteFinder.find`, `check_keys` and `check_message_types`. An OptionError means that brokers would drop
-    the rows, or store inner batches row by row.
+    Raises as `RouteFinder.find`, `check_keys`, `check_message_types` and `check_own_type`. An OptionError means that
+    brokers would drop the rows, or store inner batches row by row.
     """
     if options.topic is None:
         return
     info = RouteFinder(options, instance).find(options.topic)
     check_message_types(schema, options.topic, info.route.message_types)
-    inner = options.batch_type == "inner"
-    if options.over_grpc or (info.template and not inner):
+    inner, own_type = options.batch_type == "inner", makes_own_type(schema)
+    if options.over_grpc or (info.template and not (inner or own_type)):
         return
     configs = instance.topic_configs.get({info.topic: info.route}, fresh=True)[info.topic]
+    if own_type:
+        _check_own_type(options.topic, schema, configs, info)
     if configs.compacted:
         _check_compacted(options, schema)
         if options.has_log:
@@ -68,6 +73,24 @@ def check_topic(options: SinkOptions, instance: ClientInstance, schema: pa.Schem
             )
     if inner:
         _check_inner(options, configs, info)
+
+
+def _check_own_type(topic: str, schema: pa.Schema, configs: TopicConfigs, info: TopicPublishInfo) -> None:
+    """Raise if brokers would ignore a column, because the topic is of another type, or their release is too old."""
+    types = {name: config.message_type for name, config in configs.by_broker.items()}
+    if info.template:
+        # The first send would create the topic with this type.
+        types = {"the brokers, once it exists": TopicConfig().message_type}
+    for broker_name, exc in configs.unknown.items():
+        if isinstance(exc, RequestNotSupportedException):
+            types[broker_name] = TopicConfig().message_type
+        else:
+            logger.warning(
+                "the type of topic %s is unknown on %s. If it is none for the columns priority and liteTopic, the "
+                "broker ignores them: %s",
+                *(topic, broker_name, exc),
+            )
+    check_own_type(schema, topic, types)
 
 
 def _check_compacted(options: SinkOptions, schema: pa.Schema) -> None:

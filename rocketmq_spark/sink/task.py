@@ -28,12 +28,14 @@ from rocketmq_spark.arrow.joiner import JoiningBatcher
 from rocketmq_spark.arrow.split import CustomSelector, KeyCheck
 from rocketmq_spark.arrow.stored_rows import StoredRows
 from rocketmq_spark.metrics import Recorder
-from rocketmq_spark.model.message import MessageQueue
+from rocketmq_spark.model.message import MessageQueue, SendOutcome
 from rocketmq_spark.options.sink import SinkOptions
 from rocketmq_spark.protocol.remoting.records import MAX_BATCH_ROWS
 from rocketmq_spark.routing.client_instance import ClientInstance
 from rocketmq_spark.sink.half_sender import HalfSender, OnHalf
+from rocketmq_spark.sink.in_flight import InFlightBatch
 from rocketmq_spark.sink.pipeline import OnStored, largest_batch
+from rocketmq_spark.sink.recall import RecallHandles
 from rocketmq_spark.sink.routes import RouteFinder
 from rocketmq_spark.sink.sender import BatchSender, OnewaySender
 from rocketmq_spark.sink.settling_sender import Resumption, SettlingSender
@@ -128,14 +130,22 @@ def write_rows(
     stored are left out. See `row_batcher` and `RouteFinder`. Raises as `BatchSender.write`, and an InputChangedError if
     a stored row differs.
     """
-    on_stored: OnStored | None = None
+    observers: list[OnStored] = []
     with contextlib.ExitStack() as stack:
         if options.enable_trace:
             assert open_trace_sender is not None
             masters = instance.routes.masters
             send = stack.enter_context(open_trace_sender())
             tracer = BatchTracer(options, lambda broker_name: masters().get(broker_name, ""), send)
-            on_stored = stack.enter_context(tracer).append
+            observers.append(stack.enter_context(tracer).append)
+        if options.recall_path is not None:
+            handles = RecallHandles(options.recall_path, recorder.partition_id)
+            observers.append(stack.enter_context(handles).append)
+
+        def on_stored(delivery: InFlightBatch, outcome: SendOutcome) -> None:
+            for observe in observers:
+                observe(delivery, outcome)
+
         rate = None
         if options.max_rate_per_second is not None:
             rate = options.max_rate_per_second / (options.max_rate_tasks or 1)
@@ -146,17 +156,18 @@ def write_rows(
             broker_names=None if resumption is None else resumption.broker_names,
             servers_reached=servers_reached,
         )
+        observer = on_stored if observers else None
         sender: BatchSender
         if half_properties:
             assert on_half is not None
             sender = HalfSender(routes, recorder, max_rate_per_second=rate, on_half=on_half)
         elif resumption is not None:
             sender = SettlingSender(
-                routes, recorder, resumption=resumption, max_rate_per_second=rate, on_stored=on_stored
+                routes, recorder, resumption=resumption, max_rate_per_second=rate, on_stored=observer
             )
         else:
             sender_class = OnewaySender if options.send_mode == "oneway" else BatchSender
-            sender = sender_class(routes, recorder, max_rate_per_second=rate, on_stored=on_stored)
+            sender = sender_class(routes, recorder, max_rate_per_second=rate, on_stored=observer)
         stored = None if resumption is None else resumption.stored
         batcher = row_batcher(routes, recorder, write_id, rate, half_properties, stored)
         sender.write(batches, JoiningBatcher(batcher, options.topic))

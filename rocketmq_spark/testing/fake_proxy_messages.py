@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 import rocketmq_spark.model.properties as const
-from rocketmq_spark.model.hashes import string_hash
 from rocketmq_spark.model.message import EncodedBatch, Message, MessageQueue, SendRequest, SendStatus
 from rocketmq_spark.model.message_ext import MessageExt
 from rocketmq_spark.model.names import MAX_TOPIC_LENGTH, is_blank, is_legal, is_system_topic
@@ -130,7 +129,11 @@ def _type_of(system: pb.SystemProperties) -> str:
         return "TRANSACTION"
     if system.HasField("delivery_timestamp"):
         return "DELAY"
-    return "FIFO" if system.message_group else "NORMAL"
+    if system.message_group:
+        return "FIFO"
+    if system.HasField("priority"):
+        return "PRIORITY"
+    return "LITE" if system.lite_topic else "NORMAL"
 
 
 def accepted_types(message_type: str) -> list[int]:
@@ -181,6 +184,8 @@ def _properties(message: pb.Message, peer: str) -> dict[str, str]:
         const.RECONSUME_TIME: "0",
         const.PGROUP: message.topic.name,
         const.SHARDING_KEY: system.message_group,
+        const.LITE_TOPIC: system.lite_topic,
+        const.PRIORITY: str(system.priority) if system.HasField("priority") else "",
         "__BORNHOST": system.born_host or peer,
         "BORN_TIMESTAMP": str(system.born_timestamp.ToMilliseconds()),
     }
@@ -233,17 +238,6 @@ def writable_queues(route: TopicRouteData) -> list[MessageQueue]:
         if data.perm & PERM_WRITE and data.broker_name in masters
         for queue_id in range(data.write_queue_nums)
     ]
-
-
-def queue_of_group(group: str, queues: int) -> int:
-    """Return the queue of a message group: Guava's ``Hashing.consistentHash`` of Java's hash code."""
-    state, candidate = string_hash(group) & 0xFFFFFFFFFFFFFFFF, 0
-    while True:
-        state = (2862933555777941757 * state + 1) & 0xFFFFFFFFFFFFFFFF
-        following = int((candidate + 1) / (((state >> 33) + 1) / 0x80000000))
-        if not 0 <= following < queues:
-            return candidate
-        candidate = following
 
 
 def route_queues(

@@ -22,6 +22,7 @@ from typing import Final, NamedTuple, Protocol
 
 from google.protobuf.message import Message as ProtoMessage
 
+from rocketmq_spark.model.hashes import consistent_hash
 from rocketmq_spark.model.message_ext import decode_message_id
 from rocketmq_spark.model.names import DLQ_PREFIX, RETRY_PREFIX, is_blank
 from rocketmq_spark.model.route import TopicRouteData
@@ -148,8 +149,9 @@ class ProxyService:
         queues = answers.writable_queues(route)
         if not queues:
             raise Refusal(Code.FORBIDDEN, "no writable queue")
-        group = first.system_properties.message_group if len(messages) == 1 else ""
-        index = answers.queue_of_group(group, len(queues)) if group else next(self._turns[topic]) % len(queues)
+        system = first.system_properties
+        group = (system.message_group or system.lite_topic) if len(messages) == 1 else ""
+        index = consistent_hash(group, len(queues)) if group else next(self._turns[topic]) % len(queues)
         target = replace(queues[index], topic=topic)
         command = answers.broker_request(messages, target, client.peer)
         response = self._invoke(self._cluster.brokers[target.broker_name], command)

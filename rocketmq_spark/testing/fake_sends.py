@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 import rocketmq_spark.model.properties as const
@@ -138,10 +138,23 @@ def placement_of(send: Send, now: float) -> Placement:
     return Placement(delay=delay, is_timer=True) if delay > 0 else Placement()
 
 
+def priority_of(send: Send) -> int | None:
+    """Return the priority that chooses the queue of a single message; None without one, or beside another type."""
+    others = {const.DELAY, const.SHARDING_KEY, const.TRAN_MSG, *_TIMERS}
+    if send.batch or others & send.properties.keys():
+        return None
+    return send.messages[0].priority
+
+
 def with_additions(send: Send, cluster: str, unique_id: str) -> Message:
     """Return a single message with the properties that the broker adds; `unique_id` is used if it has none."""
     (message,) = send.messages
-    return message.with_properties({const.UNIQ_KEY: unique_id, **message.properties, **_added(cluster)})
+    added = {const.UNIQ_KEY: unique_id, **message.properties, **_added(cluster)}
+    if message.lite_topic:
+        added[const.INNER_MULTI_DISPATCH] = f"%LMQ%${send.topic}${message.lite_topic}"
+    if message.priority is not None and priority_of(send) is None:
+        del added[const.PRIORITY]
+    return replace(message, properties=added)
 
 
 def check_keys(send: Send) -> tuple[Message, ...]:

@@ -146,7 +146,11 @@ class BrokerStorage:
     def store_send(self, send: Send, body: bytes) -> dict[str, str]:
         """Store a send's messages; return the ext fields of the answer. Refusal: nothing is stored."""
         settings = self._topic_of(send)
-        queue = MessageQueue(send.topic, self.name, max(send.queue_id, 0))
+        queue_id = max(send.queue_id, 0)
+        priority = fake_sends.priority_of(send)
+        if priority is not None:
+            queue_id = min(priority, settings.write_queue_nums - 1)
+        queue = MessageQueue(send.topic, self.name, queue_id)
         fields = {"queueId": str(queue.queue_id), "MSG_REGION": DEFAULT_REGION, "TRACE_ON": "true"}
         fields |= (
             self._store_batch(send, queue, settings, body) if send.batch else self._store_one(send, queue, settings)

@@ -5,9 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple
 
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 from rocketmq_spark import Message, Producer
 from rocketmq_spark.cluster import LocalCluster
@@ -152,6 +155,21 @@ def test_delayed_message_is_recalled(transactional: LocalCluster, protocol: str)
         taken, _ = [producer.send(Message.of(topic, body, delay_ms=4000)) for body in bodies]
         assert producer.recall_message(topic, taken.recall_handle) == taken.msg_id
         # The later message has been delivered, so the recalled one will not be.
+        assert set(stored(transactional.name_server, topic, 1)) == {b"kept"}
+
+
+@pytest.mark.parametrize("protocol", ["remoting", "grpc"])
+def test_delayed_row_of_a_write_is_recalled_by_its_saved_handle(
+    transactional: LocalCluster, tmp_path: Path, protocol: str
+) -> None:
+    topic, over_grpc = create_topic(transactional, f"recall-rows-{next_id()}", "DELAY", 1), protocol == "grpc"
+    servers = {"endpoints": transactional.endpoints} if over_grpc else {"name_server": transactional.name_server}
+    rows = pa.table({"body": ["taken back", "kept"], "keys": ["a", "b"], "delayMs": [4000, 4000]})
+    with Producer(f"pg-rows-{protocol}", **servers) as producer:
+        producer.send_arrow(rows, topic, recallPath=f"{tmp_path}/handles")
+        saved = {row["keys"]: row for row in parquet.read_table(tmp_path / "handles").to_pylist()}
+        assert saved.keys() == {"a", "b"}
+        assert producer.recall_message(saved["a"]["topic"], saved["a"]["recallHandle"]) == saved["a"]["msgId"]
         assert set(stored(transactional.name_server, topic, 1)) == {b"kept"}
 
 

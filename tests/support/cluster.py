@@ -34,8 +34,10 @@ from rocketmq_spark.transport.remoting.transport import RemotingTransport
 from rocketmq_spark.transport.tls import TlsSettings
 from tests.support.processes import PATIENCE, SERIAL_GC, wait_for
 
+# By default brokers reject topics of the type MIXED, and do not copy messages to lite topics.
+EVERY_TYPE = {"enableMixedMessageType": "true", "enableLmq": "true", "enableMultiDispatch": "true"}
 # No test kills these brokers, so they need no periodic flush of the timer wheel (37 MB each time).
-SHARED_BROKERS = {"timerFlushIntervalMs": 3_600_000}
+SHARED_BROKERS = {"timerFlushIntervalMs": 3_600_000, **EVERY_TYPE}
 
 
 def unavailable(exc: ClusterError) -> NoReturn:

@@ -68,7 +68,9 @@ def encode_send_request(request: SendRequest, *, namespace: str = "", born_host:
     if len(messages) > 1 and any(message.system_properties.message_type != pb.NORMAL for message in messages):
         # A batch of them would lose its order or be rejected.
         raise _illegal(
-            batch.topic, "a message with a shardingKey, a delay or a transaction must be sent alone, not in a batch"
+            batch.topic,
+            "a message with a shardingKey, a delay, a priority, a liteTopic or a transaction must be sent alone, "
+            "not in a batch",
         )
     for message in messages:
         message.topic.resource_namespace = namespace
@@ -113,6 +115,8 @@ def message_ext(message: pb.Message) -> MessageExt:
         const.KEYS: " ".join(system.keys),
         const.UNIQ_KEY: system.message_id,
         const.SHARDING_KEY: system.message_group,
+        const.LITE_TOPIC: system.lite_topic,
+        const.PRIORITY: str(system.priority) if system.HasField("priority") else "",
         const.TRAN_MSG: "true" if system.message_type == pb.TRANSACTION else "",
     }
     if system.HasField("delivery_timestamp"):
@@ -257,6 +261,10 @@ def _encoded(message: Message, born_timestamp: int) -> pb.Message:
             system.delivery_timestamp.FromMilliseconds(deliver_at)
     except ValueError as exc:
         raise _illegal(message.topic, f"invalid delivery time: {exc}") from exc
+    if message.priority is not None:
+        system.priority = message.priority
+    if message.lite_topic:
+        system.lite_topic = message.lite_topic
     system.message_id = message.unique_id or ""
     system.message_type = _message_type(message, delayed=deliver_at is not None)
     return encoded
@@ -275,6 +283,8 @@ def _message_type(message: Message, *, delayed: bool) -> pb.MessageType:
         "a transaction": (message.is_half_message, pb.TRANSACTION),
         "a delay": (delayed, pb.DELAY),
         "a shardingKey": (bool(message.sharding_key), pb.FIFO),
+        "a priority": (message.priority is not None, pb.PRIORITY),
+        "a liteTopic": (bool(message.lite_topic), pb.LITE),
     }
     types = {name: kind for name, (present, kind) in kinds.items() if present}
     if len(types) > 1:

@@ -131,10 +131,13 @@ _MAX_NAMES: Final = 200_000
 # Attributes of a topic. In the request that creates a topic, their names have a leading ``+`` (5.5.0).
 MESSAGE_TYPE: Final = "message.type"
 QUEUE_TYPE: Final = "queue.type"
-_ATTRIBUTES: Final = {MESSAGE_TYPE: "message_type", QUEUE_TYPE: "queue_type", "cleanup.policy": "cleanup_policy"}
+CLEANUP_POLICY: Final = "cleanup.policy"
+_ATTRIBUTES: Final = {MESSAGE_TYPE: "message_type", QUEUE_TYPE: "queue_type", CLEANUP_POLICY: "cleanup_policy"}
 
 BATCH_CQ: Final = "BatchCQ"
 """The queue type of queues that hold batches as units (inner batches)."""
+COMPACTION: Final = "COMPACTION"
+"""The cleanup policy of a topic that keeps the newest message of each key."""
 
 
 def loads_lenient(body: bytes) -> Any:
@@ -282,9 +285,9 @@ def decode_consumer_list(body: bytes) -> tuple[str, ...]:
 class TopicConfig:
     """A topic's configuration on one broker; the defaults are a new topic's (docs/internals/remoting.md#topics)."""
 
-    message_type: str = "NORMAL"  # Or ``FIFO``, ``DELAY``, ``TRANSACTION``, ``MIXED``
+    message_type: str = "NORMAL"  # Or ``FIFO``, ``DELAY``, ``TRANSACTION``, ``MIXED``, ``PRIORITY``, ``LITE``
     queue_type: str = "SimpleCQ"  # Or `BATCH_CQ`
-    cleanup_policy: str = "DELETE"  # Or ``COMPACTION``
+    cleanup_policy: str = "DELETE"  # Or `COMPACTION`
     order: bool = False  # The flag of ``mqadmin updateTopic -o``; name servers' order configurations do not need it
     perm: int = PERM_READ | PERM_WRITE
 
@@ -297,7 +300,7 @@ class TopicConfig:
     @property
     def compacted(self) -> bool:
         """True if the broker keeps only the newest message of each key, and drops messages without keys."""
-        return self.cleanup_policy == "COMPACTION"
+        return self.cleanup_policy == COMPACTION
 
     @property
     def holds_batches(self) -> bool:

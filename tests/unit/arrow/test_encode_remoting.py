@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from rocketmq_spark.arrow.batcher import LINGER_S
 from rocketmq_spark.errors import InvalidRowError, RouteNotFoundException, SchemaError
+from rocketmq_spark.model.hashes import consistent_hash
 from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.protocol.compression import CompressionType, decompress
 from rocketmq_spark.protocol.remoting.records import MAX_BATCH_ROWS, MAX_BODY, decode_batch, decode_properties
@@ -440,3 +441,22 @@ def test_inner_batch_has_its_own_id_in_the_header_and_plain_bodies():
     assert [sorted(header) for header in headers] == [["UNIQ_KEY"], ["UNIQ_KEY", "WAIT"]]
     assert len({*items, *(header["UNIQ_KEY"] for header in headers)}) == 4
     assert [(one.sys_flag, decode_batch(joined(one))[0].body) for one, _ in done] == [(0, LONG), (0, LONG)]
+
+
+def test_rows_with_a_priority_or_a_lite_topic_go_alone_and_lite_topics_choose_the_queue() -> None:
+    lites = [f"chat-{number}" for number in range(20)]
+    batch = bodies(*[b"x"] * 24, priority=[None, 0, 7, None] + [None] * 20, liteTopic=[None, None, None, "", *lites])
+    done = encode([batch])
+    plain, singles = [ready for ready in done if ready[0].batch], [ready for ready in done if not ready[0].batch]
+    assert [one.rows for one, _ in plain] == [2]
+    found = [(decode_properties(one.properties.encode()), queue) for one, queue in singles]
+    assert [properties.get("_SYS_MSG_PRIORITY_") for properties, _ in found] == ["0", "7"] + [None] * 20
+    assert [properties.get("__LITE_TOPIC") for properties, _ in found] == [None, None, *lites]
+    queues = queues_of("orders")
+    assert [queue for _, queue in found] == [
+        *(None, None),
+        *(queues[consistent_hash(lite, len(queues))] for lite in lites),
+    ]
+    assert len({queue for _, queue in found[2:]}) == len(queues)
+    in_turn = encode([batch], batch_options(topic="orders", queue_selector="roundRobin"))
+    assert {queue for _, queue in in_turn} == {None}

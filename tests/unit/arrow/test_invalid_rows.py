@@ -117,6 +117,28 @@ CASES = {
         "deliverTime is out of range",
         "1 or more",
     ),
+    "priority below 0": (batch_of("priority", 1, -1), r"priority is out of range \(-1\)", "use null for no priority"),
+    "priority beside a shardingKey": (
+        batch_of("priority", 5, 5, shardingKey=pa.array([None, "s"])),
+        "priority is set beside shardingKey",
+        "set all but one",
+    ),
+    "priority beside a delay and a lite topic": (
+        batch_of("priority", 5, 5, delayMs=pa.array([None, 3]), liteTopic=pa.array([None, "a"])),
+        "priority is set beside delayMs or liteTopic",
+        "set all but one",
+    ),
+    "lite topic beside a delay": (
+        batch_of("liteTopic", "a", "b", deliverTime=pa.array([None, 9_000_000], pa.timestamp("us", "UTC"))),
+        "liteTopic is set beside deliverTime",
+        "set all but one",
+    ),
+    "illegal lite topic": (
+        batch_of("liteTopic", "a-_9", "a.b"),
+        r"liteTopic has an illegal character \(a\.b\)",
+        "letters, digits",
+    ),
+    "long lite topic": (batch_of("liteTopic", "a" * 64, "a" * 65), "liteTopic is too long", "64 bytes"),
     "two delays": (
         batch_of("delayMs", 5, 5, delayTimeLevel=pa.array([None, 3])),
         "delayMs is set beside another delay",

@@ -3,7 +3,13 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from rocketmq_spark.arrow.schema import check_grpc, check_message_types, check_schema
+from rocketmq_spark.arrow.schema import (
+    check_grpc,
+    check_message_types,
+    check_own_type,
+    check_schema,
+    check_transactional,
+)
 from rocketmq_spark.errors import SchemaError
 
 EVERY_COLUMN = pa.schema(
@@ -216,3 +222,26 @@ def test_delay_level_column_is_rejected_over_grpc():
     with pytest.raises(SchemaError, match=r"column delayTimeLevel: .*use delayMs or deliverTime"):
         check_grpc(pa.schema({"body": pa.string(), "delayTimeLevel": pa.int32()}))
     check_grpc(pa.schema({"body": pa.string(), "delayTimeLevel": pa.null(), "delayMs": pa.int64(), "flag": pa.int32()}))
+
+
+OWN_TYPES = {"priority": ("PRIORITY", pa.int32()), "liteTopic": ("LITE", pa.string())}
+
+
+@pytest.mark.parametrize("name", OWN_TYPES)
+def test_columns_that_brokers_ignore_in_other_topics_need_a_topic_of_their_type(name):
+    message_type, arrow_type = OWN_TYPES[name]
+    schema = pa.schema({"body": pa.string(), name: arrow_type})
+    assert f"column {name} needs the option topic" in refusal(
+        {"body": pa.string(), "topic": pa.string(), name: arrow_type}, topic=None
+    )
+    check_schema(schema, topic="orders", queue_selector=None)
+    check_own_type(schema, "orders", {"broker-a": message_type, "broker-b": message_type})
+    with pytest.raises(
+        SchemaError, match=rf"column {name} makes {message_type} .* type NORMAL on broker-b.*--type {message_type}"
+    ):
+        check_own_type(schema, "orders", {"broker-a": message_type, "broker-b": "NORMAL"})
+    with pytest.raises(SchemaError, match=f"column {name}: not available with delivery=exactlyOnce"):
+        check_transactional(schema, "exactlyOnce")
+    without = pa.schema({"body": pa.string(), "topic": pa.string(), name: pa.null()})
+    check_schema(without, topic=None, queue_selector=None)
+    check_own_type(without, "orders", {"broker-a": "NORMAL"})

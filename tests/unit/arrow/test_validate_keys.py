@@ -112,3 +112,33 @@ def test_first_row_without_a_key_goes_alone_if_configuration_is_unknown(check: A
     alone = [(ready.topic, joined(ready)) for ready, _ in sent if not ready.batch]
     assert sorted(alone) == [("a", b"2"), ("b", b"1")]
     assert sum(ready.rows for ready, _ in sent) == 10
+
+
+def test_rows_without_a_body_delete_keys_of_compaction_topics_only(check: Any, asked: list[str]) -> None:
+    rows = batch(
+        body=[b"v", None, b"", None, None, b"w"],
+        topic=["compact", "compact", "compact", "plain", "compact", "plain"],
+        keys=["a", "a", "b", "a", None, None],
+    )
+    invalid: list[InvalidRows] = []
+    sent = encode(
+        [rows], batch_options(), check_keys=check({"plain": False, "compact": True}), on_invalid=invalid.append
+    )
+    found = [(ready.topic, message.body, message.keys) for ready, _ in sent for message in decode_batch(joined(ready))]
+    assert sorted(found, key=str) == [
+        ("compact", b"", "a"),
+        ("compact", b"", "b"),
+        ("compact", b"v", "a"),
+        ("plain", b"w", None),
+    ]
+    assert [one.rows.tolist() for one in invalid] == [[3, 4]]
+    with pytest.raises(InvalidRowError, match=r"row 3 .*body is null"):
+        encode([rows], batch_options(), check_keys=check({"plain": False, "compact": True}))
+
+
+def test_rows_without_a_body_are_invalid_where_they_cannot_be_in_a_batch(check: Any) -> None:
+    rows = batch(body=[None], keys=["a"], delayMs=[5])
+    with pytest.raises(InvalidRowError, match="body is null"):
+        encode([rows], check_keys=check({"orders": True}))
+    with pytest.raises(InvalidRowError, match="body is null"):
+        encode([batch(body=[None], keys=["a"])], check_keys=check({"orders": None}))

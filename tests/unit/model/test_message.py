@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -207,3 +208,28 @@ def test_a_send_result_has_java_s_defaults() -> None:
 def test_a_delay_that_is_no_integer_is_refused(name: str, delay: object) -> None:
     with pytest.raises(TypeError):
         Message.of("T", b"x", **{name: delay})  # type: ignore[arg-type]
+
+
+def test_a_priority_and_a_lite_topic_become_their_properties() -> None:
+    message = Message.of("orders", b"body", priority=0)
+    assert (message.priority, message.lite_topic) == (0, None)
+    assert message.properties == {"WAIT": "true", "_SYS_MSG_PRIORITY_": "0"}
+    message = Message.of("orders", b"body", lite_topic="chat-1", keys="k")
+    assert (message.priority, message.lite_topic) == (None, "chat-1")
+    assert message.properties == {"KEYS": "k", "WAIT": "true", "__LITE_TOPIC": "chat-1"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"priority": -1}, "give a priority from 0 on"),
+        ({"lite_topic": ""}, "a lite topic of at least one character"),
+        ({"priority": 1, "lite_topic": "a"}, "give one of priority, lite_topic, sharding_key and a delay"),
+        ({"priority": 1, "sharding_key": "a"}, "give one of priority"),
+        ({"lite_topic": "a", "delay_ms": 5}, "give one of priority"),
+        ({"lite_topic": "a\x01"}, "holds 0x01 or 0x02"),
+    ],
+)
+def test_a_priority_or_a_lite_topic_that_brokers_would_ignore_is_refused(arguments: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        Message.of("orders", b"body", **arguments)

@@ -117,6 +117,7 @@ def test_defaults_are_those_of_the_design() -> None:
         "metricsFormat": "json",
         "startAnew": "false",
         "metricsPath": "none",
+        "recallPath": "none",
     }
 
 
@@ -140,7 +141,12 @@ def test_every_row_is_documented() -> None:
 def test_names_are_accepted_in_any_case(spec: OptionSpec, random: object) -> None:
     sample = {"nameServer": "h:1", "clientIP": "1.2.3.4", "queueSelector": "hash", "latencyMax": "1,2"}
     sample |= {"notAvailableDuration": "0,9", "machineRoom": "idc1", "maxRatePerSecond": "9", "maxRateTasks": "9"}
-    sample |= {"metricsPath": "/var/sink.jsonl", "endpoints": "p:8081", "credentialsProvider": "keys:Keys"}
+    sample |= {
+        "metricsPath": "/var/sink.jsonl",
+        "recallPath": "/var/handles",
+        "endpoints": "p:8081",
+        "credentialsProvider": "keys:Keys",
+    }
     sample |= {"transactionalId": "job", "writeId": "day-1"}
     value = sample.get(spec.name) or shown_default(spec)
     name = "".join(random.choice((letter.lower(), letter.upper())) for letter in spec.name)  # type: ignore[attr-defined]

@@ -11,6 +11,7 @@ import pytest
 
 from rocketmq_spark.errors import (
     InvalidRowError,
+    MQBrokerException,
     OptionError,
     RemotingConnectException,
     RequestNotSupportedException,
@@ -115,6 +116,29 @@ def test_inner_batches_require_a_batch_topic_if_its_type_is_known(
     assert "batchType=inner: the type of topic T is unknown. If it is not BatchCQ, " in caplog.text
     assert "one by one: asking" in caplog.text
     assert sum(map(len, transport.stored.values())) == 2 * len(KEYS)
+
+
+def test_priorities_require_a_topic_of_their_type_if_it_is_known(
+    producer: Producer, transport: ScriptedTransport, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = pa.table({"body": ["x"], "priority": [3]})
+    transport.attributes["T"] = {"message.type": "NORMAL"}
+    with pytest.raises(SchemaError, match="column priority makes PRIORITY messages, and topic T has the type NORMAL"):
+        producer.send_arrow(rows, "T")
+    transport.fail("topic_config", RequestNotSupportedException("asking", 3, "not supported", "a:10911"))
+    with pytest.raises(SchemaError, match="topic T has the type NORMAL on a"):
+        producer.send_arrow(rows, "T")
+    transport.routes["TBW102"] = route({"a": 4})
+    with pytest.raises(SchemaError, match="topic new has the type NORMAL on the brokers, once it exists"):
+        producer.send_arrow(rows, "new")
+    assert transport.requests == []
+    transport.attributes["T"] = {"message.type": "PRIORITY"}
+    producer.send_arrow(rows, "T")
+    assert not caplog.records
+    transport.fail("topic_config", MQBrokerException("asking", 16, "no permission", "a:10911"))
+    producer.send_arrow(rows, "T")
+    assert "the type of topic T is unknown on a" in caplog.text
+    assert sum(map(len, transport.stored.values())) == 2
 
 
 def test_inner_batches_are_sent_to_an_order_topic_with_a_lost_master(

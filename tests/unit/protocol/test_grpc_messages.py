@@ -146,6 +146,8 @@ def test_each_system_property_is_encoded_in_its_field() -> None:
         ({"TIMER_DELIVER_MS": "1700000001000"}, pb.DELAY),
         ({"TIMER_DELAY_MS": "877"}, pb.DELAY),
         ({"TRAN_MSG": "true", "PGROUP": "pg"}, pb.TRANSACTION),
+        ({"_SYS_MSG_PRIORITY_": "0"}, pb.PRIORITY),
+        ({"__LITE_TOPIC": "chat-1"}, pb.LITE),
     ],
 )
 def test_properties_determine_the_message_type(properties: dict[str, str], kind: int) -> None:
@@ -154,6 +156,8 @@ def test_properties_determine_the_message_type(properties: dict[str, str], kind:
     assert system.message_type == kind
     assert system.message_group == properties.get("__SHARDINGKEY", "")
     assert system.HasField("delivery_timestamp") == (kind == pb.DELAY)
+    assert system.HasField("priority") == (kind == pb.PRIORITY)
+    assert system.lite_topic == properties.get("__LITE_TOPIC", "")
     if kind == pb.DELAY:
         assert system.delivery_timestamp.ToMilliseconds() == 1_700_000_001_000
     assert not made.user_properties
@@ -211,7 +215,16 @@ def test_a_compression_that_does_not_exist_is_an_error() -> None:
         encode_send_request(single(Message("orders", b"x"), 0x701))
 
 
-@pytest.mark.parametrize("properties", [{"__SHARDINGKEY": "k"}, {"TIMER_DELAY_MS": "5"}, {"TRAN_MSG": "true"}])
+@pytest.mark.parametrize(
+    "properties",
+    [
+        {"__SHARDINGKEY": "k"},
+        {"TIMER_DELAY_MS": "5"},
+        {"TRAN_MSG": "true"},
+        {"_SYS_MSG_PRIORITY_": "3"},
+        {"__LITE_TOPIC": "a"},
+    ],
+)
 def test_message_that_must_be_sent_alone_is_rejected_in_a_batch(properties: dict[str, str]) -> None:
     normal, alone = Message("orders", b"a"), Message("orders", b"b", properties=properties)
     with pytest.raises(MQClientException, match="must be sent alone, not in a batch"):

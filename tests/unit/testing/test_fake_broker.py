@@ -168,3 +168,28 @@ def test_oneway_request_has_no_answer_even_if_a_reply_is_played() -> None:
     assert not client.closed
     client.timers.advance(1.0)
     assert client.closed
+
+
+@pytest.mark.parametrize(
+    ("properties", "queue_id"),
+    [
+        ("_SYS_MSG_PRIORITY_\x012\x02", 2),
+        ("_SYS_MSG_PRIORITY_\x0199\x02", 3),
+        # A message of another type has no priority.
+        ("_SYS_MSG_PRIORITY_\x012\x02__SHARDINGKEY\x01s\x02", 0),
+    ],
+)
+def test_priority_of_a_message_chooses_its_queue(properties: str, queue_id: int) -> None:
+    client = Client()
+    client.broker.storage.topics["orders"] = TopicSettings(4, 4)
+    client.message(properties)
+    [stored] = client.broker.storage.store.log
+    assert stored.read.queue_id == queue_id
+    assert ("_SYS_MSG_PRIORITY_" in stored.read.properties) == (queue_id > 0)
+
+
+def test_message_with_a_lite_topic_names_the_queue_of_its_copy() -> None:
+    client = Client()
+    client.message("__LITE_TOPIC\x01chat-1\x02")
+    [stored] = client.broker.storage.store.log
+    assert stored.read.properties["INNER_MULTI_DISPATCH"] == "%LMQ%$orders$chat-1"
