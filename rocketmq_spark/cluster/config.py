@@ -94,8 +94,7 @@ def broker_overrides(
     given: Mapping[str, object] | Sequence[Mapping[str, object]] | None, brokers: int
 ) -> list[dict[str, str]]:
     """Return the checked properties of each broker. `given` is one mapping for all brokers, or a list with one each."""
-    if not isinstance(brokers, int) or isinstance(brokers, bool) or brokers < 1:
-        raise ClusterError(f"brokers={brokers!r} is not allowed: allowed is an integer of at least 1")
+    checked_count(brokers, "brokers")
     each = [given or {}] * brokers if given is None or isinstance(given, Mapping) else given
     if not is_list_of(Mapping, each):
         raise ClusterError("broker_properties takes a mapping for all brokers, or a list with one for each of them")
@@ -136,6 +135,13 @@ def refuse_properties(given: Iterable[str], own: Mapping[str, str], parameter: s
 def is_list_of(kind: type, given: object) -> bool:
     """Return whether a parameter is a sequence of `kind`; a string, which is a sequence of strings, is not."""
     return isinstance(given, Sequence) and not isinstance(given, str) and all(isinstance(item, kind) for item in given)
+
+
+def checked_count(value: int, name: str) -> int:
+    """Return a user's number of servers, or raise a ClusterError."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ClusterError(f"{name}={value!r} is not allowed: allowed is an integer of at least 1")
+    return value
 
 
 def checked_port(value: object, name: str) -> int:

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from rocketmq_spark.cluster.config import broker_overrides, checked_port, is_list_of, proxy_overrides
+from rocketmq_spark.cluster.config import broker_overrides, checked_count, checked_port, is_list_of, proxy_overrides
 from rocketmq_spark.cluster.jars import Progress, no_progress, server_jars
 from rocketmq_spark.cluster.probe import Probe, create_user
 from rocketmq_spark.cluster.process import State, Watchdog, find_java
@@ -60,6 +60,12 @@ class LocalCluster:
       localhost of an authority made for this cluster. ``"mutual"`` also requires a client certificate. The gRPC port of
       a 5.5.0 proxy can't require one, so :attr:`endpoints` is then its remoting port, which also accepts gRPC. Needs
       ``pip install 'rocketmq-spark[cluster]'``.
+    * `name_servers`: number of name servers.
+    * `controller`: each name server has a controller, which makes a replica the master when the master is gone. A
+      broker acknowledges a message when all its replicas that are in sync have it.
+    * `replicas`: processes of each broker, with `controller`. :meth:`master` returns the one that is the master. The
+      ports of controllers and for slaves are open on every address of this machine, and whoever reaches the latter can
+      read all messages.
     * `progress`: called with the current step of :meth:`start` and the completed fraction, 0.0 to 1.0.
 
     The constructor raises a ClusterError for a parameter that is not allowed. :meth:`start` raises one without Java,
@@ -83,7 +89,18 @@ class LocalCluster:
         auth: bool = False,
         tls: Tls = False,
         progress: Progress | None = None,
+        name_servers: int = 1,
+        controller: bool = False,
+        replicas: int = 1,
     ) -> None:
+        self._name_server_count = checked_count(name_servers, "name_servers")
+        self._replicas = checked_count(replicas, "replicas")
+        if (replicas > 1) != controller or (controller and auth):
+            raise ClusterError(
+                f"controller={controller} with replicas={replicas} and auth={auth}: give replicas=2 or more together "
+                "with controller=True, and no auth"
+            )
+        self._controller = controller
         self._overrides = broker_overrides(broker_properties, brokers)
         self._proxy_overrides = proxy_overrides(proxy)
         if not is_list_of(str, jvm_options):
@@ -101,7 +118,7 @@ class LocalCluster:
         self._lock = threading.RLock()
         self._pid = os.getpid()
         self._site: Site | None = None
-        self._name_server: NameServer | None = None
+        self._name_servers: tuple[NameServer, ...] = ()
         self._brokers: tuple[Broker, ...] = ()
         self._proxy: Proxy | None = None
 
@@ -121,12 +138,21 @@ class LocalCluster:
 
     @property
     def name_server(self) -> str:
-        """``127.0.0.1:port``: the option ``nameServer``."""
+        """``127.0.0.1:port``, several separated by semicolons: the option ``nameServer``."""
         return self._require_running().name_server
+
+    def master(self, broker_name: str = "broker-0") -> Broker:
+        """Return the process that is the master of a broker now; a ClusterError if there is none."""
+        site = self._require_running()
+        address = site.probe.registered_brokers(site.asked).get(broker_name)
+        found = next((broker for broker in self._brokers if broker.address == address), None)
+        if found is None:
+            raise ClusterError(f"{broker_name} has no master now: start its processes, or wait for an election")
+        return found
 
     @property
     def brokers(self) -> tuple[Broker, ...]:
-        """The brokers, ordered by number."""
+        """The processes of all brokers, ordered by the broker's number, then by the replica's."""
         self._require_running()
         return self._brokers
 
@@ -175,8 +201,8 @@ class LocalCluster:
 
     @property
     def servers(self) -> tuple[Server, ...]:
-        """Name server, brokers and proxy, in start order."""
-        all_servers = (self._name_server, *self._brokers, self._proxy)
+        """Name servers, brokers and proxy, in start order."""
+        all_servers = (*self._name_servers, *self._brokers, self._proxy)
         return tuple(server for server in all_servers if server is not None)
 
     def start(self) -> None:
@@ -261,11 +287,13 @@ class LocalCluster:
             probe=Probe(),
             jvm_options=self._jvm_options,
             start_timeout=self._start_timeout,
+            controller=self._controller,
         )
-        needed = _STORE_BYTES * len(self._overrides)
+        processes = self._replicas * len(self._overrides)
+        needed = _STORE_BYTES * processes
         if free < needed:
             raise ClusterError(
-                f"{len(self._overrides)} brokers need {needed >> 20} MB of disk space, {directory} has {free >> 20} MB "
+                f"{processes} brokers need {needed >> 20} MB of disk space, {directory} has {free >> 20} MB "
                 "free. Free some, or set directory= to a folder on another disk"
             )
         security = Security.made(directory, auth=self._auth, tls=self._tls)
@@ -276,11 +304,19 @@ class LocalCluster:
     def _start_all(self, site: Site) -> None:
         deadline = time.monotonic() + self._start_timeout
         self._tell("starting the name server", 0.0)
-        self._name_server = NameServer(site, self._port)
-        self._name_server.start()
+        self._name_servers = tuple(
+            NameServer(site, None if number else self._port, number) for number in range(self._name_server_count)
+        )
+        for name_server in self._name_servers:
+            name_server.start()
         # A broker that finds no name server at its start retries only after 10 seconds.
-        self._name_server.await_ready(deadline)
-        self._brokers = tuple(Broker(site, f"broker-{index}", own) for index, own in enumerate(self._overrides))
+        for name_server in self._name_servers:
+            name_server.await_ready(deadline)
+        self._brokers = tuple(
+            Broker(site, f"broker-{index}", own, replica)
+            for index, own in enumerate(self._overrides)
+            for replica in range(self._replicas)
+        )
         for broker in self._brokers:
             broker.start()
         steps = len(self._brokers) + (self._proxy_overrides is not None) + 1
@@ -323,10 +359,10 @@ class LocalCluster:
 
     def _forget(self) -> None:
         atexit.unregister(self.stop)
-        self._site = self._name_server = self._proxy = None
-        self._brokers = ()
+        self._site = self._proxy = None
+        self._name_servers, self._brokers = (), ()
 
     def _require_running(self) -> Site:
-        if self._site is None or self._name_server is None:
+        if self._site is None or not self._name_servers:
             raise ClusterError("the cluster isn't running: call start()")
         return self._site

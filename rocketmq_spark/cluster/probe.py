@@ -16,7 +16,7 @@ from typing import Final
 from rocketmq_spark.errors import ClusterError, RemotingException, RocketMQError
 from rocketmq_spark.model.credentials import Credentials
 from rocketmq_spark.model.names import is_legal
-from rocketmq_spark.model.route import TopicRouteData, masters_of
+from rocketmq_spark.model.route import BrokerData, TopicRouteData, masters_of
 from rocketmq_spark.options.kinds import ENV, FILE, is_padded, is_printable, is_reference
 from rocketmq_spark.protocol.remoting.codes import STORED, RequestCode, ResponseCode, broker_error
 from rocketmq_spark.protocol.remoting.command import RemotingCommand
@@ -24,6 +24,7 @@ from rocketmq_spark.protocol.remoting.headers import GetRouteInfoRequestHeader, 
 from rocketmq_spark.protocol.remoting.responses import (
     SendMessageResponseHeader,
     decode_cluster_info,
+    decode_in_sync_replicas,
     decode_topic_route,
 )
 from rocketmq_spark.transport.remoting.transport import RemotingTransport
@@ -59,10 +60,26 @@ class Probe:
             raise broker_error(answer.code, answer.remark, address, doing)
         return answer
 
-    def registered_brokers(self, name_server: str) -> dict[str, str]:
-        """Return the master address by broker name, from the name server (GET_BROKER_CLUSTER_INFO)."""
+    def brokers(self, name_server: str) -> Sequence[BrokerData]:
+        """Return the brokers that a name server knows (GET_BROKER_CLUSTER_INFO)."""
         answer = self.ask(name_server, RequestCode.GET_BROKER_CLUSTER_INFO, {}, "listing the brokers")
-        return masters_of(decode_cluster_info(bytes(answer.body)).brokers)
+        return decode_cluster_info(bytes(answer.body)).brokers
+
+    def registered_brokers(self, name_server: str) -> dict[str, str]:
+        """Return the master address by broker name, from the name server."""
+        return masters_of(self.brokers(name_server))
+
+    def in_sync(self, controllers: Iterable[str], broker_name: str) -> frozenset[str]:
+        """Return the addresses of a broker's replicas that are in sync, as the leading controller knows them."""
+        doing, body, failed = f"listing the replicas of {broker_name}", json.dumps([broker_name]).encode(), None
+        for address in controllers:
+            try:
+                answer = self.ask(address, RequestCode.CONTROLLER_GET_SYNC_STATE_DATA, {}, doing, body)
+                return decode_in_sync_replicas(bytes(answer.body), broker_name)
+            except RocketMQError as exc:
+                # The others do not answer for the leader.
+                failed = exc
+        raise ClusterError(f"{doing}: no controller answers: {failed}") from failed
 
     def route(self, name_server: str, topic: str) -> TopicRouteData:
         """Return a topic's route (GET_ROUTEINFO_BY_TOPIC)."""

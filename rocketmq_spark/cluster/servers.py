@@ -25,6 +25,7 @@ from rocketmq_spark.cluster.process import PORT_TAKEN, ServerProcess, Watchdog
 from rocketmq_spark.cluster.security import Security, write_private
 from rocketmq_spark.errors import ClusterError, MQBrokerException, RocketMQError
 from rocketmq_spark.model.names import AUTO_CREATE_TOPIC
+from rocketmq_spark.model.route import MASTER_ID
 from rocketmq_spark.protocol.remoting.codes import ResponseCode
 
 _PORT_TRIES: Final = 4
@@ -55,9 +56,22 @@ class Site:
     probe: Probe
     jvm_options: Sequence[str]
     start_timeout: float
-    name_server: str = ""
+    # The name servers, by their order. With `controller` each has a controller, which replaces masters that are gone.
+    name_servers: list[NameServer] = field(default_factory=list)
+    controller: bool = False
     ports: set[int] = field(default_factory=set)
     security: Security = field(default_factory=Security)
+
+    @property
+    def name_server(self) -> str:
+        """The addresses of all name servers, as in the option ``nameServer``."""
+        return ";".join(server.address for server in self.name_servers)
+
+    @property
+    def asked(self) -> str:
+        """The address of a name server that runs, else of the first one."""
+        running = (server for server in self.name_servers if server.is_alive)
+        return next(running, self.name_servers[0]).address
 
 
 class Server(ServerProcess, ABC):
@@ -179,16 +193,18 @@ class Server(ServerProcess, ABC):
 
 
 class NameServer(Server):
-    """The name server; `port` is the user's setting."""
+    """A name server, the `number`-th one from 0; `port` is the user's setting."""
 
     _MAIN = "namesrv.NamesrvStartup"
     # Less compilation saves a second at its start.
     _MEMORY = ("-Xms16m", "-Xmx64m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
     _CONFIG = ("-c", "namesrv.conf")
 
-    def __init__(self, site: Site, port: int | None) -> None:
-        super().__init__(site, "namesrv")
+    def __init__(self, site: Site, port: int | None, number: int = 0) -> None:
+        super().__init__(site, f"namesrv-{number}" if number else "namesrv")
+        self._number = number
         self._named = port
+        site.name_servers.append(self)
         if port is not None:
             config.require_free(port, f"port={port}")
         self._choose_ports()
@@ -196,18 +212,32 @@ class NameServer(Server):
     def _choose_ports(self) -> bool:
         self._port = self._named or config.pick_port(self._site.ports)
         self._set_ports(self._port)
-        self._site.name_server = self.address
+        if self._site.controller:
+            self._controller_port = config.pick_port(self._site.ports)
+            self._set_ports(self._port, self._controller_port)
         return self._named is None
 
+    @property
+    def controller(self) -> str:
+        """``host:port`` of its controller."""
+        return f"127.0.0.1:{self._controller_port}"
+
     def _configuration(self) -> str:
-        return config.render("namesrv.conf", port=self._port)
+        text = config.render("namesrv.conf", port=self._port)
+        if not self._site.controller:
+            return text
+        peers = ";".join(f"n{number}-{server.controller}" for number, server in enumerate(self._site.name_servers))
+        return text + config.render("controller.conf", peers=peers, number=self._number)
 
     def _ask(self) -> None:
-        self._site.probe.registered_brokers(self.address)
+        self._site.probe.brokers(self.address)
 
 
 class Broker(Server):
-    """One broker; `overrides` are the user's properties for it."""
+    """One broker, or with a controller the `replica`-th process of one, from 0; `overrides` are the user's properties.
+
+    :attr:`broker_name` is RocketMQ's name, which all replicas of a broker share.
+    """
 
     _MAIN = "broker.BrokerStartup"
     # No collector that treats a 4 MiB request as an exception (G1 does, at this heap size); no -Xms that a user's
@@ -221,18 +251,24 @@ class Broker(Server):
     )
     _CONFIG = ("-c", "broker.conf")
 
-    def __init__(self, site: Site, name: str, overrides: Mapping[str, str]) -> None:
-        super().__init__(site, name)
+    def __init__(self, site: Site, name: str, overrides: Mapping[str, str], replica: int = 0) -> None:
+        super().__init__(site, f"{name}-replica-{replica}" if replica else name)
+        self.broker_name = name
         self._overrides = dict(overrides)
         self._choose_ports()
 
     @property
     def properties(self) -> dict[str, str]:
         """Its configuration without access control; the user's properties take precedence."""
-        text = config.render(
-            "broker.conf", name=self.name, name_server=self._site.name_server, port=self._port, ha_port=self._ha_port
-        )
-        return {**config.properties_of(text), **self._overrides}
+        name, servers = self.broker_name, self._site.name_server
+        text = config.render("broker.conf", name=name, name_server=servers, port=self._port, ha_port=self._ha_port)
+        own = config.properties_of(text)
+        if self._site.controller:
+            controllers = ";".join(server.controller for server in self._site.name_servers)
+            own |= config.properties_of(config.render("replica.conf", controllers=controllers))
+            # A controller gives each process its id.
+            del own["brokerId"]
+        return {**own, **self._overrides}
 
     def _choose_ports(self) -> bool:
         self._port, self._ha_port = config.pick_broker_ports(self._site.ports, self._overrides)
@@ -243,19 +279,29 @@ class Broker(Server):
         return config.properties_text({**self.properties, **self._site.security.broker_properties})
 
     def _ask(self) -> None:
-        probe, name_server = self._site.probe, self._site.name_server
-        known = probe.registered_brokers(name_server).get(self.name, "no address")
-        if known != self.address:
+        probe, name_server, name = self._site.probe, self._site.asked, self.broker_name
+        found = next((broker for broker in probe.brokers(name_server) if broker.broker_name == name), None)
+        known = {} if found is None else found.broker_addrs
+        if self.address not in known.values():
             self._have_it_register()
-            raise ClusterError(f"the name server has {known} for {self.name}, expected is {self.address}")
+            addresses = ", ".join(known.values()) or "no address"
+            raise ClusterError(f"the name server has {addresses} for {name}, expected is {self.address}")
+        if MASTER_ID not in known:
+            raise ClusterError(f"{name} has no master yet")
+        if self._site.controller:
+            controllers = (server.controller for server in self._site.name_servers if server.is_alive)
+            if self.address not in probe.in_sync(controllers, name):
+                raise ClusterError(f"{self.name} does not have all messages of {name} yet")
+        if known[MASTER_ID] != self.address:
+            return
         if self.properties.get("autoCreateTopicEnable") != "false":
             # The first send to a new topic uses the queues of this route.
             queues = probe.route(name_server, AUTO_CREATE_TOPIC).queue_datas
-            if self.name not in {queue.broker_name for queue in queues}:
-                raise ClusterError(f"the route of topic {AUTO_CREATE_TOPIC} does not include {self.name} yet")
+            if name not in {queue.broker_name for queue in queues}:
+                raise ClusterError(f"the route of topic {AUTO_CREATE_TOPIC} does not include {name} yet")
         try:
             # Every broker has a topic named after itself, so this message is in no topic of the user.
-            probe.send(self.address, self.name, self.name, b"is it ready?")
+            probe.send(self.address, name, name, b"is it ready?")
         except MQBrokerException as exc:
             # A read-only broker is ready, too.
             writable = self.properties.get("brokerPermission") in (None, "2", "6")
@@ -313,12 +359,11 @@ class Proxy(Server):
 
     def _may_try_again(self, keep_ports: bool) -> bool:
         # A proxy also dies at once if no broker is registered when it starts.
-        return super()._may_try_again(keep_ports) or bool(self._site.probe.registered_brokers(self._site.name_server))
+        return super()._may_try_again(keep_ports) or bool(self._site.probe.brokers(self._site.asked))
 
     def _ask(self) -> None:
-        brokers = self._site.probe.registered_brokers(self._site.name_server)
-        for name in list(brokers)[:1]:
-            self._site.probe.route(self.address, name)
+        for broker in self._site.probe.brokers(self._site.asked)[:1]:
+            self._site.probe.route(self.address, broker.broker_name)
         try:
             socket.create_connection(("127.0.0.1", self._grpc_port), 2.0).close()
         except OSError as exc:

@@ -259,6 +259,17 @@ def decode_cluster_info(body: bytes) -> ClusterInfo:
     )
 
 
+def decode_in_sync_replicas(body: bytes, broker_name: str) -> frozenset[str]:
+    """Return the addresses of a broker's replicas that are in sync, from a CONTROLLER_GET_SYNC_STATE_DATA answer."""
+    doing = "reading the replicas of a broker"
+    table = _object(loads_lenient(body), "replicasInfoTable", doing)
+    replicas = table.get(broker_name, {})
+    found = replicas.get("inSyncReplicas", []) if isinstance(replicas, dict) else None
+    if not isinstance(found, list) or not all(isinstance(replica, dict) for replica in found):
+        raise RemotingCommandException(f"{doing}: inSyncReplicas needs a list of objects: {reprlib.repr(replicas)}")
+    return frozenset(str(replica.get("brokerAddress")) for replica in found)
+
+
 def decode_runtime_info(body: bytes) -> Mapping[str, str]:
     """Return the figures of a GET_BROKER_RUNTIME_INFO answer by name, as text."""
     table = _object(loads_lenient(body), "table", "reading a broker's figures")

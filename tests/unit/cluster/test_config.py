@@ -59,6 +59,17 @@ def test_broker_template_has_all_settings_of_a_broker() -> None:
     assert (properties["haTransferBatchSize"], properties["haHousekeepingInterval"]) == ("0", "-1")
 
 
+def test_templates_of_replicas_add_to_those_of_brokers_and_name_servers() -> None:
+    replica = properties_of(render("replica.conf", controllers="127.0.0.1:1;127.0.0.1:2"))
+    assert replica["controllerAddr"] == "127.0.0.1:1;127.0.0.1:2"
+    assert (replica["enableControllerMode"], replica["allAckInSyncStateSet"]) == ("true", "true")
+    # Slaves get messages.
+    assert int(replica["haTransferBatchSize"]) > 0
+    controller = properties_of(render("controller.conf", peers="n0-127.0.0.1:1", number=0))
+    assert (controller["controllerDLegerPeers"], controller["controllerDLegerSelfId"]) == ("n0-127.0.0.1:1", "n0")
+    assert controller.keys().isdisjoint(properties_of(render("namesrv.conf", port=1)))
+
+
 def test_name_server_template_names_its_port_and_this_machine_only() -> None:
     properties = properties_of(render("namesrv.conf", port=9876))
     assert (properties["listenPort"], properties["bindAddress"]) == ("9876", "127.0.0.1")

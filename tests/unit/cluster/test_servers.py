@@ -9,12 +9,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from rocketmq_spark.cluster.probe import Probe
 from rocketmq_spark.cluster.process import Watchdog
-from rocketmq_spark.cluster.servers import Proxy, Site
+from rocketmq_spark.cluster.servers import NameServer, Proxy, Site
 from rocketmq_spark.errors import ClusterError
 from rocketmq_spark.protocol.remoting.codes import RequestCode
 from rocketmq_spark.protocol.remoting.command import RemotingCommand
@@ -69,7 +71,8 @@ def make_proxy(tmp_path: Path, make_java: Callable[[Path, str], Path]) -> Iterat
     def make(name_server: str, deaths: int) -> Proxy:
         serve = f"{shlex.quote(sys.executable)} -I -c {shlex.quote(SERVES)}"
         java = make_java(tmp_path / "bin", DIES.format(deaths=deaths, serve=serve))
-        site = Site(java, (), tmp_path, watchdog, Probe(), (), PATIENCE, name_server)
+        site = Site(java, (), tmp_path, watchdog, Probe(), (), PATIENCE)
+        site.name_servers.append(cast("NameServer", SimpleNamespace(address=name_server, is_alive=True)))
         proxy = Proxy(site, {})
         proxy.folder.mkdir()
         answer = RemotingCommand(0, 0, {}, encode_route(route({"broker-0": 1})), 1, "", "JAVA", 513)

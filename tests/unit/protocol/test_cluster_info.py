@@ -10,6 +10,7 @@ from rocketmq_spark.protocol.remoting.responses import (
     ClusterInfo,
     decode_all_topic_attributes,
     decode_cluster_info,
+    decode_in_sync_replicas,
     decode_properties,
     decode_runtime_info,
 )
@@ -78,3 +79,20 @@ def test_types_of_topics_on_old_brokers_are_unknown() -> None:
 def test_malformed_topic_attributes_are_rejected(body: bytes) -> None:
     with pytest.raises(RemotingCommandException, match="reading a"):
         decode_all_topic_attributes(body)
+
+
+def test_replicas_in_sync_are_those_of_the_broker() -> None:
+    body = b"""{"replicasInfoTable":{"b":{"inSyncReplicas":[
+        {"brokerName":"b","brokerId":1,"brokerAddress":"h:1"},{"brokerName":"b","brokerId":2,"brokerAddress":"h:2"}],
+        "notInSyncReplicas":[{"brokerName":"b","brokerId":3,"brokerAddress":"h:3"}]}}}"""
+    assert decode_in_sync_replicas(body, "b") == {"h:1", "h:2"}
+    assert decode_in_sync_replicas(body, "other") == frozenset()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"{}", b'{"replicasInfoTable":{"b":1}}', b'{"replicasInfoTable":{"b":{"inSyncReplicas":[1]}}}'],
+)
+def test_malformed_replicas_are_rejected(body: bytes) -> None:
+    with pytest.raises(RemotingCommandException, match="reading the replicas of a broker"):
+        decode_in_sync_replicas(body, "b")
