@@ -5,9 +5,11 @@ Encoders and senders are not imported: with Spark, a process that plans a write 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
+from typing import Final
 
 import pyarrow as pa
 
@@ -22,7 +24,12 @@ from rocketmq_spark.arrow.schema import (
     check_transactional,
     makes_own_type,
 )
-from rocketmq_spark.errors import OptionError, RequestNotSupportedException, RouteNotFoundException
+from rocketmq_spark.errors import (
+    OptionError,
+    RequestNotSupportedException,
+    RocketMQError,
+    RouteNotFoundException,
+)
 from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.model.names import java_order
 from rocketmq_spark.options.sink import SinkOptions
@@ -33,6 +40,9 @@ from rocketmq_spark.routing.topic_configs import TopicConfigs
 from rocketmq_spark.sink.routes import RouteFinder
 
 logger = logging.getLogger("rocketmq_spark.producer")
+
+_TIMEOUT_S: Final = 3.0
+_ROCKSDB: Final = "defaultRocksDB"
 
 
 def check_columns(schema: pa.Schema, options: SinkOptions) -> None:
@@ -73,6 +83,7 @@ def check_topic(options: SinkOptions, instance: ClientInstance, schema: pa.Schem
             )
     if inner:
         _check_inner(options, configs, info)
+        _check_stores(options.topic, instance, info)
 
 
 def _check_own_type(topic: str, schema: pa.Schema, configs: TopicConfigs, info: TopicPublishInfo) -> None:
@@ -125,6 +136,20 @@ def _check_inner(options: SinkOptions, configs: TopicConfigs, info: TopicPublish
     for broker_name, config in sorted(configs.by_broker.items()):
         if not config.holds_batches:
             raise OptionError(f"topic {options.topic} is of the type {config.queue_type} on {broker_name}; {remedy}")
+
+
+def _check_stores(topic: str, instance: ClientInstance, info: TopicPublishInfo) -> None:
+    """Raise if a broker says that its store counts an inner batch as one message, and so loses the others."""
+    for broker_name, address in sorted(info.addresses.items()):
+        store = None
+        # With access control only an administrator sees the settings.
+        with contextlib.suppress(RocketMQError):
+            store = instance.transport.broker_config(address, _TIMEOUT_S).get("storeType")
+        if store == _ROCKSDB:
+            raise OptionError(
+                f"batchType=inner: {broker_name}, a broker of topic {topic}, has storeType={store}, which counts an "
+                "inner batch as one message: consumers would not get the others. Leave the option out"
+            )
 
 
 def ordered_queues(

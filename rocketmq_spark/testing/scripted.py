@@ -69,6 +69,7 @@ class ScriptedTransport(Closes):
     ) -> None:
         self.routes = dict(routes)
         self.attributes: dict[str, Mapping[str, str]] = {}  # Of topics
+        self.settings: dict[str, str] = {}  # Of brokers
         # Replies after the script of a broker or of a queue's pulls. By default a pull gets the queue's messages.
         self.always: dict[str, Reply] = {}
         self.always_pull: dict[MessageQueue, PullReply] = {}
@@ -306,6 +307,11 @@ class ScriptedTransport(Closes):
         """Return the configuration from `attributes`, which is the same on every broker."""
         self._record(timeout, "topic_config", address, topic)
         return TopicConfig.of_attributes(self.attributes.get(topic, {}))
+
+    def broker_config(self, address: str, timeout: float) -> Mapping[str, str]:
+        """Return `settings`, which are the same on every broker."""
+        self._record(timeout, "broker_config", address)
+        return self.settings
 
     def create_topic(
         self,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import socket
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import NoReturn, Protocol, TypeAlias, TypeVar
 
 from rocketmq_spark.errors import RocketMQError
@@ -124,7 +124,10 @@ class Configs(Protocol):
 
 
 class Admin(Configs, Protocol):
-    """Creates topics, and reads single messages."""
+    """Creates topics, and reads single messages and brokers' settings."""
+
+    def broker_config(self, address: str, timeout: float) -> Mapping[str, str]:
+        """Return a broker's settings by name, which may include secrets; MQBrokerException: not an administrator."""
 
     def create_topic(
         self, address: str, topic: str, queue_nums: int, perm: int, timeout: float, *, attributes: str = ""

@@ -8,7 +8,8 @@ from __future__ import annotations
 import re
 import uuid
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,10 +18,12 @@ import pytest
 from pyspark.errors import PySparkException
 
 from rocketmq_spark.admin import Admin
+from rocketmq_spark.cluster import LocalCluster
 from rocketmq_spark.errors import OptionError
-from tests.support.cluster import SharedCluster, mqadmin
+from tests.support.cluster import EVERY_TYPE, SharedCluster, mqadmin, started
 from tests.support.java import Java
 from tests.support.processes import PATIENCE, wait_for
+from tests.support.releases import cluster_of, local_mode_proxy
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -150,7 +153,9 @@ def outcomes_of(
     run = uuid.uuid4().hex[:8]
     topics = {kind.name: f"type-{re.sub('[^A-Za-z]+', '-', kind.name)}-{run}" for kind in kinds.values()}
     found = Outcomes(topics=topics)
-    servers = {"remoting": {"nameServer": cluster.name_server}, "gRPC": {"endpoints": cluster.endpoints}}
+    servers = {"remoting": {"nameServer": cluster.name_server}}
+    if cluster.endpoints:
+        servers["gRPC"] = {"endpoints": cluster.endpoints}
     for kind in kinds.values():
         topic = topics[kind.name]
         create(cluster, kind, topic, folder)
@@ -225,6 +230,46 @@ def test_a_static_topic_is_refused_by_a_read(spark: SparkSession, cluster: Share
 def test_the_documentation_has_the_table(outcomes: Outcomes) -> None:
     page = PAGE.read_text(encoding="utf-8")
     assert page.partition(BEGIN)[2].partition(END)[0] == table(outcomes)
+
+
+# By server: the types that are not tested there, because it does not have them, or the driver refuses them.
+OTHERS = {
+    # Its consume queues count an inner batch as one message, and do not show those of compaction topics.
+    "RocksDB": ("BatchCQ", "COMPACTION", "COMPACTION, deletions"),
+    "local mode": (),
+    "5.3.3": ("PRIORITY", "LITE"),
+    "5.2.0": ("PRIORITY", "LITE", "MIXED"),
+    # It has no types, and delivers rows with delayMs at once.
+    "4.9.7": tuple(name for name in KINDS if name not in ("NORMAL", "FIFO")),
+}
+
+
+@contextmanager
+def other_servers(name: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[SharedCluster]:
+    if name == "RocksDB":
+        properties = {**EVERY_TYPE, "storeType": "defaultRocksDB"}
+        with started(LocalCluster(proxy=True, broker_properties=properties, start_timeout=PATIENCE)) as own:
+            yield SharedCluster.of(own)
+    elif name == "local mode":
+        with local_mode_proxy(EVERY_TYPE) as shared:
+            yield shared
+    else:
+        with cluster_of(name, monkeypatch, broker_properties=EVERY_TYPE) as shared:
+            yield shared
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", OTHERS)
+def test_types_of_topics_on_other_servers(
+    spark: SparkSession, java: Java, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    kinds = {kind.name: kind for kind in KINDS.values() if kind.name not in (*OTHERS[name], "static")}
+    with other_servers(name, monkeypatch) as cluster:
+        found = outcomes_of(spark, cluster, java, tmp_path, kinds)
+    for (kind, protocol, way), result in found.written.items():
+        if protocol not in kinds[kind].refusals:
+            assert result == ROWS, (kind, protocol, way, result)
+    assert found.source == found.java == found.expected
 
 
 def table(outcomes: Outcomes) -> str:

@@ -118,6 +118,21 @@ def test_inner_batches_require_a_batch_topic_if_its_type_is_known(
     assert sum(map(len, transport.stored.values())) == 2 * len(KEYS)
 
 
+def test_inner_batches_are_refused_where_the_store_would_lose_messages(
+    producer: Producer, transport: ScriptedTransport
+) -> None:
+    transport.attributes["T"] = {"queue.type": "BatchCQ"}
+    transport.settings = {"storeType": "defaultRocksDB"}
+    with pytest.raises(
+        OptionError, match="a, a broker of topic T, has storeType=defaultRocksDB, which counts an inner"
+    ):
+        producer.send_arrow(keyed(0), "T", batchType="inner")
+    assert transport.requests == []
+    transport.fail("broker_config", *[MQBrokerException("asking", 16, "no permission", "a:10911")] * 2)
+    producer.send_arrow(keyed(0), "T", batchType="inner")
+    assert len(transport.requests) > 0
+
+
 def test_priorities_require_a_topic_of_their_type_if_it_is_known(
     producer: Producer, transport: ScriptedTransport, caplog: pytest.LogCaptureFixture
 ) -> None:
