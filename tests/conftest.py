@@ -6,6 +6,7 @@ import contextlib
 import functools
 import os
 import re
+import subprocess
 import sys
 import threading
 import uuid
@@ -78,6 +79,7 @@ TOGETHER = {
             "live",
             "register",
             "topic_types",
+            "payloads",
         )
     ),
     "streams": (
@@ -252,6 +254,16 @@ def topic(request: pytest.FixtureRequest) -> str:
     return f"{name}-{uuid.uuid4().hex[:8]}"
 
 
+def avro_jar() -> str:
+    """Return the path of Spark's package for Avro, empty if it cannot be fetched; only its recipe needs it."""
+    from tests.benchmarks.kafka import AVRO, jars_of
+
+    try:
+        return next(str(jar) for jar in jars_of(*AVRO) if jar.name.startswith("spark-avro"))
+    except (ClusterError, subprocess.CalledProcessError):
+        return ""
+
+
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """One classic session; `local[2,2]` tries a failed task again, as a cluster does."""
@@ -266,6 +278,7 @@ def spark() -> Iterator[SparkSession]:
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.host", "127.0.0.1")
+        .config("spark.jars", avro_jar())
     )
     yield session
     session.stop()

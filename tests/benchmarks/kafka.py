@@ -23,6 +23,9 @@ from tests.tools.jar_lists import Fetch, listed_jars
 KAFKA = ("org.apache.kafka", "kafka_2.13", "3.9.1")
 STARTS_WITHIN = 120.0
 
+# What the recipes of docs/payloads.md need.
+AVRO = ("org.apache.spark", "spark-avro_2.13", "4.2.0")
+CONNECTOR = ("org.apache.spark", "spark-sql-kafka-0-10_2.13", "4.2.0")
 _SETTINGS = """<ivysettings>
   <settings defaultResolver="central"/>
   <resolvers><ibiblio name="central" m2compatible="true"/></resolvers>

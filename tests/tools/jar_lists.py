@@ -76,14 +76,14 @@ def _fetch_server(work: Path) -> None:
 
 def main() -> None:
     """Write the list of the server's jars and the list of the tests' jars."""
-    from tests.benchmarks.bench_spark import CONNECTOR
-    from tests.benchmarks.kafka import KAFKA, fetch_module, place_of
+    from tests.benchmarks import bench_spark
+    from tests.benchmarks.kafka import AVRO, CONNECTOR, KAFKA, fetch_module, place_of
     from tests.support.java import PLACE, fetch_client
 
     header = _HEADER.format(what=f"The jars of the RocketMQ {RELEASE} server")
     SERVER_LIST.write_text("".join([header, *_lines_of(_fetch_server)]), encoding="utf-8")
     lines = [_HEADER.format(what="Jars that only tests and benchmarks run")]
-    for module in (KAFKA, CONNECTOR):
+    for module in (KAFKA, bench_spark.CONNECTOR, AVRO, CONNECTOR):
         lines += _lines_of(fetch_module(*module), place_of(*module))
     lines += _lines_of(fetch_client, PLACE)
     TEST_LIST.write_text("".join(lines), encoding="utf-8")
