@@ -21,6 +21,7 @@ from rocketmq_spark.cluster import LocalCluster
 from rocketmq_spark.cluster.jars import server_jars
 from rocketmq_spark.cluster.process import find_java
 from rocketmq_spark.errors import ClusterError
+from tests.support import class_archive
 from tests.support.cluster import (
     SERIAL_GC,
     SHARED_BROKERS,
@@ -59,8 +60,8 @@ settings.load_profile("patient")
 # JVMs of tests live briefly, so the optimising compiler would cost more than it gains. Every `java` reads this.
 os.environ["JDK_JAVA_OPTIONS"] = "-XX:TieredStopAtLevel=1"
 # For every JVM of Spark: the session below, the demo, notebooks.
-for _variable in ("SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS"):
-    os.environ[_variable] = SERIAL_GC
+os.environ["SPARK_SUBMIT_OPTS"] = class_archive.options()
+os.environ["SPARK_LAUNCHER_OPTS"] = SERIAL_GC
 # PySpark's zip has no bytecode; this worker script imports the installed PySpark instead.
 os.environ["WORKER_PYTHON"] = sys.executable
 os.environ["PYSPARK_PYTHON"] = str(Path(__file__).with_name("worker_python"))
@@ -92,6 +93,8 @@ TOGETHER = {
     "reads": ("tests/spark/test_read", "tests/interop/test_read.py"),
     "transactions": ("tests/integration/test_transactions.py", "tests/integration/test_grpc_transactions.py"),
 }
+# An archive of classes takes as long as several sessions.
+_MANY = 50
 # The order of all: what takes longest before what fills the gaps.
 ORDER = (
     "tests/unit",
@@ -136,6 +139,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=place_of)
     if any(item.get_closest_marker("integration") for item in items):
         threading.Thread(target=fetch_jars, name="fetch-jars", daemon=True).start()
+    # In a run of a few tests it would not pay.
+    if sum(item.get_closest_marker("spark") is not None for item in items) > _MANY:
+        threading.Thread(target=class_archive.make, name="class-archive", daemon=True).start()
 
 
 # `--dist loadgroup` would do the same, but not with pytest 9.2: pytest-xdist 3.8 adds the group to `item._nodeid`, and
