@@ -252,7 +252,8 @@ def complete(
     if state is not None and (gone := sorted(set(state.begun) - begun)):
         raise _shrunk(write, gone)
     repeated = 0
-    recovered = [attempt.partition_id for attempt in attempts if attempt.recovered]
+    several = {part for part, known in ({} if state is None else state.begun).items() if len(known) > 1}
+    recovered = [attempt.partition_id for attempt in attempts if attempt.recovered or attempt.partition_id in several]
     known = plan.floors_of(write)
     if recovered:
         assert state is not None

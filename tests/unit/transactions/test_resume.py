@@ -217,6 +217,24 @@ def test_a_request_that_is_stored_after_the_fence_is_reported(cluster: FakeClust
     assert complete(job, plan, WRITE, done).repeated_rows == 7
 
 
+def test_the_end_of_a_frozen_driver_reports_repeats_of_partitions_that_another_one_has_recovered(
+    cluster: FakeCluster, job: Driver
+) -> None:
+    # All requests of the frozen driver's task are stored after the fence of the other driver's task.
+    write = Write("0", "query")
+    frozen, other = new_plan(job, None), new_plan(job, None)
+    late = run_task(job, frozen, write)
+    assert late == Attempted(0, begun=True, recovered=False)
+    sent = cluster.messages(TOPIC)
+    recovered = run_task(job, other, write)
+    for message in sent[:5]:
+        properties = {name: text for name, text in message.properties.items() if name in ("SPARK_ROW_ID", "KEYS")}
+        batch = encode_single(Message(TOPIC, message.body, 0, properties))
+        job.brokers.send_records([(batch, job.queues[0])], lambda *_: None)
+    assert complete(job, frozen, write, late).repeated_rows == 5
+    assert complete(job, other, write, recovered).repeated_rows == 5
+
+
 def test_tasks_fail_if_the_log_does_not_continue(job: Driver) -> None:
     plan = new_plan(job, None)
     with pytest.raises(OptionError, match="has no record of transactionalId"):
