@@ -58,9 +58,9 @@ settings.register_profile("patient", deadline=None, suppress_health_check=[Healt
 settings.load_profile("patient")
 
 # JVMs of tests live briefly, so the optimising compiler would cost more than it gains. Every `java` reads this.
-os.environ["JDK_JAVA_OPTIONS"] = "-XX:TieredStopAtLevel=1"
+os.environ["JDK_JAVA_OPTIONS"] = f"-XX:TieredStopAtLevel=1 {class_archive.options('servers')}"
 # For every JVM of Spark: the session below, the demo, notebooks.
-os.environ["SPARK_SUBMIT_OPTS"] = class_archive.options()
+os.environ["SPARK_SUBMIT_OPTS"] = f"{SERIAL_GC} {class_archive.options('spark')}"
 os.environ["SPARK_LAUNCHER_OPTS"] = SERIAL_GC
 # PySpark's zip has no bytecode; this worker script imports the installed PySpark instead.
 os.environ["WORKER_PYTHON"] = sys.executable
@@ -141,7 +141,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         threading.Thread(target=fetch_jars, name="fetch-jars", daemon=True).start()
     # In a run of a few tests it would not pay.
     if sum(item.get_closest_marker("spark") is not None for item in items) > _MANY:
-        threading.Thread(target=class_archive.make, name="class-archive", daemon=True).start()
+        threading.Thread(target=make_archives, name="class-archives", daemon=True).start()
 
 
 # `--dist loadgroup` would do the same, but not with pytest 9.2: pytest-xdist 3.8 adds the group to `item._nodeid`, and
@@ -156,6 +156,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling:
             return scope_of(nodeid)
 
     return ByServers(config, log)
+
+
+def make_archives() -> None:
+    # What is wrong is said by the test that needs a session or a broker.
+    with contextlib.suppress(ClusterError, subprocess.TimeoutExpired):
+        class_archive.make_all()
 
 
 def fetch_jars() -> None:

@@ -1,6 +1,7 @@
-"""An archive of the classes that a Spark session loads (class data sharing): a JVM starts in two thirds of the time.
+"""Archives of the classes that JVMs of the tests load (class data sharing).
 
-A JVM ignores an archive of another Java, of another PySpark, or that does not exist.
+With one a JVM starts in two thirds of the time. There is one for Spark sessions, and one for the servers of a local
+cluster. A JVM ignores an archive of another Java or of other jars, and one that does not exist.
 """
 
 from __future__ import annotations
@@ -10,14 +11,17 @@ import hashlib
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from rocketmq_spark.cluster.jars import cache_folder
+from rocketmq_spark.cluster import LocalCluster
+from rocketmq_spark.cluster.jars import RELEASE, cache_folder
 from rocketmq_spark.cluster.process import find_java
 from rocketmq_spark.errors import ClusterError
 from tests.support.processes import PATIENCE, SERIAL_GC, SPARK_HOME
 
+_QUIETLY: Final = "-Xshare:auto -Xlog:cds=off"
 _SESSION: Final = """
 import rocketmq_spark
 from pyspark.sql import SparkSession
@@ -34,47 +38,64 @@ jvm.wait()
 """
 
 
-def path_of_archive() -> Path | None:
-    """Return where the archive for this Java and this PySpark is; None without Java."""
+def path_of(kind: str) -> Path | None:
+    """Return where the archive of "spark" or "servers" is, for this Java and these releases; None without Java."""
     try:
         java = find_java().resolve()
     except ClusterError:
         return None
     jars = SPARK_HOME / "jars"
-    facts = f"{java} {java.stat().st_mtime_ns} {jars} {jars.stat().st_mtime_ns}"
-    return cache_folder() / f"spark-{hashlib.sha256(facts.encode()).hexdigest()[:16]}.jsa"
+    facts = f"{java} {java.stat().st_mtime_ns} "
+    facts += f"{jars} {jars.stat().st_mtime_ns}" if kind == "spark" else RELEASE
+    return cache_folder() / f"{kind}-{hashlib.sha256(facts.encode()).hexdigest()[:16]}.jsa"
 
 
-def options() -> str:
-    """Return the options of a Spark JVM that uses the archive, if it exists when the JVM starts."""
-    archive = path_of_archive()
-    return SERIAL_GC if archive is None else f"{SERIAL_GC} -XX:SharedArchiveFile={archive} -Xshare:auto -Xlog:cds=off"
+def options(kind: str) -> str:
+    """Return the options of a JVM that uses an archive, if it exists when the JVM starts."""
+    archive = path_of(kind)
+    return "" if archive is None else f"-XX:SharedArchiveFile={archive} {_QUIETLY}"
 
 
-def make() -> None:
-    """Make the archive, unless it exists; one process at a time."""
-    archive = path_of_archive()
+def make_all() -> None:
+    """Make the archives that do not exist; one process at a time."""
+    for kind, make in (("spark", _of_a_session), ("servers", _of_a_broker)):
+        _make(kind, make)
+
+
+def _make(kind: str, make: Callable[[Path], None]) -> None:
+    archive = path_of(kind)
     if archive is None:
         return
     archive.parent.mkdir(parents=True, exist_ok=True)
-    with archive.with_suffix(".lock").open("w") as lock:
+    with (archive.parent / f".{kind}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if archive.exists():
             return
-        for old in archive.parent.glob("spark-*.jsa"):
+        for old in archive.parent.glob(f"{kind}-*.jsa"):
             old.unlink()
         made = archive.with_suffix(".new")
         made.unlink(missing_ok=True)
-        options = f"{SERIAL_GC} -XX:ArchiveClassesAtExit={made} -Xlog:cds=off"
-        environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_SUBMIT_OPTS": options}
-        subprocess.run(
-            [sys.executable, "-c", _SESSION],
-            env=environment,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            timeout=PATIENCE,
-            check=False,
-        )
+        make(made)
         # Without it tests run as before.
         if made.exists():
             made.rename(archive)
+
+
+def _of_a_session(made: Path) -> None:
+    options = f"{SERIAL_GC} -XX:ArchiveClassesAtExit={made} -Xlog:cds=off"
+    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_SUBMIT_OPTS": options}
+    command = [sys.executable, "-c", _SESSION]
+    _run(command, environment)
+
+
+def _of_a_broker(made: Path) -> None:
+    # Servers of a temporary cluster are killed, so they cannot write an archive at their end.
+    with LocalCluster(jvm_options=["-XX:+RecordDynamicDumpInfo", "-Xlog:cds=off"], start_timeout=PATIENCE) as cluster:
+        jcmd = find_java().resolve().with_name("jcmd")
+        if jcmd.exists():
+            _run([str(jcmd), str(cluster.brokers[0].pid), "VM.cds", "dynamic_dump", str(made)], dict(os.environ))
+
+
+def _run(command: list[str], environment: dict[str, str]) -> None:
+    quiet = subprocess.DEVNULL
+    subprocess.run(command, env=environment, stdout=quiet, stderr=quiet, timeout=PATIENCE, check=False)
