@@ -58,10 +58,10 @@ settings.register_profile("patient", deadline=None, suppress_health_check=[Healt
 settings.load_profile("patient")
 
 # JVMs of tests live briefly, so the optimising compiler would cost more than it gains. Every `java` reads this.
-os.environ["JDK_JAVA_OPTIONS"] = f"-XX:TieredStopAtLevel=1 {class_archive.options('servers')}"
+os.environ["JDK_JAVA_OPTIONS"] = "-XX:TieredStopAtLevel=1"
 # For every JVM of Spark: the session below, the demo, notebooks.
-os.environ["SPARK_SUBMIT_OPTS"] = f"{SERIAL_GC} {class_archive.options('spark')}"
-os.environ["SPARK_LAUNCHER_OPTS"] = SERIAL_GC
+for _variable in ("SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS"):
+    os.environ[_variable] = SERIAL_GC
 # PySpark's zip has no bytecode; this worker script imports the installed PySpark instead.
 os.environ["WORKER_PYTHON"] = sys.executable
 os.environ["PYSPARK_PYTHON"] = str(Path(__file__).with_name("worker_python"))
@@ -159,9 +159,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling:
 
 
 def make_archives() -> None:
+    """Make the archives, and let JVMs that start from then on use them."""
     # What is wrong is said by the test that needs a session or a broker.
     with contextlib.suppress(ClusterError, subprocess.TimeoutExpired):
         class_archive.make_all()
+    # An option for an archive that does not exist would take Java's own one away.
+    os.environ["SPARK_SUBMIT_OPTS"] = f"{SERIAL_GC} {class_archive.options('spark')}"
+    os.environ["JDK_JAVA_OPTIONS"] = f"-XX:TieredStopAtLevel=1 {class_archive.options('servers')}"
 
 
 def fetch_jars() -> None:

@@ -209,8 +209,8 @@ class RowIds:
     def of_content(self, first_row: int, *content: Any) -> Property:
         """Return the ids of the rows from number `first_row` on, with the hashes of their `content`."""
         hashes = content_hashes(self.workspace, *content)
-        last_row = first_row + len(hashes)
-        numbers = consecutive_decimals(first_row, len(hashes)) or decimals(np.arange(first_row, last_row))
+        rows = len(hashes)
+        numbers = consecutive_decimals(first_row, rows) or decimals(np.arange(first_row, first_row + rows))
         assert numbers is not None, "no rows"
         place = f"{self.write_id}/{self.batch_id}/{self.partition_id}/".encode()
         return self._property([Frame(place), numbers, Frame(b"/")], [hashes])

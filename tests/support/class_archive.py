@@ -1,7 +1,7 @@
 """Archives of the classes that JVMs of the tests load (class data sharing).
 
 With one a JVM starts in two thirds of the time. There is one for Spark sessions, and one for the servers of a local
-cluster. A JVM ignores an archive of another Java or of other jars, and one that does not exist.
+cluster. A JVM ignores an archive of another Java or of other jars.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ def path_of(kind: str) -> Path | None:
 
 
 def options(kind: str) -> str:
-    """Return the options of a JVM that uses an archive, if it exists when the JVM starts."""
+    """Return the options of a JVM that uses an archive; none without the archive."""
     archive = path_of(kind)
-    return "" if archive is None else f"-XX:SharedArchiveFile={archive} {_QUIETLY}"
+    return "" if archive is None or not archive.exists() else f"-XX:SharedArchiveFile={archive} {_QUIETLY}"
 
 
 def make_all() -> None:

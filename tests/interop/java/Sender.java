@@ -37,6 +37,8 @@ public final class Sender {
         producer.setNamesrvAddr(config.getString("nameServer"));
         // A JVM that has just started on a busy machine is slow; the route is asked for with a limit of its own.
         producer.setSendMsgTimeout(30_000);
+        // A producer can miss that a connection was closed; then the rest of the time is for another attempt.
+        producer.setSendMsgMaxTimeoutPerRequest(15_000);
         producer.setMqClientApiTimeout(30_000);
         if (config.getString("namespace") != null) {
             producer.setNamespace(config.getString("namespace"));
