@@ -58,7 +58,8 @@ settings.register_profile("patient", deadline=None, suppress_health_check=[Healt
 settings.load_profile("patient")
 
 # JVMs of tests live briefly, so the optimising compiler would cost more than it gains. Every `java` reads this.
-os.environ["JDK_JAVA_OPTIONS"] = "-XX:TieredStopAtLevel=1"
+QUICK_START = "-XX:TieredStopAtLevel=1"
+os.environ["JDK_JAVA_OPTIONS"] = QUICK_START
 # For every JVM of Spark: the session below, the demo, notebooks.
 for _variable in ("SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS"):
     os.environ[_variable] = SERIAL_GC
@@ -165,7 +166,7 @@ def make_archives() -> None:
         class_archive.make_all()
     # An option for an archive that does not exist would take Java's own one away.
     os.environ["SPARK_SUBMIT_OPTS"] = f"{SERIAL_GC} {class_archive.options('spark')}"
-    os.environ["JDK_JAVA_OPTIONS"] = f"-XX:TieredStopAtLevel=1 {class_archive.options('servers')}"
+    os.environ["JDK_JAVA_OPTIONS"] = f"{QUICK_START} {class_archive.options('servers')}"
 
 
 def fetch_jars() -> None:

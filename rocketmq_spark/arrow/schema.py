@@ -135,6 +135,9 @@ COLUMNS: Final[Mapping[str, Column]] = {
 NUMBER_COLUMNS: Final = tuple(name for name, column in COLUMNS.items() if column.makes and column.bounds is not None)
 """The columns of whole numbers that make properties."""
 
+# Columns that brokers ignore in topics of another type.
+_OWN_TYPES: Final = {name: column.message_type for name, column in COLUMNS.items() if column.only_own_type}
+
 COLUMN_OF: Final[Mapping[str, str]] = {column.makes: name for name, column in COLUMNS.items() if column.makes}
 """The column that makes a property."""
 
@@ -227,9 +230,7 @@ def check_grpc(schema: pa.Schema) -> None:
 def check_transactional(schema: pa.Schema, delivery: str) -> None:
     """Raise a SchemaError for a column that a delivery with a decision log does not support."""
     whys = dict.fromkeys(DELAY_COLUMNS, "brokers keep delayed rows in another topic until their time")
-    whys |= dict.fromkeys(
-        ("priority", "liteTopic"), "brokers choose the queue of such a row, or copy it to another one"
-    )
+    whys |= dict.fromkeys(_OWN_TYPES, "brokers choose the queue of such a row, or copy it to another one")
     whys["waitStoreMsgOK"] = "a row that is not flushed or replicated could be lost after it was counted"
     for name in sorted(_filled(schema) & whys.keys()):
         raise SchemaError(f"column {name}: not available with delivery={delivery}, because {whys[name]}; drop it")
@@ -277,7 +278,7 @@ def makes_own_type(schema: pa.Schema) -> bool:
 
 def _own_types(schema: pa.Schema) -> dict[str, str]:
     filled = _filled(schema)
-    return {name: column.message_type for name, column in COLUMNS.items() if column.only_own_type and name in filled}
+    return {name: message_type for name, message_type in _OWN_TYPES.items() if name in filled}
 
 
 def check_keys(schema: pa.Schema, topic: str) -> None:

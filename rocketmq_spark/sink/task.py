@@ -142,10 +142,7 @@ def write_rows(
             handles = RecallHandles(options.recall_path, recorder.partition_id)
             observers.append(stack.enter_context(handles).append)
 
-        def on_stored(delivery: InFlightBatch, outcome: SendOutcome) -> None:
-            for observe in observers:
-                observe(delivery, outcome)
-
+        on_stored = partial(_tell_all, observers) if observers else None
         rate = None
         if options.max_rate_per_second is not None:
             rate = options.max_rate_per_second / (options.max_rate_tasks or 1)
@@ -156,24 +153,28 @@ def write_rows(
             broker_names=None if resumption is None else resumption.broker_names,
             servers_reached=servers_reached,
         )
-        observer = on_stored if observers else None
         sender: BatchSender
         if half_properties:
             assert on_half is not None
             sender = HalfSender(routes, recorder, max_rate_per_second=rate, on_half=on_half)
         elif resumption is not None:
             sender = SettlingSender(
-                routes, recorder, resumption=resumption, max_rate_per_second=rate, on_stored=observer
+                routes, recorder, resumption=resumption, max_rate_per_second=rate, on_stored=on_stored
             )
         else:
             sender_class = OnewaySender if options.send_mode == "oneway" else BatchSender
-            sender = sender_class(routes, recorder, max_rate_per_second=rate, on_stored=observer)
+            sender = sender_class(routes, recorder, max_rate_per_second=rate, on_stored=on_stored)
         stored = None if resumption is None else resumption.stored
         batcher = row_batcher(routes, recorder, write_id, rate, half_properties, stored)
         sender.write(batches, JoiningBatcher(batcher, options.topic))
         if stored is not None:
             assert isinstance(batcher, ArrowBatcher)
             stored.check_end(batcher.rows_read, recorder.partition_id)
+
+
+def _tell_all(observers: Sequence[OnStored], delivery: InFlightBatch, outcome: SendOutcome) -> None:
+    for observe in observers:
+        observe(delivery, outcome)
 
 
 def _keys_required(routes: RouteFinder, topics: Sequence[str]) -> Mapping[str, bool | None]:

@@ -252,8 +252,12 @@ def complete(
     if state is not None and (gone := sorted(set(state.begun) - begun)):
         raise _shrunk(write, gone)
     repeated = 0
-    several = {part for part, known in ({} if state is None else state.begun).items() if len(known) > 1}
-    recovered = [attempt.partition_id for attempt in attempts if attempt.recovered or attempt.partition_id in several]
+    known_attempts = {} if state is None else state.begun
+    recovered = [
+        attempt.partition_id
+        for attempt in attempts
+        if attempt.recovered or len(known_attempts.get(attempt.partition_id, ())) > 1
+    ]
     known = plan.floors_of(write)
     if recovered:
         assert state is not None

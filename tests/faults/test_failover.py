@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -87,10 +87,17 @@ def failed_over(cluster: LocalCluster, victim: Broker) -> None:
     wait_for(has_other_master)
 
 
-def with_name_servers(test: Callable[..., None]) -> Callable[..., None]:
-    return pytest.mark.parametrize(
-        "lost_name_server", [False, pytest.param(True, marks=pytest.mark.long)], ids=["", "name server gone"]
-    )(test)
+with_name_servers = pytest.mark.parametrize(
+    "lost_name_server", [False, pytest.param(True, marks=pytest.mark.long)], ids=["", "name server gone"]
+)
+
+
+@pytest.fixture
+def replicated_topic(replicated: LocalCluster, topic: str) -> str:
+    """A topic of four queues."""
+    with Admin(replicated.name_server, timeout=PATIENCE) as admin:
+        admin.create_topic(topic, 4)
+    return topic
 
 
 @with_name_servers
@@ -98,13 +105,12 @@ def test_no_row_is_lost_if_the_master_is_killed_during_a_write(
     spark: SparkSession,
     metrics: Metrics,
     replicated: LocalCluster,
-    topic: str,
+    replicated_topic: str,
     record_property: Any,
     *,
     lost_name_server: bool,
 ) -> None:
-    with Admin(replicated.name_server, timeout=PATIENCE) as admin:
-        admin.create_topic(topic, 4)
+    topic = replicated_topic
     if lost_name_server:
         replicated.servers[0].kill()
     victim = replicated.master()
@@ -136,13 +142,12 @@ def test_a_stream_reads_every_row_once_although_the_master_is_killed(
     spark: SparkSession,
     metrics: Metrics,
     replicated: LocalCluster,
-    topic: str,
+    replicated_topic: str,
     tmp_path: Path,
     *,
     lost_name_server: bool,
 ) -> None:
-    with Admin(replicated.name_server, timeout=PATIENCE) as admin:
-        admin.create_topic(topic, 2)
+    topic = replicated_topic
     kept, victim = Kept(), replicated.master()
     options = {"nameServer": replicated.name_server, "subscribe": topic, "startingOffsets": "earliest"}
     limits = {"pullTimeoutMs": "1000", "maxOffsetsPerTrigger": "500"}
