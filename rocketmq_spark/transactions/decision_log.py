@@ -20,12 +20,13 @@ import hashlib
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import rocketmq_spark.model.properties as const
 from rocketmq_spark.errors import DataLossError, DeliveryError, MQClientException
 from rocketmq_spark.model.message import EncodedBatch, Message, MessageQueue, SendOutcome
 from rocketmq_spark.model.message_ext import MessageExt
+from rocketmq_spark.model.route import MAX_QUEUES
 from rocketmq_spark.protocol.remoting.command import loads
 from rocketmq_spark.protocol.remoting.records import encode_single
 from rocketmq_spark.sink.in_flight import InFlightBatch
@@ -65,6 +66,9 @@ class Write:
     def __str__(self) -> str:
         return f"micro-batch {self.name} of query {self.query}" if self.query else f"write {self.name}"
 
+
+QueueNums: TypeAlias = Mapping[str, int]
+"""Brokers, each with the number of its queues of the topic of rows."""
 
 # Whichever write is the first one.
 _ANY: Final = Write("")
@@ -107,7 +111,7 @@ class WriteState:
     # Of a batch write with ``writeId`` that is not done, see `Floors`.
     floors: Mapping[MessageQueue, int] | None = None
     # The brokers to which each attempt could send, by partition and by the id of the attempt, in the order of records.
-    begun: dict[int, dict[str, frozenset[str]]] = field(default_factory=dict)
+    begun: dict[int, dict[str, QueueNums]] = field(default_factory=dict)
 
     @property
     def last(self) -> Decision:
@@ -278,7 +282,7 @@ class DecisionLog:
             raise self._contended(write or _ANY)
 
     def append_begun(
-        self, brokers: Brokers, write: Write, partition_id: int, attempt: str, broker_names: Collection[str], since: int
+        self, brokers: Brokers, write: Write, partition_id: int, attempt: str, queue_nums: QueueNums, since: int
     ) -> None:
         """Store that an attempt begins a partition, and to which brokers it may send; read the log up to this record.
 
@@ -289,7 +293,7 @@ class DecisionLog:
             "since": since,
             "partition": partition_id,
             "attempt": attempt,
-            "brokers": sorted(broker_names),
+            "brokers": dict(queue_nums),
         }
         self._append(brokers, record)
         self.check_current(write)
@@ -455,9 +459,8 @@ class DecisionLog:
             return
         state = self.writes.setdefault(write, WriteState(since=int(record["since"])))
         if record["kind"] == _BEGUN:
-            state.begun.setdefault(int(record["partition"]), {}).setdefault(
-                record["attempt"], frozenset(record["brokers"])
-            )
+            attempts = state.begun.setdefault(int(record["partition"]), {})
+            attempts.setdefault(record["attempt"], _queue_nums_of(record["brokers"]))
             return
         if write.query:
             self.newest = write
@@ -535,6 +538,15 @@ class DecisionLog:
             exc.args = (f"writing the decision log of transactionalId={self.transactional_id}: {exc}", *exc.args[1:])
             raise
         return offsets
+
+
+def _queue_nums_of(brokers: Mapping[str, Any]) -> QueueNums:
+    if not isinstance(brokers, dict):
+        raise TypeError(f"brokers {brokers!r}")
+    queue_nums = {name: int(nums) for name, nums in brokers.items()}
+    if any(not 0 <= nums <= MAX_QUEUES for nums in queue_nums.values()):
+        raise ValueError(f"a broker with more than {MAX_QUEUES} queues, or fewer than none")
+    return queue_nums
 
 
 def _place(queue: MessageQueue) -> list[object]:

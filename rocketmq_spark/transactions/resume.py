@@ -28,7 +28,7 @@ from rocketmq_spark.protocol.remoting.unwrap import Unreadable
 from rocketmq_spark.routing.client_instance import ClientInstance
 from rocketmq_spark.sink.settling_sender import Resumption
 from rocketmq_spark.transactions.brokers import Brokers
-from rocketmq_spark.transactions.decision_log import DecisionLog, Floors, Write
+from rocketmq_spark.transactions.decision_log import DecisionLog, Floors, QueueNums, Write
 from rocketmq_spark.transactions.plan import check_stream, log_of, read_log
 
 T = TypeVar("T")
@@ -55,8 +55,8 @@ class ResumePlan:
     newest: Write | None  # The newest micro-batch that was completed
     since: int  # An offset of the home from which all records follow that a new plan needs
     floors: tuple[Floors, ...]
-    broker_names: frozenset[str]  # The brokers to which tasks may send
-    begun: Mapping[Write, Mapping[int, frozenset[str]]]  # The brokers to which earlier tasks could, by partition
+    queue_nums: QueueNums  # The brokers to which tasks may send
+    begun: Mapping[Write, Mapping[int, QueueNums]]  # The brokers to which earlier tasks could, by partition
 
     def write_of(self, name: str, batch_id: int) -> Write:
         """Return the write that a task belongs to; `name` is a query id, or the id of a batch write."""
@@ -107,22 +107,28 @@ def plan(
     if is_first and not info.template:
         # Only a recovery reads the topic. A missing right must show before the first row.
         brokers.check_readable(info.queues[0])
-    state = None if write is None else log.writes.get(write)
-    done = state is not None and state.done
-    if not log.floors if write is None else state is None:
+    if not log.floors if write is None else write not in log.writes:
         floors = {} if info.template else brokers.max_offsets(info.queues)
         claim = None
         if not (log.writes or log.floors):
             claim = log.claim_home(brokers, write or Write(""), names)
         log.append_floors(brokers, write, floors, claim)
-    known = tuple(log.floors)
+    queue_nums = {
+        name: max(
+            (queue.queue_id + 1 for queue in (*info.queues, *(queues or ())) if queue.broker_name == name), default=0
+        )
+        for name in names
+    }
+    known, done = tuple(log.floors), False
     if write is not None:
-        # Floors after other writes may be too high. So a write whose own floors have expired has none.
+        # Not as it was before the floors: another driver may have completed the write while this one was frozen.
         state = log.writes[write]
+        done = state.done
+        # Floors after other writes may be too high. So a write whose own floors have expired has none.
         known = () if state.floors is None else (Floors(None, state.floors, state.since),)
     assert log.home is not None
     begun = {
-        other: {part: frozenset().union(*attempts.values()) for part, attempts in state.begun.items()}
+        other: {part: most_queues(attempts.values()) for part, attempts in state.begun.items()}
         for other, state in log.writes.items()
         if state.begun
     }
@@ -130,7 +136,17 @@ def plan(
     # After the last record was read: a driver may have been frozen since it began to plan.
     planned_at = brokers.runtime.wall_clock()
     return ResumePlan(
-        log.transactional_id, log.home, log.position, planned_at, write, done, log.newest, since, known, names, begun
+        log.transactional_id,
+        log.home,
+        log.position,
+        planned_at,
+        write,
+        done,
+        log.newest,
+        since,
+        known,
+        queue_nums,
+        begun,
     )
 
 
@@ -168,9 +184,11 @@ class Attempt:
             return None
         if (first := next(rows, None)) is not None:
             stored = self._begin()
+            if self._completed_since:
+                return None
             if stored is not None:
                 recorder.record_recovered(0, stored.repeats)
-            resumption = Resumption(self._settle, self._floors, self.plan.broker_names, stored)
+            resumption = Resumption(self._settle, self._floors, frozenset(self.plan.queue_nums), stored)
             name = row_id_name(self.brokers.options, self.write)
             send(recorder, itertools.chain([first], rows), write_id=name, resumption=resumption)
         elif self.partition_id in self.plan.begun.get(self.write, {}):
@@ -190,8 +208,10 @@ class Attempt:
     def _begin(self) -> StoredRows | None:
         """Store that the attempt begins; return the rows that earlier attempts have stored, None if there are none."""
         plan, part = self.plan, self.partition_id
-        self._log.append_begun(self.brokers, self.write, part, self.id, plan.broker_names, plan.since)
+        self._log.append_begun(self.brokers, self.write, part, self.id, plan.queue_nums, plan.since)
         self.begun = True
+        if self._completed_since:
+            return None
         before_plan = plan.begun.get(self.write, {}).get(part)
         attempts = self._log.writes[self.write].begun[part]
         since_plan = [attempts[name] for name in itertools.takewhile(self.id.__ne__, attempts)]
@@ -202,9 +222,17 @@ class Attempt:
         self.alone_since = now if since_plan else min(plan.planned_at, now)
         self.recovered = True
         logger.warning("%s, partition %d: an earlier attempt began it; reading its rows", self.write, part)
-        names = frozenset(before_plan or ()).union(*since_plan)
-        self._pass_fence(names, self.alone_since + self.brokers.options.fence_ms / 1000 - now)
-        return self._read(queues_of(self.brokers, names, self._floors))
+        queue_nums = most_queues([before_plan or {}, *since_plan])
+        self._pass_fence(queue_nums.keys(), self.alone_since + self.brokers.options.fence_ms / 1000 - now)
+        return self._read(queues_of(self.brokers, queue_nums, self._floors))
+
+    @property
+    def _completed_since(self) -> bool:
+        """Whether another driver has completed the batch write since the plan, for example while this one was frozen.
+
+        The log has no attempts of a completed batch write any more. Those of a micro-batch remain.
+        """
+        return not self.write.query and self._log.writes[self.write].done
 
     def _settle(self, floors: Mapping[MessageQueue, int], late: bool) -> StoredRows:
         """Return the rows of this partition that queues have; see `rocketmq_spark.sink.settling_sender.Settle`."""
@@ -261,9 +289,9 @@ def complete(
     known = plan.floors_of(write)
     if recovered:
         assert state is not None
-        sent_to = frozenset().union(*(names for part in recovered for names in state.begun[part].values()))
+        sent_to = most_queues(queue_nums for part in recovered for queue_nums in state.begun[part].values())
         # All rows are readable then.
-        pass_fence(brokers, log, write, sent_to, 0.0)
+        pass_fence(brokers, log, write, sent_to.keys(), 0.0)
         floors = queues_of(brokers, sent_to, {} if known is None else known.by_queue)
         repeated = count_repeats(brokers, floors, f"{row_id_name(options, write)}/{write.batch_id}/", recovered)
         if repeated:
@@ -313,24 +341,31 @@ def row_id_name(options: SinkOptions, write: Write) -> str:
     return write.query or f"{options.transactional_id}#{write.name}"
 
 
-def queues_of(
-    brokers: Brokers, broker_names: Collection[str], floors: Mapping[MessageQueue, int]
-) -> dict[MessageQueue, int]:
-    """Return the floors of all queues that brokers have now; 0 for queues that have none. The brokers are registered.
+def most_queues(several: Iterable[QueueNums]) -> dict[str, int]:
+    """Return the brokers of all together, each with its largest number of queues."""
+    most: dict[str, int] = {}
+    for queue_nums in several:
+        for name, nums in queue_nums.items():
+            most[name] = max(nums, most.get(name, 0))
+    return most
+
+
+def queues_of(brokers: Brokers, queue_nums: QueueNums, floors: Mapping[MessageQueue, int]) -> dict[MessageQueue, int]:
+    """Return the floors of all queues that brokers have now, or had when attempts began; 0 for those that have none.
 
     Raises a RouteNotFoundException (10005) if no name server answers for a time.
     """
     topic = str(brokers.options.topic)
-    # A route from before the fence may lack brokers that were down.
+    # A route from before the fence may lack queues. This one may, too, for a broker that is not registered now.
     info = brokers.fresh_route(topic)
-    numbers = [] if info.template else [(data.broker_name, data) for data in info.route.queue_datas]
-    queues = [
-        MessageQueue(topic, name, queue_id)
-        for name, data in numbers
-        for queue_id in range(max(data.read_queue_nums, data.write_queue_nums))
+    route = [] if info.template else info.route.queue_datas
+    now = {data.broker_name: max(data.read_queue_nums, data.write_queue_nums) for data in route}
+    all_nums = {name: max(nums, now.get(name, 0)) for name, nums in queue_nums.items()}
+    queues = [MessageQueue(topic, name, queue_id) for name, nums in all_nums.items() for queue_id in range(nums)]
+    queues += [
+        queue for queue in floors if queue.broker_name in all_nums and queue.queue_id >= all_nums[queue.broker_name]
     ]
-    queues += [queue for queue in floors if queue not in queues]
-    return {queue: floors.get(queue, 0) for queue in queues if queue.broker_name in broker_names}
+    return {queue: floors.get(queue, 0) for queue in queues}
 
 
 def pass_fence(brokers: Brokers, log: DecisionLog, write: Write, broker_names: Collection[str], seconds: float) -> None:

@@ -53,7 +53,6 @@ class BaseRun:
     """What a schedule leaves behind: the faults by kind, and a text for each problem that the checks have found."""
 
     world: World
-    cluster: SimulatedCluster
     faults: Counter[str]
     problems: list[str]
 

@@ -1,9 +1,11 @@
 """A schedule of effectively-once writes: drivers and tasks that crash, freeze and overlap, and the faults of brokers.
 
-Each driver and each task is a process with threads and connections of its own. The controller has the part of Spark: it
-starts a driver for each micro-batch, and another one after a failure or a freeze. The driver starts a task for each
-partition, and another one after a failure, or while the first one still runs. A task that was replaced ends within a
-second, which is shorter than the fence, except zombies. Its requests may arrive later.
+Each driver and each task is a process with a client of its own. The controller has the part of Spark: it starts a
+driver for each micro-batch, and another one after a failure or a freeze. The driver starts a task for each partition,
+and another one after a failure, or while the first one still runs. A task that was replaced ends within a second, which
+is shorter than the fence, except zombies. Its requests may arrive later.
+
+Here the client is the connector's own, with threads and connections. tests/simulation/model.py has a smaller one.
 """
 
 from __future__ import annotations
@@ -11,10 +13,11 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import combinations
-from typing import ClassVar
+from typing import Any, ClassVar, Protocol
 
 import pyarrow as pa
 
@@ -23,6 +26,7 @@ from rocketmq_spark.arrow.joiner import JoiningBatcher
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.metrics import Measures, Recorder
 from rocketmq_spark.model.message import MessageQueue
+from rocketmq_spark.model.message_ext import MessageExt
 from rocketmq_spark.model.properties import UNIQ_KEY
 from rocketmq_spark.options.sink import EFFECTIVELY_ONCE, SinkOptions
 from rocketmq_spark.protocol.remoting.records import messages_in
@@ -44,13 +48,13 @@ from tests.simulation.world import EPOCH, SimulatedRuntime, World
 
 ID = "job"
 QUERY = "query"
-_LOG = "decisions"
+LOG = "decisions"
 FENCE = 2.0
 
 _EVENTS = (*EVENTS, "power failure")
 # What happens to drivers and tasks. A zombie is a task that goes on for seconds after it was replaced.
-_FATES = ("driver crash", "driver freeze", "task crash", "task freeze", "second task", "zombie")
-KINDS = (*KINDS_OF_SENDS, *_EVENTS, *_FATES, "delayed", "broken", "refused")
+FATES = ("driver crash", "driver freeze", "task crash", "task freeze", "second task", "zombie")
+KINDS = (*KINDS_OF_SENDS, *_EVENTS, *FATES, "delayed", "broken", "refused")
 """Everything that a seed can enable."""
 
 # The most attempts at a micro-batch, and at a task. The last ones come after the faults.
@@ -61,9 +65,13 @@ _RESTART = 0.5
 
 @dataclass
 class EffectivelyOncePlan(BasePlan):
-    """Effectively-once writes: `tasks` micro-batches of `partitions` times `rows` rows, one after the other."""
+    """Effectively-once writes: `tasks` micro-batches of `partitions` times `rows` rows, one after the other.
+
+    With `batch` they are batch writes, each with a ``writeId``.
+    """
 
     partitions: int = 2
+    batch: bool = False
 
     @classmethod
     def of_seed(cls, seed: int) -> EffectivelyOncePlan:
@@ -71,7 +79,7 @@ class EffectivelyOncePlan(BasePlan):
         rng = random.Random(f"effectively-once {seed}")
         return cls(
             seed,
-            tuple(kind for kind in KINDS if rng.random() < (0.5 if kind in _FATES else rng.choice((0.05, 0.2, 0.4)))),
+            tuple(kind for kind in KINDS if rng.random() < (0.5 if kind in FATES else rng.choice((0.05, 0.2, 0.4)))),
             brokers=rng.choice((1, 2, 2, 3)),
             name_servers=rng.choice((1, 1, 2)),
             queues=rng.choice((1, 2)),
@@ -129,25 +137,36 @@ def run_effectively_once(plan: EffectivelyOncePlan) -> EffectivelyOnceRun:
         return BrokerSettings(sync_flush=True, flush_time=0.001)
 
     cluster = SimulatedCluster(network, plan.brokers, name_servers=plan.name_servers, settings=settings)
-    for topic, queues in ((TOPIC, plan.queues), (_LOG, 1)):
+    for topic, queues in ((TOPIC, plan.queues), (LOG, 1)):
         cluster.create_topic(topic, queues)
     history = EffectivelyOnceHistory()
-    controller = _Controller(plan, world, network, cluster, history)
+    queues = [MessageQueue(TOPIC, name, number) for name in cluster.masters for number in range(plan.queues)]
+
+    def new_client(process: str) -> Client:
+        return _NetworkClient(world, network, cluster.addresses, plan, process, controller.fixed_queues)
+
+    controller = Controller(plan, world, history, new_client, queues)
     adversary = _EffectivelyOnceAdversary(world, cluster, network, plan, set(plan.faults))
     adversary.start()
     problems = run_to_end(world, controller.run, "controller", lambda: problems_of(plan, cluster, history))
     faults = cluster.faults(adversary.counts, controller.counts)
-    repeats = sum(1 for copies in _copies(cluster).values() if len(copies) > 1)
-    faults += Counter({"rows stored after the fence": repeats, "several logs": len(_homes(cluster)) > 1})
-    return EffectivelyOnceRun(world, cluster, faults, problems, plan, history, repeats)
+    repeats = repeats_of(cluster)
+    faults += Counter({"rows stored after the fence": repeats, "several logs": len(homes_of(cluster)) > 1})
+    return EffectivelyOnceRun(world, faults, problems, plan, history, repeats)
 
 
-def problems_of(plan: EffectivelyOncePlan, cluster: SimulatedCluster, history: EffectivelyOnceHistory) -> list[str]:
+class Stored(Protocol):
+    """The brokers of a simulation, with the messages that consumers can read."""
+
+    def stored(self, topic: str) -> Iterator[MessageExt]: ...
+
+
+def problems_of(plan: EffectivelyOncePlan, cluster: Stored, history: EffectivelyOnceHistory) -> list[str]:
     """Return where consumers miss a row, or see one twice although no request was stored after the fence."""
     problems = []
     done = set(history.done)
     # First drivers that see no common broker begin a log each. Then rows may be repeated, and later drivers fail.
-    one_log = len(_homes(cluster)) < 2
+    one_log = len(homes_of(cluster)) < 2
     if len(done) < plan.tasks and one_log:
         problems.append(f"{len(done)} of {plan.tasks} writes were completed")
     copies = _copies(cluster)
@@ -162,7 +181,7 @@ def problems_of(plan: EffectivelyOncePlan, cluster: SimulatedCluster, history: E
     places = _places(cluster)
     unreported: Counter[Write] = Counter()
     for (number, part, row), found in copies.items():
-        write = Write(str(number), QUERY)
+        write = write_of(plan, number)
         by_attempt = [(attempts[ids], at) for ids, at in found]
         for (one, earlier), (other, later) in combinations(by_attempt, 2):
             if not _is_excused(one, earlier, other, later, row, places):
@@ -197,22 +216,28 @@ def _id_of(attempt: Attempt) -> str:
     return attempt.own.id if attempt.own is not None else ""
 
 
-def _places(cluster: SimulatedCluster) -> dict[str, int]:
+def _places(cluster: Stored) -> dict[str, int]:
     """Return the place of each attempt's record in the log."""
     places: dict[str, int] = {}
-    for message in cluster.stored(_LOG):
+    for message in cluster.stored(LOG):
         record = json.loads(message.body)
         if record["kind"] == "begun":
             places.setdefault(record["attempt"], len(places))
     return places
 
 
-def _homes(cluster: SimulatedCluster) -> set[str]:
+def homes_of(cluster: Stored) -> set[str]:
     """Return the brokers on which a driver has begun a log."""
-    return {message.store_host for message in cluster.stored(_LOG) if json.loads(message.body)["kind"] == "begun"}
+    first = ("floors", "begun")
+    return {message.store_host for message in cluster.stored(LOG) if json.loads(message.body)["kind"] in first}
 
 
-def _copies(cluster: SimulatedCluster) -> dict[tuple[int, int, int], list[tuple[str, float]]]:
+def repeats_of(cluster: Stored) -> int:
+    """Return the number of rows that are stored twice, or more often."""
+    return sum(len(copies) > 1 for copies in _copies(cluster).values())
+
+
+def _copies(cluster: Stored) -> dict[tuple[int, int, int], list[tuple[str, float]]]:
     """Return each stored row, with the ids of its attempts and the times of its copies, in the order of times."""
     copies: defaultdict[tuple[int, int, int], list[tuple[str, float]]] = defaultdict(list)
     for message in cluster.stored(TOPIC):
@@ -222,7 +247,7 @@ def _copies(cluster: SimulatedCluster) -> dict[tuple[int, int, int], list[tuple[
     return {row: sorted(found, key=lambda copy: copy[1]) for row, found in copies.items()}
 
 
-def _inversions(cluster: SimulatedCluster) -> list[str]:
+def _inversions(cluster: Stored) -> list[str]:
     last: dict[tuple[str, int, str], tuple[int, int]] = {}
     problems = []
     for message in cluster.stored(TOPIC):
@@ -238,37 +263,57 @@ class _EffectivelyOnceAdversary(Adversary):
     events: ClassVar[tuple[str, ...]] = _EVENTS
 
 
-class _Controller:
+class Client(Protocol):
+    """What one process has of the connector."""
+
+    brokers: Brokers
+
+    def rows(self, write: Write, partition_id: int) -> Iterator[Any]:
+        """Return the rows of a partition."""
+
+    def send(
+        self, attempt: Attempt, recorder: Recorder, rows: Iterator[Any], write_id: str, resumption: Resumption
+    ) -> None:
+        """Send rows; see `rocketmq_spark.transactions.resume.Send`."""
+
+    def sums(self, recorder: Recorder) -> tuple[set[str], int]:
+        """Return the brokers that have acknowledged rows, and the number of recovered rows."""
+
+    def close(self, attempt: Attempt | None = None) -> None:
+        """End the work of a driver, or of an attempt."""
+
+
+def write_of(plan: EffectivelyOncePlan, number: int) -> Write:
+    """Return a write by its number."""
+    return Write(str(number), "" if plan.batch else QUERY)
+
+
+class Controller:
     """Starts drivers until each write is complete, as Spark and the user do."""
+
+    # How often processes look at others, seconds.
+    every: ClassVar[float] = 0.05
 
     def __init__(
         self,
         plan: EffectivelyOncePlan,
         world: World,
-        network: Network,
-        cluster: SimulatedCluster,
         history: EffectivelyOnceHistory,
+        new_client: Callable[[str], Client],
+        queues: Sequence[MessageQueue],
     ) -> None:
         self.plan = plan
         self.world = world
-        self.network = network
-        self.cluster = cluster
         self.history = history
+        self.new_client = new_client
+        # The queues of ordered writes.
+        self.fixed_queues = queues if plan.options.get("ordered") else None
         self.counts: Counter[str] = Counter()
-
-    @property
-    def fixed_queues(self) -> list[MessageQueue] | None:
-        """The queues of ordered writes."""
-        if not self.plan.options.get("ordered"):
-            return None
-        return [
-            MessageQueue(TOPIC, name, number) for name in self.cluster.masters for number in range(self.plan.queues)
-        ]
 
     def run(self) -> None:
         """Complete the writes in their order, and wait until late requests have arrived."""
         for number in range(self.plan.tasks):
-            write = Write(str(number), QUERY)
+            write = write_of(self.plan, number)
             for _ in range(_MOST_DRIVERS):
                 if self._attempt(write):
                     self.history.done.append(write)
@@ -284,14 +329,14 @@ class _Controller:
         driver = _Driver(self, write, f"driver {self.history.drivers}")
         self.world.start(driver.run, driver.process, driver.process)
         if self.draw("driver crash", 0.5):
-            self.freeze_later(driver.process, float("inf"), "driver crash")
+            self.strike(driver.process, float("inf"), "driver crash")
         elif self.draw("driver freeze", 0.4):
-            self.freeze_later(driver.process, self.world.rng.choice((5.0, 20.0)), "driver freeze")
+            self.strike(driver.process, self.world.rng.choice((5.0, 20.0)), "driver freeze")
         while not driver.ended and not self.world.is_dead(driver.process):
             if self.world.is_frozen(driver.process):
                 # Its executors notice that it is gone. It may wake and start new tasks.
                 break
-            self.world.wait([], 0.1)
+            self.world.wait([], 2 * self.every)
         # The tasks of a dead driver end, too.
         for process in driver.tasks:
             self.world.call_later(self.world.rng.random(), lambda process=process: self.kill(process))  # type: ignore[misc]
@@ -301,61 +346,124 @@ class _Controller:
         """End a process without a trace in the counts."""
         self.world.freeze(process, float("inf"))
 
-    def freeze_later(self, process: str, seconds: float, kind: str) -> None:
+    def strike(self, process: str, seconds: float, kind: str) -> None:
         """Freeze a process, or end it, soon or in the middle of its work."""
         rng = self.world.rng
+        self.world.call_later(
+            rng.random() * rng.choice((0.02, 0.06, 0.3, 5.0)), lambda: self.freeze(process, seconds, kind)
+        )
 
-        def freeze() -> None:
-            self.counts[kind] += 1
-            self.world.note(f"{kind}: {process}")
-            self.world.freeze(process, seconds)
-
-        self.world.call_later(rng.random() * rng.choice((0.02, 0.06, 0.3, 5.0)), freeze)
+    def freeze(self, process: str, seconds: float, kind: str) -> None:
+        """Freeze a process now, and count it."""
+        self.counts[kind] += 1
+        self.world.note(f"{kind}: {process}")
+        self.world.freeze(process, seconds)
 
     def draw(self, kind: str, chance: float) -> bool:
         """Return whether something happens now."""
         return kind in self.plan.faults and self.world.now < self.plan.horizon and self.world.rng.random() < chance
 
 
-class _Process:
-    """The client of one process."""
+class _NetworkClient:
+    """The connector's own client, on a simulated network."""
 
-    def __init__(self, controller: _Controller, process: str) -> None:
-        self.controller, self.process = controller, process
-        world, network, plan = controller.world, controller.network, controller.plan
-        self.runtime = SimulatedRuntime(world, network.socket, network.socketpair)
-        self.rng = random.Random(world.rng.random())
-        self.options = SinkOptions.of(
-            name_server=tuple(controller.cluster.addresses),
-            client_ip="10.0.0.1",
-            topic=TOPIC,
-            delivery=EFFECTIVELY_ONCE,
-            transactional_id=ID,
-            transaction_topic=_LOG,
-            fence_ms=int(FENCE * 1000),
-            delivery_timeout_ms=10_000,
-            batch_bytes=1024,
-            heartbeat_broker_interval=3_000,
-            poll_name_server_interval=3_000,
-            **plan.options,
+    def __init__(
+        self,
+        world: World,
+        network: Network,
+        name_servers: Sequence[str],
+        plan: EffectivelyOncePlan,
+        process: str,
+        fixed_queues: Sequence[MessageQueue] | None,
+    ) -> None:
+        self._plan, self._fixed_queues = plan, fixed_queues
+        self._runtime = SimulatedRuntime(world, network.socket, network.socketpair)
+        self._rng = random.Random(world.rng.random())
+        self._options = SinkOptions.of(name_server=tuple(name_servers), client_ip="10.0.0.1", **options_of(plan))
+        connection = self._options.connection
+        self._transport = RecordedTransport(
+            world, list(connection.name_server), random=self._rng, clock=self._runtime.clock, runtime=self._runtime
         )
-        connection = self.options.connection
-        self.transport = RecordedTransport(
-            world, list(connection.name_server), random=self.rng, clock=self.runtime.clock, runtime=self.runtime
-        )
-        self.instance = ClientInstance(
-            f"10.0.0.1@{process}", self.transport, connection, clock=self.runtime.clock, runtime=self.runtime
+        self._instance = ClientInstance(
+            f"10.0.0.1@{process}", self._transport, connection, clock=self._runtime.clock, runtime=self._runtime
         )
         self.brokers = Brokers(
-            self.options, self.instance, clock=self.runtime.clock, runtime=self.runtime, rng=self.rng
+            self._options, self._instance, clock=self._runtime.clock, runtime=self._runtime, rng=self._rng
         )
-        self.instance.start()
+        self._instance.start()
+
+    def rows(self, write: Write, partition_id: int) -> Iterator[pa.RecordBatch]:
+        # Here, because drivers have no rows.
+        self._instance.register(self._options.producer_group)
+        return self._rows(write, partition_id)
+
+    def _rows(self, write: Write, partition_id: int) -> Iterator[pa.RecordBatch]:
+        rows, place = self._plan.rows, f"{write.name}.{partition_id}"
+        for start in range(0, rows, 10):
+            if start and self._rng.random() < 0.3:
+                self._runtime.sleep(0.2)
+            numbers = range(start, min(start + 10, rows))
+            bodies = pa.array([f"{place}.{row}".encode() for row in numbers], pa.binary())
+            yield pa.record_batch({"body": bodies, "shardingKey": pa.array([f"key-{row % 5}" for row in numbers])})
+
+    def send(
+        self, attempt: Attempt, recorder: Recorder, rows: Iterator[Any], write_id: str, resumption: Resumption
+    ) -> None:
+        routes = RouteFinder(
+            self._options,
+            self._instance,
+            clock=self._runtime.clock,
+            runtime=self._runtime,
+            rng=self._rng,
+            fixed_queues=self._fixed_queues,
+            broker_names=resumption.broker_names,
+        )
+        batcher = row_batcher(routes, recorder, write_id, None, "", resumption.stored)
+        assert isinstance(batcher, ArrowBatcher)
+        # The look-up of topic settings uses threads of its own.
+        batcher.check_keys = None
+        attempt.ids = batcher.unique_ids.prefix.hex().upper()[:20]
+        SettlingSender(routes, recorder, resumption=resumption).write(rows, JoiningBatcher(batcher, TOPIC))
+        if resumption.stored is not None:
+            resumption.stored.check_end(batcher.rows_read, recorder.partition_id)
+
+    def sums(self, recorder: Recorder) -> tuple[set[str], int]:
+        measures = Measures.unpack(recorder.snapshot().packed)
+        return set(measures.brokers), measures.recovered_rows()[0]
+
+    def close(self, attempt: Attempt | None = None) -> None:
+        if attempt is not None:
+            self._note_sends(attempt)
+        self._instance.close()
+
+    def _note_sends(self, attempt: Attempt) -> None:
+        for sent in self._transport.attempts:
+            if sent.batch.topic == TOPIC:
+                for message in messages_in(sent.batch):
+                    row = int(message.body.decode().split(".")[2])
+                    attempt.first_ends.setdefault(row, sent.ended)
+
+
+def options_of(plan: EffectivelyOncePlan) -> dict[str, Any]:
+    """Return the options of a write, without servers."""
+    return {
+        "topic": TOPIC,
+        "delivery": EFFECTIVELY_ONCE,
+        "transactional_id": ID,
+        "transaction_topic": LOG,
+        "fence_ms": int(FENCE * 1000),
+        "delivery_timeout_ms": 10_000,
+        "batch_bytes": 1024,
+        "heartbeat_broker_interval": 3_000,
+        "poll_name_server_interval": 3_000,
+        **plan.options,
+    }
 
 
 class _Driver:
     """One process that plans and completes a write, and starts its tasks."""
 
-    def __init__(self, controller: _Controller, write: Write, process: str) -> None:
+    def __init__(self, controller: Controller, write: Write, process: str) -> None:
         self.process = process
         self.completed = False
         self.ended = False
@@ -375,29 +483,34 @@ class _Driver:
             self.ended = True
 
     def _complete(self) -> None:
-        own, world, write = _Process(self._controller, self.process), self._controller.world, self._write
-        log = DecisionLog(ID, _LOG)
+        own, world, write = self._controller.new_client(self.process), self._controller.world, self._write
+        log = DecisionLog(ID, LOG)
         try:
-            plan = resume.plan(own.brokers, log, None, self._controller.fixed_queues)
+            named = write if self._controller.plan.batch else None
+            plan = resume.plan(own.brokers, log, named, self._controller.fixed_queues)
             running = [_Partition(self, plan, part) for part in range(self._controller.plan.partitions)]
-            while not all(part.done for part in running):
+            while not all(part.ended for part in running):
                 for part in running:
                     part.look()
-                world.wait([], 0.05)
+                world.wait([], self._controller.every)
             began = world.now
             done = [part.done for part in running]
             names = set().union(*(part.broker_names for part in running))
             report = resume.complete(own.brokers, log, plan, write, [one for one in done if one], names)
-            self._controller.history.ends[write] = began, report
+            if report != ResumeReport():
+                # Else another driver had completed the write.
+                self._controller.history.ends[write] = began, report
             world.note(f"{self.process}: {write}: {report}")
         finally:
-            own.instance.close()
+            own.close()
 
 
 class _Partition:
     """Starts tasks of one partition until one succeeds."""
 
     def __init__(self, driver: _Driver, plan: ResumePlan, partition_id: int) -> None:
+        self.ended = False
+        # None: the write was completed before.
         self.done: Attempted | None = None
         self.broker_names: set[str] = set()
         self._driver = driver
@@ -409,15 +522,15 @@ class _Partition:
     def look(self) -> None:
         """Start a task if none runs, or although one still runs; raise after too many failures."""
         controller, task = self._driver._controller, self._tasks[-1] if self._tasks else None
-        if task is not None and task.done is not None:
-            self.done, self.broker_names = task.done, task.broker_names
+        if task is not None and task.succeeded:
+            self.ended, self.done, self.broker_names = True, task.done, task.broker_names
             return
         if task is None or task.error is not None or controller.world.is_dead(task.process):
             self._failures += 1
             if self._failures > _MOST_TASKS:
                 raise RocketMQError(f"partition {self._id} has failed {_MOST_TASKS} times: {task and task.error}")
             self._start()
-        elif len(self._tasks) < _MOST_TASKS and controller.draw("second task", 0.02):
+        elif len(self._tasks) < _MOST_TASKS and controller.draw("second task", 0.4 * controller.every):
             controller.counts["second task"] += 1
             process = task.process
             self._start()
@@ -433,18 +546,17 @@ class _Partition:
         driver.tasks.append(process)
         controller.world.start(task.run, process, process)
         if controller.draw("task crash", 0.4):
-            controller.freeze_later(process, float("inf"), "task crash")
+            controller.strike(process, float("inf"), "task crash")
         if controller.draw("task freeze", 0.3):
-            controller.freeze_later(process, controller.world.rng.choice((0.5, 3.0)), "task freeze")
+            controller.strike(process, controller.world.rng.choice((0.5, 3.0)), "task freeze")
 
 
 class _Task:
     """One attempt at a partition, in a process of its own."""
 
-    def __init__(
-        self, controller: _Controller, plan: ResumePlan, write: Write, partition_id: int, process: str
-    ) -> None:
+    def __init__(self, controller: Controller, plan: ResumePlan, write: Write, partition_id: int, process: str) -> None:
         self.process = process
+        self.succeeded = False
         self.done: Attempted | None = None
         self.error: RocketMQError | None = None
         self.broker_names: set[str] = set()
@@ -457,61 +569,17 @@ class _Task:
 
     def run(self) -> None:
         """Send the rows that are missing, or end with an error."""
-        own = _Process(self._controller, self.process)
-        recorder = Recorder(QUERY, self._write.batch_id, self._attempt.partition_id, epoch_offset=EPOCH)
-
-        def send(recorder: Recorder, rows: Iterator[pa.RecordBatch], write_id: str, resumption: Resumption) -> None:
-            self._send(own, recorder, rows, write_id, resumption)
-
-        own.instance.register(own.options.producer_group)
+        own, attempt = self._controller.new_client(self.process), self._attempt
+        recorder = Recorder(QUERY, self._write.batch_id, attempt.partition_id, epoch_offset=EPOCH)
         try:
-            self._attempt.own = resume.Attempt(own.brokers, self._plan, self._write, self._attempt.partition_id)
-            done = self._attempt.own.run(recorder, self._rows(own), send)
-            measures = Measures.unpack(recorder.snapshot().packed)
-            self.broker_names = set(measures.brokers)
-            self._controller.history.recovered_rows += measures.recovered_rows()[0]
-            self.done = done
+            attempt.own = resume.Attempt(own.brokers, self._plan, self._write, attempt.partition_id)
+            rows = own.rows(self._write, attempt.partition_id)
+            self.done = attempt.own.run(recorder, rows, partial(own.send, attempt))
+            self.broker_names, recovered = own.sums(recorder)
+            self._controller.history.recovered_rows += recovered
+            self.succeeded = True
         except RocketMQError as exc:
             self._controller.world.note(f"{self.process}: {type(exc).__name__}: {exc}")
             self.error = exc
         finally:
-            self._note_sends(own)
-            own.instance.close()
-
-    def _send(
-        self, own: _Process, recorder: Recorder, rows: Iterator[pa.RecordBatch], write_id: str, resumption: Resumption
-    ) -> None:
-        queues = self._controller.fixed_queues
-        routes = RouteFinder(
-            own.options,
-            own.instance,
-            clock=own.runtime.clock,
-            runtime=own.runtime,
-            rng=own.rng,
-            fixed_queues=queues,
-            broker_names=resumption.broker_names,
-        )
-        batcher = row_batcher(routes, recorder, write_id, None, "", resumption.stored)
-        assert isinstance(batcher, ArrowBatcher)
-        # The look-up of topic settings uses threads of its own.
-        batcher.check_keys = None
-        self._attempt.ids = batcher.unique_ids.prefix.hex().upper()[:20]
-        SettlingSender(routes, recorder, resumption=resumption).write(rows, JoiningBatcher(batcher, TOPIC))
-        if resumption.stored is not None:
-            resumption.stored.check_end(batcher.rows_read, recorder.partition_id)
-
-    def _rows(self, own: _Process) -> Iterator[pa.RecordBatch]:
-        rows, place = self._controller.plan.rows, f"{self._write.name}.{self._attempt.partition_id}"
-        for start in range(0, rows, 10):
-            if start and own.rng.random() < 0.3:
-                own.runtime.sleep(0.2)
-            numbers = range(start, min(start + 10, rows))
-            bodies = pa.array([f"{place}.{row}".encode() for row in numbers], pa.binary())
-            yield pa.record_batch({"body": bodies, "shardingKey": pa.array([f"key-{row % 5}" for row in numbers])})
-
-    def _note_sends(self, own: _Process) -> None:
-        for sent in own.transport.attempts:
-            if sent.batch.topic == TOPIC:
-                for message in messages_in(sent.batch):
-                    row = int(message.body.decode().split(".")[2])
-                    self._attempt.first_ends.setdefault(row, sent.ended)
+            own.close(attempt)

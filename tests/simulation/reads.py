@@ -113,7 +113,7 @@ def run_read(plan: ReadPlan) -> ReadRun:
     with Warnings(world, reading.history.warnings):
         problems = run_to_end(world, reading.run, "", check)
     faults = cluster.faults(adversary.counts)
-    return ReadRun(world, cluster, faults, problems, plan, reading.history)
+    return ReadRun(world, faults, problems, plan, reading.history)
 
 
 class _Reading:

@@ -159,7 +159,7 @@ def run(plan: Plan) -> Run:
     worker.instance.start()
     problems = run_to_end(world, main, "", lambda: problems_of(plan, worker, cluster))
     faults = cluster.faults(adversary.counts)
-    return Run(world, cluster, faults, problems, plan, worker)
+    return Run(world, faults, problems, plan, worker)
 
 
 class Drawn(Protocol):

@@ -14,9 +14,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, replace
+from functools import partial
 from typing import NamedTuple, TypeAlias
 
 from tests.simulation.effectively_once import EffectivelyOncePlan, EffectivelyOnceRun, run_effectively_once
+from tests.simulation.model import ModelPlan, ModelRun, run_model
 from tests.simulation.reads import ReadPlan, ReadRun, run_read
 from tests.simulation.schedule import Plan, Run, run
 from tests.simulation.transactions import TransactionPlan, TransactionRun, run_transactions
@@ -29,14 +31,20 @@ _LINES = 120
 
 
 AnyPlan: TypeAlias = "Plan | ReadPlan | TransactionPlan | TwoPhasePlan | EffectivelyOncePlan"
-AnyRun: TypeAlias = "Run | ReadRun | TransactionRun | TwoPhaseRun | EffectivelyOnceRun"
+AnyRun: TypeAlias = "Run | ReadRun | TransactionRun | TwoPhaseRun | EffectivelyOnceRun | ModelRun"
 
-_KINDS = (Plan, Plan, ReadPlan, TransactionPlan, TwoPhasePlan, Plan, ReadPlan, EffectivelyOncePlan)
+_MIXED = (Plan, Plan, ReadPlan, TransactionPlan, TwoPhasePlan, Plan, ReadPlan, EffectivelyOncePlan)
+KINDS: dict[str, tuple[type[AnyPlan], ...]] = {
+    "mixed": _MIXED,
+    "effectively-once": (EffectivelyOncePlan,),
+    "model": (ModelPlan,),
+}
 
 
-def plan_of(seed: int) -> AnyPlan:
-    """Draw the plan of a write with any delivery, a read or transactions."""
-    return _KINDS[seed % len(_KINDS)].of_seed(seed)
+def plan_of(seed: int, kind: str = "mixed") -> AnyPlan:
+    """Draw a plan of a kind; "mixed" are writes with any delivery, reads and transactions."""
+    classes = KINDS[kind]
+    return classes[seed % len(classes)].of_seed(seed)
 
 
 def run_plan(plan: AnyPlan) -> AnyRun:
@@ -45,6 +53,8 @@ def run_plan(plan: AnyPlan) -> AnyRun:
         return run_read(plan)
     if isinstance(plan, TwoPhasePlan):
         return run_two_phase(plan)
+    if isinstance(plan, ModelPlan):
+        return run_model(plan)
     if isinstance(plan, EffectivelyOncePlan):
         return run_effectively_once(plan)
     return run_transactions(plan) if isinstance(plan, TransactionPlan) else run(plan)
@@ -65,12 +75,12 @@ class Chunk(NamedTuple):
     problems: dict[int, list[str]]
 
 
-def run_chunk(seeds: Sequence[int]) -> Chunk:
+def run_chunk(seeds: Sequence[int], kind: str = "mixed") -> Chunk:
     """Run the schedules of some seeds."""
     faults: Counter[str] = Counter()
     problems: dict[int, list[str]] = {}
     for seed in seeds:
-        done = run_plan(plan_of(seed))
+        done = run_plan(plan_of(seed, kind))
         faults += done.faults
         if done.problems:
             problems[seed] = done.problems
@@ -141,11 +151,11 @@ def _sends(done: Run) -> list[tuple[float, str]]:
     return lines
 
 
-def show_failure(seed: int) -> None:
+def show_failure(seed: int, kind: str) -> None:
     """Print a failed schedule, as small as possible."""
-    plan = minimised(plan_of(seed))
+    plan = minimised(plan_of(seed, kind))
     done = run_plan(plan)
-    print(f"\nseed {seed} fails: replay it with python -m tests.simulation --seed {seed}")
+    print(f"\nseed {seed} fails: replay it with python -m tests.simulation --kind {kind} --seed {seed}")
     print("the smallest schedule that fails:")
     for item in fields(plan):
         print(f"  {item.name} = {getattr(plan, item.name)!r}")
@@ -164,12 +174,13 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--seeds", type=int, default=1_000, help="number of schedules")
     parser.add_argument("--first", type=int, default=None, help="first seed (default: a new one)")
     parser.add_argument("--seed", type=int, default=None, help="run this seed only, and print its trace")
+    parser.add_argument("--kind", choices=KINDS, default="mixed", help="kind of schedules (default: mixed)")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--until-failure", action="store_true", help="stop at the first failure")
     options = parser.parse_args(arguments)
     be_quiet()
     if options.seed is not None:
-        done = run_plan(plan_of(options.seed))
+        done = run_plan(plan_of(options.seed, options.kind))
         print("\n".join(trace_of(done)))
         for problem in done.problems:
             print(f"PROBLEM: {problem}")
@@ -184,7 +195,7 @@ def main(arguments: Sequence[str]) -> int:
     problems: dict[int, list[str]] = {}
     schedules = 0
     with multiprocessing.get_context("spawn").Pool(options.processes, be_quiet) as pool:
-        for chunk in pool.imap_unordered(run_chunk, chunks):
+        for chunk in pool.imap_unordered(partial(run_chunk, kind=options.kind), chunks):
             schedules += chunk.schedules
             faults += chunk.faults
             problems |= chunk.problems
@@ -195,7 +206,7 @@ def main(arguments: Sequence[str]) -> int:
     for kind, count in sorted(faults.items()):
         print(f"  {count:8} {kind}")
     for seed in sorted(problems)[:3]:
-        show_failure(seed)
+        show_failure(seed, options.kind)
     if problems:
         print(f"\n{len(problems)} schedules failed: {', '.join(map(str, sorted(problems)[:20]))}")
     return 1 if problems else 0

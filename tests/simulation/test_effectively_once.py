@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -10,10 +10,6 @@ import pytest
 from rocketmq_spark.model.message import SendOutcome, SendStatus
 from rocketmq_spark.sink.in_flight import InFlightBatch
 from rocketmq_spark.sink.settling_sender import SettlingSender
-from rocketmq_spark.transactions import resume
-from rocketmq_spark.transactions.brokers import Brokers
-from rocketmq_spark.transactions.decision_log import DecisionLog, Floors, Write
-from rocketmq_spark.transactions.resume import Attempt, ResumePlan, ResumeReport
 from tests.simulation.effectively_once import EffectivelyOncePlan, run_effectively_once
 
 # The last three found an end that did not report repeats.
@@ -34,13 +30,6 @@ def test_schedules_replay_exactly() -> None:
     assert first.faults == again.faults
 
 
-def no_wait(brokers: Brokers, log: DecisionLog, write: Write, broker_names: Collection[str], _: float) -> None:
-    """Pass the barrier, but not the fence."""
-    brokers.await_listed(log.topic, broker_names)
-    stored = log.append_homes(brokers, write, set(broker_names))
-    brokers.ask_all(stored, lambda queue: brokers.await_readable(queue, stored[queue]))
-
-
 def unsettled(self: SettlingSender, delivery: InFlightBatch, _: int, outcome: SendOutcome) -> None:
     self._events.put((delivery, outcome))
 
@@ -55,64 +44,18 @@ def unsafe_unsettled(usual: Callable[..., None]) -> Callable[..., None]:
     return on_outcome
 
 
-def first_floors_last(self: DecisionLog, kind: str, write: Write, floors: object, offset: int) -> None:
-    """Let the last floors of their kind count, as those of a driver that was frozen."""
-    after = write if kind == "done" else None
-    self.floors = [*self.floors[-1:], Floors(after, floors, offset)]  # type: ignore[arg-type]
-
-
-def begins_alone(usual: Callable[[Attempt], object], *, planned: bool) -> Callable[[Attempt], object]:
-    """Return a begin that does not see earlier attempts in the plan, or in the log since the plan."""
-
-    def begin(self: Attempt) -> object:
-        plan = self.plan
-        if planned:
-            self.plan = replace(plan, begun={})
-        else:
-            self.id = ""
-        try:
-            return usual(self)
-        finally:
-            self.plan = plan
-
-    return begin
-
-
 def without(name: str) -> Callable[[pytest.MonkeyPatch], None]:
-    def remove(patch: pytest.MonkeyPatch) -> None:
-        usual_complete = resume.complete
-        changes: dict[str, tuple[object, str, object]] = {
-            "fence": (resume, "pass_fence", no_wait),
-            "settling": (SettlingSender, "_on_outcome", unsettled),
-            "settling of unsafe answers": (
-                SettlingSender, "_on_outcome", unsafe_unsettled(SettlingSender._on_outcome)
-            ),
-            "attempts in the plan": (Attempt, "_begin", begins_alone(Attempt._begin, planned=True)),
-            "attempts since the plan": (Attempt, "_begin", begins_alone(Attempt._begin, planned=False)),
-            "older floors": (ResumePlan, "floors_of", lambda self, _: self.floors[-1]),
-            "first floors": (DecisionLog, "_take_floors", first_floors_last),
-            "old drivers": (DecisionLog, "_is_superseded", lambda _, __: False),
-            "report": (
-                resume, "complete",
-                lambda *arguments: ResumeReport(0, usual_complete(*arguments).seconds),
-            ),
-        }  # fmt: skip
-        patch.setattr(*changes[name])  # type: ignore[arg-type]
-
-    return remove
+    changes = {
+        "settling": unsettled,
+        "settling of unsafe answers": unsafe_unsettled(SettlingSender._on_outcome),
+    }
+    return lambda patch: patch.setattr(SettlingSender, "_on_outcome", changes[name])
 
 
-# The faults and the number of the schedules that find it.
+# The faults and the number of the schedules that find it. tests/simulation/test_model.py has the rules of the protocol.
 RULES: dict[str, tuple[tuple[str, ...], int]] = {
-    "fence": (("second task", "delayed", "slow storage"), 300),
     "settling": (("silent after storing",), 50),
     "settling of unsafe answers": (("not flushed",), 50),
-    "attempts in the plan": (("driver crash",), 50),
-    "attempts since the plan": (("task crash",), 50),
-    "older floors": (("driver crash",), 100),
-    "first floors": (("driver freeze", "driver crash"), 400),
-    "old drivers": (("driver freeze", "driver crash"), 400),
-    "report": (("second task", "zombie", "task freeze"), 400),
 }
 
 

@@ -148,7 +148,7 @@ def run_transactions(plan: TransactionPlan) -> TransactionRun:
 
     problems = run_to_end(world, client.run, "", check)
     faults = cluster.faults(adversary.counts)
-    return TransactionRun(world, cluster, faults, problems, plan, history)
+    return TransactionRun(world, faults, problems, plan, history)
 
 
 def _recording(world: World, history: TransactionHistory) -> Callable[[FakeBroker, Call], RemotingCommand | None]:

@@ -128,7 +128,7 @@ def run_two_phase(plan: TwoPhasePlan) -> TwoPhaseRun:
 
     problems = run_to_end(world, controller.run, "controller", check)
     faults = cluster.faults(adversary.counts, controller.counts)
-    return TwoPhaseRun(world, cluster, faults, problems, plan, history)
+    return TwoPhaseRun(world, faults, problems, plan, history)
 
 
 def problems_of(plan: TwoPhasePlan, cluster: SimulatedCluster, history: TwoPhaseHistory) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -23,12 +24,14 @@ from rocketmq_spark.model.message import Message, SendStatus
 from rocketmq_spark.protocol.remoting.codes import RequestCode, ResponseCode
 from rocketmq_spark.protocol.remoting.command import RemotingCommand
 from rocketmq_spark.protocol.remoting.records import encode_single
+from rocketmq_spark.routing.route_cache import TopicPublishInfo
 from rocketmq_spark.sink.task import write_rows
 from rocketmq_spark.testing import FakeCluster
 from rocketmq_spark.testing.scripted_broker import Reply
 from rocketmq_spark.transactions import plan as plans
 from rocketmq_spark.transactions import resume
-from rocketmq_spark.transactions.decision_log import Write
+from rocketmq_spark.transactions.brokers import Brokers
+from rocketmq_spark.transactions.decision_log import DecisionLog, Write
 from rocketmq_spark.transactions.resume import Attempted, ResumePlan
 from tests.support.two_phase import TOPIC, Driver, MovedClock, driver, visible
 
@@ -95,6 +98,11 @@ def new_plan(job: Driver, write: Write | None = WRITE) -> ResumePlan:
 def complete(job: Driver, plan: ResumePlan, write: Write, *done: Attempted | None) -> resume.ResumeReport:
     attempts = [one for one in done if one is not None]
     return resume.complete(job.brokers, plans.log_of(job.options), plan, write, attempts, names(job))
+
+
+def refresh_routes(job: Driver) -> None:
+    for topic in (TOPIC, job.options.transaction_topic):
+        job.brokers.refresh_route(topic)
 
 
 def names(job: Driver) -> set[str]:
@@ -281,8 +289,7 @@ def test_two_logs_of_first_drivers_without_a_common_broker_are_reported(cluster:
 
     def alone(running: str, down: str) -> tuple[ResumePlan, Attempted | None]:
         cluster.kill(down)
-        for topic in (TOPIC, job.options.transaction_topic):
-            job.brokers.refresh_route(topic)
+        refresh_routes(job)
         plan = new_plan(job)
         assert plan.home.broker_name == running
         done = run_task(job, plan, WRITE, rows=ROWS[:20])
@@ -293,6 +300,72 @@ def test_two_logs_of_first_drivers_without_a_common_broker_are_reported(cluster:
     plan, done = alone(other, one)
     with pytest.raises(MQClientException, match=r"two first drivers .* may be stored twice"):
         complete(job, plan, WRITE, done)
+
+
+def test_a_task_sends_nothing_if_another_driver_has_completed_the_batch_write(
+    cluster: FakeCluster, job: Driver
+) -> None:
+    frozen, plan = new_plan(job), new_plan(job)
+    complete(job, plan, WRITE, run_task(job, plan, WRITE))
+    assert run_task(job, frozen, WRITE) is None
+    assert complete(job, frozen, WRITE) == resume.ResumeReport()
+    assert visible(cluster) == Counter(ROWS)
+
+
+def test_a_driver_that_freezes_after_it_has_read_the_log_finds_the_write_completed(
+    cluster: FakeCluster, job: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = resume.read_log
+
+    def freeze(log: DecisionLog, brokers: Brokers, *, everything: bool) -> None:
+        monkeypatch.setattr(resume, "read_log", usual)
+        usual(log, brokers, everything=everything)
+        plan = new_plan(job)
+        complete(job, plan, WRITE, run_task(job, plan, WRITE))
+
+    new_plan(job, Write("write-0"))
+    monkeypatch.setattr(resume, "read_log", freeze)
+    late = new_plan(job)
+    assert late.done
+    assert run_task(job, late, WRITE) is None
+    assert visible(cluster) == Counter(ROWS)
+
+
+def test_a_recovery_reads_queues_that_are_in_no_floors_and_in_no_route(
+    cluster: FakeCluster, job: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, other = cluster.brokers
+    cluster.kill(other)
+    refresh_routes(job)
+    new_plan(job)
+    cluster.restart(other)
+    refresh_routes(job)
+    plan = new_plan(job)
+    assert {queue.broker_name for queue in plan.floors[0].by_queue} < set(plan.queue_nums)
+    with pytest.raises(Killed):
+        run_task(job, plan, WRITE, dies_after=10 * BATCH)
+    usual = job.brokers.fresh_route
+
+    def not_listed(topic: str) -> TopicPublishInfo:
+        info = usual(topic)
+        listed = tuple(data for data in info.route.queue_datas if data.broker_name != other)
+        return replace(info, route=replace(info.route, queue_datas=listed))
+
+    monkeypatch.setattr(job.brokers, "fresh_route", not_listed)
+    done = run_task(job, plan, WRITE)
+    assert visible(cluster) == Counter(ROWS)
+    assert complete(job, plan, WRITE, done).repeated_rows == 0
+
+
+@pytest.mark.parametrize("brokers", [["b0"], {"b0": -1}, {"b0": 1_000_000_000}, {"b0": "many"}, None])
+def test_a_record_with_impossible_brokers_is_an_error(job: Driver, brokers: object) -> None:
+    plan = new_plan(job)
+    record = {"kind": "begun", "id": plan.log_name, "write": WRITE.name, "query": "", "since": 0, "partition": 0}
+    body = json.dumps({**record, "attempt": "a", "brokers": brokers}).encode()
+    log = DecisionLog(plan.log_name, plan.home.topic)
+    job.brokers.send_records([(log._message(log._tag, body), plan.home)], lambda *_: None)
+    with pytest.raises(MQClientException, match=r"no record of rocketmq-spark"):
+        run_task(job, plan, WRITE)
 
 
 def test_a_missing_right_fails_the_plan(cluster: FakeCluster, job: Driver) -> None:

@@ -1,0 +1,134 @@
+"""Effectively-once writes to modelled brokers: fixed seeds, and rules whose removal the checks must find."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
+
+import pytest
+
+from rocketmq_spark.model.message import MessageQueue
+from rocketmq_spark.transactions import resume
+from rocketmq_spark.transactions.brokers import Brokers
+from rocketmq_spark.transactions.decision_log import DecisionLog, Floors, QueueNums, Write
+from rocketmq_spark.transactions.resume import Attempt, ResumePlan, ResumeReport
+from tests.simulation.model import KINDS, ModelPlan, run_model
+
+# Seeds that have found errors.
+FOUND = (42, 80, 6_992, 150_058)
+
+
+def test_rows_are_stored_once_whatever_happens_at_each_step() -> None:
+    runs = [run_model(ModelPlan.of_seed(seed)) for seed in (*range(1_000), *FOUND)]
+    assert not {run.plan.seed: run.problems for run in runs if run.problems}
+    # Otherwise the checks would see little.
+    faults: Counter[str] = sum((run.faults for run in runs), Counter())
+    assert set(faults) >= {*KINDS, "rows stored after the fence"}
+    assert sum(run.history.recovered_rows > 0 for run in runs) >= 200
+    assert sum(run.history.drivers for run in runs) > sum(run.plan.tasks for run in runs)
+
+
+def test_schedules_replay_exactly() -> None:
+    first, again = (run_model(ModelPlan.of_seed(42)) for _ in range(2))
+    assert first.trace == again.trace
+    assert first.faults == again.faults
+
+
+def no_wait(brokers: Brokers, log: DecisionLog, write: Write, broker_names: Collection[str], _: float) -> None:
+    """Pass the barrier, but not the fence."""
+    brokers.await_listed(log.topic, broker_names)
+    stored = log.append_homes(brokers, write, set(broker_names))
+    brokers.ask_all(stored, lambda queue: brokers.await_readable(queue, stored[queue]))
+
+
+def no_barrier(brokers: Brokers, log: DecisionLog, write: Write, broker_names: Collection[str], seconds: float) -> None:
+    """Pass the fence, but not the barrier."""
+    if broker_names:
+        brokers.ask_all(sorted(broker_names), lambda name: brokers.max_offsets([MessageQueue(log.topic, name, 0)]))
+        brokers.runtime.sleep(max(seconds, 1.0))
+
+
+def first_floors_last(self: DecisionLog, kind: str, write: Write, floors: object, offset: int) -> None:
+    """Let the last floors of their kind count, as those of a driver that was frozen."""
+    after = write if kind == "done" else None
+    self.floors = [*self.floors[-1:], Floors(after, floors, offset)]  # type: ignore[arg-type]
+
+
+def begins_alone(usual: Callable[[Attempt], object], *, planned: bool) -> Callable[[Attempt], object]:
+    """Return a begin that does not see earlier attempts in the plan, or in the log since the plan."""
+
+    def begin(self: Attempt) -> object:
+        plan = self.plan
+        if planned:
+            self.plan = replace(plan, begun={})
+        else:
+            self.id = ""
+        try:
+            return usual(self)
+        finally:
+            self.plan = plan
+
+    return begin
+
+
+def only_listed(
+    usual: Callable[..., dict[MessageQueue, int]],
+) -> Callable[[Brokers, QueueNums, Mapping[MessageQueue, int]], dict[MessageQueue, int]]:
+    """Return a look-up of queues that does not know which queues attempts could use."""
+    return lambda brokers, queue_nums, floors: usual(brokers, dict.fromkeys(queue_nums, 0), floors)
+
+
+def not_done(usual: Callable[..., ResumePlan]) -> Callable[..., ResumePlan]:
+    """Return a plan that does not see that a batch write is complete."""
+    return lambda *arguments: replace(usual(*arguments), done=False)
+
+
+def without(name: str) -> Callable[[pytest.MonkeyPatch], None]:
+    def remove(patch: pytest.MonkeyPatch) -> None:
+        usual_complete = resume.complete
+        changes: dict[str, tuple[object, str, object]] = {
+            "fence": (resume, "pass_fence", no_wait),
+            "barrier": (resume, "pass_fence", no_barrier),
+            "attempts in the plan": (Attempt, "_begin", begins_alone(Attempt._begin, planned=True)),
+            "attempts since the plan": (Attempt, "_begin", begins_alone(Attempt._begin, planned=False)),
+            "queues of attempts": (resume, "queues_of", only_listed(resume.queues_of)),
+            "end in the plan": (resume, "plan", not_done(resume.plan)),
+            "end since the plan": (Attempt, "_completed_since", False),
+            "older floors": (ResumePlan, "floors_of", lambda self, _: self.floors[-1]),
+            "first floors": (DecisionLog, "_take_floors", first_floors_last),
+            "old drivers": (DecisionLog, "_is_superseded", lambda _, __: False),
+            "report": (
+                resume, "complete",
+                lambda *arguments: ResumeReport(0, usual_complete(*arguments).seconds),
+            ),
+        }  # fmt: skip
+        patch.setattr(*changes[name])  # type: ignore[arg-type]
+
+    return remove
+
+
+def with_faults(*faults: str, **changes: int) -> Iterator[ModelPlan]:
+    return (replace(ModelPlan.of_seed(seed), faults=faults, **changes) for seed in range(1_000))
+
+
+# Schedules, one of which finds it.
+RULES: dict[str, Iterable[ModelPlan]] = {
+    "fence": with_faults("second task", "delayed"),
+    "barrier": with_faults("task crash", "slow storage"),
+    "attempts in the plan": with_faults("driver crash"),
+    "attempts since the plan": with_faults("task crash"),
+    "queues of attempts": [ModelPlan.of_seed(150_058)],
+    "end in the plan": with_faults("driver freeze", "driver crash"),
+    "end since the plan": with_faults("driver freeze"),
+    "older floors": with_faults("driver crash"),
+    "first floors": with_faults("driver freeze", "driver crash"),
+    "old drivers": with_faults("driver freeze", tasks=2),
+    "report": with_faults("second task", "zombie", "late"),
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_missing_rule_is_found(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    without(rule)(monkeypatch)
+    assert any(run_model(plan).problems for plan in RULES[rule])
