@@ -12,8 +12,9 @@ TRANSPORT ?= remoting
 PART ?=
 # Notebooks to run: all (empty), or names without .ipynb.
 NOTEBOOK ?=
-# Number of schedules of the simulator.
+# Number of schedules of the simulator, and their kind: mixed, effectively-once or model.
 SEEDS ?= 10000
+KIND ?= mixed
 # Duration of the soak.
 MINUTES ?= 30
 # Spark's workers run the environment's interpreter instead of the first python3 on PATH.
@@ -106,7 +107,7 @@ bench: setup ## Compare speed with the official clients, Spark's Kafka sink and 
 
 .PHONY: simulate
 simulate: setup ## Run SEEDS (10000) schedules of random faults in the simulator, on all cores
-	@PYTHONPATH=$(CURDIR) $(BIN)/python -m tests.simulation --seeds $(SEEDS)
+	@PYTHONPATH=$(CURDIR) $(BIN)/python -m tests.simulation --seeds $(SEEDS) --kind $(KIND)
 
 .PHONY: soak
 soak: setup ## Write for MINUTES (30) while brokers restart; fail if rows are missing or memory grows

@@ -266,7 +266,8 @@ class _EffectivelyOnceAdversary(Adversary):
 class Client(Protocol):
     """What one process has of the connector."""
 
-    brokers: Brokers
+    @property
+    def brokers(self) -> Brokers: ...
 
     def rows(self, write: Write, partition_id: int) -> Iterator[Any]:
         """Return the rows of a partition."""

@@ -489,13 +489,12 @@ class _Client:
     together: ClassVar[int] = 2
 
     def __init__(self, cluster: ModelCluster, process: str) -> None:
-        self._own = _ModelBrokers(cluster, process)
-        self.brokers: Brokers = self._own
+        self.brokers = _ModelBrokers(cluster, process)
         self._used: set[str] = set()
         self._recovered = 0
 
     def rows(self, write: Write, partition_id: int) -> Iterator[list[int]]:
-        yield list(range(self._own.cluster.plan.rows))
+        yield list(range(self.brokers.cluster.plan.rows))
 
     def sums(self, recorder: Recorder) -> tuple[set[str], int]:
         return self._used, self._recovered
@@ -507,7 +506,7 @@ class _Client:
         self, attempt: Attempt, recorder: Recorder, rows: Iterator[Any], write_id: str, resumption: Resumption
     ) -> None:
         """Send the rows that are not stored, all at the same time, and settle requests as a `SettlingSender` does."""
-        own, attempt.ids = self._own, f"{attempt.number:020}"
+        own, attempt.ids = self.brokers, f"{attempt.number:020}"
         stored = set() if resumption.stored is None else set(resumption.stored.numbers.tolist())
         self._recovered = len(stored)
         missing = [row for batch in rows for row in batch if row not in stored]
@@ -536,7 +535,7 @@ class _Client:
         self, attempt: Attempt, write_id: str, rows: Sequence[int], broker_names: Collection[str]
     ) -> list[tuple[_Request, tuple[int, ...]]]:
         """Send rows, and wait for the answers."""
-        own, sent = self._own, []
+        own, sent = self.brokers, []
         queues = [queue for queue in own.routes().find(TOPIC).queues if queue.broker_name in broker_names]
         if not queues:
             own.refresh_route(TOPIC)

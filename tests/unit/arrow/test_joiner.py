@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from unittest import mock
 
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rocketmq_spark.arrow import joiner
 from rocketmq_spark.arrow.batcher import LINGER_S, Ready
 from rocketmq_spark.arrow.joiner import JoiningBatcher
 from rocketmq_spark.errors import InvalidRowError
@@ -40,19 +42,21 @@ def bodies(ready: list[Ready]) -> list[int]:
 
 @given(
     st.lists(
-        st.tuples(st.sampled_from([0, 1, 2, 50, 3_999, 4_000, 9_000]), st.sampled_from([6, 500]), st.booleans()),
+        st.tuples(st.sampled_from([0, 1, 2, 10, 39, 40, 90]), st.sampled_from([6, 500]), st.booleans()),
         max_size=6,
     )
 )
 def test_rows_keep_their_order_and_their_number(parts: list[tuple[int, int, bool]]) -> None:
     batcher, ready = joining(), []
     first = 0
-    for count, size, tagged in parts:
-        tags = {"tags": pa.array(["t"] * count).dictionary_encode()} if tagged else {}
-        ready += batcher.add(numbered(first, count, size, **tags), 0.0)
-        first += count
-        assert batcher.taken_rows == 1 + first
-    ready += batcher.flush()
+    # A hundredth of the usual limits.
+    with mock.patch.multiple(joiner, _ROWS=80, _BYTES=10_000):
+        for count, size, tagged in parts:
+            tags = {"tags": pa.array(["t"] * count).dictionary_encode()} if tagged else {}
+            ready += batcher.add(numbered(first, count, size, **tags), 0.0)
+            first += count
+            assert batcher.taken_rows == 1 + first
+        ready += batcher.flush()
     assert bodies(ready) == list(range(first))
     assert batcher.pending_bytes == 0
     assert batcher.taken_rows == 1 + first
