@@ -47,7 +47,7 @@ class TopicPublishInfo:
     def __post_init__(self) -> None:
         object.__setattr__(self, "queue_set", frozenset(self.queues))
         names = frozenset(queue.broker_name for queue in self.queues)
-        object.__setattr__(self, "broker_names", names & self.addresses.keys() or names)
+        object.__setattr__(self, "broker_names", names.intersection(self.addresses) or names)
 
     @property
     def ok(self) -> bool:

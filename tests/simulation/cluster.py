@@ -43,7 +43,8 @@ def run_to_end(world: World, main: Callable[[], None], process: str, check: Call
     except Exception as exc:
         return [f"{type(exc).__name__}: {exc}"]
     else:
-        return check()
+        failed = [thread for thread in world.threads if thread.failure is not None]
+        return [*(f"{thread.name} failed: {thread.failure!r}" for thread in failed), *check()]
     finally:
         world.close()
 

@@ -98,6 +98,8 @@ class Attempt:
     write: Write
     partition_id: int
     number: int
+    # When its driver had planned.
+    planned_at: float
     # The connector's own object, once the task has connected.
     own: resume.Attempt | None = None
     # How the unique ids of its rows begin.
@@ -116,6 +118,8 @@ class EffectivelyOnceHistory:
     attempts: list[Attempt] = field(default_factory=list)
     recovered_rows: int = 0
     drivers: int = 0
+    # The brokers that each driver knew after its plan.
+    known: list[frozenset[str]] = field(default_factory=list)
 
 
 @dataclass
@@ -167,6 +171,8 @@ def problems_of(plan: EffectivelyOncePlan, cluster: Stored, history: Effectively
     done = set(history.done)
     # First drivers that see no common broker begin a log each. Then rows may be repeated, and later drivers fail.
     one_log = len(homes_of(cluster)) < 2
+    if len(homes_of(cluster, "begun")) > 1 and frozenset.intersection(*history.known):
+        problems.append(f"there are several logs, although all drivers knew {sorted(history.known[0])}")
     if len(done) < plan.tasks and one_log:
         problems.append(f"{len(done)} of {plan.tasks} writes were completed")
     copies = _copies(cluster)
@@ -201,35 +207,38 @@ def problems_of(plan: EffectivelyOncePlan, cluster: Stored, history: Effectively
 
 
 def _is_excused(
-    one: Attempt, earlier: float, other: Attempt, later: float, row: int, places: Mapping[str, int]
+    one: Attempt, earlier: float, other: Attempt, later: float, row: int, places: Mapping[str, tuple[int, float]]
 ) -> bool:
     """Return whether a request of the older attempt was stored after the fence of the newer one."""
     if one is other:
         return earlier > one.first_ends.get(row, 0.0) + FENCE
-    older, newer = sorted(((one, earlier), (other, later)), key=lambda pair: places[_id_of(pair[0])])
-    began = None if newer[0].own is None else newer[0].own.alone_since
-    # Without a time, it did not look for stored rows.
-    return began is not None and older[1] > began - EPOCH + FENCE
+    (older, stored_at), (newer, _) = sorted(((one, earlier), (other, later)), key=lambda pair: places[_id_of(pair[0])])
+    assert newer.own is not None
+    _, began = places[newer.own.id]
+    # Attempts that its driver knew ended before the plan.
+    if places[_id_of(older)][0] < newer.own.plan.position:
+        began = min(began, newer.planned_at)
+    return stored_at > began + FENCE
 
 
 def _id_of(attempt: Attempt) -> str:
     return attempt.own.id if attempt.own is not None else ""
 
 
-def _places(cluster: Stored) -> dict[str, int]:
-    """Return the place of each attempt's record in the log."""
-    places: dict[str, int] = {}
+def _places(cluster: Stored) -> dict[str, tuple[int, float]]:
+    """Return offset and time of each attempt's record in the log."""
+    places: dict[str, tuple[int, float]] = {}
     for message in cluster.stored(LOG):
         record = json.loads(message.body)
         if record["kind"] == "begun":
-            places.setdefault(record["attempt"], len(places))
+            places.setdefault(record["attempt"], (message.queue_offset, message.store_timestamp / 1000 - EPOCH))
     return places
 
 
-def homes_of(cluster: Stored) -> set[str]:
-    """Return the brokers on which a driver has begun a log."""
-    first = ("floors", "begun")
-    return {message.store_host for message in cluster.stored(LOG) if json.loads(message.body)["kind"] in first}
+def homes_of(cluster: Stored, *kinds: str) -> set[str]:
+    """Return the brokers with records of some kinds, by default those on which a driver has begun a log."""
+    kinds = kinds or ("floors", "begun")
+    return {message.store_host for message in cluster.stored(LOG) if json.loads(message.body)["kind"] in kinds}
 
 
 def repeats_of(cluster: Stored) -> int:
@@ -489,7 +498,10 @@ class _Driver:
         try:
             named = write if self._controller.plan.batch else None
             plan = resume.plan(own.brokers, log, named, self._controller.fixed_queues)
-            running = [_Partition(self, plan, part) for part in range(self._controller.plan.partitions)]
+            known = own.brokers.instance.routes.cached(LOG)
+            self._controller.history.known.append(known.broker_names if known else frozenset())
+            planned_at = world.now
+            running = [_Partition(self, plan, planned_at, part) for part in range(self._controller.plan.partitions)]
             while not all(part.ended for part in running):
                 for part in running:
                     part.look()
@@ -509,13 +521,14 @@ class _Driver:
 class _Partition:
     """Starts tasks of one partition until one succeeds."""
 
-    def __init__(self, driver: _Driver, plan: ResumePlan, partition_id: int) -> None:
+    def __init__(self, driver: _Driver, plan: ResumePlan, planned_at: float, partition_id: int) -> None:
         self.ended = False
         # None: the write was completed before.
         self.done: Attempted | None = None
         self.broker_names: set[str] = set()
         self._driver = driver
         self._plan = plan
+        self._planned_at = planned_at
         self._id = partition_id
         self._tasks: list[_Task] = []
         self._failures = 0
@@ -542,7 +555,9 @@ class _Partition:
     def _start(self) -> None:
         controller, driver = self._driver._controller, self._driver
         process = f"{driver.process} task {self._id}.{len(self._tasks)}"
-        task = _Task(controller, self._plan, driver._write, self._id, process)
+        number = len(controller.history.attempts)
+        attempt = Attempt(driver._write, self._id, number, self._planned_at)
+        task = _Task(controller, self._plan, attempt, process)
         self._tasks.append(task)
         driver.tasks.append(process)
         controller.world.start(task.run, process, process)
@@ -555,7 +570,7 @@ class _Partition:
 class _Task:
     """One attempt at a partition, in a process of its own."""
 
-    def __init__(self, controller: Controller, plan: ResumePlan, write: Write, partition_id: int, process: str) -> None:
+    def __init__(self, controller: Controller, plan: ResumePlan, attempt: Attempt, process: str) -> None:
         self.process = process
         self.succeeded = False
         self.done: Attempted | None = None
@@ -563,18 +578,16 @@ class _Task:
         self.broker_names: set[str] = set()
         self._controller = controller
         self._plan = plan
-        self._write = write
-        history = controller.history
-        self._attempt = Attempt(write, partition_id, len(history.attempts))
-        history.attempts.append(self._attempt)
+        self._attempt = attempt
+        controller.history.attempts.append(attempt)
 
     def run(self) -> None:
         """Send the rows that are missing, or end with an error."""
         own, attempt = self._controller.new_client(self.process), self._attempt
-        recorder = Recorder(QUERY, self._write.batch_id, attempt.partition_id, epoch_offset=EPOCH)
+        recorder = Recorder(QUERY, attempt.write.batch_id, attempt.partition_id, epoch_offset=EPOCH)
         try:
-            attempt.own = resume.Attempt(own.brokers, self._plan, self._write, attempt.partition_id)
-            rows = own.rows(self._write, attempt.partition_id)
+            attempt.own = resume.Attempt(own.brokers, self._plan, attempt.write, attempt.partition_id)
+            rows = own.rows(attempt.write, attempt.partition_id)
             self.done = attempt.own.run(recorder, rows, partial(own.send, attempt))
             self.broker_names, recovered = own.sums(recorder)
             self._controller.history.recovered_rows += recovered
