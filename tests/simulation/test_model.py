@@ -89,6 +89,7 @@ def without(name: str) -> Callable[[pytest.MonkeyPatch], None]:
         usual_complete = resume.complete
         changes: dict[str, tuple[object, str, object]] = {
             "fence": (resume, "pass_fence", no_wait),
+            "claims": (DecisionLog, "claim_home", lambda *_: None),
             "barrier": (resume, "pass_fence", no_barrier),
             "attempts in the plan": (Attempt, "_begin", begins_alone(Attempt._begin, planned=True)),
             "attempts since the plan": (Attempt, "_begin", begins_alone(Attempt._begin, planned=False)),
@@ -116,6 +117,7 @@ def with_faults(*faults: str, **changes: int) -> Iterator[ModelPlan]:
 RULES: dict[str, Iterable[ModelPlan]] = {
     "fence": with_faults("second task", "delayed"),
     "barrier": with_faults("task crash", "slow storage"),
+    "claims": with_faults("driver freeze", "not listed", brokers=2),
     "attempts in the plan": with_faults("driver crash"),
     "attempts since the plan": with_faults("task crash"),
     "queues of attempts": [ModelPlan.of_seed(150_058)],
