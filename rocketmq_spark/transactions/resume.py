@@ -275,6 +275,7 @@ def complete(
     state = log.writes.get(write)
     if write == Write("") or plan.done or (plan.write is not None and state is not None and state.done):
         return ResumeReport()
+    log.check_current(write)
     log.check_only(brokers)
     begun = {attempt.partition_id for attempt in attempts if attempt.begun}
     if state is not None and (gone := sorted(set(state.begun) - begun)):

@@ -17,7 +17,7 @@ import math
 import random
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, ClassVar, TypeVar
 from unittest import mock
@@ -76,7 +76,7 @@ class ModelPlan(EffectivelyOncePlan):
     def of_seed(cls, seed: int) -> ModelPlan:
         """Draw a plan."""
         rng = random.Random(f"model {seed}")
-        return cls(
+        plan = cls(
             seed,
             tuple(kind for kind in KINDS if rng.random() < (0.5 if kind in FATES else rng.choice((0.05, 0.2, 0.4)))),
             brokers=rng.choice((1, 1, 2, 2, 3)),
@@ -88,6 +88,7 @@ class ModelPlan(EffectivelyOncePlan):
             options={"send_msg_timeout": rng.choice((500, 1_000))},
             horizon=rng.choice((3.0, 12.0)),
         )
+        return replace(plan, tasks=3) if plan.tasks == 2 and rng.random() < 0.3 else plan
 
 
 @dataclass

@@ -284,6 +284,19 @@ def test_a_frozen_driver_is_refused_after_a_later_micro_batch(job: Driver) -> No
         run_task(job, old, Write("0", "query"))
 
 
+def test_the_end_of_a_frozen_driver_is_refused_after_later_micro_batches(job: Driver) -> None:
+    old, first = new_plan(job, None), Write("0", "query")
+    with pytest.raises(Killed):
+        run_task(job, old, first, dies_after=100)
+    late = run_task(job, old, first)
+    for number in range(3):
+        plan, write = new_plan(job, None), Write(str(number), "query")
+        complete(job, plan, write, run_task(job, plan, write))
+    plans._logs.clear()
+    with pytest.raises(DeliveryError, match="another driver of the same query"):
+        complete(job, old, first, late)
+
+
 def test_two_logs_of_first_drivers_without_a_common_broker_are_reported(cluster: FakeCluster, job: Driver) -> None:
     one, other = cluster.brokers
 
