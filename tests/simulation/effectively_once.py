@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import combinations
@@ -118,7 +118,7 @@ class EffectivelyOnceHistory:
     attempts: list[Attempt] = field(default_factory=list)
     recovered_rows: int = 0
     drivers: int = 0
-    # The brokers that each driver knew after its plan.
+    # The brokers that each driver knew which began a log.
     known: list[frozenset[str]] = field(default_factory=list)
 
 
@@ -171,8 +171,8 @@ def problems_of(plan: EffectivelyOncePlan, cluster: Stored, history: Effectively
     done = set(history.done)
     # First drivers that see no common broker begin a log each. Then rows may be repeated, and later drivers fail.
     one_log = len(homes_of(cluster)) < 2
-    if len(homes_of(cluster, "begun")) > 1 and frozenset.intersection(*history.known):
-        problems.append(f"there are several logs, although all drivers knew {sorted(history.known[0])}")
+    if len(homes_of(cluster, "begun")) > 1 and (common := frozenset.intersection(*history.known)):
+        problems.append(f"there are several logs, although all drivers that began one knew {sorted(common)}")
     if len(done) < plan.tasks and one_log:
         problems.append(f"{len(done)} of {plan.tasks} writes were completed")
     copies = _copies(cluster)
@@ -470,6 +470,14 @@ def options_of(plan: EffectivelyOncePlan) -> dict[str, Any]:
     }
 
 
+class _Log(DecisionLog):
+    known: list[frozenset[str]]
+
+    def claim_home(self, brokers: Brokers, write: Write, broker_names: Collection[str]) -> int:
+        self.known.append(frozenset(queue.broker_name for queue in self._queues(brokers)))
+        return super().claim_home(brokers, write, broker_names)
+
+
 class _Driver:
     """One process that plans and completes a write, and starts its tasks."""
 
@@ -494,12 +502,11 @@ class _Driver:
 
     def _complete(self) -> None:
         own, world, write = self._controller.new_client(self.process), self._controller.world, self._write
-        log = DecisionLog(ID, LOG)
+        log = _Log(ID, LOG)
+        log.known = self._controller.history.known
         try:
             named = write if self._controller.plan.batch else None
             plan = resume.plan(own.brokers, log, named, self._controller.fixed_queues)
-            known = own.brokers.instance.routes.cached(LOG)
-            self._controller.history.known.append(known.broker_names if known else frozenset())
             planned_at = world.now
             running = [_Partition(self, plan, planned_at, part) for part in range(self._controller.plan.partitions)]
             while not all(part.ended for part in running):
