@@ -113,12 +113,8 @@ def plan(
         if not (log.writes or log.floors):
             claim = log.claim_home(brokers, write or Write(""), names)
         log.append_floors(brokers, write, floors, claim)
-    queue_nums = {
-        name: max(
-            (queue.queue_id + 1 for queue in (*info.queues, *(queues or ())) if queue.broker_name == name), default=0
-        )
-        for name in names
-    }
+    known_nums = most_queues({queue.broker_name: queue.queue_id + 1} for queue in (*info.queues, *(queues or ())))
+    queue_nums = {name: known_nums.get(name, 0) for name in names}
     known, done = tuple(log.floors), False
     if write is not None:
         # Not as it was before the floors: another driver may have completed the write while this one was frozen.

@@ -128,7 +128,6 @@ class EffectivelyOnceRun(BaseRun):
 
     plan: EffectivelyOncePlan
     history: EffectivelyOnceHistory
-    repeats: int = 0
 
 
 def run_effectively_once(plan: EffectivelyOncePlan) -> EffectivelyOnceRun:
@@ -153,10 +152,8 @@ def run_effectively_once(plan: EffectivelyOncePlan) -> EffectivelyOnceRun:
     adversary = _EffectivelyOnceAdversary(world, cluster, network, plan, set(plan.faults))
     adversary.start()
     problems = run_to_end(world, controller.run, "controller", lambda: problems_of(plan, cluster, history))
-    faults = cluster.faults(adversary.counts, controller.counts)
-    repeats = repeats_of(cluster)
-    faults += Counter({"rows stored after the fence": repeats, "several logs": len(homes_of(cluster)) > 1})
-    return EffectivelyOnceRun(world, faults, problems, plan, history, repeats)
+    faults = cluster.faults(adversary.counts, controller.counts) + outcomes_of(cluster)
+    return EffectivelyOnceRun(world, faults, problems, plan, history)
 
 
 class Stored(Protocol):
@@ -170,8 +167,8 @@ def problems_of(plan: EffectivelyOncePlan, cluster: Stored, history: Effectively
     problems = []
     done = set(history.done)
     # First drivers that see no common broker begin a log each. Then rows may be repeated, and later drivers fail.
-    one_log = len(homes_of(cluster)) < 2
-    if len(homes_of(cluster, "begun")) > 1 and (common := frozenset.intersection(*history.known)):
+    one_log = len(_homes(cluster)) < 2
+    if len(_homes(cluster, "begun")) > 1 and (common := frozenset.intersection(*history.known)):
         problems.append(f"there are several logs, although all drivers that began one knew {sorted(common)}")
     if len(done) < plan.tasks and one_log:
         problems.append(f"{len(done)} of {plan.tasks} writes were completed")
@@ -235,15 +232,16 @@ def _places(cluster: Stored) -> dict[str, tuple[int, float]]:
     return places
 
 
-def homes_of(cluster: Stored, *kinds: str) -> set[str]:
+def outcomes_of(cluster: Stored) -> Counter[str]:
+    """Return how many rows are stored twice, or more often, and whether there are several logs."""
+    repeats = sum(len(copies) > 1 for copies in _copies(cluster).values())
+    return Counter({"rows stored after the fence": repeats, "several logs": len(_homes(cluster)) > 1})
+
+
+def _homes(cluster: Stored, *kinds: str) -> set[str]:
     """Return the brokers with records of some kinds, by default those on which a driver has begun a log."""
     kinds = kinds or ("floors", "begun")
     return {message.store_host for message in cluster.stored(LOG) if json.loads(message.body)["kind"] in kinds}
-
-
-def repeats_of(cluster: Stored) -> int:
-    """Return the number of rows that are stored twice, or more often."""
-    return sum(len(copies) > 1 for copies in _copies(cluster).values())
 
 
 def _copies(cluster: Stored) -> dict[tuple[int, int, int], list[tuple[str, float]]]:

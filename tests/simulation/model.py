@@ -40,17 +40,17 @@ from rocketmq_spark.testing.scripted_broker import route
 from rocketmq_spark.transactions import resume
 from rocketmq_spark.transactions.brokers import Brokers
 from rocketmq_spark.transactions.decision_log import Write
-from tests.simulation.cluster import BaseRun, run_to_end
+from tests.simulation.cluster import run_to_end
 from tests.simulation.effectively_once import (
     FATES,
     Attempt,
     Controller,
     EffectivelyOnceHistory,
     EffectivelyOncePlan,
-    homes_of,
+    EffectivelyOnceRun,
     options_of,
+    outcomes_of,
     problems_of,
-    repeats_of,
 )
 from tests.simulation.schedule import TOPIC
 from tests.simulation.world import EPOCH, SimulatedRuntime, World
@@ -91,15 +91,7 @@ class ModelPlan(EffectivelyOncePlan):
         return replace(plan, tasks=3) if plan.tasks == 2 and rng.random() < 0.3 else plan
 
 
-@dataclass
-class ModelRun(BaseRun):
-    """Writes that were run."""
-
-    plan: ModelPlan
-    history: EffectivelyOnceHistory
-
-
-def run_model(plan: ModelPlan) -> ModelRun:
+def run_model(plan: ModelPlan) -> EffectivelyOnceRun:
     """Run writes and check what consumers see; problems are texts."""
     world = World(plan.seed, longest=7_200.0)
     cluster = ModelCluster(world, plan)
@@ -110,9 +102,8 @@ def run_model(plan: ModelPlan) -> ModelRun:
     # The decoding of pulled records takes longer than all the rest.
     with mock.patch.object(resume, "_read", _read_ids):
         problems = run_to_end(world, controller.run, "controller", lambda: problems_of(plan, cluster, history))
-    faults = controller.counts + cluster.counts
-    faults += Counter({"rows stored after the fence": repeats_of(cluster), "several logs": len(homes_of(cluster)) > 1})
-    return ModelRun(world, faults, problems, plan, history)
+    faults = controller.counts + cluster.counts + outcomes_of(cluster)
+    return EffectivelyOnceRun(world, faults, problems, plan, history)
 
 
 @dataclass

@@ -18,7 +18,7 @@ from functools import partial
 from typing import NamedTuple, TypeAlias
 
 from tests.simulation.effectively_once import EffectivelyOncePlan, EffectivelyOnceRun, run_effectively_once
-from tests.simulation.model import ModelPlan, ModelRun, run_model
+from tests.simulation.model import ModelPlan, run_model
 from tests.simulation.reads import ReadPlan, ReadRun, run_read
 from tests.simulation.schedule import Plan, Run, run
 from tests.simulation.transactions import TransactionPlan, TransactionRun, run_transactions
@@ -31,11 +31,10 @@ _LINES = 120
 
 
 AnyPlan: TypeAlias = "Plan | ReadPlan | TransactionPlan | TwoPhasePlan | EffectivelyOncePlan"
-AnyRun: TypeAlias = "Run | ReadRun | TransactionRun | TwoPhaseRun | EffectivelyOnceRun | ModelRun"
+AnyRun: TypeAlias = "Run | ReadRun | TransactionRun | TwoPhaseRun | EffectivelyOnceRun"
 
-_MIXED = (Plan, Plan, ReadPlan, TransactionPlan, TwoPhasePlan, Plan, ReadPlan, EffectivelyOncePlan)
 KINDS: dict[str, tuple[type[AnyPlan], ...]] = {
-    "mixed": _MIXED,
+    "mixed": (Plan, Plan, ReadPlan, TransactionPlan, TwoPhasePlan, Plan, ReadPlan, EffectivelyOncePlan),
     "effectively-once": (EffectivelyOncePlan,),
     "model": (ModelPlan,),
 }

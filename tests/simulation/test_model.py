@@ -15,8 +15,8 @@ from rocketmq_spark.transactions.decision_log import DecisionLog, Floors, QueueN
 from rocketmq_spark.transactions.resume import Attempt, ResumePlan, ResumeReport
 from tests.simulation.model import KINDS, ModelPlan, run_model
 
-# Seeds that have found errors.
-FOUND = (42, 80, 6_992, 150_058)
+# Seeds that have found errors, besides those below 1,000.
+FOUND = (6_992, 150_058)
 
 
 def test_rows_are_stored_once_whatever_happens_at_each_step() -> None:
