@@ -61,15 +61,17 @@ settings.load_profile("patient")
 # JVMs of tests live briefly, so the optimising compiler would cost more than it gains. Every `java` reads this.
 QUICK_START = "-XX:TieredStopAtLevel=1"
 os.environ["JDK_JAVA_OPTIONS"] = QUICK_START
-# Brokers wake up a thousand times a second. If a wake-up may be 5 ms late, an idle broker needs a third less of a
+# Brokers wake up a thousand times a second. If a wake-up may be 20 ms late, an idle broker needs half as much of a
 # processor. Processes inherit this (PR_SET_TIMERSLACK, nanoseconds); other systems than Linux do not have it.
 if sys.platform == "linux":
-    ctypes.CDLL(None).prctl(29, ctypes.c_ulong(5_000_000))
+    ctypes.CDLL(None).prctl(29, ctypes.c_ulong(20_000_000))
 # For every JVM of Spark: the session below, the demo, notebooks.
 for _variable in ("SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS"):
     os.environ[_variable] = SERIAL_GC
 # PySpark's zip has no bytecode; this worker script imports the installed PySpark instead.
 os.environ["WORKER_PYTHON"] = sys.executable
+# In PySpark 4.0 functions on Arrow arrays need pandas.
+os.environ["WORKER_PATH"] = f"{Path(__file__).with_name('support')}/without_pandas:" if PYSPARK >= (4, 1) else ""
 os.environ["PYSPARK_PYTHON"] = str(Path(__file__).with_name("worker_python"))
 
 # What one process runs: files that share what starts slowly, servers to break or a Spark session.

@@ -28,6 +28,7 @@ from rocketmq_spark.arrow.columns import (
     byte_strings,
     coded_column,
     decimals,
+    filled,
     int_column,
     list_column,
     text_array,
@@ -282,8 +283,8 @@ def repeatable(ids: pa.Array, topics: pa.Array, bodies: pa.Array, flags: pa.Arra
 
     Spark reads the annotations, which say that this is a function of Arrow arrays.
     """
-    by_columns = pc.fill_null(pc.match_substring_regex(ids, BY_COLUMNS), False)
-    by_place = pc.fill_null(pc.match_substring_regex(ids, BY_PLACE), False)
+    by_columns = filled(pc.match_substring_regex(ids, BY_COLUMNS), False)
+    by_place = filled(pc.match_substring_regex(ids, BY_PLACE), False)
     places = to_numpy(by_place).nonzero()[0]
     digits = pc.utf8_slice_codeunits(ids.take(to_arrow(places)), -16).to_pylist()
     claimed = np.frombuffer(bytes.fromhex("".join(digits)), ">u8")

@@ -13,7 +13,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,18 +27,35 @@ NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 _PLACES = re.compile(r"(?<![\w.<])/(?:tmp|root|home|work|var|usr|opt|Users|private)\b[^\s'\"<]*|file:/\S+")
 
 
-def executed(path: Path, folder: Path, **environ: str) -> Any:
-    """Return a notebook after a run from top to bottom in `folder`; raises at the first cell that fails.
-
-    `environ` are environment variables of its kernel.
-    """
+def executed(path: Path, folder: Path) -> Any:
+    """Return a notebook after a run from top to bottom in `folder`; raises at the first cell that fails."""
     notebook = nbformat.read(path, as_version=4)
+    _execute(notebook, folder)
+    return notebook
+
+
+def executed_in_one_kernel(paths: Sequence[Path], folder: Path, **environ: str) -> list[Any]:
+    """Return notebooks after a run of one after another. Each begins without names, but with the JVM of the others.
+
+    `environ` are environment variables of the kernel. A failed cell raises, as in `executed`.
+    """
+    notebooks = [nbformat.read(path, as_version=4) for path in paths]
+    cells = []
+    for path, notebook in zip(paths, notebooks, strict=True):
+        for cell in notebook.cells:
+            cell.id = f"{path.stem}-{cell.id}"
+        cells += [nbformat.v4.new_code_cell("%reset_selective -f ."), *notebook.cells]
+    # They share the cells, which get the outputs.
+    _execute(nbformat.v4.new_notebook(cells=cells), folder, **environ)
+    return notebooks
+
+
+def _execute(notebook: Any, folder: Path, **environ: str) -> None:
     # Use the kernel of this environment, not one that the user has installed.
     notebook.metadata.kernelspec = {"name": "python3", "display_name": "Python 3", "language": "python"}
     resources = {"metadata": {"path": str(folder)}}
     client = NotebookClient(notebook, timeout=PATIENCE, kernel_name="python3", record_timing=False, resources=resources)
     client.execute(env={**os.environ, "MPLBACKEND": "module://matplotlib_inline.backend_inline", **environ})
-    return notebook
 
 
 def clean(notebook: Any) -> None:

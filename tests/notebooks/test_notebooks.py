@@ -8,25 +8,24 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from tests.notebooks.execute import NOTEBOOKS, clean, code_cells, data_of, executed, leftovers
+from tests.notebooks.execute import NOTEBOOKS, clean, code_cells, data_of, executed_in_one_kernel, leftovers
 
 PATHS = sorted(NOTEBOOKS.glob("*.ipynb"))
 each_notebook = pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
 
 
-@each_notebook
 @pytest.mark.notebook
 @pytest.mark.integration
 # The kernel's sockets and loops belong to jupyter_client, which leaves some to the garbage collector.
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")
-def test_notebook_runs(path: Path, tmp_path: Path) -> None:
+def test_notebooks_run(tmp_path: Path) -> None:
     # A tenth of the rows: the test needs the code, not the figures.
-    notebook = executed(path, tmp_path, ROWS="20_000")
-    clean(notebook)
-    assert data_of(notebook, "image/png")
-    assert data_of(notebook, "text/html")
-    assert leftovers(notebook) == []
-    # It removes its files.
+    for notebook in executed_in_one_kernel(PATHS, tmp_path, ROWS="20_000"):
+        clean(notebook)
+        assert data_of(notebook, "image/png")
+        assert data_of(notebook, "text/html")
+        assert leftovers(notebook) == []
+    # They remove their files.
     assert list(tmp_path.iterdir()) == []
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -303,3 +305,13 @@ def test_rows_without_topic_or_body_are_not_repeatable() -> None:
     kinds = (pa.string(), pa.string(), pa.binary(), pa.int32(), PROPERTIES)
     columns = [pa.array([row[place] for row in rows], kind) for place, kind in enumerate(kinds)]
     assert repeatable(*columns).to_pylist() == [is_repeatable(*row) for row in rows] == [False, False]
+
+
+def test_finding_repeatable_rows_imports_no_pandas() -> None:
+    script = (
+        "import sys; import pyarrow as pa; from rocketmq_spark.arrow.hashes import repeatable; "
+        "kinds = [pa.string(), pa.string(), pa.binary(), pa.int32(), pa.map_(pa.string(), pa.string())]; "
+        "found = repeatable(*(pa.nulls(2, kind) for kind in kinds)).to_pylist(); "
+        "sys.exit(found != [False, False] or 'pandas' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", script], check=False, timeout=60).returncode == 0
