@@ -85,7 +85,7 @@ class Environment:
         kept = {
             name: value
             for name, value in os.environ.items()
-            if not name.startswith(("PYTHON", "PYSPARK", "VIRTUAL_ENV", "WORKER_PYTHON"))
+            if not name.startswith(("PYTHON", "PYSPARK", "VIRTUAL_ENV", "WORKER_"))
         }
         return subprocess.run(
             command, cwd=self.elsewhere, env=kept, capture_output=True, text=True, timeout=PATIENCE, check=False
