@@ -130,9 +130,10 @@ def _lags(read: Mapping[MessageQueue, int], ends: Mapping[MessageQueue, int]) ->
 def _offsets(progress: Any, which: str) -> Iterator[tuple[MessageQueue, int]]:
     """Yield the offsets of this package's sources in a progress."""
     for source in progress["sources"] if isinstance(progress, dict) else progress.sources:
-        text = source[which] if isinstance(source, dict) else getattr(source, which)
+        # In PySpark 4.0 the values of `lastProgress` are Python's texts of dicts instead of JSON.
+        value = (json.loads(source.json) if hasattr(source, "json") else source).get(which)
         try:
-            found = flat(json.loads(text) if isinstance(text, str) else text or {})
+            found = flat(json.loads(value) if isinstance(value, str) else value or {})
         except (TypeError, ValueError):
             # Another source.
             continue

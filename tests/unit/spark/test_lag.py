@@ -21,15 +21,22 @@ READ = {"orders": {"a": {"0": 5, "1": [0, 7]}}}
 ENDS = {"orders": {"a": {"0": 9, "1": 7}, "b": {"0": 3}}}
 
 
-def source(end: Any = READ, latest: Any = ENDS) -> SimpleNamespace:
-    texts = (None if offsets is None else json.dumps(offsets) for offsets in (end, latest))
-    return SimpleNamespace(**dict(zip(("endOffset", "latestOffset"), texts, strict=True)))
+class Source(dict[str, Any]):
+    """A source in a report of PySpark 4.0, whose values are not JSON."""
+
+    def __init__(self, offsets: dict[str, Any]) -> None:
+        super().__init__({name: str(value) for name, value in offsets.items()})
+        self.json = json.dumps(offsets)
+
+
+def source(end: Any = READ, latest: Any = ENDS) -> Source:
+    return Source({"endOffset": end, "latestOffset": latest})
 
 
 KAFKA = source({"orders": {"0": 23}}, {"orders": {"0": 42}})
 
 
-def progress(*sources: SimpleNamespace, **values: Any) -> SimpleNamespace:
+def progress(*sources: Source, **values: Any) -> SimpleNamespace:
     usual = {"id": QUERY, "name": "copy", "batchId": 4, "numInputRows": 12, "durationMs": {"triggerExecution": 250}}
     return SimpleNamespace(sources=sources, **{**usual, **values})
 
