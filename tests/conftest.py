@@ -70,7 +70,7 @@ for _variable in ("SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS"):
     os.environ[_variable] = SERIAL_GC
 # PySpark's zip has no bytecode; this worker script imports the installed PySpark instead.
 os.environ["WORKER_PYTHON"] = sys.executable
-# In PySpark 4.0 functions on Arrow arrays need pandas.
+# The workers have no pandas, except with PySpark 4.0, where functions on Arrow arrays need it.
 os.environ["WORKER_PATH"] = f"{Path(__file__).with_name('support')}/without_pandas:" if PYSPARK >= (4, 1) else ""
 os.environ["PYSPARK_PYTHON"] = str(Path(__file__).with_name("worker_python"))
 

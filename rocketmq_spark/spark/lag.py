@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -54,17 +55,15 @@ def lag(query: StreamingQuery, name_server: str | Sequence[str] | None = None, *
     progress = query.lastProgress
     if progress is None:
         raise MetricsUnavailableError("the query has no progress yet: ask again after its first micro-batch")
-    read = dict(_offsets(progress, "endOffset"))
+    read, ends = _offsets(progress)
     if not read:
         raise MetricsUnavailableError("the query reads no RocketMQ topic, or its first micro-batch has not ended")
     if name_server or connection or os.environ.get("NAMESRV_ADDR"):
         ends = _ends_now({queue.topic for queue in read}, name_server, connection)
-    else:
-        ends = dict(_offsets(progress, "latestOffset"))
-        if not ends:
-            raise MetricsUnavailableError(
-                "the query does not report the ends of its queues (PySpark before 4.2): give name_server"
-            )
+    elif not ends:
+        raise MetricsUnavailableError(
+            "the query does not report the ends of its queues (PySpark before 4.2): give name_server"
+        )
     return Table(QueueLag, _lags(read, ends))
 
 
@@ -90,7 +89,7 @@ class ProgressListener(StreamingQueryListener):
         progress = event.progress
         line = f"{progress.numInputRows} rows in {progress.durationMs.get('triggerExecution', 0)} ms"
         line += self._written(str(progress.id), progress.batchId)
-        read, ends = (dict(_offsets(progress, which)) for which in ("endOffset", "latestOffset"))
+        read, ends = _offsets(progress)
         if read and ends:
             behind = _lags(read, ends)
             line += f"; {sum(one.messages for one in behind)} messages not read"
@@ -127,17 +126,19 @@ def _lags(read: Mapping[MessageQueue, int], ends: Mapping[MessageQueue, int]) ->
     return [QueueLag(queue, offset, ends.get(queue, offset)) for queue, offset in sorted(read.items())]
 
 
-def _offsets(progress: Any, which: str) -> Iterator[tuple[MessageQueue, int]]:
-    """Yield the offsets of this package's sources in a progress."""
+def _offsets(progress: Any) -> tuple[dict[MessageQueue, int], dict[MessageQueue, int]]:
+    """Return, of this package's sources in a progress, the offsets up to which they have read, and the queues' ends."""
+    read: dict[MessageQueue, int] = {}
+    ends: dict[MessageQueue, int] = {}
     for source in progress["sources"] if isinstance(progress, dict) else progress.sources:
         # In PySpark 4.0 the values of `lastProgress` are Python's texts of dicts instead of JSON.
-        value = (json.loads(source.json) if hasattr(source, "json") else source).get(which)
-        try:
-            found = flat(json.loads(value) if isinstance(value, str) else value or {})
-        except (TypeError, ValueError):
-            # Another source.
-            continue
-        yield from found.items()
+        report = json.loads(source.json) if hasattr(source, "json") else source
+        for which, offsets in (("endOffset", read), ("latestOffset", ends)):
+            value = report.get(which)
+            # Other sources have other offsets.
+            with contextlib.suppress(TypeError, ValueError):
+                offsets.update(flat(json.loads(value) if isinstance(value, str) else value or {}))
+    return read, ends
 
 
 def _ends_now(topics: set[str], name_server: str | Sequence[str] | None, connection: Mapping[str, Any]) -> Any:
