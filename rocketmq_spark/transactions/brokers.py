@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from rocketmq_spark.errors import (
     DataLossError,
+    MQBrokerException,
     MQClientException,
     RocketMQError,
     RouteNotFoundException,
@@ -26,6 +27,7 @@ from rocketmq_spark.model.message import EncodedBatch, MessageQueue
 from rocketmq_spark.model.message_ext import MessageExt, Pulled, PullOutcome, PullRequest, PullStatus, PullTarget
 from rocketmq_spark.model.route import PERM_READ, PERM_WRITE
 from rocketmq_spark.options.sink import SinkOptions
+from rocketmq_spark.protocol.remoting.codes import ResponseCode
 from rocketmq_spark.protocol.remoting.records import decode_records
 from rocketmq_spark.routing.client_instance import ClientInstance
 from rocketmq_spark.routing.route_cache import TopicPublishInfo
@@ -253,12 +255,20 @@ class Brokers:
 
     def view(self, queue: MessageQueue, commit_log_offset: int) -> MessageExt:
         """Return the message at an offset of the commit log of a queue's broker."""
-        return self.ask(
-            queue,
-            lambda address, timeout: self.transport.view_message(
-                address, commit_log_offset, timeout, topic=queue.topic
-            ),
-        )
+
+        def view(address: str, timeout: float) -> MessageExt:
+            try:
+                return self.transport.view_message(address, commit_log_offset, timeout, topic=queue.topic)
+            except MQBrokerException as exc:
+                if exc.response_code != ResponseCode.NO_PERMISSION:
+                    raise
+                # 5.5.1 compares the topic with that of the message. For half messages in RocksDB it is a system topic.
+                try:
+                    return self.transport.view_message(address, commit_log_offset, timeout)
+                except MQBrokerException as unnamed:
+                    raise exc from unnamed
+
+        return self.ask(queue, view)
 
     def ensure_topic(self, topic: str, broker_names: Collection[str]) -> None:
         """Create a topic with one queue on each broker that does not have it, and wait until its route has them all.

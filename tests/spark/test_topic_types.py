@@ -237,6 +237,7 @@ OTHERS = {
     # Its consume queues count an inner batch as one message, and do not show those of compaction topics.
     "RocksDB": ("BatchCQ", "COMPACTION", "COMPACTION, deletions"),
     "local mode": (),
+    "5.5.1": (),
     "5.3.3": ("PRIORITY", "LITE"),
     "5.2.0": ("PRIORITY", "LITE", "MIXED"),
     # It has no types, and delivers rows with delayMs at once.

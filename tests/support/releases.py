@@ -7,6 +7,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -19,7 +20,7 @@ import pytest
 from rocketmq_spark.cluster import Broker, LocalCluster
 from rocketmq_spark.cluster import local as local_cluster
 from rocketmq_spark.cluster.config import pick_port, render
-from rocketmq_spark.cluster.jars import cache_folder, find_ivy, sha256_of
+from rocketmq_spark.cluster.jars import RELEASE, cache_folder, find_ivy, sha256_of
 from rocketmq_spark.cluster.process import find_java
 from rocketmq_spark.cluster.servers import Server
 from rocketmq_spark.errors import ClusterError
@@ -28,11 +29,14 @@ from tests.support.processes import PATIENCE
 
 # By release, the SHA-256 of the list of its jars: a line of SHA-256 and file name for each, in the order of names.
 LISTS: Final[Mapping[str, str]] = {
+    "5.5.1": "eb3f3f48ddaf966d311d2963fa32c2d482b4900561ca43619c6c5d4e53a6397f",
     "5.3.3": "343569e2136047dfd0d10eaca7143edd8bc6043af60006feb5086da4c8ce3d7e",
     "5.2.0": "6da644bced4697382ee85725cc59edd87559719db46c7065b2abb3c804837dde",
     "4.9.7": "7485dc4f62609a1e2c2285aa743dd8d0580cce28c22b520baf84c9e65cbbf222",
 }
 _MODULES: Final = ("namesrv", "broker", "tools", "proxy")
+# Maven Central has these modules of 5.5.1. The others of its server are of 5.5.0, the name server and the proxy too.
+_NEWER: Final = ("broker", "common", "controller", "remoting", "store", "tiered-store")
 
 
 def release_jars(release: str) -> tuple[Path, ...]:
@@ -60,15 +64,7 @@ def release_jars(release: str) -> tuple[Path, ...]:
 
 
 def _fetch(release: str, work: Path) -> None:
-    modules = [module for module in _MODULES if module != "proxy" or not release.startswith("4.")]
-    dependency = '<dependency org="org.apache.rocketmq" name="rocketmq-{}" rev="{}" conf="default-&gt;default"/>'
-    (work / "ivy.xml").write_text(
-        '<ivy-module version="2.0"><info organisation="rocketmq-spark" module="release"/>'
-        '<configurations><conf name="default"/></configurations><dependencies>'
-        + "".join(dependency.format(module, release) for module in modules)
-        + "</dependencies></ivy-module>",
-        encoding="ascii",
-    )
+    (work / "ivy.xml").write_text(_ivy_module(release), encoding="utf-8")
     # The server's settings ignore the dependencies that modules name.
     text = render("ivysettings.xml").replace('usepoms="false"', 'usepoms="true"')
     (work / "ivysettings.xml").write_text(text, encoding="utf-8")
@@ -79,6 +75,20 @@ def _fetch(release: str, work: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     if done.returncode:
         raise ClusterError(f"fetching RocketMQ {release}: {done.stdout[-2000:]}")
+
+
+def _ivy_module(release: str) -> str:
+    if release == "5.5.1":
+        newer = re.compile(rf'(name="rocketmq-(?:{"|".join(_NEWER)})" rev=")[^"]+')
+        return newer.sub(rf"\g<1>{release}", render("ivy.xml", release=RELEASE))
+    modules = [module for module in _MODULES if module != "proxy" or not release.startswith("4.")]
+    dependency = '<dependency org="org.apache.rocketmq" name="rocketmq-{}" rev="{}" conf="default-&gt;default"/>'
+    return (
+        '<ivy-module version="2.0"><info organisation="rocketmq-spark" module="release"/>'
+        '<configurations><conf name="default"/></configurations><dependencies>'
+        + "".join(dependency.format(module, release) for module in modules)
+        + "</dependencies></ivy-module>"
+    )
 
 
 @contextlib.contextmanager

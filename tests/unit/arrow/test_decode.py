@@ -82,8 +82,9 @@ def decode_rows(pulls: Sequence[Pulled], schema: pa.Schema, *parameters: Any, **
 
 
 def _joined(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
-    found = list(batches)
-    return found[0] if len(found) == 1 else pa.concat_batches([pa.RecordBatch.from_pylist([], schema), *found])
+    table = pa.Table.from_batches(list(batches), schema).combine_chunks()
+    (joined,) = table.to_batches() or [pa.RecordBatch.from_pylist([], schema)]
+    return joined
 
 
 def pulled(messages: Sequence[MessageExt], start: int = 0, end: int = 2**63 - 1, queue: MessageQueue = QUEUE) -> Pulled:

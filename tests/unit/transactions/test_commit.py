@@ -8,9 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rocketmq_spark.errors import DataLossError, DeliveryError
+from rocketmq_spark.errors import DataLossError, DeliveryError, MQBrokerException
 from rocketmq_spark.model.send_result import TRANSACTION_ROLLBACK_TYPE
-from rocketmq_spark.protocol.remoting.codes import RequestCode
+from rocketmq_spark.protocol.remoting.codes import RequestCode, ResponseCode
+from rocketmq_spark.protocol.remoting.command import RemotingCommand
 from rocketmq_spark.testing import FakeCluster
 from rocketmq_spark.testing.scripted import Reply
 from rocketmq_spark.transactions.decision_log import Write
@@ -33,6 +34,38 @@ def test_a_write_without_rows_is_decided_and_done(first: Driver) -> None:
     halves, group = first.prepare([])
     first.two_phase.commit(WRITE, halves, group)
     assert first.log.writes[WRITE].done
+
+
+def refuses_topics(request: RemotingCommand) -> Reply | None:
+    """Reply to requests for half messages as 5.5.1 does with transRocksDBEnable=true."""
+    if "topic" in request.ext_fields:
+        return Reply.code(ResponseCode.NO_PERMISSION, "The topic does not match the message")
+    return None
+
+
+def test_half_messages_are_found_by_brokers_that_compare_topics(
+    cluster: FakeCluster, clock: MovedClock, first: Driver
+) -> None:
+    for broker in cluster.brokers.values():
+        broker.play(refuses_topics, code=RequestCode.VIEW_MESSAGE_BY_ID, times=1000)
+    first.decide_and_crash(ROWS, 7)
+    with driver(cluster, clock) as second:
+        # A recovery copies the half messages that are not committed.
+        assert second.open().two_phase.finish(WRITE).recovered_rows == 13
+    assert visible(cluster) == ONCE
+
+
+def test_a_commit_that_may_not_view_half_messages_fails(cluster: FakeCluster, first: Driver) -> None:
+    def refuse(request: RemotingCommand) -> Reply:
+        named = "with its topic" if "topic" in request.ext_fields else "without a topic"
+        return Reply.code(ResponseCode.NO_PERMISSION, named)
+
+    halves, group = first.prepare(ROWS)
+    for broker in cluster.brokers.values():
+        broker.play(refuse, code=RequestCode.VIEW_MESSAGE_BY_ID, times=100)
+    with pytest.raises(MQBrokerException, match="with its topic"):
+        first.two_phase.commit(WRITE, halves, group)
+    assert visible(cluster) == Counter()
 
 
 @pytest.mark.parametrize("committed", [0, 7, 20])
