@@ -65,8 +65,6 @@ os.environ["JDK_JAVA_OPTIONS"] = QUICK_START
 # processor. Processes inherit this (PR_SET_TIMERSLACK, nanoseconds); other systems than Linux do not have it.
 if sys.platform == "linux":
     ctypes.CDLL(None).prctl(29, ctypes.c_ulong(20_000_000))
-# No test needs numpy's threads for linear algebra. An import of numpy that starts them takes twice as long.
-os.environ["OPENBLAS_NUM_THREADS"] = "1"
 # For every JVM of Spark: the session below, the demo, notebooks.
 for _variable in ("SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS"):
     os.environ[_variable] = SERIAL_GC

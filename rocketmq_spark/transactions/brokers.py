@@ -44,6 +44,8 @@ T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
 
 _PULL_BATCH: Final = 1000
+# A missing right has the same response code.
+_OTHER_TOPIC: Final = "topic does not match the message"
 _SCHEMA: Final = pa.schema([])
 
 
@@ -260,13 +262,10 @@ class Brokers:
             try:
                 return self.transport.view_message(address, commit_log_offset, timeout, topic=queue.topic)
             except MQBrokerException as exc:
-                if exc.response_code != ResponseCode.NO_PERMISSION:
-                    raise
                 # 5.5.1 compares the topic with that of the message. For half messages in RocksDB it is a system topic.
-                try:
-                    return self.transport.view_message(address, commit_log_offset, timeout)
-                except MQBrokerException as unnamed:
-                    raise exc from unnamed
+                if exc.response_code != ResponseCode.NO_PERMISSION or _OTHER_TOPIC not in exc.remark:
+                    raise
+            return self.transport.view_message(address, commit_log_offset, timeout)
 
         return self.ask(queue, view)
 

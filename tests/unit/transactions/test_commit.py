@@ -57,13 +57,13 @@ def test_half_messages_are_found_by_brokers_that_compare_topics(
 
 def test_a_commit_that_may_not_view_half_messages_fails(cluster: FakeCluster, first: Driver) -> None:
     def refuse(request: RemotingCommand) -> Reply:
-        named = "with its topic" if "topic" in request.ext_fields else "without a topic"
-        return Reply.code(ResponseCode.NO_PERMISSION, named)
+        assert "topic" in request.ext_fields
+        return Reply.code(ResponseCode.NO_PERMISSION, "User:u has no permission to access Topic:T")
 
     halves, group = first.prepare(ROWS)
     for broker in cluster.brokers.values():
         broker.play(refuse, code=RequestCode.VIEW_MESSAGE_BY_ID, times=100)
-    with pytest.raises(MQBrokerException, match="with its topic"):
+    with pytest.raises(MQBrokerException, match="no permission to access Topic:T"):
         first.two_phase.commit(WRITE, halves, group)
     assert visible(cluster) == Counter()
 
