@@ -47,7 +47,7 @@ def test_half_messages_are_found_by_brokers_that_compare_topics(
     cluster: FakeCluster, clock: MovedClock, first: Driver
 ) -> None:
     for broker in cluster.brokers.values():
-        broker.play(refuses_topics, code=RequestCode.VIEW_MESSAGE_BY_ID, times=1000)
+        broker.always[RequestCode.VIEW_MESSAGE_BY_ID] = refuses_topics
     first.decide_and_crash(ROWS, 7)
     with driver(cluster, clock) as second:
         # A recovery copies the half messages that are not committed.
@@ -62,7 +62,7 @@ def test_a_commit_that_may_not_view_half_messages_fails(cluster: FakeCluster, fi
 
     halves, group = first.prepare(ROWS)
     for broker in cluster.brokers.values():
-        broker.play(refuse, code=RequestCode.VIEW_MESSAGE_BY_ID, times=100)
+        broker.always[RequestCode.VIEW_MESSAGE_BY_ID] = refuse
     with pytest.raises(MQBrokerException, match="no permission to access Topic:T"):
         first.two_phase.commit(WRITE, halves, group)
     assert visible(cluster) == Counter()
