@@ -47,7 +47,7 @@ demo: setup ## Write 336,776 flights to two real brokers and count them (TRANSPO
 
 .PHONY: test
 test: setup ## Run the whole test suite with real brokers (about 15 minutes on 2 cores)
-	@$(BIN)/python -m pytest tests -m "not bench" -q -n 3 --no-loadscope-reorder
+	@$(BIN)/python -m pytest tests -m "not bench" -q -n 4 --no-loadscope-reorder
 
 .PHONY: test-faults
 test-faults: setup ## Run the long fault tests, and print the cost of each fault (over 10 minutes)

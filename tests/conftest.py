@@ -65,6 +65,8 @@ os.environ["JDK_JAVA_OPTIONS"] = QUICK_START
 # processor. Processes inherit this (PR_SET_TIMERSLACK, nanoseconds); other systems than Linux do not have it.
 if sys.platform == "linux":
     ctypes.CDLL(None).prctl(29, ctypes.c_ulong(20_000_000))
+# numpy starts threads for linear algebra, which nothing here uses, in each of the hundreds of processes.
+os.environ["OPENBLAS_NUM_THREADS"] = "1"
 # For every JVM of Spark: the session below, the demo, notebooks.
 for _variable in ("SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS"):
     os.environ[_variable] = SERIAL_GC
@@ -76,6 +78,7 @@ os.environ["PYSPARK_PYTHON"] = str(Path(__file__).with_name("worker_python"))
 
 # What one process runs: files that share what starts slowly, servers to break or a Spark session.
 TOGETHER = {
+    "faults of reads": ("tests/faults/test_reader.py", "tests/faults/test_lost_messages.py"),
     "faults": ("tests/faults/",),
     "batches": tuple(
         f"tests/spark/test_{name}.py"
@@ -103,13 +106,18 @@ TOGETHER = {
 }
 # An archive of classes takes as long as several sessions.
 _MANY = 50
-# The order of all: what takes longest before what fills the gaps.
+# The order of all: what takes longest before what fills the gaps. Of several that begin a path the longest counts.
 ORDER = (
     "tests/unit",
-    *TOGETHER,
     "tests/notebooks",
+    *TOGETHER,
     "tests/packaging",
     "tests/spark",
+    # They mostly wait: not all at once, but beside what Spark computes.
+    *(f"tests/unit/{folder}" for folder in ("cluster", "producer", "spark", "testing", "transactions", "transport")),
+    "tests/simulation/test_swarm.py",
+    "tests/interop/test_unique_key.py",
+    "tests/model",
     "tests/integration",
     "tests/interop",
     "tests",
@@ -125,7 +133,7 @@ def scope_of(nodeid: str) -> str:
 def place_of(item: pytest.Item) -> int:
     """Return when a test's turn is."""
     scope = scope_of(item.nodeid)
-    return next(place for place, start in enumerate(ORDER) if scope.startswith(start))
+    return ORDER.index(max((start for start in ORDER if scope.startswith(start)), key=len))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -299,6 +307,8 @@ def spark() -> Iterator[SparkSession]:
         .config("spark.ui.enabled", "false")
         .config("spark.log.level", "OFF")
         .config("spark.sql.shuffle.partitions", "2")
+        # An idle stream asks for new messages ten times a second, not a hundred times.
+        .config("spark.sql.streaming.pollingDelay", "100ms")
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.host", "127.0.0.1")

@@ -72,7 +72,8 @@ def test_plain_rows_are_stored_with_tags_keys_and_bare_topic_name(
 def test_rows_find_their_topics_in_a_column(cluster: SharedCluster, make_topic: MakeTopic, topic: str) -> None:
     names = [make_topic("NORMAL", f"{topic}-{number}") for number in range(2)]
     write(cluster, {"body": ["a", "b", "c"], "topic": [names[0], names[1], names[0]]})
-    assert [sorted(message.body for message in stored(cluster, name, 1)) for name in names] == [[b"a", b"c"], [b"b"]]
+    assert sorted(message.body for message in stored(cluster, names[0], 2)) == [b"a", b"c"]
+    assert [message.body for message in stored(cluster, names[1], 1)] == [b"b"]
 
 
 def test_rows_of_one_key_keep_their_order_in_one_queue_of_a_fifo_topic(
