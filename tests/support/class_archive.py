@@ -23,13 +23,22 @@ from tests.support.processes import PATIENCE, SERIAL_GC, SPARK_HOME
 
 _QUIETLY: Final = "-Xshare:auto -Xlog:cds=off"
 _SESSION: Final = """
+import tempfile
 import rocketmq_spark
 from pyspark.sql import SparkSession
+from rocketmq_spark.testing import FakeCluster
 session = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").config("spark.log.level", "OFF")
 spark = session.getOrCreate()
 rocketmq_spark.register(spark)
 rows = spark.range(1000).selectExpr("cast(id as string) AS body")
 assert rows.mapInArrow(lambda batches: batches, "body string").groupBy("body").count().count() == 1000
+with FakeCluster(1, topics={"topic": 1, "copy": 1}) as servers, tempfile.TemporaryDirectory() as folder:
+    servers = {"nameServer": servers.name_server}
+    rows.write.format("rocketmq").options(**servers, topic="topic").save()
+    assert spark.read.format("rocketmq").options(**servers).load("topic").select("body").distinct().count() == 1000
+    stream = spark.readStream.format("rocketmq").options(**servers, startingOffsets="earliest").load("topic")
+    copy = stream.select("body").writeStream.format("rocketmq").options(**servers, topic="copy")
+    copy.option("checkpointLocation", folder).trigger(availableNow=True).start().awaitTermination()
 jvm = spark.sparkContext._gateway.proc
 spark.stop()
 # The JVM writes the archive at its end, which is that of its input.
