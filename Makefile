@@ -46,7 +46,7 @@ demo: setup ## Write 336,776 flights to two real brokers and count them (TRANSPO
 	@$(BIN)/rocketmq-spark demo --transport $(TRANSPORT)
 
 .PHONY: test
-test: setup ## Run the whole test suite with real brokers (about 13 minutes on 2 cores)
+test: setup ## Run the whole test suite with real brokers (about 14 minutes on 2 cores)
 	@$(BIN)/python -m pytest tests -m "not bench" -q -n 4 --no-loadscope-reorder
 
 .PHONY: test-faults

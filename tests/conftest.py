@@ -108,13 +108,13 @@ TOGETHER = {
 _MANY = 50
 # The order of all: what takes longest before what fills the gaps. Of several that begin a path the longest counts.
 ORDER = (
+    # They mostly wait, while the archives of classes are made.
+    *(f"tests/unit/{folder}" for folder in ("cluster", "producer", "spark", "testing", "transactions", "transport")),
     "tests/unit",
     "tests/notebooks",
     *TOGETHER,
     "tests/packaging",
     "tests/spark",
-    # They mostly wait: not all at once, but beside what Spark computes.
-    *(f"tests/unit/{folder}" for folder in ("cluster", "producer", "spark", "testing", "transactions", "transport")),
     "tests/simulation/test_swarm.py",
     "tests/interop/test_unique_key.py",
     "tests/model",
