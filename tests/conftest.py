@@ -106,7 +106,7 @@ TOGETHER = {
 }
 # An archive of classes takes as long as several sessions.
 _MANY = 50
-# The order of all: what takes longest before what fills the gaps. Of several that begin a path the longest counts.
+# The order of all: what takes longest before what fills the gaps.
 ORDER = (
     # They mostly wait, while the archives of classes are made.
     *(f"tests/unit/{folder}" for folder in ("cluster", "producer", "spark", "testing", "transactions", "transport")),
@@ -133,7 +133,7 @@ def scope_of(nodeid: str) -> str:
 def place_of(item: pytest.Item) -> int:
     """Return when a test's turn is."""
     scope = scope_of(item.nodeid)
-    return ORDER.index(max((start for start in ORDER if scope.startswith(start)), key=len))
+    return next(place for place, start in enumerate(ORDER) if scope.startswith(start))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -32,8 +32,8 @@ spark = session.getOrCreate()
 rocketmq_spark.register(spark)
 rows = spark.range(1000).selectExpr("cast(id as string) AS body")
 assert rows.mapInArrow(lambda batches: batches, "body string").groupBy("body").count().count() == 1000
-with FakeCluster(1, topics={"topic": 1, "copy": 1}) as servers, tempfile.TemporaryDirectory() as folder:
-    servers = {"nameServer": servers.name_server}
+with FakeCluster(1, topics={"topic": 1, "copy": 1}) as cluster, tempfile.TemporaryDirectory() as folder:
+    servers = {"nameServer": cluster.name_server}
     rows.write.format("rocketmq").options(**servers, topic="topic").save()
     assert spark.read.format("rocketmq").options(**servers).load("topic").select("body").distinct().count() == 1000
     stream = spark.readStream.format("rocketmq").options(**servers, startingOffsets="earliest").load("topic")
