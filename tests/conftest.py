@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import gc
 import os
 import re
 import subprocess
@@ -76,6 +77,9 @@ os.environ["WORKER_PYTHON"] = sys.executable
 os.environ["WORKER_PATH"] = f"{Path(__file__).with_name('support')}/without_pandas:" if PYSPARK >= (4, 1) else ""
 os.environ["PYSPARK_PYTHON"] = str(Path(__file__).with_name("worker_python"))
 
+# The usual class starts ten processes (readlink, chmod) for each file of a checkpoint on a local disk, this one two.
+_STREAMING = f"org.apache.spark.sql.execution.streaming{'.checkpointing' if PYSPARK >= (4, 1) else ''}"
+
 # What one process runs: files that share what starts slowly, servers to break or a Spark session.
 TOGETHER = {
     "faults of reads": ("tests/faults/test_reader.py", "tests/faults/test_lost_messages.py"),
@@ -108,14 +112,14 @@ TOGETHER = {
 _MANY = 50
 # The order of all: what takes longest before what fills the gaps.
 ORDER = (
-    # They mostly wait, while the archives of classes are made.
+    # One process computes and the others mostly wait, while the archives of classes are made.
+    "tests/simulation/test_swarm.py",
     *(f"tests/unit/{folder}" for folder in ("cluster", "producer", "spark", "testing", "transactions", "transport")),
     "tests/unit",
     "tests/notebooks",
     *TOGETHER,
     "tests/packaging",
     "tests/spark",
-    "tests/simulation/test_swarm.py",
     "tests/interop/test_unique_key.py",
     "tests/model",
     "tests/integration",
@@ -158,6 +162,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     # In a run of a few tests it would not pay.
     if sum(item.get_closest_marker("spark") is not None for item in items) > _MANY:
         threading.Thread(target=make_archives, name="class-archives", daemon=True).start()
+
+
+def pytest_collection_finish() -> None:
+    """Spare the garbage collector the 300,000 objects of the collected tests, which took it a tenth of the run."""
+    gc.freeze()
+    gc.set_threshold(2000, 20, 100)
 
 
 # `--dist loadgroup` would do the same, but not with pytest 9.2: pytest-xdist 3.8 adds the group to `item._nodeid`, and
@@ -309,6 +319,7 @@ def spark() -> Iterator[SparkSession]:
         .config("spark.sql.shuffle.partitions", "2")
         # An idle stream asks for new messages ten times a second, not a hundred times.
         .config("spark.sql.streaming.pollingDelay", "100ms")
+        .config("spark.sql.streaming.checkpointFileManagerClass", f"{_STREAMING}.FileSystemBasedCheckpointFileManager")
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.host", "127.0.0.1")
