@@ -133,7 +133,7 @@ class Seam(ABC):
         return SendRequest(encoded, queue, address, "pg", "TBW102", 4, int(time.time() * 1000))
 
     def send(self, *encoded: EncodedBatch, timeout: float = PATIENCE, **others: Any) -> Outcomes:
-        """Send all batches, wait for their outcomes, and return these."""
+        """Send all batches, wait for their outcomes, and return these in the order of the answers."""
         outcomes = Outcomes()
         for one in encoded:
             self.transport.send(self.request(one, **others), timeout, outcomes)
