@@ -55,7 +55,7 @@ test-faults: setup ## Run the long fault tests, and print the cost of each fault
 
 .PHONY: unit
 unit: setup ## Run the unit tests (under a minute, no network, no Spark)
-	@$(BIN)/python -m pytest tests/unit -q -n 3
+	@$(BIN)/python -m pytest tests/unit -q -n 4
 
 .PHONY: check
 check: setup ## Check format, lint, types and vulnerabilities of requirements, and run the unit tests
@@ -63,7 +63,7 @@ check: setup ## Check format, lint, types and vulnerabilities of requirements, a
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 	@$(BIN)/python -m tests.tools.audit
-	@$(BIN)/python -m pytest tests/unit -q -n 3
+	@$(BIN)/python -m pytest tests/unit -q -n 4
 
 .PHONY: docs
 docs: setup ## Generate docs/options.md from the code
