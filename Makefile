@@ -54,7 +54,7 @@ test-faults: setup ## Run the long fault tests, and print the cost of each fault
 	@$(BIN)/python -m pytest tests/faults tests/model tests/integration/test_exactly_once.py -q --full
 
 .PHONY: unit
-unit: setup ## Run the unit tests (under a minute, no network, no Spark)
+unit: setup ## Run the unit tests (about 75 seconds on 2 cores, no network, no Spark)
 	@$(BIN)/python -m pytest tests/unit -q -n 4
 
 .PHONY: check

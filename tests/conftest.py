@@ -168,8 +168,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """Hide the 300,000 objects of the collected tests from the garbage collector: they took 15 % of the unit tests."""
+    """Hide the collected tests from the garbage collector: their 270,000 objects took 15 % of the unit tests' time."""
     gc.freeze()
+    # What tests make is collected less often than by default (700, 10, 10).
     gc.set_threshold(2000, 20, 100)
 
 
