@@ -242,6 +242,12 @@ def _of_filters(options: SourceOptions) -> Iterator[str]:
     expression = options.sub_expression
     if options.filter_type == "SQL92" and expression.strip() == "*":
         yield "filterType=SQL92 requires a condition, but subExpression is *: give a condition, or remove filterType"
+    # Brokers accept LIKE and evaluate it as false. A text literal may contain the word.
+    if options.filter_type == "SQL92" and re.search(r"\blike\b", re.sub("'[^']*'", "", expression), re.IGNORECASE):
+        yield (
+            f"subExpression={expression!r}: brokers match no message with LIKE; use CONTAINS, STARTSWITH or ENDSWITH "
+            "with a text without %"
+        )
     if options.filter_type == "TAG" and "|" in expression.replace("||", ""):
         yield f"subExpression={expression!r} contains a single pipe: allowed is *, or tags as in TagA || TagB"
     elif options.filter_type == "TAG" and not any(map(str.strip, expression.split("||"))):

@@ -48,7 +48,7 @@ class RocketMQDataSource(DataSource):
 
     When a write returns, brokers have stored and acknowledged (``SEND_OK``) every row, unless ``onError``,
     ``requireStoreOk`` or ``sendMode=oneway`` allow less. Otherwise the write fails, and says how many rows and why. A
-    retry may store a row twice, unless ``delivery`` is ``exactlyOnce``.
+    retry may store a row twice, unless ``delivery`` is ``effectivelyOnce`` or ``exactlyOnce``.
 
     docs/writing.md#columns has the columns of a write, and docs/options.md all options. Names are case-insensitive; an
     unknown option or column is an error.

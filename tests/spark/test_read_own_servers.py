@@ -12,8 +12,10 @@ import pytest
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
+from rocketmq_spark import read_arrow
 from rocketmq_spark.admin import QueueOffsets, queue_offsets
 from rocketmq_spark.cluster import Broker, LocalCluster
+from rocketmq_spark.errors import OptionError
 from rocketmq_spark.producer.producer import Producer
 from rocketmq_spark.spark.report import Metrics
 from tests.support.cluster import started
@@ -69,6 +71,52 @@ def test_sql_expression_filters_by_properties(own: LocalCluster, topic: str, loa
         PySparkException, match=r"filterType=SQL92: a broker can't parse it: .*SUBSCRIPTION_PARSE_FAILED"
     ):
         load(filterType="SQL92", subExpression="n > > 1").collect()
+
+
+def test_brokers_evaluate_conditions_as_documented(own: LocalCluster, topic: str) -> None:
+    """docs/reading.md#filters has a table of these conditions."""
+    make_topic(own, topic, queues=1)
+    rows = [
+        {"n": "1", "city": "Berlin", "b": "true"},
+        {"n": "2", "city": "Bern", "b": "false"},
+        {"n": "x", "b": "true"},
+    ]
+    properties = pa.array([[*row.items()] for row in rows], pa.map_(pa.string(), pa.string()))
+    send(own, topic, {"body": ["0", "1", "2"], "tags": ["A", "B", "A"], "properties": properties})
+    wait_for(lambda: messages_in(own.name_server, topic) == 3)
+
+    def found(condition: str) -> str:
+        options = {"nameServer": own.name_server, "filterType": "SQL92", "subExpression": condition}
+        batches = read_arrow(topic, **options)
+        return "".join(sorted(body.as_py().decode() for batch in batches for body in batch["body"]))
+
+    for condition, bodies in (
+        ("n = 2", "1"),
+        ("n <> 2", "0"),
+        ("b = TRUE", "02"),
+        ("TAGS = 'A'", "02"),
+        ("n >= 1", "01"),
+        ("n BETWEEN 2 AND 5", "1"),
+        ("city IN ('Bern', 'Paris')", "1"),
+        ("city NOT IN ('Bern')", "0"),
+        ("city CONTAINS 'rl'", "0"),
+        ("city NOT CONTAINS 'rl'", "1"),
+        ("city STARTSWITH 'Ber'", "01"),
+        ("city ENDSWITH 'n'", "01"),
+        ("city NOT ENDSWITH 'in'", "1"),
+        ("city IS NULL", "2"),
+        ("n > 1 OR b = TRUE AND city IS NOT NULL", "01"),
+        ("NOT (city = 'Bern')", "0"),
+        ("NOT city = 'Bern'", ""),
+        ("n + 1 = 3", ""),
+        ("lower(city) = 'bern'", ""),
+        ("city", ""),
+        ("city <> 'Paris'", "01"),
+    ):
+        assert found(condition) == bodies, condition
+    for condition in ("n != 2", "city > 'Bern'", "n IN (1, 2)", "b IS TRUE"):
+        with pytest.raises(OptionError, match="SUBSCRIPTION_PARSE_FAILED"):
+            found(condition)
 
 
 @pytest.fixture

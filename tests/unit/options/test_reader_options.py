@@ -371,7 +371,7 @@ def test_suspicious_options_cause_warnings() -> None:
     assert [*option_warnings(batch(subExpression="a || b", startingTimestamp="1700000000000"))] == []
     (condition,) = option_warnings(batch(subExpression="region = 'eu'"))
     assert "filterType=SQL92" in condition
-    assert [*option_warnings(batch(subExpression="region = 'eu'", filterType="SQL92"))] == []
+    assert [*option_warnings(batch(subExpression="region = 'like' OR likes > 5", filterType="SQL92"))] == []
     (seconds,) = option_warnings(batch(startingTimestamp="1700000000"))
     assert seconds.startswith("startingTimestamp=1700000000 is a time in 1970-73")
 
@@ -539,6 +539,13 @@ def test_partition_limits_apply_to_batches_and_streams(name: str) -> None:
         (
             {"filterType": "SQL92"},
             "filterType=SQL92 requires a condition, but subExpression is *: give a condition, or remove filterType",
+        ),
+        (
+            {"filterType": "SQL92", "subExpression": "a = 'like' AND b Like 'c%'"},
+            (
+                "subExpression=\"a = 'like' AND b Like 'c%'\": brokers match no message with LIKE; use CONTAINS, "
+                "STARTSWITH or ENDSWITH with a text without %"
+            ),
         ),
         ({"subExpression": " || "}, "subExpression=' || ' has no tag: allowed is *, or tags as in TagA || TagB"),
         (
