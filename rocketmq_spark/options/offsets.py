@@ -88,14 +88,15 @@ def nested(
 ) -> dict[str, dict[str, dict[str, Any]]]:
     """Return offsets as JSON, sorted by topic, broker and the queue id's text.
 
-    `beginnings` has the first offsets of queues that are new in a stream; they are written if below the offset.
+    `beginnings` has the first offsets of queues that are new in a stream.
     """
     tree: dict[str, dict[str, dict[str, Any]]] = {}
     for queue in sorted(offsets):
         by_queue = tree.setdefault(queue.topic, {}).setdefault(queue.broker_name, {})
         end = offsets[queue]
-        begin = end if beginnings is None else beginnings.get(queue, end)
-        by_queue[str(queue.queue_id)] = [begin, end] if begin < end else end
+        begin = None if beginnings is None else beginnings.get(queue)
+        # A slave that is behind reports an end before the beginning.
+        by_queue[str(queue.queue_id)] = end if begin is None else [min(begin, end), end]
     return tree
 
 
@@ -186,8 +187,8 @@ def _begin_and_end(value: Any, where: str, lowest: int = 0) -> tuple[int | None,
     if len(value) != 2:
         raise ValueError(f"{where}: {_shown(value)} must be one offset, or a list of two: [begin, end]")
     begin, end = (_integer(offset, where, 0, _MAX_LONG) for offset in value)
-    if begin >= end:
-        raise ValueError(f"{where}: in {_shown(value)} begin must be below end")
+    if begin > end:
+        raise ValueError(f"{where}: in {_shown(value)} begin must not be above end")
     return begin, end
 
 

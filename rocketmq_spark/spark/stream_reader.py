@@ -3,8 +3,8 @@
 An offset keeps every queue that the query has seen, so that none is read from its beginning again. A queue that appears
 later is read from its earliest message. A queue whose broker does not answer keeps its offset; after ``readTimeoutMs``
 the query fails, unless ``failOnDataLoss=false``. A repeated micro-batch must read the same messages. If a queue is new
-in it, no earlier offset has the queue's beginning, so the end offset has it, too. Follows
-``KafkaMicroBatchStream.scala``.
+in it, no earlier offset has the queue's beginning, so the end offset has it, too. In the first micro-batch all queues
+are new. Follows ``KafkaMicroBatchStream.scala``.
 """
 
 from __future__ import annotations
@@ -94,14 +94,19 @@ class RocketMQStreamReader(PartitionReader, DataSourceStreamReader):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """Return what each task of a micro-batch reads."""
-        starts = flat(start)
+        starts, ends = flat(start), flat(end)
         # Spark passes an empty range when a query restarts; its beginnings belong to an earlier micro-batch.
         if start != end:
             # Only the start of a query's first micro-batch is computed again, so `end` overrides only that one.
             first = self._initial_asked and start == self._initial
             begun = beginnings_in(end)
-            starts |= {queue: offset for queue, offset in begun.items() if first or queue not in starts}
-        ranges = self._offsets().ranges(starts, flat(end))
+            if first and begun:
+                # Release 1.0.0rc1 wrote no beginning for a queue without new messages.
+                starts |= ends | begun
+            else:
+                # An end that was made before the checkpoint was passed may begin after messages that are not read yet.
+                starts |= {queue: at for queue, at in begun.items() if queue not in starts and at < ends[queue]}
+        ranges = self._offsets().ranges(starts, ends)
         self._last = end
         return self._tasks(ranges, self._offsets().queues)
 
@@ -118,7 +123,9 @@ class RocketMQStreamReader(PartitionReader, DataSourceStreamReader):
 
     def _beginning(self) -> dict[str, Any]:
         if self._initial is None:
-            self._initial = nested(self._offsets().starts())
+            # A first micro-batch without messages has this offset as its end.
+            starts = self._offsets().starts()
+            self._initial = nested(starts, starts)
         return self._initial
 
     def _limited(self, starts: Offsets, available: Offsets, limit: Any) -> Offsets:

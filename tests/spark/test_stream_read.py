@@ -336,6 +336,25 @@ def test_missing_queue_fails_the_query_or_is_read_after_its_return(
     assert kept.keys == once(keys + unread)
 
 
+def test_first_micro_batch_repeated_with_other_topics_reads_no_earlier_messages(
+    load: Load, start: Start, feed: Feed, cluster: SharedCluster, topic: str, kept: Kept
+) -> None:
+    make_topic(cluster, f"{topic}-quiet", queues=2)
+    feed(50, topic=f"{topic}-quiet")
+
+    def fail(_: int) -> None:
+        raise RuntimeError("the sink failed")
+
+    kept.then = fail
+    query = start(load(subscribe=f"{topic},{topic}-quiet", startingOffsets="latest"))
+    with pytest.raises(StreamingQueryException, match="the sink failed"):
+        query.awaitTermination(60)
+    kept.then, keys = lambda _: None, feed(10)
+    for _ in range(2):
+        run(start(load(startingOffsets="latest"), availableNow=True))
+    assert kept.keys == once(keys)
+
+
 def committed(cluster: SharedCluster, group: str, topic: str) -> dict[tuple[str, int], int]:
     """Return the committed offsets of a group at the brokers (QUERY_CONSUMER_OFFSET)."""
     found = {}

@@ -19,6 +19,7 @@ from rocketmq_spark.source.ranges import OffsetRange
 from rocketmq_spark.spark.reader import RangesPartition, batch_reader
 from rocketmq_spark.spark.stream_reader import RocketMQStreamReader, stream_reader
 from rocketmq_spark.testing import FakeCluster
+from rocketmq_spark.testing.store import MessageStore
 
 SCHEMA = StructType().add("body", "binary")
 
@@ -66,23 +67,25 @@ class Stream:
 
     def __init__(self, cluster: FakeCluster) -> None:
         self._cluster = cluster
-        self._store = cluster.brokers["a"].storage.store
         self.queues(1)
 
-    def queues(self, count: int) -> None:
-        self._cluster.create_topic("t", count)
+    def queues(self, count: int, topic: str = "t") -> None:
+        self._cluster.create_topic(topic, count)
 
     def put(self, queue: MessageQueue, messages: int) -> None:
         for _ in range(messages):
-            self._store.put(queue, [Message.of("t", b"x")], 0.0)
+            self._store(queue).put(queue, [Message.of(queue.topic, b"x")], 0.0)
 
     def expire(self, queue: MessageQueue, first: int) -> None:
-        self._store.expired[queue] = first
+        self._store(queue).expired[queue] = first
+
+    def _store(self, queue: MessageQueue) -> MessageStore:
+        return self._cluster.brokers[queue.broker_name].storage.store
 
     @contextmanager
     def query(self, **options: Any) -> Iterator[RocketMQStreamReader]:
         reader = stream_reader(
-            SourceOptions.of(name_server=(self._cluster.name_server,), subscribe=("t",), **options), SCHEMA, None
+            SourceOptions.of(name_server=(self._cluster.name_server,), **{"subscribe": ("t",), **options}), SCHEMA, None
         )
         try:
             yield reader
@@ -135,6 +138,46 @@ def test_rerun_of_a_first_micro_batch_from_latest_reads_the_same_messages(stream
         assert ranges_of(query.partitions(query.initialOffset(), end)) == [OffsetRange(Q0, 3, 5)]
 
 
+@pytest.mark.parametrize("busy", [True, False])
+def test_rerun_of_a_first_micro_batch_without_a_quiet_topic_reads_none_of_its_messages(
+    stream: Stream, busy: bool
+) -> None:
+    quiet = MessageQueue("quiet", "a", 0)
+    stream.queues(1, "quiet")
+    stream.put(quiet, 7)
+    latest = {"starting_offsets": OffsetSpec("latest")}
+    for asks_first in (True, False):
+        with stream.query(subscribe=("quiet", "t"), **latest) as query:
+            # PySpark 4.0 and 4.1 ask for the end before they ask for the start.
+            start = query.initialOffset() if asks_first else None
+            if busy:
+                stream.put(Q0, 2)
+            end = checkpointed(query.latestOffset(start))
+        with stream.query(**latest) as query:
+            ranges = ranges_of(query.partitions(query.initialOffset(), end))
+            assert ranges == ([OffsetRange(Q0, flat(end)[Q0] - 2, flat(end)[Q0])] if busy and asks_first else [])
+            assert flat(query.latestOffset(end))[quiet] == 7
+
+
+def test_broker_unlisted_in_the_first_micro_batch_is_not_read_from_its_beginning() -> None:
+    away, latest = MessageQueue("t", "b", 0), {"starting_offsets": OffsetSpec("latest")}
+    with FakeCluster(["a", "b"]) as cluster:
+        stream = Stream(cluster)
+        stream.put(away, 5)
+        with stream.query(**latest) as query:
+            start = query.initialOffset()
+            cluster.kill("b")
+            end = checkpointed(query.latestOffset(start))
+        with stream.query(**latest) as query:
+            start = query.initialOffset()
+            assert away not in flat(start)
+            cluster.restart("b")
+            stream.put(away, 2)
+            assert ranges_of(query.partitions(start, end)) == []
+        with stream.query(**latest) as query:
+            assert ranges_of(query.partitions(end, query.latestOffset(end))) == [OffsetRange(away, 5, 7)]
+
+
 def test_first_batch_before_pyspark_4_2_starts_at_the_initial_offset(stream: Stream) -> None:
     stream.put(Q0, 3)
     with stream.query(starting_offsets=OffsetSpec("latest")) as query:
@@ -161,6 +204,24 @@ def test_restarted_query_that_spark_wraps_continues_at_its_checkpoint(stream: St
         # The wrapper for Trigger.AvailableNow asks for the end first, also where a query continues.
         end = checkpointed(query.latestOffset())
         assert ranges_of(query.partitions({"t": {"a": {"0": 2}}}, end)) == [OffsetRange(Q0, 2, 5)]
+
+
+def test_end_made_before_its_checkpoint_was_passed_skips_no_new_queue(stream: Stream) -> None:
+    stream.queues(2)
+    stream.put(Q1, 5)
+    with stream.query(starting_offsets=OffsetSpec("latest")) as query:
+        end = checkpointed(query.latestOffset())
+        assert ranges_of(query.partitions({"t": {"a": {"0": 0}}}, end)) == [OffsetRange(Q1, 0, 5)]
+
+
+def test_first_micro_batch_of_release_1_0_0rc1_is_repeated_without_quiet_queues(stream: Stream) -> None:
+    quiet = MessageQueue("quiet", "a", 0)
+    stream.queues(1, "quiet")
+    stream.put(quiet, 7)
+    stream.put(Q0, 5)
+    end = {"quiet": {"a": {"0": 7}}, "t": {"a": {"0": [3, 5]}}}
+    with stream.query(starting_offsets=OffsetSpec("latest")) as query:
+        assert ranges_of(query.partitions(query.initialOffset(), end)) == [OffsetRange(Q0, 3, 5)]
 
 
 def test_first_micro_batch_of_a_new_queue_reports_expired_messages(stream: Stream) -> None:
