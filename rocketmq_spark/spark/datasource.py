@@ -78,10 +78,10 @@ class RocketMQDataSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Check the read, and return the reader of a batch query; `schema` may have fewer columns than a read."""
-        from rocketmq_spark.spark.reader import batch_reader
+        from rocketmq_spark.spark.reader import RocketMQBatchReader
 
         options = self._reader_options(streaming=False)
-        return batch_reader(options, schema, self._session.parallelism, self._session.accumulator)
+        return RocketMQBatchReader(options, schema, self._session.parallelism, self._session.accumulator)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         """Check the read, and return the reader of a streaming query; the reader's methods raise its errors.

@@ -11,9 +11,8 @@ import contextlib
 import dataclasses
 import logging
 import re
-import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
@@ -25,7 +24,6 @@ from rocketmq_spark.spark.spark_api import arrow_schema
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.accumulators import Accumulator
-    from pyspark.sql.datasource import Filter
     from pyspark.sql.types import StructType
 
     from rocketmq_spark.model.route import TopicRouteData
@@ -37,7 +35,6 @@ logger = logging.getLogger("rocketmq_spark.spark")
 _MAY_BE_NULL: Final = ("tags", "keys", "unreadable")
 # The columns of a record that cannot be decoded (onUnreadable=raw).
 _NEVER_NULL: Final = ("topic", "body", "brokerName", "queueId", "queueOffset")
-_PUSHDOWN_WORKER: Final = "pyspark.sql.worker.data_source_pushdown_filters"
 
 # The columns of a read.
 READ_SCHEMA: Final = (
@@ -123,9 +120,11 @@ class PartitionReader:
 
 
 class RocketMQBatchReader(PartitionReader, DataSourceReader):
-    """The reader of ``spark.read``."""
+    """The reader of ``spark.read``.
 
-    _filters: Sequence[Filter] = ()
+    It has no ``pushFilters``: Spark would use the narrowed ranges in every plan of the same DataFrame, so a union, a
+    join or a later action would lack rows. Spark evaluates all filters.
+    """
 
     def partitions(self) -> list[InputPartition]:
         """Ask the cluster for offsets, and return what each task reads (runs on the driver)."""
@@ -136,40 +135,8 @@ class RocketMQBatchReader(PartitionReader, DataSourceReader):
         options = self._options
         with contextlib.closing(reading_transport(options)) as transport:
             known = TopicQueues(options, transport, time.monotonic)
-            bounds = OffsetResolver(options, transport, known, time.monotonic)
-            ranges = bounds.ranges(known.find())
-            if self._filters:
-                from rocketmq_spark.spark.filters import narrowed
-
-                ranges = narrowed(ranges, self._filters, bounds.at)
+            ranges = OffsetResolver(options, transport, known, time.monotonic).ranges(known.find())
             return self._tasks(ranges, known)
-
-
-class FilteringBatchReader(RocketMQBatchReader):
-    """The reader where Spark offers its filters (PySpark 4.1, ``spark.sql.python.filterPushdown.enabled``)."""
-
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
-        """Keep the filters, and return all of them, so that Spark evaluates them on the result."""
-        from rocketmq_spark.spark.filters import tag_expression
-
-        self._filters = list(filters)
-        expression = tag_expression(filters) if self._options.sub_expression == "*" else None
-        if expression is not None:
-            self._options = dataclasses.replace(self._options, sub_expression=expression)
-        return filters
-
-
-def batch_reader(
-    options: SourceOptions, schema: StructType, parallelism: int | None, accumulator: Accumulator[Any] | None = None
-) -> RocketMQBatchReader:
-    """Return the reader of a batch query.
-
-    With filter push-down off, Spark rejects a reader that accepts filters. A source cannot read that setting, but
-    another worker process plans the query.
-    """
-    main = getattr(sys.modules["__main__"], "__spec__", None)
-    offered = _PUSHDOWN_WORKER in sys.modules or (main is not None and main.name == _PUSHDOWN_WORKER)
-    return (FilteringBatchReader if offered else RocketMQBatchReader)(options, schema, parallelism, accumulator)
 
 
 def _check_columns(schema: StructType, *, raw: bool) -> None:

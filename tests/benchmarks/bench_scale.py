@@ -136,11 +136,11 @@ def plan(name_server: str) -> dict[str, float]:
 
     import rocketmq_spark
     from rocketmq_spark.options.parsing import parse_source_options
-    from rocketmq_spark.spark.reader import batch_reader
+    from rocketmq_spark.spark.reader import RocketMQBatchReader
 
     options = {"nameServer": name_server, "topic": TOPIC}
     schema = StructType([StructField("body", BinaryType())])
-    reader = batch_reader(parse_source_options(options, {}, streaming=False), schema, 2)
+    reader = RocketMQBatchReader(parse_source_options(options, {}, streaming=False), schema, 2)
     began = time.perf_counter()
     partitions = reader.partitions()
     batch = time.perf_counter() - began

@@ -22,7 +22,7 @@ from rocketmq_spark.options.parsing import parse_source_options
 from rocketmq_spark.options.source import SourceOptions
 from rocketmq_spark.producer.producer import Producer
 from rocketmq_spark.protocol.remoting.records import encode_batch
-from rocketmq_spark.spark.reader import batch_reader
+from rocketmq_spark.spark.reader import RocketMQBatchReader
 from rocketmq_spark.spark.stream_reader import stream_reader
 from rocketmq_spark.transport.remoting.transport import RemotingTransport
 from tests.support.cluster import Slave, set_config, started
@@ -94,7 +94,7 @@ def test_slave_that_started_later_loses_no_row_while_master_hangs(
         slave.catch_up()
         with RemotingTransport([small_files.name_server]) as transport:
             assert transport.min_offset(queue, slave.broker.address, 5.0) > 0
-        reader = batch_reader(options_of(small_files, topic, pullTimeoutMs=1000), SCHEMA, None)
+        reader = RocketMQBatchReader(options_of(small_files, topic, pullTimeoutMs=1000), SCHEMA, None)
         with ThreadPoolExecutor(1) as pool:
             master.pause()
             try:
@@ -122,19 +122,21 @@ def test_deleted_files_are_reported_before_the_minimum_offset_is_corrected(
     broker.restart()
     with RemotingTransport([small_files.name_server]) as transport:
         assert transport.min_offset(MessageQueue(topic, broker.name, 0), broker.address, 5.0) == 0
-    reader = batch_reader(options_of(small_files, topic, failOnDataLoss=False, minPartitions=3), SCHEMA, None)
+    reader = RocketMQBatchReader(options_of(small_files, topic, failOnDataLoss=False, minPartitions=3), SCHEMA, None)
     offsets = [offset for task in reader.partitions() for offset in offsets_of(reader.read(task))]
     lost = missing(caplog.messages)
     assert len(lost) > ROWS // 4
     assert sorted(offsets + lost) == list(range(ROWS))
     # One task meets the gap as a whole, and names it as a whole.
-    reader = batch_reader(options_of(small_files, topic), SCHEMA, None)
+    reader = RocketMQBatchReader(options_of(small_files, topic), SCHEMA, None)
     [task] = reader.partitions()
     with pytest.raises(DataLossError, match=rf"messages {lost[0]} to {lost[-1]} of {topic}/broker-0/0 are not there"):
         list(reader.read(task))
     # A broker passes over deleted messages with a filter, too.
     starts = json.dumps({topic: {broker.name: {"0": lost[0]}}})
-    reader = batch_reader(options_of(small_files, topic, subExpression="none", startingOffsets=starts), SCHEMA, None)
+    reader = RocketMQBatchReader(
+        options_of(small_files, topic, subExpression="none", startingOffsets=starts), SCHEMA, None
+    )
     [task] = reader.partitions()
     with pytest.raises(DataLossError, match=rf"messages {lost[0]} to {lost[-1]} of {topic}/broker-0/0 are not there"):
         list(reader.read(task))
@@ -159,7 +161,7 @@ def test_gaps_of_a_compacted_topic_are_not_reported(small_files: LocalCluster, t
         assert outcomes.get(timeout=PATIENCE).error is None
         producer.send_arrow(pa.table({"body": ["x"] * 10, "keys": ["k"] * 10}), topic)
         wait_for(lambda: transport.max_offset(queue, broker.address, 5.0) == 30)
-    reader = batch_reader(options_of(small_files, topic), SCHEMA, None)
+    reader = RocketMQBatchReader(options_of(small_files, topic), SCHEMA, None)
     [task] = reader.partitions()
     assert list(offsets_of(reader.read(task))) == [*range(10), *range(20, 30)]
 
@@ -180,7 +182,7 @@ def test_messages_that_expire_during_a_read_are_all_reported(
         [task] = stream.partitions(start, end)
         read = stream.read
     else:
-        batch = batch_reader(options, SCHEMA, None)
+        batch = RocketMQBatchReader(options, SCHEMA, None)
         [task] = batch.partitions()
         read = batch.read
     files = len(commit_log(small_files))

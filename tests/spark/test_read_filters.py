@@ -1,8 +1,9 @@
-"""Filters of a read, by the user and pushed down by Spark: the resulting rows, and the pulled messages."""
+"""Filters of a read, by the user's options and by Spark: the resulting rows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from random import Random
 from typing import Any
 
 import pyarrow as pa
@@ -13,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from rocketmq_spark.model.message import Message
 from rocketmq_spark.producer.producer import Producer
 from tests.support.cluster import SharedCluster, create_topic
-from tests.support.processes import PYSPARK, wait_for
+from tests.support.processes import wait_for
 from tests.support.writes import messages_in
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
@@ -21,17 +22,9 @@ pytestmark = [pytest.mark.spark, pytest.mark.integration]
 Load = Callable[..., DataFrame]
 
 PUSH_DOWN = "spark.sql.python.filterPushdown.enabled"
-NEEDS_PUSH_DOWN = pytest.mark.skipif(PYSPARK < (4, 1), reason="PySpark 4.1 and newer push filters down")
 
 # Two of them have the same hash in Java; brokers strip others of what Java takes for blanks.
 TAGS = ("AaAa", "BBBB", "AaBB", None, "grün", "\tAaAa", "\u00a0AaAa", "a b")
-
-
-@pytest.fixture
-def push_down(spark: SparkSession) -> Iterator[None]:
-    spark.conf.set(PUSH_DOWN, "true")
-    yield
-    spark.conf.unset(PUSH_DOWN)
 
 
 @pytest.fixture(scope="module")
@@ -57,19 +50,35 @@ def topics(cluster: SharedCluster) -> tuple[str, str]:
     return plain, inner
 
 
-def places(frame: DataFrame) -> set[tuple[Any, ...]]:
-    """Return the messages of a frame; each must be there once."""
-    rows = frame.select("topic", "brokerName", "queueId", "queueOffset", "tags").collect()
-    assert len(set(rows)) == len(rows)
-    return {tuple(row) for row in rows}
+SEED = 0
+PLACE = ("topic", "brokerName", "queueId", "queueOffset")
 
 
-@pytest.fixture
-def everything(load: Load, topics: tuple[str, str]) -> Iterator[DataFrame]:
-    frame = load(subscribe=",".join(topics)).cache()
-    assert frame.count() == 8 * len(TAGS) * 5
-    yield frame
-    frame.unpersist()
+def places(frame: DataFrame) -> list[tuple[Any, ...]]:
+    """Return the position and tag of each row of a frame, sorted."""
+    rows = frame.select(*PLACE, "tags").collect()
+    return sorted(map(tuple, rows), key=repr)
+
+
+@pytest.fixture(scope="module")
+def table(
+    spark: SparkSession, cluster: SharedCluster, topics: tuple[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> DataFrame:
+    """Return a table with the rows of the topics: Spark alone evaluates its plans."""
+    files = str(tmp_path_factory.mktemp("table"))
+    source = spark.read.format("rocketmq").option("nameServer", cluster.name_server)
+    source.option("subscribe", ",".join(topics)).load().coalesce(1).write.mode("overwrite").parquet(files)
+    rows = spark.read.parquet(files)
+    assert rows.count() == 8 * len(TAGS) * 5
+    return rows
+
+
+@pytest.fixture(params=["false", "true"])
+def push_down(request: pytest.FixtureRequest, spark: SparkSession) -> Iterator[None]:
+    """Spark offers its conditions to Python sources, or not (PySpark 4.0 has no such setting)."""
+    spark.conf.set(PUSH_DOWN, request.param)
+    yield
+    spark.conf.unset(PUSH_DOWN)
 
 
 CONDITIONS = (
@@ -114,80 +123,80 @@ CONDITIONS = (
 )
 
 
-@NEEDS_PUSH_DOWN
-def test_filters_that_are_pushed_down_change_no_row(
-    load: Load, topics: tuple[str, str], everything: DataFrame, push_down: None
-) -> None:
-    for condition in CONDITIONS:
-        expected = places(everything.where(condition))
-        assert places(load(subscribe=",".join(topics)).where(condition)) == expected, condition
-
-
-@NEEDS_PUSH_DOWN
-def test_conditions_on_store_timestamp_find_their_rows(
-    load: Load, topics: tuple[str, str], everything: DataFrame, push_down: None
-) -> None:
-    times = sorted(row.at for row in everything.selectExpr("string(storeTimestamp) AS at").distinct().collect())
-    for condition in (
+@pytest.fixture(scope="module")
+def conditions(table: DataFrame) -> tuple[str, ...]:
+    """`CONDITIONS`, and some on the times of the topics' messages."""
+    times = sorted({str(row.at) for row in table.selectExpr("string(storeTimestamp) AS at").distinct().collect()})
+    return (
+        *CONDITIONS,
         f"storeTimestamp = TIMESTAMP '{times[0]}'",
         f"storeTimestamp IN (TIMESTAMP '{times[0]}', TIMESTAMP '{times[-1]}')",
         f"storeTimestamp > TIMESTAMP '{times[0]}' AND storeTimestamp <= TIMESTAMP '{times[-1]}'",
-    ):
-        expected = places(everything.where(condition))
-        assert expected
-        assert places(load(subscribe=",".join(topics)).where(condition)) == expected, condition
+    )
 
 
-@NEEDS_PUSH_DOWN
-@pytest.mark.parametrize(
-    ("condition", "offsets"),
-    [
-        ("queueId = 1", 80),
-        ("brokerName = '{broker}' AND queueId IN (0)", 40),
-        ("queueOffset >= 10 AND queueOffset < 13", 12),
-        ("topic = 'another'", 1),
-        ("storeTimestamp > TIMESTAMP '2101-01-01 00:00:00'", 1),
-        ("storeTimestamp < TIMESTAMP '2001-01-01 00:00:00'", 1),
-        ("storeTimestamp >= TIMESTAMP '2001-01-01 00:00:00'", 160),
-    ],
-)
-def test_filtered_out_offsets_are_not_planned(
-    spark: SparkSession,
-    cluster: SharedCluster,
-    load: Load,
-    topics: tuple[str, str],
-    push_down: None,
-    condition: str,
-    offsets: int,
+@pytest.fixture
+def everything(load: Load, topics: tuple[str, str]) -> DataFrame:
+    """Return the rows of both topics. All plans of a test share this read."""
+    return load(subscribe=",".join(topics))
+
+
+@pytest.mark.parametrize("push_down", ["true"], indirect=True)
+def test_one_read_with_many_conditions_returns_the_rows_of_each(
+    everything: DataFrame, table: DataFrame, conditions: Sequence[str], push_down: None
 ) -> None:
-    # One partition per offset, and one for an empty range.
-    text = condition.format(broker=cluster.brokers[0].name)
-    planned = load(subscribe=topics[0], maxRecordsPerPartition="1").where(text).rdd.getNumPartitions()
-    spark.conf.set(PUSH_DOWN, "false")
-    without = load(subscribe=topics[0], maxRecordsPerPartition="1").where(text).rdd.getNumPartitions()
-    assert (planned, without) == (offsets, 160)
+    passes = [f"coalesce({condition}, false) AS passes{number}" for number, condition in enumerate(conditions)]
+    expected = sorted(map(tuple, table.selectExpr(*PLACE, "tags", *passes).collect()), key=repr)
+    for number, condition in enumerate(conditions, len(PLACE) + 1):
+        assert places(everything.where(condition)) == [row[: len(PLACE) + 1] for row in expected if row[number]], (
+            condition
+        )
+    assert everything.count() == len(expected)
 
 
-def scanned(frame: DataFrame) -> int:
-    """Collect a frame, and return the number of rows that its source returned to Spark."""
-    frame.collect()
-    leaf = frame._jdf.queryExecution().executedPlan().collectLeaves().head()
-    return int(leaf.metrics().get("numOutputRows").get().value())
+def test_a_condition_narrows_no_other_plan_of_the_read(everything: DataFrame, push_down: None) -> None:
+    first, second = everything.where("queueId = 0"), everything.where("queueId = 1")
+    assert (first.count(), everything.count(), first.union(second).count()) == (160, 320, 320)
+    # A row of queue 0 is at the place of one row of queue 1.
+    same = ["topic", "brokerName", "queueOffset"]
+    assert first.join(second, same).count() == 160
+    assert first.cache().count() == 160
+    first.unpersist()
 
 
-@NEEDS_PUSH_DOWN
-def test_pushed_down_tag_is_filtered_by_the_brokers(load: Load, topics: tuple[str, str], push_down: None) -> None:
-    assert scanned(load(subscribe=topics[0]).where("tags = 'AaAa'")) == 20
-    assert scanned(load(subscribe=topics[0]).where("tags > 'AaAa'")) == 160
+def planned(kind: str, one: DataFrame, two: DataFrame, conditions: Sequence[str]) -> DataFrame:
+    """Return a plan of two frames."""
+    left, right = one.where(conditions[0]), two.where(conditions[1])
+    if kind == "union":
+        return left.unionByName(right)
+    if kind == "semi-join":
+        return left.join(right.select(*PLACE), [*PLACE], "left_semi")
+    if kind == "cache":
+        return left.cache()
+    return left.orderBy(*PLACE).limit(50) if kind == "limit" else left
+
+
+def test_random_plans_of_one_read_return_the_rows_of_a_table(
+    spark: SparkSession, everything: DataFrame, table: DataFrame, conditions: Sequence[str], push_down: None
+) -> None:
+    random = Random(SEED)
+    # The same plans of the read and of the table. Each uses earlier ones.
+    plans, said = [(everything, table)], list[str]()
+    for kind in random.sample(["where", "where", "union", "semi-join", "cache", "limit"], k=6):
+        used, chosen = random.choices(range(len(plans)), k=2), random.sample(conditions, 2)
+        said.append(f"{kind} of {used}: {chosen}")
+        (one, expected_one), (two, expected_two) = (plans[number] for number in used)
+        frame, expected = planned(kind, one, two, chosen), planned(kind, expected_one, expected_two, chosen)
+        plans.append((frame, expected))
+        assert places(frame) == places(expected), said
+        assert (frame.count(), everything.count()) == (expected.count(), 8 * len(TAGS) * 5), said
+    spark.catalog.clearCache()
 
 
 @pytest.mark.parametrize("place", [0, 1])
-@pytest.mark.parametrize("enabled", ["false", "true"])
 def test_an_expression_of_tags_is_exact_though_brokers_compare_hashes(
-    spark: SparkSession, load: Load, topics: tuple[str, str], push_down: None, place: int, enabled: str
+    load: Load, topics: tuple[str, str], push_down: None, place: int
 ) -> None:
-    spark.conf.set(PUSH_DOWN, enabled)
-
     def found(expression: str, condition: str = "true") -> dict[str, int]:
         rows = (
             load(subscribe=topics[place], subExpression=expression).where(condition).groupBy("tags").count().collect()

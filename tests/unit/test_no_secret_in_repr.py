@@ -18,7 +18,6 @@ import pytest
 import rocketmq_spark
 from rocketmq_spark.model.credentials import Credentials
 from rocketmq_spark.options.connection import ConnectionOptions
-from tests.support.processes import PYSPARK
 
 MARK = "must-not-show"
 # Names of fields with secrets, or with fields or metadata of a request.
@@ -38,9 +37,6 @@ HARMLESS = {
 def classes() -> Iterator[type[Any]]:
     for info in pkgutil.walk_packages(rocketmq_spark.__path__, "rocketmq_spark."):
         if "_pb" in info.name or info.name.endswith("__main__"):
-            continue
-        if info.name == "rocketmq_spark.spark.filters" and PYSPARK < (4, 1):
-            # PySpark 4.0 has no filters for data sources.
             continue
         module = importlib.import_module(info.name)
         for value in vars(module).values():

@@ -16,7 +16,7 @@ from rocketmq_spark.model.message import Message, MessageQueue
 from rocketmq_spark.options.offsets import OffsetSpec, flat
 from rocketmq_spark.options.source import SourceOptions
 from rocketmq_spark.source.ranges import OffsetRange
-from rocketmq_spark.spark.reader import RangesPartition, batch_reader
+from rocketmq_spark.spark.reader import RangesPartition, RocketMQBatchReader
 from rocketmq_spark.spark.stream_reader import RocketMQStreamReader, stream_reader
 from rocketmq_spark.testing import FakeCluster
 from rocketmq_spark.testing.store import MessageStore
@@ -30,7 +30,7 @@ def test_task_gets_only_the_routes_of_its_brokers() -> None:
             queue = MessageQueue("t", name, 0)
             cluster.brokers[name].storage.store.put(queue, [Message.of("t", b"x")], 0.0)
         options = SourceOptions.of(name_server=(cluster.name_server,), subscribe=("t",), min_partitions=1)
-        tasks = batch_reader(options, SCHEMA, None).partitions()
+        tasks = RocketMQBatchReader(options, SCHEMA, None).partitions()
     found = {}
     for task in tasks:
         assert isinstance(task, RangesPartition)
@@ -45,18 +45,18 @@ RAW = SourceOptions.of(on_unreadable="raw")
 
 def test_only_a_raw_read_has_the_column_unreadable() -> None:
     schema = StructType().add("body", "binary").add("unreadable", "string")
-    batch_reader(RAW, schema, None)
+    RocketMQBatchReader(RAW, schema, None)
     with pytest.raises(SchemaError, match="only reads with onUnreadable=raw have the column unreadable"):
-        batch_reader(SourceOptions(), schema, None)
+        RocketMQBatchReader(SourceOptions(), schema, None)
     with pytest.raises(SchemaError, match=r"onUnreadable=raw the column unreadable \(string\) is required"):
-        batch_reader(RAW, SCHEMA, None)
+        RocketMQBatchReader(RAW, SCHEMA, None)
 
 
 def test_columns_that_a_raw_read_can_null_must_be_nullable() -> None:
     known = StructType().add("queueOffset", "long", nullable=False).add("unreadable", "string")
-    batch_reader(RAW, known, None)
+    RocketMQBatchReader(RAW, known, None)
     with pytest.raises(SchemaError, match="column bornHost is null for a record that cannot be decoded"):
-        batch_reader(RAW, known.add("bornHost", "string", nullable=False), None)
+        RocketMQBatchReader(RAW, known.add("bornHost", "string", nullable=False), None)
 
 
 Q0, Q1 = (MessageQueue("t", "a", number) for number in (0, 1))
