@@ -130,6 +130,7 @@ class StreamOffsets:
         self._bounds = OffsetResolver(options, transport, self.queues, clock, sleep)
         # Since when no broker has answered for a queue, and for how many tries.
         self._silent: dict[MessageQueue, tuple[float, int]] = {}
+        # The queues that were reported as gone.
         self._gone: set[MessageQueue] = set()
         self._group = GroupOffsets(self._bounds, client_id)
 
@@ -197,30 +198,43 @@ class StreamOffsets:
         """Return the ends of the queues of `known`, and of new queues; messages after `target` are not read.
 
         `known` are the offsets read so far. A queue that the options do not select any more keeps its offset.
-        Raises a DataLossError if a queue is gone or ends before its known offset, with ``failOnDataLoss``, and a
-        ReadError if no broker has answered for a queue for ``readTimeoutMs``.
+        With ``failOnDataLoss`` it raises a DataLossError for a queue that is gone, unless its topic exists and all its
+        messages were read, and for a queue that ends before its known offset. Raises a ReadError if no broker has
+        answered for a queue for ``readTimeoutMs``.
         """
         self.queues.deadline.restart()
         present = set(self.queues.present())
         selected = present.union(filter(self._options.reads, known))
         gone = {queue for queue in selected - present if self.queues.exists(queue) is False}
-        for queue in sorted(gone - self._gone):
-            lost(
-                self._options,
-                f"queue {queue} is gone: its messages from offset {known[queue]} on can't be read, because the topic "
-                "was deleted or has fewer read queues now",
-            )
-        self._gone = gone
+        # A broker still answers with the end of a queue that its topic does not list any more.
+        removed = {queue for queue in gone if self.queues.routes([queue])}
+        self._report_gone(gone - removed, known)
         pending, ends = sorted(selected - gone), dict(known)
         if target is not None:
             # A queue that is not in the target was created later, or its broker was down.
             ends |= {queue: max(target[queue], known.get(queue, 0)) for queue in pending if queue in target}
             # The target came from a slave, or messages are lost: the broker that answers now decides.
             pending = [queue for queue in pending if queue in target and target[queue] < known.get(queue, 0)]
-        for queue, (end, address) in self._ends(pending).items():
-            end = self._not_before(queue, end, address, known)
-            ends[queue] = end if target is None else min(end, known[queue])
+        unread = set()
+        for queue, (end, address) in self._ends([*pending, *sorted(removed)]).items():
+            if queue not in removed:
+                end = self._not_before(queue, end, address, known)
+                ends[queue] = end if target is None else min(end, known[queue])
+            elif end > known[queue] or (end < known[queue] and self.queues.is_master(queue, address)):
+                unread.add(queue)
+        self._report_gone(unread, known)
+        self._gone &= gone
         return ends
+
+    def _report_gone(self, queues: set[MessageQueue], known: Mapping[MessageQueue, int]) -> None:
+        """Report the queues that are not reported yet; raises as `lost`."""
+        for queue in sorted(queues - self._gone):
+            lost(
+                self._options,
+                f"queue {queue} is gone: its messages from offset {known[queue]} on can't be read, because the topic "
+                "was deleted or has fewer read queues now. If it has fewer, restore them (mqadmin updateTopic -r)",
+            )
+        self._gone |= queues
 
     def begun(self, known: Mapping[MessageQueue, int], available: Mapping[MessageQueue, int]) -> Offsets:
         """Return where each queue of `available` begins; a new queue begins with its earliest message."""

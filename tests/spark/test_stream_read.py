@@ -334,6 +334,11 @@ def test_missing_queue_fails_the_query_or_is_read_after_its_return(
     make_topic(cluster, topic, queues=2)
     assert run(start(load(), availableNow=True)) == [10]
     assert kept.keys == once(keys + unread)
+    # Now the query has read all messages of the queue that is removed.
+    make_topic(cluster, topic, queues=1)
+    keys += feed(10, to=(broker, 0))
+    assert run(start(load(), availableNow=True)) == [10]
+    assert kept.keys == once(keys + unread)
 
 
 def test_first_micro_batch_repeated_with_other_topics_reads_no_earlier_messages(

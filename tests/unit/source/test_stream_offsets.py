@@ -82,6 +82,52 @@ def test_missing_queue_is_lost_data_or_keeps_its_offset(reader: Make, caplog: py
     assert caplog.text.count("orders/a/7 is gone") == 1
 
 
+@pytest.mark.parametrize("target", [None, dict.fromkeys(QUEUES, 0)])
+def test_removed_queue_is_lost_data_only_if_it_has_unread_messages(
+    reader: Make, target: dict[MessageQueue, int] | None
+) -> None:
+    removed = MessageQueue("orders", "a", 7)
+    known = {**dict.fromkeys(QUEUES, 0), removed: 9}
+    made = reader()
+    made.fill({removed: 9})
+    for _ in range(2):
+        assert made.cluster.available(known, target) == known
+    # Write queues that were not removed still get messages.
+    made.fill({removed: 1})
+    with pytest.raises(DataLossError, match=r"queue orders/a/7 is gone: .* from offset 9 on .*updateTopic -r"):
+        made.cluster.available(known, target)
+
+
+def test_removed_queue_is_reported_once_when_it_gets_messages(reader: Make, caplog: pytest.LogCaptureFixture) -> None:
+    removed = MessageQueue("orders", "a", 7)
+    made = reader(fail_on_data_loss=False)
+    for number in range(3):
+        # Without its offset, the query would read the queue again when it returns.
+        assert made.cluster.available({A0: 0, removed: 0})[removed] == 0
+        assert caplog.text.count("orders/a/7 is gone") == (number > 0)
+        made.fill({removed: 1})
+
+
+def test_removed_queue_is_judged_by_its_master_alone(reader: Make) -> None:
+    removed = MessageQueue("orders", "a", 7)
+    made = reader(read_timeout_ms=60_000)
+    known = {**dict.fromkeys(QUEUES, 0), removed: 9}
+    made.fill({removed: 5})
+    made.addresses("a", {1: "slave:1"})
+    # A slave may be behind.
+    assert made.cluster.available(known) == known
+    made.addresses("a", {})
+    for _ in range(3):
+        assert made.cluster.available(known) == known
+        made.clock.advance(61.0)
+    with pytest.raises(ReadError, match="asking for the end of orders/a/.: no broker has answered"):
+        made.cluster.available(known)
+    made.addresses("a", {0: "a:10911"})
+    made.clock.advance(2.0)
+    with pytest.raises(DataLossError, match="queue orders/a/7 is gone"):
+        made.cluster.available(known)
+
+
 @pytest.mark.parametrize(
     ("options", "read"),
     [
