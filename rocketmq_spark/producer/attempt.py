@@ -19,7 +19,7 @@ from rocketmq_spark.model.send_result import SendResult
 from rocketmq_spark.options.producer import ProducerOptions
 from rocketmq_spark.producer.encode import EncodedMessage
 from rocketmq_spark.producer.hooks import CheckForbiddenContext, CommunicationMode, Hooks, SendMessageContext
-from rocketmq_spark.protocol.remoting.codes import ResponseCode
+from rocketmq_spark.protocol.remoting.codes import refuses_access
 from rocketmq_spark.routing.client_instance import ClientInstance
 from rocketmq_spark.routing.fault_strategy import FaultSite
 from rocketmq_spark.routing.heart_beat import API_TIMEOUT
@@ -90,7 +90,7 @@ class SendLoop:
         result: SendResult | None = None
         last: errors.RemotingException | errors.MQClientException | errors.MQBrokerException | None = None
         brokers: list[str] = []
-        # Unlike Java, do not try brokers twice that reject the user, or with which TLS fails: it may lock the user out.
+        # Unlike Java, do not try a broker twice that rejects the user or with which TLS fails: it may lock the user out.
         rejecting: set[str] = set()
         for times in range(1 + self.retry_times):
             queue = select(brokers[-1] if brokers else None, times > 0)
@@ -121,7 +121,7 @@ class SendLoop:
                         return result
                     raise
                 last = exc
-                if not exc.retriable or exc.response_code == ResponseCode.NO_PERMISSION:
+                if refuses_access(exc):
                     rejecting.add(queue.broker_name)
             else:
                 stored = result is None or result.status is SendStatus.SEND_OK

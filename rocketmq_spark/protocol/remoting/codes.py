@@ -136,6 +136,9 @@ class ResponseCode(AnswerCode):
 
 _CODES: Final[Mapping[int, ResponseCode]] = {int(code): code for code in ResponseCode}
 
+# UNAUTHORIZED and FORBIDDEN of ``definition.proto``.
+_PROXY_REFUSES: Final = (40100, 40300)
+
 # ``ClientErrorCode.NO_NAME_SERVER_EXCEPTION``: no name server or proxy is configured.
 NO_NAME_SERVER: Final = 10004
 
@@ -155,6 +158,8 @@ PASSING_TROUBLE: Final = (
 
 # The remark for a known user without a right on the resource.
 NO_RIGHT: Final = "no permission to access"
+# Remarks of access control under an unspecific code: of 4.9 to 5.2, and of the remoting port of a proxy.
+_NO_ACCESS: Final = ("AclException: ", NO_RIGHT)
 _MISSING_RIGHT: Final = re.compile(
     rf"(?:{NO_RIGHT}|no (?:default )?permission for) ((?:topic|group|cluster):[^\s,]+)", re.IGNORECASE
 )
@@ -245,6 +250,17 @@ def missing_right(remark: str) -> str:
 def refuses_user(code: int, remark: str) -> bool:
     """Return whether a server rejected the user or the signature."""
     return issubclass(_class_of(code, remark), errors.UserRefusedException)
+
+
+def refuses_access(error: errors.MQBrokerException) -> bool:
+    """Return whether a server rejected the user, or forbids sending to the topic."""
+    return (
+        isinstance(error, errors.UserRefusedException)
+        or error.response_code == ResponseCode.NO_PERMISSION
+        # A proxy that has no writable queue also answers FORBIDDEN, as a retriable error.
+        or (error.response_code in _PROXY_REFUSES and not error.retriable)
+        or any(remark in error.remark for remark in _NO_ACCESS)
+    )
 
 
 def _class_of(code: int, remark: str) -> _Error:

@@ -21,8 +21,9 @@ from rocketmq_spark.errors import (
 )
 from rocketmq_spark.model.message import MessageQueue, SendStatus
 from rocketmq_spark.model.send_result import SendResult
-from rocketmq_spark.options.producer import RETRY_RESPONSE_CODES
+from rocketmq_spark.options.producer import GRPC_RETRY_RESPONSE_CODES, RETRY_RESPONSE_CODES
 from rocketmq_spark.producer.attempt import Deadline, SendLoop
+from rocketmq_spark.protocol.grpc.codes import proxy_error
 from rocketmq_spark.protocol.remoting.codes import broker_error
 from rocketmq_spark.testing.scripted import ManualClock
 
@@ -43,6 +44,7 @@ class Broker:
 
     script: Sequence[SendResult | BaseException]
     takes: float = 0.0
+    names: str = "ab"
     clock: ManualClock = field(default_factory=ManualClock)
     given: list[float] = field(default_factory=list)
     brokers: list[str] = field(default_factory=list)
@@ -50,7 +52,7 @@ class Broker:
 
     def select(self, last: str | None, retry: bool) -> MessageQueue | None:
         self.selections.append((last, retry))
-        return MessageQueue("T", "b" if last == "a" else "a", 0)
+        return MessageQueue("T", self.names[-1] if last == "a" else "a", 0)
 
     def attempt(self, queue: MessageQueue, left: float) -> SendResult:
         self.brokers.append(queue.broker_name)
@@ -98,19 +100,34 @@ def test_with_two_brokers_the_attempts_alternate() -> None:
         refusal(16),
         # The rejection of a user by brokers before 5.3.
         UserRefusedException("refused", 1, "AclException: No acl config for u", "a:1"),
+        broker_error(1, "AclException: No default permission for T", "a:1", "sending"),
+        broker_error(1, "the request is rejected: no permission to access Topic:T", "a:1", "sending"),
+        proxy_error(40300, "no", "a:1", "sending"),
         RemotingCertificateException("not trusted"),
         RemotingTlsException("no TLS"),
     ],
 )
 def test_permanent_rejection_by_a_broker_is_tried_once_per_broker(error: Exception) -> None:
     broker = Broker([error] * 3)
-    assert failed(broker).__cause__ is error
+    loop = replace(DEFAULT, retry_response_codes=RETRY_RESPONSE_CODES | GRPC_RETRY_RESPONSE_CODES)
+    assert failed(broker, loop).__cause__ is error
     assert broker.brokers == ["a", "b"]
 
 
-@pytest.mark.parametrize("code", sorted(RETRY_RESPONSE_CODES))
-def test_a_code_of_the_list_is_retried(code: int) -> None:
-    assert Broker([refusal(code), answer()]).run() == answer()
+@pytest.mark.parametrize("brokers", ["a", "ab"])
+@pytest.mark.parametrize("code", sorted(RETRY_RESPONSE_CODES - {16}))
+def test_a_code_of_the_list_is_retried_as_often_as_in_java(code: int, brokers: str) -> None:
+    broker = Broker([refusal(code)] * 3, names=brokers)
+    assert failed(broker).response_code == code
+    assert broker.brokers == list("aba" if brokers == "ab" else "aaa")
+
+
+@pytest.mark.parametrize("code", sorted(GRPC_RETRY_RESPONSE_CODES - {40300}))
+def test_a_code_of_the_list_for_proxies_is_retried_as_often_as_in_java(code: int) -> None:
+    loop = replace(DEFAULT, retry_response_codes=GRPC_RETRY_RESPONSE_CODES)
+    broker = Broker([proxy_error(code, "no", "a:1", "sending")] * 3, names="a")
+    assert failed(broker, loop).response_code == code
+    assert broker.brokers == ["a"] * 3
 
 
 def test_a_code_that_is_not_of_the_list_is_raised_at_once() -> None:
@@ -123,8 +140,9 @@ def test_a_code_that_is_not_of_the_list_is_raised_at_once() -> None:
 def test_a_code_added_to_the_list_is_retried() -> None:
     codes = set(RETRY_RESPONSE_CODES)
     loop = replace(DEFAULT, retry_response_codes=codes)
-    codes.add(13)
-    assert Broker([refusal(13), answer()]).run(loop) == answer()
+    codes |= {3, 13, 4001}
+    for code in (3, 13, 4001):
+        assert Broker([refusal(code), refusal(code), answer()], names="a").run(loop) == answer()
 
 
 def test_an_interruption_is_raised_at_once() -> None:
