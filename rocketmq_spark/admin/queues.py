@@ -18,11 +18,10 @@ from typing import TYPE_CHECKING, Any, Final
 from rocketmq_spark.admin.answers import PeekedMessage, QueueOffsets
 from rocketmq_spark.errors import OptionError, ReadError, RocketMQError
 from rocketmq_spark.model.message import MessageQueue
-from rocketmq_spark.model.names import effective_namespace
 from rocketmq_spark.model.properties import RESERVED_PROPERTIES
 from rocketmq_spark.model.route import TopicRouteData, permission_text
 from rocketmq_spark.options.connection import ConnectionOptions
-from rocketmq_spark.options.kinds import parse_environment, parse_one
+from rocketmq_spark.options.kinds import effective_namespace, parse_environment, parse_one
 from rocketmq_spark.options.source import SOURCE_OPTIONS, SourceOptions, source_contradictions
 from rocketmq_spark.source.offset_resolver import OffsetResolver
 from rocketmq_spark.source.ranges import OffsetRange
@@ -66,7 +65,7 @@ def admin_options(connection_fields: Mapping[str, Any], timeout: float, environ:
         raise OptionError(
             "no name server is given: set name_server to host:9876;host:9876, or the environment variable NAMESRV_ADDR"
         )
-    values["namespace"] = effective_namespace(values.get("namespace"), values["name_server"])
+    values["namespace"] = effective_namespace(values)
     milliseconds = max(1, round(timeout * 1000))
     options = SourceOptions.of(**values, pull_timeout_ms=milliseconds, read_timeout_ms=milliseconds)
     for contradiction in source_contradictions(options, str, streaming=False):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Sequence
 from typing import Final
 
 from rocketmq_spark.errors import MQClientException
@@ -105,11 +104,6 @@ def namespace_of(name_server_address: str) -> str | None:
     """Return the namespace in an address of the form ``[scheme://]MQ_INST_<w>_<w>.<rest>``, else None."""
     match = _INSTANCE_ADDRESS.fullmatch(name_server_address)
     return match[1] if match else None
-
-
-def effective_namespace(namespace: str | None, name_server: Sequence[str]) -> str | None:
-    """Return a client's namespace: the option's, else that in the first address (``ClientConfig.getNamespace``)."""
-    return namespace or (namespace_of(name_server[0]) if name_server else None)
 
 
 def is_none(namespace: str | None) -> bool:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from rocketmq_spark.errors import OptionError
-from rocketmq_spark.model.names import FORBIDDEN_TOPICS, MAX_TOPIC_LENGTH, is_legal
+from rocketmq_spark.model.names import FORBIDDEN_TOPICS, MAX_TOPIC_LENGTH, is_legal, namespace_of
 
 INT_MAX: Final = 2_147_483_647
 # Maximum characters of a value in an error. The receipt of a large write, given as offsets, has many thousands.
@@ -231,6 +231,25 @@ def addresses(port: int, prefix: str) -> ValueKind:
     return ValueKind(f"host:port;host:port, as in 10.0.0.1:{port};10.0.0.2:{port} or [::1]:{port}", parse)
 
 
+class NameServers(tuple[str, ...]):
+    """The addresses of the option ``nameServer``, with the namespace that its text has (``ClientConfig``)."""
+
+    namespace: str | None = None
+
+
+def _parse_name_servers(text: str) -> NameServers:
+    # "http://host/path/a:9876" means a:9876, as in NameServerAddressUtils.java, which looks at the first address only.
+    servers = NameServers(addresses(9876, "^http://([^;,]*/)?").parse(text))
+    # As in Java, an address after a path sets no namespace.
+    servers.namespace = namespace_of(text.strip())
+    return servers
+
+
+def effective_namespace(values: Mapping[str, Any]) -> str | None:
+    """Return a client's namespace, from parsed options by field: the option's, else that of ``nameServer``."""
+    return values.get("namespace") or getattr(values.get("name_server"), "namespace", None)
+
+
 def _parse_address(text: str) -> str:
     # Split at the last colon, so that an IPv6 host needs no brackets.
     host, _, port = text.rpartition(":")
@@ -256,8 +275,7 @@ LOCATION: Final = matching(
 )
 BOOLEAN: Final = ValueKind("true or false", _parse_boolean)
 ROW_ID: Final = ValueKind("false, true, or columns:a,b with distinct column names", _parse_row_id)
-# "http://host/path/a:9876" means a:9876, as in NameServerAddressUtils.java, which looks at the first address only.
-ADDRESSES: Final = addresses(9876, "^http://([^;,]*/)?")
+ADDRESSES: Final = ValueKind(addresses(9876, "").allowed, _parse_name_servers)
 # `refused_over_grpc` compares the scheme with the option useTls.
 ENDPOINTS: Final = addresses(8081, "^https?://")
 # A topic that a client may send to.

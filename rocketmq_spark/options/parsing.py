@@ -13,10 +13,9 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from rocketmq_spark.errors import OptionError
-from rocketmq_spark.model.names import effective_namespace
 from rocketmq_spark.options import source
 from rocketmq_spark.options.connection import GRPC, GRPC_DEFAULTS, GRPC_MAX_IN_FLIGHT, refused_over_grpc, transport_of
-from rocketmq_spark.options.kinds import READ, WRITE, OptionSpec, parse_environment, parse_one
+from rocketmq_spark.options.kinds import READ, WRITE, OptionSpec, effective_namespace, parse_environment, parse_one
 from rocketmq_spark.options.offsets import OffsetSpec
 from rocketmq_spark.options.sink import SINK_OPTIONS, SINK_SPELLING, SinkOptions, sink_contradictions
 
@@ -161,7 +160,7 @@ def parse_sink_options(
         if values.setdefault("topic", named) != named:
             raise OptionError(f"topic={values['topic']!r} and .save({named!r}) name two topics: give one of them")
     values = {**values, **settled}
-    values["namespace"] = effective_namespace(values.get("namespace"), values.get("name_server", ()))
+    values["namespace"] = effective_namespace(values)
     parsed = SinkOptions.of(**values)
     if not parsed.connection.route_servers:
         raise OptionError(
@@ -209,7 +208,7 @@ def parse_source_options(
     if "read_timeout_ms" in values:
         # A request waits at most as long as the read waits for its queue.
         values.setdefault("pull_timeout_ms", min(source.PULL_TIMEOUT_MS, values["read_timeout_ms"]))
-    values["namespace"] = effective_namespace(values.get("namespace"), values.get("name_server", ()))
+    values["namespace"] = effective_namespace(values)
     parsed = source.SourceOptions.of(**values)
     if not parsed.connection.name_server:
         raise OptionError(_NO_SERVER)

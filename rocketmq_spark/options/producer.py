@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from rocketmq_spark.errors import OptionError
-from rocketmq_spark.model.names import effective_namespace
 from rocketmq_spark.options import kinds
 from rocketmq_spark.options.connection import (
     GRPC,
@@ -82,7 +81,7 @@ def producer_options(properties: Mapping[str, Any], environ: Mapping[str, str]) 
         values = {**GRPC_DEFAULTS, "retry_response_codes": codes, **values}
     else:
         values |= kinds.parse_environment(PRODUCER_OPTIONS, values, environ)
-    values["namespace"] = effective_namespace(values.get("namespace"), values.get("name_server", ()))
+    values["namespace"] = kinds.effective_namespace(values)
     parsed = ProducerOptions.of(**values)
     if parsed.over_grpc:
         for refused in refused_over_grpc(parsed, kinds.option_text(properties["endpoints"]), str):

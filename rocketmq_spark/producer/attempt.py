@@ -90,7 +90,7 @@ class SendLoop:
         result: SendResult | None = None
         last: errors.RemotingException | errors.MQClientException | errors.MQBrokerException | None = None
         brokers: list[str] = []
-        # Unlike Java, do not try a broker twice that rejects the user or with which TLS fails: it may lock the user out.
+        # Unlike Java, do not try a broker twice that refuses access or with which TLS fails: it may lock the user out.
         rejecting: set[str] = set()
         for times in range(1 + self.retry_times):
             queue = select(brokers[-1] if brokers else None, times > 0)

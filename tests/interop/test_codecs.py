@@ -271,6 +271,7 @@ def test_namespaces_are_wrapped_and_unwrapped_like_java(java: Java) -> None:
 def test_namespace_is_taken_from_addresses_like_java(java: Java) -> None:
     addresses = ["MQ_INST_1_a.b", "http://MQ_INST_1_a.b:80", "https://MQ_INST_1_a.b;c", "MQ_INST_1_a_b_c.d.e:8080"]
     addresses += ["MQ_INST_1.b", "MQ_INST_1_a:80", "x.MQ_INST_1_a.b", "127.0.0.1:9876", "MQ_INST_1_\u00e4.b"]
+    addresses += ["http://a/MQ_INST_1_2.host:80"]
     answers = java.run("Codecs", [{"do": "namespaceOf", "address": address} for address in addresses])
     assert [namespace_of(address) for address in addresses] == [answer["namespace"] for answer in answers]
 

@@ -112,7 +112,9 @@ INSTANCE = "MQ_INST_1_a.mq.example:80"
         (f"http://{INSTANCE}", INSTANCE, "MQ_INST_1_a"),
         (f"HTTP://{INSTANCE}", INSTANCE, "MQ_INST_1_a"),
         (f" http://{INSTANCE} ; 10.0.0.1:9876", INSTANCE, "MQ_INST_1_a"),
-        # As in Java, the first address decides.
+        # As in Java, the whole text of the first address decides.
+        (f"http://a/{INSTANCE}", INSTANCE, ""),
+        (f"http://{INSTANCE};http://a/MQ_INST_2_b.mq.example:80", INSTANCE, "MQ_INST_1_a"),
         (f"10.0.0.1:9876;{INSTANCE}", "10.0.0.1:9876", ""),
         ("http://10.0.0.1:9876", "10.0.0.1:9876", ""),
         ("MQ_INST_1.mq.example:80", "MQ_INST_1.mq.example:80", ""),

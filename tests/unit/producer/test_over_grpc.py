@@ -29,12 +29,14 @@ from rocketmq_spark.options.parsing import parse_sink_options
 from rocketmq_spark.options.sink import SinkOptions
 from rocketmq_spark.producer.producer import Producer
 from rocketmq_spark.protocol.grpc._pb.service_pb2 import SendMessageRequest
+from rocketmq_spark.protocol.grpc.codes import proxy_error
 from rocketmq_spark.routing.connect import PROTOBUF_FLOOR, check_connection, new_transport
 from rocketmq_spark.routing.selectors import SelectMessageQueueByHash
 from rocketmq_spark.testing.scripted import Reply
 from rocketmq_spark.transport.grpc.transport import GrpcTransport
 from rocketmq_spark.transport.remoting.transport import RemotingTransport
 from tests.support.pipelines import ENDPOINTS, ScriptedProxies, proxy_route
+from tests.support.processes import PATIENCE
 
 Make = Callable[..., Producer]
 ROOT = Path(__file__).parents[3]
@@ -83,6 +85,14 @@ def test_retriable_proxy_code_is_retried_at_the_other_proxy(
     producer.send(Message.of("T", b"x"))
     assert sorted({request.address for request in transport.requests[:2]}) == sorted(ENDPOINTS)
     assert len(transport.requests) == 3
+
+
+@pytest.mark.parametrize("code", [40300, 40402, 40800, 42900, 50000, 50001, 50400])
+def test_proxy_code_ends_an_async_send(producer: Producer, transport: ScriptedProxies, code: int) -> None:
+    transport.always.update({name: Reply(error=proxy_error(code, "no", name, "sending")) for name in ENDPOINTS})
+    error = producer.send_async(Message.of("T", b"x")).exception(PATIENCE)
+    assert isinstance(error, MQBrokerException)
+    assert (error.response_code, len(transport.requests)) == (code, 1)
 
 
 def test_permanent_rejection_is_not_retried(producer: Producer, transport: ScriptedProxies) -> None:

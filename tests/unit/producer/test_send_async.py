@@ -23,6 +23,7 @@ from rocketmq_spark.errors import (
 )
 from rocketmq_spark.model.message import Message, MessageQueue
 from rocketmq_spark.model.send_result import SendResult
+from rocketmq_spark.options.producer import RETRY_RESPONSE_CODES
 from rocketmq_spark.producer.async_send import BackPressure
 from rocketmq_spark.producer.attempt import Deadline
 from rocketmq_spark.producer.producer import Producer
@@ -116,11 +117,13 @@ def test_send_to_an_explicit_queue_is_retried_at_the_same_broker(
     assert [request.address for request in transport.requests] == ["a:10911"] * 2
 
 
-def test_error_code_of_a_broker_ends_an_async_send(start_any: Start, transport: ScriptedTransport) -> None:
-    transport.always = {"a": Reply.code(2, "busy"), "b": Reply.code(2, "busy")}
+@pytest.mark.parametrize("code", sorted(RETRY_RESPONSE_CODES))
+def test_error_code_of_a_broker_ends_an_async_send(start_any: Start, transport: ScriptedTransport, code: int) -> None:
+    """As in Java, ``retryResponseCodes`` is for synchronous sends."""
+    transport.always = {"a": Reply.code(code, "no"), "b": Reply.code(code, "no")}
     error = start_any().send_async(MESSAGE).exception(PATIENCE)
     assert isinstance(error, MQBrokerException)
-    assert (error.response_code, len(transport.requests)) == (2, 1)
+    assert (error.response_code, len(transport.requests)) == (code, 1)
 
 
 @pytest.mark.parametrize("error", [RemotingTlsException("it demands TLS"), CredentialsError("the vault is sealed")])

@@ -140,6 +140,12 @@ def test_order_configuration_determines_the_queues() -> None:
     assert info.order_topic
 
 
+@pytest.mark.parametrize("conf", [";a:1", "a:1;;", "a:1;;b:0"])
+def test_empty_entries_of_an_order_configuration_are_skipped(conf: str) -> None:
+    found = replace(route(data("a"), a="h:1"), order_topic_conf=conf)
+    assert publish_info_of("T", found).queues == (MessageQueue("T", "a", 0),)
+
+
 @pytest.mark.parametrize("conf", ["a", "a:x", ":3", "a:-1", "a:" + "9" * 5000, "a:\u0663"])
 def test_a_malformed_order_configuration_is_named(conf: str) -> None:
     found = replace(route(data("a"), a="h:1"), order_topic_conf=conf)
