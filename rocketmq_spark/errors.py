@@ -65,6 +65,7 @@ class RocketMQError(Exception):
     maybe_stored: ClassVar[bool] = False  # The broker may have stored the rows without an acknowledgement
     split: ClassVar[bool] = False  # One row is invalid, or the batch is too large: its halves may be sent
     unbatch: ClassVar[bool] = False  # The server does not support batches: the rows may be sent one by one
+    invalid_row: ClassVar[bool] = False  # A limit of the server makes the message an invalid row: ``onError`` decides
 
     def __str__(self) -> str:
         return escaped(str(self.args[0])) if self.args else ""
@@ -119,6 +120,12 @@ class MessageRefusedException(MQBrokerException):
     """A proxy rejects the content of a request. It stores no message of the batch and does not name the invalid one."""
 
     split = True
+
+
+class DelayRefusedException(MessageRefusedException):
+    """A server rejects a message, because its delay is longer than the server allows."""
+
+    invalid_row = True
 
 
 class RequestNotSupportedException(MQBrokerException):

@@ -126,6 +126,14 @@ class ArrowBatcher(abc.ABC):
         self._first_row += block.rows
         return self._encode(block, groups, bad, self.unique_ids.take(block.rows), now)
 
+    def reject(self, rejected: Sequence[Ready], now: float) -> Iterator[Ready]:  # noqa: ARG002
+        """Take back rows that servers rejected as invalid: `on_invalid` gets them."""
+        assert self.on_invalid is not None
+        for message, queue in rejected:
+            self.taken_rows -= 1
+            self.on_invalid(InvalidRows.rejected(message, queue, self.options, self.partition_id))
+        return iter(())
+
     def _without_stored(self, stored: StoredRows, block: MessageBlock, bad: Mask | None) -> Mask | None:
         """Return the rows that are not to be sent: `bad` ones, and those that are stored."""
         found = stored.among(block, self._first_row, self.partition_id)
@@ -245,6 +253,8 @@ class ArrowBatcher(abc.ABC):
                 flag=0 if block.flags is None else int(block.flags[row]),
                 sys_flag=key.sys_flag | half_flag,
                 message_group=message_group or "",
+                # The caller exhausts these batches before it adds other rows.
+                row=self._first_row - block.rows + row,
             )
             yield message, key.queue
 

@@ -266,7 +266,7 @@ class _Reader:
         tags = byte_column(self._columns.get("tags"))
         if tags is None:
             return [Property(TAGS, None, None, default)] if default else []
-        self._violations += validate.check_text("tags", tags, blank=True, pipe=True)
+        self._violations += validate.check_tags(tags)
         if default and tags.valid is not None:
             tags = byte_cells(filled(tags.to_arrow(), default))
         # Many tables have one tag. A literal costs nothing per row, a column a tenth of the encoding.

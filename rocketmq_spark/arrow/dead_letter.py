@@ -8,20 +8,42 @@ has at most 1,000 dead letters.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import KW_ONLY, dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
 
-from rocketmq_spark.arrow.block import MessageBlock
-from rocketmq_spark.arrow.columns import ByteColumn, Ints, Mask, byte_column, false_rows, int_column, list_column
-from rocketmq_spark.arrow.schema import COLUMNS, READ_COLUMNS, is_instant, is_int, is_text, reserved_names
-from rocketmq_spark.arrow.validate import MAX_PROPERTIES, MAX_PROPERTY_BYTES, Rule, Violation
+from rocketmq_spark.arrow.block import MessageBlock, Property, read_block
+from rocketmq_spark.arrow.columns import (
+    ByteColumn,
+    Ints,
+    Mask,
+    byte_column,
+    byte_strings,
+    false_rows,
+    int_column,
+    list_column,
+)
+from rocketmq_spark.arrow.schema import (
+    COLUMNS,
+    NUMBER_COLUMNS,
+    READ_COLUMNS,
+    is_instant,
+    is_int,
+    is_text,
+    reserved_names,
+)
+from rocketmq_spark.arrow.validate import DELAY_TOO_LONG, MAX_PROPERTIES, MAX_PROPERTY_BYTES, Rule, Violation
 from rocketmq_spark.errors import InvalidRowError
 from rocketmq_spark.model.hashes import ROW_ID
+from rocketmq_spark.model.message import EncodedBatch, MessageQueue
+from rocketmq_spark.model.properties import UNIQ_KEY, WAIT
+from rocketmq_spark.options.sink import SinkOptions
+from rocketmq_spark.protocol.compression import decompress
+from rocketmq_spark.protocol.remoting.records import messages_in
 
 if TYPE_CHECKING:
     from rocketmq_spark.arrow.batcher import ArrowBatcher, Ready
@@ -108,6 +130,18 @@ class InvalidRows:
         rows = np.flatnonzero(codes >= 0)
         return cls(batch, block, rows, broken, codes[rows], partition_id, first_row)
 
+    @classmethod
+    def rejected(
+        cls, message: EncodedBatch, queue: MessageQueue | None, options: SinkOptions, partition_id: int
+    ) -> InvalidRows:
+        """Return a row that a server rejected for its delay, by its single message, which was bound to `queue`."""
+        batch, row_id = _row_of(message, queue if options.queue_selector == "column" else None)
+        block = read_block(batch, options)
+        if row_id is not None:
+            kept = Property(ROW_ID, byte_strings([row_id.encode()]), None)
+            block = replace(block, properties=(*block.properties, kept))
+        return cls.of(batch, block, (Violation(DELAY_TOO_LONG, np.arange(1)),), partition_id, message.row)
+
     def __len__(self) -> int:
         return len(self.rows)
 
@@ -168,6 +202,13 @@ class DeadLetterBatcher:
         # `add` checks the rows before the caller iterates the result.
         full = self.rows.add(batch, now)
         return chain(full, chain.from_iterable(self.dead.add(letters, now) for letters in self.letters.slices()))
+
+    def reject(self, rejected: Sequence[Ready], now: float) -> Iterator[Ready]:
+        """Make dead letters of rows that servers rejected, and return the batches that are full."""
+        return chain(
+            self.rows.reject(rejected, now),
+            chain.from_iterable(self.dead.add(letters, now) for letters in self.letters.slices()),
+        )
 
     def expired(self, now: float, known: Callable[[str], bool]) -> Iterator[Ready]:
         """Return the batches of `known` topics whose first row has waited long enough."""
@@ -266,7 +307,7 @@ class _RowReader:
         moved: dict[str, object] = {"topic": block.topic(row)}
         if keys is not None and not (limits.takes(keys, _LONGEST_KEYS) and (limits.blank_keys or not _is_blank(keys))):
             moved["keys"], keys = keys, None
-        if tags is not None and not (limits.takes(tags, _LONGEST_TAGS) and not _is_blank(tags) and "|" not in tags):
+        if tags is not None and not (limits.takes(tags, _LONGEST_TAGS) and _is_trimmed(tags) and "|" not in tags):
             moved["tags"], tags = tags, None
         for name, column in self._texts.items():
             moved[name] = _text(column, row)
@@ -308,6 +349,29 @@ class _RowReader:
             properties[_LEFT_OUT] = str(left_out)
 
 
+def _row_of(message: EncodedBatch, queue: MessageQueue | None) -> tuple[pa.RecordBatch, str | None]:
+    """Return the row that a single message was made of, as far as the message has it, and its row id."""
+    (sent,) = messages_in(message)
+    properties = dict(sent.properties)
+    properties.pop(UNIQ_KEY, None)
+    row_id = properties.pop(ROW_ID, None)
+    types: dict[str, pa.DataType] = {"body": pa.large_binary(), "topic": _TEXT, "flag": pa.int64()}
+    row: dict[str, Any] = {"body": decompress(sent.body, message.sys_flag), "topic": message.topic, "flag": sent.flag}
+    if WAIT in properties:
+        row["waitStoreMsgOK"], types["waitStoreMsgOK"] = properties.pop(WAIT) == "true", pa.bool_()
+    for name, column in COLUMNS.items():
+        if column.makes in properties:
+            value = properties.pop(column.makes)
+            types[name] = pa.int64() if name in NUMBER_COLUMNS else _TEXT
+            row[name] = int(value) if name in NUMBER_COLUMNS else value
+    if queue is not None:
+        row["queueId"], row["brokerName"] = queue.queue_id, queue.broker_name
+        types["queueId"], types["brokerName"] = pa.int64(), _TEXT
+    if properties:
+        row["properties"], types["properties"] = list(properties.items()), pa.map_(_TEXT, _TEXT)
+    return pa.RecordBatch.from_pylist([row], pa.schema(types)), row_id
+
+
 def _text(column: ByteColumn | None, row: int) -> str | None:
     return None if column is None else column.text(row, "replace")
 
@@ -315,6 +379,11 @@ def _text(column: ByteColumn | None, row: int) -> str | None:
 def _is_blank(text: str) -> bool:
     """Return whether no character of `text` is above U+0020, so that Java's ``String.trim`` makes it empty."""
     return not any(character > " " for character in text)
+
+
+def _is_trimmed(text: str) -> bool:
+    """Return whether the first and the last character of `text` are above U+0020; False for an empty text."""
+    return text[:1] > " " and text[-1:] > " "
 
 
 def _size_of(entry: tuple[str, str]) -> int:

@@ -71,6 +71,10 @@ class JoiningBatcher:
             yield from self._encode()
         yield from self._batcher.expired(now, known)
 
+    def reject(self, rejected: Sequence[Ready], now: float) -> Iterator[Ready]:
+        """Take back rows that servers rejected as invalid; return batches of dead letters that are full."""
+        return self._batcher.reject(rejected, now)
+
     def new_topics(self) -> list[str]:
         """Return topics of batches that are or were being filled, each once; the caller finds their routes."""
         new = sorted(self._batcher.opened_topics() - self._found)

@@ -172,8 +172,7 @@ def check_schema(schema: pa.Schema, *, topic: str | None, queue_selector: str | 
     for field in schema:
         column = COLUMNS.get(field.name)
         if column is not None and not pa.types.is_null(field.type) and not column.fits(field.type):
-            cast = column.cast.format(name=f"col('{field.name}')")
-            raise SchemaError(f"column {field.name} is {field.type}: it must be {column.allowed}; use {cast}")
+            raise SchemaError(f"column {field.name} is {field.type}: it must be {column.allowed}; {_remedy(field)}")
     if topic is None and "topic" not in names:
         raise SchemaError(
             "topic option required when no 'topic' column is present. Use the topic option for setting a topic."
@@ -189,6 +188,17 @@ def check_schema(schema: pa.Schema, *, topic: str | None, queue_selector: str | 
             f"queueSelector={queue_selector} needs the column {needed}, which is missing: add it, or choose another "
             "queueSelector"
         )
+
+
+def _remedy(field: pa.Field) -> str:
+    """Return how to make a column of another type one that a write accepts."""
+    name, column = field.name, COLUMNS[field.name]
+    if name in DELAY_COLUMNS and column.fits is is_int and pa.types.is_temporal(field.type):
+        return "for a time of delivery use the column deliverTime, because a cast of a time to a number gives no delay"
+    if column.fits is is_instant and is_int(field.type):
+        return f"use timestamp_millis({name}) if it has milliseconds since 1970, timestamp_seconds({name}) if seconds"
+    cast = column.cast.format(name=f"col('{name}')")
+    return f"use {cast}"
 
 
 def check_columns(names: Iterable[str]) -> None:

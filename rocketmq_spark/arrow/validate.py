@@ -74,6 +74,11 @@ class Violation:
 TOPIC_NULL: Final = Rule("topic is null", "every row needs a topic", "fill the column, or set the option topic")
 NO_BODY: Final = ("body is null", "body is empty")
 """What the rules for rows without a body say."""
+DELAY_TOO_LONG: Final = Rule(
+    "the delay is longer than the server allows",
+    "a broker allows timerMaxDelaySec (3 days by default), a proxy maxDelayTimeMills (24 hours)",
+    "use a shorter delay",
+)
 _TOPIC_BLANK: Final = Rule("topic is blank", "a topic has 1 to 127 characters", "name one, or set the option topic")
 _TOPIC_TOO_LONG: Final = Rule(
     "topic is too long", f"{MAX_TOPIC_LENGTH} characters are allowed", "use a topic with a shorter name"
@@ -136,24 +141,22 @@ def check_sizes(rule: Rule, sizes: Ints, limits: Ints | int, unit: str = "bytes"
 
 
 def check_text(
-    name: str, column: ByteColumn, *, blank: bool = False, pipe: bool = False, entries: ListColumn | None = None
+    name: str, column: ByteColumn, *, blank: bool = False, entries: ListColumn | None = None
 ) -> Iterator[Violation]:
     """Check that texts, one per row or with `entries` one per entry, are UTF-8 and hold no separator of properties.
 
-    With `blank`, refuse texts that Java's ``trim`` makes empty. With `pipe`, refuse ``|``, the "or" of subscriptions.
+    With `blank`, refuse texts that Java's ``trim`` makes empty. An error names the entry.
     """
+    entry_name = None if entries is None or entries.names is None else entries.names.text
     if int(column.span.min(initial=0xFF)) <= 2:
         rule = Rule(
             f"{name} holds the character 0x01 or 0x02",
             "any other is allowed: these two separate properties",
             "remove or replace it",
         )
-        yield from violations(rule, _elements_with(column, (column.span - 1) < 2), entries)
+        yield from violations(rule, _elements_with(column, (column.span - 1) < 2), entries, entry_name)
     if blank:
         yield from _check_blank(name, column, entries)
-    if pipe and (hits := column.span == ord("|")).any():
-        rule = Rule(f"{name} holds '|'", "only one tag a message is allowed", "put the others into keys or properties")
-        yield from violations(rule, _elements_with(column, hits), entries)
     if int(column.span.max(initial=0)) <= _LAST_ASCII:
         return
     # In Spark, ``cast(binary as string)`` makes strings of any bytes.
@@ -188,7 +191,27 @@ def _check_blank(name: str, column: ByteColumn, entries: ListColumn | None = Non
     ends = column.offsets - int(column.offsets[0])
     blank = suspects[visible[ends[suspects + 1]] == visible[ends[suspects]]]
     rule = Rule(f"{name} is blank", "at least one visible character is needed", "use null instead")
-    yield from violations(rule, blank, entries)
+    yield from violations(
+        rule, blank, entries, None if entries is None or entries.names is None else entries.names.text
+    )
+
+
+def check_tags(column: ByteColumn) -> Iterator[Violation]:
+    """Check that tags can match a subscription. ``|`` is its "or", and brokers and consumers trim each tag of it."""
+    yield from check_text("tags", column, blank=True)
+    if (hits := column.span == ord("|")).any():
+        rule = Rule("tags holds '|'", "only one tag a message is allowed", "put the others into keys or properties")
+        yield from violations(rule, _elements_with(column, hits))
+    if int(column.span.min(initial=0xFF)) > _SPACE:
+        return
+    there = np.flatnonzero(column.sizes)
+    ends = column.offsets[there], column.offsets[there + 1] - 1
+    rule = Rule(
+        "tags begins or ends with a blank",
+        "no subscription matches such a tag, because its tags are trimmed",
+        "trim it",
+    )
+    yield from violations(rule, there[(column.data[ends[0]] <= _SPACE) | (column.data[ends[1]] <= _SPACE)])
 
 
 def check_key_items(items: ListColumn) -> Iterator[Violation]:
@@ -272,8 +295,13 @@ def user_properties(
         twins = _rows_with_twins(entries, codes, len(is_special))
     broken += check_text("the value of a property", entries.values, blank=True, entries=entries)
     if entries.values.valid is not None:
-        rule = Rule("the value of a property is null", "every property needs a value", "leave the entry out of the map")
-        broken += violations(rule, np.flatnonzero(~entries.values.valid), entries)
+        rule = Rule(
+            "the value of a property is null",
+            "every property needs a value",
+            "leave such entries out with map_filter(properties, (k, v) -> v is not null)",
+        )
+        assert entries.names is not None
+        broken += violations(rule, np.flatnonzero(~entries.values.valid), entries, entries.names.text)
     rule = Rule("a name occurs twice among the properties", "a name may occur once in a message", "merge the values")
     broken += violations(rule, twins)
     return entries, broken

@@ -268,6 +268,7 @@ class EncodedBatch:
     born_timestamp: int = 0  # In a `GRPC` body, epoch milliseconds; otherwise it is in the request
     message_group: str = ""  # A message of a group is sent when the last one is stored (FIFO topics over gRPC)
     messages: tuple[EncodedBatch, ...] = ()  # Instead of a body: single messages, each sent in a request of its own
+    row: int = -1  # The row's number in its partition, of a single message that an Arrow batcher made
 
 
 @dataclass(slots=True)

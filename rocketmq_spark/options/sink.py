@@ -93,7 +93,10 @@ class SinkOptions(SendOptions):
     topic: str | None = option("topic", None, TOPIC,
         'Topic of every row; overrides the column `topic`. Also .save("topic") and .start("topic").', section="topic")
     tags: str | None = option("tags", None,
-        kinds.text("one tag that is not blank, without | and without the control characters 1 and 2", "[|\x01\x02]"),
+        kinds.text(
+            "one tag without a blank at its beginning or end, without | and without the control characters 1 and 2",
+            "[|\x01\x02]|^[\0- ]|[\0- ]$",
+        ),
         "Tag of rows whose column `tags` is missing or null.")
     producer_group: str = option(
         "producerGroup", "spark-rocketmq-sink", kinds.name(MAX_GROUP_LENGTH, {DEFAULT_PRODUCER_GROUP}),

@@ -119,6 +119,8 @@ class SendPipeline:
     pending_bytes: int = field(default=0, init=False)
     stored_rows: int = field(default=0, init=False)
     failure: RocketMQError | None = field(default=None, init=False)
+    # With ``onError`` other than fail: messages that a server rejected, and their bound queues, until `rejections`.
+    _rejected: list[tuple[EncodedBatch, MessageQueue | None]] = field(default_factory=list, init=False)
     _failed: InFlightBatch | None = field(default=None, init=False)
     _waiting: list[tuple[float, int, InFlightBatch]] = field(default_factory=list, init=False)
     _sequence: int = field(default=0, init=False)
@@ -199,6 +201,8 @@ class SendPipeline:
             self._wait(delivery, now)
             return
         why = reason(outcome)
+        if verdict is Verdict.GIVE_UP and self._reject(delivery, outcome):
+            return
         if verdict is Verdict.GIVE_UP and not self._split(delivery, outcome, now):
             self.recorder.record_failure(broker, why, now)
             self._fail(delivery, rejection(delivery, outcome))
@@ -213,6 +217,11 @@ class SendPipeline:
             self.recorder.record_failure(broker, why, now)
             return
         self._wait(delivery, now + wait)
+
+    def rejections(self) -> list[tuple[EncodedBatch, MessageQueue | None]]:
+        """Return the messages that servers rejected as invalid rows since the last call, and their bound queues."""
+        rejected, self._rejected = self._rejected, []
+        return rejected
 
     def check_overdue(self, now: float) -> None:
         """Fail if an attempt has no outcome long after its deadline, so that a broken transport cannot hang a write."""
@@ -274,6 +283,16 @@ class SendPipeline:
         # In reverse order, because retried batches go to the front of their line.
         for part in reversed(parts):
             self._wait(InFlightBatch(part, delivery.bound, first_tried_at=delivery.first_tried_at), now)
+        return True
+
+    def _reject(self, delivery: InFlightBatch, outcome: SendOutcome) -> bool:
+        """Put a message aside that is an invalid row by a server's limit, if ``onError`` allows it; return whether."""
+        error = outcome.error
+        if error is None or not error.invalid_row or delivery.batch.batch or self.options.on_error == "fail":
+            return False
+        self.pending_bytes -= batch_weight(delivery.batch)
+        self._ready.release(delivery)
+        self._rejected.append((delivery.batch, delivery.bound))
         return True
 
     def _wait(self, delivery: InFlightBatch, until: float) -> None:

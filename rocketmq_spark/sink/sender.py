@@ -97,15 +97,19 @@ class BatchSender:
                 self._start()
                 for batch, queue in self._combined(batcher.add(rows, self._clock())):
                     self._offer(batch, queue)
+                    self._divert(batcher)
                 # Batches of topics without a route would not be sent while the next rows are awaited.
                 for topic in batcher.new_topics():
                     self.routes.find(topic)
                 self._wait_for_lingering()
-            for batch, queue in batcher.flush():
-                self._offer(batch, queue)
-            with self._changed:
-                self._wait_for(lambda: self._pipeline.is_empty)
-                self._raise_failure()
+            waiting = True
+            while waiting:
+                for batch, queue in batcher.flush():
+                    self._offer(batch, queue)
+                with self._changed:
+                    self._wait_for(lambda: self._pipeline.is_empty)
+                    self._raise_failure()
+                waiting = self._divert(batcher)
         except RocketMQError as exc:
             self._settle()
             exc.args = (f"{exc}. {self._account()}", *exc.args[1:])
@@ -148,6 +152,19 @@ class BatchSender:
             self._raise_failure()
             self._pipeline.offer(batch, queue, self._clock())
             self._dispatch()
+
+    def _divert(self, batcher: JoiningBatcher) -> bool:
+        """Skip the rows that servers rejected, or send them as dead letters; return whether there were any."""
+        diverted = False
+        while self._options.on_error != "fail":
+            with self._changed:
+                rejected = self._pipeline.rejections()
+            if not rejected:
+                break
+            diverted = True
+            for batch, queue in batcher.reject(rejected, self._clock()):
+                self._offer(batch, queue)
+        return diverted
 
     def _wait_for_lingering(self) -> None:
         """Wait for room if the other thread has sent incomplete groups, which it does without a wait."""
@@ -192,11 +209,13 @@ class BatchSender:
             taken = self._batcher.taken_rows if self._batcher else 0
             not_sent = taken - self._pipeline.stored_rows - unfinished.unknown
             stored = "; ".join(self._recorder.lines()) or "none"
-        where = "".join(f"{broker} {rows}, " for broker, rows in unfinished.unknown_by_broker.items())
-        return (
-            f"Rows of this task {self._done}: {stored}. Read but not sent: {not_sent}; outcome unknown: "
-            f"{unfinished.unknown} ({where}sent, perhaps stored). {self._retry}"
-        )
+            sent = self._pipeline.stored_rows + unfinished.unknown
+        text = f"Rows of this task {self._done}: {stored}. Read but not sent: {not_sent}"
+        if not sent:
+            return text
+        where = ", ".join(f"{broker} {rows}" for broker, rows in unfinished.unknown_by_broker.items())
+        where = f" ({where}, sent, perhaps stored)" if where else ""
+        return f"{text}; outcome unknown: {unfinished.unknown}{where}. {self._retry}"
 
     def _dispatch(self) -> None:
         """Start every attempt that may start now; the lock is held, and no attempt blocks."""

@@ -104,7 +104,9 @@ def row_batcher(
         recorder.record_dead_letters(invalid.by_rule())
         letters.take(invalid)
 
-    dead = replace(options, topic=options.dead_letter_topic, queue_selector="roundRobin", ordered=False)
+    dead = replace(
+        options, topic=options.dead_letter_topic, queue_selector="roundRobin", ordered=False, keep_row_id=True
+    )
     return DeadLetterBatcher(of_rows(on_invalid=divert), batcher(dead), letters)
 
 

@@ -106,8 +106,7 @@ class _PartitionWriter:
                 self._send(recorder, chain([first], rows))
         except RocketMQError as exc:
             if batch_id >= 0:
-                # Spark's own error names only stage and task, whose numbers continue from batch to batch.
-                exc.args = (f"micro-batch {batch_id} of query {write_id}: {exc}", *exc.args[1:])
+                name_micro_batch(exc, write_id, batch_id)
             raise
         report = recorder.snapshot()
         if self.accumulator is not None:
@@ -278,6 +277,16 @@ class RocketMQRowStreamWriter(_StreamWriter, DataSourceStreamWriter):
         assert self.schema is not None
         to_table = partial(LocalDataToArrowConversion.convert, schema=self.schema, use_large_var_types=False)
         return super().write(chain.from_iterable(to_table(chunk).to_batches() for chunk in chunks_of(iterator)))
+
+
+def name_micro_batch(error: RocketMQError, query_id: str, batch_id: int) -> None:
+    """Begin the text of a task's error with the micro-batch, unless the text names it already.
+
+    Spark's own error names only stage and task, whose numbers continue from batch to batch.
+    """
+    where = f"micro-batch {batch_id} of query {query_id}"
+    if where not in str(error):
+        error.args = (f"{where}: {error}", *error.args[1:])
 
 
 def chunks_of(rows: Iterable[Row]) -> Iterator[list[Row]]:

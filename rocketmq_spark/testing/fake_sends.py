@@ -16,7 +16,7 @@ import rocketmq_spark.model.properties as const
 from rocketmq_spark.errors import RemotingCommandException
 from rocketmq_spark.model.message import Message, MessageQueue
 from rocketmq_spark.model.names import FORBIDDEN_TOPICS, MAX_TOPIC_LENGTH, is_blank, is_legal
-from rocketmq_spark.protocol.remoting.codes import KEY_MISSING, RequestCode, ResponseCode
+from rocketmq_spark.protocol.remoting.codes import DELAY_ILLEGAL, KEY_MISSING, RequestCode, ResponseCode
 from rocketmq_spark.protocol.remoting.command import RemotingCommand
 from rocketmq_spark.protocol.remoting.records import MAX_PROPERTIES, decode_batch, decode_properties, encode_properties
 from rocketmq_spark.protocol.remoting.responses import DEFAULT_REGION
@@ -134,7 +134,7 @@ def placement_of(send: Send, now: float) -> Placement:
     number = int(text)
     delay = number / 1000 - now if timer == const.TIMER_DELIVER_MS else number / (1000 if "MS" in timer else 1)
     if delay > _LONGEST_DELAY:
-        raise Refusal(ResponseCode.MESSAGE_ILLEGAL, _ILLEGAL)
+        raise Refusal(ResponseCode.MESSAGE_ILLEGAL, f"{DELAY_ILLEGAL}, the delay time should not be bigger than ...")
     return Placement(delay=delay, is_timer=True) if delay > 0 else Placement()
 
 

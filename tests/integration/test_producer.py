@@ -175,3 +175,22 @@ def test_the_package_exports_the_producer_and_its_values(cluster: SharedCluster,
     with rocketmq_spark.Producer(f"pg-{topic}"[:100], name_server=cluster.name_server) as producer:
         result = producer.send(rocketmq_spark.Message.of(topic, b"x"))
     assert result.status is rocketmq_spark.SendStatus.SEND_OK
+
+
+def test_no_subscription_matches_a_tag_that_begins_or_ends_with_a_blank(
+    producer: Producer, cluster: SharedCluster, made_topic: str
+) -> None:
+    tags = ["a", "a ", " a", "a\t", "\na", "a b"]
+    producer.send_batch([Message.of(made_topic, tag.encode(), tags=tag) for tag in tags])
+    assert len(read_topic(cluster.name_server, made_topic, len(tags))) == len(tags)
+
+    def found(expression: str) -> list[bytes]:
+        read = rocketmq_spark.read_arrow(
+            made_topic, nameServer=cluster.name_server, subExpression=expression, columns=["body"]
+        )
+        return sorted(read.read_all().column("body").to_pylist())
+
+    # The broker trims the tags of a subscription, so a write refuses the others.
+    assert {tag: found(tag) for tag in tags} == {tag: [tag.strip().encode()] for tag in tags}
+    with pytest.raises(InvalidRowError, match="tags begins or ends with a blank"):
+        producer.send_arrow(pa.table({"body": tags, "tags": tags}), made_topic)

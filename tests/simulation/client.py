@@ -23,7 +23,7 @@ from rocketmq_spark.transport.remoting.transport import RemotingTransport
 from tests.simulation.network import Network
 from tests.simulation.world import EPOCH, SimulatedRuntime, World
 
-_ACCOUNT = re.compile(r"Read but not sent: (\d+); outcome unknown: (\d+)")
+_ACCOUNT = re.compile(r"Read but not sent: (\d+)(?:; outcome unknown: (\d+))?")
 
 
 @dataclass(eq=False)
@@ -127,7 +127,7 @@ class TaskResult:
     def account(self) -> tuple[int, int]:
         """The rows that the error says were not sent, and those with an unknown outcome."""
         found = _ACCOUNT.search(str(self.error))
-        return (int(found[1]), int(found[2])) if found else (0, 0)
+        return (int(found[1]), int(found[2] or 0)) if found else (0, 0)
 
 
 class Worker:

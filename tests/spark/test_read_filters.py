@@ -24,7 +24,7 @@ Load = Callable[..., DataFrame]
 PUSH_DOWN = "spark.sql.python.filterPushdown.enabled"
 
 # Two of them have the same hash in Java; brokers strip others of what Java takes for blanks.
-TAGS = ("AaAa", "BBBB", "AaBB", None, "grün", "\tAaAa", "\u00a0AaAa", "a b")
+TAGS = ("AaAa", "BBBB", "AaBB", None, "grün", "\u3000AaAa", "\u00a0AaAa", "a b")
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +109,7 @@ CONDITIONS = (
     "tags LIKE 'Aa%'",
     "tags IS NULL",
     "tags <=> 'AaAa'",
-    "tags = '\\tAaAa'",
+    "tags = '\\u3000AaAa'",
     "tags = '\\u00a0AaAa'",
     "tags = 'a b'",
     "tags = 'a||b'",

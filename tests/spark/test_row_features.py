@@ -75,6 +75,46 @@ def test_dead_letters_are_stored_before_the_write_returns(
     assert sum(facts["rows"] for facts in metrics.to_dict().values()) == 1_000
 
 
+@pytest.mark.parametrize("on_error", ["skip", "deadLetter"])
+def test_a_row_beyond_the_delay_limit_of_the_broker_follows_on_error(
+    spark: SparkSession, cluster: Any, topic: str, metrics: Metrics, save: Save, on_error: str
+) -> None:
+    dead = f"{topic[:100]}-dead"
+    delay = F.when(F.col("id") % 10 == 3, F.lit(4 * 24 * 3600 * 1000)).when(F.col("id") == 5, F.lit(1))
+    frame = spark.range(0, 100, 1, 2).select(
+        F.rpad(F.col("id").cast("string"), 5_000, ".").alias("body"),
+        F.concat(F.lit("k"), F.col("id")).alias("keys"),
+        F.lit("t").alias("tags"),
+        delay.cast("long").alias("delayMs"),
+        F.create_map(F.lit("colour"), F.lit("red")).alias("properties"),
+    )
+    save(frame, onError=on_error, rowId="true", **({"deadLetterTopic": dead} if on_error == "deadLetter" else {}))
+    refused = {f"k{n}" for n in range(100) if n % 10 == 3}
+    stored = read_topic(cluster.name_server, topic, 90, key=lambda message: message.properties["KEYS"])
+    assert {message.properties["KEYS"] for message in stored} == {f"k{n}" for n in range(100)} - refused
+    assert len(stored) == 90
+    count = metrics.invalid_rows()["skipped" if on_error == "skip" else "dead_lettered_by_rule"]
+    rule = "the delay is longer than the server allows"
+    assert count == (10 if on_error == "skip" else {rule: 10})
+    if on_error == "skip":
+        return
+    letters = {message.properties["KEYS"]: message for message in read_topic(cluster.name_server, dead, 10)}
+    assert letters.keys() == refused
+    letter = letters["k63"]
+    assert decompress(letter.body, letter.sys_flag) == b"63".ljust(5_000, b".")
+    assert letter.properties.items() >= {
+        ("TAGS", "t"),
+        ("colour", "red"),
+        ("DEAD_LETTER_rule", rule),
+        ("DEAD_LETTER_delayMs", "345600000"),
+        ("DEAD_LETTER_partition", "1"),
+        ("DEAD_LETTER_row", "13"),
+        ("DEAD_LETTER_topic", topic),
+        ("DEAD_LETTER_bodySize", "5000"),
+    }
+    assert "/1/13/" in letter.properties["SPARK_ROW_ID"]
+
+
 def test_a_dead_letter_topic_is_checked_before_any_task(spark: SparkSession, save: Save) -> None:
     with pytest.raises(PySparkException, match="onError=deadLetter requires the option deadLetterTopic"):
         save(every_tenth_is_bad(spark), onError="deadLetter")

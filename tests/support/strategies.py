@@ -226,7 +226,7 @@ def _column_values(draw: st.DrawFn) -> dict[str, st.SearchStrategy[Any]]:
     values: dict[str, st.SearchStrategy[Any]] = {
         "text" if text_body else "body": body,
         "topic": st.sampled_from(["orders", "refunds"]),
-        "tags": st.none() | visible_texts,
+        "tags": st.none() | visible_texts.filter(lambda tag: tag[0] > " " and tag[-1] > " "),
         "keys": st.none() | (listed if draw(st.booleans()) else column_texts),
         "properties": st.none()
         | st.dictionaries(property_names, visible_texts, max_size=3).map(lambda some: [*some.items()]),

@@ -198,9 +198,9 @@ def written(rows: int, groups: int = 0, *, account: tuple[int, int, int] | None 
 
 def account_of(error: BaseException) -> tuple[int, int, int]:
     """Return how many rows are stored, not sent, and unknown, as the error of a write says."""
-    found = re.search(r"stored: (.*)\. Read but not sent: (\d+); outcome unknown: (\d+)", str(error))
+    found = re.search(r"stored: (.*)\. Read but not sent: (\d+)(?:; outcome unknown: (\d+))?", str(error))
     assert found is not None, error
-    return sum(map(int, re.findall(r" (\d+) rows", found[1]))), int(found[2]), int(found[3])
+    return sum(map(int, re.findall(r" (\d+) rows", found[1]))), int(found[2]), int(found[3] or 0)
 
 
 def verify(history: History) -> None:

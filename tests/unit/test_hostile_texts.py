@@ -105,7 +105,7 @@ def test_topics_and_keys_of_rows_are_escaped_in_errors() -> None:
 
 
 def test_keys_of_a_refused_row_are_escaped_in_errors() -> None:
-    rows = pa.RecordBatch.from_pydict({"body": ["x"], "keys": [HOSTILE], "tags": [HOSTILE]})
+    rows = pa.RecordBatch.from_pydict({"body": ["x"], "keys": [HOSTILE], "tags": [f"{HOSTILE}."]})
     schema = StructType().add("body", "string").add("keys", "string").add("tags", "string")
     with FakeCluster(topics={"orders": 4}) as cluster:
         cluster.brokers["broker-0"].play(Reply.code(ResponseCode.MESSAGE_ILLEGAL, "no"))

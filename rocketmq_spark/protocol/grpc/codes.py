@@ -83,7 +83,11 @@ class Code(codes.AnswerCode):
     ILLEGAL_MESSAGE_ID = 40009
     ILLEGAL_FILTER_EXPRESSION = 40010, errors.MQBrokerException
     ILLEGAL_INVISIBLE_TIME = 40011, errors.MQBrokerException
-    ILLEGAL_DELIVERY_TIME = 40012, None, "the proxy allows a delay of at most maxDelayTimeMills (default: 24 hours)"
+    ILLEGAL_DELIVERY_TIME = (
+        40012,
+        errors.DelayRefusedException,
+        "the proxy allows a delay of at most maxDelayTimeMills (default: 24 hours)",
+    )
     INVALID_RECEIPT_HANDLE = 40013, errors.MQBrokerException
     MESSAGE_PROPERTY_CONFLICT_WITH_TYPE = 40014, errors.MQBrokerException, _TYPE
     UNRECOGNIZED_CLIENT_TYPE = 40015, errors.MQBrokerException

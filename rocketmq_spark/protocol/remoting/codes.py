@@ -164,6 +164,9 @@ _MISSING_RIGHT: Final = re.compile(
     rf"(?:{NO_RIGHT}|no (?:default )?permission for) ((?:topic|group|cluster):[^\s,]+)", re.IGNORECASE
 )
 
+DELAY_ILLEGAL: Final = "timer message illegal"
+"""The remark of a broker that rejects a message because of its delay."""
+
 # Servers from 4.9 to 5.2: docs/internals/access-control.md#acl-1.
 _PLAIN_ACCESS: Final = (
     "Check signature failed",
@@ -205,6 +208,7 @@ _BY_REMARK: Final[Mapping[int, tuple[tuple[str, _Error], ...]]] = {
         ("User:", errors.UserRefusedException),
         *((words, errors.UserRefusedException) for words in _PLAIN_ACCESS),
     ),
+    ResponseCode.MESSAGE_ILLEGAL: ((DELAY_ILLEGAL, errors.DelayRefusedException),),
     # The topic has fewer queues than the cached route. Other illegal parameters (topic name, group) stay illegal.
     ResponseCode.INVALID_PARAMETER: (("request queueId[", errors.TopicRouteStaleException),),
 }

@@ -300,3 +300,10 @@ def test_a_dead_letter_does_not_carry_the_id_of_another_row(over_grpc: bool, kee
     assert row.properties.get("SPARK_ROW_ID") == ("older" if keep else None)
     assert "SPARK_ROW_ID" not in letter.properties
     assert letter.properties["a"] == "1"
+
+
+@pytest.mark.parametrize("tag", ["a ", "\ta", " ", "a|b"])
+def test_a_tag_that_no_subscription_matches_becomes_a_property_of_the_dead_letter(tag: str) -> None:
+    _, properties = dead_letter(tags=tag)
+    assert "TAGS" not in properties
+    assert properties.get("DEAD_LETTER_tags") == (tag if tag.strip() else None)

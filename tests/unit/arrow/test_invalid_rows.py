@@ -54,6 +54,12 @@ CASES = {
     "tags with a pipe": (batch_of("tags", "a", "a|b"), "tags holds '|'", "one tag a message"),
     "blank tags": (batch_of("tags", "a", " \t"), "tags is blank", "use null"),
     "empty tags": (batch_of("tags", "a", ""), "tags is blank", "use null"),
+    "tags that end with a blank": (batch_of("tags", "a b", "a "), "tags begins or ends with a blank", "trim it"),
+    "tags that begin with a tab": (
+        batch_of("tags", "grün", "\ta"),
+        "tags begins or ends with a blank",
+        "no subscription matches",
+    ),
     "separator in tags": (batch_of("tags", "a", "b\x01"), "tags holds the character 0x01 or 0x02", "remove"),
     "separator in keys": (batch_of("keys", "a", "\x02b"), "keys holds the character 0x01", "remove"),
     "separator in a key item": (batch_of("keys", ["a"], ["b", "\x01"]), "keys holds the character", "remove"),
@@ -75,11 +81,15 @@ CASES = {
     "inner batch property": (maps([("a", "1")], [("INNER_NUM", "3")]), r"reserved \(INNER_NUM\)", "another name"),
     "blank property name": (maps([("a", "1")], [(" ", "2")]), "the name of a property is blank", "visible"),
     "empty property name": (maps([("a", "1")], [("", "2")]), "the name of a property is blank", "visible"),
-    "blank property value": (maps([("a", "1")], [("b", " \n")]), "the value of a property is blank", "visible"),
+    "blank property value": (maps([("a", "1")], [("b", " \n")]), r"the value of a property is blank \(b\)", "visible"),
     "empty property value": (maps([("a", "1")], [("b", "")]), "the value of a property is blank", "visible"),
-    "null property value": (maps([("a", "1")], [("b", None)]), "the value of a property is null", "leave the entry"),
+    "null property value": (
+        maps([("a", "1")], [("c", "2"), ("b", None)]),
+        r"the value of a property is null \(b\)",
+        r"map_filter\(properties, \(k, v\) -> v is not null\)",
+    ),
     "separator in a name": (maps([("a", "1")], [("b\x01", "2")]), "the name of a property holds", "remove"),
-    "separator in a value": (maps([("a", "1")], [("b", "\x022")]), "the value of a property holds", "remove"),
+    "separator in a value": (maps([("a", "1")], [("b", "\x022")]), r"the value of a property holds .* \(b\)", "remove"),
     **{
         f"{column} with bytes of another charset": (
             batch_of("flag", 0, 0, **{column: any_bytes(b"gr\xc3\xbcn", b"caf\xe9")}),

@@ -128,7 +128,8 @@ def test_wrong_case_of_a_column_error_suggests_the_correct_name(name, right):
         ("shardingKey", pa.int64(), "string", "col('shardingKey').cast('string')"),
         ("queueId", pa.float64(), "int", "col('queueId').cast('int')"),
         ("waitStoreMsgOK", pa.string(), "boolean", "cast('boolean')"),
-        ("delayMs", pa.duration("ms"), "long", "cast('long')"),
+        ("delayMs", pa.string(), "long", "cast('long')"),
+        ("deliverTime", pa.int64(), "timestamp with a time zone", "timestamp_millis(deliverTime) if it has millis"),
         ("deliverTime", pa.timestamp("us"), "timestamp with a time zone", "cast('timestamp')"),
         ("deliverTime", pa.date32(), "timestamp with a time zone", "cast('timestamp')"),
     ],
@@ -137,6 +138,14 @@ def test_unsupported_column_type_error_suggests_a_cast(name, arrow_type, allowed
     text = refusal({"body": pa.string()} | {name: arrow_type})
     assert text.startswith(f"column {name} is {arrow_type}: it must be {allowed}; use ")
     assert cast in text
+
+
+@pytest.mark.parametrize("name", ["delayMs", "delayTimeLevel"])
+@pytest.mark.parametrize("arrow_type", [pa.timestamp("us", "UTC"), pa.timestamp("us"), pa.date32(), pa.duration("us")])
+def test_a_time_as_a_delay_advises_the_column_for_times(name, arrow_type):
+    text = refusal({"body": pa.string()} | {name: arrow_type})
+    assert "use the column deliverTime" in text
+    assert "cast(" not in text
 
 
 def test_topic_option_or_column_is_required():

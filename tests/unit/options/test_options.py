@@ -664,3 +664,8 @@ def test_invalid_secret_is_rejected_and_not_shown(name: str, value: str) -> None
     message = refusal({**NAME_SERVER, "accessKey": "me", "secretKey": "s", name: value})
     assert message.startswith(f"option {name} has a value (not shown: it is secret) that is not allowed")
     assert "hunter" not in message
+
+
+@pytest.mark.parametrize("tag", ["a ", " a", "a\n", "\ta b"])
+def test_a_default_tag_that_no_subscription_matches_is_refused(tag: str) -> None:
+    assert "allowed is one tag without a blank at its beginning or end" in refusal({**NAME_SERVER, "tags": tag})

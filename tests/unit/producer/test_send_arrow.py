@@ -24,7 +24,7 @@ from rocketmq_spark.options.parsing import parse_sink_options
 from rocketmq_spark.producer.producer import Producer
 from rocketmq_spark.routing.client_instance import ClientInstance
 from rocketmq_spark.sink.task import write_rows
-from rocketmq_spark.testing.scripted import ScriptedTransport, route
+from rocketmq_spark.testing.scripted import Reply, ScriptedTransport, route
 
 KEYS = [f"key-{number}" for number in range(20)]
 
@@ -227,3 +227,38 @@ def test_unreachable_broker_is_queried_for_one_topic_only(producer: Producer, tr
     assert sum(call[0] == "topic_config" for call in transport.calls) == 2
     # The first row of each topic goes alone: a compaction topic would reject it.
     assert [request.batch.batch for request in transport.requests].count(False) == 2
+
+
+@pytest.mark.parametrize("columns", [("delayMs", "shardingKey"), ("delayMs", "queueId", "brokerName")])
+def test_dead_letters_of_rows_beyond_the_delay_limit_have_what_the_rows_had(
+    producer: Producer, transport: ScriptedTransport, columns: tuple[str, ...]
+) -> None:
+    transport.routes |= {"T": route({"a": 1}), "dead": route({"a": 1})}
+    late = Reply.code(13, "timer message illegal, the delay time should not be bigger than the max delay 1ms")
+    transport.play("a", late, Reply(), late)
+    values = {"delayMs": [7, 7, 7], "shardingKey": ["s"] * 3, "queueId": [0] * 3, "brokerName": ["a"] * 3}
+    rows = pa.table({"body": ["x", "y", "z"], "flag": [5, 5, 5], **{name: values[name] for name in columns}})
+    selector = {"queueSelector": "column"} if "queueId" in columns else {}
+    options = {**selector, "rowId": "true", "onError": "deadLetter", "deadLetterTopic": "dead"}
+    summary = producer.send_arrow(iter(rows.to_batches(1)), "T", sendMode="sync", **options)
+    assert summary.invalid_rows()["dead_lettered_by_rule"] == {"the delay is longer than the server allows": 2}
+    found = {queue.topic: messages for queue, messages in transport.stored.items()}
+    assert [message.body for message in found["T"]] == [b"y"]
+    letters = [message.properties for message in found["dead"]]
+    assert [message.body for message in found["dead"]] == [b"x", b"z"]
+    assert [letter["DEAD_LETTER_row"] for letter in letters] == ["0", "2"]
+    for letter in letters:
+        assert letter["SPARK_ROW_ID"]
+        for name in columns:
+            assert letter[f"DEAD_LETTER_{name}"] == str(values[name][0])
+        assert letter["DEAD_LETTER_flag"] == "5"
+
+
+def test_the_error_of_a_write_that_sent_nothing_says_nothing_of_repeats(
+    producer: Producer, transport: ScriptedTransport
+) -> None:
+    with pytest.raises(InvalidRowError) as raised:
+        producer.send_arrow(pa.table({"body": ["x", ""]}), "T")
+    assert str(raised.value).endswith("Rows of this task stored: none. Read but not sent: 2")
+    assert "twice" not in str(raised.value)
+    assert transport.requests == []

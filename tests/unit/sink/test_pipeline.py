@@ -410,3 +410,41 @@ def test_unsafe_rows_are_stored_at_most_retries_plus_one_times(
     rig.run()
     times = Counter(message.body for messages in rig.transport.stored.values() for message in messages)
     assert max(times.values(), default=0) <= 1 + retries
+
+
+TOO_LATE = Reply.code(13, "timer message illegal, the delay time should not be bigger than the max delay 259200000ms")
+
+
+@pytest.mark.parametrize("on_error", ["skip", "deadLetter"])
+@pytest.mark.parametrize("ordered", [False, True])
+def test_a_message_beyond_the_delay_limit_is_put_aside_and_the_next_ones_are_stored(
+    on_error: str, *, ordered: bool
+) -> None:
+    dead = "dead" if on_error == "deadLetter" else None
+    rig = Rig(route({"a": 1}), on_error=on_error, dead_letter_topic=dead, ordered=ordered)
+    rig.transport.play("a", Reply(), TOO_LATE, Reply())
+    rig.offer(4, single=True, bound=MessageQueue("T", "a", 0) if ordered else None)
+    rig.run()
+    assert rig.pipeline.failure is None
+    assert rig.pipeline.pending_bytes == 0
+    assert rig.pipeline.stored_rows == 3
+    assert [batch.rows for batch, _ in rig.pipeline.rejections()] == [1]
+    assert rig.pipeline.rejections() == []
+    assert rig.pipeline.unfinished().not_sent == 0
+
+
+def test_a_message_beyond_the_delay_limit_fails_the_write_by_default() -> None:
+    rig = Rig(route({"a": 1}))
+    rig.transport.play("a", TOO_LATE)
+    rig.offer(1, single=True)
+    rig.run()
+    assert "timer message illegal" in str(rig.pipeline.failure)
+    assert rig.pipeline.rejections() == []
+
+
+def test_another_rejection_is_no_invalid_row() -> None:
+    rig = Rig(route({"a": 1}), on_error="skip")
+    rig.transport.play("a", Reply.code(13, "the message is illegal, maybe msg body or properties length not matched."))
+    rig.offer(1, single=True)
+    rig.run()
+    assert isinstance(rig.pipeline.failure, DeliveryError)

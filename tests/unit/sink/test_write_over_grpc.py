@@ -153,3 +153,13 @@ def test_row_with_invalid_utf_8_fails_is_skipped_or_becomes_dead_letter(
     assert messages == Counter(
         {("orders", b"row %d" % number): 2 for number in range(10) if number != 7} | {("dead", b"row 7"): 1}
     )
+
+
+def test_rows_beyond_the_delay_limit_of_the_proxy_are_dead_letters(proxy: FakeProxy, make: Make) -> None:
+    batch = rows(4, delayMs=pa.array([1, 30 * 3600 * 1000, None, 2], pa.int64()))
+    summary = make().send_arrow(batch, "orders", onError="deadLetter", deadLetterTopic="dead")
+    assert summary.invalid_rows()["dead_lettered"] == 1
+    wait_for(lambda: len(stored(proxy)) == 4)
+    (letter,) = [message for message in stored(proxy) if message.topic == "dead"]
+    assert letter.body == b"row 1"
+    assert letter.properties["DEAD_LETTER_delayMs"] == "108000000"

@@ -11,7 +11,7 @@ import pytest
 from pyspark.accumulators import Accumulator, _accumulatorRegistry
 from pyspark.sql.datasource import WriterCommitMessage
 
-from rocketmq_spark.errors import MetricsUnavailableError
+from rocketmq_spark.errors import MetricsUnavailableError, MQClientException, OptionError
 from rocketmq_spark.metrics import PartitionReport, ReadReport, Recorder, WriteSummary, merge_into
 from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.spark.report import (
@@ -24,6 +24,8 @@ from rocketmq_spark.spark.report import (
     micro_batch_of,
     summarise,
 )
+from rocketmq_spark.spark.writer import name_micro_batch
+from rocketmq_spark.transactions.decision_log import Write
 
 WRITE_ID = "123e4567-e89b-12d3-a456-426614174000"
 ACCUMULATOR_ID = 987_654_321
@@ -319,3 +321,16 @@ def test_skipped_messages_of_reads_are_counted_separately_from_writes(accumulato
     assert "4 unreadable messages skipped by reads: orders 3, refunds 1." in metrics.summary.notes()
     metrics.reset()
     assert metrics.skipped_by_reads() == {}
+
+
+def test_the_error_of_a_task_names_its_micro_batch_once() -> None:
+    where = "micro-batch 0 of query q-1"
+    error = MQClientException("sending failed", 13)
+    name_micro_batch(error, "q-1", 0)
+    assert (str(error), error.response_code) == (f"{where}: sending failed", 13)
+    name_micro_batch(error, "q-1", 0)
+    assert str(error) == f"{where}: sending failed"
+    # The error of a delivery with a decision log names its write itself.
+    refused = OptionError(f"{Write('0', 'q-1')}: the decision log has expired")
+    name_micro_batch(refused, "q-1", 0)
+    assert str(refused) == f"{where}: the decision log has expired"
