@@ -7,6 +7,9 @@ too.
 In classic Spark, this ``save`` and every ``DataStreamWriter.start`` activate the writer's session first. Spark looks
 for a Python data source in the active session of the JVM's thread (``DataSource.lookupDataSource``). A JVM thread that
 Py4J starts for another Python thread, or after an interrupt, has no active session.
+
+``DataStreamWriter.start`` also rejects the continuous trigger, with which Spark passes no row to the sink
+(docs/internals/continuous-trigger.md). The Python workers that plan a stream do not know its trigger.
 """
 
 from __future__ import annotations
@@ -124,16 +127,20 @@ def _hooks() -> list[tuple[Any, str, Callable[[Any], Any]]]:
     from pyspark.sql.readwriter import DataFrameWriter
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-    hooks: list[tuple[Any, str, Callable[[Any], Any]]] = [
-        (DataFrameWriter, "save", _appending),
-        (DataStreamWriter, "start", _in_its_session),
-    ]
+    batch_writers: list[Any] = [DataFrameWriter]
+    stream_writers: list[Any] = [DataStreamWriter]
     # Without its dependencies there are no sessions of Spark Connect.
     with contextlib.suppress(ImportError):
         from pyspark.sql.connect.readwriter import DataFrameWriter as ConnectDataFrameWriter
+        from pyspark.sql.connect.streaming.readwriter import DataStreamWriter as ConnectDataStreamWriter
 
-        hooks.append((ConnectDataFrameWriter, "save", _appending))
-    return hooks
+        batch_writers.append(ConnectDataFrameWriter)
+        stream_writers.append(ConnectDataStreamWriter)
+    of_streams = {"format": _keeping_format, "trigger": _keeping_trigger, "start": _starting}
+    return [
+        *((writer, "save", _appending) for writer in batch_writers),
+        *((writer, method, around) for writer in stream_writers for method, around in of_streams.items()),
+    ]
 
 
 def _appending(save: Callable[..., None]) -> Callable[..., None]:
@@ -164,11 +171,44 @@ def _appending(save: Callable[..., None]) -> Callable[..., None]:
     return save_appending
 
 
-def _in_its_session(start: Callable[..., Any]) -> Callable[..., Any]:
+def _keeping_format(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def keep_format(self: Any, source: str) -> Any:
+        self._rocketmq_format = source
+        return method(self, source)
+
+    return keep_format
+
+
+def _keeping_trigger(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def keep_trigger(self: Any, **trigger: Any) -> Any:
+        self._rocketmq_continuous = trigger.get("continuous")
+        return method(self, **trigger)
+
+    return keep_trigger
+
+
+def _starting(start: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(start)
-    def start_in_its_session(self: Any, *args: Any, **options: Any) -> Any:
-        _activate(self)
-        return start(self, *args, **options)
+    def start_in_its_session(
+        self: Any,
+        path: str | None = None,
+        format: str | None = None,  # noqa: A002 - Spark's name
+        *args: Any,
+        **options: Any,
+    ) -> Any:
+        chosen = format or getattr(self, "_rocketmq_format", None) or ""
+        continuous = getattr(self, "_rocketmq_continuous", None)
+        if continuous is not None and chosen.lower() == "rocketmq":
+            raise OptionError(
+                f'trigger(continuous="{continuous}"): Spark passes no row to a sink in Python with it, so all '
+                'rows would be lost. Use a trigger of micro-batches, such as trigger(processingTime="1 second")'
+            )
+        # The writer of Spark Connect has another attribute, and needs no active session.
+        if hasattr(self, "_spark"):
+            _activate(self)
+        return start(self, path, format, *args, **options)
 
     return start_in_its_session
 

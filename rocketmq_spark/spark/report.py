@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.accumulators import AccumulatorParam
 
-from rocketmq_spark.errors import MetricsUnavailableError
+from rocketmq_spark.errors import DeliveryError, MetricsUnavailableError
 from rocketmq_spark.metrics import Measures, PartitionReport, WriteSummary, merge_into
 from rocketmq_spark.metrics.openmetrics import Family, added, families, last_commit
 from rocketmq_spark.metrics.summary import invalid_notes, recovery_notes, sent_notes
@@ -137,6 +137,29 @@ def summarise(messages: Iterable[WriterCommitMessage | None]) -> WriteSummary:
     for message in _finished(messages):
         merge_into(summary, message)
     return summary
+
+
+def check_complete(messages: Sequence[WriterCommitMessage | None], batch_id: int | None) -> None:
+    """Raise a DeliveryError if the message of a task is missing, so that its rows may not be stored.
+
+    `batch_id` is the micro-batch or epoch of a stream, None for a batch write. Spark runs at least one task for each of
+    them (SPARK-23271), also if the DataFrame has no partition.
+    """
+    partitions = {message.partition_id for message in _finished(messages)}
+    expected = max(len(messages), 1, *(number + 1 for number in partitions))
+    if len(partitions) == expected == len(messages):
+        return
+    name, cause = "a write", "This is an error of Spark: run the write again"
+    if batch_id is not None:
+        name = f"micro-batch or epoch {batch_id}"
+        cause = (
+            "Spark's continuous trigger (trigger(continuous=...)) passes no row to a sink in Python. Use a trigger of "
+            "micro-batches, such as trigger(processingTime=...)"
+        )
+    raise DeliveryError(
+        f"committing {name}: {expected - len(partitions)} of at least {expected} tasks sent no message, so their rows "
+        f"may not be stored, and nothing is committed. {cause}"
+    )
 
 
 def _finished(messages: Iterable[WriterCommitMessage | None]) -> list[CommitMessage]:

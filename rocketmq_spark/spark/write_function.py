@@ -53,6 +53,9 @@ def write(frame: DataFrame, **options: str | int | bool) -> WriteSummary:
         writer.abort([None])
         raise
     messages: list[WriterCommitMessage | None] = [_message(row) for row in rows]
+    if not messages and frame.isEmpty():
+        # A DataFrame without partitions has no tasks. Spark's own writers then start one.
+        messages = [writer.write(iter(()))]
     writer.commit(messages)
     return summarise(messages)
 

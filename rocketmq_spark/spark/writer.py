@@ -25,6 +25,7 @@ from rocketmq_spark.options.kinds import MIB
 from rocketmq_spark.options.sink import SinkOptions
 from rocketmq_spark.spark.report import (
     CommitMessage,
+    check_complete,
     log_summary,
     micro_batch_of,
     prepared_in,
@@ -242,6 +243,7 @@ class RocketMQBatchWriter(_PartitionWriter, DataSourceArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Log the write's figures, and append them to ``metricsPath`` (on the driver, after all tasks succeeded)."""
+        check_complete(messages, None)
         report = self._end(messages, None)
         self._committed(messages, micro_batch_of(messages), report)
 
@@ -253,7 +255,11 @@ class RocketMQBatchWriter(_PartitionWriter, DataSourceArrowWriter):
 
 class _StreamWriter(_PartitionWriter):
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """Log a micro-batch's figures, and append them to ``metricsPath`` (runs on the driver)."""
+        """Log a micro-batch's figures, and append them to ``metricsPath`` (runs on the driver).
+
+        If this raises, Spark does not commit an epoch of a continuous trigger. It only logs the error, and goes on.
+        """
+        check_complete(messages, batchId)
         # If a query's first micro-batch has stored nothing, the address is probably wrong. Later micro-batches would
         # assume an outage.
         if batchId == 0 and self.lookup.unreached and not summarise(messages).to_dict():

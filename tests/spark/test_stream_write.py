@@ -14,9 +14,10 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from rocketmq_spark import dedupe
+from rocketmq_spark import OptionError, dedupe
 from rocketmq_spark.model.hashes import ROW_ID
 from rocketmq_spark.model.message_ext import MessageExt
+from rocketmq_spark.spark.register import unregister
 from rocketmq_spark.spark.report import Metrics
 from rocketmq_spark.spark.spark_api import STREAM_ARROW_WRITER
 from tests.support.cluster import SharedCluster, create_topic
@@ -237,3 +238,33 @@ def test_update_mode_is_refused_by_spark(
     writer = counts.writeStream.format("rocketmq").options(nameServer=cluster.name_server, topic=topic)
     with pytest.raises(PySparkException, match="does not support Update mode"):
         writer.outputMode("update").option("checkpointLocation", str(tmp_path)).start().awaitTermination(60)
+
+
+def test_continuous_trigger_is_refused(
+    spark: SparkSession, cluster: SharedCluster, topic: str, metrics: Metrics, tmp_path: Path
+) -> None:
+    """Spark passes no row to a Python sink with this trigger, and only logs an error of its commit."""
+    rows = spark.readStream.format("rate").load().selectExpr("cast(value as string) as body")
+    writer = rows.writeStream.option("checkpointLocation", str(tmp_path)).trigger(continuous="100 milliseconds")
+    writer = writer.options(nameServer=cluster.name_server, topic=topic, metricsPath=str(tmp_path / "metrics"))
+    for begin in (lambda: writer.format("rocketmq").start(), lambda: writer.start(format="RocketMQ")):
+        with pytest.raises(OptionError, match="passes no row to a sink in Python"):
+            begin()
+    # A session that is not registered, or a program in Scala, has no such check. There no epoch is committed.
+    unregister()
+    query = writer.format("rocketmq").start()
+    wait_for(lambda: len(list((tmp_path / "offsets").glob("[0-9]*"))) >= 3 or query.exception() is not None)
+    query.stop()
+    assert list((tmp_path / "commits").glob("[0-9]*")) == []
+    assert not (tmp_path / "metrics").exists()
+
+
+def test_other_triggers_and_formats_start_after_a_continuous_trigger(
+    spark: SparkSession, cluster: SharedCluster, topic: str, metrics: Metrics, tmp_path: Path
+) -> None:
+    rows = spark.readStream.format("rate").load().selectExpr("cast(value as string) as body")
+    noop = rows.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "noop"))
+    noop.trigger(continuous="1 second").start().stop()
+    writer = rows.writeStream.format("rocketmq").options(nameServer=cluster.name_server, topic=topic)
+    writer = writer.option("checkpointLocation", str(tmp_path / "sink")).trigger(continuous="1 second")
+    writer.trigger(once=True).start().awaitTermination(60)

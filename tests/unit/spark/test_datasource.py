@@ -20,6 +20,7 @@ from pyspark import cloudpickle
 from pyspark.sql.types import IntegerType, StringType, StructField, StructType, TimestampType
 
 from rocketmq_spark.errors import (
+    DeliveryError,
     MQBrokerException,
     OptionError,
     RemotingConnectException,
@@ -138,6 +139,11 @@ def stream_over(address: str, columns: StructType = BODY, **more: str) -> Any:
     return RocketMQDataSource(options).streamWriter(columns, overwrite=False)
 
 
+def batch_over(address: str, **more: str) -> Any:
+    options = {"nameServer": address, "topic": "t", "sendMsgTimeout": "1000", **more}
+    return RocketMQDataSource(options).writer(BODY, overwrite=False)
+
+
 def test_stream_requests_its_route_once_and_survives_a_lost_name_server() -> None:
     with fakes.name_server({"t": route({"a": 2})}) as peer:
         for _ in range(2):
@@ -152,8 +158,8 @@ def test_a_stream_of_an_unknown_topic_fails_before_any_task(name_server: FakeNam
         stream_over(name_server.address, topic="unheard-of")
 
 
-def finished(rows: int) -> CommitMessage:
-    recorder = Recorder("query", 0, 0)
+def finished(rows: int, partition_id: int = 0) -> CommitMessage:
+    recorder = Recorder("query", 0, partition_id)
     if rows:
         recorder.record_success("a", rows, 100, 8.0, MessageQueue("t", "a", 0), 5, 1.0)
     return CommitMessage.of(recorder.snapshot(), histograms=False)
@@ -170,12 +176,18 @@ def test_stream_with_unreachable_name_servers_leaves_lookup_to_its_tasks(caplog:
     with pytest.raises(RouteNotFoundException, match="refused"):
         stream_over(address, KEYED, ordered="true")
     # A wrong address fails a new query even if its first micro-batch is empty.
-    nothing: list[list[CommitMessage | None]] = [[], [finished(0)]]
-    for messages in nothing:
-        with pytest.raises(RouteNotFoundException, match=rf"{address}.*refused"):
-            writer.commit(messages, 0)
-        writer.commit(messages, 1)
-    writer.commit([finished(0), finished(5)], 0)
+    with pytest.raises(RouteNotFoundException, match=rf"{address}.*refused"):
+        writer.commit([finished(0)], 0)
+    writer.commit([finished(0)], 1)
+    writer.commit([finished(0), finished(5, 1)], 0)
+
+
+def test_no_writer_commits_without_the_message_of_each_task(name_server: FakeNameServer) -> None:
+    for messages in ([], [None], [finished(5), None]):
+        with pytest.raises(DeliveryError, match="sent no message"):
+            stream_over(name_server.address).commit(messages, 3)
+        with pytest.raises(DeliveryError, match="sent no message"):
+            batch_over(name_server.address).commit(messages)
 
 
 def ordered_stream(peer: FakeNameServer, checkpoint: str) -> Counter[str]:

@@ -11,7 +11,7 @@ import pytest
 from pyspark.accumulators import Accumulator, _accumulatorRegistry
 from pyspark.sql.datasource import WriterCommitMessage
 
-from rocketmq_spark.errors import MetricsUnavailableError, MQClientException, OptionError
+from rocketmq_spark.errors import DeliveryError, MetricsUnavailableError, MQClientException, OptionError
 from rocketmq_spark.metrics import PartitionReport, ReadReport, Recorder, WriteSummary, merge_into
 from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.spark.report import (
@@ -20,6 +20,7 @@ from rocketmq_spark.spark.report import (
     Metrics,
     ReportAccumulatorParam,
     UnavailableMetrics,
+    check_complete,
     log_summary,
     micro_batch_of,
     summarise,
@@ -334,3 +335,38 @@ def test_the_error_of_a_task_names_its_micro_batch_once() -> None:
     refused = OptionError(f"{Write('0', 'q-1')}: the decision log has expired")
     name_micro_batch(refused, "q-1", 0)
     assert str(refused) == f"{where}: the decision log has expired"
+
+
+def message(partition_id: int) -> CommitMessage:
+    return CommitMessage.of(report(partition_id), histograms=False)
+
+
+@pytest.mark.parametrize(
+    ("messages", "missing", "expected"),
+    [
+        ([], 1, 1),
+        ([None], 1, 1),
+        ([None, None], 2, 2),
+        ([message(0), None, message(2)], 1, 3),
+        ([message(0), message(2)], 1, 3),
+        ([message(1)], 1, 2),
+        ([message(0), message(0)], 1, 2),
+        ([message(0), WriterCommitMessage()], 1, 2),
+    ],
+)
+def test_a_commit_without_the_message_of_each_task_is_refused(
+    messages: list[WriterCommitMessage | None], missing: int, expected: int
+) -> None:
+    text = f"{missing} of at least {expected} tasks sent no message"
+    with pytest.raises(DeliveryError, match=text) as batch:
+        check_complete(messages, None)
+    assert "committing a write" in str(batch.value)
+    with pytest.raises(DeliveryError, match=text) as stream:
+        check_complete(messages, 17)
+    assert "micro-batch or epoch 17" in str(stream.value)
+    assert "trigger(continuous=...)" in str(stream.value)
+
+
+def test_a_commit_with_the_messages_of_all_tasks_is_accepted_in_any_order() -> None:
+    check_complete([message(0)], None)
+    check_complete([message(2), message(0), message(1)], 0)
