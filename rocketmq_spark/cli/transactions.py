@@ -43,7 +43,7 @@ class OpenWrite:
 
     SPARE: ClassVar[tuple[str, ...]] = ("round",)
 
-    write: str  # The ``writeId`` or the id that the write drew, in a stream the number of the micro-batch
+    write: str  # The ``writeId``, in a stream the number of the micro-batch
     query_id: str | None  # Of a stream; None for a batch write
     round: int  # 1, and 1 more for each time that missing rows were prepared again
     rows: int  # All rows of the write

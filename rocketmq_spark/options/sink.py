@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields
 from typing import Final
 
 import rocketmq_spark.options.kinds as kinds
+from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model.names import DEFAULT_PRODUCER_GROUP, MAX_GROUP_LENGTH, MAX_TOPIC_LENGTH
 from rocketmq_spark.options.connection import ConnectedOptions, ConnectionOptions, Spelling, security_contradictions
 from rocketmq_spark.options.kinds import (
@@ -170,7 +171,7 @@ class SinkOptions(SendOptions):
         "uses it.")
     write_id: str | None = option("writeId", None, kinds.name(100, ()),
         "In a batch write: identity of this write. If a write of this identity was decided or completed before, the "
-        "rows of the new attempt are not written. Default: each attempt is a new write.")
+        "rows of the new attempt are not written. `effectivelyOnce` and `exactlyOnce` require it, except in a stream.")
     transaction_topic: str = option("transactionTopic", "rocketmq-spark-decisions", TOPIC,
         "Topic of the decision log. The driver creates it, with one queue on each broker, if it may.")
     transaction_timeout_ms: int = option("transactionTimeoutMs", 60000, kinds.integer(10000, 3600000, unit="ms"),
@@ -314,6 +315,17 @@ _WITH_LOG: Final[dict[str, tuple[tuple[str, tuple[object, ...], str], ...]]] = {
         ("keep_row_id", (False,), "each row gets an id of its own"),
     ),
 }
+
+
+def check_identity(options: SinkOptions) -> None:
+    """Raise an OptionError if a write that is no stream has a decision log, and no ``writeId``."""
+    if options.has_log and options.write_id is None:
+        raise OptionError(
+            f"delivery={options.delivery} requires writeId, by which a repetition of the write is recognised: give a "
+            "name that no other write of this transactionalId has, and that is the same if the write is repeated, such "
+            "as writeId=orders-2026-11-24. Within foreachBatch use rocketmq_spark.foreach_batch(...), or a name with "
+            "the number of the micro-batch, such as writeId=counts-17"
+        )
 
 
 def _of_transactions(options: SinkOptions) -> Iterator[str]:

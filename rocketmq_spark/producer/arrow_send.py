@@ -19,7 +19,7 @@ from rocketmq_spark.metrics import Recorder, WriteSummary, merge_into
 from rocketmq_spark.options.kinds import option_text
 from rocketmq_spark.options.parsing import parse_sink_options
 from rocketmq_spark.options.producer import ProducerOptions
-from rocketmq_spark.options.sink import SINK_OPTIONS, SinkOptions
+from rocketmq_spark.options.sink import SINK_OPTIONS, SinkOptions, check_identity
 from rocketmq_spark.producer.service import batch_trace_sender
 from rocketmq_spark.routing.client_instance import ClientInstance
 from rocketmq_spark.sink.checks import check_columns, check_topic, ordered_queues
@@ -47,6 +47,7 @@ def sink_options(
     parsed = parse_sink_options(texts, {}, defaults)
     if parsed.exactly_once:
         raise OptionError("delivery=exactlyOnce needs Spark, whose driver commits the rows; write a DataFrame instead")
+    check_identity(parsed)
     return parsed
 
 

@@ -19,7 +19,7 @@ from rocketmq_spark.errors import MQBrokerException, OptionError, RouteNotFoundE
 from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.options.kinds import load_class
 from rocketmq_spark.options.parsing import parse_sink_options
-from rocketmq_spark.options.sink import SinkOptions
+from rocketmq_spark.options.sink import SinkOptions, check_identity
 from rocketmq_spark.protocol.grpc.codes import Code
 from rocketmq_spark.routing.client_instance import ClientInstance
 from rocketmq_spark.routing.connect import check_connection
@@ -32,6 +32,7 @@ from rocketmq_spark.spark.writer import RocketMQBatchWriter, RouteLookup
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from rocketmq_spark.transactions.decision_log import Write
     from rocketmq_spark.transactions.plan import TransactionPlan
     from rocketmq_spark.transactions.resume import ResumePlan
 
@@ -42,14 +43,45 @@ _REFUSALS = frozenset({Code.ILLEGAL_TOPIC, Code.UNAUTHORIZED, Code.FORBIDDEN})
 
 
 def plan_batch_write(
-    given: Mapping[str, str], columns: pa.Schema, session: SessionFacts, warn: Callable[[str], None]
+    given: Mapping[str, str],
+    columns: pa.Schema,
+    session: SessionFacts,
+    warn: Callable[[str], None],
+    batch_id: int | None = None,
 ) -> RocketMQBatchWriter:
-    """Check a batch write, look up one route, and return its writer; `given` are the options, as texts."""
+    """Check a batch write, look up one route, and return its writer; `given` are the options, as texts.
+
+    `batch_id` is the number of the micro-batch that `foreach_batch` writes. Raises an OptionError if the delivery needs
+    an identity of the write and has none.
+    """
     options = checked_options(given, columns, session, warn)
+    micro_batch = None
+    if batch_id is None:
+        check_identity(options)
+    elif options.has_log:
+        micro_batch = _micro_batch(options, batch_id)
     lookup = look_up_route(options, columns)
-    write_id = str(uuid.uuid4())
-    plan = plan_transaction(options, lookup, options.write_id or write_id)
-    return RocketMQBatchWriter(options, session.accumulator, write_id=write_id, lookup=lookup, plan=plan)
+    return RocketMQBatchWriter(
+        options,
+        session.accumulator,
+        write_id=str(uuid.uuid4()),
+        lookup=lookup,
+        plan=plan_transaction(options, lookup),
+        micro_batch=micro_batch,
+    )
+
+
+def _micro_batch(options: SinkOptions, batch_id: int) -> Write:
+    from rocketmq_spark.transactions.decision_log import Write
+
+    if options.write_id is not None:
+        raise OptionError(
+            f"writeId={options.write_id}: foreach_batch identifies each micro-batch by transactionalId and its number; "
+            "remove writeId"
+        )
+    # Neither Spark Connect nor another thread knows the id of the query. Names with the topic let `check_stream` find
+    # two writes of one micro-batch that share a transactionalId.
+    return Write(str(batch_id), f"{options.transactional_id}#{options.topic or ''}")
 
 
 def checked_options(
@@ -85,10 +117,8 @@ def checked_options(
     return replace(options, max_rate_tasks=session.parallelism)
 
 
-def plan_transaction(
-    options: SinkOptions, lookup: RouteLookup, write_name: str | None = None
-) -> TransactionPlan | ResumePlan | None:
-    """Return the plan of a write with a decision log, None for others; `write_name` is None for a stream."""
+def plan_transaction(options: SinkOptions, lookup: RouteLookup) -> TransactionPlan | ResumePlan | None:
+    """Return the plan of a write with a decision log, None for others. A write without ``writeId`` is a stream's."""
     if not options.has_log:
         return None
     from rocketmq_spark.transactions import plan, resume
@@ -97,10 +127,10 @@ def plan_transaction(
 
     instance = acquire(options)
     try:
+        write = None if options.write_id is None else Write(options.write_id)
         if options.effectively_once:
-            write = None if options.write_id is None else Write(options.write_id)
             return resume.plan(Brokers(options, instance), plan.log_of(options), write, lookup.queues)
-        return plan.plan(options, instance, None if write_name is None else Write(write_name))
+        return plan.plan(options, instance, write)
     finally:
         instance.unregister(options.producer_group)
 

@@ -7,7 +7,7 @@ source returns as commit messages. They work on newer releases, too.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -41,11 +41,16 @@ def write(frame: DataFrame, **options: str | int | bool) -> WriteSummary:
     >>> written = rocketmq_spark.write(df, nameServer="127.0.0.1:9876", topic="orders")  # doctest: +SKIP
     >>> written.show()  # doctest: +SKIP
     """
+    return _write(frame, options)
+
+
+def _write(frame: DataFrame, options: Mapping[str, str | int | bool], batch_id: int | None = None) -> WriteSummary:
+    """Write a DataFrame; `batch_id` is the micro-batch that it is, None for other writes."""
     from rocketmq_spark.spark.planning import plan_batch_write
     from rocketmq_spark.spark.report import summarise
 
     texts = {name: option_text(value) for name, value in options.items()}
-    writer = plan_batch_write(texts, arrow_schema(frame.schema), _facts(frame), logger.warning)
+    writer = plan_batch_write(texts, arrow_schema(frame.schema), _facts(frame), logger.warning, batch_id)
     try:
         rows = frame.mapInArrow(partial(_write_partition, writer), _REPORT).collect()
     except BaseException:
@@ -63,13 +68,16 @@ def write(frame: DataFrame, **options: str | int | bool) -> WriteSummary:
 def foreach_batch(**options: str | int | bool) -> Callable[[DataFrame, int], None]:
     """Return a function for ``writeStream.foreachBatch`` that writes each micro-batch with `write`.
 
-    Add ``rowId=true``, so that readers recognise the rows of a repeated micro-batch, or ``delivery=effectivelyOnce``.
+    With ``delivery=effectivelyOnce`` or ``exactlyOnce`` a repeated micro-batch is written once, also by other threads
+    and on Spark Connect. Its identity is ``transactionalId``, the topic and its number. A query with a new checkpoint
+    begins again with number 0, and needs another ``transactionalId``. So does a second write of the same micro-batch,
+    except one with ``effectivelyOnce`` to another topic.
 
     >>> query = df.writeStream.foreachBatch(rocketmq_spark.foreach_batch(nameServer=..., topic=...))  # doctest: +SKIP
     """
 
-    def write_batch(frame: DataFrame, batch_id: int) -> None:  # noqa: ARG001 - Spark's signature
-        write(frame, **options)
+    def write_batch(frame: DataFrame, batch_id: int) -> None:
+        _write(frame, options, batch_id)
 
     return write_batch
 

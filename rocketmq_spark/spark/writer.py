@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from rocketmq_spark.transactions.commit import CommitReport
+    from rocketmq_spark.transactions.decision_log import Write
     from rocketmq_spark.transactions.plan import Prepared, TransactionPlan
     from rocketmq_spark.transactions.resume import Attempted, ResumePlan, ResumeReport
 
@@ -88,13 +89,19 @@ class _PartitionWriter:
     schema: StructType | None = None
     # With ``delivery=exactlyOnce`` and ``effectivelyOnce``.
     plan: TransactionPlan | ResumePlan | None = None
+    # With such a delivery, the identity that `foreach_batch` gives the write. The task's local properties would name
+    # the query and the micro-batch only on classic Spark, and only if no other thread of the driver starts the write.
+    micro_batch: Write | None = None
 
     def write(self, batches: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Send every row of one partition; return when each is acknowledged (except with ``sendMode=oneway``)."""
         context = TaskContext.get()
         partition_id = context.partitionId() if context else 0
-        write_id = (context and context.getLocalProperty(_QUERY_ID)) or self.write_id
-        batch_id = int((context and context.getLocalProperty(_BATCH_ID)) or -1)
+        if self.micro_batch is None:
+            write_id = (context and context.getLocalProperty(_QUERY_ID)) or self.write_id
+            batch_id = int((context and context.getLocalProperty(_BATCH_ID)) or -1)
+        else:
+            write_id, batch_id = self.micro_batch.query, self.micro_batch.batch_id
         recorder = Recorder(write_id, batch_id, partition_id)
         rows = (batch for batch in batches if batch.num_rows)
         prepared: Prepared | Attempted | None = None
@@ -161,10 +168,7 @@ class _PartitionWriter:
         from rocketmq_spark.transactions import plan, resume
         from rocketmq_spark.transactions.brokers import Brokers
 
-        if batch_id is None:
-            # Within ``foreachBatch``, an effectively-once write has the identity of the micro-batch.
-            batch_id = micro_batch_of(messages) if options.effectively_once else None
-        write = self.plan.write_of(query_of(messages), -1 if batch_id is None else batch_id)
+        write = self.micro_batch or self.plan.write_of(query_of(messages), -1 if batch_id is None else batch_id)
         prepared = prepared_in(messages)
         instance = acquire(options)
         try:

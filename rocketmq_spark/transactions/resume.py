@@ -59,8 +59,8 @@ class ResumePlan:
     begun: Mapping[Write, Mapping[int, QueueNums]]  # The brokers to which earlier tasks could, by partition
 
     def write_of(self, name: str, batch_id: int) -> Write:
-        """Return the write that a task belongs to; `name` is a query id, or the id of a batch write."""
-        return self.write or (Write(str(batch_id), name) if batch_id >= 0 else Write(name))
+        """Return the write that a task belongs to; `name` is a query id."""
+        return self.write or Write(str(batch_id), name)
 
     def floors_of(self, write: Write) -> Floors | None:
         """Return the newest floors below all rows of a write; None if they have expired."""
@@ -319,9 +319,8 @@ def write_once(
 
     A call with the ``writeId`` of a failed one continues it. Raises as `plan`, `Attempt.run` and `complete`.
     """
-    brokers, log, given = Brokers(options, instance), log_of(options), options.write_id
-    planned = plan(brokers, log, None if given is None else Write(given), queues)
-    write = planned.write_of(recorder.write_id, -1)
+    brokers, log, write = Brokers(options, instance), log_of(options), Write(str(options.write_id))
+    planned = plan(brokers, log, write, queues)
     attempted = Attempt(brokers, planned, write, recorder.partition_id).run(recorder, rows, send)
     if attempted is not None:
         names = Measures.unpack(recorder.snapshot().packed).brokers.keys()

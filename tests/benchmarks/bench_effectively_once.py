@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import sys
 import time
+import uuid
 from collections.abc import Iterator
 
 import pyarrow as pa
@@ -92,6 +93,8 @@ def figures(rounds: int) -> Iterator[Figure]:
 
         def rate(name: str) -> float:
             options = {"nameServer": cluster.name_server, "topic": "bench", **deliveries[name]}
+            if "transactionalId" in options:
+                options["writeId"] = uuid.uuid4().hex
             began = time.perf_counter()
             rows.write.format("rocketmq").options(**options).mode("append").save()
             return ROWS / (time.perf_counter() - began)

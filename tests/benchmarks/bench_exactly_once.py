@@ -11,6 +11,7 @@ import os
 import sys
 import time
 import tracemalloc
+import uuid
 from collections.abc import Iterator
 
 import pyarrow as pa
@@ -38,6 +39,8 @@ ONCE = {"delivery": "exactlyOnce", "transactionalId": "bench", "transactionTimeo
 
 def rate(rows: DataFrame, options: dict[str, str]) -> float:
     """Return the thousands of rows per second of a write."""
+    if "transactionalId" in options:
+        options = {**options, "writeId": uuid.uuid4().hex}
     began = time.perf_counter()
     rows.write.format("rocketmq").options(**options).mode("append").save()
     return ROWS / (time.perf_counter() - began) / 1000

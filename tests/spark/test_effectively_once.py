@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
+import rocketmq_spark
 from rocketmq_spark import Producer
-from rocketmq_spark.errors import InputChangedError
+from rocketmq_spark.errors import InputChangedError, OptionError
 from rocketmq_spark.spark.report import Metrics
 from tests.support.cluster import SharedCluster
 from tests.support.streams import write_files
@@ -103,7 +105,8 @@ def test_a_repeated_micro_batch_is_stored_once(
     assert metrics.recovered_rows() == {"recovered": 500, "repeated": 0}
 
 
-def test_foreach_batch_has_the_identity_of_the_micro_batch(
+@pytest.mark.parametrize("by_function", [True, False], ids=["foreach_batch", "writeId"])
+def test_a_repeated_micro_batch_of_foreach_batch_is_stored_once_from_any_thread(
     spark: SparkSession,
     cluster: SharedCluster,
     topic: str,
@@ -111,11 +114,19 @@ def test_foreach_batch_has_the_identity_of_the_micro_batch(
     save: Callable[..., None],
     visible: Callable[[], Counter[str]],
     tmp_path: Path,
+    *,
+    by_function: bool,
 ) -> None:
     failures = [0, 2]
+    write_batch = rocketmq_spark.foreach_batch(nameServer=cluster.name_server, topic=topic, **once)
+
+    def write_as_named(frame: DataFrame, batch_id: int) -> None:
+        save(frame, writeId=f"query-1-{batch_id}", **once)
 
     def write(frame: DataFrame, batch_id: int) -> None:
-        save(frame, **once)
+        # A thread of the user's has none of the local properties that name query and micro-batch.
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(write_batch if by_function else write_as_named, frame, batch_id).result()
         if batch_id in failures:
             failures.remove(batch_id)
             raise ValueError("the function failed after the write")
@@ -137,6 +148,23 @@ def test_foreach_batch_has_the_identity_of_the_micro_batch(
             stream()
     stream()
     assert visible() == Counter(ROWS[:1_500])
+
+
+def test_a_write_without_an_identity_is_refused(
+    spark: SparkSession, cluster: SharedCluster, topic: str, save: Callable[..., None], once: dict[str, str]
+) -> None:
+    frame, where = spark.range(1).selectExpr("'x' as body"), {"nameServer": cluster.name_server, "topic": topic}
+    why = "requires writeId, by which a repetition of the write is recognised: .*foreach_batch"
+    for delivery in ("effectivelyOnce", "exactlyOnce"):
+        options = {**once, "delivery": delivery}
+        with pytest.raises(PySparkException, match=why):
+            save(frame, **options)
+        with pytest.raises(OptionError, match=why):
+            rocketmq_spark.write(frame, **where, **options)
+        with pytest.raises(OptionError, match="foreach_batch identifies each micro-batch by transactionalId"):
+            rocketmq_spark.foreach_batch(writeId="monday", **where, **options)(frame, 0)
+    with Producer("anonymous", name_server=cluster.name_server) as producer, pytest.raises(OptionError, match=why):
+        producer.send_arrow(pa.table({"body": ["x"]}), topic=topic, **once)
 
 
 def test_send_arrow_continues_a_write(

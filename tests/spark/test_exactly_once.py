@@ -53,7 +53,7 @@ def dead_driver(cluster: SharedCluster, topic: str, once: dict[str, str]) -> Ite
 def test_a_batch_write_is_visible_once(
     rows: DataFrame, save: Callable[..., None], once: dict[str, str], visible: Callable[[], Counter[str]]
 ) -> None:
-    save(rows, **once)
+    save(rows, writeId="monday", **once)
     assert visible() == Counter(ROWS)
 
 
@@ -70,7 +70,7 @@ def test_no_row_of_a_failed_write_is_visible(
 ) -> None:
     rows = spark.range(0, 2_000, 1, 2).selectExpr("if(id = 1999, null, concat('row-', id)) as body", "'a|b' as tags")
     with pytest.raises(PySparkException, match="tags"):
-        save(rows, **once)
+        save(rows, writeId="monday", **once)
     assert visible() == Counter()
 
 
@@ -134,6 +134,7 @@ def test_a_stream_with_another_checkpoint_is_refused(
         (("'x' as body", "1000L as delayMs"), {}, "column delayMs: not available with delivery=exactlyOnce"),
         (("'x' as body", "false as waitStoreMsgOK"), {}, "column waitStoreMsgOK: not available"),
         (("'x' as body",), {"transactionalId": "two words"}, "transactionalId"),
+        (("'x' as body",), {"delivery": "effectivelyOnce", "writeId": ""}, "writeId"),
     ],
 )
 def test_writes_that_cannot_be_exactly_once_are_refused(
@@ -145,4 +146,4 @@ def test_writes_that_cannot_be_exactly_once_are_refused(
     why: str,
 ) -> None:
     with pytest.raises(PySparkException, match=why):
-        save(spark.range(1).selectExpr(*columns), **{**once, **options})
+        save(spark.range(1).selectExpr(*columns), **{**once, "writeId": "monday", **options})

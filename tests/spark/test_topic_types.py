@@ -120,7 +120,8 @@ def rows_for(frame: DataFrame, kind: Kind, mark: str) -> DataFrame:
 
 
 def write_batch(spark: SparkSession, kind: Kind, options: Mapping[str, str], mark: str, _: Path) -> None:
-    rows_for(spark.range(0, ROWS, 1, 1), kind, mark).write.format("rocketmq").mode("append").options(**options).save()
+    writer = rows_for(spark.range(0, ROWS, 1, 1), kind, mark).write.format("rocketmq").mode("append").options(**options)
+    (writer.option("writeId", "types") if "transactionalId" in options else writer).save()
 
 
 def write_stream(spark: SparkSession, kind: Kind, options: Mapping[str, str], mark: str, folder: Path) -> None:

@@ -75,14 +75,19 @@ def test_exactly_once_write_is_committed(
     assert stored(LAST + 1) == BODIES
 
 
+@pytest.mark.parametrize("delivery", ["effectivelyOnce", "exactlyOnce"])
 def test_foreach_batch_writes_each_micro_batch_once(
-    spark: SparkSession, options: dict[str, str], stored: Callable[[int], Counter[bytes]], tmp_path: Path
+    spark: SparkSession,
+    options: dict[str, str],
+    stored: Callable[[int], Counter[bytes]],
+    tmp_path: Path,
+    delivery: str,
 ) -> None:
     (tmp_path / "in").mkdir()
     for file in range(2):
         lines = "\n".join(f"row-{number}" for number in range(file * 500, file * 500 + 500))
         (tmp_path / "in" / f"{file}.txt").write_text(lines)
-    once = {"delivery": "effectivelyOnce", "transactionalId": f"job-{options['topic']}", "fenceMs": "100"}
+    once = {"delivery": delivery, "transactionalId": f"job-{options['topic']}", "fenceMs": "100"}
 
     def stream() -> None:
         lines = spark.readStream.schema("body string").option("maxFilesPerTrigger", 1).text(str(tmp_path / "in"))
@@ -96,3 +101,26 @@ def test_foreach_batch_writes_each_micro_batch_once(
         name.unlink()
     stream()
     assert stored(LAST + 1) == BODIES
+    # A query with a new checkpoint begins again with micro-batch 0, whose rows are not those of the log.
+    write_batch = rocketmq_spark.foreach_batch(**once, **options)
+    with pytest.raises(Exception, match="has micro-batch 1 already, so the checkpoint is an old copy"):
+        write_batch(numbers(spark), 0)
+
+
+def test_two_writes_of_a_micro_batch_with_one_transactional_id_are_refused(
+    spark: SparkSession, options: dict[str, str], make_topic: Callable[..., str]
+) -> None:
+    once = {"delivery": "exactlyOnce", "transactionalId": f"job-{options['topic']}"}
+    rocketmq_spark.foreach_batch(**once, **options)(numbers(spark), 0)
+    other = {**options, "topic": make_topic("NORMAL", f"{options['topic']}-2")}
+    with pytest.raises(Exception, match="Give each query its own transactionalId"):
+        rocketmq_spark.foreach_batch(**once, **other)(numbers(spark), 0)
+
+
+def test_a_micro_batch_without_partitions_is_completed(spark: SparkSession, options: dict[str, str]) -> None:
+    once = {"delivery": "effectivelyOnce", "transactionalId": f"job-{options['topic']}"}
+    write_batch = rocketmq_spark.foreach_batch(**once, **options)
+    write_batch(numbers(spark).where("false"), 0)
+    write_batch(numbers(spark), 1)
+    with pytest.raises(Exception, match="has micro-batch 1 already"):
+        write_batch(numbers(spark), 0)

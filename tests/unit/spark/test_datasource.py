@@ -190,6 +190,13 @@ def test_no_writer_commits_without_the_message_of_each_task(name_server: FakeNam
             batch_over(name_server.address).commit(messages)
 
 
+@pytest.mark.parametrize("delivery", ["effectivelyOnce", "exactlyOnce"])
+def test_a_batch_write_without_an_identity_is_refused_on_the_driver(delivery: str) -> None:
+    # No server is asked before.
+    with pytest.raises(OptionError, match=rf"delivery={delivery} requires writeId"):
+        batch_over(refused_address(), delivery=delivery, transactionalId="job")
+
+
 def ordered_stream(peer: FakeNameServer, checkpoint: str) -> Counter[str]:
     """Return the number of queues of each broker to which the driver of a new process binds keys."""
     registry.close_all()
