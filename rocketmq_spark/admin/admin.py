@@ -16,7 +16,7 @@ from typing import Any, Final, NoReturn
 from rocketmq_spark import errors
 from rocketmq_spark.admin.answers import BrokerInfo, PeekedMessage, QueueOffsets, Table, TopicInfo
 from rocketmq_spark.admin.brokers import brokers_of, topics_of
-from rocketmq_spark.admin.queues import admin_options, closed_to_readers, held_by, missing_queues, offsets_of, peek
+from rocketmq_spark.admin.queues import admin_options, closed_queues, held_by, missing_queues, offsets_of, peek
 from rocketmq_spark.errors import NoBrokersException, RocketMQError, TopicRouteStaleException
 from rocketmq_spark.model.names import check_topic, is_legal, is_system_topic
 from rocketmq_spark.model.route import MAX_QUEUES, PERM_READ, PERM_WRITE, TopicRouteData, masters_of
@@ -154,7 +154,7 @@ class Admin:
         """
         answers = offsets_of(self._options, self._transport, topic, route := self.route(topic))
         held = held_by(answers)
-        closed = closed_to_readers(held, route)
+        closed = closed_queues(self._options.connection.wire_name(topic), held, route)
         readable = [offsets for offsets in held if offsets.queue not in closed]
         rows = peek(self._options, self._transport, {topic: route}, readable, count, tag, consumer_group)
         tag_note = "only the newest messages of each queue were searched for the tag"

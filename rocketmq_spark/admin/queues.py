@@ -19,14 +19,14 @@ from rocketmq_spark.admin.answers import PeekedMessage, QueueOffsets
 from rocketmq_spark.errors import OptionError, ReadError, RocketMQError
 from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.model.properties import RESERVED_PROPERTIES
-from rocketmq_spark.model.route import TopicRouteData, permission_text
+from rocketmq_spark.model.route import TopicRouteData, masters_of
 from rocketmq_spark.options.connection import ConnectionOptions
 from rocketmq_spark.options.kinds import effective_namespace, parse_environment, parse_one
 from rocketmq_spark.options.source import SOURCE_OPTIONS, SourceOptions, source_contradictions
 from rocketmq_spark.source.offset_resolver import OffsetResolver
 from rocketmq_spark.source.ranges import OffsetRange
 from rocketmq_spark.source.topic_queues import TopicQueues
-from rocketmq_spark.source.topic_routes import refuse_static
+from rocketmq_spark.source.topic_routes import closed_to_readers, refuse_static
 from rocketmq_spark.transport.base import ReadTransport
 from rocketmq_spark.transport.remoting.transport import RemotingTransport
 
@@ -200,17 +200,14 @@ def peek(
         ) from exc
 
 
-def closed_to_readers(held: Iterable[QueueOffsets], route: TopicRouteData) -> dict[MessageQueue, ReadError]:
-    """Return the queues with messages that readers may not read, each with the reason."""
-    datas = {data.broker_name: data for data in route.queue_datas}
+def closed_queues(topic: str, held: Iterable[QueueOffsets], route: TopicRouteData) -> dict[MessageQueue, ReadError]:
+    """Return the queues with messages that readers may not read, each with the reason; servers know it as `topic`."""
+    datas, masters = {data.broker_name: data for data in route.queue_datas}, masters_of(route.broker_datas)
     closed = {}
     for item in held:
         data = datas[item.broker_name]
-        if item.messages > 0 and not (data.readable and item.queue_id < data.read_queue_nums):
-            closed[item.queue] = ReadError(
-                f"closed to readers (on this broker the topic has permission {permission_text(data.perm)} and "
-                f"readQueueNums={data.read_queue_nums})"
-            )
+        if item.messages > 0 and item.queue_id >= data.open_queues:
+            closed[item.queue] = ReadError(closed_to_readers(topic, data, masters.get(item.broker_name, "ADDRESS")))
     return closed
 
 

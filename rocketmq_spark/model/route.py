@@ -55,6 +55,11 @@ class QueueData:
         return bool(self.perm & PERM_READ)
 
     @property
+    def open_queues(self) -> int:
+        """Number of queues, from 0 on, that readers may read."""
+        return self.read_queue_nums if self.readable else 0
+
+    @property
     def queue_nums(self) -> int:
         """Number of queues, readable or not: a closed queue keeps its messages."""
         return max(self.read_queue_nums, self.write_queue_nums)

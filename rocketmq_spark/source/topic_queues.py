@@ -75,11 +75,12 @@ class TopicQueues:
     def find(self) -> list[MessageQueue]:
         """Restart the deadline, ask the name servers, and return the queues that can be read now, sorted.
 
-        Raises an OptionError for a queue of ``assign`` that does not exist, and an error for a topic without a route.
+        Raises an OptionError for an unknown queue of ``assign``, a ReadError for a queue that its broker lets
+        nobody read, and an error for a topic without a route.
         """
         self.deadline.restart()
         self._routes.expire()
-        queues = self._present(skip_gone=False)
+        queues = self._present(new=True)
         if not queues and self._options.subscribe_pattern is not None:
             logger.warning("subscribePattern=%s matches no existing topic", self._options.subscribe_pattern)
         missing = self._options.assign.difference(queues)
@@ -90,13 +91,16 @@ class TopicQueues:
         return queues
 
     def present(self) -> list[MessageQueue]:
-        """Return the queues that can be read now, sorted, by routes of the last second.
+        """Return the queues that can be read now, sorted, by routes of the last second; raises as `find`.
 
-        A broker of ``assign`` may come back. Without ``failOnDataLoss`` a topic that does not exist is left out.
+        A broker of ``assign`` may come back. Without ``failOnDataLoss`` a topic that does not exist is left out. Queues
+        above a topic's read queues are left out: they may have been read before they were removed.
         """
-        return self._present(skip_gone=not self._options.fail_on_data_loss)
+        return self._present(new=False)
 
-    def _present(self, *, skip_gone: bool) -> list[MessageQueue]:
+    def _present(self, *, new: bool) -> list[MessageQueue]:
+        skip_gone = not new and not self._options.fail_on_data_loss
+
         def ask(topic: str) -> TopicRouteData | None:
             try:
                 return self._routes.recent(topic)
@@ -118,8 +122,10 @@ class TopicQueues:
             # A broker creates topics for itself, with its own name or its cluster's.
             of_servers = any(topic in (broker.broker_name, broker.cluster) for broker in route.broker_datas)
             if not (by_pattern and of_servers):
-                queues += _readable(topic, route)
-        return sorted(filter(self._options.reads, queues))
+                selected = [*filter(self._options.reads, _queues_of(topic, route, closed=new))]
+                self._routes.refuse_closed(topic, route, selected)
+                queues += selected
+        return sorted(queues)
 
     def address(self, queue: MessageQueue, *, trusted: bool = False) -> str:
         """Return the broker's address for the next request about a queue; with `trusted` one that `trusts` accepts.
@@ -189,7 +195,7 @@ class TopicQueues:
             return False if is_gone(exc) else None
         if all(data.broker_name != queue.broker_name for data in route.queue_datas):
             return None
-        return queue in _readable(queue.topic, route)
+        return queue in _queues_of(queue.topic, route)
 
     def may_hold_inner_batches(self, queues: Iterable[MessageQueue]) -> bool:
         """Return whether a queue may hold inner batches (docs/internals/messages.md#inner-batches); see `is_plain`."""
@@ -319,13 +325,12 @@ def place(queue: MessageQueue) -> tuple[str, str]:
     return queue.topic, queue.broker_name
 
 
-def _readable(topic: str, route: TopicRouteData) -> list[MessageQueue]:
-    reachable = {broker.broker_name for broker in route.broker_datas if broker.broker_addrs}
+def _queues_of(topic: str, route: TopicRouteData, *, closed: bool = False) -> list[MessageQueue]:
+    """Return the read queues, also without permission or an address; with `closed` also those that are only written."""
     return [
         MessageQueue(topic, data.broker_name, queue_id)
         for data in route.queue_datas
-        if data.readable and data.broker_name in reachable
-        for queue_id in range(data.read_queue_nums)
+        for queue_id in range(data.queue_nums if closed else data.read_queue_nums)
     ]
 
 

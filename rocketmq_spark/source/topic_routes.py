@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
+import shlex
 import threading
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from typing import Final, TypeVar
 from rocketmq_spark import errors
 from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.model.names import MAX_TOPIC_LENGTH, is_internal_topic
-from rocketmq_spark.model.route import TopicRouteData
+from rocketmq_spark.model.route import PERM_READ, PERM_WRITE, QueueData, TopicRouteData, masters_of, permission_text
 from rocketmq_spark.options.source import SourceOptions
 from rocketmq_spark.transport.base import ReadTransport
 from rocketmq_spark.transport.parallel import in_parallel
@@ -173,6 +174,19 @@ class TopicRoutes:
         if not logged:
             logger.warning("topic %s is gone from the name servers; reading the other topics: %s", topic, error)
 
+    def refuse_closed(self, topic: str, route: TopicRouteData, queues: Iterable[MessageQueue]) -> None:
+        """Raise a ReadError if brokers reject reads of one of these queues of a topic, which may hold messages."""
+        datas = {data.broker_name: data for data in route.queue_datas}
+        closed = sorted(
+            {queue.broker_name for queue in queues if queue.queue_id >= datas[queue.broker_name].open_queues}
+        )
+        if closed:
+            first, *others = closed
+            address = masters_of(route.broker_datas).get(first, "ADDRESS")
+            why = closed_to_readers(self.options.connection.wire_name(topic), datas[first], address)
+            more = f". It also has queues that reject reads on {', '.join(others[:10])}" if others else ""
+            raise errors.ReadError(f"reading topic {topic}: {why}{more}")
+
     def _all_topics(self) -> frozenset[str]:
         if self._listed is None or not self.is_fresh(_LIST):
             try:
@@ -234,3 +248,22 @@ def refuse_static(topic: str, route: TopicRouteData) -> None:
             f"reading topic {topic}: it is a static (logical) topic, which this release can't read; use an ordinary "
             "topic"
         )
+
+
+def closed_to_readers(topic: str, data: QueueData, address: str) -> str:
+    """Return why readers may not read some queues of a topic on a broker, and the commands that allow it."""
+    at = f"-t {shlex.quote(topic)} -b {shlex.quote(address)}"
+    if not data.readable:
+        perm = PERM_READ | data.perm & PERM_WRITE
+        return (
+            f"broker {data.broker_name} rejects reads, because the topic's permission there is "
+            f"{permission_text(data.perm)}. Allow reads with mqadmin updateTopicPerm {at} -p {perm}. If the topic has "
+            "this permission, that of the broker (brokerPermission) lacks r: mqadmin updateBrokerConfig "
+            f"-b {shlex.quote(address)} -k brokerPermission -v 6"
+        )
+    queues = data.write_queue_nums
+    return (
+        f"broker {data.broker_name} rejects reads of the queues {data.read_queue_nums} to {queues - 1}, because the "
+        f"topic has {queues} write queues and {data.read_queue_nums} read queues there. Allow reads with mqadmin "
+        f"updateTopic {at} -r {queues} -w {queues} -p {data.perm}"
+    )

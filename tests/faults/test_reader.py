@@ -332,6 +332,23 @@ def test_stream_continues_from_slave_after_master_is_lost(
     assert kept.keys == once(keys)
 
 
+def test_broker_without_permission_to_read_is_an_error_with_the_command_that_allows_reads(
+    spark: SparkSession, metrics: Metrics, two_brokers: LocalCluster, feed: Feed, topic: str
+) -> None:
+    keys, broker = feed(100), two_brokers.brokers[0]
+    frame = source(spark.read, two_brokers.name_server, topic)
+    set_config(broker, brokerPermission=2)
+    with RemotingTransport([two_brokers.name_server]) as transport:
+        wait_for(lambda: transport.query_route(topic, 5.0).queue_datas[0].perm == 2)
+    text = f"{broker.name} rejects reads.*updateBrokerConfig -b {broker.address} -k brokerPermission -v 6"
+    with pytest.raises(PySparkException, match=text):
+        frame.collect()
+    set_config(broker, brokerPermission=6)
+    with RemotingTransport([two_brokers.name_server]) as transport:
+        wait_for(lambda: transport.query_route(topic, 5.0).queue_datas[0].perm == 6)
+    assert Counter(row.keys for row in frame.select("keys").collect()) == once(keys)
+
+
 def test_slave_without_read_permission_fails_read_naming_queue_and_option(
     spark: SparkSession, metrics: Metrics, two_brokers: LocalCluster, feed: Feed, topic: str, slave: Slave
 ) -> None:

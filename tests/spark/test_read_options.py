@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.errors import PySparkException
+from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StringType, StructType
 
+import rocketmq_spark
+from rocketmq_spark.admin import Admin
+from rocketmq_spark.errors import ReadError
 from rocketmq_spark.model.message import Message
 from rocketmq_spark.producer.producer import Producer
 from rocketmq_spark.spark.report import Metrics
-from tests.support.cluster import SharedCluster, create_topic
+from rocketmq_spark.transport.remoting.transport import RemotingTransport
+from tests.support.cluster import SharedCluster, create_topic, mqadmin
 from tests.support.processes import wait_for
-from tests.support.writes import messages_in
+from tests.support.writes import make_topic, messages_in
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
 
@@ -304,6 +311,44 @@ def test_a_topic_that_does_not_exist_is_an_error_and_is_not_made(
             PySparkException, match=rf"reading topic {topic}: .*TOPIC_NOT_EXIST.*create the topic, or check"
         ):
             load(subscribe=topic).collect()
+
+
+def test_topic_that_readers_may_not_read_is_an_error_with_the_command_that_allows_it(
+    spark: SparkSession, cluster: SharedCluster, topic: str, load: Load, tmp_path: Path
+) -> None:
+    one, two = cluster.brokers
+    make_topic(cluster, topic, queues=1)
+    fill(cluster, topic, queues=1)
+    make_topic(cluster, topic, queues=1, perm=2, on=[two])
+    text = rf"reading topic {topic}: broker {two.name} rejects reads, because the topic's permission there is w"
+    stream = spark.readStream.format("rocketmq").option("nameServer", cluster.name_server).load(topic)
+    query = stream.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+    with pytest.raises(StreamingQueryException, match=text):
+        query.awaitTermination(60)
+    with pytest.raises(PySparkException, match=text):
+        load(assign=json.dumps({topic: {two.name: [0]}})).collect()
+    assert load(assign=json.dumps({topic: {one.name: [0]}})).count() == PER_QUEUE
+    with pytest.raises(ReadError, match=text) as raised:
+        rocketmq_spark.read_arrow(topic, nameServer=cluster.name_server)
+    with pytest.raises(PySparkException, match=text):
+        load().collect()
+    # The command of the error.
+    command = re.search(rf"mqadmin (updateTopicPerm -t {topic} -b {two.address} -p 6)\.", str(raised.value))
+    assert command is not None
+    mqadmin(tmp_path, *shlex.split(command[1]), "-n", cluster.name_server)
+    wait_for(lambda: all(data.perm == 6 for data in Admin(cluster.name_server).route(topic).queue_datas))
+    assert load().count() == 2 * PER_QUEUE
+
+
+def test_queues_above_the_read_queues_of_a_topic_are_an_error(cluster: SharedCluster, topic: str, load: Load) -> None:
+    make_topic(cluster, topic, queues=2)
+    fill(cluster, topic)
+    broker = cluster.brokers[0]
+    with RemotingTransport([cluster.name_server]) as transport:
+        transport.create_topic(broker.address, topic, 2, 6, 5.0, read_queue_nums=1)
+        wait_for(lambda: transport.query_route(topic, 5.0).queue_datas[0].read_queue_nums == 1)
+    with pytest.raises(PySparkException, match=rf"broker {broker.name} rejects reads of the queues 1 to 1, because"):
+        load().collect()
 
 
 def test_a_name_server_that_does_not_answer_is_an_error_that_names_it(load: Load) -> None:

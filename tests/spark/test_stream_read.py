@@ -360,6 +360,23 @@ def test_first_micro_batch_repeated_with_other_topics_reads_no_earlier_messages(
     assert kept.keys == once(keys)
 
 
+def test_permission_to_read_that_is_taken_away_stops_the_query_until_it_is_back(
+    load: Load, start: Start, feed: Feed, cluster: SharedCluster, topic: str, kept: Kept
+) -> None:
+    keys = feed(100)
+    query = start(load(failOnDataLoss="false"))
+    wait_for(lambda: kept.keys == once(keys))
+    make_topic(cluster, topic, queues=2, perm=2, on=cluster.brokers[:1])
+    keys += feed(100)
+    text = f"broker {cluster.brokers[0].name} rejects reads, because the topic's permission there is w"
+    for stopping in (query, start(load(), availableNow=True)):
+        with pytest.raises(StreamingQueryException, match=text):
+            stopping.awaitTermination(60)
+    make_topic(cluster, topic, queues=2)
+    run(start(load(), availableNow=True))
+    assert kept.keys == once(keys)
+
+
 def committed(cluster: SharedCluster, group: str, topic: str) -> dict[tuple[str, int], int]:
     """Return the committed offsets of a group at the brokers (QUERY_CONSUMER_OFFSET)."""
     found = {}

@@ -120,12 +120,28 @@ def test_removed_queue_is_judged_by_its_master_alone(reader: Make) -> None:
     for _ in range(3):
         assert made.cluster.available(known) == known
         made.clock.advance(61.0)
-    with pytest.raises(ReadError, match="asking for the end of orders/a/.: no broker has answered"):
+    with pytest.raises(ReadError, match=r"asking for the end of orders/a/.: no broker has answered"):
         made.cluster.available(known)
     made.addresses("a", {0: "a:10911"})
     made.clock.advance(2.0)
     with pytest.raises(DataLossError, match="queue orders/a/7 is gone"):
         made.cluster.available(known)
+
+
+@pytest.mark.parametrize("fail_on_data_loss", [True, False])
+def test_topic_that_readers_may_no_longer_read_is_not_gone(reader: Make, *, fail_on_data_loss: bool) -> None:
+    made, known = reader(fail_on_data_loss=fail_on_data_loss), dict.fromkeys(QUEUES, 1)
+    made.fill(dict.fromkeys(QUEUES, 2))
+    assert made.cluster.available(known) == dict.fromkeys(QUEUES, 2)
+    made.transport.routes["orders"] = route({"a": 2, "b": 2}, perm=2)
+    made.clock.advance(2.0)
+    # A running query, a new one, and one that is restarted with Trigger.AvailableNow.
+    for plan in (lambda: made.cluster.available(known), made.cluster.starts, made.cluster.target):
+        with pytest.raises(ReadError, match="broker a rejects reads, because the topic's permission there is w"):
+            plan()
+    made.transport.routes["orders"] = route({"a": 2, "b": 2})
+    made.clock.advance(2.0)
+    assert made.cluster.available(known) == dict.fromkeys(QUEUES, 2)
 
 
 @pytest.mark.parametrize(

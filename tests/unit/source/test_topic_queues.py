@@ -41,11 +41,66 @@ def test_all_queues_of_the_topics_are_found_in_order(reader: Make) -> None:
     assert made.queues.find() == [MessageQueue("bills", "b", 0), A0, A1, B0, B1]
 
 
-def test_queues_without_read_permission_are_omitted(reader: Make) -> None:
-    made = reader()
+OPEN_A, OPEN_B = (QueueData(name, 2, 2, 6) for name in "ab")
+NO_PERMISSION = (
+    "broker {0} rejects reads, because the topic's permission there is {1}. .* -t {3} -b {0}:10911 -p {2}[.]"
+)
+
+
+@pytest.mark.parametrize("fail_on_data_loss", [True, False])
+@pytest.mark.parametrize(
+    ("datas", "text"),
+    [
+        ((QueueData("a", 2, 2, 2), OPEN_B), NO_PERMISSION.format("a", "w", 6, "orders")),
+        ((OPEN_A, QueueData("b", 2, 2, 0)), NO_PERMISSION.format("b", "-", 4, "orders")),
+        (
+            (QueueData("a", 2, 2, 2), QueueData("b", 2, 2, 2)),
+            r"broker a rejects .* also has queues that reject reads on b$",
+        ),
+        (
+            (OPEN_A, QueueData("b", 1, 8, 6)),
+            "rejects reads of the queues 1 to 7, .* 8 write queues .* 1 read .* -t orders -b b:10911 -r 8 -w 8 -p 6$",
+        ),
+    ],
+)
+def test_queues_that_brokers_do_not_let_readers_read_are_an_error(
+    reader: Make, datas: tuple[QueueData, QueueData], text: str, *, fail_on_data_loss: bool
+) -> None:
+    made = reader(fail_on_data_loss=fail_on_data_loss)
     old = made.transport.routes["orders"]
-    made.transport.routes["orders"] = replace(old, queue_datas=(QueueData("a", 2, 2, 2), QueueData("b", 1, 8, 6)))
-    assert made.queues.find() == [B0]
+    made.transport.routes["orders"] = replace(old, queue_datas=datas)
+    with pytest.raises(ReadError, match=f"^reading topic orders: .*{text}"):
+        made.queues.find()
+    assert made.queues.exists(A0)
+
+
+def test_error_about_permissions_has_the_name_that_servers_know(reader: Make) -> None:
+    made = reader(namespace="ns")
+    made.transport.routes["orders"] = route({"a": 1}, perm=2)
+    with pytest.raises(ReadError, match="reading topic orders: .*" + NO_PERMISSION.format("a", "w", 6, "ns%orders")):
+        made.queues.find()
+
+
+def test_only_queues_of_the_read_must_be_readable(reader: Make) -> None:
+    datas = QueueData("a", 1, 2, 6), QueueData("b", 4, 2, 4)
+    for assigned in ({A0}, {A0, replace(B0, queue_id=3)}):
+        made = reader(subscribe=(), assign=frozenset(assigned))
+        made.transport.routes["orders"] = replace(made.transport.routes["orders"], queue_datas=datas)
+        assert made.queues.find() == sorted(assigned)
+    made = reader(subscribe=(), assign=frozenset({A1}))
+    made.transport.routes["orders"] = replace(made.transport.routes["orders"], queue_datas=datas)
+    with pytest.raises(ReadError, match="broker a rejects reads of the queues 1 to 1"):
+        made.queues.find()
+
+
+def test_broker_that_is_listed_without_an_address_is_waited_for(reader: Make) -> None:
+    made = reader(read_timeout_ms=5_000)
+    made.addresses("b", {})
+    made.fill({A0: 2})
+    with pytest.raises(ReadError, match=r"orders/b/.*within readTimeoutMs=5000.*no name server has a broker b"):
+        made.bounds.ranges(made.queues.find())
+    made.while_asleep = lambda: made.addresses("b", {0: "b:10911"})
+    assert [part.queue for part in made.bounds.ranges(made.queues.find())] == [A0, A1, B0, B1]
 
 
 def test_an_unknown_topic_is_an_error(reader: Make) -> None:
