@@ -1,9 +1,10 @@
-"""`dedupe(df)`: keeps one of the rows with equal row ids, because a retry may have stored a row again.
+"""`dedupe(df)`: keeps one of the rows with equal row ids and contents, because a retry may have stored a row again.
 
 A row without an id, or whose content does not fit the hash in its id, always stays. Such rows need neither state nor
-shuffle. A stream forgets ids after a time. Its watermark follows the time of the micro-batch, unless the user names a
-column. A watermark from the messages' timestamps would lose rows: one queue may be read hours behind another, and Spark
-drops rows that are older than the watermark.
+shuffle. Other rows are compared by a SHA-256 of id and content: whoever may write to the topic can make another row
+with the same 64-bit hash. A stream forgets rows after a time. Its watermark follows the time of the micro-batch, unless
+the user names a column. A watermark from the messages' timestamps would lose rows: one queue may be read hours behind
+another, and Spark drops rows that are older than the watermark.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from rocketmq_spark.errors import OptionError, SchemaError
-from rocketmq_spark.model.hashes import ROW_ID, is_repeatable
+from rocketmq_spark.model.hashes import NOT_HASHED, ROW_ID, is_repeatable
 from rocketmq_spark.spark.register import is_connect
 
 if TYPE_CHECKING:
@@ -27,12 +28,12 @@ _WATERMARK: Final = "spark.watermarkDelayMs"
 def dedupe(
     df: DataFrame, within: str | None = None, event_time: str | None = None, *, topic: str | None = None
 ) -> DataFrame:
-    """Drop repeats of rows that were written with ``rowId``: of rows with equal ``SPARK_ROW_ID`` one stays.
+    """Drop repeats of rows that were written with ``rowId``: of rows with equal ``SPARK_ROW_ID`` and content one stays.
 
-    Rows without an id stay. So do rows whose topic, body, flag and properties do not fit the hash in their id: they
-    were made from another row, because ids are copied when rows are read, changed and written. Two rows of one write
-    never have the same id. (With ``rowId=columns:...`` rows equal in these columns are one row, and nothing is
-    verified.) A repeat with another id stays: the input came in another order or with other partitions.
+    The content is topic, body, flag and properties, except for properties that brokers and clients set. Rows without
+    an id stay. So do rows whose content does not fit the hash in their id: they were made from another row, because ids
+    are copied when rows are read, changed and written. (An id of ``rowId=columns:...`` has no such hash.) A repeat with
+    another id stays: the input came in another order or with other partitions.
 
     `df` is batch or streaming, and has the columns ``topic``, ``body``, ``flag`` and ``properties`` of a read;
     otherwise a SchemaError is raised. A column ``SPARK_ROW_ID`` replaces that entry of ``properties``, and `topic` the
@@ -69,8 +70,16 @@ def dedupe(
     return once.union(marked.where(f"{_ID} IS NULL")).drop(_ID)
 
 
+# The user's entries of `properties` as sorted text, which differs for any two different maps.
+_ENTRIES: Final = (
+    "coalesce(array_join(transform(array_sort(map_entries(map_filter(properties, "
+    f"(name, text) -> name NOT IN ({', '.join(map(repr, sorted(NOT_HASHED)))})))), "
+    "entry -> concat(hex(binary(entry.key)), ':', coalesce(hex(binary(entry.value)), 'null'))), ','), '')"
+)
+
+
 def _marked(df: DataFrame, topic: str | None) -> DataFrame:
-    """Return the rows with a column of their ids, null for rows that cannot be repeats."""
+    """Return the rows with a column that repeats share, null for rows that cannot be repeats."""
     if ROW_ID not in df.columns and "properties" not in df.columns:
         raise SchemaError(
             f"dedupe: there is no column {ROW_ID}, nor a column properties that could hold it. The columns are "
@@ -99,4 +108,10 @@ def _marked(df: DataFrame, topic: str | None) -> DataFrame:
     else:
         # In PySpark 4.0 functions on Arrow arrays need pandas.
         fits = functions.udf(is_repeatable, "boolean")
-    return df.withColumn(_ID, functions.when(fits(own_id, topics, *columns), own_id))
+    body, flag, _ = columns
+    parts = (own_id.cast("binary"), topics.cast("binary"), body, functions.expr(_ENTRIES).cast("binary"))
+    # Digests have the same length, so that two different rows never give the same text.
+    digests = [functions.sha2(part, 256) for part in parts]
+    content = functions.concat(*digests, functions.coalesce(flag, functions.lit(0)).cast("string"))
+    key = functions.unhex(functions.sha2(content.cast("binary"), 256))
+    return df.withColumn(_ID, functions.when(fits(own_id, topics, *columns), key))

@@ -12,7 +12,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from rocketmq_spark import dedupe
 from rocketmq_spark.errors import OptionError, SchemaError
-from rocketmq_spark.model.hashes import row_hash
+from rocketmq_spark.model.hashes import STEP, row_hash
 
 pytestmark = pytest.mark.spark
 
@@ -46,11 +46,42 @@ ROWS = [
     ("no hash", {"SPARK_ROW_ID": "w/0/0/1/aa"}),
     # By columns: nothing to verify.
     ("by columns", {"SPARK_ROW_ID": f"w/0/{'a' * 32}"}),
-    ("by columns", {"SPARK_ROW_ID": f"w/0/{'a' * 32}"}),
+    ("by columns", {"SPARK_ROW_ID": f"w/0/{'a' * 32}", "UNIQ_KEY": "4"}),
+    ("also by columns", {"SPARK_ROW_ID": f"w/0/{'a' * 32}"}),
+    ("also by columns", {"SPARK_ROW_ID": f"w/0/{'a' * 32}", "TAGS": "t"}),
 ]
 ONCE = Counter(body for body, _ in ROWS) | Counter()
 ONCE.update({"twice": -1, "by columns": -1})
-WITH_ID = {"twice", "other batch", "by columns"}
+WITH_ID = {"twice", "other batch", "by columns", "also by columns"}
+
+
+def forged_body(body: bytes) -> bytes:
+    """Return another body with the same 64-bit hash: a mix of a sum of mixed words, and a mix has an inverse."""
+    entry = b"\x02" + body
+    padded = entry + bytes(-len(entry) % 8)
+    words = [int.from_bytes(padded[at : at + 8], "little") for at in range(0, len(padded), 8)]
+    changed = [*words]
+    changed[1] ^= 1
+    difference = sum(mixed(word + place * STEP) for place, word in enumerate(words, 1))
+    difference -= sum(mixed(word + place * STEP) for place, word in enumerate(changed, 1))
+    wanted = mixed(changed[2] + 3 * STEP) + difference
+    changed[2] = unmixed(wanted % 2**64) - 3 * STEP
+    return b"".join((word % 2**64).to_bytes(8, "little") for word in changed)[1 : len(entry)]
+
+
+def mixed(word: int) -> int:
+    word %= 2**64
+    word = (word ^ word >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+    word = (word ^ word >> 27) * 0x94D049BB133111EB % 2**64
+    return word ^ word >> 31
+
+
+def unmixed(word: int) -> int:
+    """Return the word that `mixed` makes `word` of."""
+    for shift, factor in ((31, 0x94D049BB133111EB), (27, 0xBF58476D1CE4E5B9), (30, 1)):
+        word ^= word >> shift ^ word >> 2 * shift
+        word = word * pow(factor, -1, 2**64) % 2**64
+    return word
 
 
 def as_read(spark: SparkSession, rows: list[tuple[str, dict[str, str] | None]]) -> DataFrame:
@@ -70,6 +101,21 @@ def test_duplicate_row_ids_are_dropped_and_rows_without_id_kept(read: DataFrame)
     once = dedupe(read)
     assert bodies(once) == ONCE
     assert once.schema == read.schema
+
+
+def test_a_forged_row_with_the_hash_of_a_real_one_makes_none_disappear(spark: SparkSession) -> None:
+    real = b"the real row, with a body of some length"
+    properties = {"TAGS": "t", "n": "1"}
+    row_id = f"w/0/0/1/{row_hash('orders', real, properties, 7)}"
+    forged = forged_body(real)
+    assert forged != real
+    assert row_id.endswith(row_hash("orders", forged, properties, 7))
+    rows = [
+        ("orders", body, 7, {"SPARK_ROW_ID": row_id, **properties, "UNIQ_KEY": str(number)})
+        for number, body in enumerate([forged, real, forged, real])
+    ]
+    frame = spark.createDataFrame(rows, READ.replace("body string", "body binary"))
+    assert sorted(bytes(row.body) for row in dedupe(frame).collect()) == sorted([forged, real])
 
 
 def test_rows_derived_from_one_row_are_all_kept(spark: SparkSession) -> None:
@@ -130,13 +176,13 @@ def run(tmp_path: Path) -> Callable[[DataFrame], StreamingQuery]:
     return all_available
 
 
-def test_stream_state_holds_only_row_ids_and_spans_micro_batches(
+def test_stream_state_holds_only_digests_and_spans_micro_batches(
     spark: SparkSession, stream: DataFrame, run: Callable[[DataFrame], StreamingQuery]
 ) -> None:
     query = run(dedupe(stream, within="1 hour"))
     without = Counter({body: count for body, count in ONCE.items() if body not in WITH_ID})
     assert bodies(spark.table("deduped")) == ONCE + without
-    assert [batch.stateOperators[0].numRowsTotal for batch in query.recentProgress if batch.numInputRows] == [3, 3]
+    assert [batch.stateOperators[0].numRowsTotal for batch in query.recentProgress if batch.numInputRows] == [5, 5]
 
 
 def test_row_stored_long_ago_is_not_dropped_as_late(
@@ -164,7 +210,7 @@ def test_aggregation_can_follow_dedupe_on_its_watermark_column(
     once = dedupe(stream, within="1 day", event_time="storeTimestamp")
     query = run(once.groupBy("storeTimestamp", "body").count())
     kept = {operator.operatorName: operator.numRowsTotal for operator in query.recentProgress[-1].stateOperators}
-    assert kept["dedupeWithinWatermark"] == 3
+    assert kept["dedupeWithinWatermark"] == 5
 
 
 def test_a_stream_without_within_or_with_a_watermark_is_refused(stream: DataFrame) -> None:
