@@ -34,12 +34,13 @@ from rocketmq_spark.arrow.gather import Workspace, chunks
 from rocketmq_spark.arrow.hashes import RowIds
 from rocketmq_spark.arrow.split import CustomSelector, GroupKey, Groups, KeyCheck, fill_batches, group_rows
 from rocketmq_spark.arrow.stored_rows import StoredRows
+from rocketmq_spark.arrow.validate import DELAY_TOO_LONG, FRAME_TOO_LONG, Rule
 from rocketmq_spark.model.message import EncodedBatch, Encoding, MessageQueue
 from rocketmq_spark.model.send_result import TRANSACTION_PREPARED_TYPE
 from rocketmq_spark.options.connection import GRPC
 from rocketmq_spark.options.sink import SinkOptions
 from rocketmq_spark.protocol.compression import CompressionType
-from rocketmq_spark.protocol.remoting.records import MAX_BATCH_ROWS, unique_id
+from rocketmq_spark.protocol.remoting.records import LARGEST_BODY, MAX_BATCH_ROWS, unique_id
 
 Ready: TypeAlias = "tuple[EncodedBatch, MessageQueue | None]"
 
@@ -128,11 +129,17 @@ class ArrowBatcher(abc.ABC):
 
     def reject(self, rejected: Sequence[Ready], now: float) -> Iterator[Ready]:  # noqa: ARG002
         """Take back rows that servers rejected as invalid: `on_invalid` gets them."""
-        assert self.on_invalid is not None
         for message, queue in rejected:
-            self.taken_rows -= 1
-            self.on_invalid(InvalidRows.rejected(message, queue, self.options, self.partition_id))
+            self._refuse(message, queue, DELAY_TOO_LONG)
         return iter(())
+
+    def _refuse(self, message: EncodedBatch, queue: MessageQueue | None, rule: Rule) -> None:
+        """Handle a row, encoded as a single message, that breaks a rule."""
+        invalid = InvalidRows.encoded(message, queue, rule, self.options, self.partition_id)
+        if self.on_invalid is None:
+            raise next(invalid.errors())
+        self.taken_rows -= 1
+        self.on_invalid(invalid)
 
     def _without_stored(self, stored: StoredRows, block: MessageBlock, bad: Mask | None) -> Mask | None:
         """Return the rows that are not to be sent: `bad` ones, and those that are stored."""
@@ -256,6 +263,9 @@ class ArrowBatcher(abc.ABC):
                 # The caller exhausts these batches before it adds other rows.
                 row=self._first_row - block.rows + row,
             )
+            if len(body) > LARGEST_BODY:
+                self._refuse(message, key.queue, FRAME_TOO_LONG)
+                continue
             yield message, key.queue
 
     def _trim(self) -> Iterator[Ready]:

@@ -22,6 +22,8 @@ Mask: TypeAlias = "npt.NDArray[np.bool_]"
 Octets: TypeAlias = "npt.NDArray[np.uint8]"
 
 _STRING: Final = pa.string()
+# Their milliseconds fit 64 bits.
+_MOST_SECONDS: Final = (2**63 - 1) // 1000
 _PER_MS: Final = {"ms": 1, "us": 1_000, "ns": 1_000_000}
 
 
@@ -260,7 +262,9 @@ def int_column(array: pa.Array | None) -> tuple[npt.NDArray[np.int64], Mask | No
     if pa.types.is_uint64(array.type):
         array = pc.min_element_wise(array, _scalar(2**63 - 1, array.type), skip_nulls=False)
     values = to_numpy(filled(array.cast(pa.int64()), 0))
-    return values * 1000 if unit == "s" else values // _PER_MS[unit], valid
+    if unit == "s":
+        return np.clip(values, -_MOST_SECONDS, _MOST_SECONDS) * 1000, valid
+    return values // _PER_MS[unit], valid
 
 
 def rows_with_repeats(numbers: Ints, offsets: Ints) -> Ints:

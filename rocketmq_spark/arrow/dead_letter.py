@@ -36,7 +36,7 @@ from rocketmq_spark.arrow.schema import (
     is_text,
     reserved_names,
 )
-from rocketmq_spark.arrow.validate import DELAY_TOO_LONG, MAX_PROPERTIES, MAX_PROPERTY_BYTES, Rule, Violation
+from rocketmq_spark.arrow.validate import MAX_PROPERTIES, MAX_PROPERTY_BYTES, Rule, Violation
 from rocketmq_spark.errors import InvalidRowError
 from rocketmq_spark.model.hashes import ROW_ID
 from rocketmq_spark.model.message import EncodedBatch, MessageQueue
@@ -131,16 +131,16 @@ class InvalidRows:
         return cls(batch, block, rows, broken, codes[rows], partition_id, first_row)
 
     @classmethod
-    def rejected(
-        cls, message: EncodedBatch, queue: MessageQueue | None, options: SinkOptions, partition_id: int
+    def encoded(
+        cls, message: EncodedBatch, queue: MessageQueue | None, rule: Rule, options: SinkOptions, partition_id: int
     ) -> InvalidRows:
-        """Return a row that a server rejected for its delay, by its single message, which was bound to `queue`."""
+        """Return a row that breaks `rule`, by its single message, which was bound to `queue`."""
         batch, row_id = _row_of(message, queue if options.queue_selector == "column" else None)
         block = read_block(batch, options)
         if row_id is not None:
             kept = Property(ROW_ID, byte_strings([row_id.encode()]), None)
             block = replace(block, properties=(*block.properties, kept))
-        return cls.of(batch, block, (Violation(DELAY_TOO_LONG, np.arange(1)),), partition_id, message.row)
+        return cls.of(batch, block, (Violation(rule, np.arange(1)),), partition_id, message.row)
 
     def __len__(self) -> int:
         return len(self.rows)

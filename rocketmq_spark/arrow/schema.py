@@ -119,7 +119,9 @@ COLUMNS: Final[Mapping[str, Column]] = {
         bounds=(1, 18),
         not_over_grpc="over gRPC a message has a time of delivery, and no delay level; use delayMs or deliverTime",
     ),
-    "delayMs": replace(_LONG, makes=properties.TIMER_DELAY_MS, bounds=(1, None), message_type="DELAY"),
+    "delayMs": replace(
+        _LONG, makes=properties.TIMER_DELAY_MS, bounds=(1, properties.MAX_DELAY_MS), message_type="DELAY"
+    ),
     "deliverTime": replace(_INSTANT, makes=properties.TIMER_DELIVER_MS, bounds=(1, None), message_type="DELAY"),
     "priority": replace(
         _INT,

@@ -23,7 +23,8 @@ from rocketmq_spark.arrow.columns import ByteColumn, Ints, ListColumn, Mask, row
 from rocketmq_spark.arrow.schema import COLUMN_OF, COLUMNS, DELAY_COLUMNS
 from rocketmq_spark.model.names import FORBIDDEN_TOPICS, MAX_TOPIC_LENGTH, is_blank, is_legal, java_length
 from rocketmq_spark.model.properties import CARRIED, LITE_TOPIC, PRIORITY, ROW_ID, SHARDING_KEY, TAGS, Carried
-from rocketmq_spark.protocol.remoting.records import MAX_BODY
+from rocketmq_spark.protocol.compression import MAX_DECOMPRESSED
+from rocketmq_spark.protocol.remoting.records import LARGEST_BODY
 
 if TYPE_CHECKING:
     from rocketmq_spark.arrow.block import Property
@@ -79,6 +80,11 @@ DELAY_TOO_LONG: Final = Rule(
     "a broker allows timerMaxDelaySec (3 days by default), a proxy maxDelayTimeMills (24 hours)",
     "use a shorter delay",
 )
+FRAME_TOO_LONG: Final = Rule(
+    "body is too long for a frame",
+    f"after compression {LARGEST_BODY} bytes are allowed, because servers and consumers reject frames above 16 MiB",
+    "send less per row",
+)
 _TOPIC_BLANK: Final = Rule("topic is blank", "a topic has 1 to 127 characters", "name one, or set the option topic")
 _TOPIC_TOO_LONG: Final = Rule(
     "topic is too long", f"{MAX_TOPIC_LENGTH} characters are allowed", "use a topic with a shorter name"
@@ -127,8 +133,8 @@ def check_body(body: ByteColumn, max_message_size: int) -> Iterator[Violation]:
         "body is longer than maxMessageSize",
         f"{max_message_size} bytes are allowed",
         "send less per row"
-        if max_message_size >= MAX_BODY
-        else f"send less per row, or raise maxMessageSize to at most {MAX_BODY}",
+        if max_message_size >= MAX_DECOMPRESSED
+        else f"send less per row, or raise maxMessageSize here (to at most {MAX_DECOMPRESSED}) and on all brokers",
     )
     yield from check_sizes(rule, body.sizes, max_message_size)
 

@@ -202,10 +202,14 @@ def _delay(topic: str, level: int, ms: int, sec: int, deliver_ms: int) -> dict[s
         const.TIMER_DELAY_SEC: index(sec),
         const.TIMER_DELIVER_MS: index(deliver_ms),
     }
+    text = f"delays of a message for {topic!r}"
+    text = f"{text} (delay_time_level={level!s}, delay_ms={ms!s}, delay_sec={sec!s}, deliver_ms={deliver_ms!s})"
     # With several delays, a broker uses one of them without an error.
     if min(delays.values()) < 0 or sum(map(bool, delays.values())) > 1:
-        text = f"delay_time_level={level!s}, delay_ms={ms!s}, delay_sec={sec!s}, deliver_ms={deliver_ms!s}"
-        raise ValueError(f"delays of a message for {topic!r} ({text}): give at most one of them, and none below 0")
+        raise ValueError(f"{text}: give at most one of them, and none below 0")
+    longest = max(delays[const.TIMER_DELAY_MS], delays[const.TIMER_DELAY_SEC] * 1000)
+    if longest > const.MAX_DELAY_MS or delays[const.TIMER_DELIVER_MS] >= 2**63:
+        raise ValueError(f"{text}: a delay may have {const.MAX_DELAY_MS} ms, and a time must be a number of 63 bits")
     return {name: str(delay) for name, delay in delays.items() if delay}
 
 

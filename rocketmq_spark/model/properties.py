@@ -131,6 +131,11 @@ def check_user_property(name: str | None, value: str | None) -> None:
         check_property_text(f"user property {name!r}: its {part}", text)
 
 
+# A broker adds a delay to its clock, and delivers at once if the sum is more than Java's largest long. This limit is
+# below that for any clock, and far above every timerMaxDelaySec.
+MAX_DELAY_MS: Final = 2**62
+
+
 def check_property_text(subject: str, text: str) -> None:
     """Raise a ValueError for a text with 0x01 or 0x02, a TypeError for anything but a str."""
     if not isinstance(text, str):

@@ -65,8 +65,9 @@ class SendOptions(ConnectedOptions):
         "If a batch is stored but not yet flushed or replicated, send it again to another broker.",
         producer_doc="If a message is stored but not yet flushed or replicated, try another broker. Otherwise that "
         "status is the result.")
-    max_message_size: int = option("maxMessageSize", 4 * MIB, kinds.size(1, 4 * MIB),
-        "Maximum size of a message body before compression.", section="size")
+    max_message_size: int = option("maxMessageSize", 4 * MIB, kinds.size(1, 64 * MIB),
+        "Maximum size of a message body before compression. Brokers limit the compressed body: above 4 MiB set their "
+        "`maxMessageSize`, too. At most 15.875 MiB compressed fit a frame.", section="size")
     compress_type: str = option("compressType", "ZLIB", kinds.choice("ZLIB", "LZ4", "ZSTD", "NONE"),
         "Compression of message bodies. All consumers read ZLIB; consumers before 4.9.4 read only ZLIB. LZ4 is the "
         "fastest. Over gRPC only NONE, the default there, and ZLIB are allowed.", section="compression")

@@ -21,7 +21,7 @@ from rocketmq_spark.model.send_result import TRANSACTION_PREPARED_TYPE, SendResu
 from rocketmq_spark.options.producer import ProducerOptions
 from rocketmq_spark.protocol.compression import COMPRESSED_FLAG, CompressionType, compress, decompress
 from rocketmq_spark.protocol.remoting.codes import ResponseCode
-from rocketmq_spark.protocol.remoting.records import encode_items, encode_properties, encode_single
+from rocketmq_spark.protocol.remoting.records import LARGEST_BODY, encode_items, encode_properties, encode_single
 
 logger = logging.getLogger("rocketmq_spark.producer")
 
@@ -82,6 +82,7 @@ class MessageEncoder:
         if self._namespace:
             properties[const.INSTANCE_ID] = self._namespace
         body, sys_flag = self._compressed(message)
+        _check_frame(message.topic, body)
         if message.is_half_message:
             sys_flag |= TRANSACTION_PREPARED_TYPE
         sent = replace(message, body=body, properties=properties)
@@ -124,6 +125,7 @@ class MessageEncoder:
         # As in Java, the limits of one message also apply to the topic with its namespace and to the whole body.
         message = Message(topic, body, properties=properties)
         check_message(message, limit, namespace)
+        _check_frame(topic, body)
         text = encode_properties(properties).decode()
         encoded = EncodedBatch(topic, (body,), len(members), len(body), properties=text)
         return EncodedMessage(message, encoded, ",".join(ids))
@@ -160,6 +162,14 @@ def check_message(message: Message | None, max_message_size: int, namespace: str
     if "/" in dispatch:
         raise _illegal(
             f"{sending}: its property {const.INNER_MULTI_DISPATCH} is {dispatch!r}; queue names must not hold '/'"
+        )
+
+
+def _check_frame(topic: str, body: bytes) -> None:
+    if len(body) > LARGEST_BODY:
+        raise _illegal(
+            f"sending a message to topic {topic!r}: its compressed body has {len(body)} bytes, a frame has room for "
+            f"{LARGEST_BODY}; send less"
         )
 
 

@@ -30,7 +30,7 @@ from rocketmq_spark.arrow.stored_rows import StoredRows
 from rocketmq_spark.metrics import Recorder
 from rocketmq_spark.model.message import MessageQueue, SendOutcome
 from rocketmq_spark.options.sink import SinkOptions
-from rocketmq_spark.protocol.remoting.records import MAX_BATCH_ROWS
+from rocketmq_spark.protocol.remoting.records import LARGEST_BODY, MAX_BATCH_ROWS
 from rocketmq_spark.routing.client_instance import ClientInstance
 from rocketmq_spark.sink.half_sender import HalfSender, OnHalf
 from rocketmq_spark.sink.in_flight import InFlightBatch
@@ -97,7 +97,11 @@ def row_batcher(
     if options.dead_letter_topic is None:
         return of_rows()
     letters = DeadLetters(
-        options.max_message_size, write_id, recorder.batch_id, over_grpc=options.over_grpc, tags=options.tags
+        min(options.max_message_size, LARGEST_BODY),
+        write_id,
+        recorder.batch_id,
+        over_grpc=options.over_grpc,
+        tags=options.tags,
     )
 
     def divert(invalid: InvalidRows) -> None:

@@ -194,3 +194,15 @@ def test_no_subscription_matches_a_tag_that_begins_or_ends_with_a_blank(
     assert {tag: found(tag) for tag in tags} == {tag: [tag.strip().encode()] for tag in tags}
     with pytest.raises(InvalidRowError, match="tags begins or ends with a blank"):
         producer.send_arrow(pa.table({"body": tags, "tags": tags}), made_topic)
+
+
+def test_a_broker_delivers_a_delay_beyond_its_longest_number_at_once(
+    producer: Producer, cluster: SharedCluster, made_topic: str
+) -> None:
+    # Which is why neither a write nor `Message.of` accepts it.
+    producer.send(Message(made_topic, b"overflow", properties={"TIMER_DELAY_MS": str(2**63 - 1)}))
+    assert [message.body for message in read_topic(cluster.name_server, made_topic, 1)] == [b"overflow"]
+    with pytest.raises(MQBrokerException, match="timer message illegal"):
+        producer.send(Message.of(made_topic, b"late", delay_ms=2**62))
+    with pytest.raises(InvalidRowError, match="delayMs is out of range"):
+        producer.send_arrow(pa.table({"body": ["x"], "delayMs": [2**63 - 1]}), made_topic)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 from collections.abc import Callable
 from typing import Any
@@ -11,14 +12,20 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
+import rocketmq_spark
 from rocketmq_spark.admin import queue_offsets
 from rocketmq_spark.model.hashes import row_hash
+from rocketmq_spark.model.message import Message
+from rocketmq_spark.options.kinds import MIB
+from rocketmq_spark.producer.producer import Producer
 from rocketmq_spark.protocol.compression import decompress
-from rocketmq_spark.protocol.remoting.records import decode_batch
+from rocketmq_spark.protocol.remoting.records import LARGEST_BODY, decode_batch
 from rocketmq_spark.spark.report import Metrics
 from rocketmq_spark.transport.remoting.transport import RemotingTransport
+from tests.support.cluster import set_config
+from tests.support.processes import wait_for
 from tests.support.reading import read_topic
-from tests.support.writes import failing_late, numbered
+from tests.support.writes import failing_late, messages_in, numbered
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
 
@@ -113,6 +120,33 @@ def test_a_row_beyond_the_delay_limit_of_the_broker_follows_on_error(
         ("DEAD_LETTER_bodySize", "5000"),
     }
     assert "/1/13/" in letter.properties["SPARK_ROW_ID"]
+
+
+def test_large_bodies_are_written_and_read(
+    spark: SparkSession, cluster: Any, topic: str, metrics: Metrics, save: Save
+) -> None:
+    dead = f"{topic[:100]}-dead"
+    noise = "aes_encrypt(repeat('x', {}), '0123456789abcdef', 'CBC')"
+    bodies = {"zeros": "binary(repeat('x', 33554432))", "noise": noise.format(12 * MIB), "long": noise.format(17 * MIB)}
+    rows = (f"struct('{key}' AS keys, {body} AS body)" for key, body in bodies.items())
+    frame = spark.range(1).selectExpr(f"explode(array({', '.join(rows)})) AS row")
+    with contextlib.ExitStack() as stack:
+        for broker in cluster.brokers:
+            set_config(broker, maxMessageSize=64 * MIB)
+            stack.callback(set_config, broker, maxMessageSize=4 * MIB)
+        save(frame.select("row.*"), maxMessageSize="64m", onError="deadLetter", deadLetterTopic=dead)
+        with Producer("large", name_server=cluster.name_server, max_message_size=32 * MIB) as producer:
+            producer.send(Message.of(topic, bytes(32 * MIB), keys="sent"))
+    wait_for(lambda: messages_in(cluster.name_server, topic) == 3)
+    assert metrics.invalid_rows()["dead_lettered_by_rule"] == {"body is too long for a frame": 1}
+    expected = {"zeros": 32 * MIB, "noise": 12 * MIB + 32, "sent": 32 * MIB}
+    read = spark.read.format("rocketmq").option("nameServer", cluster.name_server)
+    sizes = read.load(topic).selectExpr("keys", "length(body) AS size").collect()
+    assert {row["keys"]: row["size"] for row in sizes} == expected
+    table = rocketmq_spark.read_arrow(topic, nameServer=cluster.name_server, columns=["keys", "body"]).read_all()
+    assert {row["keys"]: len(row["body"]) for row in table.to_pylist()} == expected
+    (letter,) = read_topic(cluster.name_server, dead, 1)
+    assert (len(letter.body), letter.properties["DEAD_LETTER_bodySize"]) == (LARGEST_BODY, str(17 * MIB + 32))
 
 
 def test_a_dead_letter_topic_is_checked_before_any_task(spark: SparkSession, save: Save) -> None:

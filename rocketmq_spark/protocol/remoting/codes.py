@@ -68,7 +68,9 @@ NAME_SERVER_REQUESTS: Final = frozenset(
 
 _BUSY: Final = "the broker is overloaded and stored nothing; lower maxInFlight or the number of tasks"
 _FORWARDED: Final = "the proxy forwarded the request, and the outcome is unknown"
-_ILLEGAL: Final = "check body and property sizes, delay properties, and the topic's message.type"
+_ILLEGAL: Final = (
+    "check body (maxMessageSize of the broker) and property sizes, delay properties, and the topic's message.type"
+)
 _NO_SERVICE: Final = "the broker's disk may be full, or it is shutting down or a slave"
 _UNKNOWN_REQUEST: Final = "this server does not support the request: check that nameServer has no broker's address"
 

@@ -23,6 +23,9 @@ MAX_BATCH_ROWS: Final = 32_000
 # The limit of a batch that another client stored.
 MAX_STORED_ROWS: Final = 65_535
 MAX_BODY: Final = 4 * 1024 * 1024
+"""The largest body of a batch: the brokers' default maxMessageSize."""
+LARGEST_BODY: Final = 16 * 1024 * 1024 - 128 * 1024
+"""The most bytes of a message's (compressed) body. A pull returns it in one frame, with properties and headers."""
 MAX_PROPERTIES: Final = 32_767
 
 # Batch item: total size, magic, CRC, flag, body length.

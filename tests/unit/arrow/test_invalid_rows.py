@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import random
+from dataclasses import replace
+
 import pyarrow as pa
 import pytest
 
+from rocketmq_spark.arrow.dead_letter import InvalidRows
 from rocketmq_spark.errors import InvalidRowError
 from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.model.properties import RESERVED_PROPERTIES
 from rocketmq_spark.options.sink import SinkOptions
-from rocketmq_spark.protocol.remoting.records import decode_batch
+from rocketmq_spark.protocol.compression import CompressionType
+from rocketmq_spark.protocol.remoting.records import LARGEST_BODY, decode_batch
 from tests.support.encoding import batch_options, encode, joined, new_batcher
 
 TOPIC = batch_options(topic="orders")
@@ -121,7 +126,17 @@ CASES = {
     ),
     "level 0": (batch_of("delayTimeLevel", 1, 0), r"delayTimeLevel is out of range \(0\)", "1 to 18"),
     "level 19": (batch_of("delayTimeLevel", 18, 19), r"delayTimeLevel is out of range \(19\)", "1 to 18"),
-    "no delay": (batch_of("delayMs", 1, 0), r"delayMs is out of range \(0\)", "1 or more"),
+    "no delay": (batch_of("delayMs", 1, 0), r"delayMs is out of range \(0\)", "1 to"),
+    "a delay beyond Java's clock": (
+        batch_of("delayMs", 2**62, 2**63 - 1),
+        rf"delayMs is out of range \({2**63 - 1}\)",
+        f"1 to {2**62} is allowed",
+    ),
+    "a delay in unsigned numbers": (
+        batch_of("delayMs", 1, 2**64 - 1, arrow_type=pa.uint64()),
+        "delayMs is out of range",
+        "use null for no delay",
+    ),
     "before the epoch": (
         batch_of("deliverTime", 1000, -1, arrow_type=pa.timestamp("us", "UTC")),
         "deliverTime is out of range",
@@ -318,3 +333,26 @@ def test_names_are_told_apart_by_where_they_end():
     # All names together are the same bytes in both rows.
     error = error_of(maps([("TAGSa", "1"), ("b", "2")], [("TAGS", "1"), ("ab", "2")]))
     assert (error.row, error.rule) == (1, "the name of a property is reserved")
+
+
+@pytest.mark.parametrize("on_error", ["fail", "skip"])
+def test_a_body_that_does_not_fit_a_frame_after_compression_is_an_invalid_row(on_error: str) -> None:
+    size = LARGEST_BODY + 1
+    noise = random.Random(0).randbytes(1024) * (size // 1024 + 1)
+    rows = pa.RecordBatch.from_pydict({"body": [b"a", noise[:size], bytes(2 * size)], "keys": ["k0", "k1", "k2"]})
+    compressed = batch_options(topic="orders", max_message_size=2 * size, compress_type=CompressionType.ZLIB)
+    assert sum(one.rows for one, _ in encode([rows], compressed)) == 3
+    plain = replace(compressed, compress_type="NONE")
+    if on_error == "fail":
+        with pytest.raises(
+            InvalidRowError, match=r"row 1 .*keys k1\): body is too long for a frame; after compression"
+        ):
+            encode([rows], plain)
+        return
+    found: list[InvalidRows] = []
+    encoded = encode([rows], plain, on_invalid=found.append)
+    assert [one.rows for one, _ in encoded] == [1]
+    assert [(int(one.first_row), one.by_rule()) for one in found] == [
+        (1, {"body is too long for a frame": 1}),
+        (2, {"body is too long for a frame": 1}),
+    ]

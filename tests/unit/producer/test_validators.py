@@ -7,7 +7,9 @@ import pytest
 from rocketmq_spark.errors import MQClientException
 from rocketmq_spark.model.message import Message
 from rocketmq_spark.model.names import FORBIDDEN_TOPICS, check_group, check_topic
-from rocketmq_spark.producer.encode import check_message
+from rocketmq_spark.options.producer import ProducerOptions
+from rocketmq_spark.producer.encode import MessageEncoder, check_message
+from rocketmq_spark.protocol.remoting.records import LARGEST_BODY
 
 LIMIT = 100
 
@@ -94,3 +96,15 @@ def test_a_path_separator_in_inner_multi_dispatch_is_code_13() -> None:
 
 def test_the_topic_is_judged_before_the_body() -> None:
     assert refusal(Message("a.b", b"")).response_code == -1
+
+
+@pytest.mark.parametrize("batch", [False, True])
+def test_a_body_that_does_not_fit_a_frame_is_code_13(*, batch: bool) -> None:
+    options = ProducerOptions.of(max_message_size=32 * 1024**2, compress_type="NONE")
+    encoder = MessageEncoder(options, lambda: "id")
+    message = Message("orders", bytes(LARGEST_BODY + 1))
+    with pytest.raises(MQClientException, match=f"has {LARGEST_BODY + 1} bytes|a frame has room for") as caught:
+        encoder.encode_batch([message]) if batch else encoder.encode(message)
+    assert "send less" in str(caught.value)
+    zipped = MessageEncoder(ProducerOptions.of(max_message_size=32 * 1024**2), lambda: "id").encode(message)
+    assert zipped.encoded.nbytes < 100_000
