@@ -22,13 +22,14 @@ from rocketmq_spark.errors import (
     TopicRouteStaleException,
 )
 from rocketmq_spark.options.kinds import parse_one
-from rocketmq_spark.options.sink import EXACTLY_ONCE, SINK_OPTIONS, SinkOptions
+from rocketmq_spark.options.sink import EXACTLY_ONCE, MAX_TRANSACTION_TIMEOUT_MS, SINK_OPTIONS, SinkOptions
 from rocketmq_spark.routing.client_instance import ClientInstance
 from rocketmq_spark.routing.connect import client_id_of, new_transport
 from rocketmq_spark.routing.route_cache import TopicPublishInfo
 from rocketmq_spark.transactions.brokers import Brokers
 from rocketmq_spark.transactions.commit import TwoPhaseCommit, new_run_id
-from rocketmq_spark.transactions.decision_log import DecisionLog, Write, WriteState
+from rocketmq_spark.transactions.decision_log import DecisionLog, WriteState
+from rocketmq_spark.transactions.records import Write
 
 OPEN: Final = "open"
 FINISHED: Final = "finished"
@@ -154,7 +155,8 @@ def _finish(brokers: Brokers, log: DecisionLog, writes: Sequence[tuple[Write, Wr
     rows, errors = [], []
     for write, state in writes:
         # The next round gets as much time as the driver has had.
-        options = replace(brokers.options, transaction_timeout_ms=state.last.timeout_ms)
+        timeout_ms = min(state.decisions[min(state.decisions)].timeout_ms, MAX_TRANSACTION_TIMEOUT_MS)
+        options = replace(brokers.options, transaction_timeout_ms=timeout_ms)
         two_phase = TwoPhaseCommit(replace(brokers, options=options), log, new_run_id())
         try:
             _check_topics(brokers, state)

@@ -38,6 +38,7 @@ _NOT_ABOVE: Final = (
 _CONTROL: Final = "[\x00-\x1f\x7f-\x9f]"
 EXACTLY_ONCE: Final = "exactlyOnce"
 EFFECTIVELY_ONCE: Final = "effectivelyOnce"
+MAX_TRANSACTION_TIMEOUT_MS: Final = 3_600_000
 _LEVELS: Final = {"ZLIB": (0, 9), "ZSTD": (1, 22)}
 
 
@@ -175,7 +176,8 @@ class SinkOptions(SendOptions):
         "rows of the new attempt are not written. `effectivelyOnce` and `exactlyOnce` require it, except in a stream.")
     transaction_topic: str = option("transactionTopic", "rocketmq-spark-decisions", TOPIC,
         "Topic of the decision log. The driver creates it, with one queue on each broker, if it may.")
-    transaction_timeout_ms: int = option("transactionTimeoutMs", 60000, kinds.integer(10000, 3600000, unit="ms"),
+    transaction_timeout_ms: int = option("transactionTimeoutMs", 60000,
+        kinds.integer(10000, MAX_TRANSACTION_TIMEOUT_MS, unit="ms"),
         "Time from the first row of a write or micro-batch to the end of its commit. After a crash during a commit, "
         "the restarted job waits until this time is over.")
     fence_ms: int = option("fenceMs", 10000, kinds.integer(0, 3600000, unit="ms"),

@@ -123,7 +123,7 @@ def plan_transaction(options: SinkOptions, lookup: RouteLookup) -> TransactionPl
         return None
     from rocketmq_spark.transactions import plan, resume
     from rocketmq_spark.transactions.brokers import Brokers
-    from rocketmq_spark.transactions.decision_log import Write
+    from rocketmq_spark.transactions.records import Write
 
     instance = acquire(options)
     try:

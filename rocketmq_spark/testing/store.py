@@ -9,6 +9,7 @@ from __future__ import annotations
 import bisect
 import zlib
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Final, NamedTuple
 
 from rocketmq_spark.model.message import EncodedBatch, Encoding, Message, MessageQueue, SendRequest
@@ -195,8 +196,12 @@ class MessageStore:
         return stop
 
     def view(self, physical_offset: int) -> MessageExt | None:
-        """Return the message at a commit-log offset, with its final topic and queue."""
-        return self.log[physical_offset].read if 0 <= physical_offset < len(self.log) else None
+        """Return the message at a commit-log offset, a half message with the internal topic that has it."""
+        if not 0 <= physical_offset < len(self.log):
+            return None
+        entry = self.log[physical_offset]
+        queue = entry.stored_in
+        return replace(entry.read, topic=HALF_TOPIC, queue_id=0) if queue.topic == HALF_TOPIC else entry.read
 
     def search(self, queue: MessageQueue, timestamp_ms: int) -> int:
         """Return the first offset stored at or after a time, or the end."""

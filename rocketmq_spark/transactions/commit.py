@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 import rocketmq_spark.model.properties as const
-from rocketmq_spark.errors import DataLossError, DeliveryError, MQBrokerException, RocketMQError
+from rocketmq_spark.errors import DataLossError, DeliveryError, MQBrokerException, MQClientException, RocketMQError
 from rocketmq_spark.model.message import EncodedBatch, MessageQueue
 from rocketmq_spark.model.message_ext import MessageExt
 from rocketmq_spark.model.send_result import (
@@ -29,10 +29,11 @@ from rocketmq_spark.protocol.compression import COMPRESSION_BITS
 from rocketmq_spark.protocol.remoting.codes import ResponseCode
 from rocketmq_spark.protocol.remoting.records import encode_properties
 from rocketmq_spark.transactions.brokers import Brokers
-from rocketmq_spark.transactions.decision_log import Decision, DecisionLog, Write
+from rocketmq_spark.transactions.decision_log import DecisionLog
 from rocketmq_spark.transactions.ends import EndSender, end_half
 from rocketmq_spark.transactions.fence import check_fence
 from rocketmq_spark.transactions.halves import Half, HalfCollector, Halves, half_properties
+from rocketmq_spark.transactions.records import Decision, Write
 
 logger = logging.getLogger("rocketmq_spark.producer")
 
@@ -48,10 +49,15 @@ _RECOVERY_MS_PER_ROW: Final = 1
 _ROWS_AT_ONCE: Final = 256
 # The share of ``transactionTimeoutMs`` that must be left for the commits.
 _MARGIN: Final = 0.1
+# Where brokers keep half messages; the second topic is 5.5.0's with ``transRocksDBEnable=true``.
+_HALF_TOPICS: Final = ("RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_ROCKSDB_TRANS_HALF_TOPIC")
+# Properties of a half message for the queue that it goes to. A broker overwrites what the sender gives for them.
+_REAL_TOPIC: Final = "REAL_TOPIC"
+_REAL_QUEUE: Final = "REAL_QID"
 # Properties that the broker adds to a half message, or that the next round replaces.
 _OF_HALF: Final = (
-    "REAL_TOPIC",
-    "REAL_QID",
+    _REAL_TOPIC,
+    _REAL_QUEUE,
     const.TRAN_MSG,
     const.PGROUP,
     const.CHECK_IMMUNITY_TIME_IN_SECONDS,
@@ -180,7 +186,7 @@ class TwoPhaseCommit:
 
     def _decide(self, write: Write, round_: int, group: str, halves: Halves, timeout: int) -> Decision:
         """Store a decision, and return the decision that takes effect."""
-        floors = self.brokers.max_offsets(halves.queues)
+        ends = self.brokers.max_offsets(halves.queues)
         assert self.log.home is not None, "`DecisionLog.open` precedes"
         names, claim = {queue.broker_name for queue in halves.queues}, None
         if self.log.writes:
@@ -194,7 +200,7 @@ class TwoPhaseCommit:
             rows=len(halves),
             timeout_ms=timeout,
             manifests=(),
-            floors=floors,
+            floors={queue: ends[queue] for queue in halves.queues},
             youngest=halves.youngest,
         )
         return self.log.append_decision(self.brokers, decision, halves, claim)
@@ -228,7 +234,8 @@ class TwoPhaseCommit:
         """Complete a decision of any driver, in as many rounds as it takes."""
         started = self.brokers.clock()
         broker_names = {half.queue.broker_name for half in decision.youngest}
-        halves = self.log.halves_of(self.brokers, decision)
+        self._check_topics(decision)
+        halves = self.log.records.read_manifests(self.brokers, decision, self.log.require_home())
         self._fence(decision)
         self._pass_barrier(decision, broker_names)
         committed = self._committed(decision, halves)
@@ -242,7 +249,7 @@ class TwoPhaseCommit:
         logger.warning(text, decision.write, committed.sum(), len(halves), len(missing), decision.round + 1)
         group = group_of(self.log.transactional_id, decision.write, decision.round + 1, self.run_id)
         timeout = self.brokers.options.transaction_timeout_ms + len(missing) * _RECOVERY_MS_PER_ROW
-        again = self._prepare_again(missing, group, timeout)
+        again = self._prepare_again(missing, decision.group, group, timeout)
         try:
             self._check_deadline(decision.write, again, timeout)
         except DeliveryError:
@@ -255,8 +262,43 @@ class TwoPhaseCommit:
         report.recovered_rows += len(again)
         return self._execute(following, again, report)
 
+    def _check_topics(self, decision: Decision) -> None:
+        """Raise an MQClientException if a decision has rows for topics to which this write has none."""
+        options = self.brokers.options
+        foreign = {queue.topic for queue in decision.floors} - {options.topic, options.dead_letter_topic}
+        if options.topic is not None and foreign:
+            raise MQClientException(
+                f"completing {decision.write}: its decision has rows for topic {', '.join(sorted(foreign))}, and this "
+                f"write has topic={options.topic}. No row of it is committed or copied. If the option topic was "
+                "changed, complete the write with the old one, or with rocketmq-spark transactions "
+                f"{self.log.transactional_id} --finish. Otherwise find out who writes to topic {self.log.topic}"
+            )
+
+    def _view(self, half: Half, group: str) -> MessageExt:
+        """Return a half message that a decision names, as the broker has it.
+
+        Raises an MQClientException if it is another message. Everyone who may write to the log can name any message,
+        and 5.5.0 returns each message of its commit log to each user.
+        """
+        stored, wrap = self.brokers.view(half.queue, half.commit_log_offset), self.brokers.transport.namespace.wrap
+        expected = {
+            const.PGROUP: wrap(group),
+            _REAL_TOPIC: wrap(half.queue.topic),
+            _REAL_QUEUE: str(half.queue.queue_id),
+        }
+        found = {name: stored.properties.get(name) for name in expected}
+        if stored.topic not in _HALF_TOPICS or found != expected:
+            raise MQClientException(
+                f"a decision of transactionalId={self.log.transactional_id} names the message at commit-log offset "
+                f"{half.commit_log_offset} of broker {half.queue.broker_name} as a half message with {expected}. It is "
+                f"a message of topic {stored.topic} with {found}. It is not copied or ended. Find out who writes to "
+                f"topic {self.log.topic}, and use another transactionTopic or transactionalId"
+            )
+        return stored
+
     def _fence(self, decision: Decision) -> None:
         """Return when each broker rejects ENDs of the youngest half message, and so of all others, as too late."""
+        self.brokers.ask_all(decision.youngest, lambda half: self._view(half, decision.group))
         deadline = max((half.born_timestamp for half in decision.youngest), default=0) + decision.timeout_ms
         # Until then the broker would execute the rollbacks.
         wait = min(deadline / 1000 - self.brokers.runtime.wall_clock(), decision.timeout_ms / 1000)
@@ -325,18 +367,18 @@ class TwoPhaseCommit:
         namespace = self.brokers.transport.namespace
         return message.properties.get(const.PGROUP) == namespace.wrap(group)
 
-    def _prepare_again(self, missing: Halves, group: str, timeout: int) -> Halves:
+    def _prepare_again(self, missing: Halves, old_group: str, group: str, timeout: int) -> Halves:
         """Store half messages with the content of others, and return them."""
         properties = half_properties(group, timeout)
         collector = HalfCollector()
         for first in range(0, len(missing), _ROWS_AT_ONCE):
             rows = range(first, min(first + _ROWS_AT_ONCE, len(missing)))
-            contents = self.brokers.ask_all(rows, lambda row: self._content(missing[row], properties))
+            contents = self.brokers.ask_all(rows, lambda row: self._content(missing[row], old_group, properties))
             self.brokers.send_halves(list(contents.values()), collector.append)
         return collector.halves()
 
-    def _content(self, half: Half, properties: str) -> tuple[EncodedBatch, MessageQueue]:
-        stored = self.brokers.view(half.queue, half.commit_log_offset)
+    def _content(self, half: Half, group: str, properties: str) -> tuple[EncodedBatch, MessageQueue]:
+        stored = self._view(half, group)
         own = {name: value for name, value in stored.properties.items() if name not in _OF_HALF}
         batch = EncodedBatch(
             half.queue.topic,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
@@ -25,6 +25,14 @@ from rocketmq_spark.protocol.remoting.command import loads
 
 _SCHEMA: Final = pa.schema([("queue", pa.int32()), ("commit_log_offset", pa.int64()), ("queue_offset", pa.int64())])
 _HEAD: Final = b"rocketmq_spark"
+
+# A half message in a manifest, 20 bytes: docs/internals/exactly-once.md#manifests.
+_ROW: Final = np.dtype([("queue", "<u4"), ("commit_log_offset", "<i8"), ("queue_offset", "<i8")])
+# Of a manifest: 2 MB, a message may have 4 MiB.
+_ROWS_PER_MANIFEST: Final = 100_000
+
+MAX_ROWS: Final = 2**28
+"""The most rows of a write. A reader holds 20 bytes of each."""
 
 
 class Half(NamedTuple):
@@ -65,7 +73,7 @@ class Halves:
         return Half(self.queues[self.codes[row]], int(self.commit_log_offsets[row]), int(self.queue_offsets[row]))
 
     def to_bytes(self) -> bytes:
-        """Return an Arrow stream, compressed with zstd."""
+        """Return an Arrow stream, compressed with zstd: what a task gives its driver."""
         head = {
             "queues": [[queue.topic, queue.broker_name, queue.queue_id] for queue in self.queues],
             "youngest": [half.to_json() for half in self.youngest],
@@ -80,7 +88,7 @@ class Halves:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Halves:
-        """Return what `to_bytes` wrote."""
+        """Return what `to_bytes` wrote. Only for bytes of own tasks: Arrow streams are not safe to read from others."""
         table = pa.ipc.open_stream(data).read_all()
         head = loads(table.schema.metadata[_HEAD])
         queues = tuple(MessageQueue(*queue) for queue in head["queues"])
@@ -88,6 +96,47 @@ class Halves:
         youngest = tuple(map(Half.of_json, head["youngest"]))
         oldest = head["oldest"] and Half.of_json(head["oldest"])
         return cls(queues, codes, commit_log_offsets, queue_offsets, youngest, oldest)
+
+    def to_manifests(self) -> list[bytes]:
+        """Return the half messages as the bodies of manifests. `youngest` and `oldest` are not in them."""
+        rows = np.empty(len(self), _ROW)
+        columns = self.codes, self.commit_log_offsets, self.queue_offsets
+        for name, column in zip(_SCHEMA.names, columns, strict=True):
+            rows[name] = column
+        return [rows[at : at + _ROWS_PER_MANIFEST].tobytes() for at in range(0, len(rows), _ROWS_PER_MANIFEST)]
+
+    @classmethod
+    def from_manifests(
+        cls, manifests: Iterable[bytes], queues: Collection[MessageQueue], rows: int, youngest: tuple[Half, ...]
+    ) -> Halves:
+        """Return what `to_manifests` wrote, without `oldest`; raise a ValueError if it is not valid.
+
+        Everyone who may write to the log can store manifests.
+        """
+        parts, missing = [np.empty(0, _ROW)], rows
+        for manifest in manifests:
+            count = min(missing, _ROWS_PER_MANIFEST)
+            if len(manifest) != count * _ROW.itemsize:
+                raise ValueError(f"a manifest has {len(manifest)} bytes, {count * _ROW.itemsize} are expected")
+            parts.append(np.frombuffer(manifest, _ROW))
+            missing -= count
+        if missing:
+            raise ValueError(f"the manifests lack {missing} of {rows} rows")
+        table = np.concatenate(parts)
+        codes, commit_log_offsets, queue_offsets = (np.ascontiguousarray(table[name]) for name in _SCHEMA.names)
+        if np.any(codes >= len(queues)) or np.any(commit_log_offsets < 0) or np.any(queue_offsets < 0):
+            raise ValueError("a half message has an unknown queue or a negative offset")
+        names = np.array([queue.broker_name for queue in queues], object)
+        numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+        brokers = np.array([numbers[name] for name in names], np.int64)[codes]
+        unfenced = numbers.keys() - {half.queue.broker_name for half in youngest}
+        if np.isin(brokers, [numbers[name] for name in unfenced]).any():
+            raise ValueError("a broker has half messages, and none of them is the youngest one")
+        order = np.lexsort((commit_log_offsets, brokers))
+        same = (np.diff(commit_log_offsets[order]) == 0) & (np.diff(brokers[order]) == 0)
+        if same.any():
+            raise ValueError("a half message is listed twice")
+        return cls(tuple(queues), codes.astype(np.int32), commit_log_offsets, queue_offsets, youngest, None)
 
     def take(self, rows: npt.NDArray[np.intp]) -> Halves:
         """Return some of the half messages. `youngest` and `oldest` stay those of all."""
@@ -97,6 +146,11 @@ class Halves:
             commit_log_offsets=self.commit_log_offsets[rows],
             queue_offsets=self.queue_offsets[rows],
         )
+
+
+def manifests_for(rows: int) -> int:
+    """Return the number of manifests of so many rows."""
+    return -(-rows // _ROWS_PER_MANIFEST)
 
 
 def concat(parts: Sequence[Halves]) -> Halves:

@@ -16,8 +16,9 @@ from rocketmq_spark.options.sink import SinkOptions
 from rocketmq_spark.routing.client_instance import ClientInstance
 from rocketmq_spark.transactions.brokers import Brokers
 from rocketmq_spark.transactions.commit import CommitReport, TwoPhaseCommit, group_of, new_run_id
-from rocketmq_spark.transactions.decision_log import DecisionLog, Write
+from rocketmq_spark.transactions.decision_log import DecisionLog
 from rocketmq_spark.transactions.halves import Halves, concat
+from rocketmq_spark.transactions.records import Write
 
 if TYPE_CHECKING:
     from rocketmq_spark.transactions.resume import ResumePlan

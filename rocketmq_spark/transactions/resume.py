@@ -18,18 +18,20 @@ import pyarrow as pa
 
 from rocketmq_spark.arrow.decode import ROW_IDS, batches_of
 from rocketmq_spark.arrow.stored_rows import StoredRows, places_of
-from rocketmq_spark.errors import DataLossError, InputChangedError
+from rocketmq_spark.errors import DataLossError, InputChangedError, MQClientException
 from rocketmq_spark.metrics import Measures, Recorder
 from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.model.message_ext import Pulled
+from rocketmq_spark.model.route import MAX_QUEUES
 from rocketmq_spark.options.kinds import MIB
 from rocketmq_spark.options.sink import SinkOptions
 from rocketmq_spark.protocol.remoting.unwrap import Unreadable
 from rocketmq_spark.routing.client_instance import ClientInstance
 from rocketmq_spark.sink.settling_sender import Resumption
 from rocketmq_spark.transactions.brokers import Brokers
-from rocketmq_spark.transactions.decision_log import DecisionLog, Floors, QueueNums, Write
+from rocketmq_spark.transactions.decision_log import DecisionLog, Floors
 from rocketmq_spark.transactions.plan import check_stream, log_of, read_log
+from rocketmq_spark.transactions.records import QueueNums, Write
 
 T = TypeVar("T")
 
@@ -338,11 +340,19 @@ def row_id_name(options: SinkOptions, write: Write) -> str:
 
 
 def most_queues(several: Iterable[QueueNums]) -> dict[str, int]:
-    """Return the brokers of all together, each with its largest number of queues."""
+    """Return the brokers of all together, each with its largest number of queues.
+
+    Raises an MQClientException for more queues than a topic may have.
+    """
     most: dict[str, int] = {}
     for queue_nums in several:
         for name, nums in queue_nums.items():
             most[name] = max(nums, most.get(name, 0))
+    if (queues := sum(most.values())) > MAX_QUEUES:
+        raise MQClientException(
+            f"the records of earlier attempts name {queues} queues, {MAX_QUEUES} are allowed: find out who writes to "
+            "the transactionTopic, and use another one"
+        )
     return most
 
 

@@ -24,7 +24,8 @@ from rocketmq_spark.routing.connect import new_transport
 from rocketmq_spark.sink.task import write_rows
 from rocketmq_spark.transactions import resume
 from rocketmq_spark.transactions.brokers import Brokers
-from rocketmq_spark.transactions.decision_log import DecisionLog, Write
+from rocketmq_spark.transactions.decision_log import DecisionLog
+from rocketmq_spark.transactions.records import Write
 from tests.benchmarks.bench_exactly_once import session
 from tests.benchmarks.contest import FORGETFUL, Figure, await_rest, in_turns, ratios, show
 
@@ -45,7 +46,7 @@ class Job:
         # An instance without a producer closes after a while.
         self._instance.register(options.producer_group)
         self.brokers = Brokers(options, self._instance)
-        self._log = DecisionLog(topic, options.transaction_topic)
+        self._log = DecisionLog(f"bench#{topic}", options.transaction_topic)
         self._numbers = itertools.count()
 
     def micro_batch(self, rows: int) -> float:

@@ -26,9 +26,9 @@ from rocketmq_spark.routing.connect import new_transport
 from rocketmq_spark.sink.task import write_rows
 from rocketmq_spark.transactions import plan as plans
 from rocketmq_spark.transactions.commit import CommitReport, group_of
-from rocketmq_spark.transactions.decision_log import Write
 from rocketmq_spark.transactions.halves import HalfCollector, half_properties
 from rocketmq_spark.transactions.plan import Prepared
+from rocketmq_spark.transactions.records import Write
 from tests.benchmarks.contest import ROOT, Figure, in_turns, ratios, show
 
 ROWS = 240_000

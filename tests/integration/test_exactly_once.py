@@ -20,11 +20,12 @@ import pyarrow as pa
 import pytest
 
 from rocketmq_spark.admin import Admin
+from rocketmq_spark.cli.transactions import finish_writes
 from rocketmq_spark.cluster import LocalCluster
 from rocketmq_spark.errors import DeliveryError, MQClientException, OptionError, RocketMQError
 from rocketmq_spark.metrics import Recorder
-from rocketmq_spark.model.message import MessageQueue
-from rocketmq_spark.model.message_ext import MessageExt
+from rocketmq_spark.model.message import Message, MessageQueue
+from rocketmq_spark.model.message_ext import MessageExt, decode_message_id
 from rocketmq_spark.model.names import wrap
 from rocketmq_spark.model.route import PERM_READ, PERM_WRITE
 from rocketmq_spark.options.parsing import parse_sink_options
@@ -36,9 +37,9 @@ from rocketmq_spark.routing.connect import new_transport
 from rocketmq_spark.sink.task import write_rows
 from rocketmq_spark.transactions import plan as plans
 from rocketmq_spark.transactions.commit import group_of
-from rocketmq_spark.transactions.decision_log import Write
 from rocketmq_spark.transactions.fence import forget_checks
 from rocketmq_spark.transactions.halves import HalfCollector, Halves, half_properties
+from rocketmq_spark.transactions.records import Write
 from rocketmq_spark.transport.runtime import PROCESS, Runtime
 from tests.support.cluster import started
 from tests.support.processes import PATIENCE, wait_for
@@ -328,6 +329,27 @@ def test_a_recovery_needs_the_right_to_read_the_topic_of_rows(
     with driver(guarded, topic, user_with(guarded, full_rights(topic))) as own:
         own.two_phase.finish(WRITE)
     assert visible(administrator, guarded) == Counter(ROWS)
+
+
+def test_a_forged_decision_moves_no_message_of_others(guarded: LocalCluster, topic: str, administrator: Driver) -> None:
+    secret, loot = create(guarded, f"secret-{topic}"), create(guarded, f"loot-{topic}")
+    with Producer("secret", name_server=guarded.name_server, **admin_settings(guarded)) as producer:
+        _, offset = decode_message_id(producer.send(Message(secret, b"the secret")).offset_msg_id or "")
+    # The attacker may write to the log, because a job of its own uses it.
+    rights = {**full_rights(loot), f"Topic:{log_of(topic)}": ["Pub", "Sub", "Get"]}
+    user = {**user_with(guarded, rights), "transactionTopic": log_of(topic)}
+    with driver(guarded, loot, user, timeout_ms=SOON) as attacker:
+        halves, group = attacker.prepare(["bait", "bait"])
+        # 5.5.0 compares no topic.
+        assert attacker.brokers.view(attacker.queues[0], offset).body == b"the secret"
+        forged = replace(halves, commit_log_offsets=np.array([offset, halves.commit_log_offsets[1]]))
+        attacker.two_phase._decide(WRITE, 1, group, forged, SOON)
+    operator = administrator.brokers
+    operator.options = replace(operator.options, topic=None)
+    with pytest.raises(DeliveryError, match=f"It is a message of topic {secret} with"):
+        finish_writes(operator, list_only=False)
+    with driver(guarded, loot, all_rights(guarded)) as own:
+        assert visible(own, guarded) == Counter()
 
 
 # Settings of brokers

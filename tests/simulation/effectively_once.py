@@ -37,7 +37,8 @@ from rocketmq_spark.sink.task import row_batcher
 from rocketmq_spark.testing.fake_storage import BrokerSettings
 from rocketmq_spark.transactions import resume
 from rocketmq_spark.transactions.brokers import Brokers
-from rocketmq_spark.transactions.decision_log import DecisionLog, Write
+from rocketmq_spark.transactions.decision_log import DecisionLog
+from rocketmq_spark.transactions.records import Write
 from rocketmq_spark.transactions.resume import Attempted, ResumePlan, ResumeReport
 from tests.simulation.client import RecordedTransport
 from tests.simulation.cluster import BasePlan, BaseRun, SimulatedCluster, run_to_end
@@ -472,7 +473,7 @@ class _Log(DecisionLog):
     known: list[frozenset[str]]
 
     def claim_home(self, brokers: Brokers, write: Write, broker_names: Collection[str]) -> int:
-        self.known.append(frozenset(queue.broker_name for queue in self._queues(brokers)))
+        self.known.append(frozenset(queue.broker_name for queue in self.records.queues(brokers)))
         return super().claim_home(brokers, write, broker_names)
 
 
@@ -500,7 +501,7 @@ class _Driver:
 
     def _complete(self) -> None:
         own, world, write = self._controller.new_client(self.process), self._controller.world, self._write
-        log = _Log(ID, LOG)
+        log = _Log(f"{ID}#{TOPIC}", LOG)
         log.known = self._controller.history.known
         try:
             named = write if self._controller.plan.batch else None

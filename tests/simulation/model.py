@@ -39,7 +39,7 @@ from rocketmq_spark.sink.settling_sender import Resumption
 from rocketmq_spark.testing.scripted_broker import route
 from rocketmq_spark.transactions import resume
 from rocketmq_spark.transactions.brokers import Brokers
-from rocketmq_spark.transactions.decision_log import Write
+from rocketmq_spark.transactions.records import Write
 from tests.simulation.cluster import run_to_end
 from tests.simulation.effectively_once import (
     FATES,

@@ -11,7 +11,8 @@ import pytest
 from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.transactions import resume
 from rocketmq_spark.transactions.brokers import Brokers
-from rocketmq_spark.transactions.decision_log import DecisionLog, Floors, QueueNums, Write
+from rocketmq_spark.transactions.decision_log import DecisionLog, Floors
+from rocketmq_spark.transactions.records import QueueNums, Write
 from rocketmq_spark.transactions.resume import Attempt, ResumePlan, ResumeReport
 from tests.simulation.model import KINDS, ModelPlan, run_model
 

@@ -9,7 +9,8 @@ import pytest
 
 from rocketmq_spark.transactions import ends
 from rocketmq_spark.transactions.commit import TwoPhaseCommit
-from rocketmq_spark.transactions.decision_log import Decision, DecisionLog, WriteState
+from rocketmq_spark.transactions.decision_log import DecisionLog, WriteState
+from rocketmq_spark.transactions.records import Decision
 from tests.simulation.two_phase import TwoPhasePlan, run_two_phase
 
 SEEDS = range(100)

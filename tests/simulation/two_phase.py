@@ -27,8 +27,9 @@ from rocketmq_spark.testing.scripted_broker import Reply
 from rocketmq_spark.transactions import fence
 from rocketmq_spark.transactions.brokers import Brokers
 from rocketmq_spark.transactions.commit import CommitReport, TwoPhaseCommit, group_of
-from rocketmq_spark.transactions.decision_log import DecisionLog, Write
+from rocketmq_spark.transactions.decision_log import DecisionLog
 from rocketmq_spark.transactions.halves import HalfCollector, half_properties
+from rocketmq_spark.transactions.records import Write
 from rocketmq_spark.transport.remoting.transport import RemotingTransport
 from tests.simulation.cluster import BasePlan, BaseRun, SimulatedCluster, run_to_end
 from tests.simulation.network import Conditions, Network

@@ -21,9 +21,10 @@ from rocketmq_spark.routing.connect import new_transport
 from rocketmq_spark.testing import FakeCluster
 from rocketmq_spark.transactions.brokers import Brokers
 from rocketmq_spark.transactions.commit import TwoPhaseCommit, group_of, new_run_id
-from rocketmq_spark.transactions.decision_log import DecisionLog, Write
+from rocketmq_spark.transactions.decision_log import DecisionLog
 from rocketmq_spark.transactions.ends import EndSender
 from rocketmq_spark.transactions.halves import HalfCollector, Halves, half_properties
+from rocketmq_spark.transactions.records import Write
 from rocketmq_spark.transport.runtime import PROCESS, Runtime
 
 TOPIC = "T"

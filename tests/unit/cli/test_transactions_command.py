@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 
 import pytest
 
 from rocketmq_spark.cli.app import main
+from rocketmq_spark.model.message import Message
 from rocketmq_spark.testing import FakeCluster
-from rocketmq_spark.transactions.decision_log import Write
 from tests.support.two_phase import ID, TOPIC, Driver, MovedClock, driver, visible
 
 Capture = pytest.CaptureFixture[str]
@@ -81,10 +82,19 @@ def test_errors_are_one_line_with_exit_code_1(
     assert "missing" not in cluster.brokers["broker-0"].storage.topics
 
 
-def test_control_characters_of_the_log_are_escaped(cluster: FakeCluster, job: Driver, capsys: Capture) -> None:
-    job.decide_and_crash(ROWS, 0, Write("evil \x1b]0;title\x07"))
+def test_a_record_with_control_characters_is_not_shown(cluster: FakeCluster, job: Driver, capsys: Capture) -> None:
+    home = job.log.home
+    assert home is not None
+    broker = cluster.brokers[home.broker_name]
+    with broker.lock:
+        store = broker.storage.store
+        forged = store.messages(home, 0, 100)[-1]
+        body = forged.body.replace(b"write-1", rb"evil\u001b]0;title\u0007")
+        assert body != forged.body
+        store.put(home, [Message(home.topic, body, properties={"TAGS": forged.tags or ""})], time.time())
     for output in ([], ["--json"]):
         assert main(["transactions", ID, "-n", cluster.name_server, *output]) == 0
         out = capsys.readouterr().out
+        assert "write-1" in out
         assert "\x1b" not in out
-        assert "evil" in out
+        assert "evil" not in out

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from rocketmq_spark.errors import DataLossError, DeliveryError, MQBrokerException
+from rocketmq_spark.errors import DataLossError, DeliveryError, MQBrokerException, MQClientException
+from rocketmq_spark.model.message import Message, MessageQueue
 from rocketmq_spark.model.send_result import TRANSACTION_ROLLBACK_TYPE
 from rocketmq_spark.protocol.remoting.codes import RequestCode, ResponseCode
 from rocketmq_spark.protocol.remoting.command import RemotingCommand
 from rocketmq_spark.testing import FakeCluster
 from rocketmq_spark.testing.scripted import Reply
-from rocketmq_spark.transactions.decision_log import Write
-from tests.support.two_phase import WRITE, Driver, MovedClock, driver, visible
+from rocketmq_spark.transactions.commit import group_of
+from rocketmq_spark.transactions.halves import Halves
+from rocketmq_spark.transactions.records import Write
+from tests.support.two_phase import ID, WRITE, Driver, MovedClock, driver, half_message, visible
 
 ROWS = [f"row-{number}" for number in range(20)]
 ONCE = Counter(ROWS)
@@ -235,3 +240,163 @@ def test_a_frozen_driver_of_an_old_micro_batch_commits_nothing(
         # Its late record hides nothing from the next driver.
         first.log.open(first.brokers, everything=False)
         assert first.log.newest == Write("2", "query")
+
+
+# Decisions of others who may write to the log
+
+
+@pytest.fixture
+def attacker(cluster: FakeCluster, clock: MovedClock) -> Iterator[Driver]:
+    """A driver of another topic that uses the same decision log."""
+    cluster.create_topic("loot", 1)
+    with driver(cluster, clock, topic="loot") as own:
+        yield own.open()
+
+
+def forge(attacker: Driver, changes: Callable[[Halves], Halves], write: Write = WRITE) -> None:
+    """Decide a write of another job, with half messages that the attacker has changed."""
+    halves, group = attacker.prepare(["bait-0", "bait-1"], write)
+    attacker.two_phase._decide(write, 1, group, changes(halves), attacker.options.transaction_timeout_ms)
+
+
+def naming(offset: int) -> Callable[[Halves], Halves]:
+    """Let the half messages on broker-0 be the message at a commit-log offset."""
+
+    def changes(halves: Halves) -> Halves:
+        on_first = [halves.queues[code].broker_name == "broker-0" for code in halves.codes]
+        return replace(halves, commit_log_offsets=np.where(on_first, offset, halves.commit_log_offsets))
+
+    return changes
+
+
+def stored(cluster: FakeCluster, topic: str, text: str, **properties: str) -> int:
+    """Store a message on broker-0, and return its commit-log offset."""
+    cluster.create_topic(topic, 1)
+    broker = cluster.brokers["broker-0"]
+    with broker.lock:
+        message = Message(topic, text.encode(), properties=properties)
+        queue = MessageQueue(topic, "broker-0", 0)
+        return broker.storage.store.append(message, queue, queue, time.time()).physical_offset
+
+
+def ends(cluster: FakeCluster) -> list[RemotingCommand]:
+    """Return a list of all ENDs from now on."""
+    seen: list[RemotingCommand] = []
+    for broker in cluster.brokers.values():
+        broker.always[RequestCode.END_TRANSACTION] = seen.append
+    return seen
+
+
+def unconfined(own: Driver) -> Driver:
+    """Let a driver have rows for any topic, as with a column `topic`, or in `finish_transactions`."""
+    own.brokers.options = replace(own.options, topic=None)
+    return own.open()
+
+
+@pytest.mark.parametrize("disguised", [False, True], ids=["plain", "with the properties of a half message"])
+def test_a_message_that_a_decision_names_is_not_copied(
+    cluster: FakeCluster, clock: MovedClock, attacker: Driver, disguised: bool
+) -> None:
+    halves, group = attacker.prepare(["bait"])
+    properties = {"TRAN_MSG": "true", "PGROUP": group, "REAL_TOPIC": "loot", "REAL_QID": "0"} if disguised else {}
+    offset = stored(cluster, "secret", "the secret", **properties)
+    attacker.two_phase._decide(WRITE, 1, group, naming(offset)(halves), attacker.options.transaction_timeout_ms)
+    with driver(cluster, clock) as own, pytest.raises(MQClientException, match="It is a message of topic secret with"):
+        unconfined(own).two_phase.finish(WRITE)
+    assert cluster.messages("loot") == []
+
+
+def test_a_half_message_for_another_topic_is_not_copied(
+    cluster: FakeCluster, clock: MovedClock, first: Driver, attacker: Driver
+) -> None:
+    halves, group = attacker.prepare(["bait-0", "bait-1"])
+    first.brokers.send_halves([(half_message("row", group, first.options), first.queues[0])], lambda *_: None)
+    store = cluster.brokers[first.queues[0].broker_name].storage.store
+    forged = naming(len(store.log) - 1)(halves)
+    attacker.two_phase._decide(WRITE, 1, group, forged, attacker.options.transaction_timeout_ms)
+    with driver(cluster, clock) as own, pytest.raises(MQClientException, match="'REAL_TOPIC': 'T'"):
+        unconfined(own).two_phase.finish(WRITE)
+    assert cluster.messages("loot") == []
+
+
+def test_half_messages_of_others_are_not_rolled_back(
+    cluster: FakeCluster, clock: MovedClock, first: Driver, attacker: Driver
+) -> None:
+    halves, _ = first.prepare(ROWS)
+    group = group_of(ID, WRITE, 1, "forged")
+    attacker.two_phase.prepare(set(cluster.brokers))
+    attacker.two_phase._decide(WRITE, 1, group, halves, attacker.options.transaction_timeout_ms)
+    seen = ends(cluster)
+    with driver(cluster, clock) as own, pytest.raises(MQClientException, match="It is not copied or ended"):
+        own.open().two_phase.finish(WRITE)
+    assert seen == []
+
+
+def test_a_decision_for_other_topics_is_not_completed_by_a_write(
+    cluster: FakeCluster, clock: MovedClock, attacker: Driver
+) -> None:
+    attacker.decide_and_crash(["row"], 0)
+    seen = ends(cluster)
+    with driver(cluster, clock) as own:
+        why = r"has rows for topic loot, and this write has topic=T\. .* transactions job --finish"
+        with pytest.raises(MQClientException, match=why):
+            own.open().two_phase.finish(WRITE)
+        assert seen == []
+        # For example a job whose option topic was changed.
+        unconfined(own).two_phase.finish(WRITE)
+    assert [message.body for message in cluster.messages("loot")] == [b"row"]
+
+
+def test_dead_letters_belong_to_a_write(cluster: FakeCluster, clock: MovedClock, attacker: Driver) -> None:
+    attacker.decide_and_crash(["row"], 0)
+    with driver(cluster, clock, onError="deadLetter", deadLetterTopic="loot") as own:
+        own.open().two_phase.finish(WRITE)
+    assert [message.body for message in cluster.messages("loot")] == [b"row"]
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda halves: halves.take(np.array([0, 0])), "a half message is listed twice"),
+        (lambda halves: replace(halves, codes=halves.codes + 2), "unknown queue"),
+        (lambda halves: replace(halves, youngest=halves.youngest[:1]), "none of them is the youngest one"),
+    ],
+)
+def test_manifests_that_are_not_valid_stop_a_recovery(
+    cluster: FakeCluster, clock: MovedClock, attacker: Driver, change: Callable[[Halves], Halves], why: str
+) -> None:
+    forge(attacker, change)
+    seen = ends(cluster)
+    with driver(cluster, clock) as own, pytest.raises(MQClientException, match=f"are not valid: .*{why}.*No row of it"):
+        unconfined(own).two_phase.finish(WRITE)
+    assert seen == []
+
+
+def test_a_message_with_another_tag_is_no_manifest(cluster: FakeCluster, clock: MovedClock, attacker: Driver) -> None:
+    attacker.decide_and_crash(["row"], 0)
+    home = attacker.log.home
+    assert home is not None
+    (offset,) = attacker.log.writes[WRITE].last.manifests
+    broker = cluster.brokers[home.broker_name]
+    with broker.lock:
+        read = broker.storage.store._read[home]
+        read[offset] = replace(read[offset], properties={"TAGS": "other"})
+    why = f"the message at offset {offset} is no manifest"
+    with driver(cluster, clock) as own, pytest.raises(MQClientException, match=why):
+        unconfined(own).two_phase.finish(WRITE)
+
+
+def test_an_open_decision_of_the_release_candidate_is_left_to_it(
+    cluster: FakeCluster, clock: MovedClock, first: Driver
+) -> None:
+    first.decide_and_crash(ROWS, 3)
+    home = first.log.home
+    assert home is not None
+    broker = cluster.brokers[home.broker_name]
+    with broker.lock:
+        read = broker.storage.store._read[home]
+        body = read[-1].body.replace(b'"version": 2, ', b"")
+        assert body != read[-1].body
+        read[-1] = replace(read[-1], body=body)
+    with driver(cluster, clock) as own, pytest.raises(MQClientException, match=r"1\.0\.0rc1 has decided it"):
+        own.open().two_phase.finish(WRITE)

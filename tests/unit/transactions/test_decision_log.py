@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
+import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,12 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-import rocketmq_spark.transactions.decision_log as decision_log
 from rocketmq_spark.errors import DataLossError, MQClientException, RouteNotFoundException
 from rocketmq_spark.model.message import Message
-from rocketmq_spark.protocol.remoting.records import encode_single
+from rocketmq_spark.protocol.remoting.codes import RequestCode
+from rocketmq_spark.protocol.remoting.command import RemotingCommand
 from rocketmq_spark.testing import FakeCluster
-from rocketmq_spark.transactions.decision_log import DecisionLog, Write
+from rocketmq_spark.transactions.decision_log import DecisionLog
+from rocketmq_spark.transactions.records import Decision, Write
 from tests.support.two_phase import ID, WRITE, Driver, MovedClock, driver, visible
 
 ROWS = [f"row-{number}" for number in range(20)]
@@ -32,6 +35,16 @@ def second(cluster: FakeCluster, clock: MovedClock) -> Iterator[Driver]:
 def commit(own: Driver, write: Write) -> None:
     halves, group = own.prepare(ROWS, write)
     own.two_phase.commit(write, halves, group)
+
+
+def store_beside(cluster: FakeCluster, own: Driver, count: int, body: bytes = b"{}", tag: str = "other") -> None:
+    """Store messages of another program in the home of a log."""
+    home = own.log.home
+    assert home is not None
+    broker = cluster.brokers[home.broker_name]
+    with broker.lock:
+        messages = [Message(home.topic, body, properties={"TAGS": tag})] * count
+        broker.storage.store.put(home, messages, time.time())
 
 
 def test_drivers_draw_the_same_home(first: Driver, second: Driver) -> None:
@@ -66,27 +79,33 @@ def test_a_home_that_is_down_is_an_error(cluster: FakeCluster, first: Driver, cl
         second.open()
 
 
-def test_halves_beyond_one_record_are_in_several(
-    first: Driver, second: Driver, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(decision_log, "_MANIFEST_BYTES", 200)
-    halves, _ = first.decide_and_crash(ROWS, 0)
+def test_halves_beyond_one_record_are_in_several(first: Driver, second: Driver) -> None:
+    halves, group = first.prepare(ROWS)
+    rows = np.arange(200_001)
+    many = replace(
+        halves,
+        codes=(rows % len(halves.queues)).astype(np.int32),
+        commit_log_offsets=rows * 1_000,
+        queue_offsets=rows,
+    )
+    first.two_phase._decide(WRITE, 1, group, many, first.options.transaction_timeout_ms)
     decision = second.open().log.writes[WRITE].last
-    assert len(decision.manifests) > 3
-    read = second.log.halves_of(second.brokers, decision)
-    assert [read[row] for row in range(20)] == [halves[row] for row in range(20)]
+    assert len(decision.manifests) == 3
+    read = second.log.records.read_manifests(second.brokers, decision, second.log.require_home())
+    assert [read[row] for row in (0, 99_999, 100_000, 200_000)] == [many[row] for row in (0, 99_999, 100_000, 200_000)]
+    assert len(read) == 200_001
 
 
-def test_a_reader_of_a_stream_starts_at_the_last_micro_batch(
-    first: Driver, second: Driver, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_reader_of_a_stream_starts_at_the_last_micro_batch(cluster: FakeCluster, first: Driver) -> None:
     for number in range(5):
         commit(first, Write(str(number), "query"))
-    monkeypatch.setattr(decision_log, "_FIRST_WINDOW", 2)
-    second.log.open(second.brokers, everything=False)
-    assert second.log.newest == Write("4", "query")
-    assert set(second.log.writes) == {Write("4", "query")}
-    assert second.log.writes[Write("4", "query")].done
+    # The search has to go back beyond its first window.
+    store_beside(cluster, first, 1_500)
+    with_old = DecisionLog(ID, first.options.transaction_topic)
+    with_old.open(first.brokers, everything=False)
+    assert with_old.newest == Write("4", "query")
+    assert set(with_old.writes) == {Write("4", "query")}
+    assert with_old.writes[Write("4", "query")].done
 
 
 def test_a_late_record_of_an_old_micro_batch_hides_no_decision(first: Driver, second: Driver) -> None:
@@ -103,7 +122,7 @@ def test_a_late_record_of_an_old_micro_batch_hides_no_decision(first: Driver, se
 def test_records_of_other_ids_are_ignored(first: Driver, clock: MovedClock, cluster: FakeCluster) -> None:
     commit(first, WRITE)
     others = DecisionLog("other", first.options.transaction_topic)
-    others._tag = first.log._tag
+    others.records.tag = first.log.records.tag
     others.open(first.brokers, everything=True)
     assert others.writes == {}
 
@@ -113,19 +132,6 @@ def test_a_log_that_lost_records_is_an_error(cluster: FakeCluster, first: Driver
     first.log.position += 5
     with pytest.raises(DataLossError, match="has lost messages"):
         first.log.refresh(first.brokers)
-
-
-@pytest.mark.parametrize(
-    "body", [b"", b"\xff", b"[]", b"{}", json.dumps({"id": ID, "kind": "decision", "write": "w", "query": ""}).encode()]
-)
-def test_messages_of_other_programs_are_an_error(first: Driver, second: Driver, body: bytes) -> None:
-    commit(first, WRITE)
-    assert first.log.home is not None
-    topic = first.options.transaction_topic
-    foreign = encode_single(Message(topic, body or b"x", 0, {"TAGS": first.log._tag}))
-    first.brokers.send_records([(foreign, first.log.home)], lambda *_: None)
-    with pytest.raises(MQClientException, match="is no record of rocketmq-spark"):
-        second.open()
 
 
 def test_the_first_write_names_its_home_on_all_brokers(cluster: FakeCluster, first: Driver, clock: MovedClock) -> None:
@@ -147,7 +153,7 @@ CONTENDED = "another driver of transactionalId=job begins a decision log in anot
 
 def move(own: Driver) -> None:
     """Let a driver without decisions have another home, as if the brokers of its own were down."""
-    own.log.home = next(queue for queue in own.log._queues(own.brokers) if queue != own.log.home)
+    own.log.home = next(queue for queue in own.log.records.queues(own.brokers) if queue != own.log.home)
     own.log.position = 0
 
 
@@ -215,7 +221,7 @@ def test_a_claimed_home_that_is_down_is_an_error(
         with contextlib.suppress(MQClientException):
             own.log.claim_home(own.brokers, WRITE, ())
     # The driver that claimed it could still decide.
-    home = min(first.log.home, second.log.home, key=first.log._draw)  # type: ignore[type-var, arg-type]
+    home = min(first.log.home, second.log.home, key=first.log._draw)  # type: ignore[arg-type]
     assert home is not None
     cluster.kill(home.broker_name)
     why = f"no name server lists a master of broker {home.broker_name}"
@@ -238,3 +244,125 @@ def test_records_that_are_written_during_the_search_are_read(
     second.open()
     second.log.refresh(second.brokers)
     assert second.log.writes[WRITE].done
+
+
+# A log that others write to
+
+
+def forge(cluster: FakeCluster, own: Driver, *records: dict[str, Any] | bytes) -> None:
+    """Store messages with the tag of a log in its home; objects get the fields that each record has."""
+    head = {"version": 2, "id": ID, "write": "forged", "query": "", "since": 0}
+    for record in records:
+        body = record if isinstance(record, bytes) else json.dumps({**head, **record}).encode()
+        store_beside(cluster, own, 1, body, own.log.records.tag)
+
+
+def decision_of(number: int, claim: int) -> dict[str, Any]:
+    lists: dict[str, Any] = {"manifests": [], "floors": [], "youngest": []}
+    facts = {"round": 1, "group": f"{ID}#{number}#1#r", "rows": 0, "timeout_ms": 60_000, "claim": claim}
+    return {"kind": "decision", "write": str(number), **facts, **lists}
+
+
+def pulls(cluster: FakeCluster) -> list[RemotingCommand]:
+    """Return a list of all pulls from now on."""
+    seen: list[RemotingCommand] = []
+    for broker in cluster.brokers.values():
+        broker.always[RequestCode.PULL_MESSAGE] = seen.append
+    return seen
+
+
+FOREIGN: list[dict[str, Any] | bytes] = [
+    b"\xff",
+    b"[]",
+    b"{}",
+    b"[" * 100_000,
+    {"kind": "decision"},
+    {"kind": "home", "home": [None, {}, []]},
+    {"kind": "done", "write": "1", "query": "q", "since": 10**30},
+    {**decision_of(1, 0), "timeout_ms": 10**15},
+    {**decision_of(1, 0), "floors": [["T", "a", 0, "0"]]},
+]
+
+
+def test_messages_that_are_no_records_are_ignored_and_warned_of_once(
+    cluster: FakeCluster, first: Driver, second: Driver, caplog: pytest.LogCaptureFixture
+) -> None:
+    commit(first, WRITE)
+    forge(cluster, first, *FOREIGN, b'{"id": "\x1b[2J"}')
+    second.open()
+    assert second.log.writes[WRITE].done
+    assert set(second.log.writes) == {WRITE}
+    assert len(second.log.records.ignored) == len(FOREIGN) + 1
+    second.open()
+    (warning,) = [record.getMessage() for record in caplog.records if "no valid record" in record.getMessage()]
+    assert f"transactionalId={ID}: queue {first.log.home}, offset " in warning
+    assert "\x1b" not in warning
+
+
+def test_a_record_of_a_newer_release_stops_every_reader(cluster: FakeCluster, first: Driver, second: Driver) -> None:
+    commit(first, WRITE)
+    forge(cluster, first, {"version": 3, "kind": "merged"})
+    with pytest.raises(MQClientException, match=r"has a record of version 3, .* Use the release that wrote it, or a"):
+        second.open()
+    with pytest.raises(MQClientException, match="version 3"):
+        first.log.refresh(first.brokers)
+
+
+@pytest.mark.parametrize("claims", ["0", "falling", "rising"])
+def test_reading_is_linear_whatever_records_claim(
+    cluster: FakeCluster, first: Driver, second: Driver, claims: str
+) -> None:
+    commit(first, WRITE)
+    store_beside(cluster, first, 800)
+    values = {"0": [0] * 800, "falling": range(800, 0, -1), "rising": range(800)}[claims]
+    forge(cluster, first, *map(decision_of, range(800), values))
+    seen = pulls(cluster)
+    second.open()
+    assert len(second.log.writes) == 801
+    # A pull of a fake broker has 32 messages. The search and the reading need about 50 each, the other queues a few.
+    assert len(seen) < 150
+
+
+def test_reading_from_the_middle_is_linear_whatever_records_claim(cluster: FakeCluster, first: Driver) -> None:
+    commit(first, Write("0", "query"))
+    own = DecisionLog(ID, first.options.transaction_topic)
+    store_beside(cluster, first, 800)
+    own.open(first.brokers, everything=False)
+    forge(cluster, first, *({**decision_of(number, 800 - number), "since": 0} for number in range(800)))
+    seen = pulls(cluster)
+    own.refresh(first.brokers)
+    assert len(own.writes) == 801
+    assert len(seen) < 80
+
+
+def test_a_search_holds_few_large_records(cluster: FakeCluster, first: Driver) -> None:
+    commit(first, WRITE)
+    floors = [["T", "b" * 400, number, 0] for number in range(600)]
+    # 60 records of 250 kB; a search holds 4 MiB.
+    forge(cluster, first, *({**decision_of(number, 0), "floors": floors} for number in range(60)))
+    home = first.log.home
+    assert home is not None
+    search = first.log.records.search(first.brokers, home, first.brokers.max_offsets([home])[home])
+    numbers = []
+    for record in search:
+        numbers.append(record.write.name)
+        assert sum(isinstance(one, Decision) for one in gc.get_objects()) < 25
+    assert [name for name in numbers if name.isdigit()] == [str(number) for number in range(59, -1, -1)]
+
+
+def test_a_decision_is_void_in_each_reading_direction(cluster: FakeCluster, first: Driver, second: Driver) -> None:
+    home = first.log.home
+    assert home is not None
+    own, other = ["", home.broker_name, home.queue_id], ["", "broker-9", 0]
+    forge(
+        cluster,
+        first,
+        {"kind": "claim", "home": own},
+        {"kind": "claim", "home": other},
+        decision_of(0, 0),
+        decision_of(1, 1),
+        decision_of(2, 2),
+    )
+    second.open()
+    assert second.log.home == home
+    assert set(second.log.writes) == {Write("2")}

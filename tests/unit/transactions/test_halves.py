@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import struct
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rocketmq_spark.errors import MQClientException
 from rocketmq_spark.model.message import MessageQueue, SendOutcome, SendStatus
@@ -44,6 +48,60 @@ def test_bytes_hold_the_same_half_messages() -> None:
     halves = collected((A0, 1, 50), (B0, 2, 40))
     assert facts(Halves.from_bytes(halves.to_bytes())) == facts(halves)
     assert facts(Halves.from_bytes(NO_HALVES.to_bytes())) == ([], set(), None)
+
+
+def test_manifests_hold_the_same_half_messages() -> None:
+    halves = collected((A0, 1, 50), (B0, 2, 40), (A1, 3, 70))
+    (manifest,) = halves.to_manifests()
+    assert manifest == b"".join(
+        struct.pack("<Iqq", code, offset * 100, offset) for code, offset in enumerate((1, 2, 3))
+    )
+    rows, youngest, oldest = facts(Halves.from_manifests([manifest], halves.queues, 3, halves.youngest))
+    assert (rows, youngest, oldest) == (facts(halves)[0], facts(halves)[1], None)
+    assert NO_HALVES.to_manifests() == []
+
+
+def row(queue: int, commit_log_offset: int, queue_offset: int = 0) -> bytes:
+    return struct.pack("<Iqq", queue, commit_log_offset, queue_offset)
+
+
+@pytest.mark.parametrize(
+    ("manifests", "why"),
+    [
+        ([], "lack 2 of 2 rows"),
+        ([row(0, 1)], "has 20 bytes, 40 are expected"),
+        ([row(0, 1) + row(0, 2) + row(0, 3)], "has 60 bytes, 40 are expected"),
+        ([row(0, 1) + row(0, 2), b""], None),
+        ([row(0, 1) + row(0, 2), row(0, 3)], "has 20 bytes, 0 are expected"),
+        ([row(0, 1) + row(0, 2)[:-1]], "has 39 bytes"),
+        ([row(0, 1) + row(3, 2)], "unknown queue"),
+        ([row(0, 1) + row(2**32 - 1, 2)], "unknown queue"),
+        ([row(0, 1) + row(0, -2)], "negative offset"),
+        ([row(0, 1) + row(0, 2, -1)], "negative offset"),
+        ([row(0, 1) + row(2, 1)], "listed twice"),
+        ([row(0, 1) + row(1, 1)], None),
+    ],
+)
+def test_manifests_are_checked(manifests: list[bytes], why: str | None) -> None:
+    queues, youngest = (A0, B0, A1), (Half(A0, 1, 0, 5), Half(B0, 1, 0, 5))
+    if why is None:
+        assert len(Halves.from_manifests(manifests, queues, 2, youngest)) == 2
+        return
+    with pytest.raises(ValueError, match=why):
+        Halves.from_manifests(manifests, queues, 2, youngest)
+
+
+def test_a_broker_whose_last_half_message_is_unknown_is_refused() -> None:
+    halves = collected((A0, 1, 50), (B0, 2, 40))
+    with pytest.raises(ValueError, match="none of them is the youngest"):
+        Halves.from_manifests(halves.to_manifests(), halves.queues, 2, halves.youngest[:1])
+
+
+@given(st.lists(st.binary(max_size=100), max_size=3), st.integers(0, 12))
+def test_arbitrary_manifests_raise_nothing_but_value_errors(manifests: list[bytes], rows: int) -> None:
+    with contextlib.suppress(ValueError):
+        halves = Halves.from_manifests(manifests, (A0, B0), rows, (Half(A0, 1, 0, 5), Half(B0, 1, 0, 5)))
+        assert len(halves) == rows
 
 
 def test_parts_of_several_tasks_are_joined() -> None:

@@ -12,8 +12,8 @@ from rocketmq_spark.errors import DeliveryError, OptionError
 from rocketmq_spark.protocol.remoting.codes import RequestCode
 from rocketmq_spark.testing import FakeCluster
 from rocketmq_spark.transactions import plan as plans
-from rocketmq_spark.transactions.decision_log import Write
 from rocketmq_spark.transactions.plan import Prepared, TransactionPlan, check_stream
+from rocketmq_spark.transactions.records import Write
 from tests.support.two_phase import WRITE, Driver, visible
 
 ROWS = [f"row-{number}" for number in range(20)]

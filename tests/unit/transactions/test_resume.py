@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -31,7 +32,8 @@ from rocketmq_spark.testing.scripted_broker import Reply
 from rocketmq_spark.transactions import plan as plans
 from rocketmq_spark.transactions import resume
 from rocketmq_spark.transactions.brokers import Brokers
-from rocketmq_spark.transactions.decision_log import DecisionLog, Write
+from rocketmq_spark.transactions.decision_log import DecisionLog
+from rocketmq_spark.transactions.records import Write
 from rocketmq_spark.transactions.resume import Attempted, ResumePlan
 from tests.support.two_phase import TOPIC, Driver, MovedClock, driver, visible
 
@@ -370,15 +372,20 @@ def test_a_recovery_reads_queues_that_are_in_no_floors_and_in_no_route(
     assert complete(job, plan, WRITE, done).repeated_rows == 0
 
 
-@pytest.mark.parametrize("brokers", [["b0"], {"b0": -1}, {"b0": 1_000_000_000}, {"b0": "many"}, None])
-def test_a_record_with_impossible_brokers_is_an_error(job: Driver, brokers: object) -> None:
+def test_records_with_impossible_brokers_are_ignored(cluster: FakeCluster, job: Driver) -> None:
     plan = new_plan(job)
-    record = {"kind": "begun", "id": plan.log_name, "write": WRITE.name, "query": "", "since": 0, "partition": 0}
-    body = json.dumps({**record, "attempt": "a", "brokers": brokers}).encode()
     log = DecisionLog(plan.log_name, plan.home.topic)
-    job.brokers.send_records([(log._message(log._tag, body), plan.home)], lambda *_: None)
-    with pytest.raises(MQClientException, match=r"no record of rocketmq-spark"):
-        run_task(job, plan, WRITE)
+    record = {"kind": "begun", "id": plan.log_name, "write": WRITE.name, "query": "", "since": 0, "partition": 0}
+    values = (["b0"], {"b0": -1}, {"b0": 1_000_000_000}, {"b0": "many"}, {"b0": 60_000, "b1": 60_000}, None)
+    bodies = [json.dumps({**record, "attempt": "a", "brokers": brokers}).encode() for brokers in values]
+    messages = [Message(plan.home.topic, body, properties={"TAGS": log.records.tag}) for body in bodies]
+    broker = cluster.brokers[plan.home.broker_name]
+    with broker.lock:
+        broker.storage.store.put(plan.home, messages, time.time())
+    done = run_task(job, plan, WRITE)
+    assert visible(cluster) == Counter(ROWS)
+    # No earlier attempt began.
+    assert done == Attempted(0, begun=True, recovered=False)
 
 
 def test_a_missing_right_fails_the_plan(cluster: FakeCluster, job: Driver) -> None:

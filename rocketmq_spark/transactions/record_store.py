@@ -1,0 +1,173 @@
+"""Stores the records of one transactional id in the queues of the decision log's topic, and reads them.
+
+Everyone who may write to the topic can store messages there. A message that is no valid record is ignored. A record of
+a newer release is an error, because it may say that rows are committed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import rocketmq_spark.model.properties as const
+from rocketmq_spark.errors import DeliveryError, MQClientException
+from rocketmq_spark.model.message import EncodedBatch, Message, MessageQueue, SendOutcome
+from rocketmq_spark.model.message_ext import MessageExt
+from rocketmq_spark.options.kinds import MIB
+from rocketmq_spark.protocol.remoting.records import encode_single
+from rocketmq_spark.sink.in_flight import InFlightBatch
+from rocketmq_spark.transactions.brokers import Brokers
+from rocketmq_spark.transactions.halves import NO_HALVES, Halves
+from rocketmq_spark.transactions.records import Decision, InvalidRecordError, NewerRecordError, Record, encode, parse
+
+logger = logging.getLogger("rocketmq_spark.producer")
+
+# The number of messages that a backward search reads first; it reads four times as many each time.
+_FIRST_WINDOW: Final = 1000
+# Bytes of the records that a backward search holds. Parsed, they take about ten times as much.
+_WINDOW_BYTES: Final = 4 * MIB
+# How many ignored messages are counted.
+_MOST_IGNORED: Final = 1000
+
+_MANIFEST_TAG: Final = "manifest"
+
+
+@dataclass(eq=False, repr=False)
+class RecordStore:
+    """The records of one transactional id."""
+
+    transactional_id: str
+    topic: str
+    # Queues and offsets of messages that have the tag of this id, and are no valid records; at most 1,000.
+    ignored: set[tuple[MessageQueue, int]] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.tag = hashlib.sha256(self.transactional_id.encode()).hexdigest()[:16]
+
+    def queues(self, brokers: Brokers) -> Sequence[MessageQueue]:
+        """Return the queues of the topic that can be written now."""
+        return brokers.routes().find(self.topic).queues
+
+    def read(self, brokers: Brokers, queue: MessageQueue, start: int, end: int) -> Iterator[Record]:
+        """Yield the records of this id from one offset of a queue to another.
+
+        Raises an MQClientException at a record of a newer release.
+        """
+        return (record for record, _ in self._sized(brokers, queue, start, end))
+
+    def search(self, brokers: Brokers, queue: MessageQueue, end: int) -> Iterator[Record]:
+        """Yield the records of this id in a queue, the newest first."""
+        lowest, window = brokers.min_offset(queue), _FIRST_WINDOW
+        while end > lowest:
+            start, nbytes = max(lowest, end - window), 0
+            found: deque[tuple[Record, int]] = deque()
+            for record, size in self._sized(brokers, queue, start, end):
+                found.append((record, size))
+                nbytes += size
+                while nbytes > _WINDOW_BYTES and len(found) > 1:
+                    # A later, smaller window has it again.
+                    nbytes -= found.popleft()[1]
+                    start = found[0][0].offset
+                    window = (end - start) // 4
+            yield from (record for record, _ in reversed(found))
+            end, window = start, max(1, window * 4)
+
+    def _sized(self, brokers: Brokers, queue: MessageQueue, start: int, end: int) -> Iterator[tuple[Record, int]]:
+        """Yield the records of a range with their sizes in bytes."""
+        for message in brokers.read(queue, start, end, self.tag):
+            # Brokers select by a hash of the tag.
+            if message.tags == self.tag and (record := self._parsed(queue, message)) is not None:
+                yield record, len(message.body)
+
+    def _parsed(self, queue: MessageQueue, message: MessageExt) -> Record | None:
+        """Return the record in a message; None for one of another id, or one that is not valid."""
+        offset = message.queue_offset
+        try:
+            return parse(message.body, self.transactional_id, self.topic, offset, message.store_timestamp)
+        except InvalidRecordError as exc:
+            if not self.ignored:
+                logger.warning(
+                    "the decision log of transactionalId=%s: queue %s, offset %d has a message that is no valid record "
+                    "(%s). It is ignored, as are others, without another warning. Let no other program write to this "
+                    "topic",
+                    *(self.transactional_id, queue, offset, exc),
+                )
+            if len(self.ignored) < _MOST_IGNORED:
+                self.ignored.add((queue, offset))
+            return None
+        except NewerRecordError as exc:
+            # Without this record, rows could be lost or repeated.
+            raise MQClientException(
+                f"the decision log of transactionalId={self.transactional_id}: queue {queue}, offset {offset} has a "
+                f"record of {exc}. Use the release that wrote it, or a newer one. If there is none, find out who "
+                f"writes to topic {self.topic}, and use another transactionTopic or transactionalId"
+            ) from exc
+
+    def store(self, brokers: Brokers, record: Record, queues: Sequence[MessageQueue]) -> dict[MessageQueue, int]:
+        """Store a record in each queue, and return its offset in each of them."""
+        try:
+            body = encode(record, self.transactional_id, self.topic)
+        except InvalidRecordError as exc:
+            raise MQClientException(
+                f"writing the decision log of transactionalId={self.transactional_id}: {record.write} needs a record "
+                f"that is not allowed: {exc}. Write fewer rows at once, or to fewer queues"
+            ) from exc
+        offsets = self._send(brokers, [self._message(self.tag, body) for _ in queues], queues)
+        return dict(zip(queues, offsets, strict=True))
+
+    def store_manifests(self, brokers: Brokers, halves: Halves, home: MessageQueue) -> tuple[int, ...]:
+        """Store the manifests of half messages, and return their offsets."""
+        messages = [self._message(_MANIFEST_TAG, body) for body in halves.to_manifests()]
+        return tuple(self._send(brokers, messages, [home] * len(messages)))
+
+    def read_manifests(self, brokers: Brokers, decision: Decision, home: MessageQueue) -> Halves:
+        """Return the half messages of a decision, without `oldest`.
+
+        Raises a DataLossError if a manifest is deleted, and an MQClientException if they are not valid.
+        """
+        if not decision.rows:
+            return NO_HALVES
+        if decision.version == 1:
+            raise MQClientException(
+                f"completing {decision.write}: rocketmq-spark 1.0.0rc1 has decided it, and this release cannot read "
+                "which rows it has. Complete it with that release (rocketmq-spark transactions "
+                f"{self.transactional_id} --finish), and run the job again"
+            )
+        manifests = self._manifests(brokers, decision, home)
+        try:
+            return Halves.from_manifests(manifests, tuple(decision.floors), decision.rows, decision.youngest)
+        except ValueError as exc:
+            raise MQClientException(
+                f"completing {decision.write}: the manifests of its decision at offset {decision.offset} of queue "
+                f"{home} are not valid: {exc}. No row of it is committed or copied. Find out who writes to topic "
+                f"{self.topic}, and use another transactionTopic or transactionalId"
+            ) from exc
+
+    def _manifests(self, brokers: Brokers, decision: Decision, home: MessageQueue) -> Iterator[bytes]:
+        for offset in decision.manifests:
+            for message in brokers.read(home, offset, offset + 1, complete=True):
+                if message.tags != _MANIFEST_TAG:
+                    raise ValueError(f"the message at offset {offset} is no manifest")
+                yield message.body
+
+    def _message(self, tag: str, body: bytes) -> EncodedBatch:
+        return encode_single(Message(self.topic, body, 0, {const.TAGS: tag, const.WAIT: "true"}))
+
+    def _send(self, brokers: Brokers, messages: Sequence[EncodedBatch], queues: Sequence[MessageQueue]) -> list[int]:
+        """Store messages, and return their queue offsets, in order."""
+        numbers = {id(batch): number for number, batch in enumerate(messages)}
+        offsets = [-1] * len(messages)
+
+        def on_stored(delivery: InFlightBatch, outcome: SendOutcome) -> None:
+            offsets[numbers[id(delivery.batch)]] = outcome.queue_offset
+
+        try:
+            brokers.send_records(list(zip(messages, queues, strict=True)), on_stored)
+        except DeliveryError as exc:
+            exc.args = (f"writing the decision log of transactionalId={self.transactional_id}: {exc}", *exc.args[1:])
+            raise
+        return offsets
