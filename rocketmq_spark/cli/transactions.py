@@ -42,7 +42,7 @@ _CAUSES: Final = "the transactionTopic and the namespace of the job, the name se
 class OpenWrite:
     """A write that was open when the decision log was read."""
 
-    SPARE: ClassVar[tuple[str, ...]] = ("round",)
+    SPARE: ClassVar[tuple[str, ...]] = ("round", "topics")
 
     write: str  # The ``writeId``, in a stream the number of the micro-batch
     query_id: str | None  # Of a stream; None for a batch write
@@ -50,6 +50,7 @@ class OpenWrite:
     rows: int  # All rows of the write
     state: str  # open or finished
     recovered_rows: int | None  # Rows that were prepared again to finish the write; None while it is open
+    topics: tuple[str, ...]  # To which the rows go
 
 
 def finish_transactions(
@@ -88,15 +89,15 @@ def finish_transactions(
     Returns
     -------
     Table of OpenWrite
-        Name, query id, round, rows, state (open or finished) and recovered rows of each write that was open. It is
-        empty if every decided write is complete.
+        Name, query id, round, rows, state (open or finished), recovered rows and topics of each write that was open.
+        It is empty if every decided write is complete.
 
     Raises
     ------
     OptionError
         An argument is not allowed.
     MQClientException
-        A topic does not exist, or the decision log has no record of `transactional_id`.
+        A topic does not exist, the decision log has no record of `transactional_id`, or has one of a newer release.
     RemotingException
         A server does not answer.
     MQBrokerException
@@ -110,7 +111,8 @@ def finish_transactions(
     -----
     For each write the call waits until the brokers accept no more commits of the dead driver. This takes up to
     ``transactionTimeoutMs`` after the driver's last row. Then it commits the rows that are missing. This is also safe
-    while a driver is alive, and it may be called in several processes.
+    while a driver is alive, and it may be called in several processes. It ends and copies only half messages that were
+    stored for this id and their topic, whatever others have written to the log.
 
     Half messages and decisions expire with the messages of their broker (``fileReservedTime``, 72 hours by default).
 
@@ -177,8 +179,9 @@ def _finish(brokers: Brokers, log: DecisionLog, writes: Sequence[tuple[Write, Wr
 
 def _row(write: Write, state: WriteState, text: str, recovered_rows: int | None = None) -> OpenWrite:
     # The decisions of later rounds are about the missing rows only.
-    rows = state.decisions[min(state.decisions)].rows
-    return OpenWrite(write.name, write.query or None, state.last.round, rows, text, recovered_rows)
+    first = state.decisions[min(state.decisions)]
+    topics = tuple(sorted({queue.topic for queue in first.floors}))
+    return OpenWrite(write.name, write.query or None, state.last.round, first.rows, text, recovered_rows, topics)
 
 
 def _check_topics(brokers: Brokers, state: WriteState) -> None:

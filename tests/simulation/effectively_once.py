@@ -50,6 +50,8 @@ from tests.simulation.world import EPOCH, SimulatedRuntime, World
 ID = "job"
 QUERY = "query"
 LOG = "decisions"
+# Ids of such logs have a "#". The homes of this one are those for which the tests' seeds were found.
+LOG_ID = f"{ID}-9#{TOPIC}"
 FENCE = 2.0
 
 _EVENTS = (*EVENTS, "power failure")
@@ -501,7 +503,7 @@ class _Driver:
 
     def _complete(self) -> None:
         own, world, write = self._controller.new_client(self.process), self._controller.world, self._write
-        log = _Log(f"{ID}#{TOPIC}", LOG)
+        log = _Log(LOG_ID, LOG)
         log.known = self._controller.history.known
         try:
             named = write if self._controller.plan.batch else None

@@ -38,8 +38,8 @@ def job(cluster: FakeCluster) -> Iterator[Driver]:
 def test_open_writes_are_listed(cluster: FakeCluster, job: Driver, capsys: Capture) -> None:
     assert main(["transactions", ID, "-n", cluster.name_server]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert ["write", "query", "id", "round", "rows", "state", "recovered", "rows"] in lines
-    assert ["write-1", "-", "1", "20", "open", "-"] in lines
+    assert ["write", "query", "id", "round", "rows", "state", "recovered", "rows", "topics"] in lines
+    assert ["write-1", "-", "1", "20", "open", "-", TOPIC] in lines
     assert visible(cluster).total() == 7
 
 
@@ -55,6 +55,7 @@ def test_finish_completes_open_writes(cluster: FakeCluster, job: Driver, capsys:
             "rows": 20,
             "state": "finished",
             "recovered_rows": 13,
+            "topics": [TOPIC],
         }
     ]
     assert captured.err == ""

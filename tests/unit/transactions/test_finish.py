@@ -32,7 +32,7 @@ def test_the_write_of_a_dead_driver_is_finished(cluster: FakeCluster, clock: Mov
     first.decide_and_crash(ROWS, 7)
     clock.ahead = 0
     (row,) = finish_transactions(ID, name_server=cluster.name_server)
-    assert row == OpenWrite("write-1", None, 2, 20, "finished", 13)
+    assert row == OpenWrite("write-1", None, 2, 20, "finished", 13, (TOPIC,))
     assert visible(cluster) == ONCE
     table = finish_transactions(ID, name_server=cluster.name_server)
     assert list(table) == []
@@ -42,7 +42,7 @@ def test_the_write_of_a_dead_driver_is_finished(cluster: FakeCluster, clock: Mov
 def test_list_only_changes_nothing(cluster: FakeCluster, first: Driver) -> None:
     first.decide_and_crash(ROWS, 7)
     table = rocketmq_spark.finish_transactions(ID, name_server=[cluster.name_server], list_only=True)
-    assert list(table) == [OpenWrite("write-1", None, 1, 20, "open", None)]
+    assert list(table) == [OpenWrite("write-1", None, 1, 20, "open", None, (TOPIC,))]
     assert "write-1" in repr(table)
     assert visible(cluster).total() == 7
 
