@@ -32,8 +32,8 @@ from rocketmq_spark.spark.writer import RocketMQBatchWriter, RouteLookup
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from rocketmq_spark.transactions.decision_log import Write
     from rocketmq_spark.transactions.plan import TransactionPlan
+    from rocketmq_spark.transactions.records import Write
     from rocketmq_spark.transactions.resume import ResumePlan
 
 logger = logging.getLogger("rocketmq_spark.spark")
@@ -72,7 +72,7 @@ def plan_batch_write(
 
 
 def _micro_batch(options: SinkOptions, batch_id: int) -> Write:
-    from rocketmq_spark.transactions.decision_log import Write
+    from rocketmq_spark.transactions.records import Write
 
     if options.write_id is not None:
         raise OptionError(

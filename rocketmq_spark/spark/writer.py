@@ -47,8 +47,8 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from rocketmq_spark.transactions.commit import CommitReport
-    from rocketmq_spark.transactions.decision_log import Write
     from rocketmq_spark.transactions.plan import Prepared, TransactionPlan
+    from rocketmq_spark.transactions.records import Write
     from rocketmq_spark.transactions.resume import Attempted, ResumePlan, ResumeReport
 
 logger = logging.getLogger("rocketmq_spark.spark")

@@ -26,7 +26,7 @@ from rocketmq_spark.spark.report import (
     summarise,
 )
 from rocketmq_spark.spark.writer import name_micro_batch
-from rocketmq_spark.transactions.decision_log import Write
+from rocketmq_spark.transactions.records import Write
 
 WRITE_ID = "123e4567-e89b-12d3-a456-426614174000"
 ACCUMULATOR_ID = 987_654_321
