@@ -6,14 +6,18 @@ An offset message id contains a broker's address and an offset in its commit log
 
 from __future__ import annotations
 
+import datetime
 import enum
 import functools
 import ipaddress
 import re
 from dataclasses import dataclass
+from typing import Final
 
 from rocketmq_spark.errors import MQClientException, RocketMQError
 from rocketmq_spark.model.message import Buffer, Message, MessageQueue
+
+_EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +68,15 @@ def format_host(data: bytes) -> str:
     address = ipaddress.ip_address(data[:-4])
     port = int.from_bytes(data[-4:], "big", signed=True)
     return f"{address}:{port}" if address.version == 4 else f"[{address}]:{port}"
+
+
+def utc(milliseconds: int) -> str:
+    """Return a time (epoch) as date and time in UTC; beyond the years 1 to 9999, the number."""
+    try:
+        time = _EPOCH + datetime.timedelta(milliseconds=milliseconds)
+    except OverflowError:
+        return f"{milliseconds} ms since 1970 (not in the years 1 to 9999)"
+    return time.isoformat(" ", "milliseconds").replace("+00:00", " UTC")
 
 
 @functools.lru_cache(maxsize=1024)

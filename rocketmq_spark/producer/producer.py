@@ -338,7 +338,10 @@ class Producer:
         return self._running().transport.min_offset(queue, self._address(queue), self._api_timeout)
 
     def search_offset(self, queue: MessageQueue, timestamp: int) -> int:
-        """Return the offset of the first message stored at `timestamp` (epoch milliseconds) or later."""
+        """Return the broker's answer: the offset of the first message stored at `timestamp` (epoch, ms) or later.
+
+        Brokers of 4.9.7 answer with the message nearest to the time. A read with ``startingTimestamp`` corrects that.
+        """
         return self._running().transport.search_offset(queue, timestamp, self._address(queue), self._api_timeout)
 
     def earliest_msg_store_time(self, queue: MessageQueue) -> int:

@@ -8,19 +8,19 @@ The choice of offsets follows ``KafkaOffsetReaderAdmin.scala``.
 from __future__ import annotations
 
 import logging
-import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias, TypeVar
 
 from rocketmq_spark import errors
 from rocketmq_spark.model.message import MessageQueue
-from rocketmq_spark.model.message_ext import PullOutcome, PullRequest, PullStatus, PullTarget
+from rocketmq_spark.model.message_ext import PullOutcome, PullRequest, PullStatus, PullTarget, utc
 from rocketmq_spark.options.offsets import EARLIEST, LATEST, OffsetSpec
 from rocketmq_spark.options.source import SourceOptions
-from rocketmq_spark.protocol.remoting.records import decode_records, first_queue_offset
+from rocketmq_spark.protocol.remoting.records import first_queue_offset
 from rocketmq_spark.source.ranges import Gap, OffsetRange, expired, lost
+from rocketmq_spark.source.time_search import PULLED, UNKNOWN, Border, Stored, find_border, stored_records
 from rocketmq_spark.source.topic_queues import UNROUTED, TopicQueues, place
 from rocketmq_spark.transport.base import ReadTransport
 from rocketmq_spark.transport.parallel import in_parallel
@@ -46,6 +46,7 @@ class OffsetResolver:
     sleep: Callable[[float], None] = time.sleep
     # Logged topics and brokers whose configuration the user may not read.
     _unknown: set[tuple[str, str]] = field(default_factory=set, init=False)
+    _warned_of_clocks: bool = field(default=False, init=False)
 
     def earliest(self, queues: Iterable[MessageQueue]) -> Offsets:
         """Return each queue's oldest offset; 0 for a compacted topic (docs/internals/reads.md#compaction-topics)."""
@@ -57,12 +58,12 @@ class OffsetResolver:
     def _first_left(self, offsets: Mapping[MessageQueue, int]) -> Offsets:
         """Return the first offset of each queue, from the given one on, whose message the broker still has."""
 
-        def pull(queue: MessageQueue, address: str, timeout: float) -> int:
+        def pull(queue: MessageQueue, address: str, _: float) -> int:
             # An empty queue of the type BatchCQ has the minimum offset -1.
             offset = max(0, offsets[queue])
             while True:
                 try:
-                    outcome = self._pulled(queue, offset, address, timeout)
+                    outcome = self._pulled(queue, offset, address, 1)
                 except errors.BrokerBusyException:
                     # The task waits for the broker. A slave without slaveReadEnable is always busy.
                     return offset
@@ -74,8 +75,10 @@ class OffsetResolver:
 
         return self._of_all(offsets, pull)
 
-    def _pulled(self, queue: MessageQueue, offset: int, address: str, timeout: float) -> PullOutcome:
-        target = PullTarget(queue, self.options.consumer_group, 1, "*", "TAG")
+    def _pulled(self, queue: MessageQueue, offset: int, address: str, count: int) -> PullOutcome:
+        target = PullTarget(queue, self.options.consumer_group, count, "*", "TAG")
+        # Each pull has its own timeout. The deadline ends the pulls of a broker that names a new offset each time.
+        timeout = self.queues.deadline.limit(self.queues.timeout)
         outcome = self.transport.pull_now(PullRequest(target, address, offset), timeout)
         if outcome.error is not None:
             raise outcome.error
@@ -148,60 +151,58 @@ class OffsetResolver:
     def at(self, times: Mapping[MessageQueue, int], latest: Offsets) -> Offsets:
         """Return the first offset stored at a time (epoch, ms) or later, of each queue that has such a message.
 
-        `latest` are the offsets where the queues end. Messages stored since may be found too.
+        `latest` are the offsets where the queues end. With store times that are not in order, the message before the
+        offset is older, and others need not be.
         """
+        return _found(self._borders(times, latest))
+
+    def _borders(self, times: Mapping[MessageQueue, int], latest: Offsets) -> dict[MessageQueue, Border]:
         compacted = self._compacted(times)
-        plain = self._at_by_broker({queue: time for queue, time in times.items() if queue not in compacted}, latest)
-        return {**plain, **self._at_by_pulls({queue: times[queue] for queue in compacted}, latest)}
+        # A broker reports the minimum before compaction.
+        oldest = self._of_all([queue for queue in times if queue not in compacted], self.transport.min_offset)
 
-    def _at_by_pulls(self, times: Mapping[MessageQueue, int], ends: Offsets) -> Offsets:
-        """Return the result of `at` for compacted topics; the offset may lie in the gap before the message.
+        def search(queue: MessageQueue, address: str, timeout: float) -> Border:
+            first, end = max(0, oldest.get(queue, 0)), latest[queue]
+            if first >= end:
+                # A broker fails to search an empty queue of the type BatchCQ, whose minimum offset is -1.
+                return Border()
+            guess = self.transport.search_offset(queue, times[queue], address, timeout)
+            return find_border(
+                times[queue], first, end, guess, lambda offset: self._records_from(queue, offset, address)
+            )
 
-        Brokers search the queue before compaction. Messages that compaction keeps may have expired there.
-        """
+        borders = self._of_all(times, search)
+        self._warn_of_clocks(borders)
+        return borders
 
-        def search(queue: MessageQueue, address: str, timeout: float) -> int:
-            low, high = 0, ends[queue]
-            first = high
-            while low < high:
-                middle = (low + high) // 2
-                outcome = self._pulled(queue, middle, address, timeout)
-                message = None
-                if outcome.status is PullStatus.FOUND:
-                    message = next(iter(decode_records(outcome.body)))
-                if message is not None and message.store_timestamp < times[queue]:
-                    low = max(middle, message.queue_offset) + 1
-                else:
-                    high = middle
-                    first = first if message is None else middle
-            return first
+    def _records_from(self, queue: MessageQueue, offset: int, address: str) -> Sequence[Stored]:
+        """Return the next records whose store time is known. The first one's offset is that of an undecodable one."""
+        start = None
+        while True:
+            outcome = self._pulled(queue, offset, address, PULLED)
+            if outcome.status is PullStatus.FOUND:
+                if start is None:
+                    claimed = first_queue_offset(outcome.body)
+                    start = offset if claimed is None else claimed
+                if records := stored_records(outcome.body):
+                    return [replace(records[0], start=start), *records[1:]]
+            if outcome.status is PullStatus.NO_NEW_MSG or outcome.next_begin_offset <= offset:
+                return [] if start is None else [Stored(start, start + 1, UNKNOWN)]
+            offset = outcome.next_begin_offset
 
-        offsets = self._of_all(times, search)
-        return {queue: offset for queue, offset in offsets.items() if offset < ends[queue]}
-
-    def _at_by_broker(self, times: Mapping[MessageQueue, int], latest: Offsets) -> Offsets:
-        def search(queue: MessageQueue, address: str, timeout: float) -> int:
-            return self.transport.search_offset(queue, times[queue], address, timeout)
-
-        earliest = self._of_all(times, self.transport.min_offset)
-        # A broker fails to search an empty queue of the type BatchCQ, whose minimum offset is -1.
-        filled = [queue for queue in times if max(0, earliest[queue]) < latest[queue]]
-        offsets = self._of_all(filled, search)
-        # For a later time a broker returns the end; for a queue of the type BatchCQ its last batch, however old.
-        ends = self.latest(filled)
-        offsets = {queue: offset for queue, offset in offsets.items() if offset < ends[queue]}
-        plain = self.queues.by_topic(offsets, self.queues.is_plain)
-        doubtful = {queue: offset for queue, offset in offsets.items() if not plain[queue]}
-
-        def stored_at(queue: MessageQueue, address: str, timeout: float) -> int:
-            outcome = self._pulled(queue, doubtful[queue], address, timeout)
-            if outcome.status is not PullStatus.FOUND:
-                # The message has expired.
-                return sys.maxsize
-            return next(iter(decode_records(outcome.body))).store_timestamp
-
-        older = {queue for queue, stamp in self._of_all(doubtful, stored_at).items() if stamp < times[queue]}
-        return {queue: offset for queue, offset in offsets.items() if queue not in older}
+    def _warn_of_clocks(self, borders: Mapping[MessageQueue, Border]) -> None:
+        pairs = {queue: border.set_back for queue, border in borders.items() if border.set_back is not None}
+        if not pairs or self._warned_of_clocks:
+            return
+        self._warned_of_clocks = True
+        queue, (before, after) = next(iter(pairs.items()))
+        logger.warning(
+            "reading %s by time: the message at offset %d was stored %d ms earlier than the one at offset %d. The "
+            "broker's clock was set back, or the clock of a new master is behind (queues where this was seen: %d). "
+            "The read may skip messages of the time, or return older ones. To read all, begin earlier and end later, "
+            "each by as much as clocks were set back, and filter the rows by storeTimestamp",
+            *(queue, after.start, before.time - after.time, before.start, len(pairs)),
+        )
 
     def starts(self, queues: Sequence[MessageQueue]) -> Offsets:
         """Return the first offset to read of each queue.
@@ -214,17 +215,20 @@ class OffsetResolver:
             return self._specific(queues, options.starting_offsets, "startingOffsets")
         # A queue without such a message begins where it ended before the search, so no later message is skipped.
         latest = self.latest(times)
-        offsets = self.at(times, latest)
-        missing = [queue for queue in times if queue not in offsets]
-        if missing and options.starting_offsets_by_timestamp_strategy == "error":
+        borders = self._borders(times, latest)
+        # The other queues without such a message are empty, and begin at their end.
+        older = {
+            queue: border.last for queue, border in borders.items() if border.offset is None and border.last is not None
+        }
+        if older and options.starting_offsets_by_timestamp_strategy == "error":
+            queue, last = next(iter(older.items()))
             raise errors.OptionError(
-                f"queue {missing[0]} has no message stored at the starting timestamp {times[missing[0]]} or later "
-                f"(queues without such a message: {len(missing)}); give an earlier time, or set "
-                "startingOffsetsByTimestampStrategy=latest to begin at the end of such queues"
+                f"queue {queue} has no message stored at the starting time {utc(times[queue])} ({times[queue]} ms "
+                f"since 1970) or later: its last message is of {utc(last)} (queues with only older "
+                f"messages: {len(older)}). Give an earlier time, or set startingOffsetsByTimestampStrategy=latest to "
+                "begin at the end of such queues"
             )
-        compacted = self._compacted(offsets)
-        plain = {queue: offset for queue, offset in offsets.items() if queue not in compacted}
-        return {**latest, **offsets, **self._first_left(plain)}
+        return latest | _found(borders)
 
     def ends(self, queues: Sequence[MessageQueue]) -> Offsets:
         """Return the offset of each queue at which a batch stops; raises as `starts`."""
@@ -233,7 +237,7 @@ class OffsetResolver:
         if times is None:
             return self._specific(queues, options.ending_offsets, "endingOffsets")
         latest = self.latest(times)
-        return {**latest, **self.at(times, latest)}
+        return latest | self.at(times, latest)
 
     def ranges(self, queues: Sequence[MessageQueue]) -> list[OffsetRange]:
         """Return the range that a batch reads of each queue; raises as `starts` and `checked`."""
@@ -304,7 +308,7 @@ class OffsetResolver:
         latest = self.latest(queue for queue, offset in offsets.items() if offset == LATEST)
         return {**offsets, **earliest, **latest}
 
-    def _of_all(self, queues: Iterable[MessageQueue], ask: _Ask[int]) -> Offsets:
+    def _of_all(self, queues: Iterable[MessageQueue], ask: _Ask[_T]) -> dict[MessageQueue, _T]:
         deadline = self.queues.deadline
         return deadline.in_parallel(queues, lambda queue: self._patiently(queue, ask), "offsets of queues")
 
@@ -341,6 +345,10 @@ def _times(
     if of_all is not None:
         return dict.fromkeys(queues, of_all)
     return _covering(queues, dict(of_each), f"{which}OffsetsByTimestamp") if of_each else None
+
+
+def _found(borders: Mapping[MessageQueue, Border]) -> Offsets:
+    return {queue: border.offset for queue, border in borders.items() if border.offset is not None}
 
 
 def _covering(queues: Sequence[MessageQueue], values: Mapping[MessageQueue, int], option: str) -> Offsets:

@@ -110,7 +110,10 @@ class Offsets(Protocol):
         """Return the offset of the oldest message still in the queue."""
 
     def search_offset(self, queue: MessageQueue, timestamp_ms: int, address: str, timeout: float) -> int:
-        """Return the first offset stored at `timestamp_ms` (epoch) or later; past the end, the max offset."""
+        """Return the broker's answer: the first offset stored at `timestamp_ms` (epoch) or later, or the max offset.
+
+        Brokers of 4.9.7 answer with an offset near it (docs/internals/reads.md#offsets).
+        """
 
 
 class Configs(Protocol):

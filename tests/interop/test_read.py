@@ -141,7 +141,9 @@ def test_starting_timestamp_finds_the_offset_that_java_finds(
         queue: (sum(stamp < some for stamp in found), 9) for queue, found in times.items() if found[-1] >= some
     }
     latest = max(max(found) for found in times.values())
-    with pytest.raises(PySparkException, match=f"has no message stored at the starting timestamp {latest + 1}"):
+    with pytest.raises(
+        PySparkException, match=rf"has no message stored at .* UTC \({latest + 1} ms since 1970\) or later"
+    ):
         span(startingTimestamp=str(latest + 1))
     assert span(startingTimestamp=str(latest + 1), startingOffsetsByTimestampStrategy="latest") == {}
     assert span(endingTimestamp=str(latest + 1)) == dict.fromkeys(times, (0, 9))

@@ -468,7 +468,7 @@ def test_stream_starts_at_offsets_or_at_a_time(
         run(start(load(**options), f"checkpoint-{number}", found, once=True))
         assert Counter((broker, queue) for batch in found.batches for _, broker, queue in batch) == expected
     refused = start(load(startingTimestamp=since.since), "refused", Kept(), once=True)
-    with pytest.raises(StreamingQueryException, match="has no message stored at the starting timestamp"):
+    with pytest.raises(StreamingQueryException, match="has no message stored at the starting time"):
         refused.awaitTermination(60)
 
 

@@ -104,7 +104,7 @@ def _record_at(
     if fault is None:
         return len(record), message
     offset, known = message.queue_offset, properties_fault is None
-    return len(record), Unreadable(queue, offset, offset + _offsets_of(message), fault, message.body, message, known)
+    return len(record), Unreadable(queue, offset, offset + offsets_of(message), fault, message.body, message, known)
 
 
 def _text_fault(data: Buffer, name: str) -> str | None:
@@ -130,7 +130,7 @@ def _is_inner_batch(record: MessageExt) -> bool:
     return record.sys_flag & INNER_BATCH == INNER_BATCH
 
 
-def _offsets_of(record: MessageExt) -> int:
+def offsets_of(record: MessageExt) -> int:
     """Return how many offsets a record has in its queue."""
     number = record.properties.get(_INNER_NUM, "") if _is_inner_batch(record) else ""
     return min(max(int(number), 1), records.MAX_STORED_ROWS) if re.fullmatch("[0-9]{1,5}", number) else 1
@@ -142,7 +142,7 @@ def _unpacked(
     first = record.queue_offset
 
     def unreadable(offset: int, reason: str) -> Unreadable:
-        end = max(first + _offsets_of(record), offset + 1)
+        end = max(first + offsets_of(record), offset + 1)
         return Unreadable(queue, offset, end, reason, record.body, record)
 
     crc = zlib.crc32(record.body) & CRC_MASK
@@ -180,7 +180,7 @@ def _unpacked(
         return
     if offset == first:
         yield unreadable(first, "the inner batch has no messages")
-    elif offset < first + _offsets_of(record):
+    elif offset < first + offsets_of(record):
         # The sender chooses the number of offsets.
-        count = f"{offset - first} messages and {_offsets_of(record)} offsets"
+        count = f"{offset - first} messages and {offsets_of(record)} offsets"
         yield unreadable(offset, f"the inner batch at offset {first} has {count}")

@@ -148,7 +148,7 @@ class RemotingTransport(Closes):
         return self._number(headers.GetMinOffsetRequestHeader(**_place(queue)), queue, address, timeout, "offset")
 
     def search_offset(self, queue: MessageQueue, timestamp_ms: int, address: str, timeout: float) -> int:
-        """Return the first offset stored at or after a time (SEARCH_OFFSET_BY_TIMESTAMP); 0 for an empty queue."""
+        """Return the answer to SEARCH_OFFSET_BY_TIMESTAMP; see `Offsets.search_offset`. 0 for an empty queue."""
         header = headers.SearchOffsetRequestHeader(**_place(queue), timestamp=timestamp_ms)
         return self._number(header, queue, address, timeout, "offset")
 

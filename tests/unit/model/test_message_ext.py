@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from rocketmq_spark.errors import MQClientException
 from rocketmq_spark.model.message import Message
-from rocketmq_spark.model.message_ext import MessageExt, decode_message_id, encode_message_id
+from rocketmq_spark.model.message_ext import MessageExt, decode_message_id, encode_message_id, utc
 from rocketmq_spark.model.send_result import TRANSACTION_COMMIT_TYPE, EndTransaction, TransactionCheck
 from tests.support.strategies import HALF, hosts, int64s, stored_messages
 
@@ -74,3 +74,12 @@ def test_check_answer_has_the_offsets_of_the_check_and_the_message_topic() -> No
 def test_checked_message_without_unique_id_or_group_uses_its_offset_id() -> None:
     check = TransactionCheck(address="b:1", message=half(), tran_state_table_offset=0, commit_log_offset=0)
     assert (check.unique_id, check.producer_group) == ("7F00000100002A9F0000000000000883", "")
+
+
+def test_times_are_printed_in_utc_with_milliseconds() -> None:
+    assert utc(1_795_762_693_007) == "2026-11-27 06:58:13.007 UTC"
+    assert utc(1_700_000_000) == "1970-01-20 16:13:20.000 UTC"
+    assert utc(-1) == "1969-12-31 23:59:59.999 UTC"
+    assert utc(253_402_300_799_999) == "9999-12-31 23:59:59.999 UTC"
+    assert utc(2**63 - 1) == "9223372036854775807 ms since 1970 (not in the years 1 to 9999)"
+    assert utc(-(2**63)).startswith("-9223372036854775808 ms since 1970")

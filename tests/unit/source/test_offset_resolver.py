@@ -95,16 +95,88 @@ def test_time_after_all_inner_batches_is_not_the_last_batch(reader: Make) -> Non
     made = filled(reader(threaded=True))
     made.transport.attributes["orders"] = {"queue.type": "BatchCQ"}
     assert made.at({A0: 1_000_500, A1: 1_001_001, B0: 1_001_000}) == {A0: 2, B0: 2}
-    assert {(one.target.queue, one.offset) for one in made.transport.pulls} == {(A0, 2), (A1, 3), (B0, 2)}
+    # One pull of each queue.
+    assert {(one.target.queue, one.offset) for one in made.transport.pulls} == {(A0, 1), (A1, 2), (B0, 1)}
 
 
-def test_expired_message_of_an_inner_batch_queue_keeps_its_offset(
-    reader: Make,
+@pytest.mark.parametrize("attributes", [{}, {"queue.type": "BatchCQ"}, {"cleanup.policy": "COMPACTION"}])
+@pytest.mark.parametrize("answer", [-1, *range(7), 99])
+def test_wrong_answers_of_a_broker_to_a_search_are_corrected(
+    reader: Make, answer: int, attributes: dict[str, str]
 ) -> None:
-    made = filled(reader(threaded=True))
-    made.transport.attributes["orders"] = {"queue.type": "BatchCQ"}
-    made.transport.play_pulls(A0, PullReply(PullOutcome(PullStatus.OFFSET_ILLEGAL, 4, 4, 4)))
-    assert made.at({A0: 1_000_500}) == {A0: 2}
+    """RocketMQ 4.9.7 names the nearest message, or any message of the time."""
+    made = filled(reader())
+    made.fill({A0: 2})
+    made.transport.attributes["orders"] = attributes
+    made.transport.search_offset = lambda *_: answer
+    expected = {1_000_000: 0, 1_000_001: 2, 1_001_000: 2, 1_001_001: 4, 1_002_000: 4}
+    assert {time: made.at({A0: time})[A0] for time in expected} == expected
+    assert made.at({A0: 1_002_001}) == {}
+
+
+def test_search_by_time_ignores_the_filter_of_the_read(reader: Make) -> None:
+    made = filled(reader(starting_timestamp=1_000_500, sub_expression="a || b"))
+    assert made.bounds.starts([A0]) == {A0: 2}
+    assert {(one.target.sub_expression, one.target.expression_type) for one in made.transport.pulls} == {("*", "TAG")}
+
+
+def test_search_by_time_costs_one_pull_of_each_queue(reader: Make) -> None:
+    queues = [MessageQueue("orders", "a", number) for number in range(64)]
+    made = reader(starting_timestamp=1_000_500)
+    made.transport.routes["orders"] = route({"a": 64})
+    for _ in range(2):
+        made.fill(dict.fromkeys(queues, 5))
+        made.clock.advance(1.0)
+    assert made.bounds.starts(queues) == dict.fromkeys(queues, 5)
+    assert len(made.transport.pulls) == 64
+    assert [len(made.asked(call)) for call in ("max_offset", "min_offset", "search_offset")] == [64, 64, 64]
+
+
+def test_queue_whose_messages_have_all_expired_has_none_of_a_time(reader: Make) -> None:
+    made = filled(reader(starting_timestamp=1_000_000))
+    made.transport.removed[A0] = 4
+    assert made.at({A0: 1_000_500}) == {}
+    assert made.bounds.starts([A0]) == {A0: 4}
+
+
+def test_message_that_cannot_be_decoded_is_not_skipped_by_a_start_time(reader: Make) -> None:
+    made = filled(reader(starting_timestamp=1_000_500))
+    damaged = stored(2)[:4] + b"\1\2\3\4" + stored(2)[8:]
+
+    def reply(request: PullRequest) -> PullReply:
+        records = {0: stored(0), 1: stored(1), 2: damaged}
+        body = b"".join(record for offset, record in records.items() if offset >= request.offset)
+        status = PullStatus.FOUND if body else PullStatus.NO_NEW_MSG
+        return PullReply(PullOutcome(status, max(3, request.offset), 0, 3, body))
+
+    made.transport.play_pulls(A0, *[reply] * 100)
+    assert made.bounds.starts([A0]) == {A0: 2}
+    damaged = stored(2)[:40] + b"\xff" * 60
+    assert made.bounds.starts([A0]) == {A0: 2}
+
+
+def test_clock_that_was_set_back_is_logged_once(reader: Make, caplog: pytest.LogCaptureFixture) -> None:
+    made = filled(reader(starting_timestamp=1_000_000, ending_timestamp=1_000_001))
+    made.clock.advance(-10.0)
+    made.fill({B1: 1})
+    made.bounds.ranges([A0, B1])
+    (text,) = caplog.messages
+    assert "reading orders/b/1 by time: the message at offset 2 was stored 8000 ms earlier than the one at" in text
+    assert "begin earlier and end later" in text
+
+
+def test_pulls_of_a_search_end_at_the_planning_deadline(reader: Make) -> None:
+    made = filled(reader(read_timeout_ms=20_000, starting_timestamp=1_000_500))
+
+    def further(request: PullRequest) -> PullReply:
+        made.clock.advance(0.1)
+        return PullReply(PullOutcome(PullStatus.OFFSET_ILLEGAL, request.offset + 1, 0, 2**60))
+
+    made.transport.play_pulls(A0, *[further] * 1_000)
+    made.queues.find()
+    with pytest.raises(ReadError, match="readTimeoutMs=20000"):
+        made.bounds.starts([A0])
+    assert len(made.transport.pulls) < 300
 
 
 def test_each_queue_can_have_its_own_timestamp(reader: Make) -> None:
@@ -115,7 +187,9 @@ def test_each_queue_can_have_its_own_timestamp(reader: Make) -> None:
 
 def test_start_time_without_later_messages_fails_unless_latest_is_set(reader: Make) -> None:
     text = (
-        r"queue orders/b/1 has no .* timestamp 1000500 or later \(queues without such a message: 1\).*Strategy=latest"
+        r"queue orders/b/1 has no message stored at the starting time 1970-01-01 00:16:40.500 UTC \(1000500 ms since "
+        r"1970\) or later: its last message is of 1970-01-01 00:16:40.000 UTC \(queues with only older messages: 1\)"
+        r".*Strategy=latest"
     )
     with pytest.raises(OptionError, match=text):
         filled(reader(starting_timestamp=1_000_500)).bounds.starts(QUEUES)
@@ -123,6 +197,19 @@ def test_start_time_without_later_messages_fails_unless_latest_is_set(reader: Ma
     assert made.bounds.starts(QUEUES)[B1] == 2
     # An end beyond the last offset becomes the last offset.
     assert filled(reader(ending_timestamp=1_000_500)).bounds.ends(QUEUES)[B1] == 2
+
+
+@pytest.mark.parametrize("strategy", ["error", "latest"])
+def test_empty_queue_begins_at_its_end_for_every_start_time(reader: Make, strategy: str) -> None:
+    made = reader(starting_timestamp=1_000_500, starting_offsets_by_timestamp_strategy=strategy)
+    assert made.bounds.starts(QUEUES) == dict.fromkeys(QUEUES, 0)
+    made.fill(dict.fromkeys(QUEUES, 3))
+    made.clock.advance(1.0)
+    made.fill({A0: 1})
+    # All messages of these queues have expired.
+    made.transport.expired |= {A1: 3, B0: 3}
+    made.transport.removed[B1] = 3
+    assert made.bounds.starts(QUEUES) == {A0: 3, A1: 3, B0: 3, B1: 3}
 
 
 def test_messages_stored_while_a_start_is_searched_are_not_skipped(reader: Make) -> None:
