@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import rocketmq_spark.options.kinds as kinds
 from rocketmq_spark.model.message import MessageQueue
+from rocketmq_spark.model.message_ext import utc
 from rocketmq_spark.model.names import DEFAULT_CONSUMER_GROUP, MAX_GROUP_LENGTH, MAX_TOPIC_LENGTH
 from rocketmq_spark.options import offsets as offset_json
 from rocketmq_spark.options.connection import ConnectedOptions, Spelling, security_contradictions
@@ -80,8 +81,8 @@ class SourceOptions(ConnectedOptions):
         "endingOffsetsByTimestamp", (), _TIMESTAMPS, "As `endingTimestamp`, with a time for each queue.")
     starting_offsets_by_timestamp_strategy: str = option(
         "startingOffsetsByTimestampStrategy", "error", kinds.choice("error", "latest"),
-        "Handling of a queue that has no message at its starting time or later. `error`: the read fails. `latest`: the "
-        "read begins at the end of the queue.")
+        "Handling of a queue that has messages, but none at its starting time or later. `error`: the read fails. "
+        "`latest`: the read begins at the end of the queue. An empty queue always begins at its end.")
     fail_on_data_loss: bool = option("failOnDataLoss", True, BOOLEAN,
         "Fail if messages in the read's range no longer exist, because they expired or their topic was deleted. false: "
         "read the remaining messages.")
@@ -157,6 +158,8 @@ _WHICH: Final = ("subscribe", "subscribe_pattern", "assign")
 _NOT_ABOVE: Final = (("min_offsets_per_trigger", "max_offsets_per_trigger"), ("pull_timeout_ms", "read_timeout_ms"))
 # 1973 began after this many milliseconds. A smaller timestamp is probably in seconds.
 _SECONDS: Final = 10**11
+# From this timestamp on, in the year 33658, the unit is probably a smaller one.
+_MICROSECONDS: Final = 10**15
 
 
 def against_given(user_options: Mapping[str, Any], *, streaming: bool) -> Iterator[str]:
@@ -224,10 +227,18 @@ def option_warnings(options: SourceOptions) -> Iterator[str]:
     expression = options.sub_expression
     if options.filter_type == "TAG" and re.search("[=<>']", expression):
         yield f"subExpression={expression!r} is interpreted as tags; a condition requires filterType=SQL92"
-    stamps = {"startingTimestamp": options.starting_timestamp, "endingTimestamp": options.ending_timestamp}
-    for name, stamp in stamps.items():
-        if stamp is not None and 0 < stamp < _SECONDS:
-            yield f"{name}={stamp} is a time in 1970-73: it looks like seconds, but milliseconds are required"
+    times: list[tuple[str, int | None]] = [
+        ("startingTimestamp", options.starting_timestamp),
+        ("endingTimestamp", options.ending_timestamp),
+        *((f"startingOffsetsByTimestamp of {queue}", time) for queue, time in options.starting_offsets_by_timestamp),
+        *((f"endingOffsetsByTimestamp of {queue}", time) for queue, time in options.ending_offsets_by_timestamp),
+    ]
+    for name, time in times:
+        if time is not None and (0 < time < _SECONDS or _MICROSECONDS <= time < _LONG_MAX):
+            unit = "seconds" if time < _SECONDS else "microseconds or nanoseconds"
+            yield f"{name} is {time}, or {utc(time)}: it looks like {unit}, but milliseconds since 1970 are required"
+            # The other times probably have the same unit.
+            return
 
 
 def _never(place: str, spec: OffsetSpec, word: str, number: int) -> Iterator[str]:

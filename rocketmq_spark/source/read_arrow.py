@@ -6,6 +6,7 @@ It plans as the driver of a batch read, and reads all ranges as one task.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -17,10 +18,12 @@ from rocketmq_spark.arrow.decode import UNREADABLE
 from rocketmq_spark.errors import SchemaError
 from rocketmq_spark.options.kinds import option_text
 from rocketmq_spark.options.parsing import parse_source_options
-from rocketmq_spark.options.source import SourceOptions
+from rocketmq_spark.options.source import SourceOptions, option_warnings
 from rocketmq_spark.source.offset_resolver import OffsetResolver
 from rocketmq_spark.source.read import SkippedMessages, read_rows, reading_transport
 from rocketmq_spark.source.topic_queues import TopicQueues
+
+logger = logging.getLogger("rocketmq_spark.source")
 
 _TIME: Final = pa.timestamp("us", "UTC")
 # The columns of `spark.read`, as Spark makes them from Arrow.
@@ -64,6 +67,8 @@ def read_arrow(
     if topic is not None:
         texts["path"] = topic
     parsed = parse_source_options(texts, os.environ, streaming=False)
+    for warning in option_warnings(parsed):
+        logger.warning("%s", warning)
     schema = _schema(parsed, columns)
     with contextlib.closing(reading_transport(parsed)) as transport:
         known = TopicQueues(parsed, transport, time.monotonic)

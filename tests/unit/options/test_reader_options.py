@@ -372,8 +372,30 @@ def test_suspicious_options_cause_warnings() -> None:
     (condition,) = option_warnings(batch(subExpression="region = 'eu'"))
     assert "filterType=SQL92" in condition
     assert [*option_warnings(batch(subExpression="region = 'like' OR likes > 5", filterType="SQL92"))] == []
-    (seconds,) = option_warnings(batch(startingTimestamp="1700000000"))
-    assert seconds.startswith("startingTimestamp=1700000000 is a time in 1970-73")
+
+
+@pytest.mark.parametrize(
+    ("time", "text"),
+    [
+        (1_700_000_000, "1970-01-20 16:13:20.000 UTC: it looks like seconds, but milliseconds"),
+        (1_700_000_000_000_000, "ms since 1970 (not in the years 1 to 9999): it looks like microseconds or nano"),
+        (0, ""),
+        # The end of the year 9999, and the greatest number: ends that are never reached.
+        (253_402_300_799_999, ""),
+        (2**63 - 1, ""),
+        (1_700_000_000_123, ""),
+    ],
+)
+@pytest.mark.parametrize("name", ["startingTimestamp", "endingTimestamp", "OffsetsByTimestamp"])
+def test_times_that_are_hardly_in_milliseconds_cause_one_warning(name: str, time: int, text: str) -> None:
+    values = {name: str(time)}
+    if name == "OffsetsByTimestamp":
+        of_queues = json.dumps({"t": {"a": {"0": time, "1": time}}})
+        values = {"startingOffsetsByTimestamp": of_queues, "endingOffsetsByTimestamp": of_queues}
+        name = "startingOffsetsByTimestamp of t/a/0"
+    warnings = [*option_warnings(batch(**values))]
+    assert len(warnings) == bool(text)
+    assert not text or (warnings[0].startswith(f"{name} is {time}, or ") and text in warnings[0])
 
 
 def test_pull_timeout_defaults_to_at_most_the_read_timeout() -> None:

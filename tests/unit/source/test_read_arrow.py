@@ -56,6 +56,11 @@ def test_options_are_those_of_a_batch_read(cluster: FakeCluster) -> None:
     assert read_arrow("orders", onUnreadable="raw", **server).schema.names[-1] == "unreadable"
 
 
+def test_doubtful_options_are_logged(cluster: FakeCluster, caplog: pytest.LogCaptureFixture) -> None:
+    assert read_arrow("orders", nameServer=cluster.name_server, startingTimestamp=1_700_000_000).read_all().num_rows
+    assert "startingTimestamp is 1700000000, or 1970-01-20 16:13:20.000 UTC: it looks like seconds" in caplog.text
+
+
 def test_empty_topic_is_a_table_without_rows(cluster: FakeCluster) -> None:
     assert read_arrow("empty", columns=["body"], nameServer=cluster.name_server).read_all().num_rows == 0
 
