@@ -1,7 +1,8 @@
 """Parses the offsets of queues that options, checkpoints of streams and receipts of writes have as JSON.
 
     offsets    {"topic": {"broker": {"0": 23, "1": -2}}}       -2 is the earliest offset, -1 the latest
-    a stream   {"topic": {"broker": {"0": 23, "1": [0, 7]}}}   queue 1 is new in this micro-batch, which reads 0 to 6
+    a stream   {"topic": {"broker": {"0": 23, "1": [0, 7],     queue 1 is new in this micro-batch, which reads 0 to 6
+                 "storeTimestamp": {"0": 1764230400123}}}}     when message 22 of queue 0 was stored
     queues     {"topic": {"broker": [0, 1]}}
     a receipt  {"broker": {"rows": 5, "queues": {"topic": {"0": {"first_offset": 3, "last_offset": 7}}}}}
 
@@ -32,6 +33,9 @@ _SHOWN: Final = 60
 _NO_OFFSETS: Final = (
     "receipts of writes over gRPC have no offsets, because proxies do not report them. Give startingTimestamp instead"
 )
+
+# The key beside the queues of a stream; see `nested`.
+_STORED: Final = "storeTimestamp"
 
 _Leaf = TypeVar("_Leaf")
 
@@ -84,11 +88,14 @@ def parse_queues(text: str) -> frozenset[MessageQueue]:
 
 
 def nested(
-    offsets: Mapping[MessageQueue, int], beginnings: Mapping[MessageQueue, int] | None = None
+    offsets: Mapping[MessageQueue, int],
+    beginnings: Mapping[MessageQueue, int] | None = None,
+    stored: Mapping[MessageQueue, int] | None = None,
 ) -> dict[str, dict[str, dict[str, Any]]]:
     """Return offsets as JSON, sorted by topic, broker and the queue id's text.
 
-    `beginnings` has the first offsets of queues that are new in a stream.
+    `beginnings` has the first offsets of queues that are new in a stream. `stored` has the time (epoch, ms) at which a
+    broker stored the message before the offset.
     """
     tree: dict[str, dict[str, dict[str, Any]]] = {}
     for queue in sorted(offsets):
@@ -97,6 +104,8 @@ def nested(
         begin = None if beginnings is None else beginnings.get(queue)
         # A slave that is behind reports an end before the beginning.
         by_queue[str(queue.queue_id)] = end if begin is None else [min(begin, end), end]
+    for queue in sorted(stored or {}):
+        tree[queue.topic][queue.broker_name].setdefault(_STORED, {})[str(queue.queue_id)] = (stored or {})[queue]
     return tree
 
 
@@ -110,8 +119,18 @@ def beginnings_in(offsets: Mapping[str, Any]) -> dict[MessageQueue, int]:
     return {queue: begin for queue, (begin, _) in _of_stream(offsets).items() if begin is not None}
 
 
+def stored_in(offsets: Mapping[str, Any]) -> dict[MessageQueue, int]:
+    """Return the times that `nested` wrote as `stored`."""
+    times = {}
+    for topic, broker, by_queue, where in _brokers(offsets) if offsets else ():
+        below = dict(_object(by_queue, where, "queue id")).get(_STORED)
+        if below is not None:
+            times.update(_leaves({topic: {broker: below}}, lambda value, at: _integer(value, at, 0, _MAX_LONG)))
+    return times
+
+
 def _of_stream(offsets: Mapping[str, Any]) -> dict[MessageQueue, tuple[int | None, int]]:
-    return {} if offsets == {} else _leaves(offsets, _begin_and_end)
+    return {} if offsets == {} else _leaves(offsets, _begin_and_end, of_stream=True)
 
 
 def _spec(text: str, chosen: Callable[[tuple[int, int]], int]) -> OffsetSpec:
@@ -126,7 +145,7 @@ def _spec(text: str, chosen: Callable[[tuple[int, int]], int]) -> OffsetSpec:
         offsets = {queue: chosen(span) for queue, span in receipt_spans(tree).items()}
     else:
         # An offset of a stream, copied from its progress or checkpoint, is also allowed.
-        offsets = _leaves(tree, lambda value, where: _begin_and_end(value, where, EARLIEST)[1])
+        offsets = _leaves(tree, lambda value, where: _begin_and_end(value, where, EARLIEST)[1], of_stream=True)
     return OffsetSpec(None, tuple(sorted(offsets.items())), receipt)
 
 
@@ -169,10 +188,12 @@ def _span(value: Any, where: str) -> tuple[int, int]:
     return first, last
 
 
-def _leaves(tree: Any, leaf: Callable[[Any, str], _Leaf]) -> dict[MessageQueue, _Leaf]:
+def _leaves(tree: Any, leaf: Callable[[Any, str], _Leaf], *, of_stream: bool = False) -> dict[MessageQueue, _Leaf]:
     leaves = {}
     for topic, broker, by_queue, where in _brokers(tree):
         for text, value in _object(by_queue, where, "queue id"):
+            if of_stream and text == _STORED:
+                continue
             # Leading zeros are not allowed, so that each queue has a single text.
             if not re.fullmatch("0|[1-9][0-9]{0,9}", text) or int(text) > _MAX_QUEUE_ID:
                 raise ValueError(f"{where}: {text!r} is not a queue id, which is a quoted number from 0")

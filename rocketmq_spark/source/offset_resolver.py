@@ -104,6 +104,28 @@ class OffsetResolver:
 
         return {queue for queue, compacted in self.queues.by_topic(queues, ask).items() if compacted}
 
+    def stored_before(
+        self, offsets: Mapping[MessageQueue, int], *, patiently: bool = True
+    ) -> dict[MessageQueue, int | None]:
+        """Return when the message before each offset was stored (epoch, ms); None if the broker does not return it.
+
+        It raises a ReadError if no broker answers, or with `patiently` False returns None.
+        """
+
+        def pull(queue: MessageQueue, address: str, _: float) -> int | None:
+            before = offsets[queue] - 1
+            records = stored_records(self._pulled(queue, before, address, 1).body)
+            times = [record.time for record in records if record.start <= before < record.end and record.time >= 0]
+            return times[0] if times else None
+
+        if not patiently:
+            answers, _ = self.once([*offsets], pull)
+            return {queue: answers[queue][0] if queue in answers else None for queue in offsets}
+        # A slave that has the message has the same one.
+        return self.queues.deadline.in_parallel(
+            offsets, lambda queue: self._patiently(queue, pull, trusted=False), "last messages of queues"
+        )
+
     def latest(self, queues: Iterable[MessageQueue]) -> Offsets:
         """Return the offset that the next message of each queue will get."""
         return self._of_all(queues, self.transport.max_offset)
@@ -265,15 +287,15 @@ class OffsetResolver:
         self,
         starts: Mapping[MessageQueue, int],
         ends: Mapping[MessageQueue, int],
-        at_oldest: Collection[MessageQueue] = (),
+        complete: Collection[MessageQueue] = (),
     ) -> list[OffsetRange]:
         """Return the ranges from `starts` to `ends`; expired messages are skipped, or are a DataLossError.
 
-        Brokers are not asked again about the queues that begin `at_oldest`, at the offset that `earliest` has returned.
+        Brokers are not asked again about the queues of `complete`, which have the messages from `starts` on.
         """
         filled = [queue for queue in ends if starts[queue] < ends[queue]]
         compacted = self._compacted(filled)
-        plain = [queue for queue in filled if queue not in compacted and queue not in at_oldest]
+        plain = [queue for queue in filled if queue not in compacted and queue not in complete]
         # One request is enough, because a task also reports missing offsets. An absent master delays no other queue.
         answers, failures = self.once(plain, self.transport.min_offset, trusted=True)
         for error in failures.values():

@@ -19,6 +19,7 @@ from rocketmq_spark.errors import ReadError, RocketMQError
 from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.model.message_ext import PullRequest, PullStatus, PullTarget
 from rocketmq_spark.options.source import SourceOptions
+from rocketmq_spark.source.last_messages import LastMessages
 from rocketmq_spark.source.offset_resolver import OffsetResolver, Offsets
 from rocketmq_spark.source.ranges import OffsetRange, lost
 from rocketmq_spark.source.topic_queues import TopicQueues, place
@@ -133,6 +134,7 @@ class StreamOffsets:
         # The queues that were reported as gone.
         self._gone: set[MessageQueue] = set()
         self._group = GroupOffsets(self._bounds, client_id)
+        self.last_messages = LastMessages(self._bounds)
 
     def starts(self) -> Offsets:
         """Return the offsets at which a new query begins."""
@@ -251,10 +253,20 @@ class StreamOffsets:
                 )
         return {queue: known[queue] if queue in known else earliest[queue] for queue in available}
 
-    def ranges(self, starts: Mapping[MessageQueue, int], ends: Mapping[MessageQueue, int]) -> list[OffsetRange]:
-        """Return the ranges of a micro-batch; raises as `OffsetResolver.checked`."""
+    def ranges(
+        self,
+        starts: Mapping[MessageQueue, int],
+        ends: Mapping[MessageQueue, int],
+        times: Mapping[MessageQueue, int] | None = None,
+        end_times: Mapping[MessageQueue, int] | None = None,
+    ) -> list[OffsetRange]:
+        """Return the ranges of a micro-batch; raises as `LastMessages.continued` and `OffsetResolver.checked`.
+
+        `times` and `end_times` are what `last_messages.times` has returned for `starts` and `ends`.
+        """
         self.queues.deadline.restart()
-        return self._bounds.checked(self.begun(starts, ends), ends)
+        begun = self.begun(starts, ends)
+        return self._bounds.checked(*self.last_messages.continued(begun, ends, times or {}, end_times or {}))
 
     def commit(self, offsets: Mapping[MessageQueue, int]) -> None:
         """Write the group's offsets to the brokers; see `GroupOffsets.write`."""

@@ -18,7 +18,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
 from rocketmq_spark.errors import OptionError, RocketMQError
 from rocketmq_spark.model.message import MessageQueue
-from rocketmq_spark.options.offsets import beginnings_in, flat, nested
+from rocketmq_spark.options.offsets import beginnings_in, flat, nested, stored_in
 from rocketmq_spark.options.source import SOURCE_SPELLING, SourceOptions
 from rocketmq_spark.spark.reader import PartitionReader
 
@@ -82,11 +82,13 @@ class RocketMQStreamReader(PartitionReader, DataSourceStreamReader):
         self._available = available = cluster.latest() if is_new else cluster.available(known, self._target)
         starts = cluster.begun(known, available)
         ends = self._limited(starts, available, limit)
+        times = stored_in(last)
+        stored = cluster.last_messages.times(ends, known, times)
         # Spark compares texts: an equal offset with another text would cause an empty micro-batch.
-        if ends == known:
+        if ends == known and all(times.get(queue, time) == time for queue, time in stored.items()):
             return last
         new = starts if last == self._initial else starts.keys() - known.keys()
-        return nested(ends, {queue: starts[queue] for queue in new})
+        return nested(ends, {queue: starts[queue] for queue in new}, stored)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - Spark's name
         """Return the offsets available when the last micro-batch was planned, for the query's progress."""
@@ -94,7 +96,8 @@ class RocketMQStreamReader(PartitionReader, DataSourceStreamReader):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """Return what each task of a micro-batch reads."""
-        starts, ends = flat(start), flat(end)
+        passed, ends = flat(start), flat(end)
+        starts = dict(passed)
         # Spark passes an empty range when a query restarts; its beginnings belong to an earlier micro-batch.
         if start != end:
             # Only the start of a query's first micro-batch is computed again, so `end` overrides only that one.
@@ -106,7 +109,9 @@ class RocketMQStreamReader(PartitionReader, DataSourceStreamReader):
             else:
                 # An end that was made before the checkpoint was passed may begin after messages that are not read yet.
                 starts |= {queue: at for queue, at in begun.items() if queue not in starts and at < ends[queue]}
-        ranges = self._offsets().ranges(starts, ends)
+        # An overridden start has no store time.
+        times = {queue: time for queue, time in stored_in(start).items() if starts[queue] == passed[queue]}
+        ranges = self._offsets().ranges(starts, ends, times, stored_in(end))
         self._last = end
         return self._tasks(ranges, self._offsets().queues)
 
@@ -124,8 +129,9 @@ class RocketMQStreamReader(PartitionReader, DataSourceStreamReader):
     def _beginning(self) -> dict[str, Any]:
         if self._initial is None:
             # A first micro-batch without messages has this offset as its end.
-            starts = self._offsets().starts()
-            self._initial = nested(starts, starts)
+            cluster = self._offsets()
+            starts = cluster.starts()
+            self._initial = nested(starts, starts, cluster.last_messages.times(starts, starts, {}))
         return self._initial
 
     def _limited(self, starts: Offsets, available: Offsets, limit: Any) -> Offsets:

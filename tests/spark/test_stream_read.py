@@ -377,6 +377,31 @@ def test_permission_to_read_that_is_taken_away_stops_the_query_until_it_is_back(
     assert kept.keys == once(keys)
 
 
+def test_topic_created_again_that_has_more_messages_than_before_is_lost_data(
+    load: Load, start: Start, feed: Feed, cluster: SharedCluster, topic: str, kept: Kept
+) -> None:
+    queue = cluster.brokers[0].name, 0
+    keys = feed(100, to=queue)
+    run(start(load(), availableNow=True))
+    with RemotingTransport([cluster.name_server]) as transport:
+        for broker in cluster.brokers:
+            deleted = transport.client.invoke(
+                broker.address, RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": topic}, (), 5.0
+            )
+            assert deleted.code == ResponseCode.SUCCESS
+        wait_for(lambda: messages_in(cluster.name_server, topic) == 0)
+    make_topic(cluster, topic, queues=2)
+    keys += feed(150, to=queue)
+    query = start(load(), availableNow=True)
+    with pytest.raises(StreamingQueryException, match=rf"queue {topic}/.* has another message at offset \d+ than"):
+        query.awaitTermination(60)
+    assert run(start(load(failOnDataLoss="false"), availableNow=True)) == [150]
+    assert kept.keys == once(keys)
+    keys += feed(10, to=queue)
+    assert run(start(load(), availableNow=True)) == [10]
+    assert kept.keys == once(keys)
+
+
 def committed(cluster: SharedCluster, group: str, topic: str) -> dict[tuple[str, int], int]:
     """Return the committed offsets of a group at the brokers (QUERY_CONSUMER_OFFSET)."""
     found = {}

@@ -26,6 +26,7 @@ from rocketmq_spark.options.offsets import (
     parse_queues,
     parse_start,
     receipt_spans,
+    stored_in,
 )
 from tests.support.pipelines import recorder, success, summary_of
 
@@ -107,7 +108,31 @@ def test_malformed_beginning_is_refused(leaf: str, message: str) -> None:
         assert problem(read, json.loads(text)) == expected
 
 
-def test_timestamps_reject_beginnings() -> None:
+TIMED = st.dictionaries(QUEUES, st.tuples(st.integers(0, 2**63 - 1), st.integers(0, 2**63 - 1) | st.none()))
+
+
+@given(TIMED)
+def test_store_times_are_kept_beside_the_queues_of_a_broker(timed: dict[MessageQueue, tuple[int, int | None]]) -> None:
+    offsets = {queue: offset for queue, (offset, _) in timed.items()}
+    times = {queue: time for queue, (_, time) in timed.items() if time is not None}
+    text = json.dumps(nested(offsets, None, times))
+    assert flat(json.loads(text)) == offsets
+    assert stored_in(json.loads(text)) == times
+    if offsets:
+        assert dict(parse_start(text).offsets) == dict(parse_end(text).offsets) == offsets
+
+
+@pytest.mark.parametrize(
+    "times", ["7", "{}", '{"0":-1}', '{"0":[1,2]}', '{"0":true}', '{"x":1}', '{"storeTimestamp":1}']
+)
+def test_malformed_store_times_are_refused(times: str) -> None:
+    assert "topic 't', broker 'b'" in problem(
+        stored_in, json.loads(f'{{"t":{{"b":{{"0":1,"storeTimestamp":{times}}}}}}}')
+    )
+
+
+def test_timestamps_reject_beginnings_and_store_times() -> None:
+    assert "'storeTimestamp' is not a queue id" in problem(parse_timestamps, '{"t":{"b":{"storeTimestamp":{"0":1}}}}')
     assert "[0, 1] is not an integer" in problem(parse_timestamps, '{"t":{"b":{"0":[0,1]}}}')
 
 

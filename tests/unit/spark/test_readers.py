@@ -72,9 +72,15 @@ class Stream:
     def queues(self, count: int, topic: str = "t") -> None:
         self._cluster.create_topic(topic, count)
 
-    def put(self, queue: MessageQueue, messages: int) -> None:
+    def put(self, queue: MessageQueue, messages: int, *, at: float = 0.0) -> None:
+        """Store messages at a time (s)."""
         for _ in range(messages):
-            self._store(queue).put(queue, [Message.of(queue.topic, b"x")], 0.0)
+            self._store(queue).put(queue, [Message.of(queue.topic, b"x")], at)
+
+    def replace(self, queue: MessageQueue, first: int, messages: int, *, at: float) -> None:
+        """Lose the broker's messages from offset `first` of its only queue on, and store others."""
+        self._store(queue).truncate(first)
+        self.put(queue, messages, at=at)
 
     def expire(self, queue: MessageQueue, first: int) -> None:
         self._store(queue).expired[queue] = first
@@ -261,7 +267,7 @@ def test_offset_text_is_unchanged_until_new_messages_arrive(stream: Stream) -> N
         # Releases before 4.2 do not say where a micro-batch starts.
         assert json.dumps(query.latestOffset()) == json.dumps(end)
         stream.put(Q0, 1)
-        assert query.latestOffset(end) == {"t": {"a": {"0": 6}}}
+        assert query.latestOffset(end) == {"t": {"a": {"0": 6, "storeTimestamp": {"0": 0}}}}
         assert ranges_of(query.partitions(end, {"t": {"a": {"0": 6}}})) == [OffsetRange(Q0, 5, 6)]
 
 
@@ -271,3 +277,128 @@ def test_micro_batch_of_a_checkpoint_without_beginnings_is_read(stream: Stream) 
     with stream.query() as query:
         end = {"t": {"a": {"0": 0, "1": 5}}}
         assert ranges_of(query.partitions({"t": {"a": {"0": 0}}}, end)) == [OffsetRange(Q1, 0, 5)]
+
+
+def after_a_batch(stream: Stream, messages: int) -> dict[str, Any]:
+    """Return the offset of a query that has read messages, stored at 1 s, 2 s, ..."""
+    for number in range(messages):
+        stream.put(Q0, 1, at=number + 1)
+    with stream.query() as query:
+        start = query.initialOffset()
+        end = checkpointed(query.latestOffset(start))
+        query.partitions(start, end)
+    assert end == {"t": {"a": {"0": [0, messages], "storeTimestamp": {"0": 1000 * messages}}}}
+    return end
+
+
+OTHER = (
+    r"queue t/a/0 has another message at offset 4 than .* stored at 1970-01-01 00:00:09.000 UTC, and .* at "
+    r"1970-01-01 00:00:05.000 UTC\. .*failOnDataLoss"
+)
+
+
+@pytest.mark.parametrize("running", [True, False], ids=["running", "begun again"])
+@pytest.mark.parametrize("kept", [0, 3], ids=["created again", "failover"])
+def test_queue_that_has_regrown_past_its_offset_is_lost_data(
+    stream: Stream, caplog: pytest.LogCaptureFixture, kept: int, running: bool
+) -> None:
+    start = after_a_batch(stream, 5)
+    if running:
+        with stream.query() as query:
+            assert query.latestOffset(start) == start
+            stream.replace(Q0, kept, 6, at=9.0)
+            end = query.latestOffset(start)
+            with pytest.raises(DataLossError, match=OTHER):
+                query.partitions(start, end)
+        return
+    stream.replace(Q0, kept, 6, at=9.0)
+    for _ in range(2):
+        with stream.query() as query:
+            end = checkpointed(query.latestOffset(start))
+            with pytest.raises(DataLossError, match=OTHER):
+                query.partitions(start, end)
+    with stream.query(fail_on_data_loss=False) as query:
+        assert ranges_of(query.partitions(start, end)) == [OffsetRange(Q0, kept, kept + 6)]
+        assert (
+            f"queue t/a/0 continues at offset {kept}, the first stored after 1970-01-01 00:00:05.000 UTC" in caplog.text
+        )
+        assert query.latestOffset(end) == end
+    # The next micro-batches are of the new messages alone.
+    stream.put(Q0, 2, at=10.0)
+    with stream.query() as query:
+        assert ranges_of(query.partitions(end, query.latestOffset(end))) == [OffsetRange(Q0, kept + 6, kept + 8)]
+
+
+@pytest.mark.parametrize("kept", [0, 3])
+def test_queue_that_ends_at_its_offset_again_is_lost_data_after_a_restart(stream: Stream, kept: int) -> None:
+    start = after_a_batch(stream, 5)
+    stream.replace(Q0, kept, 5 - kept, at=9.0)
+    with stream.query() as query, pytest.raises(DataLossError, match=OTHER):
+        query.latestOffset(start)
+    with stream.query(fail_on_data_loss=False) as query:
+        end = checkpointed(query.latestOffset(start))
+    for _ in range(2):
+        with stream.query(fail_on_data_loss=False) as query:
+            assert ranges_of(query.partitions(start, end)) == [OffsetRange(Q0, kept, 5)]
+            assert query.latestOffset(end) == end
+
+
+@pytest.mark.parametrize("kept", [0, 3])
+def test_new_messages_of_a_shorter_queue_are_read_without_fail_on_data_loss(stream: Stream, kept: int) -> None:
+    start = after_a_batch(stream, 5)
+    stream.replace(Q0, kept, 1, at=9.0)
+    with stream.query(fail_on_data_loss=False) as query:
+        end = checkpointed(query.latestOffset(start))
+    for _ in range(2):
+        with stream.query(fail_on_data_loss=False) as query:
+            assert ranges_of(query.partitions(start, end)) == [OffsetRange(Q0, kept, kept + 1)]
+
+
+@pytest.mark.parametrize("kept", [0, 3])
+def test_repeated_micro_batch_whose_messages_were_replaced_is_lost_data(stream: Stream, kept: int) -> None:
+    for number in range(5):
+        stream.put(Q0, 1, at=number + 1)
+    with stream.query() as query:
+        end = checkpointed(query.latestOffset(query.initialOffset()))
+    stream.replace(Q0, kept, 5, at=9.0)
+    with stream.query() as query, pytest.raises(DataLossError, match=OTHER):
+        query.partitions(query.initialOffset(), end)
+    with stream.query(fail_on_data_loss=False) as query:
+        # It reads those of its messages that are left, and the next micro-batch the others.
+        ranges = ranges_of(query.partitions(query.initialOffset(), end))
+        assert ranges == ([OffsetRange(Q0, 0, kept)] if kept else [])
+        stream.put(Q0, 1, at=10.0)
+        assert ranges_of(query.partitions(end, query.latestOffset(end))) == [OffsetRange(Q0, kept, kept + 6)]
+
+
+def test_topic_without_new_messages_since_the_start_is_compared_too(stream: Stream) -> None:
+    stream.put(Q0, 5, at=5.0)
+    latest = {"starting_offsets": OffsetSpec("latest")}
+    with stream.query(**latest) as query:
+        # The first micro-batch has no messages.
+        end = checkpointed(query.latestOffset(query.initialOffset()))
+        assert end == {"t": {"a": {"0": [5, 5], "storeTimestamp": {"0": 5000}}}}
+    stream.replace(Q0, 0, 8, at=9.0)
+    with stream.query(**latest) as query, pytest.raises(DataLossError, match=OTHER):
+        query.partitions(end, query.latestOffset(end))
+
+
+def test_queue_whose_last_message_read_has_expired_is_not_compared(stream: Stream) -> None:
+    start = after_a_batch(stream, 5)
+    stream.put(Q0, 2, at=6.0)
+    stream.expire(Q0, 5)
+    with stream.query() as query:
+        assert ranges_of(query.partitions(start, query.latestOffset(start))) == [OffsetRange(Q0, 5, 7)]
+
+
+def test_checkpoint_without_store_times_gets_them_with_the_next_messages(stream: Stream) -> None:
+    stream.queues(2)
+    stream.put(Q0, 5, at=5.0)
+    stream.put(Q1, 3, at=3.0)
+    start = {"t": {"a": {"0": 5, "1": 3}}}
+    with stream.query() as query:
+        assert query.latestOffset(start) == start
+        stream.put(Q0, 1, at=6.0)
+        end = query.latestOffset(start)
+        assert end == {"t": {"a": {"0": 6, "1": 3, "storeTimestamp": {"0": 6000, "1": 3000}}}}
+        assert ranges_of(query.partitions(start, end)) == [OffsetRange(Q0, 5, 6)]

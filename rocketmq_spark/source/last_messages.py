@@ -1,0 +1,113 @@
+"""Notices that a queue no longer has the messages that a streaming query has read, though it is as long or longer.
+
+That happens if a topic is deleted and created again, or a broker loses its last messages, and others take their
+offsets. Brokers do not change the store time of a message, and replicas have the same. So an offset of the query has
+the store time of the message before it, as evidence (docs/internals/reads.md#replaced-messages).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from rocketmq_spark.model.message import MessageQueue
+from rocketmq_spark.model.message_ext import utc
+from rocketmq_spark.source.offset_resolver import OffsetResolver, Offsets
+from rocketmq_spark.source.ranges import lost
+
+logger = logging.getLogger("rocketmq_spark.source")
+
+# Store times (epoch, ms).
+Times: TypeAlias = "Mapping[MessageQueue, int]"
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class LastMessages:
+    """Returns and compares the store times of the last messages that a query has read."""
+
+    bounds: OffsetResolver
+    # An offset of each queue, and when the message before it was stored; None if no broker has returned it.
+    _stored: dict[MessageQueue, tuple[int, int | None]] = field(default_factory=dict)
+
+    def times(self, ends: Mapping[MessageQueue, int], known: Mapping[MessageQueue, int], times: Times) -> Offsets:
+        """Return when the messages before `ends` were stored, as far as brokers return these messages.
+
+        `times` are those before `known`, the offsets read so far. The first call compares them, if a queue has no new
+        messages; raises as `continued`. With new messages it raises a ReadError if no broker answers, because the
+        micro-batch needs the broker.
+        """
+        ask = {
+            queue: end
+            for queue, end in ends.items()
+            if end > 0 and self.bounds.options.reads(queue) and self._stored.get(queue, (None,))[0] != end
+        }
+        idle = {queue: end for queue, end in ask.items() if end == known.get(queue)}
+        found = self.bounds.stored_before(idle, patiently=False)
+        self._replaced(idle, found, times)
+        # A broker that did not answer is not asked again before there are new messages.
+        found = {queue: times.get(queue) if stored is None else stored for queue, stored in found.items()}
+        found |= self.bounds.stored_before({queue: end for queue, end in ask.items() if queue not in idle})
+        self._stored |= {queue: (ask[queue], stored) for queue, stored in found.items()}
+        last = {queue: self._stored.get(queue, (None, None)) for queue in ends}
+        return {queue: stored for queue, (at, stored) in last.items() if stored is not None and at == ends[queue]}
+
+    def continued(
+        self, starts: Offsets, ends: Mapping[MessageQueue, int], times: Times, end_times: Times
+    ) -> tuple[Offsets, Offsets, set[MessageQueue]]:
+        """Return where a micro-batch starts and ends, and the queues that have the message before the start.
+
+        `times` and `end_times` are those before `starts` and `ends`. For a queue with another message there, it raises
+        a DataLossError. Without ``failOnDataLoss`` the query continues with the first message stored later.
+        """
+        filled = {queue for queue, end in ends.items() if starts[queue] < end}
+        before = {queue: starts[queue] for queue in filled if queue in times and starts[queue] > 0}
+        found = self.bounds.stored_before(before)
+        replaced = self._replaced(before, found, times)
+        complete = {queue for queue, stored in found.items() if stored == times[queue]}
+        for queue in ends.keys() & times.keys() - filled:
+            # The query has reported these: queues that end before the start, or at the start again.
+            if starts[queue] > ends[queue] or end_times.get(queue, times[queue]) != times[queue]:
+                replaced.add(queue)
+        # A micro-batch that an earlier run has planned; this one has just asked for its last messages.
+        repeated = {
+            queue: ends[queue]
+            for queue in filled & end_times.keys()
+            if self._stored.get(queue) != (ends[queue], end_times[queue])
+        }
+        cut = self._replaced(repeated, self.bounds.stored_before(repeated), end_times)
+        return (
+            starts | self._stored_after(times, replaced, ends),
+            {**ends, **self._stored_after(end_times, cut, ends)},
+            complete,
+        )
+
+    def _replaced(
+        self, offsets: Mapping[MessageQueue, int], found: Mapping[MessageQueue, int | None], times: Times
+    ) -> set[MessageQueue]:
+        """Report and return the queues whose message before an offset was stored at another time than in `times`."""
+        replaced = set()
+        for queue, stored in sorted(found.items()):
+            if stored is not None and stored != times.get(queue, stored):
+                replaced.add(queue)
+                lost(
+                    self.bounds.options,
+                    f"queue {queue} has another message at offset {offsets[queue] - 1} than the query has read: it was "
+                    f"stored at {utc(stored)}, and the one that was read at {utc(times[queue])}. The topic was deleted "
+                    "and created again, or its broker lost messages",
+                )
+        return replaced
+
+    def _stored_after(self, times: Times, queues: Iterable[MessageQueue], ends: Mapping[MessageQueue, int]) -> Offsets:
+        """Return the first offset of each queue that was stored after its time in `times`, at most its end."""
+        after = {queue: times[queue] + 1 for queue in queues}
+        if not after:
+            return {}
+        found = self.bounds.at(after, {queue: ends[queue] for queue in after})
+        offsets = {queue: min(found.get(queue, ends[queue]), ends[queue]) for queue in after}
+        for queue, offset in sorted(offsets.items()):
+            logger.warning(
+                "queue %s continues at offset %d, the first stored after %s", queue, offset, utc(times[queue])
+            )
+        return offsets

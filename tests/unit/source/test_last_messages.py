@@ -1,0 +1,103 @@
+"""The store times of the last messages that a streaming query has read: which requests get them, and their failures."""
+
+from __future__ import annotations
+
+import pytest
+
+from rocketmq_spark.errors import DataLossError, ReadError, RemotingConnectException
+from rocketmq_spark.model.message import MessageQueue
+from rocketmq_spark.model.message_ext import PullOutcome, PullStatus
+from rocketmq_spark.source.ranges import OffsetRange
+from rocketmq_spark.testing.scripted import PullReply
+from tests.unit.source.conftest import A0, A1, B0, QUEUES, Make, Reader
+
+NOTHING_READ = dict.fromkeys(QUEUES, 0)
+REFUSED = PullReply(outcome=PullOutcome(None, error=RemotingConnectException("refused")))
+
+
+def pulled(made: Reader) -> list[tuple[MessageQueue, int]]:
+    """Return the queues and offsets of the pulls since the last call."""
+    found = sorted((request.target.queue, request.offset) for request in made.transport.pulls)
+    made.transport.pulls.clear()
+    return found
+
+
+def test_only_queues_with_new_messages_are_pulled(reader: Make) -> None:
+    made = reader()
+    made.fill({A0: 5, B0: 3})
+    last = made.cluster.last_messages
+    ends = made.cluster.available(NOTHING_READ)
+    times = last.times(ends, NOTHING_READ, {})
+    assert times == {A0: 1_000_000, B0: 1_000_000}
+    assert pulled(made) == [(A0, 4), (B0, 2)]
+    for _ in range(2):
+        assert last.times(ends, ends, times) == times
+    assert pulled(made) == []
+    made.clock.advance(2.0)
+    made.fill({A0: 1})
+    more = {**ends, A0: 6}
+    assert last.times(more, ends, times) == {A0: 1_002_000, B0: 1_000_000}
+    assert pulled(made) == [(A0, 5)]
+    # The message before the start shows that no message after it has expired.
+    asked = len(made.asked("min_offset"))
+    ranges = made.cluster.ranges(ends, more, times, {A0: 1_002_000, B0: 1_000_000})
+    assert [part for part in ranges if part.size] == [OffsetRange(A0, 5, 6)]
+    assert pulled(made) == [(A0, 4)]
+    assert len(made.asked("min_offset")) == asked
+
+
+def test_restarted_query_compares_each_queue_once(reader: Make) -> None:
+    made = reader()
+    made.fill({A0: 5, B0: 3})
+    ends, times = {**NOTHING_READ, A0: 5, B0: 3}, {A0: 1_000_000, B0: 1_000_000}
+    for _ in range(2):
+        assert made.cluster.last_messages.times(ends, ends, times) == times
+    assert pulled(made) == [(A0, 4), (B0, 2)]
+    again = reader()
+    again.fill({A0: 5, B0: 3})
+    with pytest.raises(
+        DataLossError, match=r"orders/b/0 has another message at offset 2 .* 00:16:40.000 UTC, .* 00:16:39.999 UTC\."
+    ):
+        again.cluster.last_messages.times(ends, ends, {**times, B0: 999_999})
+
+
+def test_queue_without_new_messages_does_not_wait_for_its_broker(reader: Make) -> None:
+    made = reader()
+    made.fill({A0: 5})
+    made.transport.play_pulls(A0, REFUSED)
+    ends, times = {**NOTHING_READ, A0: 5}, {A0: 7}
+    for _ in range(2):
+        assert made.cluster.last_messages.times(ends, ends, times) == times
+    assert made.slept == []
+    made.fill({A0: 1})
+    # With new messages it is compared.
+    with pytest.raises(DataLossError, match="orders/a/0 has another message at offset 4"):
+        made.cluster.ranges(ends, {**ends, A0: 6}, times, {})
+
+
+def test_queue_with_new_messages_waits_for_its_broker(reader: Make) -> None:
+    made = reader(read_timeout_ms=5000)
+    made.fill({A0: 5, A1: 5})
+    made.transport.play_pulls(A0, REFUSED, REFUSED)
+    assert made.cluster.last_messages.times({A0: 5}, {A0: 0}, {}) == {A0: 1_000_000}
+    assert len(made.slept) == 2
+    made.transport.play_pulls(A1, *[REFUSED] * 100)
+    with pytest.raises(ReadError, match="asking for the offsets of orders/a/1"):
+        made.cluster.last_messages.times({A1: 5}, {A1: 0}, {})
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        PullOutcome(PullStatus.NO_NEW_MSG, 5, 0, 4),
+        PullOutcome(PullStatus.OFFSET_ILLEGAL, 7, 7, 9),
+        PullOutcome(PullStatus.FOUND, 5, 0, 5, b"damaged"),
+    ],
+)
+def test_last_message_that_a_broker_does_not_return_is_not_compared(reader: Make, answer: PullOutcome) -> None:
+    made = reader()
+    made.fill({A0: 6})
+    made.transport.play_pulls(A0, *[PullReply(outcome=answer)] * 3)
+    last = made.cluster.last_messages
+    assert last.times({A0: 5}, {A0: 0}, {}) == {}
+    assert made.cluster.ranges({A0: 5}, {A0: 6}, {A0: 7}, {}) == [OffsetRange(A0, 5, 6)]
