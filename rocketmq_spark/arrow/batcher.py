@@ -33,7 +33,7 @@ from rocketmq_spark.arrow.encoders import (
 from rocketmq_spark.arrow.gather import Workspace, chunks
 from rocketmq_spark.arrow.hashes import RowIds
 from rocketmq_spark.arrow.split import CustomSelector, GroupKey, Groups, KeyCheck, fill_batches, group_rows
-from rocketmq_spark.arrow.stored_rows import StoredRows
+from rocketmq_spark.arrow.stored_rows import Span, StoredRows
 from rocketmq_spark.arrow.validate import DELAY_TOO_LONG, FRAME_TOO_LONG, Rule
 from rocketmq_spark.model.message import EncodedBatch, Encoding, MessageQueue
 from rocketmq_spark.model.send_result import TRANSACTION_PREPARED_TYPE
@@ -69,8 +69,8 @@ class ArrowBatcher(abc.ABC):
     # Called with the invalid rows of a batch; the others are sent. None: the first error is raised, and none is sent
     on_invalid: Callable[[InvalidRows], None] | None = None
     row_ids: RowIds | None = None
-    stored: StoredRows | None = None  # Rows of an earlier attempt, which are not sent; `on_stored` gets their number
-    on_stored: Callable[[int], None] | None = None
+    stored: StoredRows | None = None  # Rows of an earlier attempt, which are not sent; `on_stored` gets their places
+    on_stored: Callable[[Span], None] | None = None
     custom: CustomSelector | None = None  # Chooses the queues, instead of the option ``queueSelector``
     check_keys: KeyCheck | None = None
     half_properties: str = ""  # Makes every row a half message: its property string gets this end
@@ -146,10 +146,10 @@ class ArrowBatcher(abc.ABC):
         found = stored.among(block, self._first_row, self.partition_id)
         if found is None:
             return bad
-        rows = int(np.count_nonzero(found))
-        self.taken_rows -= rows
+        self.taken_rows -= int(np.count_nonzero(found))
         if self.on_stored is not None:
-            self.on_stored(rows)
+            for span in stored.spans(self._first_row, block.rows):
+                self.on_stored(span)
         return found if bad is None else bad | found
 
     @property

@@ -289,14 +289,14 @@ def repeatable(ids: pa.Array, topics: pa.Array, bodies: pa.Array, flags: pa.Arra
     digits = pc.utf8_slice_codeunits(ids.take(to_arrow(places)), -16).to_pylist()
     claimed = np.frombuffer(bytes.fromhex("".join(digits)), ">u8")
     fits = to_numpy(by_columns).copy()
-    fits[places] = claimed == _stored_hashes(topics, bodies, flags, properties)[places]
+    fits[places] = claimed == stored_hashes(topics, bodies, flags, properties)[places]
     for needed in (topics, bodies):
         fits &= to_numpy(needed.is_valid())
     return to_arrow(fits)
 
 
-def _stored_hashes(topics: pa.Array, bodies: pa.Array, flags: pa.Array, properties: pa.Array) -> Hashes:
-    """Return the hashes of rows as a read returns them, whose properties are all in one map."""
+def stored_hashes(topics: pa.Array, bodies: pa.Array, flags: pa.Array, properties: pa.Array) -> Hashes:
+    """Return the hashes of rows as a read returns them, whose properties are all in one map; see `content_hashes`."""
     codes, texts = coded_column(topics) or (np.full(len(topics), -1), [])
     entries = list_column(properties)
     if entries is not None and entries.names is not None:

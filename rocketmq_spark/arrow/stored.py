@@ -29,6 +29,7 @@ from rocketmq_spark.arrow.columns import (
     to_arrow,
     to_numpy,
 )
+from rocketmq_spark.errors import RemotingCommandException
 from rocketmq_spark.model.message import Buffer
 from rocketmq_spark.model.message_ext import Pulled
 from rocketmq_spark.protocol.compression import COMPRESSED_FLAG
@@ -38,6 +39,8 @@ from rocketmq_spark.protocol.remoting.records import (
     MESSAGE_MAGIC_V2,
     SYS_FLAG_BORN_HOST_V6,
     SYS_FLAG_STORE_HOST_V6,
+    claimed_offset,
+    record_at,
 )
 from rocketmq_spark.protocol.remoting.unwrap import INNER_BATCH, Unreadable, messages_of
 
@@ -228,8 +231,51 @@ def missing_offsets(pull: Pulled) -> list[tuple[int, int]]:
             for message in messages_of(pull.body, pull.queue, pull.start, pull.end, decompressed=False, parsed=False)
         ]
         starts, ends = np.array(spans, np.int64).reshape(-1, 2).T
+    return _gaps(pull, starts, ends)
+
+
+def missing_records(pull: Pulled) -> list[tuple[int, int]]:
+    """Return what `missing_offsets` does, but unpack no inner batch: each has the offsets that its broker counted.
+
+    Records that cannot be located are not missing.
+    """
+    try:
+        records = records_of(pull.body)
+    except (Irregular, pa.ArrowInvalid):
+        return _gaps(pull, *_spans_of_records(pull))
+    whole = records.whole
+    ends = whole.queue_offset + 1
+    for number in np.flatnonzero(records.heads["sys_flag"] & INNER_BATCH == INNER_BATCH).tolist():
+        counted = _INNER_NUM.search(pull.body, int(whole.properties[number]), int(whole.ends[number]))
+        if counted is not None:
+            ends[number] += int(counted[1]) - 1
+    return _gaps(pull, whole.queue_offset, ends)
+
+
+def _spans_of_records(pull: Pulled) -> tuple[Ints, Ints]:
+    """Return the first offset of each record, and the one after its last, reading one record at a time."""
+    data, at = memoryview(pull.body), 0
+    spans: list[tuple[int, int]] = []
+    while at < len(data):
+        try:
+            record = record_at(data, at)
+        except RemotingCommandException:
+            spans.append((spans[-1][1] if spans else pull.start, pull.end))
+            break
+        claimed, counted = claimed_offset(record), None
+        if int.from_bytes(record[_SYS_FLAG_AT : _SYS_FLAG_AT + 4], "big") & INNER_BATCH == INNER_BATCH:
+            counted = _INNER_NUM.search(record)
+        first = (spans[-1][1] if spans else pull.start) if claimed is None else claimed
+        spans.append((first, first + (1 if counted is None else int(counted[1]))))
+        at += len(record)
+    starts, ends = np.array(spans, np.int64).reshape(-1, 2).T
+    return starts, ends
+
+
+def _gaps(pull: Pulled, starts: Ints, ends: Ints) -> list[tuple[int, int]]:
     order = np.argsort(starts, kind="stable")
-    before, after = np.append(pull.start, np.maximum.accumulate(ends[order])), np.append(starts[order], pull.end)
+    before = np.append(pull.start, np.maximum(np.maximum.accumulate(ends[order]), pull.start))
+    after = np.append(np.minimum(starts[order], pull.end), pull.end)
     return [(int(before[gap]), int(after[gap])) for gap in np.flatnonzero(after > before)]
 
 

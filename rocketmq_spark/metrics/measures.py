@@ -68,10 +68,10 @@ class Metric:
 
     (
         ROWS, SENT_ROWS, REQUESTS, NBYTES, RETRIES, FAILURES, ISOLATED_TIMES, ISOLATED_US, CLAMPED,
-        SKIPPED, DEAD_LETTERED, RECOVERED, REPEATED, LATENCY,
+        SKIPPED, DEAD_LETTERED, RECOVERED, REPEATED, INCOMPLETE, LATENCY,
         REASON_RETRIES, REASON_FAILURES, QUEUE_ROWS, SECOND_ROWS, SECOND_REQUESTS, SECOND_RETRIES,
         SECOND_MAX_US, SECOND_ISOLATED, LAST_OFFSET, FIRST_OFFSET, END_MS, START_MS,
-    ) = range(26)  # fmt: skip
+    ) = range(27)  # fmt: skip
 
 
 _MAXIMA: Final = Metric.SECOND_MAX_US << _METRIC_SHIFT
@@ -178,8 +178,9 @@ class Measures:
 
     @property
     def brokers(self) -> dict[str, BrokerTotals]:
-        """Counters by broker, names ascending."""
-        totals: dict[str, list[int]] = {}
+        """Counters by broker, names ascending; also of brokers on which rows were only found stored."""
+        found = self.entries(Metric.RECOVERED, Metric.RECOVERED)
+        totals = {broker: [0] * len(BrokerTotals._fields) for broker, *_ in found if broker}
         for broker, _, metric, _, value in self.entries(Metric.ROWS, Metric.CLAMPED):
             totals.setdefault(broker, [0] * len(BrokerTotals._fields))[metric] = value
         return {broker: BrokerTotals(*totals[broker]) for broker in sorted(totals)}
@@ -190,6 +191,11 @@ class Measures:
             sum(rows for *_, rows in self.entries(metric, metric)) for metric in (Metric.RECOVERED, Metric.REPEATED)
         )
         return recovered, repeated
+
+    @property
+    def incomplete(self) -> bool:
+        """True if some rows are stored at offsets that are not known."""
+        return any(value for *_, value in self.entries(Metric.INCOMPLETE, Metric.INCOMPLETE))
 
     def invalid_rows(self) -> tuple[dict[str, int], dict[str, int]]:
         """Return the skipped rows by rule, and the dead-lettered rows by rule."""

@@ -8,7 +8,7 @@ and offsets are left out.
 from __future__ import annotations
 
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -61,8 +61,11 @@ class Recorder:
         # By rule: rows skipped, rows dead-lettered. A task's reading thread counts them without the sender's lock, so
         # no other thread clears them.
         self._invalid: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
-        # Rows that were found stored after a fault, and repeats that were found.
-        self._recovered = [0, 0]
+        # Rows that were found stored after a fault, by queue: rows, last offset, negative first offset. As `_invalid`.
+        self._recovered: defaultdict[MessageQueue, list[int]] = defaultdict(lambda: [0, _NO_OFFSET, _NO_OFFSET])
+        # Repeats that were found, and whether rows are stored at offsets that are not known.
+        self._repeats = 0
+        self._incomplete = False
         # Start and end of every isolation by broker, monotonic seconds. Those of one broker do not overlap.
         self._isolations: dict[str, list[tuple[float, float]]] = {}
         self._first_now = float("inf")
@@ -107,6 +110,10 @@ class Recorder:
             if 0 <= queue_offset <= _MAX_LONG - rows:
                 stored[1] = max(stored[1], queue_offset + rows - 1)
                 stored[2] = max(stored[2], -queue_offset)
+            else:
+                self._incomplete = True
+        else:
+            self._incomplete = True
         second = self._second(broker, now, latency_us)
         second[0] += rows
         second[1] += 1
@@ -115,6 +122,7 @@ class Recorder:
 
     def record_sent(self, broker: str, rows: int, nbytes: int, now: float) -> None:
         """Count a request that no broker acknowledges (``sendMode=oneway``)."""
+        self._incomplete = True
         totals = self._totals[broker]
         totals[Metric.SENT_ROWS] += rows
         totals[Metric.REQUESTS] += 1
@@ -155,10 +163,20 @@ class Recorder:
         for rule, rows in by_rule.items():
             self._invalid[rule][1] += rows
 
-    def record_recovered(self, rows: int, repeats: int = 0) -> None:
-        """Count rows that were found stored after a fault, and not sent again; and repeats that were found."""
-        self._recovered[0] += rows
-        self._recovered[1] += repeats
+    def record_recovered(self, queue: MessageQueue, rows: int, first: int, last: int) -> None:
+        """Count rows that were found stored after a fault, and not sent again, between two offsets of a queue."""
+        stored = self._recovered[queue]
+        stored[0] += rows
+        stored[1] = max(stored[1], last)
+        stored[2] = max(stored[2], -first)
+
+    def record_repeats(self, rows: int) -> None:
+        """Count rows that were found stored twice or more often."""
+        self._repeats += rows
+
+    def record_incomplete(self) -> None:
+        """Note that rows are stored at offsets that are not known, so that the metrics are no receipt of the write."""
+        self._incomplete = True
 
     def snapshot(self) -> PartitionReport:
         """Return the measurements so far, packed; recording may continue."""
@@ -181,7 +199,7 @@ class Recorder:
         """Return a copy of the measurements, with the isolations until the last recorded `now`."""
         measures = Measures()
         measures.merge(self._past)
-        for rows in (self._rows(), self._invalid_rows(), self._spans()):
+        for rows in (self._rows(), self._invalid_rows(), self._recovered_rows(), self._spans()):
             measures.merge(Measures.of(rows))
         return measures
 
@@ -203,7 +221,18 @@ class Recorder:
     def _invalid_rows(self) -> Iterator[Row]:
         for rule, row in self._invalid.items():
             yield Metric.SKIPPED, "", rule, 0, row
-        yield Metric.RECOVERED, "", "", 0, self._recovered
+
+    def _recovered_rows(self) -> Iterator[Row]:
+        by_broker: Counter[str] = Counter()
+        for queue, row in self._recovered.items():
+            by_broker[queue.broker_name] += row[0]
+            if 0 <= queue.queue_id < _MAX_QUEUES:
+                yield Metric.QUEUE_ROWS, queue.broker_name, queue.topic, queue.queue_id, row[:1]
+                yield Metric.LAST_OFFSET, queue.broker_name, queue.topic, queue.queue_id, row[1:]
+        for broker, rows in by_broker.items():
+            yield Metric.RECOVERED, broker, "", 0, [rows]
+        yield Metric.REPEATED, "", "", 0, [self._repeats]
+        yield Metric.INCOMPLETE, "", "", 0, [int(self._incomplete)]
 
     def _spans(self) -> Iterator[Row]:
         for broker, isolations in self._isolations.items():

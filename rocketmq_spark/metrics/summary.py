@@ -89,9 +89,10 @@ class WriteSummary:
 
         They are ``rows`` (stored), ``sent_rows`` (with ``sendMode=oneway``, perhaps stored), ``requests``, ``bytes``,
         ``retries``, ``failures``, ``p50_ms``, ``p90_ms``, ``p99_ms``, ``max_ms`` (None without a successful attempt),
-        ``retries_by_reason``, ``failures_by_code``, ``queues``, ``isolated_times`` and ``isolated_ms`` (summed over
-        tasks). ``queues`` is ``{topic: {queue id: {"rows", "first_offset", "last_offset"}}}``, with ids as text for
-        JSON, and None for an unknown offset. It is empty over gRPC, because proxies return neither.
+        ``retries_by_reason``, ``failures_by_code``, ``queues``, ``incomplete``, ``isolated_times`` and ``isolated_ms``
+        (summed over tasks). ``queues`` is ``{topic: {queue id: {"rows", "first_offset", "last_offset"}}}``, with ids as
+        text for JSON, and None for an unknown offset. It also has the rows that were found stored after a fault. It is
+        empty over gRPC, because proxies return neither. ``incomplete`` is True for each broker if it lacks rows.
         """
         measures = self.measures(write_id)
         by_broker: dict[str, dict[str, Any]] = {
@@ -101,6 +102,7 @@ class WriteSummary:
                 "retries_by_reason": {},
                 "failures_by_code": {},
                 "queues": {},
+                "incomplete": measures.incomplete,
                 "isolated_times": broker.isolated_times,
                 "isolated_ms": broker.isolated_us / 1000,
             }

@@ -33,6 +33,11 @@ _SHOWN: Final = 60
 _NO_OFFSETS: Final = (
     "receipts of writes over gRPC have no offsets, because proxies do not report them. Give startingTimestamp instead"
 )
+_INCOMPLETE: Final = (
+    "rows were stored over gRPC, with sendMode=oneway or delivery=exactlyOnce, or by another driver of the same write, "
+    "and their offsets are unknown. Give the receipt of one write (metrics.to_dict(write_id)), or startingTimestamp "
+    "instead"
+)
 
 # The key beside the queues of a stream; see `nested`.
 _STORED: Final = "storeTimestamp"
@@ -169,6 +174,8 @@ def receipt_spans(tree: Mapping[str, Any]) -> dict[MessageQueue, tuple[int, int]
             spans.update(_leaves({topic: {broker: by_queue}}, _span))
     if not spans:
         raise ValueError("the receipt has no queues: no row was acknowledged with an offset")
+    if any(held.get("incomplete") for held in tree.values()):
+        raise ValueError(f"the receipt is incomplete: {_INCOMPLETE}")
     return spans
 
 

@@ -14,13 +14,10 @@ from dataclasses import replace
 from functools import partial
 from typing import ClassVar, NamedTuple, TypeAlias
 
-import numpy as np
-
 from rocketmq_spark.arrow.stored_rows import StoredRows
 from rocketmq_spark.errors import DeliveryError
 from rocketmq_spark.metrics import Recorder
 from rocketmq_spark.model.message import MessageQueue, SendOutcome, SendStatus
-from rocketmq_spark.model.properties import ROW_ID
 from rocketmq_spark.protocol.remoting.records import messages_in
 from rocketmq_spark.sink.in_flight import Dispatch, InFlightBatch
 from rocketmq_spark.sink.pipeline import OnStored
@@ -41,6 +38,8 @@ class Resumption(NamedTuple):
     settle: Settle
     # Offsets below all rows of this partition, by queue; 0 for other queues.
     floors: Mapping[MessageQueue, int]
+    # Where queues ended when the attempt read them: rows before are those of earlier attempts.
+    ends: Mapping[MessageQueue, int]
     # The brokers that rows may go to. Later attempts read the queues of these brokers.
     broker_names: frozenset[str]
     # The rows that earlier attempts have stored; None: there was no earlier attempt.
@@ -49,6 +48,15 @@ class Resumption(NamedTuple):
 
 class _UnsettledError(DeliveryError):
     maybe_stored = True
+
+
+def lost_tail(queue: MessageQueue, before: int, now: int) -> DeliveryError:
+    """Return the error of a queue that ended at offset `before` during a write, and ends at `now`."""
+    return _UnsettledError(
+        f"queue {queue} ended at offset {before} before, and ends at {now} now: its broker has lost messages, perhaps "
+        "acknowledged rows of this write (a power failure with flushDiskType=ASYNC_FLUSH, or a slave that lacked them "
+        "became the master). The next attempt reads which rows are stored, and sends the others"
+    )
 
 
 class SettlingSender(BatchSender):
@@ -67,28 +75,34 @@ class SettlingSender(BatchSender):
     ) -> None:
         super().__init__(routes, recorder, max_rate_per_second=max_rate_per_second, on_stored=on_stored)
         self._settle_rows = resumption.settle
-        # Offsets below the rows of all later requests, by queue.
-        self._floors = dict(resumption.floors)
+        # Offsets below the rows of all later requests, by queue: as known before the attempt, and as observed by it.
+        self._floors = resumption.floors
+        self._ends = dict(resumption.ends)
         # Attempts to settle, by broker; a broker with an entry has a thread.
         self._doubts: dict[str, list[tuple[InFlightBatch, SendOutcome, int]]] = {}
         self._doubts_lock = routes.runtime.lock()
 
     def _send(self, dispatch: Dispatch) -> None:
-        floor = self._floors.get(dispatch.queue, 0)
+        end = self._ends.get(dispatch.queue, -1)
         self._instance.transport.send(
             self._request(dispatch),
             dispatch.timeout,
-            partial(self._on_outcome, dispatch.delivery, floor),
+            partial(self._on_outcome, dispatch.delivery, dispatch.queue, end),
             within=dispatch.within,
         )
 
-    def _on_outcome(self, delivery: InFlightBatch, floor: int, outcome: SendOutcome) -> None:
-        """Take the outcome of a request, on the transport's thread."""
+    def _on_outcome(self, delivery: InFlightBatch, sent_to: MessageQueue, end: int, outcome: SendOutcome) -> None:
+        """Take the outcome of a request, on the transport's thread.
+
+        When it was sent, its queue ended at `end` or later; -1 if this attempt did not know.
+        """
         if outcome.status is SendStatus.SEND_OK:
-            queue = outcome.queue
-            self._floors[queue] = max(self._floors.get(queue, 0), outcome.queue_offset + delivery.batch.rows)
+            queue, first = outcome.queue, outcome.queue_offset
+            if sent_to == queue and first < end:
+                outcome = replace(outcome, status=None, error=lost_tail(queue, end, first))
+            self._ends[queue] = max(self._ends.get(queue, 0), first + delivery.batch.rows)
         elif outcome.error is None or (outcome.error.maybe_stored and outcome.error.retriable):
-            self._doubt(delivery, outcome, floor)
+            self._doubt(delivery, outcome, self._floors.get(sent_to, 0) if end < 0 else end)
             return
         self._events.put((delivery, outcome))
 
@@ -125,14 +139,17 @@ class SettlingSender(BatchSender):
 
     def _settled(self, delivery: InFlightBatch, outcome: SendOutcome, stored: StoredRows) -> SendOutcome:
         """Return the outcome of an attempt by what is stored."""
-        ids = [message.properties[ROW_ID] for message in messages_in(delivery.batch)]
-        numbers = np.array([int(row_id.split("/")[-2]) for row_id in ids])
-        found = int(np.isin(numbers, stored.numbers).sum())
-        if found == len(numbers):
-            return replace(outcome, status=SendStatus.SEND_OK, error=None)
+        places = stored.places_of(messages_in(delivery.batch))
+        found = [place for place in places if place is not None]
+        if len(found) == len(places):
+            queue, first = found[0]
+            if found != [(queue, first + number) for number in range(len(found))]:
+                # Another producer has stored copies. So the metrics know no offsets.
+                first = -1
+            return replace(outcome, queue=queue, queue_offset=first, status=SendStatus.SEND_OK, error=None)
         if found:
             # A broker stores a batch as a whole, but after a power failure it may have lost the end.
-            text = f"{found} of {len(numbers)} rows of a batch are stored in {outcome.queue}; the others are not"
+            text = f"{len(found)} of {len(places)} rows of a batch are stored in {outcome.queue}; the others are not"
             return replace(outcome, status=None, error=_UnsettledError(text))
         return outcome
 

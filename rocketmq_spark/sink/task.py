@@ -26,7 +26,7 @@ from rocketmq_spark.arrow.encoders import MessageIds, UniqueIds
 from rocketmq_spark.arrow.hashes import RowIds
 from rocketmq_spark.arrow.joiner import JoiningBatcher
 from rocketmq_spark.arrow.split import CustomSelector, KeyCheck
-from rocketmq_spark.arrow.stored_rows import StoredRows
+from rocketmq_spark.arrow.stored_rows import Span, StoredRows
 from rocketmq_spark.metrics import Recorder
 from rocketmq_spark.model.message import MessageQueue, SendOutcome
 from rocketmq_spark.options.sink import SinkOptions
@@ -89,7 +89,11 @@ def row_batcher(
     if options.row_id or options.effectively_once:
         columns = options.row_id if isinstance(options.row_id, tuple) else None
         row_ids = RowIds(write_id, recorder.batch_id, recorder.partition_id, columns)
-        of_rows = partial(of_rows, row_ids=row_ids, stored=stored, on_stored=recorder.record_recovered)
+
+        def record(span: Span) -> None:
+            recorder.record_recovered(span.queue, span.rows, span.first, span.last)
+
+        of_rows = partial(of_rows, row_ids=row_ids, stored=stored, on_stored=record)
     if options.custom_selector is not None:
         of_rows = partial(of_rows, custom=CustomSelector(options.custom_selector))
     if options.on_error == "skip":

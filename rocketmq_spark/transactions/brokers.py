@@ -6,14 +6,17 @@ Messages are sent by the pipeline of a write (`BatchSender`), so they follow its
 from __future__ import annotations
 
 import contextlib
+import logging
 import random
 import time
+from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import ClassVar, Final, TypeVar, cast
 
 import pyarrow as pa
 
+from rocketmq_spark.arrow.stored import missing_records
 from rocketmq_spark.errors import (
     DataLossError,
     MQBrokerException,
@@ -29,13 +32,14 @@ from rocketmq_spark.model.route import PERM_READ, PERM_WRITE
 from rocketmq_spark.options.sink import SinkOptions
 from rocketmq_spark.protocol.remoting.codes import ResponseCode
 from rocketmq_spark.protocol.remoting.records import decode_records
+from rocketmq_spark.protocol.remoting.unwrap import messages_of
 from rocketmq_spark.routing.client_instance import ClientInstance
 from rocketmq_spark.routing.route_cache import TopicPublishInfo
 from rocketmq_spark.sink.half_sender import HalfSender, OnHalf
 from rocketmq_spark.sink.pipeline import Backoff, OnStored
 from rocketmq_spark.sink.routes import RouteFinder
 from rocketmq_spark.sink.sender import BatchSender
-from rocketmq_spark.transport.parallel import in_parallel
+from rocketmq_spark.transport.parallel import MOST_AT_ONCE, in_parallel
 from rocketmq_spark.transport.remoting.client import TOOLS_CONSUMER
 from rocketmq_spark.transport.remoting.transport import RemotingTransport
 from rocketmq_spark.transport.runtime import PROCESS, Runtime
@@ -43,7 +47,15 @@ from rocketmq_spark.transport.runtime import PROCESS, Runtime
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
 
+logger = logging.getLogger("rocketmq_spark.producer")
+
 _PULL_BATCH: Final = 1000
+# After a loss of a queue's end, rows of a write may be stored at lower offsets than before. So many are looked at.
+_LOOK_BACK: Final = 32
+_LOST_TAIL: Final = (
+    "the broker has lost messages that it had stored (a power failure, or a slave that lacked them became the master), "
+    "or the topic was created again"
+)
 # A missing right has the same response code.
 _OTHER_TOPIC: Final = "topic does not match the message"
 _SCHEMA: Final = pa.schema([])
@@ -158,9 +170,9 @@ class Brokers:
         """Return the length of the `waits`-th wait, seconds."""
         return Backoff(self.options.retry_backoff_ms, self.options.retry_backoff_max_ms).delay(waits, self.rng)
 
-    def ask_all(self, keys: Iterable[K], ask: Callable[[K], T]) -> dict[K, T]:
+    def ask_all(self, keys: Iterable[K], ask: Callable[[K], T], at_once: int = MOST_AT_ONCE) -> dict[K, T]:
         """Return the answer for each key; requests run in parallel. The first error is raised."""
-        return in_parallel(keys, ask, self.runtime)
+        return in_parallel(keys, ask, self.runtime, at_once)
 
     def max_offsets(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, int]:
         """Return the offset of the next message of each queue."""
@@ -170,9 +182,55 @@ class Brokers:
 
         return self.ask_all(queues, max_offset)
 
+    def ends_at_once(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, int]:
+        """Return the offset of the next message of each queue whose broker answers its first request."""
+        by_broker: defaultdict[str, list[MessageQueue]] = defaultdict(list)
+        for queue in queues:
+            by_broker[queue.broker_name].append(queue)
+        ends: dict[MessageQueue, int] = {}
+
+        def of_broker(name: str) -> None:
+            try:
+                for queue in by_broker[name]:
+                    ends[queue] = self.transport.max_offset(queue, self.address_of(queue), self.request_timeout)
+            except RocketMQError as exc:
+                logger.debug("the ends of the queues of broker %s are unknown now: %s", name, exc)
+
+        self.ask_all(by_broker, of_broker)
+        return ends
+
     def min_offset(self, queue: MessageQueue) -> int:
         """Return the offset of the oldest message of a queue."""
         return self.ask(queue, lambda address, timeout: self.transport.min_offset(queue, address, timeout))
+
+    def start_of(self, queue: MessageQueue, floor: int, end: int, is_own: Callable[[MessageExt], bool]) -> int:
+        """Return where to read the messages of a write; the queue ended at `floor` before them, and ends at `end` now.
+
+        That is the floor, unless the broker has lost messages since then.
+        """
+        if end < floor:
+            self.warn_of_lost_tail(queue, floor, end, "The whole queue is read")
+        elif any(map(is_own, self._messages_before(queue, floor))):
+            text = (
+                "queue %s ended at offset %d before, and has rows of this write before it: %s. The whole queue is read"
+            )
+            logger.warning(text, queue, floor, _LOST_TAIL)
+        else:
+            return floor
+        return max(0, self.min_offset(queue))
+
+    def _messages_before(self, queue: MessageQueue, offset: int) -> Iterator[MessageExt]:
+        """Yield the readable ones of the last messages before an offset."""
+        for pulled in self.pulls(queue, max(0, offset - _LOOK_BACK), offset):
+            # These answers may also have later messages.
+            for message in messages_of(pulled.body, queue, pulled.start, pulled.end, decompressed=False, parsed=False):
+                if isinstance(message, MessageExt):
+                    yield message
+
+    def warn_of_lost_tail(self, queue: MessageQueue, floor: int, end: int, effect: str) -> None:
+        """Log that a queue ended at `floor`, and ends at `end` now."""
+        text = "queue %s ended at offset %d before, and ends at %d now: %s. %s"
+        logger.warning(text, queue, floor, end, _LOST_TAIL, effect)
 
     def send_halves(self, messages: Sequence[tuple[EncodedBatch, MessageQueue]], on_half: OnHalf) -> None:
         """Store half messages, each in its queue; raise as `BatchSender.write`."""
@@ -194,7 +252,7 @@ class Brokers:
     ) -> Iterator[MessageExt]:
         """Yield the messages of a queue from one offset to another. `expression` selects tags.
 
-        Deleted messages are skipped; with `complete` they are a DataLossError.
+        Deleted messages are skipped; with `complete`, an offset without a message is a DataLossError.
         """
         for pulled in self.pulls(queue, start, end, expression, complete=complete):
             for message in decode_records(pulled.body):
@@ -209,13 +267,15 @@ class Brokers:
         expires, waits = self.clock() + self.patience, 0
         while start < end:
             outcome = self._pull(target, start)
-            if outcome.status is PullStatus.OFFSET_ILLEGAL and complete:
-                raise DataLossError(
-                    f"reading queue {queue}: messages from offset {start} on are deleted, the broker answered "
-                    f"{outcome.min_offset} to {outcome.max_offset}"
-                )
+            stop = min(end, max(outcome.next_begin_offset, start))
+            pulled = Pulled(queue, start, stop, outcome.body if outcome.status is PullStatus.FOUND else b"")
+            if complete and outcome.status is not PullStatus.NO_NEW_MSG:
+                # A broker may report a lower minimum offset than it has, and skips messages that it cannot read.
+                missing = missing_records(pulled) if stop > start else []
+                if outcome.status is PullStatus.OFFSET_ILLEGAL or missing:
+                    raise _lost(queue, *(missing or [(start, end)])[0], outcome)
             if outcome.status is PullStatus.FOUND:
-                yield Pulled(queue, start, min(end, max(outcome.next_begin_offset, start)), outcome.body)
+                yield pulled
             if outcome.next_begin_offset > start:
                 start, waits = outcome.next_begin_offset, 0
                 continue
@@ -317,3 +377,12 @@ class Brokers:
             self.transport.topic_config(address, topic, self.request_timeout)
         except TopicRouteStaleException:
             self.transport.create_topic(address, topic, 1, PERM_READ | PERM_WRITE, self.request_timeout)
+
+
+def _lost(queue: MessageQueue, start: int, end: int, outcome: PullOutcome) -> DataLossError:
+    return DataLossError(
+        f"reading queue {queue}: its messages {start} to {end - 1} are gone (the broker reports minOffset="
+        f"{outcome.min_offset} and maxOffset={outcome.max_offset}). They expired (fileReservedTime), the broker lost "
+        "them, or the topic was created again. So it is unknown which rows of the write are stored. Compare them with "
+        "the topic, and write what is missing with another transactionalId (a stream: and startAnew=true)"
+    )

@@ -11,6 +11,7 @@ import logging
 import uuid
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, Final
 
 import numpy as np
@@ -45,6 +46,8 @@ _FENCE_POLL: Final = 0.5
 _ROLLBACK_TIME: Final = 10.0
 # A recovery reads and stores rows one by one. Its half messages can be committed for so much longer, per row.
 _RECOVERY_MS_PER_ROW: Final = 1
+# Queues that a recovery reads at the same time: for each of them it holds an answer.
+_QUEUES_AT_ONCE: Final = 8
 # How many rows a recovery holds in memory.
 _ROWS_AT_ONCE: Final = 256
 # The share of ``transactionTimeoutMs`` that must be left for the commits.
@@ -349,21 +352,22 @@ class TwoPhaseCommit:
         }
         committed = np.zeros(len(halves), np.bool_)
         ends = self.brokers.max_offsets(decision.floors)
+        is_own = partial(self._is_of, decision.group)
 
         def scan(queue: MessageQueue) -> list[int]:
-            messages = self.brokers.read(queue, decision.floors[queue], ends[queue], complete=True)
+            start = self.brokers.start_of(queue, decision.floors[queue], ends[queue], is_own)
+            messages = self.brokers.read(queue, start, ends[queue], complete=True)
             return [
                 row
-                for message in messages
-                if self._is_of(message, decision.group)
+                for message in filter(is_own, messages)
                 if (row := numbers.get((queue.broker_name, message.prepared_transaction_offset))) is not None
             ]
 
-        for rows in self.brokers.ask_all(decision.floors, scan).values():
+        for rows in self.brokers.ask_all(decision.floors, scan, at_once=_QUEUES_AT_ONCE).values():
             committed[rows] = True
         return committed
 
-    def _is_of(self, message: MessageExt, group: str) -> bool:
+    def _is_of(self, group: str, message: MessageExt) -> bool:
         namespace = self.brokers.transport.namespace
         return message.properties.get(const.PGROUP) == namespace.wrap(group)
 

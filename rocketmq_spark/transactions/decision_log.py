@@ -28,12 +28,12 @@ from rocketmq_spark.transactions.halves import Halves
 from rocketmq_spark.transactions.record_store import RecordStore
 from rocketmq_spark.transactions.records import (
     ANY_WRITE,
+    Begun,
     BegunRecord,
     Decision,
     DoneRecord,
     FloorsRecord,
     HomeRecord,
-    QueueNums,
     Record,
     Write,
 )
@@ -61,8 +61,8 @@ class WriteState:
     done_ms: int = 0  # When the broker stored that it is done, epoch milliseconds
     # Of a batch write with ``writeId`` that is not done, see `Floors`.
     floors: Mapping[MessageQueue, int] | None = None
-    # The brokers to which each attempt could send, by partition and by the id of the attempt, in the order of records.
-    begun: dict[int, dict[str, QueueNums]] = field(default_factory=dict)
+    # The attempts by partition and by their ids, in the order of records.
+    begun: dict[int, dict[str, Begun]] = field(default_factory=dict)
 
     @property
     def last(self) -> Decision:
@@ -225,14 +225,13 @@ class DecisionLog:
             raise self._contended(write or ANY_WRITE)
 
     def append_begun(
-        self, brokers: Brokers, write: Write, partition_id: int, attempt: str, queue_nums: QueueNums, since: int
+        self, brokers: Brokers, write: Write, partition_id: int, attempt: str, begun: Begun, since: int
     ) -> None:
-        """Store that an attempt begins a partition, and to which brokers it may send; read the log up to this record.
+        """Store that an attempt begins a partition; read the log up to this record.
 
         `attempt` is an id of its own. `since` is an offset from which all records of the write follow.
         """
-        nums = dict(queue_nums)
-        record = BegunRecord(write=write, since=since, partition=partition_id, attempt=attempt, queue_nums=nums)
+        record = BegunRecord(write=write, since=since, partition=partition_id, attempt=attempt, begun=begun)
         self._append(brokers, record)
         self.check_current(write)
 
@@ -358,7 +357,7 @@ class DecisionLog:
         if write.query:
             self._of_query.setdefault(write.query, {})[write] = state
         if isinstance(record, BegunRecord):
-            state.begun.setdefault(record.partition, {}).setdefault(record.attempt, record.queue_nums)
+            state.begun.setdefault(record.partition, {}).setdefault(record.attempt, record.begun)
             return
         if write.query:
             self.newest = write

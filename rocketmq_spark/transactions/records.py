@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final, TypeAlias
 
 from rocketmq_spark.errors import escaped
@@ -69,6 +69,19 @@ ANY_WRITE: Final = Write("")
 
 QueueNums: TypeAlias = Mapping[str, int]
 """Brokers, each with the number of its queues of the topic of rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """What an attempt at a partition has recorded before its first row."""
+
+    queue_nums: QueueNums  # The brokers to which it may send
+    # Offsets below all its rows, of queues for which the floors of the log are missing or too high.
+    floors: Mapping[MessageQueue, int] = field(default_factory=dict)
+
+    def floor_of(self, queue: MessageQueue, floors: Mapping[MessageQueue, int]) -> int:
+        """Return an offset below the attempt's rows in a queue, given the floors of its write; 0 if none is known."""
+        return self.floors.get(queue, floors.get(queue, 0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,13 +151,13 @@ class FloorsRecord(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BegunRecord(Record):
-    """With ``delivery=effectivelyOnce``: an attempt begins a partition, and may send to these brokers."""
+    """With ``delivery=effectivelyOnce``: an attempt begins a partition."""
 
     KIND: ClassVar[str] = "begun"
 
     partition: int
     attempt: str
-    queue_nums: QueueNums
+    begun: Begun
 
 
 def parse(
@@ -207,7 +220,9 @@ def encode(record: Record, transactional_id: str, topic: str) -> bytes:
                 "youngest": [[*_place(half.queue), *half[1:]] for half in record.youngest],
             }
         case BegunRecord():
-            own = {"partition": record.partition, "attempt": record.attempt, "brokers": dict(record.queue_nums)}
+            own = {"partition": record.partition, "attempt": record.attempt, "brokers": dict(record.begun.queue_nums)}
+            if record.begun.floors:
+                own["floors"] = _rows_of(record.begun.floors)
         case DoneRecord() | FloorsRecord():
             own = {} if record.floors is None else {"floors": _rows_of(record.floors)}
         case _:
@@ -294,7 +309,7 @@ def _begun(fields: dict[str, Any], common: dict[str, Any], _: str, __: str) -> B
         **common,
         partition=_integer(fields.get("partition"), "partition", 0, INT_MAX),
         attempt=_text(fields.get("attempt"), "attempt", 1, _LONGEST_NAME),
-        queue_nums=nums,
+        begun=Begun(nums, _floors(fields.get("floors", []))),
     )
 
 

@@ -21,17 +21,18 @@ from rocketmq_spark.arrow.stored_rows import StoredRows, places_of
 from rocketmq_spark.errors import DataLossError, InputChangedError, MQClientException
 from rocketmq_spark.metrics import Measures, Recorder
 from rocketmq_spark.model.message import MessageQueue
-from rocketmq_spark.model.message_ext import Pulled
+from rocketmq_spark.model.message_ext import MessageExt, Pulled
+from rocketmq_spark.model.properties import ROW_ID
 from rocketmq_spark.model.route import MAX_QUEUES
 from rocketmq_spark.options.kinds import MIB
 from rocketmq_spark.options.sink import SinkOptions
 from rocketmq_spark.protocol.remoting.unwrap import Unreadable
 from rocketmq_spark.routing.client_instance import ClientInstance
-from rocketmq_spark.sink.settling_sender import Resumption
+from rocketmq_spark.sink.settling_sender import Resumption, lost_tail
 from rocketmq_spark.transactions.brokers import Brokers
 from rocketmq_spark.transactions.decision_log import DecisionLog, Floors
 from rocketmq_spark.transactions.plan import check_stream, log_of, read_log
-from rocketmq_spark.transactions.records import QueueNums, Write
+from rocketmq_spark.transactions.records import Begun, QueueNums, Write
 
 T = TypeVar("T")
 
@@ -41,7 +42,9 @@ logger = logging.getLogger("rocketmq_spark.producer")
 _BARRIER_WAIT: Final = 1.0
 # Bytes of the answers that are decoded together.
 _DECODED_AT_ONCE: Final = 2 * MIB
-_SCHEMA: Final = pa.schema([pa.field(ROW_IDS, pa.string())])
+# Queues that are read at the same time: each holds so many bytes, and an answer.
+_QUEUES_AT_ONCE: Final = 8
+_ONLY_IDS: Final = pa.schema([(ROW_IDS, pa.string())])
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +60,8 @@ class ResumePlan:
     newest: Write | None  # The newest micro-batch that was completed
     since: int  # An offset of the home from which all records follow that a new plan needs
     floors: tuple[Floors, ...]
-    queue_nums: QueueNums  # The brokers to which tasks may send
-    begun: Mapping[Write, Mapping[int, QueueNums]]  # The brokers to which earlier tasks could, by partition
+    begins: Begun  # What the tasks of this plan record
+    begun: Mapping[Write, Mapping[int, Sequence[Begun]]]  # What earlier tasks have recorded, by partition
 
     def write_of(self, name: str, batch_id: int) -> Write:
         """Return the write that a task belongs to; `name` is a query id."""
@@ -109,12 +112,14 @@ def plan(
     if is_first and not info.template:
         # Only a recovery reads the topic. A missing right must show before the first row.
         brokers.check_readable(info.queues[0])
+    existing = () if info.template else info.queues
+    ends = None
     if not log.floors if write is None else write not in log.writes:
-        floors = {} if info.template else brokers.max_offsets(info.queues)
+        ends = brokers.max_offsets(existing)
         claim = None
         if not (log.writes or log.floors):
             claim = log.claim_home(brokers, write or Write(""), names)
-        log.append_floors(brokers, write, floors, claim)
+        log.append_floors(brokers, write, ends, claim)
     known_nums = most_queues({queue.broker_name: queue.queue_id + 1} for queue in (*info.queues, *(queues or ())))
     queue_nums = {name: known_nums.get(name, 0) for name in names}
     known, done = tuple(log.floors), False
@@ -125,8 +130,12 @@ def plan(
         # Floors after other writes may be too high. So a write whose own floors have expired has none.
         known = () if state.floors is None else (Floors(None, state.floors, state.since),)
     assert log.home is not None
+    if ends is None:
+        # A process that has not read the log before may follow a failure of brokers.
+        asked = existing if is_first else [q for q in existing if any(q not in floors.by_queue for floors in known)]
+        ends = brokers.ends_at_once(asked)
     begun = {
-        other: {part: most_queues(attempts.values()) for part, attempts in state.begun.items()}
+        other: {part: tuple(attempts.values()) for part, attempts in state.begun.items()}
         for other, state in log.writes.items()
         if state.begun
     }
@@ -143,9 +152,21 @@ def plan(
         log.newest,
         since,
         known,
-        queue_nums,
+        Begun(queue_nums, _corrected(brokers, known, ends)),
         begun,
     )
+
+
+def _corrected(brokers: Brokers, known: Sequence[Floors], ends: Mapping[MessageQueue, int]) -> dict[MessageQueue, int]:
+    """Return where queues end now that some of the known floors lack, or whose floor is above the end."""
+    corrected = {}
+    for queue, end in ends.items():
+        highest = max((floors.by_queue.get(queue, -1) for floors in known), default=-1)
+        if highest > end:
+            brokers.warn_of_lost_tail(queue, highest, end, "Rows of this write are looked for from there on")
+        if highest > end or any(queue not in floors.by_queue for floors in known):
+            corrected[queue] = end
+    return corrected
 
 
 Send: TypeAlias = Callable[..., None]
@@ -165,6 +186,8 @@ class Attempt:
     # Whether its record is in the log, and whether it has looked for stored rows.
     begun: bool = field(default=False, init=False)
     recovered: bool = field(default=False, init=False)
+    # Where queues ended when it looked for rows of earlier attempts.
+    _ends: Mapping[MessageQueue, int] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         self.id = f"{self.brokers.rng.getrandbits(64):016x}"
@@ -179,14 +202,18 @@ class Attempt:
         """
         self._check()
         if self.plan.done:
+            recorder.record_incomplete()
             return None
         if (first := next(rows, None)) is not None:
             stored = self._begin()
             if self._completed_since:
+                recorder.record_incomplete()
                 return None
             if stored is not None:
-                recorder.record_recovered(0, stored.repeats)
-            resumption = Resumption(self._settle, self._floors, frozenset(self.plan.queue_nums), stored)
+                recorder.record_repeats(stored.repeats)
+            floors = {**self._floors, **self.plan.begins.floors}
+            names = frozenset(self.plan.begins.queue_nums)
+            resumption = Resumption(self._settle, floors, self._ends, names, stored)
             name = row_id_name(self.brokers.options, self.write)
             send(recorder, itertools.chain([first], rows), write_id=name, resumption=resumption)
         elif self.partition_id in self.plan.begun.get(self.write, {}):
@@ -206,23 +233,26 @@ class Attempt:
     def _begin(self) -> StoredRows | None:
         """Store that the attempt begins; return the rows that earlier attempts have stored, None if there are none."""
         plan, part = self.plan, self.partition_id
-        self._log.append_begun(self.brokers, self.write, part, self.id, plan.queue_nums, plan.since)
+        self._log.append_begun(self.brokers, self.write, part, self.id, plan.begins, plan.since)
         self.begun = True
         if self._completed_since:
             return None
-        before_plan = plan.begun.get(self.write, {}).get(part)
+        before_plan = plan.begun.get(self.write, {}).get(part, ())
         attempts = self._log.writes[self.write].begun[part]
         since_plan = [attempts[name] for name in itertools.takewhile(self.id.__ne__, attempts)]
-        if before_plan is None and not since_plan:
+        earlier = [*before_plan, *since_plan]
+        if not earlier:
             return None
         now = self.brokers.runtime.wall_clock()
         # Attempts that the plan knows ended before it.
         self.alone_since = now if since_plan else min(plan.planned_at, now)
         self.recovered = True
         logger.warning("%s, partition %d: an earlier attempt began it; reading its rows", self.write, part)
-        queue_nums = most_queues([before_plan or {}, *since_plan])
-        self._pass_fence(queue_nums.keys(), self.alone_since + self.brokers.options.fence_ms / 1000 - now)
-        return self._read(queues_of(self.brokers, queue_nums, self._floors))
+        names = most_queues(one.queue_nums for one in earlier).keys()
+        self._pass_fence(names, self.alone_since + self.brokers.options.fence_ms / 1000 - now)
+        floors = queues_of(self.brokers, earlier, self._floors)
+        self._ends = ends = self.brokers.max_offsets(floors)
+        return self._read(starts_of(self.brokers, self.write, floors, ends), ends)
 
     @property
     def _completed_since(self) -> bool:
@@ -238,17 +268,23 @@ class Attempt:
         text = "%s, partition %d: reading queues %s, because the outcome of requests is unknown"
         logger.warning(text, self.write, self.partition_id, ", ".join(sorted(map(str, floors))))
         self._pass_fence({queue.broker_name for queue in floors}, self.brokers.options.fence_ms / 1000 if late else 0.0)
-        return self._read(floors)
+        ends = self.brokers.max_offsets(floors)
+        for queue, floor in floors.items():
+            if ends[queue] < floor:
+                # Rows that were acknowledged, or found stored, may be gone. Another attempt finds out.
+                raise lost_tail(queue, floor, ends[queue])
+        return self._read(floors, ends)
 
     def _pass_fence(self, broker_names: Collection[str], seconds: float) -> None:
         pass_fence(self.brokers, self._log, self.write, broker_names, seconds)
 
-    def _read(self, floors: Mapping[MessageQueue, int]) -> StoredRows:
-        return read_stored(self.brokers, floors, row_id_prefix(self.brokers.options, self.write, self.partition_id))
+    def _read(self, starts: Mapping[MessageQueue, int], ends: Mapping[MessageQueue, int]) -> StoredRows:
+        prefix = row_id_prefix(self.brokers.options, self.write, self.partition_id)
+        return read_stored(self.brokers, starts, ends, prefix)
 
     @property
     def _floors(self) -> Mapping[MessageQueue, int]:
-        """Offsets below all rows of the write, by queue; 0 for other queues."""
+        """Offsets below all rows of the write, by queue. Attempts have recorded those of other queues."""
         floors = self.plan.floors_of(self.write)
         return {} if floors is None else floors.by_queue
 
@@ -288,11 +324,13 @@ def complete(
     known = plan.floors_of(write)
     if recovered:
         assert state is not None
-        sent_to = most_queues(queue_nums for part in recovered for queue_nums in state.begun[part].values())
+        all_begun = [one for part in recovered for one in state.begun[part].values()]
         # All rows are readable then.
-        pass_fence(brokers, log, write, sent_to.keys(), 0.0)
-        floors = queues_of(brokers, sent_to, {} if known is None else known.by_queue)
-        repeated = count_repeats(brokers, floors, f"{row_id_name(options, write)}/{write.batch_id}/", recovered)
+        pass_fence(brokers, log, write, most_queues(one.queue_nums for one in all_begun).keys(), 0.0)
+        floors = queues_of(brokers, all_begun, {} if known is None else known.by_queue)
+        ends = brokers.max_offsets(floors)
+        starts = starts_of(brokers, write, floors, ends)
+        repeated = count_repeats(brokers, starts, ends, row_id_prefix(options, write), recovered)
         if repeated:
             logger.warning(
                 "%s: %d rows are stored twice, because a broker stored requests of a failed attempt later than "
@@ -301,11 +339,14 @@ def complete(
             )
     assert log.home is not None
     log.append_homes(brokers, write, set(broker_names) - {log.home.broker_name})
-    # The floors of other brokers, which may be down, stay. A queue that is gone gets the floor 0 if it comes back.
+    # The floors of other brokers, which may be down, stay. A queue that is gone has no floor when it comes back.
     queues = brokers.routes().find(str(options.topic)).queues
     used = brokers.max_offsets(queue for queue in queues if queue.broker_name in broker_names)
-    old = {} if known is None else known.by_queue
-    log.append_done_at(brokers, write, {queue: old.get(queue, 0) for queue in queues} | used, plan.since)
+    old = {} if known is None else {queue: known.by_queue[queue] for queue in queues if queue in known.by_queue}
+    for queue, end in used.items():
+        if end < old.get(queue, 0) and queue not in plan.begins.floors:
+            brokers.warn_of_lost_tail(queue, old[queue], end, "Rows of this write may be stored twice")
+    log.append_done_at(brokers, write, {**old, **used}, plan.since)
     return ResumeReport(repeated, brokers.clock() - started)
 
 
@@ -329,9 +370,10 @@ def write_once(
         complete(brokers, log, planned, write, [attempted], names)
 
 
-def row_id_prefix(options: SinkOptions, write: Write, partition_id: int) -> str:
-    """Return how the ids of a partition's rows begin."""
-    return f"{row_id_name(options, write)}/{write.batch_id}/{partition_id}/"
+def row_id_prefix(options: SinkOptions, write: Write, partition_id: int | None = None) -> str:
+    """Return how the ids of a write's rows begin, or those of one partition."""
+    prefix = f"{row_id_name(options, write)}/{write.batch_id}/"
+    return prefix if partition_id is None else f"{prefix}{partition_id}/"
 
 
 def row_id_name(options: SinkOptions, write: Write) -> str:
@@ -356,8 +398,12 @@ def most_queues(several: Iterable[QueueNums]) -> dict[str, int]:
     return most
 
 
-def queues_of(brokers: Brokers, queue_nums: QueueNums, floors: Mapping[MessageQueue, int]) -> dict[MessageQueue, int]:
-    """Return the floors of all queues that brokers have now, or had when attempts began; 0 for those that have none.
+def queues_of(
+    brokers: Brokers, attempts: Sequence[Begun], floors: Mapping[MessageQueue, int]
+) -> dict[MessageQueue, int]:
+    """Return offsets below all rows of attempts, for all queues that their brokers have now or had when they began.
+
+    `floors` are those of the write. The offset is 0 if none is known: all messages of the queue are read then.
 
     Raises a RouteNotFoundException (10005) if no name server answers for a time.
     """
@@ -366,12 +412,18 @@ def queues_of(brokers: Brokers, queue_nums: QueueNums, floors: Mapping[MessageQu
     info = brokers.fresh_route(topic)
     route = [] if info.template else info.route.queue_datas
     now = {data.broker_name: max(data.read_queue_nums, data.write_queue_nums) for data in route}
-    all_nums = {name: max(nums, now.get(name, 0)) for name, nums in queue_nums.items()}
+    sent_to = most_queues(one.queue_nums for one in attempts)
+    all_nums = {name: max(nums, now.get(name, 0)) for name, nums in sent_to.items()}
     queues = [MessageQueue(topic, name, queue_id) for name, nums in all_nums.items() for queue_id in range(nums)]
     queues += [
-        queue for queue in floors if queue.broker_name in all_nums and queue.queue_id >= all_nums[queue.broker_name]
+        queue
+        for queue in dict.fromkeys(itertools.chain(floors, *(one.floors for one in attempts)))
+        if queue.broker_name in all_nums and queue.queue_id >= all_nums[queue.broker_name]
     ]
-    return {queue: floors.get(queue, 0) for queue in queues}
+    return {
+        queue: min(one.floor_of(queue, floors) for one in attempts if queue.broker_name in one.queue_nums)
+        for queue in queues
+    }
 
 
 def pass_fence(brokers: Brokers, log: DecisionLog, write: Write, broker_names: Collection[str], seconds: float) -> None:
@@ -389,39 +441,64 @@ def pass_fence(brokers: Brokers, log: DecisionLog, write: Write, broker_names: C
     brokers.ask_all(stored, lambda queue: brokers.await_readable(queue, stored[queue]))
 
 
-def read_stored(brokers: Brokers, floors: Mapping[MessageQueue, int], prefix: str) -> StoredRows:
-    """Return the rows in these queues whose ids begin with a prefix; DataLossError if some of them have expired."""
-    return StoredRows.of(_read(brokers, floors, prefix, StoredRows.of_ids))
+def starts_of(
+    brokers: Brokers, write: Write, floors: Mapping[MessageQueue, int], ends: Mapping[MessageQueue, int]
+) -> dict[MessageQueue, int]:
+    """Return where to read the rows of a write in queues that end at `ends`, by floors from before the write."""
+    prefix = row_id_prefix(brokers.options, write)
+
+    def is_own(message: MessageExt) -> bool:
+        return message.properties.get(ROW_ID, "").startswith(prefix)
+
+    return brokers.ask_all(floors, lambda queue: brokers.start_of(queue, floors[queue], ends[queue], is_own))
+
+
+def read_stored(
+    brokers: Brokers, starts: Mapping[MessageQueue, int], ends: Mapping[MessageQueue, int], prefix: str
+) -> StoredRows:
+    """Return the rows between two offsets of queues whose ids begin with a prefix.
+
+    Raises a DataLossError if a message is missing there.
+    """
+    return StoredRows.of(_read(brokers, starts, ends, prefix, StoredRows.SCHEMA, StoredRows.in_batch))
 
 
 def count_repeats(
-    brokers: Brokers, floors: Mapping[MessageQueue, int], prefix: str, partitions: Collection[int]
+    brokers: Brokers,
+    starts: Mapping[MessageQueue, int],
+    ends: Mapping[MessageQueue, int],
+    prefix: str,
+    partitions: Collection[int],
 ) -> int:
     """Return how many rows of these partitions the queues have twice or more often; raises as `read_stored`."""
     wanted = np.array(sorted(partitions))
-    places = [places[np.isin(places[:, 0], wanted)] for places in _read(brokers, floors, prefix, places_of)]
+    found = _read(brokers, starts, ends, prefix, _ONLY_IDS, places_of)
+    places = [places[np.isin(places[:, 0], wanted)] for places in found]
     together = np.concatenate(places) if places else np.empty((0, 2), np.int64)
     return len(together) - len(np.unique(together, axis=0))
 
 
 def _read(
-    brokers: Brokers, floors: Mapping[MessageQueue, int], prefix: str, take: Callable[[pa.StringArray, str], T]
+    brokers: Brokers,
+    starts: Mapping[MessageQueue, int],
+    ends: Mapping[MessageQueue, int],
+    prefix: str,
+    schema: pa.Schema,
+    take: Callable[[pa.RecordBatch, MessageQueue, str], T],
 ) -> list[T]:
-    """Return what `take` makes of the row ids in the answers of pulls; it gets the prefix, too."""
-    ends, wanted = brokers.max_offsets(floors), prefix.encode()
+    """Return what `take` makes of messages, some of which have an id with the prefix; it gets queue and prefix, too."""
+    wanted, turn = prefix.encode(), brokers.runtime.lock()
 
     def scan(queue: MessageQueue) -> list[T]:
-        start = floors[queue] or brokers.min_offset(queue)
-        found = (
-            pulled for pulled in brokers.pulls(queue, start, ends[queue], complete=True) if wanted in bytes(pulled.body)
-        )
-        return [
-            take(batch.column(0), prefix)
-            for pulls in _grouped(found)
-            for batch in batches_of(pulls, _SCHEMA, None, _leave_out)
-        ]
+        pulls = brokers.pulls(queue, starts[queue], ends[queue], complete=True)
+        taken: list[T] = []
+        for group in _grouped(pulled for pulled in pulls if wanted in bytes(pulled.body)):
+            # Messages of other producers may unpack to many times their size. So one group at a time is decoded.
+            with turn:
+                taken += [take(batch, queue, prefix) for batch in batches_of(group, schema, None, _leave_out)]
+        return taken
 
-    return list(itertools.chain.from_iterable(brokers.ask_all(floors, scan).values()))
+    return list(itertools.chain.from_iterable(brokers.ask_all(starts, scan, at_once=_QUEUES_AT_ONCE).values()))
 
 
 def _grouped(pulls: Iterable[Pulled]) -> Iterator[list[Pulled]]:

@@ -19,11 +19,13 @@ K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 _E = TypeVar("_E", bound=RocketMQError)
 
-_AT_ONCE: Final = 64
+MOST_AT_ONCE: Final = 64
 _LONGEST: Final = 60.0
 
 
-def in_parallel(about: Iterable[K], ask: Callable[[K], T], runtime: Runtime = PROCESS) -> dict[K, T]:
+def in_parallel(
+    about: Iterable[K], ask: Callable[[K], T], runtime: Runtime = PROCESS, at_once: int = MOST_AT_ONCE
+) -> dict[K, T]:
     """Return the result of `ask` for each key, in order; raise the exception of the first key that failed.
 
     After a failure no further key is asked about.
@@ -47,7 +49,7 @@ def in_parallel(about: Iterable[K], ask: Callable[[K], T], runtime: Runtime = PR
                 failures[number] = exc
 
     # A call of the pool costs more than a request. So each thread takes many keys in one call.
-    threads = min(_AT_ONCE, len(keys))
+    threads = min(at_once, len(keys))
     with runtime.pool(threads, "rocketmq-spark-questions") as pool:
         list(pool.map(work, range(threads)))
     if failures:

@@ -74,7 +74,7 @@ class Job:
         queues = dict.fromkeys(self.brokers.routes().find(str(self.brokers.options.topic)).queues, 0)
         prefix = resume.row_id_prefix(self.brokers.options, Write("0", "query"), 0)
         began = time.perf_counter()
-        stored = resume.read_stored(self.brokers, queues, prefix)
+        stored = resume.read_stored(self.brokers, queues, self.brokers.max_offsets(queues), prefix)
         assert len(stored) == STORED
         return STORED / (time.perf_counter() - began)
 

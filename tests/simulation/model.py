@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import math
 import random
 from collections import Counter, defaultdict
@@ -24,8 +23,10 @@ from unittest import mock
 
 import pyarrow as pa
 
+from rocketmq_spark.arrow.decode import ROW_IDS
 from rocketmq_spark.errors import DeliveryError, MQClientException, RouteNotFoundException
 from rocketmq_spark.metrics import Recorder
+from rocketmq_spark.model.hashes import row_hash
 from rocketmq_spark.model.message import EncodedBatch, Message, MessageQueue, SendOutcome, SendStatus
 from rocketmq_spark.model.message_ext import MessageExt
 from rocketmq_spark.model.properties import ROW_ID, UNIQ_KEY
@@ -100,7 +101,7 @@ def run_model(plan: ModelPlan) -> EffectivelyOnceRun:
     cluster.fates = controller.fates
     cluster.start_events()
     # The decoding of pulled records takes longer than all the rest.
-    with mock.patch.object(resume, "_read", _read_ids):
+    with mock.patch.object(resume, "_read", _read_rows):
         problems = run_to_end(world, controller.run, "controller", lambda: problems_of(plan, cluster, history))
     faults = controller.counts + cluster.counts + outcomes_of(cluster)
     return EffectivelyOnceRun(world, faults, problems, plan, history)
@@ -376,9 +377,17 @@ class _ModelBrokers(Brokers):
         messages = [entry.message for entry in self._read(queue, start, end)]
         yield from (message for message in messages if expression in ("*", message.tags))
 
-    def row_ids(self, queue: MessageQueue, start: int, end: int) -> list[str]:
-        """Return the row ids of the messages of a queue from one offset to another."""
-        return [entry.message.properties[ROW_ID] for entry in self._read(queue, start, end)] if start < end else []
+    def rows_in(self, queue: MessageQueue, start: int, end: int) -> list[MessageExt]:
+        """Return the messages of a queue from one offset to another."""
+        return [entry.message for entry in self._read(queue, start, end)] if start < end else []
+
+    def ends_at_once(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, int]:
+        self.step()
+        brokers = self.cluster.brokers
+        return {queue: brokers[queue.broker_name].end(queue) for queue in queues if not brokers[queue.broker_name].idle}
+
+    def _messages_before(self, queue: MessageQueue, offset: int) -> Iterator[MessageExt]:
+        return iter(self.rows_in(queue, max(0, offset - 32), offset))
 
     def send_records(self, messages: Sequence[tuple[EncodedBatch, MessageQueue]], on_stored: OnStored) -> None:
         for batch, queue in messages:
@@ -464,14 +473,29 @@ class _ModelBrokers(Brokers):
             self.runtime.sleep(_BACKOFF * self.rng.random())
 
 
-def _read_ids(
-    brokers: _ModelBrokers, floors: Mapping[MessageQueue, int], prefix: str, take: Callable[[pa.StringArray, str], T]
+def _read_rows(
+    brokers: _ModelBrokers,
+    starts: Mapping[MessageQueue, int],
+    ends: Mapping[MessageQueue, int],
+    prefix: str,
+    schema: pa.Schema,
+    take: Callable[[pa.RecordBatch, MessageQueue, str], T],
 ) -> list[T]:
     """Do what `resume._read` does."""
-    ends = brokers.max_offsets(floors)
-    found = [brokers.row_ids(queue, floor or brokers.min_offset(queue), ends[queue]) for queue, floor in floors.items()]
-    own = [row_id for row_id in itertools.chain.from_iterable(found) if row_id.startswith(prefix)]
-    return [take(pa.array(own, pa.string()), prefix)] if own else []
+    taken = []
+    for queue, start in starts.items():
+        found = brokers.rows_in(queue, start, ends[queue])
+        if own := [message for message in found if message.properties[ROW_ID].startswith(prefix)]:
+            columns = {
+                ROW_IDS: [message.properties[ROW_ID] for message in own],
+                "queueOffset": [message.queue_offset for message in own],
+                "body": [message.body for message in own],
+                "flag": [message.flag for message in own],
+                "properties": [list(message.properties.items()) for message in own],
+            }
+            batch = pa.record_batch({field.name: pa.array(columns[field.name], field.type) for field in schema})
+            taken.append(take(batch, queue, prefix))
+    return taken
 
 
 class _Client:
@@ -502,7 +526,7 @@ class _Client:
         stored = set() if resumption.stored is None else set(resumption.stored.numbers.tolist())
         self._recovered = len(stored)
         missing = [row for batch in rows for row in batch if row not in stored]
-        floors = dict(resumption.floors)
+        floors = {**resumption.floors, **resumption.ends}
         expires = own.world.now + own.patience
         while missing:
             doubts: defaultdict[str, list[tuple[_Request, tuple[int, ...], int]]] = defaultdict(list)
@@ -563,7 +587,13 @@ def _store_rows(
 ) -> list[_Entry]:
     write, part, entries = attempt.write, attempt.partition_id, []
     for row in rows:
-        row_id = f"{write_id}/{write.batch_id}/{part}/{row}/{row:016x}"
+        body = f"{write.name}.{part}.{row}".encode()
+        row_id = f"{write_id}/{write.batch_id}/{part}/{row}/{_hash_of(body)}"
         properties = {UNIQ_KEY: f"{attempt.ids}{row:012}", ROW_ID: row_id}
-        entries.append(broker.store(queue, TOPIC, f"{write.name}.{part}.{row}".encode(), properties))
+        entries.append(broker.store(queue, TOPIC, body, properties))
     return entries
+
+
+@functools.lru_cache(maxsize=1024)
+def _hash_of(body: bytes) -> str:
+    return row_hash(TOPIC, body, {})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import pytest
@@ -12,7 +12,7 @@ from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.transactions import resume
 from rocketmq_spark.transactions.brokers import Brokers
 from rocketmq_spark.transactions.decision_log import DecisionLog, Floors
-from rocketmq_spark.transactions.records import QueueNums, Write
+from rocketmq_spark.transactions.records import Begun, Write
 from rocketmq_spark.transactions.resume import Attempt, ResumePlan, ResumeReport
 from tests.simulation.model import KINDS, ModelPlan, run_model
 
@@ -75,9 +75,16 @@ def begins_alone(usual: Callable[[Attempt], object], *, planned: bool) -> Callab
 
 def only_listed(
     usual: Callable[..., dict[MessageQueue, int]],
-) -> Callable[[Brokers, QueueNums, Mapping[MessageQueue, int]], dict[MessageQueue, int]]:
+) -> Callable[..., dict[MessageQueue, int]]:
     """Return a look-up of queues that does not know which queues attempts could use."""
-    return lambda brokers, queue_nums, floors: usual(brokers, dict.fromkeys(queue_nums, 0), floors)
+
+    def queues_of(
+        brokers: Brokers, attempts: Sequence[Begun], floors: Mapping[MessageQueue, int]
+    ) -> dict[MessageQueue, int]:
+        unknown = [Begun(dict.fromkeys(one.queue_nums, 0)) for one in attempts]
+        return usual(brokers, unknown, floors)
+
+    return queues_of
 
 
 def not_done(usual: Callable[..., ResumePlan]) -> Callable[..., ResumePlan]:

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketmq_spark.arrow.decode import UNREADABLE, batches_of
-from rocketmq_spark.arrow.stored import missing_offsets
+from rocketmq_spark.arrow.stored import missing_offsets, missing_records
 from rocketmq_spark.errors import RemotingCommandException
 from rocketmq_spark.model.message import Message
 from rocketmq_spark.model.message_ext import MessageExt, Pulled
@@ -206,7 +206,27 @@ def test_claimed_range_of_unreadable_messages_takes_no_memory() -> None:
     # After a wrong record length all offsets up to the next offset are unreadable. The broker chooses the next offset.
     records = b"".join(encode_stored_record(message) for message in regular(5) if message.queue_offset != 2)
     pull = Pulled(QUEUE, 0, 2**40, records + struct.pack(">i", 1))
-    assert missing_offsets(pull) == [(2, 3)]
+    assert missing_offsets(pull) == missing_records(pull) == [(2, 3)]
+
+
+@pytest.mark.parametrize("end", [b"", struct.pack(">i", 1)])
+def test_records_are_missing_before_between_and_after_others(end: bytes) -> None:
+    def missing(*parts: bytes, stop: int) -> list[tuple[int, int]]:
+        return missing_records(Pulled(QUEUE, 3, stop, b"".join(parts) + end))
+
+    at = {message.queue_offset: encode_stored_record(message) for message in regular(9)}
+    # A broker counts the messages of an inner batch, which may begin before the pull. It is not unpacked.
+    fields = {"sys_flag": 0xC1, "body": b"?", "properties": {"INNER_NUM": "4"}}
+    inner = {offset: encode_stored_record(sound(PLAIN, queue_offset=offset, **fields)) for offset in (1, 5)}
+    assert missing(at[3], at[4], stop=5) == []
+    assert missing(at[2], at[3], at[4], stop=5) == []
+    assert missing(at[4], at[6], stop=7) == [(3, 4), (5, 6)]
+    assert missing(at[8], stop=6) == [(3, 6)]
+    assert missing(inner[1], inner[5], stop=9) == []
+    assert missing(inner[1], at[6], stop=7) == [(5, 6)]
+    # After a wrong length, nothing is known to be missing.
+    assert missing(inner[1], stop=9) == ([(5, 9)] if not end else [])
+    assert missing(stop=9) == ([(3, 9)] if not end else [])
 
 
 # Entries that a client may write: values with 0x01 or NUL, empty names or values, repeated names, any valid Unicode.

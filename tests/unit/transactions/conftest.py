@@ -8,6 +8,7 @@ import pytest
 
 from rocketmq_spark.testing import FakeCluster
 from rocketmq_spark.transactions import fence
+from rocketmq_spark.transactions import plan as plans
 from tests.support.two_phase import TOPIC, Driver, MovedClock, driver
 
 
@@ -27,3 +28,18 @@ def clock(cluster: FakeCluster) -> MovedClock:
 def first(cluster: FakeCluster, clock: MovedClock) -> Iterator[Driver]:
     with driver(cluster, clock) as own:
         yield own.open()
+
+
+@pytest.fixture(autouse=True)
+def new_process() -> Iterator[None]:
+    """Forget the logs that a test has read."""
+    yield
+    plans._logs.clear()
+
+
+@pytest.fixture
+def job(cluster: FakeCluster, clock: MovedClock) -> Iterator[Driver]:
+    """Return a driver of effectively-once writes."""
+    options = {"delivery": "effectivelyOnce", "batchBytes": "1024", "fenceMs": "0", "sendMsgTimeout": "500"}
+    with driver(cluster, clock, **options) as own:
+        yield own

@@ -190,7 +190,7 @@ def test_recovery_without_the_manifest_says_what_is_lost(
     assert home is not None
     # The claim and the manifest.
     cluster.brokers[home.broker_name].storage.store.expired[home] = 2
-    with driver(cluster, clock) as second, pytest.raises(DataLossError, match="messages from offset 1 on are deleted"):
+    with driver(cluster, clock) as second, pytest.raises(DataLossError, match="its messages 1 to 1 are gone"):
         second.open().two_phase.finish(WRITE)
 
 

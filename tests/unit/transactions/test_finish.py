@@ -97,7 +97,7 @@ def test_a_write_that_fails_does_not_stop_the_others(cluster: FakeCluster, first
     cluster.brokers[home.broker_name].storage.store.expired[home] = 2
     first.decide_and_crash(ROWS, 7, Write("b"))
     with pytest.raises(
-        DeliveryError, match=r"^1 of 2 open writes of .*=job are finished; write a: .* are deleted"
+        DeliveryError, match=r"^1 of 2 open writes of .*=job are finished; write a: .* are gone"
     ) as failed:
         finish_writes(first.brokers, list_only=False)
     assert isinstance(failed.value.__cause__, DataLossError)

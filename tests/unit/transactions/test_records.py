@@ -15,6 +15,7 @@ from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.transactions.halves import Half
 from rocketmq_spark.transactions.records import (
     ANY_WRITE,
+    Begun,
     BegunRecord,
     Decision,
     DoneRecord,
@@ -46,7 +47,7 @@ DECISION = Decision(
     youngest=(Half(A0, 1, 2, 3), Half(B1, 4, 5, 6)),
     claim=0,
 )
-BEGUN = BegunRecord(write=WRITE, partition=3, attempt="a1", queue_nums={"a": 4, "b": 0})
+BEGUN = BegunRecord(write=WRITE, partition=3, attempt="a1", begun=Begun({"a": 4, "b": 0}))
 OF_DECISIONS = (
     DECISION,
     replace(DECISION, write=WRITE, group="job#write-1#2#r", claim=None),
@@ -56,6 +57,7 @@ OF_DECISIONS = (
 )
 OF_FLOORS = (
     BEGUN,
+    replace(BEGUN, begun=Begun({"a": 4}, FLOORS)),
     FloorsRecord(write=ANY_WRITE, floors=FLOORS, claim=1),
     FloorsRecord(write=WRITE, floors={}),
     DoneRecord(write=BATCH, floors=FLOORS),

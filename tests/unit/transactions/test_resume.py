@@ -5,11 +5,8 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from functools import partial
 
-import pyarrow as pa
 import pytest
 
 from rocketmq_spark.errors import (
@@ -20,13 +17,12 @@ from rocketmq_spark.errors import (
     MQClientException,
     OptionError,
 )
-from rocketmq_spark.metrics import Recorder, WriteSummary, merge_into
+from rocketmq_spark.metrics import WriteSummary
 from rocketmq_spark.model.message import Message, SendStatus
 from rocketmq_spark.protocol.remoting.codes import RequestCode, ResponseCode
 from rocketmq_spark.protocol.remoting.command import RemotingCommand
 from rocketmq_spark.protocol.remoting.records import encode_single
 from rocketmq_spark.routing.route_cache import TopicPublishInfo
-from rocketmq_spark.sink.task import write_rows
 from rocketmq_spark.testing import FakeCluster
 from rocketmq_spark.testing.scripted_broker import Reply
 from rocketmq_spark.transactions import plan as plans
@@ -35,80 +31,8 @@ from rocketmq_spark.transactions.brokers import Brokers
 from rocketmq_spark.transactions.decision_log import DecisionLog
 from rocketmq_spark.transactions.records import Write
 from rocketmq_spark.transactions.resume import Attempted, ResumePlan
-from tests.support.two_phase import TOPIC, Driver, MovedClock, driver, visible
-
-WRITE = Write("write-1")
-ROWS = [f"row-{number}" for number in range(400)]
-BATCH = 20
-
-
-@pytest.fixture(autouse=True)
-def new_process() -> Iterator[None]:
-    yield
-    plans._logs.clear()
-
-
-@pytest.fixture
-def job(cluster: FakeCluster, clock: MovedClock) -> Iterator[Driver]:
-    options = {"delivery": "effectivelyOnce", "batchBytes": "1024", "fenceMs": "0", "sendMsgTimeout": "500"}
-    with driver(cluster, clock, **options) as own:
-        yield own
-
-
-class Killed(Exception):
-    """The end of a task in the middle of its rows."""
-
-
-def batches(rows: Iterable[str], dies_after: int | None = None) -> Iterator[pa.RecordBatch]:
-    rows = list(rows)
-    for start in range(0, len(rows), BATCH):
-        if dies_after is not None and start >= dies_after:
-            raise Killed
-        bodies = [row.encode() for row in rows[start : start + BATCH]]
-        yield pa.record_batch({"body": pa.array(bodies, pa.binary()), "keys": pa.array(map(str, range(len(bodies))))})
-
-
-def run_task(
-    job: Driver,
-    plan: ResumePlan,
-    write: Write,
-    partition_id: int = 0,
-    rows: Iterable[str] = ROWS,
-    dies_after: int | None = None,
-    told: WriteSummary | None = None,
-) -> Attempted | None:
-    """Run one attempt at a partition."""
-    recorder = Recorder(write.query or write.name, write.batch_id, partition_id)
-    send = partial(_send, job)
-    attempt = resume.Attempt(job.brokers, plan, write, partition_id)
-    done = attempt.run(recorder, batches(rows, dies_after), send)
-    if told is not None:
-        merge_into(told, recorder.snapshot())
-    return done
-
-
-def _send(job: Driver, recorder: Recorder, rows: Iterator[pa.RecordBatch], **delivery: object) -> None:
-    write_rows(job.options, job.instance, recorder, rows, servers_reached=True, **delivery)  # type: ignore[arg-type]
-
-
-def new_plan(job: Driver, write: Write | None = WRITE) -> ResumePlan:
-    """Plan as a new driver process does."""
-    plans._logs.clear()
-    return resume.plan(job.brokers, plans.log_of(job.options), write)
-
-
-def complete(job: Driver, plan: ResumePlan, write: Write, *done: Attempted | None) -> resume.ResumeReport:
-    attempts = [one for one in done if one is not None]
-    return resume.complete(job.brokers, plans.log_of(job.options), plan, write, attempts, names(job))
-
-
-def refresh_routes(job: Driver) -> None:
-    for topic in (TOPIC, job.options.transaction_topic):
-        job.brokers.refresh_route(topic)
-
-
-def names(job: Driver) -> set[str]:
-    return {queue.broker_name for queue in job.queues}
+from tests.support.resume import BATCH, ROWS, WRITE, Killed, complete, new_plan, refresh_routes, run_task
+from tests.support.two_phase import TOPIC, Driver, visible
 
 
 def test_a_write_without_faults_reads_nothing(cluster: FakeCluster, job: Driver) -> None:
@@ -356,7 +280,7 @@ def test_a_recovery_reads_queues_that_are_in_no_floors_and_in_no_route(
     cluster.restart(other)
     refresh_routes(job)
     plan = new_plan(job)
-    assert {queue.broker_name for queue in plan.floors[0].by_queue} < set(plan.queue_nums)
+    assert {queue.broker_name for queue in plan.floors[0].by_queue} < set(plan.begins.queue_nums)
     with pytest.raises(Killed):
         run_task(job, plan, WRITE, dies_after=10 * BATCH)
     usual = job.brokers.fresh_route

@@ -1,0 +1,311 @@
+"""What a recovery believes of the queues that it reads: foreign messages, missing ones, and lost ends of queues."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import tracemalloc
+from collections import Counter
+from dataclasses import replace
+from functools import partial
+
+import pytest
+
+from rocketmq_spark.errors import DataLossError, DeliveryError, InputChangedError
+from rocketmq_spark.metrics import WriteSummary
+from rocketmq_spark.model.message import Message, MessageQueue
+from rocketmq_spark.options.offsets import parse_start, receipt_spans
+from rocketmq_spark.protocol.compression import CompressionType, compress
+from rocketmq_spark.protocol.remoting.command import RemotingCommand
+from rocketmq_spark.protocol.remoting.records import decode_batch, encode_batch
+from rocketmq_spark.protocol.remoting.unwrap import INNER_BATCH
+from rocketmq_spark.testing import FakeCluster
+from rocketmq_spark.testing.fake_broker import FakeBroker
+from rocketmq_spark.testing.scripted_broker import Reply
+from rocketmq_spark.transactions.records import Begun, Write
+from rocketmq_spark.transactions.resume import Attempted
+from tests.support.resume import ROWS, WRITE, Killed, complete, new_plan, refresh_routes, run_task
+from tests.support.two_phase import TOPIC, Driver, MovedClock, driver, visible
+
+ROW_ID = "SPARK_ROW_ID"
+
+
+def broker_of(cluster: FakeCluster, queue: MessageQueue) -> FakeBroker:
+    return cluster.brokers[queue.broker_name]
+
+
+def put(cluster: FakeCluster, queue: MessageQueue, *messages: Message) -> None:
+    """Store messages as another producer does."""
+    broker = broker_of(cluster, queue)
+    broker.storage.store.put(queue, messages, broker.timers.time())
+
+
+def forged(message: Message, how: str) -> Message:
+    """Return a message with the place of a row: its id has another hash, or only the body differs."""
+    row_id = message.properties[ROW_ID]
+    if how == "hash":
+        row_id = f"{row_id[:-16]}{'0' * 16}"
+    return Message(TOPIC, b"forged", 0, {ROW_ID: row_id})
+
+
+@pytest.mark.parametrize("how", ["hash", "body"])
+def test_a_lost_request_does_not_count_as_stored_because_of_foreign_messages_with_its_ids(
+    cluster: FakeCluster, job: Driver, how: str
+) -> None:
+    def forge(name: str, request: RemotingCommand) -> Reply | None:
+        if request.ext_fields["b"] != TOPIC:
+            return None
+        queue = MessageQueue(TOPIC, name, int(request.ext_fields["e"]))
+        put(cluster, queue, *(forged(message, how) for message in decode_batch(request.body)))
+        return Reply(closes=True, stored=False)
+
+    plan, told = new_plan(job), WriteSummary()
+    for name, broker in cluster.brokers.items():
+        broker.play(partial(forge, name), times=2)
+    run_task(job, plan, WRITE, told=told)
+    stored = visible(cluster)
+    assert stored.pop("forged") > 0
+    assert stored == Counter(ROWS)
+
+
+@pytest.mark.parametrize("how", ["hash", "body"])
+def test_a_row_is_not_left_out_because_of_a_foreign_message_with_its_id(
+    cluster: FakeCluster, job: Driver, how: str
+) -> None:
+    # Another write of the same rows shows their hashes.
+    other = new_plan(job)
+    run_task(job, other, WRITE)
+    sent = next(message for message in cluster.messages(TOPIC) if message.body == b"row-399")
+    write = Write("write-2")
+    plan = new_plan(job, write)
+    with pytest.raises(Killed):
+        run_task(job, plan, write, dies_after=100)
+    row_id = sent.properties[ROW_ID].replace("write-1", "write-2")
+    put(cluster, job.queues[0], forged(replace(sent, properties={ROW_ID: row_id}), how))
+    with pytest.raises(InputChangedError, match=r"row 399 of partition 0: .* another producer stored messages"):
+        run_task(job, plan, write)
+
+
+def expire(cluster: FakeCluster, how: str, queue: MessageQueue, first: int) -> None:
+    """Delete the messages of a queue before an offset. If they are only `removed`, the broker's minimum is too low."""
+    getattr(broker_of(cluster, queue).storage.store, how)[queue] = first
+
+
+@pytest.mark.parametrize("how", ["expired", "removed"])
+@pytest.mark.parametrize("history", [0, 7])
+def test_expired_messages_of_a_write_are_an_error(cluster: FakeCluster, job: Driver, history: int, how: str) -> None:
+    for queue in job.queues:
+        put(cluster, queue, *[Message(TOPIC, b"old", 0, {})] * history)
+    plan = new_plan(job)
+    run_task(job, plan, WRITE)
+    queue = max(job.queues, key=lambda queue: broker_of(cluster, queue).storage.store.end(queue))
+    before = sum(map(stored_by, cluster.brokers.values()))
+    expire(cluster, how, queue, history + 3)
+    text = rf"queue {queue}: its messages {history} to {history + 2} are gone .* with another transactionalId"
+    with pytest.raises(DataLossError, match=text):
+        run_task(job, plan, WRITE)
+    assert sum(map(stored_by, cluster.brokers.values())) == before
+
+
+@pytest.mark.parametrize("how", ["expired", "removed"])
+def test_expired_commits_are_an_error(cluster: FakeCluster, clock: MovedClock, first: Driver, how: str) -> None:
+    first.decide_and_crash(ROWS[:20], 20)
+    expire(cluster, how, first.queues[0], 2)
+    with driver(cluster, clock) as second, pytest.raises(DataLossError, match="its messages 0 to 1 are gone"):
+        second.open().two_phase.finish(Write("write-1"))
+
+
+def test_expired_messages_from_before_the_write_are_no_error(cluster: FakeCluster, job: Driver) -> None:
+    for queue in job.queues:
+        put(cluster, queue, *[Message(TOPIC, b"old", 0, {})] * 9)
+        expire(cluster, "expired", queue, 9)
+    plan = new_plan(job)
+    with pytest.raises(Killed):
+        run_task(job, plan, WRITE, dies_after=300)
+    done = run_task(job, plan, WRITE)
+    assert complete(job, plan, WRITE, done).repeated_rows == 0
+    assert visible(cluster) - Counter(old=18) == Counter(ROWS)
+
+
+def test_a_broker_that_was_down_at_the_first_plan_may_have_expired_messages(cluster: FakeCluster, job: Driver) -> None:
+    _, other = cluster.brokers
+    late = [queue for queue in job.queues if queue.broker_name == other]
+    for queue in late:
+        put(cluster, queue, *[Message(TOPIC, b"old", 0, {})] * 9)
+        expire(cluster, "expired", queue, 5)
+    cluster.kill(other)
+    refresh_routes(job)
+    new_plan(job)
+    cluster.restart(other)
+    refresh_routes(job)
+    plan = new_plan(job)
+    assert plan.begins.floors == dict.fromkeys(late, 9)
+    run_task(job, plan, WRITE)
+    # This plan begins later, but the record of the first attempt counts.
+    plan = new_plan(job)
+    assert all(floor > 9 for floor in plan.begins.floors.values())
+    done = run_task(job, plan, WRITE)
+    assert visible(cluster) - Counter(old=18) == Counter(ROWS)
+    assert complete(job, plan, WRITE, done).repeated_rows == 0
+    # Nobody knows where rows of this attempt begin.
+    plan = replace(new_plan(job, Write("write-2")), begins=Begun(plan.begins.queue_nums), floors=plan.floors)
+    run_task(job, plan, Write("write-2"))
+    with pytest.raises(DataLossError, match="its messages 0 to 4 are gone"):
+        run_task(job, plan, Write("write-2"))
+
+
+def without_home(job: Driver, cluster: FakeCluster) -> FakeBroker:
+    """Return the broker that has no decision log."""
+    (name,) = set(cluster.brokers) - {new_plan(job).home.broker_name}
+    return cluster.brokers[name]
+
+
+def lose_tail(broker: FakeBroker, messages: int) -> None:
+    """Lose the last messages of a topic, and all other messages since then."""
+    log = broker.storage.store.log
+    places = [place for place, entry in enumerate(log) if entry.meant_for.topic == TOPIC]
+    broker.storage.store.truncate(places[-messages])
+
+
+def stored_by(broker: FakeBroker) -> int:
+    return sum(entry.meant_for.topic == TOPIC for entry in broker.storage.store.log)
+
+
+@pytest.mark.parametrize("lost", [6, 150])
+@pytest.mark.parametrize("when", ["before the plan", "before the rows", "before the recovery"])
+def test_rows_below_the_floor_of_a_queue_that_lost_its_end_are_found(
+    cluster: FakeCluster, job: Driver, caplog: pytest.LogCaptureFixture, when: str, lost: int
+) -> None:
+    broker = without_home(job, cluster)
+    queues = [queue for queue in job.queues if queue.broker_name == broker.name]
+    for queue in queues:
+        put(cluster, queue, *[Message(TOPIC, b"old", 0, {})] * 100)
+    write = Write("write-2")
+    if when == "before the plan":
+        new_plan(job, write)
+        lose_tail(broker, lost)
+    plan = new_plan(job, write)
+    if when == "before the rows":
+        lose_tail(broker, lost)
+    with pytest.raises(Killed):
+        run_task(job, plan, write, dies_after=300)
+    if when == "before the recovery":
+        lose_tail(broker, stored_by(broker) - 200 + lost)
+    caplog.clear()
+    done = run_task(job, plan, write)
+    assert visible(cluster) - Counter(old=200) == Counter(ROWS)
+    assert complete(job, plan, write, done).repeated_rows == 0
+    assert when == "before the plan" or "the broker has lost messages that it had stored" in caplog.text
+
+
+def test_a_plan_reports_queues_that_lost_their_end(
+    cluster: FakeCluster, job: Driver, caplog: pytest.LogCaptureFixture
+) -> None:
+    broker = without_home(job, cluster)
+    write = Write("0", "query")
+    plan = new_plan(job, None)
+    complete(job, plan, write, run_task(job, plan, write))
+    caplog.clear()
+    lose_tail(broker, 50)
+    plan = new_plan(job, None)
+    store = broker.storage.store
+    ends = {queue: store.end(queue) for queue in job.queues if queue.broker_name == broker.name}
+    assert {queue: plan.begins.floors[queue] for queue in ends} == ends
+    (text,) = {record.getMessage().partition(" ended at")[2][-20:] for record in caplog.records}
+    assert text
+
+
+def test_rows_that_a_broker_acknowledged_and_lost_are_sent_by_the_next_attempt(
+    cluster: FakeCluster, clock: MovedClock
+) -> None:
+    options = {"delivery": "effectivelyOnce", "batchBytes": "1024", "fenceMs": "0", "ordered": "true"}
+    with driver(cluster, clock, **options) as job:
+        broker = without_home(job, cluster)
+        for queue in job.queues:
+            put(cluster, queue, *[Message(TOPIC, b"old", 0, {})] * 100)
+        plan = new_plan(job)
+        rows = 0
+
+        def lose(request: RemotingCommand) -> Reply | None:
+            nonlocal rows
+            if request.ext_fields["b"] == TOPIC:
+                rows += 1
+                if rows == 5:
+                    lose_tail(broker, 30)
+            return None
+
+        broker.play(lose, times=10_000)
+        with pytest.raises(
+            DeliveryError, match="its broker has lost messages, perhaps acknowledged rows of this write"
+        ):
+            run_task(job, plan, WRITE, key="k")
+        done = run_task(job, plan, WRITE, key="k")
+        assert visible(cluster)["old"] >= 370
+        assert visible(cluster) - Counter(old=400) == Counter(ROWS)
+        complete(job, plan, WRITE, done)
+
+
+def covered(cluster: FakeCluster, told: WriteSummary) -> Counter[str]:
+    """Return the rows that a read by the receipt of a write returns."""
+    spans = receipt_spans(json.loads(json.dumps(told.to_dict())))
+    bodies: Counter[str] = Counter()
+    for queue, (first, last) in spans.items():
+        store = broker_of(cluster, queue).storage.store
+        bodies.update(message.body.decode() for message in store.messages(queue, first, last + 1))
+    return bodies
+
+
+@pytest.mark.parametrize("dies_after", [20, 200, 400])
+def test_a_receipt_has_the_rows_of_earlier_attempts(cluster: FakeCluster, job: Driver, dies_after: int) -> None:
+    plan, told = new_plan(job), WriteSummary()
+    with contextlib.suppress(Killed):
+        run_task(job, plan, WRITE, dies_after=dies_after)
+    run_task(job, plan, WRITE, told=told)
+    assert covered(cluster, told) == Counter(ROWS)
+    rows = sum(
+        queue["rows"] for broker in told.to_dict().values() for of in broker["queues"].values() for queue in of.values()
+    )
+    assert rows == len(ROWS)
+    assert told.recovered_rows()["recovered"] + sum(of["rows"] for of in told.to_dict().values()) == len(ROWS)
+
+
+def test_a_receipt_has_the_rows_of_requests_without_an_answer(cluster: FakeCluster, job: Driver) -> None:
+    plan, told = new_plan(job), WriteSummary()
+    for broker in cluster.brokers.values():
+        broker.play(Reply(stored=True, closes=True), times=2)
+    run_task(job, plan, WRITE, told=told)
+    assert covered(cluster, told) == Counter(ROWS)
+
+
+def test_the_receipt_of_a_write_that_another_driver_has_completed_is_incomplete(
+    cluster: FakeCluster, job: Driver
+) -> None:
+    frozen, plan, told = new_plan(job), new_plan(job), WriteSummary()
+    run_task(job, frozen, WRITE, 1, told=told)
+    done: list[Attempted | None] = [run_task(job, plan, WRITE, part) for part in (0, 1)]
+    complete(job, plan, WRITE, *done)
+    assert run_task(job, frozen, WRITE, 0, told=told) is None
+    with pytest.raises(ValueError, match=r"the receipt is incomplete: .* by another driver of the same write"):
+        parse_start(json.dumps(told.to_dict()))
+
+
+def test_a_recovery_unpacks_the_messages_of_one_answer_at_a_time() -> None:
+    with FakeCluster(brokers=1, topics={TOPIC: 8}) as cluster:
+        (broker,) = cluster.brokers.values()
+        options = {"delivery": "effectivelyOnce", "batchBytes": "1024", "fenceMs": "0"}
+        with driver(cluster, MovedClock(cluster), **options) as job:
+            plan = new_plan(job)
+            run_task(job, plan, WRITE)
+            # 20 kB that unpack to 16 MiB: another producer's, with an id of the write.
+            items = [Message(TOPIC, b"x" * 2**19, 0, {})] * 32
+            body = compress(encode_batch(items), CompressionType.ZLIB)
+            bomb = Message(TOPIC, body, 0, {ROW_ID: f"job#write-1/-1/0/0/{'0' * 16}", "INNER_NUM": "32"})
+            bits = INNER_BATCH | CompressionType.ZLIB.sys_flag
+            for queue in job.queues:
+                broker.storage.store.append(bomb, queue, queue, broker.timers.time(), sys_flag=bits, items=items)
+            tracemalloc.start()
+            run_task(job, plan, WRITE)
+            _, peak = tracemalloc.get_traced_memory()
+            tracemalloc.stop()
+    # The batch, its items, their columns, and half as much.
+    assert peak < 4.5 * 2**24
