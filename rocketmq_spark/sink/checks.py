@@ -32,6 +32,7 @@ from rocketmq_spark.errors import (
 )
 from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.model.names import java_order
+from rocketmq_spark.model.route import MAX_QUEUES
 from rocketmq_spark.options.sink import SinkOptions
 from rocketmq_spark.protocol.remoting.responses import TopicConfig
 from rocketmq_spark.routing.client_instance import ClientInstance
@@ -185,5 +186,12 @@ def ordered_queues(
 
 
 def _queues_of(topic: str, numbers: Mapping[str, int]) -> Sequence[MessageQueue]:
+    total = sum(numbers.values())
+    if total > MAX_QUEUES:
+        raise RouteNotFoundException(
+            f"looking up the queues of topic {topic} for an ordered write: {total} queues on {len(numbers)} brokers, "
+            f"{MAX_QUEUES} are allowed. Check that nameServer is the address of a name server. A stream also counts "
+            "queues that it has kept in rocketmq-queues-*.json of its checkpoint"
+        )
     names = sorted(numbers, key=java_order)
     return tuple(MessageQueue(topic, name, queue_id) for name in names for queue_id in range(numbers[name]))

@@ -15,7 +15,13 @@ from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rocketmq_spark.errors import MQBrokerException, OptionError, RouteNotFoundException, TopicRouteStaleException
+from rocketmq_spark.errors import (
+    MQBrokerException,
+    OptionError,
+    RemotingException,
+    RouteNotFoundException,
+    TopicRouteStaleException,
+)
 from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.options.kinds import load_class
 from rocketmq_spark.options.parsing import parse_sink_options
@@ -23,6 +29,7 @@ from rocketmq_spark.options.sink import SinkOptions, check_identity
 from rocketmq_spark.protocol.grpc.codes import Code
 from rocketmq_spark.routing.client_instance import ClientInstance
 from rocketmq_spark.routing.connect import check_connection
+from rocketmq_spark.routing.route_cache import TopicPublishInfo
 from rocketmq_spark.sink.checks import check_columns
 from rocketmq_spark.sink.routes import acquire, new_instance
 from rocketmq_spark.spark.ordered_queues import QueueMemory
@@ -187,8 +194,9 @@ def _look_up(
         info = instance.routes.cached(queues[0].topic)
         if info is None or not info.order_topic:
             numbers = Counter(queue.broker_name for queue in queues)
-            if numbers != known:
-                memory.save(numbers)
+            kept = numbers if info is None else _kept_queues(numbers, known, instance, info)
+            if kept != known:
+                memory.save(kept)
             missing = ", ".join(sorted(numbers.keys() - (() if info is None else info.addresses)))
             if missing:
                 text = (
@@ -207,6 +215,23 @@ def _look_up(
         dead_letters = replace(options, topic=options.dead_letter_topic, batch_type="plain")
         check_topic(dead_letters, instance, pa.schema([]))
     return queues
+
+
+def _kept_queues(
+    numbers: Mapping[str, int], known: Mapping[str, int], instance: ClientInstance, info: TopicPublishInfo
+) -> Mapping[str, int]:
+    """Return the numbers of queues to keep for the time when brokers are down, of those in `numbers` and `known`.
+
+    A name server may list brokers that do not exist. Their queues would get keys for ever. So a new number counts only
+    if the broker answers, unless the driver reaches no broker of the topic.
+    """
+    if numbers == known:
+        return known
+    configs = instance.topic_configs.get({info.topic: info.route})[info.topic]
+    refused = {name for name, exc in configs.unknown.items() if not isinstance(exc, RemotingException)}
+    answered = refused.union(configs.by_broker)
+    new = {name: nums for name, nums in numbers.items() if name in answered or not answered}
+    return {**known, **new}
 
 
 def _await_any_answer(options: SinkOptions, instance: ClientInstance) -> None:
