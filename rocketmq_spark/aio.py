@@ -8,6 +8,7 @@ the batches, and turns results into futures of the event loop. Java: ``DefaultMQ
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -21,6 +22,8 @@ from rocketmq_spark.model.names import RETRY_PREFIX
 from rocketmq_spark.model.properties import INNER_PROPERTIES, KEYS, RESERVED_PROPERTIES, SHARDING_KEY, TAGS, WAIT
 from rocketmq_spark.model.send_result import SendResult, SharedResult
 from rocketmq_spark.options.producer import ProducerOptions
+from rocketmq_spark.producer import at_exit
+from rocketmq_spark.producer.async_send import SendFuture
 from rocketmq_spark.producer.encode import ONLY_WAITS
 from rocketmq_spark.producer.producer import Producer as BlockingProducer
 from rocketmq_spark.routing.selectors import MessageQueueSelector
@@ -32,6 +35,8 @@ if TYPE_CHECKING:
     from rocketmq_spark.producer.arrow_send import ArrowData
 
 T = TypeVar("T")
+
+logger = logging.getLogger("rocketmq_spark.producer")
 
 _running_loop = asyncio.get_running_loop
 # Bytes of a message beyond its body and texts. A batch of 4 MiB then has at most 32,000 messages, the brokers' limit.
@@ -87,6 +92,11 @@ class Producer:
         self._pending_bytes = 0
         # Futures of `drain` and `flush`, with the most pending bytes at which they are done.
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
+        # Failed requests whose end the event loop has not seen.
+        self._unseen: dict[_Batch, BaseException] = {}
+        # For threads that send what a closed event loop has left.
+        self._leaving = threading.RLock()
+        self._left = False
 
     def __repr__(self) -> str:
         blocking = self._blocking
@@ -102,6 +112,7 @@ class Producer:
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(None, self._blocking.start)
         self._loop = loop
+        at_exit.add_hand_over(self._hand_over)
 
     async def shutdown(self) -> None:
         """Send what is pending, wait for its answers, and close. Does nothing unless running."""
@@ -112,6 +123,7 @@ class Producer:
             await self.flush()
         finally:
             self._loop = None
+            at_exit.discard_hand_over(self._hand_over)
             for lane in list(self._lanes.values()):
                 lane.close()
                 for batch in lane.ready:
@@ -349,7 +361,7 @@ class Producer:
         end: Callable[[_Batch, Future[SendResult]], None],
     ) -> None:
         """Send a batch that is admitted, and call `end` in the event loop when its outcome is known."""
-        loop = asyncio.get_running_loop()
+        loop = batch.waiters[0].get_loop()
         batch.sent = True
         future: Future[SendResult]
         try:
@@ -357,7 +369,67 @@ class Producer:
         except Exception as exc:
             future = Future()
             future.set_exception(exc)
-        future.add_done_callback(lambda done: loop.call_soon_threadsafe(end, batch, done))
+
+        def see(done: Future[SendResult]) -> None:
+            self._unseen.pop(batch, None)
+            end(batch, done)
+
+        def ended(done: Future[SendResult]) -> None:
+            error = done.exception()
+            if error is not None:
+                self._unseen[batch] = error
+            try:
+                loop.call_soon_threadsafe(see, done)
+            except RuntimeError:
+                # The event loop is closed.
+                self._unseen.pop(batch, None)
+                self._end_without_loop(batch, done)
+
+        future.add_done_callback(ended)
+
+    def _end_without_loop(self, batch: _Batch, future: Future[SendResult]) -> None:
+        """Send what is left after the end of a request. No future of the event loop can have its result any more."""
+        self._blocking._outstanding.watch()
+        with self._leaving:
+            first, self._left = not self._left, True
+        if first:
+            logger.warning(
+                "producer %s: its event loop was closed before the shutdown, so that sends in flight have no result. "
+                "Await shutdown(), or use the producer in an async with statement",
+                self._blocking.producer_group,
+            )
+        if isinstance(future, SendFuture) and len(batch.messages) > 1 and getattr(future.exception(), "split", False):
+            future.sent_again = True
+            for message in batch.messages:
+                self._blocking.send_async(message)
+        self._send_left()
+
+    def _hand_over(self) -> None:
+        """Send all messages at the end of the process, without a wait for requests in flight."""
+        assert self._loop is not None
+        if not self._loop.is_running():
+            self._send_left()
+            while self._unseen:
+                batch, error = self._unseen.popitem()
+                self._blocking._outstanding.fail(len(batch.messages), error)
+            return
+        # In a daemon thread, whose end the process does not wait for.
+        sent = threading.Event()
+        self._loop.call_soon_threadsafe(self._send_left)
+        self._loop.call_soon_threadsafe(sent.set)
+        sent.wait(self._timeout)
+
+    def _send_left(self) -> None:
+        with self._leaving:
+            for lane in list(self._lanes.values()):
+                lane.close()
+                while lane.ready:
+                    batch = lane.ready.popleft()
+                    batch.drop_cancelled()
+                    if batch.messages:
+                        lane.in_flight += 1
+                        send = partial(self._blocking.send_batch_async, batch.messages)
+                        self._begin(batch, send, partial(self._end_shared, lane))
 
     def _admit(self, nbytes: int, waiter: _Waiter) -> bool:
         """Count bytes as pending, or fail the waiter."""

@@ -101,18 +101,64 @@ class BackPressure:
             return permits.pop_all().close
 
 
+class Outstanding:
+    """The messages of one producer's asynchronous sends that have not ended; safe for many threads.
+
+    After `watch` it also counts messages that fail, because nobody looks at their futures any more.
+    """
+
+    def __init__(self) -> None:
+        self.messages = 0
+        self.failed = 0
+        self.error: BaseException | None = None
+        """The error of the first failed send."""
+        self._watched = False
+        self._changed = threading.Condition()
+
+    def watch(self) -> None:
+        """Count failures from now on."""
+        self._watched = True
+
+    def begin(self, messages: int) -> None:
+        """Add the messages of a send."""
+        with self._changed:
+            self.messages += messages
+
+    def end(self, messages: int, error: Exception | None) -> None:
+        """Remove the messages of a send; `error` is that of a failed one."""
+        with self._changed:
+            if error is not None and self._watched:
+                self.fail(messages, error)
+            self.messages -= messages
+            self._changed.notify_all()
+
+    def fail(self, messages: int, error: BaseException) -> None:
+        """Count messages of a failed send."""
+        with self._changed:
+            self.failed += messages
+            self.error = self.error or error
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until all sends have ended; return False if some are left after `seconds`."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self.messages, seconds)
+
+
 class SendFuture(Future[SendResult]):
     """The outcome of one asynchronous send.
 
     `release` returns the permits of back pressure when the send ends, before its result is set. `on_end` is called
-    once, after that. If the caller cancels the future, both are called when the send would begin.
+    once, after that, with the error of a failed send. If the caller cancels the future, both are called when the send
+    would begin.
     """
 
-    def __init__(self, callback_executor: Executor, on_end: Callable[[], None]) -> None:
+    def __init__(self, callback_executor: Executor, on_end: Callable[[Exception | None], None]) -> None:
         super().__init__()
         self._callback_executor = callback_executor
         self._on_end = on_end
         self.release: Callable[[], None] = lambda: None
+        self.sent_again = False
+        """Set by a callback that sends the messages of this failed send again."""
 
     def add_done_callback(self, fn: OnFuture) -> None:
         """Call `fn` with the finished future; what it raises is logged."""
@@ -137,7 +183,7 @@ class SendFuture(Future[SendResult]):
         if self.set_running_or_notify_cancel():
             return True
         self.release()
-        self._on_end()
+        self._on_end(None)
         return False
 
     def finish(self, result: SendResult | None, error: Exception | None) -> None:
@@ -148,7 +194,7 @@ class SendFuture(Future[SendResult]):
         else:
             assert result is not None
             self.set_result(result)
-        self._on_end()
+        self._on_end(None if self.sent_again else error)
 
     def fail(self, error: Exception) -> None:
         """Fail a send that has not begun."""

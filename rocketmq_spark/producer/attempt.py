@@ -172,7 +172,7 @@ class SendAttempt:
         *,
         runtime: Runtime = PROCESS,
     ) -> None:
-        self._producer_group = producer_group
+        self.producer_group = producer_group
         self._client_ip = options.connection.client_ip or local_ip()
         self.options = options
         self.instance = instance
@@ -211,7 +211,7 @@ class SendAttempt:
         self.hooks.check_forbidden(
             lambda: CheckForbiddenContext(
                 name_servers=options.connection.name_server,
-                producer_group=self._producer_group,
+                producer_group=self.producer_group,
                 communication_mode=mode,
                 broker_addr=address,
                 message=message,
@@ -221,7 +221,7 @@ class SendAttempt:
         )
         context = self.hooks.before(
             lambda: SendMessageContext(
-                producer_group=self._producer_group,
+                producer_group=self.producer_group,
                 communication_mode=mode,
                 born_host=self._client_ip,
                 broker_addr=address,
@@ -235,7 +235,7 @@ class SendAttempt:
             encoded.encoded,
             queue,
             address,
-            self._producer_group,
+            self.producer_group,
             options.connection.create_topic_key,
             options.connection.default_topic_queue_nums,
             int(self.runtime.wall_clock() * 1000),

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import random
-import threading
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import replace
@@ -19,7 +18,7 @@ from rocketmq_spark.errors import BatchRefusedException, MQClientException, Rock
 from rocketmq_spark.model.message import Message, MessageQueue
 from rocketmq_spark.model.names import is_blank
 from rocketmq_spark.model.send_result import SendResult
-from rocketmq_spark.producer.async_send import AsyncSend, BackPressure, SendFuture
+from rocketmq_spark.producer.async_send import AsyncSend, BackPressure, Outstanding, SendFuture
 from rocketmq_spark.producer.attempt import Attempt, Deadline, SendAttempt, SendLoop
 from rocketmq_spark.producer.encode import EncodedMessage, MessageEncoder
 from rocketmq_spark.producer.hooks import CommunicationMode
@@ -74,8 +73,9 @@ class MessageSender:
         self._loop_once = replace(self._loop, retry_times=0)
         # Topics whose unknown configuration was logged.
         self._warned_topics: set[str] = set()
-        self._async_sends = 0
-        self._async_send_ended = threading.Condition()
+        self.producer_group = attempt.producer_group
+        self.timeout = options.send_msg_timeout / 1000
+        self.outstanding = Outstanding()
         self.back_pressure = (
             BackPressure(options.back_pressure_for_async_send_num, options.back_pressure_for_async_send_size)
             if options.enable_backpressure_for_async_mode
@@ -106,14 +106,14 @@ class MessageSender:
     def send_async(self, message: Message, timeout: float, choice: QueueChoice) -> Future[SendResult]:
         """Send a message and return a future at once, or with back pressure after a wait for permits or a route."""
         nbytes = len(message.body) if isinstance(message, Message) and message.body else 1
-        return self._start(lambda: self._encoder.encode(message), nbytes, timeout, choice)
+        return self._start(lambda: self._encoder.encode(message), 1, nbytes, timeout, choice)
 
     def send_batch_async(self, messages: Sequence[Message], timeout: float, choice: QueueChoice) -> Future[SendResult]:
         """Send messages as one request, as `send_async`; the errors of the future are those of `send_batch`."""
         nbytes = 1
         if self.back_pressure is not None:
             nbytes += sum(len(message.body) for message in messages if isinstance(message, Message) and message.body)
-        return self._start(lambda: self._encode_batch(messages), nbytes, timeout, choice)
+        return self._start(lambda: self._encode_batch(messages), len(messages) or 1, nbytes, timeout, choice)
 
     def _encode_batch(self, messages: Sequence[Message]) -> EncodedMessage:
         encoded = self._encoder.encode_batch(messages)
@@ -121,12 +121,12 @@ class MessageSender:
         return encoded
 
     def _start(
-        self, encode: Callable[[], EncodedMessage], nbytes: int, timeout: float, choice: QueueChoice
+        self, encode: Callable[[], EncodedMessage], messages: int, nbytes: int, timeout: float, choice: QueueChoice
     ) -> Future[SendResult]:
         deadline = Deadline(timeout, self._clock)
-        with self._async_send_ended:
-            self._async_sends += 1
-        future = SendFuture(self._callback_executor, self._end_async)
+        self.outstanding.begin(messages)
+        end = partial(self.outstanding.end, messages)
+        future = SendFuture(self._callback_executor, end)
         try:
             if self.back_pressure is not None:
                 future.release = self.back_pressure.admit(nbytes, deadline)
@@ -134,7 +134,7 @@ class MessageSender:
             future.fail(exc)
             return future
         except BaseException:
-            self._end_async()
+            end(None)
             raise
 
         def begin() -> None:
@@ -172,16 +172,6 @@ class MessageSender:
         else:
             task.add_done_callback(fail_if_dropped)
         return future
-
-    def drain(self, seconds: float) -> bool:
-        """Wait for the asynchronous sends in flight; return False if some are left after `seconds`."""
-        with self._async_send_ended:
-            return self._async_send_ended.wait_for(lambda: not self._async_sends, seconds)
-
-    def _end_async(self) -> None:
-        with self._async_send_ended:
-            self._async_sends -= 1
-            self._async_send_ended.notify_all()
 
     def _send(self, encoded: EncodedMessage, choice: QueueChoice, deadline: Deadline) -> SendResult:
         result = self._run(self._loop, encoded, choice, deadline, partial(self._attempt.send, encoded))

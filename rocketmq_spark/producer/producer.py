@@ -19,6 +19,7 @@ from rocketmq_spark.model.names import DLQ_PREFIX, RETRY_PREFIX, check_topic, is
 from rocketmq_spark.model.route import masters_of
 from rocketmq_spark.model.send_result import RecallMessage, SendResult, TransactionSendResult, broker_name_of
 from rocketmq_spark.options.producer import ProducerOptions, producer_options
+from rocketmq_spark.producer.async_send import Outstanding
 from rocketmq_spark.producer.attempt import broker_address
 from rocketmq_spark.producer.encode import decompressed
 from rocketmq_spark.producer.hooks import CheckForbiddenHook, EndTransactionHook, Hooks, SendMessageHook
@@ -383,6 +384,11 @@ class Producer:
             address = broker_address(routes, MessageQueue(topic, broker_name, 0))
         request = RecallMessage(topic, recall_handle, service.producer_group, broker_name)
         return service.instance.transport.recall_message(address, request, timeout)
+
+    @property
+    def _outstanding(self) -> Outstanding:
+        """The asynchronous sends in flight, for the asyncio producer."""
+        return self._running_service().sender.outstanding
 
     def _running_service(self) -> ProducerService:
         self._lifecycle.require_running()

@@ -16,10 +16,10 @@ import math
 import os
 import threading
 import time
-from collections.abc import Collection, Iterator
-from concurrent.futures import Executor, ThreadPoolExecutor
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from ipaddress import IPv4Address
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from rocketmq_spark.errors import MQClientException, RocketMQError
 from rocketmq_spark.model.message import Message
@@ -28,6 +28,7 @@ from rocketmq_spark.model.send_result import SendResult, TransactionCheck
 from rocketmq_spark.options.connection import ConnectionOptions
 from rocketmq_spark.options.producer import ProducerOptions, producer_options
 from rocketmq_spark.options.sink import SinkOptions
+from rocketmq_spark.producer import at_exit
 from rocketmq_spark.producer.attempt import SendAttempt
 from rocketmq_spark.producer.encode import MessageEncoder
 from rocketmq_spark.producer.hooks import Hooks, TraceDispatcher
@@ -38,6 +39,8 @@ from rocketmq_spark.routing.client_instance import ClientInstance, registry
 from rocketmq_spark.routing.connect import SharedConnection, client_id_of, new_transport
 from rocketmq_spark.sink.trace import MAX_MESSAGE_BYTES, SendTrace
 from rocketmq_spark.transport.base import Transport, local_ip
+
+T = TypeVar("T")
 
 logger = logging.getLogger("rocketmq_spark.producer")
 
@@ -123,10 +126,28 @@ class OwnPool(ThreadPoolExecutor):
 
     def __init__(self, name: str, threads: int) -> None:
         self._inside = threading.local()
+        self._closed = False
         super().__init__(threads, thread_name_prefix=name, initializer=self._enter)
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        """Run work on a thread, or in the caller's thread when the process ends."""
+        try:
+            return super().submit(fn, *args, **kwargs)
+        except RuntimeError as exc:
+            # concurrent.futures takes no work after the end of the main thread, but other threads may still send. If a
+            # thread can't start, the work is queued all the same.
+            if self._closed or "schedule new futures" not in str(exc):
+                raise
+        future: Future[T] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except Exception as exc:
+            future.set_exception(exc)
+        return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Take no more work, and wait for running work unless the caller is part of it."""
+        self._closed = True
         super().shutdown(wait and not hasattr(self._inside, "entered"), cancel_futures=cancel_futures)
 
     def _enter(self) -> None:
@@ -178,7 +199,8 @@ class ProducerService:
             callback_executor=callback_executor or callback_pool,
             retry_response_codes=options.retry_response_codes if retry_response_codes is None else retry_response_codes,
         )
-        timeout, pool = options.send_msg_timeout / 1000, self._check_pool
+        at_exit.add(self.sender)
+        timeout, pool = self.sender.timeout, self._check_pool
         self.transactions = Transactions(producer_group, timeout, self.instance, hooks, self.send, listener, pool)
 
     def look_up_topics(self) -> None:
@@ -209,7 +231,7 @@ class ProducerService:
 
     def send(self, message: Message) -> SendResult:
         """Send a message within ``sendMsgTimeout``."""
-        return self.sender.send(message, self._options.send_msg_timeout / 1000, QueueChoice())
+        return self.sender.send(message, self.sender.timeout, QueueChoice())
 
     def close(self) -> None:
         """Wait for asynchronous sends, at most ``sendMsgTimeout``; then leave the instance, even if interrupted."""
@@ -222,7 +244,8 @@ class ProducerService:
             last_first.callback(self._check_pool.shutdown, cancel_futures=True)
             if self._trace is not None:
                 last_first.callback(self._trace.shutdown)
-            if not self.sender.drain(self._options.send_msg_timeout / 1000):
+            last_first.callback(at_exit.discard, self.sender)
+            if not self.sender.outstanding.wait(self.sender.timeout):
                 text = "shutting down producer %s: asynchronous sends have not ended within send_msg_timeout, and fail"
                 logger.warning(text, self.producer_group)
 

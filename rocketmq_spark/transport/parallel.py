@@ -51,7 +51,12 @@ def in_parallel(
     # A call of the pool costs more than a request. So each thread takes many keys in one call.
     threads = min(at_once, len(keys))
     with runtime.pool(threads, "rocketmq-spark-questions") as pool:
-        list(pool.map(work, range(threads)))
+        try:
+            for number in range(threads):
+                pool.submit(work, number)
+        except RuntimeError:
+            # The process ends, or may have no more threads.
+            work(0)
     if failures:
         raise failures[min(failures)]
     return {key: answers[number] for number, key in enumerate(keys)}

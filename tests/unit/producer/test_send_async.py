@@ -306,7 +306,7 @@ def test_async_executor_that_raises_another_error_fails_the_future(make_producer
     assert isinstance(error, MQClientException)
     assert isinstance(error.__cause__, LookupError)
     assert producer._service is not None
-    assert producer._service.sender.drain(0)
+    assert producer._service.sender.outstanding.wait(0)
 
 
 @pytest.mark.parametrize("back_pressure", [False, True])
@@ -321,7 +321,7 @@ def test_send_dropped_by_the_executor_fails_and_returns_its_permits(make_produce
     assert isinstance(future.exception(PATIENCE), MQClientException)
     assert producer._service is not None
     sender = producer._service.sender
-    assert sender.drain(0)
+    assert sender.outstanding.wait(0)
     if sender.back_pressure is not None:
         assert sender.back_pressure.messages.available == 1024
 

@@ -23,6 +23,7 @@ from rocketmq_spark.errors import (
 from rocketmq_spark.model.message import SendOutcome, SendRequest, SendStatus
 from rocketmq_spark.protocol.remoting.codes import RequestCode
 from rocketmq_spark.transport.remoting.transport import RemotingTransport
+from rocketmq_spark.transport.runtime import Runtime
 from tests.support.peer import Peer, Session
 from tests.support.processes import PATIENCE
 
@@ -242,3 +243,14 @@ def test_forked_child_is_rejected_and_does_not_affect_the_parent() -> None:
         check=False,
     )
     assert (done.stdout, done.stderr) == ("child 0\nsessions 1\n", "")
+
+
+def test_request_fails_each_time_while_the_thread_can_not_start(request_to: RequestTo, outcomes: Any) -> None:
+    class Full(Runtime):
+        def start(self, run: Callable[[], None], name: str) -> threading.Thread:
+            raise RuntimeError("can't start new thread")
+
+    transport = RemotingTransport(["127.0.0.1:9876"], runtime=Full())
+    for _ in range(2):
+        with pytest.raises(RocketMQError, match="starting the transport's thread failed: can't start new thread"):
+            transport.send(request_to("127.0.0.1:10911"), PATIENCE, outcomes)

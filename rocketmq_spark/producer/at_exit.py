@@ -1,0 +1,100 @@
+"""Waits for asynchronous sends when the process ends before `shutdown` of their producers.
+
+The hook runs while daemon threads still run, but after all other threads have ended. Python then starts no thread and
+no work of a thread pool. ``os._exit`` and signals without a handler end a process without it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from rocketmq_spark.producer.async_send import Outstanding
+
+if TYPE_CHECKING:
+    from rocketmq_spark.producer.message_sender import MessageSender
+
+logger = logging.getLogger("rocketmq_spark.producer")
+
+# Those of this process. They keep the parts of a producer that is no longer referenced.
+_senders: Final[set[MessageSender]] = set()
+# Of asyncio producers: sends what waits for their event loop.
+_hand_overs: Final[set[Callable[[], None]]] = set()
+
+
+def add(sender: MessageSender) -> None:
+    """Wait for the sends of a producer when the process ends."""
+    util = sys.modules.get("multiprocessing.util")
+    if util is not None and not _senders:
+        # A child of multiprocessing ends with os._exit, after the finalizers of this module.
+        util.Finalize(None, drain, exitpriority=0)
+    _senders.add(sender)
+
+
+def discard(sender: MessageSender) -> None:
+    """Do not wait for a producer that is shut down."""
+    _senders.discard(sender)
+
+
+def add_hand_over(hand_over: Callable[[], None]) -> None:
+    """Call this before the wait."""
+    _hand_overs.add(hand_over)
+
+
+def discard_hand_over(hand_over: Callable[[], None]) -> None:
+    """Do not call this any more."""
+    _hand_overs.discard(hand_over)
+
+
+def drain() -> None:
+    """Wait until all asynchronous sends have ended, at most the longest ``sendMsgTimeout``; log what was not stored.
+
+    An interrupt of the user ends the wait.
+    """
+    senders = {sender: sender.outstanding for sender in tuple(_senders)}
+    for outstanding in senders.values():
+        outstanding.watch()
+    limit = 0.0
+    try:
+        for hand_over in tuple(_hand_overs):
+            hand_over()
+        limit = max((sender.timeout for sender, outstanding in senders.items() if outstanding.messages), default=0.0)
+        deadline = time.monotonic() + limit
+        for outstanding in senders.values():
+            outstanding.wait(max(deadline - time.monotonic(), 0.0))
+    except KeyboardInterrupt:
+        logger.debug("the user interrupted the wait for asynchronous sends")
+    finally:
+        _report(senders, limit)
+        for sender in senders:
+            # A second call, such as that of multiprocessing, reports only later sends.
+            sender.outstanding = Outstanding()
+
+
+def _report(senders: dict[MessageSender, Outstanding], limit: float) -> None:
+    lost = {sender: found for sender, found in senders.items() if found.failed or found.messages}
+    if not lost:
+        return
+    failed, silent = sum(found.failed for found in lost.values()), sum(found.messages for found in lost.values())
+    groups = ", ".join(sorted({sender.producer_group for sender in lost}))
+    error = next((f" (the first: {found.error})" for found in lost.values() if found.error is not None), "")
+    logger.error(
+        "the process ends before %d messages of producer %s are acknowledged, and they may be lost: %d failed%s, %d "
+        "had no answer within %g s. Call shutdown(), or use the producer in a with statement",
+        *(failed + silent, groups, failed, error, silent, limit),
+    )
+
+
+def _forget() -> None:
+    # In a forked child the threads and connections are the parent's, which drains them.
+    _senders.clear()
+    _hand_overs.clear()
+
+
+os.register_at_fork(after_in_child=_forget)
+atexit.register(drain)
