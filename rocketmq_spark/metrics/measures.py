@@ -68,10 +68,10 @@ class Metric:
 
     (
         ROWS, SENT_ROWS, REQUESTS, NBYTES, RETRIES, FAILURES, ISOLATED_TIMES, ISOLATED_US, CLAMPED,
-        SKIPPED, DEAD_LETTERED, RECOVERED, REPEATED, INCOMPLETE, LATENCY,
+        SKIPPED, DEAD_LETTERED, RECOVERED, REPEATED, INCOMPLETE, SKIPPED_WRITES, LATENCY,
         REASON_RETRIES, REASON_FAILURES, QUEUE_ROWS, SECOND_ROWS, SECOND_REQUESTS, SECOND_RETRIES,
         SECOND_MAX_US, SECOND_ISOLATED, LAST_OFFSET, FIRST_OFFSET, END_MS, START_MS,
-    ) = range(27)  # fmt: skip
+    ) = range(28)  # fmt: skip
 
 
 _MAXIMA: Final = Metric.SECOND_MAX_US << _METRIC_SHIFT
@@ -202,6 +202,10 @@ class Measures:
         skipped = {rule: rows for _, rule, _, _, rows in self.entries(Metric.SKIPPED, Metric.SKIPPED)}
         dead = {rule: rows for _, rule, _, _, rows in self.entries(Metric.DEAD_LETTERED, Metric.DEAD_LETTERED)}
         return skipped, dead
+
+    def skipped_writes(self) -> list[str]:
+        """Return the writes whose rows were not written, because the log had them already."""
+        return [write for _, write, *_ in self.entries(Metric.SKIPPED_WRITES, Metric.SKIPPED_WRITES)]
 
     def span_ms(self) -> tuple[int, int] | None:
         """Return the times of the first request and of the last answer, epoch milliseconds."""

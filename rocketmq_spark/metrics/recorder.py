@@ -66,6 +66,8 @@ class Recorder:
         # Repeats that were found, and whether rows are stored at offsets that are not known.
         self._repeats = 0
         self._incomplete = False
+        # Writes whose rows are not written, because the decision log has them already.
+        self._skipped_writes: set[str] = set()
         # Start and end of every isolation by broker, monotonic seconds. Those of one broker do not overlap.
         self._isolations: dict[str, list[tuple[float, float]]] = {}
         self._first_now = float("inf")
@@ -178,6 +180,14 @@ class Recorder:
         """Note that rows are stored at offsets that are not known, so that the metrics are no receipt of the write."""
         self._incomplete = True
 
+    def record_skipped_write(self, write: str) -> None:
+        """Note that no row of a write is sent, because the decision log has the write already.
+
+        The offsets of its stored rows are not known.
+        """
+        self._skipped_writes.add(write)
+        self._incomplete = True
+
     def snapshot(self) -> PartitionReport:
         """Return the measurements so far, packed; recording may continue."""
         return PartitionReport(self.write_id, self.batch_id, self.partition_id, self._so_far().pack())
@@ -221,6 +231,8 @@ class Recorder:
     def _invalid_rows(self) -> Iterator[Row]:
         for rule, row in self._invalid.items():
             yield Metric.SKIPPED, "", rule, 0, row
+        for write in self._skipped_writes:
+            yield Metric.SKIPPED_WRITES, "", write, 0, [1]
 
     def _recovered_rows(self) -> Iterator[Row]:
         by_broker: Counter[str] = Counter()

@@ -150,6 +150,13 @@ class WriteSummary:
         """
         return dict(zip(("recovered", "repeated"), self.measures(write_id).recovered_rows(), strict=True))
 
+    def skipped_writes(self, write_id: str | None = None) -> list[str]:
+        """Return the writes that were completed or decided before, so that none of their rows was written again.
+
+        Each is a text such as ``write orders-2026-11-24``, with the ``writeId`` of the write.
+        """
+        return self.measures(write_id).skipped_writes()
+
     def skipped_by_reads(self) -> dict[str, int]:
         """Return the messages that reads skipped (``onUnreadable=skip``), by topic. Every run of a task counts."""
         with self._lock:
@@ -235,7 +242,7 @@ class WriteSummary:
     def notes(self, write_id: str | None = None) -> list[str]:
         """Return sentences that explain the numbers."""
         measures = self.measures(write_id)
-        notes = [*recovery_notes(measures), *invalid_notes(measures)]
+        notes = [*skipped_notes(measures), *recovery_notes(measures), *invalid_notes(measures)]
         if write_id is None and (skipped := self.skipped_by_reads()):
             topics = ", ".join(f"{topic} {count}" for topic, count in skipped.items())
             notes.append(f"{sum(skipped.values())} unreadable messages skipped by reads: {topics}.")
@@ -316,6 +323,13 @@ def invalid_notes(measures: Measures) -> list[str]:
             rules = ", ".join(f"{rows} {rule}" for rule, rows in sorted(by_rule.items(), key=lambda item: -item[1]))
             notes.append(f"{sum(by_rule.values())} invalid rows {fate}: {rules}.")
     return notes
+
+
+def skipped_notes(measures: Measures) -> list[str]:
+    """Return a sentence on each write that was completed before."""
+    return [
+        f"{write} was completed or decided before: its rows were not written." for write in measures.skipped_writes()
+    ]
 
 
 def recovery_notes(measures: Measures) -> list[str]:

@@ -68,14 +68,21 @@ def plan_batch_write(
     elif options.has_log:
         micro_batch = _micro_batch(options, batch_id)
     lookup = look_up_route(options, columns)
+    plan = plan_transaction(options, lookup)
+    if plan is not None:
+        _warn_of_complete(options, plan, micro_batch or plan.write)
+    write_id = str(uuid.uuid4())
     return RocketMQBatchWriter(
-        options,
-        session.accumulator,
-        write_id=str(uuid.uuid4()),
-        lookup=lookup,
-        plan=plan_transaction(options, lookup),
-        micro_batch=micro_batch,
+        options, session.accumulator, write_id=write_id, lookup=lookup, plan=plan, micro_batch=micro_batch
     )
+
+
+def _warn_of_complete(options: SinkOptions, plan: TransactionPlan | ResumePlan, write: Write | None) -> None:
+    from rocketmq_spark.transactions.commit import warn_of_complete
+    from rocketmq_spark.transactions.plan import log_of
+
+    if write is not None and plan.is_decided(write):
+        warn_of_complete(write, log_of(options).writes[write])
 
 
 def _micro_batch(options: SinkOptions, batch_id: int) -> Write:

@@ -22,7 +22,7 @@ from pyspark.accumulators import AccumulatorParam
 from rocketmq_spark.errors import DeliveryError, MetricsUnavailableError
 from rocketmq_spark.metrics import Measures, PartitionReport, WriteSummary, merge_into
 from rocketmq_spark.metrics.openmetrics import Family, added, families, last_commit
-from rocketmq_spark.metrics.summary import invalid_notes, recovery_notes, sent_notes
+from rocketmq_spark.metrics.summary import invalid_notes, recovery_notes, sent_notes, skipped_notes
 from rocketmq_spark.spark.spark_api import WriterCommitMessage
 
 if TYPE_CHECKING:
@@ -212,7 +212,8 @@ def log_summary(
 def _account(summary: WriteSummary) -> str:
     by_broker = summary.to_dict()
     measures = summary.measures()
-    invalid = "".join(f"; {line}" for line in (*recovery_notes(measures), *invalid_notes(measures)))
+    notes = *skipped_notes(measures), *recovery_notes(measures), *invalid_notes(measures)
+    invalid = "".join(f"; {line}" for line in notes)
     if not by_broker:
         return f"nothing{invalid}"
     brokers = []
@@ -279,6 +280,7 @@ def _line(finished: Sequence[CommitMessage], write_id: str, batch_id: int | None
         "tasks": len(finished),
         "brokers": brokers,
         **summary.invalid_rows(),
+        "skipped_writes": summary.skipped_writes(),
     }
 
 

@@ -116,6 +116,8 @@ class _PartitionWriter:
             if batch_id >= 0:
                 name_micro_batch(exc, write_id, batch_id)
             raise
+        if self.plan is not None and prepared is None:
+            recorder.record_skipped_write(str(self.plan.write_of(write_id, batch_id)))
         report = recorder.snapshot()
         if self.accumulator is not None:
             self.accumulator.add(report)

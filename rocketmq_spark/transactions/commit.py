@@ -30,7 +30,7 @@ from rocketmq_spark.protocol.compression import COMPRESSION_BITS
 from rocketmq_spark.protocol.remoting.codes import ResponseCode
 from rocketmq_spark.protocol.remoting.records import encode_properties
 from rocketmq_spark.transactions.brokers import Brokers
-from rocketmq_spark.transactions.decision_log import DecisionLog
+from rocketmq_spark.transactions.decision_log import DecisionLog, WriteState
 from rocketmq_spark.transactions.ends import EndSender, end_half
 from rocketmq_spark.transactions.fence import check_fence
 from rocketmq_spark.transactions.halves import Half, HalfCollector, Halves, half_properties
@@ -80,6 +80,17 @@ def group_of(transactional_id: str, write: Write, round_: int, run_id: str) -> s
     return f"{transactional_id}#{write.name}#{round_}#{run_id}"
 
 
+def warn_of_complete(write: Write, state: WriteState) -> None:
+    """Warn that rows are not written, because the log says that their write was done or decided before."""
+    when = "was decided before, and is completed now"
+    if state.done:
+        # Of any number, which `datetime` is not.
+        at = str(np.datetime64(state.done_ms // 1000, "s")).replace("T", " ")
+        when = f"was completed at {at} UTC"
+    text = "%s %s: the rows of this save are not written. If they are other rows, write them with another %s"
+    logger.warning(text, write, when, "transactionalId" if write.query else "writeId")
+
+
 @dataclass(slots=True)
 class CommitReport:
     """What the commit of one write did."""
@@ -125,6 +136,7 @@ class TwoPhaseCommit:
             self.roll_back(halves, group)
             raise
         if write in self.log.writes:
+            warn_of_complete(write, self.log.writes[write])
             self.roll_back(halves, group)
             return self.finish(write)
         timeout = self.brokers.options.transaction_timeout_ms

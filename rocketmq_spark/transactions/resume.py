@@ -30,6 +30,7 @@ from rocketmq_spark.protocol.remoting.unwrap import Unreadable
 from rocketmq_spark.routing.client_instance import ClientInstance
 from rocketmq_spark.sink.settling_sender import Resumption, lost_tail
 from rocketmq_spark.transactions.brokers import Brokers
+from rocketmq_spark.transactions.commit import warn_of_complete
 from rocketmq_spark.transactions.decision_log import DecisionLog, Floors
 from rocketmq_spark.transactions.plan import check_stream, log_of, read_log
 from rocketmq_spark.transactions.records import Begun, QueueNums, Write
@@ -66,6 +67,10 @@ class ResumePlan:
     def write_of(self, name: str, batch_id: int) -> Write:
         """Return the write that a task belongs to; `name` is a query id."""
         return self.write or Write(str(batch_id), name)
+
+    def is_decided(self, write: Write) -> bool:
+        """Return whether the batch write was completed before, so that tasks have nothing to send."""
+        return self.done and write == self.write
 
     def floors_of(self, write: Write) -> Floors | None:
         """Return the newest floors below all rows of a write; None if they have expired."""
@@ -308,6 +313,9 @@ def complete(
     read_log(log, brokers, everything=plan.write is not None)
     state = log.writes.get(write)
     if write == Write("") or plan.done or (plan.write is not None and state is not None and state.done):
+        if state is not None and state.done and not (plan.done or attempts):
+            # Another driver has completed it since the plan.
+            warn_of_complete(write, state)
         return ResumeReport()
     log.check_current(write)
     log.check_only(brokers)
@@ -364,8 +372,12 @@ def write_once(
     """
     brokers, log, write = Brokers(options, instance), log_of(options), Write(str(options.write_id))
     planned = plan(brokers, log, write, queues)
+    if planned.done:
+        warn_of_complete(write, log.writes[write])
     attempted = Attempt(brokers, planned, write, recorder.partition_id).run(recorder, rows, send)
-    if attempted is not None:
+    if attempted is None:
+        recorder.record_skipped_write(str(write))
+    else:
         names = Measures.unpack(recorder.snapshot().packed).brokers.keys()
         complete(brokers, log, planned, write, [attempted], names)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
+import rocketmq_spark
 from rocketmq_spark.spark.report import Metrics
 from rocketmq_spark.transactions.records import Write
 from tests.support.cluster import SharedCluster
@@ -57,12 +60,38 @@ def test_a_batch_write_is_visible_once(
     assert visible() == Counter(ROWS)
 
 
-def test_a_write_id_is_written_once(
-    rows: DataFrame, save: Callable[..., None], once: dict[str, str], visible: Callable[[], Counter[str]]
+@pytest.mark.parametrize("delivery", ["exactlyOnce", "effectivelyOnce"])
+def test_a_write_id_is_written_once_and_its_repetition_is_warned_of(
+    rows: DataFrame,
+    cluster: SharedCluster,
+    topic: str,
+    save: Callable[..., None],
+    once: dict[str, str],
+    metrics: Metrics,
+    visible: Callable[[], Counter[str]],
+    caplog: pytest.LogCaptureFixture,
+    delivery: str,
 ) -> None:
+    options = {**once, "delivery": delivery}
     for write_id in ("monday", "monday", "tuesday"):
-        save(rows, writeId=write_id, **once)
+        save(rows, writeId=write_id, **options)
     assert visible() == Counter(ROWS * 2)
+    assert metrics.skipped_writes() == ["write monday"]
+    assert "write monday was completed or decided before: its rows were not written." in metrics.notes()
+    # The planner of `save` is another process, that of this function is not.
+    where = {"nameServer": cluster.name_server, "topic": topic}
+    written = rocketmq_spark.write(rows.limit(7), **where, **options, writeId="tuesday")
+    assert written.skipped_writes() == ["write tuesday"]
+    [warning] = [record.getMessage() for record in caplog.records if "of this save" in record.getMessage()]
+    now = datetime.now(timezone.utc)
+    completed = re.fullmatch(
+        r"write tuesday was completed at (.*) UTC: the rows of this save are not written. If they are other rows, "
+        "write them with another writeId",
+        warning,
+    )
+    assert completed is not None, warning
+    age = now - datetime.strptime(completed[1], "%Y-%m-%d %H:%M:%S").replace(tzinfo=timezone.utc)
+    assert timedelta(0) <= age < timedelta(hours=1)
 
 
 def test_no_row_of_a_failed_write_is_visible(

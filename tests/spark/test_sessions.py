@@ -81,6 +81,7 @@ def test_spark_connect_writes_and_streams_and_reports_missing_metrics(cluster: S
     done = run(
         """
 import tempfile, time
+os.environ["WORKER_PATH"] = ""  # The worker of foreachBatch needs pandas, which workers of tests do not find
 import rocketmq_spark
 from rocketmq_spark.admin import queue_offsets
 spark = session(SparkSession.builder.remote("local[2]").config("spark.sql.shuffle.partitions", "2"))
@@ -128,6 +129,25 @@ twice = numbers(100).selectExpr("body", "'t' as topic", "0 as flag",
 deduped = rocketmq_spark.dedupe(twice, within="1 hour").select("body")
 query = start(deduped.writeStream.format("rocketmq").options(**sink))
 print("deduped", query.awaitTermination(120), query.exception(), query.id)
+try:
+    numbers(1).writeStream.format("rocketmq").options(**sink).trigger(continuous="1 second").start()
+except rocketmq_spark.OptionError as exc:
+    print("continuous", "passes no row" in str(exc))
+where = {"nameServer": name_server, "topic": topic + "-once"}
+once = {"delivery": "effectivelyOnce", "transactionalId": topic, "fenceMs": "100"}
+try:
+    spark.range(1).selectExpr("'x' as body").write.format("rocketmq").options(**where, **once).save()
+except Exception as exc:
+    print("anonymous", "requires writeId" in str(exc))
+checkpoint = tempfile.mkdtemp()
+writer = numbers(100).writeStream.foreachBatch(rocketmq_spark.foreach_batch(**where, **once))
+writer = writer.option("checkpointLocation", checkpoint).trigger(once=True)
+for attempt in range(2):
+    query = writer.start()
+    print("attempt", query.awaitTermination(120), query.exception())
+    # Spark repeats the micro-batch if it was not noted as complete.
+    os.remove(checkpoint + "/commits/0")
+print("stored", stored_in(where["topic"]))
 slowly = {"maxRatePerSecond": "100", "maxRateTasks": "2"}
 query = start(numbers(1_000_000).writeStream.format("rocketmq").options(**sink, **slowly))
 deadline = time.monotonic() + 300
@@ -150,6 +170,7 @@ spark.stop()
     deduped = re.search(r"deduped True None (\S+)", done.stdout)
     assert deduped is not None, done.stdout
     assert re.search(rf"micro-batch 0 of {deduped[1]}: \d+ tasks stored 50 rows", done.stderr), done.stderr
+    assert "continuous True\nanonymous True\nattempt True None\nattempt True None\nstored 100\n" in done.stdout
     assert "stopped None 0 True" in done.stdout
     # Spark logs at length that it has killed tasks in mid-batch; nothing of that is Python's.
     assert "Traceback" not in done.stderr

@@ -237,3 +237,17 @@ def test_invalid_rows_are_counted_while_another_thread_sends() -> None:
         sys.setswitchinterval(interval)
     counted = summary_of([recording.snapshot()]).invalid_rows()
     assert (counted["skipped"], counted["dead_lettered"]) == (rows, rows)
+
+
+def test_writes_that_were_completed_before_are_named_once() -> None:
+    parts = []
+    for write in ("write monday", "write monday", "write tuesday"):
+        recording = recorder()
+        recording.record_skipped_write(write)
+        parts.append(recording.snapshot())
+    summary = summary_of(parts)
+    assert summary.skipped_writes() == ["write monday", "write tuesday"]
+    assert summary.notes()[:2] == [
+        "write monday was completed or decided before: its rows were not written.",
+        "write tuesday was completed or decided before: its rows were not written.",
+    ]

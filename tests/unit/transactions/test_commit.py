@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -83,6 +84,19 @@ def test_recovery_commits_exactly_the_missing_rows(
         assert visible(cluster) == ONCE
         assert (report.rows, report.recovered_rows) == (20, 20 - committed)
         assert second.log.writes[WRITE].done
+
+
+def test_rows_that_are_not_written_because_of_an_earlier_decision_are_warned_of(
+    cluster: FakeCluster, clock: MovedClock, first: Driver, caplog: pytest.LogCaptureFixture
+) -> None:
+    first.decide_and_crash(ROWS, 5)
+    for when in ("was decided before, and is completed now", r"was completed at \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC"):
+        caplog.clear()
+        with driver(cluster, clock) as second:
+            second.open().two_phase.commit(WRITE, *second.prepare([f"other-{row}" for row in ROWS]))
+        [warning] = [record.getMessage() for record in caplog.records if "not written" in record.getMessage()]
+        assert re.match(rf"write write-1 {when}: the rows of this save are not written", warning)
+    assert visible(cluster) == ONCE
 
 
 def test_late_commits_of_a_paused_driver_change_nothing(cluster: FakeCluster, clock: MovedClock, first: Driver) -> None:

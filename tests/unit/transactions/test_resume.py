@@ -242,12 +242,14 @@ def test_two_logs_of_first_drivers_without_a_common_broker_are_reported(cluster:
 
 
 def test_a_task_sends_nothing_if_another_driver_has_completed_the_batch_write(
-    cluster: FakeCluster, job: Driver
+    cluster: FakeCluster, job: Driver, caplog: pytest.LogCaptureFixture
 ) -> None:
     frozen, plan = new_plan(job), new_plan(job)
     complete(job, plan, WRITE, run_task(job, plan, WRITE))
     assert run_task(job, frozen, WRITE) is None
+    assert "not written" not in caplog.text
     assert complete(job, frozen, WRITE) == resume.ResumeReport()
+    assert "UTC: the rows of this save are not written" in caplog.text
     assert visible(cluster) == Counter(ROWS)
 
 
