@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Final
 
 from rocketmq_spark.model import table as table_view
+from rocketmq_spark.model.names import java_order
 
 MASTER_ID: Final = 0
 
@@ -94,6 +95,19 @@ class TopicRouteData:
         queues = tuple(data for data in self.queue_datas if data.broker_name in broker_names)
         brokers = tuple(broker for broker in self.broker_datas if broker.broker_name in broker_names)
         return replace(self, queue_datas=queues, broker_datas=brokers)
+
+    def joined(self, other: TopicRouteData) -> TopicRouteData:
+        """Return the route with the brokers and addresses that only the other one has."""
+        queues = {data.broker_name: data for data in (*other.queue_datas, *self.queue_datas)}
+        brokers = {broker.broker_name: broker for broker in other.broker_datas}
+        for broker in self.broker_datas:
+            same = brokers.get(broker.broker_name, broker)
+            brokers[broker.broker_name] = replace(broker, broker_addrs={**same.broker_addrs, **broker.broker_addrs})
+        return replace(
+            self,
+            queue_datas=tuple(queues[name] for name in sorted(queues, key=java_order)),
+            broker_datas=tuple(brokers[name] for name in sorted(brokers, key=java_order)),
+        )
 
     def by_broker(self) -> tuple[BrokerRoute, ...]:
         """Return the parts of the brokers, by name; a broker may have only addresses or only queues."""

@@ -34,6 +34,16 @@ def _json(allowed: str, parse: Callable[[str], Any]) -> ValueKind:
     return ValueKind(allowed, parse, explains=True)
 
 
+_BROKER_NAMES: Final = kinds.words("", r"\S(.*\S)?")
+
+
+def _parse_brokers(text: str) -> int | tuple[str, ...]:
+    brokers: int | tuple[str, ...] = (_COUNT if text.strip().isdecimal() else _BROKER_NAMES).parse(text)
+    return brokers
+
+
+_BROKERS: Final = ValueKind("a number from 1 on, or names of brokers separated by commas", _parse_brokers)
+
 _TIMESTAMPS: Final = _json(
     f"ms since 1970 by topic, broker and queue, as in {_SHAPE}",
     lambda text: tuple(sorted(offset_json.parse_numbers(text, 0).items())),
@@ -57,6 +67,9 @@ class SourceOptions(ConnectedOptions):
     assign: frozenset[MessageQueue] = option("assign", frozenset(),
         _json('queues by topic and broker, as in {"topic":{"broker":[0,1]}}', offset_json.parse_queues),
         "Read these queues.")
+    require_brokers: int | tuple[str, ...] | None = option("requireBrokers", None, _BROKERS,
+        "Fail if the name servers list fewer brokers, or not these, for the topics of the read. They do not list a "
+        "broker that is down. A stream checks this only at its first start. Default: read what they list.")
     consumer_group: str = option(
         "consumerGroup", "spark-rocketmq-source", kinds.name(MAX_GROUP_LENGTH, {DEFAULT_CONSUMER_GROUP}),
         "Consumer group that the brokers see.")

@@ -73,14 +73,15 @@ class TopicQueues:
         self._configs = TopicConfigCache(transport, clock)
 
     def find(self) -> list[MessageQueue]:
-        """Restart the deadline, ask the name servers, and return the queues that can be read now, sorted.
+        """Restart the deadline, ask all name servers, and return the queues that can be read now, sorted.
 
-        Raises an OptionError for an unknown queue of ``assign``, a ReadError for a queue that its broker lets
-        nobody read, and an error for a topic without a route.
+        Raises an OptionError for an unknown queue of ``assign``, and an error for a topic without a route. Raises a
+        ReadError for a queue that its broker lets nobody read, and without a broker of ``requireBrokers``.
         """
         self.deadline.restart()
         self._routes.expire()
         queues = self._present(new=True)
+        self._routes.require_brokers()
         if not queues and self._options.subscribe_pattern is not None:
             logger.warning("subscribePattern=%s matches no existing topic", self._options.subscribe_pattern)
         missing = self._options.assign.difference(queues)
@@ -103,7 +104,7 @@ class TopicQueues:
 
         def ask(topic: str) -> TopicRouteData | None:
             try:
-                return self._routes.recent(topic)
+                return self._routes.recent(topic, of_each=new)
             except RouteNotFoundException as exc:
                 if not (skip_gone and is_gone(exc)):
                     raise
@@ -112,7 +113,9 @@ class TopicQueues:
 
         by_pattern = self._options.subscribe_pattern is not None
         queues: list[MessageQueue] = []
-        routes = self.deadline.in_parallel(self._routes.topics(), ask, "routes of topics", self._routes.known)
+        routes = self.deadline.in_parallel(
+            self._routes.topics(of_each=new), ask, "routes of topics", self._routes.known
+        )
         if self.deadline.passed:
             # The name servers used all the time, and all routes are known. The brokers get the same time.
             self.deadline.restart()

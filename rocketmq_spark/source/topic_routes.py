@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 from rocketmq_spark import errors
+from rocketmq_spark.errors import escaped
 from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.model.names import MAX_TOPIC_LENGTH, is_internal_topic
 from rocketmq_spark.model.route import PERM_READ, PERM_WRITE, QueueData, TopicRouteData, masters_of, permission_text
@@ -28,6 +29,8 @@ logger = logging.getLogger("rocketmq_spark.source")
 
 # Seconds for which an answer is kept.
 _FRESH: Final = 1.0
+# Seconds for the answer of a name server that is asked beside another one.
+_EACH: Final = 3.0
 # The key of the list of topics in `_asked_at`.
 _LIST: Final = ""
 
@@ -117,16 +120,21 @@ class TopicRoutes:
     _gone: set[str] = field(default_factory=set, init=False)
     _listed: frozenset[str] | None = field(default=None, init=False)
     _warned_of_long_names: bool = field(default=False, init=False)
+    # The name servers that did not answer since `expire`.
+    _silent: set[str] = field(default_factory=set, init=False)
 
-    def topics(self) -> list[str]:
-        """Return the topics that the options name, or those of the name servers' list that fit the pattern."""
+    def topics(self, *, of_each: bool = False) -> list[str]:
+        """Return the topics that the options name, or those of the name servers' list that fit the pattern.
+
+        With `of_each` it joins the lists of all name servers.
+        """
         options = self.options
         if options.subscribe:
             return list(options.subscribe)
         if options.subscribe_pattern is None:
             named = options.assign or [queue for queue, _ in options.starting_offsets.offsets]
             return sorted({queue.topic for queue in named})
-        listed = [topic for topic in self._all_topics() if not is_internal_topic(topic)]
+        listed = [topic for topic in self._all_topics(of_each=of_each) if not is_internal_topic(topic)]
         # Brokers create no such topics, and the time of a regular expression grows with the length of a name.
         legal = [topic for topic in listed if len(topic) <= MAX_TOPIC_LENGTH]
         if len(legal) < len(listed) and not self._warned_of_long_names:
@@ -146,8 +154,11 @@ class TopicRoutes:
         """Return the last known route; if the topic has no known route, the result of `recent`."""
         return self.known(topic) or self.recent(topic)
 
-    def recent(self, topic: str) -> TopicRouteData:
-        """Return the route as of the last second; raises the error of the request if no route was ever known."""
+    def recent(self, topic: str, *, of_each: bool = False) -> TopicRouteData:
+        """Return the route as of the last second; raises the error of the request if no route was ever known.
+
+        A request goes to the first name server that answers, or with `of_each` to all of them.
+        """
         with self._lock:
             route, error = self.routes.get(topic), self._errors.get(topic)
         if self.is_fresh(topic):
@@ -155,7 +166,7 @@ class TopicRoutes:
                 return route
             if error is not None:
                 raise error
-        return self._update(topic)
+        return self._update(topic, of_each=of_each)
 
     def is_fresh(self, topic: str) -> bool:
         """Return whether the name servers were asked within the last second."""
@@ -165,6 +176,7 @@ class TopicRoutes:
         """Make the next calls ask the name servers."""
         with self._lock:
             self._asked_at.clear()
+            self._silent.clear()
 
     def say_gone(self, topic: str, error: errors.RocketMQError) -> None:
         """Log once that a topic is gone."""
@@ -187,10 +199,77 @@ class TopicRoutes:
             more = f". It also has queues that reject reads on {', '.join(others[:10])}" if others else ""
             raise errors.ReadError(f"reading topic {topic}: {why}{more}")
 
-    def _all_topics(self) -> frozenset[str]:
+    def require_brokers(self) -> None:
+        """Raise a ReadError if the routes lack a broker of ``requireBrokers``; log others that are known to be down."""
+        required = self.options.require_brokers
+        with self._lock:
+            routes = dict(self.routes)
+        listed = {data.broker_name for route in routes.values() for data in route.queue_datas}
+        names = ", ".join(sorted(listed)) or "no broker"
+        missing = sorted(set(required) - listed) if isinstance(required, tuple) else []
+        if missing or (isinstance(required, int) and len(listed) < required):
+            wanted = ",".join(required) if isinstance(required, tuple) else required
+            raise errors.ReadError(
+                f"requireBrokers={wanted}: for the topics of the read the name servers list {names}, and not "
+                f"{', '.join(missing) or f'{required} brokers'}. Start the missing brokers and read again, or change "
+                "requireBrokers to read without them"
+            )
+        for topic, route in routes.items():
+            ordered = {entry.partition(":")[0] for entry in (route.order_topic_conf or "").split(";")} - {"", *listed}
+            if ordered:
+                logger.warning(
+                    "reading topic %s: its order configuration names %s, which no name server lists now. The read "
+                    "lacks their messages; start them, or set requireBrokers",
+                    *(topic, ", ".join(map(escaped, sorted(ordered)))),
+                )
+
+    def _of_each(self, ask: Callable[[str, float], T]) -> dict[str, T | errors.RocketMQError]:
+        """Return the answer or the error of each name server; one that did not answer is not asked again."""
+        timeout = self.deadline.limit(min(self.options.pull_timeout_ms / 1000, _EACH))
+
+        def answer(name_server: str) -> T | errors.RocketMQError:
+            try:
+                return ask(name_server, timeout)
+            except errors.RocketMQError as exc:
+                unknown_topic = isinstance(exc, errors.TopicRouteStaleException)
+                if not unknown_topic and name_server not in self._silent:
+                    self._silent.add(name_server)
+                    logger.warning(
+                        "planning the read: name server %s gives no answer. The read lacks brokers that only this one "
+                        "lists: %s",
+                        *(name_server, exc),
+                    )
+                return exc
+
+        asked = [name for name in self.options.connection.name_server if name not in self._silent]
+        return in_parallel(asked, answer, self.deadline.runtime)
+
+    def _joined(self, topic: str, route: TopicRouteData) -> TopicRouteData:
+        """Return the route with the brokers of all name servers. One that has restarted lacks some for 30 s."""
+        answers = self._of_each(lambda name_server, timeout: self.transport.route_at(name_server, topic, timeout))
+        for answer in answers.values():
+            if isinstance(answer, TopicRouteData):
+                route = route.joined(answer)
+        brokers = {data.broker_name for data in route.queue_datas}
+        for name_server, answer in answers.items():
+            if name_server in self._silent:
+                continue
+            listed = {data.broker_name for data in answer.queue_datas} if isinstance(answer, TopicRouteData) else set()
+            missing = brokers - listed
+            if missing:
+                logger.warning(
+                    "reading topic %s: name server %s does not list %s, as another one does. The read includes them",
+                    *(topic, name_server, ", ".join(map(escaped, sorted(missing)))),
+                )
+        return route
+
+    def _all_topics(self, *, of_each: bool) -> frozenset[str]:
         if self._listed is None or not self.is_fresh(_LIST):
             try:
                 self._listed = self.transport.topics(self.deadline.limit(self.options.pull_timeout_ms / 1000))
+                if of_each and len(self.options.connection.name_server) > 1:
+                    lists = self._of_each(self.transport.topics_at).values()
+                    self._listed = self._listed.union(*(found for found in lists if isinstance(found, frozenset)))
             except errors.RocketMQError as exc:
                 if self._listed is None or not exc.retriable:
                     raise
@@ -198,10 +277,12 @@ class TopicRoutes:
             self._was_asked(_LIST)
         return self._listed
 
-    def _update(self, topic: str) -> TopicRouteData:
+    def _update(self, topic: str, *, of_each: bool = False) -> TopicRouteData:
         self._was_asked(topic)
         try:
             route = self._request(topic)
+            if of_each and len(self.options.connection.name_server) > 1:
+                route = self._joined(topic, route)
             refuse_static(topic, route)
         except errors.RocketMQError as exc:
             known = self.known(topic)

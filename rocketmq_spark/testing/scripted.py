@@ -276,6 +276,16 @@ class ScriptedTransport(Closes):
         self._record(timeout, "topics")
         return frozenset(self.routes)
 
+    def topics_at(self, name_server: str, timeout: float) -> frozenset[str]:
+        """Return the topics of `routes`."""
+        self._record(timeout, "topics_at", name_server)
+        return frozenset(self.routes)
+
+    def route_at(self, name_server: str, topic: str, timeout: float) -> TopicRouteData:
+        """Return the result of `query_route`."""
+        self._record(timeout, "route_at", name_server, topic)
+        return self.query_route(topic, timeout)
+
     def min_offset(self, queue: MessageQueue, address: str, timeout: float) -> int:
         """Return the first offset that has not expired."""
         self._record(timeout, "min_offset", queue, address)

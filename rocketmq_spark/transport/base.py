@@ -153,6 +153,12 @@ class Pulls(Protocol):
     def topics(self, timeout: float) -> frozenset[str]:
         """Return the names of all topics of a name server, also internal ones, or of those in the namespace."""
 
+    def topics_at(self, name_server: str, timeout: float) -> frozenset[str]:
+        """Return the result of `topics` of one name server."""
+
+    def route_at(self, name_server: str, topic: str, timeout: float) -> TopicRouteData:
+        """Return the topic's route of one name server."""
+
     def check_filter(
         self, address: str, topic: str, group: str, expression: str, expression_type: str, timeout: float
     ) -> None:

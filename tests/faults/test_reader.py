@@ -332,6 +332,28 @@ def test_stream_continues_from_slave_after_master_is_lost(
     assert kept.keys == once(keys)
 
 
+def test_batch_without_a_broker_that_is_down_is_an_error_with_require_brokers(
+    spark: SparkSession, metrics: Metrics, two_brokers: LocalCluster, feed: Feed, topic: str
+) -> None:
+    one, two = two_brokers.brokers
+    keys = {broker.name: feed(100, to=(broker.name, 0)) for broker in (one, two)}
+    two.kill()
+    with RemotingTransport([two_brokers.name_server]) as transport:
+        wait_for(lambda: len(transport.query_route(topic, 5.0).broker_datas) == 1)
+
+    def read(**options: Any) -> Counter[str]:
+        rows = source(spark.read, two_brokers.name_server, topic, **options).select("keys").collect()
+        return Counter(row.keys for row in rows)
+
+    # Nothing tells the read of the other broker.
+    assert read() == read(requireBrokers=one.name) == once(keys[one.name])
+    for required in (2, f"{one.name},{two.name}"):
+        with pytest.raises(PySparkException, match=rf"requireBrokers={required}: .* list {one.name}, and not"):
+            read(requireBrokers=required)
+    heal(two_brokers)
+    assert read(requireBrokers=2) == once(keys[one.name] + keys[two.name])
+
+
 def test_broker_without_permission_to_read_is_an_error_with_the_command_that_allows_reads(
     spark: SparkSession, metrics: Metrics, two_brokers: LocalCluster, feed: Feed, topic: str
 ) -> None:

@@ -23,6 +23,7 @@ from rocketmq_spark.model.message import Message
 from rocketmq_spark.producer.producer import Producer
 from rocketmq_spark.spark.report import Metrics
 from rocketmq_spark.transport.remoting.transport import RemotingTransport
+from tests.support import fakes
 from tests.support.cluster import SharedCluster, create_topic, mqadmin
 from tests.support.processes import wait_for
 from tests.support.writes import make_topic, messages_in
@@ -338,6 +339,20 @@ def test_topic_that_readers_may_not_read_is_an_error_with_the_command_that_allow
     mqadmin(tmp_path, *shlex.split(command[1]), "-n", cluster.name_server)
     wait_for(lambda: all(data.perm == 6 for data in Admin(cluster.name_server).route(topic).queue_datas))
     assert load().count() == 2 * PER_QUEUE
+
+
+def test_broker_that_one_name_server_does_not_list_is_read(
+    cluster: SharedCluster, load: Load, filled: str, brokers: tuple[str, str]
+) -> None:
+    with Admin(cluster.name_server) as admin:
+        part = admin.route(filled).only(brokers[:1])
+    with fakes.name_server({filled: part}) as restarted:
+        for servers in (f"{restarted.address};{cluster.name_server}", f"{cluster.name_server};{restarted.address}"):
+            assert places(load(nameServer=servers, subscribe=filled)) == whole(brokers)
+        alone = {"nameServer": restarted.address, "subscribe": filled}
+        assert load(**alone).count() == 2 * PER_QUEUE
+        with pytest.raises(PySparkException, match=rf"requireBrokers=2: .* list {brokers[0]}, and not 2 brokers"):
+            load(**alone, requireBrokers="2").collect()
 
 
 def test_queues_above_the_read_queues_of_a_topic_are_an_error(cluster: SharedCluster, topic: str, load: Load) -> None:

@@ -122,9 +122,13 @@ class NameServers:
         return self._client.ask_body(address, header, timeout, doing, decode_topic_route)
 
     def topics(self, timeout: float) -> frozenset[str]:
-        """Return the names of all topics (GET_ALL_TOPIC_LIST_FROM_NAMESERVER)."""
-        code, doing = RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, "listing all topics"
-        return self._first_answer(doing, lambda at: self._client.ask_body(at, code, timeout, doing, decode_topic_list))
+        """Return the names of all topics."""
+        return self._first_answer("listing all topics", lambda address: self.topics_at(address, timeout))
+
+    def topics_at(self, address: str, timeout: float) -> frozenset[str]:
+        """Ask one name server for the names of all topics (GET_ALL_TOPIC_LIST_FROM_NAMESERVER)."""
+        code = RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER
+        return self._client.ask_body(address, code, timeout, "listing all topics", decode_topic_list)
 
     def cluster_info(self, timeout: float) -> ClusterInfo:
         """Return all brokers and their clusters."""

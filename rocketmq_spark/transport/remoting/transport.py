@@ -135,6 +135,14 @@ class RemotingTransport(Closes):
         """Return the names of all topics, or of those in the namespace."""
         return frozenset(self.namespace.members(self.name_servers.topics(timeout)))
 
+    def topics_at(self, name_server: str, timeout: float) -> frozenset[str]:
+        """Return the result of `topics` of one name server."""
+        return frozenset(self.namespace.members(self.name_servers.topics_at(name_server, timeout)))
+
+    def route_at(self, name_server: str, topic: str, timeout: float) -> TopicRouteData:
+        """Return the topic's route of one name server."""
+        return self.name_servers.route_at(name_server, topic, timeout)
+
     def cluster_info(self, timeout: float) -> responses.ClusterInfo:
         """Return all brokers and their clusters."""
         return self.name_servers.cluster_info(timeout)

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 import pytest
 
 from rocketmq_spark import Message, Producer, read_arrow
-from rocketmq_spark.errors import OptionError, SchemaError
+from rocketmq_spark.errors import OptionError, ReadError, SchemaError
 from rocketmq_spark.source.read_arrow import SCHEMA
 from rocketmq_spark.testing import FakeCluster
 
@@ -35,6 +35,24 @@ def test_all_messages_are_read_with_the_columns_of_spark(cluster: FakeCluster) -
     (last,) = table.filter(pc.equal(table["body"], b"last")).to_pylist()
     assert ("own", "1") in last["properties"]
     assert (last["topic"], last["tags"]) == ("orders", None)
+
+
+def test_brokers_that_one_name_server_lacks_are_read() -> None:
+    with FakeCluster(brokers=2, name_servers=2, topics={"orders": 1}) as own:
+        with Producer("feed", name_server=own.name_server) as producer:
+            producer.send_arrow(pa.table({"body": ROWS}), "orders", batchBytes="1k")
+        # As after its restart: brokers register again within 30 s.
+        restarted = own.name_servers[0]
+        whole = restarted.route("orders")
+        assert whole is not None
+        for listed in (["broker-0"], ["broker-1"], []):
+            restarted.routes["orders"] = whole.only(listed)
+            for options in ({}, {"requireBrokers": 2}):
+                assert read_arrow("orders", nameServer=own.name_server, **options).read_all().num_rows == 300
+        own.name_servers[1].routes["orders"] = restarted.routes["orders"] = whole.only(["broker-1"])
+        assert 0 < read_arrow("orders", nameServer=own.name_server).read_all().num_rows < 300
+        with pytest.raises(ReadError, match=r"requireBrokers=broker-0: .* list broker-1, and not broker-0"):
+            read_arrow("orders", nameServer=own.name_server, requireBrokers="broker-0")
 
 
 def test_rows_of_a_queue_are_in_order(cluster: FakeCluster) -> None:

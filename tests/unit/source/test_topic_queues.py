@@ -24,13 +24,13 @@ from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.model.route import QueueData
 from rocketmq_spark.options.offsets import OffsetSpec
 from rocketmq_spark.options.source import SourceOptions
-from rocketmq_spark.protocol.remoting.codes import RequestCode, broker_error
+from rocketmq_spark.protocol.remoting.codes import RequestCode, ResponseCode, broker_error
 from rocketmq_spark.source.topic_queues import TopicQueues
 from rocketmq_spark.testing.scripted import route
 from rocketmq_spark.transport.remoting.transport import RemotingTransport
 from tests.support import fakes
 from tests.support.processes import PATIENCE
-from tests.unit.source.conftest import A0, A1, B0, B1, Make
+from tests.unit.source.conftest import A0, A1, B0, B1, Make, Reader
 
 DOWN = RemotingConnectException("refused")
 
@@ -91,6 +91,110 @@ def test_only_queues_of_the_read_must_be_readable(reader: Make) -> None:
     made.transport.routes["orders"] = replace(made.transport.routes["orders"], queue_datas=datas)
     with pytest.raises(ReadError, match="broker a rejects reads of the queues 1 to 1"):
         made.queues.find()
+
+
+def test_name_server_that_does_not_know_the_topic_lacks_all_brokers(
+    reader: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = reader(name_server=("n:1", "n:2"))
+    unknown = broker_error(ResponseCode.TOPIC_NOT_EXIST, "No topic route info", "n:1", "looking up the route")
+    answers_of_name_servers(made, {"n:1": unknown, "n:2": made.transport.routes})  # type: ignore[dict-item]
+    assert made.queues.find() == [A0, A1, B0, B1]
+    (warning,) = caplog.messages
+    assert "name server n:1 does not list a, b, as another one does" in warning
+
+
+@pytest.mark.parametrize(
+    ("required", "text"),
+    [
+        (("b", "c", "a", "d"), "requireBrokers=b,c,a,d: .* the name servers list a, b, and not c, d. Start"),
+        (3, "requireBrokers=3: .* the name servers list a, b, and not 3 brokers. Start"),
+    ],
+)
+def test_read_without_a_required_broker_is_an_error(reader: Make, required: int | tuple[str, ...], text: str) -> None:
+    made = reader(require_brokers=required)
+    for plan in (made.queues.find, made.cluster.starts):
+        with pytest.raises(ReadError, match=text):
+            plan()
+    # A running stream waits for its brokers.
+    assert made.queues.present() == [A0, A1, B0, B1]
+    made.transport.routes["orders"] = route(dict.fromkeys("abcd", 1))
+    assert len(made.queues.find()) == 4
+
+
+def test_required_brokers_may_have_different_topics_of_the_read(reader: Make) -> None:
+    made = reader(subscribe=(), subscribe_pattern=".*", require_brokers=("a", "b"))
+    made.transport.routes = {"one": route({"a": 1}), "two": route({"b": 1})}
+    assert len(made.queues.find()) == 2
+    made = reader(subscribe=("one",), require_brokers=("a", "b"))
+    made.transport.routes["one"] = route({"a": 1})
+    with pytest.raises(ReadError, match="the name servers list a, and not b"):
+        made.queues.find()
+
+
+def test_broker_of_the_order_configuration_that_is_not_listed_is_warned_of(
+    reader: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = reader()
+    old = made.transport.routes["orders"]
+    made.transport.routes["orders"] = replace(old, order_topic_conf="a:2;b:2")
+    made.queues.find()
+    assert caplog.messages == []
+    made.transport.routes["orders"] = replace(old, order_topic_conf="a:2;\x1b[2J:2;b:2")
+    made.queues.find()
+    (warning,) = caplog.messages
+    assert "topic orders: its order configuration names \\x1b[2J, which no name server lists now" in warning
+
+
+def answers_of_name_servers(made: Reader, answers: dict[str, dict[str, Any]]) -> None:
+    """Let each name server answer with its own routes, or with an error."""
+
+    def of(name_server: str) -> dict[str, Any]:
+        answer = answers[name_server]
+        if isinstance(answer, RocketMQError):
+            raise answer
+        return answer
+
+    def route_at(name_server: str, topic: str, timeout: float) -> Any:
+        made.transport.calls.append(("route_at", name_server, topic))
+        return of(name_server)[topic]
+
+    made.transport.route_at = route_at  # type: ignore[method-assign]
+    made.transport.topics_at = lambda name_server, timeout: frozenset(of(name_server))  # type: ignore[method-assign]
+
+
+def test_brokers_that_only_some_name_servers_list_are_read_and_warned_of(
+    reader: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = reader(name_server=("n:1", "n:2"))
+    part = made.transport.routes["orders"] = route({"a": 2})
+    answers_of_name_servers(made, {"n:1": {"orders": part}, "n:2": {"orders": route({"a": 2, "b": 2})}})
+    assert made.queues.find() == [A0, A1, B0, B1]
+    assert made.queues.address(B0) == "b:10911"
+    (warning,) = caplog.messages
+    assert "reading topic orders: name server n:1 does not list b, as another one does" in warning
+
+
+def test_topics_that_only_some_name_servers_list_match_a_pattern(reader: Make) -> None:
+    made = reader(name_server=("n:1", "n:2"), subscribe=(), subscribe_pattern="o.*")
+    whole = {"orders": route({"a": 1}), "others": route({"b": 1})}
+    answers_of_name_servers(made, {"n:1": {}, "n:2": whole})
+    made.transport.topics = lambda timeout: frozenset()  # type: ignore[method-assign]
+    made.transport.routes, made.transport.route_at = whole, lambda _, topic, __: whole[topic]  # type: ignore[method-assign]
+    assert [queue.topic for queue in made.queues.find()] == ["orders", "others"]
+
+
+def test_name_server_that_does_not_answer_is_asked_and_named_once_per_plan(
+    reader: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = reader(name_server=("n:1", "n:2"), subscribe=(), subscribe_pattern=".*")
+    made.transport.routes |= {f"t{number}": route({"a": 1}) for number in range(5)}
+    answers_of_name_servers(made, {"n:1": made.transport.routes, "n:2": DOWN})  # type: ignore[dict-item]
+    for plan in range(1, 3):
+        assert len(made.queues.find()) == 9
+        assert [text for text in caplog.messages if "name server n:2 gives no answer" in text] == caplog.messages
+        assert len(caplog.messages) == plan
+    assert {name_server for name_server, _ in made.asked("route_at")} == {"n:1"}
 
 
 def test_broker_that_is_listed_without_an_address_is_waited_for(reader: Make) -> None:
