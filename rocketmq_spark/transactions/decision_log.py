@@ -89,7 +89,7 @@ class DecisionLog:
     floors: list[Floors] = field(default_factory=list)
     # Where the queues ended when `open` searched them.
     _searched: Mapping[MessageQueue, int] = field(default_factory=dict, init=False)
-    # The same writes by query: there may be many queries.
+    # The `writes` of streams by query. There may be many queries.
     _of_query: dict[str, dict[Write, WriteState]] = field(default_factory=dict, init=False)
     # From which offset of the home on `_away` is known, and the offset of the newest record that names another home.
     _away_from: int = field(default=-1, init=False)
@@ -275,8 +275,7 @@ class DecisionLog:
 
     def _draw(self, queue: MessageQueue) -> bytes:
         """Return a value that is random for each pair of transactional id and queue."""
-        text = f"{self.transactional_id} {queue.broker_name} {queue.queue_id}"
-        return hashlib.sha256(text.encode()).digest()
+        return hashlib.sha256(f"{self.transactional_id} {queue.broker_name} {queue.queue_id}".encode()).digest()
 
     def _homes(self, brokers: Brokers, ends: Mapping[MessageQueue, int]) -> dict[MessageQueue, bool]:
         """Return the home of each queue's newest record, or all homes claimed there, with whether it has a decision."""

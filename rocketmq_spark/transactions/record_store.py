@@ -28,8 +28,9 @@ logger = logging.getLogger("rocketmq_spark.producer")
 
 # The number of messages that a backward search reads first; it reads four times as many each time.
 _FIRST_WINDOW: Final = 1000
-# Bytes of the records that a backward search holds. Parsed, they take about ten times as much.
-_WINDOW_BYTES: Final = 4 * MIB
+# Bytes of the records that a backward search holds. Parsed, they take about ten times as much. Queues are searched at
+# the same time.
+_WINDOW_BYTES: Final = MIB
 # How many ignored messages are counted.
 _MOST_IGNORED: Final = 1000
 

@@ -291,15 +291,15 @@ def _done(_: dict[str, Any], common: dict[str, Any], __: str, ___: str) -> DoneR
     return DoneRecord(**common)
 
 
-def _done_at(fields: dict[str, Any], common: dict[str, Any], _: str, __: str) -> DoneRecord:
-    return DoneRecord(**common, floors=_floors(fields.get("floors")))
+def _done_at(fields: dict[str, Any], common: dict[str, Any], log_name: str, _: str) -> DoneRecord:
+    return DoneRecord(**common, floors=_own_floors(fields, log_name))
 
 
-def _floors_record(fields: dict[str, Any], common: dict[str, Any], _: str, __: str) -> FloorsRecord:
-    return FloorsRecord(**common, floors=_floors(fields.get("floors")), claim=_claim(fields, common))
+def _floors_record(fields: dict[str, Any], common: dict[str, Any], log_name: str, _: str) -> FloorsRecord:
+    return FloorsRecord(**common, floors=_own_floors(fields, log_name), claim=_claim(fields, common))
 
 
-def _begun(fields: dict[str, Any], common: dict[str, Any], _: str, __: str) -> BegunRecord:
+def _begun(fields: dict[str, Any], common: dict[str, Any], log_name: str, _: str) -> BegunRecord:
     brokers = fields.get("brokers")
     if not isinstance(brokers, dict) or len(brokers) > MAX_BROKERS:
         raise InvalidRecordError(f"brokers is no object of at most {MAX_BROKERS} brokers")
@@ -309,7 +309,7 @@ def _begun(fields: dict[str, Any], common: dict[str, Any], _: str, __: str) -> B
         **common,
         partition=_integer(fields.get("partition"), "partition", 0, INT_MAX),
         attempt=_text(fields.get("attempt"), "attempt", 1, _LONGEST_NAME),
-        begun=Begun(nums, _floors(fields.get("floors", []))),
+        begun=Begun(nums, _own_floors({"floors": [], **fields}, log_name)),
     )
 
 
@@ -334,6 +334,14 @@ def _floors(value: object) -> dict[MessageQueue, int]:
         floors[_queue(place)] = _integer(offset, "floor", 0, _MAX_OFFSET)
     if len(floors) != len(rows):
         raise InvalidRecordError("a queue has two floors")
+    return floors
+
+
+def _own_floors(fields: dict[str, Any], log_name: str) -> dict[MessageQueue, int]:
+    """Return floors, which are in the topic of a log with ``delivery=effectivelyOnce``."""
+    floors, topic = _floors(fields.get("floors")), log_name.partition("#")[2]
+    if any(queue.topic != topic for queue in floors):
+        raise InvalidRecordError(f"a floor is in another topic than {_shown(topic)}")
     return floors
 
 

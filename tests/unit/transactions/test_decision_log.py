@@ -338,7 +338,7 @@ def test_reading_from_the_middle_is_linear_whatever_records_claim(cluster: FakeC
 def test_a_search_holds_few_large_records(cluster: FakeCluster, first: Driver) -> None:
     commit(first, WRITE)
     floors = [["T", "b" * 400, number, 0] for number in range(600)]
-    # 60 records of 250 kB; a search holds 4 MiB.
+    # 60 records of 250 kB; a search holds 1 MiB.
     forge(cluster, first, *({**decision_of(number, 0), "floors": floors} for number in range(60)))
     home = first.log.home
     assert home is not None
@@ -346,7 +346,7 @@ def test_a_search_holds_few_large_records(cluster: FakeCluster, first: Driver) -
     numbers = []
     for record in search:
         numbers.append(record.write.name)
-        assert sum(isinstance(one, Decision) for one in gc.get_objects()) < 25
+        assert sum(isinstance(one, Decision) for one in gc.get_objects()) < 10
     assert [name for name in numbers if name.isdigit()] == [str(number) for number in range(59, -1, -1)]
 
 

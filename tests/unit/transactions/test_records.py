@@ -184,6 +184,13 @@ def test_the_reason_is_short_and_shows_no_large_value() -> None:
         assert len(str(failed.value)) < 250
 
 
+def test_floors_of_another_topic_are_invalid() -> None:
+    for record in (FloorsRecord(write=WRITE, floors=FLOORS), DoneRecord(write=WRITE, floors=FLOORS)):
+        body = encode(record, EFFECTIVE_ID, LOG).replace(b"job#T", b"job#U")
+        with pytest.raises(InvalidRecordError, match="a floor is in another topic than 'U'"):
+            parse(body, "job#U", LOG)
+
+
 def test_a_record_that_readers_would_ignore_is_not_written() -> None:
     for record in (replace(DECISION, timeout_ms=0), replace(DECISION, manifests=()), replace(DECISION, write=WRITE)):
         with pytest.raises(InvalidRecordError):
