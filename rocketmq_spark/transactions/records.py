@@ -260,8 +260,7 @@ def _decision(fields: dict[str, Any], common: dict[str, Any], transactional_id: 
     rows = _integer(fields.get("rows"), "rows", 0, MAX_ROWS)
     # A recovery gets 1 ms more for each row.
     longest = MAX_TRANSACTION_TIMEOUT_MS + (rows if round_ > 1 else 0)
-    most = manifests_for(MAX_ROWS)
-    manifests = _list(fields.get("manifests"), "manifests", 0, most)
+    manifests = _list(fields.get("manifests"), "manifests", 0, manifests_for(MAX_ROWS))
     if common["version"] > 1 and len(manifests) != manifests_for(rows):
         raise InvalidRecordError(f"{len(manifests)} manifests for {rows} rows")
     # Each manifest has different rows.

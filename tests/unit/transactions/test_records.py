@@ -47,7 +47,7 @@ DECISION = Decision(
     youngest=(Half(A0, 1, 2, 3), Half(B1, 4, 5, 6)),
     claim=0,
 )
-BEGUN = BegunRecord(write=WRITE, partition=3, attempt="a1", begun=Begun({"a": 4, "b": 0}))
+BEGUN = BegunRecord(write=WRITE, partition=3, attempt="a1", begun=Begun({"a": 4, "b": 0}, {A0: 5}))
 OF_DECISIONS = (
     DECISION,
     replace(DECISION, write=WRITE, group="job#write-1#2#r", claim=None),
