@@ -68,6 +68,12 @@ def check_topic(options: SinkOptions, instance: ClientInstance, schema: pa.Schem
     if options.topic is None:
         return
     info = RouteFinder(options, instance).find(options.topic)
+    if info.template and options.exactly_once:
+        raise RouteNotFoundException(
+            f"delivery=exactlyOnce: topic {options.topic} does not exist, and the driver must read it before the first "
+            f"commit; create it first (rocketmq-spark create-topic {options.topic}, or mqadmin updateTopic -t "
+            f"{options.topic})"
+        )
     check_message_types(schema, options.topic, info.route.message_types)
     inner, own_type = options.batch_type == "inner", makes_own_type(schema)
     if options.over_grpc or (info.template and not (inner or own_type)):

@@ -133,7 +133,8 @@ class RocketMQDataSource(DataSource):
         lookup = look_up_route_of_stream(options, columns, self.options.get("checkpointLocation"))
         if options.write_id is not None:
             raise OptionError("writeId is an option of batch writes: a stream has the numbers of its micro-batches")
-        return stream_writer(options, self._session.accumulator, schema, lookup, plan_transaction(options, lookup))
+        plan = plan_transaction(options, lookup, checkpoint=self.options.get("checkpointLocation"))
+        return stream_writer(options, self._session.accumulator, schema, lookup, plan)
 
 
 @functools.cache

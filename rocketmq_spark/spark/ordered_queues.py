@@ -90,21 +90,8 @@ class QueueMemory:
 
     def _resolved(self) -> tuple[FileSystem, str]:
         """Return the file system and the file's path."""
-        from pyarrow import fs
-
-        if self._checkpoint is None:
-            raise OSError("the option checkpointLocation is not set")
-        if self._checkpoint in _UNUSABLE:
-            raise OSError(_UNUSABLE[self._checkpoint])
-        checkpoint = re.sub("^file:/+", "file:///", self._checkpoint)
-        if checkpoint.startswith("gs:") and "?" not in checkpoint:
-            # By default Google's client retries for 15 minutes.
-            checkpoint += "?retry_limit_seconds=10"
-        filesystem, folder = fs.FileSystem.from_uri(checkpoint)
-        # Spark has made the folder. If it does not exist, the path belongs to another file system.
-        if filesystem.get_file_info(folder).type != fs.FileType.Directory:
-            raise OSError(f"Python finds no folder {folder}")
-        return filesystem, f"{folder.rstrip('/')}/{self._name}"
+        filesystem, folder = _folder_of(self._checkpoint)
+        return filesystem, f"{folder}/{self._name}"
 
     def _warn(self, why: Exception) -> None:
         if self._checkpoint is not None:
@@ -114,6 +101,37 @@ class QueueMemory:
             "down when the driver starts again, keys move to other queues. Set an order configuration for the topic "
             "(mqadmin updateOrderConf)"
         )
+
+
+def query_of(checkpoint: str) -> str | None:
+    """Return the id of the query that a ``checkpointLocation`` belongs to; None if this process cannot read it."""
+    try:
+        filesystem, folder = _folder_of(checkpoint)
+        with filesystem.open_input_stream(f"{folder}/metadata", compression=None) as stream:
+            query = json.loads(bytes(stream.read()))["id"]
+    except (*_FILE_ERRORS, LookupError, TypeError) as exc:
+        logger.debug("the query of checkpoint %s is unknown to the driver's Python process: %s", checkpoint, exc)
+        return None
+    return str(query)
+
+
+def _folder_of(checkpoint: str | None) -> tuple[FileSystem, str]:
+    """Return the file system and the path of a checkpoint; raises one of `_FILE_ERRORS`."""
+    from pyarrow import fs
+
+    if checkpoint is None:
+        raise OSError("the option checkpointLocation is not set")
+    if checkpoint in _UNUSABLE:
+        raise OSError(_UNUSABLE[checkpoint])
+    location = re.sub("^file:/+", "file:///", checkpoint)
+    if location.startswith("gs:") and "?" not in location:
+        # By default Google's client retries for 15 minutes.
+        location += "?retry_limit_seconds=10"
+    filesystem, folder = fs.FileSystem.from_uri(location)
+    # Spark has made the folder. If it does not exist, the path belongs to another file system.
+    if filesystem.get_file_info(folder).type != fs.FileType.Directory:
+        raise OSError(f"Python finds no folder {folder}")
+    return filesystem, folder.rstrip("/")
 
 
 @functools.cache

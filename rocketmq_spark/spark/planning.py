@@ -32,7 +32,7 @@ from rocketmq_spark.routing.connect import check_connection
 from rocketmq_spark.routing.route_cache import TopicPublishInfo
 from rocketmq_spark.sink.checks import check_columns
 from rocketmq_spark.sink.routes import acquire, new_instance
-from rocketmq_spark.spark.ordered_queues import QueueMemory
+from rocketmq_spark.spark.ordered_queues import QueueMemory, query_of
 from rocketmq_spark.spark.spark_api import SessionFacts
 from rocketmq_spark.spark.writer import RocketMQBatchWriter, RouteLookup
 
@@ -44,6 +44,9 @@ if TYPE_CHECKING:
     from rocketmq_spark.transactions.resume import ResumePlan
 
 logger = logging.getLogger("rocketmq_spark.spark")
+
+# Checkpoints and queries whose log needs no other check. Reading the checkpoint may take as long as a micro-batch.
+_OWNERS: set[tuple[str, str]] = set()
 
 # A proxy's answers about the template topic: it is a system topic, or the user has no permission.
 _REFUSALS = frozenset({Code.ILLEGAL_TOPIC, Code.UNAUTHORIZED, Code.FORBIDDEN})
@@ -131,8 +134,13 @@ def checked_options(
     return replace(options, max_rate_tasks=session.parallelism)
 
 
-def plan_transaction(options: SinkOptions, lookup: RouteLookup) -> TransactionPlan | ResumePlan | None:
-    """Return the plan of a write with a decision log, None for others. A write without ``writeId`` is a stream's."""
+def plan_transaction(
+    options: SinkOptions, lookup: RouteLookup, checkpoint: str | None = None
+) -> TransactionPlan | ResumePlan | None:
+    """Return the plan of a write with a decision log, None for others. A write without ``writeId`` is a stream's.
+
+    Raises an OptionError if the log is of another query than `checkpoint`, the ``checkpointLocation`` of a stream.
+    """
     if not options.has_log:
         return None
     from rocketmq_spark.transactions import plan, resume
@@ -142,11 +150,27 @@ def plan_transaction(options: SinkOptions, lookup: RouteLookup) -> TransactionPl
     instance = acquire(options)
     try:
         write = None if options.write_id is None else Write(options.write_id)
+        planned: TransactionPlan | ResumePlan
         if options.effectively_once:
-            return resume.plan(Brokers(options, instance), plan.log_of(options), write, lookup.queues)
-        return plan.plan(options, instance, write)
+            planned = resume.plan(Brokers(options, instance), plan.log_of(options), write, lookup.queues)
+        else:
+            planned = plan.plan(options, instance, write)
+        _check_owner(options, planned, checkpoint)
+        return planned
     finally:
         instance.unregister(options.producer_group)
+
+
+def _check_owner(options: SinkOptions, planned: TransactionPlan | ResumePlan, checkpoint: str | None) -> None:
+    """Raise an OptionError if the log is of another query than `checkpoint`. Tasks check it, too, by the query's id."""
+    from rocketmq_spark.transactions.plan import check_query
+
+    if checkpoint is None or planned.newest is None or (checkpoint, planned.newest.query) in _OWNERS:
+        return
+    query = query_of(checkpoint)
+    if query is not None:
+        check_query(options, planned.newest, query, f"checkpoint {checkpoint}")
+    _OWNERS.add((checkpoint, planned.newest.query))
 
 
 def look_up_route(options: SinkOptions, columns: pa.Schema) -> RouteLookup:

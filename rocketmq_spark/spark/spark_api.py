@@ -6,6 +6,8 @@ import inspect
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from rocketmq_spark.errors import SchemaError
+
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.accumulators import Accumulator
@@ -37,11 +39,29 @@ class SessionFacts:
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """Return the Arrow schema that Spark uses for `schema` between the JVM and Python."""
+    """Return the Arrow schema that Spark uses for `schema` between the JVM and Python.
+
+    Raises a SchemaError for a column of a type that Spark cannot convert, which Spark's own error does not name.
+    """
     from pyspark.sql.pandas.types import to_arrow_schema
+    from pyspark.sql.types import StructType as Columns
 
     # Newer releases require a time zone for timestamps; older ones have no such parameter, and use UTC.
     required: dict[str, Any] = (
         {"timezone": "UTC"} if "timezone" in inspect.signature(to_arrow_schema).parameters else {}
     )
-    return to_arrow_schema(schema, **required)
+    try:
+        return to_arrow_schema(schema, **required)
+    except Exception:
+        for field in schema.fields:
+            try:
+                to_arrow_schema(Columns([field]), **required)
+            except Exception as exc:
+                name, kind = field.name, field.dataType.simpleString()
+                remedy = f"CAST({name} AS STRING)"
+                if kind == "map<void,void>":
+                    remedy = f"CAST({name} AS MAP<STRING,STRING>)"
+                raise SchemaError(
+                    f"column {name} is {kind}, which Spark cannot convert to Arrow: drop it, or use {remedy}"
+                ) from exc
+        raise

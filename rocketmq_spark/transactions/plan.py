@@ -97,18 +97,23 @@ def check_stream(options: SinkOptions, plan: TransactionPlan | ResumePlan, write
                 "micro-batch was committed: the log has expired, or its broker is not registered. Start the broker, or "
                 "set startAnew=true if repeated rows are acceptable"
             )
-    elif newest.query != write.query:
-        if options.start_anew:
-            return
-        raise OptionError(
-            f"{write}: transactionalId={name} belongs to query {newest.query}, which has another checkpoint. Give each "
-            "query its own transactionalId, or set startAnew=true if the old checkpoint was deleted on purpose"
-        )
-    elif write.batch_id < newest.batch_id:
+        return
+    check_query(options, newest, write.query, str(write))
+    if newest.query == write.query and write.batch_id < newest.batch_id:
         raise OptionError(
             f"{write}: the decision log of transactionalId={name} has micro-batch {newest.batch_id} already, so the "
             "checkpoint is an old copy. Restore the newest checkpoint, or use another transactionalId and "
             "startAnew=true if repeated rows are acceptable"
+        )
+
+
+def check_query(options: SinkOptions, newest: Write, query: str, write: str) -> None:
+    """Raise an OptionError if the `newest` micro-batch of the log is not of this query, unless ``startAnew`` is set."""
+    if newest.query != query and not options.start_anew:
+        raise OptionError(
+            f"{write}: transactionalId={options.transactional_id} belongs to query {newest.query}, which has another "
+            "checkpoint. Give each query its own transactionalId, or set startAnew=true if the old checkpoint was "
+            "deleted on purpose"
         )
 
 
@@ -118,6 +123,9 @@ def commit(
     """Commit what the tasks have prepared; see `TwoPhaseCommit.commit`."""
     two_phase = _commit(options, instance, plan.run_id)
     read_log(two_phase.log, two_phase.brokers, everything=plan.write is not None)
+    if plan.write is None and two_phase.log.newest is not None:
+        # Another query may have committed with this id since the plan.
+        check_query(options, two_phase.log.newest, write.query, str(write))
     halves, group = _together(options, plan, write, prepared)
     if halves is None:
         return two_phase.finish(write)

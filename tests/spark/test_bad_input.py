@@ -70,6 +70,20 @@ def test_columns_are_refused_before_any_task(
         save(spark.createDataFrame([row], schema))
 
 
+@pytest.mark.parametrize(
+    ("column", "text"),
+    [
+        ("INTERVAL '1' YEAR AS delayMs", "column delayMs is interval year.*CAST.delayMs AS STRING"),
+        ("map() AS properties", "column properties is map<void,void>.*CAST.properties AS MAP<STRING,STRING>"),
+    ],
+)
+def test_a_column_that_spark_cannot_pass_to_python_is_named(
+    spark: SparkSession, save: Callable[..., None], column: str, text: str
+) -> None:
+    with pytest.raises(PySparkException, match=text):
+        save(spark.sql(f"SELECT 'b' AS body, {column}"))
+
+
 def test_a_frame_without_topic_is_refused(spark: SparkSession, cluster: Any) -> None:
     writer = spark.createDataFrame(BODY, "body string").write.format("rocketmq").mode("append")
     with pytest.raises(PySparkException, match="topic"):

@@ -150,7 +150,9 @@ def test_a_stream_with_another_checkpoint_is_refused(
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "0.txt").write_text("\n".join(ROWS))
     write_files(spark, cluster.name_server, topic, tmp_path, "first", **once)
-    with pytest.raises(PySparkException, match=r"belongs to query .*, which has another checkpoint"):
+    with pytest.raises(
+        PySparkException, match=r"checkpoint .*second: .*belongs to query .*, which has another checkpoint"
+    ):
         write_files(spark, cluster.name_server, topic, tmp_path, "second", **once)
     assert visible() == Counter(ROWS)
     write_files(spark, cluster.name_server, topic, tmp_path, "third", startAnew="true", **once)
@@ -163,6 +165,7 @@ def test_a_stream_with_another_checkpoint_is_refused(
         (("'x' as body", "1000L as delayMs"), {}, "column delayMs: not available with delivery=exactlyOnce"),
         (("'x' as body", "false as waitStoreMsgOK"), {}, "column waitStoreMsgOK: not available"),
         (("'x' as body",), {"transactionalId": "two words"}, "transactionalId"),
+        (("'x' as body",), {"topic": "missing", "writeId": "w"}, "topic missing does not exist, .* create it first"),
         (("'x' as body",), {"delivery": "effectivelyOnce", "writeId": ""}, "writeId"),
     ],
 )

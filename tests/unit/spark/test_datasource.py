@@ -17,7 +17,19 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
-from pyspark.sql.types import IntegerType, StringType, StructField, StructType, TimestampType
+from pyspark.sql.types import (
+    ArrayType,
+    CalendarIntervalType,
+    DataType,
+    IntegerType,
+    MapType,
+    NullType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+    YearMonthIntervalType,
+)
 
 from rocketmq_spark.errors import (
     DeliveryError,
@@ -410,3 +422,28 @@ def test_unknown_template_suffices_for_topics_from_a_column() -> None:
     transport.fail("query_route", MQBrokerException("not ready", 1, "not ready", "a:1"))
     with pytest.raises(MQBrokerException, match="not ready"):
         _await_any_answer(options, instance)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        (YearMonthIntervalType(), r"is interval year to month, .* drop it, or use CAST\(properties AS STRING\)"),
+        (MapType(NullType(), NullType()), r"is map<void,void>, .* use CAST\(properties AS MAP<STRING,STRING>\)"),
+        (ArrayType(CalendarIntervalType()), "is array<interval>, "),
+    ],
+)
+def test_a_column_that_spark_cannot_convert_is_named(kind: DataType, text: str) -> None:
+    source = RocketMQDataSource({"nameServer": "a:1", "topic": "t"})
+    for write in (source.writer, source.streamWriter):
+        with pytest.raises(SchemaError, match=f"column properties {text}"):
+            write(StructType([*BODY, StructField("properties", kind)]), overwrite=False)
+
+
+def test_exactly_once_to_a_topic_that_does_not_exist_is_refused_on_the_driver() -> None:
+    options = {"topic": "new", "delivery": "exactlyOnce", "transactionalId": "job"}
+    with FakeCluster() as cluster:
+        options["nameServer"] = cluster.name_server
+        stream, batch = RocketMQDataSource(options), RocketMQDataSource({**options, "writeId": "w"})
+        for write in (stream.streamWriter, batch.writer):
+            with pytest.raises(RouteNotFoundException, match=r"exactlyOnce: topic new does not exist, .* create it"):
+                write(BODY, overwrite=False)

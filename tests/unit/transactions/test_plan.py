@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from rocketmq_spark.errors import DeliveryError, OptionError
 from rocketmq_spark.protocol.remoting.codes import RequestCode
+from rocketmq_spark.spark.planning import plan_transaction
+from rocketmq_spark.spark.writer import NO_LOOKUP
 from rocketmq_spark.testing import FakeCluster
 from rocketmq_spark.transactions import plan as plans
 from rocketmq_spark.transactions.plan import Prepared, TransactionPlan, check_stream
@@ -112,3 +116,38 @@ def test_a_log_that_does_not_continue_is_refused(first: Driver, newest: Write | 
 @pytest.mark.parametrize(("newest", "batch_id"), [(None, 0), (Write("3", "query"), 3), (Write("3", "query"), 4)])
 def test_a_log_that_continues_is_accepted(first: Driver, newest: Write | None, batch_id: int) -> None:
     check_stream(first.options, replace(PLAN, newest=newest), Write(str(batch_id), "query"))
+
+
+def test_of_two_queries_with_one_id_that_start_at_once_the_second_commits_nothing(
+    cluster: FakeCluster, first: Driver
+) -> None:
+    one, other = (Write("0", name) for name in ("query", "other"))
+    planned = [plans.plan(first.options, first.instance, None) for _ in range(2)]
+    assert [plan.newest for plan in planned] == [None, None]
+    parts = prepared(first, one), prepared(first, other, ["late"])
+    plans.commit(first.options, first.instance, planned[0], one, parts[0])
+    with pytest.raises(OptionError, match="micro-batch 0 of query other: transactionalId=job belongs to query query"):
+        plans.commit(first.options, first.instance, planned[1], other, parts[1])
+    assert visible(cluster) == Counter(ROWS)
+
+
+@pytest.mark.parametrize("anew", [False, True])
+def test_the_driver_refuses_the_log_of_another_checkpoint_before_any_task(
+    first: Driver, tmp_path: Path, *, anew: bool
+) -> None:
+    write = Write("0", "query")
+    plan = plans.plan(first.options, first.instance, None)
+    plans.commit(first.options, first.instance, plan, write, prepared(first, write))
+    for query, folder in (("query", tmp_path / "own"), ("other", tmp_path / "another")):
+        folder.mkdir()
+        (folder / "metadata").write_text(json.dumps({"id": query}))
+    options = replace(first.options, start_anew=anew)
+    assert plan_transaction(options, NO_LOOKUP, str(tmp_path / "own")).newest == write
+    # Tasks check what the driver cannot read.
+    assert plan_transaction(options, NO_LOOKUP, str(tmp_path / "unreadable")).newest == write
+    for _ in range(2):
+        if anew:
+            assert plan_transaction(options, NO_LOOKUP, f"file:{tmp_path}/another").newest == write
+            continue
+        with pytest.raises(OptionError, match=r"checkpoint .*another: transactionalId=job belongs to query query"):
+            plan_transaction(options, NO_LOOKUP, f"file:{tmp_path}/another")
