@@ -112,8 +112,8 @@ class SourceOptions(ConnectedOptions):
     include_properties: bool = option("includeProperties", True, BOOLEAN,
         "Include the column `properties`.")
     min_partitions: int | None = option("minPartitions", None, kinds.integer(1),
-        "Minimum number of Spark partitions; large queues are split. Default: one per queue, where small queues share "
-        "one.", section="partitions")
+        "Minimum number of Spark partitions; large queues are split, and each partition reads one queue. Default: one "
+        "per queue, where small queues share one.", section="partitions")
     max_records_per_partition: int | None = option("maxRecordsPerPartition", None, _COUNT,
         "Maximum number of messages per Spark partition; larger queues are split. Default: no limit.")
     pull_batch_size: int = option("pullBatchSize", 512, kinds.integer(1, 1024),
