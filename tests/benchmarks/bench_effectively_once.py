@@ -23,6 +23,7 @@ from rocketmq_spark.routing.client_instance import ClientInstance
 from rocketmq_spark.routing.connect import new_transport
 from rocketmq_spark.sink.task import write_rows
 from rocketmq_spark.transactions import resume
+from rocketmq_spark.transactions import stored as stored_rows
 from rocketmq_spark.transactions.brokers import Brokers
 from rocketmq_spark.transactions.decision_log import DecisionLog
 from rocketmq_spark.transactions.records import Write
@@ -72,9 +73,9 @@ class Job:
     def read(self) -> float:
         """Return the messages per second of the reading of one task."""
         queues = dict.fromkeys(self.brokers.routes().find(str(self.brokers.options.topic)).queues, 0)
-        prefix = resume.row_id_prefix(self.brokers.options, Write("0", "query"), 0)
+        prefix = stored_rows.row_id_prefix(self.brokers.options, Write("0", "query"), 0)
         began = time.perf_counter()
-        stored = resume.read_stored(self.brokers, queues, self.brokers.max_offsets(queues), prefix)
+        stored = stored_rows.read_stored(self.brokers, queues, self.brokers.max_offsets(queues), prefix)
         assert len(stored) == STORED
         return STORED / (time.perf_counter() - began)
 

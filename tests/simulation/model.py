@@ -38,7 +38,7 @@ from rocketmq_spark.sink.in_flight import InFlightBatch
 from rocketmq_spark.sink.pipeline import OnStored
 from rocketmq_spark.sink.settling_sender import Resumption
 from rocketmq_spark.testing.scripted_broker import route
-from rocketmq_spark.transactions import resume
+from rocketmq_spark.transactions import stored
 from rocketmq_spark.transactions.brokers import Brokers
 from rocketmq_spark.transactions.records import Write
 from tests.simulation.cluster import run_to_end
@@ -101,7 +101,7 @@ def run_model(plan: ModelPlan) -> EffectivelyOnceRun:
     cluster.fates = controller.fates
     cluster.start_events()
     # The decoding of pulled records takes longer than all the rest.
-    with mock.patch.object(resume, "_read", _read_rows):
+    with mock.patch.object(stored, "_read", _read_rows):
         problems = run_to_end(world, controller.run, "controller", lambda: problems_of(plan, cluster, history))
     faults = controller.counts + cluster.counts + outcomes_of(cluster)
     return EffectivelyOnceRun(world, faults, problems, plan, history)
@@ -481,7 +481,7 @@ def _read_rows(
     schema: pa.Schema,
     take: Callable[[pa.RecordBatch, MessageQueue, str], T],
 ) -> list[T]:
-    """Do what `resume._read` does."""
+    """Do what `stored._read` does."""
     taken = []
     for queue, start in starts.items():
         found = brokers.rows_in(queue, start, ends[queue])

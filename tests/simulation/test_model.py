@@ -76,13 +76,14 @@ def begins_alone(usual: Callable[[Attempt], object], *, planned: bool) -> Callab
 def only_listed(
     usual: Callable[..., dict[MessageQueue, int]],
 ) -> Callable[..., dict[MessageQueue, int]]:
-    """Return a look-up of queues that does not know which queues attempts could use."""
+    """Return a look-up of queues that knows only those of the route."""
 
     def queues_of(
         brokers: Brokers, attempts: Sequence[Begun], floors: Mapping[MessageQueue, int]
     ) -> dict[MessageQueue, int]:
-        unknown = [Begun(dict.fromkeys(one.queue_nums, 0)) for one in attempts]
-        return usual(brokers, unknown, floors)
+        found = usual(brokers, attempts, floors)
+        listed = brokers.routes().find(str(brokers.options.topic)).queue_set
+        return {queue: floor for queue, floor in found.items() if queue in listed}
 
     return queues_of
 
@@ -128,7 +129,7 @@ RULES: dict[str, Iterable[ModelPlan]] = {
     "claims": with_faults("driver freeze", "not listed", brokers=2),
     "attempts in the plan": with_faults("driver crash"),
     "attempts since the plan": with_faults("task crash"),
-    "queues of attempts": [ModelPlan.of_seed(150_058)],
+    "queues of attempts": with_faults("not listed", "task crash", brokers=2),
     "end in the plan": with_faults("driver freeze", "driver crash"),
     "end since the plan": with_faults("driver freeze"),
     "older floors": with_faults("driver crash"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -53,6 +54,7 @@ def test_a_failed_write_is_continued(
     save: Callable[..., None],
     once: dict[str, str],
     metrics: Metrics,
+    load: Callable[..., DataFrame],
     visible: Callable[[], Counter[str]],
 ) -> None:
     for _ in range(2):
@@ -61,6 +63,9 @@ def test_a_failed_write_is_continued(
     save(rows(spark, broken=False), writeId="monday", **once)
     assert visible() == Counter(ROWS)
     assert metrics.recovered_rows()["recovered"] > 0
+    # Also rows that were found stored are in the receipt of the write.
+    by_receipt = load(startingOffsets=json.dumps(metrics.to_dict())).select("body").collect()
+    assert Counter(bytes(row.body).decode() for row in by_receipt) == Counter(ROWS)
     # The write is complete, so it is not read again.
     save(rows(spark, broken=False), writeId="monday", **once)
     save(rows(spark, broken=False), writeId="tuesday", **once)
