@@ -339,7 +339,8 @@ def complete(
         if repeated:
             logger.warning(
                 "%s: %d rows are stored twice, because a broker stored requests of a failed attempt later than "
-                "fenceMs=%d after it. Remove repeats with rocketmq_spark.dedupe, or raise fenceMs",
+                "fenceMs=%d after it, or another producer stored messages with their ids. Remove repeats with "
+                "rocketmq_spark.dedupe, or raise fenceMs",
                 *(write, repeated, options.fence_ms),
             )
     assert log.home is not None
