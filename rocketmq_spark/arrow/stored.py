@@ -64,6 +64,8 @@ _HEAD: Final = (
     ("prepared_transaction_offset", ">i8"),
     ("body_length", ">i4"),
 )
+# The part whose layout does not depend on the kind of addresses.
+_HEAD_START: Final = np.dtype(list(_HEAD[:8]))
 _ITEM_HEAD: Final = np.dtype([(name, ">i4") for name in ("size", "magic", "crc", "flag", "body_length")])
 _SYS_FLAG_AT: Final = 36
 # Bytes of an empty topic and no properties: only their lengths.
@@ -240,16 +242,21 @@ def missing_records(pull: Pulled) -> list[tuple[int, int]]:
     Records that cannot be located are not missing.
     """
     try:
-        records = records_of(pull.body)
+        borders, _ = _spans(pull.body, 0, len(pull.body), _HEAD_START.itemsize)
+        heads = _heads(np.frombuffer(pull.body, np.uint8), borders, _HEAD_START)
+        _fit(np.isin(heads["magic"], (MESSAGE_MAGIC_V1, MESSAGE_MAGIC_V2)))
+        starts = heads["queue_offset"].astype(np.int64)
+        ends = starts + 1
+        inner = np.flatnonzero(heads["sys_flag"] & INNER_BATCH == INNER_BATCH).tolist()
+        whole = records_of(pull.body).whole if inner else None
     except (Irregular, pa.ArrowInvalid):
         return _gaps(pull, *_spans_of_records(pull))
-    whole = records.whole
-    ends = whole.queue_offset + 1
-    for number in np.flatnonzero(records.heads["sys_flag"] & INNER_BATCH == INNER_BATCH).tolist():
+    for number in inner:
+        assert whole is not None
         counted = _INNER_NUM.search(pull.body, int(whole.properties[number]), int(whole.ends[number]))
         if counted is not None:
             ends[number] += int(counted[1]) - 1
-    return _gaps(pull, whole.queue_offset, ends)
+    return _gaps(pull, starts, ends)
 
 
 def _spans_of_records(pull: Pulled) -> tuple[Ints, Ints]:
