@@ -22,6 +22,7 @@ from rocketmq_spark.errors import (
     RemotingException,
     RocketMQError,
     SchemaError,
+    cause,
     escape_record,
 )
 from rocketmq_spark.model.credentials import Credentials, CredentialsProvider
@@ -83,6 +84,7 @@ __all__ = [
     "TransactionListener",
     "TransactionSendResult",
     "aio",
+    "cause",
     "dedupe",
     "demo",
     "finish_transactions",

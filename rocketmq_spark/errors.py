@@ -271,3 +271,50 @@ class MetricsUnavailableError(RocketMQError):
 
 class ClusterError(RocketMQError):
     """An operation of the local cluster failed, or a parameter of it is not allowed."""
+
+
+# The last line of a traceback that ends with an error of this package. Spark passes tracebacks of Python workers on as
+# text. "rocketmq_spark.errors" is the module of nearly all of them.
+_RAISED: Final = re.compile(r"^[ \t]*rocketmq_spark\.[\w.]+\.(\w+): (.*)$", re.MULTILINE)
+_ANSWERED: Final = re.compile(r"(\S+) answered (\d+) ")
+_ROW: Final = re.compile(r"\brow (\d+)\b")
+
+
+def cause(exc: BaseException | None) -> RocketMQError | None:
+    """Return the error of this package that caused an exception of Spark's, or None if there is none.
+
+    Spark has only the text of an error of a task or of a planner. The result has the class and text of the error, and
+    `response_code`, `broker_addr` and `row` as far as the text names them. Other attributes have their defaults. The
+    argument may also be ``query.exception()``.
+
+    >>> try:  # doctest: +SKIP
+    ...     df.write.format("rocketmq").options(**options).save()
+    ... except Exception as exc:
+    ...     print(repr(rocketmq_spark.cause(exc)))
+    """
+    seen: list[BaseException] = []
+    while exc is not None and exc not in seen:
+        if isinstance(exc, RocketMQError):
+            return exc
+        seen.append(exc)
+        exc = exc.__cause__ or (None if exc.__suppress_context__ else exc.__context__)
+    for wrapper in seen:
+        # Of errors that caused one another, the last one in a traceback was raised.
+        for name, text in reversed(_RAISED.findall(str(wrapper))):
+            if found := _of_text(name, text):
+                return found
+    return None
+
+
+def _of_text(name: str, text: str) -> RocketMQError | None:
+    kind = globals().get(name, RocketMQError)
+    if not (isinstance(kind, type) and issubclass(kind, RocketMQError)):
+        return None
+    address, code = answered.groups() if (answered := _ANSWERED.search(text)) else ("", -1)
+    if issubclass(kind, MQBrokerException):
+        return kind(text, int(code), "", address)
+    if issubclass(kind, MQClientException) and answered:
+        return kind(text, int(code))
+    if issubclass(kind, InvalidRowError) and (row := _ROW.search(text)):
+        return kind(text, int(row[1]))
+    return kind(text)

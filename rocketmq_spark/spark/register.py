@@ -8,6 +8,9 @@ In classic Spark, this ``save`` and every ``DataStreamWriter.start`` activate th
 for a Python data source in the active session of the JVM's thread (``DataSource.lookupDataSource``). A JVM thread that
 Py4J starts for another Python thread, or after an interrupt, has no active session.
 
+``save``, ``StreamingQuery.awaitTermination`` and ``processAllAvailable`` log the error of this package that caused
+Spark's exception, as one line.
+
 ``DataStreamWriter.start`` also rejects the continuous trigger, with which Spark passes no row to the sink
 (docs/internals/continuous-trigger.md). The Python workers that plan a stream do not know its trigger.
 """
@@ -22,12 +25,12 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.spark.datasource import RocketMQDataSource
-from rocketmq_spark.spark.report import Metrics, ReportAccumulatorParam, UnavailableMetrics
+from rocketmq_spark.spark.report import Metrics, ReportAccumulatorParam, UnavailableMetrics, report_cause
 from rocketmq_spark.spark.spark_api import SessionFacts
 
 if TYPE_CHECKING:
@@ -125,21 +128,26 @@ def unregister() -> None:
 def _hooks() -> list[tuple[Any, str, Callable[[Any], Any]]]:
     """Return Spark's classes, their methods, and the wrapper of each."""
     from pyspark.sql.readwriter import DataFrameWriter
+    from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
     batch_writers: list[Any] = [DataFrameWriter]
     stream_writers: list[Any] = [DataStreamWriter]
+    queries: list[Any] = [StreamingQuery]
     # Without its dependencies there are no sessions of Spark Connect.
     with contextlib.suppress(ImportError):
         from pyspark.sql.connect.readwriter import DataFrameWriter as ConnectDataFrameWriter
+        from pyspark.sql.connect.streaming.query import StreamingQuery as ConnectStreamingQuery
         from pyspark.sql.connect.streaming.readwriter import DataStreamWriter as ConnectDataStreamWriter
 
         batch_writers.append(ConnectDataFrameWriter)
         stream_writers.append(ConnectDataStreamWriter)
+        queries.append(ConnectStreamingQuery)
     of_streams = {"format": _keeping_format, "trigger": _keeping_trigger, "start": _starting}
     return [
         *((writer, "save", _appending) for writer in batch_writers),
         *((writer, method, around) for writer in stream_writers for method, around in of_streams.items()),
+        *((query, method, _awaiting) for query in queries for method in ("awaitTermination", "processAllAvailable")),
     ]
 
 
@@ -164,8 +172,10 @@ def _appending(save: Callable[..., None]) -> Callable[..., None]:
                     f'mode("{chosen}"): a RocketMQ topic can only be appended to; leave the mode out or use '
                     '.mode("append")'
                 )
-            mode = "append"
             _activate(self)
+            with _cause_reported("the write"):
+                save(self, path, format, "append", *args, **options)
+            return
         save(self, path, format, mode, *args, **options)
 
     return save_appending
@@ -211,6 +221,24 @@ def _starting(start: Callable[..., Any]) -> Callable[..., Any]:
         return start(self, path, format, *args, **options)
 
     return start_in_its_session
+
+
+def _awaiting(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def await_query(self: Any, *args: Any, **options: Any) -> Any:
+        with _cause_reported(f"query {self.id}"):
+            return method(self, *args, **options)
+
+    return await_query
+
+
+@contextlib.contextmanager
+def _cause_reported(what: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as exc:
+        report_cause(exc, what)
+        raise
 
 
 def _activate(writer: Any) -> None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.accumulators import AccumulatorParam
 
-from rocketmq_spark.errors import DeliveryError, MetricsUnavailableError
+from rocketmq_spark.errors import DeliveryError, MetricsUnavailableError, cause
 from rocketmq_spark.metrics import Measures, PartitionReport, WriteSummary, merge_into
 from rocketmq_spark.metrics.openmetrics import Family, added, families, last_commit
 from rocketmq_spark.metrics.summary import invalid_notes, recovery_notes, sent_notes, skipped_notes
@@ -207,6 +207,21 @@ def log_summary(
     level = logging.WARNING if warn else logging.INFO
     committed = "" if report is None else f"; {report}"
     logger.log(level, "%s: %d tasks stored %s%s", name, len(finished), _account(summary), committed)
+
+
+def report_cause(exc: BaseException, what: str) -> None:
+    """Log the error of this package that caused Spark's exception, and add it as a note, if there is one.
+
+    Spark's text has hundreds of lines of tracebacks, and Spark does not tell `abort` why a write failed. Python prints
+    the note after the traceback, from 3.11 on.
+    """
+    found = cause(exc)
+    if found is None or found is exc:
+        return
+    text = f"{what} failed: {type(found).__name__}: {found}"
+    logger.error("%s", text)
+    if hasattr(exc, "add_note"):
+        exc.add_note(text)
 
 
 def _account(summary: WriteSummary) -> str:

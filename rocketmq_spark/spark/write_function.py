@@ -47,15 +47,16 @@ def write(frame: DataFrame, **options: str | int | bool) -> WriteSummary:
 def _write(frame: DataFrame, options: Mapping[str, str | int | bool], batch_id: int | None = None) -> WriteSummary:
     """Write a DataFrame; `batch_id` is the micro-batch that it is, None for other writes."""
     from rocketmq_spark.spark.planning import plan_batch_write
-    from rocketmq_spark.spark.report import summarise
+    from rocketmq_spark.spark.report import report_cause, summarise
 
     texts = {name: option_text(value) for name, value in options.items()}
     writer = plan_batch_write(texts, arrow_schema(frame.schema), _facts(frame), logger.warning, batch_id)
     try:
         rows = frame.mapInArrow(partial(_write_partition, writer), _REPORT).collect()
-    except BaseException:
+    except BaseException as exc:
         # The reports of tasks that have succeeded are lost, so an exactly-once write leaves its half messages.
         writer.abort([None])
+        report_cause(exc, "the write")
         raise
     messages: list[WriterCommitMessage | None] = [_message(row) for row in rows]
     if not messages and frame.isEmpty():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
+import traceback
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from operator import attrgetter
@@ -13,9 +14,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyspark import TaskContext
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrameWriter, SparkSession
 from pyspark.sql.streaming import DataStreamWriter
 
+import rocketmq_spark
+from rocketmq_spark.errors import InvalidRowError, OptionError
 from rocketmq_spark.spark.register import register, unregister
 from rocketmq_spark.spark.report import Metrics
 from tests.support.cluster import SharedCluster
@@ -77,6 +81,43 @@ def test_second_register_keeps_one_hook_and_unregister_removes_it(spark: SparkSe
     unregister()
     unregister()
     assert (DataFrameWriter.save, DataStreamWriter.start) == before
+
+
+def test_the_cause_of_a_failed_write_or_query_is_the_last_line(
+    spark: SparkSession,
+    cluster: SharedCluster,
+    topic: str,
+    metrics: Metrics,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    address = {"nameServer": cluster.name_server, "topic": topic}
+    invalid = spark.range(0, 10, 1, 2).selectExpr("if(id = 9, null, 'x') as body")
+    (tmp_path / "in").mkdir()
+    invalid.write.mode("overwrite").parquet(str(tmp_path / "in"))
+    stream = spark.readStream.schema("body string").parquet(str(tmp_path / "in")).writeStream.format("rocketmq")
+    query = stream.options(**address, checkpointLocation=str(tmp_path / "checkpoint")).trigger(once=True).start()
+    for write, what, row in (
+        (lambda: invalid.write.format("rocketmq").options(**address).save(), "the write", "partition 1, row 4 "),
+        (lambda: rocketmq_spark.write(invalid, **address), "the write", "partition 1, row 4 "),
+        (lambda: query.awaitTermination(120), f"query {query.id}", rf"micro-batch 0 of query {query.id}: "),
+    ):
+        caplog.clear()
+        with pytest.raises(PySparkException) as raised:
+            write()
+        error = rocketmq_spark.cause(raised.value)
+        assert isinstance(error, InvalidRowError)
+        assert str(error).startswith(row)
+        line = f"{what} failed: InvalidRowError: {error}"
+        assert caplog.records[-1].getMessage() == line
+        if sys.version_info >= (3, 11):
+            assert "".join(traceback.format_exception(raised.value)).endswith(f"\n{line}\n")
+    error = rocketmq_spark.cause(query.exception())
+    assert isinstance(error, InvalidRowError)
+    # The planner of a write is another process, too.
+    with pytest.raises(PySparkException) as raised:
+        invalid.write.format("rocketmq").options(**address, batchBites="1").save()
+    assert isinstance(rocketmq_spark.cause(raised.value), OptionError)
 
 
 def test_write_and_stream_start_work_in_another_thread(

@@ -124,7 +124,7 @@ def numbers(rows):
 def start(writer):
     return writer.option("checkpointLocation", tempfile.mkdtemp()).trigger(once=True).start()
 
-twice = numbers(100).selectExpr("body", "'t' as topic", "0 as flag",
+twice = numbers(100).selectExpr("string(body div 2) as body", "'t' as topic", "0 as flag",
     "map('SPARK_ROW_ID', concat('w/0/', lpad(string(body div 2), 32, '0'))) as properties")
 deduped = rocketmq_spark.dedupe(twice, within="1 hour").select("body")
 query = start(deduped.writeStream.format("rocketmq").options(**sink))
@@ -138,15 +138,27 @@ once = {"delivery": "effectivelyOnce", "transactionalId": topic, "fenceMs": "100
 try:
     spark.range(1).selectExpr("'x' as body").write.format("rocketmq").options(**where, **once).save()
 except Exception as exc:
-    print("anonymous", "requires writeId" in str(exc))
+    print("anonymous", type(rocketmq_spark.cause(exc)).__name__, "requires writeId" in str(rocketmq_spark.cause(exc)))
+try:
+    spark.range(9).selectExpr("if(id = 8, null, 'x') as body").write.format("rocketmq").options(**where).save()
+except Exception as exc:
+    print("cause", type(rocketmq_spark.cause(exc)).__name__, rocketmq_spark.cause(exc).row)
 checkpoint = tempfile.mkdtemp()
 writer = numbers(100).writeStream.foreachBatch(rocketmq_spark.foreach_batch(**where, **once))
 writer = writer.option("checkpointLocation", checkpoint).trigger(once=True)
 for attempt in range(2):
-    query = writer.start()
+    while True:
+        try:
+            query = writer.start()
+            break
+        except Exception as exc:
+            # Spark gives the worker of foreachBatch 10 s for its imports.
+            if "Python worker failed to connect back" not in str(exc):
+                raise
     print("attempt", query.awaitTermination(120), query.exception())
     # Spark repeats the micro-batch if it was not noted as complete.
-    os.remove(checkpoint + "/commits/0")
+    for name in ("0", ".0.crc"):
+        os.remove(checkpoint + "/commits/" + name)
 print("stored", stored_in(where["topic"]))
 slowly = {"maxRatePerSecond": "100", "maxRateTasks": "2"}
 query = start(numbers(1_000_000).writeStream.format("rocketmq").options(**sink, **slowly))
@@ -170,7 +182,8 @@ spark.stop()
     deduped = re.search(r"deduped True None (\S+)", done.stdout)
     assert deduped is not None, done.stdout
     assert re.search(rf"micro-batch 0 of {deduped[1]}: \d+ tasks stored 50 rows", done.stderr), done.stderr
-    assert "continuous True\nanonymous True\nattempt True None\nattempt True None\nstored 100\n" in done.stdout
+    assert "continuous True\nanonymous OptionError True\ncause InvalidRowError 3\n" in done.stdout
+    assert "attempt True None\nattempt True None\nstored 100\n" in done.stdout
     assert "stopped None 0 True" in done.stdout
     # Spark logs at length that it has killed tasks in mid-batch; nothing of that is Python's.
     assert "Traceback" not in done.stderr
