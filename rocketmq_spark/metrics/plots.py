@@ -77,14 +77,18 @@ def plot_timeline(
     timeline: Sequence[Mapping[str, Any]], brokers: Sequence[str], axes: Sequence[Axes] | None
 ) -> list[Axes]:
     """Draw `WriteSummary.timeline`; `brokers` are in the order of their colours in `plot_latencies`."""
-    panels = list(_new_axes(3, "plot_timeline()", figsize=(9, 6.5)) if axes is None else axes)
-    if len(panels) != 3:
+    has_retries = not timeline or any(row["retries"] for row in timeline)
+    if axes is None:
+        panels = _new_axes(3 if has_retries else 2, "plot_timeline()", figsize=(9, 6.5 if has_retries else 4.5))
+    else:
+        panels = list(axes)
+    if axes is not None and len(panels) != 3:
         raise ValueError(f"plot_timeline() needs 3 axes (rows, latency, retries), not {len(panels)}")
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
     from matplotlib.ticker import MaxNLocator
 
-    rates, latencies, retries = panels
+    rates, latencies, *retries = panels
     width = timeline[0]["width_s"] if timeline else 1
     first = timeline[0]["second"] if timeline else 0
     buckets = (timeline[-1]["second"] - first) // width + 1 if timeline else 0
@@ -112,12 +116,13 @@ def plot_timeline(
             shades[_label(f"{broker} isolated")] = Patch(**shade)
     rates.set_ylabel("rows per second")
     latencies.set_ylabel("largest latency (ms)")
-    retries.set_ylabel("retries")
+    for panel in retries:
+        panel.set_ylabel("retries")
     since = datetime.fromtimestamp(first, timezone.utc)
-    retries.set_xlabel(f"{unit} since {since:%Y-%m-%d %H:%M:%S} UTC" if timeline else unit)
+    panels[-1].set_xlabel(f"{unit} since {since:%Y-%m-%d %H:%M:%S} UTC" if timeline else unit)
     latencies.set_yscale("log")
     _label_plainly(latencies.yaxis)
-    for panel in (rates, retries):
+    for panel in (rates, *retries):
         # The upper limit grows with another plot into shared axes.
         panel.set_ylim(0, max(1, panel.get_ylim()[1]), auto=True)
         panel.yaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True))

@@ -233,7 +233,10 @@ class WriteSummary:
         return plots.plot_latencies({broker: measures.latencies(broker) for broker in measures.brokers}, ax)
 
     def plot_timeline(self, axes: Sequence[Axes] | None = None, write_id: str | None = None) -> list[Axes]:
-        """Draw rows per second, largest latency, retries and isolation of each broker into 3 axes (default: new)."""
+        """Draw rows per second, largest latency, retries and isolation of each broker into 3 axes.
+
+        By default the axes are new, and without a retry there are only the first 2.
+        """
         from rocketmq_spark.metrics import plots
 
         self._require(write_id)

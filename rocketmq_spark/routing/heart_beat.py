@@ -30,7 +30,8 @@ _LONGEST_ROUND: Final = 30.0
 class HeartBeats:
     """Sends the heartbeats of one client, one round at a time; safe for many threads. A failed broker is only logged.
 
-    A rejected user is a warning once, until no broker rejects it any more.
+    A failing address is a warning once, until it accepts a heartbeat. A rejected user is a warning once, until no broker
+    rejects it any more.
     """
 
     client_id: str
@@ -41,8 +42,9 @@ class HeartBeats:
     # The masters of the last round, and its last address if its time was over.
     _masters: frozenset[str] = field(default=frozenset(), init=False)
     _last_address: str = field(default="", init=False)
-    # Addresses that reject the user.
+    # Addresses that reject the user, and those that failed since their last heartbeat.
     _rejecting: set[str] = field(default_factory=set, init=False)
+    _failing: set[str] = field(default_factory=set, init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     def send(self, groups: Collection[str], *, only_new: bool = False) -> bool:
@@ -54,6 +56,7 @@ class HeartBeats:
         try:
             masters = frozenset(self.routes.masters().values())
             self._rejecting &= masters
+            self._failing &= {*self.routes.addresses(), *masters}
             if groups and masters:
                 addresses = masters - self._masters if only_new else masters
                 # A new broker that fails may time out each time, so it is not called again before the next full round.
@@ -87,6 +90,7 @@ class HeartBeats:
             logger.log(level, "heartbeat at %s failed: %s", address, exc)
         else:
             self._rejecting.discard(address)
+            self._failing.discard(address)
 
     def _call_each(self, addresses: Sequence[str], doing: str, call: Callable[[str], None]) -> str:
         """Call each address; return the last one called if the time was over before all were, else ""."""
@@ -101,7 +105,9 @@ class HeartBeats:
                 call(address)
             except RocketMQError as exc:
                 # Errors of a transport that was closed meanwhile do not matter.
-                level = logging.DEBUG if self.transport.closed else logging.WARNING
+                is_known = self.transport.closed or address in self._failing
+                level = logging.DEBUG if is_known else logging.WARNING
+                self._failing.add(address)
                 logger.log(level, "%s at %s failed: %s", doing, address, exc)
         return ""
 

@@ -126,9 +126,9 @@ def test_long_timeline_has_hours_on_its_axis_and_rates_per_second(pyplot: Any) -
         success(recording, "a", rows=80, now=second)
     summary = summary_of([recording.snapshot()])
     assert summary.timeline()[0]["width_s"] == 32
-    rates, _, retries = summary.plot_timeline()
+    rates, latencies = summary.plot_timeline()
     assert set(drawn(rates)["a"]) == {10}
-    assert retries.get_xlabel() == "hours since 1970-01-01 00:00:00 UTC"
+    assert latencies.get_xlabel() == "hours since 1970-01-01 00:00:00 UTC"
     assert rates.patches[0].get_data().edges[-1] == 16_384 / 3600
 
 
@@ -140,6 +140,17 @@ def test_timeline_goes_into_axes_that_are_given(pyplot: Any) -> None:
     assert panels[0].get_legend() is not None
     with pytest.raises(ValueError, match=r"needs 3 axes \(rows, latency, retries\), not 2"):
         with_a_fault().plot_timeline(axes[0])
+
+
+def test_new_axes_have_no_panel_of_retries_if_there_was_none(pyplot: Any) -> None:
+    recording = recorder(epoch=EPOCH)
+    success(recording, "a", rows=1, now=0)
+    summary = summary_of([recording.snapshot()])
+    panels = summary.plot_timeline()
+    assert [panel.get_ylabel() for panel in panels] == ["rows per second", "largest latency (ms)"]
+    assert panels[-1].get_xlabel() == "seconds since 2023-11-14 22:13:20 UTC"
+    _, given = pyplot.subplots(3)
+    assert drawn(summary.plot_timeline(given)[2]) == {"a": [0]}
 
 
 def test_timeline_of_nothing_has_labels_and_no_lines(pyplot: Any) -> None:

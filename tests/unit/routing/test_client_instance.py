@@ -267,6 +267,26 @@ def test_rejected_user_is_logged_once_until_accepted_and_not_at_close(
     assert "unregistering group g at b:10911 failed: b:10911 refused" in caplog.text
 
 
+def test_unreachable_address_is_logged_once_until_it_answers(caplog: pytest.LogCaptureFixture) -> None:
+    instance, transport = instance_of()
+    instance.register("g")
+    instance.routes.find("T", 1.0)
+
+    def warnings(do: Callable[[], object], failing: str) -> list[str]:
+        caplog.clear()
+        transport.fail(failing, *[RemotingConnectException("refused")] * 2)
+        do()
+        return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+
+    assert warnings(instance.heart_beat, "heart_beat") == [
+        f"heartbeat at {broker}:10911 failed: refused" for broker in "ab"
+    ]
+    assert warnings(instance.heart_beat, "heart_beat") == []
+    instance.heart_beat()
+    assert len(warnings(instance.heart_beat, "heart_beat")) == 2
+    assert warnings(instance.close, "unregister_client") == []
+
+
 def test_route_lookup_failing_due_to_close_logs_no_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
