@@ -17,7 +17,8 @@ from rocketmq_spark.errors import ClusterError, RemotingException, RocketMQError
 from rocketmq_spark.model.credentials import Credentials
 from rocketmq_spark.model.names import is_legal
 from rocketmq_spark.model.route import BrokerData, TopicRouteData, masters_of
-from rocketmq_spark.options.kinds import ENV, FILE, is_padded, is_printable, is_reference
+from rocketmq_spark.options.kinds import is_padded, is_printable, is_reference
+from rocketmq_spark.options.references import ENV, FILE
 from rocketmq_spark.protocol.remoting.codes import STORED, RequestCode, ResponseCode, broker_error
 from rocketmq_spark.protocol.remoting.command import RemotingCommand
 from rocketmq_spark.protocol.remoting.headers import GetRouteInfoRequestHeader, SendMessageRequestHeaderV2

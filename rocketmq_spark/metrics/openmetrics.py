@@ -12,12 +12,15 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from rocketmq_spark.errors import escaped
 from rocketmq_spark.metrics.measures import Measures, Metric, lowest_us
 
 # Upper ends of the latency buckets, microseconds: powers of two, because the latencies in commit messages have no finer
 # resolution. 0.5 ms to 17 s.
 _BOUNDS_US: Final = tuple(1 << bits for bits in range(9, 25))
 _LAST_COMMIT: Final = "rocketmq_spark_last_commit_timestamp_seconds"
+# How every text of `render` with a metric begins.
+BEGINNING: Final = "# TYPE rocketmq_spark_"
 _SAMPLE: Final = re.compile(r"([a-z_]+)(\{.*\})? (\S+)")
 
 
@@ -117,10 +120,13 @@ def render(found: Iterable[Family]) -> str:
         if family.unit:
             lines.append(f"# UNIT {family.name} {family.unit}")
         lines.append(f"# HELP {family.name} {_escaped(family.help)}")
+        values: dict[str, float] = {}
         for suffix, labels, value in family.samples:
-            pairs = ",".join(f'{name}="{_escaped(text)}"' for name, text in labels.items())
+            pairs = ",".join(f'{name}="{_label(text)}"' for name, text in labels.items())
             series = f"{family.name}{suffix}{{{pairs}}}" if pairs else f"{family.name}{suffix}"
-            lines.append(f"{series} {value:.15g}")
+            # Two names may be equal when they are escaped.
+            values[series] = values.get(series, 0.0) + value
+        lines += [f"{series} {value:.15g}" for series, value in values.items()]
     return "\n".join([*lines, "# EOF", ""])
 
 
@@ -143,7 +149,8 @@ def added(old: str, found: Iterable[Family]) -> str:
 
 def _read(text: str, heads: dict[str, list[str]], values: dict[str, dict[str, float]]) -> None:
     """Add a text: the comment lines of each family, and the value of each series."""
-    *lines, last = text.splitlines() or [""]
+    # Not splitlines: labels of older versions may have other line separators.
+    *lines, last = text.removesuffix("\n").split("\n")
     if last != "# EOF":
         raise ValueError("the file has other content than metrics of rocketmq-spark: name another file")
     name = ""
@@ -173,6 +180,11 @@ def _histogram(measures: Measures, broker: str) -> Iterator[tuple[str, Mapping[s
     yield "_bucket", {"broker": broker, "le": "+Inf"}, total
     yield "_count", {"broker": broker}, total
     yield "_sum", {"broker": broker}, float((lowest * counts).sum()) / 1e6
+
+
+def _label(text: str) -> str:
+    """Return the text of a peer as a label, without what a shell would execute in double quotes."""
+    return _escaped(escaped(text).replace("$", "\\x24").replace("`", "\\x60"))
 
 
 def _escaped(text: str) -> str:

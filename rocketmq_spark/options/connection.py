@@ -26,7 +26,6 @@ _Options = TypeVar("_Options", bound="ConnectedOptions")
 
 # Shorter intervals would load name servers and brokers noticeably.
 _INTERVAL: Final = kinds.integer(100, unit="ms")
-_PRINTABLE: Final = kinds.text("a non-blank text without control characters", "[\x00-\x1f\x7f]")
 _COMMITS_ONLY: Final = "Used only by streams with `commitOffsets=true`."
 
 
@@ -89,17 +88,17 @@ class ConnectionOptions:
     use_tls: bool = option("useTls", False, BOOLEAN,
         "Encrypt every connection with TLS. The certificates of the servers must be valid for the addresses that the "
         "client connects to.", section="tls", cli="Encrypt every connection.")
-    tls_ca_file: str | None = option("tlsCaFile", None, _PRINTABLE,
+    tls_ca_file: str | None = option("tlsCaFile", None, kinds.READ_FILE,
         "PEM file of the trusted certificate authorities, at the same path on the driver and every executor. Default: "
         "the system's authorities.",
         producer_doc="PEM file of the trusted certificate authorities. Default: the system's authorities.",
         cli="PEM file of the trusted certificate authorities. Default: the system's.")
-    tls_cert_file: str | None = option("tlsCertFile", None, _PRINTABLE,
+    tls_cert_file: str | None = option("tlsCertFile", None, kinds.READ_FILE,
         "PEM file of the client certificate and its chain, for servers that require one. At the same path on the "
         "driver and every executor.",
         producer_doc="PEM file of the client certificate and its chain, for servers that require one.",
         cli="PEM file of the client certificate.")
-    tls_key_file: str | None = option("tlsKeyFile", None, _PRINTABLE,
+    tls_key_file: str | None = option("tlsKeyFile", None, kinds.READ_FILE,
         "PEM file of the unencrypted private key of the client certificate. Default: the key in `tlsCertFile`.",
         cli="PEM file of its private key. Default: the key in the certificate file.")
     tls_server_name: str | None = option(

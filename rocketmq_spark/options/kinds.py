@@ -9,13 +9,16 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import itertools
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model.names import FORBIDDEN_TOPICS, MAX_TOPIC_LENGTH, is_legal, namespace_of
+from rocketmq_spark.options import references
+from rocketmq_spark.options.references import ENV, FILE
 
 INT_MAX: Final = 2_147_483_647
 # Maximum characters of a value in an error. The receipt of a large write, given as offsets, has many thousands.
@@ -35,6 +38,8 @@ class ValueKind:
     allowed: str
     parse: Callable[[str], Any]
     explains: bool = False  # The text of the parser's ValueError says what is wrong
+    # Returns what a value reaches on the machine, such as "path:/var/log/sink.jsonl"; "" if nothing
+    reference: Callable[[str], str] | None = None
 
 
 def _parse_boolean(text: str) -> bool:
@@ -111,7 +116,8 @@ def choice(*values: str, or_class: bool = False) -> ValueKind:
             raise ValueError
         return by_lower[lowered]
 
-    return ValueKind(f"one of {', '.join(values)}" + (f", or {CLASS.allowed}" if or_class else ""), parse)
+    allowed = f"one of {', '.join(values)}" + (f", or {CLASS.allowed}" if or_class else "")
+    return ValueKind(allowed, parse, reference=_class_in if or_class else None)
 
 
 def _text_that(allowed: str, fits: Callable[[str], bool]) -> ValueKind:
@@ -150,10 +156,6 @@ def text(allowed: str, refused: str) -> ValueKind:
     return _text_that(allowed, lambda text: bool(text.strip()) and not re.search(refused, text))
 
 
-ENV: Final = "env:"
-FILE: Final = "file:"
-
-
 def is_printable(text: str) -> bool:
     """Return whether a text is not blank and has no control characters."""
     return bool(text.strip()) and not re.search("[\x00-\x1f\x7f]", text)
@@ -162,6 +164,10 @@ def is_printable(text: str) -> bool:
 def is_padded(text: str) -> bool:
     """Return whether a text begins or ends with blanks or a byte-order mark: unlikely in a secret, and invisible."""
     return text != text.strip().strip("\ufeff").strip()
+
+
+def _class_in(text: str) -> str:
+    return f"{references.CLASS}{text}" if ":" in text else ""
 
 
 def is_reference(text: str) -> bool:
@@ -265,13 +271,24 @@ SECRET: Final = ValueKind(
     "a non-blank text without control characters and surrounding blanks, or the place of the secret as env:NAME or "
     "file:/absolute/path",
     _parse_secret,
+    reference=lambda text: text if is_reference(text) else "",
 )
-CLASS: Final = matching("your class as module:Class", r"\s*([A-Za-z_][\w.]*:[A-Za-z_]\w*)\s*")
+CLASS: Final = replace(
+    matching("your class as module:Class", r"\s*([A-Za-z_][\w.]*:[A-Za-z_]\w*)\s*"), reference=_class_in
+)
+# A file that is read.
+READ_FILE: Final = replace(
+    text("a non-blank text without control characters", "[\x00-\x1f\x7f]"),
+    reference=lambda path: f"{FILE}{os.path.abspath(path)}",
+)
 PATTERN: Final = ValueKind("a Python regular expression, as in orders-.*", _parse_pattern, explains=True)
 # A password in a URI would end up in logs; file systems have better places for it.
-LOCATION: Final = matching(
-    "an absolute path, or a URI without a password, as in /var/log/sink.jsonl or s3://bucket/folder",
-    r"((?:/|[A-Za-z][A-Za-z0-9+.-]*://(?![^/]*:[^/]*@))[^\x00-\x1f]*)",
+LOCATION: Final = replace(
+    matching(
+        "an absolute path, or a URI without a password, as in /var/log/sink.jsonl or s3://bucket/folder",
+        r"((?:/|[A-Za-z][A-Za-z0-9+.-]*://(?![^/]*:[^/]*@))[^\x00-\x1f]*)",
+    ),
+    reference=lambda place: f"{references.PATH}{place}",
 )
 BOOLEAN: Final = ValueKind("true or false", _parse_boolean)
 ROW_ID: Final = ValueKind("false, true, or columns:a,b with distinct column names", _parse_row_id)
@@ -345,10 +362,16 @@ def parse_one(spec: OptionSpec, value: Any, name: str, noun: str = "option") -> 
     """Return the parsed value of an option; an OptionError that uses `name` says what is allowed."""
     why = ""
     try:
-        return spec.kind.parse(option_text(value))
+        parsed = spec.kind.parse(option_text(value))
     except ValueError as exc:
         if spec.kind.explains and not spec.secret:
             why = f"{exc}; "
+    else:
+        if spec.kind.reference is not None and (reference := spec.kind.reference(parsed)):
+            # The query of a URI may have a secret. The place of a secret is none.
+            is_shown = not spec.secret or is_reference(reference)
+            references.allowed(name, reference, "" if is_shown else "(not shown)")
+        return parsed
     # Outside the except block, because the parser's error may quote the value and must not become the context.
     text = repr(f"{value[:_LONGEST_SHOWN]}..." if isinstance(value, str) and len(value) > _LONGEST_SHOWN else value)
     shown = "has a value (not shown: it is secret) that" if spec.secret else f"is {text}, which"
@@ -374,7 +397,8 @@ def option_text(value: Any) -> str:
 
 
 def load_class(option: str, name: str, method: str) -> type[Any]:
-    """Return the class named ``module:Class``; raises an OptionError if it does not exist or lacks the method."""
+    """Return the class named ``module:Class``; OptionError if it is missing, lacks the method, or is not allowed."""
+    references.allowed(option, f"{references.CLASS}{name}")
     module_name, _, class_name = name.partition(":")
     try:
         module = importlib.import_module(module_name)

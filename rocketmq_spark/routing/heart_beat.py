@@ -30,8 +30,8 @@ _LONGEST_ROUND: Final = 30.0
 class HeartBeats:
     """Sends the heartbeats of one client, one round at a time; safe for many threads. A failed broker is only logged.
 
-    A failing address is a warning once, until it accepts a heartbeat. A rejected user is a warning once, until no broker
-    rejects it any more.
+    A failing address is a warning once, until it accepts a heartbeat. A rejected user is a warning once, until no
+    broker rejects it any more.
     """
 
     client_id: str

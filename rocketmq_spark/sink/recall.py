@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from rocketmq_spark.errors import MQClientException
 from rocketmq_spark.model.message import SendOutcome
+from rocketmq_spark.options.references import PATH, allowed
 from rocketmq_spark.protocol.batches import lone_message
 from rocketmq_spark.sink.in_flight import InFlightBatch
 
@@ -38,6 +39,7 @@ class RecallHandles:
     def __enter__(self) -> RecallHandles:
         from pyarrow import fs
 
+        allowed("recallPath", f"{PATH}{self._path}", "(not shown)")
         try:
             self._filesystem, self._folder = fs.FileSystem.from_uri(self._path)
             self._filesystem.create_dir(self._folder)

@@ -21,8 +21,9 @@ from pyspark.accumulators import AccumulatorParam
 
 from rocketmq_spark.errors import DeliveryError, MetricsUnavailableError, cause
 from rocketmq_spark.metrics import Measures, PartitionReport, WriteSummary, merge_into
-from rocketmq_spark.metrics.openmetrics import Family, added, families, last_commit
+from rocketmq_spark.metrics.openmetrics import BEGINNING, Family, added, families, last_commit
 from rocketmq_spark.metrics.summary import invalid_notes, recovery_notes, sent_notes, skipped_notes
+from rocketmq_spark.options.references import PATH, allowed
 from rocketmq_spark.spark.spark_api import WriterCommitMessage
 
 if TYPE_CHECKING:
@@ -36,6 +37,9 @@ logger = logging.getLogger("rocketmq_spark.spark")
 
 # For 20 brokers. Spark keeps every commit message until `commit`.
 COMMIT_MESSAGE_BYTES: Final = 1024
+
+# How every line of `metricsPath` begins.
+_LINE: Final = b'{"write_id": '
 
 # Halving the resolution this often leaves one bucket per octave.
 _MAX_LATENCY_BITS: Final = 7
@@ -263,6 +267,7 @@ def record_commit(
     seconds. `report` is that of an exactly-once write. `resolve` replaces `pyarrow.fs.FileSystem.from_uri`.
     """
     try:
+        allowed("metricsPath", f"{PATH}{path}", "(not shown)")
         if openmetrics:
             measures, repeated = summarise(_finished(messages)).measures(), getattr(report, "repeated_rows", 0)
             _add(path, [*families(measures, repeated=repeated), last_commit(now)], resolve)
@@ -304,11 +309,20 @@ def _add(path: str, found: list[Family], resolve: Callable[[str], tuple[FileSyst
     from pyarrow import fs
 
     filesystem, place = (resolve or fs.FileSystem.from_uri)(path)
-    old = ""
+    old = b""
     if filesystem.get_file_info(place).type is not fs.FileType.NotFound:
         with filesystem.open_input_stream(place, compression=None) as stream:
-            old = stream.read().decode()
-    text, target = added(old, found).encode(), place
+            old = stream.read()
+    try:
+        text = added(old.decode(), found).encode()
+    except ValueError as exc:
+        if not old.startswith(BEGINNING.encode()):
+            raise
+        kept = f"{place}.{uuid.uuid4().hex}.bad"
+        filesystem.move(place, kept)
+        text = added("", found).encode()
+        logger.warning("metricsPath %s is damaged, so its sums begin anew: %s. The old file is %s", path, exc, kept)
+    target = place
     if isinstance(filesystem, fs.LocalFileSystem):
         filesystem.create_dir(place.rpartition("/")[0] or "/", recursive=True)
         # A monitor that reads meanwhile sees the old file or the new one.
@@ -323,9 +337,15 @@ def _append(path: str, line: dict[str, Any], resolve: Callable[[str], tuple[File
     from pyarrow import fs
 
     filesystem, place = (resolve or fs.FileSystem.from_uri)(path)
-    text = (json.dumps(line) + "\n").encode()
+    # No shell executes names of brokers, whatever file the path names.
+    text = (json.dumps(line).replace("$", "\\u0024").replace("`", "\\u0060") + "\n").encode()
     if isinstance(filesystem, fs.LocalFileSystem):
         filesystem.create_dir(place.rpartition("/")[0] or "/", recursive=True)
+        if filesystem.get_file_info(place).type is fs.FileType.File:
+            with filesystem.open_input_stream(place, compression=None) as stream:
+                begins = stream.read(len(_LINE))
+            if begins not in (b"", _LINE):
+                raise ValueError("the file has other content than metrics of rocketmq-spark: name another file")
         # One write per line, so that two concurrent commits add two whole lines.
         with filesystem.open_append_stream(place, compression=None) as stream:
             stream.write(text)

@@ -30,7 +30,8 @@ from typing import Any, Final, NamedTuple
 from rocketmq_spark.errors import CredentialsError, OptionError
 from rocketmq_spark.model.credentials import Credentials, CredentialsProvider
 from rocketmq_spark.options.connection import ConnectionOptions
-from rocketmq_spark.options.kinds import ENV, FILE, is_padded, is_printable, load_class, make
+from rocketmq_spark.options.kinds import is_padded, is_printable, load_class, make
+from rocketmq_spark.options.references import ENV, FILE, allowed
 
 logger = logging.getLogger("rocketmq_spark.producer")
 
@@ -50,8 +51,6 @@ _GIVEN_UP: Final = 60.0
 _LONGEST: Final = 64 * 1024
 _READINGS: Final = 5
 _TEXT: Final = "one line of text that is not blank, without control characters"
-# Set by the administrator of the driver and the executors: "env:NAME;env:PREFIX*;file:/path;file:/folder/*".
-_ALLOWED: Final = "ROCKETMQ_SPARK_REFERENCES"
 
 
 def credentials_of(options: ConnectionOptions) -> CredentialsProvider | None:
@@ -100,33 +99,10 @@ def _with_variable(text: str | None) -> str | None:
     return text if value is None else f"{text}={value}"
 
 
-def _allowed(option: str, reference: str) -> str:
-    """Return the reference to read; the administrator of this process can forbid it (``ROCKETMQ_SPARK_REFERENCES``)."""
-    allowed = os.environ.get(_ALLOWED)
-    if allowed is None:
-        return reference
-    # Follow links and ``..`` first, so that the checked file is also the one to read.
-    target = FILE + os.path.realpath(reference.removeprefix(FILE)) if reference.startswith(FILE) else reference
-    if any(_allows(entry.strip(), target) for entry in allowed.split(";")):
-        return target
-    raise OptionError(
-        f"option {option}={reference}: this reference is not allowed here: the environment variable {_ALLOWED} of this "
-        f"process allows {allowed or 'none'}. Use an allowed reference, or ask the administrator to add this one"
-    )
-
-
-def _allows(entry: str, target: str) -> bool:
-    prefix, star = entry.removesuffix("*"), entry.endswith("*")
-    if prefix.startswith(f"{FILE}/"):
-        path = prefix.removeprefix(FILE)
-        prefix = FILE + os.path.realpath(path) + ("/" if path.endswith("/") and path.strip("/") else "")
-    return target.startswith(prefix) if star else target == prefix
-
-
 def _resolved(option: str, text: str) -> str:
     if not text.startswith((ENV, FILE)):
         return text
-    target = _allowed(option, text)
+    target = allowed(option, text)
     if text.startswith(ENV):
         name = text.removeprefix(ENV)
         value = os.environ.get(name)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
+from rocketmq_spark.errors import escaped
 from rocketmq_spark.metrics import Measures, ReadReport, Recorder, WriteSummary, merge_into
 from rocketmq_spark.metrics.openmetrics import added, families, last_commit, render
 from rocketmq_spark.model.message import MessageQueue
@@ -76,9 +77,27 @@ def _buckets(text: str) -> dict[Any, float]:
     return {key: count for key, count in parsed(text).items() if key[0].endswith(("_bucket", "_count"))}
 
 
-def test_texts_of_peers_are_escaped() -> None:
-    name = 'bro"ker\\\n# EOF'
-    assert value(summary(recorder(name)).to_openmetrics(), "rows_total", broker=name) == 10
+@pytest.mark.parametrize(
+    "name",
+    ['bro"ker\\\n# EOF', "a\u2028# EOF", "a\x85b", "a\rb", "\ud800", 'x"} 1\nrocketmq_spark_rows_total{broker="y'],
+)
+def test_texts_of_peers_are_escaped_and_added_again(name: str) -> None:
+    text = summary(recorder(name)).to_openmetrics()
+    assert text.splitlines() == text.split("\n")[:-1]
+    again = added(added("", families(Measures.unpack(recorder(name).snapshot().packed))), [])
+    for found in (text, again):
+        assert value(found.encode().decode(), "rows_total", broker=escaped(name)) == 10
+
+
+def test_no_shell_executes_a_name() -> None:
+    text = summary(recorder("$(touch x)`touch x`")).to_openmetrics()
+    assert not {"$", "`"} & set(text)
+    assert value(text, "rows_total", broker=r"\x24(touch x)\x60touch x\x60") == 10
+
+
+def test_names_that_are_equal_when_escaped_share_a_series() -> None:
+    text = summary(recorder("a\n"), recorder(r"a\n")).to_openmetrics()
+    assert value(text, "rows_total", broker=r"a\n") == 20
 
 
 def test_invalid_unreadable_and_lost_rows_are_counted() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -114,11 +115,40 @@ def test_openmetrics_object_is_replaced_by_the_sums(tmp_path: Path) -> None:
     assert 'rocketmq_spark_rows_total{broker="a"} 20\n' in (tmp_path / "sink.prom").read_text("utf-8")
 
 
+@pytest.mark.parametrize("openmetrics", [False, True])
 def test_file_with_other_content_is_kept_and_the_commit_succeeds(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, openmetrics: bool
 ) -> None:
     path = tmp_path / "notes.txt"
     path.write_text("important")
-    record_commit(str(path), [message()], "", 0, now=NOW, openmetrics=True)
+    record_commit(str(path), [message()], "", 0, now=NOW, openmetrics=openmetrics)
     assert path.read_text() == "important"
     assert "name another file" in caplog.text
+
+
+def test_damaged_openmetrics_file_is_kept_aside_and_replaced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "sink.prom"
+    record_commit(str(path), [message()], "", 0, now=NOW, openmetrics=True)
+    damaged = path.read_bytes()[:-20] + b"\xff"
+    path.write_bytes(damaged)
+    record_commit(str(path), [message()], "", 1, now=NOW, openmetrics=True)
+    assert 'rocketmq_spark_rows_total{broker="a"} 10\n' in path.read_text("utf-8")
+    (kept,) = tmp_path.glob("sink.prom.*.bad")
+    assert kept.read_bytes() == damaged
+    (record,) = caplog.records
+    assert str(kept) in record.getMessage()
+
+
+@pytest.mark.parametrize("openmetrics", [False, True])
+def test_no_shell_executes_a_broker_name_in_the_file(tmp_path: Path, openmetrics: bool) -> None:
+    path = tmp_path / "profile"
+    made = tmp_path / "made"
+    broker = f'$(touch {made})`touch {made}`"; touch {made}'
+    recorder = Recorder("w", 0, 0, epoch_offset=0.0)
+    recorder.record_success(broker, 1, 100, 8.0, MessageQueue("T", broker, 0), 5, 1.0)
+    written = CommitMessage.of(recorder.snapshot(), histograms=False, latencies=True)
+    record_commit(str(path), [written], "", 0, now=NOW, openmetrics=openmetrics)
+    subprocess.run(["/bin/sh", str(path)], capture_output=True, check=False)
+    assert not made.exists()
+    if not openmetrics:
+        assert list(lines(path)[0]["brokers"]) == [broker]  # type: ignore[call-overload]
