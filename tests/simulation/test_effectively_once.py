@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from rocketmq_spark.model.message import SendOutcome, SendStatus
+from rocketmq_spark.model.message import MessageQueue, SendOutcome, SendStatus
 from rocketmq_spark.sink.in_flight import InFlightBatch
 from rocketmq_spark.sink.settling_sender import SettlingSender
 from tests.simulation.effectively_once import EffectivelyOncePlan, run_effectively_once
@@ -30,16 +30,18 @@ def test_schedules_replay_exactly() -> None:
     assert first.faults == again.faults
 
 
-def unsettled(self: SettlingSender, delivery: InFlightBatch, _: int, outcome: SendOutcome) -> None:
+def unsettled(self: SettlingSender, delivery: InFlightBatch, _: MessageQueue, __: int, outcome: SendOutcome) -> None:
     self._events.put((delivery, outcome))
 
 
 def unsafe_unsettled(usual: Callable[..., None]) -> Callable[..., None]:
-    def on_outcome(self: SettlingSender, delivery: InFlightBatch, floor: int, outcome: SendOutcome) -> None:
+    def on_outcome(
+        self: SettlingSender, delivery: InFlightBatch, sent_to: MessageQueue, end: int, outcome: SendOutcome
+    ) -> None:
         if outcome.status not in (None, SendStatus.SEND_OK):
             self._events.put((delivery, outcome))
         else:
-            usual(self, delivery, floor, outcome)
+            usual(self, delivery, sent_to, end, outcome)
 
     return on_outcome
 
