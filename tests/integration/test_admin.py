@@ -133,7 +133,10 @@ def test_peek_reports_queues_without_read_permission_and_shows_the_others(
         producer.send(Message.of(topic, b"%d" % number))
     wait_for(lambda: stored(admin, topic) == 8)
     broker = cluster.brokers[0]
-    for reads, perm, left, said in ((2, 2, 4, "2 queues of broker-0: closed"), (1, 6, 6, "1 queue of broker-0: clos")):
+    for reads, perm, left, said in (
+        (2, 2, 4, "2 queues of broker-0: broker broker-0 rejects"),
+        (1, 6, 6, "1 queue of broker-0: broker broker-0 rejects"),
+    ):
         admin.transport.create_topic(broker.address, topic, 2, perm, 5.0, read_queue_nums=reads)
         wait_for(lambda told=(reads, perm): told == told_of(admin, topic, broker.name))
         peeked = admin.peek(topic)
