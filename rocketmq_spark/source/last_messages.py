@@ -51,7 +51,11 @@ class LastMessages:
         found |= self.bounds.stored_before({queue: end for queue, end in ask.items() if queue not in idle})
         self._stored |= {queue: (ask[queue], stored) for queue, stored in found.items()}
         last = {queue: self._stored.get(queue, (None, None)) for queue in ends}
-        return {queue: stored for queue, (at, stored) in last.items() if stored is not None and at == ends[queue]}
+        # A query that selects a queue again later compares its last message then.
+        left_out = {queue: time for queue, time in times.items() if not self.bounds.options.reads(queue)}
+        return left_out | {
+            queue: stored for queue, (at, stored) in last.items() if stored is not None and at == ends[queue]
+        }
 
     def continued(
         self, starts: Offsets, ends: Mapping[MessageQueue, int], times: Times, end_times: Times

@@ -383,6 +383,21 @@ def test_topic_without_new_messages_since_the_start_is_compared_too(stream: Stre
         query.partitions(end, query.latestOffset(end))
 
 
+def test_topic_that_a_query_leaves_out_for_a_while_is_compared_when_it_is_back(stream: Stream) -> None:
+    other = MessageQueue("other", "a", 0)
+    stream.queues(1, "other")
+    stream.put(other, 1)
+    start = after_a_batch(stream, 5)
+    with stream.query(subscribe=("other",)) as query:
+        end = checkpointed(query.latestOffset(start))
+        assert ranges_of(query.partitions(start, end)) == [OffsetRange(other, 0, 1)]
+        assert query.latestOffset(end) == end
+    # The commit log keeps its first message, that of the other topic.
+    stream.replace(Q0, 1, 6, at=9.0)
+    with stream.query(subscribe=("other", "t")) as query, pytest.raises(DataLossError, match=OTHER):
+        query.partitions(end, query.latestOffset(end))
+
+
 def test_queue_whose_last_message_read_has_expired_is_not_compared(stream: Stream) -> None:
     start = after_a_batch(stream, 5)
     stream.put(Q0, 2, at=6.0)
