@@ -77,15 +77,35 @@ class LastMessages:
         # A micro-batch that an earlier run has planned; this one has just asked for its last messages.
         repeated = {
             queue: ends[queue]
-            for queue in filled & end_times.keys()
-            if self._stored.get(queue) != (ends[queue], end_times[queue])
+            for queue in filled
+            if self._stored.get(queue, (None, None)) != (ends[queue], end_times.get(queue))
         }
-        cut = self._replaced(repeated, self.bounds.stored_before(repeated), end_times)
+        found = self.bounds.stored_before(repeated)
+        short = self._shorter({queue: ends[queue] for queue, stored in found.items() if stored is None})
+        cut = self._replaced(repeated, found, end_times) | (short.keys() & end_times.keys())
+        replaced |= {queue for queue, end in short.items() if end < starts[queue]} & times.keys()
+        ends = {**ends, **short}
         return (
             starts | self._stored_after(times, replaced, ends),
             {**ends, **self._stored_after(end_times, cut, ends)},
             complete,
         )
+
+    def _shorter(self, ends: Offsets) -> Offsets:
+        """Report and return the ends of the queues that end before `ends`. A task would wait for their messages."""
+        maybe = [*self.bounds.short_of(ends)]
+        answers, _ = self.bounds.once(maybe, self.bounds.transport.max_offset, trusted=True)
+        short = {}
+        for queue, (end, address) in answers.items():
+            # A slave is behind its master.
+            if end < ends[queue] and self.bounds.queues.is_master(queue, address):
+                short[queue] = end
+                lost(
+                    self.bounds.options,
+                    f"queue {queue} ends at offset {end}, before {ends[queue]}, where the micro-batch ends: the topic "
+                    "was deleted and created again, or its broker lost messages",
+                )
+        return short
 
     def _replaced(
         self, offsets: Mapping[MessageQueue, int], found: Mapping[MessageQueue, int | None], times: Times

@@ -265,7 +265,7 @@ class OffsetResolver:
         """Return the range that a batch reads of each queue; raises as `starts` and `checked`."""
         starts, ends = self.starts(queues), self.ends(queues)
         backwards = {queue: start for queue, start in starts.items() if start > ends[queue]}
-        for queue, end in self._short_of(backwards).items():
+        for queue, end in self.short_of(backwards).items():
             lost(
                 self.options,
                 f"queue {queue} ends at offset {end}, before {starts[queue]}, where the read begins: the topic was "
@@ -311,7 +311,7 @@ class OffsetResolver:
         expired(self.options, gaps)
         return ranges
 
-    def _short_of(self, starts: Offsets) -> Offsets:
+    def short_of(self, starts: Offsets) -> Offsets:
         """Return the ends of the queues that do not reach `starts` within ``pullTimeoutMs``."""
         gives_up = self.clock() + self.queues.timeout
         while True:

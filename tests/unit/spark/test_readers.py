@@ -371,6 +371,53 @@ def test_repeated_micro_batch_whose_messages_were_replaced_is_lost_data(stream: 
         assert ranges_of(query.partitions(end, query.latestOffset(end))) == [OffsetRange(Q0, kept, kept + 6)]
 
 
+@pytest.mark.parametrize("timed", [True, False], ids=["times", "no times"])
+@pytest.mark.parametrize(("kept", "later"), [(0, 0), (0, 2), (3, 0), (3, 1)])
+def test_repeated_micro_batch_whose_queue_is_shorter_now_is_lost_data(
+    stream: Stream, kept: int, later: int, timed: bool
+) -> None:
+    for number in range(5):
+        stream.put(Q0, 1, at=number + 1)
+    with stream.query() as query:
+        end = checkpointed(query.latestOffset(query.initialOffset()))
+    if not timed:
+        # Release 1.0.0rc1 wrote no store times.
+        del end["t"]["a"]["storeTimestamp"]
+    stream.replace(Q0, kept, later, at=9.0)
+    waits = {"pull_timeout_ms": 300}
+    shorter = f"queue t/a/0 ends at offset {kept + later}, before 5, where the micro-batch ends.*failOnDataLoss"
+    with stream.query(**waits) as query, pytest.raises(DataLossError, match=shorter):
+        query.partitions(query.initialOffset(), end)
+    with stream.query(fail_on_data_loss=False, **waits) as query:
+        # It reads those of its messages that are left, and the next micro-batch the others.
+        last = kept if timed else kept + later
+        ranges = ranges_of(query.partitions(query.initialOffset(), end))
+        assert ranges == ([OffsetRange(Q0, 0, last)] if last else [])
+        if timed:
+            stream.put(Q0, 6, at=10.0)
+            assert ranges_of(query.partitions(end, query.latestOffset(end))) == [
+                OffsetRange(Q0, kept, kept + later + 6)
+            ]
+
+
+@pytest.mark.parametrize(("kept", "later"), [(0, 0), (0, 1), (1, 1), (0, 4), (4, 0)])
+def test_repeated_later_micro_batch_whose_queue_is_shorter_now_reads_each_message_once(
+    stream: Stream, kept: int, later: int
+) -> None:
+    start = after_a_batch(stream, 3)
+    for number in range(3, 6):
+        stream.put(Q0, 1, at=number + 1)
+    with stream.query() as query:
+        end = checkpointed(query.latestOffset(start))
+    stream.replace(Q0, kept, later, at=9.0)
+    with stream.query(fail_on_data_loss=False, pull_timeout_ms=300) as query:
+        ranges = ranges_of(query.partitions(start, end))
+        # Of its messages, those at offsets 3, 4 and 5, the failover has kept this many.
+        assert sum(part.size for part in ranges) == max(0, kept - 3)
+        stream.put(Q0, 6, at=10.0)
+        assert ranges_of(query.partitions(end, query.latestOffset(end))) == [OffsetRange(Q0, kept, kept + later + 6)]
+
+
 def test_topic_without_new_messages_since_the_start_is_compared_too(stream: Stream) -> None:
     stream.put(Q0, 5, at=5.0)
     latest = {"starting_offsets": OffsetSpec("latest")}
