@@ -94,7 +94,7 @@ class Producer:
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
         # Failed requests whose end the event loop has not seen.
         self._unseen: dict[_Batch, BaseException] = {}
-        # For threads that send what a closed event loop has left.
+        # Guards the sends of other threads after the event loop was closed.
         self._leaving = threading.RLock()
         self._left = False
 
@@ -388,7 +388,7 @@ class Producer:
         future.add_done_callback(ended)
 
     def _end_without_loop(self, batch: _Batch, future: Future[SendResult]) -> None:
-        """Send what is left after the end of a request. No future of the event loop can have its result any more."""
+        """Send the remaining messages when a request has ended: a closed event loop sends none, and sets no future."""
         self._blocking._outstanding.watch()
         with self._leaving:
             first, self._left = not self._left, True
@@ -413,7 +413,7 @@ class Producer:
                 batch, error = self._unseen.popitem()
                 self._blocking._outstanding.fail(len(batch.messages), error)
             return
-        # In a daemon thread, whose end the process does not wait for.
+        # The event loop runs in a daemon thread, whose end the process does not wait for.
         sent = threading.Event()
         self._loop.call_soon_threadsafe(self._send_left)
         self._loop.call_soon_threadsafe(sent.set)

@@ -281,7 +281,7 @@ _ROW: Final = re.compile(r"\brow (\d+)\b")
 
 
 def cause(exc: BaseException | None) -> RocketMQError | None:
-    """Return the error of this package that caused an exception of Spark's, or None if there is none.
+    """Return the error of this package that caused a Spark exception; None for other exceptions.
 
     Spark has only the text of an error of a task or of a planner. The result has the class and text of the error, and
     `response_code`, `broker_addr` and `row` as far as the text names them. Other attributes have their defaults. The

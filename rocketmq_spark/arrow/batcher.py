@@ -142,7 +142,7 @@ class ArrowBatcher(abc.ABC):
         self.on_invalid(invalid)
 
     def _without_stored(self, stored: StoredRows, block: MessageBlock, bad: Mask | None) -> Mask | None:
-        """Return the rows that are not to be sent: `bad` ones, and those that are stored."""
+        """Return the rows that the task does not send: `bad` rows, and stored rows."""
         found = stored.among(block, self._first_row, self.partition_id)
         if found is None:
             return bad

@@ -134,7 +134,7 @@ class InvalidRows:
     def encoded(
         cls, message: EncodedBatch, queue: MessageQueue | None, rule: Rule, options: SinkOptions, partition_id: int
     ) -> InvalidRows:
-        """Return a row that breaks `rule`, by its single message, which was bound to `queue`."""
+        """Return the row of a single message as an invalid row that breaks `rule`; the row was bound to `queue`."""
         batch, row_id = _row_of(message, queue if options.queue_selector == "column" else None)
         block = read_block(batch, options)
         if row_id is not None:

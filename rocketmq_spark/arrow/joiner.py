@@ -27,8 +27,8 @@ class JoiningBatcher:
         self._topic = topic  # None: the column ``topic`` has the topics
         self._found: set[str] = set()
         self._held: list[pa.RecordBatch] = []
-        self._since = 0.0  # When the first of them came
-        self._rows = 0  # That the batcher has not got: of the held batches, and within `add` of its own
+        self._since = 0.0  # When the first held batch arrived
+        self._rows = 0  # Not yet passed to the batcher: of the held batches; within `add`, also of its batch
         self._nbytes = 0  # Of the held batches
 
     def __repr__(self) -> str:

@@ -118,7 +118,7 @@ class StoredRows:
         return stored
 
     def spans(self, first_row: int, rows: int) -> Iterator[Span]:
-        """Yield where `rows` rows from number `first_row` on are stored, those that are stored, one span per queue."""
+        """Yield one span per queue of the stored rows among `rows` rows from number `first_row` on."""
         begin, end = np.searchsorted(self.numbers, [first_row, first_row + rows]).tolist()
         codes, offsets = self.codes[begin:end], self.offsets[begin:end]
         for code in np.unique(codes).tolist():
@@ -137,7 +137,7 @@ class StoredRows:
         return [stored.get(row) for row in own]
 
     def check_end(self, rows: int, partition_id: int) -> None:
-        """Raise an InputChangedError if a row is stored that the partition, which has so many rows, does not have."""
+        """Raise an InputChangedError if a stored row has a number that the partition of `rows` rows does not have."""
         if len(self) and self.numbers[-1] >= rows:
             raise InputChangedError(
                 f"partition {partition_id}: an earlier attempt at this write stored row {self.numbers[-1]}, and the "

@@ -82,7 +82,7 @@ DELAY_TOO_LONG: Final = Rule(
 )
 FRAME_TOO_LONG: Final = Rule(
     "body is too long for a frame",
-    f"after compression {LARGEST_BODY} bytes are allowed, because servers and consumers reject frames above 16 MiB",
+    f"after compression at most {LARGEST_BODY} bytes are allowed: servers and consumers reject frames above 16 MiB",
     "send less per row",
 )
 _TOPIC_BLANK: Final = Rule("topic is blank", "a topic has 1 to 127 characters", "name one, or set the option topic")

@@ -124,7 +124,7 @@ def render(found: Iterable[Family]) -> str:
         for suffix, labels, value in family.samples:
             pairs = ",".join(f'{name}="{_label(text)}"' for name, text in labels.items())
             series = f"{family.name}{suffix}{{{pairs}}}" if pairs else f"{family.name}{suffix}"
-            # Two names may be equal when they are escaped.
+            # Two different names may have the same escaped text.
             values[series] = values.get(series, 0.0) + value
         lines += [f"{series} {value:.15g}" for series, value in values.items()]
     return "\n".join([*lines, "# EOF", ""])

@@ -61,7 +61,8 @@ class Recorder:
         # By rule: rows skipped, rows dead-lettered. A task's reading thread counts them without the sender's lock, so
         # no other thread clears them.
         self._invalid: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
-        # Rows that were found stored after a fault, by queue: rows, last offset, negative first offset. As `_invalid`.
+        # Rows that were found stored after a fault, by queue: rows, last offset, negative first offset. Only the
+        # reading thread counts them, as in `_invalid`.
         self._recovered: defaultdict[MessageQueue, list[int]] = defaultdict(lambda: [0, _NO_OFFSET, _NO_OFFSET])
         # Repeats that were found, and whether rows are stored at offsets that are not known.
         self._repeats = 0
@@ -177,13 +178,13 @@ class Recorder:
         self._repeats += rows
 
     def record_incomplete(self) -> None:
-        """Note that rows are stored at offsets that are not known, so that the metrics are no receipt of the write."""
+        """Note that the offsets of some stored rows are unknown, so the metrics are an incomplete receipt."""
         self._incomplete = True
 
     def record_skipped_write(self, write: str) -> None:
-        """Note that no row of a write is sent, because the decision log has the write already.
+        """Note that the task sends no row of a write, because the decision log has the write already.
 
-        The offsets of its stored rows are not known.
+        The offsets of its stored rows are unknown.
         """
         self._skipped_writes.add(write)
         self._incomplete = True

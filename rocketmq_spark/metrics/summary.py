@@ -91,8 +91,9 @@ class WriteSummary:
         ``retries``, ``failures``, ``p50_ms``, ``p90_ms``, ``p99_ms``, ``max_ms`` (None without a successful attempt),
         ``retries_by_reason``, ``failures_by_code``, ``queues``, ``incomplete``, ``isolated_times`` and ``isolated_ms``
         (summed over tasks). ``queues`` is ``{topic: {queue id: {"rows", "first_offset", "last_offset"}}}``, with ids as
-        text for JSON, and None for an unknown offset. It also has the rows that were found stored after a fault. It is
-        empty over gRPC, because proxies return neither. ``incomplete`` is True for each broker if it lacks rows.
+        text for JSON, and None for an unknown offset. It also has the rows that were found stored after a fault. Over
+        gRPC ``queues`` is empty, because proxies return neither queues nor offsets. ``incomplete`` is True for each
+        broker if ``queues`` lacks rows.
         """
         measures = self.measures(write_id)
         by_broker: dict[str, dict[str, Any]] = {

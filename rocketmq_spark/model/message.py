@@ -209,7 +209,7 @@ def _delay(topic: str, level: int, ms: int, sec: int, deliver_ms: int) -> dict[s
         raise ValueError(f"{text}: give at most one of them, and none below 0")
     longest = max(delays[const.TIMER_DELAY_MS], delays[const.TIMER_DELAY_SEC] * 1000)
     if longest > const.MAX_DELAY_MS or delays[const.TIMER_DELIVER_MS] >= 2**63:
-        raise ValueError(f"{text}: a delay may have {const.MAX_DELAY_MS} ms, and a time must be a number of 63 bits")
+        raise ValueError(f"{text}: a delay may have at most {const.MAX_DELAY_MS} ms, and a time must be below 2^63")
     return {name: str(delay) for name, delay in delays.items() if delay}
 
 

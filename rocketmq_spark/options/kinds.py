@@ -368,7 +368,7 @@ def parse_one(spec: OptionSpec, value: Any, name: str, noun: str = "option") -> 
             why = f"{exc}; "
     else:
         if spec.kind.reference is not None and (reference := spec.kind.reference(parsed)):
-            # The query of a URI may have a secret. The place of a secret is none.
+            # The query of a URI may have a secret. The name of a variable or file with a secret is not secret.
             is_shown = not spec.secret or is_reference(reference)
             references.allowed(name, reference, "" if is_shown else "(not shown)")
         return parsed

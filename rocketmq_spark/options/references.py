@@ -1,8 +1,8 @@
-"""What options may reach on this machine: variables, files, classes and places to write to.
+"""What options may use on this machine: variables, files, classes and places to write to.
 
 The administrator of a process limits it with the environment variable ``ROCKETMQ_SPARK_REFERENCES``. Its entries are
 separated by semicolons: ``env:NAME``, ``file:/path``, ``class:module:Class``, ``path:/path`` or ``path:s3://bucket``. A
-``*`` at the end stands for any rest.
+``*`` at the end matches any text.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def allowed(option: str, reference: str, shown: str = "") -> str:
     entries = os.environ.get(_ALLOWED)
     if entries is None:
         return reference
-    # Resolved first, so that the checked file is also the one that is used.
+    # The caller uses the resolved path, so the process opens the file that was checked.
     target = _resolved(reference)
     if any(_allows(entry.strip(), target) for entry in entries.split(";")):
         return target

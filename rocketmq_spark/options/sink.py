@@ -321,13 +321,13 @@ _WITH_LOG: Final[dict[str, tuple[tuple[str, tuple[object, ...], str], ...]]] = {
 
 
 def check_identity(options: SinkOptions) -> None:
-    """Raise an OptionError if a write that is no stream has a decision log, and no ``writeId``."""
+    """Raise an OptionError if the delivery of a batch write needs a ``writeId``, and none is set."""
     if options.has_log and options.write_id is None:
         raise OptionError(
-            f"delivery={options.delivery} requires writeId, by which a repetition of the write is recognised: give a "
-            "name that no other write of this transactionalId has, and that is the same if the write is repeated, such "
-            "as writeId=orders-2026-11-24. Within foreachBatch use rocketmq_spark.foreach_batch(...), or a name with "
-            "the number of the micro-batch, such as writeId=counts-17"
+            f"delivery={options.delivery} requires writeId, by which a repetition of the write is recognised: set it "
+            "to a name of this write, such as writeId=orders-2026-11-24. A repetition needs the same name, each other "
+            "write of this transactionalId another one. Within foreachBatch use rocketmq_spark.foreach_batch(...), or "
+            "a name with the number of the micro-batch, such as writeId=counts-17"
         )
 
 

@@ -68,8 +68,8 @@ class SourceOptions(ConnectedOptions):
         _json('queues by topic and broker, as in {"topic":{"broker":[0,1]}}', offset_json.parse_queues),
         "Read these queues.")
     require_brokers: int | tuple[str, ...] | None = option("requireBrokers", None, _BROKERS,
-        "Fail if the name servers list fewer brokers, or not these, for the topics of the read. They do not list a "
-        "broker that is down. A stream checks this only at its first start. Default: read what they list.")
+        "Least number, or names, of the brokers that the name servers must list for the topics of the read; otherwise "
+        "it fails. Name servers do not list a broker that is down. A stream checks this only at its first start.")
     consumer_group: str = option(
         "consumerGroup", "spark-rocketmq-source", kinds.name(MAX_GROUP_LENGTH, {DEFAULT_CONSUMER_GROUP}),
         "Consumer group that the brokers see.")

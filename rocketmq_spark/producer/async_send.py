@@ -104,7 +104,7 @@ class BackPressure:
 class Outstanding:
     """The messages of one producer's asynchronous sends that have not ended; safe for many threads.
 
-    After `watch` it also counts messages that fail, because nobody looks at their futures any more.
+    After `watch` it also counts messages that fail, because their futures have no reader at the end of the process.
     """
 
     def __init__(self) -> None:

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("rocketmq_spark.producer")
 
-# Those of this process. They keep the parts of a producer that is no longer referenced.
+# The senders of this process. They keep alive what the sends of a producer need that is no longer referenced.
 _senders: Final[set[MessageSender]] = set()
-# Of asyncio producers: sends what waits for their event loop.
+# Functions of asyncio producers, which send the messages that wait for the event loop.
 _hand_overs: Final[set[Callable[[], None]]] = set()
 
 
@@ -42,19 +42,19 @@ def discard(sender: MessageSender) -> None:
 
 
 def add_hand_over(hand_over: Callable[[], None]) -> None:
-    """Call this before the wait."""
+    """Call `hand_over` before the wait at the end of the process."""
     _hand_overs.add(hand_over)
 
 
 def discard_hand_over(hand_over: Callable[[], None]) -> None:
-    """Do not call this any more."""
+    """Do not call `hand_over` at the end of the process."""
     _hand_overs.discard(hand_over)
 
 
 def drain() -> None:
-    """Wait until all asynchronous sends have ended, at most the longest ``sendMsgTimeout``; log what was not stored.
+    """Wait until all asynchronous sends have ended, at most the longest ``sendMsgTimeout``; log how many are lost.
 
-    An interrupt of the user ends the wait.
+    Ctrl+C ends the wait.
     """
     senders = {sender: sender.outstanding for sender in tuple(_senders)}
     for outstanding in senders.values():

@@ -168,8 +168,8 @@ def check_message(message: Message | None, max_message_size: int, namespace: str
 def _check_frame(topic: str, body: bytes) -> None:
     if len(body) > LARGEST_BODY:
         raise _illegal(
-            f"sending a message to topic {topic!r}: its compressed body has {len(body)} bytes, a frame has room for "
-            f"{LARGEST_BODY}; send less"
+            f"sending a message to topic {topic!r}: its compressed body has {len(body)} bytes, a frame has room "
+            f"for {LARGEST_BODY}; send a smaller body"
         )
 
 

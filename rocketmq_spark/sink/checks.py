@@ -196,8 +196,8 @@ def _queues_of(topic: str, numbers: Mapping[str, int]) -> Sequence[MessageQueue]
     if total > MAX_QUEUES:
         raise RouteNotFoundException(
             f"looking up the queues of topic {topic} for an ordered write: {total} queues on {len(numbers)} brokers, "
-            f"{MAX_QUEUES} are allowed. Check that nameServer is the address of a name server. A stream also counts "
-            "queues that it has kept in rocketmq-queues-*.json of its checkpoint"
+            f"at most {MAX_QUEUES} are allowed. Check that nameServer has the addresses of the right cluster. A stream "
+            "also counts the queues in rocketmq-queues-*.json of its checkpoint"
         )
     names = sorted(numbers, key=java_order)
     return tuple(MessageQueue(topic, name, queue_id) for name in names for queue_id in range(numbers[name]))

@@ -38,7 +38,7 @@ class Resumption(NamedTuple):
     settle: Settle
     # Offsets below all rows of this partition, by queue; 0 for other queues.
     floors: Mapping[MessageQueue, int]
-    # Where queues ended when the attempt read them: rows before are those of earlier attempts.
+    # Where queues ended when the attempt read them. Rows below these offsets are of earlier attempts.
     ends: Mapping[MessageQueue, int]
     # The brokers that rows may go to. Later attempts read the queues of these brokers.
     broker_names: frozenset[str]
@@ -75,7 +75,7 @@ class SettlingSender(BatchSender):
     ) -> None:
         super().__init__(routes, recorder, max_rate_per_second=max_rate_per_second, on_stored=on_stored)
         self._settle_rows = resumption.settle
-        # Offsets below the rows of all later requests, by queue: as known before the attempt, and as observed by it.
+        # Offsets below the rows of all later requests, by queue: known before the attempt, and observed by it.
         self._floors = resumption.floors
         self._ends = dict(resumption.ends)
         # Attempts to settle, by broker; a broker with an entry has a thread.
@@ -94,7 +94,7 @@ class SettlingSender(BatchSender):
     def _on_outcome(self, delivery: InFlightBatch, sent_to: MessageQueue, end: int, outcome: SendOutcome) -> None:
         """Take the outcome of a request, on the transport's thread.
 
-        When it was sent, its queue ended at `end` or later; -1 if this attempt did not know.
+        When the request was sent, its queue ended at `end` or later; -1 if the attempt did not know the end.
         """
         if outcome.status is SendStatus.SEND_OK:
             queue, first = outcome.queue, outcome.queue_offset
@@ -138,7 +138,7 @@ class SettlingSender(BatchSender):
                 self._events.put(event)
 
     def _settled(self, delivery: InFlightBatch, outcome: SendOutcome, stored: StoredRows) -> SendOutcome:
-        """Return the outcome of an attempt by what is stored."""
+        """Return the outcome of a request whose answer is lost, by the rows that its queue has."""
         places = stored.places_of(messages_in(delivery.batch))
         found = [place for place in places if place is not None]
         if len(found) == len(places):

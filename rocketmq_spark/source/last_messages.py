@@ -1,8 +1,8 @@
-"""Notices that a queue no longer has the messages that a streaming query has read, though it is as long or longer.
+"""Detects queues whose messages were replaced after a streaming query had read them.
 
-That happens if a topic is deleted and created again, or a broker loses its last messages, and others take their
-offsets. Brokers do not change the store time of a message, and replicas have the same. So an offset of the query has
-the store time of the message before it, as evidence (docs/internals/reads.md#replaced-messages).
+This happens if a topic is deleted and created again, or a broker loses its last messages. Then other messages get the
+same offsets. Brokers do not change the store time of a message, and replicas have the same. So the query keeps, with
+each offset, the store time of the message before it (docs/internals/reads.md#replaced-messages).
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class LastMessages:
     def times(self, ends: Mapping[MessageQueue, int], known: Mapping[MessageQueue, int], times: Times) -> Offsets:
         """Return when the messages before `ends` were stored, as far as brokers return these messages.
 
-        `times` are those before `known`, the offsets read so far. The first call compares them, if a queue has no new
-        messages; raises as `continued`. With new messages it raises a ReadError if no broker answers, because the
-        micro-batch needs the broker.
+        `times` are those before `known`, the offsets read so far. For queues without new messages, the first call
+        compares them, and raises as `continued`. For queues with new messages, it raises a ReadError if no broker
+        answers, because the micro-batch needs the broker.
         """
         ask = {
             queue: end
@@ -60,10 +60,10 @@ class LastMessages:
     def continued(
         self, starts: Offsets, ends: Mapping[MessageQueue, int], times: Times, end_times: Times
     ) -> tuple[Offsets, Offsets, set[MessageQueue]]:
-        """Return where a micro-batch starts and ends, and the queues that have the message before the start.
+        """Return where a micro-batch starts and ends, and the queues that still have the message before the start.
 
-        `times` and `end_times` are those before `starts` and `ends`. For a queue with another message there, it raises
-        a DataLossError. Without ``failOnDataLoss`` the query continues with the first message stored later.
+        `times` and `end_times` are those before `starts` and `ends`. If a queue has another message there, it raises a
+        DataLossError. Without ``failOnDataLoss`` the query continues with the first message stored later.
         """
         filled = {queue for queue, end in ends.items() if starts[queue] < end}
         before = {queue: starts[queue] for queue in filled if queue in times and starts[queue] > 0}

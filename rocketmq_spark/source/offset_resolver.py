@@ -173,8 +173,8 @@ class OffsetResolver:
     def at(self, times: Mapping[MessageQueue, int], latest: Offsets) -> Offsets:
         """Return the first offset stored at a time (epoch, ms) or later, of each queue that has such a message.
 
-        `latest` are the offsets where the queues end. With store times that are not in order, the message before the
-        offset is older, and others need not be.
+        `latest` are the offsets where the queues end. If store times are not in order, only the message directly before
+        the offset is known to be older.
         """
         return _found(self._borders(times, latest))
 

@@ -1,7 +1,7 @@
 """Finds the offset in a queue where the messages of a time begin: a broker's answer, verified by pulls around it.
 
 Brokers of release 4.9.7 answer with the nearest message, or with any message of the time
-(docs/internals/reads.md#offsets). So the answer is only the place where `find_border` begins.
+(docs/internals/reads.md#search-by-time). So the answer is only the place where `find_border` begins.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from rocketmq_spark.protocol.remoting.unwrap import offsets_of
 
 # The messages of one pull: a border needs two, and the nearest message may be the one before it.
 PULLED: Final = 3
-# The time of a record that cannot be decoded, if no later message has a time: no read from a time skips the record.
+# The time of a record that cannot be decoded, if no later record has a known time. It is later than any other time, so
+# a read from a time never skips the record.
 UNKNOWN: Final = sys.maxsize
 # The distance to the broker's answer grows by this factor: many thousand messages may have the same time.
 _FARTHER: Final = 8
@@ -38,8 +39,8 @@ class Stored:
 class Border:
     """The result of `find_border`.
 
-    Without a message as new as the time, `offset` is None, and `last` is the time of the queue's last message. An empty
-    queue has neither. `set_back` has two messages: the second has the higher offset and the lower store time.
+    If all messages are older than the time, `offset` is None, and `last` is the time of the queue's last message. An
+    empty queue has neither. `set_back` has two messages: the second has the higher offset and the lower store time.
     """
 
     offset: int | None = None
@@ -48,12 +49,12 @@ class Border:
 
 
 def find_border(time: int, first: int, end: int, guess: int, pull: Callable[[int], Sequence[Stored]]) -> Border:
-    """Return the offset of a message that is as new as `time`, and whose predecessor in the queue is older.
+    """Return the offset of a message stored at `time` or later, whose predecessor in the queue is older.
 
     If store times are in order, there is one such message at most. `first` and `end` are the queue's offsets, and
     `pull` returns the first messages from an offset on. With a right `guess` it is called once.
     """
-    # All messages before `low` that still exist end with an older one; from `high` on, the first is as new.
+    # The last existing message before `low` is older than `time`. The first message from `high` on is not.
     low, high, border = first, end, None
     seen: dict[int, Stored] = {}
     at, distance = guess - 1, PULLED

@@ -76,7 +76,7 @@ class TopicQueues:
         """Restart the deadline, ask all name servers, and return the queues that can be read now, sorted.
 
         Raises an OptionError for an unknown queue of ``assign``, and an error for a topic without a route. Raises a
-        ReadError for a queue that its broker lets nobody read, and without a broker of ``requireBrokers``.
+        ReadError if a broker rejects reads of a queue, or a broker of ``requireBrokers`` is not listed.
         """
         self.deadline.restart()
         self._routes.expire()
@@ -329,7 +329,7 @@ def place(queue: MessageQueue) -> tuple[str, str]:
 
 
 def _queues_of(topic: str, route: TopicRouteData, *, closed: bool = False) -> list[MessageQueue]:
-    """Return the read queues, also without permission or an address; with `closed` also those that are only written."""
+    """Return the read queues, also without permission or an address; with `closed` also write-only queues."""
     return [
         MessageQueue(topic, data.broker_name, queue_id)
         for data in route.queue_datas

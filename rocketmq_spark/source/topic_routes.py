@@ -29,7 +29,7 @@ logger = logging.getLogger("rocketmq_spark.source")
 
 # Seconds for which an answer is kept.
 _FRESH: Final = 1.0
-# Seconds for the answer of a name server that is asked beside another one.
+# Seconds to wait for each name server if several are asked at the same time.
 _EACH: Final = 3.0
 # The key of the list of topics in `_asked_at`.
 _LIST: Final = ""

@@ -1,10 +1,12 @@
 """`dedupe(df)`: keeps one of the rows with equal row ids and contents, because a retry may have stored a row again.
 
 A row without an id, or whose content does not fit the hash in its id, always stays. Such rows need neither state nor
-shuffle. Other rows are compared by a SHA-256 of id and content: whoever may write to the topic can make another row
-with the same 64-bit hash. A stream forgets rows after a time. Its watermark follows the time of the micro-batch, unless
-the user names a column. A watermark from the messages' timestamps would lose rows: one queue may be read hours behind
-another, and Spark drops rows that are older than the watermark.
+shuffle. Other rows are compared by a SHA-256 of id and content, because every user with the right to write to the
+topic can construct another row with the same 64-bit hash.
+
+A stream forgets rows after a time. Its watermark follows the time of the micro-batch, unless the user names a column. A
+watermark from the messages' timestamps would lose rows: one queue may be read hours behind another, and Spark drops
+rows that are older than the watermark.
 """
 
 from __future__ import annotations

@@ -251,10 +251,10 @@ def _look_up(
 def _kept_queues(
     numbers: Mapping[str, int], known: Mapping[str, int], instance: ClientInstance, info: TopicPublishInfo
 ) -> Mapping[str, int]:
-    """Return the numbers of queues to keep for the time when brokers are down, of those in `numbers` and `known`.
+    """Return the number of queues of each broker, from `numbers` and `known`, to use also while the broker is down.
 
-    A name server may list brokers that do not exist. Their queues would get keys for ever. So a new number counts only
-    if the broker answers, unless the driver reaches no broker of the topic.
+    A name server may list brokers that do not exist. Rows would be bound to their queues for ever. So a new
+    number counts only if the broker answers, unless the driver reaches no broker of the topic.
     """
     if numbers == known:
         return known

@@ -212,8 +212,8 @@ def _starting(start: Callable[..., Any]) -> Callable[..., Any]:
         continuous = getattr(self, "_rocketmq_continuous", None)
         if continuous is not None and chosen.lower() == "rocketmq":
             raise OptionError(
-                f'trigger(continuous="{continuous}"): Spark passes no row to a sink in Python with it, so all '
-                'rows would be lost. Use a trigger of micro-batches, such as trigger(processingTime="1 second")'
+                f'trigger(continuous="{continuous}"): with this trigger, Spark passes no row to a sink in Python, so '
+                'all rows would be lost. Use a trigger of micro-batches, such as trigger(processingTime="1 second")'
             )
         # The writer of Spark Connect has another attribute, and needs no active session.
         if hasattr(self, "_spark"):

@@ -38,7 +38,7 @@ logger = logging.getLogger("rocketmq_spark.spark")
 # For 20 brokers. Spark keeps every commit message until `commit`.
 COMMIT_MESSAGE_BYTES: Final = 1024
 
-# How every line of `metricsPath` begins.
+# The beginning of every line of `metricsPath`.
 _LINE: Final = b'{"write_id": '
 
 # Halving the resolution this often leaves one bucket per octave.
@@ -337,7 +337,7 @@ def _append(path: str, line: dict[str, Any], resolve: Callable[[str], tuple[File
     from pyarrow import fs
 
     filesystem, place = (resolve or fs.FileSystem.from_uri)(path)
-    # No shell executes names of brokers, whatever file the path names.
+    # The path may name a file that a shell executes. So no name of a broker in it can be a command.
     text = (json.dumps(line).replace("$", "\\u0024").replace("`", "\\u0060") + "\n").encode()
     if isinstance(filesystem, fs.LocalFileSystem):
         filesystem.create_dir(place.rpartition("/")[0] or "/", recursive=True)

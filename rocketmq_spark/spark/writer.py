@@ -263,7 +263,7 @@ class _StreamWriter(_PartitionWriter):
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """Log a micro-batch's figures, and append them to ``metricsPath`` (runs on the driver).
 
-        If this raises, Spark does not commit an epoch of a continuous trigger. It only logs the error, and goes on.
+        If this raises, Spark does not commit an epoch of a continuous trigger. It only logs the error, and continues.
         """
         check_complete(messages, batchId)
         # If a query's first micro-batch has stored nothing, the address is probably wrong. Later micro-batches would

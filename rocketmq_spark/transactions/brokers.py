@@ -50,7 +50,7 @@ K = TypeVar("K", bound=Hashable)
 logger = logging.getLogger("rocketmq_spark.producer")
 
 _PULL_BATCH: Final = 1000
-# After a loss of a queue's end, rows of a write may be stored at lower offsets than before. So many are looked at.
+# A queue that lost its end may have rows of the write below their floor. A recovery looks at this many messages there.
 _LOOK_BACK: Final = 32
 _LOST_TAIL: Final = (
     "the broker has lost messages that it had stored (a power failure, or a slave that lacked them became the master), "
@@ -220,9 +220,9 @@ class Brokers:
         return max(0, self.min_offset(queue))
 
     def _messages_before(self, queue: MessageQueue, offset: int) -> Iterator[MessageExt]:
-        """Yield the readable ones of the last messages before an offset."""
+        """Yield those of the last messages before an offset that can be decoded."""
         for pulled in self.pulls(queue, max(0, offset - _LOOK_BACK), offset):
-            # These answers may also have later messages.
+            # The answer to a pull may also have messages after the offset.
             for message in messages_of(pulled.body, queue, pulled.start, pulled.end, decompressed=False, parsed=False):
                 if isinstance(message, MessageExt):
                     yield message
@@ -290,7 +290,7 @@ class Brokers:
             self.runtime.sleep(pause)
 
     def check_readable(self, queue: MessageQueue) -> None:
-        """Pull once; raise if the user may not, or the broker is down. Also an empty queue shows this."""
+        """Pull once; raise if the user has no right to pull, or the broker is down. An empty queue is enough."""
         self._pull(PullTarget(queue, TOOLS_CONSUMER, 1, "*", "TAG"), self.max_offsets([queue])[queue])
 
     def _pull(self, target: PullTarget, offset: int) -> PullOutcome:

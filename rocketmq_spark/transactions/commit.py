@@ -44,7 +44,7 @@ _BARRIER_WAIT: Final = 1.0
 _FENCE_POLL: Final = 0.5
 # The longest rollback, seconds. A rollback only saves space at the brokers.
 _ROLLBACK_TIME: Final = 10.0
-# A recovery reads and stores rows one by one. Its half messages can be committed for so much longer, per row.
+# A recovery reads and stores rows one by one. So its half messages can be committed this much longer, per row.
 _RECOVERY_MS_PER_ROW: Final = 1
 # Queues that a recovery reads at the same time: for each of them it holds an answer.
 _QUEUES_AT_ONCE: Final = 8
@@ -84,7 +84,7 @@ def warn_of_complete(write: Write, state: WriteState) -> None:
     """Warn that rows are not written, because the log says that their write was done or decided before."""
     when = "was decided before, and is completed now"
     if state.done:
-        # Of any number, which `datetime` is not.
+        # numpy accepts any number; `datetime` rejects years after 9999.
         at = str(np.datetime64(state.done_ms // 1000, "s")).replace("T", " ")
         when = f"was completed at {at} UTC"
     text = "%s %s: the rows of this save are not written. If they are other rows, write them with another %s"

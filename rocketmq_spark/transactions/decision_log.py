@@ -38,7 +38,7 @@ from rocketmq_spark.transactions.records import (
     Write,
 )
 
-# A first decision may have a claim from before where reading began. So many messages are read then, or more.
+# The claim of a first decision may precede the offset where reading began. Then at least this many messages are read.
 _CLAIM_WINDOW: Final = 1000
 
 
@@ -229,7 +229,7 @@ class DecisionLog:
     ) -> None:
         """Store that an attempt begins a partition; read the log up to this record.
 
-        `attempt` is an id of its own. `since` is an offset from which all records of the write follow.
+        `attempt` is the unique id of the attempt. `since` is an offset from which all records of the write follow.
         """
         record = BegunRecord(write=write, since=since, partition=partition_id, attempt=attempt, begun=begun)
         self._append(brokers, record)

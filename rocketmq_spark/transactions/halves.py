@@ -28,7 +28,7 @@ _HEAD: Final = b"rocketmq_spark"
 
 # A half message in a manifest, 20 bytes: docs/internals/exactly-once.md#manifests.
 _ROW: Final = np.dtype([("queue", "<u4"), ("commit_log_offset", "<i8"), ("queue_offset", "<i8")])
-# Of a manifest: 2 MB, a message may have 4 MiB.
+# A manifest of 2 MB: a broker accepts messages up to 4 MiB.
 _ROWS_PER_MANIFEST: Final = 100_000
 
 MAX_ROWS: Final = 2**28
@@ -149,7 +149,7 @@ class Halves:
 
 
 def manifests_for(rows: int) -> int:
-    """Return the number of manifests of so many rows."""
+    """Return the number of manifests that `rows` rows need."""
     return -(-rows // _ROWS_PER_MANIFEST)
 
 

@@ -75,7 +75,7 @@ def plan(options: SinkOptions, instance: ClientInstance, write: Write | None) ->
         read_log(commit.log, commit.brokers, everything=write is not None)
     except DataLossError as exc:
         # A new process would not know the lost records either, and `check_stream` refuses to continue without any.
-        logger.warning("%s; reading what is left of the log", exc)
+        logger.warning("%s; reading the rest of the log", exc)
         log.open(commit.brokers, everything=write is not None)
     if is_first and options.topic is not None:
         # Only a recovery reads the topic. A missing right must show before the first decision.

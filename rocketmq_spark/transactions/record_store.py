@@ -70,7 +70,7 @@ class RecordStore:
                 found.append((record, size))
                 nbytes += size
                 while nbytes > _WINDOW_BYTES and len(found) > 1:
-                    # A later, smaller window has it again.
+                    # The next, smaller window reads this record again.
                     nbytes -= found.popleft()[1]
                     start = found[0][0].offset
                     window = (end - start) // 4
@@ -85,7 +85,7 @@ class RecordStore:
                 yield record, len(message.body)
 
     def _parsed(self, queue: MessageQueue, message: MessageExt) -> Record | None:
-        """Return the record in a message; None for one of another id, or one that is not valid."""
+        """Return the record in a message; None if it has another id, or is not valid."""
         offset = message.queue_offset
         try:
             return parse(message.body, self.transactional_id, self.topic, offset, message.store_timestamp)
@@ -93,8 +93,8 @@ class RecordStore:
             if not self.ignored:
                 logger.warning(
                     "the decision log of transactionalId=%s: queue %s, offset %d has a message that is no valid record "
-                    "(%s). It is ignored, as are others, without another warning. Let no other program write to this "
-                    "topic",
+                    "(%s). It is ignored. Further such messages are ignored without a warning. Let no other program "
+                    "write to this topic",
                     *(self.transactional_id, queue, offset, exc),
                 )
             if len(self.ignored) < _MOST_IGNORED:

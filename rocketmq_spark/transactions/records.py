@@ -64,7 +64,7 @@ class Write:
         return f"micro-batch {self.name} of query {self.query}" if self.query else f"write {self.name}"
 
 
-# Whichever write is the first one.
+# Stands for the first write of the log, whichever it is.
 ANY_WRITE: Final = Write("")
 
 QueueNums: TypeAlias = Mapping[str, int]
@@ -241,7 +241,7 @@ def encode(record: Record, transactional_id: str, topic: str) -> bytes:
     # A record that readers ignore would lose or repeat rows.
     parsed = parse(body, transactional_id, topic)
     if parsed is None or replace(parsed, offset=record.offset, stored_ms=record.stored_ms) != record:
-        raise InvalidRecordError(f"the record of {record.write} would be read as another one")
+        raise InvalidRecordError(f"readers would parse the record of {record.write} as another record")
     return body
 
 
@@ -258,7 +258,7 @@ def _decision(fields: dict[str, Any], common: dict[str, Any], transactional_id: 
     if not group.startswith(start) or not _RUN_ID.fullmatch(group, len(start)):
         raise InvalidRecordError(f"group is {_shown(group)}, it begins with {_shown(start)}")
     rows = _integer(fields.get("rows"), "rows", 0, MAX_ROWS)
-    # A recovery gets 1 ms more for each row.
+    # A recovery prepares rows again, for which it gets 1 ms per row more.
     longest = MAX_TRANSACTION_TIMEOUT_MS + (rows if round_ > 1 else 0)
     manifests = _list(fields.get("manifests"), "manifests", 0, manifests_for(MAX_ROWS))
     if common["version"] > 1 and len(manifests) != manifests_for(rows):

@@ -126,7 +126,7 @@ def plan(
     queue_nums = {name: known_nums.get(name, 0) for name in names}
     known, done = tuple(log.floors), False
     if write is not None:
-        # Not as it was before the floors: another driver may have completed the write while this one was frozen.
+        # Read after the floors were stored: another driver may have completed the write while this one was frozen.
         state = log.writes[write]
         done = state.done
         # Floors after other writes may be too high. So a write whose own floors have expired has none.
@@ -160,7 +160,7 @@ def plan(
 
 
 def _corrected(brokers: Brokers, known: Sequence[Floors], ends: Mapping[MessageQueue, int]) -> dict[MessageQueue, int]:
-    """Return where queues end now that some of the known floors lack, or whose floor is above the end."""
+    """Return the ends of queues that lack a known floor, or whose floor is above their end."""
     corrected = {}
     for queue, end in ends.items():
         highest = max((floors.by_queue.get(queue, -1) for floors in known), default=-1)
@@ -183,7 +183,7 @@ class Attempt:
     plan: ResumePlan
     write: Write
     partition_id: int
-    # From when on no other attempt sends, epoch seconds; None: there was no other attempt.
+    # No other attempt sends from this time on (epoch seconds); None: there was no other attempt.
     alone_since: float | None = field(default=None, init=False)
     # Whether its record is in the log, and whether it has looked for stored rows.
     begun: bool = field(default=False, init=False)
@@ -273,7 +273,7 @@ class Attempt:
         ends = self.brokers.max_offsets(floors)
         for queue, floor in floors.items():
             if ends[queue] < floor:
-                # Rows that were acknowledged, or found stored, may be gone. Another attempt finds out.
+                # Acknowledged or recovered rows may be lost. The next attempt reads the queue again.
                 raise lost_tail(queue, floor, ends[queue])
         return self._read(floors, ends)
 

@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 # Bytes of the answers that are decoded together.
 _DECODED_AT_ONCE: Final = 2 * MIB
-# Queues that are read at the same time: each holds so many bytes, and an answer.
+# Queues that are read at the same time. Each holds at most `_DECODED_AT_ONCE` bytes and one answer.
 _QUEUES_AT_ONCE: Final = 8
 _ONLY_IDS: Final = pa.schema([(ROW_IDS, pa.string())])
 
@@ -132,7 +132,7 @@ def _read(
     schema: pa.Schema,
     take: Callable[[pa.RecordBatch, MessageQueue, str], T],
 ) -> list[T]:
-    """Return what `take` makes of messages, some of which have an id with the prefix; it gets queue and prefix, too."""
+    """Return the results of `take` for groups of messages, of which at least one has an id with the prefix."""
     wanted, turn = prefix.encode(), brokers.runtime.lock()
 
     def scan(queue: MessageQueue) -> list[T]:

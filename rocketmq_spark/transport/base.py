@@ -112,7 +112,7 @@ class Offsets(Protocol):
     def search_offset(self, queue: MessageQueue, timestamp_ms: int, address: str, timeout: float) -> int:
         """Return the broker's answer: the first offset stored at `timestamp_ms` (epoch) or later, or the max offset.
 
-        Brokers of 4.9.7 answer with an offset near it (docs/internals/reads.md#offsets).
+        Brokers of 4.9.7 answer with an offset near it (docs/internals/reads.md#search-by-time).
         """
 
 

@@ -55,7 +55,7 @@ def in_parallel(
             for number in range(threads):
                 pool.submit(work, number)
         except RuntimeError:
-            # The process ends, or may have no more threads.
+            # The process ends, or has reached its limit of threads. This thread then takes the keys.
             work(0)
     if failures:
         raise failures[min(failures)]

@@ -242,7 +242,7 @@ class IoLoop:
             self._thread = self._runtime.start(self._run, "rocketmq-spark-transport")
         except RuntimeError as exc:
             self._release()
-            # So that the next request tries again. Without a thread it would wait forever.
+            # The next request then starts the thread again, instead of waiting forever.
             self._selector = None
             text = f"starting the transport's thread failed: {exc}"
             raise RocketMQError(f"{text}; raise the process limits (ulimit -u, the container's pids)") from exc
