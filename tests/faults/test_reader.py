@@ -345,7 +345,7 @@ def test_batch_without_a_broker_that_is_down_is_an_error_with_require_brokers(
         rows = source(spark.read, two_brokers.name_server, topic, **options).select("keys").collect()
         return Counter(row.keys for row in rows)
 
-    # Nothing tells the read of the other broker.
+    # No name server lists the other broker, so the read does not know it.
     assert read() == read(requireBrokers=one.name) == once(keys[one.name])
     for required in (2, f"{one.name},{two.name}"):
         with pytest.raises(PySparkException, match=rf"requireBrokers={required}: .* list {one.name}, and not"):

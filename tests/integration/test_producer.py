@@ -199,7 +199,7 @@ def test_no_subscription_matches_a_tag_that_begins_or_ends_with_a_blank(
 def test_a_broker_delivers_a_delay_beyond_its_longest_number_at_once(
     producer: Producer, cluster: SharedCluster, made_topic: str
 ) -> None:
-    # Which is why neither a write nor `Message.of` accepts it.
+    # For this reason a write and `Message.of` reject such a delay.
     producer.send(Message(made_topic, b"overflow", properties={"TIMER_DELAY_MS": str(2**63 - 1)}))
     assert [message.body for message in read_topic(cluster.name_server, made_topic, 1)] == [b"overflow"]
     with pytest.raises(MQBrokerException, match="timer message illegal"):

@@ -1,4 +1,4 @@
-"""One variable of the administrator governs every option that reaches into the machine."""
+"""One variable of the administrator governs every option with a variable, file, class or place of the machine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.markdown import ROOT
 
 VARIABLE: Final = "ROCKETMQ_SPARK_REFERENCES"
 SPECS: Final = {spec.field: spec for spec in (*SINK_OPTIONS, *SOURCE_OPTIONS, *PRODUCER_OPTIONS)}
-# A value of each option that reaches into the machine, and the entry that allows it.
+# A value of each governed option, and the entry that allows it.
 REACHING: Final = {
     **dict.fromkeys(("access_key", "secret_key", "security_token"), ("env:HOME", "env:HOME")),
     **dict.fromkeys(("tls_ca_file", "tls_cert_file", "tls_key_file"), ("/etc/ssl/ca.pem", "file:/etc/ssl/*")),
@@ -32,7 +32,7 @@ def test_every_option_with_a_file_class_path_or_reference_is_governed() -> None:
     words = ("file", "path", "folder", "module", "class", "variable", "uri")
     named = {field for field in SPECS if set(field.split("_")) & set(words)}
     accepting = {field for field, spec in SPECS.items() if {"module:Class", "://"} & set(spec.kind.allowed.split())}
-    assert (named | accepting) <= governed, "an option that reaches into the machine needs a kind with `reference`"
+    assert (named | accepting) <= governed, "an option with a variable, file, class or place needs a kind with `reference`"
 
 
 def test_security_page_names_every_governed_option() -> None:

@@ -204,7 +204,7 @@ def test_no_writer_commits_without_the_message_of_each_task(name_server: FakeNam
 
 @pytest.mark.parametrize("delivery", ["effectivelyOnce", "exactlyOnce"])
 def test_a_batch_write_without_an_identity_is_refused_on_the_driver(delivery: str) -> None:
-    # No server is asked before.
+    # The address refuses connections, so this error precedes any request.
     with pytest.raises(OptionError, match=rf"delivery={delivery} requires writeId"):
         batch_over(refused_address(), delivery=delivery, transactionalId="job")
 

@@ -256,7 +256,7 @@ def test_a_frozen_driver_of_an_old_micro_batch_commits_nothing(
         assert first.log.newest == Write("2", "query")
 
 
-# Decisions of others who may write to the log
+# Decisions that another user has stored in the log
 
 
 @pytest.fixture

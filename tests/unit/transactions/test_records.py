@@ -1,4 +1,4 @@
-"""The parser of the decision log's records: it returns what was written, and whatever else it gets is an error."""
+"""The parser of the decision log's records: it returns the records that were written, and raises an error for any other input."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_records_of_the_release_candidate_are_read() -> None:
 
 def test_records_of_other_ids_are_left_out() -> None:
     assert parse(TEXTS[0], "other", LOG) is None
-    # Whatever they have besides.
+    # Their other fields do not matter.
     assert parse(b'{"id": "other", "version": 99, "kind": []}', ID, LOG) is None
 
 

@@ -1,4 +1,4 @@
-"""What a recovery believes of the queues that it reads: foreign messages, missing ones, and lost ends of queues."""
+"""How a recovery reads queues with messages of other producers, missing messages or a lost end."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_a_broker_that_was_down_at_the_first_plan_may_have_expired_messages(clus
     done = run_task(job, plan, WRITE)
     assert visible(cluster) - Counter(old=18) == Counter(ROWS)
     assert complete(job, plan, WRITE, done).repeated_rows == 0
-    # Nobody knows where rows of this attempt begin.
+    # No record says where rows of this attempt begin.
     plan = replace(new_plan(job, Write("write-2")), begins=Begun(plan.begins.queue_nums), floors=plan.floors)
     run_task(job, plan, Write("write-2"))
     with pytest.raises(DataLossError, match="its messages 0 to 4 are gone"):
