@@ -312,8 +312,12 @@ class OffsetResolver:
         return ranges
 
     def short_of(self, starts: Offsets) -> Offsets:
-        """Return the ends of the queues that do not reach `starts` within ``pullTimeoutMs``."""
-        gives_up = self.clock() + self.queues.timeout
+        """Return the ends of the queues that do not reach `starts` within ``pullTimeoutMs``.
+
+        It takes at most half of the time until the planning deadline: the caller then reports these queues.
+        """
+        now = self.clock()
+        gives_up = now + min(self.queues.timeout, (self.queues.deadline.at - now) / 2)
         while True:
             short = {queue: end for queue, end in self.latest(starts).items() if end < starts[queue]}
             if not short or self.clock() > gives_up:

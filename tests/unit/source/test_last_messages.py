@@ -101,3 +101,12 @@ def test_last_message_that_a_broker_does_not_return_is_not_compared(reader: Make
     last = made.cluster.last_messages
     assert last.times({A0: 5}, {A0: 0}, {}) == {}
     assert made.cluster.ranges({A0: 5}, {A0: 6}, {A0: 7}, {}) == [OffsetRange(A0, 5, 6)]
+
+
+def test_queue_that_ends_before_a_repeated_micro_batch_is_reported_before_the_planning_deadline(reader: Make) -> None:
+    made = reader(read_timeout_ms=1_000, pull_timeout_ms=1_000)
+    made.fill({A0: 2})
+    # The driver asks for a while, because a broker may build its queue later.
+    with pytest.raises(DataLossError, match="orders/a/0 ends at offset 2, before 5, where the micro-batch ends"):
+        made.cluster.ranges(NOTHING_READ, {**NOTHING_READ, A0: 5})
+    assert made.slept
