@@ -32,7 +32,7 @@ def test_every_option_with_a_file_class_path_or_reference_is_governed() -> None:
     words = ("file", "path", "folder", "module", "class", "variable", "uri")
     named = {field for field in SPECS if set(field.split("_")) & set(words)}
     accepting = {field for field, spec in SPECS.items() if {"module:Class", "://"} & set(spec.kind.allowed.split())}
-    assert (named | accepting) <= governed, "an option with a variable, file, class or place needs a kind with `reference`"
+    assert (named | accepting) <= governed, "an option of the machine's resources needs a kind with `reference`"
 
 
 def test_security_page_names_every_governed_option() -> None:

@@ -1,4 +1,4 @@
-"""The parser of the decision log's records: it returns the records that were written, and raises an error for any other input."""
+"""The parser of the decision log's records: it returns written records, and raises an error for any other input."""
 
 from __future__ import annotations
 
