@@ -85,6 +85,12 @@ class LastMessages:
         cut = self._replaced(repeated, found, end_times) | (short.keys() & end_times.keys())
         replaced |= {queue for queue, end in short.items() if end < starts[queue]} & times.keys()
         ends = {**ends, **short}
+        for queue in sorted(queue for queue, end in ends.items() if end < starts[queue] and queue not in times):
+            logger.warning(
+                "queue %s continues at its end, offset %d, and may skip new messages before it: the query's offsets "
+                "have no store time of the last message that was read",
+                *(queue, ends[queue]),
+            )
         return (
             starts | self._stored_after(times, replaced, ends),
             {**ends, **self._stored_after(end_times, cut, ends)},

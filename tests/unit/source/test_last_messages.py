@@ -110,3 +110,15 @@ def test_queue_that_ends_before_a_repeated_micro_batch_is_reported_before_the_pl
     with pytest.raises(DataLossError, match="orders/a/0 ends at offset 2, before 5, where the micro-batch ends"):
         made.cluster.ranges(NOTHING_READ, {**NOTHING_READ, A0: 5})
     assert made.slept
+
+
+def test_messages_of_a_shorter_queue_that_are_skipped_without_a_store_time_are_named(
+    reader: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = reader(fail_on_data_loss=False)
+    made.fill({A0: 3})
+    # Release 1.0.0rc1 wrote no store times.
+    known = {**NOTHING_READ, A0: 5}
+    ends = made.cluster.available(known)
+    assert [part for part in made.cluster.ranges(known, ends) if part.size] == []
+    assert "queue orders/a/0 continues at its end, offset 3, and may skip new messages before it" in caplog.text
