@@ -40,6 +40,8 @@ $(STAMP): setup.cfg pyproject.toml
 
 .PHONY: setup
 setup: $(STAMP) ## Make the virtual environment in .venv
+# Spark looks for data sources in the folders of sys.path only, and an editable install adds none.
+	@ln -sf '$(CURDIR)/pyspark_rocketmq.py' "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
 
 .PHONY: demo
 demo: setup ## Write 336,776 flights to two real brokers and count them (TRANSPORT=grpc: over gRPC)

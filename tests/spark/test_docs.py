@@ -35,7 +35,7 @@ def here(cluster: SharedCluster, topic: str, tmp_path: Path) -> Here:
     """Replace the addresses, topic and folder of a text by those of the test."""
 
     def put(text: str) -> str:
-        text = text.replace("127.0.0.1:9876", cluster.name_server).replace("/path/of/the/", f"{tmp_path}/")
+        text = text.replace("127.0.0.1:9876", cluster.name_server).replace("/tmp/", f"{tmp_path}/")
         text = text.replace("rocketmq_spark.LocalCluster()", "contextlib.nullcontext(cluster)")
         return re.sub(r'(?<=")orders(?=[-"])|(?<=topic )orders\b', topic, text)
 

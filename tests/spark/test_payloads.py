@@ -51,7 +51,7 @@ def test_a_stream_is_copied_from_kafka_to_rocketmq_and_back(cluster: SharedClust
 
     with Kafka(keeps=True) as kafka:
         code = code_of("", cluster, topic) + code_of("Kafka", cluster, topic)
-        code = code.replace("127.0.0.1:9092", kafka.address).replace("/path/of/the/", f"{tmp_path}/")
+        code = code.replace("127.0.0.1:9092", kafka.address).replace("/tmp/", f"{tmp_path}/")
         (tmp_path / "recipe.py").write_text(code)
         jars = ",".join(map(str, jars_of(*CONNECTOR)))
         command = [sys.executable, "-m", "tests.programs.copy_kafka", jars, str(tmp_path / "recipe.py"), topic]

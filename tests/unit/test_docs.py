@@ -86,6 +86,12 @@ def test_code_can_be_read_and_its_options_exist(block: Block) -> None:
     assert set(option_names(ast.parse(block.text))) - {"nameSever", "includeHeaders"} <= known
 
 
+@pytest.mark.parametrize("block", BLOCKS)
+def test_users_can_write_to_the_paths_of_the_code(block: Block) -> None:
+    paths = re.findall(r'"checkpointLocation", "([^"]*)"|start\("([^"]+)"\)', block.text)
+    assert [path for groups in paths for path in groups if path and not path.startswith("/tmp/")] == []
+
+
 @pytest.mark.parametrize("path", PAGES, ids=page_name)
 def test_every_make_target_that_a_page_names_exists(path: Path) -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
