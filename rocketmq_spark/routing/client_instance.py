@@ -15,7 +15,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Final
 
-from rocketmq_spark.errors import MQClientException, OptionError, RocketMQError
+from rocketmq_spark.errors import MQClientException, OptionError, RocketMQError, RouteNotFoundException
 from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.model.send_result import TransactionCheck
 from rocketmq_spark.options.connection import ConnectionOptions
@@ -81,6 +81,8 @@ class ClientInstance:
         self._groups: dict[str, int] = {}
         self._topics_to_refresh: set[str] = set()
         self._refreshed_at: dict[str, float] = {}
+        # Topics whose last look-up failed; "" is every topic, because no server answered.
+        self._failing: set[str] = set()
         now = clock()
         self._routes_due = now + self._poll_interval
         self._heart_beat_due = now + _FIRST_HEART_BEAT
@@ -181,8 +183,15 @@ class ClientInstance:
             if self.routes.refresh(topic, self._api_timeout):
                 logger.info("route of topic %s changed", topic)
         except RocketMQError as exc:
+            subject = "" if isinstance(exc, RouteNotFoundException) and exc.unreachable else topic
             # An instance that was closed meanwhile needs no route.
-            logger.log(logging.DEBUG if self.closed else logging.WARNING, "%s (the cached route stays in use)", exc)
+            is_known = self.closed or subject in self._failing
+            logger.log(logging.DEBUG if is_known else logging.WARNING, "%s (the cached route stays in use)", exc)
+            self._failing.add(subject)
+            if subject:
+                self._failing.discard("")
+        else:
+            self._failing -= {topic, ""}
 
         # Without an answer of the name servers, each topic takes 3 s. Brokers wait 120 s for a heartbeat.
         self._beat_if_due(self._clock())

@@ -287,6 +287,56 @@ def test_unreachable_address_is_logged_once_until_it_answers(caplog: pytest.LogC
     assert warnings(instance.close, "unregister_client") == []
 
 
+def test_failing_refreshes_are_logged_once_until_a_server_answers(caplog: pytest.LogCaptureFixture) -> None:
+    instance, transport = instance_of(None, T=route({"a": 1}), U=route({"a": 1}))
+    for topic in "TU":
+        instance.routes.find(topic, 1.0)
+    rounds = iter(range(1, 9))
+
+    def warnings(*failures: RemotingConnectException) -> list[str]:
+        caplog.clear()
+        transport.fail("query_route", *failures)
+        instance.run_due(next(rounds) * 30.0)
+        texts = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+        return [text.partition(" (")[0] for text in texts]
+
+    refused = RemotingConnectException("refused")
+    no_server = ["looking up the route of topic T: refused"]
+    assert warnings(refused, refused) == no_server
+    assert warnings(refused, refused) == []
+    # The servers answer for one topic.
+    assert warnings(refused) == []
+    assert warnings(refused, refused) == no_server
+    del transport.routes["T"]
+    [unknown] = warnings()
+    assert unknown.startswith("looking up the route of topic T: no name server knows it")
+    assert warnings() == []
+    transport.routes["T"] = route({"a": 1})
+    assert warnings() == []
+    del transport.routes["T"]
+    assert warnings() == [unknown]
+
+
+def test_a_cluster_that_has_stopped_is_one_warning_for_each_server(caplog: pytest.LogCaptureFixture) -> None:
+    with FakeCluster(["a", "b"], topics={"T": 1, "U": 1}) as cluster:
+        options = ConnectionOptions(name_server=(cluster.name_server,))
+        transport = RemotingTransport([cluster.name_server])
+        instance = ClientInstance("ip@name", transport, options, clock=ManualClock())
+        instance.register("g")
+        for topic in "TU":
+            instance.routes.find(topic, 5.0)
+        servers = [cluster.name_server, *(broker.address for broker in cluster.brokers.values())]
+    caplog.clear()
+    try:
+        for minute in range(1, 4):
+            instance.run_due(minute * 60.0)
+    finally:
+        instance.close()
+    warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert len(warnings) == len(servers), warnings
+    assert all(sum(server in text for text in warnings) == 1 for server in servers)
+
+
 def test_route_lookup_failing_due_to_close_logs_no_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
