@@ -77,13 +77,13 @@ def plot_timeline(
     timeline: Sequence[Mapping[str, Any]], brokers: Sequence[str], axes: Sequence[Axes] | None
 ) -> list[Axes]:
     """Draw `WriteSummary.timeline`; `brokers` are in the order of their colours in `plot_latencies`."""
-    has_retries = not timeline or any(row["retries"] for row in timeline)
     if axes is None:
+        has_retries = not timeline or any(row["retries"] for row in timeline)
         panels = _new_axes(3 if has_retries else 2, "plot_timeline()", figsize=(9, 6.5 if has_retries else 4.5))
     else:
         panels = list(axes)
-    if axes is not None and len(panels) != 3:
-        raise ValueError(f"plot_timeline() needs 3 axes (rows, latency, retries), not {len(panels)}")
+    if len(panels) not in (2, 3):
+        raise ValueError(f"plot_timeline() needs 2 or 3 axes (rows, latency, perhaps retries), not {len(panels)}")
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
     from matplotlib.ticker import MaxNLocator

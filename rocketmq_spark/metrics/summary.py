@@ -234,9 +234,9 @@ class WriteSummary:
         return plots.plot_latencies({broker: measures.latencies(broker) for broker in measures.brokers}, ax)
 
     def plot_timeline(self, axes: Sequence[Axes] | None = None, write_id: str | None = None) -> list[Axes]:
-        """Draw rows per second, largest latency, retries and isolation of each broker into 3 axes.
+        """Draw rows per second, largest latency, retries and isolation of each broker into 3 axes, or 2 (no retries).
 
-        By default the axes are new, and without a retry there are only the first 2.
+        By default the axes are new; there are 2 if no batch was sent again.
         """
         from rocketmq_spark.metrics import plots
 

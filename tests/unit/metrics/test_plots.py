@@ -138,8 +138,13 @@ def test_timeline_goes_into_axes_that_are_given(pyplot: Any) -> None:
     assert panels == list(axes[:, 1])
     assert [len(panel.patches) for panel in axes[:, 0]] == [0] * 3
     assert panels[0].get_legend() is not None
-    with pytest.raises(ValueError, match=r"needs 3 axes \(rows, latency, retries\), not 2"):
-        with_a_fault().plot_timeline(axes[0])
+    assert [panel.get_ylabel() for panel in with_a_fault().plot_timeline(axes[:2, 0])] == [
+        "rows per second",
+        "largest latency (ms)",
+    ]
+    assert axes[1, 0].get_xlabel() == axes[2, 1].get_xlabel()
+    with pytest.raises(ValueError, match=r"needs 2 or 3 axes \(rows, latency, perhaps retries\), not 1"):
+        with_a_fault().plot_timeline(axes[0, :1])
 
 
 def test_new_axes_have_no_panel_of_retries_if_there_was_none(pyplot: Any) -> None:
