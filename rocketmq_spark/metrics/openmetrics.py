@@ -2,6 +2,9 @@
 
 A scrape or a file has the sums since the process or the file began. All series are counters, the buckets of a
 histogram, or the time of the last commit, so two texts are merged by adding the values of equal series.
+
+The package prometheus-client 0.26 does not replace this module. In labels it escapes only backslashes, line feeds and
+quotation marks: not CR, U+0085, U+2028, ``$`` and backticks. A lone surrogate is a UnicodeEncodeError.
 """
 
 from __future__ import annotations
