@@ -130,7 +130,7 @@ def placement_of(send: Send, now: float) -> Placement:
         return Placement()
     text = message.properties[timer]
     if not text.lstrip("-").isdigit():
-        raise Refusal(ResponseCode.MESSAGE_ILLEGAL, _ILLEGAL)
+        raise Refusal(ResponseCode.MESSAGE_ILLEGAL, f"{DELAY_ILLEGAL}, ...")
     number = int(text)
     delay = number / 1000 - now if timer == const.TIMER_DELIVER_MS else number / (1000 if "MS" in timer else 1)
     if delay > _LONGEST_DELAY:

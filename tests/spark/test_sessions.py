@@ -140,7 +140,7 @@ try:
 except Exception as exc:
     print("anonymous", type(rocketmq_spark.cause(exc)).__name__, "requires writeId" in str(rocketmq_spark.cause(exc)))
 try:
-    spark.range(9).selectExpr("if(id = 8, null, 'x') as body").write.format("rocketmq").options(**where).save()
+    spark.range(0, 9, 1, 1).selectExpr("if(id = 8, null, 'x') as body").write.format("rocketmq").options(**where).save()
 except Exception as exc:
     print("cause", type(rocketmq_spark.cause(exc)).__name__, rocketmq_spark.cause(exc).row)
 checkpoint = tempfile.mkdtemp()
@@ -182,7 +182,7 @@ spark.stop()
     deduped = re.search(r"deduped True None (\S+)", done.stdout)
     assert deduped is not None, done.stdout
     assert re.search(rf"micro-batch 0 of {deduped[1]}: \d+ tasks stored 50 rows", done.stderr), done.stderr
-    assert "continuous True\nanonymous OptionError True\ncause InvalidRowError 3\n" in done.stdout
+    assert "continuous True\nanonymous OptionError True\ncause InvalidRowError 8\n" in done.stdout
     assert "attempt True None\nattempt True None\nstored 100\n" in done.stdout
     assert "stopped None 0 True" in done.stdout
     # Spark logs at length that it has killed tasks in mid-batch; nothing of that is Python's.

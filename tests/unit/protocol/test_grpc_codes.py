@@ -10,6 +10,7 @@ from rocketmq_spark.errors import (
     BrokerBusyException,
     BrokerOutcomeUnknownException,
     BrokerUnavailableException,
+    DelayRefusedException,
     MessageRefusedException,
     MQBrokerException,
     RemotingCertificateException,
@@ -40,9 +41,10 @@ BY_CLASS: dict[type[MQBrokerException] | None, set[int]] = {
     BUSY: {42900},
     STALE: {40402},
     REFUSED: {
-        *(40000, 40004, 40005, 40006, 40007, 40009, 40012),
+        *(40000, 40004, 40005, 40006, 40007, 40009),
         *(41300, 41301, 41302, 43100, 43101),
     },
+    DelayRefusedException: {40012},
     FATAL: {
         *(40001, 40002, 40003, 40008, 40010, 40011, 40013, 40014, 40015, 40016, 40017, 40018, 40019, 40020),
         *(40200, 40300, 40400, 40401, 40403, 40404, 42800, 42901, 42902),
@@ -219,7 +221,7 @@ def test_every_grpc_status_has_exactly_one_error_class(status: grpc.StatusCode) 
 def test_only_transient_errors_are_retried_and_only_message_errors_split() -> None:
     retriable = {error for error in BY_CLASS if error is not None and error.retriable}
     assert retriable == {BUSY, STALE, UNKNOWN}
-    assert {error for error in BY_CLASS if error is not None and error.split} == {REFUSED}
+    assert {error for error in BY_CLASS if error is not None and error.split} == {REFUSED, DelayRefusedException}
 
 
 def test_wrong_message_type_error_explains_types_and_topic_change() -> None:
