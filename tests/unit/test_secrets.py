@@ -5,20 +5,31 @@ from __future__ import annotations
 import logging
 import pickle
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
+import grpc
 import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
 from pyspark.sql.types import StructType
 
-from rocketmq_spark.errors import DeliveryError
+from rocketmq_spark.errors import DeliveryError, RocketMQError
+from rocketmq_spark.model.credentials import Credentials
+from rocketmq_spark.model.message import Message, MessageQueue
 from rocketmq_spark.options.parsing import parse_sink_options
+from rocketmq_spark.producer.producer import Producer
+from rocketmq_spark.protocol.grpc._pb.definition_pb2 import Status
+from rocketmq_spark.protocol.grpc._pb.service_pb2 import QueryRouteResponse
+from rocketmq_spark.protocol.remoting.codes import RequestCode
 from rocketmq_spark.routing.client_instance import registry
 from rocketmq_spark.sink.routes import new_instance
 from rocketmq_spark.spark.datasource import RocketMQDataSource
 from rocketmq_spark.spark.writer import RocketMQBatchWriter, stream_writer
 from rocketmq_spark.testing import FakeCluster, Reply
+from rocketmq_spark.transport.grpc.transport import GrpcTransport
+from tests.support.processes import PATIENCE
 
 SECRETS = ("hush-hush", "token-token")
 KEYS = {"accessKey": "the-user", "secretKey": SECRETS[0], "securityToken": SECRETS[1]}
@@ -73,6 +84,62 @@ def test_a_refused_write_shows_no_secret(caplog: pytest.LogCaptureFixture, remar
     assert leaked("".join(repr((error, vars(error))) for error in chain(raised.value))) == []
     # The pickled form of a task's failure.
     assert leaked(pickle.dumps([str(error) for error in chain(raised.value)]).decode("latin-1")) == []
+
+
+@pytest.mark.parametrize("code", [1, 2, 16])
+def test_an_answer_that_repeats_the_request_shows_no_token(code: int) -> None:
+    keys = {"access_key": "the-user", "secret_key": SECRETS[0], "security_token": SECRETS[1]}
+    with FakeCluster(topics={"orders": 1}) as cluster:
+        for kind in (None, RequestCode.GET_MAX_OFFSET):
+            cluster.brokers["broker-0"].always[kind] = lambda command: Reply.code(code, f"bad {command.ext_fields}")
+        with Producer("pg", name_server=cluster.name_server, send_msg_timeout=300, **keys) as producer:
+            failures = [
+                lambda: producer.send(Message.of("orders", b"x")),
+                lambda: producer.send_async(Message.of("orders", b"x")).result(PATIENCE),
+                lambda: producer.send_arrow(ROWS, "orders", deliveryTimeoutMs=300),
+                lambda: producer.max_offset(MessageQueue("orders", "broker-0", 0)),
+            ]
+            for fail in failures:
+                with pytest.raises(RocketMQError, match=r"'SecurityToken': '\*+'") as raised:
+                    fail()
+                assert leaked("".join(repr((error, vars(error))) for error in chain(raised.value))) == []
+
+
+class _Repeating(grpc.GenericRpcHandler):  # type: ignore[misc]
+    """Answers each call with the metadata that it has received, in the status of the reply or of gRPC."""
+
+    def __init__(self, status: Callable[[str, grpc.ServicerContext], bytes]) -> None:
+        self._status = status
+
+    def service(self, handler_call_details: Any) -> Any:
+        text = f"bad {dict(handler_call_details.invocation_metadata)}"
+        return grpc.unary_unary_rpc_method_handler(lambda _, context: self._status(text, context))
+
+
+def _in_reply(text: str, _: grpc.ServicerContext) -> bytes:
+    return QueryRouteResponse(status=Status(code=40300, message=text)).SerializeToString()
+
+
+def _of_grpc(text: str, context: grpc.ServicerContext) -> bytes:
+    context.abort(grpc.StatusCode.PERMISSION_DENIED, text)
+    raise AssertionError
+
+
+@pytest.mark.parametrize("status", [_in_reply, _of_grpc])
+def test_a_proxy_that_repeats_the_metadata_shows_no_token(status: Callable[[str, grpc.ServicerContext], bytes]) -> None:
+    server = grpc.server(ThreadPoolExecutor(1), handlers=[_Repeating(status)])
+    endpoint = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
+    credentials = Credentials("the-user", *SECRETS)
+    transport = GrpcTransport((endpoint,), client_id="client", credentials=credentials)
+    try:
+        with pytest.raises(RocketMQError, match=r"x-mq-session-token': '\*+'") as raised:
+            transport.query_route("orders", PATIENCE)
+    finally:
+        transport.close()
+        server.stop(None).wait()
+    assert leaked("".join(traceback.format_exception(raised.value))) == []
+    assert leaked("".join(repr((error, vars(error))) for error in chain(raised.value))) == []
 
 
 def test_the_client_id_which_is_sent_and_logged_is_not_made_of_secrets() -> None:

@@ -21,7 +21,7 @@ from google.protobuf.message import DecodeError
 
 from rocketmq_spark import errors
 from rocketmq_spark.errors import escaped
-from rocketmq_spark.model.credentials import Credentials
+from rocketmq_spark.model.credentials import Credentials, reply_without_token, without_token
 from rocketmq_spark.protocol.batches import REPEATED, check_parts
 from rocketmq_spark.protocol.grpc._pb import definition_pb2 as pb
 from rocketmq_spark.protocol.grpc.codes import call_error, proxy_error
@@ -158,7 +158,7 @@ class GrpcClient:
         except ValueError:
             self._check()
             raise
-        end = self._end_of(started, endpoint, doing)
+        end = self._end_of(started, endpoint, doing, signed_by)
         if not isinstance(end, errors.RocketMQError):
             reply = parsed(end, reply_type, endpoint, doing, most_parts)
             error = error_in(cast("Any", reply).status, endpoint, doing)
@@ -233,7 +233,7 @@ class GrpcClient:
                     end = (
                         end
                         if isinstance(end, errors.RocketMQError)
-                        else self._end_of(end, flight.endpoint, flight.doing)
+                        else self._end_of(end, flight.endpoint, flight.doing, flight.signed_by)
                     )
                     self._finish(number, end, at)
         finally:
@@ -259,12 +259,14 @@ class GrpcClient:
                 "the callback of a call to a proxy raised (%s)", flight.doing or "the call was not started"
             )
 
-    def _end_of(self, call: grpc.Future, endpoint: str, doing: str) -> bytes | errors.RocketMQError:
+    def _end_of(
+        self, call: grpc.Future, endpoint: str, doing: str, signed_by: Credentials | None
+    ) -> bytes | errors.RocketMQError:
         """Wait for a call; return its reply, or the error."""
         code = call.code()
         if code.name == "OK":
-            return cast("bytes", call.result())
-        details = call.details() or ""
+            return reply_without_token(cast("bytes", call.result()), signed_by)
+        details = without_token(call.details() or "", signed_by)
         error = call_error(code.name, details, endpoint, doing, self._channels.server_name)
         if type(error) is errors.RemotingConnectException and any(words in details.lower() for words in _HUNG_UP):
             try:
@@ -275,7 +277,7 @@ class GrpcClient:
                 # Return the call's own error, even if its cause stays unknown.
                 logger.debug("finding out why %s closed the connection failed: %r", endpoint, exc)
         # The traceback of gRPC's own exception would show the server's text unescaped and on several lines.
-        error.__cause__ = RuntimeError(escaped(str(call.exception())))
+        error.__cause__ = RuntimeError(escaped(without_token(str(call.exception()), signed_by)))
         return error
 
 

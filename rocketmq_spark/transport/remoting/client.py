@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Final, TypeAlias, TypeVar
 
 from rocketmq_spark import errors
-from rocketmq_spark.model.credentials import CredentialsProvider, gives_another, tell_refused
+from rocketmq_spark.model.credentials import CredentialsProvider, gives_another, tell_refused, without_token
 from rocketmq_spark.model.message import Buffer
 from rocketmq_spark.model.names import check_namespace, is_none, unwrap, wrap
 from rocketmq_spark.model.properties import PGROUP
@@ -207,6 +207,8 @@ class RequestClient:
     def _on_end(self, address: str, request: Request, answer: Answer) -> None:
         """Finish a request on the loop's thread; after GO_AWAY send it again, once, over a new connection."""
         command, signed_by = answer.command, request.signed_by
+        if command is not None:
+            command.remark = without_token(command.remark, signed_by)
         if command is not None and signed_by is not None and refuses_user(command.code, command.remark):
             tell_refused(self._credentials, signed_by)
             answer = replace(answer, refused=signed_by)
