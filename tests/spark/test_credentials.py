@@ -113,7 +113,9 @@ def test_streaming_write_continues_after_its_user_was_replaced(
         query.stop()
     found = read_topic(secured.name_server, topic, 1, credentials=secured.admin, tls=secured.tls)
     bodies = {int(message.body) for message in found}
-    assert bodies >= set(range(max(bodies))), "and no row is missing"
+    # The last micro-batch was aborted: one of its two tasks may have stored its rows.
+    committed = sum(progress.numInputRows for progress in query.recentProgress)
+    assert bodies >= set(range(committed)), "and no row is missing"
 
 
 def test_streaming_read_uses_a_credentials_provider_shipped_with_the_job(

@@ -7,11 +7,13 @@ import sys
 import textwrap
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from rocketmq_spark.protocol.remoting.command import RemotingCommand
 from rocketmq_spark.testing import FakeCluster, Reply
-from tests.support.processes import PATIENCE
+from tests.support.processes import PATIENCE, wait_for
 
 HEAD = """
 import asyncio, atexit, multiprocessing, os, sys, threading
@@ -144,10 +146,18 @@ def test_one_line_has_the_number_of_messages_that_are_not_acknowledged(cluster: 
     assert (code, stored(cluster)) == (0, {})
 
 
-def test_messages_of_a_closed_event_loop_that_fail_are_counted(cluster: FakeCluster) -> None:
+def test_messages_of_a_closed_event_loop_that_fail_are_counted(cluster: FakeCluster, tmp_path: Path) -> None:
     (broker,) = cluster.brokers.values()
-    broker.always[None] = Reply.code(2, "busy")
-    code, lines = run(cluster, 'asyncio.run(send("lost"))')
+    closed_loop = tmp_path / "closed"
+
+    def answer(_: RemotingCommand) -> Reply:
+        # A future that fails while the loop is open is not counted, because its owner can see the error.
+        wait_for(closed_loop.exists)
+        return Reply.code(2, "busy")
+
+    broker.always[None] = answer
+    program = f'asyncio.run(send("lost", send_msg_timeout=60_000)); open({str(closed_loop)!r}, "w").close()'
+    code, lines = run(cluster, program)
     assert code == 0
     closed, line = lines
     assert "its event loop was closed" in closed
