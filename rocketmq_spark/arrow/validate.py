@@ -153,14 +153,13 @@ def check_text(
 
     With `blank`, refuse texts that Java's ``trim`` makes empty. An error names the entry.
     """
-    entry_name = None if entries is None or entries.names is None else entries.names.text
     if int(column.span.min(initial=0xFF)) <= 2:
         rule = Rule(
             f"{name} holds the character 0x01 or 0x02",
             "any other is allowed: these two separate properties",
             "remove or replace it",
         )
-        yield from violations(rule, _elements_with(column, (column.span - 1) < 2), entries, entry_name)
+        yield from violations(rule, _elements_with(column, (column.span - 1) < 2), entries, _name_of(entries))
     if blank:
         yield from _check_blank(name, column, entries)
     if int(column.span.max(initial=0)) <= _LAST_ASCII:
@@ -197,9 +196,12 @@ def _check_blank(name: str, column: ByteColumn, entries: ListColumn | None = Non
     ends = column.offsets - int(column.offsets[0])
     blank = suspects[visible[ends[suspects + 1]] == visible[ends[suspects]]]
     rule = Rule(f"{name} is blank", "at least one visible character is needed", "use null instead")
-    yield from violations(
-        rule, blank, entries, None if entries is None or entries.names is None else entries.names.text
-    )
+    yield from violations(rule, blank, entries, _name_of(entries))
+
+
+def _name_of(entries: ListColumn | None) -> Callable[[int], object] | None:
+    """Return the function that names an entry of a map, None for other columns."""
+    return None if entries is None or entries.names is None else entries.names.text
 
 
 def check_tags(column: ByteColumn) -> Iterator[Violation]:

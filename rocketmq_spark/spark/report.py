@@ -153,16 +153,16 @@ def check_complete(messages: Sequence[WriterCommitMessage | None], batch_id: int
     expected = max(len(messages), 1, *(number + 1 for number in partitions))
     if len(partitions) == expected == len(messages):
         return
-    name, cause = "a write", "This is an error of Spark: run the write again"
+    name, advice = "a write", "This is an error of Spark: run the write again"
     if batch_id is not None:
         name = f"micro-batch or epoch {batch_id}"
-        cause = (
+        advice = (
             "Spark's continuous trigger (trigger(continuous=...)) passes no row to a sink in Python. Use a trigger of "
             "micro-batches, such as trigger(processingTime=...)"
         )
     raise DeliveryError(
         f"committing {name}: {expected - len(partitions)} of at least {expected} tasks sent no message, so their rows "
-        f"may not be stored, and nothing is committed. {cause}"
+        f"may not be stored, and nothing is committed. {advice}"
     )
 
 
