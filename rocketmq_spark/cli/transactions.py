@@ -14,6 +14,10 @@ from typing import Any, ClassVar, Final
 
 from rocketmq_spark.admin.answers import Table
 from rocketmq_spark.admin.queues import admin_options
+from rocketmq_spark.deliveries.exactly_once.commit import TwoPhaseCommit, new_run_id
+from rocketmq_spark.deliveries.log.brokers import Brokers
+from rocketmq_spark.deliveries.log.decision_log import DecisionLog, WriteState
+from rocketmq_spark.deliveries.log.records import Write
 from rocketmq_spark.errors import (
     DeliveryError,
     MQClientException,
@@ -26,10 +30,6 @@ from rocketmq_spark.options.sink import EXACTLY_ONCE, MAX_TRANSACTION_TIMEOUT_MS
 from rocketmq_spark.routing.client_instance import ClientInstance
 from rocketmq_spark.routing.connect import client_id_of, new_transport
 from rocketmq_spark.routing.route_cache import TopicPublishInfo
-from rocketmq_spark.transactions.brokers import Brokers
-from rocketmq_spark.transactions.commit import TwoPhaseCommit, new_run_id
-from rocketmq_spark.transactions.decision_log import DecisionLog, WriteState
-from rocketmq_spark.transactions.records import Write
 
 OPEN: Final = "open"
 FINISHED: Final = "finished"

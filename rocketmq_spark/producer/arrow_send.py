@@ -14,6 +14,7 @@ from typing import TypeAlias
 import pyarrow as pa
 
 from rocketmq_spark.arrow.schema import makes_own_type
+from rocketmq_spark.deliveries.effectively_once.attempt import write_once
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.metrics import Recorder, WriteSummary, merge_into
 from rocketmq_spark.options.kinds import option_text
@@ -24,7 +25,6 @@ from rocketmq_spark.producer.service import batch_trace_sender
 from rocketmq_spark.routing.client_instance import ClientInstance
 from rocketmq_spark.sink.checks import check_columns, check_topic, ordered_queues
 from rocketmq_spark.sink.task import write_rows
-from rocketmq_spark.transactions.resume import write_once
 
 ArrowData: TypeAlias = "pa.Table | pa.RecordBatch | pa.RecordBatchReader | Iterable[pa.RecordBatch]"
 

@@ -39,9 +39,9 @@ from rocketmq_spark.spark.writer import RocketMQBatchWriter, RouteLookup
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from rocketmq_spark.transactions.plan import TransactionPlan
-    from rocketmq_spark.transactions.records import Write
-    from rocketmq_spark.transactions.resume import ResumePlan
+    from rocketmq_spark.deliveries.effectively_once.attempt import ResumePlan
+    from rocketmq_spark.deliveries.exactly_once.plan import TransactionPlan
+    from rocketmq_spark.deliveries.log.records import Write
 
 logger = logging.getLogger("rocketmq_spark.spark")
 
@@ -81,15 +81,15 @@ def plan_batch_write(
 
 
 def _warn_of_complete(options: SinkOptions, plan: TransactionPlan | ResumePlan, write: Write | None) -> None:
-    from rocketmq_spark.transactions.commit import warn_of_complete
-    from rocketmq_spark.transactions.plan import log_of
+    from rocketmq_spark.deliveries.exactly_once.commit import warn_of_complete
+    from rocketmq_spark.deliveries.exactly_once.plan import log_of
 
     if write is not None and plan.is_decided(write):
         warn_of_complete(write, log_of(options).writes[write])
 
 
 def _micro_batch(options: SinkOptions, batch_id: int) -> Write:
-    from rocketmq_spark.transactions.records import Write
+    from rocketmq_spark.deliveries.log.records import Write
 
     if options.write_id is not None:
         raise OptionError(
@@ -143,9 +143,10 @@ def plan_transaction(
     """
     if not options.has_log:
         return None
-    from rocketmq_spark.transactions import plan, resume
-    from rocketmq_spark.transactions.brokers import Brokers
-    from rocketmq_spark.transactions.records import Write
+    from rocketmq_spark.deliveries.effectively_once import attempt as resume
+    from rocketmq_spark.deliveries.exactly_once import plan
+    from rocketmq_spark.deliveries.log.brokers import Brokers
+    from rocketmq_spark.deliveries.log.records import Write
 
     instance = acquire(options)
     try:
@@ -163,7 +164,7 @@ def plan_transaction(
 
 def _check_owner(options: SinkOptions, planned: TransactionPlan | ResumePlan, checkpoint: str | None) -> None:
     """Raise an OptionError if the log is of another query than `checkpoint`. Tasks check it, too, by the query's id."""
-    from rocketmq_spark.transactions.plan import check_query
+    from rocketmq_spark.deliveries.exactly_once.plan import check_query
 
     if checkpoint is None or planned.newest is None or (checkpoint, planned.newest.query) in _OWNERS:
         return

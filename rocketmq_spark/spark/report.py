@@ -29,9 +29,9 @@ from rocketmq_spark.spark.spark_api import WriterCommitMessage
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
 
-    from rocketmq_spark.transactions.commit import CommitReport
-    from rocketmq_spark.transactions.plan import Prepared
-    from rocketmq_spark.transactions.resume import Attempted, ResumeReport
+    from rocketmq_spark.deliveries.effectively_once.attempt import Attempted, ResumeReport
+    from rocketmq_spark.deliveries.exactly_once.commit import CommitReport
+    from rocketmq_spark.deliveries.exactly_once.plan import Prepared
 
 logger = logging.getLogger("rocketmq_spark.spark")
 

@@ -123,9 +123,9 @@ def _schema() -> pa.Schema:
 
 def _message(row: Any) -> WriterCommitMessage:
     """Return the commit message that a task has reported as a row."""
+    from rocketmq_spark.deliveries.effectively_once.attempt import Attempted
+    from rocketmq_spark.deliveries.exactly_once.plan import Prepared
     from rocketmq_spark.spark.report import CommitMessage
-    from rocketmq_spark.transactions.plan import Prepared
-    from rocketmq_spark.transactions.resume import Attempted
 
     prepared: Prepared | Attempted | None = None
     if row.kind == "Prepared":

@@ -46,10 +46,10 @@ if TYPE_CHECKING:
     from pyspark.sql import Row
     from pyspark.sql.types import StructType
 
-    from rocketmq_spark.transactions.commit import CommitReport
-    from rocketmq_spark.transactions.plan import Prepared, TransactionPlan
-    from rocketmq_spark.transactions.records import Write
-    from rocketmq_spark.transactions.resume import Attempted, ResumePlan, ResumeReport
+    from rocketmq_spark.deliveries.effectively_once.attempt import Attempted, ResumePlan, ResumeReport
+    from rocketmq_spark.deliveries.exactly_once.commit import CommitReport
+    from rocketmq_spark.deliveries.exactly_once.plan import Prepared, TransactionPlan
+    from rocketmq_spark.deliveries.log.records import Write
 
 logger = logging.getLogger("rocketmq_spark.spark")
 
@@ -127,9 +127,9 @@ class _PartitionWriter:
 
     def _resume(self, rows: Iterator[pa.RecordBatch], recorder: Recorder) -> Attempted | None:
         """Send the rows that no earlier attempt has stored; return None if the write was completed before."""
+        from rocketmq_spark.deliveries.effectively_once.attempt import Attempt, ResumePlan
+        from rocketmq_spark.deliveries.log.brokers import Brokers
         from rocketmq_spark.sink.routes import acquire
-        from rocketmq_spark.transactions.brokers import Brokers
-        from rocketmq_spark.transactions.resume import Attempt, ResumePlan
 
         options, plan = self.options, self.plan
         assert isinstance(plan, ResumePlan)
@@ -143,9 +143,9 @@ class _PartitionWriter:
 
     def _prepare(self, rows: Iterator[pa.RecordBatch], recorder: Recorder) -> Prepared | None:
         """Send the rows as half messages; return None without sending if the write was decided before."""
-        from rocketmq_spark.transactions.commit import group_of
-        from rocketmq_spark.transactions.halves import HalfCollector, half_properties
-        from rocketmq_spark.transactions.plan import Prepared, TransactionPlan, check_stream
+        from rocketmq_spark.deliveries.exactly_once.commit import group_of
+        from rocketmq_spark.deliveries.exactly_once.halves import HalfCollector, half_properties
+        from rocketmq_spark.deliveries.exactly_once.plan import Prepared, TransactionPlan, check_stream
 
         options, plan = self.options, self.plan
         assert isinstance(plan, TransactionPlan)
@@ -166,9 +166,10 @@ class _PartitionWriter:
         options = self.options
         if self.plan is None or (aborted and options.effectively_once):
             return None
+        from rocketmq_spark.deliveries.effectively_once import attempt as resume
+        from rocketmq_spark.deliveries.exactly_once import plan
+        from rocketmq_spark.deliveries.log.brokers import Brokers
         from rocketmq_spark.sink.routes import acquire
-        from rocketmq_spark.transactions import plan, resume
-        from rocketmq_spark.transactions.brokers import Brokers
 
         write = self.micro_batch or self.plan.write_of(query_of(messages), -1 if batch_id is None else batch_id)
         prepared = prepared_in(messages)

@@ -17,16 +17,16 @@ from collections.abc import Iterator
 import pyarrow as pa
 
 from rocketmq_spark import Admin, LocalCluster
+from rocketmq_spark.deliveries.effectively_once import attempt as resume
+from rocketmq_spark.deliveries.effectively_once import stored as stored_rows
+from rocketmq_spark.deliveries.log.brokers import Brokers
+from rocketmq_spark.deliveries.log.decision_log import DecisionLog
+from rocketmq_spark.deliveries.log.records import Write
 from rocketmq_spark.metrics import Recorder
 from rocketmq_spark.options.parsing import parse_sink_options
 from rocketmq_spark.routing.client_instance import ClientInstance
 from rocketmq_spark.routing.connect import new_transport
 from rocketmq_spark.sink.task import write_rows
-from rocketmq_spark.transactions import resume
-from rocketmq_spark.transactions import stored as stored_rows
-from rocketmq_spark.transactions.brokers import Brokers
-from rocketmq_spark.transactions.decision_log import DecisionLog
-from rocketmq_spark.transactions.records import Write
 from tests.benchmarks.bench_exactly_once import session
 from tests.benchmarks.contest import FORGETFUL, Figure, await_rest, in_turns, ratios, show
 

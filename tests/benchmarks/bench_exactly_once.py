@@ -19,16 +19,16 @@ from pyspark.sql import DataFrame, SparkSession
 
 import rocketmq_spark
 from rocketmq_spark import LocalCluster
+from rocketmq_spark.deliveries.exactly_once import plan as plans
+from rocketmq_spark.deliveries.exactly_once.commit import CommitReport, group_of
+from rocketmq_spark.deliveries.exactly_once.halves import HalfCollector, half_properties
+from rocketmq_spark.deliveries.exactly_once.plan import Prepared
+from rocketmq_spark.deliveries.log.records import Write
 from rocketmq_spark.metrics import Recorder
 from rocketmq_spark.options.parsing import parse_sink_options
 from rocketmq_spark.routing.client_instance import ClientInstance
 from rocketmq_spark.routing.connect import new_transport
 from rocketmq_spark.sink.task import write_rows
-from rocketmq_spark.transactions import plan as plans
-from rocketmq_spark.transactions.commit import CommitReport, group_of
-from rocketmq_spark.transactions.halves import HalfCollector, half_properties
-from rocketmq_spark.transactions.plan import Prepared
-from rocketmq_spark.transactions.records import Write
 from tests.benchmarks.contest import ROOT, Figure, in_turns, ratios, show
 
 ROWS = 240_000

@@ -22,6 +22,11 @@ import pytest
 from rocketmq_spark.admin import Admin
 from rocketmq_spark.cli.transactions import finish_writes
 from rocketmq_spark.cluster import LocalCluster
+from rocketmq_spark.deliveries.exactly_once import plan as plans
+from rocketmq_spark.deliveries.exactly_once.commit import group_of
+from rocketmq_spark.deliveries.exactly_once.fence import forget_checks
+from rocketmq_spark.deliveries.exactly_once.halves import HalfCollector, Halves, half_properties
+from rocketmq_spark.deliveries.log.records import Write
 from rocketmq_spark.errors import DeliveryError, MQClientException, OptionError, RocketMQError
 from rocketmq_spark.metrics import Recorder
 from rocketmq_spark.model.message import Message, MessageQueue
@@ -35,11 +40,6 @@ from rocketmq_spark.protocol.remoting.codes import RequestCode
 from rocketmq_spark.routing.client_instance import ClientInstance
 from rocketmq_spark.routing.connect import new_transport
 from rocketmq_spark.sink.task import write_rows
-from rocketmq_spark.transactions import plan as plans
-from rocketmq_spark.transactions.commit import group_of
-from rocketmq_spark.transactions.fence import forget_checks
-from rocketmq_spark.transactions.halves import HalfCollector, Halves, half_properties
-from rocketmq_spark.transactions.records import Write
 from rocketmq_spark.transport.runtime import PROCESS, Runtime
 from tests.support.cluster import started
 from tests.support.processes import PATIENCE, wait_for

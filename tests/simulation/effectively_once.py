@@ -23,6 +23,11 @@ import pyarrow as pa
 
 from rocketmq_spark.arrow.batcher import ArrowBatcher
 from rocketmq_spark.arrow.joiner import JoiningBatcher
+from rocketmq_spark.deliveries.effectively_once import attempt as resume
+from rocketmq_spark.deliveries.effectively_once.attempt import Attempted, ResumePlan, ResumeReport
+from rocketmq_spark.deliveries.log.brokers import Brokers
+from rocketmq_spark.deliveries.log.decision_log import DecisionLog
+from rocketmq_spark.deliveries.log.records import Write
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.metrics import Measures, Recorder
 from rocketmq_spark.model.message import MessageQueue
@@ -35,11 +40,6 @@ from rocketmq_spark.sink.routes import RouteFinder
 from rocketmq_spark.sink.settling_sender import Resumption, SettlingSender
 from rocketmq_spark.sink.task import row_batcher
 from rocketmq_spark.testing.fake_storage import BrokerSettings
-from rocketmq_spark.transactions import resume
-from rocketmq_spark.transactions.brokers import Brokers
-from rocketmq_spark.transactions.decision_log import DecisionLog
-from rocketmq_spark.transactions.records import Write
-from rocketmq_spark.transactions.resume import Attempted, ResumePlan, ResumeReport
 from tests.simulation.client import RecordedTransport
 from tests.simulation.cluster import BasePlan, BaseRun, SimulatedCluster, run_to_end
 from tests.simulation.network import Conditions, Network
@@ -285,7 +285,7 @@ class Client(Protocol):
     def send(
         self, attempt: Attempt, recorder: Recorder, rows: Iterator[Any], write_id: str, resumption: Resumption
     ) -> None:
-        """Send rows; see `rocketmq_spark.transactions.resume.Send`."""
+        """Send rows; see `rocketmq_spark.deliveries.effectively_once.attempt.Send`."""
 
     def sums(self, recorder: Recorder) -> tuple[set[str], int]:
         """Return the brokers that have acknowledged rows, and the number of recovered rows."""

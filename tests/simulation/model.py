@@ -24,6 +24,9 @@ from unittest import mock
 import pyarrow as pa
 
 from rocketmq_spark.arrow.decode import ROW_IDS
+from rocketmq_spark.deliveries.effectively_once import stored
+from rocketmq_spark.deliveries.log.brokers import Brokers
+from rocketmq_spark.deliveries.log.records import Write
 from rocketmq_spark.errors import DeliveryError, MQClientException, RouteNotFoundException
 from rocketmq_spark.metrics import Recorder
 from rocketmq_spark.model.hashes import row_hash
@@ -38,9 +41,6 @@ from rocketmq_spark.sink.in_flight import InFlightBatch
 from rocketmq_spark.sink.pipeline import OnStored
 from rocketmq_spark.sink.settling_sender import Resumption
 from rocketmq_spark.testing.scripted_broker import route
-from rocketmq_spark.transactions import stored
-from rocketmq_spark.transactions.brokers import Brokers
-from rocketmq_spark.transactions.records import Write
 from tests.simulation.cluster import run_to_end
 from tests.simulation.effectively_once import (
     FATES,

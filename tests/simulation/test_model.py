@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import pytest
 
+from rocketmq_spark.deliveries.effectively_once import attempt as resume
+from rocketmq_spark.deliveries.effectively_once.attempt import Attempt, ResumePlan, ResumeReport
+from rocketmq_spark.deliveries.log.brokers import Brokers
+from rocketmq_spark.deliveries.log.decision_log import DecisionLog, Floors
+from rocketmq_spark.deliveries.log.records import Begun, Write
 from rocketmq_spark.model.message import MessageQueue
-from rocketmq_spark.transactions import resume
-from rocketmq_spark.transactions.brokers import Brokers
-from rocketmq_spark.transactions.decision_log import DecisionLog, Floors
-from rocketmq_spark.transactions.records import Begun, Write
-from rocketmq_spark.transactions.resume import Attempt, ResumePlan, ResumeReport
 from tests.simulation.model import KINDS, ModelPlan, run_model
 
 # Seeds that have found errors, besides those below 1,000.

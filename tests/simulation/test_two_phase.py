@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from rocketmq_spark.transactions import ends
-from rocketmq_spark.transactions.commit import TwoPhaseCommit
-from rocketmq_spark.transactions.decision_log import DecisionLog, WriteState
-from rocketmq_spark.transactions.records import Decision
+from rocketmq_spark.deliveries.exactly_once import ends
+from rocketmq_spark.deliveries.exactly_once.commit import TwoPhaseCommit
+from rocketmq_spark.deliveries.log.decision_log import DecisionLog, WriteState
+from rocketmq_spark.deliveries.log.records import Decision
 from tests.simulation.two_phase import TwoPhasePlan, run_two_phase
 
 SEEDS = range(100)

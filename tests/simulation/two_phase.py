@@ -15,6 +15,12 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from rocketmq_spark.deliveries.exactly_once import fence
+from rocketmq_spark.deliveries.exactly_once.commit import CommitReport, TwoPhaseCommit, group_of
+from rocketmq_spark.deliveries.exactly_once.halves import HalfCollector, half_properties
+from rocketmq_spark.deliveries.log.brokers import Brokers
+from rocketmq_spark.deliveries.log.decision_log import DecisionLog
+from rocketmq_spark.deliveries.log.records import Write
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.model.message import EncodedBatch, Message, MessageQueue
 from rocketmq_spark.model.send_result import TRANSACTION_PREPARED_TYPE
@@ -24,12 +30,6 @@ from rocketmq_spark.protocol.remoting.records import decode_properties, encode_s
 from rocketmq_spark.routing.client_instance import ClientInstance
 from rocketmq_spark.testing.fake_storage import BrokerSettings
 from rocketmq_spark.testing.scripted_broker import Reply
-from rocketmq_spark.transactions import fence
-from rocketmq_spark.transactions.brokers import Brokers
-from rocketmq_spark.transactions.commit import CommitReport, TwoPhaseCommit, group_of
-from rocketmq_spark.transactions.decision_log import DecisionLog
-from rocketmq_spark.transactions.halves import HalfCollector, half_properties
-from rocketmq_spark.transactions.records import Write
 from rocketmq_spark.transport.remoting.transport import RemotingTransport
 from tests.simulation.cluster import BasePlan, BaseRun, SimulatedCluster, run_to_end
 from tests.simulation.network import Conditions, Network

@@ -14,8 +14,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 import rocketmq_spark
+from rocketmq_spark.deliveries.log.records import Write
 from rocketmq_spark.spark.report import Metrics
-from rocketmq_spark.transactions.records import Write
 from tests.support.cluster import SharedCluster
 from tests.support.streams import write_files
 from tests.support.two_phase import Driver

@@ -7,12 +7,12 @@ from functools import partial
 
 import pyarrow as pa
 
+from rocketmq_spark.deliveries.effectively_once import attempt as resume
+from rocketmq_spark.deliveries.effectively_once.attempt import Attempted, ResumePlan
+from rocketmq_spark.deliveries.exactly_once import plan as plans
+from rocketmq_spark.deliveries.log.decision_log import Write
 from rocketmq_spark.metrics import Recorder, WriteSummary, merge_into
 from rocketmq_spark.sink.task import write_rows
-from rocketmq_spark.transactions import plan as plans
-from rocketmq_spark.transactions import resume
-from rocketmq_spark.transactions.decision_log import Write
-from rocketmq_spark.transactions.resume import Attempted, ResumePlan
 from tests.support.two_phase import TOPIC, Driver
 
 WRITE = Write("write-1")

@@ -11,6 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from rocketmq_spark.deliveries.exactly_once.commit import TwoPhaseCommit, group_of, new_run_id
+from rocketmq_spark.deliveries.exactly_once.ends import EndSender
+from rocketmq_spark.deliveries.exactly_once.halves import HalfCollector, Halves, half_properties
+from rocketmq_spark.deliveries.log.brokers import Brokers
+from rocketmq_spark.deliveries.log.decision_log import DecisionLog
+from rocketmq_spark.deliveries.log.records import Write
 from rocketmq_spark.model.message import EncodedBatch, Message, MessageQueue
 from rocketmq_spark.model.send_result import TRANSACTION_COMMIT_TYPE, TRANSACTION_PREPARED_TYPE
 from rocketmq_spark.options.parsing import parse_sink_options
@@ -19,12 +25,6 @@ from rocketmq_spark.protocol.remoting.records import decode_properties, encode_s
 from rocketmq_spark.routing.client_instance import ClientInstance
 from rocketmq_spark.routing.connect import new_transport
 from rocketmq_spark.testing import FakeCluster
-from rocketmq_spark.transactions.brokers import Brokers
-from rocketmq_spark.transactions.commit import TwoPhaseCommit, group_of, new_run_id
-from rocketmq_spark.transactions.decision_log import DecisionLog
-from rocketmq_spark.transactions.ends import EndSender
-from rocketmq_spark.transactions.halves import HalfCollector, Halves, half_properties
-from rocketmq_spark.transactions.records import Write
 from rocketmq_spark.transport.runtime import PROCESS, Runtime
 
 TOPIC = "T"

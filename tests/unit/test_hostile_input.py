@@ -12,6 +12,17 @@ from typing import Any
 
 import pytest
 
+from rocketmq_spark.deliveries.exactly_once.halves import HalfCollector, Halves
+from rocketmq_spark.deliveries.log.records import (
+    Decision,
+    DoneRecord,
+    HomeRecord,
+    InvalidRecordError,
+    NewerRecordError,
+    Write,
+    encode,
+    parse,
+)
 from rocketmq_spark.errors import RemotingCommandException, RocketMQError
 from rocketmq_spark.model.message import EncodedBatch, Message, MessageQueue, SendOutcome, SendRequest, SendStatus
 from rocketmq_spark.model.message_ext import decode_message_id, encode_message_id, format_host, pack_host
@@ -26,17 +37,6 @@ from rocketmq_spark.protocol.remoting.records import decode_batch, decode_proper
 from rocketmq_spark.protocol.remoting.responses import decode_topic_route, read_long, transaction_check_of
 from rocketmq_spark.routing.route_cache import publish_info_of
 from rocketmq_spark.testing.fake_proxy_messages import status
-from rocketmq_spark.transactions.halves import HalfCollector, Halves
-from rocketmq_spark.transactions.records import (
-    Decision,
-    DoneRecord,
-    HomeRecord,
-    InvalidRecordError,
-    NewerRecordError,
-    Write,
-    encode,
-    parse,
-)
 from rocketmq_spark.transport.grpc.client import GrpcAnswer, parsed
 from rocketmq_spark.transport.grpc.transport import _outcome_of as proxy_outcome_of
 from rocketmq_spark.transport.remoting.requests import Answer, outcome_of

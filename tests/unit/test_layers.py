@@ -23,7 +23,7 @@ LAYERS = {
     "routing": 3,
     "sink": 4,
     "source": 4,
-    "transactions": 5,
+    "deliveries": 5,
     "admin": 5,
     "cluster": 5,
     "testing": 5,
@@ -51,7 +51,7 @@ FOREIGN = {
     "source": {"pyspark", "socket", "grpc", "google"},
     "producer": {"pyspark", "numpy", "socket", "grpc", "google"},
     "aio": {"pyspark", "numpy", "socket", "grpc", "google"},
-    "transactions": {"pyspark", "socket", "grpc", "google"},
+    "deliveries": {"pyspark", "socket", "grpc", "google"},
     "cluster": {"pyarrow", "numpy"},
 }
 

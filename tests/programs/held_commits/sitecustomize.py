@@ -14,8 +14,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from rocketmq_spark.deliveries.exactly_once.commit import TwoPhaseCommit
 from rocketmq_spark.model.send_result import TRANSACTION_COMMIT_TYPE, EndTransaction
-from rocketmq_spark.transactions.commit import TwoPhaseCommit
 from rocketmq_spark.transport.remoting.transport import RemotingTransport
 
 settings = json.loads(os.environ["HELD_COMMITS"])

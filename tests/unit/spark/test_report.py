@@ -11,6 +11,7 @@ import pytest
 from pyspark.accumulators import Accumulator, _accumulatorRegistry
 from pyspark.sql.datasource import WriterCommitMessage
 
+from rocketmq_spark.deliveries.log.records import Write
 from rocketmq_spark.errors import DeliveryError, MetricsUnavailableError, MQClientException, OptionError
 from rocketmq_spark.metrics import PartitionReport, ReadReport, Recorder, WriteSummary, merge_into
 from rocketmq_spark.model.message import MessageQueue
@@ -26,7 +27,6 @@ from rocketmq_spark.spark.report import (
     summarise,
 )
 from rocketmq_spark.spark.writer import name_micro_batch
-from rocketmq_spark.transactions.records import Write
 
 WRITE_ID = "123e4567-e89b-12d3-a456-426614174000"
 ACCUMULATOR_ID = 987_654_321

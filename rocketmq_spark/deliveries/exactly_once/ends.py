@@ -14,6 +14,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from rocketmq_spark.deliveries.exactly_once.halves import Half, Halves
+from rocketmq_spark.deliveries.log.brokers import Brokers
 from rocketmq_spark.errors import (
     BrokerBusyException,
     RemotingConnectException,
@@ -23,8 +25,6 @@ from rocketmq_spark.errors import (
 )
 from rocketmq_spark.model.send_result import EndTransaction
 from rocketmq_spark.protocol.remoting.codes import ResponseCode
-from rocketmq_spark.transactions.brokers import Brokers
-from rocketmq_spark.transactions.halves import Half, Halves
 
 # Requests in flight per broker, and with ``ordered`` per queue.
 _WINDOW: Final = 256

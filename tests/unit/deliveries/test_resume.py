@@ -9,6 +9,12 @@ from dataclasses import replace
 
 import pytest
 
+from rocketmq_spark.deliveries.effectively_once import attempt as resume
+from rocketmq_spark.deliveries.effectively_once.attempt import Attempted, ResumePlan
+from rocketmq_spark.deliveries.exactly_once import plan as plans
+from rocketmq_spark.deliveries.log.brokers import Brokers
+from rocketmq_spark.deliveries.log.decision_log import DecisionLog
+from rocketmq_spark.deliveries.log.records import Write
 from rocketmq_spark.errors import (
     DataLossError,
     DeliveryError,
@@ -25,12 +31,6 @@ from rocketmq_spark.protocol.remoting.records import encode_single
 from rocketmq_spark.routing.route_cache import TopicPublishInfo
 from rocketmq_spark.testing import FakeCluster
 from rocketmq_spark.testing.scripted_broker import Reply
-from rocketmq_spark.transactions import plan as plans
-from rocketmq_spark.transactions import resume
-from rocketmq_spark.transactions.brokers import Brokers
-from rocketmq_spark.transactions.decision_log import DecisionLog
-from rocketmq_spark.transactions.records import Write
-from rocketmq_spark.transactions.resume import Attempted, ResumePlan
 from tests.support.resume import BATCH, ROWS, WRITE, Killed, complete, new_plan, refresh_routes, run_task
 from tests.support.two_phase import TOPIC, Driver, visible
 

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from rocketmq_spark.deliveries.exactly_once import plan as plans
+from rocketmq_spark.deliveries.exactly_once.plan import Prepared, TransactionPlan, check_stream
+from rocketmq_spark.deliveries.log.records import Write
 from rocketmq_spark.errors import DeliveryError, OptionError
 from rocketmq_spark.protocol.remoting.codes import RequestCode
 from rocketmq_spark.spark.planning import plan_transaction
 from rocketmq_spark.spark.writer import NO_LOOKUP
 from rocketmq_spark.testing import FakeCluster
-from rocketmq_spark.transactions import plan as plans
-from rocketmq_spark.transactions.plan import Prepared, TransactionPlan, check_stream
-from rocketmq_spark.transactions.records import Write
 from tests.support.two_phase import WRITE, Driver, visible
 
 ROWS = [f"row-{number}" for number in range(20)]

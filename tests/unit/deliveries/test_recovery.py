@@ -11,6 +11,8 @@ from functools import partial
 
 import pytest
 
+from rocketmq_spark.deliveries.effectively_once.attempt import Attempted
+from rocketmq_spark.deliveries.log.records import Begun, Write
 from rocketmq_spark.errors import DataLossError, DeliveryError, InputChangedError
 from rocketmq_spark.metrics import WriteSummary
 from rocketmq_spark.model.message import Message, MessageQueue
@@ -22,8 +24,6 @@ from rocketmq_spark.protocol.remoting.unwrap import INNER_BATCH
 from rocketmq_spark.testing import FakeCluster
 from rocketmq_spark.testing.fake_broker import FakeBroker
 from rocketmq_spark.testing.scripted_broker import Reply
-from rocketmq_spark.transactions.records import Begun, Write
-from rocketmq_spark.transactions.resume import Attempted
 from tests.support.resume import ROWS, WRITE, Killed, complete, new_plan, refresh_routes, run_task
 from tests.support.two_phase import TOPIC, Driver, MovedClock, driver, visible
 

@@ -14,15 +14,15 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import rocketmq_spark.model.properties as const
+from rocketmq_spark.deliveries.exactly_once.halves import NO_HALVES, Halves
+from rocketmq_spark.deliveries.log.brokers import Brokers
+from rocketmq_spark.deliveries.log.records import Decision, InvalidRecordError, NewerRecordError, Record, encode, parse
 from rocketmq_spark.errors import DeliveryError, MQClientException
 from rocketmq_spark.model.message import EncodedBatch, Message, MessageQueue, SendOutcome
 from rocketmq_spark.model.message_ext import MessageExt
 from rocketmq_spark.options.kinds import MIB
 from rocketmq_spark.protocol.remoting.records import encode_single
 from rocketmq_spark.sink.in_flight import InFlightBatch
-from rocketmq_spark.transactions.brokers import Brokers
-from rocketmq_spark.transactions.halves import NO_HALVES, Halves
-from rocketmq_spark.transactions.records import Decision, InvalidRecordError, NewerRecordError, Record, encode, parse
 
 logger = logging.getLogger("rocketmq_spark.producer")
 

@@ -8,6 +8,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
+from rocketmq_spark.deliveries.exactly_once.ends import end_half, end_request
+from rocketmq_spark.deliveries.exactly_once.halves import Half, half_properties
+from rocketmq_spark.deliveries.log.brokers import Brokers
 from rocketmq_spark.errors import (
     BrokerBusyException,
     MQBrokerException,
@@ -20,9 +23,6 @@ from rocketmq_spark.model.message_ext import decode_message_id
 from rocketmq_spark.model.send_result import TRANSACTION_PREPARED_TYPE, TRANSACTION_ROLLBACK_TYPE
 from rocketmq_spark.protocol.remoting.codes import ResponseCode
 from rocketmq_spark.protocol.remoting.records import decode_properties, encode_single
-from rocketmq_spark.transactions.brokers import Brokers
-from rocketmq_spark.transactions.ends import end_half, end_request
-from rocketmq_spark.transactions.halves import Half, half_properties
 
 _GROUP: Final = "rocketmq-spark-fence"
 # The age of the half message that is too old, milliseconds.

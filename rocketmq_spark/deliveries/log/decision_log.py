@@ -21,12 +21,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from rocketmq_spark.errors import DataLossError, DeliveryError, MQClientException
-from rocketmq_spark.model.message import MessageQueue
-from rocketmq_spark.transactions.brokers import Brokers
-from rocketmq_spark.transactions.halves import Halves
-from rocketmq_spark.transactions.record_store import RecordStore
-from rocketmq_spark.transactions.records import (
+from rocketmq_spark.deliveries.exactly_once.halves import Halves
+from rocketmq_spark.deliveries.log.brokers import Brokers
+from rocketmq_spark.deliveries.log.record_store import RecordStore
+from rocketmq_spark.deliveries.log.records import (
     ANY_WRITE,
     Begun,
     BegunRecord,
@@ -37,6 +35,8 @@ from rocketmq_spark.transactions.records import (
     Record,
     Write,
 )
+from rocketmq_spark.errors import DataLossError, DeliveryError, MQClientException
+from rocketmq_spark.model.message import MessageQueue
 
 # The claim of a first decision may precede the offset where reading began. Then at least this many messages are read.
 _CLAIM_WINDOW: Final = 1000

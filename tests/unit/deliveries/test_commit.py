@@ -11,6 +11,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from rocketmq_spark.deliveries.exactly_once.commit import group_of
+from rocketmq_spark.deliveries.exactly_once.halves import Halves
+from rocketmq_spark.deliveries.log.records import Write
 from rocketmq_spark.errors import DataLossError, DeliveryError, MQBrokerException, MQClientException
 from rocketmq_spark.model.message import Message, MessageQueue
 from rocketmq_spark.model.send_result import TRANSACTION_ROLLBACK_TYPE
@@ -18,9 +21,6 @@ from rocketmq_spark.protocol.remoting.codes import RequestCode, ResponseCode
 from rocketmq_spark.protocol.remoting.command import RemotingCommand
 from rocketmq_spark.testing import FakeCluster
 from rocketmq_spark.testing.scripted import Reply
-from rocketmq_spark.transactions.commit import group_of
-from rocketmq_spark.transactions.halves import Halves
-from rocketmq_spark.transactions.records import Write
 from tests.support.two_phase import ID, WRITE, Driver, MovedClock, driver, half_message, visible
 
 ROWS = [f"row-{number}" for number in range(20)]

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final, TypeAlias
 
+from rocketmq_spark.deliveries.exactly_once.halves import MAX_ROWS, Half, manifests_for
 from rocketmq_spark.errors import escaped
 from rocketmq_spark.model.message import Buffer, MessageQueue
 from rocketmq_spark.model.names import FORBIDDEN_TOPICS, MAX_TOPIC_LENGTH, is_legal
@@ -22,7 +23,6 @@ from rocketmq_spark.model.route import MAX_BROKERS, MAX_QUEUES
 from rocketmq_spark.options.kinds import INT_MAX, MIB
 from rocketmq_spark.options.sink import MAX_TRANSACTION_TIMEOUT_MS
 from rocketmq_spark.protocol.remoting.command import loads
-from rocketmq_spark.transactions.halves import MAX_ROWS, Half, manifests_for
 
 VERSION: Final = 2
 """The version of the records that this release writes. Version 1 is that of 1.0.0rc1, which did not write the field."""

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from rocketmq_spark.deliveries.exactly_once import fence
+from rocketmq_spark.deliveries.exactly_once import plan as plans
 from rocketmq_spark.testing import FakeCluster
-from rocketmq_spark.transactions import fence
-from rocketmq_spark.transactions import plan as plans
 from tests.support.two_phase import TOPIC, Driver, MovedClock, driver
 
 

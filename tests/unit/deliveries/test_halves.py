@@ -11,11 +11,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rocketmq_spark.deliveries.exactly_once.halves import (
+    NO_HALVES,
+    Half,
+    HalfCollector,
+    Halves,
+    concat,
+    half_properties,
+)
 from rocketmq_spark.errors import MQClientException
 from rocketmq_spark.model.message import MessageQueue, SendOutcome, SendStatus
 from rocketmq_spark.model.message_ext import encode_message_id
 from rocketmq_spark.protocol.remoting.records import decode_properties
-from rocketmq_spark.transactions.halves import NO_HALVES, Half, HalfCollector, Halves, concat, half_properties
 
 A0, A1, B0 = MessageQueue("T", "a", 0), MessageQueue("T", "a", 1), MessageQueue("U", "b", 0)
 

@@ -16,18 +16,7 @@ from typing import ClassVar, Final, TypeAlias, TypeVar
 import pyarrow as pa
 
 from rocketmq_spark.arrow.stored_rows import StoredRows
-from rocketmq_spark.errors import DataLossError, InputChangedError
-from rocketmq_spark.metrics import Measures, Recorder
-from rocketmq_spark.model.message import MessageQueue
-from rocketmq_spark.options.sink import SinkOptions
-from rocketmq_spark.routing.client_instance import ClientInstance
-from rocketmq_spark.sink.settling_sender import Resumption, lost_tail
-from rocketmq_spark.transactions.brokers import Brokers
-from rocketmq_spark.transactions.commit import warn_of_complete
-from rocketmq_spark.transactions.decision_log import DecisionLog, Floors
-from rocketmq_spark.transactions.plan import check_stream, log_of, read_log
-from rocketmq_spark.transactions.records import Begun, Write
-from rocketmq_spark.transactions.stored import (
+from rocketmq_spark.deliveries.effectively_once.stored import (
     count_repeats,
     most_queues,
     queues_of,
@@ -36,6 +25,17 @@ from rocketmq_spark.transactions.stored import (
     row_id_prefix,
     starts_of,
 )
+from rocketmq_spark.deliveries.exactly_once.commit import warn_of_complete
+from rocketmq_spark.deliveries.exactly_once.plan import check_stream, log_of, read_log
+from rocketmq_spark.deliveries.log.brokers import Brokers
+from rocketmq_spark.deliveries.log.decision_log import DecisionLog, Floors
+from rocketmq_spark.deliveries.log.records import Begun, Write
+from rocketmq_spark.errors import DataLossError, InputChangedError
+from rocketmq_spark.metrics import Measures, Recorder
+from rocketmq_spark.model.message import MessageQueue
+from rocketmq_spark.options.sink import SinkOptions
+from rocketmq_spark.routing.client_instance import ClientInstance
+from rocketmq_spark.sink.settling_sender import Resumption, lost_tail
 
 T = TypeVar("T")
 

@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketmq_spark.model.message import MessageQueue
-from rocketmq_spark.transactions.halves import Half
-from rocketmq_spark.transactions.records import (
+from rocketmq_spark.deliveries.exactly_once.halves import Half
+from rocketmq_spark.deliveries.log.records import (
     ANY_WRITE,
     Begun,
     BegunRecord,
@@ -28,6 +27,7 @@ from rocketmq_spark.transactions.records import (
     encode,
     parse,
 )
+from rocketmq_spark.model.message import MessageQueue
 
 LOG = "decisions"
 ID, EFFECTIVE_ID = "job", "job#T"

@@ -11,6 +11,8 @@ import pyarrow as pa
 
 from rocketmq_spark.arrow.decode import ROW_IDS, batches_of
 from rocketmq_spark.arrow.stored_rows import StoredRows, places_of
+from rocketmq_spark.deliveries.log.brokers import Brokers
+from rocketmq_spark.deliveries.log.records import Begun, QueueNums, Write
 from rocketmq_spark.errors import MQClientException
 from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.model.message_ext import MessageExt, Pulled
@@ -19,8 +21,6 @@ from rocketmq_spark.model.route import MAX_QUEUES
 from rocketmq_spark.options.kinds import MIB
 from rocketmq_spark.options.sink import SinkOptions
 from rocketmq_spark.protocol.remoting.unwrap import Unreadable
-from rocketmq_spark.transactions.brokers import Brokers
-from rocketmq_spark.transactions.records import Begun, QueueNums, Write
 
 T = TypeVar("T")
 

@@ -11,17 +11,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from rocketmq_spark.deliveries.exactly_once.commit import CommitReport, TwoPhaseCommit, group_of, new_run_id
+from rocketmq_spark.deliveries.exactly_once.halves import Halves, concat
+from rocketmq_spark.deliveries.log.brokers import Brokers
+from rocketmq_spark.deliveries.log.decision_log import DecisionLog
+from rocketmq_spark.deliveries.log.records import Write
 from rocketmq_spark.errors import DataLossError, DeliveryError, OptionError
 from rocketmq_spark.options.sink import SinkOptions
 from rocketmq_spark.routing.client_instance import ClientInstance
-from rocketmq_spark.transactions.brokers import Brokers
-from rocketmq_spark.transactions.commit import CommitReport, TwoPhaseCommit, group_of, new_run_id
-from rocketmq_spark.transactions.decision_log import DecisionLog
-from rocketmq_spark.transactions.halves import Halves, concat
-from rocketmq_spark.transactions.records import Write
 
 if TYPE_CHECKING:
-    from rocketmq_spark.transactions.resume import ResumePlan
+    from rocketmq_spark.deliveries.effectively_once.attempt import ResumePlan
 
 logger = logging.getLogger("rocketmq_spark.producer")
 

@@ -18,6 +18,12 @@ import numpy as np
 import numpy.typing as npt
 
 import rocketmq_spark.model.properties as const
+from rocketmq_spark.deliveries.exactly_once.ends import EndSender, end_half
+from rocketmq_spark.deliveries.exactly_once.fence import check_fence
+from rocketmq_spark.deliveries.exactly_once.halves import Half, HalfCollector, Halves, half_properties
+from rocketmq_spark.deliveries.log.brokers import Brokers
+from rocketmq_spark.deliveries.log.decision_log import DecisionLog, WriteState
+from rocketmq_spark.deliveries.log.records import Decision, Write
 from rocketmq_spark.errors import DataLossError, DeliveryError, MQBrokerException, MQClientException, RocketMQError
 from rocketmq_spark.model.message import EncodedBatch, MessageQueue
 from rocketmq_spark.model.message_ext import MessageExt
@@ -29,12 +35,6 @@ from rocketmq_spark.model.send_result import (
 from rocketmq_spark.protocol.compression import COMPRESSION_BITS
 from rocketmq_spark.protocol.remoting.codes import ResponseCode
 from rocketmq_spark.protocol.remoting.records import encode_properties
-from rocketmq_spark.transactions.brokers import Brokers
-from rocketmq_spark.transactions.decision_log import DecisionLog, WriteState
-from rocketmq_spark.transactions.ends import EndSender, end_half
-from rocketmq_spark.transactions.fence import check_fence
-from rocketmq_spark.transactions.halves import Half, HalfCollector, Halves, half_properties
-from rocketmq_spark.transactions.records import Decision, Write
 
 logger = logging.getLogger("rocketmq_spark.producer")
 

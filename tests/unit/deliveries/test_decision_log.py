@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rocketmq_spark.deliveries.log.decision_log import DecisionLog
+from rocketmq_spark.deliveries.log.records import Decision, Write
 from rocketmq_spark.errors import DataLossError, MQClientException, RouteNotFoundException
 from rocketmq_spark.model.message import Message
 from rocketmq_spark.protocol.remoting.codes import RequestCode
 from rocketmq_spark.protocol.remoting.command import RemotingCommand
 from rocketmq_spark.testing import FakeCluster
-from rocketmq_spark.transactions.decision_log import DecisionLog
-from rocketmq_spark.transactions.records import Decision, Write
 from tests.support.two_phase import ID, WRITE, Driver, MovedClock, driver, visible
 
 ROWS = [f"row-{number}" for number in range(20)]

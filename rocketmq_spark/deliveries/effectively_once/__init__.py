@@ -1,0 +1,1 @@
+"""Writes that send only rows that are not stored yet (``delivery=effectivelyOnce``)."""
