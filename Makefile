@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-# The pip of Python itself may be years old, and takes a third longer, so `setup` upgrades it.
+# `setup` upgrades pip, because the pip of an old Python takes a third longer.
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # Transport of the demo: remoting or grpc.
 TRANSPORT ?= remoting
@@ -19,7 +19,7 @@ KIND ?= mixed
 MINUTES ?= 30
 # Spark's workers run the environment's interpreter instead of the first python3 on PATH.
 export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
-# Spark starts hundreds of Python processes: let Python keep its bytecode.
+# Spark starts hundreds of Python processes, which reuse the bytecode that Python saves.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
@@ -32,15 +32,15 @@ $(STAMP): setup.cfg pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
 	  { echo "rocketmq-spark needs Python 3.10 or newer: install it, or name one: make PYTHON=/path/to/python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \
-	  { echo "no virtual environment could be made in $(VENV): install Python's venv module (Debian: apt install python3-venv)" >&2; exit 1; }
+	  { echo "creating the virtual environment in $(VENV) failed: install Python's venv module (Debian: apt install python3-venv)" >&2; exit 1; }
 	@echo "installing into $(VENV) (once; one to two minutes) ..."
 	@$(PIP) --upgrade pip && PYTHONWARNINGS=ignore::UserWarning $(PIP) --no-compile --editable '.[test]' || \
 	  { echo "the install into $(VENV) failed: check the network and the disk (about 1.5 GB), then run make again" >&2; exit 1; }
 	@touch $@
 
 .PHONY: setup
-setup: $(STAMP) ## Make the virtual environment in .venv
-# Spark looks for data sources in the folders of sys.path only, and an editable install adds none.
+setup: $(STAMP) ## Create the virtual environment in .venv
+# Spark searches the folders of sys.path for data sources, and an editable install adds no folder.
 	@ln -sf '$(CURDIR)/pyspark_rocketmq.py' "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
 
 .PHONY: demo

@@ -10,13 +10,13 @@ import org.apache.rocketmq.client.producer.SendResult;
 import org.apache.rocketmq.client.producer.SendStatus;
 import org.apache.rocketmq.common.message.Message;
 
-/** Sends messages for as long as it is told, and prints how many a second were stored. */
+/** Sends messages for a given time, and prints the number of stored messages per second. */
 public final class BatchSender {
     private static final long WARM_UP_MS = 2_500;
 
-    /** Messages in a batch: single messages with a delay. */
+    /** Value of the argument "messages in a batch" for single messages with a delay. */
     private static final int DELAYED = 0;
-    /** Messages in a batch: single messages, which the client joins by itself. */
+    /** Value of the argument "messages in a batch" for single messages that the client joins to batches. */
     private static final int AUTO = -1;
 
     /** Arguments: name server, topic, bytes of a body, threads, messages in a batch, milliseconds. */
@@ -71,7 +71,7 @@ public final class BatchSender {
                     stored.add(batch);
                 }
             } catch (Exception refused) {
-                // A busy broker: these are not stored, and not counted.
+                // The broker is busy. It stored none of these messages, so they are not counted.
             }
         }
     }

@@ -11,15 +11,15 @@ import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
 import org.apache.rocketmq.common.message.MessageExt;
 import org.apache.rocketmq.common.message.MessageQueue;
 
-/** Reads a topic from its first message to its last, twice, and prints how long the second time took. */
+/** Reads all messages of a topic twice, and prints the duration of the second read. */
 @SuppressWarnings("deprecation")
 public final class TopicDrainer {
-    // A broker gives fewer, unless it is told otherwise.
+    // A broker with default settings returns fewer.
     private static final int MOST_IN_A_PULL = 1000;
     private static final long PATIENCE_MS = 30_000;
 
     private interface Drain {
-        /** Takes each of so many messages. */
+        /** Reads all messages, and counts them and the bytes of their bodies. */
         void run(LongAdder messages, LongAdder bytes) throws Exception;
     }
 
@@ -32,7 +32,7 @@ public final class TopicDrainer {
             failed.printStackTrace();
             code = 1;
         }
-        // A consumer's own shutdown takes seconds, and its threads outlive an error.
+        // shutdown() of a consumer takes seconds, and its threads continue after an error.
         System.out.flush();
         Runtime.getRuntime().halt(code);
     }
@@ -59,20 +59,20 @@ public final class TopicDrainer {
         return seconds;
     }
 
-    private static void take(List<MessageExt> found, LongAdder messages, LongAdder bytes) {
+    private static void count(List<MessageExt> found, LongAdder messages, LongAdder bytes) {
         for (MessageExt message : found) {
             bytes.add(message.getBody().length);
         }
         messages.add(found.size());
     }
 
-    /** The consumer pulls with threads of its own, and hands over what they have found. */
+    /** Reads with the consumer's threads: they pull, and poll() returns their messages. */
     private static Drain lite(String nameServer, String topic, int threads, long expected) throws Exception {
         DefaultLitePullConsumer consumer = new DefaultLitePullConsumer("bench-lite");
         consumer.setNamesrvAddr(nameServer);
         consumer.setAutoCommit(false);
         consumer.setPullThreadNums(threads);
-        // With its defaults it stops for 50 ms whenever it is some thousand messages ahead.
+        // With its defaults the consumer waits for 50 ms whenever it has some thousand messages in memory.
         consumer.setPullThresholdForAll(1_000_000);
         consumer.setPullThresholdForQueue(50_000);
         consumer.setPullThresholdSizeForQueue(1024);
@@ -83,7 +83,7 @@ public final class TopicDrainer {
         List<MessageQueue> queues = new ArrayList<>(consumer.fetchMessageQueues(topic));
         AtomicBoolean assigned = new AtomicBoolean();
         return (messages, bytes) -> {
-            // A pull that is on its way when the consumer seeks may still bring messages: it seeks at the end only.
+            // A pull in flight during a seek may still return messages, so the consumer seeks only after the last one.
             if (assigned.getAndSet(true)) {
                 for (MessageQueue queue : queues) {
                     consumer.seekToBegin(queue);
@@ -96,13 +96,13 @@ public final class TopicDrainer {
                 if (found.isEmpty()) {
                     return;
                 }
-                take(found, messages, bytes);
+                count(found, messages, bytes);
                 seen += found.size();
             }
         };
     }
 
-    /** Threads here pull, each from queues of its own. */
+    /** Reads with threads of this class. Each thread pulls from other queues. */
     private static Drain pull(String nameServer, String topic, int threads) throws Exception {
         DefaultMQPullConsumer consumer = new DefaultMQPullConsumer("bench-pull");
         consumer.setNamesrvAddr(nameServer);
@@ -140,7 +140,7 @@ public final class TopicDrainer {
         for (long offset = consumer.minOffset(queue); offset < end; ) {
             PullResult result = consumer.pull(queue, "*", offset, MOST_IN_A_PULL);
             if (result.getPullStatus() == PullStatus.FOUND) {
-                take(result.getMsgFoundList(), messages, bytes);
+                count(result.getMsgFoundList(), messages, bytes);
             }
             offset = result.getNextBeginOffset();
         }

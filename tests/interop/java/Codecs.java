@@ -27,7 +27,7 @@ import org.apache.rocketmq.common.utils.NameServerAddressUtils;
 import org.apache.rocketmq.remoting.protocol.NamespaceUtil;
 import org.apache.rocketmq.remoting.protocol.route.TopicRouteData;
 
-/** What needs no server, computed by RocketMQ's own classes. Each request names what to do. */
+/** Calls the classes of RocketMQ that need no server. Each request names a function. */
 public final class Codecs {
     public static void main(String[] files) {
         Lines.serve(files, lines -> {
@@ -174,7 +174,7 @@ public final class Codecs {
         void run() throws MQClientException;
     }
 
-    /** The code that a check refuses with, null when it accepts. */
+    /** Returns the response code of a check's error, null without an error. */
     private static Integer codeOf(Check check) {
         try {
             check.run();

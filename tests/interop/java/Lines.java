@@ -13,7 +13,7 @@ import java.nio.file.Paths;
 import java.util.Base64;
 import java.util.Map;
 
-/** One JSON object a line: requests from one file, answers into another; standard output is left to libraries. */
+/** Reads requests from one file and writes answers to another, one JSON object per line. Libraries write to stdout. */
 final class Lines {
     private final BufferedReader requests;
     private final BufferedWriter answers;
@@ -22,7 +22,7 @@ final class Lines {
         void run(Lines lines) throws Exception;
     }
 
-    /** Runs a program and ends the JVM. A client's own shutdown takes seconds, and its threads outlive an error. */
+    /** Runs a program and ends the JVM: shutdown() of a client takes seconds, and its threads continue after errors. */
     static void serve(String[] files, Program program) {
         int code = 0;
         try {
@@ -36,14 +36,14 @@ final class Lines {
     }
 
     private Lines(String[] files) throws IOException {
-        // An answer may hold half of a surrogate pair, which is no UTF-8: escapes carry it.
+        // An answer can have half of a surrogate pair. It has no form in UTF-8, so it is written as an escape in ASCII.
         requests = new BufferedReader(new InputStreamReader(
             Files.newInputStream(Paths.get(files[0])), StandardCharsets.US_ASCII));
         answers = new BufferedWriter(new OutputStreamWriter(
             new FileOutputStream(files[1]), StandardCharsets.US_ASCII));
     }
 
-    /** The next request, null when there are no more. */
+    /** Returns the next request, null after the last one. */
     JSONObject next() throws IOException {
         String line = requests.readLine();
         return line == null ? null : JSON.parseObject(line);

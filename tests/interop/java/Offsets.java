@@ -4,7 +4,7 @@ import java.util.Map;
 import org.apache.rocketmq.client.consumer.DefaultMQPullConsumer;
 import org.apache.rocketmq.common.message.MessageQueue;
 
-/** Asks brokers, for each queue and time, which message is the first stored then or later. */
+/** Answers for each queue and time with the offset of the first message that was stored then or later. */
 @SuppressWarnings("deprecation")
 public final class Offsets {
     public static void main(String[] files) {

@@ -14,7 +14,7 @@ import org.apache.rocketmq.common.message.MessageExt;
 import org.apache.rocketmq.common.message.MessageQueue;
 import org.apache.rocketmq.remoting.common.RemotingHelper;
 
-/** Reads topics from their first messages on, until enough are seen or time is over, and answers each message. */
+/** Reads topics from their first messages, and answers each one, until the number or the time is reached. */
 @SuppressWarnings("deprecation")
 public final class Reader {
     public static void main(String[] files) {
@@ -40,7 +40,7 @@ public final class Reader {
             boolean found = false;
             for (MessageQueue queue : queues(consumer, topics)) {
                 long offset = offsets.containsKey(queue) ? offsets.get(queue) : consumer.minOffset(queue);
-                // The smallest offset of a BatchCQ queue without messages is -1, and such a queue's next one, too.
+                // The smallest offset of a BatchCQ queue without messages is -1, and its next offset, too.
                 PullResult result = consumer.pull(queue, request.getString("tags"), Math.max(0, offset), 1000);
                 offsets.put(queue, result.getNextBeginOffset());
                 if (result.getPullStatus() == PullStatus.FOUND) {
@@ -63,7 +63,7 @@ public final class Reader {
             try {
                 found.addAll(consumer.fetchSubscribeMessageQueues(topic));
             } catch (MQClientException unknown) {
-                // No queues while the topic isn't known yet.
+                // The name server does not know the topic yet, so it has no queues.
             }
         }
         return found;

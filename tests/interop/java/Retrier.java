@@ -9,7 +9,7 @@ import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
 import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
 import org.apache.rocketmq.common.message.MessageExt;
 
-/** Refuses each message of a topic once, and answers each delivery, until all were delivered again or time is over. */
+/** Rejects each message of a topic once, and answers each delivery, until all have come twice or the time is over. */
 public final class Retrier {
     public static void main(String[] files) {
         Lines.serve(files, lines -> {
@@ -29,7 +29,7 @@ public final class Retrier {
                     throw new IllegalStateException(failed);
                 }
                 if (message.getReconsumeTimes() == 0) {
-                    // After a second.
+                    // Level 1 is one second.
                     context.setDelayLevelWhenNextConsume(1);
                     return ConsumeConcurrentlyStatus.RECONSUME_LATER;
                 }

@@ -16,7 +16,7 @@ import org.apache.rocketmq.common.message.MessageAccessor;
 import org.apache.rocketmq.common.message.MessageClientIDSetter;
 import org.apache.rocketmq.common.message.MessageExt;
 
-/** Sends what it is asked to, and answers each SendResult. The first request configures the producer. */
+/** Sends the messages of each request, and answers its SendResult. The first request configures the producer. */
 public final class Sender {
     public static void main(String[] files) {
         Lines.serve(files, lines -> {
@@ -25,7 +25,7 @@ public final class Sender {
             for (JSONObject request = lines.next(); request != null; request = lines.next()) {
                 List<Message> messages = messages(request.getJSONArray("messages"));
                 Map<String, Object> answer = describe(send(producer, request, messages));
-                // A batch's result has one id when a broker stores it as one unit.
+                // The result of a batch that a broker stores as one unit has one id only.
                 answer.put("uniqKeys", messages.stream().map(MessageClientIDSetter::getUniqID).toArray());
                 lines.answer(answer);
             }
@@ -35,9 +35,9 @@ public final class Sender {
     private static DefaultMQProducer producer(JSONObject config) {
         TransactionMQProducer producer = new TransactionMQProducer("interop-sender");
         producer.setNamesrvAddr(config.getString("nameServer"));
-        // A JVM that has just started on a busy machine is slow; the route is asked for with a limit of its own.
+        // A new JVM on a busy machine is slow. The look-up of the route has its own timeout, the last one here.
         producer.setSendMsgTimeout(30_000);
-        // A producer can miss that a connection was closed; then the rest of the time is for another attempt.
+        // A producer can miss that a connection was closed. Then another attempt has the rest of the time.
         producer.setSendMsgMaxTimeoutPerRequest(15_000);
         producer.setMqClientApiTimeout(30_000);
         if (config.getString("namespace") != null) {

@@ -5,7 +5,7 @@ import org.apache.rocketmq.client.trace.TraceBean;
 import org.apache.rocketmq.client.trace.TraceContext;
 import org.apache.rocketmq.client.trace.TraceDataEncoder;
 
-/** Decodes the body of a trace message, as RocketMQ's own tools do; one answer for each record. */
+/** Decodes the body of a trace message like RocketMQ's tools, and answers each record. */
 public final class Traces {
     public static void main(String[] files) {
         Lines.serve(files, lines -> {

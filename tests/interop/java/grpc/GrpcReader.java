@@ -16,7 +16,7 @@ import org.apache.rocketmq.client.apis.consumer.FilterExpression;
 import org.apache.rocketmq.client.apis.consumer.SimpleConsumer;
 import org.apache.rocketmq.client.apis.message.MessageView;
 
-/** Reads topics with the client for proxies, as a new group, until enough are seen or time is over. */
+/** Reads topics with the client for proxies as a new group, until the number or the time is reached. */
 public final class GrpcReader {
     public static void main(String[] files) {
         Lines.serve(files, lines -> {
@@ -36,7 +36,7 @@ public final class GrpcReader {
                 .build();
             CountDownLatch missing = new CountDownLatch(request.getIntValue("count"));
             Set<String> known = ConcurrentHashMap.newKeySet();
-            // A call waits for one topic at one broker, and brings 32 messages at most.
+            // A call reads one topic of one broker, and returns at most 32 messages.
             for (int each = 0; each < 8 * topics.size(); each++) {
                 Thread reader = new Thread(() -> read(consumer, lines, known, missing));
                 reader.setDaemon(true);
@@ -49,9 +49,9 @@ public final class GrpcReader {
     private static void read(SimpleConsumer consumer, Lines lines, Set<String> known, CountDownLatch missing) {
         while (missing.getCount() > 0) {
             try {
-                // What a call that failed has missed comes again after that time.
+                // The server returns the messages of a failed call again after these 15 seconds.
                 for (MessageView message : consumer.receive(32, Duration.ofSeconds(15))) {
-                    // So does one whose acknowledgement came too late.
+                    // The same is true of a message whose acknowledgement was too late, so skip it the second time.
                     if (known.add(message.getMessageId().toString())) {
                         synchronized (lines) {
                             lines.answer(describe(message));
