@@ -68,8 +68,9 @@ check: setup ## Check format, lint, types and vulnerabilities of requirements, a
 	@$(BIN)/python -m pytest tests/unit -q -n 4
 
 .PHONY: docs
-docs: setup ## Generate docs/options.md from the code
+docs: setup ## Generate docs/options.md, and the table of layers in CONTRIBUTING.md
 	@$(BIN)/python -m tests.tools.option_docs
+	@$(BIN)/python -m tests.tools.layers
 
 .PHONY: site
 site: setup ## Build the documentation as a site into site/ (strict: a broken link is an error)

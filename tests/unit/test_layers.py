@@ -10,28 +10,8 @@ from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).parents[2] / "rocketmq_spark"
+from tests.tools.layers import FOLDERS, PACKAGE, PATH, filled
 
-# A folder imports from folders with a smaller number, and from itself.
-LAYERS = {
-    "model": 0,
-    "options": 1,
-    "protocol": 1,
-    "metrics": 1,
-    "transport": 2,
-    "arrow": 2,
-    "routing": 3,
-    "sink": 4,
-    "source": 4,
-    "deliveries": 5,
-    "admin": 5,
-    "cluster": 5,
-    "testing": 5,
-    "producer": 6,
-    "aio": 7,
-    "spark": 7,
-    "cli": 8,
-}
 # These two are above all layers: they provide the public names and the command.
 ENTRY_POINTS = {"rocketmq_spark", "rocketmq_spark.__main__"}
 # They import nothing of the package, and are imported from everywhere.
@@ -74,7 +54,8 @@ def covering(name: str, table: Mapping[str, object]) -> str | None:
 
 
 def folder(name: str) -> str:
-    return ".".join(name.split(".")[:2])
+    """Return the folder, or the module beside the folders, that a module counts to."""
+    return name.removeprefix("rocketmq_spark.").split(".")[0]
 
 
 def runtime_imports(tree: ast.AST) -> Iterator[str]:
@@ -100,11 +81,6 @@ def imports_of(path: Path) -> frozenset[str]:
 def known(name: str) -> str:
     """Return the module that an imported name lives in."""
     return name if name in MODULE_NAMES else name.rpartition(".")[0]
-
-
-def layer(name: str) -> str:
-    """Return the folder, or the module of the root, that a module counts to."""
-    return name.split(".")[1]
 
 
 @cache
@@ -142,8 +118,8 @@ def test_module_imports_only_from_lower_layers_and_its_own_folder(path: Path) ->
         return
     for imported in graph()[name] - LEAVES:
         assert imported not in ENTRY_POINTS, f"{name} imports {imported}"
-        if layer(imported) != layer(name):
-            assert LAYERS[layer(imported)] < LAYERS[layer(name)], f"{name} imports {imported}"
+        if folder(imported) != folder(name):
+            assert FOLDERS[folder(imported)].layer < FOLDERS[folder(name)].layer, f"{name} imports {imported}"
 
 
 def test_no_import_circle() -> None:
@@ -156,8 +132,16 @@ def test_circle_search_finds_a_circle() -> None:
 
 
 def test_at_most_nine_layers_with_whole_numbers() -> None:
-    assert all(type(number) is int for number in LAYERS.values())
-    assert len(set(LAYERS.values())) <= 9
+    numbers = [about.layer for about in FOLDERS.values()]
+    assert all(type(number) is int for number in numbers)
+    assert len(set(numbers)) <= 9
+
+
+def test_contributing_has_the_table_of_layers() -> None:
+    page = PATH.read_text("utf-8")
+    assert page == filled(page), "run: make docs"
+    for name in FOLDERS:
+        assert f"| `{name}" in page
 
 
 @pytest.mark.parametrize("path", MODULES, ids=module_name)
@@ -172,7 +156,7 @@ def test_only_the_spark_folder_imports_pyspark() -> None:
         module_name(path) for path in MODULES if any(name.split(".")[0] == "pyspark" for name in imports_of(path))
     }
     # The demo starts a session, and the cluster finds the Ivy that PySpark ships.
-    allowed = {"rocketmq_spark.spark", "rocketmq_spark.cli", "rocketmq_spark.cluster"}
+    allowed = {"spark", "cli", "cluster"}
     assert {folder(name) for name in importers} <= allowed
 
 
@@ -180,7 +164,7 @@ def test_arrow_and_sink_folders_import_no_concrete_transport() -> None:
     allowed = {"base", "credentials", "parallel", "runtime"}
     for path in MODULES:
         name = module_name(path)
-        if folder(name) in ("rocketmq_spark.arrow", "rocketmq_spark.sink"):
+        if folder(name) in ("arrow", "sink"):
             concrete = {target for target in graph()[name] if target.startswith("rocketmq_spark.transport.")}
             assert {target.split(".")[2] for target in concrete} <= allowed, name
 
