@@ -23,6 +23,7 @@ from rocketmq_spark.model.route import MAX_QUEUES, PERM_READ, PERM_WRITE, TopicR
 from rocketmq_spark.options.source import SourceOptions
 from rocketmq_spark.protocol.remoting.responses import BATCH_CQ, CLEANUP_POLICY, COMPACTION, MESSAGE_TYPE, QUEUE_TYPE
 from rocketmq_spark.routing.connect import new_transport
+from rocketmq_spark.routing.retries import Retries
 from rocketmq_spark.transport.parallel import query_all
 from rocketmq_spark.transport.remoting.client import TOOLS_CONSUMER
 from rocketmq_spark.transport.remoting.name_servers import silence
@@ -326,9 +327,8 @@ def known_to_all(
     is accepted after 15 s, or `timeout` if that is longer. A topic that is missing then is an MQClientException.
     """
     patience = max(_KNOWN_WITHIN, timeout)
-    deadline = clock() + patience
+    retries, late = Retries(clock() + patience, lambda _: _POLL, clock), False
     while True:
-        late = clock() > deadline
         answers = query_all(name_servers, lambda address: transport.name_servers.route_at(address, new.name, timeout))
         # A name server that is down gets the topic from the brokers after its restart.
         answering = [answer for answer in answers.values() if not isinstance(answer, errors.RemotingException)]
@@ -354,4 +354,4 @@ def known_to_all(
                 f"topic {new.name} was created on {', '.join(sorted(masters))}, but after {patience:g} s not every "
                 f"name server knows all its queues: check later with rocketmq-spark route {new.name}"
             )
-        time.sleep(_POLL)
+        late = not retries.wait()

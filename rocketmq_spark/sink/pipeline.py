@@ -29,6 +29,7 @@ from rocketmq_spark.options.kinds import MIB
 from rocketmq_spark.options.sink import SinkOptions
 from rocketmq_spark.protocol.batches import singles_of, split_batch
 from rocketmq_spark.routing.fault_strategy import FaultSite, FaultStrategy, site_of
+from rocketmq_spark.routing.retries import Backoff
 from rocketmq_spark.routing.route_cache import TopicPublishInfo
 from rocketmq_spark.routing.selectors import QueueSelector
 from rocketmq_spark.sink.failures import delivery_error, no_queue, reason, rejection
@@ -50,19 +51,6 @@ _GRACE = 30.0
 _KEPT_S = 1.0
 
 OnStored: TypeAlias = Callable[[InFlightBatch, SendOutcome], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Backoff:
-    """Exponential backoff with jitter, of ``retryBackoffMs`` and ``retryBackoffMaxMs``."""
-
-    base_ms: int
-    cap_ms: int
-
-    def delay(self, waits: int, rng: random.Random) -> float:
-        """Return the length of the `waits`-th wait (from 1), seconds: between half of the step and all of it."""
-        step = min(self.cap_ms, self.base_ms * 2 ** min(max(waits, 1) - 1, 30))
-        return float(step * (0.5 + rng.random() / 2) / 1000)
 
 
 @dataclass(slots=True)
@@ -131,7 +119,7 @@ class SendPipeline:
     def __post_init__(self) -> None:
         options, sync = self.options, self.options.send_mode == "sync"
         self._policy = RetryPolicy(options)
-        self.backoff = Backoff(options.retry_backoff_ms, options.retry_backoff_max_ms)
+        self.backoff = Backoff(options.retry_backoff_ms, options.retry_backoff_max_ms, self.rng)
         self._ready = SendQueues(serial=options.ordered or sync, single=sync)
         # By broker name, and by topic.
         self._windows = defaultdict[str, Window](lambda: Window(options.max_in_flight))
@@ -212,7 +200,7 @@ class SendPipeline:
             return
         delivery.last_broker_name = broker
         delivery.same_queue = verdict is Verdict.SAME_QUEUE
-        wait = 0.0 if verdict is Verdict.OTHER_BROKER else self.backoff.delay(delivery.waits, self.rng)
+        wait = 0.0 if verdict is Verdict.OTHER_BROKER else self.backoff.delay(delivery.waits)
         if self._fail_if_expired(delivery, now + wait):
             self.recorder.record_failure(broker, why, now)
             return
@@ -376,7 +364,7 @@ class SendPipeline:
         delivery.timeouts += isinstance(error, RemotingTimeoutException)
         if error.retriable:
             if window.trouble(delivery.cost, delivery.sent_at, now):
-                window.rest(now + self.backoff.delay(window.troubles, self.rng))
+                window.rest(now + self.backoff.delay(window.troubles))
         else:
             window.release(delivery.cost)
         # Flow control never isolates, because the broker works.

@@ -21,8 +21,8 @@ from rocketmq_spark.protocol.remoting.codes import NO_NAME_SERVER
 from rocketmq_spark.routing.client_instance import ClientInstance, registry
 from rocketmq_spark.routing.connect import SharedConnection, client_id_of, new_transport
 from rocketmq_spark.routing.heart_beat import API_TIMEOUT
+from rocketmq_spark.routing.retries import Backoff, Retries
 from rocketmq_spark.routing.route_cache import TopicPublishInfo
-from rocketmq_spark.sink.pipeline import Backoff
 from rocketmq_spark.transport.runtime import PROCESS, Runtime
 
 logger = logging.getLogger("rocketmq_spark.producer")
@@ -83,9 +83,10 @@ class RouteFinder:
                 f"looking up topic {topic}: the name server list is empty; set nameServer, or endpoints for gRPC",
                 NO_NAME_SERVER,
             )
-        started, waits = self.clock(), 0
+        started = self.clock()
         short, longest = options.send_msg_timeout * servers / 1000, options.delivery_timeout_ms / 1000
-        backoff = Backoff(options.retry_backoff_ms, options.retry_backoff_max_ms)
+        backoff = Backoff(options.retry_backoff_ms, options.retry_backoff_max_ms, self.rng)
+        retries = Retries(started, backoff.delay, self.clock, self.runtime.sleep)
         while True:
             try:
                 return self._allowed(routes.find(topic, min(short, API_TIMEOUT * servers)))
@@ -96,12 +97,10 @@ class RouteFinder:
                 patience = longest if once_ok or (exc.unreachable and known) else short
                 if options.over_grpc and not exc.unreachable:
                     patience = max(patience, min(_PROXY_FORGETS, longest))
-                waits += 1
-                pause = backoff.delay(waits, self.rng)
-                if self.clock() + pause >= started + patience:
+                retries.deadline = started + patience
+                if not retries.wait():
                     raise
                 logger.info("%s; trying again", exc)
-                self.runtime.sleep(pause)
 
 
 def acquire(options: SinkOptions) -> ClientInstance:

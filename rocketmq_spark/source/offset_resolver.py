@@ -19,6 +19,7 @@ from rocketmq_spark.model.message_ext import PullOutcome, PullRequest, PullStatu
 from rocketmq_spark.options.offsets import EARLIEST, LATEST, OffsetSpec
 from rocketmq_spark.options.source import SourceOptions
 from rocketmq_spark.protocol.remoting.records import first_queue_offset
+from rocketmq_spark.routing.retries import Retries
 from rocketmq_spark.source.ranges import Gap, OffsetRange, expired, lost
 from rocketmq_spark.source.time_search import PULLED, UNKNOWN, Border, Stored, find_border, stored_records
 from rocketmq_spark.source.topic_queues import UNROUTED, TopicQueues, place
@@ -318,11 +319,12 @@ class OffsetResolver:
         """
         now = self.clock()
         gives_up = now + min(self.queues.timeout, (self.queues.deadline.at - now) / 2)
-        while True:
+        short: Offsets = {}
+        for _ in Retries(gives_up, lambda _: _WAIT, self.clock, self.sleep):
             short = {queue: end for queue, end in self.latest(starts).items() if end < starts[queue]}
-            if not short or self.clock() > gives_up:
-                return short
-            self.sleep(_WAIT)
+            if not short:
+                break
+        return short
 
     def _specific(self, queues: Sequence[MessageQueue], spec: OffsetSpec, option: str) -> Offsets:
         if spec.word is not None:
@@ -341,6 +343,7 @@ class OffsetResolver:
     def _patiently(self, queue: MessageQueue, ask: _Ask[_T], *, trusted: bool = True) -> _T:
         options = self.options
         gives_up = self.clock() + options.read_timeout_ms / 1000
+        retries = Retries(gives_up, lambda _: _WAIT, self.clock, self.sleep)
         while True:
             address = ""
             try:
@@ -349,15 +352,14 @@ class OffsetResolver:
             except errors.RocketMQError as exc:
                 if not exc.retriable:
                     raise
+                if not exc.flow_control:
+                    self.queues.failed(queue, address)
                 # The last request to the master may take this long, before the one to a slave.
                 more = 2 * self.queues.timeout if self.queues.has_slave(queue) else 0.0
-                if self.clock() <= min(gives_up + more, self.queues.deadline.at):
-                    if not exc.flow_control:
-                        self.queues.failed(queue, address)
-                    self.sleep(_WAIT)
-                    # A try after the deadline would fail at once, and its error would hide this one.
-                    if not self.queues.deadline.passed:
-                        continue
+                retries.deadline = min(gives_up + more, self.queues.deadline.at)
+                # A try after the deadline of the plan would fail at once, and its error would hide this one.
+                if retries.wait() and not self.queues.deadline.passed:
+                    continue
                 raise errors.ReadError(
                     f"asking for the offsets of {queue}: no broker returned them within "
                     f"readTimeoutMs={options.read_timeout_ms}. The last try: {exc}. Start the broker, or raise "

@@ -34,9 +34,10 @@ from rocketmq_spark.protocol.remoting.codes import ResponseCode
 from rocketmq_spark.protocol.remoting.records import decode_records
 from rocketmq_spark.protocol.remoting.unwrap import messages_of
 from rocketmq_spark.routing.client_instance import ClientInstance
+from rocketmq_spark.routing.retries import Backoff, Retries
 from rocketmq_spark.routing.route_cache import TopicPublishInfo
 from rocketmq_spark.sink.half_sender import HalfSender, OnHalf
-from rocketmq_spark.sink.pipeline import Backoff, OnStored
+from rocketmq_spark.sink.pipeline import OnStored
 from rocketmq_spark.sink.routes import RouteFinder
 from rocketmq_spark.sink.sender import BatchSender
 from rocketmq_spark.transport.parallel import MOST_AT_ONCE, in_parallel
@@ -127,17 +128,14 @@ class Brokers:
 
     def fresh_route(self, topic: str) -> TopicPublishInfo:
         """Look a topic's route up now, again and again until ``deliveryTimeoutMs``, and return it."""
-        expires, waits = self.clock() + self.patience, 0
+        retries = self.retries()
         while True:
             try:
                 self.refresh_route(topic)
                 return self.routes().find(topic)
             except RouteNotFoundException:
-                waits += 1
-                pause = self.backoff(waits)
-                if self.clock() + pause >= expires:
+                if not retries.wait():
                     raise
-                self.runtime.sleep(pause)
 
     def address_of(self, queue: MessageQueue) -> str:
         """Return the address of a queue's master; raise a RouteNotFoundException (10005) if none is known."""
@@ -153,22 +151,23 @@ class Brokers:
 
         Raises the last error after ``deliveryTimeoutMs``, and at once an error that is not retriable.
         """
-        expires, waits = self.clock() + self.patience, 0
+        retries = self.retries()
         while True:
             try:
                 return ask(self.address_of(queue), self.request_timeout)
             except RocketMQError as exc:
-                waits += 1
-                pause = self.backoff(waits)
-                if not exc.retriable or self.clock() + pause >= expires:
-                    raise
                 if exc.refresh_route:
                     self.instance.refresh_route(queue.topic)
-                self.runtime.sleep(pause)
+                if not exc.retriable or not retries.wait():
+                    raise
 
     def backoff(self, waits: int) -> float:
         """Return the length of the `waits`-th wait, seconds."""
-        return Backoff(self.options.retry_backoff_ms, self.options.retry_backoff_max_ms).delay(waits, self.rng)
+        return Backoff(self.options.retry_backoff_ms, self.options.retry_backoff_max_ms, self.rng).delay(waits)
+
+    def retries(self) -> Retries:
+        """Return the waits of a request that is repeated until ``deliveryTimeoutMs``."""
+        return Retries(self.clock() + self.patience, self.backoff, self.clock, self.runtime.sleep)
 
     def ask_all(self, keys: Iterable[K], ask: Callable[[K], T], at_once: int = MOST_AT_ONCE) -> dict[K, T]:
         """Return the answer for each key; requests run in parallel. The first error is raised."""
@@ -264,7 +263,7 @@ class Brokers:
     ) -> Iterator[Pulled]:
         """Yield the answers that have the messages of a queue from one offset to another; see `read`."""
         target = PullTarget(queue, TOOLS_CONSUMER, _PULL_BATCH, expression, "TAG")
-        expires, waits = self.clock() + self.patience, 0
+        retries = self.retries()
         while start < end:
             outcome = self._pull(target, start)
             stop = min(end, max(outcome.next_begin_offset, start))
@@ -277,17 +276,14 @@ class Brokers:
             if outcome.status is PullStatus.FOUND:
                 yield pulled
             if outcome.next_begin_offset > start:
-                start, waits = outcome.next_begin_offset, 0
-                continue
+                start = outcome.next_begin_offset
+                retries.progressed()
             # For example a slave that was promoted, and does not have all messages.
-            waits += 1
-            pause = self.backoff(waits)
-            if self.clock() + pause >= expires:
+            elif not retries.wait():
                 raise MQClientException(
                     f"reading queue {queue}: the broker has no messages from offset {start} to {end} "
                     f"({outcome.status}), which it had before: start the broker that had them"
                 )
-            self.runtime.sleep(pause)
 
     def check_readable(self, queue: MessageQueue) -> None:
         """Pull once; raise if the user has no right to pull, or the broker is down. An empty queue is enough."""
@@ -304,16 +300,15 @@ class Brokers:
 
     def await_readable(self, queue: MessageQueue, offset: int) -> None:
         """Return when a stored message can be read, and so all messages that the broker stored before it."""
-        expires, waits = self.clock() + self.patience, 0
+        retries = self.retries()
+        # A broker builds its queues within milliseconds.
+        retries.delay = lambda waits: min(0.001 * 2**waits, 0.1)
         while self.max_offsets([queue])[queue] <= offset:
-            if self.clock() >= expires:
+            if not retries.wait():
                 raise MQClientException(
                     f"queue {queue}: the message at offset {offset} is stored, but not readable after "
                     f"deliveryTimeoutMs={self.options.delivery_timeout_ms}: check the disk and the log of the broker"
                 )
-            waits += 1
-            # A broker builds its queues within milliseconds.
-            self.runtime.sleep(min(0.001 * 2**waits, 0.1))
 
     def view(self, queue: MessageQueue, commit_log_offset: int) -> MessageExt:
         """Return the message at an offset of the commit log of a queue's broker."""
@@ -354,22 +349,22 @@ class Brokers:
 
     def await_listed(self, topic: str, broker_names: Collection[str]) -> None:
         """Return when the route of a topic lists these brokers; raise an MQClientException after a time."""
-        expires, waits = self.clock() + self.patience, 0
-        while True:
+
+        def is_listed() -> bool:
             known = self.instance.routes.cached(topic)
-            if known is not None and not known.template and known.broker_names.issuperset(broker_names):
-                return
-            if waits:
-                pause = self.backoff(waits)
-                if self.clock() + pause >= expires:
-                    raise MQClientException(
-                        f"the name servers do not list topic {topic} on all of {', '.join(sorted(broker_names))}: "
-                        "start these brokers, and check that they are registered"
-                    )
-                self.runtime.sleep(pause)
-            waits += 1
+            return known is not None and not known.template and known.broker_names.issuperset(broker_names)
+
+        if is_listed():
+            return
+        for _ in self.retries():
             with contextlib.suppress(RouteNotFoundException):
                 self.refresh_route(topic)
+            if is_listed():
+                return
+        raise MQClientException(
+            f"the name servers do not list topic {topic} on all of {', '.join(sorted(broker_names))}: start these "
+            "brokers, and check that they are registered"
+        )
 
     def _create_topic(self, topic: str, address: str) -> None:
         try:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 
 from rocketmq_spark.errors import (
@@ -17,7 +15,6 @@ from rocketmq_spark.errors import (
 from rocketmq_spark.model.message import EncodedBatch, MessageQueue, SendOutcome, SendStatus
 from rocketmq_spark.options.sink import SinkOptions
 from rocketmq_spark.sink.in_flight import InFlightBatch, RetryPolicy, Verdict
-from rocketmq_spark.sink.pipeline import Backoff
 
 QUEUE = MessageQueue("T", "a", 0)
 
@@ -99,11 +96,3 @@ def test_any_stored_answer_is_accepted_without_require_store_ok() -> None:
     lenient = policy(1, another=True, require=False)
     assert lenient.decide(tried, outcome) is Verdict.LATER
     assert lenient.decide(tried, outcome) is Verdict.STORED
-
-
-def test_backoff_doubles_up_to_its_cap_and_jitters_downwards_only() -> None:
-    backoff, rng = Backoff(100, 5000), random.Random(3)
-    for waits, step in [(1, 0.1), (2, 0.2), (3, 0.4), (6, 3.2), (7, 5.0), (60, 5.0), (10**6, 5.0)]:
-        delays = [backoff.delay(waits, rng) for _ in range(200)]
-        assert step / 2 <= min(delays) < max(delays) <= step
-    assert Backoff(0, 0).delay(5, rng) == 0
