@@ -26,7 +26,7 @@ _Options = TypeVar("_Options", bound="ConnectedOptions")
 
 # Shorter intervals would load name servers and brokers noticeably.
 _INTERVAL: Final = kinds.integer(100, unit="ms")
-_COMMITS_ONLY: Final = "Used only by streams with `commitOffsets=true`."
+_COMMITS_ONLY: Final = "Reads: used only by streams with `commitOffsets=true`."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,9 +53,9 @@ class ConnectionOptions:
     default_topic_queue_nums: int = option("defaultTopicQueueNums", 4, kinds.integer(1),
         "Queues per broker of a topic that the write creates.", uses=SENDING)
     client_ip: str | None = option("clientIP", None, kinds.text("a text without blanks and without @", r"[\s@]"),
-        "First part of the client id. Default: the address of this host.", section="client", read_note=_COMMITS_ONLY)
+        f"First part of the client id. Default: the address of this host. {_COMMITS_ONLY}", section="client")
     unit_name: str | None = option("unitName", None, kinds.text("a non-blank text", "[\x00-\x1f]"),
-        "Third part of the client id, for deployments with several units. Default: none.", read_note=_COMMITS_ONLY)
+        f"Third part of the client id, for deployments with several units. {_COMMITS_ONLY}")
     poll_name_server_interval: int = option("pollNameServerInterval", 30000, _INTERVAL,
         "Interval between route refreshes.", section="intervals", uses=SENDING)
     heartbeat_broker_interval: int = option("heartbeatBrokerInterval", 30000, _INTERVAL,
@@ -64,12 +64,11 @@ class ConnectionOptions:
         "Timeout of a request to a name server, or of an admin request to a broker.", uses=(PRODUCER,))
     client_async_semaphore_value: int = option("clientAsyncSemaphoreValue", 65535, kinds.integer(1),
         "Maximum number of requests in flight per worker process, for all brokers together. Requests beyond it are "
-        "retried.", section="permits", uses=SENDING,
-        producer_doc="Maximum number of asynchronous requests in flight per client id. An attempt beyond it fails at "
-        "once.")
+        "retried. `Producer`: maximum number of asynchronous requests per client id; an attempt beyond it fails at "
+        "once.", section="permits", uses=SENDING)
     client_oneway_semaphore_value: int = option("clientOnewaySemaphoreValue", 65535, kinds.integer(1),
-        "The same limit for requests without acknowledgement (`sendMode=oneway`).", uses=SENDING,
-        producer_doc="Maximum number of `send_oneway` requests in flight per client id. A request beyond it waits.")
+        "The same limit for requests without acknowledgement (`sendMode=oneway`, `send_oneway`). A request beyond it "
+        "waits.", uses=SENDING)
     send_latency_fault_enable: bool = option("sendLatencyFaultEnable", False, BOOLEAN,
         "Avoid slow and failing brokers for a while.", section="faults", uses=SENDING)
     fault_preset: str = option("faultPreset", "v4", kinds.choice("v4", "v5", "legacy"),
@@ -89,14 +88,10 @@ class ConnectionOptions:
         "Encrypt every connection with TLS. The certificates of the servers must be valid for the addresses that the "
         "client connects to.", section="tls", cli="Encrypt every connection.")
     tls_ca_file: str | None = option("tlsCaFile", None, kinds.READ_FILE,
-        "PEM file of the trusted certificate authorities, at the same path on the driver and every executor. Default: "
-        "the system's authorities.",
-        producer_doc="PEM file of the trusted certificate authorities. Default: the system's authorities.",
+        "PEM file of the trusted certificate authorities. Default: the system's authorities.",
         cli="PEM file of the trusted certificate authorities. Default: the system's.")
     tls_cert_file: str | None = option("tlsCertFile", None, kinds.READ_FILE,
-        "PEM file of the client certificate and its chain, for servers that require one. At the same path on the "
-        "driver and every executor.",
-        producer_doc="PEM file of the client certificate and its chain, for servers that require one.",
+        "PEM file of the client certificate and its chain, for servers that require one.",
         cli="PEM file of the client certificate.")
     tls_key_file: str | None = option("tlsKeyFile", None, kinds.READ_FILE,
         "PEM file of the unencrypted private key of the client certificate. Default: the key in `tlsCertFile`.",

@@ -305,6 +305,8 @@ WRITE: Final = "write"
 READ: Final = "read"
 PRODUCER: Final = "producer"
 SENDING: Final = (WRITE, PRODUCER)
+BATCH: Final = "batch"
+STREAM: Final = "stream"
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,8 +322,7 @@ class OptionSpec:
     secret: bool = False  # No error and no repr shows the value
     section: str = ""  # Of docs/options.md; empty: the section of the previous option
     uses: tuple[str, ...] = (WRITE, READ, PRODUCER)
-    producer_doc: str = ""  # Replaces `doc` for a producer
-    read_note: str = ""  # Added to `doc` for a read
+    reads: str = ""  # BATCH or STREAM if only that kind of read has the option
     cli: str = ""  # Help of the command-line flag; empty: the commands have no flag for it
 
     @property
@@ -342,7 +343,7 @@ def option(name: str, default: Any, kind: ValueKind, doc: str, **more: Any) -> A
 
 
 def specs_of(options: type[Any], use: str) -> tuple[OptionSpec, ...]:
-    """Return the options for one use, with section and documentation, of a dataclass and the dataclasses in it."""
+    """Return the options for one use, with their sections, of a dataclass and the dataclasses in it."""
     specs: list[OptionSpec] = []
     section = ""
     for field in dataclasses.fields(options):
@@ -352,9 +353,7 @@ def specs_of(options: type[Any], use: str) -> tuple[OptionSpec, ...]:
             continue
         section = spec.section or section
         if use in spec.uses:
-            doc = (spec.producer_doc if use == PRODUCER else "") or spec.doc
-            doc += f" {spec.read_note}" if use == READ and spec.read_note else ""
-            specs.append(dataclasses.replace(spec, section=section, doc=doc))
+            specs.append(replace(spec, section=section))
     return tuple(specs)
 
 

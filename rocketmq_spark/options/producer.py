@@ -7,7 +7,6 @@ Names are in snake_case; many are the Java producer's. Most properties are also 
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -38,7 +37,7 @@ class ProducerOptions(SendOptions):
         "Topics whose routes the producer looks up at its start. A missing topic is logged.", section="topics")
     retry_response_codes: tuple[int, ...] = kinds.option("retryResponseCodes", tuple(sorted(RETRY_RESPONSE_CODES)),
         kinds.ValueKind("ascending broker codes", kinds.ladder(strictly=True).parse),
-        "Response codes after which `send` tries another broker. Over gRPC also 40300, 40402, 40800, 42900, 50000, "
+        "Broker codes after which `send` tries another broker. Over gRPC also 40300, 40402, 40800, 42900, 50000, "
         "50001 and 50400. `add_retry_response_code` adds one.", section="codes")
     enable_backpressure_for_async_mode: bool = kinds.option("enableBackpressureForAsyncMode", False, kinds.BOOLEAN,
         "Let `send_async` wait while one of the two limits below is reached.", section="window")
@@ -58,14 +57,8 @@ class ProducerOptions(SendOptions):
     # fmt: on
 
 
-_SPECS: Final = kinds.specs_of(ProducerOptions, kinds.PRODUCER)
-_FIELD_OF: Final = {spec.name: spec.field for spec in _SPECS}
-# The names are those in Python, also in the texts.
 PRODUCER_OPTIONS: Final = tuple(
-    replace(
-        spec, name=spec.field, aliases=(), doc=re.sub(r"\w+", lambda word: _FIELD_OF.get(word[0], word[0]), spec.doc)
-    )
-    for spec in _SPECS
+    replace(spec, name=spec.field, aliases=()) for spec in kinds.specs_of(ProducerOptions, kinds.PRODUCER)
 )
 _SPEC_OF: Final = {spec.name: spec for spec in PRODUCER_OPTIONS}
 

@@ -48,24 +48,22 @@ class SendOptions(ConnectedOptions):
 
     # fmt: off
     send_msg_timeout: int = option("sendMsgTimeout", 3000, MILLISECONDS,
-        "Timeout of one attempt, from the last byte of the request to the response, plus 1 s per MiB.",
-        section="attempts",
-        producer_doc="Timeout of one send with all its attempts.")
+        "Timeout of one attempt, from the last byte of the request to the response, plus 1 s per MiB. `Producer`: "
+        "timeout of one send with all its attempts.", section="attempts")
     send_msg_max_timeout_per_request: int = option("sendMsgMaxTimeoutPerRequest", -1, kinds.integer(-1, unit="ms"),
-        "Shorter timeout that replaces `sendMsgTimeout` while an immediate retry at another broker is left. -1: none.",
-        producer_doc="Timeout of an attempt while a retry is left. -1: the time that the send has left.")
+        "Shorter timeout that replaces `sendMsgTimeout` while an immediate retry at another broker is left. -1: none. "
+        "`Producer`: timeout of an attempt while a retry is left. -1: the time that the send has left.")
     retry_times_when_send_failed: int = option("retryTimesWhenSendFailed", 2, kinds.integer(0),
         "With `sendMode=sync` or `oneway`: immediate retries at other brokers. In every mode: how often a batch that "
-        "is stored but not yet flushed or replicated is sent again before the task fails.",
-        producer_doc="Retries of `send`, each at another broker.")
+        "is stored but not yet flushed or replicated is sent again before the task fails. `Producer`: retries of "
+        "`send`, each at another broker.")
     retry_times_when_send_async_failed: int = option("retryTimesWhenSendAsyncFailed", 2, kinds.integer(0),
         "With `sendMode=async`: immediate retries at other brokers. Later retries wait before each attempt, until "
-        "`deliveryTimeoutMs`.",
-        producer_doc="Retries of `send_async`. As in Java, an error code of a broker ends an asynchronous send.")
+        "`deliveryTimeoutMs`. `Producer`: retries of `send_async`. As in Java, an error code of a broker ends an "
+        "asynchronous send.")
     retry_another_broker_when_not_store_ok: bool = option("retryAnotherBrokerWhenNotStoreOK", False, BOOLEAN,
-        "If a batch is stored but not yet flushed or replicated, send it again to another broker.",
-        producer_doc="If a message is stored but not yet flushed or replicated, try another broker. Otherwise that "
-        "status is the result.")
+        "Whether a batch or message that is stored but not yet flushed or replicated is sent again to another broker. "
+        "`Producer`: without it, that status is the result.")
     max_message_size: int = option("maxMessageSize", 4 * MIB, kinds.size(1, 64 * MIB),
         "Maximum size of a message body before compression. Brokers limit the compressed body: above 4 MiB set their "
         "`maxMessageSize`, too. At most 15.875 MiB compressed fit a frame.", section="size")
@@ -120,7 +118,7 @@ class SinkOptions(SendOptions):
         "Treat only SEND_OK as stored. false: also accept messages that are not yet flushed or replicated.")
     keep_row_id: bool = option("keepRowId", False, BOOLEAN,
         "Keep the property `SPARK_ROW_ID` of the column `properties`, for jobs that write each row they read exactly "
-        "once. false: the write drops it, because rows derived from one row would share its id.")
+        "once. false: the write drops it, because rows derived from one row would share its id.", section="delivery")
     row_id: bool | tuple[str, ...] = option("rowId", False, kinds.ROW_ID,
         "Give each message a property `SPARK_ROW_ID` that is the same when a row is sent again. true: derived from the "
         "position and content of the row. columns:a,b: derived from these columns.")
@@ -147,7 +145,7 @@ class SinkOptions(SendOptions):
     batch_type: str = option("batchType", "plain", kinds.choice("plain", "inner"),
         "`inner`: a topic of the type BatchCQ stores each batch as one uncompressed record, which consumers of 5.x "
         "unpack. The write fails if the option `topic` has another type. A topic from the column `topic` that has "
-        "another type gets its messages one by one.")
+        "another type gets its messages one by one.", section="inflight")
     unique_key: bool = option("uniqueKey", True, BOOLEAN,
         "Give each message a unique id (UNIQ_KEY). false: 42 bytes and one index entry less per message; consumers see "
         "the id of its place in the store as message id. Single messages get a unique id from the broker.")
@@ -175,7 +173,8 @@ class SinkOptions(SendOptions):
         "In a batch write: identity of this write. If a write of this identity was decided or completed before, the "
         "rows of the new attempt are not written. `effectivelyOnce` and `exactlyOnce` require it, except in a stream.")
     transaction_topic: str = option("transactionTopic", "rocketmq-spark-decisions", TOPIC,
-        "Topic of the decision log. The driver creates it, with one queue on each broker, if it may.")
+        "Topic of the decision log. The driver creates it, with one queue on each broker, if it may.",
+        section="recovery")
     transaction_timeout_ms: int = option("transactionTimeoutMs", 60000,
         kinds.integer(10000, MAX_TRANSACTION_TIMEOUT_MS, unit="ms"),
         "Time from the first row of a write or micro-batch to the end of its commit. After a crash during a commit, "

@@ -81,17 +81,18 @@ class SourceOptions(ConnectedOptions):
     ending_offsets: OffsetSpec = option(
         "endingOffsets", OffsetSpec("latest"), _json(f"{_OFFSETS}the receipt of a write", offset_json.parse_end),
         "Where a batch ends, exclusive: as `startingOffsets`, except earliest. A receipt ends after the last rows of "
-        "the write. Default: latest, or the receipt in `startingOffsets`.")
+        "the write. Default: latest, or the receipt in `startingOffsets`.", reads=kinds.BATCH)
     starting_timestamp: int | None = option("startingTimestamp", None, _EPOCH,
         "Begin in every queue with the first message stored at this time or later. Overrides "
         "`startingOffsetsByTimestamp`, which overrides `startingOffsets`.")
     ending_timestamp: int | None = option("endingTimestamp", None, _EPOCH,
         "End a batch in every queue before the first message stored at this time or later. Overrides "
-        "`endingOffsetsByTimestamp`, which overrides `endingOffsets`.")
+        "`endingOffsetsByTimestamp`, which overrides `endingOffsets`.", reads=kinds.BATCH)
     starting_offsets_by_timestamp: tuple[tuple[MessageQueue, int], ...] = option(
         "startingOffsetsByTimestamp", (), _TIMESTAMPS, "As `startingTimestamp`, with a time for each queue.")
     ending_offsets_by_timestamp: tuple[tuple[MessageQueue, int], ...] = option(
-        "endingOffsetsByTimestamp", (), _TIMESTAMPS, "As `endingTimestamp`, with a time for each queue.")
+        "endingOffsetsByTimestamp", (), _TIMESTAMPS, "As `endingTimestamp`, with a time for each queue.",
+        reads=kinds.BATCH)
     starting_offsets_by_timestamp_strategy: str = option(
         "startingOffsetsByTimestampStrategy", "error", kinds.choice("error", "latest"),
         "Handling of a queue that has messages, but none at its starting time or later. `error`: the read fails. "
@@ -117,7 +118,8 @@ class SourceOptions(ConnectedOptions):
     max_records_per_partition: int | None = option("maxRecordsPerPartition", None, _COUNT,
         "Maximum number of messages per Spark partition; larger queues are split. Default: no limit.")
     pull_batch_size: int = option("pullBatchSize", 512, kinds.integer(1, 1024),
-        "Maximum number of messages per pull request. A broker with default settings returns at most 32.")
+        "Maximum number of messages per pull request. A broker with default settings returns at most 32.",
+        section="pulls")
     pull_timeout_ms: int = option("pullTimeoutMs", PULL_TIMEOUT_MS, MILLISECONDS,
         "Timeout of one request. Default: at most `readTimeoutMs`.")
     read_timeout_ms: int = option("readTimeoutMs", 120000, MILLISECONDS,
@@ -125,22 +127,22 @@ class SourceOptions(ConnectedOptions):
         "batch or micro-batch, with all routes and offsets.")
     max_offsets_per_trigger: int | None = option("maxOffsetsPerTrigger", None, _COUNT,
         "Maximum number of messages per micro-batch, shared among the queues in proportion to their new offsets. Every "
-        "queue with new offsets gets at least one, even beyond the limit. Default: no limit. Streams only.",
-        section="streams")
+        "queue with new offsets gets at least one, even beyond the limit. Default: no limit.", section="streams",
+        reads=kinds.STREAM)
     max_bytes_per_trigger: int | None = option("maxBytesPerTrigger", None, kinds.size(1, 2**63 - 1),
         "About how many bytes a micro-batch reads, by samples of the stored sizes of messages. Every queue with new "
-        "offsets gets at least one message, even beyond the limit. Default: no limit. Streams only.")
+        "offsets gets at least one message, even beyond the limit. Default: no limit.", reads=kinds.STREAM)
     min_offsets_per_trigger: int | None = option("minOffsetsPerTrigger", None, _COUNT,
-        "Delay a micro-batch until this many new offsets exist, or `maxTriggerDelay` is over. Streams only.")
+        "Delay a micro-batch until this many new offsets exist, or `maxTriggerDelay` is over.", reads=kinds.STREAM)
     max_trigger_delay: int = option("maxTriggerDelay", 15 * 60 * 1000, kinds.duration(1),
-        "Maximum wait for `minOffsetsPerTrigger`: ms, or as in 90s, 15m, 1h. Streams only.")
+        "Maximum wait for `minOffsetsPerTrigger`.", reads=kinds.STREAM)
     commit_offsets: bool = option("commitOffsets", False, BOOLEAN,
         "Commit the offsets of every finished micro-batch to the brokers, to show the lag of `consumerGroup`. A stream "
-        "restarts only from its checkpoint. Nothing is committed while an application consumes as that group. Streams "
-        "only.")
+        "restarts only from its checkpoint. Nothing is committed while an application consumes as that group.",
+        reads=kinds.STREAM)
     instance_name: str | None = option("instanceName", None, INSTANCE_NAME,
-        "Second part of the client id, followed by `#` and the process id of the reader. Default: spark. "
-        "Used only by streams with `commitOffsets=true`.", section="instance")
+        "Second part of the client id, followed by `#` and the process id of the reader. Default: spark. Used only "
+        "with `commitOffsets=true`.", section="instance")
     # fmt: on
 
     def reads(self, queue: MessageQueue) -> bool:
@@ -159,14 +161,6 @@ SOURCE_OPTIONS: Final = specs_of(SourceOptions, READ)
 
 SOURCE_SPELLING: Final[Spelling] = {spec.field: spec.name for spec in SOURCE_OPTIONS}.__getitem__
 
-_OF_BATCHES: Final = ("ending_offsets", "ending_timestamp", "ending_offsets_by_timestamp")
-_OF_STREAMS: Final = (
-    "commit_offsets",
-    "max_offsets_per_trigger",
-    "max_bytes_per_trigger",
-    "min_offsets_per_trigger",
-    "max_trigger_delay",
-)
 _WHICH: Final = ("subscribe", "subscribe_pattern", "assign")
 _NOT_ABOVE: Final = (("min_offsets_per_trigger", "max_offsets_per_trigger"), ("pull_timeout_ms", "read_timeout_ms"))
 # 1973 began after this many milliseconds. A smaller timestamp is probably in seconds.
@@ -193,10 +187,13 @@ def against_given(user_options: Mapping[str, Any], *, streaming: bool) -> Iterat
     why = " is for streams and not valid in batch queries: remove it, or use spark.readStream"
     if streaming:
         why = ": ending offset not valid in streaming queries; remove it, or use spark.read"
-    for field in _OF_BATCHES if streaming else _OF_STREAMS:
+    for spec in SOURCE_OPTIONS:
         # commitOffsets=false has no effect in a batch.
-        if user_options.get(field, False) is not False:
-            yield SOURCE_SPELLING(field) + why
+        if (
+            spec.reads == (kinds.BATCH if streaming else kinds.STREAM)
+            and user_options.get(spec.field, False) is not False
+        ):
+            yield spec.name + why
     if "max_trigger_delay" in user_options and "min_offsets_per_trigger" not in user_options:
         yield (
             "maxTriggerDelay is given without minOffsetsPerTrigger: give minOffsetsPerTrigger, too, or remove "

@@ -2,30 +2,38 @@
 
 Run: python -m tests.tools.option_docs (``make docs``), which fills them in; tests/unit/test_docs.py holds them equal.
 
-The page says which sections of options a table has (``<!-- write: servers topic -->``). A section that no table has, or
-that two tables have, is an error.
+The page says which sections of options a table has (``<!-- options: servers access -->``). A section that no table has,
+or that two tables have, is an error. An option that is used in several places has one row.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+import textwrap
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
-from rocketmq_spark.options.kinds import OptionSpec
-from rocketmq_spark.options.producer import PRODUCER_OPTIONS
-from rocketmq_spark.options.sink import SINK_OPTIONS
-from rocketmq_spark.options.source import SOURCE_OPTIONS
+from rocketmq_spark.options import kinds
+from rocketmq_spark.options.kinds import BATCH, PRODUCER, READ, STREAM, WRITE, OptionSpec, specs_of
+from rocketmq_spark.options.producer import ProducerOptions
+from rocketmq_spark.options.sink import SinkOptions
+from rocketmq_spark.options.source import SourceOptions
 
 PATH: Final = Path(__file__).parents[2] / "docs" / "options.md"
 
-_OPTIONS: Final[Mapping[str, Sequence[OptionSpec]]] = {
-    "write": SINK_OPTIONS,
-    "read": SOURCE_OPTIONS,
-    "producer": PRODUCER_OPTIONS,
+_BLOCK: Final = re.compile(r"^<!-- (\w+): ([\w ]+) -->\n.*?^<!-- end -->$", re.DOTALL | re.MULTILINE)
+# Kinds of values that many options have, by the name that the tables of options show: what is allowed, and the kinds.
+_VALUES: Final[Mapping[str, tuple[str, Iterable[kinds.ValueKind]]]] = {
+    "topic": (kinds.TOPIC.allowed, [kinds.TOPIC]),
+    "integer": (f"a whole number; at most {kinds.INT_MAX} if the table of the option has no upper bound", ()),
+    "size": ("bytes, or with a suffix as in 512k or 1m", ()),
+    "time": ("milliseconds, or with a suffix as in 90s, 15m or 1h", ()),
+    "secret": (kinds.SECRET.allowed, [kinds.SECRET]),
+    "file": ("the path of a file, at the same place on the driver and every executor", [kinds.READ_FILE]),
+    "place": (f"{kinds.LOCATION.allowed}. No log or error shows it", [kinds.LOCATION]),
+    "class": ("module:Class, which Python can import on the driver and every executor", [kinds.CLASS]),
 }
-_TABLE: Final = re.compile(r"^<!-- (\w+): ([\w ]+) -->\n.*?^<!-- end -->$", re.DOTALL | re.MULTILINE)
 
 
 def filled(page: str) -> str:
@@ -36,38 +44,88 @@ def filled(page: str) -> str:
     ValueError
         A section is in no table, or in two.
     """
-    left = {use: {spec.section: specs_in(use, spec.section) for spec in specs} for use, specs in _OPTIONS.items()}
+    uses = _uses()
+    left: dict[str, list[OptionSpec]] = {}
+    for spec in uses:
+        left.setdefault(spec.section, []).append(spec)
 
-    def table(found: re.Match[str]) -> str:
-        use, sections = found[1], found[2].split()
-        try:
-            chosen = [spec for section in sections for spec in left[use].pop(section)]
-        except KeyError as exc:
-            raise ValueError(f"{found[0].splitlines()[0]}: {exc} is no such section, or in another table") from exc
-        return f"<!-- {use}: {' '.join(sections)} -->\n{_table(chosen)}\n<!-- end -->"
+    def block(found: re.Match[str]) -> str:
+        what, words = found[1], found[2].split()
+        if what == "options":
+            try:
+                specs = [spec for section in words for spec in left.pop(section)]
+            except KeyError as exc:
+                raise ValueError(f"{found[0].splitlines()[0]}: {exc} is no such section, or in another table") from exc
+            body = _table({spec: uses[spec] for spec in specs})
+        elif what == "values":
+            body = _rows(("value", "allowed"), ((name, rule) for name, (rule, _) in _VALUES.items()))
+        else:
+            shared = [f"`{spec.field}`" for spec, used in uses.items() if PRODUCER in used and len(used) > 1]
+            body = textwrap.fill(", ".join(sorted(shared)), 120)
+        return f"<!-- {what}: {' '.join(words)} -->\n{body}\n<!-- end -->"
 
-    text = _TABLE.sub(table, page)
-    left_out = [
-        f"{use}: {spec.name}" for use, sections in left.items() for specs in sections.values() for spec in specs
-    ]
-    if left_out:
-        raise ValueError(f"in no table: {', '.join(left_out)}")
+    text = _BLOCK.sub(block, page)
+    if left:
+        raise ValueError(f"in no table: {', '.join(spec.name for specs in left.values() for spec in specs)}")
     return text
 
 
-def specs_in(use: str, section: str) -> list[OptionSpec]:
-    """Return the options of one section."""
-    return [spec for spec in _OPTIONS[use] if spec.section == section]
+def _uses() -> dict[OptionSpec, list[str]]:
+    """Return the uses of each declaration."""
+    uses: dict[OptionSpec, list[str]] = {}
+    for options, use in ((SinkOptions, WRITE), (SourceOptions, READ), (ProducerOptions, PRODUCER)):
+        for spec in specs_of(options, use):
+            uses.setdefault(spec, []).append(use)
+    return uses
 
 
-def _table(specs: Sequence[OptionSpec]) -> str:
-    lines = ["| option | default | allowed | meaning |", "|---|---|---|---|"]
-    for spec in specs:
-        also = [f"`{alias}`" for alias in spec.aliases] + ([f"`${spec.env}`"] if spec.env else [])
-        name = f"`{spec.name}`" + (f" (also {', '.join(also)})" if also else "")
-        cells = (cell.replace("|", r"\|") for cell in (name, shown_default(spec), spec.kind.allowed, spec.doc))
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+def _table(uses: Mapping[OptionSpec, list[str]]) -> str:
+    places = [_place(spec, used) for spec, used in uses.items()]
+    rows = [
+        (_name(spec, used), place, _values(spec), _default(spec), spec.doc)
+        for (spec, used), place in zip(uses.items(), places, strict=True)
+    ]
+    head = ("option", "for", "values", "default", "meaning")
+    if set(places) in ({"write"}, {"`Producer`"}, {"write, `Producer`"}):
+        # The text above the table says it.
+        head, rows = (head[0], *head[2:]), [(row[0], *row[2:]) for row in rows]
+    return _rows(head, rows)
+
+
+def _rows(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    lines = [head, ("---",) * len(head), *rows]
+    return "\n".join(
+        f"| {' | '.join(cells)} |" for cells in ([cell.replace("|", r"\|") for cell in line] for line in lines)
+    )
+
+
+def _name(spec: OptionSpec, used: list[str]) -> str:
+    also = ", ".join(f"`{alias}`" for alias in spec.aliases)
+    return f"`{spec.field if used == [PRODUCER] else spec.name}`" + (f" (also {also})" if also else "")
+
+
+def _place(spec: OptionSpec, used: list[str]) -> str:
+    if used == [READ]:
+        return spec.reads or f"{BATCH}, {STREAM}"
+    return ", ".join("`Producer`" if use == PRODUCER else use for use in used)
+
+
+def _values(spec: OptionSpec) -> str:
+    for name, (_, of_name) in _VALUES.items():
+        if spec.kind in of_name:
+            return name
+    allowed = spec.kind.allowed
+    if allowed.startswith("one of "):
+        choices, _, more = allowed.removeprefix("one of ").partition(", or ")
+        return re.sub(r"\w+", r"`\g<0>`", choices) + (f", or {more}" if more else "")
+    # The table of values says what the parts that are left out say.
+    allowed = re.sub(rf" to {kinds.INT_MAX}( bytes)?|: [a-z]+, or with a suffix .*", "", allowed)
+    return re.sub("^an? ", "", allowed).replace(str(2**63 - 1), "2^63 - 1")
+
+
+def _default(spec: OptionSpec) -> str:
+    default = f"${spec.env}" if spec.env else shown_default(spec)
+    return default if default == "none" else f"`{default}`"
 
 
 def shown_default(spec: OptionSpec) -> str:

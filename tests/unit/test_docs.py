@@ -36,7 +36,7 @@ def test_options_page_matches_the_code() -> None:
 
 def test_missing_or_duplicate_option_of_the_page_is_detected() -> None:
     page = option_docs.PATH.read_text("utf-8")
-    with pytest.raises(ValueError, match=r"in no table: write: maxRatePerSecond, write: maxRateTasks$"):
+    with pytest.raises(ValueError, match=r"in no table: maxRatePerSecond, maxRateTasks$"):
         option_docs.filled(page.replace(" rate -->", " -->"))
     with pytest.raises(ValueError, match="'topic' is no such section, or in another table"):
         option_docs.filled(page.replace(" rate -->", " rate topic -->"))
