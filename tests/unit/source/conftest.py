@@ -51,20 +51,20 @@ class Reader:
         self.transport.routes[topic] = TopicRouteData(old.queue_datas, tuple(brokers))
 
     def asked(self, call: str) -> list[tuple[Any, ...]]:
-        return [made[1:] for made in self.transport.calls if made[0] == call]
+        return [request[1:] for request in self.transport.calls if request[0] == call]
 
 
 Make = Callable[..., Reader]
 
 
 @pytest.fixture
-def reader() -> Iterator[Make]:
-    made: list[Reader] = []
+def make_reader() -> Iterator[Make]:
+    readers: list[Reader] = []
 
     def make(**options: Any) -> Reader:
-        made.append(Reader(**options))
-        return made[-1]
+        readers.append(Reader(**options))
+        return readers[-1]
 
     yield make
-    for one in made:
+    for one in readers:
         one.transport.close()

@@ -35,11 +35,11 @@ SCHEMA = pa.schema([("brokerName", pa.string()), ("queueId", pa.int32()), ("queu
 GAP = re.compile(r"messages (\d+) to (\d+) of (\S+) are not there any more")
 
 
-def read(made: Reader, *ranges: OffsetRange, tags: frozenset[str] | None = None) -> dict[MessageQueue, list[int]]:
+def read(reader: Reader, *ranges: OffsetRange, tags: frozenset[str] | None = None) -> dict[MessageQueue, list[int]]:
     """Read ranges as a task does, and return the offsets of each queue."""
-    pulls = Puller(made.options, made.transport, made.queues, made.clock).pull(ranges)
+    pulls = Puller(reader.options, reader.transport, reader.queues, reader.clock).pull(ranges)
     offsets: dict[MessageQueue, list[int]] = {}
-    for batch in decoded(made.options, pulls, SCHEMA, tags):
+    for batch in decoded(reader.options, pulls, SCHEMA, tags):
         for row in batch.to_pylist():
             queue = MessageQueue("orders", row["brokerName"], row["queueId"])
             offsets.setdefault(queue, []).append(row["queueOffset"])
@@ -93,50 +93,50 @@ def answer(after: int, *offsets: int) -> PullReply:
     return PullReply(PullOutcome(PullStatus.FOUND, after, 0, 100, b"".join(map(stored, offsets))))
 
 
-def test_expired_messages_are_lost_data(reader: Make) -> None:
-    made = reader()
-    made.fill({A0: 50})
-    made.transport.expired[A0] = 20
+def test_expired_messages_are_lost_data(make_reader: Make) -> None:
+    reader = make_reader()
+    reader.fill({A0: 50})
+    reader.transport.expired[A0] = 20
     lost = r"messages 5 to 19 of orders/a/0 are not .* the first one left is 20: .*failOnDataLoss=false"
     with pytest.raises(DataLossError, match=lost):
-        read(made, OffsetRange(A0, 5, 40))
+        read(reader, OffsetRange(A0, 5, 40))
 
 
 @given(st.integers(0, 30), st.integers(1, 200), st.integers(0, 250))
 def test_expired_messages_are_skipped_without_fail_on_data_loss(start: int, size: int, expired: int) -> None:
-    made = Reader(fail_on_data_loss=False)
-    made.fill({A0: 260})
-    made.transport.expired[A0] = expired
+    reader = Reader(fail_on_data_loss=False)
+    reader.fill({A0: 260})
+    reader.transport.expired[A0] = expired
     left = list(range(max(start, expired), start + size))
-    assert read(made, OffsetRange(A0, start, start + size)) == ({A0: left} if left else {})
+    assert read(reader, OffsetRange(A0, start, start + size)) == ({A0: left} if left else {})
 
 
-def test_messages_that_expire_during_the_read_are_lost_data(reader: Make) -> None:
-    made = reader()
-    made.fill({A0: 500})
-    pulls = Puller(made.options, made.transport, made.queues, made.clock).pull([OffsetRange(A0, 0, 500)])
+def test_messages_that_expire_during_the_read_are_lost_data(make_reader: Make) -> None:
+    reader = make_reader()
+    reader.fill({A0: 500})
+    pulls = Puller(reader.options, reader.transport, reader.queues, reader.clock).pull([OffsetRange(A0, 0, 500)])
     first = next(pulls)
-    made.transport.expired[A0] = 400
+    reader.transport.expired[A0] = 400
     with pytest.raises(DataLossError):
-        list(decoded(made.options, [first, *pulls], SCHEMA, None))
+        list(decoded(reader.options, [first, *pulls], SCHEMA, None))
 
 
-def test_deleted_messages_are_lost_data_under_a_stale_minimum_offset(reader: Make) -> None:
-    made = reader()
-    made.fill({A0: 200})
-    made.transport.removed[A0] = 100
+def test_deleted_messages_are_lost_data_under_a_stale_minimum_offset(make_reader: Make) -> None:
+    reader = make_reader()
+    reader.fill({A0: 200})
+    reader.transport.removed[A0] = 100
     with pytest.raises(DataLossError) as raised:
-        read(made, OffsetRange(A0, 5, 150))
+        read(reader, OffsetRange(A0, 5, 150))
     # Several answers report a part each; the error names the whole gap.
     assert reported([str(raised.value)]) == {"orders/a/0": [(5, 99)]}
 
 
-def test_an_answer_without_a_filter_that_has_no_message_is_lost_data(reader: Make) -> None:
-    made = reader()
-    made.fill({A0: 20})
-    made.transport.play_pulls(A0, PullReply(PullOutcome(PullStatus.NO_MATCHED_MSG, 8, 0, 20)))
+def test_an_answer_without_a_filter_that_has_no_message_is_lost_data(make_reader: Make) -> None:
+    reader = make_reader()
+    reader.fill({A0: 20})
+    reader.transport.play_pulls(A0, PullReply(PullOutcome(PullStatus.NO_MATCHED_MSG, 8, 0, 20)))
     with pytest.raises(DataLossError, match="messages 0 to 7 of orders/a/0"):
-        read(made, OffsetRange(A0, 0, 20))
+        read(reader, OffsetRange(A0, 0, 20))
 
 
 @pytest.mark.parametrize(
@@ -150,20 +150,20 @@ def test_an_answer_without_a_filter_that_has_no_message_is_lost_data(reader: Mak
     ids=["begins later", "hole", "ends early", "several"],
 )
 def test_every_offset_missing_in_an_answer_is_reported(
-    reader: Make, caplog: pytest.LogCaptureFixture, offsets: tuple[int, ...], gaps: list[tuple[int, int]]
+    make_reader: Make, caplog: pytest.LogCaptureFixture, offsets: tuple[int, ...], gaps: list[tuple[int, int]]
 ) -> None:
-    made = reader()
-    made.transport.play_pulls(A0, answer(10, *offsets))
+    reader = make_reader()
+    reader.transport.play_pulls(A0, answer(10, *offsets))
     with pytest.raises(DataLossError) as raised:
-        read(made, OffsetRange(A0, 0, 10))
+        read(reader, OffsetRange(A0, 0, 10))
     assert reported([str(raised.value)]) == {"orders/a/0": gaps}
-    made = reader(fail_on_data_loss=False)
-    made.transport.play_pulls(A0, answer(10, *offsets))
-    assert read(made, OffsetRange(A0, 0, 10)) == {A0: list(offsets)}
+    reader = make_reader(fail_on_data_loss=False)
+    reader.transport.play_pulls(A0, answer(10, *offsets))
+    assert read(reader, OffsetRange(A0, 0, 10)) == {A0: list(offsets)}
     assert reported(caplog.messages) == {"orders/a/0": gaps}
 
 
-def test_unreadable_messages_are_not_reported_as_missing(reader: Make, caplog: pytest.LogCaptureFixture) -> None:
+def test_unreadable_messages_are_not_reported_as_missing(make_reader: Make, caplog: pytest.LogCaptureFixture) -> None:
     unreadable = stored(1, b"not zlib", sys_flag=0x301)
     body = b"".join((stored(0), unreadable, stored(2), stored(5)))
     pull = Pulled(A0, 0, 6, body, contiguous=True)
@@ -173,148 +173,148 @@ def test_unreadable_messages_are_not_reported_as_missing(reader: Make, caplog: p
         left_out.append(message)
         return False
 
-    made = reader(fail_on_data_loss=False)
+    reader = make_reader(fail_on_data_loss=False)
     schema = SCHEMA.append(pa.field("body", pa.binary()))
-    batches = [*decoded(made.options, [pull], schema, None, leave_out)]
+    batches = [*decoded(reader.options, [pull], schema, None, leave_out)]
     assert [row["queueOffset"] for batch in batches for row in batch.to_pylist()] == [0, 2, 5]
     assert [(message.start, message.end) for message in left_out] == [(1, 2)]
     assert reported(caplog.messages) == {"orders/a/0": [(3, 4)]}
 
 
-def test_one_error_names_the_gaps_of_all_queues(reader: Make) -> None:
-    made = reader()
-    made.fill({A0: 50, B0: 50})
-    made.transport.expired |= {A0: 20, B0: 7}
+def test_one_error_names_the_gaps_of_all_queues(make_reader: Make) -> None:
+    reader = make_reader()
+    reader.fill({A0: 50, B0: 50})
+    reader.transport.expired |= {A0: 20, B0: 7}
     ranges = [OffsetRange(A0, 5, 50), OffsetRange(B0, 0, 50)]
     with pytest.raises(DataLossError) as raised:
-        read(made, *ranges)
+        read(reader, *ranges)
     assert reported([str(raised.value)]) == {"orders/a/0": [(5, 19)], "orders/b/0": [(0, 6)]}
 
 
 @given(st.integers(0, 300), st.lists(st.integers(0, 60), min_size=1, max_size=20), st.booleans())
 def test_every_offset_is_a_row_or_reported(start: int, steps: list[int], corrected: bool) -> None:
     """A broker deletes messages between any two answers, and corrects the minimum offset at once or never."""
-    made = Reader(fail_on_data_loss=False)
-    made.fill({A0: 900})
-    deleted = made.transport.expired if corrected else made.transport.removed
+    reader = Reader(fail_on_data_loss=False)
+    reader.fill({A0: 900})
+    deleted = reader.transport.expired if corrected else reader.transport.removed
     left = iter(steps)
 
     def expiring(_: PullRequest) -> PullReply:
         deleted[A0] = min(deleted.get(A0, 0) + next(left, 0) * 10, 900)
         return PullReply()
 
-    made.transport.play_pulls(A0, *[expiring] * 20)
+    reader.transport.play_pulls(A0, *[expiring] * 20)
     with logged() as texts:
-        rows = read(made, OffsetRange(A0, start, 900)).get(A0, [])
+        rows = read(reader, OffsetRange(A0, start, 900)).get(A0, [])
     missing = [offset for first, last in reported(texts).get("orders/a/0", []) for offset in range(first, last + 1)]
     assert sorted(rows + missing) == list(range(start, 900))
 
 
-def test_gaps_of_a_compacted_topic_are_no_lost_data(reader: Make) -> None:
-    made = reader()
+def test_gaps_of_a_compacted_topic_are_no_lost_data(make_reader: Make) -> None:
+    reader = make_reader()
     left = [1, 4, 8, 12, 19]
 
     def next_ones(request: PullRequest) -> PullReply:
         offsets = [offset for offset in left if offset >= request.offset][:2]
         return answer(offsets[-1] + 1, *offsets)
 
-    made.transport.play_pulls(A0, PullReply(PullOutcome(PullStatus.NO_MATCHED_MSG, 1, 1, 20)), *[next_ones] * 20)
-    assert read(made, OffsetRange(A0, 0, 20, compacted=True)) == {A0: [1, 4, 8, 12, 19]}
+    reader.transport.play_pulls(A0, PullReply(PullOutcome(PullStatus.NO_MATCHED_MSG, 1, 1, 20)), *[next_ones] * 20)
+    assert read(reader, OffsetRange(A0, 0, 20, compacted=True)) == {A0: [1, 4, 8, 12, 19]}
 
 
-def test_compacted_queue_that_ends_in_a_gap_times_out(reader: Make, caplog: pytest.LogCaptureFixture) -> None:
+def test_compacted_queue_that_ends_in_a_gap_times_out(make_reader: Make, caplog: pytest.LogCaptureFixture) -> None:
     """A broker drops messages without keys, and counts them in the maximum offset of the queue."""
     options = {"read_timeout_ms": 20_000}
-    made = reader(**options)
-    made.fill({A0: 15})
+    reader = make_reader(**options)
+    reader.fill({A0: 15})
     with pytest.raises(ReadError, match=r"nothing came from offset 15 on .* have no keys, .*failOnDataLoss=false"):
-        read(made, OffsetRange(A0, 0, 20, compacted=True))
-    made = reader(**options, fail_on_data_loss=False)
-    made.fill({A0: 15})
-    assert read(made, OffsetRange(A0, 0, 20, compacted=True)) == {A0: list(range(15))}
+        read(reader, OffsetRange(A0, 0, 20, compacted=True))
+    reader = make_reader(**options, fail_on_data_loss=False)
+    reader.fill({A0: 15})
+    assert read(reader, OffsetRange(A0, 0, 20, compacted=True)) == {A0: list(range(15))}
     assert "orders/a/0 has no messages 15 to 19: the last messages of this compacted topic have no keys" in caplog.text
 
 
-def test_a_range_that_begins_inside_an_inner_batch_is_contiguous(reader: Make) -> None:
-    made = reader()
+def test_a_range_that_begins_inside_an_inner_batch_is_contiguous(make_reader: Make) -> None:
+    reader = make_reader()
     batch = stored(0, encode_batch([Message.of("orders", b"%d" % number) for number in range(6)]), sys_flag=0xC0)
-    made.transport.play_pulls(A0, PullReply(PullOutcome(PullStatus.FOUND, 6, 0, 6, batch)))
-    assert read(made, OffsetRange(A0, 2, 5)) == {A0: [2, 3, 4]}
+    reader.transport.play_pulls(A0, PullReply(PullOutcome(PullStatus.FOUND, 6, 0, 6, batch)))
+    assert read(reader, OffsetRange(A0, 2, 5)) == {A0: [2, 3, 4]}
 
 
-def test_tags_filtered_by_the_task_do_not_hide_gaps(reader: Make) -> None:
-    made = reader()
-    made.transport.play_pulls(A0, answer(5, 0, 1, 2, 3, 4), answer(10, 7, 8, 9))
+def test_tags_filtered_by_the_task_do_not_hide_gaps(make_reader: Make) -> None:
+    reader = make_reader()
+    reader.transport.play_pulls(A0, answer(5, 0, 1, 2, 3, 4), answer(10, 7, 8, 9))
     with pytest.raises(DataLossError) as raised:
-        read(made, OffsetRange(A0, 0, 10), tags=frozenset({"a"}))
+        read(reader, OffsetRange(A0, 0, 10), tags=frozenset({"a"}))
     assert reported([str(raised.value)]) == {"orders/a/0": [(5, 6)]}
 
 
-def pass_over_all(made: Reader, then: Callable[[int], object] = lambda _: None) -> None:
+def pass_over_all(reader: Reader, then: Callable[[int], object] = lambda _: None) -> None:
     """Let a broker pass over the messages of a queue, 50 with each answer, and call `then` with the number of requests.
 
     Requests without a filter get what the queue holds.
     """
 
     def pass_over(request: PullRequest) -> PullReply:
-        then(len(made.transport.pulls))
+        then(len(reader.transport.pulls))
         if request.target.sub_expression == "*":
             return PullReply()
         return PullReply(PullOutcome(PullStatus.NO_MATCHED_MSG, request.offset + 50, 0, 500), delay=0.3)
 
-    made.fill({A0: 500})
-    made.transport.play_pulls(A0, *[pass_over] * 100)
+    reader.fill({A0: 500})
+    reader.transport.play_pulls(A0, *[pass_over] * 100)
 
 
-def test_filtered_read_checks_skipped_offsets_for_data_loss(reader: Make) -> None:
-    made = reader(sub_expression="a")
-    pass_over_all(made)
-    assert read(made, OffsetRange(A0, 0, 500)) == {}
-    checks = [request.offset for request in made.transport.pulls if request.target.sub_expression == "*"]
+def test_filtered_read_checks_skipped_offsets_for_data_loss(make_reader: Make) -> None:
+    reader = make_reader(sub_expression="a")
+    pass_over_all(reader)
+    assert read(reader, OffsetRange(A0, 0, 500)) == {}
+    checks = [request.offset for request in reader.transport.pulls if request.target.sub_expression == "*"]
     # Four answers take more than a second; the last check is at the end.
     assert checks == [0, 200, 400]
 
 
 @pytest.mark.parametrize("deleted", ["expired", "removed"])
-def test_skipped_messages_that_expire_before_their_check_are_lost_data(reader: Make, deleted: str) -> None:
-    made = reader(sub_expression="a")
+def test_skipped_messages_that_expire_before_their_check_are_lost_data(make_reader: Make, deleted: str) -> None:
+    reader = make_reader(sub_expression="a")
 
     def expire(requests: int) -> None:
         # The tenth request is the second check.
         if requests == 10:
-            getattr(made.transport, deleted)[A0] = 270
+            getattr(reader.transport, deleted)[A0] = 270
 
-    pass_over_all(made, expire)
+    pass_over_all(reader, expire)
     with pytest.raises(DataLossError) as raised:
-        read(made, OffsetRange(A0, 0, 500))
+        read(reader, OffsetRange(A0, 0, 500))
     assert reported([str(raised.value)]) == {"orders/a/0": [(200, 269)]}
 
 
-def test_messages_that_expire_after_their_check_are_not_lost(reader: Make) -> None:
-    made = reader(sub_expression="a")
+def test_messages_that_expire_after_their_check_are_not_lost(make_reader: Make) -> None:
+    reader = make_reader(sub_expression="a")
 
     def expire(requests: int) -> None:
         if requests == 10:
-            made.transport.removed[A0] = 180
+            reader.transport.removed[A0] = 180
 
-    pass_over_all(made, expire)
-    assert read(made, OffsetRange(A0, 0, 500)) == {}
+    pass_over_all(reader, expire)
+    assert read(reader, OffsetRange(A0, 0, 500)) == {}
 
 
-def test_a_compacted_topic_is_filtered_without_checks(reader: Make) -> None:
-    made = reader(sub_expression="a")
-    pass_over_all(made)
-    assert read(made, OffsetRange(A0, 0, 500, compacted=True)) == {}
-    assert {request.target.sub_expression for request in made.transport.pulls} == {"a"}
+def test_a_compacted_topic_is_filtered_without_checks(make_reader: Make) -> None:
+    reader = make_reader(sub_expression="a")
+    pass_over_all(reader)
+    assert read(reader, OffsetRange(A0, 0, 500, compacted=True)) == {}
+    assert {request.target.sub_expression for request in reader.transport.pulls} == {"a"}
 
 
 # A master that fails, and a slave that has the messages from 30 on only.
 
 
-def with_late_slave(made: Reader, master: RocketMQError | None) -> list[str]:
+def with_late_slave(reader: Reader, master: RocketMQError | None) -> list[str]:
     """Let the slave lack the first 30 messages and the master fail; return the addresses of the requests."""
-    made.addresses("a", {0: "master:1", 1: "slave:1"})
-    made.fill({A0: 50, A1: 50})
+    reader.addresses("a", {0: "master:1", 1: "slave:1"})
+    reader.fill({A0: 50, A1: 50})
     asked: list[str] = []
 
     def reply(request: PullRequest) -> PullReply:
@@ -324,72 +324,74 @@ def with_late_slave(made: Reader, master: RocketMQError | None) -> list[str]:
         failed = request.address == "master:1" and master is not None and len(asked) < 100
         return PullReply(PullOutcome(None, error=master)) if failed else PullReply()
 
-    made.transport.play_pulls(A0, *[reply] * 1000)
+    reader.transport.play_pulls(A0, *[reply] * 1000)
     return asked
 
 
-def test_first_offset_of_a_slave_is_ignored_if_the_master_answers(reader: Make) -> None:
-    made = reader()
-    asked = with_late_slave(made, None)
-    made.queues.failed(A0, made.queues.address(A0))
-    assert read(made, OffsetRange(A0, 0, 50)) == {A0: list(range(50))}
+def test_first_offset_of_a_slave_is_ignored_if_the_master_answers(make_reader: Make) -> None:
+    reader = make_reader()
+    asked = with_late_slave(reader, None)
+    reader.queues.failed(A0, reader.queues.address(A0))
+    assert read(reader, OffsetRange(A0, 0, 50)) == {A0: list(range(50))}
     assert asked[:2] == ["slave:1", "master:1"]
 
 
-def test_first_offset_of_a_slave_is_used_after_read_timeout(reader: Make, caplog: pytest.LogCaptureFixture) -> None:
-    made = reader(read_timeout_ms=20_000, pull_timeout_ms=5_000)
-    with_late_slave(made, RemotingConnectException("refused"))
-    began = made.clock.now
+def test_first_offset_of_a_slave_is_used_after_read_timeout(
+    make_reader: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    reader = make_reader(read_timeout_ms=20_000, pull_timeout_ms=5_000)
+    with_late_slave(reader, RemotingConnectException("refused"))
+    began = reader.clock.now
     with pytest.raises(DataLossError, match="messages 0 to 29 of orders/a/0"):
-        read(made, OffsetRange(A0, 0, 50))
-    assert 20.0 < made.clock.now - began < 30.0
+        read(reader, OffsetRange(A0, 0, 50))
+    assert 20.0 < reader.clock.now - began < 30.0
     warning = "the master of a has not answered for readTimeoutMs=20000: the offsets of its slave slave:1 count instead"
     assert sum(text.startswith(warning) for text in caplog.messages) == 1
 
 
-def test_lost_master_without_a_slave_is_a_read_error(reader: Make) -> None:
-    made = reader(read_timeout_ms=20_000)
+def test_lost_master_without_a_slave_is_a_read_error(make_reader: Make) -> None:
+    reader = make_reader(read_timeout_ms=20_000)
     gone = PullReply(PullOutcome(None, error=RemotingConnectException("refused")))
-    made.transport.always_pull[A0] = gone
+    reader.transport.always_pull[A0] = gone
     with pytest.raises(ReadError, match=r"readTimeoutMs=20000\. The last try: refused"):
-        read(made, OffsetRange(A0, 0, 50))
+        read(reader, OffsetRange(A0, 0, 50))
 
 
-def test_read_returns_to_its_master_after_it_recovers(reader: Make) -> None:
-    made = reader(pull_timeout_ms=5_000, pull_batch_size=1)
-    made.addresses("a", {0: "master:1", 1: "slave:1"})
-    made.fill({A0: 400})
+def test_read_returns_to_its_master_after_it_recovers(make_reader: Make) -> None:
+    reader = make_reader(pull_timeout_ms=5_000, pull_batch_size=1)
+    reader.addresses("a", {0: "master:1", 1: "slave:1"})
+    reader.fill({A0: 400})
     late = PullReply(delay=0.1)
-    made.transport.always_pull[A0] = late
-    made.transport.play_pulls(A0, PullReply(PullOutcome(None, error=RemotingConnectException("refused"))))
+    reader.transport.always_pull[A0] = late
+    reader.transport.play_pulls(A0, PullReply(PullOutcome(None, error=RemotingConnectException("refused"))))
     pulls: list[Pulled] = []
-    for pulled in Puller(made.options, made.transport, made.queues, made.clock, window=1).pull(
+    for pulled in Puller(reader.options, reader.transport, reader.queues, reader.clock, window=1).pull(
         [OffsetRange(A0, 0, 400)]
     ):
         pulls.append(replace(pulled, body=b""))
     assert len(pulls) == 400
-    addresses = [request.address for request in made.transport.pulls]
+    addresses = [request.address for request in reader.transport.pulls]
     back = addresses.index("master:1", 1)
     # About 50 answers of the slave in 5 s, and then all of the master.
     assert set(addresses[1:back]) == {"slave:1"}
     assert set(addresses[back:]) == {"master:1"}
 
 
-def test_a_compacted_topic_is_not_read_from_a_slave_that_began_later(reader: Make) -> None:
-    made = reader()
-    asked = with_late_slave(made, None)
-    made.queues.failed(A0, made.queues.address(A0))
-    assert read(made, OffsetRange(A0, 0, 50, compacted=True)) == {A0: list(range(50))}
+def test_a_compacted_topic_is_not_read_from_a_slave_that_began_later(make_reader: Make) -> None:
+    reader = make_reader()
+    asked = with_late_slave(reader, None)
+    reader.queues.failed(A0, reader.queues.address(A0))
+    assert read(reader, OffsetRange(A0, 0, 50, compacted=True)) == {A0: list(range(50))}
     assert asked[:2] == ["slave:1", "master:1"]
 
 
-def test_first_message_of_compacted_topic_at_slave_is_checked_at_master(reader: Make) -> None:
-    made = reader()
-    made.addresses("a", {0: "master:1", 1: "slave:1"})
-    made.fill({A0: 50})
-    made.transport.play_pulls(A0, answer(32, 30, 31))
-    made.queues.failed(A0, made.queues.address(A0))
-    assert read(made, OffsetRange(A0, 0, 50, compacted=True)) == {A0: list(range(50))}
+def test_first_message_of_compacted_topic_at_slave_is_checked_at_master(make_reader: Make) -> None:
+    reader = make_reader()
+    reader.addresses("a", {0: "master:1", 1: "slave:1"})
+    reader.fill({A0: 50})
+    reader.transport.play_pulls(A0, answer(32, 30, 31))
+    reader.queues.failed(A0, reader.queues.address(A0))
+    assert read(reader, OffsetRange(A0, 0, 50, compacted=True)) == {A0: list(range(50))}
 
 
 # A broker lists a message of a compacted topic a moment before it can return it.
@@ -404,40 +406,40 @@ def test_first_message_of_compacted_topic_at_slave_is_checked_at_master(reader: 
     ],
     ids=["first", "several", "last"],
 )
-def test_message_of_a_compacted_topic_that_is_being_written_is_read(reader: Make, early: PullReply) -> None:
-    made = reader()
-    made.fill({A0: 5})
-    made.transport.play_pulls(A0, early)
-    assert read(made, OffsetRange(A0, 0, 5, compacted=True)) == {A0: [0, 1, 2, 3, 4]}
+def test_message_of_a_compacted_topic_that_is_being_written_is_read(make_reader: Make, early: PullReply) -> None:
+    reader = make_reader()
+    reader.fill({A0: 5})
+    reader.transport.play_pulls(A0, early)
+    assert read(reader, OffsetRange(A0, 0, 5, compacted=True)) == {A0: [0, 1, 2, 3, 4]}
 
 
 def test_listed_message_of_a_compacted_topic_that_never_comes_is_an_error(
-    reader: Make, caplog: pytest.LogCaptureFixture
+    make_reader: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     def missing(request: PullRequest) -> PullReply:
         return PullReply(PullOutcome(PullStatus.OFFSET_ILLEGAL, 1, 0, 5)) if request.offset == 0 else PullReply()
 
-    made = reader(read_timeout_ms=20_000)
-    made.fill({A0: 5})
-    made.transport.play_pulls(A0, *[missing] * 100)
+    reader = make_reader(read_timeout_ms=20_000)
+    reader.fill({A0: 5})
+    reader.transport.play_pulls(A0, *[missing] * 100)
     with pytest.raises(ReadError, match="nothing came from offset 0 on"):
-        read(made, OffsetRange(A0, 0, 5, compacted=True))
-    made = reader(read_timeout_ms=20_000, fail_on_data_loss=False)
-    made.fill({A0: 5})
-    made.transport.play_pulls(A0, *[missing] * 100)
-    assert read(made, OffsetRange(A0, 0, 5, compacted=True)) == {A0: [1, 2, 3, 4]}
+        read(reader, OffsetRange(A0, 0, 5, compacted=True))
+    reader = make_reader(read_timeout_ms=20_000, fail_on_data_loss=False)
+    reader.fill({A0: 5})
+    reader.transport.play_pulls(A0, *[missing] * 100)
+    assert read(reader, OffsetRange(A0, 0, 5, compacted=True)) == {A0: [1, 2, 3, 4]}
     assert "orders/a/0 has no messages 0 to 0: a:10911 lists messages there" in caplog.text
 
 
 def test_inner_batch_with_fewer_messages_than_offsets_is_unreadable() -> None:
     """A sender chooses the number of offsets."""
-    made = Reader()
+    reader = Reader()
     items = encode_batch([Message.of("orders", b"%d" % number) for number in range(3)])
     body = stored(0, items, 0xC0, INNER_NUM="5") + stored(5)
     pull = Pulled(A0, 0, 6, body, contiguous=True)
     with pytest.raises(RemotingCommandException, match=r"messages 3 to 4 cannot be read: .* 3 messages and 5 offsets"):
-        list(decoded(made.options, [pull], SCHEMA, None))
+        list(decoded(reader.options, [pull], SCHEMA, None))
     skipped: list[Unreadable] = []
-    batches = decoded(made.options, [pull], SCHEMA, None, lambda message: bool(skipped.append(message)))
+    batches = decoded(reader.options, [pull], SCHEMA, None, lambda message: bool(skipped.append(message)))
     assert [row for batch in batches for row in batch["queueOffset"].to_pylist()] == [0, 1, 2, 5]
     assert [(message.start, message.end) for message in skipped] == [(3, 5)]

@@ -15,45 +15,45 @@ NOTHING_READ = dict.fromkeys(QUEUES, 0)
 REFUSED = PullReply(outcome=PullOutcome(None, error=RemotingConnectException("refused")))
 
 
-def pulled(made: Reader) -> list[tuple[MessageQueue, int]]:
+def pulled(reader: Reader) -> list[tuple[MessageQueue, int]]:
     """Return the queues and offsets of the pulls since the last call."""
-    found = sorted((request.target.queue, request.offset) for request in made.transport.pulls)
-    made.transport.pulls.clear()
+    found = sorted((request.target.queue, request.offset) for request in reader.transport.pulls)
+    reader.transport.pulls.clear()
     return found
 
 
-def test_only_queues_with_new_messages_are_pulled(reader: Make) -> None:
-    made = reader()
-    made.fill({A0: 5, B0: 3})
-    last = made.cluster.last_messages
-    ends = made.cluster.available(NOTHING_READ)
+def test_only_queues_with_new_messages_are_pulled(make_reader: Make) -> None:
+    reader = make_reader()
+    reader.fill({A0: 5, B0: 3})
+    last = reader.cluster.last_messages
+    ends = reader.cluster.available(NOTHING_READ)
     times = last.times(ends, NOTHING_READ, {})
     assert times == {A0: 1_000_000, B0: 1_000_000}
-    assert pulled(made) == [(A0, 4), (B0, 2)]
+    assert pulled(reader) == [(A0, 4), (B0, 2)]
     for _ in range(2):
         assert last.times(ends, ends, times) == times
-    assert pulled(made) == []
-    made.clock.advance(2.0)
-    made.fill({A0: 1})
+    assert pulled(reader) == []
+    reader.clock.advance(2.0)
+    reader.fill({A0: 1})
     more = {**ends, A0: 6}
     assert last.times(more, ends, times) == {A0: 1_002_000, B0: 1_000_000}
-    assert pulled(made) == [(A0, 5)]
+    assert pulled(reader) == [(A0, 5)]
     # The message before the start shows that no message after it has expired.
-    asked = len(made.asked("min_offset"))
-    ranges = made.cluster.ranges(ends, more, times, {A0: 1_002_000, B0: 1_000_000})
+    asked = len(reader.asked("min_offset"))
+    ranges = reader.cluster.ranges(ends, more, times, {A0: 1_002_000, B0: 1_000_000})
     assert [part for part in ranges if part.size] == [OffsetRange(A0, 5, 6)]
-    assert pulled(made) == [(A0, 4)]
-    assert len(made.asked("min_offset")) == asked
+    assert pulled(reader) == [(A0, 4)]
+    assert len(reader.asked("min_offset")) == asked
 
 
-def test_restarted_query_compares_each_queue_once(reader: Make) -> None:
-    made = reader()
-    made.fill({A0: 5, B0: 3})
+def test_restarted_query_compares_each_queue_once(make_reader: Make) -> None:
+    reader = make_reader()
+    reader.fill({A0: 5, B0: 3})
     ends, times = {**NOTHING_READ, A0: 5, B0: 3}, {A0: 1_000_000, B0: 1_000_000}
     for _ in range(2):
-        assert made.cluster.last_messages.times(ends, ends, times) == times
-    assert pulled(made) == [(A0, 4), (B0, 2)]
-    again = reader()
+        assert reader.cluster.last_messages.times(ends, ends, times) == times
+    assert pulled(reader) == [(A0, 4), (B0, 2)]
+    again = make_reader()
     again.fill({A0: 5, B0: 3})
     with pytest.raises(
         DataLossError, match=r"orders/b/0 has another message at offset 2 .* 00:16:40.000 UTC, .* 00:16:39.999 UTC\."
@@ -61,29 +61,29 @@ def test_restarted_query_compares_each_queue_once(reader: Make) -> None:
         again.cluster.last_messages.times(ends, ends, {**times, B0: 999_999})
 
 
-def test_queue_without_new_messages_does_not_wait_for_its_broker(reader: Make) -> None:
-    made = reader()
-    made.fill({A0: 5})
-    made.transport.play_pulls(A0, REFUSED)
+def test_queue_without_new_messages_does_not_wait_for_its_broker(make_reader: Make) -> None:
+    reader = make_reader()
+    reader.fill({A0: 5})
+    reader.transport.play_pulls(A0, REFUSED)
     ends, times = {**NOTHING_READ, A0: 5}, {A0: 7}
     for _ in range(2):
-        assert made.cluster.last_messages.times(ends, ends, times) == times
-    assert made.slept == []
-    made.fill({A0: 1})
+        assert reader.cluster.last_messages.times(ends, ends, times) == times
+    assert reader.slept == []
+    reader.fill({A0: 1})
     # With new messages it is compared.
     with pytest.raises(DataLossError, match="orders/a/0 has another message at offset 4"):
-        made.cluster.ranges(ends, {**ends, A0: 6}, times, {})
+        reader.cluster.ranges(ends, {**ends, A0: 6}, times, {})
 
 
-def test_queue_with_new_messages_waits_for_its_broker(reader: Make) -> None:
-    made = reader(read_timeout_ms=5000)
-    made.fill({A0: 5, A1: 5})
-    made.transport.play_pulls(A0, REFUSED, REFUSED)
-    assert made.cluster.last_messages.times({A0: 5}, {A0: 0}, {}) == {A0: 1_000_000}
-    assert len(made.slept) == 2
-    made.transport.play_pulls(A1, *[REFUSED] * 100)
+def test_queue_with_new_messages_waits_for_its_broker(make_reader: Make) -> None:
+    reader = make_reader(read_timeout_ms=5000)
+    reader.fill({A0: 5, A1: 5})
+    reader.transport.play_pulls(A0, REFUSED, REFUSED)
+    assert reader.cluster.last_messages.times({A0: 5}, {A0: 0}, {}) == {A0: 1_000_000}
+    assert len(reader.slept) == 2
+    reader.transport.play_pulls(A1, *[REFUSED] * 100)
     with pytest.raises(ReadError, match="asking for the offsets of orders/a/1"):
-        made.cluster.last_messages.times({A1: 5}, {A1: 0}, {})
+        reader.cluster.last_messages.times({A1: 5}, {A1: 0}, {})
 
 
 @pytest.mark.parametrize(
@@ -94,31 +94,33 @@ def test_queue_with_new_messages_waits_for_its_broker(reader: Make) -> None:
         PullOutcome(PullStatus.FOUND, 5, 0, 5, b"damaged"),
     ],
 )
-def test_last_message_that_a_broker_does_not_return_is_not_compared(reader: Make, answer: PullOutcome) -> None:
-    made = reader()
-    made.fill({A0: 6})
-    made.transport.play_pulls(A0, *[PullReply(outcome=answer)] * 3)
-    last = made.cluster.last_messages
+def test_last_message_that_a_broker_does_not_return_is_not_compared(make_reader: Make, answer: PullOutcome) -> None:
+    reader = make_reader()
+    reader.fill({A0: 6})
+    reader.transport.play_pulls(A0, *[PullReply(outcome=answer)] * 3)
+    last = reader.cluster.last_messages
     assert last.times({A0: 5}, {A0: 0}, {}) == {}
-    assert made.cluster.ranges({A0: 5}, {A0: 6}, {A0: 7}, {}) == [OffsetRange(A0, 5, 6)]
+    assert reader.cluster.ranges({A0: 5}, {A0: 6}, {A0: 7}, {}) == [OffsetRange(A0, 5, 6)]
 
 
-def test_queue_that_ends_before_a_repeated_micro_batch_is_reported_before_the_planning_deadline(reader: Make) -> None:
-    made = reader(read_timeout_ms=1_000, pull_timeout_ms=1_000)
-    made.fill({A0: 2})
+def test_queue_that_ends_before_a_repeated_micro_batch_is_reported_before_the_planning_deadline(
+    make_reader: Make,
+) -> None:
+    reader = make_reader(read_timeout_ms=1_000, pull_timeout_ms=1_000)
+    reader.fill({A0: 2})
     # The driver asks for a while, because a broker may build its queue later.
     with pytest.raises(DataLossError, match="orders/a/0 ends at offset 2, before 5, where the micro-batch ends"):
-        made.cluster.ranges(NOTHING_READ, {**NOTHING_READ, A0: 5})
-    assert made.slept
+        reader.cluster.ranges(NOTHING_READ, {**NOTHING_READ, A0: 5})
+    assert reader.slept
 
 
 def test_messages_of_a_shorter_queue_that_are_skipped_without_a_store_time_are_named(
-    reader: Make, caplog: pytest.LogCaptureFixture
+    make_reader: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
-    made = reader(fail_on_data_loss=False)
-    made.fill({A0: 3})
+    reader = make_reader(fail_on_data_loss=False)
+    reader.fill({A0: 3})
     # Release 1.0.0rc1 wrote no store times.
     known = {**NOTHING_READ, A0: 5}
-    ends = made.cluster.available(known)
-    assert [part for part in made.cluster.ranges(known, ends) if part.size] == []
+    ends = reader.cluster.available(known)
+    assert [part for part in reader.cluster.ranges(known, ends) if part.size] == []
     assert "queue orders/a/0 continues at its end, offset 3, and may skip new messages before it" in caplog.text

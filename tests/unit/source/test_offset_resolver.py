@@ -37,110 +37,112 @@ def times(**stamps: int) -> tuple[tuple[MessageQueue, int], ...]:
     return spec(**stamps).offsets
 
 
-def filled(made: Reader) -> Reader:
+def filled(reader: Reader) -> Reader:
     """Two messages a second in each queue, at 1000 s and 1001 s, in `b`'s second queue at the first only."""
-    made.fill(dict.fromkeys(QUEUES, 2))
-    made.clock.advance(1.0)
-    made.fill(dict.fromkeys(QUEUES[:3], 2))
-    made.clock.advance(1.0)
-    return made
+    reader.fill(dict.fromkeys(QUEUES, 2))
+    reader.clock.advance(1.0)
+    reader.fill(dict.fromkeys(QUEUES[:3], 2))
+    reader.clock.advance(1.0)
+    return reader
 
 
-def test_default_offsets_cover_all_messages(reader: Make) -> None:
-    made = filled(reader())
-    made.transport.expired[A1] = 3
-    made.transport.expired[B1] = -1
-    queues = made.queues.find()
-    assert made.bounds.starts(queues) == {A0: 0, A1: 3, B0: 0, B1: 0}
-    assert made.bounds.ends(queues) == {A0: 4, A1: 4, B0: 4, B1: 2}
-    assert reader(starting_offsets=OffsetSpec("latest")).bounds.starts([]) == {}
+def test_default_offsets_cover_all_messages(make_reader: Make) -> None:
+    reader = filled(make_reader())
+    reader.transport.expired[A1] = 3
+    reader.transport.expired[B1] = -1
+    queues = reader.queues.find()
+    assert reader.bounds.starts(queues) == {A0: 0, A1: 3, B0: 0, B1: 0}
+    assert reader.bounds.ends(queues) == {A0: 4, A1: 4, B0: 4, B1: 2}
+    assert make_reader(starting_offsets=OffsetSpec("latest")).bounds.starts([]) == {}
 
 
-def test_latest_is_resolved_at_the_start_of_a_query(reader: Make) -> None:
-    made = filled(reader(starting_offsets=OffsetSpec("latest")))
-    assert made.bounds.starts(QUEUES) == {A0: 4, A1: 4, B0: 4, B1: 2}
+def test_latest_is_resolved_at_the_start_of_a_query(make_reader: Make) -> None:
+    reader = filled(make_reader(starting_offsets=OffsetSpec("latest")))
+    assert reader.bounds.starts(QUEUES) == {A0: 4, A1: 4, B0: 4, B1: 2}
 
 
-def test_offsets_by_queue_can_be_earliest_and_latest(reader: Make) -> None:
-    made = filled(reader(starting_offsets=spec(a0=1, a1=-2, b0=-1, b1=9), ending_offsets=spec(a0=3, a1=-1, b0=4, b1=9)))
-    made.transport.expired[A1] = 2
-    assert made.bounds.starts(QUEUES) == {A0: 1, A1: 2, B0: 4, B1: 9}
-    assert made.bounds.ends(QUEUES) == {A0: 3, A1: 4, B0: 4, B1: 9}
+def test_offsets_by_queue_can_be_earliest_and_latest(make_reader: Make) -> None:
+    reader = filled(
+        make_reader(starting_offsets=spec(a0=1, a1=-2, b0=-1, b1=9), ending_offsets=spec(a0=3, a1=-1, b0=4, b1=9))
+    )
+    reader.transport.expired[A1] = 2
+    assert reader.bounds.starts(QUEUES) == {A0: 1, A1: 2, B0: 4, B1: 9}
+    assert reader.bounds.ends(QUEUES) == {A0: 3, A1: 4, B0: 4, B1: 9}
 
 
-def test_offsets_by_queue_must_name_exactly_the_queues(reader: Make) -> None:
+def test_offsets_by_queue_must_name_exactly_the_queues(make_reader: Make) -> None:
     with pytest.raises(OptionError, match="startingOffsets names some queues and not orders/b/0, orders/b/1: name"):
-        reader(starting_offsets=spec(a0=1, a1=1)).bounds.starts(QUEUES)
+        make_reader(starting_offsets=spec(a0=1, a1=1)).bounds.starts(QUEUES)
     with pytest.raises(OptionError, match="endingOffsets names orders/a/7, orders/c/0, which can't be read"):
-        reader(ending_offsets=spec(a0=1, a1=1, a7=1, b0=1, b1=1, c0=1)).bounds.ends(QUEUES)
+        make_reader(ending_offsets=spec(a0=1, a1=1, a7=1, b0=1, b1=1, c0=1)).bounds.ends(QUEUES)
     with pytest.raises(OptionError, match="startingOffsetsByTimestamp names some queues and not orders/b/1"):
-        reader(starting_offsets_by_timestamp=times(a0=1, a1=1, b0=1)).bounds.starts(QUEUES)
+        make_reader(starting_offsets_by_timestamp=times(a0=1, a1=1, b0=1)).bounds.starts(QUEUES)
 
 
-def test_receipt_can_contain_other_topics(reader: Make) -> None:
+def test_receipt_can_contain_other_topics(make_reader: Make) -> None:
     offsets = ((A0, 1), (MessageQueue("others", "a", 0), 7))
-    made = filled(reader(starting_offsets=OffsetSpec(None, offsets, receipt=True)))
-    queues = made.queues.find()
-    assert made.bounds.starts(queues) == {A0: 1}
+    reader = filled(make_reader(starting_offsets=OffsetSpec(None, offsets, receipt=True)))
+    queues = reader.queues.find()
+    assert reader.bounds.starts(queues) == {A0: 1}
 
 
-def test_time_resolves_to_the_first_message_at_or_after_it(reader: Make) -> None:
-    made = filled(reader(starting_timestamp=1_000_500, ending_timestamp=1_001_000))
-    assert made.bounds.starts(QUEUES[:3]) == dict.fromkeys(QUEUES[:3], 2)
-    assert made.bounds.ends(QUEUES[:3]) == dict.fromkeys(QUEUES[:3], 2)
-    assert made.at({A0: 0, A1: 1_001_000, B0: 1_001_001, B1: 1_000_001}) == {A0: 0, A1: 2}
+def test_time_resolves_to_the_first_message_at_or_after_it(make_reader: Make) -> None:
+    reader = filled(make_reader(starting_timestamp=1_000_500, ending_timestamp=1_001_000))
+    assert reader.bounds.starts(QUEUES[:3]) == dict.fromkeys(QUEUES[:3], 2)
+    assert reader.bounds.ends(QUEUES[:3]) == dict.fromkeys(QUEUES[:3], 2)
+    assert reader.at({A0: 0, A1: 1_001_000, B0: 1_001_001, B1: 1_000_001}) == {A0: 0, A1: 2}
 
 
-def test_time_after_all_inner_batches_is_not_the_last_batch(reader: Make) -> None:
-    made = filled(reader(threaded=True))
-    made.transport.attributes["orders"] = {"queue.type": "BatchCQ"}
-    assert made.at({A0: 1_000_500, A1: 1_001_001, B0: 1_001_000}) == {A0: 2, B0: 2}
+def test_time_after_all_inner_batches_is_not_the_last_batch(make_reader: Make) -> None:
+    reader = filled(make_reader(threaded=True))
+    reader.transport.attributes["orders"] = {"queue.type": "BatchCQ"}
+    assert reader.at({A0: 1_000_500, A1: 1_001_001, B0: 1_001_000}) == {A0: 2, B0: 2}
     # One pull of each queue.
-    assert {(one.target.queue, one.offset) for one in made.transport.pulls} == {(A0, 1), (A1, 2), (B0, 1)}
+    assert {(one.target.queue, one.offset) for one in reader.transport.pulls} == {(A0, 1), (A1, 2), (B0, 1)}
 
 
 @pytest.mark.parametrize("attributes", [{}, {"queue.type": "BatchCQ"}, {"cleanup.policy": "COMPACTION"}])
 @pytest.mark.parametrize("answer", [-1, *range(7), 99])
 def test_wrong_answers_of_a_broker_to_a_search_are_corrected(
-    reader: Make, answer: int, attributes: dict[str, str]
+    make_reader: Make, answer: int, attributes: dict[str, str]
 ) -> None:
     """RocketMQ 4.9.7 names the nearest message, or any message of the time."""
-    made = filled(reader())
-    made.fill({A0: 2})
-    made.transport.attributes["orders"] = attributes
-    made.transport.search_offset = lambda *_: answer
+    reader = filled(make_reader())
+    reader.fill({A0: 2})
+    reader.transport.attributes["orders"] = attributes
+    reader.transport.search_offset = lambda *_: answer
     expected = {1_000_000: 0, 1_000_001: 2, 1_001_000: 2, 1_001_001: 4, 1_002_000: 4}
-    assert {time: made.at({A0: time})[A0] for time in expected} == expected
-    assert made.at({A0: 1_002_001}) == {}
+    assert {time: reader.at({A0: time})[A0] for time in expected} == expected
+    assert reader.at({A0: 1_002_001}) == {}
 
 
-def test_search_by_time_ignores_the_filter_of_the_read(reader: Make) -> None:
-    made = filled(reader(starting_timestamp=1_000_500, sub_expression="a || b"))
-    assert made.bounds.starts([A0]) == {A0: 2}
-    assert {(one.target.sub_expression, one.target.expression_type) for one in made.transport.pulls} == {("*", "TAG")}
+def test_search_by_time_ignores_the_filter_of_the_read(make_reader: Make) -> None:
+    reader = filled(make_reader(starting_timestamp=1_000_500, sub_expression="a || b"))
+    assert reader.bounds.starts([A0]) == {A0: 2}
+    assert {(one.target.sub_expression, one.target.expression_type) for one in reader.transport.pulls} == {("*", "TAG")}
 
 
-def test_search_by_time_costs_one_pull_of_each_queue(reader: Make) -> None:
+def test_search_by_time_costs_one_pull_of_each_queue(make_reader: Make) -> None:
     queues = [MessageQueue("orders", "a", number) for number in range(64)]
-    made = reader(starting_timestamp=1_000_500)
-    made.transport.routes["orders"] = route({"a": 64})
+    reader = make_reader(starting_timestamp=1_000_500)
+    reader.transport.routes["orders"] = route({"a": 64})
     for _ in range(2):
-        made.fill(dict.fromkeys(queues, 5))
-        made.clock.advance(1.0)
-    assert made.bounds.starts(queues) == dict.fromkeys(queues, 5)
-    assert len(made.transport.pulls) == 64
-    assert [len(made.asked(call)) for call in ("max_offset", "min_offset", "search_offset")] == [64, 64, 64]
+        reader.fill(dict.fromkeys(queues, 5))
+        reader.clock.advance(1.0)
+    assert reader.bounds.starts(queues) == dict.fromkeys(queues, 5)
+    assert len(reader.transport.pulls) == 64
+    assert [len(reader.asked(call)) for call in ("max_offset", "min_offset", "search_offset")] == [64, 64, 64]
 
 
-def test_queue_whose_messages_have_all_expired_has_none_of_a_time(reader: Make) -> None:
-    made = filled(reader(starting_timestamp=1_000_000))
-    made.transport.removed[A0] = 4
-    assert made.at({A0: 1_000_500}) == {}
-    assert made.bounds.starts([A0]) == {A0: 4}
+def test_queue_whose_messages_have_all_expired_has_none_of_a_time(make_reader: Make) -> None:
+    reader = filled(make_reader(starting_timestamp=1_000_000))
+    reader.transport.removed[A0] = 4
+    assert reader.at({A0: 1_000_500}) == {}
+    assert reader.bounds.starts([A0]) == {A0: 4}
 
 
-def test_message_that_cannot_be_decoded_is_not_skipped_by_a_start_time(reader: Make) -> None:
-    made = filled(reader(starting_timestamp=1_000_500))
+def test_message_that_cannot_be_decoded_is_not_skipped_by_a_start_time(make_reader: Make) -> None:
+    reader = filled(make_reader(starting_timestamp=1_000_500))
     damaged = stored(2)[:4] + b"\1\2\3\4" + stored(2)[8:]
 
     def reply(request: PullRequest) -> PullReply:
@@ -149,368 +151,368 @@ def test_message_that_cannot_be_decoded_is_not_skipped_by_a_start_time(reader: M
         status = PullStatus.FOUND if body else PullStatus.NO_NEW_MSG
         return PullReply(PullOutcome(status, max(3, request.offset), 0, 3, body))
 
-    made.transport.play_pulls(A0, *[reply] * 100)
-    assert made.bounds.starts([A0]) == {A0: 2}
+    reader.transport.play_pulls(A0, *[reply] * 100)
+    assert reader.bounds.starts([A0]) == {A0: 2}
     damaged = stored(2)[:40] + b"\xff" * 60
-    assert made.bounds.starts([A0]) == {A0: 2}
+    assert reader.bounds.starts([A0]) == {A0: 2}
 
 
-def test_clock_that_was_set_back_is_logged_once(reader: Make, caplog: pytest.LogCaptureFixture) -> None:
-    made = filled(reader(starting_timestamp=1_000_000, ending_timestamp=1_000_001))
-    made.clock.advance(-10.0)
-    made.fill({B1: 1})
-    made.bounds.ranges([A0, B1])
+def test_clock_that_was_set_back_is_logged_once(make_reader: Make, caplog: pytest.LogCaptureFixture) -> None:
+    reader = filled(make_reader(starting_timestamp=1_000_000, ending_timestamp=1_000_001))
+    reader.clock.advance(-10.0)
+    reader.fill({B1: 1})
+    reader.bounds.ranges([A0, B1])
     (text,) = caplog.messages
     assert "reading orders/b/1 by time: the message at offset 2 was stored 8000 ms earlier than the one at" in text
     assert "begin earlier and end later" in text
 
 
-def test_pulls_of_a_search_end_at_the_planning_deadline(reader: Make) -> None:
-    made = filled(reader(read_timeout_ms=20_000, starting_timestamp=1_000_500))
+def test_pulls_of_a_search_end_at_the_planning_deadline(make_reader: Make) -> None:
+    reader = filled(make_reader(read_timeout_ms=20_000, starting_timestamp=1_000_500))
 
     def further(request: PullRequest) -> PullReply:
-        made.clock.advance(0.1)
+        reader.clock.advance(0.1)
         return PullReply(PullOutcome(PullStatus.OFFSET_ILLEGAL, request.offset + 1, 0, 2**60))
 
-    made.transport.play_pulls(A0, *[further] * 1_000)
-    made.queues.find()
+    reader.transport.play_pulls(A0, *[further] * 1_000)
+    reader.queues.find()
     with pytest.raises(ReadError, match="readTimeoutMs=20000"):
-        made.bounds.starts([A0])
-    assert len(made.transport.pulls) < 300
+        reader.bounds.starts([A0])
+    assert len(reader.transport.pulls) < 300
 
 
-def test_each_queue_can_have_its_own_timestamp(reader: Make) -> None:
+def test_each_queue_can_have_its_own_timestamp(make_reader: Make) -> None:
     stamps = times(a0=1_000_000, a1=1_001_000, b0=1_000_999, b1=1_000_000)
-    made = filled(reader(starting_offsets_by_timestamp=stamps, ending_offsets_by_timestamp=stamps))
-    assert made.bounds.starts(QUEUES) == made.bounds.ends(QUEUES) == {A0: 0, A1: 2, B0: 2, B1: 0}
+    reader = filled(make_reader(starting_offsets_by_timestamp=stamps, ending_offsets_by_timestamp=stamps))
+    assert reader.bounds.starts(QUEUES) == reader.bounds.ends(QUEUES) == {A0: 0, A1: 2, B0: 2, B1: 0}
 
 
-def test_start_time_without_later_messages_fails_unless_latest_is_set(reader: Make) -> None:
+def test_start_time_without_later_messages_fails_unless_latest_is_set(make_reader: Make) -> None:
     text = (
         r"queue orders/b/1 has no message stored at the starting time 1970-01-01 00:16:40.500 UTC \(1000500 ms since "
         r"1970\) or later: its last message is of 1970-01-01 00:16:40.000 UTC \(queues with only older messages: 1\)"
         r".*Strategy=latest"
     )
     with pytest.raises(OptionError, match=text):
-        filled(reader(starting_timestamp=1_000_500)).bounds.starts(QUEUES)
-    made = filled(reader(starting_timestamp=1_000_500, starting_offsets_by_timestamp_strategy="latest"))
-    assert made.bounds.starts(QUEUES)[B1] == 2
+        filled(make_reader(starting_timestamp=1_000_500)).bounds.starts(QUEUES)
+    reader = filled(make_reader(starting_timestamp=1_000_500, starting_offsets_by_timestamp_strategy="latest"))
+    assert reader.bounds.starts(QUEUES)[B1] == 2
     # An end beyond the last offset becomes the last offset.
-    assert filled(reader(ending_timestamp=1_000_500)).bounds.ends(QUEUES)[B1] == 2
+    assert filled(make_reader(ending_timestamp=1_000_500)).bounds.ends(QUEUES)[B1] == 2
 
 
 @pytest.mark.parametrize("strategy", ["error", "latest"])
-def test_empty_queue_begins_at_its_end_for_every_start_time(reader: Make, strategy: str) -> None:
-    made = reader(starting_timestamp=1_000_500, starting_offsets_by_timestamp_strategy=strategy)
-    assert made.bounds.starts(QUEUES) == dict.fromkeys(QUEUES, 0)
-    made.fill(dict.fromkeys(QUEUES, 3))
-    made.clock.advance(1.0)
-    made.fill({A0: 1})
+def test_empty_queue_begins_at_its_end_for_every_start_time(make_reader: Make, strategy: str) -> None:
+    reader = make_reader(starting_timestamp=1_000_500, starting_offsets_by_timestamp_strategy=strategy)
+    assert reader.bounds.starts(QUEUES) == dict.fromkeys(QUEUES, 0)
+    reader.fill(dict.fromkeys(QUEUES, 3))
+    reader.clock.advance(1.0)
+    reader.fill({A0: 1})
     # All messages of these queues have expired.
-    made.transport.expired |= {A1: 3, B0: 3}
-    made.transport.removed[B1] = 3
-    assert made.bounds.starts(QUEUES) == {A0: 3, A1: 3, B0: 3, B1: 3}
+    reader.transport.expired |= {A1: 3, B0: 3}
+    reader.transport.removed[B1] = 3
+    assert reader.bounds.starts(QUEUES) == {A0: 3, A1: 3, B0: 3, B1: 3}
 
 
-def test_messages_stored_while_a_start_is_searched_are_not_skipped(reader: Make) -> None:
-    made = reader(starting_timestamp=5, starting_offsets_by_timestamp_strategy="latest")
-    works = made.transport.max_offset
+def test_messages_stored_while_a_start_is_searched_are_not_skipped(make_reader: Make) -> None:
+    reader = make_reader(starting_timestamp=5, starting_offsets_by_timestamp_strategy="latest")
+    works = reader.transport.max_offset
 
     def then_stored(*asked: Any) -> int:
         offset: int = works(*asked)
-        made.fill({A0: 3})
+        reader.fill({A0: 3})
         return offset
 
-    made.transport.max_offset = then_stored
-    assert made.bounds.starts([A0]) == {A0: 0}
+    reader.transport.max_offset = then_stored
+    assert reader.bounds.starts([A0]) == {A0: 0}
 
 
-def test_offsets_in_a_namespace_have_the_users_names(reader: Make) -> None:
-    made = reader(namespace="ns", starting_timestamp=5)
-    made.fill({A0: 3})
-    assert made.at({A0: 5}) == {A0: 0}
-    assert made.bounds.latest([A0]) == {A0: 3}
-    assert {queue for queue, _ in made.asked("max_offset")} == {A0}
+def test_offsets_in_a_namespace_have_the_users_names(make_reader: Make) -> None:
+    reader = make_reader(namespace="ns", starting_timestamp=5)
+    reader.fill({A0: 3})
+    assert reader.at({A0: 5}) == {A0: 0}
+    assert reader.bounds.latest([A0]) == {A0: 3}
+    assert {queue for queue, _ in reader.asked("max_offset")} == {A0}
 
 
-def test_queue_that_ends_before_the_start_is_lost_data(reader: Make) -> None:
-    made = filled(reader(starting_offsets=spec(a0=1, a1=4, b0=9, b1=2)))
+def test_queue_that_ends_before_the_start_is_lost_data(make_reader: Make) -> None:
+    reader = filled(make_reader(starting_offsets=spec(a0=1, a1=4, b0=9, b1=2)))
     lost = r"queue orders/b/0 ends at offset 4, before 9, where the read begins: .*failOnDataLoss=false"
     with pytest.raises(DataLossError, match=lost):
-        made.bounds.ranges(QUEUES)
-    assert 9.9 < sum(made.slept) < 11
+        reader.bounds.ranges(QUEUES)
+    assert 9.9 < sum(reader.slept) < 11
 
 
 def test_queue_that_ends_before_the_start_is_skipped_without_fail(
-    reader: Make, caplog: pytest.LogCaptureFixture
+    make_reader: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
-    made = filled(reader(starting_offsets=spec(a0=1, a1=4, b0=9, b1=2), fail_on_data_loss=False))
-    found = made.bounds.ranges(QUEUES)
+    reader = filled(make_reader(starting_offsets=spec(a0=1, a1=4, b0=9, b1=2), fail_on_data_loss=False))
+    found = reader.bounds.ranges(QUEUES)
     assert [one.size for one in found] == [3, 0, 0, 0]
     assert "orders/b/0 ends at offset 4" in caplog.text
 
 
-def test_start_offset_that_is_not_yet_in_the_queue_is_waited_for(reader: Make) -> None:
-    made = filled(reader(starting_offsets=spec(a0=4, a1=4, b0=4, b1=4)))
-    made.while_asleep = lambda: made.fill({B1: 1})
-    assert [one.size for one in made.bounds.ranges(QUEUES)] == [0, 0, 0, 0]
-    assert len(made.slept) == 2
+def test_start_offset_that_is_not_yet_in_the_queue_is_waited_for(make_reader: Make) -> None:
+    reader = filled(make_reader(starting_offsets=spec(a0=4, a1=4, b0=4, b1=4)))
+    reader.while_asleep = lambda: reader.fill({B1: 1})
+    assert [one.size for one in reader.bounds.ranges(QUEUES)] == [0, 0, 0, 0]
+    assert len(reader.slept) == 2
 
 
-def test_a_batch_from_a_time_to_an_offset_before_it_is_empty(reader: Make) -> None:
-    made = filled(reader(starting_timestamp=1_001_000, ending_offsets=spec(a0=1, a1=4, b0=4)))
-    assert [one.size for one in made.bounds.ranges([A0, A1, B0])] == [0, 2, 2]
-    assert made.slept == []
+def test_a_batch_from_a_time_to_an_offset_before_it_is_empty(make_reader: Make) -> None:
+    reader = filled(make_reader(starting_timestamp=1_001_000, ending_offsets=spec(a0=1, a1=4, b0=4)))
+    assert [one.size for one in reader.bounds.ranges([A0, A1, B0])] == [0, 2, 2]
+    assert reader.slept == []
 
 
-def test_expired_start_offset_is_lost_data(reader: Make) -> None:
-    made = filled(reader())
-    made.transport.expired |= {A0: 2, A1: 4}
+def test_expired_start_offset_is_lost_data(make_reader: Make) -> None:
+    reader = filled(make_reader())
+    reader.transport.expired |= {A0: 2, A1: 4}
     lost = r"messages 1 to 1 of orders/a/0 are not there any more, the first one left is 2: .*failOnDataLoss=false"
     with pytest.raises(DataLossError, match=lost):
-        made.bounds.checked({A0: 1, B0: 0}, {A0: 4, B0: 4})
+        reader.bounds.checked({A0: 1, B0: 0}, {A0: 4, B0: 4})
     # A range that starts later has lost nothing, and neither has an empty range.
-    assert made.bounds.checked({A0: 2, A1: 1}, {A0: 4, A1: 1}) == [OffsetRange(A0, 2, 4), OffsetRange(A1, 1, 1)]
+    assert reader.bounds.checked({A0: 2, A1: 1}, {A0: 4, A1: 1}) == [OffsetRange(A0, 2, 4), OffsetRange(A1, 1, 1)]
 
 
 def test_expired_start_offset_is_moved_without_fail_on_data_loss(
-    reader: Make, caplog: pytest.LogCaptureFixture
+    make_reader: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
-    made = filled(reader(fail_on_data_loss=False))
-    made.transport.expired |= {A0: 2, A1: 4}
-    found = made.bounds.checked({A0: 1, A1: 0, B0: 0}, {A0: 4, A1: 3, B0: 9})
+    reader = filled(make_reader(fail_on_data_loss=False))
+    reader.transport.expired |= {A0: 2, A1: 4}
+    found = reader.bounds.checked({A0: 1, A1: 0, B0: 0}, {A0: 4, A1: 3, B0: 9})
     assert found == [OffsetRange(A0, 2, 4), OffsetRange(A1, 3, 3), OffsetRange(B0, 0, 9)]
     assert len(caplog.records) == 2
 
 
-def test_silent_master_is_queried_again_instead_of_its_slave(reader: Make) -> None:
-    made = filled(reader())
-    made.addresses("a", {0: "master:1", 1: "slave:1"})
-    made.transport.fail("max_offset", RemotingConnectException("refused"), RemotingTimeoutException("no answer"))
-    assert made.bounds.latest([A0]) == {A0: 4}
-    assert [address for _, address in made.asked("max_offset")] == ["master:1"] * 3
-    assert made.slept == [0.2, 0.2]
+def test_silent_master_is_queried_again_instead_of_its_slave(make_reader: Make) -> None:
+    reader = filled(make_reader())
+    reader.addresses("a", {0: "master:1", 1: "slave:1"})
+    reader.transport.fail("max_offset", RemotingConnectException("refused"), RemotingTimeoutException("no answer"))
+    assert reader.bounds.latest([A0]) == {A0: 4}
+    assert [address for _, address in reader.asked("max_offset")] == ["master:1"] * 3
+    assert reader.slept == [0.2, 0.2]
 
 
 @pytest.mark.parametrize("call", ["min_offset", "max_offset", "search_offset", "pull_now"])
 def test_offsets_of_a_slave_are_used_after_read_timeout(
-    reader: Make, caplog: pytest.LogCaptureFixture, call: str
+    make_reader: Make, caplog: pytest.LogCaptureFixture, call: str
 ) -> None:
-    made = filled(reader(read_timeout_ms=20_000, pull_timeout_ms=5_000, starting_timestamp=1_001_000))
-    made.addresses("a", {0: "master:1", 1: "slave:1"})
-    works, asked = getattr(made.transport, call), []
+    reader = filled(make_reader(read_timeout_ms=20_000, pull_timeout_ms=5_000, starting_timestamp=1_001_000))
+    reader.addresses("a", {0: "master:1", 1: "slave:1"})
+    works, asked = getattr(reader.transport, call), []
 
     def master_away(*arguments: Any) -> Any:
         request = arguments[0]
         address = request.address if isinstance(request, PullRequest) else arguments[-2]
-        asked.append((address, made.clock.now))
+        asked.append((address, reader.clock.now))
         if address == "master:1":
             raise RemotingTimeoutException("no answer")
         return works(*arguments)
 
-    setattr(made.transport, call, master_away)
-    assert made.bounds.starts([A0]) == {A0: 2}
+    setattr(reader.transport, call, master_away)
+    assert reader.bounds.starts([A0]) == {A0: 2}
     slave = [when for address, when in asked if address == "slave:1"]
     # The time counts from the first failure on.
     assert slave[0] - asked[0][1] >= 20.0
     # Master and slave are asked by turns from then on, without another wait.
-    assert sum(made.slept) < 25.0
-    made.bounds.ends([A0])
-    assert sum(made.slept) < 26.0
+    assert sum(reader.slept) < 25.0
+    reader.bounds.ends([A0])
+    assert sum(reader.slept) < 26.0
     assert sum("offsets of its slave slave:1 count" in text for text in caplog.messages) == 1
 
 
-def test_planning_deadline_leaves_time_for_the_slave(reader: Make) -> None:
-    made = filled(reader(read_timeout_ms=20_000, pull_timeout_ms=5_000))
-    made.addresses("a", {0: "master:1", 1: "slave:1"})
-    works = made.transport.min_offset
+def test_planning_deadline_leaves_time_for_the_slave(make_reader: Make) -> None:
+    reader = filled(make_reader(read_timeout_ms=20_000, pull_timeout_ms=5_000))
+    reader.addresses("a", {0: "master:1", 1: "slave:1"})
+    works = reader.transport.min_offset
 
     def master_away(queue: MessageQueue, address: str, timeout: float) -> int:
         if address == "master:1":
-            made.clock.advance(max(timeout, 0.1))
+            reader.clock.advance(max(timeout, 0.1))
             raise RemotingTimeoutException("no answer")
         return works(queue, address, timeout)
 
-    made.transport.min_offset = master_away  # type: ignore[method-assign]
-    made.queues.find()
-    assert made.bounds.earliest([A0]) == {A0: 0}
-    made.addresses("a", {0: "master:1"})
-    made.queues.find()
+    reader.transport.min_offset = master_away  # type: ignore[method-assign]
+    reader.queues.find()
+    assert reader.bounds.earliest([A0]) == {A0: 0}
+    reader.addresses("a", {0: "master:1"})
+    reader.queues.find()
     with pytest.raises(ReadError, match="readTimeoutMs=20000"):
-        made.bounds.earliest([A0])
+        reader.bounds.earliest([A0])
 
 
-def test_no_try_begins_after_the_planning_deadline(reader: Make) -> None:
+def test_no_try_begins_after_the_planning_deadline(make_reader: Make) -> None:
     # Such a try fails at once, and its error would hide the cause.
-    made = reader(read_timeout_ms=20_000)
+    reader = make_reader(read_timeout_ms=20_000)
     timeouts = []
 
     def refuse(_: MessageQueue, __: str, timeout: float) -> int:
         timeouts.append(timeout)
-        made.clock.advance(0.1)
+        reader.clock.advance(0.1)
         raise RemotingConnectException("refused")
 
-    made.transport.min_offset = refuse  # type: ignore[method-assign]
-    made.queues.find()
+    reader.transport.min_offset = refuse  # type: ignore[method-assign]
+    reader.queues.find()
     with pytest.raises(ReadError, match="refused"):
-        made.bounds.earliest([A0])
+        reader.bounds.earliest([A0])
     assert min(timeouts) > 0
 
 
-def test_a_master_that_is_in_no_route_is_waited_for(reader: Make) -> None:
-    made = filled(reader(read_timeout_ms=20_000))
-    made.addresses("a", {1: "slave:1"})
+def test_a_master_that_is_in_no_route_is_waited_for(make_reader: Make) -> None:
+    reader = filled(make_reader(read_timeout_ms=20_000))
+    reader.addresses("a", {1: "slave:1"})
 
     def come_back() -> None:
-        if sum(made.slept) > 10.0:
-            made.addresses("a", {0: "master:1", 1: "slave:1"})
+        if sum(reader.slept) > 10.0:
+            reader.addresses("a", {0: "master:1", 1: "slave:1"})
 
-    made.while_asleep = come_back
-    assert made.bounds.earliest([A0]) == {A0: 0}
-    assert {address for _, address in made.asked("min_offset")} == {"master:1"}
-
-
-def test_minimum_offset_of_a_queue_is_requested_once(reader: Make) -> None:
-    made = filled(reader(starting_offsets=spec(a0=-2, a1=1)))
-    made.bounds.ranges([A0, A1])
-    assert sorted(queue.queue_id for queue, _ in made.asked("min_offset")) == [0, 1]
-    made = filled(reader(starting_timestamp=1_001_000))
-    made.transport.expired[A0] = 3
-    assert made.bounds.ranges([A0]) == [OffsetRange(A0, 3, 4)]
+    reader.while_asleep = come_back
+    assert reader.bounds.earliest([A0]) == {A0: 0}
+    assert {address for _, address in reader.asked("min_offset")} == {"master:1"}
 
 
-def test_messages_that_expired_before_the_plan_are_not_lost(reader: Make) -> None:
+def test_minimum_offset_of_a_queue_is_requested_once(make_reader: Make) -> None:
+    reader = filled(make_reader(starting_offsets=spec(a0=-2, a1=1)))
+    reader.bounds.ranges([A0, A1])
+    assert sorted(queue.queue_id for queue, _ in reader.asked("min_offset")) == [0, 1]
+    reader = filled(make_reader(starting_timestamp=1_001_000))
+    reader.transport.expired[A0] = 3
+    assert reader.bounds.ranges([A0]) == [OffsetRange(A0, 3, 4)]
+
+
+def test_messages_that_expired_before_the_plan_are_not_lost(make_reader: Make) -> None:
     """The minimum offset of the queue is not corrected yet."""
-    made = filled(reader(starting_offsets=spec(a0=-2, a1=1, b0=-2)))
-    made.transport.removed |= {A0: 3, B0: 4}
-    assert made.bounds.earliest([A0, B0]) == {A0: 3, B0: 4}
-    assert made.bounds.starts([A0, A1, B0]) == {A0: 3, A1: 1, B0: 4}
-    made = filled(reader(starting_timestamp=1_001_000))
-    made.transport.removed[A0] = 3
-    assert made.bounds.starts([A0, A1]) == {A0: 3, A1: 2}
+    reader = filled(make_reader(starting_offsets=spec(a0=-2, a1=1, b0=-2)))
+    reader.transport.removed |= {A0: 3, B0: 4}
+    assert reader.bounds.earliest([A0, B0]) == {A0: 3, B0: 4}
+    assert reader.bounds.starts([A0, A1, B0]) == {A0: 3, A1: 1, B0: 4}
+    reader = filled(make_reader(starting_timestamp=1_001_000))
+    reader.transport.removed[A0] = 3
+    assert reader.bounds.starts([A0, A1]) == {A0: 3, A1: 2}
 
 
-def test_busy_broker_does_not_delay_planning(reader: Make) -> None:
-    made = filled(reader())
+def test_busy_broker_does_not_delay_planning(make_reader: Make) -> None:
+    reader = filled(make_reader())
     busy = PullReply(PullOutcome(None, error=BrokerBusyException("busy", 2, "", "a:10911")))
-    made.transport.always_pull[A0] = busy
-    assert made.bounds.earliest([A0]) == {A0: 0}
-    assert made.slept == []
+    reader.transport.always_pull[A0] = busy
+    assert reader.bounds.earliest([A0]) == {A0: 0}
+    assert reader.slept == []
 
 
-def test_compacted_topic_starts_at_offset_0(reader: Make) -> None:
-    made = filled(reader())
-    made.transport.attributes["orders"] = {"cleanup.policy": "COMPACTION"}
-    made.transport.expired[A0] = 3
-    assert made.bounds.earliest([A0]) == {A0: 0}
-    assert made.bounds.ranges([A0]) == [OffsetRange(A0, 0, 4, compacted=True)]
+def test_compacted_topic_starts_at_offset_0(make_reader: Make) -> None:
+    reader = filled(make_reader())
+    reader.transport.attributes["orders"] = {"cleanup.policy": "COMPACTION"}
+    reader.transport.expired[A0] = 3
+    assert reader.bounds.earliest([A0]) == {A0: 0}
+    assert reader.bounds.ranges([A0]) == [OffsetRange(A0, 0, 4, compacted=True)]
     # Each broker is asked once.
-    assert len(made.asked("topic_config")) == 1
+    assert len(reader.asked("topic_config")) == 1
 
 
 def test_topic_with_unknown_configuration_counts_as_not_compacted(
-    reader: Make, caplog: pytest.LogCaptureFixture
+    make_reader: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
-    made = filled(reader())
-    made.transport.fail("topic_config", *[MQBrokerException("no permission", 16, "", "a:10911")] * 2)
-    assert made.bounds.ranges([A0]) == [OffsetRange(A0, 0, 4)]
+    reader = filled(make_reader())
+    reader.transport.fail("topic_config", *[MQBrokerException("no permission", 16, "", "a:10911")] * 2)
+    assert reader.bounds.ranges([A0]) == [OffsetRange(A0, 0, 4)]
     assert "unknown if the topic is a compaction topic" in caplog.text
 
 
-def test_unknown_configuration_of_a_topic_is_logged_once(reader: Make, caplog: pytest.LogCaptureFixture) -> None:
-    made = filled(reader())
-    made.transport.fail("topic_config", *[MQBrokerException("no permission", 16, "", "a:10911")] * 3)
+def test_unknown_configuration_of_a_topic_is_logged_once(make_reader: Make, caplog: pytest.LogCaptureFixture) -> None:
+    reader = filled(make_reader())
+    reader.transport.fail("topic_config", *[MQBrokerException("no permission", 16, "", "a:10911")] * 3)
     for _ in range(3):
-        made.bounds.checked({A0: 1}, {A0: 4})
+        reader.bounds.checked({A0: 1}, {A0: 4})
     assert caplog.text.count("unknown if the topic is a compaction topic") == 1
 
 
-def test_broker_without_the_topic_is_queried_once(reader: Make) -> None:
-    made = filled(reader())
-    made.transport.fail("topic_config", TopicRouteStaleException("no topic", 17, "", "a:10911"))
-    assert made.bounds.ranges([A0]) == [OffsetRange(A0, 0, 4)]
-    assert made.slept == []
+def test_broker_without_the_topic_is_queried_once(make_reader: Make) -> None:
+    reader = filled(make_reader())
+    reader.transport.fail("topic_config", TopicRouteStaleException("no topic", 17, "", "a:10911"))
+    assert reader.bounds.ranges([A0]) == [OffsetRange(A0, 0, 4)]
+    assert reader.slept == []
 
 
-def test_unreachable_master_does_not_delay_planning_of_a_micro_batch(reader: Make) -> None:
-    made = filled(reader())
-    made.transport.fail("min_offset", RemotingConnectException("refused"))
-    assert made.bounds.checked({A0: 1}, {A0: 4}) == [OffsetRange(A0, 1, 4)]
-    assert made.slept == []
+def test_unreachable_master_does_not_delay_planning_of_a_micro_batch(make_reader: Make) -> None:
+    reader = filled(make_reader())
+    reader.transport.fail("min_offset", RemotingConnectException("refused"))
+    assert reader.bounds.checked({A0: 1}, {A0: 4}) == [OffsetRange(A0, 1, 4)]
+    assert reader.slept == []
 
 
-def test_unreachable_broker_is_an_error_naming_queue_and_option(reader: Make) -> None:
-    made = reader(read_timeout_ms=5000)
+def test_unreachable_broker_is_an_error_naming_queue_and_option(make_reader: Make) -> None:
+    reader = make_reader(read_timeout_ms=5000)
 
     def refused(*_: Any) -> int:
         raise RemotingConnectException("refused")
 
-    made.transport.max_offset = refused
+    reader.transport.max_offset = refused
     with pytest.raises(ReadError, match=r"offsets of orders/a/0: .*readTimeoutMs=5000. The last try: refused"):
-        made.bounds.latest([A0])
-    assert sum(made.slept) == pytest.approx(5.0)
+        reader.bounds.latest([A0])
+    assert sum(reader.slept) == pytest.approx(5.0)
 
 
-def test_topic_without_a_route_is_waited_for_at_a_limited_rate(reader: Make) -> None:
-    made = reader(read_timeout_ms=3000)
-    known = made.transport.routes.pop("orders")
+def test_topic_without_a_route_is_waited_for_at_a_limited_rate(make_reader: Make) -> None:
+    reader = make_reader(read_timeout_ms=3000)
+    known = reader.transport.routes.pop("orders")
     with pytest.raises(ReadError, match="No topic route info"):
-        made.bounds.latest([A0])
+        reader.bounds.latest([A0])
     # Asked again after each second, and not with every try.
-    assert len(made.asked("query_route")) <= 5
-    made.clock.advance(2.0)
-    made.transport.routes["orders"] = known
-    assert made.bounds.latest([A0]) == {A0: 0}
+    assert len(reader.asked("query_route")) <= 5
+    reader.clock.advance(2.0)
+    reader.transport.routes["orders"] = known
+    assert reader.bounds.latest([A0]) == {A0: 0}
 
 
-def test_a_refusal_is_raised_at_once(reader: Make) -> None:
-    made = reader()
-    made.transport.fail("min_offset", MQBrokerException("no permission", 16, "", "a:10911"))
+def test_a_refusal_is_raised_at_once(make_reader: Make) -> None:
+    reader = make_reader()
+    reader.transport.fail("min_offset", MQBrokerException("no permission", 16, "", "a:10911"))
     with pytest.raises(MQBrokerException, match="no permission"):
-        made.bounds.earliest([A0])
-    assert made.slept == []
+        reader.bounds.earliest([A0])
+    assert reader.slept == []
 
 
-def test_offsets_of_1000_queues_are_resolved_despite_some_failures(reader: Make) -> None:
+def test_offsets_of_1000_queues_are_resolved_despite_some_failures(make_reader: Make) -> None:
     queues = [MessageQueue("orders", "a", number) for number in range(1000)]
-    made = reader()
-    made.transport.fail("max_offset", *[RemotingConnectException("refused")] * 40)
-    assert made.bounds.latest(queues) == dict.fromkeys(queues, 0)
+    reader = make_reader()
+    reader.transport.fail("max_offset", *[RemotingConnectException("refused")] * 40)
+    assert reader.bounds.latest(queues) == dict.fromkeys(queues, 0)
 
 
-def test_offsets_of_many_queues_have_one_deadline(reader: Make) -> None:
+def test_offsets_of_many_queues_have_one_deadline(make_reader: Make) -> None:
     queues = [MessageQueue("orders", "a", number) for number in range(1000)]
-    made = reader(read_timeout_ms=60_000)
-    made.transport.routes["orders"] = route({"a": 1000})
-    works = made.transport.min_offset
+    reader = make_reader(read_timeout_ms=60_000)
+    reader.transport.routes["orders"] = route({"a": 1000})
+    works = reader.transport.min_offset
 
     def slow(queue: MessageQueue, address: str, timeout: float) -> int:
-        made.clock.advance(1.0)
+        reader.clock.advance(1.0)
         return works(queue, address, timeout)
 
-    made.transport.min_offset = slow
-    made.queues.find()
+    reader.transport.min_offset = slow
+    reader.queues.find()
     with pytest.raises(ReadError, match=r"readTimeoutMs=60000 has passed with \d+ of 1000 offsets of queues known"):
-        made.bounds.ranges(queues)
-    assert len(made.asked("min_offset")) <= 60 + 16
+        reader.bounds.ranges(queues)
+    assert len(reader.asked("min_offset")) <= 60 + 16
 
 
-def test_once_sends_no_requests_after_read_timeout(reader: Make) -> None:
-    made = filled(reader(read_timeout_ms=10_000))
+def test_once_sends_no_requests_after_read_timeout(make_reader: Make) -> None:
+    reader = filled(make_reader(read_timeout_ms=10_000))
     times = iter([0.0, 10.0])
-    bounds = OffsetResolver(made.options, made.transport, made.queues, lambda: next(times, 10.1))
+    bounds = OffsetResolver(reader.options, reader.transport, reader.queues, lambda: next(times, 10.1))
     _, errors = bounds.once(QUEUES, lambda queue, *_: queue.queue_id)
     refused = [error for error in errors.values() if isinstance(error, RemotingTooMuchRequestException)]
     assert len(refused) == 3
     assert "other queues took readTimeoutMs=10000" in str(refused[0])
 
 
-def test_time_search_in_a_compacted_topic_uses_its_remaining_messages(reader: Make) -> None:
+def test_time_search_in_a_compacted_topic_uses_its_remaining_messages(make_reader: Make) -> None:
     """A broker searches the queue before compaction, which may have lost messages that compaction keeps."""
-    made = reader()
-    made.transport.attributes["orders"] = {"cleanup.policy": "COMPACTION"}
-    made.fill({A0: 20})
-    made.transport.expired[A0] = 20
+    reader = make_reader()
+    reader.transport.attributes["orders"] = {"cleanup.policy": "COMPACTION"}
+    reader.fill({A0: 20})
+    reader.transport.expired[A0] = 20
     left = {1: 100, 4: 200, 5: 300, 13: 400}
 
     def reply(request: PullRequest) -> PullReply:
@@ -519,15 +521,15 @@ def test_time_search_in_a_compacted_topic_uses_its_remaining_messages(reader: Ma
                 return PullReply(PullOutcome(PullStatus.FOUND, offset + 1, 1, 14, stored(offset, time=time)))
         return PullReply(PullOutcome(PullStatus.NO_NEW_MSG, request.offset, 1, 14))
 
-    made.transport.play_pulls(A0, *[reply] * 100)
+    reader.transport.play_pulls(A0, *[reply] * 100)
     # The offset of the message, or one in the gap before it.
     for time, offsets in {0: range(2), 100: range(2), 101: range(2, 5), 300: [5], 301: range(6, 14)}.items():
-        assert made.at({A0: time})[A0] in offsets
-    assert made.at({A0: 401}) == {}
+        assert reader.at({A0: time})[A0] in offsets
+    assert reader.at({A0: 401}) == {}
 
 
-def test_damaged_first_message_does_not_move_the_beginning(reader: Make) -> None:
-    made = filled(reader())
+def test_damaged_first_message_does_not_move_the_beginning(make_reader: Make) -> None:
+    reader = filled(make_reader())
     damaged = b"\0\0\1\0" + b"\x01" * 252
-    made.transport.play_pulls(A0, PullReply(PullOutcome(PullStatus.FOUND, 1, 0, 4, damaged)))
-    assert made.bounds.earliest([A0]) == {A0: 0}
+    reader.transport.play_pulls(A0, PullReply(PullOutcome(PullStatus.FOUND, 1, 0, 4, damaged)))
+    assert reader.bounds.earliest([A0]) == {A0: 0}

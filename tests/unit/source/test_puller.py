@@ -33,12 +33,12 @@ from tests.unit.source.conftest import A0, A1, B0, QUEUES, Make, Reader
 BUSY = BrokerBusyException("busy", 2, "", "a:10911")
 
 
-def puller(made: Reader, window: int = WINDOW) -> Puller:
-    return Puller(made.options, made.transport, made.queues, made.clock, window)
+def puller(reader: Reader, window: int = WINDOW) -> Puller:
+    return Puller(reader.options, reader.transport, reader.queues, reader.clock, window)
 
 
-def read(made: Reader, *ranges: OffsetRange, window: int = WINDOW) -> list[Pulled]:
-    return list(puller(made, window).pull(ranges))
+def read(reader: Reader, *ranges: OffsetRange, window: int = WINDOW) -> list[Pulled]:
+    return list(puller(reader, window).pull(ranges))
 
 
 def covered(pulls: Sequence[Pulled]) -> dict[MessageQueue, list[int]]:
@@ -86,20 +86,20 @@ def test_a_range_comes_out_whole_in_order_and_once(
     window: int,
     pull_batch_size: int,
 ) -> None:
-    made = Reader(pull_batch_size=pull_batch_size, pull_timeout_ms=5000)
-    made.fill({queue: start + size + 7 for queue, (start, size) in asked.items()})
+    reader = Reader(pull_batch_size=pull_batch_size, pull_timeout_ms=5000)
+    reader.fill({queue: start + size + 7 for queue, (start, size) in asked.items()})
     for queue, played in script.items():
-        made.transport.play_pulls(queue, *played)
-    under_way = []
-    pull = made.transport.pull
+        reader.transport.play_pulls(queue, *played)
+    in_flight = []
+    pull = reader.transport.pull
 
     def counted(request: PullRequest, *others: Any) -> None:
         pull(request, *others)
-        under_way.append(made.transport.in_flight)
+        in_flight.append(reader.transport.in_flight)
 
-    made.transport.pull = counted
+    reader.transport.pull = counted
     ranges = [OffsetRange(queue, start, start + size) for queue, (start, size) in asked.items()]
-    pulls = read(made, *ranges, window=window)
+    pulls = read(reader, *ranges, window=window)
     assert covered(pulls) == {one.queue: list(range(one.start, one.end)) for one in ranges if one.size}
     # Each continues where the one before has ended.
     for one in ranges:
@@ -107,14 +107,14 @@ def test_a_range_comes_out_whole_in_order_and_once(
         borders = [one.start, *(pull.end for pull in mine)]
         assert [pull.start for pull in mine] == borders[:-1]
         assert borders[-1] == one.end
-    assert max(under_way, default=0) <= window
+    assert max(in_flight, default=0) <= window
 
 
 @given(st.integers(0, 500), st.integers(1, 300), st.lists(st.integers(1, 90), min_size=1, max_size=8), st.data())
 def test_filtered_read_continues_at_the_offset_of_each_answer(
     start: int, size: int, steps: list[int], data: st.DataObject
 ) -> None:
-    made = Reader(sub_expression="a || b")
+    reader = Reader(sub_expression="a || b")
     answered: dict[int, tuple[int, bool]] = {}
 
     def answer(request: PullRequest) -> PullReply:
@@ -128,11 +128,11 @@ def test_filtered_read_continues_at_the_offset_of_each_answer(
         status = PullStatus.FOUND if hit else PullStatus.NO_MATCHED_MSG
         return PullReply(PullOutcome(status, after, 0, 10**6))
 
-    made.transport.play_pulls(A0, *[answer] * (size + 1))
+    reader.transport.play_pulls(A0, *[answer] * (size + 1))
     end = start + size
-    pulls = read(made, OffsetRange(A0, start, end))
+    pulls = read(reader, OffsetRange(A0, start, end))
     # One at a time, each where the one before has ended.
-    asked = [request.offset for request in made.transport.pulls if request.target.sub_expression != "*"]
+    asked = [request.offset for request in reader.transport.pulls if request.target.sub_expression != "*"]
     assert asked == list(answered)
     assert list(answered) == [start, *[after for after, _ in answered.values()][:-1]]
     assert [(pull.start, pull.end) for pull in pulls] == [
@@ -142,119 +142,119 @@ def test_filtered_read_continues_at_the_offset_of_each_answer(
 
 @given(st.integers(0, 100), st.integers(1, 400), st.integers(2, 100))
 def test_inner_batches_beyond_the_range_are_cut(start: int, size: int, batch: int) -> None:
-    made = Reader()
+    reader = Reader()
 
     def answer(request: PullRequest) -> PullReply:
         first = request.offset - request.offset % batch
         return PullReply(found(first, first + batch))
 
-    made.transport.play_pulls(A0, *[answer] * size)
-    pulls = read(made, OffsetRange(A0, start, start + size))
+    reader.transport.play_pulls(A0, *[answer] * size)
+    pulls = read(reader, OffsetRange(A0, start, start + size))
     borders = [start, *(pull.end for pull in pulls)]
     assert [pull.start for pull in pulls] == borders[:-1]
     assert borders[-1] == start + size
 
 
-def test_requests_of_a_queue_are_pipelined(reader: Make) -> None:
-    made = reader()
-    made.fill({A0: 1000})
+def test_requests_of_a_queue_are_pipelined(make_reader: Make) -> None:
+    reader = make_reader()
+    reader.fill({A0: 1000})
     for queue in QUEUES:
-        made.transport.always_pull[queue] = PullReply(delay=0.1)
-    began = made.clock.now
-    assert covered(read(made, OffsetRange(A0, 0, 1000))) == {A0: list(range(1000))}
-    assert made.clock.now - began < 0.6
+        reader.transport.always_pull[queue] = PullReply(delay=0.1)
+    began = reader.clock.now
+    assert covered(read(reader, OffsetRange(A0, 0, 1000))) == {A0: list(range(1000))}
+    assert reader.clock.now - began < 0.6
 
 
-def test_pull_requests_carry_the_filter_of_the_options(reader: Make) -> None:
-    made = reader(sub_expression="a > 5", filter_type="SQL92", consumer_group="cg", pull_batch_size=7)
-    made.fill({A0: 3})
-    read(made, OffsetRange(A0, 0, 3))
-    target = made.transport.pulls[0].target
+def test_pull_requests_carry_the_filter_of_the_options(make_reader: Make) -> None:
+    reader = make_reader(sub_expression="a > 5", filter_type="SQL92", consumer_group="cg", pull_batch_size=7)
+    reader.fill({A0: 3})
+    read(reader, OffsetRange(A0, 0, 3))
+    target = reader.transport.pulls[0].target
     assert (target.queue, target.consumer_group, target.max_msg_nums) == (A0, "cg", 7)
     assert (target.sub_expression, target.expression_type) == ("a > 5", "SQL92")
 
 
-def test_names_in_a_namespace_are_the_users(reader: Make) -> None:
-    made = reader(namespace="ns")
-    made.fill({A0: 3})
-    [pulled] = read(made, OffsetRange(A0, 0, 3))
+def test_names_in_a_namespace_are_the_users(make_reader: Make) -> None:
+    reader = make_reader(namespace="ns")
+    reader.fill({A0: 3})
+    [pulled] = read(reader, OffsetRange(A0, 0, 3))
     assert pulled.queue == A0
-    assert made.transport.pulls[0].target.queue == A0
+    assert reader.transport.pulls[0].target.queue == A0
 
 
 @given(st.integers(0, 30), st.integers(1, 200), st.integers(0, 250))
 def test_expired_messages_are_returned_as_an_empty_body(start: int, size: int, expired: int) -> None:
-    made = Reader()
-    made.fill({A0: 260})
-    made.transport.expired[A0] = expired
-    pulls = read(made, OffsetRange(A0, start, start + size))
+    reader = Reader()
+    reader.fill({A0: 260})
+    reader.transport.expired[A0] = expired
+    pulls = read(reader, OffsetRange(A0, start, start + size))
     gap = min(expired, start + size)
     gone = [(pull.start, pull.end, pull.contiguous) for pull in pulls if not pull.body]
     assert gone == ([(start, gap, True)] if gap > start else [])
     assert covered(pulls)[A0] == list(range(max(start, expired), start + size))
 
 
-def test_data_that_is_not_there_yet_is_waited_for(reader: Make) -> None:
-    made = reader()
-    made.fill({A0: 5})
-    pulls = puller(made).pull([OffsetRange(A0, 0, 10)])
+def test_data_that_is_not_there_yet_is_waited_for(make_reader: Make) -> None:
+    reader = make_reader()
+    reader.fill({A0: 5})
+    pulls = puller(reader).pull([OffsetRange(A0, 0, 10)])
     assert next(pulls).end == 5
 
     def arrive(_: PullRequest) -> PullReply:
-        made.fill({A0: 5})
+        reader.fill({A0: 5})
         return PullReply()
 
-    made.transport.play_pulls(A0, nothing(PullStatus.NO_NEW_MSG, 5), arrive)
+    reader.transport.play_pulls(A0, nothing(PullStatus.NO_NEW_MSG, 5), arrive)
     assert [(pull.start, pull.end) for pull in pulls] == [(5, 10)]
     # After an answer without messages the broker may hold the request.
-    assert [request.suspend_ms for request in made.transport.pulls][-1] == 5000
+    assert [request.suspend_ms for request in reader.transport.pulls][-1] == 5000
 
 
-def test_queue_without_messages_is_an_error_naming_offset_and_option(reader: Make) -> None:
-    made = reader(read_timeout_ms=20_000)
-    made.fill({A0: 5})
-    began = made.clock.now
+def test_queue_without_messages_is_an_error_naming_offset_and_option(make_reader: Make) -> None:
+    reader = make_reader(read_timeout_ms=20_000)
+    reader.fill({A0: 5})
+    began = reader.clock.now
     text = r"orders/a/0 up to offset 9: nothing came from offset 5 on for readTimeoutMs=20000\. The last try: .*"
     with pytest.raises(ReadError, match=text + "minOffset=0 and maxOffset=5"):
-        read(made, OffsetRange(A0, 0, 10))
-    assert 20.0 < made.clock.now - began < 30.0
+        read(reader, OffsetRange(A0, 0, 10))
+    assert 20.0 < reader.clock.now - began < 30.0
 
 
-def test_unreachable_broker_is_waited_for_until_read_timeout(reader: Make) -> None:
-    made = reader(read_timeout_ms=20_000)
-    made.fill({A0: 100})
+def test_unreachable_broker_is_waited_for_until_read_timeout(make_reader: Make) -> None:
+    reader = make_reader(read_timeout_ms=20_000)
+    reader.fill({A0: 100})
     gone = failed(RemotingConnectException("refused"))
-    made.transport.play_pulls(A0, *[gone] * 5)
-    assert covered(read(made, OffsetRange(A0, 0, 100))) == {A0: list(range(100))}
-    made.transport.always_pull[A0] = gone
+    reader.transport.play_pulls(A0, *[gone] * 5)
+    assert covered(read(reader, OffsetRange(A0, 0, 100))) == {A0: list(range(100))}
+    reader.transport.always_pull[A0] = gone
     with pytest.raises(ReadError, match=r"readTimeoutMs=20000. The last try: refused"):
-        read(made, OffsetRange(A0, 0, 100))
+        read(reader, OffsetRange(A0, 0, 100))
 
 
-def test_a_broker_that_moved_is_found(reader: Make) -> None:
-    made = reader()
-    made.fill({A0: 100})
+def test_a_broker_that_moved_is_found(make_reader: Make) -> None:
+    reader = make_reader()
+    reader.fill({A0: 100})
 
     def moved(request: PullRequest) -> PullReply:
-        made.addresses("a", {0: "moved:1"})
+        reader.addresses("a", {0: "moved:1"})
         return failed(RemotingConnectException("refused")) if request.address != "moved:1" else PullReply()
 
-    made.transport.play_pulls(A0, *[moved] * 200)
-    assert covered(read(made, OffsetRange(A0, 0, 100))) == {A0: list(range(100))}
-    assert made.transport.pulls[-1].address == "moved:1"
+    reader.transport.play_pulls(A0, *[moved] * 200)
+    assert covered(read(reader, OffsetRange(A0, 0, 100))) == {A0: list(range(100))}
+    assert reader.transport.pulls[-1].address == "moved:1"
 
 
-def test_slave_that_is_behind_falls_back_to_the_master(reader: Make) -> None:
-    made = reader()
-    made.fill({A0: 100})
-    made.addresses("a", {0: "master:1", 1: "slave:1"})
-    made.transport.play_pulls(
+def test_slave_that_is_behind_falls_back_to_the_master(make_reader: Make) -> None:
+    reader = make_reader()
+    reader.fill({A0: 100})
+    reader.addresses("a", {0: "master:1", 1: "slave:1"})
+    reader.transport.play_pulls(
         A0,
         failed(RemotingTimeoutException("no answer")),
         nothing(PullStatus.NO_MATCHED_MSG, 0, end=0),
     )
-    assert covered(read(made, OffsetRange(A0, 0, 32))) == {A0: list(range(32))}
-    assert [request.address for request in made.transport.pulls] == ["master:1", "slave:1", "master:1"]
+    assert covered(read(reader, OffsetRange(A0, 0, 32))) == {A0: list(range(32))}
+    assert [request.address for request in reader.transport.pulls] == ["master:1", "slave:1", "master:1"]
 
 
 @pytest.mark.parametrize(
@@ -264,115 +264,115 @@ def test_slave_that_is_behind_falls_back_to_the_master(reader: Make) -> None:
         (BrokerOutcomeUnknownException("no SQL", 1, "", "a:10911"), {"filter_type": "SQL92", "sub_expression": "a>1"}),
     ],
 )
-def test_a_refusal_is_raised_at_once(reader: Make, error: MQBrokerException, options: dict[str, Any]) -> None:
-    made = reader(**options)
-    made.fill({A0: 100})
-    made.transport.play_pulls(A0, failed(error))
-    began = made.clock.now
+def test_a_refusal_is_raised_at_once(make_reader: Make, error: MQBrokerException, options: dict[str, Any]) -> None:
+    reader = make_reader(**options)
+    reader.fill({A0: 100})
+    reader.transport.play_pulls(A0, failed(error))
+    began = reader.clock.now
     with pytest.raises(ReadError, match=f"reading orders/a/0 from offset 3 to 8: {error}"):
-        read(made, OffsetRange(A0, 3, 9))
-    assert made.clock.now == began
+        read(reader, OffsetRange(A0, 3, 9))
+    assert reader.clock.now == began
 
 
-def test_slow_consumer_does_not_count_as_a_silent_broker(reader: Make) -> None:
-    made = reader(read_timeout_ms=20_000)
-    made.fill({A0: 200, B0: 200})
-    made.transport.play_pulls(B0, *[nothing(PullStatus.NO_NEW_MSG, 0)] * 4)
+def test_slow_consumer_does_not_count_as_a_silent_broker(make_reader: Make) -> None:
+    reader = make_reader(read_timeout_ms=20_000)
+    reader.fill({A0: 200, B0: 200})
+    reader.transport.play_pulls(B0, *[nothing(PullStatus.NO_NEW_MSG, 0)] * 4)
     found = []
-    for pulled in puller(made).pull([OffsetRange(A0, 0, 200), OffsetRange(B0, 0, 200)]):
+    for pulled in puller(reader).pull([OffsetRange(A0, 0, 200), OffsetRange(B0, 0, 200)]):
         found.append(pulled)
-        made.clock.advance(60.0)
+        reader.clock.advance(60.0)
     assert covered(found) == {A0: list(range(200)), B0: list(range(200))}
 
 
-def test_concurrent_failures_count_as_one(reader: Make) -> None:
+def test_concurrent_failures_count_as_one(make_reader: Make) -> None:
     # A broken connection fails all requests in flight on it; the following wait is short.
-    made = reader()
-    made.fill({A0: 1000})
-    made.transport.play_pulls(A0, PullReply(), *[failed(RemotingConnectException("reset"))] * 16)
-    began = made.clock.now
-    assert covered(read(made, OffsetRange(A0, 0, 1000))) == {A0: list(range(1000))}
-    assert made.clock.now - began < 0.2
+    reader = make_reader()
+    reader.fill({A0: 1000})
+    reader.transport.play_pulls(A0, PullReply(), *[failed(RemotingConnectException("reset"))] * 16)
+    began = reader.clock.now
+    assert covered(read(reader, OffsetRange(A0, 0, 1000))) == {A0: list(range(1000))}
+    assert reader.clock.now - began < 0.2
 
 
-def test_queues_of_an_unreachable_broker_do_not_block_others(reader: Make) -> None:
-    made = reader(read_timeout_ms=60_000)
+def test_queues_of_an_unreachable_broker_do_not_block_others(make_reader: Make) -> None:
+    reader = make_reader(read_timeout_ms=60_000)
     gone = [MessageQueue("orders", "b", number) for number in range(100)]
-    made.fill({A0: 2000})
+    reader.fill({A0: 2000})
     for queue in gone:
-        made.transport.always_pull[queue] = failed(RemotingConnectException("refused"))
-    began = made.clock.now
-    pulls = puller(made).pull([*(OffsetRange(queue, 0, 10) for queue in gone), OffsetRange(A0, 0, 2000)])
+        reader.transport.always_pull[queue] = failed(RemotingConnectException("refused"))
+    began = reader.clock.now
+    pulls = puller(reader).pull([*(OffsetRange(queue, 0, 10) for queue in gone), OffsetRange(A0, 0, 2000)])
     offsets: list[int] = []
     while len(offsets) < 2000:
         offsets += covered([next(pulls)])[A0]
     assert offsets == list(range(2000))
-    assert made.clock.now - began < 2.0
+    assert reader.clock.now - began < 2.0
     with pytest.raises(ReadError):
         next(pulls)
 
 
-def test_waiting_for_unreachable_brokers_does_not_poll_busily(reader: Make) -> None:
-    made = reader(read_timeout_ms=10_000)
+def test_waiting_for_unreachable_brokers_does_not_poll_busily(make_reader: Make) -> None:
+    reader = make_reader(read_timeout_ms=10_000)
     many = [MessageQueue("orders", "b", number) for number in range(50)]
     for queue in many:
-        made.transport.always_pull[queue] = failed(RemotingConnectException("refused"))
-    slow = puller(made, window=8)
+        reader.transport.always_pull[queue] = failed(RemotingConnectException("refused"))
+    slow = puller(reader, window=8)
     with pytest.raises(ReadError):
         list(slow.pull([OffsetRange(queue, 0, 10) for queue in many]))
-    assert made.transport.polls < 2000
+    assert reader.transport.polls < 2000
 
 
-def test_segments_that_wait_for_a_failed_one_do_not_block_its_retry(reader: Make) -> None:
+def test_segments_that_wait_for_a_failed_one_do_not_block_its_retry(make_reader: Make) -> None:
     # Answers behind the oldest segments take all room; these segments have failed.
-    made = reader()
-    made.fill(dict.fromkeys(QUEUES, 600))
+    reader = make_reader()
+    reader.fill(dict.fromkeys(QUEUES, 600))
     for queue in QUEUES:
         reset = [PullReply(PullOutcome(None, error=RemotingTimeoutException("no")), delay=0.05)]
-        made.transport.play_pulls(queue, PullReply(), *reset)
-    found = read(made, *(OffsetRange(queue, 0, 600) for queue in QUEUES), window=4)
+        reader.transport.play_pulls(queue, PullReply(), *reset)
+    found = read(reader, *(OffsetRange(queue, 0, 600) for queue in QUEUES), window=4)
     assert covered(found) == {queue: list(range(600)) for queue in QUEUES}
 
 
-def test_large_answers_reduce_the_number_of_requests(reader: Make) -> None:
-    made = reader()
+def test_large_answers_reduce_the_number_of_requests(make_reader: Make) -> None:
+    reader = make_reader()
     large = bytes(8 * 1024 * 1024)
     most = 0
 
     def answer(request: PullRequest) -> PullReply:
         nonlocal most
-        if len(made.transport.pulls) > 8:
-            most = max(most, made.transport.in_flight + 1)
+        if len(reader.transport.pulls) > 8:
+            most = max(most, reader.transport.in_flight + 1)
         return PullReply(PullOutcome(PullStatus.FOUND, request.offset + 1, 0, 100, large), delay=0.01)
 
-    made.transport.play_pulls(A0, *[answer] * 60)
-    assert [pull.start for pull in read(made, OffsetRange(A0, 0, 60))] == list(range(60))
+    reader.transport.play_pulls(A0, *[answer] * 60)
+    assert [pull.start for pull in read(reader, OffsetRange(A0, 0, 60))] == list(range(60))
     assert 1 <= most <= 4
 
 
-def test_few_requests_are_in_flight_before_the_size_of_answers_is_known(reader: Make) -> None:
-    made = reader()
+def test_few_requests_are_in_flight_before_the_size_of_answers_is_known(make_reader: Make) -> None:
+    reader = make_reader()
     many = [MessageQueue("orders", "b", number) for number in range(100)]
-    made.fill(dict.fromkeys(many, 1))
+    reader.fill(dict.fromkeys(many, 1))
     waiting = []
 
     def answer(request: PullRequest) -> PullReply:
-        waiting.append(made.transport.in_flight + 1)
+        waiting.append(reader.transport.in_flight + 1)
         return PullReply(PullOutcome(PullStatus.FOUND, 1, 0, 1, bytes(4 * 1024 * 1024)), delay=0.05)
 
     for queue in many:
-        made.transport.play_pulls(queue, answer)
-    assert len(read(made, *(OffsetRange(queue, 0, 1) for queue in many))) == 100
+        reader.transport.play_pulls(queue, answer)
+    assert len(read(reader, *(OffsetRange(queue, 0, 1) for queue in many))) == 100
     assert max(waiting) <= 8
 
 
-def test_segment_with_a_temporarily_unknown_broker_is_sent_once(reader: Make) -> None:
-    made = reader()
-    made.fill({A0: 300})
-    address, unknown = made.queues.address, [RouteNotFoundException("no broker a just now")]
-    made.transport.always_pull[A0] = PullReply(delay=0.1)
-    made.transport.play_pulls(A0, PullReply(), PullReply(most=5))
-    pulls = puller(made).pull([OffsetRange(A0, 0, 300)])
+def test_segment_with_a_temporarily_unknown_broker_is_sent_once(make_reader: Make) -> None:
+    reader = make_reader()
+    reader.fill({A0: 300})
+    address, unknown = reader.queues.address, [RouteNotFoundException("no broker a just now")]
+    reader.transport.always_pull[A0] = PullReply(delay=0.1)
+    reader.transport.play_pulls(A0, PullReply(), PullReply(most=5))
+    pulls = puller(reader).pull([OffsetRange(A0, 0, 300)])
     found = [next(pulls), next(pulls)]
 
     def sometimes(queue: MessageQueue) -> str:
@@ -380,58 +380,58 @@ def test_segment_with_a_temporarily_unknown_broker_is_sent_once(reader: Make) ->
             raise unknown.pop()
         return address(queue)
 
-    made.queues.address = sometimes
+    reader.queues.address = sometimes
     found += pulls
     assert covered(found) == {A0: list(range(300))}
-    offsets = [request.offset for request in made.transport.pulls]
+    offsets = [request.offset for request in reader.transport.pulls]
     assert sorted(set(offsets)) == sorted(offsets)
 
 
-def test_empty_range_sends_no_request(reader: Make) -> None:
-    made = reader()
-    assert read(made, OffsetRange(A0, 5, 5), OffsetRange(A1, 5, 3)) == []
-    assert made.transport.pulls == []
+def test_empty_range_sends_no_request(make_reader: Make) -> None:
+    reader = make_reader()
+    assert read(reader, OffsetRange(A0, 5, 5), OffsetRange(A1, 5, 3)) == []
+    assert reader.transport.pulls == []
 
 
-def test_a_closed_transport_ends_a_read_at_once(reader: Make) -> None:
-    made = reader()
-    made.fill({A0: 500})
-    pulls = puller(made).pull([OffsetRange(A0, 0, 500)])
+def test_a_closed_transport_ends_a_read_at_once(make_reader: Make) -> None:
+    reader = make_reader()
+    reader.fill({A0: 500})
+    pulls = puller(reader).pull([OffsetRange(A0, 0, 500)])
     next(pulls)
-    made.transport.close()
+    reader.transport.close()
     with pytest.raises(RocketMQError, match="closed"):
         list(pulls)
 
 
-def test_closing_the_generator_stops_the_requests(reader: Make) -> None:
-    made = reader()
-    made.fill({A0: 500})
-    made.transport.always_pull[A0] = PullReply(delay=0.1)
-    pulls: Iterator[Pulled] = puller(made).pull([OffsetRange(A0, 0, 500)])
+def test_closing_the_generator_stops_the_requests(make_reader: Make) -> None:
+    reader = make_reader()
+    reader.fill({A0: 500})
+    reader.transport.always_pull[A0] = PullReply(delay=0.1)
+    pulls: Iterator[Pulled] = puller(reader).pull([OffsetRange(A0, 0, 500)])
     next(pulls)
     pulls.close()  # type: ignore[attr-defined]
-    asked = len(made.transport.pulls)
-    made.transport.advance(10.0)
-    assert len(made.transport.pulls) == asked
+    asked = len(reader.transport.pulls)
+    reader.transport.advance(10.0)
+    assert len(reader.transport.pulls) == asked
 
 
 def test_transport_with_its_own_thread_can_be_read() -> None:
-    made = Reader()
-    with ScriptedTransport(made.transport.routes, threaded=True) as transport:
-        made.transport = transport
+    reader = Reader()
+    with ScriptedTransport(reader.transport.routes, threaded=True) as transport:
+        reader.transport = transport
         queues = [MessageQueue("orders", broker, number) for broker in "ab" for number in range(30)]
-        made.fill(dict.fromkeys(queues, 100))
-        pulling = Puller(made.options, transport, made.queues, time.monotonic)
+        reader.fill(dict.fromkeys(queues, 100))
+        pulling = Puller(reader.options, transport, reader.queues, time.monotonic)
         found = list(pulling.pull([OffsetRange(queue, 3, 97) for queue in queues]))
     assert covered(found) == {queue: list(range(3, 97)) for queue in queues}
 
 
-def test_large_answers_waiting_out_of_order_are_dropped_above_a_limit(reader: Make) -> None:
-    made = reader(pull_batch_size=2)
-    made.fill({A0: 40})
+def test_large_answers_waiting_out_of_order_are_dropped_above_a_limit(make_reader: Make) -> None:
+    reader = make_reader(pull_batch_size=2)
+    reader.fill({A0: 40})
     # The second answer keeps all others waiting, and these are larger than any before.
-    made.transport.play_pulls(A0, PullReply(most=2), PullReply(delay=2.0))
-    pull, bodies = made.transport.pull, []
+    reader.transport.play_pulls(A0, PullReply(most=2), PullReply(delay=2.0))
+    pull, bodies = reader.transport.pull, []
 
     def with_long_bodies(request: PullRequest, timeout: float, on_pulled: Any) -> None:
         def pulled(outcome: PullOutcome) -> None:
@@ -443,9 +443,9 @@ def test_large_answers_waiting_out_of_order_are_dropped_above_a_limit(reader: Ma
 
         pull(request, timeout, pulled)
 
-    made.transport.pull = with_long_bodies
+    reader.transport.pull = with_long_bodies
     most, borders = 0, [0]
-    for pulled in puller(made).pull([OffsetRange(A0, 0, 40)]):
+    for pulled in puller(reader).pull([OffsetRange(A0, 0, 40)]):
         most = max(most, sum(body() is not None for body in bodies))
         assert pulled.start == borders[-1]
         borders.append(pulled.end)

@@ -20,12 +20,12 @@ ROWS = [f"row-{number:03}" for number in range(300)]
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[FakeCluster]:
-    with FakeCluster(brokers=2, topics={"orders": 2, "empty": 1}) as own:
+    with FakeCluster(brokers=2, topics={"orders": 2, "empty": 1}) as fake:
         table = pa.table({"body": ROWS, "tags": ["even" if n % 2 == 0 else "odd" for n in range(300)], "keys": ROWS})
-        with Producer("feed", name_server=own.name_server) as producer:
+        with Producer("feed", name_server=fake.name_server) as producer:
             producer.send_arrow(table, "orders", batchBytes="1k")
             producer.send(Message.of("orders", b"last", properties={"own": "1"}))
-        yield own
+        yield fake
 
 
 def test_all_messages_are_read_with_the_columns_of_spark(cluster: FakeCluster) -> None:
@@ -38,21 +38,21 @@ def test_all_messages_are_read_with_the_columns_of_spark(cluster: FakeCluster) -
 
 
 def test_brokers_that_one_name_server_lacks_are_read() -> None:
-    with FakeCluster(brokers=2, name_servers=2, topics={"orders": 1}) as own:
-        with Producer("feed", name_server=own.name_server) as producer:
+    with FakeCluster(brokers=2, name_servers=2, topics={"orders": 1}) as fake:
+        with Producer("feed", name_server=fake.name_server) as producer:
             producer.send_arrow(pa.table({"body": ROWS}), "orders", batchBytes="1k")
         # As after its restart: brokers register again within 30 s.
-        restarted = own.name_servers[0]
+        restarted = fake.name_servers[0]
         whole = restarted.route("orders")
         assert whole is not None
         for listed in (["broker-0"], ["broker-1"], []):
             restarted.routes["orders"] = whole.only(listed)
             for options in ({}, {"requireBrokers": 2}):
-                assert read_arrow("orders", nameServer=own.name_server, **options).read_all().num_rows == 300
-        own.name_servers[1].routes["orders"] = restarted.routes["orders"] = whole.only(["broker-1"])
-        assert 0 < read_arrow("orders", nameServer=own.name_server).read_all().num_rows < 300
+                assert read_arrow("orders", nameServer=fake.name_server, **options).read_all().num_rows == 300
+        fake.name_servers[1].routes["orders"] = restarted.routes["orders"] = whole.only(["broker-1"])
+        assert 0 < read_arrow("orders", nameServer=fake.name_server).read_all().num_rows < 300
         with pytest.raises(ReadError, match=r"requireBrokers=broker-0: .* list broker-1, and not broker-0"):
-            read_arrow("orders", nameServer=own.name_server, requireBrokers="broker-0")
+            read_arrow("orders", nameServer=fake.name_server, requireBrokers="broker-0")
 
 
 def test_rows_of_a_queue_are_in_order(cluster: FakeCluster) -> None:

@@ -23,40 +23,40 @@ COUNT = 100
 def offsets_of(cluster: FakeCluster) -> Iterator[StreamOffsets]:
     given = {"nameServer": cluster.name_server, "subscribe": "orders", "readTimeoutMs": "1000", "pullTimeoutMs": "300"}
     options = parse_source_options(given, {}, streaming=True)
-    own = StreamOffsets(options, reading_transport(options), time.monotonic)
+    offsets = StreamOffsets(options, reading_transport(options), time.monotonic)
     try:
-        own.latest()
-        yield own
+        offsets.latest()
+        yield offsets
     finally:
-        own.close()
+        offsets.close()
 
 
 @pytest.fixture
 def cluster() -> Iterator[FakeCluster]:
-    with FakeCluster(["a", "b", "c"], topics={"orders": 1}) as own:
-        with Producer("feed", name_server=own.name_server) as producer:
+    with FakeCluster(["a", "b", "c"], topics={"orders": 1}) as fake:
+        with Producer("feed", name_server=fake.name_server) as producer:
             for queue, nbytes in ((BIG, 3000), (SMALL, 100), (SILENT, 100)):
                 for _ in range(COUNT):
                     producer.send(Message.of("orders", b"x" * nbytes), queue)
-        yield own
+        yield fake
 
 
 def test_bytes_are_the_sizes_of_samples_times_the_messages(cluster: FakeCluster) -> None:
     ends = {BIG: COUNT, SMALL: COUNT // 2}
-    with offsets_of(cluster) as own:
-        nbytes = own.stored_bytes(dict.fromkeys(ends, 0), ends)
+    with offsets_of(cluster) as offsets:
+        nbytes = offsets.stored_bytes(dict.fromkeys(ends, 0), ends)
     # Head and properties of a stored message have 100 to 300 bytes.
     assert COUNT * 3100 + COUNT // 2 * 200 <= nbytes <= COUNT * 3300 + COUNT // 2 * 400
 
 
 def test_nothing_to_read_has_a_byte(cluster: FakeCluster) -> None:
-    with offsets_of(cluster) as own:
-        assert own.stored_bytes({BIG: COUNT, SMALL: 7}, {BIG: COUNT, SMALL: 5}) == 1
+    with offsets_of(cluster) as offsets:
+        assert offsets.stored_bytes({BIG: COUNT, SMALL: 7}, {BIG: COUNT, SMALL: 5}) == 1
 
 
 def test_queues_of_a_silent_broker_count_with_the_mean(cluster: FakeCluster) -> None:
-    with offsets_of(cluster) as own:
-        alone = own.stored_bytes({SMALL: 0}, {SMALL: COUNT})
+    with offsets_of(cluster) as offsets:
+        alone = offsets.stored_bytes({SMALL: 0}, {SMALL: COUNT})
         cluster.brokers["c"].paused = True
-        assert own.stored_bytes({SMALL: 0, SILENT: 0}, {SMALL: COUNT, SILENT: COUNT}) == pytest.approx(2 * alone)
-        assert own.stored_bytes({SILENT: 0}, {SILENT: COUNT}) == 1
+        assert offsets.stored_bytes({SMALL: 0, SILENT: 0}, {SMALL: COUNT, SILENT: COUNT}) == pytest.approx(2 * alone)
+        assert offsets.stored_bytes({SILENT: 0}, {SILENT: COUNT}) == 1

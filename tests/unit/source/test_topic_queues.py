@@ -35,10 +35,10 @@ from tests.unit.source.conftest import A0, A1, B0, B1, Make, Reader
 DOWN = RemotingConnectException("refused")
 
 
-def test_all_queues_of_the_topics_are_found_in_order(reader: Make) -> None:
-    made = reader(subscribe=("orders", "bills"))
-    made.transport.routes["bills"] = route({"b": 1})
-    assert made.queues.find() == [MessageQueue("bills", "b", 0), A0, A1, B0, B1]
+def test_all_queues_of_the_topics_are_found_in_order(make_reader: Make) -> None:
+    reader = make_reader(subscribe=("orders", "bills"))
+    reader.transport.routes["bills"] = route({"b": 1})
+    assert reader.queues.find() == [MessageQueue("bills", "b", 0), A0, A1, B0, B1]
 
 
 OPEN_A, OPEN_B = (QueueData(name, 2, 2, 6) for name in "ab")
@@ -64,42 +64,42 @@ NO_PERMISSION = (
     ],
 )
 def test_queues_that_brokers_do_not_let_readers_read_are_an_error(
-    reader: Make, datas: tuple[QueueData, QueueData], text: str, *, fail_on_data_loss: bool
+    make_reader: Make, datas: tuple[QueueData, QueueData], text: str, *, fail_on_data_loss: bool
 ) -> None:
-    made = reader(fail_on_data_loss=fail_on_data_loss)
-    old = made.transport.routes["orders"]
-    made.transport.routes["orders"] = replace(old, queue_datas=datas)
+    reader = make_reader(fail_on_data_loss=fail_on_data_loss)
+    old = reader.transport.routes["orders"]
+    reader.transport.routes["orders"] = replace(old, queue_datas=datas)
     with pytest.raises(ReadError, match=f"^reading topic orders: .*{text}"):
-        made.queues.find()
-    assert made.queues.exists(A0)
+        reader.queues.find()
+    assert reader.queues.exists(A0)
 
 
-def test_error_about_permissions_has_the_name_that_servers_know(reader: Make) -> None:
-    made = reader(namespace="ns")
-    made.transport.routes["orders"] = route({"a": 1}, perm=2)
+def test_error_about_permissions_has_the_name_that_servers_know(make_reader: Make) -> None:
+    reader = make_reader(namespace="ns")
+    reader.transport.routes["orders"] = route({"a": 1}, perm=2)
     with pytest.raises(ReadError, match="reading topic orders: .*" + NO_PERMISSION.format("a", "w", 6, "ns%orders")):
-        made.queues.find()
+        reader.queues.find()
 
 
-def test_only_queues_of_the_read_must_be_readable(reader: Make) -> None:
+def test_only_queues_of_the_read_must_be_readable(make_reader: Make) -> None:
     datas = QueueData("a", 1, 2, 6), QueueData("b", 4, 2, 4)
     for assigned in ({A0}, {A0, replace(B0, queue_id=3)}):
-        made = reader(subscribe=(), assign=frozenset(assigned))
-        made.transport.routes["orders"] = replace(made.transport.routes["orders"], queue_datas=datas)
-        assert made.queues.find() == sorted(assigned)
-    made = reader(subscribe=(), assign=frozenset({A1}))
-    made.transport.routes["orders"] = replace(made.transport.routes["orders"], queue_datas=datas)
+        reader = make_reader(subscribe=(), assign=frozenset(assigned))
+        reader.transport.routes["orders"] = replace(reader.transport.routes["orders"], queue_datas=datas)
+        assert reader.queues.find() == sorted(assigned)
+    reader = make_reader(subscribe=(), assign=frozenset({A1}))
+    reader.transport.routes["orders"] = replace(reader.transport.routes["orders"], queue_datas=datas)
     with pytest.raises(ReadError, match="broker a rejects reads of the queues 1 to 1"):
-        made.queues.find()
+        reader.queues.find()
 
 
 def test_name_server_that_does_not_know_the_topic_lacks_all_brokers(
-    reader: Make, caplog: pytest.LogCaptureFixture
+    make_reader: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
-    made = reader(name_server=("n:1", "n:2"))
+    reader = make_reader(name_server=("n:1", "n:2"))
     unknown = broker_error(ResponseCode.TOPIC_NOT_EXIST, "No topic route info", "n:1", "looking up the route")
-    answers_of_name_servers(made, {"n:1": unknown, "n:2": made.transport.routes})  # type: ignore[dict-item]
-    assert made.queues.find() == [A0, A1, B0, B1]
+    answers_of_name_servers(reader, {"n:1": unknown, "n:2": reader.transport.routes})  # type: ignore[dict-item]
+    assert reader.queues.find() == [A0, A1, B0, B1]
     (warning,) = caplog.messages
     assert "name server n:1 does not list a, b, as another one does" in warning
 
@@ -111,42 +111,44 @@ def test_name_server_that_does_not_know_the_topic_lacks_all_brokers(
         (3, "requireBrokers=3: .* the name servers list a, b, and not 3 brokers. Start"),
     ],
 )
-def test_read_without_a_required_broker_is_an_error(reader: Make, required: int | tuple[str, ...], text: str) -> None:
-    made = reader(require_brokers=required)
-    for plan in (made.queues.find, made.cluster.starts):
+def test_read_without_a_required_broker_is_an_error(
+    make_reader: Make, required: int | tuple[str, ...], text: str
+) -> None:
+    reader = make_reader(require_brokers=required)
+    for plan in (reader.queues.find, reader.cluster.starts):
         with pytest.raises(ReadError, match=text):
             plan()
     # A running stream waits for its brokers.
-    assert made.queues.present() == [A0, A1, B0, B1]
-    made.transport.routes["orders"] = route(dict.fromkeys("abcd", 1))
-    assert len(made.queues.find()) == 4
+    assert reader.queues.present() == [A0, A1, B0, B1]
+    reader.transport.routes["orders"] = route(dict.fromkeys("abcd", 1))
+    assert len(reader.queues.find()) == 4
 
 
-def test_required_brokers_may_have_different_topics_of_the_read(reader: Make) -> None:
-    made = reader(subscribe=(), subscribe_pattern=".*", require_brokers=("a", "b"))
-    made.transport.routes = {"one": route({"a": 1}), "two": route({"b": 1})}
-    assert len(made.queues.find()) == 2
-    made = reader(subscribe=("one",), require_brokers=("a", "b"))
-    made.transport.routes["one"] = route({"a": 1})
+def test_required_brokers_may_have_different_topics_of_the_read(make_reader: Make) -> None:
+    reader = make_reader(subscribe=(), subscribe_pattern=".*", require_brokers=("a", "b"))
+    reader.transport.routes = {"one": route({"a": 1}), "two": route({"b": 1})}
+    assert len(reader.queues.find()) == 2
+    reader = make_reader(subscribe=("one",), require_brokers=("a", "b"))
+    reader.transport.routes["one"] = route({"a": 1})
     with pytest.raises(ReadError, match="the name servers list a, and not b"):
-        made.queues.find()
+        reader.queues.find()
 
 
 def test_broker_of_the_order_configuration_that_is_not_listed_is_warned_of(
-    reader: Make, caplog: pytest.LogCaptureFixture
+    make_reader: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
-    made = reader()
-    old = made.transport.routes["orders"]
-    made.transport.routes["orders"] = replace(old, order_topic_conf="a:2;b:2")
-    made.queues.find()
+    reader = make_reader()
+    old = reader.transport.routes["orders"]
+    reader.transport.routes["orders"] = replace(old, order_topic_conf="a:2;b:2")
+    reader.queues.find()
     assert caplog.messages == []
-    made.transport.routes["orders"] = replace(old, order_topic_conf="a:2;\x1b[2J:2;b:2")
-    made.queues.find()
+    reader.transport.routes["orders"] = replace(old, order_topic_conf="a:2;\x1b[2J:2;b:2")
+    reader.queues.find()
     (warning,) = caplog.messages
     assert "topic orders: its order configuration names \\x1b[2J, which no name server lists now" in warning
 
 
-def answers_of_name_servers(made: Reader, answers: dict[str, dict[str, Any]]) -> None:
+def answers_of_name_servers(reader: Reader, answers: dict[str, dict[str, Any]]) -> None:
     """Let each name server answer with its own routes, or with an error."""
 
     def of(name_server: str) -> dict[str, Any]:
@@ -156,102 +158,104 @@ def answers_of_name_servers(made: Reader, answers: dict[str, dict[str, Any]]) ->
         return answer
 
     def route_at(name_server: str, topic: str, timeout: float) -> Any:
-        made.transport.calls.append(("route_at", name_server, topic))
+        reader.transport.calls.append(("route_at", name_server, topic))
         return of(name_server)[topic]
 
-    made.transport.route_at = route_at  # type: ignore[method-assign]
-    made.transport.topics_at = lambda name_server, timeout: frozenset(of(name_server))  # type: ignore[method-assign]
+    reader.transport.route_at = route_at  # type: ignore[method-assign]
+    reader.transport.topics_at = lambda name_server, timeout: frozenset(of(name_server))  # type: ignore[method-assign]
 
 
 def test_brokers_that_only_some_name_servers_list_are_read_and_warned_of(
-    reader: Make, caplog: pytest.LogCaptureFixture
+    make_reader: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
-    made = reader(name_server=("n:1", "n:2"))
-    part = made.transport.routes["orders"] = route({"a": 2})
-    answers_of_name_servers(made, {"n:1": {"orders": part}, "n:2": {"orders": route({"a": 2, "b": 2})}})
-    assert made.queues.find() == [A0, A1, B0, B1]
-    assert made.queues.address(B0) == "b:10911"
+    reader = make_reader(name_server=("n:1", "n:2"))
+    part = reader.transport.routes["orders"] = route({"a": 2})
+    answers_of_name_servers(reader, {"n:1": {"orders": part}, "n:2": {"orders": route({"a": 2, "b": 2})}})
+    assert reader.queues.find() == [A0, A1, B0, B1]
+    assert reader.queues.address(B0) == "b:10911"
     (warning,) = caplog.messages
     assert "reading topic orders: name server n:1 does not list b, as another one does" in warning
 
 
-def test_topics_that_only_some_name_servers_list_match_a_pattern(reader: Make) -> None:
-    made = reader(name_server=("n:1", "n:2"), subscribe=(), subscribe_pattern="o.*")
+def test_topics_that_only_some_name_servers_list_match_a_pattern(make_reader: Make) -> None:
+    reader = make_reader(name_server=("n:1", "n:2"), subscribe=(), subscribe_pattern="o.*")
     whole = {"orders": route({"a": 1}), "others": route({"b": 1})}
-    answers_of_name_servers(made, {"n:1": {}, "n:2": whole})
-    made.transport.topics = lambda timeout: frozenset()  # type: ignore[method-assign]
-    made.transport.routes, made.transport.route_at = whole, lambda _, topic, __: whole[topic]  # type: ignore[method-assign]
-    assert [queue.topic for queue in made.queues.find()] == ["orders", "others"]
+    answers_of_name_servers(reader, {"n:1": {}, "n:2": whole})
+    reader.transport.topics = lambda timeout: frozenset()  # type: ignore[method-assign]
+    reader.transport.routes, reader.transport.route_at = whole, lambda _, topic, __: whole[topic]  # type: ignore[method-assign]
+    assert [queue.topic for queue in reader.queues.find()] == ["orders", "others"]
 
 
 def test_name_server_that_does_not_answer_is_asked_and_named_once_per_plan(
-    reader: Make, caplog: pytest.LogCaptureFixture
+    make_reader: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
-    made = reader(name_server=("n:1", "n:2"), subscribe=(), subscribe_pattern=".*")
-    made.transport.routes |= {f"t{number}": route({"a": 1}) for number in range(5)}
-    answers_of_name_servers(made, {"n:1": made.transport.routes, "n:2": DOWN})  # type: ignore[dict-item]
+    reader = make_reader(name_server=("n:1", "n:2"), subscribe=(), subscribe_pattern=".*")
+    reader.transport.routes |= {f"t{number}": route({"a": 1}) for number in range(5)}
+    answers_of_name_servers(reader, {"n:1": reader.transport.routes, "n:2": DOWN})  # type: ignore[dict-item]
     for plan in range(1, 3):
-        assert len(made.queues.find()) == 9
+        assert len(reader.queues.find()) == 9
         assert [text for text in caplog.messages if "name server n:2 gives no answer" in text] == caplog.messages
         assert len(caplog.messages) == plan
-    assert {name_server for name_server, _ in made.asked("route_at")} == {"n:1"}
+    assert {name_server for name_server, _ in reader.asked("route_at")} == {"n:1"}
 
 
-def test_broker_that_is_listed_without_an_address_is_waited_for(reader: Make) -> None:
-    made = reader(read_timeout_ms=5_000)
-    made.addresses("b", {})
-    made.fill({A0: 2})
+def test_broker_that_is_listed_without_an_address_is_waited_for(make_reader: Make) -> None:
+    reader = make_reader(read_timeout_ms=5_000)
+    reader.addresses("b", {})
+    reader.fill({A0: 2})
     with pytest.raises(ReadError, match=r"orders/b/.*within readTimeoutMs=5000.*no name server has a broker b"):
-        made.bounds.ranges(made.queues.find())
-    made.while_asleep = lambda: made.addresses("b", {0: "b:10911"})
-    assert [part.queue for part in made.bounds.ranges(made.queues.find())] == [A0, A1, B0, B1]
+        reader.bounds.ranges(reader.queues.find())
+    reader.while_asleep = lambda: reader.addresses("b", {0: "b:10911"})
+    assert [part.queue for part in reader.bounds.ranges(reader.queues.find())] == [A0, A1, B0, B1]
 
 
-def test_an_unknown_topic_is_an_error(reader: Make) -> None:
+def test_an_unknown_topic_is_an_error(make_reader: Make) -> None:
     with pytest.raises(RouteNotFoundException, match=r"reading topic nothing: .*No topic route info"):
-        reader(subscribe=("nothing",)).queues.find()
+        make_reader(subscribe=("nothing",)).queues.find()
 
 
-def test_static_topic_is_a_permanent_error(reader: Make) -> None:
-    made = reader()
-    made.transport.routes["orders"] = replace(made.transport.routes["orders"], static_topic=True)
+def test_static_topic_is_a_permanent_error(make_reader: Make) -> None:
+    reader = make_reader()
+    reader.transport.routes["orders"] = replace(reader.transport.routes["orders"], static_topic=True)
     with pytest.raises(OptionError, match="static") as raised:
-        made.queues.find()
+        reader.queues.find()
     assert raised.value.retriable is False
 
 
-def test_assigned_queues_alone_are_read_and_must_be_there(reader: Make) -> None:
-    made = reader(subscribe=(), assign=frozenset({B1, A0}))
-    assert made.queues.find() == [A0, B1]
+def test_assigned_queues_alone_are_read_and_must_be_there(make_reader: Make) -> None:
+    reader = make_reader(subscribe=(), assign=frozenset({B1, A0}))
+    assert reader.queues.find() == [A0, B1]
     with pytest.raises(OptionError, match="assign names orders/a/7"):
-        reader(subscribe=(), assign=frozenset({replace(A0, queue_id=7), B1})).queues.find()
+        make_reader(subscribe=(), assign=frozenset({replace(A0, queue_id=7), B1})).queues.find()
 
 
-def test_topics_of_starting_offsets_are_the_default_subscription(reader: Make) -> None:
+def test_topics_of_starting_offsets_are_the_default_subscription(make_reader: Make) -> None:
     spec = OffsetSpec(None, ((A0, 5),), receipt=True)
-    assert reader(subscribe=(), starting_offsets=spec).queues.find() == [A0]
+    assert make_reader(subscribe=(), starting_offsets=spec).queues.find() == [A0]
 
 
-def test_a_pattern_matches_whole_names_of_topics_of_users(reader: Make) -> None:
-    made = reader(subscribe=(), subscribe_pattern="orders|.*TOPIC.*|%.*|TBW.*")
+def test_a_pattern_matches_whole_names_of_topics_of_users(make_reader: Make) -> None:
+    reader = make_reader(subscribe=(), subscribe_pattern="orders|.*TOPIC.*|%.*|TBW.*")
     names = ["orders2", "RMQ_SYS_TRANS_HALF_TOPIC", "SCHEDULE_TOPIC_XXXX", "%RETRY%g", "%DLQ%g", "TBW102", "MY_TOPIC"]
-    made.transport.routes |= {name: route({"a": 1}) for name in names}
-    assert [queue.topic for queue in made.queues.find()] == ["MY_TOPIC", "orders", "orders", "orders", "orders"]
+    reader.transport.routes |= {name: route({"a": 1}) for name in names}
+    assert [queue.topic for queue in reader.queues.find()] == ["MY_TOPIC", "orders", "orders", "orders", "orders"]
 
 
-def test_pattern_skips_topics_named_after_brokers_and_clusters(reader: Make, caplog: pytest.LogCaptureFixture) -> None:
-    made = reader(subscribe=(), subscribe_pattern=".*")
+def test_pattern_skips_topics_named_after_brokers_and_clusters(
+    make_reader: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    reader = make_reader(subscribe=(), subscribe_pattern=".*")
     old = route({"a": 1})
     for name in ("a", "east", "b"):
         brokers = [replace(one, cluster="east") for one in old.broker_datas]
-        made.transport.routes[name] = replace(old, broker_datas=tuple(brokers))
+        reader.transport.routes[name] = replace(old, broker_datas=tuple(brokers))
     # Topic b is on broker a, so it is a topic of a user.
-    assert {queue.topic for queue in made.queues.find()} == {"orders", "b"}
+    assert {queue.topic for queue in reader.queues.find()} == {"orders", "b"}
     assert caplog.messages == []
 
 
-def test_pattern_without_a_matching_topic_is_warned_of(reader: Make, caplog: pytest.LogCaptureFixture) -> None:
-    assert reader(subscribe=(), subscribe_pattern="order").queues.find() == []
+def test_pattern_without_a_matching_topic_is_warned_of(make_reader: Make, caplog: pytest.LogCaptureFixture) -> None:
+    assert make_reader(subscribe=(), subscribe_pattern="order").queues.find() == []
     assert "subscribePattern=order matches no existing topic" in caplog.text
 
 
@@ -275,187 +279,187 @@ def test_pattern_matches_only_topics_of_its_namespace() -> None:
     assert [queue.topic for queue in queues] == sorted(f"t{number}" for number in range(20))
 
 
-def test_master_is_used_first_and_slaves_after_failures(reader: Make) -> None:
-    made = reader()
-    made.addresses("a", {0: "master:1", 1: "slave:1", 2: "slave:2"})
-    made.queues.find()
-    assert made.queues.address(A0) == "master:1"
-    assert made.queues.is_master(A0, "master:1")
+def test_master_is_used_first_and_slaves_after_failures(make_reader: Make) -> None:
+    reader = make_reader()
+    reader.addresses("a", {0: "master:1", 1: "slave:1", 2: "slave:2"})
+    reader.queues.find()
+    assert reader.queues.address(A0) == "master:1"
+    assert reader.queues.is_master(A0, "master:1")
     asked = []
     for _ in range(4):
-        made.queues.failed(A0, asked.append(made.queues.address(A0)) or asked[-1])
+        reader.queues.failed(A0, asked.append(reader.queues.address(A0)) or asked[-1])
     assert asked == ["master:1", "slave:1", "slave:2", "master:1"]
-    assert not made.queues.is_master(A0, "slave:1")
+    assert not reader.queues.is_master(A0, "slave:1")
     # All queues of one broker change their address, and none of another broker.
-    assert made.queues.address(A1) == "slave:1"
-    assert made.queues.address(B0) == "b:10911"
+    assert reader.queues.address(A1) == "slave:1"
+    assert reader.queues.address(B0) == "b:10911"
 
 
-def test_slave_is_used_while_there_is_no_master(reader: Make) -> None:
-    made = reader()
-    made.addresses("a", {1: "slave:1"})
-    assert A0 in made.queues.find()
-    assert made.queues.address(A0) == "slave:1"
+def test_slave_is_used_while_there_is_no_master(make_reader: Make) -> None:
+    reader = make_reader()
+    reader.addresses("a", {1: "slave:1"})
+    assert A0 in reader.queues.find()
+    assert reader.queues.address(A0) == "slave:1"
 
 
-def test_master_is_retried_and_preferred_after_it_answers(reader: Make) -> None:
-    made = reader(pull_timeout_ms=5_000)
-    made.addresses("a", {0: "master:1", 1: "slave:1"})
-    made.queues.failed(A0, made.queues.address(A0))
-    assert made.queues.address(A0) == "slave:1"
-    made.clock.advance(5.0)
+def test_master_is_retried_and_preferred_after_it_answers(make_reader: Make) -> None:
+    reader = make_reader(pull_timeout_ms=5_000)
+    reader.addresses("a", {0: "master:1", 1: "slave:1"})
+    reader.queues.failed(A0, reader.queues.address(A0))
+    assert reader.queues.address(A0) == "slave:1"
+    reader.clock.advance(5.0)
     # One request tries it, the others go to the slave meanwhile.
-    assert [made.queues.address(A0) for _ in range(3)] == ["master:1", "slave:1", "slave:1"]
-    made.queues.failed(A0, "master:1")
-    assert made.queues.address(A0) == "slave:1"
-    made.queues.answered(A0, "slave:1")
-    assert made.queues.address(A0) == "slave:1"
-    made.clock.advance(5.0)
-    assert made.queues.address(A0) == "master:1"
-    made.queues.answered(A0, "master:1")
-    assert [made.queues.address(A0) for _ in range(3)] == ["master:1"] * 3
+    assert [reader.queues.address(A0) for _ in range(3)] == ["master:1", "slave:1", "slave:1"]
+    reader.queues.failed(A0, "master:1")
+    assert reader.queues.address(A0) == "slave:1"
+    reader.queues.answered(A0, "slave:1")
+    assert reader.queues.address(A0) == "slave:1"
+    reader.clock.advance(5.0)
+    assert reader.queues.address(A0) == "master:1"
+    reader.queues.answered(A0, "master:1")
+    assert [reader.queues.address(A0) for _ in range(3)] == ["master:1"] * 3
 
 
-def test_slave_is_trusted_after_its_master_failed_for_read_timeout(reader: Make) -> None:
-    made = reader(pull_timeout_ms=5_000, read_timeout_ms=20_000)
-    made.addresses("a", {0: "master:1", 1: "slave:1"})
-    made.queues.find()
-    assert made.queues.trusts(A0, "master:1")
-    assert not made.queues.trusts(A0, "slave:1")
+def test_slave_is_trusted_after_its_master_failed_for_read_timeout(make_reader: Make) -> None:
+    reader = make_reader(pull_timeout_ms=5_000, read_timeout_ms=20_000)
+    reader.addresses("a", {0: "master:1", 1: "slave:1"})
+    reader.queues.find()
+    assert reader.queues.trusts(A0, "master:1")
+    assert not reader.queues.trusts(A0, "slave:1")
     for _ in range(4):
-        made.queues.failed(A0, "master:1")
-        assert made.queues.address(A0, trusted=True) == "master:1"
-        assert not made.queues.trusts(A0, "slave:1")
-        made.clock.advance(5.0)
-    assert made.queues.trusts(A0, "slave:1")
-    assert [made.queues.address(A0, trusted=True) for _ in range(2)] == ["master:1", "slave:1"]
-    made.queues.answered(A0, "master:1")
-    assert not made.queues.trusts(A0, "slave:1")
+        reader.queues.failed(A0, "master:1")
+        assert reader.queues.address(A0, trusted=True) == "master:1"
+        assert not reader.queues.trusts(A0, "slave:1")
+        reader.clock.advance(5.0)
+    assert reader.queues.trusts(A0, "slave:1")
+    assert [reader.queues.address(A0, trusted=True) for _ in range(2)] == ["master:1", "slave:1"]
+    reader.queues.answered(A0, "master:1")
+    assert not reader.queues.trusts(A0, "slave:1")
 
 
-def test_concurrent_failures_switch_the_address_once(reader: Make) -> None:
-    made = reader()
-    made.addresses("a", {0: "master:1", 1: "slave:1"})
-    made.queues.find()
+def test_concurrent_failures_switch_the_address_once(make_reader: Make) -> None:
+    reader = make_reader()
+    reader.addresses("a", {0: "master:1", 1: "slave:1"})
+    reader.queues.find()
     for queue in (A0, A1, A0):
-        made.queues.failed(queue, "master:1")
-    assert made.queues.address(A0) == "slave:1"
+        reader.queues.failed(queue, "master:1")
+    assert reader.queues.address(A0) == "slave:1"
 
 
-def test_route_is_requested_again_after_a_failure_at_a_limited_rate(reader: Make) -> None:
-    made = reader()
-    made.queues.find()
-    made.queues.failed(A0, "a:10911")
-    assert len(made.asked("query_route")) == 1
-    made.clock.advance(1.5)
-    made.addresses("a", {0: "moved:1"})
+def test_route_is_requested_again_after_a_failure_at_a_limited_rate(make_reader: Make) -> None:
+    reader = make_reader()
+    reader.queues.find()
+    reader.queues.failed(A0, "a:10911")
+    assert len(reader.asked("query_route")) == 1
+    reader.clock.advance(1.5)
+    reader.addresses("a", {0: "moved:1"})
     for queue in (A0, A1):
-        made.queues.failed(queue, "a:10911")
-    assert len(made.asked("query_route")) == 2
-    assert made.queues.address(A0) == "moved:1"
+        reader.queues.failed(queue, "a:10911")
+    assert len(reader.asked("query_route")) == 2
+    assert reader.queues.address(A0) == "moved:1"
 
 
-def test_failed_route_lookup_keeps_the_known_route(reader: Make, caplog: pytest.LogCaptureFixture) -> None:
-    made = reader()
-    made.queues.find()
-    made.transport.fail("query_route", RemotingConnectException("no name server answers"))
-    assert made.queues.find() == [A0, A1, B0, B1]
-    del made.transport.routes["orders"]
-    assert made.queues.find() == [A0, A1, B0, B1]
+def test_failed_route_lookup_keeps_the_known_route(make_reader: Make, caplog: pytest.LogCaptureFixture) -> None:
+    reader = make_reader()
+    reader.queues.find()
+    reader.transport.fail("query_route", RemotingConnectException("no name server answers"))
+    assert reader.queues.find() == [A0, A1, B0, B1]
+    del reader.transport.routes["orders"]
+    assert reader.queues.find() == [A0, A1, B0, B1]
     assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"]
-    assert made.queues.exists(A0) is True
+    assert reader.queues.exists(A0) is True
 
 
-def test_rejection_by_a_name_server_is_raised_despite_a_known_route(reader: Make) -> None:
-    made = reader()
-    made.queues.find()
-    made.transport.fail("query_route", MQBrokerException("no permission", 16, "", "n:9876"))
+def test_rejection_by_a_name_server_is_raised_despite_a_known_route(make_reader: Make) -> None:
+    reader = make_reader()
+    reader.queues.find()
+    reader.transport.fail("query_route", MQBrokerException("no permission", 16, "", "n:9876"))
     with pytest.raises(MQBrokerException, match="no permission"):
-        made.queues.find()
+        reader.queues.find()
 
 
-def test_failed_topic_list_keeps_the_known_topics(reader: Make, caplog: pytest.LogCaptureFixture) -> None:
-    made = reader(subscribe=(), subscribe_pattern="ord.*")
-    made.transport.fail("topics", DOWN)
+def test_failed_topic_list_keeps_the_known_topics(make_reader: Make, caplog: pytest.LogCaptureFixture) -> None:
+    reader = make_reader(subscribe=(), subscribe_pattern="ord.*")
+    reader.transport.fail("topics", DOWN)
     with pytest.raises(RemotingConnectException):
-        made.queues.find()
-    found = made.queues.find()
-    made.transport.fail("topics", DOWN)
-    assert made.queues.find() == found == [A0, A1, B0, B1]
+        reader.queues.find()
+    found = reader.queues.find()
+    reader.transport.fail("topics", DOWN)
+    assert reader.queues.find() == found == [A0, A1, B0, B1]
     assert "listed the topics" in caplog.text
 
 
-def test_exists_is_known_only_for_queues_of_available_brokers(reader: Make) -> None:
-    made = reader()
-    assert made.queues.exists(A0) is True
-    assert made.queues.exists(replace(A0, queue_id=2)) is False
-    assert made.queues.exists(MessageQueue("orders", "c", 0)) is None
+def test_exists_is_known_only_for_queues_of_available_brokers(make_reader: Make) -> None:
+    reader = make_reader()
+    assert reader.queues.exists(A0) is True
+    assert reader.queues.exists(replace(A0, queue_id=2)) is False
+    assert reader.queues.exists(MessageQueue("orders", "c", 0)) is None
     # A topic in its first lookup: name servers with brokers do not know it, or none answers.
-    assert made.queues.exists(MessageQueue("bills", "a", 0)) is False
-    made.transport.fail("query_route", RemotingConnectException("refused"))
-    assert made.queues.exists(MessageQueue("others", "a", 0)) is None
+    assert reader.queues.exists(MessageQueue("bills", "a", 0)) is False
+    reader.transport.fail("query_route", RemotingConnectException("refused"))
+    assert reader.queues.exists(MessageQueue("others", "a", 0)) is None
 
 
-def test_broker_without_a_route_has_no_address(reader: Make) -> None:
-    made = reader()
-    made.queues.find()
-    made.clock.advance(2.0)
-    made.addresses("a", {})
-    made.queues.failed(A0, "a:10911")
+def test_broker_without_a_route_has_no_address(make_reader: Make) -> None:
+    reader = make_reader()
+    reader.queues.find()
+    reader.clock.advance(2.0)
+    reader.addresses("a", {})
+    reader.queues.failed(A0, "a:10911")
     with pytest.raises(RouteNotFoundException, match="has a broker a in the topic's route now"):
-        made.queues.address(A0)
-    made.queues.failed(A0, "")
-    made.clock.advance(2.0)
-    made.addresses("a", {0: "back:1"})
-    made.queues.failed(A0, "")
-    assert made.queues.address(A0) == "back:1"
+        reader.queues.address(A0)
+    reader.queues.failed(A0, "")
+    reader.clock.advance(2.0)
+    reader.addresses("a", {0: "back:1"})
+    reader.queues.failed(A0, "")
+    assert reader.queues.address(A0) == "back:1"
 
 
-def test_missing_route_is_requested_at_most_once_per_second(reader: Make) -> None:
+def test_missing_route_is_requested_at_most_once_per_second(make_reader: Make) -> None:
     # In a task, which has not looked up queues.
-    made = reader()
-    old = made.transport.routes.pop("orders")
+    reader = make_reader()
+    old = reader.transport.routes.pop("orders")
     for queue in (A0, A1, B0, B1):
         with pytest.raises(RouteNotFoundException, match="No topic route info"):
-            made.queues.address(queue)
-        made.queues.failed(queue, "")
-    assert len(made.asked("query_route")) == 1
-    made.clock.advance(1.1)
-    made.transport.routes["orders"] = old
-    assert made.queues.address(A0) == "a:10911"
+            reader.queues.address(queue)
+        reader.queues.failed(queue, "")
+    assert len(reader.asked("query_route")) == 1
+    reader.clock.advance(1.1)
+    reader.transport.routes["orders"] = old
+    assert reader.queues.address(A0) == "a:10911"
 
 
-def test_slow_name_server_is_not_queried_for_each_failure(reader: Make) -> None:
-    made = reader()
-    made.queues.find()
-    made.clock.advance(5.0)
-    slow = made.transport.query_route
+def test_slow_name_server_is_not_queried_for_each_failure(make_reader: Make) -> None:
+    reader = make_reader()
+    reader.queues.find()
+    reader.clock.advance(5.0)
+    slow = reader.transport.query_route
 
     def asked(topic: str, timeout: float) -> Any:
-        made.clock.advance(10.0)
-        made.transport.fail("query_route", RemotingTimeoutException("no answer"))
+        reader.clock.advance(10.0)
+        reader.transport.fail("query_route", RemotingTimeoutException("no answer"))
         return slow(topic, timeout)
 
-    made.transport.query_route = asked
+    reader.transport.query_route = asked
     for queue in (A0, A1, B0, B1) * 4:
-        made.queues.failed(queue, made.queues.address(queue))
-    assert len(made.asked("query_route")) == 2
+        reader.queues.failed(queue, reader.queues.address(queue))
+    assert len(reader.asked("query_route")) == 2
 
 
-def test_busy_broker_is_retried_instead_of_its_slave(reader: Make) -> None:
-    made = reader()
-    made.addresses("a", {0: "master:1", 1: "slave:1"})
-    made.transport.fail("max_offset", BrokerBusyException("busy", 2, "", "master:1"))
-    assert made.bounds.latest([A0]) == {A0: 0}
-    assert [address for _, address in made.asked("max_offset")] == ["master:1", "master:1"]
+def test_busy_broker_is_retried_instead_of_its_slave(make_reader: Make) -> None:
+    reader = make_reader()
+    reader.addresses("a", {0: "master:1", 1: "slave:1"})
+    reader.transport.fail("max_offset", BrokerBusyException("busy", 2, "", "master:1"))
+    assert reader.bounds.latest([A0]) == {A0: 0}
+    assert [address for _, address in reader.asked("max_offset")] == ["master:1", "master:1"]
 
 
-def test_attributes_of_inner_batch_topics_are_requested_once(reader: Make) -> None:
-    made = reader(sub_expression="a")
-    made.queues.find()
-    assert not made.queues.may_hold_inner_batches([A0, A1, B0])
-    assert [address for address, _ in made.asked("topic_config")] == ["a:10911", "b:10911"]
-    other = reader(sub_expression="a")
+def test_attributes_of_inner_batch_topics_are_requested_once(make_reader: Make) -> None:
+    reader = make_reader(sub_expression="a")
+    reader.queues.find()
+    assert not reader.queues.may_hold_inner_batches([A0, A1, B0])
+    assert [address for address, _ in reader.asked("topic_config")] == ["a:10911", "b:10911"]
+    other = make_reader(sub_expression="a")
     other.transport.attributes["orders"] = {"queue.type": "BatchCQ"}
     other.queues.find()
     assert other.queues.may_hold_inner_batches([A0, B0])
@@ -473,22 +477,22 @@ def test_attributes_of_inner_batch_topics_are_requested_once(reader: Make) -> No
     ],
 )
 def test_topic_of_unknown_type_is_filtered_by_task_or_broker(
-    reader: Make, error: RocketMQError, filter_type: str, may: bool
+    make_reader: Make, error: RocketMQError, filter_type: str, may: bool
 ) -> None:
-    made = reader(sub_expression="a", filter_type=filter_type)
-    made.queues.find()
-    made.transport.fail("topic_config", error)
-    assert made.queues.may_hold_inner_batches([A0]) is may
+    reader = make_reader(sub_expression="a", filter_type=filter_type)
+    reader.queues.find()
+    reader.transport.fail("topic_config", error)
+    assert reader.queues.may_hold_inner_batches([A0]) is may
 
 
-def test_every_broker_checks_an_expression_once(reader: Make, caplog: pytest.LogCaptureFixture) -> None:
-    made = reader(sub_expression="n > > 1", filter_type="SQL92")
-    made.queues.find()
-    made.transport.fail("check_filter", DOWN, MQBrokerException("can't be parsed", 23, "", "b:10911"))
+def test_every_broker_checks_an_expression_once(make_reader: Make, caplog: pytest.LogCaptureFixture) -> None:
+    reader = make_reader(sub_expression="n > > 1", filter_type="SQL92")
+    reader.queues.find()
+    reader.transport.fail("check_filter", DOWN, MQBrokerException("can't be parsed", 23, "", "b:10911"))
     with pytest.raises(OptionError, match=r"filterType=SQL92: a broker can't parse it: .*can't be parsed"):
-        made.queues.check_filter([A0, A1, B0, B1])
-    assert made.asked("check_filter") == [
-        (f"{broker}:10911", "orders", made.options.consumer_group, "n > > 1", "SQL92") for broker in ("a", "b")
+        reader.queues.check_filter([A0, A1, B0, B1])
+    assert reader.asked("check_filter") == [
+        (f"{broker}:10911", "orders", reader.options.consumer_group, "n > > 1", "SQL92") for broker in ("a", "b")
     ]
     # A broker that does not answer now is asked at the first pull.
     assert "broker a could not check the filter, the first pull will do so: refused" in caplog.text
@@ -509,132 +513,134 @@ def test_every_broker_checks_an_expression_once(reader: Make, caplog: pytest.Log
     ],
 )
 def test_rejected_expression_and_rejected_user_are_distinguished(
-    reader: Make, code: int, remark: str, expected: type[RocketMQError], text: str
+    make_reader: Make, code: int, remark: str, expected: type[RocketMQError], text: str
 ) -> None:
-    made = reader(sub_expression="a > 1", filter_type="SQL92")
-    made.queues.find()
-    made.transport.fail("check_filter", broker_error(code, remark, "a:10911", "checking a filter"))
+    reader = make_reader(sub_expression="a > 1", filter_type="SQL92")
+    reader.queues.find()
+    reader.transport.fail("check_filter", broker_error(code, remark, "a:10911", "checking a filter"))
     with pytest.raises(expected, match=text) as raised:
-        made.queues.check_filter([A0])
+        reader.queues.check_filter([A0])
     assert isinstance(raised.value, OptionError) is (expected is OptionError)
 
 
 @pytest.mark.parametrize(("code", "remark"), [(2, "[REJECTREQUEST]system busy"), (14, "shutting down"), (1, "oops")])
 def test_busy_broker_does_not_fail_the_filter_check(
-    reader: Make, caplog: pytest.LogCaptureFixture, code: int, remark: str
+    make_reader: Make, caplog: pytest.LogCaptureFixture, code: int, remark: str
 ) -> None:
-    made = reader(sub_expression="a > 1", filter_type="SQL92")
-    made.queues.find()
-    made.transport.fail("check_filter", broker_error(code, remark, "a:10911", "checking a filter"))
-    made.queues.check_filter([A0])
+    reader = make_reader(sub_expression="a > 1", filter_type="SQL92")
+    reader.queues.find()
+    reader.transport.fail("check_filter", broker_error(code, remark, "a:10911", "checking a filter"))
+    reader.queues.check_filter([A0])
     assert (
         f"broker a could not check the filter, the first pull will do so: checking a filter: a:10911 answered {code}"
         in caplog.text
     )
 
 
-def test_pattern_is_matched_to_names_of_at_most_127_characters(reader: Make, caplog: pytest.LogCaptureFixture) -> None:
-    made = reader(subscribe=(), subscribe_pattern="orders|a+a+-?|%.*")
+def test_pattern_is_matched_to_names_of_at_most_127_characters(
+    make_reader: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    reader = make_reader(subscribe=(), subscribe_pattern="orders|a+a+-?|%.*")
     longest, retry = "a" * 127, "%RETRY%" + "g" * 200
     for name in ("orders", longest, "a" * 128, "a" * 60_000 + "-", retry):
-        made.transport.routes[name] = route({"a": 1})
+        reader.transport.routes[name] = route({"a": 1})
     for _ in range(2):
-        assert {queue.topic for queue in made.queues.find()} == {"orders", longest}
+        assert {queue.topic for queue in reader.queues.find()} == {"orders", longest}
     (warning,) = caplog.messages
     assert "2 topics with names of more than 127 characters" in warning
 
 
-def test_planning_deadline_error_reports_the_progress(reader: Make) -> None:
+def test_planning_deadline_error_reports_the_progress(make_reader: Make) -> None:
     topics = tuple(f"t{number}" for number in range(200))
-    made = reader(subscribe=topics, read_timeout_ms=60_000)
-    made.transport.routes |= {name: route({"a": 1}) for name in topics}
-    works = made.transport.query_route
+    reader = make_reader(subscribe=topics, read_timeout_ms=60_000)
+    reader.transport.routes |= {name: route({"a": 1}) for name in topics}
+    works = reader.transport.query_route
 
     def slow(topic: str, timeout: float) -> Any:
-        made.clock.advance(1.0)
+        reader.clock.advance(1.0)
         return works(topic, timeout)
 
-    made.transport.query_route = slow
+    reader.transport.query_route = slow
     with pytest.raises(
         ReadError, match=r"readTimeoutMs=60000 has passed with \d+ of 200 routes of topics known; raise"
     ):
-        made.queues.find()
+        reader.queues.find()
     # 16 requests at once, each of a second.
-    assert 60 <= len(made.asked("query_route")) <= 60 + 16
-    made.transport.query_route = works
-    assert len(made.queues.find()) == 200
+    assert 60 <= len(reader.asked("query_route")) <= 60 + 16
+    reader.transport.query_route = works
+    assert len(reader.queues.find()) == 200
 
 
-def test_requests_get_the_remaining_time_of_planning(reader: Make) -> None:
-    made = reader(subscribe=(), subscribe_pattern="orders", read_timeout_ms=5000)
-    topics, query_route, timeouts = made.transport.topics, made.transport.query_route, list[float]()
+def test_requests_get_the_remaining_time_of_planning(make_reader: Make) -> None:
+    reader = make_reader(subscribe=(), subscribe_pattern="orders", read_timeout_ms=5000)
+    topics, query_route, timeouts = reader.transport.topics, reader.transport.query_route, list[float]()
 
     def slow(timeout: float) -> Any:
         timeouts.append(timeout)
-        made.clock.advance(4.5)
+        reader.clock.advance(4.5)
         return topics(timeout)
 
     def asked(topic: str, timeout: float) -> Any:
         timeouts.append(timeout)
-        made.clock.advance(timeout)
-        made.transport.fail("query_route", RemotingTimeoutException("no answer"))
+        reader.clock.advance(timeout)
+        reader.transport.fail("query_route", RemotingTimeoutException("no answer"))
         return query_route(topic, timeout)
 
-    made.transport.topics, made.transport.query_route = slow, asked
+    reader.transport.topics, reader.transport.query_route = slow, asked
     with pytest.raises(
         ReadError, match="with 0 of 1 routes of topics known; the last try: reading topic orders: no answ"
     ):
-        made.queues.find()
+        reader.queues.find()
     assert timeouts == [5.0, 0.5]
 
 
-def test_refusal_is_raised_as_it_is_after_the_deadline(reader: Make) -> None:
-    made = reader()
-    works = made.transport.query_route
+def test_refusal_is_raised_as_it_is_after_the_deadline(make_reader: Make) -> None:
+    reader = make_reader()
+    works = reader.transport.query_route
 
     def refused(topic: str, timeout: float) -> Any:
-        made.clock.advance(1000.0)
-        made.transport.fail("query_route", MQBrokerException("no permission", 16, "", "n:9876"))
+        reader.clock.advance(1000.0)
+        reader.transport.fail("query_route", MQBrokerException("no permission", 16, "", "n:9876"))
         return works(topic, timeout)
 
-    made.transport.query_route = refused
+    reader.transport.query_route = refused
     with pytest.raises(MQBrokerException, match="no permission"):
-        made.queues.find()
+        reader.queues.find()
 
 
 @pytest.mark.parametrize("planned", ["filter", "time"])
-def test_types_of_many_topics_are_requested_concurrently(reader: Make, planned: str) -> None:
+def test_types_of_many_topics_are_requested_concurrently(make_reader: Make, planned: str) -> None:
     topics = [f"t{number}" for number in range(5)]
-    made = reader(subscribe=tuple(topics), sub_expression="a")
-    made.transport.routes |= {name: route({"a": 1}) for name in topics}
-    queues = made.queues.find()
-    made.fill(dict.fromkeys(queues, 1))
+    reader = make_reader(subscribe=tuple(topics), sub_expression="a")
+    reader.transport.routes |= {name: route({"a": 1}) for name in topics}
+    queues = reader.queues.find()
+    reader.fill(dict.fromkeys(queues, 1))
     # A filter asks for the type of one topic first.
     asked_first = 1 if planned == "filter" else 0
-    together, works = threading.Barrier(len(topics) - asked_first), made.transport.topic_config
+    together, works = threading.Barrier(len(topics) - asked_first), reader.transport.topic_config
 
     def asked(address: str, topic: str, timeout: float) -> Any:
-        if len(made.asked("topic_config")) >= asked_first:
+        if len(reader.asked("topic_config")) >= asked_first:
             together.wait(PATIENCE)
         return works(address, topic, timeout)
 
-    made.transport.topic_config = asked
+    reader.transport.topic_config = asked
     if planned == "filter":
-        assert not made.queues.may_hold_inner_batches(queues)
+        assert not reader.queues.may_hold_inner_batches(queues)
     else:
-        assert made.at(dict.fromkeys(queues, 0)) == dict.fromkeys(queues, 0)
-    assert len(made.asked("topic_config")) == len(topics)
+        assert reader.at(dict.fromkeys(queues, 0)) == dict.fromkeys(queues, 0)
+    assert len(reader.asked("topic_config")) == len(topics)
 
 
-def test_routes_of_many_topics_are_requested_concurrently(reader: Make) -> None:
+def test_routes_of_many_topics_are_requested_concurrently(make_reader: Make) -> None:
     topics = tuple(f"t{number}" for number in range(4))
-    made = reader(subscribe=topics)
-    made.transport.routes |= {name: route({"a": 1}) for name in topics}
-    together, works = threading.Barrier(4), made.transport.query_route
+    reader = make_reader(subscribe=topics)
+    reader.transport.routes |= {name: route({"a": 1}) for name in topics}
+    together, works = threading.Barrier(4), reader.transport.query_route
 
     def asked(topic: str, timeout: float) -> Any:
         together.wait(PATIENCE)
         return works(topic, timeout)
 
-    made.transport.query_route = asked
-    assert made.queues.find() == [MessageQueue(name, "a", 0) for name in topics]
+    reader.transport.query_route = asked
+    assert reader.queues.find() == [MessageQueue(name, "a", 0) for name in topics]
