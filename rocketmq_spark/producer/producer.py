@@ -40,8 +40,8 @@ class Producer:
     """Sends messages to RocketMQ; safe for many threads, in the process that started it.
 
     `transport` is ``"remoting"`` for the brokers that `name_server` knows, or ``"grpc"`` for the RocketMQ 5 proxies of
-    `endpoints`; default: ``"grpc"`` if only `endpoints` are given. A test without servers passes a
-    :class:`~rocketmq_spark.testing.scripted.ScriptedTransport`, which the property `namespace` does not reach.
+    `endpoints`; default: ``"grpc"`` if only `endpoints` are given. A ``Transport`` object gets topics and groups
+    without the prefix of the property `namespace`.
 
     The other `properties` are the fields of :class:`~rocketmq_spark.options.producer.ProducerOptions`, many of them the
     Java producer's in snake_case; times are in milliseconds. Required is ``name_server="host:9876;host:9876"``, or the

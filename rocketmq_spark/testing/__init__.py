@@ -1,8 +1,7 @@
-"""Test doubles: a cluster in this process, and a transport that answers requests from a list of replies."""
+"""Test doubles: a RocketMQ cluster inside the test's process, and the replies that its servers give."""
 
 from rocketmq_spark.testing.fake_cluster import FakeCluster
+from rocketmq_spark.testing.fake_replies import Reply
 from rocketmq_spark.testing.fake_storage import BrokerSettings, ProxySettings, TopicSettings
-from rocketmq_spark.testing.scripted import ScriptedTransport
-from rocketmq_spark.testing.scripted_broker import Reply
 
-__all__ = ["BrokerSettings", "FakeCluster", "ProxySettings", "Reply", "ScriptedTransport", "TopicSettings"]
+__all__ = ["BrokerSettings", "FakeCluster", "ProxySettings", "Reply", "TopicSettings"]

@@ -21,10 +21,9 @@ from rocketmq_spark.protocol.remoting.codes import RequestCode, ResponseCode
 from rocketmq_spark.protocol.remoting.command import FLAG_ONEWAY, RemotingCommand
 from rocketmq_spark.protocol.remoting.records import encode_record
 from rocketmq_spark.testing import fake_sends
-from rocketmq_spark.testing.fake_replies import KEPT_REQUESTS, VERSION, Channel, Replies, ReplyOf, response_to
+from rocketmq_spark.testing.fake_replies import KEPT_REQUESTS, VERSION, Channel, Replies, Reply, ReplyOf, response_to
 from rocketmq_spark.testing.fake_sends import Refusal, Send
 from rocketmq_spark.testing.fake_storage import BrokerSettings, BrokerStorage
-from rocketmq_spark.testing.scripted_broker import Reply
 from rocketmq_spark.testing.store import HALF_TOPIC
 
 SENDS: Final = frozenset({RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE})

@@ -29,9 +29,9 @@ from rocketmq_spark.protocol.grpc._pb import service_pb2 as rpc
 from rocketmq_spark.protocol.grpc.codes import Code
 from rocketmq_spark.testing.fake_proxy_messages import status_reply, with_status
 from rocketmq_spark.testing.fake_proxy_service import Client, ProxyService, Servers, Transaction
+from rocketmq_spark.testing.fake_replies import Reply
 from rocketmq_spark.testing.fake_sends import Refusal
 from rocketmq_spark.testing.fake_storage import ProxySettings
-from rocketmq_spark.testing.scripted_broker import Reply
 
 _SERVICE: Final = "/apache.rocketmq.v2.MessagingService/"
 _KEPT: Final = 10_000

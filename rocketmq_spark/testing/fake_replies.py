@@ -8,20 +8,51 @@ from __future__ import annotations
 import functools
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Final, Protocol, TypeAlias
 
-from rocketmq_spark.errors import MQBrokerException
+from rocketmq_spark.errors import MQBrokerException, RocketMQError
 from rocketmq_spark.model.message import SendStatus
-from rocketmq_spark.protocol.remoting.codes import ResponseCode
+from rocketmq_spark.protocol.remoting.codes import ResponseCode, broker_error
 from rocketmq_spark.protocol.remoting.command import FLAG_RESPONSE, RemotingCommand
-from rocketmq_spark.testing.scripted_broker import Reply
-
-ReplyOf: TypeAlias = "Reply | Callable[[RemotingCommand], Reply | None]"
 
 # The version of every answer and request of a server: that of 5.5.0.
 VERSION: Final = 513
 # The most requests that a server keeps for tests to look at.
 KEPT_REQUESTS: Final = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """The reply to one request: acknowledge it with `status`, fail with `error`, or stay `silent`.
+
+    `stored` says whether the rows are kept. By default only an answer with a status keeps them.
+    ``Reply(silent=True, stored=True)`` is a lost acknowledgement.
+    """
+
+    status: SendStatus = SendStatus.SEND_OK
+    error: RocketMQError | None = None
+    delay: float = 0.0  # Seconds until the outcome. A delay beyond the send's timeout is a RemotingTimeoutException
+    silent: bool = False
+    stored: bool | None = None
+    # Close the connection instead of the answer; send the answer that many times more.
+    closes: bool = False
+    repeats: int = 0
+
+    @classmethod
+    def code(cls, code: int, remark: str = "", delay: float = 0.0) -> Reply:
+        """Return a reply with the error of a broker's response code, such as 2 (SYSTEM_BUSY)."""
+        return cls(error=broker_error(code, remark, "fake", "sending"), delay=delay)
+
+    @property
+    def stores(self) -> bool:
+        """Whether the rows are kept."""
+        if self.stored is not None:
+            return self.stored
+        return self.error is None and not self.silent and not self.closes
+
+
+ReplyOf: TypeAlias = "Reply | Callable[[RemotingCommand], Reply | None]"
 
 
 class Channel(Protocol):

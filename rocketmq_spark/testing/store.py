@@ -12,11 +12,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
-from rocketmq_spark.model.message import EncodedBatch, Encoding, Message, MessageQueue, SendRequest
+from rocketmq_spark.model.message import Message, MessageQueue
 from rocketmq_spark.model.message_ext import MessageExt, PullOutcome, PullRequest, PullStatus
-from rocketmq_spark.model.properties import KEYS, TAGS, UNIQ_KEY
-from rocketmq_spark.model.send_result import TRANSACTION_COMMIT_TYPE, EndTransaction, TransactionCheck
-from rocketmq_spark.protocol.remoting.records import encode_record, messages_in
+from rocketmq_spark.model.send_result import TransactionCheck
+from rocketmq_spark.protocol.remoting.records import encode_record
 
 HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
 
@@ -53,18 +52,6 @@ class MessageStore:
         self.removed: dict[MessageQueue, int] = {}
         self.log: list[Entry] = []
         self._read: dict[MessageQueue, list[MessageExt]] = {}
-
-    def keep(self, request: SendRequest, now: float) -> tuple[int, str]:
-        """Store a request's messages; return the queue offset of the first, and the comma-separated ids."""
-        batch, queue = request.batch, request.queue
-        messages = _messages_of(batch)
-        half = not batch.batch and messages[0].is_half_message
-        stored_in = MessageQueue(HALF_TOPIC, queue.broker_name, 0) if half else queue
-        read = [
-            self.append(message, stored_in, queue, now, sys_flag=batch.sys_flag, born_timestamp=request.born_timestamp)
-            for message in messages
-        ]
-        return read[0].queue_offset, ",".join(message.offset_msg_id for message in read)
 
     def put(self, queue: MessageQueue, messages: Iterable[Message], now: float) -> None:
         """Store messages without a request."""
@@ -212,11 +199,6 @@ class MessageStore:
         """Return the store time of the queue's first message; -1 if the queue is empty."""
         return next((message.store_timestamp for message in self._read.get(queue, ())), -1)
 
-    def end_transaction(self, request: EndTransaction, now: float) -> None:
-        """Make a committed half message visible; like a broker, again for each call."""
-        if request.commit_or_rollback == TRANSACTION_COMMIT_TYPE and request.commit_log_offset < len(self.log):
-            self.copy(request.commit_log_offset, now)
-
     def check(self, address: str, physical_offset: int, now: float) -> TransactionCheck:
         """Store a half message again, as brokers do (docs/internals/messages.md#checks), and return the check."""
         half = self.log[physical_offset]
@@ -232,18 +214,3 @@ class MessageStore:
             offset_msg_id=message.offset_msg_id,
             broker_name=half.meant_for.broker_name,
         )
-
-
-def _messages_of(batch: EncodedBatch) -> list[Message]:
-    if batch.encoding is Encoding.REMOTING:
-        return messages_in(batch)
-    # Tests over remoting do not need protobuf.
-    from rocketmq_spark.protocol.grpc._pb.service_pb2 import SendMessageRequest
-
-    messages = []
-    for message in SendMessageRequest.FromString(b"".join(batch.body)).messages:
-        system = message.system_properties
-        named = {KEYS: " ".join(system.keys), TAGS: system.tag, UNIQ_KEY: system.message_id}
-        properties = {name: text for name, text in named.items() if text} | dict(message.user_properties)
-        messages.append(Message(message.topic.name, message.body, properties=properties))
-    return messages

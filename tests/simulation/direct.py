@@ -25,10 +25,10 @@ from rocketmq_spark.testing.fake_broker import FakeBroker
 from rocketmq_spark.testing.fake_requests import HANDLERS
 from rocketmq_spark.testing.fake_sends import Send
 from rocketmq_spark.testing.fake_storage import BrokerSettings, BrokerStorage
-from rocketmq_spark.testing.scripted_broker import route
 from rocketmq_spark.transport.base import Closes, OnOutcome
 from rocketmq_spark.transport.remoting.requests import Answer, outcome_of
 from tests.simulation.world import World
+from tests.support.scripted import route
 
 TOPIC = "T"
 

@@ -40,7 +40,6 @@ from rocketmq_spark.routing.route_cache import TopicPublishInfo, publish_info_of
 from rocketmq_spark.sink.in_flight import InFlightBatch
 from rocketmq_spark.sink.pipeline import OnStored
 from rocketmq_spark.sink.settling_sender import Resumption
-from rocketmq_spark.testing.scripted_broker import route
 from tests.simulation.cluster import run_to_end
 from tests.simulation.effectively_once import (
     FATES,
@@ -55,6 +54,7 @@ from tests.simulation.effectively_once import (
 )
 from tests.simulation.schedule import TOPIC
 from tests.simulation.world import EPOCH, SimulatedRuntime, World
+from tests.support.scripted import route
 
 T = TypeVar("T")
 

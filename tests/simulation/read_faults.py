@@ -9,8 +9,8 @@ from typing import ClassVar
 
 from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.protocol.remoting.codes import RequestCode
+from rocketmq_spark.testing import Reply
 from rocketmq_spark.testing.fake_broker import FakeBroker
-from rocketmq_spark.testing.scripted_broker import Reply
 from tests.simulation.cluster import SimulatedCluster
 from tests.simulation.network import Network
 from tests.simulation.read_checks import ReadHistory

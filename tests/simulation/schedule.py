@@ -14,8 +14,8 @@ from typing import Any, ClassVar, Protocol
 
 from rocketmq_spark.model.message import MessageQueue, SendStatus
 from rocketmq_spark.options.sink import SinkOptions
+from rocketmq_spark.testing import Reply
 from rocketmq_spark.testing.fake_storage import BrokerSettings, TopicSettings
-from rocketmq_spark.testing.scripted_broker import Reply
 from tests.simulation.checks import KEYS, problems_of
 from tests.simulation.client import TaskResult, Worker
 from tests.simulation.cluster import BasePlan, BaseRun, SimulatedCluster, run_to_end

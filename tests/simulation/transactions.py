@@ -21,10 +21,10 @@ from rocketmq_spark.producer.transaction import Transactions
 from rocketmq_spark.protocol.remoting.codes import RequestCode
 from rocketmq_spark.protocol.remoting.command import RemotingCommand
 from rocketmq_spark.routing.client_instance import ClientInstance
+from rocketmq_spark.testing import Reply
 from rocketmq_spark.testing.fake_broker import Call, FakeBroker
 from rocketmq_spark.testing.fake_requests import HANDLERS
 from rocketmq_spark.testing.fake_storage import BrokerSettings
-from rocketmq_spark.testing.scripted_broker import Reply
 from rocketmq_spark.testing.store import HALF_TOPIC
 from rocketmq_spark.transport.base import OnEnd
 from rocketmq_spark.transport.remoting.transport import RemotingTransport

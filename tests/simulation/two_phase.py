@@ -28,8 +28,8 @@ from rocketmq_spark.options.sink import EXACTLY_ONCE, SinkOptions
 from rocketmq_spark.protocol.remoting.codes import RequestCode
 from rocketmq_spark.protocol.remoting.records import decode_properties, encode_single
 from rocketmq_spark.routing.client_instance import ClientInstance
+from rocketmq_spark.testing import Reply
 from rocketmq_spark.testing.fake_storage import BrokerSettings
-from rocketmq_spark.testing.scripted_broker import Reply
 from rocketmq_spark.transport.remoting.transport import RemotingTransport
 from tests.simulation.cluster import BasePlan, BaseRun, SimulatedCluster, run_to_end
 from tests.simulation.network import Conditions, Network

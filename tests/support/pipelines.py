@@ -21,8 +21,9 @@ from rocketmq_spark.routing.route_cache import TopicPublishInfo, publish_info_of
 from rocketmq_spark.routing.selectors import RoundRobinSelector
 from rocketmq_spark.sink.in_flight import InFlightBatch
 from rocketmq_spark.sink.pipeline import RateLimit, SendPipeline
-from rocketmq_spark.testing.scripted import ManualClock, Reply, ScriptedTransport
+from rocketmq_spark.testing import Reply
 from rocketmq_spark.transport.base import OnOutcome
+from tests.support.scripted import ManualClock, ScriptedTransport
 
 
 class Rig:

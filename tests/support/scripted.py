@@ -15,25 +15,26 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from rocketmq_spark import errors
-from rocketmq_spark.model.message import Message, MessageQueue, SendOutcome, SendRequest
+from rocketmq_spark.model.message import EncodedBatch, Encoding, Message, MessageQueue, SendOutcome, SendRequest
 from rocketmq_spark.model.message_ext import MessageExt, PullOutcome, PullRequest, PullStatus
+from rocketmq_spark.model.properties import KEYS, TAGS, UNIQ_KEY
 from rocketmq_spark.model.route import QueueData, TopicRouteData
-from rocketmq_spark.model.send_result import EndTransaction, RecallMessage, TransactionCheck, ending
-from rocketmq_spark.protocol.remoting.codes import ResponseCode, broker_error
-from rocketmq_spark.protocol.remoting.responses import TopicConfig
-from rocketmq_spark.testing.scripted_broker import (
-    Deliveries,
-    ManualClock,
-    PullReply,
-    Reply,
-    route,
-    take_reply,
-    with_broker,
+from rocketmq_spark.model.send_result import (
+    TRANSACTION_COMMIT_TYPE,
+    EndTransaction,
+    RecallMessage,
+    TransactionCheck,
+    ending,
 )
-from rocketmq_spark.testing.store import MessageStore
+from rocketmq_spark.protocol.remoting.codes import ResponseCode, broker_error
+from rocketmq_spark.protocol.remoting.records import messages_in
+from rocketmq_spark.protocol.remoting.responses import TopicConfig
+from rocketmq_spark.testing import Reply
+from rocketmq_spark.testing.store import HALF_TOPIC, MessageStore
 from rocketmq_spark.transport.base import Closes, OnCheckTransaction, OnEnd, OnOutcome, OnPulled
+from tests.support.scripted_broker import Deliveries, ManualClock, PullReply, route, take_reply, with_broker
 
-__all__ = ["ManualClock", "PullReply", "Reply", "ScriptedTransport", "route"]
+__all__ = ["ManualClock", "PullReply", "ScriptedTransport", "route"]
 
 logger = logging.getLogger("rocketmq_spark.transport")
 
@@ -185,7 +186,7 @@ class ScriptedTransport(Closes):
             reply = self._next_reply(request)
             self.oneways.append(request)
             if reply.stored if reply.stored is not None else reply.error is None:
-                self._store.keep(request, self._clock())
+                self._keep(request)
         if isinstance(reply.error, errors.RemotingSendRequestException):
             logger.warning("oneway send to %s: %s", request.queue, reply.error)
         elif reply.error is not None and not isinstance(reply.error, errors.MQBrokerException):
@@ -209,7 +210,10 @@ class ScriptedTransport(Closes):
         """Record the call as "end_transaction"; a commit puts the message into its queue."""
         self._record(timeout, "end_transaction", address, request)
         with self._changed:
-            self._store.end_transaction(request, self._clock())
+            committed = request.commit_or_rollback == TRANSACTION_COMMIT_TYPE
+            if committed and request.commit_log_offset < len(self._store.log):
+                # Like a broker, again for each call.
+                self._store.copy(request.commit_log_offset, self._clock())
 
     def recall_message(self, address: str, request: RecallMessage, timeout: float) -> str:
         """Record the call. Messages are delivered at once, so nothing is recalled."""
@@ -353,12 +357,25 @@ class ScriptedTransport(Closes):
 
     def _outcome(self, request: SendRequest, reply: Reply, timeout: float, wait: float) -> SendOutcome:
         queue, late = request.queue, reply.silent or reply.delay > timeout
-        offset, ids = self._store.keep(request, self._clock()) if reply.stores else (-1, "")
+        offset, ids = self._keep(request) if reply.stores else (-1, "")
         text = f"sending to {queue}: no answer within {timeout:g} s"
         error = errors.RemotingTimeoutException(text) if late else reply.error
         if error is not None:
             return SendOutcome(queue, None, error, wait * 1000.0)
         return SendOutcome(queue, reply.status, None, wait * 1000.0, queue_offset=offset, offset_msg_id=ids)
+
+    def _keep(self, request: SendRequest) -> tuple[int, str]:
+        """Store a request's messages; return the queue offset of the first, and the comma-separated ids."""
+        batch, queue = request.batch, request.queue
+        messages = _messages_of(batch)
+        half = not batch.batch and messages[0].is_half_message
+        stored_in = MessageQueue(HALF_TOPIC, queue.broker_name, 0) if half else queue
+        now, sys_flag, born = self._clock(), batch.sys_flag, request.born_timestamp
+        read = [
+            self._store.append(message, stored_in, queue, now, sys_flag=sys_flag, born_timestamp=born)
+            for message in messages
+        ]
+        return read[0].queue_offset, ",".join(message.offset_msg_id for message in read)
 
     def _pulled(self, request: PullRequest, timeout: float) -> tuple[float, PullOutcome]:
         """Return the seconds until a pull's outcome, and the outcome."""
@@ -386,3 +403,18 @@ class ScriptedTransport(Closes):
                 raise self._failures[name].popleft()
         if timeout <= 0:
             raise errors.RemotingTimeoutException(f"{name}: no time left of its timeout")
+
+
+def _messages_of(batch: EncodedBatch) -> list[Message]:
+    if batch.encoding is Encoding.REMOTING:
+        return messages_in(batch)
+    # Tests over remoting do not need protobuf.
+    from rocketmq_spark.protocol.grpc._pb.service_pb2 import SendMessageRequest
+
+    messages = []
+    for message in SendMessageRequest.FromString(b"".join(batch.body)).messages:
+        system = message.system_properties
+        named = {KEYS: " ".join(system.keys), TAGS: system.tag, UNIQ_KEY: system.message_id}
+        properties = {name: text for name, text in named.items() if text} | dict(message.user_properties)
+        messages.append(Message(message.topic.name, message.body, properties=properties))
+    return messages

@@ -1,7 +1,4 @@
-"""The parts of `ScriptedTransport`: replies, routes, a clock for tests, and the delivery of outcomes.
-
-Fake servers play `Reply`, too.
-"""
+"""The parts of `ScriptedTransport`: replies to pulls, routes, a clock for tests, and the delivery of outcomes."""
 
 from __future__ import annotations
 
@@ -15,14 +12,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
-from rocketmq_spark.errors import RemotingSendRequestException, RocketMQError
-from rocketmq_spark.model.message import (
-    SendOutcome,
-    SendStatus,
-)
+from rocketmq_spark.errors import RemotingSendRequestException
+from rocketmq_spark.model.message import SendOutcome
 from rocketmq_spark.model.message_ext import PullOutcome
 from rocketmq_spark.model.route import MASTER_ID, BrokerData, QueueData, TopicRouteData
-from rocketmq_spark.protocol.remoting.codes import broker_error
 from rocketmq_spark.testing.store import MOST_PULLED
 
 logger = logging.getLogger("rocketmq_spark.transport")
@@ -31,36 +24,6 @@ _JOIN_TIMEOUT: Final = 5.0
 
 _Request = TypeVar("_Request")
 _Reply = TypeVar("_Reply")
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """The reply to one request: acknowledge it with `status`, fail with `error`, or stay `silent`.
-
-    `stored` says whether the rows are kept. By default only an answer with a status keeps them.
-    ``Reply(silent=True, stored=True)`` is a lost acknowledgement.
-    """
-
-    status: SendStatus = SendStatus.SEND_OK
-    error: RocketMQError | None = None
-    delay: float = 0.0  # Seconds until the outcome. A delay beyond the send's timeout is a RemotingTimeoutException
-    silent: bool = False
-    stored: bool | None = None
-    # Fake brokers only: close the connection instead of the answer; send the answer that many times more.
-    closes: bool = False
-    repeats: int = 0
-
-    @classmethod
-    def code(cls, code: int, remark: str = "", delay: float = 0.0) -> Reply:
-        """Return a reply with the error of a broker's response code, such as 2 (SYSTEM_BUSY)."""
-        return cls(error=broker_error(code, remark, "scripted", "sending"), delay=delay)
-
-    @property
-    def stores(self) -> bool:
-        """Whether the rows are kept."""
-        if self.stored is not None:
-            return self.stored
-        return self.error is None and not self.silent and not self.closes
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,15 +27,15 @@ from rocketmq_spark.model.credentials import Credentials
 from rocketmq_spark.model.message import Message, MessageQueue
 from rocketmq_spark.model.route import MASTER_ID, BrokerData, TopicRouteData
 from rocketmq_spark.model.send_result import TransactionCheck
-from rocketmq_spark.testing import FakeCluster
+from rocketmq_spark.testing import FakeCluster, Reply
 from rocketmq_spark.testing.fake_proxy import FakeProxy
-from rocketmq_spark.testing.scripted import Reply, ScriptedTransport, route
 from rocketmq_spark.transport.base import Transport
 from rocketmq_spark.transport.grpc.transport import GrpcTransport
 from rocketmq_spark.transport.remoting.transport import RemotingTransport
 from rocketmq_spark.transport.tls import TlsSettings
 from tests.support.contract import Seam
 from tests.support.proxies import running_proxy, stored
+from tests.support.scripted import ScriptedTransport, route
 
 NOW = datetime.now(timezone.utc).replace(tzinfo=None)
 YESTERDAY, TOMORROW = NOW - timedelta(days=1), NOW + timedelta(days=1)

@@ -22,7 +22,6 @@ MODULES: Final = (
     "rocketmq_spark.aio",
     "rocketmq_spark.errors",
     "rocketmq_spark.testing",
-    "rocketmq_spark.testing.scripted",
     "rocketmq_spark.producer.hooks",
 )
 

@@ -19,8 +19,9 @@ from rocketmq_spark.errors import (
 from rocketmq_spark.model.message import MessageQueue, SendOutcome, SendRequest, SendStatus
 from rocketmq_spark.model.message_ext import decode_message_id
 from rocketmq_spark.model.send_result import TRANSACTION_COMMIT_TYPE, TRANSACTION_ROLLBACK_TYPE
-from rocketmq_spark.testing.scripted import ManualClock, Reply, ScriptedTransport, route
+from rocketmq_spark.testing import Reply
 from tests.support.processes import PATIENCE
+from tests.support.scripted import ManualClock, ScriptedTransport, route
 
 QUEUE = MessageQueue("orders", "broker-a", 0)
 BatchTo = Callable[..., SendRequest]

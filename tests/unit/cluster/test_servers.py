@@ -21,10 +21,10 @@ from rocketmq_spark.errors import ClusterError
 from rocketmq_spark.protocol.remoting.codes import RequestCode
 from rocketmq_spark.protocol.remoting.command import RemotingCommand
 from rocketmq_spark.testing.fake_name_server import encode_route
-from rocketmq_spark.testing.scripted import route
 from tests.support.frames import encode_command
 from tests.support.peer import Peer, Session
 from tests.support.processes import PATIENCE
+from tests.support.scripted import route
 
 MakeProxy = Callable[..., Proxy]
 

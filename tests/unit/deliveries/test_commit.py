@@ -19,8 +19,7 @@ from rocketmq_spark.model.message import Message, MessageQueue
 from rocketmq_spark.model.send_result import TRANSACTION_ROLLBACK_TYPE
 from rocketmq_spark.protocol.remoting.codes import RequestCode, ResponseCode
 from rocketmq_spark.protocol.remoting.command import RemotingCommand
-from rocketmq_spark.testing import FakeCluster
-from rocketmq_spark.testing.scripted import Reply
+from rocketmq_spark.testing import FakeCluster, Reply
 from tests.support.two_phase import ID, WRITE, Driver, MovedClock, driver, half_message, visible
 
 ROWS = [f"row-{number}" for number in range(20)]

@@ -8,8 +8,7 @@ import pytest
 
 from rocketmq_spark.model.message_ext import MessageExt
 from rocketmq_spark.protocol.remoting.codes import RequestCode, ResponseCode
-from rocketmq_spark.testing import FakeCluster
-from rocketmq_spark.testing.scripted import Reply
+from rocketmq_spark.testing import FakeCluster, Reply
 from tests.support.two_phase import TOPIC, Driver, MovedClock, driver, visible
 
 ROWS = [f"row-{number:03}" for number in range(600)]

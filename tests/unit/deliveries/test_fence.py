@@ -6,8 +6,7 @@ import pytest
 
 from rocketmq_spark.errors import MQClientException
 from rocketmq_spark.protocol.remoting.codes import RequestCode, ResponseCode
-from rocketmq_spark.testing import FakeCluster
-from rocketmq_spark.testing.scripted import Reply
+from rocketmq_spark.testing import FakeCluster, Reply
 from tests.support.two_phase import Driver
 
 NAMES = {"broker-0", "broker-1"}

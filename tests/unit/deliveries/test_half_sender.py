@@ -12,8 +12,7 @@ from rocketmq_spark.model.message import MessageQueue, SendOutcome
 from rocketmq_spark.model.message_ext import decode_message_id
 from rocketmq_spark.protocol.remoting.codes import RequestCode, ResponseCode
 from rocketmq_spark.protocol.remoting.command import RemotingCommand
-from rocketmq_spark.testing import FakeCluster
-from rocketmq_spark.testing.scripted import Reply
+from rocketmq_spark.testing import FakeCluster, Reply
 from tests.support.two_phase import Driver, MovedClock, driver, half_message
 
 ROWS = [f"row-{number:03}" for number in range(300)]

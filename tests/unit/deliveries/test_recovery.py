@@ -21,9 +21,8 @@ from rocketmq_spark.protocol.compression import CompressionType, compress
 from rocketmq_spark.protocol.remoting.command import RemotingCommand
 from rocketmq_spark.protocol.remoting.records import decode_batch, encode_batch
 from rocketmq_spark.protocol.remoting.unwrap import INNER_BATCH
-from rocketmq_spark.testing import FakeCluster
+from rocketmq_spark.testing import FakeCluster, Reply
 from rocketmq_spark.testing.fake_broker import FakeBroker
-from rocketmq_spark.testing.scripted_broker import Reply
 from tests.support.resume import ROWS, WRITE, Killed, complete, new_plan, refresh_routes, run_task
 from tests.support.two_phase import TOPIC, Driver, MovedClock, driver, visible
 

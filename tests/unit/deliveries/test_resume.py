@@ -29,8 +29,7 @@ from rocketmq_spark.protocol.remoting.codes import RequestCode, ResponseCode
 from rocketmq_spark.protocol.remoting.command import RemotingCommand
 from rocketmq_spark.protocol.remoting.records import encode_single
 from rocketmq_spark.routing.route_cache import TopicPublishInfo
-from rocketmq_spark.testing import FakeCluster
-from rocketmq_spark.testing.scripted_broker import Reply
+from rocketmq_spark.testing import FakeCluster, Reply
 from tests.support.resume import BATCH, ROWS, WRITE, Killed, complete, new_plan, refresh_routes, run_task
 from tests.support.two_phase import TOPIC, Driver, visible
 

@@ -15,7 +15,7 @@ from rocketmq_spark import aio
 from rocketmq_spark.model.message import Message, MessageQueue
 from rocketmq_spark.model.send_result import SendResult
 from rocketmq_spark.producer.producer import Producer
-from rocketmq_spark.testing.scripted import ScriptedTransport, route
+from tests.support.scripted import ScriptedTransport, route
 
 T = TypeVar("T")
 _numbers = itertools.count()

@@ -21,9 +21,9 @@ from rocketmq_spark.model.send_result import SendResult
 from rocketmq_spark.protocol.remoting.codes import ResponseCode
 from rocketmq_spark.protocol.remoting.records import messages_in
 from rocketmq_spark.routing.selectors import SelectMessageQueueByHash
-from rocketmq_spark.testing.scripted import Reply, ScriptedTransport, route
-from rocketmq_spark.testing.scripted_broker import ManualClock
+from rocketmq_spark.testing import Reply
 from tests.support.processes import PATIENCE
+from tests.support.scripted import ManualClock, ScriptedTransport, route
 
 _numbers = itertools.count()
 

@@ -14,8 +14,9 @@ from rocketmq_spark.model.send_result import LocalTransactionState
 from rocketmq_spark.producer.hooks import CheckForbiddenContext, CommunicationMode, SendMessageContext, TraceDispatcher
 from rocketmq_spark.producer.producer import Producer
 from rocketmq_spark.sink.trace import MAX_MESSAGE_BYTES, MessageType, PubTrace, trace_messages
-from rocketmq_spark.testing.scripted import Reply, ScriptedTransport, route
+from rocketmq_spark.testing import Reply
 from tests.support.processes import PATIENCE
+from tests.support.scripted import ScriptedTransport, route
 
 Make = Callable[..., Producer]
 MESSAGE = Message.of("T", b"x", tags="t", keys="k")

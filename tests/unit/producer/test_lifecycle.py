@@ -19,8 +19,9 @@ from rocketmq_spark.model.route import TopicRouteData
 from rocketmq_spark.model.send_result import LocalTransactionState
 from rocketmq_spark.producer.producer import Producer
 from rocketmq_spark.producer.service import ServiceState
-from rocketmq_spark.testing.scripted import Reply, ScriptedTransport, route
+from rocketmq_spark.testing import Reply
 from tests.support.processes import PATIENCE
+from tests.support.scripted import ScriptedTransport, route
 
 Make = Callable[..., Producer]
 MESSAGE = Message.of("T", b"x")

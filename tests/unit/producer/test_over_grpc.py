@@ -32,7 +32,7 @@ from rocketmq_spark.protocol.grpc._pb.service_pb2 import SendMessageRequest
 from rocketmq_spark.protocol.grpc.codes import proxy_error
 from rocketmq_spark.routing.connect import PROTOBUF_FLOOR, check_connection, new_transport
 from rocketmq_spark.routing.selectors import SelectMessageQueueByHash
-from rocketmq_spark.testing.scripted import Reply
+from rocketmq_spark.testing import Reply
 from rocketmq_spark.transport.grpc.transport import GrpcTransport
 from rocketmq_spark.transport.remoting.transport import RemotingTransport
 from tests.support.pipelines import ENDPOINTS, ScriptedProxies, proxy_route

@@ -10,7 +10,7 @@ import pytest
 from rocketmq_spark.errors import MQClientException
 from rocketmq_spark.model.send_result import RecallMessage, broker_name_of
 from rocketmq_spark.producer.producer import Producer
-from rocketmq_spark.testing.scripted import ScriptedTransport
+from tests.support.scripted import ScriptedTransport
 
 
 def handle(*words: str) -> str:

@@ -21,8 +21,8 @@ from rocketmq_spark.routing.connect import new_transport
 from rocketmq_spark.sink.routes import RouteFinder
 from rocketmq_spark.sink.sender import BatchSender
 from rocketmq_spark.testing import FakeCluster
-from rocketmq_spark.testing.scripted import ScriptedTransport, route
 from rocketmq_spark.transport.base import Transport
+from tests.support.scripted import ScriptedTransport, route
 
 Pair = tuple[EncodedBatch, MessageQueue | None]
 

@@ -19,8 +19,9 @@ from rocketmq_spark.errors import (
 from rocketmq_spark.model.message import Message, MessageQueue, SendStatus
 from rocketmq_spark.producer.producer import Producer
 from rocketmq_spark.routing.connect import new_transport
-from rocketmq_spark.testing.scripted import Reply, ScriptedTransport, route
+from rocketmq_spark.testing import Reply
 from rocketmq_spark.transport.remoting.transport import RemotingTransport
+from tests.support.scripted import ScriptedTransport, route
 
 Make = Callable[..., Producer]
 MESSAGE = Message.of("T", b"x", tags="t", keys=["k1", "k2"])
@@ -221,7 +222,7 @@ def test_a_broker_error_has_code_remark_and_address(producer: Producer, transpor
         producer.send(MESSAGE)
     error = caught.value
     assert (error.response_code, error.remark) == (13, "the message is illegal")
-    assert error.broker_addr == "scripted"
+    assert error.broker_addr == "fake"
 
 
 def test_result_has_the_queue_answered_by_the_broker(make_producer: Make, transport: ScriptedTransport) -> None:

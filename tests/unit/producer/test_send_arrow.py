@@ -24,7 +24,8 @@ from rocketmq_spark.options.parsing import parse_sink_options
 from rocketmq_spark.producer.producer import Producer
 from rocketmq_spark.routing.client_instance import ClientInstance
 from rocketmq_spark.sink.task import write_rows
-from rocketmq_spark.testing.scripted import Reply, ScriptedTransport, route
+from rocketmq_spark.testing import Reply
+from tests.support.scripted import ScriptedTransport, route
 
 KEYS = [f"key-{number}" for number in range(20)]
 

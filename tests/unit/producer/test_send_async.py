@@ -27,10 +27,10 @@ from rocketmq_spark.options.producer import RETRY_RESPONSE_CODES
 from rocketmq_spark.producer.async_send import BackPressure
 from rocketmq_spark.producer.attempt import Deadline
 from rocketmq_spark.producer.producer import Producer
-from rocketmq_spark.testing.scripted import Reply, ScriptedTransport, route
-from rocketmq_spark.testing.scripted_broker import ManualClock
+from rocketmq_spark.testing import Reply
 from rocketmq_spark.transport.base import SendRequest
 from tests.support.processes import PATIENCE, wait_for
+from tests.support.scripted import ManualClock, ScriptedTransport, route
 
 Make = Callable[..., Producer]
 # Starts a producer for threads or for asyncio.

@@ -25,7 +25,7 @@ from rocketmq_spark.options.producer import GRPC_RETRY_RESPONSE_CODES, RETRY_RES
 from rocketmq_spark.producer.attempt import Deadline, SendLoop
 from rocketmq_spark.protocol.grpc.codes import proxy_error
 from rocketmq_spark.protocol.remoting.codes import broker_error
-from rocketmq_spark.testing.scripted import ManualClock
+from tests.support.scripted import ManualClock
 
 DEFAULT = SendLoop(2, RETRY_RESPONSE_CODES, False, -1)
 

@@ -30,9 +30,9 @@ from rocketmq_spark.routing.connect import SharedConnection
 from rocketmq_spark.sink.routes import acquire
 from rocketmq_spark.spark.datasource import RocketMQDataSource
 from rocketmq_spark.testing import FakeCluster
-from rocketmq_spark.testing.scripted import ScriptedTransport
 from rocketmq_spark.transport.grpc.metadata import authorization
 from tests.support.proxies import running_proxy, stored
+from tests.support.scripted import ScriptedTransport
 from tests.support.transports import Authority
 
 Make = Callable[..., Producer]

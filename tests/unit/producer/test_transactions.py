@@ -17,8 +17,9 @@ from rocketmq_spark.model.send_result import EndTransaction, LocalTransactionSta
 from rocketmq_spark.producer.hooks import EndTransactionContext
 from rocketmq_spark.producer.producer import Producer
 from rocketmq_spark.protocol.compression import COMPRESSED_FLAG
-from rocketmq_spark.testing.scripted import Reply, ScriptedTransport
+from rocketmq_spark.testing import Reply
 from tests.support.processes import PATIENCE, wait_for
+from tests.support.scripted import ScriptedTransport
 
 COMMIT, ROLLBACK, UNKNOW = LocalTransactionState
 Make = Callable[..., Producer]

@@ -27,9 +27,9 @@ from rocketmq_spark.routing.fault_strategy import FaultSite
 from rocketmq_spark.sink.routes import RouteFinder
 from rocketmq_spark.sink.sender import BatchSender
 from rocketmq_spark.testing import FakeCluster
-from rocketmq_spark.testing.scripted import ManualClock, ScriptedTransport, route
 from rocketmq_spark.transport.remoting.transport import RemotingTransport
 from tests.support.processes import wait_for
+from tests.support.scripted import ManualClock, ScriptedTransport, route
 
 OPTIONS = ConnectionOptions(name_server=("ns:1",))
 

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from rocketmq_spark.routing.retries import Backoff, Retries
-from rocketmq_spark.testing.scripted import ManualClock
+from tests.support.scripted import ManualClock
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from rocketmq_spark.routing.selectors import (
     ThreadLocalSelector,
     selector_of,
 )
-from rocketmq_spark.testing.scripted import route
+from tests.support.scripted import route
 
 S = FaultSite
 MODES = [None, *PRESETS]

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from rocketmq_spark.routing.heart_beat import Worker
-from rocketmq_spark.testing.scripted import ManualClock
+from tests.support.scripted import ManualClock
 
 
 class Job:

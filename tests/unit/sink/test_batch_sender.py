@@ -24,8 +24,9 @@ from rocketmq_spark.protocol.remoting.records import encode_batch
 from rocketmq_spark.routing.client_instance import ClientInstance
 from rocketmq_spark.sink.routes import RouteFinder
 from rocketmq_spark.sink.sender import BatchSender
-from rocketmq_spark.testing.scripted import Reply, ScriptedTransport, route
+from rocketmq_spark.testing import Reply
 from tests.support.pipelines import proxy_route
+from tests.support.scripted import ScriptedTransport, route
 
 Pair = tuple[EncodedBatch, MessageQueue | None]
 

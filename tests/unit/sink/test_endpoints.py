@@ -10,7 +10,7 @@ from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.model.message import SendRequest
 from rocketmq_spark.protocol.grpc.codes import call_error, proxy_error
 from rocketmq_spark.routing.fault_strategy import PRESETS
-from rocketmq_spark.testing.scripted import Reply
+from rocketmq_spark.testing import Reply
 from tests.support.pipelines import ENDPOINTS, Rig, proxy_route, refused
 
 FIRST, SECOND = ENDPOINTS

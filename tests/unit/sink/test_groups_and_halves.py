@@ -17,8 +17,9 @@ from rocketmq_spark.model.message import EncodedBatch, Encoding, Message, Messag
 from rocketmq_spark.protocol.batches import singles_of, split_batch
 from rocketmq_spark.protocol.grpc.messages import encode_send_request
 from rocketmq_spark.protocol.remoting.records import decode_batch, decode_properties, encode_batch, encode_properties
-from rocketmq_spark.testing.scripted import Reply, route
+from rocketmq_spark.testing import Reply
 from tests.support.pipelines import REPLIES, Rig
+from tests.support.scripted import route
 
 ENDPOINTS = {"p1:8081": 1, "p2:8081": 1}
 

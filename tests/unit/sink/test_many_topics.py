@@ -9,8 +9,9 @@ import pytest
 
 from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.routing.route_cache import publish_info_of
-from rocketmq_spark.testing.scripted import Reply, route
+from rocketmq_spark.testing import Reply
 from tests.support.pipelines import Rig, refused
+from tests.support.scripted import route
 
 # An answer frees one slot, or two when it also widens the window; each is tried for a line that waited and for the next
 # delivery of the line that is served.

@@ -16,7 +16,8 @@ from rocketmq_spark.protocol.remoting.records import encode_batch
 from rocketmq_spark.routing.client_instance import ClientInstance
 from rocketmq_spark.sink.routes import RouteFinder
 from rocketmq_spark.sink.sender import OnewaySender
-from rocketmq_spark.testing.scripted import Reply, ScriptedTransport, route
+from rocketmq_spark.testing import Reply
+from tests.support.scripted import ScriptedTransport, route
 
 
 class Rows:

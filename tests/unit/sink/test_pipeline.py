@@ -13,8 +13,9 @@ from rocketmq_spark.errors import DeliveryError, RemotingCertificateException, R
 from rocketmq_spark.model.message import MessageQueue, SendOutcome, SendStatus
 from rocketmq_spark.routing.fault_strategy import PRESETS
 from rocketmq_spark.routing.route_cache import publish_info_of
-from rocketmq_spark.testing.scripted import Reply, route
+from rocketmq_spark.testing import Reply
 from tests.support.pipelines import CERTAIN_REPLIES, REPLIES, Rig, refused
+from tests.support.scripted import route
 
 
 def test_every_batch_is_stored_and_counted_with_its_queue_and_offset() -> None:

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from rocketmq_spark.model.message import MessageQueue, SendRequest, SendStatus
 from rocketmq_spark.protocol.remoting.records import decode_batch
 from rocketmq_spark.routing.route_cache import publish_info_of
-from rocketmq_spark.testing.scripted import Reply, route
+from rocketmq_spark.testing import Reply
 from tests.support.pipelines import REPLIES, Rig, refused
+from tests.support.scripted import route
 
 QUEUES = [MessageQueue("T", broker, queue_id) for broker in "ab" for queue_id in range(2)]
 

@@ -15,7 +15,8 @@ from rocketmq_spark.producer.service import batch_trace_sender
 from rocketmq_spark.protocol.remoting.records import encode_batch
 from rocketmq_spark.sink.in_flight import InFlightBatch
 from rocketmq_spark.sink.trace import BatchTracer
-from rocketmq_spark.testing.scripted import Reply, ScriptedTransport, route
+from rocketmq_spark.testing import Reply
+from tests.support.scripted import ScriptedTransport, route
 
 TOPIC = "RMQ_SYS_TRACE_TOPIC"
 OPTIONS = SinkOptions.of(name_server=("ns:9876",), namespace="space", producer_group="pg", enable_trace=True)

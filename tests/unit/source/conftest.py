@@ -13,7 +13,7 @@ from rocketmq_spark.options.source import SourceOptions
 from rocketmq_spark.source.offset_resolver import OffsetResolver
 from rocketmq_spark.source.stream_offsets import StreamOffsets
 from rocketmq_spark.source.topic_queues import TopicQueues
-from rocketmq_spark.testing.scripted import ManualClock, ScriptedTransport, route
+from tests.support.scripted import ManualClock, ScriptedTransport, route
 
 A0, A1, B0, B1 = QUEUES = [MessageQueue("orders", broker, number) for broker in "ab" for number in (0, 1)]
 

@@ -28,7 +28,7 @@ from rocketmq_spark.protocol.remoting.unwrap import Unreadable
 from rocketmq_spark.source.puller import Puller
 from rocketmq_spark.source.ranges import OffsetRange
 from rocketmq_spark.source.read import decoded
-from rocketmq_spark.testing.scripted import PullReply
+from tests.support.scripted import PullReply
 from tests.unit.source.conftest import A0, A1, B0, Make, Reader
 
 SCHEMA = pa.schema([("brokerName", pa.string()), ("queueId", pa.int32()), ("queueOffset", pa.int64())])

@@ -8,7 +8,7 @@ from rocketmq_spark.errors import DataLossError, ReadError, RemotingConnectExcep
 from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.model.message_ext import PullOutcome, PullStatus
 from rocketmq_spark.source.ranges import OffsetRange
-from rocketmq_spark.testing.scripted import PullReply
+from tests.support.scripted import PullReply
 from tests.unit.source.conftest import A0, A1, B0, QUEUES, Make, Reader
 
 NOTHING_READ = dict.fromkeys(QUEUES, 0)

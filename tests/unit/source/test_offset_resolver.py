@@ -22,7 +22,7 @@ from rocketmq_spark.model.message_ext import PullOutcome, PullRequest, PullStatu
 from rocketmq_spark.options.offsets import OffsetSpec
 from rocketmq_spark.source.offset_resolver import OffsetResolver
 from rocketmq_spark.source.ranges import OffsetRange
-from rocketmq_spark.testing.scripted import PullReply, route
+from tests.support.scripted import PullReply, route
 from tests.unit.source.conftest import A0, A1, B0, B1, QUEUES, Make, Reader
 from tests.unit.source.test_data_loss import stored
 

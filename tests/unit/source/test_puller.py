@@ -27,7 +27,7 @@ from rocketmq_spark.model.message_ext import Pulled, PullOutcome, PullRequest, P
 from rocketmq_spark.protocol.remoting.records import decode_records
 from rocketmq_spark.source.puller import WINDOW, Puller
 from rocketmq_spark.source.ranges import OffsetRange
-from rocketmq_spark.testing.scripted import PullReply, ScriptedTransport
+from tests.support.scripted import PullReply, ScriptedTransport
 from tests.unit.source.conftest import A0, A1, B0, QUEUES, Make, Reader
 
 BUSY = BrokerBusyException("busy", 2, "", "a:10911")

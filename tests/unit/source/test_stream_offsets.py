@@ -22,8 +22,8 @@ from rocketmq_spark.errors import (
 from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.options.offsets import OffsetSpec
 from rocketmq_spark.source.ranges import OffsetRange
-from rocketmq_spark.testing.scripted import route
 from tests.support.processes import PATIENCE, wait_for
+from tests.support.scripted import route
 from tests.unit.source.conftest import A0, A1, B0, B1, QUEUES, Make, Reader
 
 LATEST = OffsetSpec("latest")

@@ -26,10 +26,10 @@ from rocketmq_spark.options.offsets import OffsetSpec
 from rocketmq_spark.options.source import SourceOptions
 from rocketmq_spark.protocol.remoting.codes import RequestCode, ResponseCode, broker_error
 from rocketmq_spark.source.topic_queues import TopicQueues
-from rocketmq_spark.testing.scripted import route
 from rocketmq_spark.transport.remoting.transport import RemotingTransport
 from tests.support import fakes
 from tests.support.processes import PATIENCE
+from tests.support.scripted import route
 from tests.unit.source.conftest import A0, A1, B0, B1, Make, Reader
 
 DOWN = RemotingConnectException("refused")

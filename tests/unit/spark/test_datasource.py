@@ -55,11 +55,11 @@ from rocketmq_spark.spark.spark_api import SessionFacts, arrow_schema
 from rocketmq_spark.spark.writer import RouteLookup
 from rocketmq_spark.testing import FakeCluster
 from rocketmq_spark.testing.fake_name_server import FakeNameServer
-from rocketmq_spark.testing.scripted import route
 from tests.support import fakes
 from tests.support.peer import refused_address
 from tests.support.pipelines import ScriptedProxies
 from tests.support.proxies import running_proxy
+from tests.support.scripted import route
 
 BODY = StructType().add("body", StringType())
 KEYED = StructType().add("body", StringType()).add("shardingKey", StringType())

@@ -16,8 +16,8 @@ from rocketmq_spark.routing.client_instance import registry
 from rocketmq_spark.spark.datasource import RocketMQDataSource
 from rocketmq_spark.testing import FakeCluster
 from rocketmq_spark.testing.fake_name_server import FakeNameServer
-from rocketmq_spark.testing.scripted_broker import route, with_broker
 from tests.support import fakes
+from tests.support.scripted import route, with_broker
 
 KEYED = StructType().add("body", StringType()).add("shardingKey", StringType())
 

@@ -11,7 +11,7 @@ from rocketmq_spark.errors import MQClientException
 from rocketmq_spark.model.message import Message, MessageQueue, SendRequest, SendStatus
 from rocketmq_spark.model.message_ext import decode_message_id
 from rocketmq_spark.model.send_result import EndTransaction
-from rocketmq_spark.testing.scripted import Reply
+from rocketmq_spark.testing import Reply
 from tests.support.contract import ReadPromises
 from tests.support.processes import PATIENCE
 from tests.support.transports import ADDED, BROKERS, QUEUE, Brokers, made

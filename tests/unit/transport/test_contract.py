@@ -14,7 +14,7 @@ from rocketmq_spark.errors import (
     RemotingTimeoutException,
 )
 from rocketmq_spark.model.message import SendStatus
-from rocketmq_spark.testing.scripted import Reply
+from rocketmq_spark.testing import Reply
 from tests.support.contract import SOON, Outcomes, Promises, Seam, batch
 from tests.support.processes import PATIENCE
 from tests.support.transports import TRANSPORTS, Played, made

@@ -21,11 +21,11 @@ from rocketmq_spark.errors import (
 from rocketmq_spark.model.message import SendRequest, SendStatus
 from rocketmq_spark.protocol.remoting.codes import RequestCode
 from rocketmq_spark.protocol.remoting.command import RemotingCommand
-from rocketmq_spark.testing.scripted import ManualClock
 from rocketmq_spark.transport.remoting.transport import RemotingTransport
 from tests.support.frames import encode_command
 from tests.support.peer import Peer, Session, address_of, full_listener, refused_address, stored_fields
 from tests.support.processes import PATIENCE, wait_for
+from tests.support.scripted import ManualClock
 
 RequestTo = Callable[..., SendRequest]
 

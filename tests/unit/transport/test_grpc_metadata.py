@@ -17,14 +17,15 @@ from rocketmq_spark.errors import CredentialsError, MQBrokerException, OptionErr
 from rocketmq_spark.model.credentials import Credentials
 from rocketmq_spark.model.send_result import TRANSACTION_COMMIT_TYPE, EndTransaction
 from rocketmq_spark.protocol.grpc._pb import service_pb2 as service
+from rocketmq_spark.testing import Reply
 from rocketmq_spark.testing.fake_proxy import Call, FakeProxy
 from rocketmq_spark.testing.fake_proxy_messages import status_reply
-from rocketmq_spark.testing.scripted import ManualClock, Reply
 from rocketmq_spark.transport.grpc.metadata import MetadataSource
 from rocketmq_spark.transport.grpc.transport import GrpcTransport
 from tests.support.contract import Outcomes, single
 from tests.support.processes import PATIENCE, wait_for
 from tests.support.proxies import running_proxy
+from tests.support.scripted import ManualClock
 from tests.support.transports import Grpc
 
 SECRETS = ("hush-hush", "token-token")

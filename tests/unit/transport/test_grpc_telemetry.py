@@ -26,9 +26,9 @@ from rocketmq_spark.model.send_result import (
 from rocketmq_spark.producer.producer import Producer
 from rocketmq_spark.protocol.grpc._pb import definition_pb2 as pb
 from rocketmq_spark.protocol.grpc._pb import service_pb2 as service
+from rocketmq_spark.testing import Reply
 from rocketmq_spark.testing.fake_proxy import FakeProxy
 from rocketmq_spark.testing.fake_proxy_messages import status, status_reply
-from rocketmq_spark.testing.scripted import Reply
 from rocketmq_spark.transport.grpc.transport import GrpcTransport
 from rocketmq_spark.transport.tls import TlsSettings
 from tests.support.contract import Outcomes, batch, single

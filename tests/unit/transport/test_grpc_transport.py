@@ -38,9 +38,9 @@ from rocketmq_spark.model.message import EncodedBatch, Encoding, MessageQueue, S
 from rocketmq_spark.model.route import MASTER_ID, BrokerData, QueueData
 from rocketmq_spark.protocol.grpc._pb import definition_pb2 as pb
 from rocketmq_spark.protocol.grpc._pb import service_pb2 as service
+from rocketmq_spark.testing import Reply
 from rocketmq_spark.testing.fake_proxy import FakeProxy
 from rocketmq_spark.testing.fake_proxy_messages import status_reply
-from rocketmq_spark.testing.scripted import Reply
 from rocketmq_spark.transport.grpc.transport import GrpcTransport
 from tests.support.contract import SOON, Outcomes, batch, single
 from tests.support.peer import refused_address

@@ -15,13 +15,13 @@ from rocketmq_spark.model.message import SendRequest, SendStatus
 from rocketmq_spark.protocol.remoting.codes import RequestCode, ResponseCode
 from rocketmq_spark.protocol.remoting.command import RemotingCommand
 from rocketmq_spark.protocol.remoting.headers import signed
-from rocketmq_spark.testing import FakeCluster
+from rocketmq_spark.testing import FakeCluster, Reply
 from rocketmq_spark.testing.fake_broker import FakeBroker
-from rocketmq_spark.testing.scripted import Reply, route
 from rocketmq_spark.transport.remoting.transport import RemotingTransport
 from tests.support import fakes
 from tests.support.peer import Peer, Session, refused_address
 from tests.support.processes import PATIENCE
+from tests.support.scripted import route
 
 CREDENTIALS = Credentials("the-user", "hush-hush", "token-token")
 

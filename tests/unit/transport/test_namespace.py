@@ -21,10 +21,10 @@ from rocketmq_spark.testing import FakeCluster
 from rocketmq_spark.testing.fake_broker import FakeBroker
 from rocketmq_spark.testing.fake_name_server import FakeNameServer
 from rocketmq_spark.testing.fake_sends import recall_handle
-from rocketmq_spark.testing.scripted import route
 from rocketmq_spark.transport.remoting.transport import RemotingTransport
 from tests.support import fakes
 from tests.support.processes import PATIENCE
+from tests.support.scripted import route
 
 Make = Callable[..., RemotingTransport]
 QUEUE = MessageQueue("orders", "a", 0)

@@ -25,13 +25,14 @@ from rocketmq_spark.model.message import MessageQueue, SendOutcome, SendRequest,
 from rocketmq_spark.protocol.remoting.codes import RequestCode
 from rocketmq_spark.protocol.remoting.command import RemotingCommand
 from rocketmq_spark.routing.route_cache import RouteCache
-from rocketmq_spark.testing.scripted import Reply, route
+from rocketmq_spark.testing import Reply
 from rocketmq_spark.transport.remoting.requests import Request
 from rocketmq_spark.transport.remoting.transport import RemotingTransport
 from rocketmq_spark.transport.tls import TlsSettings
 from tests.support import fakes
 from tests.support.peer import Peer, Session, address_of, full_listener, refused_address
 from tests.support.processes import PATIENCE
+from tests.support.scripted import route
 from tests.support.strategies import encode_stored_record
 from tests.support.transports import Authority
 
