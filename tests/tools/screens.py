@@ -1,7 +1,7 @@
-"""Make the pictures of the command line in docs/images from commands on a real cluster: ``python docs/screens.py``.
+"""Make the pictures of the command line in docs/images from commands on a real cluster.
 
-A picture shows what the command printed, without the path of the local Python. It loads nothing from other hosts:
-rich's links to web fonts are removed.
+Run it with ``python -m tests.tools.screens``. A picture shows what the command printed, without the path of the local
+Python. It loads nothing from other hosts: rich's links to web fonts are removed.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from rich.console import Console
 from rich.text import Text
 
 from rocketmq_spark import Admin, LocalCluster, Message, Producer
+from tests.support.markdown import ROOT
 
-IMAGES: Final = Path(__file__).with_name("images")
+IMAGES: Final = ROOT / "docs" / "images"
 WIDTH: Final = 124
 NAME_SERVER: Final = 9876
 BROKERS: Final = ({"listenPort": 10911, "haListenPort": 10912}, {"listenPort": 10921, "haListenPort": 10922})
