@@ -23,7 +23,7 @@ QUICKSTART = blocks(ROOT / "docs" / "quickstart.md")
 # A mistake is a block of Python, followed by a block with its error.
 MISTAKES = [
     pytest.param(code.text, error.text, id=f"line {code.line}")
-    for code, error in pairwise(block for block in QUICKSTART if block.section == "Troubleshooting")
+    for code, error in pairwise(blocks(ROOT / "docs" / "troubleshooting.md"))
     if (code.language, error.language) == ("python", "text")
 ]
 

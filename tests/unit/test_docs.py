@@ -62,10 +62,18 @@ def test_heading_anchors_follow_the_rules_of_code_hosts(tmp_path: Path) -> None:
     assert list(links(page)) == ["#twice-1", "x.md"]
 
 
-def test_every_page_is_in_the_index() -> None:
-    listed = {target.partition("#")[0] for target in links(ROOT / "docs" / "README.md")}
+def test_every_page_is_in_the_navigation_of_the_site() -> None:
+    nav = re.findall(r"^ +- (?:\w+: )?(\S+\.md)$", (ROOT / "mkdocs.yml").read_text("utf-8"), re.MULTILINE)
+    pages = {path.relative_to(ROOT).as_posix().removeprefix("docs/") for path in PAGES} - {"README.md", "SECURITY.md"}
+    notebooks = {f"notebooks/{path.stem}.md" for path in (ROOT / "notebooks").glob("*.ipynb")}
+    assert sorted(nav) == sorted(pages | notebooks | {"index.md"})
+
+
+def test_readme_and_the_index_of_internals_link_to_every_page() -> None:
     folder = ROOT / "docs"
-    assert listed == {path.relative_to(folder).as_posix() for path in folder.rglob("*.md")} - {"README.md"}
+    listed = {target.partition("#")[0].removeprefix("docs/") for target in links(ROOT / "README.md")}
+    listed |= {f"internals/{target.partition('#')[0]}" for target in links(folder / "internals" / "README.md")}
+    assert {path.relative_to(folder).as_posix() for path in folder.rglob("*.md")} - listed == set()
 
 
 def option_names(tree: ast.AST) -> Iterator[str]:

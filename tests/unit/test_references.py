@@ -32,6 +32,9 @@ def dead_references(text: str) -> list[str]:
     for match in _REFERENCE.finditer(text):
         # protoc resolves its imports in proto/.
         path = ROOT / "proto" / match[1] if match[1].endswith(".proto") else ROOT / match[1]
+        # The site has a page for each notebook.
+        if path.parent.name == "notebooks" and path.suffix == ".md":
+            path = path.with_suffix(".ipynb")
         if not path.exists() or (match[2] and match[2] not in anchors(path)):
             dead.append(match[0])
     return dead
