@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -92,6 +93,45 @@ def test_code_can_be_read_and_its_options_exist(block: Block) -> None:
     # `nameSever` is misspelt on purpose, to show the error.
     # `includeHeaders` is an option of the Kafka connector.
     assert set(option_names(ast.parse(block.text))) - {"nameSever", "includeHeaders"} <= known
+
+
+def bound_names(tree: ast.AST) -> tuple[set[str], set[str]]:
+    """Return the names that a block imports, and those that it binds otherwise."""
+    imported, bound = set(), set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            imported |= {(name.asname or name.name).partition(".")[0] for name in node.names}
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            bound.add(node.name)
+        elif isinstance(node, ast.arg):
+            bound.add(node.arg)
+        elif isinstance(node, ast.ExceptHandler):
+            bound.add(str(node.name))
+        elif isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+            bound.add(node.id)
+    return imported, bound
+
+
+@pytest.mark.parametrize("path", PAGES, ids=page_name)
+def test_code_imports_what_it_uses_and_the_page_defines_the_rest(path: Path) -> None:
+    # Readers copy single blocks. `spark` is a session, `df` a DataFrame with a column `body`.
+    defined = {"spark", "df", *dir(builtins)}
+    undefined = {}
+    for block in blocks(path):
+        if block.language == "python":
+            tree = ast.parse(block.text)
+            imported, bound = bound_names(tree)
+            defined |= bound
+            used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+            if missing := used - defined - imported:
+                undefined[block.line] = missing
+    assert undefined == {}
+
+
+@pytest.mark.parametrize("path", PAGES, ids=page_name)
+def test_lines_outside_tables_fit_on_a_screen(path: Path) -> None:
+    lines = enumerate(path.read_text("utf-8").splitlines(), 1)
+    assert [number for number, line in lines if len(line) > 120 and not line.startswith("|")] == []
 
 
 @pytest.mark.parametrize("block", BLOCKS)
