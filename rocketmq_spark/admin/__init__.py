@@ -4,7 +4,8 @@ It uses RocketMQ's remoting protocol, as ``mqadmin`` does.
 """
 
 from rocketmq_spark.admin.admin import Admin
-from rocketmq_spark.admin.answers import BrokerInfo, PeekedMessage, QueueOffsets, Table, TopicInfo
+from rocketmq_spark.admin.answers import BrokerInfo, PeekedMessage, QueueOffsets, TopicInfo
 from rocketmq_spark.admin.queues import queue_offsets
+from rocketmq_spark.display.row_table import Table
 
 __all__ = ["Admin", "BrokerInfo", "PeekedMessage", "QueueOffsets", "Table", "TopicInfo", "queue_offsets"]

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
 from rocketmq_spark import errors
-from rocketmq_spark.admin.answers import BrokerInfo, PeekedMessage, QueueOffsets, Table, TopicInfo
+from rocketmq_spark.admin.answers import BrokerInfo, PeekedMessage, QueueOffsets, TopicInfo
 from rocketmq_spark.admin.brokers import brokers_of, topics_of
 from rocketmq_spark.admin.queues import admin_options, closed_queues, held_by, missing_queues, offsets_of, peek
+from rocketmq_spark.display.row_table import Table
 from rocketmq_spark.errors import NoBrokersException, RocketMQError, TopicRouteStaleException
 from rocketmq_spark.model.names import check_topic, is_legal, is_system_topic
 from rocketmq_spark.model.route import MAX_QUEUES, PERM_READ, PERM_WRITE, TopicRouteData, masters_of

@@ -13,7 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timezone
 from typing import Final, NamedTuple
 
-from rocketmq_spark.admin.answers import BrokerInfo, Table, TopicInfo
+from rocketmq_spark.admin.answers import BrokerInfo, TopicInfo
+from rocketmq_spark.display.row_table import Table
 from rocketmq_spark.errors import RocketMQError, TopicRouteStaleException
 from rocketmq_spark.model.names import is_internal_topic
 from rocketmq_spark.model.route import BrokerData, TopicRouteData, masters_of, permission_text

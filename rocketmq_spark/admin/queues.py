@@ -152,22 +152,12 @@ def peek(
     `held` has the queues that readers may read. Messages that expire meanwhile are left out.
     """
     # Only this function needs Arrow.
-    import pyarrow as pa
-
+    from rocketmq_spark.arrow.read_columns import arrow_schema_of
     from rocketmq_spark.source.read import read_rows
 
-    schema = pa.schema(
-        [
-            ("storeTimestamp", pa.timestamp("us", "UTC")),
-            ("brokerName", pa.string()),
-            ("queueId", pa.int32()),
-            ("queueOffset", pa.int64()),
-            ("tags", pa.string()),
-            ("keys", pa.string()),
-            ("properties", pa.map_(pa.string(), pa.string())),
-            ("body", pa.binary()),
-            ("unreadable", pa.string()),
-        ]
+    # In the order of the fields of `PeekedMessage`.
+    schema = arrow_schema_of(
+        ("storeTimestamp", "brokerName", "queueId", "queueOffset", "tags", "keys", "properties", "body", "unreadable")
     )
     if count < 1:
         raise OptionError(f"peeking at {count} messages: allowed is 1 or more")
@@ -215,5 +205,4 @@ def _messages(batches: Iterator[pa.RecordBatch]) -> Iterator[PeekedMessage]:
     for batch in batches:
         for row in batch.to_pylist():
             own = {name: text for name, text in row["properties"] or () if name not in RESERVED_PROPERTIES}
-            # The columns have the order of the fields.
             yield PeekedMessage(*{**row, "properties": own}.values())

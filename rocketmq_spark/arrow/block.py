@@ -324,7 +324,7 @@ class _Reader:
         if entries is None:
             return None
         reserved = schema.reserved_names(self._columns, row_id=self._row_ids is not None)
-        dropped = reserved if any(name in self._columns for name in schema.READ_COLUMNS) else frozenset()
+        dropped = reserved if any(name in self._columns for name in schema.READ_ONLY) else frozenset()
         if self._row_ids is None and not self._options.keep_row_id:
             dropped |= {ROW_ID}
         user, user_violations = validate.user_properties(entries, reserved=reserved, dropped=dropped)

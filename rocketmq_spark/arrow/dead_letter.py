@@ -30,7 +30,7 @@ from rocketmq_spark.arrow.columns import (
 from rocketmq_spark.arrow.schema import (
     COLUMNS,
     NUMBER_COLUMNS,
-    READ_COLUMNS,
+    READ_ONLY,
     is_instant,
     is_int,
     is_text,
@@ -295,7 +295,7 @@ class _RowReader:
             (prop.column(self._block.rows) for prop in self._block.properties if prop.name == ROW_ID), None
         )
         self._reserved = reserved_names(columns, row_id=self._row_id is not None)
-        self._dropped = set(self._reserved) if any(name in columns for name in READ_COLUMNS) else set()
+        self._dropped = set(self._reserved) if any(name in columns for name in READ_ONLY) else set()
         if self._row_id is None:
             # The id of another message: a dead letter is no copy of it.
             self._dropped.add(ROW_ID)

@@ -19,21 +19,22 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rocketmq_spark.arrow.columns import ByteColumn, byte_strings, text_array, to_arrow, to_numpy
+from rocketmq_spark.arrow.read_columns import (
+    COLUMNS_BY_NAME,
+    FROM_PROPERTIES,
+    LAST_TIME,
+    UNREADABLE,
+    US_PER_MS,
+    ReadColumn,
+)
 from rocketmq_spark.arrow.stored import Irregular, Properties, cells, records_of, rows_of, split_properties
 from rocketmq_spark.errors import CompressionError, RemotingCommandException
 from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.model.message_ext import MessageExt, Pulled, encode_message_id, format_host
-from rocketmq_spark.model.properties import KEYS, ROW_ID, TAGS, UNIQ_KEY
+from rocketmq_spark.model.properties import TAGS
 from rocketmq_spark.protocol.compression import COMPRESSED_FLAG, decompress
 from rocketmq_spark.protocol.remoting.unwrap import CRC_MASK, INNER_BATCH, Unreadable, messages_of
 
-# The column of a recovery: ``SPARK_ROW_ID``.
-ROW_IDS: Final = "rowId"
-_FROM_PROPERTIES: Final = {"tags": TAGS, "keys": KEYS, "msgId": UNIQ_KEY, ROW_IDS: ROW_ID}
-_PROPERTY_COLUMNS: Final = ("properties", *_FROM_PROPERTIES)
-_US_PER_MS: Final = 1000
-# A sender can set any time. Milliseconds beyond this do not fit a timestamp and become null.
-_LAST_TIME: Final = (2**63 - 1) // _US_PER_MS
 # The two hex digits of each byte.
 _HEX: Final = np.array([f"{value:02X}" for value in range(256)], np.bytes_).view(np.uint16)
 
@@ -43,9 +44,6 @@ _MOST_UNPACKED: Final = 64 * 1024 * 1024
 # Memory of a message without its body, and of a property, as Python objects, bytes.
 _MESSAGE_COST: Final = 500
 _PROPERTY_COST: Final = 200
-
-# The column of a read that says why a message is unreadable, null in all other rows.
-UNREADABLE: Final = "unreadable"
 
 OnUnreadable: TypeAlias = Callable[[Unreadable], bool]
 """Called once for each unreadable message; returns whether it becomes a row with the stored bytes as body."""
@@ -107,7 +105,7 @@ def decode_rows(
     """
     names = {*schema.names}
     decompressed = not names.isdisjoint(("body", UNREADABLE))
-    parsed = tags is not None or not names.isdisjoint((*_PROPERTY_COLUMNS, UNREADABLE))
+    parsed = tags is not None or not names.isdisjoint((*FROM_PROPERTIES, UNREADABLE))
     rows: list[tuple[MessageQueue, MessageExt | Unreadable]] = []
     room = _MOST_UNPACKED
     for pull in pulls:
@@ -128,8 +126,9 @@ def decode_rows(
 
 
 def _batch_of(rows: Sequence[tuple[MessageQueue, MessageExt | Unreadable]], schema: pa.Schema) -> pa.RecordBatch:
-    columns = [pa.array([_value(name, *row) for row in rows], schema.field(name).type) for name in schema.names]
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
+    columns = [(COLUMNS_BY_NAME[field.name], field.type) for field in schema]
+    arrays = [pa.array([_value(column, *row) for row in rows], kind) for column, kind in columns]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def _has_tag(message: MessageExt | Unreadable, tags: frozenset[str]) -> bool:
@@ -142,41 +141,14 @@ def _has_tag(message: MessageExt | Unreadable, tags: frozenset[str]) -> bool:
     return record.properties.get(TAGS) in tags
 
 
-def _value(name: str, queue: MessageQueue, message: MessageExt | Unreadable) -> Any:
-    if isinstance(message, Unreadable) and name not in ("topic", "brokerName", "queueId"):
-        known = {"body": message.body, "queueOffset": message.start, UNREADABLE: message.explanation}
-        if name in known:
-            return known[name]
-        if message.record is None or (name in _PROPERTY_COLUMNS and not message.properties_known):
-            return None
-        message = message.record
-    return _VALUES[name](queue, message)
-
-
-def _instant(time: int) -> int | None:
-    return time * _US_PER_MS if abs(time) <= _LAST_TIME else None
-
-
-# What each column holds of one message; properties and times as Arrow's own constructor takes them.
-_VALUES: Final[dict[str, Any]] = {
-    "topic": lambda queue, _: queue.topic,
-    "body": lambda _, message: message.body,
-    "tags": lambda _, message: message.properties.get(TAGS),
-    "keys": lambda _, message: message.properties.get(KEYS),
-    ROW_IDS: lambda _, message: message.properties.get(ROW_ID),
-    "properties": lambda _, message: list(message.properties.items()),
-    "flag": lambda _, message: message.flag,
-    "brokerName": lambda queue, _: queue.broker_name,
-    "queueId": lambda queue, _: queue.queue_id,
-    "queueOffset": lambda _, message: message.queue_offset,
-    "msgId": lambda _, message: message.unique_id or message.offset_msg_id,  # As MessageClientExt.getMsgId
-    "offsetMsgId": lambda _, message: message.offset_msg_id,
-    "bornTimestamp": lambda _, message: _instant(message.born_timestamp),
-    "storeTimestamp": lambda _, message: _instant(message.store_timestamp),
-    "bornHost": lambda _, message: message.born_host,
-    "reconsumeTimes": lambda _, message: message.reconsume_times,
-    UNREADABLE: lambda *_: None,
-}
+def _value(column: ReadColumn, queue: MessageQueue, message: MessageExt | Unreadable) -> Any:
+    if not isinstance(message, Unreadable):
+        return column.value(queue, message)
+    if column.of_unreadable is not None:
+        return column.of_unreadable(queue, message)
+    if message.record is None or (column.name in FROM_PROPERTIES and not message.properties_known):
+        return None
+    return column.value(queue, message.record)
 
 
 class _Columns:
@@ -219,7 +191,7 @@ class _Columns:
         queues = self._queues
         match name:
             case "tags" | "keys" | "msgId" | "rowId":
-                values = self._split().value_of(_FROM_PROPERTIES[name])
+                values = self._split().value_of(COLUMNS_BY_NAME[name].property)
                 return pc.coalesce(values, self._offset_ids()) if name == "msgId" and values.null_count else values
             case "body":
                 return self._bodies()
@@ -247,9 +219,9 @@ class _Columns:
 
     def _times(self, name: str, kind: pa.DataType) -> pa.Array:
         times = self._records.heads[name].astype(np.int64)
-        if np.any((times > _LAST_TIME) | (times < -_LAST_TIME)):
+        if np.any((times > LAST_TIME) | (times < -LAST_TIME)):
             raise Irregular
-        return to_arrow(times[self._rows.record] * _US_PER_MS).cast(kind)
+        return to_arrow(times[self._rows.record] * US_PER_MS).cast(kind)
 
     def _split(self) -> Properties:
         if self._properties is None:

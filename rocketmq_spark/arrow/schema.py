@@ -1,7 +1,7 @@
 """The columns that a write accepts, their types, and the message properties that they make.
 
 The checks read no rows, so the driver can reject a write before any task starts. An unknown column is an error, because
-ignoring it would lose data. A write accepts the columns in `READ_COLUMNS` without sending them, so that a copy of a
+ignoring it would lose data. A write accepts the columns in `READ_ONLY` without sending them, so that a copy of a
 topic works. It rejects the column ``unreadable`` of a read. Names are case-sensitive.
 """
 
@@ -15,19 +15,9 @@ from typing import Final
 
 import pyarrow as pa
 
+from rocketmq_spark.arrow.read_columns import column_names
 from rocketmq_spark.errors import SchemaError
 from rocketmq_spark.model import properties
-
-# Columns that only a read returns. A write ignores them, so that a copy job works.
-READ_COLUMNS: Final = (
-    "msgId",
-    "offsetMsgId",
-    "queueOffset",
-    "bornTimestamp",
-    "storeTimestamp",
-    "bornHost",
-    "reconsumeTimes",
-)
 
 DELAY_COLUMNS: Final = ("delayTimeLevel", "delayMs", "deliverTime")
 
@@ -143,7 +133,10 @@ _OWN_TYPES: Final = {name: column.message_type for name, column in COLUMNS.items
 COLUMN_OF: Final[Mapping[str, str]] = {column.makes: name for name, column in COLUMNS.items() if column.makes}
 """The column that makes a property."""
 
-_KNOWN: Final = (*COLUMNS, *READ_COLUMNS)
+READ_ONLY: Final = tuple(name for name in column_names() if name not in COLUMNS)
+"""The columns that only a read returns."""
+
+_KNOWN: Final = (*COLUMNS, *READ_ONLY)
 
 # The types of a column that is part of a row id.
 _ID_TYPES: Final = (_is_payload, _is_keys, is_int, pa.types.is_boolean, pa.types.is_timestamp, pa.types.is_null)

@@ -19,8 +19,8 @@ import pyarrow.compute as pc
 
 from rocketmq_spark.arrow.block import MessageBlock
 from rocketmq_spark.arrow.columns import Ints, Mask, filled, to_arrow, to_numpy
-from rocketmq_spark.arrow.decode import ROW_IDS
 from rocketmq_spark.arrow.hashes import Hashes, stored_hashes
+from rocketmq_spark.arrow.read_columns import ROW_IDS, arrow_schema_of
 from rocketmq_spark.errors import InputChangedError
 from rocketmq_spark.model.message import Message, MessageQueue
 from rocketmq_spark.model.properties import ROW_ID
@@ -46,15 +46,7 @@ class StoredRows:
     """Rows that are stored, in ascending order of their numbers; rows with one number have different hashes."""
 
     # The columns of messages that `in_batch` needs.
-    SCHEMA: ClassVar = pa.schema(
-        [
-            (ROW_IDS, pa.string()),
-            ("queueOffset", pa.int64()),
-            ("body", pa.binary()),
-            ("flag", pa.int32()),
-            ("properties", pa.map_(pa.string(), pa.string())),
-        ]
-    )
+    SCHEMA: ClassVar = arrow_schema_of((ROW_IDS, "queueOffset", "body", "flag", "properties"))
 
     numbers: Ints
     hashes: Hashes  # Of the content

@@ -20,13 +20,13 @@ import typer
 from rocketmq_spark._version import __version__
 from rocketmq_spark.cli.cluster_commands import app as cluster_app
 from rocketmq_spark.cli.connection import Connection, connected, print_json
+from rocketmq_spark.display.tables import one_line
 from rocketmq_spark.errors import OptionError, ReservedPropertyError, RocketMQError, escaped
-from rocketmq_spark.model.table import one_line
 from rocketmq_spark.options.connection import GRPC, REMOTING
 
 if TYPE_CHECKING:
-    from rocketmq_spark.admin.answers import Table
     from rocketmq_spark.cli.doctor.machine import Check
+    from rocketmq_spark.display.row_table import Table
     from rocketmq_spark.model.route import TopicRouteData
 
 app = typer.Typer(
@@ -175,8 +175,8 @@ def send(
     delay_ms: Annotated[int, typer.Option(help="Delay of the delivery in milliseconds.")] = 0,
 ) -> None:
     """Send one message, and show where it is stored."""
+    from rocketmq_spark.display.tables import present, print_table
     from rocketmq_spark.model.message import Message
-    from rocketmq_spark.model.table import present, print_table
     from rocketmq_spark.options.kinds import parse_one
     from rocketmq_spark.options.sink import SINK_OPTIONS
     from rocketmq_spark.producer.producer import Producer
@@ -299,7 +299,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _show_route(connection: Connection, route: TopicRouteData) -> None:
-    from rocketmq_spark.admin.answers import Table
+    from rocketmq_spark.display.row_table import Table
     from rocketmq_spark.model.route import BrokerRoute
 
     connection.show(Table(BrokerRoute, route.by_broker()))

@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from rocketmq_spark import errors
-from rocketmq_spark.model.table import one_line
+from rocketmq_spark.display.tables import one_line
 from rocketmq_spark.options.connection import ConnectionOptions
 from rocketmq_spark.options.kinds import SECRET, WRITE, OptionSpec, specs_of
 
 if TYPE_CHECKING:
     from rocketmq_spark.admin.admin import Admin
-    from rocketmq_spark.admin.answers import Table
+    from rocketmq_spark.display.row_table import Table
 
 _VISIBLE: Final = "Other users can see command lines, so prefer the environment variable, or give file:/path."
 _SPECS: Final = [spec for spec in specs_of(ConnectionOptions, WRITE) if spec.cli]

@@ -12,12 +12,12 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Final
 
-from rocketmq_spark.admin.answers import Table
 from rocketmq_spark.admin.queues import admin_options
 from rocketmq_spark.deliveries.exactly_once.commit import TwoPhaseCommit, new_run_id
 from rocketmq_spark.deliveries.log.brokers import Brokers
 from rocketmq_spark.deliveries.log.decision_log import DecisionLog, WriteState
 from rocketmq_spark.deliveries.log.records import Write
+from rocketmq_spark.display.row_table import Table
 from rocketmq_spark.errors import (
     DeliveryError,
     MQClientException,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timezone
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from rocketmq_spark.display.optional import require
 from rocketmq_spark.errors import escaped
 from rocketmq_spark.metrics.measures import IntArray, highest_us, lowest_us
 
@@ -41,15 +41,6 @@ STYLE: Final[Mapping[str, Any]] = {
 
 # The unit of the time axis, by the shortest span that uses it (seconds).
 _UNITS: Final = ((2 * 86_400, "days", 86_400), (2 * 3_600, "hours", 3_600), (600, "minutes", 60), (0, "seconds", 1))
-
-
-def require(module: str, purpose: str) -> Any:
-    """Return an optional module, or raise an ImportError with the command that installs it."""
-    try:
-        return importlib.import_module(module)
-    except ImportError as exc:
-        name = module.partition(".")[0]
-        raise ImportError(f"{purpose} needs {name}: pip install 'rocketmq-spark[notebook]'", name=name) from exc
 
 
 def plot_latencies(latencies: Mapping[str, tuple[IntArray, IntArray]], ax: Axes | None) -> Axes:

@@ -12,6 +12,8 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import IO, TYPE_CHECKING, Any, Final
 
+from rocketmq_spark.display.optional import require
+from rocketmq_spark.display.tables import Layout, html_table, print_table
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.metrics.measures import (
     HIGHEST_US,
@@ -24,7 +26,6 @@ from rocketmq_spark.metrics.measures import (
 )
 from rocketmq_spark.metrics.openmetrics import families, render
 from rocketmq_spark.metrics.recorder import PartitionReport, ReadReport
-from rocketmq_spark.model import table as table_view
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -45,9 +46,7 @@ _COLUMNS: Final = (*_COUNTS, *_QUANTILES, "isolated_times", "isolated_ms")
 _HEADINGS: Final = (
     "broker", "rows", "requests", "MiB", "retries", "failures", "isolated", "p50 ms", "p90 ms", "p99 ms", "max ms",
 )  # fmt: skip
-_LAYOUT: Final = table_view.Layout(
-    right=_HEADINGS[1:], spare=("p90 ms", "isolated", "MiB", "p50 ms", "requests", "failures")
-)
+_LAYOUT: Final = Layout(right=_HEADINGS[1:], spare=("p90 ms", "isolated", "MiB", "p50 ms", "requests", "failures"))
 _EMPTY: Final = "No task has ended yet."
 
 
@@ -211,8 +210,6 @@ class WriteSummary:
 
     def to_pandas(self, write_id: str | None = None) -> pd.DataFrame:
         """Return the numbers of `to_dict` as a pandas DataFrame indexed by broker."""
-        from rocketmq_spark.metrics.plots import require
-
         rows = [[name, *(numbers[column] for column in _COLUMNS)] for name, numbers in self.to_dict(write_id).items()]
         types = {name: "float64" if name.endswith("_ms") else "int64" for name in _COLUMNS}
         frame = require("pandas", "to_pandas()").DataFrame(rows, columns=["broker", *_COLUMNS])
@@ -223,7 +220,7 @@ class WriteSummary:
         """Print a table of all brokers, by default to stdout."""
         self._require(write_id)
         notes = self.notes(write_id)
-        table_view.print_table(_HEADINGS, self._cells(write_id), _LAYOUT, notes=notes, empty=_EMPTY, file=file)
+        print_table(_HEADINGS, self._cells(write_id), _LAYOUT, notes=notes, empty=_EMPTY, file=file)
 
     def plot(self, ax: Axes | None = None, write_id: str | None = None) -> Axes:
         """Draw each broker's cumulative latency distribution."""
@@ -296,7 +293,7 @@ class WriteSummary:
         return cells
 
     def _repr_html_(self) -> str:
-        return table_view.html_table(_HEADINGS, self._cells(None), notes=self.notes(), empty=_EMPTY)
+        return html_table(_HEADINGS, self._cells(None), notes=self.notes(), empty=_EMPTY)
 
     def __repr__(self) -> str:
         return f"<WriteSummary writes={len(self._writes)} reports={self.reports} {self.measures()!r}>"

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, Final
 
-from rocketmq_spark.model import table as table_view
+from rocketmq_spark.display.tables import html_table
 from rocketmq_spark.model.names import java_order
 
 MASTER_ID: Final = 0
@@ -128,7 +128,7 @@ class TopicRouteData:
             queues = str(broker.read_queues), str(broker.write_queues)
             rows.append((broker.broker_name, broker.cluster, addresses, *queues, broker.permission))
         notes = [f"messages: {', '.join(sorted(self.message_types))}"] if self.message_types else []
-        return table_view.html_table(headings, rows, notes=notes, empty="No broker has the topic.")
+        return html_table(headings, rows, notes=notes, empty="No broker has the topic.")
 
 
 def masters_of(brokers: Iterable[BrokerData]) -> dict[str, str]:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import rocketmq_spark.model.properties as const
+from rocketmq_spark.display.tables import html_table, present
 from rocketmq_spark.errors import MQClientException, RocketMQError
-from rocketmq_spark.model import table as table_view
 from rocketmq_spark.model.message import MessageQueue, SendStatus
 from rocketmq_spark.model.message_ext import MessageExt
 
@@ -55,7 +55,7 @@ class SendResult:
         }
 
     def _repr_html_(self) -> str:
-        return table_view.html_table(*table_view.present(self.facts()))
+        return html_table(*present(self.facts()))
 
 
 class SharedResult:

@@ -10,11 +10,10 @@ import logging
 import os
 import time
 from collections.abc import Iterator, Sequence
-from typing import Final
 
 import pyarrow as pa
 
-from rocketmq_spark.arrow.decode import UNREADABLE
+from rocketmq_spark.arrow.read_columns import UNREADABLE, arrow_schema_of, column_names
 from rocketmq_spark.errors import SchemaError
 from rocketmq_spark.options.kinds import option_text
 from rocketmq_spark.options.parsing import parse_source_options
@@ -24,28 +23,6 @@ from rocketmq_spark.source.read import SkippedMessages, read_rows, reading_trans
 from rocketmq_spark.source.topic_queues import TopicQueues
 
 logger = logging.getLogger("rocketmq_spark.source")
-
-_TIME: Final = pa.timestamp("us", "UTC")
-# The columns of `spark.read`, as Spark makes them from Arrow.
-SCHEMA: Final = pa.schema(
-    {
-        "topic": pa.string(),
-        "body": pa.binary(),
-        "tags": pa.string(),
-        "keys": pa.string(),
-        "properties": pa.map_(pa.string(), pa.string()),
-        "flag": pa.int32(),
-        "brokerName": pa.string(),
-        "queueId": pa.int32(),
-        "queueOffset": pa.int64(),
-        "msgId": pa.string(),
-        "offsetMsgId": pa.string(),
-        "bornTimestamp": _TIME,
-        "storeTimestamp": _TIME,
-        "bornHost": pa.string(),
-        "reconsumeTimes": pa.int32(),
-    }
-)
 
 
 def read_arrow(
@@ -86,15 +63,13 @@ def read_arrow(
 
 def _schema(options: SourceOptions, columns: Sequence[str] | None) -> pa.Schema:
     raw = options.on_unreadable == "raw"
-    allowed = SCHEMA.append(pa.field(UNREADABLE, pa.string())) if raw else SCHEMA
+    known = column_names(raw=raw)
     if columns is None:
-        names = [name for name in allowed.names if options.include_properties or name != "properties"]
+        names = column_names(raw=raw, properties=options.include_properties)
     else:
         names = [*columns, *([UNREADABLE] if raw and UNREADABLE not in columns else [])]
-    if unknown := [name for name in names if name not in allowed.names]:
-        raise SchemaError(
-            f"columns: a read has no column {', '.join(unknown)}; its columns are {', '.join(allowed.names)}"
-        )
+    if unknown := [name for name in names if name not in known]:
+        raise SchemaError(f"columns: a read has no column {', '.join(unknown)}; its columns are {', '.join(known)}")
     if not names or len(set(names)) < len(names):
         raise SchemaError(f"columns: name at least one column, and each once, not {names}")
-    return pa.schema([allowed.field(name) for name in names])
+    return arrow_schema_of(names)

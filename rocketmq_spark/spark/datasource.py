@@ -25,7 +25,6 @@ from pyspark.sql.datasource import (
 from rocketmq_spark.errors import OptionError, RocketMQError
 from rocketmq_spark.options.parsing import parse_source_options
 from rocketmq_spark.options.source import SourceOptions, option_warnings
-from rocketmq_spark.spark.reader import RAW_READ_SCHEMA, READ_SCHEMA
 from rocketmq_spark.spark.spark_api import SessionFacts, arrow_schema
 
 if TYPE_CHECKING:
@@ -70,11 +69,11 @@ class RocketMQDataSource(DataSource):
 
     def schema(self) -> str:
         """Return the columns of a read. Malformed options are errors later, when the read is planned."""
+        from rocketmq_spark.arrow.read_columns import column_names, spark_schema_of
+
         options = {name.lower(): text.strip().lower() for name, text in self.options.items()}
-        columns = RAW_READ_SCHEMA if options.get("onunreadable") == "raw" else READ_SCHEMA
-        if options.get("includeproperties") == "false":
-            columns = columns.replace("properties map<string,string>, ", "")
-        return columns
+        raw, properties = options.get("onunreadable") == "raw", options.get("includeproperties") != "false"
+        return spark_schema_of(column_names(raw=raw, properties=properties))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Check the read, and return the reader of a batch query; `schema` may have fewer columns than a read."""

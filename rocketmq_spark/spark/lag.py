@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
-from rocketmq_spark.admin.answers import OfQueue, Table
+from rocketmq_spark.admin.answers import OfQueue
+from rocketmq_spark.display.row_table import Table
 from rocketmq_spark.errors import MetricsUnavailableError
 from rocketmq_spark.metrics import WriteSummary
 from rocketmq_spark.model.message import MessageQueue

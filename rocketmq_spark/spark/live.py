@@ -18,8 +18,8 @@ from dataclasses import dataclass, replace
 from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from rocketmq_spark.admin.admin import Admin
+from rocketmq_spark.display.tables import Layout, fitted, html_table
 from rocketmq_spark.errors import escaped
-from rocketmq_spark.model.table import Layout, fitted, html_table
 from rocketmq_spark.spark.live_arrivals import Arrivals, BrokerArrivals
 from rocketmq_spark.spark.register import is_connect
 

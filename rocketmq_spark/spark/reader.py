@@ -10,10 +10,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-import re
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
@@ -31,19 +30,6 @@ if TYPE_CHECKING:
     from rocketmq_spark.source.topic_queues import TopicQueues
 
 logger = logging.getLogger("rocketmq_spark.spark")
-
-_MAY_BE_NULL: Final = ("tags", "keys", "unreadable")
-# The columns of a record that cannot be decoded (onUnreadable=raw).
-_NEVER_NULL: Final = ("topic", "body", "brokerName", "queueId", "queueOffset")
-
-# The columns of a read.
-READ_SCHEMA: Final = (
-    "topic string, body binary, tags string, keys string, properties map<string,string>, flag int, brokerName string, "
-    "queueId int, queueOffset bigint, msgId string, offsetMsgId string, bornTimestamp timestamp, "
-    "storeTimestamp timestamp, bornHost string, reconsumeTimes int"
-)
-# The columns of a read with ``onUnreadable=raw``.
-RAW_READ_SCHEMA: Final = f"{READ_SCHEMA}, unreadable string"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -140,8 +126,9 @@ class RocketMQBatchReader(PartitionReader, DataSourceReader):
 
 
 def _check_columns(schema: StructType, *, raw: bool) -> None:
-    columns = RAW_READ_SCHEMA if raw else READ_SCHEMA
-    known = dict(column.strip().split(" ") for column in re.split(r",(?![a-z]+>)", columns))
+    from rocketmq_spark.arrow.read_columns import COLUMNS_BY_NAME, column_names, spark_schema_of
+
+    known = column_names(raw=raw)
     if not schema.names:
         raise SchemaError("schema: it names no column; leave .schema(...) out, or name the columns to read")
     for field in schema:
@@ -151,17 +138,18 @@ def _check_columns(schema: StructType, *, raw: bool) -> None:
                 "schema: only reads with onUnreadable=raw have the column unreadable; set it, or drop the column"
             )
         if field.name not in known:
-            raise SchemaError(f"schema: a read has no column {field.name}; its columns are {columns}")
-        if kind != known[field.name]:
+            raise SchemaError(f"schema: a read has no column {field.name}; its columns are {spark_schema_of(known)}")
+        column = COLUMNS_BY_NAME[field.name]
+        if kind != column.type.spark:
             raise SchemaError(
-                f"schema: column {field.name} is {known[field.name]} in a read, not {kind}; leave .schema(...) out, or "
+                f"schema: column {field.name} is {column.type.spark} in a read, not {kind}; leave .schema(...) out, or "
                 "cast after the read"
             )
-        if field.name in _MAY_BE_NULL and not field.nullable:
+        if column.nullable and not field.nullable:
             raise SchemaError(
                 f"schema: column {field.name} may be null, because messages may lack it; make it nullable"
             )
-        if raw and not field.nullable and field.name not in _NEVER_NULL:
+        if raw and not field.nullable and column.of_unreadable is None:
             raise SchemaError(
                 f"schema: with onUnreadable=raw column {field.name} is null for a record that cannot be decoded; make "
                 "it nullable"

@@ -23,7 +23,7 @@ from unittest import mock
 
 import pyarrow as pa
 
-from rocketmq_spark.arrow.decode import ROW_IDS
+from rocketmq_spark.arrow.read_columns import ROW_IDS
 from rocketmq_spark.deliveries.effectively_once import stored
 from rocketmq_spark.deliveries.log.brokers import Brokers
 from rocketmq_spark.deliveries.log.records import Write

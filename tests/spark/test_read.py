@@ -13,10 +13,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
 from rocketmq_spark import dedupe
+from rocketmq_spark.arrow.read_columns import arrow_schema_of, column_names, spark_schema_of
 from rocketmq_spark.model.message_ext import MessageExt
 from rocketmq_spark.model.properties import RESERVED_PROPERTIES
-from rocketmq_spark.source.read_arrow import SCHEMA
-from rocketmq_spark.spark.reader import READ_SCHEMA
 from rocketmq_spark.spark.report import Metrics
 from rocketmq_spark.spark.spark_api import arrow_schema
 from tests.support.cluster import SharedCluster, create_topic
@@ -102,8 +101,10 @@ def test_every_column_of_a_write_is_read_back_as_it_was_written(
     save(spark.createDataFrame(ODD_ROWS, COLUMNS), compressType="none", maxMessageSize=str(4 * MIB))
     stored = read_topic(cluster.name_server, topic, len(ODD_ROWS))
     frame = load()
-    assert arrow_schema(frame.schema) == SCHEMA
-    assert frame.schema.simpleString() == f"struct<{READ_SCHEMA.replace(', ', ',').replace(' ', ':')}>"
+    assert arrow_schema(frame.schema) == arrow_schema_of(column_names())
+    assert (
+        frame.schema.simpleString() == f"struct<{spark_schema_of(column_names()).replace(', ', ',').replace(' ', ':')}>"
+    )
     found = read_rows(frame)
     brokers = {broker.address: broker.name for broker in cluster.brokers}
     expected = [as_read(message, brokers[message.store_host]) for message in stored]

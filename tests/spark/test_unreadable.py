@@ -10,8 +10,8 @@ import pytest
 from pyspark.errors import PythonException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
+from rocketmq_spark.arrow.read_columns import column_names, spark_schema_of
 from rocketmq_spark.model.message import MessageQueue
-from rocketmq_spark.spark.reader import READ_SCHEMA
 from rocketmq_spark.spark.report import Metrics
 from tests.support.cluster import SharedCluster
 from tests.support.reading import fill, send
@@ -30,7 +30,10 @@ def test_unreadable_messages_fail_a_batch_unless_an_option_skips_them(
     place = f"{topic}/{cluster.brokers[0].name}/0, the message at offset 1 cannot be read"
     for options in ({}, {"failOnDataLoss": "false"}):
         frame = load(**options)
-        assert frame.schema.simpleString() == f"struct<{READ_SCHEMA.replace(', ', ',').replace(' ', ':')}>"
+        assert (
+            frame.schema.simpleString()
+            == f"struct<{spark_schema_of(column_names()).replace(', ', ',').replace(' ', ':')}>"
+        )
         with pytest.raises(PythonException, match=f"{place}.*onUnreadable=skip.*onUnreadable=raw"):
             frame.collect()
     frame = load(onUnreadable="skip")

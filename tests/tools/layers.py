@@ -27,6 +27,7 @@ class Folder:
 
 
 FOLDERS: Final = {
+    "display": Folder(0, "tables for terminals, files and notebooks", "everything but `errors.py`"),
     "model": Folder(0, "messages, queues, routes, results, names, ids, hashes", "options, bytes"),
     "options": Folder(1, "every option: name, kind, default, documentation, parsing", "what options do"),
     "protocol": Folder(1, "the bytes of remoting and gRPC", "sockets, threads, Arrow"),

@@ -14,11 +14,18 @@ from tests.tools.layers import FOLDERS, PACKAGE, PATH, filled
 
 # These two are above all layers: they provide the public names and the command.
 ENTRY_POINTS = {"rocketmq_spark", "rocketmq_spark.__main__"}
-# They import nothing of the package, and are imported from everywhere.
-LEAVES = {"rocketmq_spark._version", "rocketmq_spark.errors"}
+# They import nothing of the package but each other, and are imported from everywhere.
+LEAVES = {
+    "rocketmq_spark._version",
+    "rocketmq_spark.errors",
+    "rocketmq_spark.display.optional",
+    "rocketmq_spark.display.row_table",
+    "rocketmq_spark.display.tables",
+}
 
 # Third-party packages that a folder may not import.
 FOREIGN = {
+    "display": {"pyspark", "pyarrow", "numpy", "socket", "grpc", "google"},
     "model": {"pyspark", "pyarrow", "numpy", "socket", "grpc", "google"},
     "options": {"pyspark", "pyarrow", "socket", "grpc", "google"},
     "protocol": {"pyspark", "numpy", "grpc", "socket", "selectors"},
@@ -114,7 +121,10 @@ def circle(imports: Mapping[str, set[str]]) -> list[str]:
 @pytest.mark.parametrize("path", MODULES, ids=module_name)
 def test_module_imports_only_from_lower_layers_and_its_own_folder(path: Path) -> None:
     name = module_name(path)
-    if name in ENTRY_POINTS | LEAVES:
+    if name in ENTRY_POINTS:
+        return
+    if name in LEAVES or layer(name) == "display":
+        assert graph()[name] <= LEAVES, f"{name} imports {sorted(graph()[name] - LEAVES)}"
         return
     for imported in graph()[name] - LEAVES:
         assert imported not in ENTRY_POINTS, f"{name} imports {imported}"

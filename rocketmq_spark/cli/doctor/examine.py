@@ -15,9 +15,9 @@ import rocketmq_spark.cli.doctor.machine as machine
 import rocketmq_spark.cli.doctor.servers as servers
 from rocketmq_spark import errors
 from rocketmq_spark.admin.admin import Admin
-from rocketmq_spark.admin.answers import Table
 from rocketmq_spark.admin.queues import check_timeout
 from rocketmq_spark.cli.doctor.machine import FAILED, OK, WARNING, Check
+from rocketmq_spark.display.row_table import Table
 from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.model.names import AUTO_CREATE_TOPIC
 from rocketmq_spark.model.route import TopicRouteData, masters_of

@@ -9,7 +9,8 @@ from typing import Final, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from rocketmq_spark.arrow.decode import ROW_IDS, batches_of
+from rocketmq_spark.arrow.decode import batches_of
+from rocketmq_spark.arrow.read_columns import ROW_IDS, arrow_schema_of
 from rocketmq_spark.arrow.stored_rows import StoredRows, places_of
 from rocketmq_spark.deliveries.log.brokers import Brokers
 from rocketmq_spark.deliveries.log.records import Begun, QueueNums, Write
@@ -28,7 +29,7 @@ T = TypeVar("T")
 _DECODED_AT_ONCE: Final = 2 * MIB
 # Queues that are read at the same time. Each holds at most `_DECODED_AT_ONCE` bytes and one answer.
 _QUEUES_AT_ONCE: Final = 8
-_ONLY_IDS: Final = pa.schema([(ROW_IDS, pa.string())])
+_ONLY_IDS: Final = arrow_schema_of([ROW_IDS])
 
 
 def row_id_prefix(options: SinkOptions, write: Write, partition_id: int | None = None) -> str:

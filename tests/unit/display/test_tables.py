@@ -7,11 +7,11 @@ import re
 
 import pytest
 
+from rocketmq_spark.display.tables import Layout, html_table, print_table, text_table
 from rocketmq_spark.errors import escaped
 from rocketmq_spark.model.message import MessageQueue, SendStatus
 from rocketmq_spark.model.route import BrokerData, BrokerRoute, QueueData, TopicRouteData
 from rocketmq_spark.model.send_result import LocalTransactionState, SendResult, TransactionSendResult
-from rocketmq_spark.model.table import Layout, html_table, print_table, text_table
 
 
 def test_numbers_stand_at_the_right_and_notes_below() -> None:

@@ -6,8 +6,8 @@ import io
 
 import pytest
 
+from rocketmq_spark.display.optional import require
 from rocketmq_spark.metrics import WriteSummary
-from rocketmq_spark.metrics.plots import require
 from tests.support.pipelines import recorder, success, summary_of
 
 NOTE = "Latencies cover successful attempts only; numbers appear as tasks end."

@@ -11,8 +11,8 @@ import pyarrow.compute as pc
 import pytest
 
 from rocketmq_spark import Message, Producer, read_arrow
+from rocketmq_spark.arrow.read_columns import arrow_schema_of, column_names
 from rocketmq_spark.errors import OptionError, ReadError, SchemaError
-from rocketmq_spark.source.read_arrow import SCHEMA
 from rocketmq_spark.testing import FakeCluster
 
 ROWS = [f"row-{number:03}" for number in range(300)]
@@ -30,7 +30,7 @@ def cluster() -> Iterator[FakeCluster]:
 
 def test_all_messages_are_read_with_the_columns_of_spark(cluster: FakeCluster) -> None:
     table = read_arrow("orders", nameServer=cluster.name_server).read_all()
-    assert table.schema == SCHEMA
+    assert table.schema == arrow_schema_of(column_names())
     assert sorted(table["body"].to_pylist()) == sorted([*(row.encode() for row in ROWS), b"last"])
     (last,) = table.filter(pc.equal(table["body"], b"last")).to_pylist()
     assert ("own", "1") in last["properties"]

@@ -1,0 +1,1 @@
+"""Tables for terminals, files and notebooks. Every folder may use it; it knows no other."""
