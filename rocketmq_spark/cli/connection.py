@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from rocketmq_spark.display.row_table import Table
 
 _VISIBLE: Final = "Other users can see command lines, so prefer the environment variable, or give file:/path."
+_PANEL: Final = "Connection"
 _SPECS: Final = [spec for spec in specs_of(ConnectionOptions, WRITE) if spec.cli]
 
 
@@ -89,8 +90,8 @@ def print_json(value: Any) -> None:
 
 
 def _answer(
-    timeout: Annotated[float, typer.Option(help="Timeout of one request in seconds.")] = 5.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    timeout: Annotated[float, typer.Option(help="Timeout of one request in seconds.", rich_help_panel=_PANEL)] = 5.0,
 ) -> None:
     """Declare the options of all commands that do not belong to the connection."""
 
@@ -105,6 +106,7 @@ def _flag(spec: OptionSpec) -> inspect.Parameter:
         envvar=spec.env or (f"ROCKETMQ_{spec.field.upper()}" if spec.kind is SECRET else None),
         show_default=False,
         help=f"{spec.cli} {_VISIBLE}" if spec.secret else spec.cli,
+        rich_help_panel=_PANEL,
     )
     default, kind = (False, bool) if spec.default is False else (None, str | None)
     return inspect.Parameter(
@@ -120,6 +122,10 @@ def connected(command: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(command)
     def run(**values: Any) -> None:
         options = {spec.field: values.pop(spec.field) for spec in _SPECS}
+        if "count" in values and str(options["name_server"]).isdecimal():
+            raise errors.OptionError(
+                f"-n {options['name_server']} is no address: -n names the name servers. The number of messages is -c"
+            )
         connection = Connection(options=options, timeout=values.pop("timeout"), as_json=values.pop("as_json"))
         if options["tls_insecure_skip_verify"]:
             typer.echo("rocketmq-spark: certificates are not verified (--tls-insecure-skip-verify)", err=True)

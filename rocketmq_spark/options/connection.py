@@ -37,7 +37,7 @@ class ConnectionOptions:
     name_server: tuple[str, ...] = option("nameServer", (), ADDRESSES,
         "Addresses of the name servers, separated by ; or a comma. Required unless `endpoints` is given.",
         section="servers", aliases=("nameServerAddress", "namesrvAddr"), env="NAMESRV_ADDR",
-        cli="host:9876;host:9876. Default: the cluster started with `rocketmq-spark cluster up`.")
+        cli="Name servers, not proxies: host:9876;host:9876. Default: those of `rocketmq-spark cluster up`.")
     transport: str = option("transport", REMOTING, kinds.choice(REMOTING, GRPC),
         "`remoting` connects to name servers and brokers. `grpc` connects to the RocketMQ 5 proxies of `endpoints`. "
         "Default: `grpc` if only `endpoints` is given.", uses=SENDING)

@@ -88,6 +88,23 @@ def test_every_command_has_help_with_the_same_connection(command: str) -> None:
     assert "hush-hush" not in shown.output
 
 
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_shows_a_commands_own_options_before_those_of_the_connection(command: str) -> None:
+    shown = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "200"}).output
+    own, _, connection = shown.partition("─ Connection ─")
+    assert "--json" in own
+    assert not set(re.findall(r"--[a-z-]+", own)) & {"--name-server", "--tls", "--access-key", "--timeout"}
+    assert set(re.findall(r"--[a-z-]+", connection)) >= {"--name-server", "--tls", "--access-key", "--timeout"}
+
+
+def test_a_number_as_name_server_of_a_peek_suggests_the_option_for_counts(capsys: Capture) -> None:
+    assert main(["peek", "orders", "-n", "5"]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "-n 5 is no address" in err
+    assert "The number of messages is -c" in err
+
+
 def test_a_route_is_shown_and_is_json(run: Run, as_json: Callable[..., Any], fake: FakeCluster) -> None:
     assert as_json("route", "orders") == [
         {
