@@ -12,7 +12,7 @@ import abc
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
-from typing import Final, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -33,7 +33,6 @@ from rocketmq_spark.arrow.encoders import (
 from rocketmq_spark.arrow.gather import Workspace, chunks
 from rocketmq_spark.arrow.hashes import RowIds
 from rocketmq_spark.arrow.split import CustomSelector, GroupKey, Groups, KeyCheck, fill_batches, group_rows
-from rocketmq_spark.arrow.stored_rows import Span, StoredRows
 from rocketmq_spark.arrow.validate import DELAY_TOO_LONG, FRAME_TOO_LONG, Rule
 from rocketmq_spark.model.message import EncodedBatch, Encoding, MessageQueue
 from rocketmq_spark.model.send_result import TRANSACTION_PREPARED_TYPE
@@ -57,6 +56,26 @@ _PIECE_BYTES: Final = 64 * 1024
 _NO_WAIT: Final = "WAIT\x01false\x02"
 
 
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Rows of one queue, from the first offset to the last one."""
+
+    queue: MessageQueue
+    rows: int
+    first: int
+    last: int
+
+
+class KnownRows(Protocol):
+    """Rows of a partition that are stored before it is sent."""
+
+    def among(self, block: MessageBlock, first_row: int, partition_id: int) -> Mask | None:
+        """Return which rows of a block, from number `first_row` on, are stored; None: none."""
+
+    def spans(self, first_row: int, rows: int) -> Iterator[Span]:
+        """Yield one span per queue of the stored rows among `rows` rows from number `first_row` on."""
+
+
 @dataclass(eq=False, repr=False)
 class ArrowBatcher(abc.ABC):
     """Fills batches with the rows of one partition, and makes single messages of rows that cannot be in one."""
@@ -69,7 +88,7 @@ class ArrowBatcher(abc.ABC):
     # Called with the invalid rows of a batch; the others are sent. None: the first error is raised, and none is sent
     on_invalid: Callable[[InvalidRows], None] | None = None
     row_ids: RowIds | None = None
-    stored: StoredRows | None = None  # Rows of an earlier attempt, which are not sent; `on_stored` gets their places
+    stored: KnownRows | None = None  # Rows of an earlier attempt, which are not sent; `on_stored` gets their places
     on_stored: Callable[[Span], None] | None = None
     custom: CustomSelector | None = None  # Chooses the queues, instead of the option ``queueSelector``
     check_keys: KeyCheck | None = None
@@ -141,7 +160,7 @@ class ArrowBatcher(abc.ABC):
         self.taken_rows -= 1
         self.on_invalid(invalid)
 
-    def _without_stored(self, stored: StoredRows, block: MessageBlock, bad: Mask | None) -> Mask | None:
+    def _without_stored(self, stored: KnownRows, block: MessageBlock, bad: Mask | None) -> Mask | None:
         """Return the rows that the task does not send: `bad` rows, and stored rows."""
         found = stored.among(block, self._first_row, self.partition_id)
         if found is None:

@@ -14,7 +14,7 @@ from typing import TypeAlias
 import pyarrow as pa
 
 from rocketmq_spark.arrow.schema import makes_own_type
-from rocketmq_spark.deliveries.effectively_once.attempt import write_once
+from rocketmq_spark.deliveries.effectively_once.attempt import send_missing, write_once
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.metrics import Recorder, WriteSummary, merge_into
 from rocketmq_spark.options.kinds import option_text
@@ -73,7 +73,7 @@ def send_arrow(
     batches = _checked(record_batches(data), parsed, instance)
     send = partial(write_rows, parsed, instance, queues=queues, open_trace_sender=partial(batch_trace_sender, parsed))
     if parsed.effectively_once:
-        write_once(parsed, instance, recorder, batches, queues, send)
+        write_once(parsed, instance, recorder, batches, queues, partial(send_missing, send))
     else:
         send(recorder, batches, write_id=recorder.write_id)
     summary = WriteSummary()

@@ -19,7 +19,7 @@ import logging
 import random
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TypeAlias
 
 from rocketmq_spark.errors import DeliveryError, RemotingTimeoutException, RocketMQError
@@ -243,9 +243,6 @@ class SendPipeline:
         if self.options.send_mode == "oneway":
             self.recorder.record_sent(queue.broker_name, batch.rows, batch.nbytes, now)
             return
-        if self.options.exactly_once:
-            # The offset is that of the half message. That of the row is known only after its commit.
-            queue = replace(queue, queue_id=-1)
         self.recorder.record_success(
             queue.broker_name, batch.rows, batch.nbytes, outcome.latency_ms, queue, outcome.queue_offset, now
         )

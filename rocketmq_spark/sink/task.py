@@ -13,32 +13,29 @@ import os
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from ipaddress import IPv4Address
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import pyarrow as pa
 
-from rocketmq_spark.arrow.batcher import ArrowBatcher, GrpcBatcher, RemotingBatcher
+from rocketmq_spark.arrow.batcher import ArrowBatcher, GrpcBatcher, KnownRows, RemotingBatcher, Span
 from rocketmq_spark.arrow.dead_letter import DeadLetterBatcher, DeadLetters, InvalidRows
 from rocketmq_spark.arrow.encoders import MessageIds, UniqueIds
 from rocketmq_spark.arrow.hashes import RowIds
 from rocketmq_spark.arrow.joiner import JoiningBatcher
 from rocketmq_spark.arrow.split import CustomSelector, KeyCheck
-from rocketmq_spark.arrow.stored_rows import Span, StoredRows
 from rocketmq_spark.metrics import Recorder
 from rocketmq_spark.model.message import MessageQueue, SendOutcome
 from rocketmq_spark.options.sink import SinkOptions
 from rocketmq_spark.protocol.remoting.records import LARGEST_BODY, MAX_BATCH_ROWS
 from rocketmq_spark.routing.client_instance import ClientInstance
-from rocketmq_spark.sink.half_sender import HalfSender, OnHalf
 from rocketmq_spark.sink.in_flight import InFlightBatch
 from rocketmq_spark.sink.pipeline import OnStored, largest_batch
 from rocketmq_spark.sink.recall import RecallHandles
 from rocketmq_spark.sink.routes import RouteFinder
 from rocketmq_spark.sink.sender import BatchSender, OnewaySender
-from rocketmq_spark.sink.settling_sender import Resumption, SettlingSender
 from rocketmq_spark.sink.trace import BatchTracer, SendTrace
 from rocketmq_spark.transport.base import local_ip
 
@@ -48,29 +45,49 @@ logger = logging.getLogger("rocketmq_spark.producer")
 _GRPC_BATCH_ROWS: Final = 1000
 
 
+class OpenSender(Protocol):
+    """Opens the sender of a task's rows."""
+
+    def __call__(
+        self, routes: RouteFinder, recorder: Recorder, *, max_rate_per_second: float | None, on_stored: OnStored | None
+    ) -> BatchSender:
+        """Return the sender."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendRules:
+    """How a delivery sends the rows of a task; the defaults are those of at least once."""
+
+    open_sender: OpenSender | None = None  # None: as ``sendMode`` says
+    # The end of each row's properties. With it, each row is a half message, and so a message of its own.
+    half_properties: str = ""
+    # The brokers that rows may go to; None: all of the route.
+    broker_names: frozenset[str] | None = None
+    # Each row has an id of its place and content, also without the option ``rowId``.
+    has_row_ids: bool = False
+    stored: KnownRows | None = None  # Rows that are left out
+
+
+AT_LEAST_ONCE: Final = SendRules()
+
+
 def row_batcher(
-    routes: RouteFinder,
-    recorder: Recorder,
-    write_id: str,
-    rate: float | None,
-    half_properties: str = "",
-    stored: StoredRows | None = None,
+    routes: RouteFinder, recorder: Recorder, write_id: str, rate: float | None, rules: SendRules = AT_LEAST_ONCE
 ) -> ArrowBatcher | DeadLetterBatcher:
     """Return the batcher of one partition's rows; `rate` is the task's share of ``maxRatePerSecond``.
 
     The options also apply to a dead-letter topic, except for its name and the choice of queues. `write_id` begins the
-    ids of rows: it is the same for every attempt at the write, and for no other write. `half_properties` are those of
-    `write_rows`. Rows that are `stored` are left out.
+    ids of rows: it is the same for every attempt at the write, and for no other write.
     """
     options = routes.options
-    if half_properties:
+    if rules.half_properties:
         # A half message is always a single message.
         options = replace(options, batching=False)
     most_rows = _GRPC_BATCH_ROWS if options.over_grpc else MAX_BATCH_ROWS
     ids: dict[str, Any] = {"pid": os.getpid(), "wall_clock": time.time, "rng": random.SystemRandom()}
     common: dict[str, Any] = {
         "max_rows": most_rows if rate is None else min(most_rows, largest_batch(rate)),
-        "half_properties": half_properties,
+        "half_properties": rules.half_properties,
         "partition_id": recorder.partition_id,
         "queues_of": routes.queues_of,
         "unique_ids": MessageIds(**ids) if options.over_grpc else UniqueIds(ip=IPv4Address(local_ip()).packed, **ids),
@@ -86,14 +103,14 @@ def row_batcher(
             epoch_offset=time.time() - time.monotonic(),
         )
     of_rows = partial(batcher, options)
-    if options.row_id or options.effectively_once:
+    if options.row_id or rules.has_row_ids:
         columns = options.row_id if isinstance(options.row_id, tuple) else None
         row_ids = RowIds(write_id, recorder.batch_id, recorder.partition_id, columns)
 
         def record(span: Span) -> None:
             recorder.record_recovered(span.queue, span.rows, span.first, span.last)
 
-        of_rows = partial(of_rows, row_ids=row_ids, stored=stored, on_stored=record)
+        of_rows = partial(of_rows, row_ids=row_ids, stored=rules.stored, on_stored=record)
     if options.custom_selector is not None:
         of_rows = partial(of_rows, custom=CustomSelector(options.custom_selector))
     if options.on_error == "skip":
@@ -128,17 +145,12 @@ def write_rows(
     queues: Sequence[MessageQueue] | None = None,
     servers_reached: bool = False,
     open_trace_sender: Callable[[], contextlib.AbstractContextManager[SendTrace]] | None = None,
-    half_properties: str = "",
-    on_half: OnHalf | None = None,
-    resumption: Resumption | None = None,
+    rules: SendRules = AT_LEAST_ONCE,
 ) -> None:
     """Send every row of `batches`; return when every row is acknowledged (with ``sendMode=oneway``: written).
 
     The schema has passed `check_schema`, and the caller registers and unregisters the producer group of `instance`.
-    ``enable_trace`` requires `open_trace_sender`. With `half_properties`, which are added to the properties of each
-    row, the rows are sent as half messages, and `on_half` gets each that is stored. With a `resumption`, rows that are
-    stored are left out. See `row_batcher` and `RouteFinder`. Raises as `BatchSender.write`, and an InputChangedError if
-    a stored row differs.
+    ``enable_trace`` requires `open_trace_sender`. See `row_batcher` and `RouteFinder`. Raises as `BatchSender.write`.
     """
     observers: list[OnStored] = []
     with contextlib.ExitStack() as stack:
@@ -160,26 +172,12 @@ def write_rows(
             options,
             instance,
             fixed_queues=queues,
-            broker_names=None if resumption is None else resumption.broker_names,
+            broker_names=rules.broker_names,
             servers_reached=servers_reached,
         )
-        sender: BatchSender
-        if half_properties:
-            assert on_half is not None
-            sender = HalfSender(routes, recorder, max_rate_per_second=rate, on_half=on_half)
-        elif resumption is not None:
-            sender = SettlingSender(
-                routes, recorder, resumption=resumption, max_rate_per_second=rate, on_stored=on_stored
-            )
-        else:
-            sender_class = OnewaySender if options.send_mode == "oneway" else BatchSender
-            sender = sender_class(routes, recorder, max_rate_per_second=rate, on_stored=on_stored)
-        stored = None if resumption is None else resumption.stored
-        batcher = row_batcher(routes, recorder, write_id, rate, half_properties, stored)
-        sender.write(batches, JoiningBatcher(batcher, options.topic))
-        if stored is not None:
-            assert isinstance(batcher, ArrowBatcher)
-            stored.check_end(batcher.rows_read, recorder.partition_id)
+        open_sender = rules.open_sender or (OnewaySender if options.send_mode == "oneway" else BatchSender)
+        sender = open_sender(routes, recorder, max_rate_per_second=rate, on_stored=on_stored)
+        sender.write(batches, JoiningBatcher(row_batcher(routes, recorder, write_id, rate, rules), options.topic))
 
 
 def _tell_all(observers: Sequence[OnStored], delivery: InFlightBatch, outcome: SendOutcome) -> None:

@@ -127,7 +127,7 @@ class _PartitionWriter:
 
     def _resume(self, rows: Iterator[pa.RecordBatch], recorder: Recorder) -> Attempted | None:
         """Send the rows that no earlier attempt has stored; return None if the write was completed before."""
-        from rocketmq_spark.deliveries.effectively_once.attempt import Attempt, ResumePlan
+        from rocketmq_spark.deliveries.effectively_once.attempt import Attempt, ResumePlan, send_missing
         from rocketmq_spark.deliveries.log.brokers import Brokers
         from rocketmq_spark.sink.routes import acquire
 
@@ -137,14 +137,15 @@ class _PartitionWriter:
         instance = acquire(options)
         try:
             attempt = Attempt(Brokers(options, instance), plan, write, recorder.partition_id)
-            return attempt.run(recorder, rows, self._send)
+            return attempt.run(recorder, rows, partial(send_missing, self._send))
         finally:
             instance.unregister(options.producer_group)
 
     def _prepare(self, rows: Iterator[pa.RecordBatch], recorder: Recorder) -> Prepared | None:
         """Send the rows as half messages; return None without sending if the write was decided before."""
         from rocketmq_spark.deliveries.exactly_once.commit import group_of
-        from rocketmq_spark.deliveries.exactly_once.halves import HalfCollector, half_properties
+        from rocketmq_spark.deliveries.exactly_once.half_sender import half_rules
+        from rocketmq_spark.deliveries.exactly_once.halves import HalfCollector
         from rocketmq_spark.deliveries.exactly_once.plan import Prepared, TransactionPlan, check_stream
 
         options, plan = self.options, self.plan
@@ -155,8 +156,8 @@ class _PartitionWriter:
             return None
         group, collector = group_of(str(options.transactional_id), write, 1, plan.run_id), HalfCollector()
         if (first := next(rows, None)) is not None:
-            properties = half_properties(group, options.transaction_timeout_ms)
-            self._send(recorder, chain([first], rows), half_properties=properties, on_half=collector.append)
+            rules = half_rules(group, options.transaction_timeout_ms, collector.append)
+            self._send(recorder, chain([first], rows), rules=rules)
         return Prepared(group, collector.halves().to_bytes())
 
     def _end(

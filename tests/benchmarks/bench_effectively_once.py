@@ -13,6 +13,7 @@ import sys
 import time
 import uuid
 from collections.abc import Iterator
+from functools import partial
 
 import pyarrow as pa
 
@@ -60,9 +61,7 @@ class Job:
         recorder = Recorder("query", write.batch_id, 0)
         batches = pa.table({"body": pa.array([b"x" * 100] * rows)}).to_batches(max_chunksize=10_000)
 
-        def send(*arguments: object, **delivery: object) -> None:
-            write_rows(self.brokers.options, self._instance, *arguments, **delivery)  # type: ignore[arg-type]
-
+        send = partial(resume.send_missing, partial(write_rows, self.brokers.options, self._instance))
         attempted = resume.Attempt(self.brokers, plan, write, 0).run(recorder, iter(batches), send)
         sent = time.perf_counter()
         assert attempted is not None

@@ -21,7 +21,8 @@ import rocketmq_spark
 from rocketmq_spark import LocalCluster
 from rocketmq_spark.deliveries.exactly_once import plan as plans
 from rocketmq_spark.deliveries.exactly_once.commit import CommitReport, group_of
-from rocketmq_spark.deliveries.exactly_once.halves import HalfCollector, half_properties
+from rocketmq_spark.deliveries.exactly_once.half_sender import half_rules
+from rocketmq_spark.deliveries.exactly_once.halves import HalfCollector
 from rocketmq_spark.deliveries.exactly_once.plan import Prepared
 from rocketmq_spark.deliveries.log.records import Write
 from rocketmq_spark.metrics import Recorder
@@ -72,8 +73,7 @@ class Driver:
             Recorder("query", self._number, 0),
             iter([batch]),
             write_id="query",
-            half_properties=half_properties(group, self._options.transaction_timeout_ms),
-            on_half=collector.append,
+            rules=half_rules(group, self._options.transaction_timeout_ms, collector.append),
         )
         return plan, write, Prepared(group, collector.halves().to_bytes())
 

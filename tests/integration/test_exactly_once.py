@@ -25,7 +25,8 @@ from rocketmq_spark.cluster import LocalCluster
 from rocketmq_spark.deliveries.exactly_once import plan as plans
 from rocketmq_spark.deliveries.exactly_once.commit import group_of
 from rocketmq_spark.deliveries.exactly_once.fence import forget_checks
-from rocketmq_spark.deliveries.exactly_once.halves import HalfCollector, Halves, half_properties
+from rocketmq_spark.deliveries.exactly_once.half_sender import half_rules
+from rocketmq_spark.deliveries.exactly_once.halves import HalfCollector, Halves
 from rocketmq_spark.deliveries.log.records import Write
 from rocketmq_spark.errors import DeliveryError, MQClientException, OptionError, RocketMQError
 from rocketmq_spark.metrics import Recorder
@@ -147,8 +148,7 @@ def prepare(own: Driver, rows: pa.RecordBatch, write: Write = WRITE) -> tuple[Ha
         iter([rows]),
         write_id=write.name,
         queues=own.queues if own.options.ordered else None,
-        half_properties=half_properties(group, own.options.transaction_timeout_ms),
-        on_half=collector.append,
+        rules=half_rules(group, own.options.transaction_timeout_ms, collector.append),
     )
     return Halves.from_bytes(collector.halves().to_bytes()), group
 

@@ -25,6 +25,7 @@ from rocketmq_spark.arrow.batcher import ArrowBatcher
 from rocketmq_spark.arrow.joiner import JoiningBatcher
 from rocketmq_spark.deliveries.effectively_once import attempt as resume
 from rocketmq_spark.deliveries.effectively_once.attempt import Attempted, ResumePlan, ResumeReport
+from rocketmq_spark.deliveries.effectively_once.settling_sender import Resumption, SettlingSender
 from rocketmq_spark.deliveries.log.brokers import Brokers
 from rocketmq_spark.deliveries.log.decision_log import DecisionLog
 from rocketmq_spark.deliveries.log.records import Write
@@ -37,7 +38,6 @@ from rocketmq_spark.options.sink import EFFECTIVELY_ONCE, SinkOptions
 from rocketmq_spark.protocol.remoting.records import messages_in
 from rocketmq_spark.routing.client_instance import ClientInstance
 from rocketmq_spark.sink.routes import RouteFinder
-from rocketmq_spark.sink.settling_sender import Resumption, SettlingSender
 from rocketmq_spark.sink.task import row_batcher
 from rocketmq_spark.testing.fake_storage import BrokerSettings
 from tests.simulation.client import RecordedTransport
@@ -429,7 +429,7 @@ class _NetworkClient:
             fixed_queues=self._fixed_queues,
             broker_names=resumption.broker_names,
         )
-        batcher = row_batcher(routes, recorder, write_id, None, "", resumption.stored)
+        batcher = row_batcher(routes, recorder, write_id, None, resumption.rules())
         assert isinstance(batcher, ArrowBatcher)
         # The look-up of topic settings uses threads of its own.
         batcher.check_keys = None

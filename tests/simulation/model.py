@@ -25,6 +25,7 @@ import pyarrow as pa
 
 from rocketmq_spark.arrow.read_columns import ROW_IDS
 from rocketmq_spark.deliveries.effectively_once import stored
+from rocketmq_spark.deliveries.effectively_once.settling_sender import Resumption
 from rocketmq_spark.deliveries.log.brokers import Brokers
 from rocketmq_spark.deliveries.log.records import Write
 from rocketmq_spark.errors import DeliveryError, MQClientException, RouteNotFoundException
@@ -39,7 +40,6 @@ from rocketmq_spark.protocol.remoting.records import messages_in
 from rocketmq_spark.routing.route_cache import TopicPublishInfo, publish_info_of
 from rocketmq_spark.sink.in_flight import InFlightBatch
 from rocketmq_spark.sink.pipeline import OnStored
-from rocketmq_spark.sink.settling_sender import Resumption
 from tests.simulation.cluster import run_to_end
 from tests.simulation.effectively_once import (
     FATES,

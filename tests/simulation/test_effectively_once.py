@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
+from rocketmq_spark.deliveries.effectively_once.settling_sender import SettlingSender
 from rocketmq_spark.model.message import MessageQueue, SendOutcome, SendStatus
 from rocketmq_spark.sink.in_flight import InFlightBatch
-from rocketmq_spark.sink.settling_sender import SettlingSender
 from tests.simulation.effectively_once import EffectivelyOncePlan, run_effectively_once
 
 # The last three found an end that did not report repeats.

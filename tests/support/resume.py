@@ -8,7 +8,7 @@ from functools import partial
 import pyarrow as pa
 
 from rocketmq_spark.deliveries.effectively_once import attempt as resume
-from rocketmq_spark.deliveries.effectively_once.attempt import Attempted, ResumePlan
+from rocketmq_spark.deliveries.effectively_once.attempt import Attempted, ResumePlan, send_missing
 from rocketmq_spark.deliveries.exactly_once import plan as plans
 from rocketmq_spark.deliveries.log.decision_log import Write
 from rocketmq_spark.metrics import Recorder, WriteSummary, merge_into
@@ -50,7 +50,7 @@ def run_task(
     recorder = Recorder(write.query or write.name, write.batch_id, partition_id)
     send = partial(_send, job, queues=job.queues if job.options.ordered else None)
     attempt = resume.Attempt(job.brokers, plan, write, partition_id)
-    done = attempt.run(recorder, batches(rows, dies_after, key), send)
+    done = attempt.run(recorder, batches(rows, dies_after, key), partial(send_missing, send))
     if told is not None:
         merge_into(told, recorder.snapshot())
     return done

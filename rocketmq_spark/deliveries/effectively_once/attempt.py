@@ -15,7 +15,7 @@ from typing import ClassVar, Final, TypeAlias, TypeVar
 
 import pyarrow as pa
 
-from rocketmq_spark.arrow.stored_rows import StoredRows
+from rocketmq_spark.deliveries.effectively_once.settling_sender import Resumption, lost_tail
 from rocketmq_spark.deliveries.effectively_once.stored import (
     count_repeats,
     most_queues,
@@ -25,6 +25,7 @@ from rocketmq_spark.deliveries.effectively_once.stored import (
     row_id_prefix,
     starts_of,
 )
+from rocketmq_spark.deliveries.effectively_once.stored_rows import StoredRows
 from rocketmq_spark.deliveries.exactly_once.commit import warn_of_complete
 from rocketmq_spark.deliveries.exactly_once.plan import check_stream, log_of, read_log
 from rocketmq_spark.deliveries.log.brokers import Brokers
@@ -35,7 +36,6 @@ from rocketmq_spark.metrics import Measures, Recorder
 from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.options.sink import SinkOptions
 from rocketmq_spark.routing.client_instance import ClientInstance
-from rocketmq_spark.sink.settling_sender import Resumption, lost_tail
 
 T = TypeVar("T")
 
@@ -171,8 +171,32 @@ def _corrected(brokers: Brokers, known: Sequence[Floors], ends: Mapping[MessageQ
     return corrected
 
 
-Send: TypeAlias = Callable[..., None]
-"""Sends record batches, see `rocketmq_spark.sink.task.write_rows`: recorder, batches, `write_id`, `resumption`."""
+Send: TypeAlias = Callable[[Recorder, Iterator[pa.RecordBatch], str, Resumption], None]
+"""Sends the record batches of a partition, without the rows that the resumption knows. The text begins row ids."""
+
+
+def send_missing(
+    write: Callable[..., None],
+    recorder: Recorder,
+    batches: Iterator[pa.RecordBatch],
+    write_id: str,
+    resumption: Resumption,
+) -> None:
+    """Send the rows that are not stored by `write`, which has the last parameters of `write_rows`.
+
+    Raises an InputChangedError if a stored row differs, or the partition has fewer rows than are stored.
+    """
+    rows = 0
+
+    def counted() -> Iterator[pa.RecordBatch]:
+        nonlocal rows
+        for batch in batches:
+            rows += batch.num_rows
+            yield batch
+
+    write(recorder, counted(), write_id=write_id, rules=resumption.rules())
+    if resumption.stored is not None:
+        resumption.stored.check_end(rows, recorder.partition_id)
 
 
 @dataclass(eq=False, repr=False)
@@ -217,7 +241,7 @@ class Attempt:
             names = frozenset(self.plan.begins.queue_nums)
             resumption = Resumption(self._settle, floors, self._ends, names, stored)
             name = row_id_name(self.brokers.options, self.write)
-            send(recorder, itertools.chain([first], rows), write_id=name, resumption=resumption)
+            send(recorder, itertools.chain([first], rows), name, resumption)
         elif self.partition_id in self.plan.begun.get(self.write, {}):
             raise _shrunk(self.write, [self.partition_id])
         return Attempted(self.partition_id, self.begun, self.recovered)
@@ -265,7 +289,7 @@ class Attempt:
         return not self.write.query and self._log.writes[self.write].done
 
     def _settle(self, floors: Mapping[MessageQueue, int], late: bool) -> StoredRows:
-        """Return the rows of this partition that queues have; see `rocketmq_spark.sink.settling_sender.Settle`."""
+        """Return the rows of this partition that queues have; see `Settle`."""
         self.recovered = True
         text = "%s, partition %d: reading queues %s, because the outcome of requests is unknown"
         logger.warning(text, self.write, self.partition_id, ", ".join(sorted(map(str, floors))))

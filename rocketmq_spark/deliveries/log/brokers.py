@@ -17,6 +17,7 @@ from typing import ClassVar, Final, TypeVar, cast
 import pyarrow as pa
 
 from rocketmq_spark.arrow.stored import missing_records
+from rocketmq_spark.deliveries.exactly_once.half_sender import HalfSender, OnHalf
 from rocketmq_spark.errors import (
     DataLossError,
     MQBrokerException,
@@ -36,7 +37,6 @@ from rocketmq_spark.protocol.remoting.unwrap import messages_of
 from rocketmq_spark.routing.client_instance import ClientInstance
 from rocketmq_spark.routing.retries import Backoff, Retries
 from rocketmq_spark.routing.route_cache import TopicPublishInfo
-from rocketmq_spark.sink.half_sender import HalfSender, OnHalf
 from rocketmq_spark.sink.pipeline import OnStored
 from rocketmq_spark.sink.routes import RouteFinder
 from rocketmq_spark.sink.sender import BatchSender

@@ -8,17 +8,19 @@ not acknowledged, and a retry to another queue sends all.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import ClassVar, Final, TypeAlias
 
 from rocketmq_spark.arrow.batcher import Ready
+from rocketmq_spark.deliveries.exactly_once.halves import half_properties
 from rocketmq_spark.metrics import Recorder
 from rocketmq_spark.model.message import EncodedBatch, MessageQueue, SendOutcome, SendStatus
 from rocketmq_spark.sink.in_flight import BATCH_COST, SINGLE_COST, Dispatch, InFlightBatch
-from rocketmq_spark.sink.pipeline import largest_batch
+from rocketmq_spark.sink.pipeline import OnStored, largest_batch
 from rocketmq_spark.sink.routes import RouteFinder
 from rocketmq_spark.sink.sender import BatchSender
+from rocketmq_spark.sink.task import SendRules
 
 OnHalf: TypeAlias = Callable[[MessageQueue, int, SendOutcome], None]
 """Takes the queue, born time (epoch milliseconds) and acknowledgement of a half message."""
@@ -92,12 +94,29 @@ class HalfSender(BatchSender):
             answers.failed = outcome
         answers.awaited -= 1
         if not answers.awaited:
-            self._events.put((delivery, answers.failed or outcome))
+            # The offset is that of the half message. That of the row is known only after its commit.
+            prepared = replace(outcome, queue=replace(outcome.queue, queue_id=-1))
+            self._events.put((delivery, answers.failed or prepared))
 
     def _on_stored(self, delivery: InFlightBatch, _: SendOutcome) -> None:
         answers = self._answers.pop(delivery)
         for position in range(delivery.batch.rows):
             self._on_half(answers.queue, *answers.stored[position])
+
+
+def half_rules(group: str, timeout_ms: int, on_half: OnHalf) -> SendRules:
+    """Return how a task sends its rows as half messages of a producer group; `on_half` gets each that is stored."""
+
+    def open_sender(
+        routes: RouteFinder,
+        recorder: Recorder,
+        *,
+        max_rate_per_second: float | None,
+        on_stored: OnStored | None,  # noqa: ARG001 - a half message has neither a trace nor a handle
+    ) -> HalfSender:
+        return HalfSender(routes, recorder, on_half=on_half, max_rate_per_second=max_rate_per_second)
+
+    return SendRules(open_sender=open_sender, half_properties=half_properties(group, timeout_ms))
 
 
 def _batch_of(messages: list[EncodedBatch]) -> EncodedBatch:

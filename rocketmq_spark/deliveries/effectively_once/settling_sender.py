@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 from typing import ClassVar, NamedTuple, TypeAlias
 
-from rocketmq_spark.arrow.stored_rows import StoredRows
+from rocketmq_spark.deliveries.effectively_once.stored_rows import StoredRows
 from rocketmq_spark.errors import DeliveryError
 from rocketmq_spark.metrics import Recorder
 from rocketmq_spark.model.message import MessageQueue, SendOutcome, SendStatus
@@ -23,6 +23,7 @@ from rocketmq_spark.sink.in_flight import Dispatch, InFlightBatch
 from rocketmq_spark.sink.pipeline import OnStored
 from rocketmq_spark.sink.routes import RouteFinder
 from rocketmq_spark.sink.sender import BatchSender
+from rocketmq_spark.sink.task import SendRules
 
 Settle: TypeAlias = Callable[[Mapping[MessageQueue, int], bool], StoredRows]
 """Return the rows of this partition that queues of one broker have from given offsets on. It blocks.
@@ -44,6 +45,11 @@ class Resumption(NamedTuple):
     broker_names: frozenset[str]
     # The rows that earlier attempts have stored; None: there was no earlier attempt.
     stored: StoredRows | None
+
+    def rules(self) -> SendRules:
+        """Return how the attempt sends its rows."""
+        open_sender = partial(SettlingSender, resumption=self)
+        return SendRules(open_sender=open_sender, broker_names=self.broker_names, has_row_ids=True, stored=self.stored)
 
 
 class _UnsettledError(DeliveryError):

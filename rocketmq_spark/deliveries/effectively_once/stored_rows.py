@@ -17,6 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from rocketmq_spark.arrow.batcher import Span
 from rocketmq_spark.arrow.block import MessageBlock
 from rocketmq_spark.arrow.columns import Ints, Mask, filled, to_arrow, to_numpy
 from rocketmq_spark.arrow.hashes import Hashes, stored_hashes
@@ -29,16 +30,6 @@ from rocketmq_spark.model.properties import ROW_ID
 _DIGITS: Final = 16
 _NUMBER_AND_HASH: Final = r"^[0-9]{1,18}/[0-9a-f]{16}$"
 _PARTITION_TOO: Final = r"^[0-9]{1,18}/[0-9]{1,18}/[0-9a-f]{16}$"
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """Rows of one queue, from the first offset to the last one."""
-
-    queue: MessageQueue
-    rows: int
-    first: int
-    last: int
 
 
 @dataclass(frozen=True, slots=True)
