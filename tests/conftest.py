@@ -25,7 +25,6 @@ from rocketmq_spark.cluster.process import find_java
 from rocketmq_spark.errors import ClusterError
 from tests.support import class_archive
 from tests.support.cluster import (
-    SERIAL_GC,
     SHARED_BROKERS,
     SharedCluster,
     add_users,
@@ -43,7 +42,7 @@ from tests.support.java import (
     with_java_over_grpc,
     with_python_over_grpc,
 )
-from tests.support.processes import PATIENCE, PYSPARK, with_jvm
+from tests.support.processes import PATIENCE, PYSPARK, SERIAL_GC, with_jvm
 from tests.tools.packages import Built, build
 
 if TYPE_CHECKING:

@@ -59,7 +59,7 @@ def figures(rounds: int, seconds: float) -> Iterator[Figure]:
             await_rest(cluster)
             if stored() - before < rows:
                 raise SystemExit(f"{rows:,} rows were acknowledged, {stored() - before:,} are there")
-            return rows / took
+            return float(rows / took)
 
         taken = in_turns(list(WAIT_MS), rounds, measure)
     name = f"{TASKS} tasks, broker that refuses what waits 20 ms, against left alone"

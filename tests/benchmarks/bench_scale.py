@@ -106,7 +106,7 @@ def tasks(rounds: int) -> Iterator[Figure]:
 
         def cost(name: str, tasks: int, jobs: int) -> float:
             said = [sessions[name].ask(tasks * ROWS_OF_A_TASK, tasks) for _ in range(jobs)]
-            return sum(one["jvm"] + one["python"] for one in said) / sum(one["rows"] for one in said) * 1e6
+            return float(sum(one["jvm"] + one["python"] for one in said) / sum(one["rows"] for one in said) * 1e6)
 
         def measure(contestant: str) -> float:
             name, size = contestant.split()
@@ -136,7 +136,7 @@ def plan(name_server: str) -> dict[str, float]:
 
     import rocketmq_spark
     from rocketmq_spark.options.parsing import parse_source_options
-    from rocketmq_spark.spark.reader import RocketMQBatchReader
+    from rocketmq_spark.spark.reader import RangesPartition, RocketMQBatchReader
 
     options = {"nameServer": name_server, "topic": TOPIC}
     schema = StructType([StructField("body", BinaryType())])
@@ -144,7 +144,7 @@ def plan(name_server: str) -> dict[str, float]:
     began = time.perf_counter()
     partitions = reader.partitions()
     batch = time.perf_counter() - began
-    found = sum(len(partition.ranges) for partition in partitions)  # type: ignore[attr-defined]
+    found = sum(len(partition.ranges) for partition in partitions if isinstance(partition, RangesPartition))
     assert found == QUEUES, found
 
     os.environ["PYSPARK_PYTHON"] = sys.executable

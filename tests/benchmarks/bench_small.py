@@ -55,7 +55,7 @@ def micro_batches(spark: SparkSession, sink: str, options: dict[str, str]) -> fl
         query.stop()
     if query.exception() is not None or len(progress) < MICRO_BATCHES:
         raise SystemExit(f"a query has stopped: {query.exception()}")
-    return statistics.median(one["durationMs"]["triggerExecution"] for one in progress)
+    return float(statistics.median(one["durationMs"]["triggerExecution"] for one in progress))
 
 
 def beyond(rounds: int, measure: Callable[[str], float]) -> list[float]:

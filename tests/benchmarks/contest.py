@@ -289,9 +289,11 @@ def apart(module: str, *arguments: object, within: float) -> Any:
     return json.loads(said.splitlines()[-1])
 
 
-def cpu_seconds(pid: int) -> float:
-    """Return the processor time of a process and of its ended children, seconds."""
-    return sum(psutil.Process(pid).cpu_times()[:4])
+def cpu_seconds(pid: int | None) -> float:
+    """Return the processor time of a process and of its ended children, seconds; exit if the process has ended."""
+    if pid is None:
+        raise SystemExit("a server has ended")
+    return float(sum(psutil.Process(pid).cpu_times()[:4]))
 
 
 def await_rest(cluster: LocalCluster) -> None:

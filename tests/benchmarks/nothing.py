@@ -32,12 +32,13 @@ class NothingWriter(_Nothing, DataSourceArrowWriter):
 
 
 # PySpark 4.0 has no Arrow writer for streams.
-_STREAM_WRITER: type[DataSourceStreamWriter] = getattr(
-    datasource, "DataSourceStreamArrowWriter", DataSourceStreamWriter
-)
+if TYPE_CHECKING:
+    _StreamWriter = DataSourceStreamWriter
+else:
+    _StreamWriter = getattr(datasource, "DataSourceStreamArrowWriter", DataSourceStreamWriter)
 
 
-class NothingStreamWriter(_Nothing, _STREAM_WRITER):
+class NothingStreamWriter(_Nothing, _StreamWriter):
     """For streams."""
 
 

@@ -43,7 +43,12 @@ def session(jars: str) -> SparkSession:
 def write(rows: DataFrame, sink: str, address: str, topic: str) -> None:
     if sink == "kafka":
         columns = rows.selectExpr("cast(keys AS binary) AS key", "body AS value")
-        options = {"linger.ms": 20, "batch.size": 262_144, "acks": 1, "bootstrap.servers": address}
+        options: dict[str, Any] = {
+            "linger.ms": 20,
+            "batch.size": 262_144,
+            "acks": 1,
+            "bootstrap.servers": address,
+        }
         writer = columns.write.format("kafka").options(**{f"kafka.{name}": value for name, value in options.items()})
         writer.option("topic", topic).save()
     elif sink == "nothing":

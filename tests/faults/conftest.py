@@ -25,7 +25,7 @@ _PROPERTY = "account"
 def _breakable() -> Iterator[LocalCluster]:
     # Some tests attach a slave to the first broker; by default a local broker sends slaves nothing. The second broker
     # flushes before it answers, so that a flush can time out.
-    properties = [
+    properties: list[dict[str, object]] = [
         {"haTransferBatchSize": 32_768, "haHousekeepingInterval": 20_000},
         {"flushDiskType": "SYNC_FLUSH"},
     ]

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,7 @@ from tests.support.processes import PATIENCE, StandaloneCluster, wait_for
 
 pytestmark = [pytest.mark.faults, pytest.mark.spark, pytest.mark.integration]
 
-OPTIONS = {"delivery": "effectivelyOnce", "fenceMs": "2000"}
+OPTIONS: dict[str, Any] = {"delivery": "effectivelyOnce", "fenceMs": "2000"}
 
 
 def run(

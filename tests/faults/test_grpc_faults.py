@@ -101,7 +101,13 @@ def test_proxy_killed_and_restarted_during_write_loses_no_row(
 ) -> None:
     topic, count, name_server = make_topic("NORMAL"), 60_000 if full else 12_000, cluster.name_server
     # At this rate the write lasts seconds on any machine, so the kill falls into it.
-    options = {"endpoints": cluster.endpoints, "maxRatePerSecond": 6_000, "rowId": True, "topic": topic, **SMALL}
+    options: dict[str, Any] = {
+        "endpoints": cluster.endpoints,
+        "maxRatePerSecond": 6_000,
+        "rowId": True,
+        "topic": topic,
+        **SMALL,
+    }
     with (
         watched(ledger, cluster, topic),
         in_mid_write(name_server, topic, PIECE, lambda: kill_and_restart(cluster)),

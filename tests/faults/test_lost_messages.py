@@ -9,6 +9,7 @@ import re
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -187,12 +188,16 @@ def test_messages_that_expire_during_a_read_are_all_reported(
         read = batch.read
     files = len(commit_log(small_files))
     rows = offsets_of(read(task))
+
+    def files_left(most: int) -> bool:
+        return len(commit_log(small_files)) <= most
+
     offsets = list(itertools.islice(rows, 1))
     set_config(broker, fileReservedTime=0)
     try:
         # Read a part with each file that is deleted.
         for left in range(files - 1, 2, -1):
-            wait_for(lambda left=left: len(commit_log(small_files)) <= left)
+            wait_for(partial(files_left, left))
             offsets += itertools.islice(rows, 100)
         offsets += rows
     finally:

@@ -10,6 +10,7 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -24,7 +25,7 @@ from tests.support.writes import SMALL, Trial, keys_of, make_topic
 pytestmark = [pytest.mark.faults, pytest.mark.integration]
 
 # Broker properties that cause each status, and those that end it.
-UNSAFE = {
+UNSAFE: dict[str, tuple[dict[str, object], dict[str, object]]] = {
     "FLUSH_SLAVE_TIMEOUT": (
         {"brokerRole": "SYNC_MASTER", "inSyncReplicas": 2, "slaveTimeout": 20},
         {"brokerRole": "ASYNC_MASTER", "inSyncReplicas": 1, "slaveTimeout": 3000},
@@ -52,7 +53,7 @@ def unsafe(broker: Broker, status: str) -> Iterator[None]:
 @pytest.mark.spark
 def test_unsafe_rows_of_one_broker_are_stored_safely_by_another(trial: Trial, status: str) -> None:
     broker, retries = trial.cluster.brokers[1], 2
-    options = {"retryAnotherBrokerWhenNotStoreOK": True, "retryTimesWhenSendFailed": retries}
+    options: dict[str, Any] = {"retryAnotherBrokerWhenNotStoreOK": True, "retryTimesWhenSendFailed": retries}
     with unsafe(broker, status):
         trial.write(10_000, per_second=10_000, **options)
     reasons = trial.metrics.to_dict()[broker.name]["retries_by_reason"]

@@ -118,6 +118,7 @@ def test_killed_worker_loses_no_row_that_is_read_and_written(
             executor, parents = cluster.executors()[0], processes()
             python = {pid for pid in descendants(executor) if parents.get(pid) != executor}
             worker = cluster.workers[0].pid
+            assert worker is not None
             killed, orphans = ({worker}, descendants(worker)) if victim == "spark" else (python, set[int]())
             assert killed
             for pid in killed:

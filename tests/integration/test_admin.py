@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -133,12 +134,16 @@ def test_peek_reports_queues_without_read_permission_and_shows_the_others(
         producer.send(Message.of(topic, b"%d" % number))
     wait_for(lambda: stored(admin, topic) == 8)
     broker = cluster.brokers[0]
+
+    def has(reads: int, perm: int) -> bool:
+        return told_of(admin, topic, broker.name) == (reads, perm)
+
     for reads, perm, left, said in (
         (2, 2, 4, "2 queues of broker-0: broker broker-0 rejects"),
         (1, 6, 6, "1 queue of broker-0: broker broker-0 rejects"),
     ):
         admin.transport.create_topic(broker.address, topic, 2, perm, 5.0, read_queue_nums=reads)
-        wait_for(lambda told=(reads, perm): told == told_of(admin, topic, broker.name))
+        wait_for(partial(has, reads, perm))
         peeked = admin.peek(topic)
         assert len(peeked) == left
         assert [text.startswith(said) for text in peeked.missing] == [True]

@@ -108,7 +108,7 @@ def test_broker_freezes_dies_and_comes_back_with_its_messages(tmp_path: Path, to
             PROBE.send(address, broker.name, topic, b"x" * 1001)
 
         broker.pause()
-        assert broker.state is State.PAUSED
+        assert (broker.state, broker.is_alive) == (State.PAUSED, True)
         with pytest.raises(RemotingTimeoutException):
             max_offset(broker, topic, HASTY)
         broker.resume()
@@ -130,7 +130,7 @@ def test_broker_freezes_dies_and_comes_back_with_its_messages(tmp_path: Path, to
         assert PROBE.registered_brokers(cluster.name_server) == {broker.name: address}
 
         broker.stop()
-        assert broker.state is State.STOPPED
+        assert (broker.state, broker.pid) == (State.STOPPED, None)
         assert PROBE.registered_brokers(cluster.name_server) == {}
     assert broker.log.exists()
 

@@ -278,7 +278,7 @@ def send_effectively_once(cluster: LocalCluster, topic: str, user: Mapping[str, 
         "fenceMs": "100",
         "batchBytes": "4k",
     }
-    keys = {"access_key": user["accessKey"], "secret_key": user["secretKey"]}
+    keys: dict[str, Any] = {"access_key": user["accessKey"], "secret_key": user["secretKey"]}
     with Producer("effectively-once", name_server=cluster.name_server, **keys) as producer:
         return producer.send_arrow(batches(), topic=topic, **options).recovered_rows()["recovered"]
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pytest
@@ -149,7 +149,9 @@ def test_official_client_reads_only_the_committed_message_of_a_producer(
 @pytest.mark.parametrize("protocol", ["remoting", "grpc"])
 def test_delayed_message_is_recalled(transactional: LocalCluster, protocol: str) -> None:
     topic, over_grpc = create_topic(transactional, f"recall-{next_id()}", "DELAY", 1), protocol == "grpc"
-    servers = {"endpoints": transactional.endpoints} if over_grpc else {"name_server": transactional.name_server}
+    servers: dict[str, Any] = (
+        {"endpoints": transactional.endpoints} if over_grpc else {"name_server": transactional.name_server}
+    )
     with Producer(f"pg-{protocol}", **servers) as producer:
         bodies = (b"taken back", b"kept")
         taken, _ = [producer.send(Message.of(topic, body, delay_ms=4000)) for body in bodies]
@@ -163,7 +165,9 @@ def test_delayed_row_of_a_write_is_recalled_by_its_saved_handle(
     transactional: LocalCluster, tmp_path: Path, protocol: str
 ) -> None:
     topic, over_grpc = create_topic(transactional, f"recall-rows-{next_id()}", "DELAY", 1), protocol == "grpc"
-    servers = {"endpoints": transactional.endpoints} if over_grpc else {"name_server": transactional.name_server}
+    servers: dict[str, Any] = (
+        {"endpoints": transactional.endpoints} if over_grpc else {"name_server": transactional.name_server}
+    )
     rows = pa.table({"body": ["taken back", "kept"], "keys": ["a", "b"], "delayMs": [4000, 4000]})
     with Producer(f"pg-rows-{protocol}", **servers) as producer:
         producer.send_arrow(rows, topic, recallPath=f"{tmp_path}/handles")

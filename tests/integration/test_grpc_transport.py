@@ -215,10 +215,10 @@ def test_messages_of_a_group_stay_in_order_in_one_queue(
     queues: dict[str, set[tuple[str, int]]] = defaultdict(set)
     orders: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for found in stored(cluster.name_server, topic, 300).values():
-        group, _, turn = found.body.decode().partition(":")
+        group, _, number = found.body.decode().partition(":")
         assert found.sharding_key == group
         queues[group].add((found.store_host, found.queue_id))
-        orders[group].append((found.queue_offset, int(turn)))
+        orders[group].append((found.queue_offset, int(number)))
     assert {len(places) for places in queues.values()} == {1}
     assert len(set.union(*queues.values())) > 1
     assert all([turn for _, turn in sorted(order)] == [0, 1, 2] for order in orders.values())

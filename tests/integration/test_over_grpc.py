@@ -146,7 +146,7 @@ def test_recall_is_rejected_where_brokers_forbid_it(
     cluster: SharedCluster, make_topic: MakeTopic, protocol: str
 ) -> None:
     topic, over_grpc = make_topic("DELAY"), protocol == "grpc"
-    servers = {"endpoints": cluster.endpoints} if over_grpc else {"name_server": cluster.name_server}
+    servers: dict[str, Any] = {"endpoints": cluster.endpoints} if over_grpc else {"name_server": cluster.name_server}
     with Producer(f"pg-recall-{protocol}", **servers) as producer:
         sent = producer.send(Message.of(topic, b"x", delay_ms=60_000))
         with pytest.raises(MQBrokerException, match=f"recalling a message of topic {topic}.*forbidden"):

@@ -6,6 +6,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import Iterator
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -75,7 +76,7 @@ def test_message_of_every_send_method_is_stored(producer: Producer, cluster: Sha
 def test_messages_of_coroutines_are_stored_at_the_places_of_their_results(
     cluster: SharedCluster, made_topic: str, over_grpc: bool
 ) -> None:
-    servers = {"endpoints": cluster.endpoints} if over_grpc else {"name_server": cluster.name_server}
+    servers: dict[str, Any] = {"endpoints": cluster.endpoints} if over_grpc else {"name_server": cluster.name_server}
 
     async def main() -> list[SendResult]:
         async with aio.Producer(f"aio-{uuid.uuid4().hex[:8]}", send_msg_timeout=60_000, **servers) as producer:

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.integration
 BATCHES = (1, 1, 70, 5, 1, 300, 1)
 
 
-def write(name_server: str, topic: str, kind: Mapping[str, bool]) -> None:
+def write(name_server: str, topic: str, kind: Mapping[str, Any]) -> None:
     """Write the batches to the first queue of a broker, at different times; its second queue stays empty."""
     with Admin(name_server, timeout=PATIENCE) as admin:
         admin.create_topic(topic, 2, **kind)

@@ -190,8 +190,12 @@ def test_rows_written_here_arrive(secured: SharedCluster, options: dict[str, str
 
 
 def test_a_producer_of_plain_python_signs_and_encrypts_too(secured: SharedCluster, allowed: str) -> None:
-    connection = {"name_server": secured.name_server, "use_tls": True, "tls_ca_file": secured.options["tlsCaFile"]}
-    user = {"access_key": USER["accessKey"], "secret_key": USER["secretKey"]}
+    connection: dict[str, Any] = {
+        "name_server": secured.name_server,
+        "use_tls": True,
+        "tls_ca_file": secured.options["tlsCaFile"],
+    }
+    user: dict[str, Any] = {"access_key": USER["accessKey"], "secret_key": USER["secretKey"]}
     with Producer("pg-secured", **connection, **user) as producer:
         result = producer.send(Message.of(allowed, b"from plain Python"))
         assert result.status is SendStatus.SEND_OK
@@ -446,7 +450,7 @@ def the_doctor_says(
     secured: SharedCluster, trusting: bool, user: str, key: str, topic: str | None = None
 ) -> dict[str, tuple[str, str]]:
     """Return state and finding by the first word of the checked item, without those of this machine."""
-    trusted = {"use_tls": True, "tls_ca_file": secured.options["tlsCaFile"]} if trusting else {}
+    trusted: dict[str, Any] = {"use_tls": True, "tls_ca_file": secured.options["tlsCaFile"]} if trusting else {}
     found = examine(
         secured.name_server,
         topic=topic,

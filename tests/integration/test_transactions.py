@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue as queues
+from typing import Any
 
 import pytest
 
@@ -126,7 +127,7 @@ def test_transaction_listener_decides_about_pending_half_messages(transactional:
         topic = topic_of(transactional, transport)
     wired = wrap(namespace, topic)
     listener = Listener()
-    settings = {"name_server": transactional.name_server, "heartbeat_broker_interval": 1000}
+    settings: dict[str, Any] = {"name_server": transactional.name_server, "heartbeat_broker_interval": 1000}
     settings |= {"namespace": namespace} if namespace else {}
     with Producer(f"pg-{topic}", transaction_listener=listener, **settings) as producer:
         for body in (b"never does", b"becomes visible"):
@@ -162,7 +163,7 @@ def test_listener_gets_the_decompressed_body_of_a_large_message(
     with RemotingTransport([transactional.name_server]) as transport:
         topic = topic_of(transactional, transport)
     listener, body = Listener(), b"0123456789" * 800
-    settings: dict[str, object] = {"name_server": transactional.name_server, "compress_type": compress_type}
+    settings: dict[str, Any] = {"name_server": transactional.name_server, "compress_type": compress_type}
     if compress_type == "over gRPC":
         settings = {"endpoints": transactional.endpoints, "compress_type": "ZLIB"}
     settings |= {"heartbeat_broker_interval": 1000, "send_msg_timeout": int(PATIENCE * 1000)}

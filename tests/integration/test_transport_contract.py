@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rocketmq_spark.model.message import Message, MessageQueue
-from rocketmq_spark.transport.base import Transport
+from rocketmq_spark.transport.base import ProxyTransport
 from rocketmq_spark.transport.grpc.transport import GrpcTransport
 from rocketmq_spark.transport.remoting.transport import RemotingTransport
 from tests.support.cluster import ANYBODY, SharedCluster, create_topic
@@ -28,7 +28,7 @@ class Real(Seam):
         self,
         cluster: SharedCluster,
         settings: dict[str, Any],
-        transport: Transport,
+        transport: ProxyTransport,
         queue: MessageQueue,
         address: str,
     ) -> None:
@@ -44,7 +44,7 @@ class Remoting(Real):
     def elsewhere(self, address: str) -> tuple[MessageQueue, str]:
         return MessageQueue(self.topic, "elsewhere", 0), address
 
-    def another(self, address: str) -> Transport:
+    def another(self, address: str) -> ProxyTransport:
         return self.stack.enter_context(RemotingTransport([address], **self.settings))
 
 
@@ -52,7 +52,7 @@ class Grpc(Real):
     def elsewhere(self, address: str) -> tuple[MessageQueue, str]:
         return MessageQueue(self.topic, address, 0), address
 
-    def another(self, address: str) -> Transport:
+    def another(self, address: str) -> ProxyTransport:
         return self.stack.enter_context(GrpcTransport([address], client_id="another", **self.settings))
 
 
@@ -60,7 +60,7 @@ class Grpc(Real):
 def seam(request: pytest.FixtureRequest, topic: str) -> Iterator[Seam]:
     protocol, _, secured = request.param.partition("-")
     cluster: SharedCluster = request.getfixturevalue("secured" if secured else "cluster")
-    settings = {"credentials": ANYBODY, "tls": cluster.tls} if secured else {}
+    settings: dict[str, Any] = {"credentials": ANYBODY, "tls": cluster.tls} if secured else {}
     create_topic(cluster, topic, "NORMAL")
     made: Real
     if protocol == "grpc":

@@ -162,7 +162,7 @@ def test_property_strings_are_exchanged_with_java_in_both_directions(java: Java)
     # Strings of mostly separators: who skips which entry.
     rng = random.Random(7)
     odd = ["".join(rng.choices("\x01\x02ab", k=rng.randint(0, 12))) for _ in range(1000)]
-    requests = [{"do": "decodeProperties", "text": text} for text in ours + odd]
+    requests: list[dict[str, Any]] = [{"do": "decodeProperties", "text": text} for text in ours + odd]
     requests += [{"do": "encodeProperties", "properties": {**values, "none": None}} for values in maps]
     answers = java.run("Codecs", requests)
     read = [answer["properties"] or {} for answer in answers[: len(ours) + len(odd)]]
@@ -186,7 +186,9 @@ def bodies() -> list[bytes]:
 def test_java_unpacks_our_bodies_and_we_unpack_java_s(java: Java, kind: CompressionType) -> None:
     plain = bodies()
     assert len(plain[-1]) > 2 * 1024 * 1024
-    requests = [{"do": "decompress", "type": kind.name, "body": b64(compress(body, kind))} for body in plain]
+    requests: list[dict[str, Any]] = [
+        {"do": "decompress", "type": kind.name, "body": b64(compress(body, kind))} for body in plain
+    ]
     requests += [{"do": "compress", "type": kind.name, "level": 5, "body": b64(body)} for body in plain]
     answers = [un64(answer["body"]) for answer in java.run("Codecs", requests)]
     assert answers[: len(plain)] == plain
@@ -217,7 +219,7 @@ def test_batches_are_exchanged_with_java_in_both_directions(java: Java) -> None:
     lines = [line_of(member.topic, member.body, member.properties, member.flag) for member in with_ids]
     read, written = java.run(
         "Codecs",
-        [{"do": "decodeBatch", "body": b64(batch.encoded.body[0])}, {"do": "encodeBatch", "messages": lines}],
+        [{"do": "decodeBatch", "body": b64(bytes(batch.encoded.body[0]))}, {"do": "encodeBatch", "messages": lines}],
     )
     assert facts(with_ids) == [(un64(one["body"]), one["flag"], one["properties"]) for one in read["messages"]]
     assert written["refused"] is None
@@ -247,7 +249,7 @@ def test_java_rejects_the_same_batches(java: Java) -> None:
     assert refused == [False, True, True, False, True, True, True, True, False, True, False]
 
 
-DELAYS: list[dict[str, int]] = [{"delay_time_level": 1}, {"delay_ms": 1}, {"delay_sec": 1}, {"deliver_ms": 1}]
+DELAYS: list[dict[str, Any]] = [{"delay_time_level": 1}, {"delay_ms": 1}, {"delay_sec": 1}, {"deliver_ms": 1}]
 
 
 def _refuses(batch: Sequence[Message]) -> bool:

@@ -6,6 +6,7 @@ import random
 import time
 import uuid
 from collections.abc import Iterator
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -87,7 +88,7 @@ def test_javas_decoder_reads_our_trace_records(java: Java, cluster: SharedCluste
 
 def test_javas_decoder_reads_the_trace_of_a_table(java: Java, cluster: SharedCluster, topic: str) -> None:
     trace_topic = f"trace-{uuid.uuid4().hex[:8]}"
-    tracing = {"enable_trace": True, "trace_topic": trace_topic}
+    tracing: dict[str, Any] = {"enable_trace": True, "trace_topic": trace_topic}
     with Producer(f"pg-{uuid.uuid4().hex[:8]}", name_server=cluster.name_server, **tracing) as producer:
         table = pa.table({"body": ["one", "two"], "keys": ["k1", "k2"], "tags": ["a", None]})
         producer.send_arrow(table, topic)

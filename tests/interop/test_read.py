@@ -7,6 +7,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -79,6 +80,10 @@ def over_time(cluster: SharedCluster, topic: str) -> str:
     """A topic of four queues; each got three messages at three different times."""
     create_topic(cluster, topic, "NORMAL")
     places = [(broker.name, queue) for broker in cluster.brokers for queue in (0, 1)]
+
+    def arrived(count: int) -> bool:
+        return messages_in(cluster.name_server, topic) == count
+
     with Producer("over-time", name_server=cluster.name_server) as producer:
         for moment in range(3):
             for broker, queue in places:
@@ -89,7 +94,7 @@ def over_time(cluster: SharedCluster, topic: str) -> str:
                 }
                 producer.send_arrow(pa.RecordBatch.from_pydict(columns), topic, queueSelector="column")
                 time.sleep(0.02)
-            wait_for(lambda moment=moment: messages_in(cluster.name_server, topic) == 12 * (moment + 1))
+            wait_for(partial(arrived, 12 * (moment + 1)))
     return topic
 
 

@@ -58,7 +58,7 @@ def read(**options: str) -> DataFrame:
     return spark.read.format("rocketmq").options(**every).load()
 
 
-def write_and_show_metrics(**options: str) -> None:
+def write_and_show_metrics(**options: Any) -> None:
     write(metricsPath=str(folder / "metrics.jsonl"), **options)
     print(metrics, repr(metrics), metrics.to_dict())
 
@@ -94,16 +94,26 @@ def no_row_can_be_stored() -> None:
 
 
 def plain_python(**user: str) -> None:
-    connection = {"name_server": given["nameServer"], "use_tls": True, "tls_ca_file": given["tlsCaFile"]}
-    keys = {"access_key": user["accessKey"], "secret_key": user["secretKey"], "security_token": user["securityToken"]}
-    with Admin(**connection, **keys) as admin:
+    connection: dict[str, Any] = {
+        "name_server": given["nameServer"],
+        "use_tls": True,
+        "tls_ca_file": given["tlsCaFile"],
+        "access_key": user["accessKey"],
+        "secret_key": user["secretKey"],
+        "security_token": user["securityToken"],
+    }
+    with Admin(**connection) as admin:
         print(admin, admin.options, admin.route(given["writable"]))
-    with Producer("pg-secrets", **connection, **keys) as producer:
+    with Producer("pg-secrets", **connection) as producer:
         print(producer, producer.options, producer.send(Message.of(given["writable"], b"one")))
 
 
 OVER_GRPC = {"nameServer": "", "endpoints": given["endpoints"]}
-REFERENCES = {"accessKey": "env:MQ_USER", "secretKey": "env:MQ_SECRET", "securityToken": "env:MQ_TOKEN"}
+REFERENCES: dict[str, Any] = {
+    "accessKey": "env:MQ_USER",
+    "secretKey": "env:MQ_SECRET",
+    "securityToken": "env:MQ_TOKEN",
+}
 
 # By name: what the job does, and the words of its error; none of one that succeeds.
 JOBS: dict[str, tuple[Callable[[], Any], str]] = {

@@ -143,8 +143,8 @@ def run_effectively_once(plan: EffectivelyOncePlan) -> EffectivelyOnceRun:
         return BrokerSettings(sync_flush=True, flush_time=0.001)
 
     cluster = SimulatedCluster(network, plan.brokers, name_servers=plan.name_servers, settings=settings)
-    for topic, queues in ((TOPIC, plan.queues), (LOG, 1)):
-        cluster.create_topic(topic, queues)
+    for topic, count in ((TOPIC, plan.queues), (LOG, 1)):
+        cluster.create_topic(topic, count)
     history = EffectivelyOnceHistory()
     queues = [MessageQueue(TOPIC, name, number) for name in cluster.masters for number in range(plan.queues)]
 

@@ -15,7 +15,7 @@ import functools
 import math
 import random
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, ClassVar, TypeVar
@@ -57,6 +57,7 @@ from tests.simulation.world import EPOCH, SimulatedRuntime, World
 from tests.support.scripted import route
 
 T = TypeVar("T")
+K = TypeVar("K", bound=Hashable)
 
 # What happens to a request that stores something: it is refused, or has no answer, or one that says "not safe".
 _REQUESTS = ("refused", "silent", "silent after storing", "delayed", "late", "not flushed")
@@ -350,7 +351,7 @@ class _ModelBrokers(Brokers):
             fate.strike()
             self.runtime.sleep(0.0)
 
-    def ask_all(self, keys: Iterable[Any], ask: Callable[[Any], T]) -> dict[Any, T]:
+    def ask_all(self, keys: Iterable[K], ask: Callable[[K], T], at_once: int = 0) -> dict[K, T]:
         return {key: ask(key) for key in keys}
 
     def max_offsets(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, int]:

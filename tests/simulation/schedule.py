@@ -10,6 +10,7 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Protocol
 
 from rocketmq_spark.model.message import MessageQueue, SendStatus
@@ -201,7 +202,7 @@ class Adversary:
         for kind in self.events:
             if kind in self.enabled:
                 for _ in range(rng.choice((1, 1, 2, 4))):
-                    self.world.call_later(rng.random() * self.plan.horizon, lambda kind=kind: self._event(kind))
+                    self.world.call_later(rng.random() * self.plan.horizon, partial(self._event, kind))
 
     def _play_replies(self) -> None:
         replies = [kind for kind in _REPLIES if kind in self.enabled]

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, replace
 from functools import partial
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from tests.simulation.effectively_once import EffectivelyOncePlan, EffectivelyOnceRun, run_effectively_once
 from tests.simulation.model import ModelPlan, run_model
@@ -94,7 +94,7 @@ def smaller(plan: AnyPlan) -> Iterator[AnyPlan]:
         # Reads and transactions need all their options.
         for name in sorted(plan.options.keys() - {"ordered"}):
             yield replace(plan, options={key: value for key, value in plan.options.items() if key != name})
-    least = {
+    least: dict[str, Any] = {
         "brokers": 1,
         "slaves": 0,
         "name_servers": 1,

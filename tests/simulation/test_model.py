@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from rocketmq_spark.deliveries.effectively_once import attempt as resume
+from rocketmq_spark.deliveries.effectively_once import stored
 from rocketmq_spark.deliveries.effectively_once.attempt import Attempt, ResumePlan, ResumeReport
 from rocketmq_spark.deliveries.log.brokers import Brokers
 from rocketmq_spark.deliveries.log.decision_log import DecisionLog, Floors
@@ -50,10 +52,12 @@ def no_barrier(brokers: Brokers, log: DecisionLog, write: Write, broker_names: C
         brokers.runtime.sleep(max(seconds, 1.0))
 
 
-def first_floors_last(self: DecisionLog, kind: str, write: Write, floors: object, offset: int) -> None:
+def first_floors_last(
+    self: DecisionLog, kind: str, write: Write, floors: Mapping[MessageQueue, int], offset: int
+) -> None:
     """Let the last floors of their kind count, as those of a driver that was frozen."""
     after = write if kind == "done" else None
-    self.floors = [*self.floors[-1:], Floors(after, floors, offset)]  # type: ignore[arg-type]
+    self.floors = [*self.floors[-1:], Floors(after, floors, offset)]
 
 
 def begins_alone(usual: Callable[[Attempt], object], *, planned: bool) -> Callable[[Attempt], object]:
@@ -102,7 +106,7 @@ def without(name: str) -> Callable[[pytest.MonkeyPatch], None]:
             "barrier": (resume, "pass_fence", no_barrier),
             "attempts in the plan": (Attempt, "_begin", begins_alone(Attempt._begin, planned=True)),
             "attempts since the plan": (Attempt, "_begin", begins_alone(Attempt._begin, planned=False)),
-            "queues of attempts": (resume, "queues_of", only_listed(resume.queues_of)),
+            "queues of attempts": (resume, "queues_of", only_listed(stored.queues_of)),
             "end in the plan": (resume, "plan", not_done(resume.plan)),
             "end since the plan": (Attempt, "_completed_since", False),
             "older floors": (ResumePlan, "floors_of", lambda self, _: self.floors[-1]),
@@ -113,12 +117,12 @@ def without(name: str) -> Callable[[pytest.MonkeyPatch], None]:
                 lambda *arguments: ResumeReport(0, usual_complete(*arguments).seconds),
             ),
         }  # fmt: skip
-        patch.setattr(*changes[name])  # type: ignore[arg-type]
+        patch.setattr(*changes[name])
 
     return remove
 
 
-def with_faults(*faults: str, **changes: int) -> Iterator[ModelPlan]:
+def with_faults(*faults: str, **changes: Any) -> Iterator[ModelPlan]:
     return (replace(ModelPlan.of_seed(seed), faults=faults, **changes) for seed in range(1_000))
 
 

@@ -37,7 +37,7 @@ def test_schedules_replay_exactly() -> None:
 class LastDecisionWins(dict[int, Decision]):
     """Decisions of a write, of which the last one of a round counts."""
 
-    def setdefault(self, round_: int, decision: Decision) -> Decision:  # type: ignore[override]
+    def setdefault(self, round_: int, decision: Decision) -> Decision:
         self[round_] = decision
         return decision
 

@@ -13,7 +13,7 @@ import math
 import queue as queues
 import random
 import selectors
-import socket
+import socket as sockets
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -43,7 +43,7 @@ class Thread:
         self.failure: BaseException | None = None
         self._world = world
         # The process of the thread that starts it.
-        self.process = world.current.process if world.current else ""
+        self.process: str = world.current.process if world.current else ""
         self._joining: list[_Waiter] = []
         self._greenlet = greenlet.greenlet(self._run, world.hub)
         self._target = run
@@ -381,11 +381,11 @@ class SimulatedRuntime(Runtime):
     def current_thread(self) -> threading.Thread:
         return cast("threading.Thread", self._world.current)
 
-    def socket(self, family: int) -> socket.socket:
-        return cast("socket.socket", self._new_socket())
+    def socket(self, family: int) -> sockets.socket:
+        return cast("sockets.socket", self._new_socket())
 
-    def socketpair(self) -> tuple[socket.socket, socket.socket]:
-        return cast("tuple[socket.socket, socket.socket]", self._new_pair())
+    def socketpair(self) -> tuple[sockets.socket, sockets.socket]:
+        return cast("tuple[sockets.socket, sockets.socket]", self._new_pair())
 
     def selector(self) -> selectors.BaseSelector:
         from tests.simulation.network import Selector

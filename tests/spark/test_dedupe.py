@@ -50,7 +50,7 @@ ROWS = [
     ("also by columns", {"SPARK_ROW_ID": f"w/0/{'a' * 32}"}),
     ("also by columns", {"SPARK_ROW_ID": f"w/0/{'a' * 32}", "TAGS": "t"}),
 ]
-ONCE = Counter(body for body, _ in ROWS) | Counter()
+ONCE = Counter(body for body, _ in ROWS)
 ONCE.update({"twice": -1, "by columns": -1})
 WITH_ID = {"twice", "other batch", "by columns", "also by columns"}
 

@@ -36,7 +36,7 @@ def rows(spark: SparkSession) -> DataFrame:
 
 
 @pytest.fixture
-def once(topic: str) -> dict[str, str]:
+def once(topic: str) -> dict[str, Any]:
     return {"delivery": "exactlyOnce", "transactionalId": f"job-{topic}", "transactionTimeoutMs": "20000"}
 
 
@@ -47,7 +47,7 @@ def visible(load: Callable[..., DataFrame]) -> Callable[[], Counter[str]]:
 
 
 @pytest.fixture
-def dead_driver(cluster: SharedCluster, topic: str, once: dict[str, str]) -> Iterator[Driver]:
+def dead_driver(cluster: SharedCluster, topic: str, once: dict[str, Any]) -> Iterator[Driver]:
     own = Driver(cluster.name_server, topic=topic, **once)
     yield own.open()
     own.close()

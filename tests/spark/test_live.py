@@ -53,7 +53,8 @@ def test_only_jobs_and_messages_inside_the_block_count(
         # A job with a shuffle: what Spark skips of it is no task.
         assert numbers(spark, 100).groupBy("body").count().count() == 100
     assert display.view.messages == 40
-    ended, running, failed, total = display.view.tasks or ()
+    assert display.view.tasks is not None
+    ended, running, failed, total = display.view.tasks
     assert (running, failed) == (0, 0)
     assert ended == total > 4
 
@@ -64,7 +65,8 @@ def test_a_job_that_failed_keeps_the_number_of_its_tasks(
     display = live(spark, topic, cluster.name_server)
     with pytest.raises(PySparkException, match="body is null"), display:
         save(spark.range(0, 4, 1, 2).selectExpr("if(id = 3, null, 'x') as body"))
-    ended, running, failed, total = display.view.tasks or ()
+    assert display.view.tasks is not None
+    ended, running, failed, total = display.view.tasks
     assert (running, total) == (0, 2)
     assert ended < 2
     assert failed > 0

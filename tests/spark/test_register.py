@@ -16,7 +16,7 @@ import pytest
 from pyspark import TaskContext
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrameWriter, SparkSession
-from pyspark.sql.streaming import DataStreamWriter
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 import rocketmq_spark
 from rocketmq_spark.errors import InvalidRowError, OptionError

@@ -131,7 +131,7 @@ def write_stream(spark: SparkSession, kind: Kind, options: Mapping[str, str], ma
     frame = rows_for(spark.readStream.schema("id BIGINT").parquet(str(rows)), kind, mark)
     writer = frame.writeStream.format("rocketmq").options(**options).trigger(availableNow=True)
     query = writer.option("checkpointLocation", str(folder / mark)).start()
-    assert query.awaitTermination(PATIENCE)
+    assert query.awaitTermination(int(PATIENCE))
 
 
 WRITES: Mapping[str, Write] = {"batch": write_batch, "stream": write_stream}

@@ -10,7 +10,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 from rocketmq_spark.errors import MQBrokerException, RocketMQError
 from rocketmq_spark.model.message import EncodedBatch, Message, MessageQueue, SendOutcome, SendRequest
@@ -210,9 +210,9 @@ def inner_batches(target: Target) -> Iterator[str]:
     made.wait_for(48)
     yield f"offsets from {transport.min_offset(made.queue(), address, PATIENCE)}"
     for start, most in ((0, 32), (0, 1), (0, 4), (1, 4), (3, 32), (4, 1), (5, 32), (44, 32), (45, 32), (48, 32)):
-        outcome = made.pull(start, most=most)
-        yield f"{start} {most}: {outcome_class(outcome)} {outcome.next_begin_offset} {outcome.max_offset}"
-        for record in decode_records(outcome.body):
+        pulled = made.pull(start, most=most)
+        yield f"{start} {most}: {outcome_class(pulled)} {pulled.next_begin_offset} {pulled.max_offset}"
+        for record in decode_records(pulled.body):
             counts = record.properties.get("INNER_NUM"), record.properties.get("INNER_BASE")
             yield f"{record.queue_offset} {counts} {record.sys_flag} {sorted(record.properties)}"
 
@@ -221,7 +221,7 @@ def transactions(target: Target) -> Iterator[str]:
     """Ends of half messages, repeated ones among them."""
     transport, address = target.transport, target.address
 
-    def half(**properties: str) -> EndTransaction:
+    def half(**properties: Any) -> EndTransaction:
         encoded = target.single(TRAN_MSG="true", PGROUP=GROUP, sys_flag=4, **properties)
         outcome = target.send(encoded)
         return EndTransaction(

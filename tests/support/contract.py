@@ -33,7 +33,7 @@ from rocketmq_spark.protocol.remoting.records import (
     unique_id,
     unique_id_prefix,
 )
-from rocketmq_spark.transport.base import ReadTransport, Transport
+from rocketmq_spark.transport.base import ProxyTransport, ReadTransport
 from tests.support.peer import refused_address
 from tests.support.processes import PATIENCE
 
@@ -91,7 +91,7 @@ class Seam(ABC):
     `address` is the address of the queue's broker, or of the proxy.
     """
 
-    def __init__(self, transport: Transport, queue: MessageQueue, address: str) -> None:
+    def __init__(self, transport: ProxyTransport, queue: MessageQueue, address: str) -> None:
         self.transport = transport
         self.queue = queue
         self.address = address
@@ -110,7 +110,7 @@ class Seam(ABC):
         """Return a queue as it would be at another address."""
 
     @abstractmethod
-    def another(self, address: str) -> Transport:
+    def another(self, address: str) -> ProxyTransport:
         """Return a transport of the same kind that asks this address for routes."""
 
     def dead(self) -> tuple[MessageQueue, str]:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from rocketmq_spark import Admin
-from rocketmq_spark.model.message import EncodedBatch, Message, MessageQueue
+from rocketmq_spark.model.message import EncodedBatch, Message, MessageQueue, SendRequest
 from rocketmq_spark.model.message_ext import MessageExt
 from rocketmq_spark.protocol.compression import MAX_DECOMPRESSED
 from rocketmq_spark.protocol.remoting.codes import RequestCode, ResponseCode
@@ -20,7 +20,6 @@ from rocketmq_spark.protocol.remoting.headers import PullMessageRequestHeader
 from rocketmq_spark.protocol.remoting.records import decode_records, encode_batch, encode_single
 from rocketmq_spark.protocol.remoting.responses import PullMessageResponseHeader
 from rocketmq_spark.routing.route_cache import publish_info_of
-from rocketmq_spark.transport.base import SendRequest
 from rocketmq_spark.transport.remoting.transport import RemotingTransport
 from tests.support.cluster import SharedCluster
 from tests.support.contract import Outcomes

@@ -10,7 +10,7 @@ import pyarrow as pa
 from rocketmq_spark.deliveries.effectively_once import attempt as resume
 from rocketmq_spark.deliveries.effectively_once.attempt import Attempted, ResumePlan, send_missing
 from rocketmq_spark.deliveries.exactly_once import plan as plans
-from rocketmq_spark.deliveries.log.decision_log import Write
+from rocketmq_spark.deliveries.log.records import Write
 from rocketmq_spark.metrics import Recorder, WriteSummary, merge_into
 from rocketmq_spark.sink.task import write_rows
 from tests.support.two_phase import TOPIC, Driver

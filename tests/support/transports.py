@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import trustme
@@ -29,7 +29,7 @@ from rocketmq_spark.model.route import MASTER_ID, BrokerData, TopicRouteData
 from rocketmq_spark.model.send_result import TransactionCheck
 from rocketmq_spark.testing import FakeCluster, Reply
 from rocketmq_spark.testing.fake_proxy import FakeProxy
-from rocketmq_spark.transport.base import Transport
+from rocketmq_spark.transport.base import ProxyTransport
 from rocketmq_spark.transport.grpc.transport import GrpcTransport
 from rocketmq_spark.transport.remoting.transport import RemotingTransport
 from rocketmq_spark.transport.tls import TlsSettings
@@ -50,7 +50,7 @@ class Authority:
         self.ca_file = folder / "ca.pem"
         self._ca.cert_pem.write_to_path(self.ca_file)
 
-    def server(self, name: str, names: str, **valid: datetime) -> Certificate:
+    def server(self, name: str, names: str, **valid: Any) -> Certificate:
         """Return the files of a certificate and its key for `names`, as in ``DNS:localhost,IP:127.0.0.1``.
 
         It also serves as a client certificate. `valid` may be ``not_before=TOMORROW`` or ``not_after=YESTERDAY``.
@@ -124,7 +124,7 @@ class Scripted(Brokers):
     def silent_address(self) -> str:
         return "silent:10911"
 
-    def another(self, address: str) -> Transport:
+    def another(self, address: str) -> ProxyTransport:
         made = ScriptedTransport({"orders": route_to(address)})
         if address == self.silent_address():
             made.fail("query_route", RemotingTimeoutException("asking for the route of topic orders: no answer"))
@@ -148,7 +148,7 @@ class Remoting(Brokers):
     def elsewhere(self, address: str) -> tuple[MessageQueue, str]:
         return MessageQueue("orders", "elsewhere", 0), address
 
-    def another(self, address: str) -> Transport:
+    def another(self, address: str) -> ProxyTransport:
         # A name server is not at the broker's address.
         name_server = self.name_server if address == self.address else address
         return self.stack.enter_context(RemotingTransport([name_server], tls=self.tls))
@@ -175,7 +175,7 @@ class Grpc(Played):
     def elsewhere(self, address: str) -> tuple[MessageQueue, str]:
         return MessageQueue("orders", address, 0), address
 
-    def another(self, address: str) -> Transport:
+    def another(self, address: str) -> ProxyTransport:
         return self.stack.enter_context(GrpcTransport([address], client_id="another", tls=self.tls))
 
 

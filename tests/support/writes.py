@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from rocketmq_spark.cluster import Broker, LocalCluster
     from rocketmq_spark.spark.report import Metrics
+    from tests.support.cluster import SharedCluster, SharedServer
 
 _EVERY = 0.05
 # A broker builds its queues in the background, and again after a crash: their size is known once it no longer changes.
@@ -297,7 +298,14 @@ def in_mid_write(name_server: str, topic: str, messages: int, fault: Callable[[]
         happening.result()
 
 
-def make_topic(cluster: LocalCluster, topic: str, *, queues: int = 4, perm: int = 6, on: Sequence[Broker] = ()) -> None:
+def make_topic(
+    cluster: LocalCluster | SharedCluster,
+    topic: str,
+    *,
+    queues: int = 4,
+    perm: int = 6,
+    on: Sequence[Broker | SharedServer] = (),
+) -> None:
     """Create or change a topic `on` some brokers (default: all), and wait until the name server has its route."""
     wanted = {broker.name: (queues, perm) for broker in on or cluster.brokers}
 

@@ -113,7 +113,17 @@ def lowest() -> str:
 
 def tested(python: Path, tree: Path, tests: Sequence[str], processes: int, *options: str) -> tuple[str, bool]:
     """Run tests, and return the counts of pytest's last line and whether a test failed."""
-    command = (python, "-m", "pytest", *tests, "-q", "-n", str(processes), "--no-loadscope-reorder", *options)
+    command: tuple[str | Path, ...] = (
+        python,
+        "-m",
+        "pytest",
+        *tests,
+        "-q",
+        "-n",
+        str(processes),
+        "--no-loadscope-reorder",
+        *options,
+    )
     done = run(*command, "-k", _LEFT_OUT, folder=tree)
     if done.returncode:
         print(done.stdout[-20_000:], done.stderr[-5_000:], sep="\n", file=sys.stderr)

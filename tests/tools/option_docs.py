@@ -81,11 +81,11 @@ def _uses() -> dict[OptionSpec, list[str]]:
 
 def _table(uses: Mapping[OptionSpec, list[str]]) -> str:
     places = [_place(spec, used) for spec, used in uses.items()]
-    rows = [
+    rows: list[tuple[str, ...]] = [
         (_name(spec, used), place, _values(spec), _default(spec), spec.doc)
         for (spec, used), place in zip(uses.items(), places, strict=True)
     ]
-    head = ("option", "for", "values", "default", "meaning")
+    head: tuple[str, ...] = ("option", "for", "values", "default", "meaning")
     if set(places) in ({"write"}, {"`Producer`"}, {"write, `Producer`"}):
         # The text above the table says it.
         head, rows = (head[0], *head[2:]), [(row[0], *row[2:]) for row in rows]

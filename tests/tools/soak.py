@@ -57,8 +57,9 @@ class Gauge:
 
     def __init__(self, spark: SparkSession) -> None:
         self._driver = psutil.Process()
-        self._jvm = psutil.Process(spark.sparkContext._gateway.proc.pid)
-        self._java: Any = spark.sparkContext._jvm
+        context: Any = spark.sparkContext
+        self._jvm = psutil.Process(context._gateway.proc.pid)
+        self._java = context._jvm
 
     def sample(self) -> Sample:
         """Return the present figures; those of the workers are the largest of all workers."""
@@ -126,7 +127,7 @@ class Every(threading.Thread):
 
 def session() -> SparkSession:
     os.environ["PYSPARK_PYTHON"] = sys.executable
-    settings = {
+    settings: dict[str, bool | float | int | str | None] = {
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         # The query's exception says why it ended.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 
-import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow as pa
 
 import rocketmq_spark
 from rocketmq_spark import Admin, Message, MQClientException, Producer, SendResult, SendStatus, aio

@@ -46,6 +46,6 @@ def wait(write: str) -> None:
         time.sleep(0.05)
 
 
-RemotingTransport.end_transaction = held  # type: ignore[assignment, method-assign]
+RemotingTransport.end_transaction = held  # type: ignore[assignment]
 if not settings.get("fence", True):
-    TwoPhaseCommit._fence = lambda self, decision: None  # type: ignore[method-assign]
+    TwoPhaseCommit._fence = lambda self, decision: None

@@ -6,6 +6,7 @@ import io
 import subprocess
 import sys
 import weakref
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +18,7 @@ from rocketmq_spark.arrow.batcher import LINGER_S
 from rocketmq_spark.errors import InvalidRowError, RouteNotFoundException, SchemaError
 from rocketmq_spark.model.hashes import consistent_hash
 from rocketmq_spark.model.message import MessageQueue
+from rocketmq_spark.options.sink import SinkOptions
 from rocketmq_spark.protocol.compression import CompressionType, decompress
 from rocketmq_spark.protocol.remoting.records import MAX_BATCH_ROWS, MAX_BODY, decode_batch, decode_properties
 from tests.support.encoding import batch_options, check, encode, joined, new_batcher, queues_of
@@ -69,8 +71,9 @@ def test_a_worker_encodes_every_kind_of_column_without_importing_pandas() -> Non
     assert (done.stdout.split(), done.stderr) == ([b"4", *delays, b"False"], b"")
 
 
-def plain_rows(batch: pa.RecordBatch) -> list[dict[str, object]]:
-    return batch.to_pylist()
+def plain_rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = batch.to_pylist()
+    return rows
 
 
 @given(
@@ -90,12 +93,14 @@ def plain_rows(batch: pa.RecordBatch) -> list[dict[str, object]]:
     ),
     st.integers(1, 3000),
 )
-def test_any_rows_in_any_layout_equal_the_row_by_row_encoder(table, batch_settings, chunk_bytes):
+def test_any_rows_in_any_layout_equal_the_row_by_row_encoder(
+    table: tuple[list[dict[str, Any]], list[pa.RecordBatch]], batch_settings: SinkOptions, chunk_bytes: int
+) -> None:
     rows, record_batches = table
     check(encode(record_batches, batch_settings, chunk_bytes=chunk_bytes), rows, batch_settings)
 
 
-def test_a_row_with_a_delay_goes_as_a_single_message():
+def test_a_row_with_a_delay_goes_as_a_single_message() -> None:
     batch = bodies(
         *[b"x"] * 5,
         tags=pa.array(["a", None, "b", "c", "d"]),
@@ -116,7 +121,7 @@ def test_a_row_with_a_delay_goes_as_a_single_message():
     ]
 
 
-def test_entries_under_null_lists_and_maps_are_ignored():
+def test_entries_under_null_lists_and_maps_are_ignored() -> None:
     offsets = pa.array([0, 1, 3, 4], pa.int32())
     items = pa.array(["k1", "hidden", "hidden too", "k2"])
     keys = pa.ListArray.from_arrays(offsets, items, mask=pa.array([False, True, False]))
@@ -134,7 +139,7 @@ def test_entries_under_null_lists_and_maps_are_ignored():
     check(encode([bodies(b"a", b"b", b"c", keys=keys, properties=hidden)], settings_), rows, settings_)
 
 
-def test_rows_beyond_two_gib_of_a_buffer_are_encoded():
+def test_rows_beyond_two_gib_of_a_buffer_are_encoded() -> None:
     # Untouched zero pages take no memory.
     data, far = np.zeros(2**31 + 100, np.uint8), 2**31 + 50
     data[far : far + 7] = np.frombuffer(b"one-two", np.uint8)
@@ -146,12 +151,12 @@ def test_rows_beyond_two_gib_of_a_buffer_are_encoded():
     check(encode([batch]), rows, batch_options(topic="orders"))
 
 
-def test_batch_has_at_most_the_rows_that_a_broker_can_count():
+def test_batch_has_at_most_the_rows_that_a_broker_can_count() -> None:
     done = encode([bodies(*[b"x"] * 70_000)], batch_options(topic="orders", batch_bytes=MAX_BODY))
     assert [batch.rows for batch, _ in done] == [MAX_BATCH_ROWS, MAX_BATCH_ROWS, 6_000]
 
 
-def test_row_above_the_batch_limit_becomes_a_single_message():
+def test_row_above_the_batch_limit_becomes_a_single_message() -> None:
     fits = MAX_BODY - ITEM
     done = encode([bodies(bytes(fits), bytes(fits + 1), bytes(MAX_BODY))])
     assert [(batch.batch, batch.nbytes) for batch, _ in done] == [
@@ -161,13 +166,13 @@ def test_row_above_the_batch_limit_becomes_a_single_message():
     ]
 
 
-def test_row_larger_than_batch_bytes_gets_its_own_batch():
+def test_row_larger_than_batch_bytes_gets_its_own_batch() -> None:
     done = encode([bodies(b"a", bytes(5000), b"b", b"c")], batch_options(topic="orders", batch_bytes=1000))
     assert [(batch.batch, batch.rows) for batch, _ in done] == [(True, 1), (True, 1), (True, 2)]
 
 
 @pytest.mark.parametrize("chunk_bytes", [1, 2 * MAX_BODY])
-def test_rows_of_one_key_keep_order_around_a_too_large_row(chunk_bytes):
+def test_rows_of_one_key_keep_order_around_a_too_large_row(chunk_bytes: int) -> None:
     settings_ = batch_options(topic="orders", max_message_size=300)
     batch = bodies(b"first", bytes(290), b"last", bytes(291), shardingKey=pa.array(["k"] * 4))
     done = encode([batch], settings_, chunk_bytes=chunk_bytes)
@@ -179,7 +184,7 @@ def test_rows_of_one_key_keep_order_around_a_too_large_row(chunk_bytes):
     ]
 
 
-def test_rows_fill_a_batch_across_record_batches():
+def test_rows_fill_a_batch_across_record_batches() -> None:
     batcher = new_batcher(batch_options(topic="orders", batch_bytes=10 * (ITEM + 1)))
     assert list(batcher.add(bodies(*[b"x"] * 7), 0.0)) == []
     assert (batcher.pending_rows, batcher.pending_bytes) == (7, 7 * (ITEM + 1))
@@ -190,7 +195,7 @@ def test_rows_fill_a_batch_across_record_batches():
     assert (rest.rows, batcher.pending_rows, batcher.pending_bytes) == (4, 0, 0)
 
 
-def test_many_small_record_batches_make_few_pieces():
+def test_many_small_record_batches_make_few_pieces() -> None:
     batcher = new_batcher()
     for _ in range(2000):
         list(batcher.add(bodies(bytes(100)), 0.0))
@@ -199,13 +204,13 @@ def test_many_small_record_batches_make_few_pieces():
     assert len(decode_batch(joined(done))) == 2000
 
 
-def test_full_batches_are_slices_of_one_buffer():
+def test_full_batches_are_slices_of_one_buffer() -> None:
     batcher = new_batcher(batch_options(topic="orders", batch_bytes=10 * (ITEM + 1)))
     first, second = batcher.add(bodies(*[b"x"] * 25), 0.0)
     assert first[0].body[0].obj is second[0].body[0].obj
 
 
-def test_full_groups_do_not_keep_a_shared_chunk_alive():
+def test_full_groups_do_not_keep_a_shared_chunk_alive() -> None:
     rows, per_key = 4000, 100
     keys = pa.array([str(row % (rows // per_key)) for row in range(rows)])
     batcher = new_batcher(batch_options(topic="orders", batch_bytes=20_000))
@@ -215,7 +220,7 @@ def test_full_groups_do_not_keep_a_shared_chunk_alive():
     assert sum(buffers.values()) == sum(batch.nbytes for batch in full)
 
 
-def test_group_is_flushed_after_its_first_row_waited_for_the_linger_time():
+def test_group_is_flushed_after_its_first_row_waited_for_the_linger_time() -> None:
     def known(_topic: str) -> bool:
         return True
 
@@ -228,12 +233,12 @@ def test_group_is_flushed_after_its_first_row_waited_for_the_linger_time():
     assert [batch.rows for batch, _ in batcher.expired(10.0 + LINGER_S * 2, known)] == [2]
 
 
-def test_unknown_column_is_an_error_of_the_task_too():
+def test_unknown_column_is_an_error_of_the_task_too() -> None:
     with pytest.raises(SchemaError, match="unknown column delayLevel: did you mean delayTimeLevel"):
         list(new_batcher().add(bodies(b"x", delayLevel=pa.array([3])), 0.0))
 
 
-def test_search_for_expired_batches_ends_at_the_first_young_one():
+def test_search_for_expired_batches_ends_at_the_first_young_one() -> None:
     class Clock(float):
         compared = 0
 
@@ -248,14 +253,14 @@ def test_search_for_expired_batches_ends_at_the_first_young_one():
     assert Clock.compared == 2
 
 
-def test_group_of_a_topic_without_a_route_is_not_expired():
+def test_group_of_a_topic_without_a_route_is_not_expired() -> None:
     batcher = new_batcher(batch_options(topic=None))
     list(batcher.add(bodies(b"x", b"y", topic=pa.array(["known", "unknown"])), 0.0))
     assert [batch.topic for batch, _ in batcher.expired(10.0, "known".__eq__)] == ["known"]
     assert [batch.topic for batch, _ in batcher.flush()] == ["unknown"]
 
 
-def test_largest_group_is_flushed_above_max_pending_bytes():
+def test_largest_group_is_flushed_above_max_pending_bytes() -> None:
     small, large = bodies(bytes(100), bytes(100), shardingKey=pa.array(["a", "a"])), bodies(*[bytes(100)] * 3)
     one = 100 + ITEM
     limit = 2 * (one + len("__SHARDINGKEY") + 3) + 2 * one
@@ -265,7 +270,7 @@ def test_largest_group_is_flushed_above_max_pending_bytes():
     assert batcher.pending_rows == 2
 
 
-def test_pending_rows_do_not_keep_their_record_batch_alive():
+def test_pending_rows_do_not_keep_their_record_batch_alive() -> None:
     class Memory(np.ndarray):
         """An array that allows weak references."""
 
@@ -285,7 +290,7 @@ def test_pending_rows_do_not_keep_their_record_batch_alive():
     assert sum(done.rows for done, _ in batcher.flush()) == 100
 
 
-def test_rows_without_wait_store_msg_ok_get_separate_batches():
+def test_rows_without_wait_store_msg_ok_get_separate_batches() -> None:
     batch = bodies(b"a", b"b", b"c", waitStoreMsgOK=pa.array([True, False, None]))
     done = encode([batch])
     assert {one.properties: [item.body for item in decode_batch(joined(one))] for one, _ in done} == {
@@ -296,22 +301,22 @@ def test_rows_without_wait_store_msg_ok_get_separate_batches():
     assert item.properties["WAIT"] == "false"
 
 
-def test_a_retry_topic_gets_no_batches():
+def test_a_retry_topic_gets_no_batches() -> None:
     done = encode([bodies(b"a", b"b", topic=pa.array(["%RETRY%group", "orders"]))], batch_options())
     assert {one.topic: one.batch for one, _ in done} == {"%RETRY%group": False, "orders": True}
 
 
 @pytest.mark.parametrize("batching", [True, False])
-def test_text_that_is_not_utf8_is_an_invalid_row(batching):
+def test_text_that_is_not_utf8_is_an_invalid_row(batching: bool) -> None:
     tags = pa.array([b"caf\xe9"]).view(pa.string())
     with pytest.raises(InvalidRowError, match=r"row 0 .*tags is not valid UTF-8"):
         encode([bodies(b"a", tags=tags)], batch_options(topic="orders", batching=batching))
 
 
-def test_queues_are_looked_up_only_for_bound_rows():
+def test_queues_are_looked_up_only_for_bound_rows() -> None:
     asked = []
 
-    def ask(topic):
+    def ask(topic: str) -> list[MessageQueue]:
         asked.append(topic)
         return queues_of(topic)
 
@@ -323,7 +328,7 @@ def test_queues_are_looked_up_only_for_bound_rows():
     assert asked == ["y"]
 
 
-def test_record_batch_can_be_added_again_after_a_missing_route():
+def test_record_batch_can_be_added_again_after_a_missing_route() -> None:
     routes = [[], queues_of("orders")]
     batcher = new_batcher(queues_of=lambda _: routes.pop(0))
     batch = bodies(b"a", shardingKey=pa.array(["k"]))
@@ -334,7 +339,7 @@ def test_record_batch_can_be_added_again_after_a_missing_route():
         batcher.add(bodies(None), 0.0)
 
 
-def test_a_row_is_bound_to_the_queue_that_it_names():
+def test_a_row_is_bound_to_the_queue_that_it_names() -> None:
     batch = bodies(
         b"a",
         b"b",
@@ -351,23 +356,23 @@ def test_a_row_is_bound_to_the_queue_that_it_names():
     }
 
 
-def test_a_queue_id_needs_no_broker_name_where_the_topic_has_one_broker():
+def test_a_queue_id_needs_no_broker_name_where_the_topic_has_one_broker() -> None:
     queues = [MessageQueue("orders", "only", number) for number in (0, 1)]
     batch = bodies(b"a", queueId=pa.array([1]))
     ((_, queue),) = encode([batch], batch_options(topic="orders", queue_selector="column"), queues_of=lambda _: queues)
     assert queue == queues[1]
 
 
-def test_queue_columns_are_ignored_by_other_selectors():
+def test_queue_columns_are_ignored_by_other_selectors() -> None:
     batch = bodies(b"a", queueId=pa.array([-5]), brokerName=pa.array(["gone"]))
     assert [queue for _, queue in encode([batch])] == [None]
 
 
-def test_record_batches_without_rows_give_nothing():
+def test_record_batches_without_rows_give_nothing() -> None:
     assert encode([bodies(), pa.RecordBatch.from_pydict({"body": pa.nulls(0), "tags": pa.nulls(0)})]) == []
 
 
-def test_invalid_rows_go_to_the_callback_and_valid_rows_are_encoded():
+def test_invalid_rows_go_to_the_callback_and_valid_rows_are_encoded() -> None:
     handed = []
     batch = bodies(b"a", None, b"c", b"", b"e", tags=pa.array(["t", None, "t", None, "x|y"]))
     batcher = new_batcher(on_invalid=handed.append)
@@ -386,7 +391,7 @@ def test_invalid_rows_go_to_the_callback_and_valid_rows_are_encoded():
     ]
 
 
-def test_the_state_shows_in_the_repr():
+def test_the_state_shows_in_the_repr() -> None:
     batcher = new_batcher()
     list(batcher.add(bodies(b"x"), 0.0))
     assert repr(batcher) == f"<RemotingBatcher partition=3 rows=1 groups=1 pending=1 rows, {ITEM + 1} bytes>"
@@ -396,7 +401,7 @@ LONG = b"the same again and again " * 200
 
 
 @pytest.mark.parametrize("kind", CompressionType)
-def test_long_bodies_are_compressed_one_by_one_in_separate_batches(kind):
+def test_long_bodies_are_compressed_one_by_one_in_separate_batches(kind: CompressionType) -> None:
     values = [LONG[:4095], LONG[:4096], b"x", LONG, np.random.default_rng(1).bytes(5_000)]
     done = encode([bodies(*values)], batch_options(topic="orders", compress_type=kind))
     found = {}
@@ -408,7 +413,7 @@ def test_long_bodies_are_compressed_one_by_one_in_separate_batches(kind):
     assert sum(one.nbytes for one, _ in done if one.sys_flag) < 1_000
 
 
-def test_single_message_is_compressed_with_its_flag():
+def test_single_message_is_compressed_with_its_flag() -> None:
     batch = bodies(LONG, b"short", delayTimeLevel=pa.array([1, 1]))
     done = encode([batch], batch_options(topic="orders", compress_type=CompressionType.ZLIB))
     assert [(one.batch, one.sys_flag, decompress(joined(one), one.sys_flag)) for one, _ in done] == [
@@ -417,13 +422,13 @@ def test_single_message_is_compressed_with_its_flag():
     ]
 
 
-def test_max_message_size_applies_to_the_uncompressed_body():
+def test_max_message_size_applies_to_the_uncompressed_body() -> None:
     settings_ = batch_options(topic="orders", max_message_size=4_500, compress_type=CompressionType.ZLIB)
     with pytest.raises(InvalidRowError, match="body is longer than maxMessageSize"):
         encode([bodies(LONG)], settings_)
 
 
-def test_invalid_rows_are_not_compressed():
+def test_invalid_rows_are_not_compressed() -> None:
     handed = []
     batch = bodies(LONG, LONG, tags=pa.array(["a|b", "c"]))
     settings_ = batch_options(topic="orders", compress_type=CompressionType.LZ4)
@@ -431,7 +436,7 @@ def test_invalid_rows_are_not_compressed():
     assert (one.rows, one.sys_flag, len(handed[0])) == (1, 0x101, 1)
 
 
-def test_inner_batch_has_its_own_id_in_the_header_and_plain_bodies():
+def test_inner_batch_has_its_own_id_in_the_header_and_plain_bodies() -> None:
     batch = bodies(LONG, LONG, waitStoreMsgOK=pa.array([True, False]))
     done = encode(
         [batch], batch_options(topic="orders", inner_batches=True, compress_type=CompressionType.ZLIB, compress_over=1)

@@ -30,12 +30,12 @@ PARTS: list[Part] = [
 WHOLE = b"<\0\x01a-no>AB!" + b"<\0\x02->CD!" + b"<\0\x03ccc-yes>EF!"
 
 
-def test_assembled_rows_contain_one_element_of_every_part():
+def test_assembled_rows_contain_one_element_of_every_part() -> None:
     assert bytes(assemble(PARTS, 3, len(WHOLE))) == WHOLE
 
 
 @pytest.mark.parametrize("parts", [[PARTS[1]], PARTS[:1], PARTS[:2], PARTS[1:], [Frame(b"xy")], [Frame(b""), PARTS[1]]])
-def test_any_part_can_come_first_last_or_alone(parts):
+def test_any_part_can_come_first_last_or_alone(parts: list[Part]) -> None:
     whole = b"".join(_element(part, row) for row in range(3) for part in parts)
     assert bytes(assemble(parts, 3, len(whole))) == whole
 
@@ -52,21 +52,21 @@ def _element(part: Part, row: int) -> bytes:
     return bytes(template)
 
 
-def test_column_values_come_in_the_requested_row_order():
+def test_column_values_come_in_the_requested_row_order() -> None:
     parts = [column(b"a", b"bb", None), Frame(b"|")]
     assert bytes(assemble(parts, 4, 8, np.array([1, 2, 0, 0]))) == b"bb||a|a|"
 
 
-def test_a_slice_of_a_column_is_read_from_its_own_start():
+def test_a_slice_of_a_column_is_read_from_its_own_start() -> None:
     assert bytes(assemble([column(b"a", b"bb", b"c", b"dd").slice(1, 3)], 2, 3)) == b"bbc"
 
 
-def test_sizes_beyond_32_bits_use_64_bit_offsets():
+def test_sizes_beyond_32_bits_use_64_bit_offsets() -> None:
     # The argument replaces the limit of 2 GiB, which a unit test does not allocate.
     assert bytes(assemble(PARTS, 3, len(WHOLE), workspace=Workspace(int32_end=8))) == WHOLE
 
 
-def test_reused_workspace_does_not_change_earlier_results():
+def test_reused_workspace_does_not_change_earlier_results() -> None:
     workspace = Workspace()
     first = assemble(PARTS, 3, len(WHOLE), workspace=workspace)
     second = assemble([column(b"overwritten" * 10)], 1, 110, workspace=workspace)

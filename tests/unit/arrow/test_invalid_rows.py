@@ -173,7 +173,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_invalid_row_error_names_row_rule_and_fix(name):
+def test_invalid_row_error_names_row_rule_and_fix(name: str) -> None:
     batch, rule, advice = CASES[name]
     settings = TOPIC
     error = error_of(batch, settings)
@@ -196,7 +196,7 @@ TOPICS = {
 
 
 @pytest.mark.parametrize("name", TOPICS)
-def test_topic_column_is_checked_only_if_it_is_used(name):
+def test_topic_column_is_checked_only_if_it_is_used(name: str) -> None:
     topic, rule, advice = TOPICS[name]
     batch = batch_of("topic", "t" * 127, topic)
     error = error_of(batch, batch_options())
@@ -205,7 +205,7 @@ def test_topic_column_is_checked_only_if_it_is_used(name):
     assert [one.topic for one, _ in encode([batch], TOPIC)] == ["orders"]
 
 
-def test_rows_are_counted_over_the_whole_partition():
+def test_rows_are_counted_over_the_whole_partition() -> None:
     batcher = new_batcher()
     for values in ([b"a", b"b"], [], [b"c"]):
         list(batcher.add(batch_of("body", *values, arrow_type=pa.binary()), 0.0))
@@ -213,12 +213,12 @@ def test_rows_are_counted_over_the_whole_partition():
         batcher.add(batch_of("body", b"d", b"", keys=pa.array(["k-4", "k-5"])), 0.0)
 
 
-def test_first_invalid_row_is_reported_for_any_rule():
+def test_first_invalid_row_is_reported_for_any_rule() -> None:
     batch = batch_of("tags", "a", "b|c", "d", flag=pa.array([0, 0, 2**40]))
     assert error_of(batch).row == 1
 
 
-def test_values_under_a_null_are_not_checked():
+def test_values_under_a_null_are_not_checked() -> None:
     hidden = pa.Array.from_buffers(pa.string(), 2, [pa.py_buffer(b"\x02"), *pa.array([" |\x01", "ok"]).buffers()[1:]])
     ((one, _),) = encode(
         [batch_of("body", "a", "b", tags=hidden, keys=hidden, shardingKey=hidden)],
@@ -227,7 +227,7 @@ def test_values_under_a_null_are_not_checked():
     assert [message.properties.get("TAGS") for message in decode_batch(joined(one))] == [None, "ok"]
 
 
-def test_body_size_is_bounded_by_max_message_size():
+def test_body_size_is_bounded_by_max_message_size() -> None:
     settings = batch_options(topic="orders", max_message_size=200)
     error = error_of(batch_of("body", bytes(200), bytes(201)), settings)
     assert (error.row, error.rule) == (1, "body is longer than maxMessageSize")
@@ -239,14 +239,14 @@ def properties_of(size: int) -> pa.RecordBatch:
     return maps([("n", "v" * (size - 42 - 3))])
 
 
-def test_batch_item_can_have_32767_bytes_of_properties():
+def test_batch_item_can_have_32767_bytes_of_properties() -> None:
     ((one, _),) = encode([properties_of(32_767)])
     assert len(decode_batch(joined(one))[0].properties["n"]) == 32_767 - 45
     error = error_of(properties_of(32_768))
     assert (error.rule, "(32768 bytes)" in str(error)) == ("properties are too long", True)
 
 
-def test_single_message_reserves_space_for_properties_of_the_broker():
+def test_single_message_reserves_space_for_properties_of_the_broker() -> None:
     single = batch_options(topic="orders", batching=False)
     ((one, _),) = encode([properties_of(32_000)], single)
     assert len(one.properties) == 32_000
@@ -254,7 +254,7 @@ def test_single_message_reserves_space_for_properties_of_the_broker():
 
 
 @pytest.mark.parametrize("name", sorted(RESERVED_PROPERTIES))
-def test_a_copy_job_drops_reserved_names(name):
+def test_a_copy_job_drops_reserved_names(name: str) -> None:
     batch = pa.RecordBatch.from_pydict(
         {
             "body": pa.array([b"x", b"y", b"z"]),
@@ -269,7 +269,7 @@ def test_a_copy_job_drops_reserved_names(name):
     assert properties == [{"a": "1", "b": "2"}, {}, {}]
 
 
-def test_sharding_key_property_is_allowed_only_without_its_column():
+def test_sharding_key_property_is_allowed_only_without_its_column() -> None:
     properties = pa.array([[("__SHARDINGKEY", "mine")]], PROPERTIES)
     batch = pa.RecordBatch.from_pydict({"body": ["x"], "properties": properties})
     ((one, _),) = encode([batch])
@@ -277,7 +277,7 @@ def test_sharding_key_property_is_allowed_only_without_its_column():
     assert "reserved (__SHARDINGKEY)" in str(error_of(batch.append_column("shardingKey", pa.array(["k"]))))
 
 
-def test_many_different_names_in_a_block_are_still_checked_for_repeats():
+def test_many_different_names_in_a_block_are_still_checked_for_repeats() -> None:
     rows = [[(f"name-{row}-{item}", "v") for item in range(3)] for row in range(100)]
     assert sum(one.rows for one, _ in encode([maps(*rows)])) == 100
     rows[70].append(("name-70-1", "again"))
@@ -285,7 +285,7 @@ def test_many_different_names_in_a_block_are_still_checked_for_repeats():
 
 
 @pytest.mark.parametrize("missing", [None, ""])
-def test_an_ordered_write_needs_a_sharding_key_in_every_row(missing):
+def test_an_ordered_write_needs_a_sharding_key_in_every_row(missing: str | None) -> None:
     settings = batch_options(topic="orders", ordered=True)
     error = error_of(batch_of("shardingKey", "k", missing), settings)
     assert (error.row, error.rule) == (1, "shardingKey is null or empty")
@@ -293,7 +293,7 @@ def test_an_ordered_write_needs_a_sharding_key_in_every_row(missing):
 
 
 @pytest.mark.parametrize(("queue_id", "broker"), [(2, "broker-a"), (0, "broker-c"), (0, None)])
-def test_row_with_an_unknown_queue_is_invalid(queue_id, broker):
+def test_row_with_an_unknown_queue_is_invalid(queue_id: int, broker: str | None) -> None:
     batch = batch_of("queueId", 1, queue_id, None, brokerName=pa.array(["broker-a", broker, "broker-c"]))
     error = error_of(batch, batch_options(topic="orders", queue_selector="column"))
     assert error.row == 1
@@ -301,7 +301,7 @@ def test_row_with_an_unknown_queue_is_invalid(queue_id, broker):
     assert "the topic's writable queues are broker-a: 0..1, broker-b: 0" in str(error)
 
 
-def test_a_queue_id_is_not_negative():
+def test_a_queue_id_is_not_negative() -> None:
     error = error_of(
         batch_of("queueId", 0, -1),
         batch_options(topic="orders", queue_selector="column"),
@@ -310,7 +310,7 @@ def test_a_queue_id_is_not_negative():
     assert (error.row, error.rule) == (1, "queueId is out of range")
 
 
-def test_long_values_are_cut_in_the_text():
+def test_long_values_are_cut_in_the_text() -> None:
     error = error_of(batch_of("body", None, keys=pa.array(["k" * 5000])))
     assert "keys " + "k" * 100 + ")" in str(error)
 
@@ -324,12 +324,12 @@ def test_long_values_are_cut_in_the_text():
         (["a", "b", "a"], "a name occurs twice among the properties"),
     ],
 )
-def test_names_that_all_rows_share_are_checked(names, rule):
+def test_names_that_all_rows_share_are_checked(names: list[str], rule: str) -> None:
     error = error_of(maps(*[[(name, "1") for name in names]] * 3))
     assert (error.row, error.rule) == (0, rule)
 
 
-def test_names_are_told_apart_by_where_they_end():
+def test_names_are_told_apart_by_where_they_end() -> None:
     # All names together are the same bytes in both rows.
     error = error_of(maps([("TAGSa", "1"), ("b", "2")], [("TAGS", "1"), ("ab", "2")]))
     assert (error.row, error.rule) == (1, "the name of a property is reserved")

@@ -45,7 +45,7 @@ def refusal(schema: dict[str, pa.DataType], topic: str | None = "orders", select
 
 
 @pytest.mark.parametrize("selector", [None, "hash", "column", "roundRobin", "random", "my.module:Selector"])
-def test_every_known_column_does_not_raise(selector):
+def test_every_known_column_does_not_raise(selector: str | None) -> None:
     check_schema(EVERY_COLUMN, topic=None, queue_selector=selector)
 
 
@@ -63,15 +63,15 @@ def test_every_known_column_does_not_raise(selector):
         pa.null(),
     ],
 )
-def test_payload_of_any_string_or_binary_type_does_not_raise(payload, arrow_type):
+def test_payload_of_any_string_or_binary_type_does_not_raise(payload: str, arrow_type: pa.DataType) -> None:
     check_schema(pa.schema({payload: arrow_type}), topic="orders", queue_selector=None)
 
 
-def test_void_type_of_any_column_does_not_raise():
+def test_void_type_of_any_column_does_not_raise() -> None:
     check_schema(pa.schema(dict.fromkeys(EVERY_COLUMN.names, pa.null())), topic=None, queue_selector="hash")
 
 
-def test_a_payload_is_needed():
+def test_a_payload_is_needed() -> None:
     text = refusal({"tags": pa.string(), "keys": pa.string()})
     assert text == (
         "no column body (or value) among tags, keys: it is the payload and must be string or binary; "
@@ -79,15 +79,15 @@ def test_a_payload_is_needed():
     )
 
 
-def test_error_of_an_empty_schema_mentions_missing_columns():
+def test_error_of_an_empty_schema_mentions_missing_columns() -> None:
     assert "among no columns at all" in refusal({})
 
 
-def test_body_and_value_columns_together_are_rejected():
+def test_body_and_value_columns_together_are_rejected() -> None:
     assert "columns body and value are both present" in refusal({"body": pa.string(), "value": pa.string()})
 
 
-def test_a_name_twice_is_refused():
+def test_a_name_twice_is_refused() -> None:
     schema = pa.schema([("body", pa.string()), ("tags", pa.string()), ("tags", pa.string())])
     with pytest.raises(SchemaError, match=r"^column tags occurs more than once: drop or rename all but one$"):
         check_schema(schema, topic="orders", queue_selector=None)
@@ -96,20 +96,20 @@ def test_a_name_twice_is_refused():
 @pytest.mark.parametrize(
     ("name", "near"), [("tag", "tags"), ("key", "keys"), ("storetime", "storeTimestamp"), ("shardKey", "shardingKey")]
 )
-def test_unknown_column_error_suggests_the_nearest_name(name, near):
+def test_unknown_column_error_suggests_the_nearest_name(name: str, near: str) -> None:
     text = refusal({"body": pa.string(), name: pa.string()})
     assert text.startswith(f"unknown column {name}: did you mean {near}?; ")
     assert "to_json(struct(...)) AS body" in text
 
 
-def test_unknown_column_error_lists_known_columns():
+def test_unknown_column_error_lists_known_columns() -> None:
     text = refusal({"body": pa.string(), "amount": pa.float64()})
     assert text.startswith("unknown column amount: known are body, value, topic, tags, keys, properties, flag, ")
     assert "to_json(struct(...)) AS body" in text
 
 
 @pytest.mark.parametrize(("name", "right"), [("Body", "body"), ("shardingkey", "shardingKey"), ("TOPIC", "topic")])
-def test_wrong_case_of_a_column_error_suggests_the_correct_name(name, right):
+def test_wrong_case_of_a_column_error_suggests_the_correct_name(name: str, right: str) -> None:
     text = refusal({name: pa.string(), "value": pa.string()})
     assert f"unknown column {name}: column names are case-sensitive, rename it to {right}" in text
 
@@ -134,7 +134,9 @@ def test_wrong_case_of_a_column_error_suggests_the_correct_name(name, right):
         ("deliverTime", pa.date32(), "timestamp with a time zone", "cast('timestamp')"),
     ],
 )
-def test_unsupported_column_type_error_suggests_a_cast(name, arrow_type, allowed, cast):
+def test_unsupported_column_type_error_suggests_a_cast(
+    name: str, arrow_type: pa.DataType, allowed: str, cast: str
+) -> None:
     text = refusal({"body": pa.string()} | {name: arrow_type})
     assert text.startswith(f"column {name} is {arrow_type}: it must be {allowed}; use ")
     assert cast in text
@@ -142,13 +144,13 @@ def test_unsupported_column_type_error_suggests_a_cast(name, arrow_type, allowed
 
 @pytest.mark.parametrize("name", ["delayMs", "delayTimeLevel"])
 @pytest.mark.parametrize("arrow_type", [pa.timestamp("us", "UTC"), pa.timestamp("us"), pa.date32(), pa.duration("us")])
-def test_a_time_as_a_delay_advises_the_column_for_times(name, arrow_type):
+def test_a_time_as_a_delay_advises_the_column_for_times(name: str, arrow_type: pa.DataType) -> None:
     text = refusal({"body": pa.string()} | {name: arrow_type})
     assert "use the column deliverTime" in text
     assert "cast(" not in text
 
 
-def test_topic_option_or_column_is_required():
+def test_topic_option_or_column_is_required() -> None:
     # The text is that of Spark's Kafka sink.
     assert refusal({"body": pa.string()}, topic=None) == (
         "topic option required when no 'topic' column is present. Use the topic option for setting a topic."
@@ -156,7 +158,7 @@ def test_topic_option_or_column_is_required():
 
 
 @pytest.mark.parametrize(("selector", "column"), [("hash", "shardingKey"), ("column", "queueId")])
-def test_selector_without_its_column_is_rejected(selector, column):
+def test_selector_without_its_column_is_rejected(selector: str, column: str) -> None:
     text = refusal({"body": pa.string(), "brokerName": pa.string()}, selector=selector)
     assert text.startswith(f"queueSelector={selector} needs the column {column}, which is missing: ")
 
@@ -185,12 +187,12 @@ KEYED = {"shardingKey": pa.string()}
         ({}, ["NORMAL", "LITE"]),
     ],
 )
-def test_columns_that_a_topic_accepts_do_not_raise(schema, message_types):
+def test_columns_that_a_topic_accepts_do_not_raise(schema: dict[str, pa.DataType], message_types: list[str]) -> None:
     check_message_types(pa.schema({"body": pa.string(), **schema}), "orders", frozenset(message_types))
 
 
 @pytest.mark.parametrize("schema", [{}, KEYED, DELAYED])
-def test_unknown_message_types_of_a_topic_do_not_raise(schema):
+def test_unknown_message_types_of_a_topic_do_not_raise(schema: dict[str, pa.DataType]) -> None:
     check_message_types(pa.schema({"body": pa.string(), **schema}), "orders", frozenset())
 
 
@@ -203,7 +205,9 @@ def test_unknown_message_types_of_a_topic_do_not_raise(schema):
         ({**KEYED, "deliverTime": pa.timestamp("us", "UTC")}, "FIFO", "deliverTime", "DELAY"),
     ],
 )
-def test_column_with_unsupported_message_type_is_an_error_with_advice(schema, accepted, column, made):
+def test_column_with_unsupported_message_type_is_an_error_with_advice(
+    schema: dict[str, pa.DataType], accepted: str, column: str, made: str
+) -> None:
     assert types_refusal(schema, accepted) == (
         f"column {column} makes {made} messages, and topic orders accepts messages of the type {accepted} only: drop "
         f"the column, or write to a topic made for them (rocketmq-spark create-topic NAME --type {made}, "
@@ -220,14 +224,14 @@ def test_column_with_unsupported_message_type_is_an_error_with_advice(schema, ac
         (["TRANSACTION"], "NORMAL messages: write to"),
     ],
 )
-def test_plain_rows_are_rejected_for_a_topic_without_normal_messages(message_types, advice):
+def test_plain_rows_are_rejected_for_a_topic_without_normal_messages(message_types: list[str], advice: str) -> None:
     message = types_refusal({}, *message_types)
     assert message.startswith(f"topic orders accepts messages of the type {' and '.join(sorted(message_types))} only")
     assert advice in message
     assert types_refusal(dict.fromkeys(KEYED, pa.null()), *message_types) == message
 
 
-def test_delay_level_column_is_rejected_over_grpc():
+def test_delay_level_column_is_rejected_over_grpc() -> None:
     with pytest.raises(SchemaError, match=r"column delayTimeLevel: .*use delayMs or deliverTime"):
         check_grpc(pa.schema({"body": pa.string(), "delayTimeLevel": pa.int32()}))
     check_grpc(pa.schema({"body": pa.string(), "delayTimeLevel": pa.null(), "delayMs": pa.int64(), "flag": pa.int32()}))
@@ -237,7 +241,7 @@ OWN_TYPES = {"priority": ("PRIORITY", pa.int32()), "liteTopic": ("LITE", pa.stri
 
 
 @pytest.mark.parametrize("name", OWN_TYPES)
-def test_columns_that_brokers_ignore_in_other_topics_need_a_topic_of_their_type(name):
+def test_columns_that_brokers_ignore_in_other_topics_need_a_topic_of_their_type(name: str) -> None:
     message_type, arrow_type = OWN_TYPES[name]
     schema = pa.schema({"body": pa.string(), name: arrow_type})
     assert f"column {name} needs the option topic" in refusal(

@@ -12,7 +12,9 @@ item_sizes = st.lists(st.integers(1, 50), max_size=40)
 
 
 @given(item_sizes, st.integers(1, 120), st.integers(0, 120), st.integers(0, 5))
-def test_filled_batches_are_contiguous_and_within_their_limit(sizes, limit, nbytes, rows):
+def test_filled_batches_are_contiguous_and_within_their_limit(
+    sizes: list[int], limit: int, nbytes: int, rows: int
+) -> None:
     nbytes = min(nbytes, limit - 1) if rows else 0
     ends = np.cumsum([0, *sizes])
     pieces = list(fill_batches(ends, 0, len(sizes), limit=limit, nbytes=nbytes, rows=rows))
@@ -29,7 +31,7 @@ def test_filled_batches_are_contiguous_and_within_their_limit(sizes, limit, nbyt
             nbytes = rows = 0
 
 
-def test_pending_rows_count_towards_the_row_limit():
+def test_pending_rows_count_towards_the_row_limit() -> None:
     ends = np.arange(11)
     assert list(fill_batches(ends, 0, 10, limit=1000, nbytes=5, rows=MAX_BATCH_ROWS - 4)) == [
         (0, 4, True),
@@ -37,12 +39,12 @@ def test_pending_rows_count_towards_the_row_limit():
     ]
 
 
-def test_exactly_full_batch_is_complete():
+def test_exactly_full_batch_is_complete() -> None:
     assert list(fill_batches(np.array([0, 5, 10]), 0, 2, limit=10, nbytes=0, rows=0)) == [(0, 2, True)]
 
 
 @given(item_sizes, st.integers(1, 200), st.sets(st.integers(0, 39)))
-def test_chunks_cover_every_row_once_and_isolate_marked_rows(sizes, limit, apart):
+def test_chunks_cover_every_row_once_and_isolate_marked_rows(sizes: list[int], limit: int, apart: set[int]) -> None:
     alone = np.array([row in apart for row in range(len(sizes))], np.bool_)
     found = list(chunks(np.array(sizes, np.int64), limit, alone))
     assert [row for start, stop in found for row in range(start, stop)] == list(range(len(sizes)))

@@ -17,7 +17,8 @@ from tests.support.encoding import batch_options, encode
 def hashes(array: pa.Array) -> list[int]:
     column = byte_column(array)
     assert column is not None
-    return string_hashes(column).tolist()
+    found: list[int] = string_hashes(column).tolist()
+    return found
 
 
 # The output of String.hashCode() (OpenJDK 17).
@@ -32,24 +33,24 @@ JAVA = {
 }
 
 
-def test_hashes_are_java_s():
+def test_hashes_are_java_s() -> None:
     assert hashes(pa.array([*JAVA])) == [*JAVA.values()]
     assert hashes(pa.array(["hello", "", "a"])) == [99162322, 0, 97]
 
 
 @given(st.lists(st.none() | st.text(max_size=30), min_size=1).filter(lambda texts: any(texts)), st.booleans())
-def test_any_column_hashes_as_its_strings_one_by_one(texts, large):
+def test_any_column_hashes_as_its_strings_one_by_one(texts: list[str | None], large: bool) -> None:
     array = pa.array(["caf\u00e9", *texts, "x"], pa.large_string() if large else pa.string()).slice(1, len(texts))
     given_ = [value for value, text in zip(hashes(array), texts, strict=True) if text is not None]
     assert given_ == [string_hash(text) for text in texts if text is not None]
 
 
-def test_ill_formed_text_hashes_like_its_java_replacement():
+def test_ill_formed_text_hashes_like_its_java_replacement() -> None:
     array = pa.array([b"ok", b"caf\xe9", b"\xf0\x9f"]).view(pa.string())
     assert hashes(array) == [string_hash(text) for text in ("ok", "caf\ufffd", "\ufffd")]
 
 
-def test_encoded_surrogate_hashes_as_one_replacement_character():
+def test_encoded_surrogate_hashes_as_one_replacement_character() -> None:
     # The results of new String(bytes, UTF_8) (OpenJDK 17); tests/interop/test_codecs.py compares random bytes.
     read = {
         b"\xed\xa0\x80": "\ufffd",
@@ -64,7 +65,7 @@ def test_encoded_surrogate_hashes_as_one_replacement_character():
 
 
 @pytest.mark.parametrize("count", [1, 3, 7, 8])
-def test_hash_selector_uses_the_absolute_java_remainder(count):
+def test_hash_selector_uses_the_absolute_java_remainder(count: int) -> None:
     queues = [MessageQueue("orders", "broker-a", number) for number in range(count)]
     keys = ["polygenelubricants", "hello", "\U0001f600", "negative-hash", "order-00000017"]
     assert any(string_hash(key) < 0 for key in keys)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import pickle
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from pyspark.accumulators import Accumulator, _accumulatorRegistry
@@ -171,7 +171,7 @@ def test_concurrent_readers_see_complete_reports(accumulator: Accumulator[object
         lambda metrics: metrics._repr_html_(),
     ],
 )
-def test_metrics_without_accumulator_raise_and_name_the_log(call) -> None:  # type: ignore[no-untyped-def]
+def test_metrics_without_accumulator_raise_and_name_the_log(call: Callable[[UnavailableMetrics], object]) -> None:
     with pytest.raises(MetricsUnavailableError, match=r"Spark Connect.*log of the Spark server.*rocketmq_spark\.spark"):
         call(UnavailableMetrics())
 
