@@ -57,7 +57,7 @@ def replay(endpoints: str, seconds: float) -> float:
     """Send ready-made requests over a bare channel; return rows per second."""
     import grpc
 
-    requests = ready_made()
+    requests = encoded_requests()
     metadata = (("x-mq-client-id", f"replay@{os.getpid()}"), ("x-mq-language", "PYTHON"), ("x-mq-protocol", "v2"))
     room = threading.Semaphore(WINDOW)
     failed: list[str] = []
@@ -89,7 +89,7 @@ def replay(endpoints: str, seconds: float) -> float:
     return rows / took
 
 
-def ready_made() -> list[tuple[bytes, int]]:
+def encoded_requests() -> list[tuple[bytes, int]]:
     """Return requests as a write makes them, and how many rows each has."""
     import random
 
@@ -149,9 +149,9 @@ def official(endpoints: str, seconds: float, run: Callable[[Any, Callable[[int],
     from rocketmq import ClientConfiguration, Credentials, Message, Producer
 
     def message(number: int) -> Any:
-        made = Message()
-        made.topic, made.body, made.tag, made.keys = TOPIC, BODY, "tag", f"key-{number:06}"
-        return made
+        built = Message()
+        built.topic, built.body, built.tag, built.keys = TOPIC, BODY, "tag", f"key-{number:06}"
+        return built
 
     producer = Producer(ClientConfiguration(endpoints, Credentials()), (TOPIC,))
     producer.startup()

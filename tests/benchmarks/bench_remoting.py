@@ -64,7 +64,7 @@ def ours(name_server: str, nbytes: int, seconds: float, *, delayed: bool = False
 
 def replay(name_server: str, nbytes: int, seconds: float) -> float:
     """Ready-made requests over a bare socket: written while the window has room, else answers are awaited."""
-    frames = ready_made(nbytes)
+    frames = encoded_requests(nbytes)
     address = os.environ["BENCH_BROKER"]
     host, _, port = address.rpartition(":")
     with socket.create_connection((host, int(port))) as sock:
@@ -102,7 +102,7 @@ def write(sock: socket.socket, given: list[memoryview]) -> None:
             pieces[0] = pieces[0][sent:]
 
 
-def ready_made(nbytes: int) -> list[tuple[list[memoryview], int]]:
+def encoded_requests(nbytes: int) -> list[tuple[list[memoryview], int]]:
     """Return requests as a write makes them, in pieces, and how many rows each has."""
     from rocketmq_spark.arrow.batcher import RemotingBatcher
     from rocketmq_spark.arrow.encoders import UniqueIds

@@ -29,8 +29,8 @@ def _breakable() -> Iterator[LocalCluster]:
         {"haTransferBatchSize": 32_768, "haHousekeepingInterval": 20_000},
         {"flushDiskType": "SYNC_FLUSH"},
     ]
-    with started(LocalCluster(brokers=2, proxy=True, broker_properties=properties, start_timeout=PATIENCE)) as own:
-        yield own
+    with started(LocalCluster(brokers=2, proxy=True, broker_properties=properties, start_timeout=PATIENCE)) as cluster:
+        yield cluster
 
 
 @pytest.fixture

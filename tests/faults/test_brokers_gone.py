@@ -137,9 +137,9 @@ def test_write_with_all_brokers_down_fails_in_time_and_reports_stored_rows(
         with pytest.raises(PySparkException) as raised:
             write(numbered(spark, rows, 200), cluster.name_server, topic, **options)
         took = time.monotonic() - failed_at[0]
-    told = str(raised.value)
-    assert f"deliveryTimeoutMs={timeout}" in told
-    assert re.search(r"Rows of this task stored: .*Read but not sent: \d+", told)
+    error = str(raised.value)
+    assert f"deliveryTimeoutMs={timeout}" in error
+    assert re.search(r"Rows of this task stored: .*Read but not sent: \d+", error)
     # Each of Spark's attempts takes its time; a hang would take pytest's.
     assert took < attempts * (timeout / 1000 + 10)
     for broker in cluster.brokers:

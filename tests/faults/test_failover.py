@@ -34,11 +34,11 @@ ROWS, PER_SECOND = 16_000, 2_000
 def _replicated() -> Iterator[LocalCluster]:
     # A controller replaces a master from which it has heard nothing for as long.
     properties = {"controllerHeartBeatTimeoutMills": 3000}
-    own = LocalCluster(
+    cluster = LocalCluster(
         controller=True, replicas=2, name_servers=3, broker_properties=properties, start_timeout=PATIENCE
     )
-    with started(own):
-        yield own
+    with started(cluster):
+        yield cluster
 
 
 @pytest.fixture

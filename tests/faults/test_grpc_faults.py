@@ -54,7 +54,7 @@ def cluster(two_brokers: LocalCluster) -> LocalCluster:
 
 
 @pytest.fixture
-def way(cluster: LocalCluster) -> Iterator[tuple[str, Callable[[], None]]]:
+def breakable_link(cluster: LocalCluster) -> Iterator[tuple[str, Callable[[], None]]]:
     """A second address of the proxy, and a function that cuts it off after 100,000 bytes were sent to it."""
     with ExitStack() as closing:
         link = closing.enter_context(TcpProxy(cluster.endpoints))
@@ -79,10 +79,10 @@ def watched(ledger: Ledger, cluster: LocalCluster, topic: str) -> AbstractContex
 
 
 def settle(
-    ledger: Ledger, fault: str, cluster: LocalCluster, topic: str, count: int, told: Mapping[str, Mapping[str, Any]]
+    ledger: Ledger, fault: str, cluster: LocalCluster, topic: str, count: int, brokers: Mapping[str, Mapping[str, Any]]
 ) -> None:
     """Read everything back, and add the fault to the table."""
-    ledger.settle(fault, cluster.name_server, topic, count, retries_of(told), begins=body_of)
+    ledger.settle(fault, cluster.name_server, topic, count, retries_of(brokers), begins=body_of)
 
 
 def name_of(faults: bool) -> str:
@@ -113,10 +113,10 @@ def test_proxy_killed_and_restarted_during_write_loses_no_row(
         in_mid_write(name_server, topic, PIECE, lambda: kill_and_restart(cluster)),
     ):
         numbered(spark, count, 200).write.format("rocketmq").options(**options).save()
-    told = metrics.to_dict()
-    assert told[cluster.endpoints]["rows"] == count
-    assert told[cluster.endpoints]["retries"] > 0
-    settle(ledger, "proxy killed and started again", cluster, topic, count, told)
+    summary = metrics.to_dict()
+    assert summary[cluster.endpoints]["rows"] == count
+    assert summary[cluster.endpoints]["retries"] > 0
+    settle(ledger, "proxy killed and started again", cluster, topic, count, summary)
 
 
 @pytest.mark.long
@@ -126,10 +126,10 @@ def test_proxy_restart_keeps_row_order_within_group(
     topic, count, groups = make_topic("FIFO"), 3_000, 40
     with Producer("pg", endpoints=cluster.endpoints) as producer, watched(ledger, cluster, topic):
         batches = broken(rows(count, groups), 3, cluster, topic, lambda: kill_and_restart(cluster))
-        told = producer.send_arrow(batches, topic, ordered="true", rowId="true").to_dict()
+        summary = producer.send_arrow(batches, topic, ordered="true", rowId="true").to_dict()
     verify_stored(cluster, topic, count, groups)
-    assert told[cluster.endpoints]["retries"] > 0
-    settle(ledger, "proxy killed and started again, rows of groups", cluster, topic, count, told)
+    assert summary[cluster.endpoints]["retries"] > 0
+    settle(ledger, "proxy killed and started again, rows of groups", cluster, topic, count, summary)
 
 
 @pytest.mark.long
@@ -148,11 +148,11 @@ def test_rows_in_flight_to_a_frozen_proxy_are_resent_and_none_is_lost(
         Producer("pg", endpoints=cluster.endpoints, send_msg_timeout=1000) as producer,
         watched(ledger, cluster, topic),
     ):
-        told = producer.send_arrow(broken(rows(count), 30, cluster, topic, freeze), topic, **WITH_ID).to_dict()
+        summary = producer.send_arrow(broken(rows(count), 30, cluster, topic, freeze), topic, **WITH_ID).to_dict()
     verify_stored(cluster, topic, count)
-    settle(ledger, "proxy paused for 3 s", cluster, topic, count, told)
-    assert told[cluster.endpoints]["rows"] == count
-    assert told[cluster.endpoints]["retries_by_reason"]["RemotingTimeoutException"] > 0
+    settle(ledger, "proxy paused for 3 s", cluster, topic, count, summary)
+    assert summary[cluster.endpoints]["rows"] == count
+    assert summary[cluster.endpoints]["retries_by_reason"]["RemotingTimeoutException"] > 0
 
 
 @pytest.mark.parametrize(
@@ -166,47 +166,52 @@ def test_unreachable_endpoint_gets_no_rows_and_does_not_slow_write(
     endpoints = f"{dead};{cluster.endpoints}"
     with Producer("pg", endpoints=endpoints, send_latency_fault_enable=faults) as producer:
         with watched(ledger, cluster, topic):
-            told = producer.send_arrow(rows(count), topic, **WITH_ID).to_dict()
+            summary = producer.send_arrow(rows(count), topic, **WITH_ID).to_dict()
         for number in range(4):
             message = Message.of(lone, b"one by one", keys=f"k{number}")
             assert producer.send(message).message_queue.broker_name == cluster.endpoints
     verify_stored(cluster, topic, count)
     verify_stored(cluster, lone, 4)
-    settle(ledger, f"endpoint dead from the start, {name_of(faults)}", cluster, topic, count, told)
-    assert (told[dead]["rows"], told[cluster.endpoints]["rows"]) == (0, count)
-    assert told[dead]["retries_by_reason"].keys() == {"RemotingConnectException"}
+    settle(ledger, f"endpoint dead from the start, {name_of(faults)}", cluster, topic, count, summary)
+    assert (summary[dead]["rows"], summary[cluster.endpoints]["rows"]) == (0, count)
+    assert summary[dead]["retries_by_reason"].keys() == {"RemotingConnectException"}
     # Only a few requests go to the dead endpoint: the producer backs off longer each time, or isolates it.
-    assert told[dead]["retries"] <= (8 if faults else 30)
-    assert (told[dead]["isolated_times"] > 0) is faults
+    assert summary[dead]["retries"] <= (8 if faults else 30)
+    assert (summary[dead]["isolated_times"] > 0) is faults
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("faults", [False, True], ids=["without-faults", "with-faults"])
 def test_rows_of_failing_endpoint_go_to_the_other_endpoint(
-    cluster: LocalCluster, make_topic: MakeTopic, way: tuple[str, Callable[[], None]], ledger: Ledger, *, faults: bool
+    cluster: LocalCluster,
+    make_topic: MakeTopic,
+    breakable_link: tuple[str, Callable[[], None]],
+    ledger: Ledger,
+    *,
+    faults: bool,
 ) -> None:
-    topic, count, (dying, cut) = make_topic("NORMAL"), 20_000, way
+    topic, count, (dying, cut) = make_topic("NORMAL"), 20_000, breakable_link
     endpoints, options = f"{dying};{cluster.endpoints}", {**WITH_ID, "maxInFlight": "4"}
     with (
         Producer("pg", endpoints=endpoints, send_latency_fault_enable=faults) as producer,
         watched(ledger, cluster, topic),
     ):
-        told = producer.send_arrow(broken(rows(count), 30, cluster, topic, cut), topic, **options).to_dict()
+        summary = producer.send_arrow(broken(rows(count), 30, cluster, topic, cut), topic, **options).to_dict()
     verify_stored(cluster, topic, count)
-    settle(ledger, f"endpoint that dies, {name_of(faults)}", cluster, topic, count, told)
-    assert told[dying]["rows"] + told[cluster.endpoints]["rows"] == count
-    assert 0 < told[dying]["rows"] < told[cluster.endpoints]["rows"]
-    assert told[dying]["retries"] > 0
+    settle(ledger, f"endpoint that dies, {name_of(faults)}", cluster, topic, count, summary)
+    assert summary[dying]["rows"] + summary[cluster.endpoints]["rows"] == count
+    assert 0 < summary[dying]["rows"] < summary[cluster.endpoints]["rows"]
+    assert summary[dying]["retries"] > 0
     if faults:
         # Only requests in flight failed; after the first outcome the producer sends nothing to this endpoint.
-        assert told[dying]["isolated_times"] > 0
-        assert told[dying]["retries"] <= 4
+        assert summary[dying]["isolated_times"] > 0
+        assert summary[dying]["retries"] <= 4
 
 
 def test_write_with_only_endpoint_down_fails_with_correct_row_counts(
-    cluster: LocalCluster, make_topic: MakeTopic, way: tuple[str, Callable[[], None]]
+    cluster: LocalCluster, make_topic: MakeTopic, breakable_link: tuple[str, Callable[[], None]]
 ) -> None:
-    topic, count, (dying, cut) = make_topic("NORMAL"), 20_000, way
+    topic, count, (dying, cut) = make_topic("NORMAL"), 20_000, breakable_link
     taken = list[int]()
     batches = counted(broken(rows(count), 30, cluster, topic, cut), taken)
     with Producer("pg", endpoints=dying, send_msg_timeout=1000) as producer, pytest.raises(DeliveryError) as raised:

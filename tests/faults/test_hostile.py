@@ -30,12 +30,12 @@ def test_incomplete_frames_hold_at_most_256_mib_over_all_servers() -> None:
         session.sock.sendall((16 * _MIB - 4).to_bytes(4, "big") + bytes(16 * _MIB - 5))
         done.wait(PATIENCE)
 
-    told: list[str] = []
+    errors: list[str] = []
 
     def ask(transport: RemotingTransport, address: str) -> None:
         with pytest.raises(RocketMQError) as failed:
             transport.name_servers.route_at(address, "orders", PATIENCE)
-        told.append(str(failed.value))
+        errors.append(str(failed.value))
 
     with ExitStack() as stack, RemotingTransport([]) as transport:
         peers = [stack.enter_context(Peer(all_but_the_last_byte)) for _ in range(20)]
@@ -43,13 +43,13 @@ def test_incomplete_frames_hold_at_most_256_mib_over_all_servers() -> None:
         for thread in threads:
             thread.start()
         # Sixteen of the twenty answers fit into the limit.
-        wait_for(lambda: len(told) >= 4)
+        wait_for(lambda: len(errors) >= 4)
         done.set()
         transport.close()
         for thread in threads:
             thread.join(PATIENCE)
-    held = [int(found[1]) for one in told if (found := re.search(r"of all servers hold (\d+) bytes", one))]
-    assert len(told) == 20
+    held = [int(found[1]) for one in errors if (found := re.search(r"of all servers hold (\d+) bytes", one))]
+    assert len(errors) == 20
     assert held, "the four others fail with an error that names the limit"
     assert max(held) < 256 * _MIB + 4 * _MIB
 

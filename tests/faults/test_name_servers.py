@@ -73,14 +73,14 @@ def test_one_of_two_name_servers_suffices(
 def test_second_name_server_reports_new_queues_after_first_is_lost(trial: Trial) -> None:
     with ExitStack() as stack:
         links = [stack.enter_context(ExitStack()) for _ in range(2)]
-        ways = [link.enter_context(TcpProxy(trial.cluster.name_server)) for link in links]
+        proxies = [link.enter_context(TcpProxy(trial.cluster.name_server)) for link in links]
 
         def cut_and_expand() -> None:
             # Cut the link that was used more.
-            links[ways.index(max(ways, key=lambda way: way.forwarded))].close()
+            links[proxies.index(max(proxies, key=lambda proxy: proxy.forwarded))].close()
             make_topic(trial.cluster, trial.topic, queues=8)
 
-        servers = ";".join(way.address for way in ways)
+        servers = ";".join(proxy.address for proxy in proxies)
         trial.write(20_000, cut_and_expand, per_second=5_000, nameServer=servers, **EAGER)
         assert len(trial.queues) == 16
         trial.settle("one of two name servers cut off in mid-write")

@@ -80,7 +80,7 @@ def test_temporarily_unsafe_rows_are_stored_safely_in_the_end(trial: Trial, stat
     assert account.most <= 1 + retries
 
 
-def made(cluster: LocalCluster, retries: int) -> Producer:
+def producer_with(cluster: LocalCluster, retries: int) -> Producer:
     return Producer("pg", name_server=cluster.name_server, retry_times_when_send_failed=retries)
 
 
@@ -91,7 +91,7 @@ def test_unsafe_rows_are_resent_at_most_retry_times_then_write_fails(
     broker, rows, retries = two_brokers.brokers[1], 500, 2
     make_topic(two_brokers, topic, on=[broker])
     columns = {"body": ["body"] * rows, "keys": [f"k{number}" for number in range(rows)]}
-    with unsafe(broker, status), made(two_brokers, retries) as producer:
+    with unsafe(broker, status), producer_with(two_brokers, retries) as producer:
         with pytest.raises(DeliveryError, match=rf"{broker.name} .*{status}.*requireStoreOk=false") as raised:
             producer.send_arrow(pa.table(columns), topic, **SMALL)
         # With requireStoreOk=false the user accepts this.

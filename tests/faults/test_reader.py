@@ -273,12 +273,12 @@ def test_corrupted_body_is_an_error_naming_queue_and_offset(
 @pytest.fixture
 def slave(two_brokers: LocalCluster, feed: Feed, topic: str) -> Iterator[Slave]:
     """A slave of the first broker, which replicates the test's topic."""
-    made = Slave(two_brokers, topic)
+    slave = Slave(two_brokers, topic)
     try:
-        made.start()
-        yield made
+        slave.start()
+        yield slave
     finally:
-        made.end()
+        slave.end()
 
 
 def test_messages_of_lost_master_are_read_once_from_its_slave(

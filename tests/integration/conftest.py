@@ -24,5 +24,5 @@ def transactional() -> Iterator[LocalCluster]:
     The shared cluster checks half messages only after a minute.
     """
     properties = {**ASKS_BACK_SOON, "recallMessageEnable": "true"}
-    with started(LocalCluster(proxy=True, broker_properties=properties, start_timeout=PATIENCE)) as own:
-        yield own
+    with started(LocalCluster(proxy=True, broker_properties=properties, start_timeout=PATIENCE)) as cluster:
+        yield cluster

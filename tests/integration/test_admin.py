@@ -29,8 +29,8 @@ Capture = pytest.CaptureFixture[str]
 
 @pytest.fixture
 def admin(cluster: SharedCluster) -> Iterator[Admin]:
-    with Admin(cluster.name_server) as made:
-        yield made
+    with Admin(cluster.name_server) as admin:
+        yield admin
 
 
 @pytest.fixture
@@ -48,8 +48,8 @@ def run(cluster: SharedCluster, capsys: Capture) -> Callable[..., Any]:
 
 @pytest.fixture
 def producer(cluster: SharedCluster) -> Iterator[Producer]:
-    with Producer("admin-tests", name_server=cluster.name_server) as made:
-        yield made
+    with Producer("admin-tests", name_server=cluster.name_server) as producer:
+        yield producer
 
 
 def stored(admin: Admin, topic: str) -> int:
@@ -57,7 +57,7 @@ def stored(admin: Admin, topic: str) -> int:
     return sum(row.messages for row in admin.offsets(topic))
 
 
-def told_of(admin: Admin, topic: str, broker: str) -> tuple[int, int]:
+def queues_and_permission_of(admin: Admin, topic: str, broker: str) -> tuple[int, int]:
     """Return the number of read queues and the permission of a broker, by the route."""
     (data,) = [data for data in admin.route(topic).queue_datas if data.broker_name == broker]
     return data.read_queue_nums, data.perm
@@ -66,12 +66,12 @@ def told_of(admin: Admin, topic: str, broker: str) -> tuple[int, int]:
 def test_admin_commands_show_a_new_topic_from_creation_to_messages(
     run: Callable[..., Any], admin: Admin, topic: str
 ) -> None:
-    made = run("create-topic", topic, "-q", "3", "--type", "normal")
-    assert [(row["broker_name"], row["write_queues"], row["permission"]) for row in made] == [
+    created = run("create-topic", topic, "-q", "3", "--type", "normal")
+    assert [(row["broker_name"], row["write_queues"], row["permission"]) for row in created] == [
         ("broker-0", 3, "rw"),
         ("broker-1", 3, "rw"),
     ]
-    assert run("route", topic) == made
+    assert run("route", topic) == created
     receipts = [
         run("send", topic, f"body {number}", "--tags", f"t{number % 2}", "--keys", f"k{number}", "--property", "a=b")
         for number in range(4)
@@ -105,8 +105,8 @@ def test_offsets_equal_those_of_mqadmin(
     for number in range(7):
         producer.send(Message.of(topic, b"%d" % number))
     wait_for(lambda: stored(admin, topic) == 7)
-    told = mqadmin(tmp_path, "topicStatus", "-n", cluster.name_server, "-t", topic)
-    lines = re.findall(r"^(broker-\d)\s+(\d+)\s+(\d+)\s+(\d+)", told, re.MULTILINE)
+    table = mqadmin(tmp_path, "topicStatus", "-n", cluster.name_server, "-t", topic)
+    lines = re.findall(r"^(broker-\d)\s+(\d+)\s+(\d+)\s+(\d+)", table, re.MULTILINE)
     found = [
         (row.broker_name, str(row.queue_id), str(row.min_offset), str(row.max_offset)) for row in admin.offsets(topic)
     ]
@@ -136,7 +136,7 @@ def test_peek_reports_queues_without_read_permission_and_shows_the_others(
     broker = cluster.brokers[0]
 
     def has(reads: int, perm: int) -> bool:
-        return told_of(admin, topic, broker.name) == (reads, perm)
+        return queues_and_permission_of(admin, topic, broker.name) == (reads, perm)
 
     for reads, perm, left, said in (
         (2, 2, 4, "2 queues of broker-0: broker broker-0 rejects"),
@@ -180,8 +180,8 @@ def test_existing_topic_is_changed_only_with_update(admin: Admin, topic: str) ->
 
 
 def test_system_topics_are_listed_on_request(admin: Admin) -> None:
-    own = {row.topic for row in admin.topics(all=True)} - {row.topic for row in admin.topics()}
-    assert {"TBW102", "broker-0", "DefaultCluster", "SCHEDULE_TOPIC_XXXX", "rmq_sys_wheel_timer"} <= own
+    system_topics = {row.topic for row in admin.topics(all=True)} - {row.topic for row in admin.topics()}
+    assert {"TBW102", "broker-0", "DefaultCluster", "SCHEDULE_TOPIC_XXXX", "rmq_sys_wheel_timer"} <= system_topics
 
 
 def test_brokers_command_reports_version_disk_and_traffic(run: Callable[..., Any], cluster: SharedCluster) -> None:

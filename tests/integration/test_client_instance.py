@@ -29,8 +29,8 @@ def group() -> str:
 
 @pytest.fixture
 def admin(cluster: SharedCluster) -> Iterator[RemotingTransport]:
-    with RemotingTransport([cluster.name_server]) as made:
-        yield made
+    with RemotingTransport([cluster.name_server]) as admin:
+        yield admin
 
 
 def options_of(cluster: SharedCluster) -> ConnectionOptions:
@@ -46,11 +46,11 @@ def options_of(cluster: SharedCluster) -> ConnectionOptions:
 
 @pytest.fixture
 def instance(cluster: SharedCluster) -> Iterator[ClientInstance]:
-    made = ClientInstance(
+    instance = ClientInstance(
         f"127.0.0.1@{uuid.uuid4().hex}", RemotingTransport([cluster.name_server]), options_of(cluster)
     )
-    yield made
-    made.close()
+    yield instance
+    instance.close()
 
 
 def clients(admin: RemotingTransport, address: str, group: str) -> set[str]:

@@ -75,13 +75,13 @@ def test_group_with_a_running_application_is_not_changed(
         ResponseCode.SUBSCRIPTION_NOT_EXIST,
         ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
     )
-    for asked_for, told in ((group, None), (f"{group}-of-its-own", 3)):
+    for asked_for, committed in ((group, None), (f"{group}-of-its-own", 3)):
         source = source_of(cluster.name_server, asked_for, topic)
         for offset in (2, 3):
             source.commit({MessageQueue(topic, broker.name, 0): offset})
-        assert offset_of(application, broker.address, asked_for, topic) == told
+        assert offset_of(application, broker.address, asked_for, topic) == committed
         members = application.consumers(asked_for, broker.address, 5.0)
-        assert list(members) == [APPLICATION if told is None else "10.0.0.2@spark#17"]
+        assert list(members) == [APPLICATION if committed is None else "10.0.0.2@spark#17"]
         source.close()
     assert pull(application, broker.address, group, topic) == ResponseCode.PULL_NOT_FOUND
     [warning] = caplog.messages

@@ -60,9 +60,9 @@ MANY_ROWS = [f"row-{number:04}" for number in range(4_000)]
 @pytest.fixture(scope="module")
 def brokers() -> Iterator[LocalCluster]:
     """Two brokers."""
-    own = LocalCluster(brokers=2, broker_properties=SHORT_DEADLINES, start_timeout=PATIENCE)
-    with started(own):
-        yield own
+    cluster = LocalCluster(brokers=2, broker_properties=SHORT_DEADLINES, start_timeout=PATIENCE)
+    with started(cluster):
+        yield cluster
 
 
 @contextmanager
@@ -77,10 +77,10 @@ def driver(
     """Return a driver that has read its log, and is closed at the end. Each topic of rows has its own log."""
     forget_checks()
     given = {"transactionTopic": log_of(topic), **(options or {})}
-    with closing(Driver(cluster.name_server, runtime, topic=topic, **given)) as own:
+    with closing(Driver(cluster.name_server, runtime, topic=topic, **given)) as running:
         # The option allows no deadline of less than 10 s.
-        own.options = own.brokers.options = replace(own.options, transaction_timeout_ms=timeout_ms)
-        yield own.open()
+        running.options = running.brokers.options = replace(running.options, transaction_timeout_ms=timeout_ms)
+        yield running.open()
 
 
 @contextmanager
@@ -114,41 +114,41 @@ def admin_settings(cluster: LocalCluster) -> dict[str, Any]:
     return {} if admin is None else {"access_key": admin.access_key, "secret_key": admin.secret_key}
 
 
-def read(own: Driver, cluster: LocalCluster, queues: int = 2) -> dict[MessageQueue, list[MessageExt]]:
+def read(job: Driver, cluster: LocalCluster, queues: int = 2) -> dict[MessageQueue, list[MessageExt]]:
     """Return the messages of each queue of the topic of rows that consumers see."""
     names = {broker.name: broker.address for broker in cluster.brokers}
     # A broker makes messages visible in the order of its commit log.
-    stored = own.log.append_homes(own.brokers, WRITE, set(names))
+    stored = job.log.append_homes(job.brokers, WRITE, set(names))
     for queue, offset in stored.items():
-        own.brokers.await_readable(queue, offset)
-    transport, found = own.brokers.transport, {}
+        job.brokers.await_readable(queue, offset)
+    transport, found = job.brokers.transport, {}
     for name, address in names.items():
         for number in range(queues):
-            queue = MessageQueue(own.topic, name, number)
-            wired = replace(queue, topic=transport.namespace.wrap(own.topic))
+            queue = MessageQueue(job.topic, name, number)
+            wired = replace(queue, topic=transport.namespace.wrap(job.topic))
             end = transport.max_offset(queue, address, 10.0)
             found[queue] = list(read_queue(transport, address, wired, 0, end))
     return found
 
 
-def visible(own: Driver, cluster: LocalCluster, queues: int = 2) -> Counter[str]:
+def visible(job: Driver, cluster: LocalCluster, queues: int = 2) -> Counter[str]:
     """Return the rows that consumers see, with the number of their copies."""
-    messages = read(own, cluster, queues).values()
+    messages = read(job, cluster, queues).values()
     return Counter(message.body.decode() for part in messages for message in part)
 
 
-def prepare(own: Driver, rows: pa.RecordBatch, write: Write = WRITE) -> tuple[Halves, str]:
+def prepare(job: Driver, rows: pa.RecordBatch, write: Write = WRITE) -> tuple[Halves, str]:
     """Store rows as half messages, as a task does; return them and their group."""
-    group = group_of(own.log.transactional_id, write, 1, own.two_phase.run_id)
+    group = group_of(job.log.transactional_id, write, 1, job.two_phase.run_id)
     collector = HalfCollector()
     write_rows(
-        own.options,
-        own.instance,
+        job.options,
+        job.instance,
         Recorder("", -1, 0),
         iter([rows]),
         write_id=write.name,
-        queues=own.queues if own.options.ordered else None,
-        rules=half_rules(group, own.options.transaction_timeout_ms, collector.append),
+        queues=job.queues if job.options.ordered else None,
+        rules=half_rules(group, job.options.transaction_timeout_ms, collector.append),
     )
     return Halves.from_bytes(collector.halves().to_bytes()), group
 
@@ -159,8 +159,8 @@ def prepare(own: Driver, rows: pa.RecordBatch, write: Write = WRITE) -> tuple[Ha
 @pytest.fixture(scope="module")
 def guarded() -> Iterator[LocalCluster]:
     """A broker with access control."""
-    with started(LocalCluster(auth=True, broker_properties=SHORT_DEADLINES, start_timeout=PATIENCE)) as own:
-        yield own
+    with started(LocalCluster(auth=True, broker_properties=SHORT_DEADLINES, start_timeout=PATIENCE)) as cluster:
+        yield cluster
 
 
 def full_rights(topic: str) -> dict[str, list[str]]:
@@ -202,23 +202,23 @@ def user_with(cluster: LocalCluster, rights: Mapping[str, Sequence[str]]) -> dic
 def administrator(guarded: LocalCluster, topic: str) -> Iterator[Driver]:
     """A driver with all rights, which creates the topics of rows and of the log."""
     create(guarded, topic)
-    with driver(guarded, topic, all_rights(guarded), timeout_ms=SOON) as own:
-        yield own
+    with driver(guarded, topic, all_rights(guarded), timeout_ms=SOON) as job:
+        yield job
 
 
-def write_all(own: Driver, bodies: Sequence[str]) -> None:
+def write_all(job: Driver, bodies: Sequence[str]) -> None:
     """Write rows exactly once, with all that Spark's driver does."""
-    own.two_phase.prepare({queue.broker_name for queue in own.queues})
-    own.two_phase.commit(Write("another"), *own.prepare(bodies, Write("another")))
+    job.two_phase.prepare({queue.broker_name for queue in job.queues})
+    job.two_phase.commit(Write("another"), *job.prepare(bodies, Write("another")))
 
 
 def test_documented_rights_suffice_for_a_write_and_a_recovery(
     guarded: LocalCluster, topic: str, administrator: Driver
 ) -> None:
     administrator.decide_and_crash(ROWS, 15)
-    with driver(guarded, topic, user_with(guarded, full_rights(topic))) as own:
-        write_all(own, ["x", "y", "z"])
-        report = own.two_phase.finish(WRITE)
+    with driver(guarded, topic, user_with(guarded, full_rights(topic))) as job:
+        write_all(job, ["x", "y", "z"])
+        report = job.two_phase.finish(WRITE)
         assert report.recovered_rows > 0
     assert visible(administrator, guarded) == Counter([*ROWS, "x", "y", "z"])
 
@@ -232,10 +232,10 @@ def test_a_user_with_create_creates_the_topic_of_the_log(guarded: LocalCluster, 
     ):
         plans.plan(options, instance, WRITE)
     rights[f"Topic:{log}"].append("Create")
-    with driver(guarded, topic, user_with(guarded, rights)) as own:
-        write_all(own, ROWS)
-    with driver(guarded, topic, all_rights(guarded)) as own:
-        assert visible(own, guarded) == Counter(ROWS)
+    with driver(guarded, topic, user_with(guarded, rights)) as job:
+        write_all(job, ROWS)
+    with driver(guarded, topic, all_rights(guarded)) as job:
+        assert visible(job, guarded) == Counter(ROWS)
 
 
 @pytest.mark.parametrize(
@@ -256,8 +256,8 @@ def test_no_row_is_visible_without_one_of_the_rights(
     resource = resource.format(topic=topic)
     rights[resource].remove(right)
     why = rf"{doing}.*no permission to access {resource} .*give the user the right that it needs on {resource}"
-    with pytest.raises(RocketMQError, match=why), driver(guarded, topic, user_with(guarded, rights)) as own:
-        write_all(own, ROWS)
+    with pytest.raises(RocketMQError, match=why), driver(guarded, topic, user_with(guarded, rights)) as job:
+        write_all(job, ROWS)
     assert visible(administrator, guarded) == Counter()
 
 
@@ -324,10 +324,10 @@ def test_a_recovery_needs_the_right_to_read_the_topic_of_rows(
     rights = full_rights(topic)
     rights[f"Topic:{topic}"].remove("Sub")
     why = rf"pulling from {topic}.*no permission to access Topic:{topic} "
-    with driver(guarded, topic, user_with(guarded, rights)) as own, pytest.raises(RocketMQError, match=why):
-        own.two_phase.finish(WRITE)
-    with driver(guarded, topic, user_with(guarded, full_rights(topic))) as own:
-        own.two_phase.finish(WRITE)
+    with driver(guarded, topic, user_with(guarded, rights)) as job, pytest.raises(RocketMQError, match=why):
+        job.two_phase.finish(WRITE)
+    with driver(guarded, topic, user_with(guarded, full_rights(topic))) as job:
+        job.two_phase.finish(WRITE)
     assert visible(administrator, guarded) == Counter(ROWS)
 
 
@@ -350,8 +350,8 @@ def test_a_forged_decision_moves_no_message_of_others(guarded: LocalCluster, top
     operator.options = replace(operator.options, topic=None)
     with pytest.raises(DeliveryError, match=f"It is a message of topic {secret} with"):
         finish_writes(operator, list_only=False)
-    with driver(guarded, loot, all_rights(guarded)) as own:
-        assert visible(own, guarded) == Counter()
+    with driver(guarded, loot, all_rights(guarded)) as job:
+        assert visible(job, guarded) == Counter()
 
 
 # Settings of brokers
@@ -367,19 +367,19 @@ def flushing(request: pytest.FixtureRequest) -> Iterator[LocalCluster]:
     # The broker checks open half messages early, and then moves them to another topic.
     checks = {"transactionCheckInterval": "1000", "transactionCheckMax": "1"}
     properties = {**SHORT_DEADLINES, **checks, "flushDiskType": "SYNC_FLUSH", "transRocksDBEnable": request.param}
-    with started(LocalCluster(broker_properties=properties, start_timeout=PATIENCE)) as own:
-        yield own
+    with started(LocalCluster(broker_properties=properties, start_timeout=PATIENCE)) as cluster:
+        yield cluster
 
 
 def test_a_write_and_a_recovery_give_each_row_once(flushing: LocalCluster, topic: str) -> None:
     create(flushing, topic)
-    with driver(flushing, topic) as own:
-        write_all(own, ["x", "y", "z"])
-    with driver(flushing, topic, timeout_ms=SOON) as own:
-        own.decide_and_crash(ROWS, 15)
-    with driver(flushing, topic) as own:
-        own.two_phase.finish(WRITE)
-        assert visible(own, flushing) == Counter([*ROWS, "x", "y", "z"])
+    with driver(flushing, topic) as job:
+        write_all(job, ["x", "y", "z"])
+    with driver(flushing, topic, timeout_ms=SOON) as job:
+        job.decide_and_crash(ROWS, 15)
+    with driver(flushing, topic) as job:
+        job.two_phase.finish(WRITE)
+        assert visible(job, flushing) == Counter([*ROWS, "x", "y", "z"])
 
 
 def test_a_broker_killed_between_decision_and_commit_gives_each_row_once(flushing: LocalCluster, topic: str) -> None:
@@ -388,23 +388,23 @@ def test_a_broker_killed_between_decision_and_commit_gives_each_row_once(flushin
         dead.decide_and_crash(ROWS, 15)
         flushing.brokers[0].kill()
         flushing.brokers[0].restart()
-    with driver(flushing, topic) as own:
-        own.two_phase.finish(WRITE)
-        assert visible(own, flushing) == Counter(ROWS)
+    with driver(flushing, topic) as job:
+        job.two_phase.finish(WRITE)
+        assert visible(job, flushing) == Counter(ROWS)
 
 
 @pytest.mark.long
 def test_a_driver_whose_broker_is_killed_in_the_commit_completes_it(flushing: LocalCluster, topic: str) -> None:
     create(flushing, topic)
     bodies, [broker] = [f"row-{number}" for number in range(5_000)], flushing.brokers
-    with driver(flushing, topic, timeout_ms=15_000) as own, ThreadPoolExecutor(1) as pool:
-        queue, transport = own.queues[0], own.brokers.transport
-        committing = pool.submit(own.two_phase.commit, WRITE, *own.prepare(bodies))
+    with driver(flushing, topic, timeout_ms=15_000) as job, ThreadPoolExecutor(1) as pool:
+        queue, transport = job.queues[0], job.brokers.transport
+        committing = pool.submit(job.two_phase.commit, WRITE, *job.prepare(bodies))
         wait_for(lambda: transport.max_offset(queue, broker.address, PATIENCE) > 0 or committing.done())
         broker.kill()
         broker.restart()
         committing.result(PATIENCE)
-        assert visible(own, flushing) == Counter(bodies)
+        assert visible(job, flushing) == Counter(bodies)
 
 
 # Names, order, contents
@@ -412,32 +412,32 @@ def test_a_driver_whose_broker_is_killed_in_the_commit_completes_it(flushing: Lo
 
 def test_with_a_namespace_a_write_and_a_recovery_give_each_row_once(brokers: LocalCluster, topic: str) -> None:
     create(brokers, wrap("space", topic))
-    with driver(brokers, topic, {"namespace": "space"}) as own:
-        write_all(own, ["x", "y", "z"])
-    with driver(brokers, topic, {"namespace": "space"}, timeout_ms=SOON) as own:
-        own.decide_and_crash(ROWS, 15)
-    with driver(brokers, topic, {"namespace": "space"}) as own:
-        report = own.two_phase.finish(WRITE)
+    with driver(brokers, topic, {"namespace": "space"}) as job:
+        write_all(job, ["x", "y", "z"])
+    with driver(brokers, topic, {"namespace": "space"}, timeout_ms=SOON) as job:
+        job.decide_and_crash(ROWS, 15)
+    with driver(brokers, topic, {"namespace": "space"}) as job:
+        report = job.two_phase.finish(WRITE)
         assert report.recovered_rows > 0
-        assert visible(own, brokers) == Counter([*ROWS, "x", "y", "z"])
+        assert visible(job, brokers) == Counter([*ROWS, "x", "y", "z"])
 
 
 def test_ordered_rows_keep_their_order_in_commit_and_recovery(brokers: LocalCluster, topic: str) -> None:
     create(brokers, topic)
     bodies = [f"{number:04}" for number in range(400)]
     rows = pa.RecordBatch.from_pydict({"body": bodies, "shardingKey": [body[-1] for body in bodies]})
-    with driver(brokers, topic, {"ordered": "true"}) as own:
+    with driver(brokers, topic, {"ordered": "true"}) as job:
         write = Write("another")
-        own.two_phase.commit(write, *prepare(own, rows, write))
-        committed = read(own, brokers)
-    with driver(brokers, topic, {"ordered": "true"}, timeout_ms=2 * SOON) as own:
-        halves, group = prepare(own, rows)
-        own.two_phase._decide(WRITE, 1, group, halves, own.options.transaction_timeout_ms)
-        own.end(halves.take(np.arange(150)), group)
-    with driver(brokers, topic, {"ordered": "true"}) as own:
-        report = own.two_phase.finish(WRITE)
+        job.two_phase.commit(write, *prepare(job, rows, write))
+        committed = read(job, brokers)
+    with driver(brokers, topic, {"ordered": "true"}, timeout_ms=2 * SOON) as job:
+        halves, group = prepare(job, rows)
+        job.two_phase._decide(WRITE, 1, group, halves, job.options.transaction_timeout_ms)
+        job.end(halves.take(np.arange(150)), group)
+    with driver(brokers, topic, {"ordered": "true"}) as job:
+        report = job.two_phase.finish(WRITE)
         assert report.recovered_rows > 0
-        both = read(own, brokers)
+        both = read(job, brokers)
     for queue, messages in both.items():
         first = [message.body for message in committed[queue]]
         assert first == sorted(first)
@@ -492,20 +492,20 @@ def test_recovered_rows_have_the_content_of_plain_ones(brokers: LocalCluster, to
     create(brokers, topic)
     plain = create(brokers, f"plain-{topic}")
     more = {"maxMessageSize": str(4 * 1024 * 1024)}
-    with driver(brokers, topic, more) as own:
-        once = own.options
-        own.options = replace(once, topic=plain, delivery="atLeastOnce", batching=False)
-        write_rows(own.options, own.instance, Recorder("", -1, 0), iter([rows]), write_id="plain")
-        expected = [content(message) for part in read(own, brokers).values() for message in part]
-    with driver(brokers, topic, more, timeout_ms=2 * SOON) as own:
-        halves, group = prepare(own, rows)
-        own.two_phase._decide(WRITE, 1, group, halves, own.options.transaction_timeout_ms)
-        own.end(halves.take(np.arange(1)), group)
-        prepared = [own.brokers.view(half.queue, half.commit_log_offset) for half in map(halves.__getitem__, range(5))]
-    with driver(brokers, topic, more) as own:
-        report = own.two_phase.finish(WRITE)
+    with driver(brokers, topic, more) as job:
+        once = job.options
+        job.options = replace(once, topic=plain, delivery="atLeastOnce", batching=False)
+        write_rows(job.options, job.instance, Recorder("", -1, 0), iter([rows]), write_id="plain")
+        expected = [content(message) for part in read(job, brokers).values() for message in part]
+    with driver(brokers, topic, more, timeout_ms=2 * SOON) as job:
+        halves, group = prepare(job, rows)
+        job.two_phase._decide(WRITE, 1, group, halves, job.options.transaction_timeout_ms)
+        job.end(halves.take(np.arange(1)), group)
+        prepared = [job.brokers.view(half.queue, half.commit_log_offset) for half in map(halves.__getitem__, range(5))]
+    with driver(brokers, topic, more) as job:
+        report = job.two_phase.finish(WRITE)
         assert report.recovered_rows >= rows.num_rows - 1
-        found = [message for part in read(own, brokers).values() for message in part]
+        found = [message for part in read(job, brokers).values() for message in part]
     assert sorted(map(content, found), key=str) == sorted(expected, key=str)
     assert {message.unique_id for message in found} == {message.unique_id for message in prepared}
 
@@ -516,12 +516,12 @@ def test_a_row_with_the_longest_properties_is_recovered(brokers: LocalCluster, t
     properties = pa.array([[("long", "x" * 31_930)]], pa.map_(pa.string(), pa.string()))
     rows = pa.RecordBatch.from_arrays([pa.array(["x"]), properties], ["body", "properties"])
     options["transactionTopic"] = "log-of-long-names"
-    with driver(brokers, topic, options, timeout_ms=SOON) as own:
-        halves, group = prepare(own, rows, write)
-        own.two_phase._decide(write, 1, group, halves, own.options.transaction_timeout_ms)
-    with driver(brokers, topic, options) as own:
-        own.two_phase.finish(write)
-        assert visible(own, brokers) == Counter(["x"])
+    with driver(brokers, topic, options, timeout_ms=SOON) as job:
+        halves, group = prepare(job, rows, write)
+        job.two_phase._decide(write, 1, group, halves, job.options.transaction_timeout_ms)
+    with driver(brokers, topic, options) as job:
+        job.two_phase.finish(write)
+        assert visible(job, brokers) == Counter(["x"])
 
 
 # Clocks
@@ -540,44 +540,44 @@ class WrongClock(Runtime):
 @pytest.mark.parametrize("ahead", [20, -20])
 def test_a_wrong_clock_fails_the_write_before_its_decision(brokers: LocalCluster, topic: str, ahead: float) -> None:
     create(brokers, topic)
-    with driver(brokers, topic, runtime=WrongClock(ahead)) as own:
+    with driver(brokers, topic, runtime=WrongClock(ahead)) as job:
         with pytest.raises(DeliveryError, match=rf"clocks of a client and of broker broker-\d differ by {-ahead}"):
-            write_all(own, ROWS)
-        assert own.log.writes == {}
-        assert visible(own, brokers) == Counter()
+            write_all(job, ROWS)
+        assert job.log.writes == {}
+        assert visible(job, brokers) == Counter()
 
 
 def test_a_clock_behind_by_the_deadline_fails_the_check_of_brokers(brokers: LocalCluster, topic: str) -> None:
     create(brokers, topic)
     why = r"rejects the end of a new half message.*Check that its clock"
     with (
-        driver(brokers, topic, runtime=WrongClock(-20), timeout_ms=10_000) as own,
+        driver(brokers, topic, runtime=WrongClock(-20), timeout_ms=10_000) as job,
         pytest.raises(MQClientException, match=why),
     ):
-        own.two_phase.prepare({"broker-0"})
+        job.two_phase.prepare({"broker-0"})
 
 
 @pytest.mark.parametrize("ahead", [20, -20])
 def test_a_long_deadline_tolerates_a_wrong_clock(brokers: LocalCluster, topic: str, ahead: float) -> None:
     create(brokers, topic)
-    with driver(brokers, topic, runtime=WrongClock(ahead), timeout_ms=600_000) as own:
-        write_all(own, ROWS)
-        assert visible(own, brokers) == Counter(ROWS)
+    with driver(brokers, topic, runtime=WrongClock(ahead), timeout_ms=600_000) as job:
+        write_all(job, ROWS)
+        assert visible(job, brokers) == Counter(ROWS)
 
 
 @pytest.mark.parametrize("ahead", [20, pytest.param(-20, marks=pytest.mark.long)])
 def test_a_recovery_with_a_wrong_clock_repeats_no_row(brokers: LocalCluster, topic: str, ahead: float) -> None:
     create(brokers, topic)
-    with driver(brokers, topic, timeout_ms=2 * SOON) as own:
-        own.decide_and_crash(ROWS, 15)
-        before = visible(own, brokers)
-    with driver(brokers, topic, runtime=WrongClock(ahead)) as own:
+    with driver(brokers, topic, timeout_ms=2 * SOON) as job:
+        job.decide_and_crash(ROWS, 15)
+        before = visible(job, brokers)
+    with driver(brokers, topic, runtime=WrongClock(ahead)) as job:
         with pytest.raises(DeliveryError, match="the clocks of a client and of broker"):
-            own.two_phase.finish(WRITE)
-        assert visible(own, brokers) == before
-    with driver(brokers, topic) as own:
-        own.two_phase.finish(WRITE)
-        assert visible(own, brokers) == Counter(ROWS)
+            job.two_phase.finish(WRITE)
+        assert visible(job, brokers) == before
+    with driver(brokers, topic) as job:
+        job.two_phase.finish(WRITE)
+        assert visible(job, brokers) == Counter(ROWS)
 
 
 # Changed topics
@@ -588,23 +588,23 @@ def test_queues_changed_before_the_commit_give_each_row_once(
     brokers: LocalCluster, topic: str, before: int, read_queues: int, write_queues: int
 ) -> None:
     create(brokers, topic, before)
-    with driver(brokers, topic) as own:
-        prepared = own.prepare(ROWS)
+    with driver(brokers, topic) as job:
+        prepared = job.prepare(ROWS)
         create(brokers, topic, read_queues, write_queues)
-        own.two_phase.commit(WRITE, *prepared)
+        job.two_phase.commit(WRITE, *prepared)
         # Rows in queues that were removed are visible when these are added again.
         create(brokers, topic, 4)
-        assert visible(own, brokers, 4) == Counter(ROWS)
+        assert visible(job, brokers, 4) == Counter(ROWS)
 
 
 def test_queues_added_before_the_recovery_give_each_row_once(brokers: LocalCluster, topic: str) -> None:
     create(brokers, topic)
-    with driver(brokers, topic, timeout_ms=SOON) as own:
-        own.decide_and_crash(ROWS, 15)
+    with driver(brokers, topic, timeout_ms=SOON) as job:
+        job.decide_and_crash(ROWS, 15)
     create(brokers, topic, 4)
-    with driver(brokers, topic) as own:
-        own.two_phase.finish(WRITE)
-        assert visible(own, brokers, 4) == Counter(ROWS)
+    with driver(brokers, topic) as job:
+        job.two_phase.finish(WRITE)
+        assert visible(job, brokers, 4) == Counter(ROWS)
 
 
 # Each of the eight queues has five rows. So queues 2 and 3 have rows to commit, or committed rows to find.
@@ -616,15 +616,15 @@ def test_queues_removed_before_the_recovery_lose_no_row(
     brokers: LocalCluster, topic: str, read_queues: int, committed: int, why: str
 ) -> None:
     create(brokers, topic, 4)
-    with driver(brokers, topic, timeout_ms=SOON) as own:
-        own.decide_and_crash(ROWS, committed)
+    with driver(brokers, topic, timeout_ms=SOON) as job:
+        job.decide_and_crash(ROWS, committed)
     create(brokers, topic, read_queues, 2)
-    with driver(brokers, topic, {"deliveryTimeoutMs": "3000"}) as own, pytest.raises(RocketMQError, match=why):
-        own.two_phase.finish(WRITE)
+    with driver(brokers, topic, {"deliveryTimeoutMs": "3000"}) as job, pytest.raises(RocketMQError, match=why):
+        job.two_phase.finish(WRITE)
     create(brokers, topic, 4)
-    with driver(brokers, topic) as own:
-        own.two_phase.finish(WRITE)
-        assert visible(own, brokers, 4) == Counter(ROWS)
+    with driver(brokers, topic) as job:
+        job.two_phase.finish(WRITE)
+        assert visible(job, brokers, 4) == Counter(ROWS)
 
 
 # A log that has lost its records
@@ -640,8 +640,8 @@ def delete(cluster: LocalCluster, topic: str) -> None:
 def test_a_stream_refuses_a_log_that_was_deleted(brokers: LocalCluster, topic: str) -> None:
     create(brokers, topic)
     first, second = Write("0", "query"), Write("1", "query")
-    with driver(brokers, topic) as own:
-        own.two_phase.commit(first, *own.prepare(ROWS, first))
+    with driver(brokers, topic) as job:
+        job.two_phase.commit(first, *job.prepare(ROWS, first))
     with planning(brokers, topic) as (options, instance):
         plans.check_stream(options, plans.plan(options, instance, None), second)
         delete(brokers, log_of(topic))
@@ -658,8 +658,8 @@ def test_a_stream_refuses_a_log_that_was_deleted(brokers: LocalCluster, topic: s
 def test_a_stream_starts_anew_after_its_log_was_deleted(brokers: LocalCluster, topic: str) -> None:
     create(brokers, topic)
     first, second = Write("0", "query"), Write("1", "query")
-    with driver(brokers, topic) as own:
-        own.two_phase.commit(first, *own.prepare(ROWS, first))
+    with driver(brokers, topic) as job:
+        job.two_phase.commit(first, *job.prepare(ROWS, first))
     with planning(brokers, topic, startAnew="true") as (options, instance):
         plans.plan(options, instance, None)
         delete(brokers, log_of(topic))

@@ -43,8 +43,8 @@ def new_topic(cluster: LocalCluster) -> str:
 
 @pytest.fixture
 def transport(transactional: LocalCluster) -> Iterator[GrpcTransport]:
-    with GrpcTransport([transactional.endpoints], client_id="10.0.0.1@grpc-test") as made:
-        yield made
+    with GrpcTransport([transactional.endpoints], client_id="10.0.0.1@grpc-test") as transport:
+        yield transport
 
 
 class Aging(NamedTuple):

@@ -44,20 +44,20 @@ MIB = 1024 * 1024
 
 @pytest.fixture
 def transport(cluster: SharedCluster) -> Iterator[GrpcTransport]:
-    with GrpcTransport([cluster.endpoints], client_id="10.0.0.1@grpc-test") as made:
-        yield made
+    with GrpcTransport([cluster.endpoints], client_id="10.0.0.1@grpc-test") as transport:
+        yield transport
 
 
 def message(topic: str, body: bytes, **system: Any) -> pb.Message:
     """Return a message that no code of the package has checked."""
-    made = pb.Message(topic=pb.Resource(name=topic), body=body)
+    built = pb.Message(topic=pb.Resource(name=topic), body=body)
     properties = system.pop("user_properties", {})
-    made.user_properties.update(properties)
+    built.user_properties.update(properties)
     born = system.pop("born", None)
-    made.system_properties.CopyFrom(pb.SystemProperties(**{"message_id": next_id(), **system}))
+    built.system_properties.CopyFrom(pb.SystemProperties(**{"message_id": next_id(), **system}))
     if born is not None:
-        made.system_properties.born_timestamp.FromMilliseconds(born)
-    return made
+        built.system_properties.born_timestamp.FromMilliseconds(born)
+    return built
 
 
 def ready(topic: str, *messages: pb.Message) -> EncodedBatch:
@@ -248,8 +248,8 @@ def test_delayed_message_arrives_when_due_and_has_a_recall_handle(
 def call(endpoint: str, method: str, body: bytes) -> bytes:
     """Make a call without the transport."""
     with grpc.insecure_channel(f"ipv4:{endpoint}") as channel:
-        made = channel.unary_unary(f"/apache.rocketmq.v2.MessagingService/{method}")
-        reply: bytes = made(body, timeout=PATIENCE, metadata=(("x-mq-client-id", "test"),))
+        unary = channel.unary_unary(f"/apache.rocketmq.v2.MessagingService/{method}")
+        reply: bytes = unary(body, timeout=PATIENCE, metadata=(("x-mq-client-id", "test"),))
         return reply
 
 
@@ -264,8 +264,8 @@ def test_route_uses_configured_port_instead_of_proxy_port(cluster: SharedCluster
     topic, port = make_topic("NORMAL"), int(cluster.endpoints.rpartition(":")[2])
     with TcpProxy(cluster.endpoints) as front, GrpcTransport([front.address], client_id="test") as transport:
         asked = route_request(topic, "", front.address).SerializeToString()
-        told = service.QueryRouteResponse.FromString(call(front.address, "QueryRoute", asked)).message_queues
-        addresses = {address.port for queue in told for address in queue.broker.endpoints.addresses}
+        queues = service.QueryRouteResponse.FromString(call(front.address, "QueryRoute", asked)).message_queues
+        addresses = {address.port for queue in queues for address in queue.broker.endpoints.addresses}
         assert addresses == {port}
         route = transport.query_route(topic, PATIENCE)
         assert {broker.master for broker in route.broker_datas} == {front.address}

@@ -33,8 +33,8 @@ pytestmark = pytest.mark.integration
 
 @pytest.fixture
 def transport(cluster: SharedCluster) -> Iterator[RemotingTransport]:
-    with RemotingTransport([cluster.name_server]) as made:
-        yield made
+    with RemotingTransport([cluster.name_server]) as transport:
+        yield transport
 
 
 @pytest.fixture

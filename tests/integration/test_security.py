@@ -228,8 +228,8 @@ def test_rejected_credentials_are_fetched_again_for_later_sends(
     monkeypatch: pytest.MonkeyPatch,
     over_grpc: bool,
 ) -> None:
-    own = {"access_key", "secret_key"} | (set() if over_grpc else {"endpoints"})
-    given = {name: value for name, value in grpc.items() if name not in own}
+    replaced = {"access_key", "secret_key"} | (set() if over_grpc else {"endpoints"})
+    given = {name: value for name, value in grpc.items() if name not in replaced}
     if not over_grpc:
         given["name_server"] = secured.name_server
     monkeypatch.setattr(Rotated, "secret", "wrong-hush-hush")
@@ -259,8 +259,8 @@ def test_rejected_user_causes_errors_and_at_most_one_log_line(
             with pytest.raises(MQClientException, match="check signature failed"):
                 wrong.send(Message.of(allowed, b"x"))
             time.sleep(0.1)
-    told = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-    assert len(told) <= 1, told
+    warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert len(warnings) <= 1, warnings
 
 
 class Detour(RemotingTransport):

@@ -124,9 +124,9 @@ def test_certificates_of_unknown_authorities_are_rejected_on_both_sides(
             write(link.address, tlsCaFile=str(authority.ca_file), **dict(zip(OWN, foreign, strict=True)))
         assert OURS in str(raised.value)
         assert link.accepted == 2
-    own = map(str, authority.server("client", "DNS:client.localhost"))
+    trusted = map(str, authority.server("client", "DNS:client.localhost"))
     with pytest.raises(RouteNotFoundException, match="knows no broker"):
-        write(server.address, tlsCaFile=str(authority.ca_file), **dict(zip(OWN, own, strict=True)))
+        write(server.address, tlsCaFile=str(authority.ca_file), **dict(zip(OWN, trusted, strict=True)))
 
 
 def test_tls_insecure_skip_verify_accepts_any_certificate(serve: Serve) -> None:

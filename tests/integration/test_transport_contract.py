@@ -62,18 +62,18 @@ def seam(request: pytest.FixtureRequest, topic: str) -> Iterator[Seam]:
     cluster: SharedCluster = request.getfixturevalue("secured" if secured else "cluster")
     settings: dict[str, Any] = {"credentials": ANYBODY, "tls": cluster.tls} if secured else {}
     create_topic(cluster, topic, "NORMAL")
-    made: Real
+    real: Real
     if protocol == "grpc":
         grpc = GrpcTransport([cluster.endpoints], client_id="test", **settings)
         queue = MessageQueue(topic, cluster.endpoints, 0)
-        made = Grpc(cluster, settings, grpc, queue, cluster.endpoints)
+        real = Grpc(cluster, settings, grpc, queue, cluster.endpoints)
     else:
         broker = cluster.brokers[0]
         remoting = RemotingTransport([cluster.name_server], **settings)
-        made = Remoting(cluster, settings, remoting, MessageQueue(topic, broker.name, 0), broker.address)
-    with made.stack:
-        yield made
-    made.transport.close()
+        real = Remoting(cluster, settings, remoting, MessageQueue(topic, broker.name, 0), broker.address)
+    with real.stack:
+        yield real
+    real.transport.close()
 
 
 class TestPromises(Promises):

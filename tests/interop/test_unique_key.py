@@ -41,7 +41,7 @@ def test_the_message_id_is_that_of_the_place(java: Java, cluster: SharedCluster,
 
 
 @pytest.mark.parametrize("client", CLIENTS)
-def test_every_client_reads_each_message_with_an_id_of_its_own(
+def test_every_client_reads_each_message_with_a_distinct_id(
     cluster: SharedCluster, read_with: ReadWith, written: str, client: str
 ) -> None:
     found = read_with(client, cluster, [written], ROWS)

@@ -95,9 +95,9 @@ class Environment:
 @pytest.fixture(scope="module")
 def environment(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Environment:
     """The wheel without any extra, and this PySpark."""
-    made = Environment(tmp_path_factory.mktemp("installed"))
-    made.install(str(built.wheel), f"pyspark=={PYSPARK}")
-    return made
+    environment = Environment(tmp_path_factory.mktemp("installed"))
+    environment.install(str(built.wheel), f"pyspark=={PYSPARK}")
+    return environment
 
 
 def in_tree() -> set[str]:
@@ -113,9 +113,9 @@ def in_tree() -> set[str]:
 def test_the_sdist_has_all_that_a_clone_has(built: Built) -> None:
     with tarfile.open(built.sdist) as sdist:
         names = {member.name.partition("/")[2] for member in sdist.getmembers() if member.isfile()}
-    made = {name for name in names if name.startswith("rocketmq_spark.egg-info/")} | {"PKG-INFO"}
+    generated = {name for name in names if name.startswith("rocketmq_spark.egg-info/")} | {"PKG-INFO"}
     wanted = {name for name in in_tree() if name.split("/")[0] not in NOT_RELEASED}
-    assert sorted(names - made) == sorted(wanted)
+    assert sorted(names - generated) == sorted(wanted)
 
 
 def test_the_wheel_has_the_package_and_nothing_else(built: Built) -> None:

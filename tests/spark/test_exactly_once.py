@@ -48,9 +48,9 @@ def visible(load: Callable[..., DataFrame]) -> Callable[[], Counter[str]]:
 
 @pytest.fixture
 def dead_driver(cluster: SharedCluster, topic: str, once: dict[str, Any]) -> Iterator[Driver]:
-    own = Driver(cluster.name_server, topic=topic, **once)
-    yield own.open()
-    own.close()
+    driver = Driver(cluster.name_server, topic=topic, **once)
+    yield driver.open()
+    driver.close()
 
 
 def test_a_batch_write_is_visible_once(

@@ -114,9 +114,9 @@ def test_every_column_of_a_write_is_read_back_as_it_was_written(
     for body, tags, keys, properties, flag, sharding_key, _ in ODD_ROWS:
         row = by_body[body]
         assert (row[2], row[3], row[5]) == (tags, " ".join(keys) if keys else None, flag or 0)
-        own = user_properties(row[4])
-        assert own.pop("__SHARDINGKEY", None) == sharding_key
-        assert own == (properties or {})
+        properties_of_user = user_properties(row[4])
+        assert properties_of_user.pop("__SHARDINGKEY", None) == sharding_key
+        assert properties_of_user == (properties or {})
 
 
 @pytest.mark.parametrize("kind", ["ZLIB", "LZ4", "ZSTD"])

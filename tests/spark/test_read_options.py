@@ -304,7 +304,7 @@ def test_read_without_a_name_server_fails_with_advice(
         spark.read.format("rocketmq").option("subscribe", "orders").load().collect()
 
 
-def test_a_topic_that_does_not_exist_is_an_error_and_is_not_made(
+def test_a_topic_that_does_not_exist_is_an_error_and_is_not_created(
     cluster: SharedCluster, topic: str, load: Load
 ) -> None:
     for _ in range(2):

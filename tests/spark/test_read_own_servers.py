@@ -30,33 +30,35 @@ PROPERTIES = {"mappedFileSizeCommitLog": 8 * MIB, "enablePropertyFilter": True}
 
 
 @pytest.fixture(scope="module")
-def own() -> Iterator[LocalCluster]:
+def servers() -> Iterator[LocalCluster]:
     with started(LocalCluster(broker_properties=PROPERTIES, start_timeout=PATIENCE)) as cluster:
         yield cluster
 
 
 @pytest.fixture
-def load(spark: SparkSession, own: LocalCluster, topic: str, metrics: Metrics) -> Callable[..., DataFrame]:
+def load(spark: SparkSession, servers: LocalCluster, topic: str, metrics: Metrics) -> Callable[..., DataFrame]:
     def load_from(**options: Any) -> DataFrame:
-        return spark.read.format("rocketmq").options(nameServer=own.name_server, subscribe=topic, **options).load()
+        return spark.read.format("rocketmq").options(nameServer=servers.name_server, subscribe=topic, **options).load()
 
     return load_from
 
 
-def send(own: LocalCluster, topic: str, columns: dict[str, Any]) -> None:
-    with Producer("own", name_server=own.name_server, compress_type="NONE") as producer:
+def send(servers: LocalCluster, topic: str, columns: dict[str, Any]) -> None:
+    with Producer("own", name_server=servers.name_server, compress_type="NONE") as producer:
         producer.send_arrow(pa.RecordBatch.from_pydict(columns), topic)
 
 
-def test_sql_expression_filters_by_properties(own: LocalCluster, topic: str, load: Callable[..., DataFrame]) -> None:
-    make_topic(own, topic, queues=2)
+def test_sql_expression_filters_by_properties(
+    servers: LocalCluster, topic: str, load: Callable[..., DataFrame]
+) -> None:
+    make_topic(servers, topic, queues=2)
     numbers = range(100)
     properties = pa.array(
         [[("n", str(n)), ("region", "grün" if n % 4 else "blå")] for n in numbers], pa.map_(pa.string(), pa.string())
     )
     tags = ["even" if n % 2 == 0 else "odd" for n in numbers]
-    send(own, topic, {"body": [str(n) for n in numbers], "tags": tags, "properties": properties})
-    wait_for(lambda: messages_in(own.name_server, topic) == 100)
+    send(servers, topic, {"body": [str(n) for n in numbers], "tags": tags, "properties": properties})
+    wait_for(lambda: messages_in(servers.name_server, topic) == 100)
     for expression, expected in (
         ("n BETWEEN 10 AND 19", set(range(10, 20))),
         ("region = 'grün' AND TAGS IN ('even')", {n for n in numbers if n % 2 == 0 and n % 4}),
@@ -73,20 +75,20 @@ def test_sql_expression_filters_by_properties(own: LocalCluster, topic: str, loa
         load(filterType="SQL92", subExpression="n > > 1").collect()
 
 
-def test_brokers_evaluate_conditions_as_documented(own: LocalCluster, topic: str) -> None:
+def test_brokers_evaluate_conditions_as_documented(servers: LocalCluster, topic: str) -> None:
     """docs/reading.md#filters has a table of these conditions."""
-    make_topic(own, topic, queues=1)
+    make_topic(servers, topic, queues=1)
     rows = [
         {"n": "1", "city": "Berlin", "b": "true"},
         {"n": "2", "city": "Bern", "b": "false"},
         {"n": "x", "b": "true"},
     ]
     properties = pa.array([[*row.items()] for row in rows], pa.map_(pa.string(), pa.string()))
-    send(own, topic, {"body": ["0", "1", "2"], "tags": ["A", "B", "A"], "properties": properties})
-    wait_for(lambda: messages_in(own.name_server, topic) == 3)
+    send(servers, topic, {"body": ["0", "1", "2"], "tags": ["A", "B", "A"], "properties": properties})
+    wait_for(lambda: messages_in(servers.name_server, topic) == 3)
 
     def found(condition: str) -> str:
-        options = {"nameServer": own.name_server, "filterType": "SQL92", "subExpression": condition}
+        options = {"nameServer": servers.name_server, "filterType": "SQL92", "subExpression": condition}
         batches = read_arrow(topic, **options)
         return "".join(sorted(body.as_py().decode() for batch in batches for body in batch["body"]))
 
@@ -121,12 +123,12 @@ def test_brokers_evaluate_conditions_as_documented(own: LocalCluster, topic: str
 
 @pytest.fixture
 def read_available(
-    spark: SparkSession, own: LocalCluster, topic: str, metrics: Metrics, tmp_path: Path
+    spark: SparkSession, servers: LocalCluster, topic: str, metrics: Metrics, tmp_path: Path
 ) -> Callable[..., list[str]]:
     """Run a stream with the test's checkpoint until it has read all present messages; return the sorted keys."""
 
     def run(**options: str) -> list[str]:
-        given = {"nameServer": own.name_server, "subscribe": topic, "startingOffsets": "earliest", **options}
+        given = {"nameServer": servers.name_server, "subscribe": topic, "startingOffsets": "earliest", **options}
         frame, kept = spark.readStream.format("rocketmq").options(**given).load(), Kept()
         writer = frame.writeStream.foreachBatch(kept).option("checkpointLocation", str(tmp_path / "checkpoint"))
         query = writer.trigger(availableNow=True).start()
@@ -148,12 +150,12 @@ def forget(broker: Broker, files: int) -> None:
 
 
 def test_expired_messages_fail_a_read_unless_data_loss_is_allowed(
-    own: LocalCluster, topic: str, load: Callable[..., DataFrame], read_available: Callable[..., list[str]]
+    servers: LocalCluster, topic: str, load: Callable[..., DataFrame], read_available: Callable[..., list[str]]
 ) -> None:
-    make_topic(own, topic, queues=1)
-    broker = own.brokers[0]
-    with Producer("own", name_server=own.name_server, compress_type="NONE") as producer:
-        feed = Feed(producer, own.name_server, topic)
+    make_topic(servers, topic, queues=1)
+    broker = servers.brokers[0]
+    with Producer("own", name_server=servers.name_server, compress_type="NONE") as producer:
+        feed = Feed(producer, servers.name_server, topic)
         # One at a time: requests that are in flight together may be stored in another order.
         keys = [key for _ in range(5) for key in feed(1, nbytes=MIB)]
         assert read_available() == sorted(keys)
@@ -161,7 +163,7 @@ def test_expired_messages_fail_a_read_unless_data_loss_is_allowed(
     forget(broker, files=2)
 
     def state() -> QueueOffsets:
-        (found,) = queue_offsets([own.name_server], topic)
+        (found,) = queue_offsets([servers.name_server], topic)
         return found
 
     left = state().min_offset
@@ -190,12 +192,12 @@ def test_expired_messages_fail_a_read_unless_data_loss_is_allowed(
 
 
 def test_rerun_of_a_micro_batch_reports_expired_messages_of_new_queues(
-    spark: SparkSession, metrics: Metrics, own: LocalCluster, topic: str, tmp_path: Path
+    spark: SparkSession, metrics: Metrics, servers: LocalCluster, topic: str, tmp_path: Path
 ) -> None:
-    broker, kept = own.brokers[0], Kept()
+    broker, kept = servers.brokers[0], Kept()
 
     def run(checkpoint: str, into: Callable[[DataFrame, int], None], **options: str) -> None:
-        given = {"nameServer": own.name_server, "subscribe": topic, "startingOffsets": "earliest", **options}
+        given = {"nameServer": servers.name_server, "subscribe": topic, "startingOffsets": "earliest", **options}
         writer = spark.readStream.format("rocketmq").options(**given).load().writeStream.foreachBatch(into)
         writer = writer.option("checkpointLocation", str(tmp_path / checkpoint))
         query = writer.trigger(availableNow=True).start()
@@ -207,13 +209,13 @@ def test_rerun_of_a_micro_batch_reports_expired_messages_of_new_queues(
     def fail(frame: DataFrame, batch_id: int) -> None:
         raise RuntimeError("the sink is full")
 
-    with Producer("own", name_server=own.name_server, compress_type="NONE") as producer:
-        make_topic(own, topic, queues=1)
-        Feed(producer, own.name_server, topic)(1)
+    with Producer("own", name_server=servers.name_server, compress_type="NONE") as producer:
+        make_topic(servers, topic, queues=1)
+        Feed(producer, servers.name_server, topic)(1)
     run("running", kept)
-    make_topic(own, topic, queues=2)
-    with Producer("own-again", name_server=own.name_server, compress_type="NONE") as producer:
-        feed = Feed(producer, own.name_server, topic)
+    make_topic(servers, topic, queues=2)
+    with Producer("own-again", name_server=servers.name_server, compress_type="NONE") as producer:
+        feed = Feed(producer, servers.name_server, topic)
         # One at a time: requests that are in flight together may be stored in another order.
         keys = [key for _ in range(20) for key in feed(1, nbytes=MIB, to=(broker.name, 1))]
     # A new query meets both queues in the micro-batch that fails, the running query only the second one.
@@ -221,7 +223,7 @@ def test_rerun_of_a_micro_batch_reports_expired_messages_of_new_queues(
         with pytest.raises(StreamingQueryException, match="the sink is full"):
             run(checkpoint, fail)
     forget(broker, files=len(list((broker.folder / "store" / "commitlog").iterdir())) - 2)
-    left = queue_offsets([own.name_server], topic)[1].min_offset
+    left = queue_offsets([servers.name_server], topic)[1].min_offset
     assert 0 < left < 20
     for checkpoint, lost in (("running", rf"{left - 1} of {topic}/{broker.name}/1"), ("new", r"\d+ of .*")):
         kept.batches.clear()

@@ -114,9 +114,9 @@ Write = Callable[["SparkSession", Kind, Mapping[str, str], str, Path], None]
 
 
 def rows_for(frame: DataFrame, kind: Kind, mark: str) -> DataFrame:
-    own = {column.rpartition(" ")[2] for column in kind.columns}
+    given = {column.rpartition(" ")[2] for column in kind.columns}
     texts = {"body": f"concat('{mark}-', id) AS body", "keys": f"concat('{mark}-', id) AS keys"}
-    return frame.selectExpr(*(text for name, text in texts.items() if name not in own), *kind.columns)
+    return frame.selectExpr(*(text for name, text in texts.items() if name not in given), *kind.columns)
 
 
 def write_batch(spark: SparkSession, kind: Kind, options: Mapping[str, str], mark: str, _: Path) -> None:
@@ -161,17 +161,17 @@ def outcomes_of(
         topic = topics[kind.name]
         create(cluster, kind, topic, folder)
         for protocol, server in servers.items():
-            for way, write in WRITES.items():
-                mark = f"{topic}-{protocol}-{way}"
-                own = {**server, "topic": topic, **kind.options}
-                if "transactionalId" in own:
-                    own["transactionalId"] = mark
+            for kind_of_write, write in WRITES.items():
+                mark = f"{topic}-{protocol}-{kind_of_write}"
+                options = {**server, "topic": topic, **kind.options}
+                if "transactionalId" in options:
+                    options["transactionalId"] = mark
                 try:
-                    write(spark, kind, own, mark, folder)
+                    write(spark, kind, options, mark, folder)
                 except (OptionError, PySparkException) as exc:
-                    found.written[kind.name, protocol, way] = exc
+                    found.written[kind.name, protocol, kind_of_write] = exc
                 else:
-                    found.written[kind.name, protocol, way] = ROWS
+                    found.written[kind.name, protocol, kind_of_write] = ROWS
                     found.expected[topic] += ROWS
     read_back(spark, cluster, java, found, [topics[name] for name, kind in kinds.items() if not kind.static])
     for counter in (found.source, found.java, found.expected):
@@ -211,13 +211,13 @@ def outcomes(
 
 @pytest.mark.parametrize("name", KINDS)
 def test_each_type_of_topic_is_written_and_read_or_refused(outcomes: Outcomes, name: str) -> None:
-    for (kind, protocol, way), result in outcomes.written.items():
+    for (kind, protocol, kind_of_write), result in outcomes.written.items():
         if kind == name:
             refusal = KINDS[name].refusals.get(protocol)
             if refusal is None:
-                assert result == ROWS, (protocol, way, result)
+                assert result == ROWS, (protocol, kind_of_write, result)
             else:
-                assert re.search(refusal, str(result)), (protocol, way, result)
+                assert re.search(refusal, str(result)), (protocol, kind_of_write, result)
     assert outcomes.java[name] == outcomes.expected[name]
     if "source" not in KINDS[name].refusals:
         assert outcomes.source[name] == outcomes.expected[name]
@@ -250,8 +250,8 @@ OTHERS = {
 def other_servers(name: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[SharedCluster]:
     if name == "RocksDB":
         properties = {**EVERY_TYPE, "storeType": "defaultRocksDB"}
-        with started(LocalCluster(proxy=True, broker_properties=properties, start_timeout=PATIENCE)) as own:
-            yield SharedCluster.of(own)
+        with started(LocalCluster(proxy=True, broker_properties=properties, start_timeout=PATIENCE)) as cluster:
+            yield SharedCluster.of(cluster)
     elif name == "local mode":
         with local_mode_proxy(EVERY_TYPE) as shared:
             yield shared
@@ -268,9 +268,9 @@ def test_types_of_topics_on_other_servers(
     kinds = {kind.name: kind for kind in KINDS.values() if kind.name not in (*OTHERS[name], "static")}
     with other_servers(name, monkeypatch) as cluster:
         found = outcomes_of(spark, cluster, java, tmp_path, kinds)
-    for (kind, protocol, way), result in found.written.items():
+    for (kind, protocol, kind_of_write), result in found.written.items():
         if protocol not in kinds[kind].refusals:
-            assert result == ROWS, (kind, protocol, way, result)
+            assert result == ROWS, (kind, protocol, kind_of_write, result)
     assert found.source == found.java == found.expected
 
 
@@ -280,7 +280,9 @@ def table(outcomes: Outcomes) -> str:
     lines.append("|---|---|---|---|---|---|")
     for kind in KINDS.values():
         cells = [
-            "yes" if all(outcomes.written[kind.name, protocol, way] == ROWS for way in WRITES) else "an error"
+            "yes"
+            if all(outcomes.written[kind.name, protocol, kind_of_write] == ROWS for kind_of_write in WRITES)
+            else "an error"
             for protocol in ("remoting", "gRPC")
         ]
         expected = outcomes.expected[kind.name]

@@ -82,27 +82,27 @@ def _make(kind: str, make: Callable[[Path], None]) -> None:
             return
         for old in archive.parent.glob(f"{kind}-*.jsa"):
             old.unlink()
-        made = archive.with_suffix(".new")
-        made.unlink(missing_ok=True)
-        make(made)
+        new = archive.with_suffix(".new")
+        new.unlink(missing_ok=True)
+        make(new)
         # Without it tests run as before.
-        if made.exists():
-            made.rename(archive)
+        if new.exists():
+            new.rename(archive)
 
 
-def _of_a_session(made: Path) -> None:
-    options = f"{SERIAL_GC} -XX:ArchiveClassesAtExit={made} -Xlog:cds=off"
+def _of_a_session(archive: Path) -> None:
+    options = f"{SERIAL_GC} -XX:ArchiveClassesAtExit={archive} -Xlog:cds=off"
     environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_SUBMIT_OPTS": options}
     command = [sys.executable, "-c", _SESSION]
     _run(command, environment)
 
 
-def _of_a_broker(made: Path) -> None:
+def _of_a_broker(archive: Path) -> None:
     # Servers of a temporary cluster are killed, so they cannot write an archive at their end.
     with LocalCluster(jvm_options=["-XX:+RecordDynamicDumpInfo", "-Xlog:cds=off"], start_timeout=PATIENCE) as cluster:
         jcmd = find_java().resolve().with_name("jcmd")
         if jcmd.exists():
-            _run([str(jcmd), str(cluster.brokers[0].pid), "VM.cds", "dynamic_dump", str(made)], dict(os.environ))
+            _run([str(jcmd), str(cluster.brokers[0].pid), "VM.cds", "dynamic_dump", str(archive)], dict(os.environ))
 
 
 def _run(command: list[str], environment: dict[str, str]) -> None:

@@ -48,16 +48,16 @@ def unavailable(exc: ClusterError) -> NoReturn:
 
 
 @contextlib.contextmanager
-def started(own: LocalCluster) -> Iterator[LocalCluster]:
+def started(cluster: LocalCluster) -> Iterator[LocalCluster]:
     """Run a cluster for one test."""
     try:
-        own.start()
+        cluster.start()
     except ClusterError as exc:
         unavailable(exc)
     try:
-        yield own
+        yield cluster
     finally:
-        own.stop()
+        cluster.stop()
 
 
 @dataclass(frozen=True)
@@ -126,27 +126,27 @@ def shared(
     calls `prepare` with it.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    facts, own = folder / "cluster.json", None
+    facts, cluster = folder / "cluster.json", None
     # The kernel releases these locks when their process ends, even if it is killed.
     with (folder / "lock").open("w") as lock, (folder / "users").open("w") as users:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not facts.exists():
-            own = make()
-            own.start()
+            cluster = make()
+            cluster.start()
             if prepare is not None:
-                prepare(own)
-            facts.write_text(json.dumps(asdict(SharedCluster.of(own))))
+                prepare(cluster)
+            facts.write_text(json.dumps(asdict(SharedCluster.of(cluster))))
         fcntl.flock(users, fcntl.LOCK_SH)
         fcntl.flock(lock, fcntl.LOCK_UN)
         try:
             yield SharedCluster.read(facts)
         finally:
-            if own is not None:
+            if cluster is not None:
                 # Later processes start another cluster. Present users finish before this one stops.
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 fcntl.flock(users, fcntl.LOCK_EX)
                 facts.unlink()
-                own.stop()
+                cluster.stop()
 
 
 class Slave:

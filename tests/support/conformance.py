@@ -199,18 +199,18 @@ def inner_batches(target: Target) -> Iterator[str]:
     """A topic of the type BatchCQ, which stores a batch as one message."""
     transport, address, name = target.transport, target.address, f"{target.topic}-inner"
     transport.create_topic(address, name, 4, 6, PATIENCE, attributes="+queue.type=BatchCQ")
-    made = replace(target, topic=name)
-    yield f"empty: {transport.max_offset(made.queue(), address, PATIENCE)} {outcome_class(made.pull(0))}"
+    inner = replace(target, topic=name)
+    yield f"empty: {transport.max_offset(inner.queue(), address, PATIENCE)} {outcome_class(inner.pull(0))}"
     for bodies in ((b"a", b"b", b"c"), (b"d", b"e"), (b"f",) * 40):
-        outcome = made.send(made.batch(*bodies, properties=f"UNIQ_KEY\x01{next_id()}\x02"))
+        outcome = inner.send(inner.batch(*bodies, properties=f"UNIQ_KEY\x01{next_id()}\x02"))
         yield f"{outcome_class(outcome)} {outcome.queue_offset} {bool(outcome.batch_uniq_id)}"
-    for encoded in (made.batch(b"x", b"y"), made.single(b"z")):
-        outcome = made.send(encoded)
+    for encoded in (inner.batch(b"x", b"y"), inner.single(b"z")):
+        outcome = inner.send(encoded)
         yield f"{outcome_class(outcome)} {outcome.queue_offset} {bool(outcome.batch_uniq_id)}"
-    made.wait_for(48)
-    yield f"offsets from {transport.min_offset(made.queue(), address, PATIENCE)}"
+    inner.wait_for(48)
+    yield f"offsets from {transport.min_offset(inner.queue(), address, PATIENCE)}"
     for start, most in ((0, 32), (0, 1), (0, 4), (1, 4), (3, 32), (4, 1), (5, 32), (44, 32), (45, 32), (48, 32)):
-        pulled = made.pull(start, most=most)
+        pulled = inner.pull(start, most=most)
         yield f"{start} {most}: {outcome_class(pulled)} {pulled.next_begin_offset} {pulled.max_offset}"
         for record in decode_records(pulled.body):
             counts = record.properties.get("INNER_NUM"), record.properties.get("INNER_BASE")
@@ -311,9 +311,9 @@ def topics(target: Target) -> Iterator[str]:
     yield f"route: {route()}"
     yield f"write only: {create(name, perm=2)}"
     wait_for(lambda: [perm for _, _, perm in route()] == [2])
-    made = replace(target, topic=name)
-    yield f"pull: {outcome_class(made.pull(0))}"
-    yield f"read only: {create(name, perm=4)}, {outcome_class(made.send(made.single()))}"
+    changed = replace(target, topic=name)
+    yield f"pull: {outcome_class(changed.pull(0))}"
+    yield f"read only: {create(name, perm=4)}, {outcome_class(changed.send(changed.single()))}"
     yield f"listed: {name in transport.topics(PATIENCE)}"
     for address, code in ((target.address, 106), (target.address, 999)):
         yield f"{code}: {transport.client.invoke(address, code, {}, (), PATIENCE).code}"

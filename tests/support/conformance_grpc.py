@@ -49,15 +49,19 @@ class Target:
     def message(self, kind: str = "NORMAL", body: bytes = b"x", **system: Any) -> pb.Message:
         """Return a message as a client sends it to the topic of its type."""
         message = pb.Message(topic=pb.Resource(name=self.topics[kind]), body=body)
-        own = message.system_properties
-        own.message_id, own.body_encoding, own.message_type = next_id(), pb.IDENTITY, getattr(pb, kind)
-        own.born_timestamp.FromMilliseconds(1_700_000_000_000)
-        own.born_host = "10.0.0.1"
+        system_properties = message.system_properties
+        system_properties.message_id, system_properties.body_encoding, system_properties.message_type = (
+            next_id(),
+            pb.IDENTITY,
+            getattr(pb, kind),
+        )
+        system_properties.born_timestamp.FromMilliseconds(1_700_000_000_000)
+        system_properties.born_host = "10.0.0.1"
         if kind == "FIFO":
-            own.message_group = "group-1"
+            system_properties.message_group = "group-1"
         if kind == "DELAY":
-            own.delivery_timestamp.FromMilliseconds(int(time.time() * 1000) + 1000)
-        own.MergeFrom(pb.SystemProperties(**system))
+            system_properties.delivery_timestamp.FromMilliseconds(int(time.time() * 1000) + 1000)
+        system_properties.MergeFrom(pb.SystemProperties(**system))
         return message
 
     def send(self, *messages: pb.Message) -> str:
@@ -374,9 +378,9 @@ def clients(target: Target) -> Iterator[str]:
     def settings(*topics: str) -> service.TelemetryCommand:
         resources = [pb.Resource(name=topic) for topic in topics]
         publishing = pb.Publishing(topics=resources, max_body_size=9, validate_message_type=False)
-        made = pb.Settings(client_type=pb.PRODUCER, publishing=publishing)
-        made.backoff_policy.max_attempts = 7
-        return service.TelemetryCommand(settings=made)
+        sent = pb.Settings(client_type=pb.PRODUCER, publishing=publishing)
+        sent.backoff_policy.max_attempts = 7
+        return service.TelemetryCommand(settings=sent)
 
     nothing = service.TelemetryCommand(settings=pb.Settings(client_type=pb.PRODUCER))
     yield f"settings of nothing: {target.telemetry(nothing)}"

@@ -82,20 +82,22 @@ def _accounts(log: _Log) -> Iterator[Kind]:
     for _ in set(log.write_of.values()) - finishes.keys():
         yield Kind.NO_END_OF_WRITE
     counted = {line["row"] for line in log.counts}
-    for write, told in finishes.items():
-        if told["stored"] == NO_ACCOUNT:
+    for write, finish in finishes.items():
+        if finish["stored"] == NO_ACCOUNT:
             continue
         rows = {row for row, of in log.write_of.items() if of == write}
-        there, most = len(rows & log.there), told["stored"] + told["unknown"]
-        right = told["stored"] + told["not_sent"] + told["unknown"] == len(rows) and told["stored"] <= there <= most
-        if told["finished"]:
-            right &= told["not_sent"] + told["unknown"] <= 0
+        there, most = len(rows & log.there), finish["stored"] + finish["unknown"]
+        right = (
+            finish["stored"] + finish["not_sent"] + finish["unknown"] == len(rows) and finish["stored"] <= there <= most
+        )
+        if finish["finished"]:
+            right &= finish["not_sent"] + finish["unknown"] <= 0
         if counted:
-            right &= len(rows & counted) == told["stored"]
+            right &= len(rows & counted) == finish["stored"]
         if log.sends and (counted or not any(line["stored"] for line in finishes.values() if line["stored"] >= 0)):
             others = rows - counted
-            right &= sum(log.allowed(row) > 0 for row in others) <= told["unknown"]
-            right &= told["unknown"] <= sum(bool(log.attempts(row)) for row in others)
+            right &= sum(log.allowed(row) > 0 for row in others) <= finish["unknown"]
+            right &= finish["unknown"] <= sum(bool(log.attempts(row)) for row in others)
         if not right:
             yield Kind.WRONG_ACCOUNT
 

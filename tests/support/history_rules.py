@@ -225,10 +225,10 @@ def _accounts(facts: _Facts) -> Iterator[Violation]:
     ended[facts.write_of_finish] = True
     text = f"{_number(int((~ended).sum()), 'write')} did not end: {facts.writes[~ended][:_FEW].tolist()}"
     yield from _violation(Kind.NO_END_OF_WRITE, (~ended).sum(), facts.ids[~ended[facts.write_of_row]], text)
-    told = facts.finish["stored"] != NO_ACCOUNT
-    writes = facts.write_of_finish[told]
+    accounted = facts.finish["stored"] != NO_ACCOUNT
+    writes = facts.write_of_finish[accounted]
     stored, not_sent, unknown, finished = (
-        facts.finish[name][told] for name in ("stored", "not_sent", "unknown", "finished")
+        facts.finish[name][accounted] for name in ("stored", "not_sent", "unknown", "finished")
     )
     counted = facts.counted()
     taken = facts.per_write(np.ones(len(facts.ids), np.bool_))[writes]

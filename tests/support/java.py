@@ -340,8 +340,8 @@ def _as_over_grpc(line: Line) -> Line:
 
 
 def _read(line: Line) -> Read:
-    own = {name: value for name, value in line["properties"].items() if name not in _NOT_THE_USERS}
-    keys, properties = tuple(sorted(line["keys"])), tuple(sorted(own.items()))
+    properties_of_user = {name: value for name, value in line["properties"].items() if name not in _NOT_THE_USERS}
+    keys, properties = tuple(sorted(line["keys"])), tuple(sorted(properties_of_user.items()))
     seen = Seen(line["topic"], line["body"], keys, line["tag"], line["group"], properties)
     return Read(seen, line["msgId"], line["bornTimestamp"])
 
@@ -394,8 +394,8 @@ def _requests(topics: Topics) -> Iterator[tuple[str, Line]]:
 
     yield "plain", {"messages": [one(b"plain")]}
     yield "keys and tags", {"messages": [one(b"keys and tags", {"KEYS": "k1 k2", "TAGS": "a-tag"})]}
-    own = {"number": "1", "gr\u00fc\u00df": "dich \U0001f600", "empty line": "a\nb"}
-    yield "properties", {"messages": [one(b"properties", own)]}
+    properties_of_user = {"number": "1", "gr\u00fc\u00df": "dich \U0001f600", "empty line": "a\nb"}
+    yield "properties", {"messages": [one(b"properties", properties_of_user)]}
     yield "flag", {"messages": [one(b"flag", flag=-7)]}
     yield "one byte", {"messages": [one(b"\0")]}
     for codec in CompressionType:

@@ -227,7 +227,7 @@ class ScriptedProxies(ScriptedTransport):
     """A scripted transport whose answers tell neither queue nor offset."""
 
     def send(self, request: SendRequest, timeout: float, on_outcome: OnOutcome, *, within: float = math.inf) -> None:
-        def told(outcome: SendOutcome) -> None:
+        def without_place(outcome: SendOutcome) -> None:
             on_outcome(replace(outcome, queue=replace(outcome.queue, queue_id=-1), queue_offset=-1, offset_msg_id=""))
 
-        super().send(request, timeout, told, within=within)
+        super().send(request, timeout, without_place, within=within)

@@ -108,12 +108,12 @@ def cluster_of(release: str, monkeypatch: pytest.MonkeyPatch, **parameters: obje
 
     monkeypatch.setattr(Server, "start", start_with_logging)
     proxy = release >= "5.3"
-    with started(LocalCluster(proxy=proxy, start_timeout=PATIENCE, **parameters)) as own:  # type: ignore[arg-type]
+    with started(LocalCluster(proxy=proxy, start_timeout=PATIENCE, **parameters)) as cluster:  # type: ignore[arg-type]
         if proxy:
-            yield SharedCluster.of(own)
+            yield SharedCluster.of(cluster)
             return
-        brokers = tuple(SharedServer(broker.name, broker.address, str(broker.log)) for broker in own.brokers)
-        yield SharedCluster(own.name_server, brokers, SharedServer("", "", ""), "", own.options)
+        brokers = tuple(SharedServer(broker.name, broker.address, str(broker.log)) for broker in cluster.brokers)
+        yield SharedCluster(cluster.name_server, brokers, SharedServer("", "", ""), "", cluster.options)
 
 
 class LocalModeProxy(Broker):
@@ -151,14 +151,14 @@ class LocalModeProxy(Broker):
 def local_mode_proxy(broker_properties: Mapping[str, str]) -> Iterator[SharedCluster]:
     """Run a name server, and a broker with its proxy in one process."""
     # The broker of this cluster only provides the name server.
-    with started(LocalCluster(start_timeout=PATIENCE)) as own:
-        own.brokers[0].stop()
-        assert own._site is not None
-        both = LocalModeProxy(own._site, "broker-local", broker_properties)
+    with started(LocalCluster(start_timeout=PATIENCE)) as cluster:
+        cluster.brokers[0].stop()
+        assert cluster._site is not None
+        both = LocalModeProxy(cluster._site, "broker-local", broker_properties)
         try:
             both.restart()
             server = SharedServer(both.name, both.address, str(both.log))
-            yield SharedCluster(own.name_server, (server,), server, both.endpoints, own.options)
+            yield SharedCluster(cluster.name_server, (server,), server, both.endpoints, cluster.options)
         finally:
             both.kill()
             shutil.rmtree(both.folder, ignore_errors=True)

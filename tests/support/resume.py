@@ -43,7 +43,7 @@ def run_task(
     partition_id: int = 0,
     rows: Iterable[str] = ROWS,
     dies_after: int | None = None,
-    told: WriteSummary | None = None,
+    summary: WriteSummary | None = None,
     key: str | None = None,
 ) -> Attempted | None:
     """Run one attempt at a partition; all rows have the sharding key."""
@@ -51,8 +51,8 @@ def run_task(
     send = partial(_send, job, queues=job.queues if job.options.ordered else None)
     attempt = resume.Attempt(job.brokers, plan, write, partition_id)
     done = attempt.run(recorder, batches(rows, dies_after, key), partial(send_missing, send))
-    if told is not None:
-        merge_into(told, recorder.snapshot())
+    if summary is not None:
+        merge_into(summary, recorder.snapshot())
     return done
 
 

@@ -351,11 +351,11 @@ def damaged(seeds: Sequence[bytes], count: int, seed: int) -> Iterator[bytes]:
 
 
 def _flipped(data: bytes, _: bytes, at: int, until: int, value: int) -> bytes:
-    made = bytearray(data)
-    if made:
-        made[at % len(made)] ^= 1 << value % 8
-        made[until % len(made)] = value >> 8 & 0xFF
-    return bytes(made)
+    changed = bytearray(data)
+    if changed:
+        changed[at % len(changed)] ^= 1 << value % 8
+        changed[until % len(changed)] = value >> 8 & 0xFF
+    return bytes(changed)
 
 
 def _numbered(data: bytes, _: bytes, at: int, until: int, value: int) -> bytes:

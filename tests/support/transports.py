@@ -125,10 +125,10 @@ class Scripted(Brokers):
         return "silent:10911"
 
     def another(self, address: str) -> ProxyTransport:
-        made = ScriptedTransport({"orders": route_to(address)})
+        transport = ScriptedTransport({"orders": route_to(address)})
         if address == self.silent_address():
-            made.fail("query_route", RemotingTimeoutException("asking for the route of topic orders: no answer"))
-        return made
+            transport.fail("query_route", RemotingTimeoutException("asking for the route of topic orders: no answer"))
+        return transport
 
     def pass_time(self, seconds: float) -> None:
         if not self.threaded:
@@ -232,7 +232,7 @@ TRANSPORTS = {**BROKERS, "grpc": lambda _: grpc(), "grpc-tls": lambda authority:
 
 
 @contextlib.contextmanager
-def made(name: str, request: pytest.FixtureRequest) -> Iterator[Played]:
+def opened_seam(name: str, request: pytest.FixtureRequest) -> Iterator[Played]:
     """Yield the seam of the transport with that name."""
     opened = contextlib.contextmanager(TRANSPORTS[name])
     with opened(lambda: request.getfixturevalue("authority")) as seam, seam.stack:

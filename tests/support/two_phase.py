@@ -141,11 +141,11 @@ def half_message(body: str, group: str, options: SinkOptions) -> EncodedBatch:
 @contextmanager
 def driver(cluster: FakeCluster, clock: MovedClock, **options: str) -> Iterator[Driver]:
     """Return a driver that is closed at the end."""
-    own = Driver(cluster.name_server, clock, deliveryTimeoutMs="10000", **options)
+    running = Driver(cluster.name_server, clock, deliveryTimeoutMs="10000", **options)
     try:
-        yield own
+        yield running
     finally:
-        own.close()
+        running.close()
 
 
 def visible(cluster: FakeCluster) -> Counter[str]:

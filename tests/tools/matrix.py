@@ -133,19 +133,19 @@ def tested(python: Path, tree: Path, tests: Sequence[str], processes: int, *opti
 
 def check(pair: Pair, interpreter: str, built: Built, folder: Path, *, unit: bool) -> None:
     """Install the wheel with a PySpark, run the tests, and set the results of `pair`."""
-    made = run(interpreter, "-m", "venv", folder / "environment")
+    done = run(interpreter, "-m", "venv", folder / "environment")
     python = folder / "environment" / "bin" / "python"
     pip = (python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet")
-    if made.returncode == 0:
-        made = run(*pip, "--upgrade", "pip")
-    if made.returncode == 0:
+    if done.returncode == 0:
+        done = run(*pip, "--upgrade", "pip")
+    if done.returncode == 0:
         (folder / "lowest.txt").write_text(lowest())
         wanted = ("--constraint", folder / "lowest.txt") if pair.pyspark == LOWEST else (f"pyspark=={pair.pyspark}.*",)
-        made = run(*pip, f"{built.wheel}[test]", *wanted)
-    if made.returncode:
-        absent = "No matching distribution found for pyspark" in made.stderr
+        done = run(*pip, f"{built.wheel}[test]", *wanted)
+    if done.returncode:
+        absent = "No matching distribution found for pyspark" in done.stderr
         pair.spark, pair.failed = ("not available" if absent else "could not be installed"), not absent
-        print(made.stderr[-5_000:], file=sys.stderr)
+        print(done.stderr[-5_000:], file=sys.stderr)
         return
     tree = folder / "tree"
     shutil.unpack_archive(built.sdist, folder / "sdist")

@@ -30,14 +30,14 @@ def lines() -> Iterator[str]:
     """Yield a line for each public name."""
     for module_name in MODULES:
         module = importlib.import_module(module_name)
-        names = getattr(module, "__all__", None) or sorted(_own(module))
+        names = getattr(module, "__all__", None) or sorted(_defined_here(module))
         for name in names:
             found = getattr(module, name)
             if not inspect.ismodule(found):
                 yield from _described(f"{module_name}.{name}", found)
 
 
-def _own(module: object) -> set[str]:
+def _defined_here(module: object) -> set[str]:
     """Return the public names that a module itself defines."""
     return {
         name
@@ -51,16 +51,18 @@ def _described(path: str, found: object) -> Iterator[str]:
         yield f"{path}{_signature(found)}" if callable(found) else path
         return
     bases = [base.__name__ for base in found.__bases__ if base is not object and not base.__name__.startswith("_")]
-    own_init = any("__init__" in vars(base) for base in found.__mro__ if base.__module__.startswith("rocketmq_spark"))
-    init = _signature(found) if own_init and not issubclass(found, enum.Enum) else ""
+    defines_init = any(
+        "__init__" in vars(base) for base in found.__mro__ if base.__module__.startswith("rocketmq_spark")
+    )
+    init = _signature(found) if defines_init and not issubclass(found, enum.Enum) else ""
     yield f"class {path}{init}{' < ' + ', '.join(bases) if bases else ''}"
     if issubclass(found, enum.Enum):
         yield from (f"  {member.name} = {member.value!r}" for member in found)
         return
     fields = {field.name for field in dataclasses.fields(found)} if dataclasses.is_dataclass(found) else set()
     for name in sorted(dir(found)):
-        own = any(name in vars(base) for base in found.__mro__ if base.__module__.startswith("rocketmq_spark"))
-        if name.startswith("_") or not own or name in fields:
+        ours = any(name in vars(base) for base in found.__mro__ if base.__module__.startswith("rocketmq_spark"))
+        if name.startswith("_") or not ours or name in fields:
             continue
         member = inspect.getattr_static(found, name)
         if isinstance(member, property):

@@ -27,11 +27,11 @@ def sound(name: str, *vulns: dict[str, Any]) -> dict[str, Any]:
 def test_every_lower_bound_has_its_line_in_the_table() -> None:
     section = (ROOT / "CONTRIBUTING.md").read_text("utf-8").split("## What is required")[1].split("\n## ")[0]
     lines = [line.split(" | ") for line in section.splitlines() if line.startswith("| `")]
-    told = [line[0].removeprefix("| ").strip("`") for line in lines]
+    listed = [line[0].removeprefix("| ").strip("`") for line in lines]
     lower = [
         f"{one.name}{bound}" for one in requirements() for bound in one.specifier if bound.operator in (">=", "==")
     ]
-    assert told == lower
+    assert listed == lower
     assert all(len(line) == 3 and all(map(str.strip, line)) for line in lines)
 
 

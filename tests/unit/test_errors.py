@@ -73,11 +73,11 @@ def test_an_error_of_another_module_of_the_package_is_found() -> None:
 
 
 def test_the_exception_itself_and_its_causes_are_searched() -> None:
-    own = OptionError("x")
-    assert cause(own) is own
+    direct = OptionError("x")
+    assert cause(direct) is direct
     outer = RuntimeError("outer")
-    outer.__cause__ = own
-    assert cause(outer) is own
+    outer.__cause__ = direct
+    assert cause(outer) is direct
     outer.__cause__ = of_spark(f"errors.DeliveryError: {ROW}")
     assert isinstance(cause(outer), DeliveryError)
     # A chain may end in itself.

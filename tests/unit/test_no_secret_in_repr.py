@@ -78,14 +78,14 @@ def shown(cls: type[Any], secret: dict[str, str]) -> str:
     """Return the repr of an instance whose secret fields contain the mark."""
     if issubclass(cls, tuple):
         values = {name: value_of(secret[name]) if name in secret else None for name in cls._fields}  # type: ignore[attr-defined]
-        made = tuple.__new__(cls, values.values())
+        shown_object = tuple.__new__(cls, values.values())
     else:
-        made = object.__new__(cls)
+        shown_object = object.__new__(cls)
         for field in dataclasses.fields(cls):
             kind = annotations_of(cls)[field.name]
             other: object = 0 if kind == "int" else "" if kind == "str" else collections.defaultdict(str)
-            object.__setattr__(made, field.name, value_of(kind) if field.name in secret else other)
-    return f"{made!r} {made}"
+            object.__setattr__(shown_object, field.name, value_of(kind) if field.name in secret else other)
+    return f"{shown_object!r} {shown_object}"
 
 
 def records() -> list[type[Any]]:

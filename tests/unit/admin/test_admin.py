@@ -41,8 +41,8 @@ SECRETS = {"access_key": "someone", "secret_key": "hush-hush", "security_token":
 
 @pytest.fixture
 def admin(fake: FakeCluster) -> Iterator[Admin]:
-    with Admin(fake.name_server) as made:
-        yield made
+    with Admin(fake.name_server) as admin:
+        yield admin
 
 
 def test_topics_have_their_types_brokers_queues_and_permission(admin: Admin, fake: FakeCluster) -> None:
@@ -73,14 +73,21 @@ def test_topics_without_a_route_are_counted_by_reason(fake: FakeCluster) -> None
 
 
 def test_system_topics_are_listed_on_request(admin: Admin, fake: FakeCluster) -> None:
-    own = ("a", "DefaultCluster", "DefaultCluster_REPLY_TOPIC", "TBW102", "%RETRY%group", "rmq_sys_wheel_timer")
-    own = (*own, "%DLQ%group")
+    system_topics = (
+        "a",
+        "DefaultCluster",
+        "DefaultCluster_REPLY_TOPIC",
+        "TBW102",
+        "%RETRY%group",
+        "rmq_sys_wheel_timer",
+    )
+    system_topics = (*system_topics, "%DLQ%group")
     # Without this, brokers do not register TBW102.
     fake.brokers["a"].settings.auto_create_topic = True
-    for name in own:
+    for name in system_topics:
         fake.create_topic(name)
     assert {row.topic for row in admin.topics()} == {"half", "orders"}
-    assert {row.topic for row in admin.topics(all=True)} == {"half", "orders", *own}
+    assert {row.topic for row in admin.topics(all=True)} == {"half", "orders", *system_topics}
 
 
 def test_topics_of_a_namespace_are_shown_alone_and_without_it(fake: FakeCluster) -> None:
@@ -254,9 +261,9 @@ def test_broker_clock_is_its_boot_time_plus_runtime() -> None:
 def test_new_topic_exists_on_every_master_when_create_topic_returns(fake: FakeCluster) -> None:
     del fake.name_servers[0].routes["half"]
     with Admin(fake.name_server) as admin:
-        made = admin.create_topic("new", 3, message_type="delay", inner=True)
-    assert made == fake.name_servers[0].route("new")
-    assert made.queue_datas == (QueueData("a", 3, 3, 6),)
+        created = admin.create_topic("new", 3, message_type="delay", inner=True)
+    assert created == fake.name_servers[0].route("new")
+    assert created.queue_datas == (QueueData("a", 3, 3, 6),)
     attributes = {"message.type": "DELAY", "queue.type": "BatchCQ"}
     assert fake.brokers["a"].storage.topics["new"] == TopicSettings(3, 3, attributes=attributes)
 
@@ -287,8 +294,8 @@ def test_route_from_before_the_change_is_not_returned(fake: FakeCluster, old: Qu
 
     server.always[RequestCode.GET_ROUTEINFO_BY_TOPIC] = late
     with Admin(fake.name_server) as admin:
-        made = admin.create_topic("orders", 4, update=True)
-    assert made.queue_datas == (QueueData("a", 4, 4, 6),)
+        created = admin.create_topic("orders", 4, update=True)
+    assert created.queue_datas == (QueueData("a", 4, 4, 6),)
 
 
 def test_topic_on_read_only_broker_counts_as_created(fake: FakeCluster) -> None:

@@ -20,8 +20,8 @@ from tests.support.peer import Peer, Session
 
 @pytest.fixture
 def admin(fake: FakeCluster) -> Iterator[Admin]:
-    with Admin(fake.name_server, timeout=0.5) as made:
-        yield made
+    with Admin(fake.name_server, timeout=0.5) as admin:
+        yield admin
 
 
 @pytest.fixture

@@ -20,10 +20,10 @@ from tests.support.encoding import batch_options, encode, joined, queues_of
 class ByFlag:
     """The flag is the index of the queue; null leaves the choice to the sink."""
 
-    made = 0
+    created = 0
 
     def __init__(self) -> None:
-        type(self).made += 1
+        type(self).created += 1
         self.calls: list[tuple[str, int]] = []
 
     def select(self, queues: Sequence[MessageQueue], rows: pa.RecordBatch) -> Any:
@@ -66,12 +66,12 @@ def test_custom_selector_chooses_queues_once_per_topic() -> None:
         topic=["orders", "orders", "refunds", "orders", "orders", "orders"],
         flag=pa.array([1, None, 2, 0, -1, 0]),
     )
-    made, custom = ByFlag.made, CustomSelector(f"{HERE}:ByFlag")
+    created, custom = ByFlag.created, CustomSelector(f"{HERE}:ByFlag")
     done = encode([batch, batch], batch_options(), custom=custom, on_invalid=lambda _: None)
     places = {item.body: queue for one, queue in done for item in decode_batch(joined(one))}
     orders, refunds = queues_of("orders"), queues_of("refunds")
     assert places == {b"a": orders[1], b"b": None, b"c": refunds[2], b"e": None, b"f": orders[0]}
-    assert ByFlag.made == made + 1
+    assert ByFlag.created == created + 1
     assert custom._selector.calls == [("orders", 4), ("refunds", 1)] * 2  # type: ignore[attr-defined]
 
 

@@ -294,8 +294,8 @@ def test_dead_letter_of_any_invalid_row_is_valid(
 @pytest.mark.parametrize("over_grpc", [False, True])
 @pytest.mark.parametrize("keep", [False, True])
 def test_a_dead_letter_does_not_carry_the_id_of_another_row(over_grpc: bool, keep: bool) -> None:
-    own = [[("SPARK_ROW_ID", "older"), ("a", "1")]] * 2
-    batch = pa.RecordBatch.from_pydict({"body": [b"x", b""], "properties": pa.array(own, PROPERTIES)})
+    given = [[("SPARK_ROW_ID", "older"), ("a", "1")]] * 2
+    batch = pa.RecordBatch.from_pydict({"body": [b"x", b""], "properties": pa.array(given, PROPERTIES)})
     (row,), (letter,) = written(batch, batch_options(topic="orders", keep_row_id=keep), over_grpc=over_grpc)
     assert row.properties.get("SPARK_ROW_ID") == ("older" if keep else None)
     assert "SPARK_ROW_ID" not in letter.properties

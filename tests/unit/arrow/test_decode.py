@@ -198,8 +198,8 @@ def test_stored_records_take_the_columnar_path(host: str, topic: str) -> None:
 
 def test_message_without_a_unique_id_gets_its_offset_message_id() -> None:
     messages = [sound(PLAIN, properties={}), sound(PLAIN, queue_offset=1)]
-    for way in (decode, decode_rows):
-        assert way([pulled(messages)], SCHEMA).column("msgId").to_pylist() == [
+    for decode_with in (decode, decode_rows):
+        assert decode_with([pulled(messages)], SCHEMA).column("msgId").to_pylist() == [
             "0A00000200002A9F0000000000001000",
             "0A0B",
         ]
@@ -207,8 +207,8 @@ def test_message_without_a_unique_id_gets_its_offset_message_id() -> None:
 
 def test_only_requested_offsets_and_tags_are_decoded() -> None:
     messages = [sound(message, properties={"TAGS": "ab"[message.queue_offset % 2]}) for message in regular(10)]
-    for way in (decode, decode_rows):
-        found = way([pulled(messages, 2, 8)], pa.schema([("queueOffset", pa.int64())]), frozenset("b"))
+    for decode_with in (decode, decode_rows):
+        found = decode_with([pulled(messages, 2, 8)], pa.schema([("queueOffset", pa.int64())]), frozenset("b"))
         assert found.column("queueOffset").to_pylist() == [3, 5, 7]
 
 
@@ -221,14 +221,14 @@ def test_a_time_that_no_timestamp_can_hold_is_null() -> None:
     last = (2**63 - 1) // 1000
     claimed = [last + 1, last, 0, -last, -last - 1, 2**63 - 1, -(2**63)]
     records = [sound(PLAIN, queue_offset=offset, born_timestamp=time) for offset, time in enumerate(claimed)]
-    for way in (decode, decode_rows):
-        found = way([pulled(records)], SCHEMA).column("bornTimestamp").cast(pa.int64()).to_pylist()
+    for decode_with in (decode, decode_rows):
+        found = decode_with([pulled(records)], SCHEMA).column("bornTimestamp").cast(pa.int64()).to_pylist()
         assert found == [None, last * 1000, 0, -last * 1000, None, None, None]
 
 
 def test_no_record_at_all_is_an_empty_batch() -> None:
-    for way in (decode, decode_rows):
-        assert way([Pulled(QUEUE, 0, 5, b"")], SCHEMA).num_rows == 0
+    for decode_with in (decode, decode_rows):
+        assert decode_with([Pulled(QUEUE, 0, 5, b"")], SCHEMA).num_rows == 0
 
 
 @given(st.binary(max_size=300), st.lists(readable(), max_size=1), st.data())
@@ -242,9 +242,9 @@ def test_damaged_bytes_are_an_error_that_names_the_queue(
     assert read_by(decode, pull) == read_by(decode_rows, pull)
 
 
-def read_by(way: Callable[..., pa.RecordBatch], pull: Pulled) -> pa.RecordBatch | str:
+def read_by(decode_with: Callable[..., pa.RecordBatch], pull: Pulled) -> pa.RecordBatch | str:
     try:
-        return way([pull], SCHEMA)
+        return decode_with([pull], SCHEMA)
     except RemotingCommandException as exc:
         # The error names the queue.
         return str(exc).split("orders/broker-a/3")[1]

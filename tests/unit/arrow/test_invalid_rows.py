@@ -329,7 +329,7 @@ def test_names_that_all_rows_share_are_checked(names: list[str], rule: str) -> N
     assert (error.row, error.rule) == (0, rule)
 
 
-def test_names_are_told_apart_by_where_they_end() -> None:
+def test_names_are_distinguished_by_their_ends() -> None:
     # All names together are the same bytes in both rows.
     error = error_of(maps([("TAGSa", "1"), ("b", "2")], [("TAGS", "1"), ("ab", "2")]))
     assert (error.row, error.rule) == (1, "the name of a property is reserved")

@@ -197,7 +197,7 @@ def test_unknown_message_types_of_a_topic_do_not_raise(schema: dict[str, pa.Data
 
 
 @pytest.mark.parametrize(
-    ("schema", "accepted", "column", "made"),
+    ("schema", "accepted", "column", "message_type"),
     [
         (KEYED, "NORMAL", "shardingKey", "FIFO"),
         (KEYED, "DELAY", "shardingKey", "FIFO"),
@@ -206,12 +206,13 @@ def test_unknown_message_types_of_a_topic_do_not_raise(schema: dict[str, pa.Data
     ],
 )
 def test_column_with_unsupported_message_type_is_an_error_with_advice(
-    schema: dict[str, pa.DataType], accepted: str, column: str, made: str
+    schema: dict[str, pa.DataType], accepted: str, column: str, message_type: str
 ) -> None:
     assert types_refusal(schema, accepted) == (
-        f"column {column} makes {made} messages, and topic orders accepts messages of the type {accepted} only: drop "
-        f"the column, or write to a topic made for them (rocketmq-spark create-topic NAME --type {made}, "
-        f"or mqadmin updateTopic -t NAME -a +message.type={made})"
+        f"column {column} makes {message_type} messages, and topic orders accepts messages of the type {accepted} "
+        "only: drop the column, or write to a topic made for them "
+        f"(rocketmq-spark create-topic NAME --type {message_type}, "
+        f"or mqadmin updateTopic -t NAME -a +message.type={message_type})"
     )
 
 

@@ -246,7 +246,7 @@ ENTRIES = st.sampled_from(
 )
 
 
-def both_ways(pull: Pulled, schema: pa.Schema = RAW, tags: frozenset[str] | None = None) -> pa.RecordBatch:
+def decoded_by_both(pull: Pulled, schema: pa.Schema = RAW, tags: frozenset[str] | None = None) -> pa.RecordBatch:
     """Return the batch that the vectorised and the plain decoder agree on."""
     batch = decode([pull], schema, tags, on_unreadable=lambda _: True)
     assert batch.equals(decode_rows([pull], schema, tags, on_unreadable=lambda _: True))
@@ -259,7 +259,7 @@ def test_properties_that_a_client_can_write_are_readable(entries: list[str], las
     record = with_properties(text)
     if inner:
         record = encode_stored_record(sound(PLAIN, queue_offset=2, sys_flag=0xC0, body=item_of(b"body 2", text)))
-    batch = both_ways(answer(record))
+    batch = decoded_by_both(answer(record))
     assert batch.column(UNREADABLE).null_count == 5
     assert dict(batch.column("properties").to_pylist()[2]) == decode_properties(text)
 
@@ -285,9 +285,9 @@ def test_bad_property_text_is_unreadable_to_both_decoders(texts: list[bytes], in
     if inner and items:
         records = [encode_stored_record(sound(PLAIN, sys_flag=0xC0, body=b"".join(items)))]
     pull = Pulled(QUEUE, 0, len(texts), b"".join(records))
-    rows = both_ways(pull).to_pylist()
+    rows = decoded_by_both(pull).to_pylist()
     assert [(row["queueOffset"], row[UNREADABLE] is not None) for row in rows] == list(enumerate(map(bad, texts)))
-    rows = both_ways(pull, RAW, frozenset("a")).to_pylist()
+    rows = decoded_by_both(pull, RAW, frozenset("a")).to_pylist()
     tagged = [at for at, text in enumerate(texts) if bad(text) or decode_properties(text).get("TAGS") == "a"]
     assert [row["queueOffset"] for row in rows] == tagged
 
@@ -296,7 +296,7 @@ def test_bad_property_text_is_unreadable_to_both_decoders(texts: list[bytes], in
 def test_bad_properties_of_one_item_keep_the_rest_of_an_inner_batch(text: bytes) -> None:
     items = [item_of(b"item %d" % number, b"TAGS\x01a\x02" if number != 1 else text) for number in range(3)]
     message = sound(PLAIN, queue_offset=2, sys_flag=0xC0, body=b"".join(items), properties=INNER)
-    rows = both_ways(answer(encode_stored_record(message), count=3)).to_pylist()
+    rows = decoded_by_both(answer(encode_stored_record(message), count=3)).to_pylist()
     assert [row["queueOffset"] for row in rows if row[UNREADABLE]] == [3]
     assert [row["body"] for row in rows[2:5]] == [b"item 0", b"item 1", b"item 2"]
     assert rows[3][UNREADABLE].startswith("message 1 of the inner batch at offset 2: the property string ")
@@ -304,7 +304,7 @@ def test_bad_properties_of_one_item_keep_the_rest_of_an_inner_batch(text: bytes)
 
 
 def test_a_long_bad_entry_is_shortened_in_the_reason() -> None:
-    (row,) = both_ways(answer(with_properties(b"x" * 30_000)), RAW).slice(2, 1).to_pylist()
+    (row,) = decoded_by_both(answer(with_properties(b"x" * 30_000)), RAW).slice(2, 1).to_pylist()
     assert len(row[UNREADABLE]) < 250
 
 
@@ -312,18 +312,18 @@ def test_properties_that_no_column_needs_are_not_parsed() -> None:
     pull = answer(with_properties(BAD_TEXTS[0]))
     for names in (["queueOffset"], ["body", "queueOffset", "offsetMsgId"]):
         schema = pa.schema([SCHEMA.field(name) for name in names])
-        for way in (decode, decode_rows):
-            assert way([pull], schema).column("queueOffset").to_pylist() == [0, 1, 2, 3, 4]
+        for decoder in (decode, decode_rows):
+            assert decoder([pull], schema).column("queueOffset").to_pylist() == [0, 1, 2, 3, 4]
     # The column of reasons, or a filter, needs the properties.
-    assert both_ways(pull, pa.schema([RAW.field(UNREADABLE)])).column(0).null_count == 4
-    for way in (decode, decode_rows):
+    assert decoded_by_both(pull, pa.schema([RAW.field(UNREADABLE)])).column(0).null_count == 4
+    for decoder in (decode, decode_rows):
         with pytest.raises(RemotingCommandException, match="offset 2"):
-            way([pull], pa.schema([SCHEMA.field("queueOffset")]), frozenset("a"))
+            decoder([pull], pa.schema([SCHEMA.field("queueOffset")]), frozenset("a"))
 
 
 @pytest.mark.parametrize("kind", DAMAGES)
 def test_reasons_do_not_depend_on_the_other_columns(kind: str) -> None:
-    batch = both_ways(answer(DAMAGES[kind][0]()), pa.schema([RAW.field("queueOffset"), RAW.field(UNREADABLE)]))
+    batch = decoded_by_both(answer(DAMAGES[kind][0]()), pa.schema([RAW.field("queueOffset"), RAW.field(UNREADABLE)]))
     assert [reason is not None for reason in batch.column(1).to_pylist()] == [False, False, True, False, False]
 
 
@@ -347,8 +347,8 @@ def test_a_tag_filter_excludes_unreadable_messages_of_other_tags() -> None:
 def test_a_body_that_no_column_needs_is_not_decompressed() -> None:
     offsets = pa.schema([("queueOffset", pa.int64())])
     pull = answer(record_of(sys_flag=0x701))
-    for way in (decode, decode_rows):
-        assert way([pull], offsets).column("queueOffset").to_pylist() == [0, 1, 2, 3, 4]
+    for decoder in (decode, decode_rows):
+        assert decoder([pull], offsets).column("queueOffset").to_pylist() == [0, 1, 2, 3, 4]
 
 
 def test_each_unreadable_message_is_reported_once_where_batches_are_split(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -151,8 +151,8 @@ def test_incomplete_topics_and_brokers_exit_with_1_and_name_missing_parts(run: R
 
 def test_a_new_topic_is_shown_as_its_route(as_json: Callable[..., Any], fake: FakeCluster) -> None:
     del fake.name_servers[0].routes["half"]
-    (made,) = as_json("create-topic", "new", "-q", "3", "--type", "fifo", "--inner")
-    assert made["write_queues"] == 3
+    (created,) = as_json("create-topic", "new", "-q", "3", "--type", "fifo", "--inner")
+    assert created["write_queues"] == 3
     assert fake.brokers["a"].storage.topics["new"].attributes == {"message.type": "FIFO", "queue.type": "BatchCQ"}
 
 
@@ -371,8 +371,8 @@ def test_keys_of_a_cluster_with_a_dead_server_are_not_used(
         records = tuple(replace(one, started="another boot/1") if one.name == dead else one for one in servers)
         with file.locked():
             file.save(ClusterState(address, None, str(tmp_path), True, records, options))
-        for own_keys in (False, True):
-            if own_keys:
+        for with_keys in (False, True):
+            if with_keys:
                 monkeypatch.setenv("ROCKETMQ_ACCESS_KEY", "someone")
                 monkeypatch.setenv("ROCKETMQ_SECRET_KEY", "hush-hush")
             assert main(["topics"]) == 1
@@ -409,22 +409,22 @@ def test_dead_broker_of_a_cluster_without_keys_is_ignored(fake: FakeCluster, tmp
     assert main(["route", "orders"]) == 0
 
 
-@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("is_cluster_proxy", [True, False])
 def test_keys_of_the_running_cluster_are_sent_only_to_its_own_proxies(
-    tmp_path: Path, capsys: Capture, own: bool
+    tmp_path: Path, capsys: Capture, is_cluster_proxy: bool
 ) -> None:
     (tmp_path / "admin.secret").write_text("hush-hush")
     file = StateFile(tmp_path / "state")
     this = ServerRecord("namesrv", "NameServer", "n:9876", os.getpid(), process_start(os.getpid()) or "", "log")
     options = {"accessKey": "admin", "secretKey": f"file:{tmp_path}/admin.secret"}
     with running_proxy() as proxy:
-        endpoints = proxy.address if own else "127.0.0.1:1"
+        endpoints = proxy.address if is_cluster_proxy else "127.0.0.1:1"
         running = (this, replace(this, name="proxy", kind="Proxy", address=endpoints))
         with file.locked():
             file.save(ClusterState("n:9876", endpoints, str(tmp_path), True, running, options))
         main(["doctor", "--endpoints", proxy.address, "--json"])
         (metadata,) = [one.metadata for one in proxy.calls if one.method == "QueryRoute"]
-    assert ("Credential=admin" in metadata.get("authorization", "")) is own
+    assert ("Credential=admin" in metadata.get("authorization", "")) is is_cluster_proxy
     assert f"proxy {proxy.address}" in capsys.readouterr().out
 
 

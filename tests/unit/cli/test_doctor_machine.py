@@ -99,7 +99,7 @@ def test_workers_that_can_import_the_package_are_ok() -> None:
     assert check.finding.endswith(f"{sys.executable} (PYSPARK_PYTHON)")
 
 
-def told_by_worker(folder: Path, *lines: str) -> tuple[str, str]:
+def advice_on_worker(folder: Path, *lines: str) -> tuple[str, str]:
     """Return the finding and the fix for workers whose interpreter is this shell script."""
     check = check_workers({"PYSPARK_PYTHON": str(program(folder / "python", *lines)), "PATH": os.environ["PATH"]})
     assert check.state == FAILED
@@ -108,7 +108,7 @@ def told_by_worker(folder: Path, *lines: str) -> tuple[str, str]:
 
 def test_interpreter_without_our_packages_is_reported_with_missing_ones(tmp_path: Path) -> None:
     this = ", ".join(map(str, sys.version_info[:3]))
-    finding, fix = told_by_worker(
+    finding, fix = advice_on_worker(
         tmp_path, f"""echo '{{"python": [{this}], "failed": {{"pyarrow": "ModuleNotFoundError: No module"}}}}'"""
     )
     assert finding.endswith("can't import pyarrow (ModuleNotFoundError: No module)")
@@ -116,12 +116,12 @@ def test_interpreter_without_our_packages_is_reported_with_missing_ones(tmp_path
 
 
 def test_interpreter_of_another_python_version_is_reported_with_both(tmp_path: Path) -> None:
-    finding, _ = told_by_worker(tmp_path, """echo '{"python": [3, 9, 1], "failed": {}}'""")
+    finding, _ = advice_on_worker(tmp_path, """echo '{"python": [3, 9, 1], "failed": {}}'""")
     assert f"is Python 3.9.1, this one is {sys.version_info[0]}.{sys.version_info[1]}" in finding
 
 
 def test_program_that_is_no_python_is_reported_with_its_last_output_line(tmp_path: Path) -> None:
-    finding, _ = told_by_worker(tmp_path, "echo 'no such option' >&2", "exit 2")
+    finding, _ = advice_on_worker(tmp_path, "echo 'no such option' >&2", "exit 2")
     assert finding.endswith("is not a working Python: no such option")
 
 

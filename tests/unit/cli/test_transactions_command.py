@@ -20,19 +20,19 @@ ROWS = [f"row-{number}" for number in range(20)]
 
 @pytest.fixture
 def cluster() -> Iterator[FakeCluster]:
-    with FakeCluster(topics={TOPIC: 2}) as own:
-        yield own
+    with FakeCluster(topics={TOPIC: 2}) as fake:
+        yield fake
 
 
 @pytest.fixture
 def job(cluster: FakeCluster) -> Iterator[Driver]:
     """A driver that died two minutes ago, when it had committed 7 of 20 rows."""
     clock = MovedClock(cluster)
-    with driver(cluster, clock) as own:
+    with driver(cluster, clock) as running:
         clock.ahead = -120
-        own.open().decide_and_crash(ROWS, 7)
+        running.open().decide_and_crash(ROWS, 7)
         clock.ahead = 0
-        yield own
+        yield running
 
 
 def test_open_writes_are_listed(cluster: FakeCluster, job: Driver, capsys: Capture) -> None:

@@ -79,9 +79,9 @@ def test_checksum_list_contains_every_jar_that_ivy_fetches() -> None:
 
 def test_progress_is_reported_and_never_decreases(tmp_path: Path, make_java: MakeJava) -> None:
     script = WHOLE + "printf '\\tfound a#b;1 in central\\n\\t[SUCCESSFUL ] a#b;1!b.jar (3ms)\\n'\n"
-    told: list[tuple[str, float]] = []
-    run_fetch(tmp_path / "cache", make_java(tmp_path, script), lambda what, fraction: told.append((what, fraction)))
-    fractions = [fraction for _, fraction in told]
+    reported: list[tuple[str, float]] = []
+    run_fetch(tmp_path / "cache", make_java(tmp_path, script), lambda what, fraction: reported.append((what, fraction)))
+    fractions = [fraction for _, fraction in reported]
     assert fractions == sorted(fractions)
     # The start, two steps for each of the eight parallel downloads, and the end.
     assert len(set(fractions)) == 1 + 8 * 2 + 1

@@ -130,8 +130,8 @@ def test_secret_key_appears_only_in_files_of_its_owner(tmp_path: Path) -> None:
     ):
         assert secret not in shown
     assert secret not in security.hidden(f'initAuthenticationUser={{"password":"{secret}"}}')
-    for told in (security.broker_properties, security.proxy_properties):
-        assert secret in str(told)
+    for properties in (security.broker_properties, security.proxy_properties):
+        assert secret in str(properties)
 
 
 def test_options_name_the_files(tmp_path: Path) -> None:
@@ -161,15 +161,15 @@ def test_private_keys_are_owner_only_and_the_authority_key_is_not_stored(tmp_pat
 
 
 def test_servers_trust_only_the_authority_and_require_configured_certs(tmp_path: Path) -> None:
-    told = {}
+    properties = {}
     for tls in (True, "mutual"):
         Security.made(tmp_path, auth=False, tls=tls)  # type: ignore[arg-type]
-        told[tls] = properties_of((tmp_path / "tls" / "tls.properties").read_text())
-    assert told[True]["tls.client.authServer"] == "true"
-    assert told[True]["tls.client.trustCertPath"] == f"{tmp_path}/tls/ca.pem"
-    assert "tls.server.need.client.auth" not in told[True]
-    assert told["mutual"]["tls.server.need.client.auth"] == "require"
-    assert told["mutual"]["tls.server.trustCertPath"] == f"{tmp_path}/tls/ca.pem"
+        properties[tls] = properties_of((tmp_path / "tls" / "tls.properties").read_text())
+    assert properties[True]["tls.client.authServer"] == "true"
+    assert properties[True]["tls.client.trustCertPath"] == f"{tmp_path}/tls/ca.pem"
+    assert "tls.server.need.client.auth" not in properties[True]
+    assert properties["mutual"]["tls.server.need.client.auth"] == "require"
+    assert properties["mutual"]["tls.server.trustCertPath"] == f"{tmp_path}/tls/ca.pem"
 
 
 def test_secrets_and_private_keys_can_be_removed(tmp_path: Path) -> None:
@@ -256,9 +256,9 @@ class Users:
         self, address: str, code: RequestCode, fields: Mapping[str, str], doing: str, body: bytes = b""
     ) -> RemotingCommand:
         users, name = self.known[address], fields.get("username", "")
-        told = b""
+        answer = b""
         if code == RequestCode.AUTH_GET_USER:
-            told = users.get(name, "").encode()
+            answer = users.get(name, "").encode()
         elif code == RequestCode.AUTH_DELETE_USER:
             users.pop(name, None)
         elif code == RequestCode.AUTH_CREATE_USER:
@@ -269,7 +269,7 @@ class Users:
             users[fields["subject"].removeprefix("User:")] = "may"
         if self.fails.get(address) == code:
             raise RemotingTimeoutException(f"{doing} at {address}: no answer")
-        return RemotingCommand(0, 0, body=told)
+        return RemotingCommand(0, 0, body=answer)
 
 
 @pytest.mark.parametrize(
@@ -335,9 +335,9 @@ def test_checking_a_valid_user_does_not_raise() -> None:
 def test_an_error_quotes_logs_without_the_secret_key(tmp_path: Path) -> None:
     security = Security.made(tmp_path, auth=True, tls=False)
     watchdog = Watchdog()
-    told = f"java.lang.RuntimeException: initAuthenticationUser={secret_of(security)}"
+    logged = f"java.lang.RuntimeException: initAuthenticationUser={secret_of(security)}"
     process = ServerProcess(
-        "broker-0", ["/bin/sh", "-c", f"echo '{told}'; exit 1"], tmp_path, {}, watchdog, security.hidden
+        "broker-0", ["/bin/sh", "-c", f"echo '{logged}'; exit 1"], tmp_path, {}, watchdog, security.hidden
     )
     process.start()
     process.wait_stopped(20)
@@ -350,7 +350,7 @@ def test_an_error_quotes_logs_without_the_secret_key(tmp_path: Path) -> None:
     ("valid", "counts"), [({}, True), ({"not_after": YESTERDAY}, False), ({"not_before": TOMORROW}, False)]
 )
 def test_certificate_is_valid_only_between_its_dates(tmp_path: Path, valid: dict[str, datetime], counts: bool) -> None:
-    made = Authority(tmp_path).server("server", "IP:127.0.0.1", **valid)
-    certificate = load_pem_x509_certificate(made.cert_file.read_bytes())
+    server = Authority(tmp_path).server("server", "IP:127.0.0.1", **valid)
+    certificate = load_pem_x509_certificate(server.cert_file.read_bytes())
     now = datetime.now(timezone.utc)
     assert (certificate.not_valid_before_utc < now < certificate.not_valid_after_utc) is counts

@@ -66,7 +66,7 @@ class Brokers:
 @pytest.fixture
 def make_proxy(tmp_path: Path, make_java: Callable[[Path, str], Path]) -> Iterator[MakeProxy]:
     """Return a function that makes a proxy whose first processes exit, and a scripted name server."""
-    watchdog, made = Watchdog(), list[Proxy]()
+    watchdog, proxies = Watchdog(), list[Proxy]()
 
     def make(name_server: str, deaths: int) -> Proxy:
         serve = f"{shlex.quote(sys.executable)} -I -c {shlex.quote(SERVES)}"
@@ -77,11 +77,11 @@ def make_proxy(tmp_path: Path, make_java: Callable[[Path, str], Path]) -> Iterat
         proxy.folder.mkdir()
         answer = RemotingCommand(0, 0, {}, encode_route(route({"broker-0": 1})), 1, "", "JAVA", 513)
         (proxy.folder / "answer").write_bytes(encode_command(answer))
-        made.append(proxy)
+        proxies.append(proxy)
         return proxy
 
     yield make
-    for proxy in made:
+    for proxy in proxies:
         proxy.kill()
     watchdog.release()
 

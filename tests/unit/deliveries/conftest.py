@@ -14,8 +14,8 @@ from tests.support.two_phase import TOPIC, Driver, MovedClock, driver
 
 @pytest.fixture
 def cluster() -> Iterator[FakeCluster]:
-    with FakeCluster(brokers=2, topics={TOPIC: 2}) as own:
-        yield own
+    with FakeCluster(brokers=2, topics={TOPIC: 2}) as fake:
+        yield fake
     fence.forget_checks()
 
 
@@ -26,8 +26,8 @@ def clock(cluster: FakeCluster) -> MovedClock:
 
 @pytest.fixture
 def first(cluster: FakeCluster, clock: MovedClock) -> Iterator[Driver]:
-    with driver(cluster, clock) as own:
-        yield own.open()
+    with driver(cluster, clock) as running:
+        yield running.open()
 
 
 @pytest.fixture(autouse=True)
@@ -41,5 +41,5 @@ def new_process() -> Iterator[None]:
 def job(cluster: FakeCluster, clock: MovedClock) -> Iterator[Driver]:
     """Return a driver of effectively-once writes."""
     options = {"delivery": "effectivelyOnce", "batchBytes": "1024", "fenceMs": "0", "sendMsgTimeout": "500"}
-    with driver(cluster, clock, **options) as own:
-        yield own
+    with driver(cluster, clock, **options) as running:
+        yield running

@@ -262,8 +262,8 @@ def test_a_frozen_driver_of_an_old_micro_batch_commits_nothing(
 def attacker(cluster: FakeCluster, clock: MovedClock) -> Iterator[Driver]:
     """A driver of another topic that uses the same decision log."""
     cluster.create_topic("loot", 1)
-    with driver(cluster, clock, topic="loot") as own:
-        yield own.open()
+    with driver(cluster, clock, topic="loot") as job:
+        yield job.open()
 
 
 def forge(attacker: Driver, changes: Callable[[Halves], Halves], write: Write = WRITE) -> None:
@@ -300,10 +300,10 @@ def ends(cluster: FakeCluster) -> list[RemotingCommand]:
     return seen
 
 
-def unconfined(own: Driver) -> Driver:
+def unconfined(job: Driver) -> Driver:
     """Let a driver have rows for any topic, as with a column `topic`, or in `finish_transactions`."""
-    own.brokers.options = replace(own.options, topic=None)
-    return own.open()
+    job.brokers.options = replace(job.options, topic=None)
+    return job.open()
 
 
 @pytest.mark.parametrize("disguised", [False, True], ids=["plain", "with the properties of a half message"])
@@ -314,8 +314,8 @@ def test_a_message_that_a_decision_names_is_not_copied(
     properties = {"TRAN_MSG": "true", "PGROUP": group, "REAL_TOPIC": "loot", "REAL_QID": "0"} if disguised else {}
     offset = stored(cluster, "secret", "the secret", **properties)
     attacker.two_phase._decide(WRITE, 1, group, naming(offset)(halves), attacker.options.transaction_timeout_ms)
-    with driver(cluster, clock) as own, pytest.raises(MQClientException, match="It is a message of topic secret with"):
-        unconfined(own).two_phase.finish(WRITE)
+    with driver(cluster, clock) as job, pytest.raises(MQClientException, match="It is a message of topic secret with"):
+        unconfined(job).two_phase.finish(WRITE)
     assert cluster.messages("loot") == []
 
 
@@ -327,8 +327,8 @@ def test_a_half_message_for_another_topic_is_not_copied(
     store = cluster.brokers[first.queues[0].broker_name].storage.store
     forged = naming(len(store.log) - 1)(halves)
     attacker.two_phase._decide(WRITE, 1, group, forged, attacker.options.transaction_timeout_ms)
-    with driver(cluster, clock) as own, pytest.raises(MQClientException, match="'REAL_TOPIC': 'T'"):
-        unconfined(own).two_phase.finish(WRITE)
+    with driver(cluster, clock) as job, pytest.raises(MQClientException, match="'REAL_TOPIC': 'T'"):
+        unconfined(job).two_phase.finish(WRITE)
     assert cluster.messages("loot") == []
 
 
@@ -340,8 +340,8 @@ def test_half_messages_of_others_are_not_rolled_back(
     attacker.two_phase.prepare(set(cluster.brokers))
     attacker.two_phase._decide(WRITE, 1, group, halves, attacker.options.transaction_timeout_ms)
     seen = ends(cluster)
-    with driver(cluster, clock) as own, pytest.raises(MQClientException, match="It is not copied or ended"):
-        own.open().two_phase.finish(WRITE)
+    with driver(cluster, clock) as job, pytest.raises(MQClientException, match="It is not copied or ended"):
+        job.open().two_phase.finish(WRITE)
     assert seen == []
 
 
@@ -350,20 +350,20 @@ def test_a_decision_for_other_topics_is_not_completed_by_a_write(
 ) -> None:
     attacker.decide_and_crash(["row"], 0)
     seen = ends(cluster)
-    with driver(cluster, clock) as own:
+    with driver(cluster, clock) as job:
         why = r"has rows for topic loot, and this write has topic=T\. .* transactions job --finish"
         with pytest.raises(MQClientException, match=why):
-            own.open().two_phase.finish(WRITE)
+            job.open().two_phase.finish(WRITE)
         assert seen == []
         # For example a job whose option topic was changed.
-        unconfined(own).two_phase.finish(WRITE)
+        unconfined(job).two_phase.finish(WRITE)
     assert [message.body for message in cluster.messages("loot")] == [b"row"]
 
 
 def test_dead_letters_belong_to_a_write(cluster: FakeCluster, clock: MovedClock, attacker: Driver) -> None:
     attacker.decide_and_crash(["row"], 0)
-    with driver(cluster, clock, onError="deadLetter", deadLetterTopic="loot") as own:
-        own.open().two_phase.finish(WRITE)
+    with driver(cluster, clock, onError="deadLetter", deadLetterTopic="loot") as job:
+        job.open().two_phase.finish(WRITE)
     assert [message.body for message in cluster.messages("loot")] == [b"row"]
 
 
@@ -380,8 +380,8 @@ def test_manifests_that_are_not_valid_stop_a_recovery(
 ) -> None:
     forge(attacker, change)
     seen = ends(cluster)
-    with driver(cluster, clock) as own, pytest.raises(MQClientException, match=f"are not valid: .*{why}.*No row of it"):
-        unconfined(own).two_phase.finish(WRITE)
+    with driver(cluster, clock) as job, pytest.raises(MQClientException, match=f"are not valid: .*{why}.*No row of it"):
+        unconfined(job).two_phase.finish(WRITE)
     assert seen == []
 
 
@@ -395,8 +395,8 @@ def test_a_message_with_another_tag_is_no_manifest(cluster: FakeCluster, clock: 
         read = broker.storage.store._read[home]
         read[offset] = replace(read[offset], properties={"TAGS": "other"})
     why = f"the message at offset {offset} is no manifest"
-    with driver(cluster, clock) as own, pytest.raises(MQClientException, match=why):
-        unconfined(own).two_phase.finish(WRITE)
+    with driver(cluster, clock) as job, pytest.raises(MQClientException, match=why):
+        unconfined(job).two_phase.finish(WRITE)
 
 
 def test_an_open_decision_of_the_release_candidate_is_left_to_it(
@@ -411,5 +411,5 @@ def test_an_open_decision_of_the_release_candidate_is_left_to_it(
         body = read[-1].body.replace(b'"version": 2, ', b"")
         assert body != read[-1].body
         read[-1] = replace(read[-1], body=body)
-    with driver(cluster, clock) as own, pytest.raises(MQClientException, match=r"1\.0\.0rc1 has decided it"):
-        own.open().two_phase.finish(WRITE)
+    with driver(cluster, clock) as job, pytest.raises(MQClientException, match=r"1\.0\.0rc1 has decided it"):
+        job.open().two_phase.finish(WRITE)

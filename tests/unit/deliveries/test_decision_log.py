@@ -28,18 +28,18 @@ ROWS = [f"row-{number}" for number in range(20)]
 
 @pytest.fixture
 def second(cluster: FakeCluster, clock: MovedClock) -> Iterator[Driver]:
-    with driver(cluster, clock) as own:
-        yield own
+    with driver(cluster, clock) as running:
+        yield running
 
 
-def commit(own: Driver, write: Write) -> None:
-    halves, group = own.prepare(ROWS, write)
-    own.two_phase.commit(write, halves, group)
+def commit(job: Driver, write: Write) -> None:
+    halves, group = job.prepare(ROWS, write)
+    job.two_phase.commit(write, halves, group)
 
 
-def store_beside(cluster: FakeCluster, own: Driver, count: int, body: bytes = b"{}", tag: str = "other") -> None:
+def store_beside(cluster: FakeCluster, job: Driver, count: int, body: bytes = b"{}", tag: str = "other") -> None:
     """Store messages of another program in the home of a log."""
-    home = own.log.home
+    home = job.log.home
     assert home is not None
     broker = cluster.brokers[home.broker_name]
     with broker.lock:
@@ -151,10 +151,10 @@ def test_the_first_write_names_its_home_on_all_brokers(cluster: FakeCluster, fir
 CONTENDED = "another driver of transactionalId=job begins a decision log in another queue"
 
 
-def move(own: Driver) -> None:
+def move(job: Driver) -> None:
     """Let a driver without decisions have another home, as if the brokers of its own were down."""
-    own.log.home = next(queue for queue in own.log.records.queues(own.brokers) if queue != own.log.home)
-    own.log.position = 0
+    job.log.home = next(queue for queue in job.log.records.queues(job.brokers) if queue != job.log.home)
+    job.log.position = 0
 
 
 @pytest.fixture(params=["the first driver", "the second driver"])
@@ -217,9 +217,9 @@ def test_claims_of_drivers_that_died_do_not_stop_others(
 def test_a_claimed_home_that_is_down_is_an_error(
     cluster: FakeCluster, clock: MovedClock, first: Driver, second: Driver
 ) -> None:
-    for own in (first, second):
+    for job in (first, second):
         with contextlib.suppress(MQClientException):
-            own.log.claim_home(own.brokers, WRITE, ())
+            job.log.claim_home(job.brokers, WRITE, ())
     # The driver that claimed it could still decide.
     home = min(first.log.home, second.log.home, key=first.log._draw)  # type: ignore[arg-type]
     assert home is not None
@@ -249,12 +249,12 @@ def test_records_that_are_written_during_the_search_are_read(
 # A log that others write to
 
 
-def forge(cluster: FakeCluster, own: Driver, *records: dict[str, Any] | bytes) -> None:
+def forge(cluster: FakeCluster, job: Driver, *records: dict[str, Any] | bytes) -> None:
     """Store messages with the tag of a log in its home; objects get the fields that each record has."""
     head = {"version": 2, "id": ID, "write": "forged", "query": "", "since": 0}
     for record in records:
         body = record if isinstance(record, bytes) else json.dumps({**head, **record}).encode()
-        store_beside(cluster, own, 1, body, own.log.records.tag)
+        store_beside(cluster, job, 1, body, job.log.records.tag)
 
 
 def decision_of(number: int, claim: int) -> dict[str, Any]:
@@ -325,13 +325,13 @@ def test_reading_is_linear_whatever_records_claim(
 
 def test_reading_from_the_middle_is_linear_whatever_records_claim(cluster: FakeCluster, first: Driver) -> None:
     commit(first, Write("0", "query"))
-    own = DecisionLog(ID, first.options.transaction_topic)
+    log = DecisionLog(ID, first.options.transaction_topic)
     store_beside(cluster, first, 800)
-    own.open(first.brokers, everything=False)
+    log.open(first.brokers, everything=False)
     forge(cluster, first, *({**decision_of(number, 800 - number), "since": 0} for number in range(800)))
     seen = pulls(cluster)
-    own.refresh(first.brokers)
-    assert len(own.writes) == 801
+    log.refresh(first.brokers)
+    assert len(log.writes) == 801
     assert len(seen) < 80
 
 
@@ -353,11 +353,11 @@ def test_a_search_holds_few_large_records(cluster: FakeCluster, first: Driver) -
 def test_a_decision_is_void_in_each_reading_direction(cluster: FakeCluster, first: Driver, second: Driver) -> None:
     home = first.log.home
     assert home is not None
-    own, other = ["", home.broker_name, home.queue_id], ["", "broker-9", 0]
+    same, other = ["", home.broker_name, home.queue_id], ["", "broker-9", 0]
     forge(
         cluster,
         first,
-        {"kind": "claim", "home": own},
+        {"kind": "claim", "home": same},
         {"kind": "claim", "home": other},
         decision_of(0, 0),
         decision_of(1, 1),

@@ -21,9 +21,9 @@ ONCE = Counter(ROWS)
 LOG = "rocketmq-spark-decisions"
 
 
-def commit(own: Driver, write: Write) -> None:
-    halves, group = own.prepare(ROWS, write)
-    own.two_phase.commit(write, halves, group)
+def commit(job: Driver, write: Write) -> None:
+    halves, group = job.prepare(ROWS, write)
+    job.two_phase.commit(write, halves, group)
 
 
 def test_the_write_of_a_dead_driver_is_finished(cluster: FakeCluster, clock: MovedClock, first: Driver) -> None:
@@ -83,8 +83,8 @@ def test_rows_are_those_of_the_write_also_in_a_later_round(
 def test_a_new_round_has_the_transaction_timeout_of_the_job(cluster: FakeCluster, clock: MovedClock) -> None:
     with driver(cluster, clock, transactionTimeoutMs="600000") as job:
         job.open().decide_and_crash(ROWS, 7)
-        with driver(cluster, clock) as own:
-            finish_writes(own.brokers, list_only=False)
+        with driver(cluster, clock) as other:
+            finish_writes(other.brokers, list_only=False)
         job.log.refresh(job.brokers)
         assert [decision.timeout_ms for decision in job.log.writes[WRITE].decisions.values()] == [600_000, 600_013]
 
@@ -140,10 +140,10 @@ def test_a_topic_of_rows_that_a_broker_lacks_is_not_created(
         del broker.storage.topics[TOPIC]
         broker.on_change()
     with (
-        driver(cluster, clock) as own,
+        driver(cluster, clock) as other,
         pytest.raises(DeliveryError, match=rf"topic {TOPIC} has no writable queue on broker broker-1, to which"),
     ):
-        finish_writes(own.brokers, list_only=False)
+        finish_writes(other.brokers, list_only=False)
     assert TOPIC not in broker.storage.topics
 
 

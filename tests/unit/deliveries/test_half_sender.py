@@ -73,8 +73,8 @@ def to_rows(reply: Reply, times: dict[str, int]) -> Callable[[RemotingCommand], 
 
 @pytest.fixture
 def ordered(cluster: FakeCluster, clock: MovedClock) -> Iterator[Driver]:
-    with driver(cluster, clock, ordered="true") as own:
-        yield own
+    with driver(cluster, clock, ordered="true") as running:
+        yield running
 
 
 def test_each_half_message_is_reported_once_in_the_order_of_its_queue(cluster: FakeCluster, ordered: Driver) -> None:

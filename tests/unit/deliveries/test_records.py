@@ -88,7 +88,7 @@ def test_records_of_other_ids_are_left_out() -> None:
     assert parse(b'{"id": "other", "version": 99, "kind": []}', ID, LOG) is None
 
 
-def test_a_record_of_a_newer_release_is_an_error_of_its_own() -> None:
+def test_a_record_of_a_newer_release_has_a_separate_error() -> None:
     fields = {"version": 3, "kind": "merged", "id": ID, "rows": "many"}
     with pytest.raises(NewerRecordError, match=r"^version 3, this release reads versions up to 2$"):
         parse(json.dumps(fields).encode(), ID, LOG)

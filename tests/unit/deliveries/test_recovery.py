@@ -58,10 +58,10 @@ def test_a_lost_request_does_not_count_as_stored_because_of_foreign_messages_wit
         put(cluster, queue, *(forged(message, how) for message in decode_batch(request.body)))
         return Reply(closes=True, stored=False)
 
-    plan, told = new_plan(job), WriteSummary()
+    plan, summary = new_plan(job), WriteSummary()
     for name, broker in cluster.brokers.items():
         broker.play(partial(forge, name), times=2)
-    run_task(job, plan, WRITE, told=told)
+    run_task(job, plan, WRITE, summary=summary)
     stored = visible(cluster)
     assert stored.pop("forged") > 0
     assert stored == Counter(ROWS)
@@ -244,9 +244,9 @@ def test_rows_that_a_broker_acknowledged_and_lost_are_sent_by_the_next_attempt(
         complete(job, plan, WRITE, done)
 
 
-def covered(cluster: FakeCluster, told: WriteSummary) -> Counter[str]:
+def covered(cluster: FakeCluster, summary: WriteSummary) -> Counter[str]:
     """Return the rows that a read by the receipt of a write returns."""
-    spans = receipt_spans(json.loads(json.dumps(told.to_dict())))
+    spans = receipt_spans(json.loads(json.dumps(summary.to_dict())))
     bodies: Counter[str] = Counter()
     for queue, (first, last) in spans.items():
         store = broker_of(cluster, queue).storage.store
@@ -256,36 +256,39 @@ def covered(cluster: FakeCluster, told: WriteSummary) -> Counter[str]:
 
 @pytest.mark.parametrize("dies_after", [20, 200, 400])
 def test_a_receipt_has_the_rows_of_earlier_attempts(cluster: FakeCluster, job: Driver, dies_after: int) -> None:
-    plan, told = new_plan(job), WriteSummary()
+    plan, summary = new_plan(job), WriteSummary()
     with contextlib.suppress(Killed):
         run_task(job, plan, WRITE, dies_after=dies_after)
-    run_task(job, plan, WRITE, told=told)
-    assert covered(cluster, told) == Counter(ROWS)
+    run_task(job, plan, WRITE, summary=summary)
+    assert covered(cluster, summary) == Counter(ROWS)
     rows = sum(
-        queue["rows"] for broker in told.to_dict().values() for of in broker["queues"].values() for queue in of.values()
+        queue["rows"]
+        for broker in summary.to_dict().values()
+        for of in broker["queues"].values()
+        for queue in of.values()
     )
     assert rows == len(ROWS)
-    assert told.recovered_rows()["recovered"] + sum(of["rows"] for of in told.to_dict().values()) == len(ROWS)
+    assert summary.recovered_rows()["recovered"] + sum(of["rows"] for of in summary.to_dict().values()) == len(ROWS)
 
 
 def test_a_receipt_has_the_rows_of_requests_without_an_answer(cluster: FakeCluster, job: Driver) -> None:
-    plan, told = new_plan(job), WriteSummary()
+    plan, summary = new_plan(job), WriteSummary()
     for broker in cluster.brokers.values():
         broker.play(Reply(stored=True, closes=True), times=2)
-    run_task(job, plan, WRITE, told=told)
-    assert covered(cluster, told) == Counter(ROWS)
+    run_task(job, plan, WRITE, summary=summary)
+    assert covered(cluster, summary) == Counter(ROWS)
 
 
 def test_the_receipt_of_a_write_that_another_driver_has_completed_is_incomplete(
     cluster: FakeCluster, job: Driver
 ) -> None:
-    frozen, plan, told = new_plan(job), new_plan(job), WriteSummary()
-    run_task(job, frozen, WRITE, 1, told=told)
+    frozen, plan, summary = new_plan(job), new_plan(job), WriteSummary()
+    run_task(job, frozen, WRITE, 1, summary=summary)
     done: list[Attempted | None] = [run_task(job, plan, WRITE, part) for part in (0, 1)]
     complete(job, plan, WRITE, *done)
-    assert run_task(job, frozen, WRITE, 0, told=told) is None
+    assert run_task(job, frozen, WRITE, 0, summary=summary) is None
     with pytest.raises(ValueError, match=r"the receipt is incomplete: .* by another driver of the same write"):
-        parse_start(json.dumps(told.to_dict()))
+        parse_start(json.dumps(summary.to_dict()))
 
 
 def test_a_recovery_unpacks_the_messages_of_one_answer_at_a_time() -> None:

@@ -44,16 +44,16 @@ def test_a_write_without_faults_reads_nothing(cluster: FakeCluster, job: Driver)
 
 @pytest.mark.parametrize("dies_after", [0, BATCH, 10 * BATCH, 19 * BATCH])
 def test_a_later_attempt_sends_the_missing_rows(cluster: FakeCluster, job: Driver, dies_after: int) -> None:
-    plan, told = new_plan(job), WriteSummary()
+    plan, summary = new_plan(job), WriteSummary()
     with pytest.raises(Killed):
         run_task(job, plan, WRITE, dies_after=dies_after)
     stored = sum(visible(cluster).values())
-    done = run_task(job, plan, WRITE, told=told)
+    done = run_task(job, plan, WRITE, summary=summary)
     assert done == Attempted(0, begun=True, recovered=dies_after > 0)
     assert visible(cluster) == Counter(ROWS)
     # Requests of the dead attempt may have arrived later.
-    assert told.recovered_rows()["recovered"] >= stored
-    assert told.recovered_rows()["repeated"] == 0
+    assert summary.recovered_rows()["recovered"] >= stored
+    assert summary.recovered_rows()["repeated"] == 0
     assert complete(job, plan, WRITE, done).repeated_rows == 0
 
 

@@ -132,7 +132,7 @@ def test_the_places_of_rows_are_known() -> None:
 def test_a_message_with_the_id_of_a_row_and_another_content_is_another_row() -> None:
     (row_id,) = ids_of(block_of([b"a"]))
     sent = Message("T", b"a", 0, {"SPARK_ROW_ID": row_id})
-    own = messages([row_id])
+    original = messages([row_id])
     others = [
         messages([row_id], [b"b"]),
         messages([row_id], flag=[1]),
@@ -146,7 +146,7 @@ def test_a_message_with_the_id_of_a_row_and_another_content_is_another_row() -> 
         with pytest.raises(InputChangedError, match=r"row 0 of partition 2: .* at offset 0 of T/b0/1"):
             forged.among(block_of([b"a"]), 0, 2)
         # In any order, the row itself is found beside it.
-        for both in ([own, other], [other, own]):
+        for both in ([original, other], [other, original]):
             found = StoredRows.of([StoredRows.in_batch(batch, QUEUE, PLACE) for batch in both])
             assert (len(found), found.repeats) == (2, 0)
             assert found.places_of([sent]) == [(QUEUE, 0)]

@@ -19,10 +19,10 @@ DASHBOARD = Path(__file__).parents[3] / "conf" / "grafana.json"
 
 
 def recorder(broker: str = "a", latency_ms: float = 3.0, rows: int = 10) -> Recorder:
-    made = Recorder("w", -1, 0, epoch_offset=0.0)
-    made.record_success(broker, rows, 100, latency_ms, MessageQueue("T", broker, 0), 5, 1.0)
-    made.record_retry(broker, "BrokerBusyException 2", 1.0)
-    return made
+    filled = Recorder("w", -1, 0, epoch_offset=0.0)
+    filled.record_success(broker, rows, 100, latency_ms, MessageQueue("T", broker, 0), 5, 1.0)
+    filled.record_retry(broker, "BrokerBusyException 2", 1.0)
+    return filled
 
 
 def summary(*recorders: Recorder) -> WriteSummary:
@@ -46,9 +46,9 @@ def value(text: str, name: str, **labels: str) -> float:
 
 
 def test_counters_of_each_broker_have_the_numbers_of_the_metrics() -> None:
-    told = summary(recorder("a"), recorder("a"), recorder("b", rows=7))
-    text = told.to_openmetrics()
-    for broker, numbers in told.to_dict().items():
+    merged = summary(recorder("a"), recorder("a"), recorder("b", rows=7))
+    text = merged.to_openmetrics()
+    for broker, numbers in merged.to_dict().items():
         for name, key in (("rows", "rows"), ("requests", "requests"), ("sent_bytes", "bytes"), ("retries", "retries")):
             assert value(text, f"{name}_total", broker=broker) == numbers[key]
     assert value(text, "retries_by_reason_total", broker="a", reason="BrokerBusyException 2") == 2
@@ -101,12 +101,12 @@ def test_names_that_are_equal_when_escaped_share_a_series() -> None:
 
 
 def test_invalid_unreadable_and_lost_rows_are_counted() -> None:
-    made = recorder()
-    made.record_skipped({"body is empty": 1})
-    told = summary(made)
-    merge_into(told, ReadReport({"orders": 3}))
-    merge_into(told, "no report")
-    text = told.to_openmetrics()
+    recorded = recorder()
+    recorded.record_skipped({"body is empty": 1})
+    merged = summary(recorded)
+    merge_into(merged, ReadReport({"orders": 3}))
+    merge_into(merged, "no report")
+    text = merged.to_openmetrics()
     assert value(text, "invalid_rows_total", fate="skipped", rule="body is empty") == 1
     assert value(text, "unreadable_messages_total", topic="orders") == 3
     assert value(text, "lost_reports_total") == 1
@@ -138,12 +138,12 @@ def test_a_file_with_other_content_is_not_replaced(text: str) -> None:
 
 
 def test_the_dashboard_uses_all_metrics_and_no_others() -> None:
-    made = recorder()
-    made.record_skipped({"body is empty": 1})
-    made.record_sent("a", 1, 1, 1.0)
-    made.record_failure("a", "2", 1.0)
-    told = families(Measures.unpack(made.snapshot().packed), unreadable={"T": 1})
-    names = {f"{family.name}{suffix}" for family in [*told, last_commit(0.0)] for suffix, _, _ in family.samples}
+    recorded = recorder()
+    recorded.record_skipped({"body is empty": 1})
+    recorded.record_sent("a", 1, 1, 1.0)
+    recorded.record_failure("a", "2", 1.0)
+    written = families(Measures.unpack(recorded.snapshot().packed), unreadable={"T": 1})
+    names = {f"{family.name}{suffix}" for family in [*written, last_commit(0.0)] for suffix, _, _ in family.samples}
     board = json.loads(DASHBOARD.read_text("utf-8"))
     queries = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
     used = {name for query in queries for name in re.findall(r"rocketmq_spark_\w+", query)}

@@ -251,11 +251,11 @@ def test_option_of_another_connector_error_names_the_equivalent(given: str, hint
 
 @pytest.mark.parametrize(("use", "table"), [("write", SINK_OPTIONS), ("read", SOURCE_OPTIONS)])
 def test_option_names_of_other_connectors_have_documented_equivalents(use: str, table: Sequence[OptionSpec]) -> None:
-    own = {name for spec in table for name in spec.names}
+    documented = {name for spec in table for name in spec.names}
     page = (ROOT / "docs" / "migration.md").read_text(encoding="utf-8").lower()
     for foreign, here in NAMES[use].items():
-        assert foreign not in {name.lower() for name in own}
-        assert set(re.findall(r"[a-z]+[A-Z]\w*|topic|subscribe", here)) <= own, foreign
+        assert foreign not in {name.lower() for name in documented}
+        assert set(re.findall(r"[a-z]+[A-Z]\w*|topic|subscribe", here)) <= documented, foreign
         assert f"`{foreign}`" in page
 
 

@@ -320,11 +320,11 @@ def test_durations_are_milliseconds_or_have_a_suffix(text: str, ms: int) -> None
 
 
 def test_exactly_one_of_subscribe_pattern_and_assign_is_accepted() -> None:
-    ways = {"subscribe": "t", "subscribePattern": "t.*", "assign": '{"t":{"b":[0]}}'}
-    for one in ways:
-        assert parse_source_options({**NAME_SERVER, one: ways[one]}, {}, streaming=False).reads(QUEUE)
-        for other in set(ways) - {one}:
-            message = refusal({**NAME_SERVER, one: ways[one], other: ways[other]})
+    topics = {"subscribe": "t", "subscribePattern": "t.*", "assign": '{"t":{"b":[0]}}'}
+    for one in topics:
+        assert parse_source_options({**NAME_SERVER, one: topics[one]}, {}, streaming=False).reads(QUEUE)
+        for other in set(topics) - {one}:
+            message = refusal({**NAME_SERVER, one: topics[one], other: topics[other]})
             assert message.startswith(
                 "only one of the following options can be specified for a read from RocketMQ: subscribe, "
                 "subscribePattern, assign; given are "

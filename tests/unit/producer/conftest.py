@@ -64,15 +64,15 @@ def transport() -> Iterator[ScriptedTransport]:
 @pytest.fixture
 def make_producer(transport: ScriptedTransport) -> Iterator[Callable[..., Producer]]:
     """Make a producer, not started, that is shut down at the end; keyword arguments are its properties."""
-    made: list[Producer] = []
+    producers: list[Producer] = []
 
     def make(group: str = "pg", **properties: Any) -> Producer:
         settings = {"transport": transport, "name_server": "ns:9876", "instance_name": f"test-{next(_numbers)}"}
-        made.append(Producer(group, **{**settings, **properties}))
-        return made[-1]
+        producers.append(Producer(group, **{**settings, **properties}))
+        return producers[-1]
 
     yield make
-    for producer in made:
+    for producer in producers:
         producer.shutdown()
 
 
@@ -88,14 +88,14 @@ def start_any(
     request: pytest.FixtureRequest, transport: ScriptedTransport
 ) -> Iterator[Callable[..., Producer | AsyncioProducer]]:
     """Start a producer of either kind that is shut down at the end; keyword arguments are its properties."""
-    made: list[Producer | AsyncioProducer] = []
+    producers: list[Producer | AsyncioProducer] = []
 
     def start(**properties: Any) -> Producer | AsyncioProducer:
         settings = {"transport": transport, "name_server": "ns:9876", "instance_name": f"test-{next(_numbers)}"}
-        made.append(request.param("pg", **{**settings, **properties}))
-        made[-1].start()
-        return made[-1]
+        producers.append(request.param("pg", **{**settings, **properties}))
+        producers[-1].start()
+        return producers[-1]
 
     yield start
-    for producer in made:
+    for producer in producers:
         producer.shutdown()

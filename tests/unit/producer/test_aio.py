@@ -229,9 +229,9 @@ def test_cancellation_in_flight_says_that_the_message_may_be_stored(
             task = asyncio.create_task(cancelled(lambda: producer.send(message(0), **options)))
             await in_flight(held, 1)
             task.cancel()
-            told = await task
+            error = await task
             held.advance(0.001)
-        assert "in flight; the message may be stored" in told
+        assert "in flight; the message may be stored" in error
         assert sent(held) == [[b"0"]]
 
     run(main)
@@ -372,8 +372,8 @@ def test_cancelled_arrow_rows_end_after_the_present_record_batch(transport: Scri
             task.cancel()
             await asyncio.sleep(0)
             go.set()
-            told = await task
-        assert "rows that were read before may be stored" in told
+            error = await task
+        assert "rows that were read before may be stored" in error
         assert len(read) < 5
 
     run(main)

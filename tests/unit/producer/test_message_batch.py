@@ -100,8 +100,8 @@ def test_batch_body_contains_its_messages_in_order() -> None:
 
 
 def test_every_member_gets_an_id_unless_it_has_one() -> None:
-    own = GOOD.with_properties({"UNIQ_KEY": "own"})
-    batch = encode(GOOD, own, GOOD)
+    with_id = GOOD.with_properties({"UNIQ_KEY": "own"})
+    batch = encode(GOOD, with_id, GOOD)
     assert batch.msg_id == "ID1,own,ID2"
     members = decode_batch(batch.encoded.body[0], "orders")
     assert [member.unique_id for member in members] == ["ID1", "own", "ID2"]

@@ -52,12 +52,12 @@ def transport() -> Iterator[ScriptedProxies]:
 
 @pytest.fixture
 def make(make_producer: Make) -> Make:
-    def made(group: str = "pg", **properties: Any) -> Producer:
+    def start(group: str = "pg", **properties: Any) -> Producer:
         producer = make_producer(group, **{"name_server": None, "endpoints": ENDPOINTS, **properties})
         producer.start()
         return producer
 
-    return made
+    return start
 
 
 @pytest.fixture

@@ -197,13 +197,13 @@ def test_send_beyond_back_pressure_fails_and_permits_return(make_producer: Make,
     limits = producer._service.sender.back_pressure
     assert limits is not None
     assert limits.messages.available == 10
-    under_way = [producer.send_async(MESSAGE) for _ in range(10)]
+    in_flight = [producer.send_async(MESSAGE) for _ in range(10)]
     wait_for(lambda: held.in_flight == 10)
     refused = producer.send_async(MESSAGE, timeout_ms=20).exception(PATIENCE)
     assert isinstance(refused, RemotingTooMuchRequestException)
     held.always = {"a": Reply.code(13, "illegal"), "b": Reply.code(13, "illegal")}
     held.advance(0.001)
-    assert all(future.result(PATIENCE) for future in under_way)
+    assert all(future.result(PATIENCE) for future in in_flight)
     assert isinstance(producer.send_async(MESSAGE).exception(PATIENCE), MQBrokerException)
     assert isinstance(producer.send_async(Message("T", b"")).exception(PATIENCE), MQClientException)
     assert (limits.messages.available, limits.nbytes.available) == (10, 1024 * 1024 * 100)
@@ -216,12 +216,12 @@ def test_changed_limits_still_count_sends_in_flight(make_producer: Make, held: S
     assert producer._service is not None
     limits = producer._service.sender.back_pressure
     assert limits is not None
-    under_way = [producer.send_async(MESSAGE) for _ in range(15)]
+    in_flight = [producer.send_async(MESSAGE) for _ in range(15)]
     producer.set_back_pressure_for_async_send(1, 1)
     assert limits.messages.available == -5
     wait_for(lambda: held.in_flight == 15)
     held.advance(0.001)
-    assert all(future.result(PATIENCE) for future in under_way)
+    assert all(future.result(PATIENCE) for future in in_flight)
     assert (limits.messages.available, limits.nbytes.available) == (10, 1024 * 1024)
     with pytest.raises(MQClientException, match="has no back pressure"):
         started(make_producer).set_back_pressure_for_async_send(10, 10)

@@ -190,7 +190,7 @@ def test_expired_budget_raises_too_much_request() -> None:
     assert broker.given == [3.0]
 
 
-def test_attempt_is_made_with_exactly_no_time_left() -> None:
+def test_last_attempt_begins_with_exactly_no_time_left() -> None:
     broker = Broker([RemotingTimeoutException("slow"), answer()], takes=3.0)
     assert broker.run() == answer()
     assert broker.given == [3.0, 0.0]

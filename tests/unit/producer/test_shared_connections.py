@@ -258,13 +258,18 @@ def test_encrypted_producer_never_sends_through_a_plain_connection(tmp_path: Pat
     authority = Authority(tmp_path)
     tls = authority.context("server", "IP:127.0.0.1")
     with one_broker() as plain, one_broker(tls) as encrypted:
-        own = {**KEYS, "use_tls": True, "tls_ca_file": str(authority.ca_file), "name_server": encrypted.name_server}
+        settings = {
+            **KEYS,
+            "use_tls": True,
+            "tls_ca_file": str(authority.ca_file),
+            "name_server": encrypted.name_server,
+        }
         with Producer("g1", name_server=plain.name_server, instance_name="both") as first:
-            second = Producer("g2", instance_name="both", **own)
+            second = Producer("g2", instance_name="both", **settings)
             with pytest.raises(OptionError, match=r"whose name_server, use_tls, tls_ca_file, access_key, .* differ"):
                 second.start()
             first.send(Message.of("T", b"public"))
-            with Producer("g2", instance_name="of its own", **own) as third:
+            with Producer("g2", instance_name="of its own", **settings) as third:
                 third.send(Message.of("T", b"private"))
         assert [bytes(request.body) for request in requests_to_broker(plain) if b"private" in bytes(request.body)] == []
         assert bodies_in(encrypted) == [b"private"]
@@ -287,7 +292,7 @@ def test_tasks_of_one_worker_sign_with_their_own_keys() -> None:
 def test_tasks_share_an_instance_only_if_connection_options_are_equal() -> None:
     common = {"nameServer": "127.0.0.1:9", "instanceName": "etl"}
     given = ({"topic": "T"}, {"topic": "U", "maxInFlight": "2"}, {"topic": "T", "pollNameServerInterval": "900"})
-    first, second, other = (acquire(parse_sink_options({**common, **own}, {})) for own in given)
+    first, second, other = (acquire(parse_sink_options({**common, **options}, {})) for options in given)
     assert first is second
     assert first.users == 2
     assert other is not first

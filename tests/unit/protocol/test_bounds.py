@@ -60,7 +60,7 @@ def test_ext_fields_up_to_10_000_are_accepted(serialize_type: SerializeType) -> 
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "reason"),
     [
         ("[" + "[]," * 500_000 + "[]]", "500002 objects and lists, 500000 are allowed"),
         ("[" + "{1:2}," * 500_000 + "{}]", "500002 objects and lists, 500000 are allowed"),
@@ -70,10 +70,10 @@ def test_ext_fields_up_to_10_000_are_accepted(serialize_type: SerializeType) -> 
         ('"' + "x" * 1_000_000 + '"}', "Extra data"),
     ],
 )
-def test_json_with_too_many_objects_is_rejected_with_a_short_error(text: str, told: str) -> None:
-    with pytest.raises(RemotingCommandException, match=told) as body:
+def test_json_with_too_many_objects_is_rejected_with_a_short_error(text: str, reason: str) -> None:
+    with pytest.raises(RemotingCommandException, match=reason) as body:
         loads_lenient(text.encode())
-    with pytest.raises(RemotingCommandException, match=told) as head:
+    with pytest.raises(RemotingCommandException, match=reason) as head:
         decode_command(header(text))
     for refused in (body.value, head.value):
         assert len(str(refused)) < SHORT
@@ -99,7 +99,7 @@ def test_the_largest_route_is_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "told"),
+    ("body", "reason"),
     [
         (route(brokers=10_001), "length of queueDatas is 10001, at most 10000"),
         (route(addresses=101), "number of addresses of a broker is 101, at most 100"),
@@ -111,8 +111,8 @@ def test_the_largest_route_is_read() -> None:
         (route().replace(b'"0"', b'"%s"' % (b"9" * 60_000)), "a number is needed"),
     ],
 )
-def test_route_with_too_many_entries_is_rejected_with_a_short_error(body: bytes, told: str) -> None:
-    with pytest.raises(RemotingCommandException, match=told) as refused:
+def test_route_with_too_many_entries_is_rejected_with_a_short_error(body: bytes, reason: str) -> None:
+    with pytest.raises(RemotingCommandException, match=reason) as refused:
         decode_topic_route(body)
     assert len(str(refused.value)) < SHORT
 

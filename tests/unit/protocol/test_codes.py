@@ -104,9 +104,9 @@ def test_stored_codes_are_the_four_that_acknowledge() -> None:
 def test_response_code_and_remark_select_the_error_class(
     code: int, remark: str, error: type[MQBrokerException]
 ) -> None:
-    made = broker_error(code, remark, "127.0.0.1:10911", "sending")
-    assert type(made) is error
-    assert (made.response_code, made.remark, made.broker_addr) == (code, remark, "127.0.0.1:10911")
+    raised = broker_error(code, remark, "127.0.0.1:10911", "sending")
+    assert type(raised) is error
+    assert (raised.response_code, raised.remark, raised.broker_addr) == (code, remark, "127.0.0.1:10911")
 
 
 @pytest.mark.parametrize("code", [code for code in ResponseCode if code not in STORED])

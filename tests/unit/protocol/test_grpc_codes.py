@@ -102,9 +102,9 @@ def test_stored_codes_are_the_four_that_acknowledge() -> None:
     ],
 )
 def test_unknown_code_is_classified_by_its_hundreds(code: int, error: type[MQBrokerException]) -> None:
-    made = proxy_error(code, "", "p:8081", "sending")
-    assert type(made) is error
-    assert str(made) == f"sending: p:8081 answered {code} UNKNOWN: (no message)"
+    raised = proxy_error(code, "", "p:8081", "sending")
+    assert type(raised) is error
+    assert str(raised) == f"sending: p:8081 answered {code} UNKNOWN: (no message)"
 
 
 @pytest.mark.parametrize(
@@ -133,9 +133,9 @@ def test_unknown_code_is_classified_by_its_hundreds(code: int, error: type[MQBro
 def test_message_text_selects_the_error_class_of_an_ambiguous_code(
     code: int, message: str, error: type[MQBrokerException]
 ) -> None:
-    made = proxy_error(code, message, "p:8081", "sending")
-    assert type(made) is error
-    assert (made.response_code, made.remark, made.broker_addr) == (code, message, "p:8081")
+    raised = proxy_error(code, message, "p:8081", "sending")
+    assert type(raised) is error
+    assert (raised.response_code, raised.remark, raised.broker_addr) == (code, message, "p:8081")
 
 
 # Error texts of grpcio 1.85.
@@ -176,9 +176,9 @@ DETAILS = [
 def test_status_details_distinguish_failed_from_broken_connections(
     status: str, details: str, error: type[RocketMQError]
 ) -> None:
-    made = call_error(status, details, "p:8081", "sending")
-    assert type(made) is error
-    assert str(made).startswith(f"sending: p:8081: gRPC {status}: {details} (")
+    raised = call_error(status, details, "p:8081", "sending")
+    assert type(raised) is error
+    assert str(raised).startswith(f"sending: p:8081: gRPC {status}: {details} (")
 
 
 REMEDIES = [
@@ -194,9 +194,9 @@ REMEDIES = [
 
 @pytest.mark.parametrize(("details", "server_name", "remedy"), REMEDIES)
 def test_tls_errors_have_the_same_advice_as_over_remoting(details: str, server_name: str | None, remedy: str) -> None:
-    made = call_error("UNAVAILABLE", details, "p:8081", "sending", server_name)
-    assert isinstance(made, RemotingTlsException)
-    assert str(made).endswith(f"({remedy})")
+    raised = call_error("UNAVAILABLE", details, "p:8081", "sending", server_name)
+    assert isinstance(raised, RemotingTlsException)
+    assert str(raised).endswith(f"({remedy})")
 
 
 BY_STATUS: dict[type[RocketMQError], set[str]] = {
@@ -246,15 +246,15 @@ def test_unknown_topic_is_not_reported_as_a_wrong_message_type() -> None:
     ],
 )
 def test_errors_survive_pickling(make: Callable[[], RocketMQError]) -> None:
-    made = make()
-    again = pickle.loads(pickle.dumps(made))
-    assert (type(again), again.args, str(again)) == (type(made), made.args, str(made))
+    raised = make()
+    again = pickle.loads(pickle.dumps(raised))
+    assert (type(again), again.args, str(again)) == (type(raised), raised.args, str(raised))
 
 
 def test_grpc_statuses_map_to_the_equivalent_proxy_codes() -> None:
     statuses = ("INVALID_ARGUMENT", "PERMISSION_DENIED", "UNAUTHENTICATED", "UNIMPLEMENTED", "RESOURCE_EXHAUSTED")
-    made = [call_error(status, "", "p:8081", "sending") for status in statuses]
-    codes = [error.response_code for error in made if isinstance(error, MQBrokerException)]
+    raised = [call_error(status, "", "p:8081", "sending") for status in statuses]
+    codes = [error.response_code for error in raised if isinstance(error, MQBrokerException)]
     assert codes == [40000, 40300, 40100, 50100, 42900]
 
 

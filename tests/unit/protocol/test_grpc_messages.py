@@ -60,8 +60,8 @@ kinds = st.sampled_from(
 
 @st.composite
 def drawn_messages(draw: st.DrawFn, kind: st.SearchStrategy[dict[str, Any]] = kinds) -> Message:
-    made = Message.of("orders", draw(bodies), **draw(st.fixed_dictionaries(plain)), **draw(kind))
-    return made.with_properties({"UNIQ_KEY": f"{draw(st.integers(0, 2**128 - 1)):032X}"})
+    drawn = Message.of("orders", draw(bodies), **draw(st.fixed_dictionaries(plain)), **draw(kind))
+    return drawn.with_properties({"UNIQ_KEY": f"{draw(st.integers(0, 2**128 - 1)):032X}"})
 
 
 def request_of(batch: EncodedBatch, born_timestamp: int = BORN) -> SendRequest:
@@ -105,15 +105,15 @@ def as_stored(message: Message) -> dict[str, str]:
 
 @given(drawn_messages())
 def test_every_message_round_trips(message: Message) -> None:
-    [made] = sent(single(message))
-    found = message_ext(made)
+    [encoded] = sent(single(message))
+    found = message_ext(encoded)
     assert (found.topic, found.body, found.flag, found.born_timestamp) == ("orders", message.body, 0, BORN)
     assert found.properties == as_stored(message)
 
 
 @given(st.lists(drawn_messages(st.just({})), min_size=1, max_size=8))
 def test_every_message_of_a_batch_round_trips_in_order(messages: list[Message]) -> None:
-    found = [message_ext(made) for made in sent(batch_of(messages))]
+    found = [message_ext(encoded) for encoded in sent(batch_of(messages))]
     assert [one.body for one in found] == [message.body for message in messages]
     assert [one.properties for one in found] == [as_stored(message) for message in messages]
     assert {(one.topic, one.born_timestamp) for one in found} == {("orders", BORN)}
@@ -121,8 +121,8 @@ def test_every_message_of_a_batch_round_trips_in_order(messages: list[Message]) 
 
 def test_each_system_property_is_encoded_in_its_field() -> None:
     message = Message.of("orders", b"body", tags="red", keys=["k1", "k2"], properties={"colour": "gr\u00fcn"})
-    [made] = sent(single(message.with_properties({"UNIQ_KEY": "any id", "INSTANCE_ID": "ns", "PGROUP": "pg"})))
-    assert made == pb.Message(
+    [encoded] = sent(single(message.with_properties({"UNIQ_KEY": "any id", "INSTANCE_ID": "ns", "PGROUP": "pg"})))
+    assert encoded == pb.Message(
         topic=pb.Resource(name="orders"),
         user_properties={"colour": "gr\u00fcn"},
         system_properties=pb.SystemProperties(
@@ -151,8 +151,8 @@ def test_each_system_property_is_encoded_in_its_field() -> None:
     ],
 )
 def test_properties_determine_the_message_type(properties: dict[str, str], kind: int) -> None:
-    [made] = sent(single(Message("orders", b"body", properties=properties)))
-    system = made.system_properties
+    [encoded] = sent(single(Message("orders", b"body", properties=properties)))
+    system = encoded.system_properties
     assert system.message_type == kind
     assert system.message_group == properties.get("__SHARDINGKEY", "")
     assert system.HasField("delivery_timestamp") == (kind == pb.DELAY)
@@ -160,28 +160,28 @@ def test_properties_determine_the_message_type(properties: dict[str, str], kind:
     assert system.lite_topic == properties.get("__LITE_TOPIC", "")
     if kind == pb.DELAY:
         assert system.delivery_timestamp.ToMilliseconds() == 1_700_000_001_000
-    assert not made.user_properties
+    assert not encoded.user_properties
 
 
 def test_namespace_and_born_host_are_encoded_in_their_fields() -> None:
     messages = [Message.of("orders", b"a"), Message.of("orders", b"b")]
-    for made in sent(batch_of(messages), namespace="ns", born_host="worker-1"):
-        assert (made.topic.resource_namespace, made.topic.name) == ("ns", "orders")
-        assert made.system_properties.born_host == "worker-1"
+    for encoded in sent(batch_of(messages), namespace="ns", born_host="worker-1"):
+        assert (encoded.topic.resource_namespace, encoded.topic.name) == ("ns", "orders")
+        assert encoded.system_properties.born_host == "worker-1"
 
 
 def test_zlib_body_is_encoded_as_gzip_and_decompressed() -> None:
     packed = zlib.compress(b"long " * 99)
-    [made] = sent(single(Message("orders", packed), CompressionType.ZLIB.sys_flag))
-    assert (made.system_properties.body_encoding, made.body) == (pb.GZIP, packed)
-    found = message_ext(made)
+    [encoded] = sent(single(Message("orders", packed), CompressionType.ZLIB.sys_flag))
+    assert (encoded.system_properties.body_encoding, encoded.body) == (pb.GZIP, packed)
+    found = message_ext(encoded)
     assert decompress(found.body, found.sys_flag) == b"long " * 99
 
 
 def test_every_compressed_body_of_a_batch_has_its_encoding() -> None:
     messages = [Message("orders", zlib.compress(body)) for body in (b"a", b"b")]
-    made = sent(batch_of(messages, sys_flag=CompressionType.ZLIB.sys_flag))
-    assert [one.system_properties.body_encoding for one in made] == [pb.GZIP, pb.GZIP]
+    encoded = sent(batch_of(messages, sys_flag=CompressionType.ZLIB.sys_flag))
+    assert [one.system_properties.body_encoding for one in encoded] == [pb.GZIP, pb.GZIP]
 
 
 @pytest.mark.parametrize(
@@ -235,7 +235,7 @@ def test_message_that_must_be_sent_alone_is_rejected_in_a_batch(properties: dict
 def test_id_of_an_inner_batch_is_not_used_as_a_message_id() -> None:
     batch = batch_of([Message("orders", b"a", properties={"UNIQ_KEY": "one"})]).batch
     inner = EncodedBatch(batch.topic, batch.body, 1, batch.nbytes, properties="UNIQ_KEY\x01of the batch\x02")
-    assert [made.system_properties.message_id for made in sent(request_of(inner))] == ["one"]
+    assert [encoded.system_properties.message_id for encoded in sent(request_of(inner))] == ["one"]
 
 
 def grpc_batch(messages: Sequence[Message], born_timestamp: int) -> EncodedBatch:
@@ -257,7 +257,7 @@ def test_young_encoded_batch_is_sent_unchanged(age: int) -> None:
 def test_only_the_born_timestamp_of_an_old_batch_is_renewed(messages: list[Message], age: int) -> None:
     batch = grpc_batch(messages, BORN)
     renewed = sent(request_of(batch, BORN + age))
-    assert {made.system_properties.born_timestamp.ToMilliseconds() for made in renewed} == {BORN + age}
+    assert {encoded.system_properties.born_timestamp.ToMilliseconds() for encoded in renewed} == {BORN + age}
     again = restamp(encode_send_request(request_of(batch, BORN + age)), BORN)
     assert SendMessageRequest.FromString(again) == SendMessageRequest.FromString(b"".join(batch.body))
 
@@ -379,8 +379,8 @@ def test_batch_counts_as_stored_only_if_the_whole_answer_says_stored(
 ) -> None:
     stored = {20000, 50401}
     outcome = outcome_of(request_, answer(code, *results), 1.0)
-    told_of_all = len(results) == request_.batch.rows or (code != 30000 and len(results) == 1)
-    said = bool(results) and code in stored | {30000} and set(results) <= stored and told_of_all
+    covers_all = len(results) == request_.batch.rows or (code != 30000 and len(results) == 1)
+    said = bool(results) and code in stored | {30000} and set(results) <= stored and covers_all
     assert (outcome.status is not None) == said
     assert (outcome.error is None) == said
 
@@ -403,15 +403,15 @@ def test_error_names_rows_topic_proxy_and_answer() -> None:
 
 
 def delivered(**system: Any) -> pb.Message:
-    made = pb.Message(
+    encoded = pb.Message(
         topic=pb.Resource(name="orders"),
         body=b"half",
         user_properties={"colour": "red", "__SHARDINGKEY": "k", "MIN_OFFSET": "0"},
         system_properties=pb.SystemProperties(message_id="AB" * 17, message_type=pb.TRANSACTION, **system),
     )
-    made.system_properties.born_timestamp.FromMilliseconds(BORN)
-    made.system_properties.store_timestamp.FromMilliseconds(BORN + 5)
-    return made
+    encoded.system_properties.born_timestamp.FromMilliseconds(BORN)
+    encoded.system_properties.store_timestamp.FromMilliseconds(BORN + 5)
+    return encoded
 
 
 def test_delivered_message_has_the_system_properties_from_the_proxy() -> None:

@@ -100,9 +100,9 @@ def test_generated_code_is_up_to_date(tmp_path: Path) -> None:
         f"{sys.executable} {command}", shell=True, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
     )
     assert run.returncode == 0, run.stderr
-    made = {path.name: path.read_text("utf-8") for path in (tmp_path / GENERATED).iterdir()}
+    now = {path.name: path.read_text("utf-8") for path in (tmp_path / GENERATED).iterdir()}
     checked_in = {path.name: path.read_text("utf-8") for path in (ROOT / GENERATED).glob("*_pb2.py*")}
-    assert checked_in == made
+    assert checked_in == now
 
 
 def test_required_protobuf_equals_the_version_of_the_generated_code() -> None:

@@ -59,23 +59,23 @@ def test_heartbeat_round_ends_after_30_s_and_the_next_continues_there() -> None:
     instance, transport = instance_of(clock, T=route(dict.fromkeys(names, 1)))
     instance.register("g")
     instance.routes.find("T", 1.0)
-    told: list[str] = []
+    addresses: list[str] = []
 
     def silent(address: str, *_: object) -> None:
-        told.append(address)
+        addresses.append(address)
         clock.advance(3.0)
         raise RemotingTimeoutException("no answer")
 
     transport.heart_beat = transport.unregister_client = silent  # type: ignore[method-assign, assignment]
     every = sorted(instance.routes.masters().values())
     for first in (0, 10, 20):
-        told.clear()
+        addresses.clear()
         instance.heart_beat()
-        assert told == (every[first:] + every[:first])[:10]
+        assert addresses == (every[first:] + every[:first])[:10]
     # Unregistration does not wait longer either.
-    told.clear()
+    addresses.clear()
     instance.close()
-    assert len(told) == 10
+    assert len(addresses) == 10
 
 
 def test_heartbeats_continue_while_name_servers_do_not_answer() -> None:
@@ -108,16 +108,16 @@ def test_heartbeats_continue_while_name_servers_do_not_answer() -> None:
 
 
 def test_equal_keys_share_an_instance_that_stays_after_its_last_user() -> None:
-    made: list[ClientInstance] = []
+    instances: list[ClientInstance] = []
 
     def make() -> ClientInstance:
-        made.append(instance_of()[0])
-        return made[-1]
+        instances.append(instance_of()[0])
+        return instances[-1]
 
     try:
         first, second = registry.acquire("k", "g", make), registry.acquire("k", "g", make)
         assert first is second
-        assert (first.users, len(made)) == (2, 1)
+        assert (first.users, len(instances)) == (2, 1)
         first.unregister("g")
         second.unregister("g")
         assert first.users == 0
@@ -125,7 +125,7 @@ def test_equal_keys_share_an_instance_that_stays_after_its_last_user() -> None:
         assert registry.acquire("other", "g", make) is not first
     finally:
         registry.close_all()
-    assert all(instance.closed for instance in made)
+    assert all(instance.closed for instance in instances)
 
 
 def test_closed_instance_is_not_reused() -> None:
@@ -147,7 +147,7 @@ def test_instance_with_a_closed_transport_is_not_reused() -> None:
         registry.close_all()
 
 
-def test_an_instance_that_another_process_made_is_not_handed_out() -> None:
+def test_an_instance_of_another_process_is_not_returned() -> None:
     try:
         registry.acquire("k", "g", lambda: instance_of()[0])
         child = os.fork()
@@ -341,10 +341,10 @@ def test_route_lookup_failing_due_to_close_logs_no_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     transport = ScriptedTransport({})
-    made: list[ClientInstance] = []
+    instances: list[ClientInstance] = []
 
     def fail(*_: object) -> TopicRouteData:
-        for instance in made:
+        for instance in instances:
             instance.close()
         raise RemotingConnectException("the transport was closed")
 
@@ -352,7 +352,7 @@ def test_route_lookup_failing_due_to_close_logs_no_warning(
     instance = ClientInstance("ip@name", transport, OPTIONS, clock=ManualClock())
     with pytest.raises(RouteNotFoundException):
         instance.routes.find("T", 1.0)
-    made.append(instance)
+    instances.append(instance)
     instance.run_due(30.0)
     assert instance.closed
     assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []

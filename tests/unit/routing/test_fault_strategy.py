@@ -121,10 +121,10 @@ def test_an_attempt_s_error_belongs_to_one_site(error: RocketMQError, site: Faul
 
 
 def test_custom_ladder_replaces_only_its_part_of_the_preset() -> None:
-    own = preset_of("v5", not_available_duration=(1, 2, 3, 4, 5, 6, 7))
-    assert own.latency_max == PRESETS["v5"].latency_max
-    assert own.not_available_ms(10_000) == 6
-    assert own.isolation_latency_ms == 10_000
+    custom = preset_of("v5", not_available_duration=(1, 2, 3, 4, 5, 6, 7))
+    assert custom.latency_max == PRESETS["v5"].latency_max
+    assert custom.not_available_ms(10_000) == 6
+    assert custom.isolation_latency_ms == 10_000
     assert preset_of("legacy") == PRESETS["legacy"]
 
 

@@ -184,9 +184,9 @@ def test_equal_route_is_no_change_but_another_queue_number_is() -> None:
 def test_order_of_brokers_in_an_answer_is_no_change() -> None:
     queue_datas = [{"brokerName": name, "readQueueNums": 4, "writeQueueNums": 4, "perm": 6} for name in "ab"]
     broker_datas = [{"brokerName": name, "brokerAddrs": {"0": f"{name}:1", "1": f"{name}:2"}} for name in "ab"]
-    told = {"queueDatas": queue_datas, "brokerDatas": broker_datas}
-    turned = {name: datas[::-1] for name, datas in told.items()}
-    server = NameServer(T=decode_topic_route(json.dumps(told).encode()))
+    answer = {"queueDatas": queue_datas, "brokerDatas": broker_datas}
+    turned = {name: datas[::-1] for name, datas in answer.items()}
+    server = NameServer(T=decode_topic_route(json.dumps(answer).encode()))
     routes = cache(server)
     assert routes.refresh("T", 1.0)
     server.routes["T"] = decode_topic_route(json.dumps(turned).encode())
@@ -313,9 +313,9 @@ def test_own_route_replaces_the_template_permanently() -> None:
     routes.find("T", 1.0)
     server.routes["T"] = route(data("a", write=2), a="h:1")
     assert routes.refresh("T", 1.0)
-    own = routes.find("T", 1.0)
-    assert (own.template, len(own.queues)) == (False, 2)
+    found = routes.find("T", 1.0)
+    assert (found.template, len(found.queues)) == (False, 2)
     del server.routes["T"]
     assert not routes.refresh("T", 1.0)
-    assert routes.find("T", 1.0) is own
+    assert routes.find("T", 1.0) is found
     assert routes.topics() == ("T",)

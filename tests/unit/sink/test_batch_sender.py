@@ -83,10 +83,10 @@ class Rig:
 
 @pytest.fixture
 def rig() -> Iterator[Rig]:
-    yield from made()
+    yield from batches_of()
 
 
-def made(routes: dict[str, Any] | None = None, **options: Any) -> Iterator[Rig]:
+def batches_of(routes: dict[str, Any] | None = None, **options: Any) -> Iterator[Rig]:
     rig = Rig(routes, **options)
     yield rig
     rig.instance.close()
@@ -115,7 +115,7 @@ def test_write_without_rows_starts_no_request_and_no_thread(rig: Rig) -> None:
 
 
 def test_rows_with_lost_answers_are_resent_and_none_is_missing() -> None:
-    for rig in made(send_msg_timeout=50):
+    for rig in batches_of(send_msg_timeout=50):
         rig.transport.play("a", *[Reply(silent=True, stored=True)] * 3)
         rig.transport.play("b", Reply(silent=True), Reply.code(2, "busy"), Reply.code(14, "full"))
         rig.producer.write(numbers(500), RowBatcher())
@@ -181,7 +181,7 @@ def test_unknown_topic_fails_with_its_reason_despite_a_slow_upstream() -> None:
         yield ["x"]
         time.sleep(0.5)
 
-    for rig in made(routes={}, send_msg_timeout=50):
+    for rig in batches_of(routes={}, send_msg_timeout=50):
         with pytest.raises(RouteNotFoundException, match="no name server knows it"):
             rig.producer.write(slow(), RowBatcher())
 
@@ -193,7 +193,7 @@ def test_invalid_row_error_has_the_row_counts_before_it(rig: Rig) -> None:
 
 
 def test_undeliverable_rows_fail_at_delivery_timeout_with_row_counts() -> None:
-    for rig in made(delivery_timeout_ms=300, send_msg_timeout=300):
+    for rig in batches_of(delivery_timeout_ms=300, send_msg_timeout=300):
         refused = Reply(error=RemotingConnectException("connecting to a:10911: refused"))
         rig.transport.always.update(a=refused, b=refused)
         with pytest.raises(
@@ -204,7 +204,7 @@ def test_undeliverable_rows_fail_at_delivery_timeout_with_row_counts() -> None:
 
 
 def test_unknown_topic_fails_before_the_delivery_timeout() -> None:
-    for rig in made({}, send_msg_timeout=100):
+    for rig in batches_of({}, send_msg_timeout=100):
         with pytest.raises(RouteNotFoundException, match="topic T"):
             rig.producer.write(numbers(25), RowBatcher())
 
@@ -323,7 +323,7 @@ def test_over_grpc_a_namespace_is_no_part_of_names() -> None:
 
 
 def test_bytes_in_flight_stay_within_max_in_flight_bytes() -> None:
-    for rig in made(max_in_flight_bytes=2000, max_in_flight=64):
+    for rig in batches_of(max_in_flight_bytes=2000, max_in_flight=64):
         rig.transport.always.update(a=Reply(delay=0.002), b=Reply(delay=0.002))
         peak = 0
 

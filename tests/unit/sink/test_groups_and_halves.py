@@ -41,15 +41,15 @@ def test_messages_of_a_group_are_first_stored_in_order_at_any_endpoint(
     for endpoint, replies in script.items():
         rig.transport.play(endpoint, *replies)
     first_stored: list[bytes] = []
-    send, under_way = rig.transport.send, set[str]()
+    send, in_flight = rig.transport.send, set[str]()
 
     def checked(request: SendRequest, timeout, on_outcome, *, within) -> None:  # type: ignore[no-untyped-def]
         group = request.batch.message_group
-        assert group not in under_way
-        under_way.add(group)
+        assert group not in in_flight
+        in_flight.add(group)
 
         def ended(outcome: SendOutcome) -> None:
-            under_way.discard(group)
+            in_flight.discard(group)
             if outcome.error is None:
                 first_stored.append(request.batch.body[0])
             on_outcome(outcome)

@@ -68,9 +68,9 @@ class Rig:
 
 @pytest.fixture
 def rig() -> Iterator[Rig]:
-    made = Rig()
-    yield made
-    made.instance.close()
+    running = Rig()
+    yield running
+    running.instance.close()
 
 
 def lists(count: int) -> list[list[str]]:

@@ -22,7 +22,7 @@ def first_occurrences(rig: Rig, queue: MessageQueue) -> list[int]:
     return list(dict.fromkeys(int(message.body) for message in rig.transport.stored.get(queue, [])))
 
 
-def at_most_one_on_its_way(rig: Rig) -> None:
+def at_most_one_in_flight(rig: Rig) -> None:
     """Check at every attempt that no other attempt of its queue is in flight."""
     send, out = rig.transport.send, Counter[MessageQueue]()
 
@@ -55,7 +55,7 @@ def test_first_copies_of_rows_are_in_queue_order_with_any_broker(
     rate: float | None,
 ) -> None:
     rig = Rig(route({"a": 2, "b": 2}), seed, rate, ordered=True, send_mode=send_mode)
-    at_most_one_on_its_way(rig)
+    at_most_one_in_flight(rig)
     for broker, replies in script.items():
         rig.transport.play(broker, *replies)
     offered: dict[MessageQueue, list[int]] = {queue: [] for queue in QUEUES}

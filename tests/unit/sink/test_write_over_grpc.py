@@ -28,21 +28,21 @@ Make = Callable[..., Producer]
 
 @pytest.fixture
 def proxy() -> Iterator[FakeProxy]:
-    with running_proxy({"orders": "MIXED", "dead": "NORMAL"}) as made:
-        yield made
+    with running_proxy({"orders": "MIXED", "dead": "NORMAL"}) as proxy:
+        yield proxy
 
 
 @pytest.fixture
 def make(proxy: FakeProxy) -> Iterator[Make]:
-    made: list[Producer] = []
+    producers: list[Producer] = []
 
     def make(**properties: Any) -> Producer:
-        made.append(Producer("pg", endpoints=proxy.address, instance_name=next(_names), **properties))
-        made[-1].start()
-        return made[-1]
+        producers.append(Producer("pg", endpoints=proxy.address, instance_name=next(_names), **properties))
+        producers[-1].start()
+        return producers[-1]
 
     yield make
-    for producer in made:
+    for producer in producers:
         producer.shutdown()
 
 
@@ -67,9 +67,9 @@ def test_throttled_requests_are_resent_unchanged_without_isolation(
     # Only failures isolate a broker, even on a busy machine.
     producer = make(send_latency_fault_enable=True, latency_max="30000", not_available_duration="60000")
     options = {"batchBytes": "1k", "retryBackoffMs": "1", "retryBackoffMaxMs": "2"}
-    told = producer.send_arrow(rows(300), "orders", **options).to_dict()[proxy.address]
-    assert (told["rows"], told["retries_by_reason"]) == (300, {"BrokerBusyException 42900": 5})
-    assert told["isolated_times"] == 0
+    brokers = producer.send_arrow(rows(300), "orders", **options).to_dict()[proxy.address]
+    assert (brokers["rows"], brokers["retries_by_reason"]) == (300, {"BrokerBusyException 42900": 5})
+    assert brokers["isolated_times"] == 0
     assert sorted(message.body for message in stored(proxy)) == sorted(b"row %d" % number for number in range(300))
     attempts = Counter(ids(call.request) for call in proxy.requests("SendMessage"))
     assert attempts.total() - len(attempts) == 5
@@ -88,18 +88,18 @@ def ids(request: bytes) -> tuple[str, ...]:
 def test_requests_in_flight_stay_within_the_limit(
     proxy: FakeProxy, make: Make, columns: dict[str, list[Any]], max_in_flight: int, most: int
 ) -> None:
-    send, changed, peak, under_way = proxy.handlers["SendMessage"], threading.Condition(), 0, 0
+    send, changed, peak, in_flight = proxy.handlers["SendMessage"], threading.Condition(), 0, 0
 
     def counting(request: bytes, context: Any) -> bytes:
-        nonlocal peak, under_way
+        nonlocal peak, in_flight
         with changed:
-            under_way += 1
-            peak = max(peak, under_way)
+            in_flight += 1
+            peak = max(peak, in_flight)
             changed.notify_all()
             assert changed.wait_for(lambda: peak > 1, PATIENCE)
         time.sleep(0.002)
         with changed:
-            under_way -= 1
+            in_flight -= 1
         return send(request, context)
 
     proxy.handlers["SendMessage"] = counting
@@ -145,10 +145,10 @@ def test_row_with_invalid_utf_8_fails_is_skipped_or_becomes_dead_letter(
     with pytest.raises(InvalidRowError, match=rf"row 7 .*{rule} \(caf\\xe9\)"):
         producer.send_arrow(with_bad_text(column), "orders")
     assert stored(proxy) == []
-    told = producer.send_arrow(with_bad_text(column), "orders", onError="skip")
-    assert told.invalid_rows()["skipped_by_rule"] == {rule: 1}
-    told = producer.send_arrow(with_bad_text(column), "orders", onError="deadLetter", deadLetterTopic="dead")
-    assert told.invalid_rows()["dead_lettered_by_rule"] == {rule: 1}
+    summary = producer.send_arrow(with_bad_text(column), "orders", onError="skip")
+    assert summary.invalid_rows()["skipped_by_rule"] == {rule: 1}
+    summary = producer.send_arrow(with_bad_text(column), "orders", onError="deadLetter", deadLetterTopic="dead")
+    assert summary.invalid_rows()["dead_lettered_by_rule"] == {rule: 1}
     messages = Counter((message.topic, message.body) for message in stored(proxy))
     assert messages == Counter(
         {("orders", b"row %d" % number): 2 for number in range(10) if number != 7} | {("dead", b"row 7"): 1}

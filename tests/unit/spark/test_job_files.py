@@ -16,12 +16,12 @@ def test_modules_and_archives_are_found_in_the_folder_above(monkeypatch: pytest.
     (tmp_path / "brought_as_a_file.py").touch()
     with zipfile.ZipFile(tmp_path / "brought.zip", "w") as archive:
         archive.writestr("brought_in_an_archive.py", "")
-    told = [str(tmp_path / "streaming_job" / name) for name in ("", "brought.zip", "absent.zip")]
-    monkeypatch.setattr(sys, "path", [*told, *sys.path])
+    entries = [str(tmp_path / "streaming_job" / name) for name in ("", "brought.zip", "absent.zip")]
+    monkeypatch.setattr(sys, "path", [*entries, *sys.path])
     find_job_files()
     for name in ("brought_as_a_file", "brought_in_an_archive"):
         importlib.import_module(name)
-    assert told[2] in sys.path
+    assert entries[2] in sys.path
 
 
 def test_existing_folder_on_the_path_is_unchanged(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

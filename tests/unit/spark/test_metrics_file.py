@@ -142,13 +142,13 @@ def test_damaged_openmetrics_file_is_kept_aside_and_replaced(tmp_path: Path, cap
 @pytest.mark.parametrize("openmetrics", [False, True])
 def test_no_shell_executes_a_broker_name_in_the_file(tmp_path: Path, openmetrics: bool) -> None:
     path = tmp_path / "profile"
-    made = tmp_path / "made"
-    broker = f'$(touch {made})`touch {made}`"; touch {made}'
+    created = tmp_path / "made"
+    broker = f'$(touch {created})`touch {created}`"; touch {created}'
     recorder = Recorder("w", 0, 0, epoch_offset=0.0)
     recorder.record_success(broker, 1, 100, 8.0, MessageQueue("T", broker, 0), 5, 1.0)
     written = CommitMessage.of(recorder.snapshot(), histograms=False, latencies=True)
     record_commit(str(path), [written], "", 0, now=NOW, openmetrics=openmetrics)
     subprocess.run(["/bin/sh", str(path)], capture_output=True, check=False)
-    assert not made.exists()
+    assert not created.exists()
     if not openmetrics:
         assert list(lines(path)[0]["brokers"]) == [broker]  # type: ignore[call-overload]

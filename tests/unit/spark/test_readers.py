@@ -212,7 +212,7 @@ def test_restarted_query_that_spark_wraps_continues_at_its_checkpoint(stream: St
         assert ranges_of(query.partitions({"t": {"a": {"0": 2}}}, end)) == [OffsetRange(Q0, 2, 5)]
 
 
-def test_end_made_before_its_checkpoint_was_passed_skips_no_new_queue(stream: Stream) -> None:
+def test_end_from_before_its_checkpoint_skips_no_new_queue(stream: Stream) -> None:
     stream.queues(2)
     stream.put(Q1, 5)
     with stream.query(starting_offsets=OffsetSpec("latest")) as query:

@@ -26,14 +26,14 @@ def collected() -> Callable[[], Outcomes]:
 
 @pytest.fixture
 def make_transport() -> Iterator[Callable[..., RemotingTransport]]:
-    made: list[RemotingTransport] = []
+    transports: list[RemotingTransport] = []
 
     def make(*name_servers: str, **settings: Any) -> RemotingTransport:
-        made.append(RemotingTransport(name_servers, **settings))
-        return made[-1]
+        transports.append(RemotingTransport(name_servers, **settings))
+        return transports[-1]
 
     yield make
-    for transport in made:
+    for transport in transports:
         transport.close()
 
 

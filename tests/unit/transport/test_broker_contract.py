@@ -14,12 +14,12 @@ from rocketmq_spark.model.send_result import EndTransaction
 from rocketmq_spark.testing import Reply
 from tests.support.contract import ReadPromises
 from tests.support.processes import PATIENCE
-from tests.support.transports import ADDED, BROKERS, QUEUE, Brokers, made
+from tests.support.transports import ADDED, BROKERS, QUEUE, Brokers, opened_seam
 
 
 @pytest.fixture(params=BROKERS)
 def cluster(request: pytest.FixtureRequest) -> Iterator[Brokers]:
-    with made(request.param, request) as brokers:
+    with opened_seam(request.param, request) as brokers:
         assert isinstance(brokers, Brokers)
         yield brokers
 

@@ -38,9 +38,9 @@ def attended() -> list[Connection]:
 
 @pytest.fixture
 def connection(stream: Stream, attended: list[Connection]) -> Connection:
-    made = Connection("broker:10911", lambda: 1.0, 3.0, attended.append, lambda *_: False)
-    made.state, made._stream = State.OPEN, stream  # type: ignore[assignment]
-    return made
+    connection = Connection("broker:10911", lambda: 1.0, 3.0, attended.append, lambda *_: False)
+    connection.state, connection._stream = State.OPEN, stream  # type: ignore[assignment]
+    return connection
 
 
 def request(nbytes: int) -> Request:

@@ -17,12 +17,12 @@ from rocketmq_spark.model.message import SendStatus
 from rocketmq_spark.testing import Reply
 from tests.support.contract import SOON, Outcomes, Promises, Seam, batch
 from tests.support.processes import PATIENCE
-from tests.support.transports import TRANSPORTS, Played, made
+from tests.support.transports import TRANSPORTS, Played, opened_seam
 
 
 @pytest.fixture(params=TRANSPORTS)
 def seam(request: pytest.FixtureRequest) -> Iterator[Seam]:
-    with made(request.param, request) as transport:
+    with opened_seam(request.param, request) as transport:
         yield transport
 
 

@@ -303,9 +303,9 @@ class Source:
 
 @pytest.fixture
 def source() -> Iterator[Source]:
-    made = Source()
-    yield made
-    made.gate.set()
+    source = Source()
+    yield source
+    source.gate.set()
 
 
 def held_of(source: Source, patience: float = PATIENCE) -> RefreshedCredentials:

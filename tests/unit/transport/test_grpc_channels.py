@@ -192,8 +192,10 @@ def test_client_with_a_certificate_is_accepted(authority: Authority, tmp_path: P
 def test_error_of_a_rejected_client_certificate_has_advice(
     authority: Authority, tmp_path: Path, stranger: bool
 ) -> None:
-    own = map(str, Authority(tmp_path, "another").server("client", "DNS:spark-client")) if stranger else ()
-    tls = TlsSettings(str(authority.ca_file), None, *own)
+    certificate_and_key = (
+        map(str, Authority(tmp_path, "another").server("client", "DNS:spark-client")) if stranger else ()
+    )
+    tls = TlsSettings(str(authority.ca_file), None, *certificate_and_key)
     context = authority.context("server", "IP:127.0.0.1")
     context.set_alpn_protocols(["h2"])
     context.load_verify_locations(authority.ca_file)
@@ -237,12 +239,12 @@ def test_proxy_that_starts_later_is_reached_with_insecure_skip_verify(authority:
 
 
 def test_temporarily_invalid_certificate_files_fail_only_the_call(authority: Authority, tmp_path: Path) -> None:
-    ca_file, own = tmp_path / "ca.pem", tmp_path / "own.pem"
+    ca_file, both_file = tmp_path / "ca.pem", tmp_path / "own.pem"
     ca_file.write_bytes(authority.ca_file.read_bytes())
     certificate, key = authority.server("client", "DNS:spark-client")
     both = certificate.read_bytes() + key.read_bytes()
-    own.write_bytes(both)
-    tls = TlsSettings(str(ca_file), cert_file=str(own))
+    both_file.write_bytes(both)
+    tls = TlsSettings(str(ca_file), cert_file=str(both_file))
     outcomes = Outcomes()
     with (
         running_proxy(**demanding(authority)) as proxy,
@@ -250,7 +252,7 @@ def test_temporarily_invalid_certificate_files_fail_only_the_call(authority: Aut
     ):
         seam = Grpc(transport, proxy, tls)
         for content, turn in ((b"", 1), (both, 2)):
-            own.write_bytes(content)
+            both_file.write_bytes(content)
             transport.send(seam.request(single("orders", b"one"), seam.elsewhere(proxy.address)), PATIENCE, outcomes)
             outcomes.wait(turn)
         assert isinstance(outcomes[0].error, RemotingConnectException)

@@ -123,8 +123,8 @@ with make() as again:
 
 @pytest.fixture
 def proxy() -> Iterator[FakeProxy]:
-    with running_proxy({"orders": "MIXED"}) as made:
-        yield made
+    with running_proxy({"orders": "MIXED"}) as proxy:
+        yield proxy
 
 
 def run(proxy: FakeProxy, script: str, fork_support: str | None) -> None:

@@ -36,8 +36,8 @@ MOMENT = 1_772_600_767.0
 
 @pytest.fixture
 def proxy() -> Iterator[FakeProxy]:
-    with running_proxy({"orders": "MIXED"}) as made:
-        yield made
+    with running_proxy({"orders": "MIXED"}) as proxy:
+        yield proxy
 
 
 def every_call(proxy: FakeProxy, transport: GrpcTransport) -> None:
@@ -203,13 +203,15 @@ def test_send_without_credentials_fails_unsent(proxy: FakeProxy) -> None:
 
 def test_credentials_that_no_header_can_hold_fail_only_the_send(proxy: FakeProxy) -> None:
     outcomes = Outcomes()
-    with GrpcTransport([proxy.address], client_id="test", credentials=Renewed(Credentials("u", "s", "tökèn"))) as own:
-        seam = Grpc(own, proxy, None)
-        own.send(seam.request(single("orders", b"one"), seam.elsewhere(proxy.address)), PATIENCE, outcomes)
+    with GrpcTransport(
+        [proxy.address], client_id="test", credentials=Renewed(Credentials("u", "s", "tökèn"))
+    ) as transport:
+        seam = Grpc(transport, proxy, None)
+        transport.send(seam.request(single("orders", b"one"), seam.elsewhere(proxy.address)), PATIENCE, outcomes)
         error = outcomes.wait(1)[0].error
         assert isinstance(error, CredentialsError)
         assert "securityToken" in str(error)
-        assert not own.closed
+        assert not transport.closed
 
 
 def test_signature_equals_a_known_one() -> None:

@@ -43,8 +43,8 @@ TOPICS = {"orders": "MIXED", "other": "TRANSACTION"}
 
 @pytest.fixture
 def proxy() -> Iterator[FakeProxy]:
-    with running_proxy(TOPICS) as made:
-        yield made
+    with running_proxy(TOPICS) as proxy:
+        yield proxy
 
 
 @pytest.fixture

@@ -51,14 +51,14 @@ from tests.support.transports import Grpc
 
 @pytest.fixture
 def proxy() -> Iterator[FakeProxy]:
-    with running_proxy() as made:
-        yield made
+    with running_proxy() as proxy:
+        yield proxy
 
 
 @pytest.fixture
 def transport(proxy: FakeProxy) -> Iterator[GrpcTransport]:
-    with GrpcTransport([proxy.address], client_id="test") as made:
-        yield made
+    with GrpcTransport([proxy.address], client_id="test") as transport:
+        yield transport
 
 
 @pytest.fixture

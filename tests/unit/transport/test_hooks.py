@@ -192,14 +192,14 @@ class Rotating:
 
     def __init__(self, gives: str = "new") -> None:
         self.held = Credentials("old", "old secret", expires_at=1.0)
-        self.told: list[Credentials] = []
+        self.refusals: list[Credentials] = []
         self._gives = gives
 
     def credentials(self) -> Credentials:
         return self.held
 
     def refused(self, credentials: Credentials) -> None:
-        self.told.append(credentials)
+        self.refusals.append(credentials)
         self.held = Credentials(self._gives, f"{self._gives} secret", expires_at=2.0)
 
 
@@ -220,7 +220,7 @@ def test_rejected_credentials_are_reported_but_missing_permissions_are_not(
         UserRefusedException,
         type(None),
     ]
-    assert [id(told) for told in provider.told] == [id(old)], "and not of a missing right"
+    assert [id(reported) for reported in provider.refusals] == [id(old)], "and not of a missing right"
     assert [request.ext_fields["AccessKey"] for request in peer.requests] == ["old", "old", "new"]
 
 

@@ -171,8 +171,8 @@ def test_half_messages_checks_and_ends_are_in_the_namespace(
         assert (asked.message.topic, asked.producer_group) == ("ns%orders", "ns%pg")
         [check] = checks.wait(1)
         assert (check.message.topic, check.producer_group, check.unique_id) == ("orders", "pg", "U1")
-        own = {name: text for name, text in check.message.properties.items() if name in expected}
-        assert own == {**expected, "PGROUP": "pg"}
+        received = {name: text for name, text in check.message.properties.items() if name in expected}
+        assert received == {**expected, "PGROUP": "pg"}
         transport.end_transaction_oneway(peer.address, check.answer(TRANSACTION_COMMIT_TYPE), PATIENCE)
         transport.end_transaction(peer.address, check.answer(TRANSACTION_COMMIT_TYPE), PATIENCE, ends)
         assert ends.wait(1) == [None]
