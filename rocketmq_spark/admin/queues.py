@@ -23,7 +23,7 @@ from rocketmq_spark.model.route import TopicRouteData, masters_of
 from rocketmq_spark.options.connection import ConnectionOptions
 from rocketmq_spark.options.kinds import effective_namespace, parse_environment, parse_one
 from rocketmq_spark.options.source import SOURCE_OPTIONS, SourceOptions, source_contradictions
-from rocketmq_spark.source.offset_resolver import OffsetResolver
+from rocketmq_spark.source.queue_requests import QueueRequests
 from rocketmq_spark.source.ranges import OffsetRange
 from rocketmq_spark.source.topic_queues import TopicQueues
 from rocketmq_spark.source.topic_routes import closed_to_readers, refuse_static
@@ -87,7 +87,7 @@ def offsets_of(
     own = replace(options, subscribe=(topic,), read_timeout_ms=options.pull_timeout_ms + _LONGEST_MS)
     queues = TopicQueues(own, transport, time.monotonic, {topic: route})
 
-    def ask(queue: MessageQueue, address: str, timeout: float) -> QueueOffsets:
+    def request(queue: MessageQueue, address: str, timeout: float) -> QueueOffsets:
         # An empty queue of the type BatchCQ returns -1.
         first = max(0, transport.min_offset(queue, address, timeout))
         return QueueOffsets(queue, first, transport.max_offset(queue, address, timeout))
@@ -96,7 +96,7 @@ def offsets_of(
         MessageQueue(topic, data.broker_name, number) for data in route.queue_datas for number in range(data.queue_nums)
     )
     by_turns = sorted(topic_queues, key=lambda queue: queue.queue_id)
-    answers, errors = OffsetResolver(own, transport, queues, time.monotonic).once(by_turns, ask)
+    answers, errors = QueueRequests(queues, time.monotonic).once(by_turns, request)
     results: dict[MessageQueue, QueueOffsets | RocketMQError] = {**errors}
     results |= {queue: offsets for queue, (offsets, _) in answers.items()}
     return dict(sorted(results.items()))
@@ -153,6 +153,7 @@ def peek(
     """
     # Only this function needs Arrow.
     from rocketmq_spark.arrow.read_columns import arrow_schema_of
+    from rocketmq_spark.source.plan import plan_of
     from rocketmq_spark.source.read import read_rows
 
     # In the order of the fields of `PeekedMessage`.
@@ -178,8 +179,7 @@ def peek(
         fail_on_data_loss=False,
     )
     queues = TopicQueues(options, transport, time.monotonic, routes)
-    inner = tag is not None and queues.may_hold_inner_batches([item.queue for item in ranges])
-    rows = _messages(read_rows(options, ranges, schema, routes, filters_here=inner, on_unreadable=lambda _: True))
+    rows = _messages(read_rows(options, plan_of(ranges, queues), schema, on_unreadable=lambda _: True))
     try:
         return heapq.nlargest(count, rows, key=lambda row: (row.store_time or _UNKNOWN_TIME, row.queue_offset))
     except ReadError as exc:

@@ -23,11 +23,26 @@ logger = logging.getLogger("rocketmq_spark.source")
 Times: TypeAlias = "Mapping[MessageQueue, int]"
 
 
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """Where a micro-batch starts and ends, and the store times of the messages before these offsets, if known."""
+
+    starts: Offsets
+    ends: Offsets
+    times: Times
+    end_times: Times
+
+    @property
+    def filled(self) -> set[MessageQueue]:
+        """The queues with messages."""
+        return {queue for queue, end in self.ends.items() if self.starts[queue] < end}
+
+
 @dataclass(slots=True, eq=False, repr=False)
 class LastMessages:
     """Returns and compares the store times of the last messages that a query has read."""
 
-    bounds: OffsetResolver
+    resolver: OffsetResolver
     # An offset of each queue, and when the message before it was stored; None if no broker has returned it.
     _stored: dict[MessageQueue, tuple[int, int | None]] = field(default_factory=dict)
 
@@ -38,104 +53,114 @@ class LastMessages:
         compares them, and raises as `continued`. For queues with new messages, it raises a ReadError if no broker
         answers, because the micro-batch needs the broker.
         """
-        ask = {
+        reads = self.resolver.options.reads
+        wanted = {
             queue: end
             for queue, end in ends.items()
-            if end > 0 and self.bounds.options.reads(queue) and self._stored.get(queue, (None,))[0] != end
+            if end > 0 and reads(queue) and self._stored.get(queue, (None,))[0] != end
         }
-        idle = {queue: end for queue, end in ask.items() if end == known.get(queue)}
-        found = self.bounds.stored_before(idle, patiently=False)
-        self._replaced(idle, found, times)
-        # A broker that did not answer is not asked again before there are new messages.
-        found = {queue: times.get(queue) if stored is None else stored for queue, stored in found.items()}
-        found |= self.bounds.stored_before({queue: end for queue, end in ask.items() if queue not in idle})
-        self._stored |= {queue: (ask[queue], stored) for queue, stored in found.items()}
+        idle = {queue: end for queue, end in wanted.items() if end == known.get(queue)}
+        answers = self.resolver.stored_before(idle, patiently=False)
+        self._replaced(idle, answers, times)
+        # A broker that did not answer gets no second request before there are new messages.
+        answers = {queue: times.get(queue) if stored is None else stored for queue, stored in answers.items()}
+        answers |= self.resolver.stored_before({queue: end for queue, end in wanted.items() if queue not in idle})
+        self._stored |= {queue: (wanted[queue], stored) for queue, stored in answers.items()}
         last = {queue: self._stored.get(queue, (None, None)) for queue in ends}
         # A query that selects a queue again later compares its last message then.
-        left_out = {queue: time for queue, time in times.items() if not self.bounds.options.reads(queue)}
+        left_out = {queue: time for queue, time in times.items() if not reads(queue)}
         return left_out | {
             queue: stored for queue, (at, stored) in last.items() if stored is not None and at == ends[queue]
         }
 
-    def continued(
-        self, starts: Offsets, ends: Mapping[MessageQueue, int], times: Times, end_times: Times
-    ) -> tuple[Offsets, Offsets, set[MessageQueue]]:
+    def continued(self, batch: MicroBatch) -> tuple[Offsets, Offsets, set[MessageQueue]]:
         """Return where a micro-batch starts and ends, and the queues that still have the message before the start.
 
-        `times` and `end_times` are those before `starts` and `ends`. If a queue has another message there, it raises a
-        DataLossError. Without ``failOnDataLoss`` the query continues with the first message stored later.
+        If a queue has another message there, it raises a DataLossError. Without ``failOnDataLoss`` the query continues
+        with the first message stored later.
         """
-        filled = {queue for queue, end in ends.items() if starts[queue] < end}
-        before = {queue: starts[queue] for queue in filled if queue in times and starts[queue] > 0}
-        found = self.bounds.stored_before(before)
-        replaced = self._replaced(before, found, times)
-        complete = {queue for queue, stored in found.items() if stored == times[queue]}
-        for queue in ends.keys() & times.keys() - filled:
-            # The query has reported these: queues that end before the start, or at the start again.
-            if starts[queue] > ends[queue] or end_times.get(queue, times[queue]) != times[queue]:
-                replaced.add(queue)
-        # A micro-batch that an earlier run has planned; this one has just asked for its last messages.
-        repeated = {
-            queue: ends[queue]
-            for queue in filled
-            if self._stored.get(queue, (None, None)) != (ends[queue], end_times.get(queue))
-        }
-        found = self.bounds.stored_before(repeated)
-        short = self._shorter({queue: ends[queue] for queue, stored in found.items() if stored is None})
-        cut = self._replaced(repeated, found, end_times) | (short.keys() & end_times.keys())
-        replaced |= {queue for queue, end in short.items() if end < starts[queue]} & times.keys()
-        ends = {**ends, **short}
-        for queue in sorted(queue for queue, end in ends.items() if end < starts[queue] and queue not in times):
+        replaced, complete = self._compare_starts(batch)
+        cut, short = self._compare_ends(batch)
+        replaced |= {queue for queue, end in short.items() if end < batch.starts[queue]} & batch.times.keys()
+        starts, ends = batch.starts, batch.ends | short
+        for queue in sorted(queue for queue, end in ends.items() if end < starts[queue] and queue not in batch.times):
             logger.warning(
                 "queue %s continues at its end, offset %d, and may skip new messages before it: the query's offsets "
                 "have no store time of the last message that was read",
                 *(queue, ends[queue]),
             )
         return (
-            starts | self._stored_after(times, replaced, ends),
-            {**ends, **self._stored_after(end_times, cut, ends)},
+            starts | self._stored_after(batch.times, replaced, ends),
+            ends | self._stored_after(batch.end_times, cut, ends),
             complete,
         )
 
+    def _compare_starts(self, batch: MicroBatch) -> tuple[set[MessageQueue], set[MessageQueue]]:
+        """Return the queues whose message before the start was replaced, and those that still have it."""
+        starts, ends, times, filled = batch.starts, batch.ends, batch.times, batch.filled
+        before = {queue: starts[queue] for queue in filled if queue in times and starts[queue] > 0}
+        answers = self.resolver.stored_before(before)
+        replaced = self._replaced(before, answers, times)
+        for queue in ends.keys() & times.keys() - filled:
+            # The query has reported these: queues that end before the start, or at the start again.
+            if starts[queue] > ends[queue] or batch.end_times.get(queue, times[queue]) != times[queue]:
+                replaced.add(queue)
+        return replaced, {queue for queue, stored in answers.items() if stored == times[queue]}
+
+    def _compare_ends(self, batch: MicroBatch) -> tuple[set[MessageQueue], Offsets]:
+        """Compare the last messages of a micro-batch that an earlier run has planned.
+
+        Return the queues whose message before the end was replaced, and the ends of the queues that end earlier.
+        """
+        # For its own micro-batch, this run has just requested the last messages.
+        repeated = {
+            queue: batch.ends[queue]
+            for queue in batch.filled
+            if self._stored.get(queue, (None, None)) != (batch.ends[queue], batch.end_times.get(queue))
+        }
+        answers = self.resolver.stored_before(repeated)
+        short = self._shorter({queue: batch.ends[queue] for queue, stored in answers.items() if stored is None})
+        return self._replaced(repeated, answers, batch.end_times) | (short.keys() & batch.end_times.keys()), short
+
     def _shorter(self, ends: Offsets) -> Offsets:
         """Report and return the ends of the queues that end before `ends`. A task would wait for their messages."""
-        maybe = [*self.bounds.short_of(ends)]
-        answers, _ = self.bounds.once(maybe, self.bounds.transport.max_offset, trusted=True)
+        short_for_now = [*self.resolver.await_ends(ends)]
+        answers, _ = self.resolver.requests.once(short_for_now, self.resolver.transport.max_offset, trusted=True)
         short = {}
         for queue, (end, address) in answers.items():
             # A slave is behind its master.
-            if end < ends[queue] and self.bounds.queues.is_master(queue, address):
+            if end < ends[queue] and self.resolver.requests.brokers.is_master(queue, address):
                 short[queue] = end
                 lost(
-                    self.bounds.options,
+                    self.resolver.options,
                     f"queue {queue} ends at offset {end}, before {ends[queue]}, where the micro-batch ends: the topic "
                     "was deleted and created again, or its broker lost messages",
                 )
         return short
 
     def _replaced(
-        self, offsets: Mapping[MessageQueue, int], found: Mapping[MessageQueue, int | None], times: Times
+        self, offsets: Offsets, answers: Mapping[MessageQueue, int | None], times: Times
     ) -> set[MessageQueue]:
         """Report and return the queues whose message before an offset was stored at another time than in `times`."""
         replaced = set()
-        for queue, stored in sorted(found.items()):
+        for queue, stored in sorted(answers.items()):
             if stored is not None and stored != times.get(queue, stored):
                 replaced.add(queue)
                 lost(
-                    self.bounds.options,
+                    self.resolver.options,
                     f"queue {queue} has another message at offset {offsets[queue] - 1} than the query has read: it was "
                     f"stored at {utc(stored)}, and the one that was read at {utc(times[queue])}. The topic was deleted "
                     "and created again, or its broker lost messages",
                 )
         return replaced
 
-    def _stored_after(self, times: Times, queues: Iterable[MessageQueue], ends: Mapping[MessageQueue, int]) -> Offsets:
+    def _stored_after(self, times: Times, queues: Iterable[MessageQueue], ends: Offsets) -> Offsets:
         """Return the first offset of each queue that was stored after its time in `times`, at most its end."""
         after = {queue: times[queue] + 1 for queue in queues}
         if not after:
             return {}
-        found = self.bounds.at(after, {queue: ends[queue] for queue in after})
-        offsets = {queue: min(found.get(queue, ends[queue]), ends[queue]) for queue in after}
+        first = self.resolver.at(after, {queue: ends[queue] for queue in after})
+        offsets = {queue: min(first.get(queue, ends[queue]), ends[queue]) for queue in after}
         for queue, offset in sorted(offsets.items()):
             logger.warning(
                 "queue %s continues at offset %d, the first stored after %s", queue, offset, utc(times[queue])

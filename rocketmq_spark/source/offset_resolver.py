@@ -1,4 +1,4 @@
-"""Finds the offsets where a read begins and ends, from the options' offsets or times. The driver of a query uses it.
+"""Resolves the options' offsets and times to the offsets where a read begins and ends. The driver of a query uses it.
 
 A broker may report a minimum offset that is too low (docs/internals/reads.md#offsets). So for a read from the oldest
 message or from a time, messages are pulled to find the first one that exists. This is not done for compaction topics.
@@ -8,53 +8,50 @@ The choice of offsets follows ``KafkaOffsetReaderAdmin.scala``.
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, TypeAlias, TypeVar
+from typing import TypeAlias
 
 from rocketmq_spark import errors
 from rocketmq_spark.model.message import MessageQueue
-from rocketmq_spark.model.message_ext import PullOutcome, PullRequest, PullStatus, PullTarget, utc
+from rocketmq_spark.model.message_ext import PullStatus, utc
 from rocketmq_spark.options.offsets import EARLIEST, LATEST, OffsetSpec
 from rocketmq_spark.options.source import SourceOptions
 from rocketmq_spark.protocol.remoting.records import first_queue_offset
 from rocketmq_spark.routing.retries import Retries
+from rocketmq_spark.source.queue_requests import WAIT, QueueRequests
 from rocketmq_spark.source.ranges import Gap, OffsetRange, expired, lost
-from rocketmq_spark.source.time_search import PULLED, UNKNOWN, Border, Stored, find_border, stored_records
+from rocketmq_spark.source.time_search import PULLED, UNKNOWN, Border, Stored, search_border, stored_records
 from rocketmq_spark.source.topic_queues import UNROUTED, TopicQueues, place
 from rocketmq_spark.transport.base import ReadTransport
-from rocketmq_spark.transport.parallel import in_parallel
 
 logger = logging.getLogger("rocketmq_spark.source")
 
 Offsets: TypeAlias = "dict[MessageQueue, int]"
-_T = TypeVar("_T")
-# A request about a queue (as the user knows it) to a broker's address, with a timeout in seconds.
-_Ask: TypeAlias = Callable[[MessageQueue, str, float], _T]
-
-_WAIT: Final = 0.2
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class OffsetResolver:
-    """Queries the offsets of many queues at once."""
+    """Resolves the offsets of many queues at once."""
 
-    options: SourceOptions
-    transport: ReadTransport
-    queues: TopicQueues
-    clock: Callable[[], float]
-    sleep: Callable[[float], None] = time.sleep
+    requests: QueueRequests
+    queues: TopicQueues = field(init=False)
+    options: SourceOptions = field(init=False)
+    transport: ReadTransport = field(init=False)
     # Logged topics and brokers whose configuration the user may not read.
     _unknown: set[tuple[str, str]] = field(default_factory=set, init=False)
     _warned_of_clocks: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        self.queues = self.requests.queues
+        self.options, self.transport = self.queues.options, self.queues.transport
 
     def earliest(self, queues: Iterable[MessageQueue]) -> Offsets:
         """Return each queue's oldest offset; 0 for a compacted topic (docs/internals/reads.md#compaction-topics)."""
         queues = [*queues]
         compacted = self._compacted(queues)
         plain = [queue for queue in queues if queue not in compacted]
-        return dict.fromkeys(queues, 0) | self._first_left(self._of_all(plain, self.transport.min_offset))
+        return dict.fromkeys(queues, 0) | self._first_left(self.requests.each(plain, self.transport.min_offset))
 
     def _first_left(self, offsets: Mapping[MessageQueue, int]) -> Offsets:
         """Return the first offset of each queue, from the given one on, whose message the broker still has."""
@@ -64,7 +61,7 @@ class OffsetResolver:
             offset = max(0, offsets[queue])
             while True:
                 try:
-                    outcome = self._pulled(queue, offset, address, 1)
+                    outcome = self.requests.pull(queue, offset, address, 1)
                 except errors.BrokerBusyException:
                     # The task waits for the broker. A slave without slaveReadEnable is always busy.
                     return offset
@@ -74,23 +71,14 @@ class OffsetResolver:
                     return offset
                 offset = outcome.next_begin_offset
 
-        return self._of_all(offsets, pull)
-
-    def _pulled(self, queue: MessageQueue, offset: int, address: str, count: int) -> PullOutcome:
-        target = PullTarget(queue, self.options.consumer_group, count, "*", "TAG")
-        # Each pull has its own timeout. The deadline ends the pulls of a broker that names a new offset each time.
-        timeout = self.queues.deadline.limit(self.queues.timeout)
-        outcome = self.transport.pull_now(PullRequest(target, address, offset), timeout)
-        if outcome.error is not None:
-            raise outcome.error
-        return outcome
+        return self.requests.each(offsets, pull)
 
     def _compacted(self, queues: Iterable[MessageQueue]) -> set[MessageQueue]:
         """Return the queues of compacted topics. Without the right to see the configuration a topic counts as plain."""
 
-        def ask(queue: MessageQueue) -> bool:
+        def request(queue: MessageQueue) -> bool:
             try:
-                return self._patiently(
+                return self.requests.until_answered(
                     queue, lambda _, address, __: self.queues.config(queue, address).compacted, trusted=False
                 )
             except errors.MQBrokerException as exc:
@@ -103,7 +91,7 @@ class OffsetResolver:
                     )
                 return False
 
-        return {queue for queue, compacted in self.queues.by_topic(queues, ask).items() if compacted}
+        return {queue for queue, compacted in self.queues.by_topic(queues, request).items() if compacted}
 
     def stored_before(
         self, offsets: Mapping[MessageQueue, int], *, patiently: bool = True
@@ -115,61 +103,21 @@ class OffsetResolver:
 
         def pull(queue: MessageQueue, address: str, _: float) -> int | None:
             before = offsets[queue] - 1
-            records = stored_records(self._pulled(queue, before, address, 1).body)
+            records = stored_records(self.requests.pull(queue, before, address, 1).body)
             times = [record.time for record in records if record.start <= before < record.end and record.time >= 0]
             return times[0] if times else None
 
         if not patiently:
-            answers, _ = self.once([*offsets], pull)
+            answers, _ = self.requests.once([*offsets], pull)
             return {queue: answers[queue][0] if queue in answers else None for queue in offsets}
         # A slave that has the message has the same one.
-        return self.queues.deadline.in_parallel(
-            offsets, lambda queue: self._patiently(queue, pull, trusted=False), "last messages of queues"
+        return self.requests.deadline.in_parallel(
+            offsets, lambda queue: self.requests.until_answered(queue, pull, trusted=False), "last messages of queues"
         )
 
     def latest(self, queues: Iterable[MessageQueue]) -> Offsets:
         """Return the offset that the next message of each queue will get."""
-        return self._of_all(queues, self.transport.max_offset)
-
-    def once(
-        self, queues: Sequence[MessageQueue], ask: _Ask[_T], *, trusted: bool = False
-    ) -> tuple[dict[MessageQueue, tuple[_T, str]], dict[MessageQueue, errors.RocketMQError]]:
-        """Send one request about each queue, and return the answers with the brokers' addresses, and the errors.
-
-        With `trusted` only brokers are used that `TopicQueues.trusts`. A broker that did not answer gets no second
-        request, and after ``readTimeoutMs`` no broker gets one.
-        """
-        silent: dict[str, errors.RocketMQError] = {}
-        patience = self.options.read_timeout_ms / 1000
-        gives_up = min(self.clock() + patience, self.queues.deadline.at)
-
-        def ask_once(queue: MessageQueue) -> tuple[_T, str] | errors.RocketMQError:
-            address = ""
-            if self.clock() > gives_up:
-                return errors.RemotingTooMuchRequestException(
-                    f"no request was sent about queue {queue}, because requests about other queues took "
-                    f"readTimeoutMs={self.options.read_timeout_ms}"
-                )
-            try:
-                address = self.queues.address(queue, trusted=trusted)
-                return silent.get(address) or (self._answer(queue, address, ask, trusted=trusted), address)
-            except errors.RocketMQError as exc:
-                if isinstance(exc, errors.RemotingException):
-                    silent[address] = exc
-                if exc.retriable and not exc.flow_control:
-                    self.queues.failed(queue, address)
-                return exc
-
-        results = in_parallel(queues, ask_once, self.queues.deadline.runtime)
-        failures = {queue: result for queue, result in results.items() if isinstance(result, errors.RocketMQError)}
-        return {
-            queue: result for queue, result in results.items() if not isinstance(result, errors.RocketMQError)
-        }, failures
-
-    def _answer(self, queue: MessageQueue, address: str, ask: _Ask[_T], *, trusted: bool) -> _T:
-        answer = ask(queue, address, self.queues.deadline.limit(self.queues.timeout))
-        self.queues.answered(queue, address, trusted=trusted)
-        return answer
+        return self.requests.each(queues, self.transport.max_offset)
 
     def at(self, times: Mapping[MessageQueue, int], latest: Offsets) -> Offsets:
         """Return the first offset stored at a time (epoch, ms) or later, of each queue that has such a message.
@@ -182,7 +130,7 @@ class OffsetResolver:
     def _borders(self, times: Mapping[MessageQueue, int], latest: Offsets) -> dict[MessageQueue, Border]:
         compacted = self._compacted(times)
         # A broker reports the minimum before compaction.
-        oldest = self._of_all([queue for queue in times if queue not in compacted], self.transport.min_offset)
+        oldest = self.requests.each([queue for queue in times if queue not in compacted], self.transport.min_offset)
 
         def search(queue: MessageQueue, address: str, timeout: float) -> Border:
             first, end = max(0, oldest.get(queue, 0)), latest[queue]
@@ -190,11 +138,11 @@ class OffsetResolver:
                 # A broker fails to search an empty queue of the type BatchCQ, whose minimum offset is -1.
                 return Border()
             guess = self.transport.search_offset(queue, times[queue], address, timeout)
-            return find_border(
+            return search_border(
                 times[queue], first, end, guess, lambda offset: self._records_from(queue, offset, address)
             )
 
-        borders = self._of_all(times, search)
+        borders = self.requests.each(times, search)
         self._warn_of_clocks(borders)
         return borders
 
@@ -202,7 +150,7 @@ class OffsetResolver:
         """Return the next records whose store time is known. The first one's offset is that of an undecodable one."""
         start = None
         while True:
-            outcome = self._pulled(queue, offset, address, PULLED)
+            outcome = self.requests.pull(queue, offset, address, PULLED)
             if outcome.status is PullStatus.FOUND:
                 if start is None:
                     claimed = first_queue_offset(outcome.body)
@@ -263,16 +211,16 @@ class OffsetResolver:
         return latest | self.at(times, latest)
 
     def ranges(self, queues: Sequence[MessageQueue]) -> list[OffsetRange]:
-        """Return the range that a batch reads of each queue; raises as `starts` and `checked`."""
+        """Return the range that a batch reads of each queue; raises as `starts` and `ranges_between`."""
         starts, ends = self.starts(queues), self.ends(queues)
         backwards = {queue: start for queue, start in starts.items() if start > ends[queue]}
-        for queue, end in self.short_of(backwards).items():
+        for queue, end in self.await_ends(backwards).items():
             lost(
                 self.options,
                 f"queue {queue} ends at offset {end}, before {starts[queue]}, where the read begins: the topic was "
                 "deleted and created again, its broker lost messages, or the offset is of another queue",
             )
-        return self.checked(starts, ends, self._begun_at_oldest(queues))
+        return self.ranges_between(starts, ends, self._begun_at_oldest(queues))
 
     def _begun_at_oldest(self, queues: Sequence[MessageQueue]) -> set[MessageQueue]:
         """Return the queues whose first offset is that of their oldest message, by the options."""
@@ -284,7 +232,7 @@ class OffsetResolver:
             set(queues) if spec.word == "earliest" else {queue for queue, offset in spec.offsets if offset == EARLIEST}
         )
 
-    def checked(
+    def ranges_between(
         self,
         starts: Mapping[MessageQueue, int],
         ends: Mapping[MessageQueue, int],
@@ -298,7 +246,7 @@ class OffsetResolver:
         compacted = self._compacted(filled)
         plain = [queue for queue in filled if queue not in compacted and queue not in complete]
         # One request is enough, because a task also reports missing offsets. An absent master delays no other queue.
-        answers, failures = self.once(plain, self.transport.min_offset, trusted=True)
+        answers, failures = self.requests.once(plain, self.transport.min_offset, trusted=True)
         for error in failures.values():
             if not error.retriable:
                 raise error
@@ -312,15 +260,15 @@ class OffsetResolver:
         expired(self.options, gaps)
         return ranges
 
-    def short_of(self, starts: Offsets) -> Offsets:
+    def await_ends(self, starts: Offsets) -> Offsets:
         """Return the ends of the queues that do not reach `starts` within ``pullTimeoutMs``.
 
         It takes at most half of the time until the planning deadline: the caller then reports these queues.
         """
-        now = self.clock()
-        gives_up = now + min(self.queues.timeout, (self.queues.deadline.at - now) / 2)
+        requests, now = self.requests, self.requests.clock()
+        gives_up = now + min(requests.brokers.timeout, (requests.deadline.at - now) / 2)
         short: Offsets = {}
-        for _ in Retries(gives_up, lambda _: _WAIT, self.clock, self.sleep):
+        for _ in Retries(gives_up, lambda _: WAIT, requests.clock, requests.sleep):
             short = {queue: end for queue, end in self.latest(starts).items() if end < starts[queue]}
             if not short:
                 break
@@ -335,36 +283,6 @@ class OffsetResolver:
         earliest = self.earliest(queue for queue, offset in offsets.items() if offset == EARLIEST)
         latest = self.latest(queue for queue, offset in offsets.items() if offset == LATEST)
         return {**offsets, **earliest, **latest}
-
-    def _of_all(self, queues: Iterable[MessageQueue], ask: _Ask[_T]) -> dict[MessageQueue, _T]:
-        deadline = self.queues.deadline
-        return deadline.in_parallel(queues, lambda queue: self._patiently(queue, ask), "offsets of queues")
-
-    def _patiently(self, queue: MessageQueue, ask: _Ask[_T], *, trusted: bool = True) -> _T:
-        options = self.options
-        gives_up = self.clock() + options.read_timeout_ms / 1000
-        retries = Retries(gives_up, lambda _: _WAIT, self.clock, self.sleep)
-        while True:
-            address = ""
-            try:
-                address = self.queues.address(queue, trusted=trusted)
-                return self._answer(queue, address, ask, trusted=trusted)
-            except errors.RocketMQError as exc:
-                if not exc.retriable:
-                    raise
-                if not exc.flow_control:
-                    self.queues.failed(queue, address)
-                # The last request to the master may take this long, before the one to a slave.
-                more = 2 * self.queues.timeout if self.queues.has_slave(queue) else 0.0
-                retries.deadline = min(gives_up + more, self.queues.deadline.at)
-                # A try after the deadline of the plan would fail at once, and its error would hide this one.
-                if retries.wait() and not self.queues.deadline.passed:
-                    continue
-                raise errors.ReadError(
-                    f"asking for the offsets of {queue}: no broker returned them within "
-                    f"readTimeoutMs={options.read_timeout_ms}. The last try: {exc}. Start the broker, or raise "
-                    "readTimeoutMs"
-                ) from exc
 
 
 def _times(

@@ -19,8 +19,8 @@ from rocketmq_spark.errors import BrokerOutcomeUnknownException, ReadError, Rock
 from rocketmq_spark.model.message_ext import Pulled, PullOutcome, PullRequest, PullStatus, PullTarget
 from rocketmq_spark.options.source import SourceOptions
 from rocketmq_spark.protocol.remoting.records import first_queue_offset, last_queue_offset
+from rocketmq_spark.source.broker_choice import BrokerChoice
 from rocketmq_spark.source.ranges import OffsetRange, lost
-from rocketmq_spark.source.topic_queues import TopicQueues
 from rocketmq_spark.transport.base import ReadTransport
 
 # The most requests in flight and answers waiting, of a task and of one queue.
@@ -109,19 +109,17 @@ class _QueueFetch:
 class Puller:
     """Pulls ranges; `window` bounds the requests in flight and the answers waiting, over all queues.
 
-    Answers in flight have about `most_bytes` bytes together. Answers that wait have twice as many
-    bytes, and one more answer for each queue.
+    Answers in flight have about `most_bytes` bytes together. Answers that wait have twice as many bytes, and one more
+    answer for each queue. `clock` runs only in `ReadTransport.poll`: the consumer's time is no silence of a broker.
     """
 
     options: SourceOptions
     transport: ReadTransport
-    queues: TopicQueues
+    brokers: BrokerChoice
     clock: Callable[[], float]
     window: int = WINDOW
     most_bytes: int = _MOST_BYTES
     _arrived: deque[tuple[_Segment, PullOutcome]] = field(default_factory=deque, init=False)
-    # Seconds that the consumer spent with the results.
-    _away: float = field(default=0.0, init=False)
     _in_flight: int = field(default=0, init=False)
     # Bytes of the answers that wait, and of the largest one lately.
     _waiting: int = field(default=0, init=False)
@@ -136,7 +134,7 @@ class Puller:
 
         Raises a ReadError if a queue returns nothing for ``readTimeoutMs``, or its broker refuses.
         """
-        options, now = self.options, self._now()
+        options, now = self.options, self.clock()
         settings = options.consumer_group, options.pull_batch_size, options.sub_expression, options.filter_type
         fetches = [
             _QueueFetch(offsets, PullTarget(offsets.queue, *settings), now, filtered=self._filtered)
@@ -145,21 +143,14 @@ class Puller:
         ]
         while fetches:
             self._issue(fetches)
-            self._take(fetches)
+            self._await_outcomes(fetches)
             for fetch in fetches:
-                for pulled in self._ready(fetch):
-                    left = self.clock()
-                    yield pulled
-                    self._away += self.clock() - left
+                yield from self._ready(fetch)
             fetches = [fetch for fetch in fetches if not fetch.done]
-
-    def _now(self) -> float:
-        """Return the time without the consumer's, which does not count as the broker's silence."""
-        return self.clock() - self._away
 
     def _issue(self, fetches: Sequence[_QueueFetch]) -> None:
         """Send the requests that may be sent now, taking turns between queues."""
-        now = self._now()
+        now = self.clock()
         room = max(1, min(self.window, self.most_bytes // self._largest))
         # A segment that waits for its next try does not count.
         used = sum(segment.flying or segment.outcome is not None for fetch in fetches for segment in fetch.segments)
@@ -184,7 +175,7 @@ class Puller:
 
     def _plan(self, fetch: _QueueFetch) -> bool:
         """Send the next segment of a queue, if one may be sent now, and return whether it was."""
-        if fetch.is_check_due(self._now()):
+        if fetch.is_check_due(self.clock()):
             segment = _Segment(fetch, fetch.checked, fetch.planned, check=True)
         else:
             if fetch.planned >= fetch.range.end:
@@ -204,23 +195,23 @@ class Puller:
         fetch = segment.fetch
         segment.flying, segment.address = True, ""
         try:
-            segment.address = self.queues.address(fetch.queue)
+            segment.address = self.brokers.address(fetch.queue)
             suspend_ms = min(_SUSPEND_MS, self.options.read_timeout_ms) if fetch.suspend else 0
             target = fetch.target
             if segment.check:
                 target = replace(target, max_msg_nums=1, sub_expression="*", expression_type="TAG")
             request = PullRequest(target, segment.address, segment.start, suspend_ms)
             arrived = self._arrived
-            self.transport.pull(request, self.queues.timeout, lambda outcome: arrived.append((segment, outcome)))
+            self.transport.pull(request, self.brokers.timeout, lambda outcome: arrived.append((segment, outcome)))
         except RocketMQError as exc:
             if not exc.retriable:
                 raise
             self._arrived.append((segment, PullOutcome(None, error=exc)))
         self._in_flight += 1
 
-    def _take(self, fetches: Sequence[_QueueFetch]) -> None:
+    def _await_outcomes(self, fetches: Sequence[_QueueFetch]) -> None:
         """Wait for an outcome, or for the first queue that may try again, and handle all outcomes."""
-        now = self._now()
+        now = self.clock()
         wait = min((fetch.waits_until - now for fetch in fetches if fetch.waits_until > now), default=1.0)
         self.transport.poll(0.0 if self._arrived else max(0.01, wait))
         while self._arrived:
@@ -240,10 +231,10 @@ class Puller:
                 raise ReadError(f"{where}: {outcome.error}{advice}") from outcome.error
             self._wait(fetch, outcome.error)
             # A slave without slaveReadEnable always answers that it is busy.
-            if not outcome.error.flow_control or not self.queues.is_master(fetch.queue, segment.address):
-                self.queues.failed(fetch.queue, segment.address)
+            if not outcome.error.flow_control or not self.brokers.is_master(fetch.queue, segment.address):
+                self.brokers.failed(fetch.queue, segment.address)
             return
-        self.queues.answered(fetch.queue, segment.address)
+        self.brokers.answered(fetch.queue, segment.address)
         if outcome.status is PullStatus.OFFSET_ILLEGAL and outcome.min_offset > outcome.next_begin_offset:
             # A slave returns the requested offset (DefaultMessageStore.nextOffsetCorrection).
             outcome = replace(outcome, next_begin_offset=outcome.min_offset)
@@ -255,12 +246,12 @@ class Puller:
         left = fetch.first_left(segment, outcome)
         if outcome.status is PullStatus.NO_NEW_MSG or outcome.next_begin_offset <= segment.start:
             self._nothing_yet(fetch, segment, outcome)
-        elif left > segment.start and not self.queues.trusts(fetch.queue, segment.address):
+        elif left > segment.start and not self.brokers.trusts(fetch.queue, segment.address):
             # The slave may have been added later than the messages: the next request goes to the master.
             fetch.doubted = True
             text = f"the slave {segment.address} of {fetch.queue} has no messages {segment.start} to {left - 1}"
             self._wait(fetch, ReadError(f"{text}, and its master does not answer"))
-            self.queues.failed(fetch.queue, segment.address)
+            self.brokers.failed(fetch.queue, segment.address)
         elif fetch.is_being_written(segment, outcome):
             self._nothing_yet(fetch, segment, outcome)
         else:
@@ -281,15 +272,15 @@ class Puller:
         if fetch.is_being_written(segment, outcome):
             end, cause = outcome.next_begin_offset, f"{address} lists messages there that it does not return"
             text = f"{fetch.queue} at offset {segment.start}: {cause}"
-        waited = 0.0 if fetch.failing_since is None else self._now() - fetch.failing_since
+        waited = 0.0 if fetch.failing_since is None else self.clock() - fetch.failing_since
         may_skip = fetch.range.compacted and not self.options.fail_on_data_loss
-        if may_skip and waited > self._patience and self.queues.trusts(fetch.queue, address):
+        if may_skip and waited > self._patience and self.brokers.trusts(fetch.queue, address):
             lost(self.options, f"{fetch.queue} has no messages {segment.start} to {end - 1}: {cause}")
             segment.outcome = PullOutcome(PullStatus.NO_MATCHED_MSG, end)
             return
         self._wait(fetch, ReadError(text))
-        if not self.queues.is_master(fetch.queue, address):
-            self.queues.failed(fetch.queue, address)
+        if not self.brokers.is_master(fetch.queue, address):
+            self.brokers.failed(fetch.queue, address)
 
     def _ready(self, fetch: _QueueFetch) -> Iterator[Pulled]:
         """Yield the answers of a queue in order, and pull again the part that an answer lacks."""
@@ -321,19 +312,19 @@ class Puller:
         left = min(fetch.first_left(segment, outcome), stop)
         if left > segment.start:
             yield Pulled(fetch.queue, segment.start, left, b"", contiguous=True)
-        fetch.checked, fetch.check_at = stop, self._now() + _CHECK_EVERY
+        fetch.checked, fetch.check_at = stop, self.clock() + _CHECK_EVERY
         if outcome.status is not PullStatus.FOUND:
             # The broker may have deleted more messages than one answer shows: the rest is checked next.
             fetch.checked, fetch.check_at = left, -math.inf
 
     def _wait(self, fetch: _QueueFetch, error: RocketMQError) -> None:
         """Delay the queue's next try; raise a ReadError if it has returned nothing for too long."""
-        now = self._now()
+        now = self.clock()
         if fetch.waits_until > now:
             # Requests that fail together count as one failure.
             return
         # A slave's answer counts after `_patience`. The last request to the master delays it by up to its timeout.
-        patience = self._patience + (2 * (self.queues.timeout + _LONGEST_WAIT) if fetch.doubted else 0.0)
+        patience = self._patience + (2 * (self.brokers.timeout + _LONGEST_WAIT) if fetch.doubted else 0.0)
         if fetch.failing_since is None:
             fetch.failing_since = now
         elif now - fetch.failing_since > patience:

@@ -11,7 +11,7 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -20,14 +20,13 @@ import pyarrow as pa
 from rocketmq_spark.arrow.decode import OnUnreadable, batches_of, fail
 from rocketmq_spark.arrow.stored import missing_offsets
 from rocketmq_spark.model.message_ext import Pulled
-from rocketmq_spark.model.route import TopicRouteData
 from rocketmq_spark.options.source import SourceOptions
 from rocketmq_spark.protocol.remoting.unwrap import Unreadable
-from rocketmq_spark.routing.connect import new_transport
+from rocketmq_spark.source.broker_choice import BrokerChoice
+from rocketmq_spark.source.plan import ReadPlan, reading_transport
 from rocketmq_spark.source.puller import Puller
 from rocketmq_spark.source.ranges import Gaps, OffsetRange
-from rocketmq_spark.source.topic_queues import TopicQueues
-from rocketmq_spark.transport.remoting.transport import RemotingTransport
+from rocketmq_spark.source.topic_routes import TopicRoutes
 
 logger = logging.getLogger("rocketmq_spark.source")
 
@@ -41,25 +40,18 @@ _WARNING_INTERVAL: Final = 1.0
 
 
 def read_rows(
-    options: SourceOptions,
-    ranges: Sequence[OffsetRange],
-    schema: pa.Schema,
-    routes: Mapping[str, TopicRouteData] | None = None,
-    *,
-    filters_here: bool = False,
-    on_unreadable: OnUnreadable = fail,
+    options: SourceOptions, plan: ReadPlan, schema: pa.Schema, on_unreadable: OnUnreadable = fail
 ) -> Iterator[pa.RecordBatch]:
-    """Yield every message of the ranges, each of another queue, that matches the filter.
+    """Yield every message of the plan's ranges that matches the filter.
 
-    `routes` are the driver's, by topic. With `filters_here` the task applies the tags of ``subExpression`` instead of
-    the broker. Raises as `Puller.pull` and `decoded`, and for an unreadable message unless `on_unreadable` returns.
+    Raises as `Puller.pull` and `decoded`, and for an unreadable message unless `on_unreadable` returns.
     """
     with contextlib.closing(reading_transport(options, polled=True)) as transport:
-        pulled_with = replace(options, sub_expression="*") if filters_here else options
+        pulled_with = replace(options, sub_expression="*") if plan.tasks_filter else options
         # The transport's clock excludes the time that Spark spends between two batches.
-        queues = TopicQueues(pulled_with, transport, transport.clock, routes)
-        puller = Puller(pulled_with, transport, queues, transport.clock)
-        yield from rows_of(options, puller, ranges, schema, on_unreadable)
+        brokers = BrokerChoice(TopicRoutes(pulled_with, transport, transport.clock, dict(plan.routes)))
+        puller = Puller(pulled_with, transport, brokers, transport.clock)
+        yield from rows_of(options, puller, plan.ranges, schema, on_unreadable)
 
 
 def rows_of(
@@ -115,13 +107,6 @@ def _groups(pulls: Iterable[Pulled]) -> Iterator[list[Pulled]]:
             group, rows, nbytes = [], 0, 0
     if group:
         yield group
-
-
-def reading_transport(options: SourceOptions, *, polled: bool = False) -> RemotingTransport:
-    """Return the transport of a read; it opens no connection before the first request."""
-    transport = new_transport(options.connection, "", polled=polled)
-    assert isinstance(transport, RemotingTransport), "a read never goes over gRPC"
-    return transport
 
 
 @dataclass(slots=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import time
 from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
@@ -18,9 +17,8 @@ from rocketmq_spark.errors import SchemaError
 from rocketmq_spark.options.kinds import option_text
 from rocketmq_spark.options.parsing import parse_source_options
 from rocketmq_spark.options.source import SourceOptions, option_warnings
-from rocketmq_spark.source.offset_resolver import OffsetResolver
-from rocketmq_spark.source.read import SkippedMessages, read_rows, reading_transport
-from rocketmq_spark.source.topic_queues import TopicQueues
+from rocketmq_spark.source.plan import plan_read
+from rocketmq_spark.source.read import SkippedMessages, read_rows
 
 logger = logging.getLogger("rocketmq_spark.source")
 
@@ -47,16 +45,11 @@ def read_arrow(
     for warning in option_warnings(parsed):
         logger.warning("%s", warning)
     schema = _schema(parsed, columns)
-    with contextlib.closing(reading_transport(parsed)) as transport:
-        known = TopicQueues(parsed, transport, time.monotonic)
-        ranges = OffsetResolver(parsed, transport, known, time.monotonic).ranges(known.find())
-        filters_here = known.filters_in_reader(part.queue for part in ranges if part.size > 0)
-        routes = known.routes(part.queue for part in ranges)
+    plan = plan_read(parsed)
 
     def batches() -> Iterator[pa.RecordBatch]:
         with contextlib.closing(SkippedMessages()) as skipped:
-            policy = skipped.policy(parsed)
-            yield from read_rows(parsed, ranges, schema, routes, filters_here=filters_here, on_unreadable=policy)
+            yield from read_rows(parsed, plan, schema, skipped.policy(parsed))
 
     return pa.RecordBatchReader.from_batches(schema, batches())
 

@@ -1,4 +1,4 @@
-"""Finds the offsets of a streaming query for each micro-batch, and writes them to its consumer group on request.
+"""Looks up the offsets of a streaming query for each micro-batch, and writes them to its consumer group on request.
 
 If a broker does not answer, `StreamOffsets.available` keeps the offsets of its queues, so that the micro-batch reads
 the others. With ``failOnDataLoss``, it raises after ``readTimeoutMs`` and at least three tries. The start of a new
@@ -8,109 +8,29 @@ query may wait for every broker. Follows ``KafkaMicroBatchStream.scala``.
 from __future__ import annotations
 
 import logging
-import math
-import re
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from typing import Final
 
-from rocketmq_spark.errors import ReadError, RocketMQError
+from rocketmq_spark.errors import ReadError
 from rocketmq_spark.model.message import MessageQueue
-from rocketmq_spark.model.message_ext import PullRequest, PullStatus, PullTarget
+from rocketmq_spark.model.message_ext import PullStatus
 from rocketmq_spark.options.source import SourceOptions
-from rocketmq_spark.source.last_messages import LastMessages
+from rocketmq_spark.source.group_offsets import GroupOffsets
+from rocketmq_spark.source.last_messages import LastMessages, MicroBatch
 from rocketmq_spark.source.offset_resolver import OffsetResolver, Offsets
+from rocketmq_spark.source.queue_requests import QueueRequests
 from rocketmq_spark.source.ranges import OffsetRange, lost
-from rocketmq_spark.source.topic_queues import TopicQueues, place
+from rocketmq_spark.source.topic_queues import TopicQueues
 from rocketmq_spark.transport.base import ReadTransport
 
 logger = logging.getLogger("rocketmq_spark.source")
 
-# Seconds from one heart-beat to the next (heartbeatBrokerInterval); a broker removes a client after four of them.
-_HEART_BEAT: Final = 30.0
-# A reader's client id ends in its name and `#<process id>`. Java's ends in `#<nanoseconds>`, or has no #.
-_READER: Final = re.compile(r"[^@]*@.+#\d{1,7}(@.*)?")
 # The most queues whose messages are sampled for a micro-batch, and messages of a sample.
 _SAMPLED: Final = 64
 _SAMPLE: Final = 32
 # The fewest tries before a queue counts as unavailable: a whole micro-batch may pass between two of them.
 _TRIES: Final = 3
-
-
-@dataclass(slots=True, eq=False, repr=False)
-class GroupOffsets:
-    """Writes the offsets of one query to its consumer group, as its member `client_id` (``commitOffsets``)."""
-
-    bounds: OffsetResolver
-    client_id: str
-    # The time of the last heart-beat to each address.
-    _registered: dict[str, float] = field(default_factory=dict)
-    # The offsets written last, and when to write them again though they have not changed.
-    _written: Offsets = field(default_factory=dict)
-    _again_at: float = math.inf
-    _warned: bool = False
-
-    def write(self, offsets: Mapping[MessageQueue, int]) -> None:
-        """Write the next offset to read of each queue to the brokers.
-
-        After a failure the next call writes again: other offsets at once, the same offsets after half a minute.
-        Queues that the options do not select are skipped: another query may read them as the same group.
-        """
-        options, queues, now = self.bounds.options, self.bounds.queues, self.bounds.clock()
-        if offsets == self._written and now < self._again_at:
-            return
-        self._written, self._again_at = dict(offsets), now + _HEART_BEAT
-        selected = {*filter(options.reads, offsets)}
-        queues.deadline.restart()
-        try:
-            present = sorted(selected.intersection(queues.present()))
-        except RocketMQError as exc:
-            logger.warning("commitOffsets: %s", exc)
-            return
-
-        def update(queue: MessageQueue, address: str, timeout: float) -> None:
-            self.bounds.transport.update_consumer_offset(
-                queue, options.consumer_group, offsets[queue], address, timeout
-            )
-
-        joins, failed = self.bounds.once([*{queue.broker_name: queue for queue in present}.values()], self._join)
-        joined = {queue.broker_name for queue, (is_member, _) in joins.items() if is_member}
-        # A broker that fails for one queue of a topic gets no requests about the others.
-        first_of = {place(queue): queue for queue in present if queue.broker_name in joined}
-        written, failed_first = self.bounds.once([*first_of.values()], update)
-        begun = set(map(place, written))
-        others = [queue for queue in present if queue not in written and place(queue) in begun]
-        written_others, failed_others = self.bounds.once(others, update)
-        failed |= failed_first | failed_others
-        # One warning for each broker.
-        for queue in {queue.broker_name: queue for queue in reversed(failed)}.values():
-            logger.warning("commitOffsets: %s: %s", queue, failed[queue])
-        if not failed and len(written) + len(written_others) == len(selected):
-            self._again_at = math.inf
-
-    def _join(self, queue: MessageQueue, address: str, timeout: float) -> bool:  # noqa: ARG002 - any queue of the broker
-        """Join the group at a broker, unless another application is a member; return whether the query is one.
-
-        Otherwise that application would continue from the query's offsets (docs/internals/reads.md#consumer-groups).
-        """
-        group, now, transport = self.bounds.options.consumer_group, self.bounds.clock(), self.bounds.transport
-        if now - self._registered.get(address, -math.inf) <= _HEART_BEAT:
-            return True
-        members = transport.consumers(group, address, timeout)
-        others = sorted(member for member in members if member != self.client_id and not _READER.fullmatch(member))
-        if others:
-            if not self._warned:
-                self._warned = True
-                logger.warning(
-                    "commitOffsets: consumerGroup=%s is also used by %s at %s, which is not a Spark reader. No offsets "
-                    "are written there, to keep its offsets and subscriptions. Set another consumerGroup for the query",
-                    *(group, others[0], address),
-                )
-            return False
-        transport.register_consumer(self.client_id, group, address, timeout)
-        self._registered[address] = now
-        return True
 
 
 class StreamOffsets:
@@ -128,24 +48,25 @@ class StreamOffsets:
         self._transport = transport
         self._clock = clock
         self.queues = TopicQueues(options, transport, clock)
-        self._bounds = OffsetResolver(options, transport, self.queues, clock, sleep)
+        self._requests = QueueRequests(self.queues, clock, sleep)
+        self._resolver = OffsetResolver(self._requests)
         # Since when no broker has answered for a queue, and for how many tries.
         self._silent: dict[MessageQueue, tuple[float, int]] = {}
         # The queues that were reported as gone.
         self._gone: set[MessageQueue] = set()
-        self._group = GroupOffsets(self._bounds, client_id)
-        self.last_messages = LastMessages(self._bounds)
+        self._group = GroupOffsets(self._requests, client_id)
+        self.last_messages = LastMessages(self._resolver)
 
     def starts(self) -> Offsets:
         """Return the offsets at which a new query begins."""
-        return self._bounds.starts(self.queues.find())
+        return self._resolver.starts(self.queues.look_up())
 
     def latest(self) -> Offsets:
         """Return the ends of all queues."""
         self.queues.deadline.restart()
-        return self._bounds.latest(self.queues.present())
+        return self._resolver.latest(self.queues.present())
 
-    def stored_bytes(self, starts: Mapping[MessageQueue, int], ends: Mapping[MessageQueue, int]) -> float:
+    def stored_bytes(self, starts: Offsets, ends: Offsets) -> float:
         """Return about how many bytes the messages between these offsets have in the brokers' logs, at least 1.
 
         It pulls the next messages of at most `_SAMPLED` queues, those with the most messages. Other queues, and those
@@ -154,13 +75,12 @@ class StreamOffsets:
         waiting = {queue: ends[queue] - starts[queue] for queue in ends if ends[queue] > starts[queue]}
         sampled = sorted(waiting, key=lambda queue: -waiting[queue])[:_SAMPLED]
 
-        def pull(queue: MessageQueue, address: str, timeout: float) -> tuple[int, int]:
-            target = PullTarget(queue, self._options.consumer_group, _SAMPLE, "*", "TAG")
-            outcome = self._transport.pull_now(PullRequest(target, address, starts[queue]), timeout)
+        def pull(queue: MessageQueue, address: str, _: float) -> tuple[int, int]:
+            outcome = self._requests.pull(queue, starts[queue], address, _SAMPLE)
             found = outcome.status is PullStatus.FOUND
             return (len(outcome.body), outcome.next_begin_offset - starts[queue]) if found else (0, 0)
 
-        answers, _ = self._bounds.once(sampled, pull)
+        answers, _ = self._requests.once(sampled, pull)
         sizes = {queue: nbytes / messages for queue, ((nbytes, messages), _) in answers.items() if messages > 0}
         mean = sum(sizes.values()) / len(sizes) if sizes else 0.0
         return max(1.0, sum(messages * sizes.get(queue, mean) for queue, messages in waiting.items()))
@@ -172,7 +92,7 @@ class StreamOffsets:
         self.queues.deadline.restart()
         return {queue: end for queue, (end, _) in self._ends(self.queues.present()).items()}
 
-    def completed(self, target: Mapping[MessageQueue, int], known: Mapping[MessageQueue, int]) -> Offsets:
+    def completed(self, target: Offsets, known: Offsets) -> Offsets:
         """Return `target` with the queues of `known` that it lacks, because their brokers were in no route.
 
         With ``failOnDataLoss`` it waits for the brokers until ``readTimeoutMs``. Otherwise the offsets stay.
@@ -185,7 +105,7 @@ class StreamOffsets:
         if not absent or not self._options.fail_on_data_loss:
             return {**target, **missing}
         try:
-            return {**target, **missing, **self._bounds.latest(absent)}
+            return {**target, **missing, **self._resolver.latest(absent)}
         except ReadError as exc:
             absent = [queue for queue in absent if self.queues.exists(queue) is None]
             if not absent:
@@ -196,7 +116,7 @@ class StreamOffsets:
                 "without it"
             ) from exc
 
-    def available(self, known: Mapping[MessageQueue, int], target: Mapping[MessageQueue, int] | None = None) -> Offsets:
+    def available(self, known: Offsets, target: Offsets | None = None) -> Offsets:
         """Return the ends of the queues of `known`, and of new queues; messages after `target` are not read.
 
         `known` are the offsets read so far. A queue that the options do not select any more keeps its offset.
@@ -222,13 +142,13 @@ class StreamOffsets:
             if queue not in removed:
                 end = self._not_before(queue, end, address, known)
                 ends[queue] = end if target is None else min(end, known[queue])
-            elif end > known[queue] or (end < known[queue] and self.queues.is_master(queue, address)):
+            elif end > known[queue] or (end < known[queue] and self.queues.brokers.is_master(queue, address)):
                 unread.add(queue)
         self._report_gone(unread, known)
         self._gone &= gone
         return ends
 
-    def _report_gone(self, queues: set[MessageQueue], known: Mapping[MessageQueue, int]) -> None:
+    def _report_gone(self, queues: set[MessageQueue], known: Offsets) -> None:
         """Report the queues that are not reported yet; raises as `lost`."""
         for queue in sorted(queues - self._gone):
             lost(
@@ -238,37 +158,34 @@ class StreamOffsets:
             )
         self._gone |= queues
 
-    def begun(self, known: Mapping[MessageQueue, int], available: Mapping[MessageQueue, int]) -> Offsets:
+    def begun(self, known: Offsets, available: Offsets) -> Offsets:
         """Return where each queue of `available` begins; a new queue begins with its earliest message."""
         new = [queue for queue in available if queue not in known]
         if new and known:
             logger.info("reading new queues from their earliest message: %s", ", ".join(map(str, new)))
-        earliest = self._bounds.earliest(new)
+        earliest = self._resolver.earliest(new)
         for queue, offset in earliest.items():
             if known and offset:
-                logger.warning(
-                    "new queue %s begins at offset %d: earlier messages expired before the query read them",
-                    queue,
-                    offset,
-                )
+                text = "new queue %s begins at offset %d: earlier messages expired before the query read them"
+                logger.warning(text, queue, offset)
         return {queue: known[queue] if queue in known else earliest[queue] for queue in available}
 
     def ranges(
         self,
-        starts: Mapping[MessageQueue, int],
-        ends: Mapping[MessageQueue, int],
-        times: Mapping[MessageQueue, int] | None = None,
-        end_times: Mapping[MessageQueue, int] | None = None,
+        starts: Offsets,
+        ends: Offsets,
+        times: Offsets | None = None,
+        end_times: Offsets | None = None,
     ) -> list[OffsetRange]:
-        """Return the ranges of a micro-batch; raises as `LastMessages.continued` and `OffsetResolver.checked`.
+        """Return the ranges of a micro-batch; raises as `LastMessages.continued` and `OffsetResolver.ranges_between`.
 
         `times` and `end_times` are what `last_messages.times` has returned for `starts` and `ends`.
         """
         self.queues.deadline.restart()
-        begun = self.begun(starts, ends)
-        return self._bounds.checked(*self.last_messages.continued(begun, ends, times or {}, end_times or {}))
+        batch = MicroBatch(self.begun(starts, ends), ends, times or {}, end_times or {})
+        return self._resolver.ranges_between(*self.last_messages.continued(batch))
 
-    def commit(self, offsets: Mapping[MessageQueue, int]) -> None:
+    def commit(self, offsets: Offsets) -> None:
         """Write the group's offsets to the brokers; see `GroupOffsets.write`."""
         self._group.write(offsets)
 
@@ -278,7 +195,7 @@ class StreamOffsets:
 
     def _ends(self, queues: Sequence[MessageQueue]) -> dict[MessageQueue, tuple[int, str]]:
         """Return the ends of the queues and the addresses of the brokers that report them; raises as `available`."""
-        ends, errors = self._bounds.once(queues, self._transport.max_offset)
+        ends, errors = self._requests.once(queues, self._transport.max_offset)
         before, self._silent = self._silent, {}
         options = self._options
         for queue, error in errors.items():
@@ -297,12 +214,12 @@ class StreamOffsets:
                 logger.warning("queue %s waits for its broker, other queues are read: %s", queue, error)
         return ends
 
-    def _not_before(self, queue: MessageQueue, end: int, address: str, start: Mapping[MessageQueue, int]) -> int:
+    def _not_before(self, queue: MessageQueue, end: int, address: str, start: Offsets) -> int:
         """Return the end that a broker reports. If a master's end is before the known offset, data is lost."""
         known = start.get(queue)
         if known is None or end >= known:
             return end
-        if not self.queues.is_master(queue, address):
+        if not self.queues.brokers.is_master(queue, address):
             # A slave is behind its master.
             return known
         lost(

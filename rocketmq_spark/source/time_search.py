@@ -1,7 +1,7 @@
-"""Finds the offset in a queue where the messages of a time begin: a broker's answer, verified by pulls around it.
+"""Searches the offset in a queue where the messages of a time begin: a broker's answer, verified by pulls around it.
 
 Brokers of release 4.9.7 answer with the nearest message, or with any message of the time
-(docs/internals/reads.md#search-by-time). So the answer is only the place where `find_border` begins.
+(docs/internals/reads.md#search-by-time). So the answer is only the place where `search_border` begins.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Border:
-    """The result of `find_border`.
+    """The result of `search_border`.
 
     If all messages are older than the time, `offset` is None, and `last` is the time of the queue's last message. An
     empty queue has neither. `set_back` has two messages: the second has the higher offset and the lower store time.
@@ -48,7 +48,7 @@ class Border:
     set_back: tuple[Stored, Stored] | None = None
 
 
-def find_border(time: int, first: int, end: int, guess: int, pull: Callable[[int], Sequence[Stored]]) -> Border:
+def search_border(time: int, first: int, end: int, guess: int, pull: Callable[[int], Sequence[Stored]]) -> Border:
     """Return the offset of a message stored at `time` or later, whose predecessor in the queue is older.
 
     If store times are in order, there is one such message at most. `first` and `end` are the queue's offsets, and

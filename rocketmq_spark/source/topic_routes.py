@@ -69,23 +69,23 @@ class PlanningDeadline:
     def in_parallel(
         self,
         subjects: Iterable[K],
-        ask: Callable[[K], T],
+        request: Callable[[K], T],
         what: str,
         fallback: Callable[[K], T | None] = lambda _: None,
     ) -> dict[K, T]:
-        """Return the answer to `ask` for each of `subjects`, in their order.
+        """Return the answer to `request` for each of `subjects`, in their order.
 
         After the deadline the older answer of `fallback` is used. Without one a `ReadError` names `what` is missing.
         """
         keys = list(subjects)
         answered: list[K] = []
 
-        def ask_in_time(key: K) -> T:
+        def request_in_time(key: K) -> T:
             error: errors.RocketMQError | None = None
             hint = "raise readTimeoutMs, or read fewer topics"
             if not self.passed:
                 try:
-                    answer = ask(key)
+                    answer = request(key)
                     answered.append(key)
                     return answer
                 except errors.RocketMQError as exc:
@@ -100,7 +100,7 @@ class PlanningDeadline:
                 f"{what} known; {hint}"
             ) from error
 
-        return in_parallel(keys, ask_in_time, self.runtime)
+        return in_parallel(keys, request_in_time, self.runtime)
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -110,8 +110,9 @@ class TopicRoutes:
     options: SourceOptions
     transport: ReadTransport
     clock: Callable[[], float]
-    deadline: PlanningDeadline
     routes: dict[str, TopicRouteData]
+    runtime: Runtime = PROCESS
+    deadline: PlanningDeadline = field(init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
     _asked_at: dict[str, float] = field(default_factory=dict, init=False)
     # The error of the last request, by topic; None if it succeeded.
@@ -122,6 +123,9 @@ class TopicRoutes:
     _warned_of_long_names: bool = field(default=False, init=False)
     # The name servers that did not answer since `expire`.
     _silent: set[str] = field(default_factory=set, init=False)
+
+    def __post_init__(self) -> None:
+        self.deadline = PlanningDeadline(self.options.read_timeout_ms, self.clock, self.runtime)
 
     def topics(self, *, of_each: bool = False) -> list[str]:
         """Return the topics that the options name, or those of the name servers' list that fit the pattern.
@@ -223,13 +227,13 @@ class TopicRoutes:
                     *(topic, ", ".join(map(escaped, sorted(ordered)))),
                 )
 
-    def _of_each(self, ask: Callable[[str, float], T]) -> dict[str, T | errors.RocketMQError]:
+    def _of_each(self, request: Callable[[str, float], T]) -> dict[str, T | errors.RocketMQError]:
         """Return the answer or the error of each name server; one that did not answer is not asked again."""
         timeout = self.deadline.limit(min(self.options.pull_timeout_ms / 1000, _EACH))
 
         def answer(name_server: str) -> T | errors.RocketMQError:
             try:
-                return ask(name_server, timeout)
+                return request(name_server, timeout)
             except errors.RocketMQError as exc:
                 unknown_topic = isinstance(exc, errors.TopicRouteStaleException)
                 if not unknown_topic and name_server not in self._silent:

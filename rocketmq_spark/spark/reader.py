@@ -7,10 +7,8 @@ also the base of the stream's reader. Follows ``KafkaBatch.scala``.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import logging
-import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -25,24 +23,16 @@ if TYPE_CHECKING:
     from pyspark.accumulators import Accumulator
     from pyspark.sql.types import StructType
 
-    from rocketmq_spark.model.route import TopicRouteData
-    from rocketmq_spark.source.ranges import OffsetRange
-    from rocketmq_spark.source.topic_queues import TopicQueues
+    from rocketmq_spark.source.plan import ReadPlan
 
 logger = logging.getLogger("rocketmq_spark.spark")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class RangesPartition(InputPartition):
-    """The ranges that one task reads, of different queues, and the routes of their brokers.
+class PlannedPartition(InputPartition):
+    """What one task reads. Spark pickles the reader before it asks for partitions, so this is no attribute of it."""
 
-    A task asks a name server only if a broker does not answer. With `filters_here` the task filters by tags, not the
-    broker. Spark pickles the reader before it asks for partitions, so this is no attribute of the reader.
-    """
-
-    ranges: tuple[OffsetRange, ...]
-    routes: dict[str, TopicRouteData]
-    filters_here: bool
+    plan: ReadPlan
 
 
 class PartitionReader:
@@ -67,42 +57,21 @@ class PartitionReader:
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read one partition (runs in a task)."""
         # If `partitions` returned none, Spark passes a plain `InputPartition`.
-        if not isinstance(partition, RangesPartition):
+        if not isinstance(partition, PlannedPartition):
             return
         from rocketmq_spark.metrics import ReadReport
         from rocketmq_spark.source.read import SkippedMessages, read_rows
 
         skipped = SkippedMessages()
         try:
-            yield from read_rows(
-                self._options,
-                partition.ranges,
-                self._schema,
-                partition.routes,
-                filters_here=partition.filters_here,
-                on_unreadable=skipped.policy(self._options),
-            )
+            yield from read_rows(self._options, partition.plan, self._schema, skipped.policy(self._options))
         finally:
             skipped.close()
             if skipped.by_topic and self._accumulator is not None:
                 self._accumulator.add(ReadReport(dict(skipped.by_topic)))
 
-    def _tasks(self, ranges: list[OffsetRange], known: TopicQueues) -> list[InputPartition]:
-        from rocketmq_spark.source.ranges import tasks_of
-
-        options = self._options
-        tasks = tasks_of(ranges, options.min_partitions, options.max_records_per_partition, self._parallelism)
-        filters_here = known.filters_in_reader(part.queue for part in ranges if part.size > 0)
-        routes = known.routes([part.queue for part in ranges])
-        partitions: list[InputPartition] = []
-        for task in tasks:
-            brokers: dict[str, set[str]] = {}
-            for part in task:
-                brokers.setdefault(part.queue.topic, set()).add(part.queue.broker_name)
-            # Only the routes of the task's brokers: a topic may have hundreds of brokers.
-            of_task = {topic: routes[topic].only(names) for topic, names in brokers.items() if topic in routes}
-            partitions.append(RangesPartition(task, of_task, filters_here))
-        return partitions
+    def _partitions_of(self, plan: ReadPlan) -> list[InputPartition]:
+        return [PlannedPartition(task) for task in plan.tasks(self._options, self._parallelism)]
 
 
 class RocketMQBatchReader(PartitionReader, DataSourceReader):
@@ -114,15 +83,9 @@ class RocketMQBatchReader(PartitionReader, DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         """Ask the cluster for offsets, and return what each task reads (runs on the driver)."""
-        from rocketmq_spark.source.offset_resolver import OffsetResolver
-        from rocketmq_spark.source.read import reading_transport
-        from rocketmq_spark.source.topic_queues import TopicQueues
+        from rocketmq_spark.source.plan import plan_read
 
-        options = self._options
-        with contextlib.closing(reading_transport(options)) as transport:
-            known = TopicQueues(options, transport, time.monotonic)
-            ranges = OffsetResolver(options, transport, known, time.monotonic).ranges(known.find())
-            return self._tasks(ranges, known)
+        return self._partitions_of(plan_read(self._options))
 
 
 def _check_columns(schema: StructType, *, raw: bool) -> None:

@@ -96,6 +96,8 @@ class RocketMQStreamReader(PartitionReader, DataSourceStreamReader):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """Return what each task of a micro-batch reads."""
+        from rocketmq_spark.source.plan import plan_of
+
         passed, ends = flat(start), flat(end)
         starts = dict(passed)
         # Spark passes an empty range when a query restarts; its beginnings belong to an earlier micro-batch.
@@ -113,7 +115,7 @@ class RocketMQStreamReader(PartitionReader, DataSourceStreamReader):
         times = {queue: time for queue, time in stored_in(start).items() if starts[queue] == passed[queue]}
         ranges = self._offsets().ranges(starts, ends, times, stored_in(end))
         self._last = end
-        return self._tasks(ranges, self._offsets().queues)
+        return self._partitions_of(plan_of(ranges, self._offsets().queues))
 
     def commit(self, end: dict[str, Any]) -> None:
         """Commit the group's offsets to the brokers, with ``commitOffsets``."""
@@ -159,7 +161,7 @@ class RocketMQStreamReader(PartitionReader, DataSourceStreamReader):
         # Connect only now: a reader is also made in processes that merely pickle it.
         if self._cluster is None:
             from rocketmq_spark.routing.connect import client_id_of
-            from rocketmq_spark.source.read import reading_transport
+            from rocketmq_spark.source.plan import reading_transport
             from rocketmq_spark.source.stream_offsets import StreamOffsets
 
             options = self._options

@@ -11,15 +11,17 @@ import pyarrow as pa
 from rocketmq_spark.errors import DataLossError, RocketMQError
 from rocketmq_spark.model.message import Message, MessageQueue
 from rocketmq_spark.model.properties import TAGS, UNIQ_KEY
-from rocketmq_spark.model.route import TopicRouteData
 from rocketmq_spark.options.offsets import OffsetSpec
 from rocketmq_spark.options.source import SourceOptions
 from rocketmq_spark.protocol.remoting.records import encode_batch
 from rocketmq_spark.protocol.remoting.responses import BATCH_CQ, QUEUE_TYPE
+from rocketmq_spark.source import plan as planning
+from rocketmq_spark.source.broker_choice import BrokerChoice
 from rocketmq_spark.source.offset_resolver import OffsetResolver
-from rocketmq_spark.source.ranges import OffsetRange, tasks_of
+from rocketmq_spark.source.queue_requests import QueueRequests
 from rocketmq_spark.source.read import rows_of
 from rocketmq_spark.source.topic_queues import TopicQueues
+from rocketmq_spark.source.topic_routes import TopicRoutes
 from rocketmq_spark.testing.fake_storage import BrokerSettings, TopicSettings
 from rocketmq_spark.testing.store import MessageStore
 from tests.simulation.cluster import BasePlan, BaseRun, SimulatedCluster, run_to_end
@@ -166,14 +168,13 @@ class _Reading:
             self.runtime.sleep(self.plan.horizon / 2)
         if planned is None:
             return
-        ranges, routes, filters_here = planned
-        parts = tasks_of(ranges, *((self.plan.tasks, None) if self.plan.tasks > 1 else (None, None)))
+        tasks = planned.tasks(replace(self.options, min_partitions=self.plan.tasks if self.plan.tasks > 1 else None))
         threads = []
-        for number, task in enumerate(parts):
+        for number, task in enumerate(tasks):
 
-            def run(number: int = number, task: tuple[OffsetRange, ...] = task) -> None:
+            def run(number: int = number, task: planning.ReadPlan = task) -> None:
                 for _ in range(_ATTEMPTS):
-                    error = self._task(number, task, routes, filters_here)
+                    error = self._task(number, task)
                     if error is None or isinstance(error, DataLossError):
                         break
 
@@ -189,18 +190,16 @@ class _Reading:
             self.cluster.addresses, random=rng, clock=self.runtime.clock, runtime=self.runtime, polled=polled
         )
 
-    def _plan(self) -> tuple[list[OffsetRange], dict[str, TopicRouteData], bool] | None:
+    def _plan(self) -> planning.ReadPlan | None:
         """Plan as the driver does; None if that failed."""
         record = PlanRead(self.world.now, ends={queue: self._store(queue).end(queue) for queue in self.queues})
         self.history.plans.append(record)
         transport = self._transport(polled=False)
         try:
-            known = TopicQueues(self.options, transport, self.runtime.clock, runtime=self.runtime)
-            resolver = OffsetResolver(self.options, transport, known, self.runtime.clock, self.runtime.sleep)
-            record.ranges = resolver.ranges(known.find())
-            filled = [part.queue for part in record.ranges if part.size > 0]
-            filters_here = self.history.tags is not None and known.may_hold_inner_batches(filled)
-            return record.ranges, known.routes(filled), filters_here
+            queues = TopicQueues(self.options, transport, self.runtime.clock, runtime=self.runtime)
+            resolver = OffsetResolver(QueueRequests(queues, self.runtime.clock, self.runtime.sleep))
+            record.ranges = resolver.ranges(queues.look_up())
+            return planning.plan_of(record.ranges, queues)
         except RocketMQError as exc:
             record.error = exc
             return None
@@ -211,18 +210,16 @@ class _Reading:
             self.world.note(f"planned: {record.error or spans}")
             transport.close()
 
-    def _task(
-        self, number: int, ranges: tuple[OffsetRange, ...], routes: dict[str, TopicRouteData], filters_here: bool
-    ) -> RocketMQError | None:
+    def _task(self, number: int, plan: planning.ReadPlan) -> RocketMQError | None:
         """Read as a task does; return its error."""
-        task = TaskRead(number, ranges, self.world.now)
+        task = TaskRead(number, plan.ranges, self.world.now)
         self.history.tasks.append(task)
         longest = self.world.rng.choice((0.0, 0.05, 0.3))
         transport = self._transport(polled=True)
         transport.memory, transport.began = Memory(task), transport.clock()
-        options = replace(self.options, sub_expression="*") if filters_here else self.options
-        queues = TopicQueues(options, transport, transport.clock, routes, runtime=self.runtime)
-        puller = RecordedPuller(options, transport, queues, transport.clock, self.plan.window, self.plan.most_bytes)
+        options = replace(self.options, sub_expression="*") if plan.tasks_filter else self.options
+        brokers = BrokerChoice(TopicRoutes(options, transport, transport.clock, dict(plan.routes), self.runtime))
+        puller = RecordedPuller(options, transport, brokers, transport.clock, self.plan.window, self.plan.most_bytes)
         puller.memory = transport.memory
 
         def rest() -> float:
@@ -232,7 +229,7 @@ class _Reading:
 
         puller.rest = rest
         try:
-            for batch in rows_of(self.options, puller, ranges, _SCHEMA):
+            for batch in rows_of(self.options, puller, plan.ranges, _SCHEMA):
                 for row in batch.to_pylist():
                     queue = MessageQueue(TOPIC, row["brokerName"], row["queueId"])
                     task.rows.append(Row(queue, row["queueOffset"], row["body"]))

@@ -11,6 +11,7 @@ from rocketmq_spark.model.message import Message, MessageQueue
 from rocketmq_spark.model.route import BrokerData, TopicRouteData
 from rocketmq_spark.options.source import SourceOptions
 from rocketmq_spark.source.offset_resolver import OffsetResolver
+from rocketmq_spark.source.queue_requests import QueueRequests
 from rocketmq_spark.source.stream_offsets import StreamOffsets
 from rocketmq_spark.source.topic_queues import TopicQueues
 from tests.support.scripted import ManualClock, ScriptedTransport, route
@@ -28,7 +29,7 @@ class Reader:
         self.queues = TopicQueues(self.options, self.transport, self.clock)
         self.slept: list[float] = []
         self.while_asleep: Callable[[], object] = lambda: None
-        self.bounds = OffsetResolver(self.options, self.transport, self.queues, self.clock, self.sleep)
+        self.resolver = OffsetResolver(QueueRequests(self.queues, self.clock, self.sleep))
         self.cluster = StreamOffsets(self.options, self.transport, self.clock, sleep=self.sleep)
 
     def sleep(self, seconds: float) -> None:
@@ -41,7 +42,7 @@ class Reader:
             self.transport.keep(queue, [Message(queue.topic, b"%d" % number) for number in range(count)])
 
     def at(self, times: Mapping[MessageQueue, int]) -> dict[MessageQueue, int]:
-        return self.bounds.at(times, self.bounds.latest(times))
+        return self.resolver.at(times, self.resolver.latest(times))
 
     def addresses(self, broker: str, addresses: Mapping[int, str], topic: str = "orders") -> None:
         """Put these addresses of a broker into the route."""

@@ -37,7 +37,7 @@ GAP = re.compile(r"messages (\d+) to (\d+) of (\S+) are not there any more")
 
 def read(reader: Reader, *ranges: OffsetRange, tags: frozenset[str] | None = None) -> dict[MessageQueue, list[int]]:
     """Read ranges as a task does, and return the offsets of each queue."""
-    pulls = Puller(reader.options, reader.transport, reader.queues, reader.clock).pull(ranges)
+    pulls = Puller(reader.options, reader.transport, reader.queues.brokers, reader.clock).pull(ranges)
     offsets: dict[MessageQueue, list[int]] = {}
     for batch in decoded(reader.options, pulls, SCHEMA, tags):
         for row in batch.to_pylist():
@@ -114,7 +114,9 @@ def test_expired_messages_are_skipped_without_fail_on_data_loss(start: int, size
 def test_messages_that_expire_during_the_read_are_lost_data(make_reader: Make) -> None:
     reader = make_reader()
     reader.fill({A0: 500})
-    pulls = Puller(reader.options, reader.transport, reader.queues, reader.clock).pull([OffsetRange(A0, 0, 500)])
+    pulls = Puller(reader.options, reader.transport, reader.queues.brokers, reader.clock).pull(
+        [OffsetRange(A0, 0, 500)]
+    )
     first = next(pulls)
     reader.transport.expired[A0] = 400
     with pytest.raises(DataLossError):
@@ -331,7 +333,7 @@ def with_late_slave(reader: Reader, master: RocketMQError | None) -> list[str]:
 def test_first_offset_of_a_slave_is_ignored_if_the_master_answers(make_reader: Make) -> None:
     reader = make_reader()
     asked = with_late_slave(reader, None)
-    reader.queues.failed(A0, reader.queues.address(A0))
+    reader.queues.brokers.failed(A0, reader.queues.brokers.address(A0))
     assert read(reader, OffsetRange(A0, 0, 50)) == {A0: list(range(50))}
     assert asked[:2] == ["slave:1", "master:1"]
 
@@ -365,7 +367,7 @@ def test_read_returns_to_its_master_after_it_recovers(make_reader: Make) -> None
     reader.transport.always_pull[A0] = late
     reader.transport.play_pulls(A0, PullReply(PullOutcome(None, error=RemotingConnectException("refused"))))
     pulls: list[Pulled] = []
-    for pulled in Puller(reader.options, reader.transport, reader.queues, reader.clock, window=1).pull(
+    for pulled in Puller(reader.options, reader.transport, reader.queues.brokers, reader.clock, window=1).pull(
         [OffsetRange(A0, 0, 400)]
     ):
         pulls.append(replace(pulled, body=b""))
@@ -380,7 +382,7 @@ def test_read_returns_to_its_master_after_it_recovers(make_reader: Make) -> None
 def test_a_compacted_topic_is_not_read_from_a_slave_that_began_later(make_reader: Make) -> None:
     reader = make_reader()
     asked = with_late_slave(reader, None)
-    reader.queues.failed(A0, reader.queues.address(A0))
+    reader.queues.brokers.failed(A0, reader.queues.brokers.address(A0))
     assert read(reader, OffsetRange(A0, 0, 50, compacted=True)) == {A0: list(range(50))}
     assert asked[:2] == ["slave:1", "master:1"]
 
@@ -390,7 +392,7 @@ def test_first_message_of_compacted_topic_at_slave_is_checked_at_master(make_rea
     reader.addresses("a", {0: "master:1", 1: "slave:1"})
     reader.fill({A0: 50})
     reader.transport.play_pulls(A0, answer(32, 30, 31))
-    reader.queues.failed(A0, reader.queues.address(A0))
+    reader.queues.brokers.failed(A0, reader.queues.brokers.address(A0))
     assert read(reader, OffsetRange(A0, 0, 50, compacted=True)) == {A0: list(range(50))}
 
 

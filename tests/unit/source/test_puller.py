@@ -25,8 +25,10 @@ from rocketmq_spark.errors import (
 from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.model.message_ext import Pulled, PullOutcome, PullRequest, PullStatus
 from rocketmq_spark.protocol.remoting.records import decode_records
+from rocketmq_spark.source.broker_choice import BrokerChoice
 from rocketmq_spark.source.puller import WINDOW, Puller
 from rocketmq_spark.source.ranges import OffsetRange
+from rocketmq_spark.transport.remoting.loop import PolledClock
 from tests.support.scripted import PullReply, ScriptedTransport
 from tests.unit.source.conftest import A0, A1, B0, QUEUES, Make, Reader
 
@@ -34,7 +36,7 @@ BUSY = BrokerBusyException("busy", 2, "", "a:10911")
 
 
 def puller(reader: Reader, window: int = WINDOW) -> Puller:
-    return Puller(reader.options, reader.transport, reader.queues, reader.clock, window)
+    return Puller(reader.options, reader.transport, reader.queues.brokers, reader.clock, window)
 
 
 def read(reader: Reader, *ranges: OffsetRange, window: int = WINDOW) -> list[Pulled]:
@@ -278,8 +280,15 @@ def test_slow_consumer_does_not_count_as_a_silent_broker(make_reader: Make) -> N
     reader = make_reader(read_timeout_ms=20_000)
     reader.fill({A0: 200, B0: 200})
     reader.transport.play_pulls(B0, *[nothing(PullStatus.NO_NEW_MSG, 0)] * 4)
-    found = []
-    for pulled in puller(reader).pull([OffsetRange(A0, 0, 200), OffsetRange(B0, 0, 200)]):
+    clock, poll, found = PolledClock(reader.clock), reader.transport.poll, []
+
+    def poll_on_the_clock(timeout: float) -> None:
+        with clock.running():
+            poll(timeout)
+
+    reader.transport.poll = poll_on_the_clock
+    polled = Puller(reader.options, reader.transport, BrokerChoice(reader.queues.brokers.routes), clock)
+    for pulled in polled.pull([OffsetRange(A0, 0, 200), OffsetRange(B0, 0, 200)]):
         found.append(pulled)
         reader.clock.advance(60.0)
     assert covered(found) == {A0: list(range(200)), B0: list(range(200))}
@@ -369,7 +378,7 @@ def test_few_requests_are_in_flight_before_the_size_of_answers_is_known(make_rea
 def test_segment_with_a_temporarily_unknown_broker_is_sent_once(make_reader: Make) -> None:
     reader = make_reader()
     reader.fill({A0: 300})
-    address, unknown = reader.queues.address, [RouteNotFoundException("no broker a just now")]
+    address, unknown = reader.queues.brokers.address, [RouteNotFoundException("no broker a just now")]
     reader.transport.always_pull[A0] = PullReply(delay=0.1)
     reader.transport.play_pulls(A0, PullReply(), PullReply(most=5))
     pulls = puller(reader).pull([OffsetRange(A0, 0, 300)])
@@ -380,7 +389,7 @@ def test_segment_with_a_temporarily_unknown_broker_is_sent_once(make_reader: Mak
             raise unknown.pop()
         return address(queue)
 
-    reader.queues.address = sometimes
+    reader.queues.brokers.address = sometimes
     found += pulls
     assert covered(found) == {A0: list(range(300))}
     offsets = [request.offset for request in reader.transport.pulls]
@@ -421,7 +430,7 @@ def test_transport_with_its_own_thread_can_be_read() -> None:
         reader.transport = transport
         queues = [MessageQueue("orders", broker, number) for broker in "ab" for number in range(30)]
         reader.fill(dict.fromkeys(queues, 100))
-        pulling = Puller(reader.options, transport, reader.queues, time.monotonic)
+        pulling = Puller(reader.options, transport, reader.queues.brokers, time.monotonic)
         found = list(pulling.pull([OffsetRange(queue, 3, 97) for queue in queues]))
     assert covered(found) == {queue: list(range(3, 97)) for queue in queues}
 

@@ -11,7 +11,7 @@ import pytest
 from rocketmq_spark import Message, Producer
 from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.options.parsing import parse_source_options
-from rocketmq_spark.source.read import reading_transport
+from rocketmq_spark.source.plan import reading_transport
 from rocketmq_spark.source.stream_offsets import StreamOffsets
 from rocketmq_spark.testing import FakeCluster
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from rocketmq_spark.source.time_search import PULLED, UNKNOWN, Border, Stored, find_border, stored_records
+from rocketmq_spark.source.time_search import PULLED, UNKNOWN, Border, Stored, search_border, stored_records
 from tests.unit.source.test_data_loss import stored
 
 
@@ -24,7 +24,7 @@ class Queue:
         return [record for record in self.records if record.end > offset][: self.most]
 
     def border(self, time: int, guess: int, first: int = 0) -> Border:
-        return find_border(time, first, self.records[-1].end, guess, self.pull)
+        return search_border(time, first, self.records[-1].end, guess, self.pull)
 
 
 def at_times(*times: int) -> Queue:
@@ -66,11 +66,11 @@ def test_one_pull_is_enough_if_the_broker_names_the_border_or_the_message_before
 @pytest.mark.parametrize("older", [0, 1, 32_000, 5_000_000, 9_999_999, 10_000_000])
 def test_millions_of_messages_of_one_time_need_few_pulls(older: int, guess: int) -> None:
     queue = LongQueue(older, 10_000_000)
-    found = find_border(2, 0, queue.count, guess, queue.pull)
+    found = search_border(2, 0, queue.count, guess, queue.pull)
     assert found.offset == (older if older < queue.count else None)
     assert queue.pulls <= 32
     near = LongQueue(older, 10_000_000)
-    find_border(2, 0, near.count, older + 30_000, near.pull)
+    search_border(2, 0, near.count, older + 30_000, near.pull)
     assert near.pulls <= 24
 
 
@@ -79,12 +79,12 @@ def test_expired_messages_before_the_first_one_left_are_passed_over() -> None:
     assert queue.border(5, 0).offset == 100
     assert queue.border(6, 0).offset is None
     assert Queue([]).pull(0) == []
-    assert find_border(5, 0, 50, 20, Queue([]).pull) == Border()
+    assert search_border(5, 0, 50, 20, Queue([]).pull) == Border()
 
 
 def test_messages_stored_after_the_end_was_requested_are_not_used() -> None:
     queue = at_times(1, 2, 3, 4)
-    assert find_border(3, 0, 2, 2, queue.pull) == Border(None, 2)
+    assert search_border(3, 0, 2, 2, queue.pull) == Border(None, 2)
 
 
 def test_gap_at_the_end_needs_few_pulls() -> None:
@@ -92,9 +92,9 @@ def test_gap_at_the_end_needs_few_pulls() -> None:
     queue = Queue([Stored(0, 1, 5), Stored(3, 4, 8)])
     for guess in (0, 3, 500_000, 1_000_000):
         queue.pulls = 0
-        assert find_border(9, 0, 1_000_000, guess, queue.pull) == Border(None, 8)
+        assert search_border(9, 0, 1_000_000, guess, queue.pull) == Border(None, 8)
         # The offset of the message, or one in the gap before it.
-        assert find_border(6, 0, 1_000_000, guess, queue.pull).offset in (1, 2, 3)
+        assert search_border(6, 0, 1_000_000, guess, queue.pull).offset in (1, 2, 3)
         assert queue.pulls <= 60
 
 
@@ -163,7 +163,7 @@ def test_no_answers_of_a_hostile_broker_prolong_the_search(seed: int) -> None:
     for _ in range(50):
         pulls = 0
         first, end = sorted((rng.randrange(most), rng.choice((most, rng.randrange(most)))))
-        found = find_border(rng.randrange(most), first, end, rng.randrange(-most, most), pull)
+        found = search_border(rng.randrange(most), first, end, rng.randrange(-most, most), pull)
         assert found.offset is None or first <= found.offset <= end
         assert pulls <= 100
 

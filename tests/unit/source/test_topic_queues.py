@@ -25,6 +25,7 @@ from rocketmq_spark.model.route import QueueData
 from rocketmq_spark.options.offsets import OffsetSpec
 from rocketmq_spark.options.source import SourceOptions
 from rocketmq_spark.protocol.remoting.codes import RequestCode, ResponseCode, broker_error
+from rocketmq_spark.source.filters import check_filter, may_hold_inner_batches
 from rocketmq_spark.source.topic_queues import TopicQueues
 from rocketmq_spark.transport.remoting.transport import RemotingTransport
 from tests.support import fakes
@@ -38,7 +39,7 @@ DOWN = RemotingConnectException("refused")
 def test_all_queues_of_the_topics_are_found_in_order(make_reader: Make) -> None:
     reader = make_reader(subscribe=("orders", "bills"))
     reader.transport.routes["bills"] = route({"b": 1})
-    assert reader.queues.find() == [MessageQueue("bills", "b", 0), A0, A1, B0, B1]
+    assert reader.queues.look_up() == [MessageQueue("bills", "b", 0), A0, A1, B0, B1]
 
 
 OPEN_A, OPEN_B = (QueueData(name, 2, 2, 6) for name in "ab")
@@ -70,7 +71,7 @@ def test_queues_that_brokers_do_not_let_readers_read_are_an_error(
     old = reader.transport.routes["orders"]
     reader.transport.routes["orders"] = replace(old, queue_datas=datas)
     with pytest.raises(ReadError, match=f"^reading topic orders: .*{text}"):
-        reader.queues.find()
+        reader.queues.look_up()
     assert reader.queues.exists(A0)
 
 
@@ -78,7 +79,7 @@ def test_error_about_permissions_has_the_name_that_servers_know(make_reader: Mak
     reader = make_reader(namespace="ns")
     reader.transport.routes["orders"] = route({"a": 1}, perm=2)
     with pytest.raises(ReadError, match="reading topic orders: .*" + NO_PERMISSION.format("a", "w", 6, "ns%orders")):
-        reader.queues.find()
+        reader.queues.look_up()
 
 
 def test_only_queues_of_the_read_must_be_readable(make_reader: Make) -> None:
@@ -86,11 +87,11 @@ def test_only_queues_of_the_read_must_be_readable(make_reader: Make) -> None:
     for assigned in ({A0}, {A0, replace(B0, queue_id=3)}):
         reader = make_reader(subscribe=(), assign=frozenset(assigned))
         reader.transport.routes["orders"] = replace(reader.transport.routes["orders"], queue_datas=datas)
-        assert reader.queues.find() == sorted(assigned)
+        assert reader.queues.look_up() == sorted(assigned)
     reader = make_reader(subscribe=(), assign=frozenset({A1}))
     reader.transport.routes["orders"] = replace(reader.transport.routes["orders"], queue_datas=datas)
     with pytest.raises(ReadError, match="broker a rejects reads of the queues 1 to 1"):
-        reader.queues.find()
+        reader.queues.look_up()
 
 
 def test_name_server_that_does_not_know_the_topic_lacks_all_brokers(
@@ -99,7 +100,7 @@ def test_name_server_that_does_not_know_the_topic_lacks_all_brokers(
     reader = make_reader(name_server=("n:1", "n:2"))
     unknown = broker_error(ResponseCode.TOPIC_NOT_EXIST, "No topic route info", "n:1", "looking up the route")
     answers_of_name_servers(reader, {"n:1": unknown, "n:2": reader.transport.routes})  # type: ignore[dict-item]
-    assert reader.queues.find() == [A0, A1, B0, B1]
+    assert reader.queues.look_up() == [A0, A1, B0, B1]
     (warning,) = caplog.messages
     assert "name server n:1 does not list a, b, as another one does" in warning
 
@@ -115,23 +116,23 @@ def test_read_without_a_required_broker_is_an_error(
     make_reader: Make, required: int | tuple[str, ...], text: str
 ) -> None:
     reader = make_reader(require_brokers=required)
-    for plan in (reader.queues.find, reader.cluster.starts):
+    for plan in (reader.queues.look_up, reader.cluster.starts):
         with pytest.raises(ReadError, match=text):
             plan()
     # A running stream waits for its brokers.
     assert reader.queues.present() == [A0, A1, B0, B1]
     reader.transport.routes["orders"] = route(dict.fromkeys("abcd", 1))
-    assert len(reader.queues.find()) == 4
+    assert len(reader.queues.look_up()) == 4
 
 
 def test_required_brokers_may_have_different_topics_of_the_read(make_reader: Make) -> None:
     reader = make_reader(subscribe=(), subscribe_pattern=".*", require_brokers=("a", "b"))
     reader.transport.routes = {"one": route({"a": 1}), "two": route({"b": 1})}
-    assert len(reader.queues.find()) == 2
+    assert len(reader.queues.look_up()) == 2
     reader = make_reader(subscribe=("one",), require_brokers=("a", "b"))
     reader.transport.routes["one"] = route({"a": 1})
     with pytest.raises(ReadError, match="the name servers list a, and not b"):
-        reader.queues.find()
+        reader.queues.look_up()
 
 
 def test_broker_of_the_order_configuration_that_is_not_listed_is_warned_of(
@@ -140,10 +141,10 @@ def test_broker_of_the_order_configuration_that_is_not_listed_is_warned_of(
     reader = make_reader()
     old = reader.transport.routes["orders"]
     reader.transport.routes["orders"] = replace(old, order_topic_conf="a:2;b:2")
-    reader.queues.find()
+    reader.queues.look_up()
     assert caplog.messages == []
     reader.transport.routes["orders"] = replace(old, order_topic_conf="a:2;\x1b[2J:2;b:2")
-    reader.queues.find()
+    reader.queues.look_up()
     (warning,) = caplog.messages
     assert "topic orders: its order configuration names \\x1b[2J, which no name server lists now" in warning
 
@@ -171,8 +172,8 @@ def test_brokers_that_only_some_name_servers_list_are_read_and_warned_of(
     reader = make_reader(name_server=("n:1", "n:2"))
     part = reader.transport.routes["orders"] = route({"a": 2})
     answers_of_name_servers(reader, {"n:1": {"orders": part}, "n:2": {"orders": route({"a": 2, "b": 2})}})
-    assert reader.queues.find() == [A0, A1, B0, B1]
-    assert reader.queues.address(B0) == "b:10911"
+    assert reader.queues.look_up() == [A0, A1, B0, B1]
+    assert reader.queues.brokers.address(B0) == "b:10911"
     (warning,) = caplog.messages
     assert "reading topic orders: name server n:1 does not list b, as another one does" in warning
 
@@ -183,7 +184,7 @@ def test_topics_that_only_some_name_servers_list_match_a_pattern(make_reader: Ma
     answers_of_name_servers(reader, {"n:1": {}, "n:2": whole})
     reader.transport.topics = lambda timeout: frozenset()  # type: ignore[method-assign]
     reader.transport.routes, reader.transport.route_at = whole, lambda _, topic, __: whole[topic]  # type: ignore[method-assign]
-    assert [queue.topic for queue in reader.queues.find()] == ["orders", "others"]
+    assert [queue.topic for queue in reader.queues.look_up()] == ["orders", "others"]
 
 
 def test_name_server_that_does_not_answer_is_asked_and_named_once_per_plan(
@@ -193,7 +194,7 @@ def test_name_server_that_does_not_answer_is_asked_and_named_once_per_plan(
     reader.transport.routes |= {f"t{number}": route({"a": 1}) for number in range(5)}
     answers_of_name_servers(reader, {"n:1": reader.transport.routes, "n:2": DOWN})  # type: ignore[dict-item]
     for plan in range(1, 3):
-        assert len(reader.queues.find()) == 9
+        assert len(reader.queues.look_up()) == 9
         assert [text for text in caplog.messages if "name server n:2 gives no answer" in text] == caplog.messages
         assert len(caplog.messages) == plan
     assert {name_server for name_server, _ in reader.asked("route_at")} == {"n:1"}
@@ -204,41 +205,41 @@ def test_broker_that_is_listed_without_an_address_is_waited_for(make_reader: Mak
     reader.addresses("b", {})
     reader.fill({A0: 2})
     with pytest.raises(ReadError, match=r"orders/b/.*within readTimeoutMs=5000.*no name server has a broker b"):
-        reader.bounds.ranges(reader.queues.find())
+        reader.resolver.ranges(reader.queues.look_up())
     reader.while_asleep = lambda: reader.addresses("b", {0: "b:10911"})
-    assert [part.queue for part in reader.bounds.ranges(reader.queues.find())] == [A0, A1, B0, B1]
+    assert [part.queue for part in reader.resolver.ranges(reader.queues.look_up())] == [A0, A1, B0, B1]
 
 
 def test_an_unknown_topic_is_an_error(make_reader: Make) -> None:
     with pytest.raises(RouteNotFoundException, match=r"reading topic nothing: .*No topic route info"):
-        make_reader(subscribe=("nothing",)).queues.find()
+        make_reader(subscribe=("nothing",)).queues.look_up()
 
 
 def test_static_topic_is_a_permanent_error(make_reader: Make) -> None:
     reader = make_reader()
     reader.transport.routes["orders"] = replace(reader.transport.routes["orders"], static_topic=True)
     with pytest.raises(OptionError, match="static") as raised:
-        reader.queues.find()
+        reader.queues.look_up()
     assert raised.value.retriable is False
 
 
 def test_assigned_queues_alone_are_read_and_must_be_there(make_reader: Make) -> None:
     reader = make_reader(subscribe=(), assign=frozenset({B1, A0}))
-    assert reader.queues.find() == [A0, B1]
+    assert reader.queues.look_up() == [A0, B1]
     with pytest.raises(OptionError, match="assign names orders/a/7"):
-        make_reader(subscribe=(), assign=frozenset({replace(A0, queue_id=7), B1})).queues.find()
+        make_reader(subscribe=(), assign=frozenset({replace(A0, queue_id=7), B1})).queues.look_up()
 
 
 def test_topics_of_starting_offsets_are_the_default_subscription(make_reader: Make) -> None:
     spec = OffsetSpec(None, ((A0, 5),), receipt=True)
-    assert make_reader(subscribe=(), starting_offsets=spec).queues.find() == [A0]
+    assert make_reader(subscribe=(), starting_offsets=spec).queues.look_up() == [A0]
 
 
 def test_a_pattern_matches_whole_names_of_topics_of_users(make_reader: Make) -> None:
     reader = make_reader(subscribe=(), subscribe_pattern="orders|.*TOPIC.*|%.*|TBW.*")
     names = ["orders2", "RMQ_SYS_TRANS_HALF_TOPIC", "SCHEDULE_TOPIC_XXXX", "%RETRY%g", "%DLQ%g", "TBW102", "MY_TOPIC"]
     reader.transport.routes |= {name: route({"a": 1}) for name in names}
-    assert [queue.topic for queue in reader.queues.find()] == ["MY_TOPIC", "orders", "orders", "orders", "orders"]
+    assert [queue.topic for queue in reader.queues.look_up()] == ["MY_TOPIC", "orders", "orders", "orders", "orders"]
 
 
 def test_pattern_skips_topics_named_after_brokers_and_clusters(
@@ -250,12 +251,12 @@ def test_pattern_skips_topics_named_after_brokers_and_clusters(
         brokers = [replace(one, cluster="east") for one in old.broker_datas]
         reader.transport.routes[name] = replace(old, broker_datas=tuple(brokers))
     # Topic b is on broker a, so it is a topic of a user.
-    assert {queue.topic for queue in reader.queues.find()} == {"orders", "b"}
+    assert {queue.topic for queue in reader.queues.look_up()} == {"orders", "b"}
     assert caplog.messages == []
 
 
 def test_pattern_without_a_matching_topic_is_warned_of(make_reader: Make, caplog: pytest.LogCaptureFixture) -> None:
-    assert make_reader(subscribe=(), subscribe_pattern="order").queues.find() == []
+    assert make_reader(subscribe=(), subscribe_pattern="order").queues.look_up() == []
     assert "subscribePattern=order matches no existing topic" in caplog.text
 
 
@@ -264,7 +265,7 @@ def test_names_are_wrapped_on_the_wire_and_bare_in_results() -> None:
         for namespace, topic, queues in (("ns", "ns%orders", [A0]), ("", "orders", [A0, A1])):
             options = SourceOptions.of(name_server=(peer.address,), subscribe=("orders",))
             with RemotingTransport([peer.address], namespace=namespace) as transport:
-                assert TopicQueues(options, transport, time.monotonic).find() == queues
+                assert TopicQueues(options, transport, time.monotonic).look_up() == queues
             request = peer.requests.pop()
             assert (request.code, request.ext_fields["topic"]) == (RequestCode.GET_ROUTEINFO_BY_TOPIC, topic)
 
@@ -275,117 +276,117 @@ def test_pattern_matches_only_topics_of_its_namespace() -> None:
     with fakes.name_server({name: route({"a": 1}) for name in names}) as peer:
         options = SourceOptions.of(name_server=(peer.address,), subscribe_pattern="t.*|other.*")
         with RemotingTransport([peer.address], namespace="ns") as transport:
-            queues = TopicQueues(options, transport, time.monotonic).find()
+            queues = TopicQueues(options, transport, time.monotonic).look_up()
     assert [queue.topic for queue in queues] == sorted(f"t{number}" for number in range(20))
 
 
 def test_master_is_used_first_and_slaves_after_failures(make_reader: Make) -> None:
     reader = make_reader()
     reader.addresses("a", {0: "master:1", 1: "slave:1", 2: "slave:2"})
-    reader.queues.find()
-    assert reader.queues.address(A0) == "master:1"
-    assert reader.queues.is_master(A0, "master:1")
+    reader.queues.look_up()
+    assert reader.queues.brokers.address(A0) == "master:1"
+    assert reader.queues.brokers.is_master(A0, "master:1")
     asked = []
     for _ in range(4):
-        reader.queues.failed(A0, asked.append(reader.queues.address(A0)) or asked[-1])
+        reader.queues.brokers.failed(A0, asked.append(reader.queues.brokers.address(A0)) or asked[-1])
     assert asked == ["master:1", "slave:1", "slave:2", "master:1"]
-    assert not reader.queues.is_master(A0, "slave:1")
+    assert not reader.queues.brokers.is_master(A0, "slave:1")
     # All queues of one broker change their address, and none of another broker.
-    assert reader.queues.address(A1) == "slave:1"
-    assert reader.queues.address(B0) == "b:10911"
+    assert reader.queues.brokers.address(A1) == "slave:1"
+    assert reader.queues.brokers.address(B0) == "b:10911"
 
 
 def test_slave_is_used_while_there_is_no_master(make_reader: Make) -> None:
     reader = make_reader()
     reader.addresses("a", {1: "slave:1"})
-    assert A0 in reader.queues.find()
-    assert reader.queues.address(A0) == "slave:1"
+    assert A0 in reader.queues.look_up()
+    assert reader.queues.brokers.address(A0) == "slave:1"
 
 
 def test_master_is_retried_and_preferred_after_it_answers(make_reader: Make) -> None:
     reader = make_reader(pull_timeout_ms=5_000)
     reader.addresses("a", {0: "master:1", 1: "slave:1"})
-    reader.queues.failed(A0, reader.queues.address(A0))
-    assert reader.queues.address(A0) == "slave:1"
+    reader.queues.brokers.failed(A0, reader.queues.brokers.address(A0))
+    assert reader.queues.brokers.address(A0) == "slave:1"
     reader.clock.advance(5.0)
     # One request tries it, the others go to the slave meanwhile.
-    assert [reader.queues.address(A0) for _ in range(3)] == ["master:1", "slave:1", "slave:1"]
-    reader.queues.failed(A0, "master:1")
-    assert reader.queues.address(A0) == "slave:1"
-    reader.queues.answered(A0, "slave:1")
-    assert reader.queues.address(A0) == "slave:1"
+    assert [reader.queues.brokers.address(A0) for _ in range(3)] == ["master:1", "slave:1", "slave:1"]
+    reader.queues.brokers.failed(A0, "master:1")
+    assert reader.queues.brokers.address(A0) == "slave:1"
+    reader.queues.brokers.answered(A0, "slave:1")
+    assert reader.queues.brokers.address(A0) == "slave:1"
     reader.clock.advance(5.0)
-    assert reader.queues.address(A0) == "master:1"
-    reader.queues.answered(A0, "master:1")
-    assert [reader.queues.address(A0) for _ in range(3)] == ["master:1"] * 3
+    assert reader.queues.brokers.address(A0) == "master:1"
+    reader.queues.brokers.answered(A0, "master:1")
+    assert [reader.queues.brokers.address(A0) for _ in range(3)] == ["master:1"] * 3
 
 
 def test_slave_is_trusted_after_its_master_failed_for_read_timeout(make_reader: Make) -> None:
     reader = make_reader(pull_timeout_ms=5_000, read_timeout_ms=20_000)
     reader.addresses("a", {0: "master:1", 1: "slave:1"})
-    reader.queues.find()
-    assert reader.queues.trusts(A0, "master:1")
-    assert not reader.queues.trusts(A0, "slave:1")
+    reader.queues.look_up()
+    assert reader.queues.brokers.trusts(A0, "master:1")
+    assert not reader.queues.brokers.trusts(A0, "slave:1")
     for _ in range(4):
-        reader.queues.failed(A0, "master:1")
-        assert reader.queues.address(A0, trusted=True) == "master:1"
-        assert not reader.queues.trusts(A0, "slave:1")
+        reader.queues.brokers.failed(A0, "master:1")
+        assert reader.queues.brokers.address(A0, trusted=True) == "master:1"
+        assert not reader.queues.brokers.trusts(A0, "slave:1")
         reader.clock.advance(5.0)
-    assert reader.queues.trusts(A0, "slave:1")
-    assert [reader.queues.address(A0, trusted=True) for _ in range(2)] == ["master:1", "slave:1"]
-    reader.queues.answered(A0, "master:1")
-    assert not reader.queues.trusts(A0, "slave:1")
+    assert reader.queues.brokers.trusts(A0, "slave:1")
+    assert [reader.queues.brokers.address(A0, trusted=True) for _ in range(2)] == ["master:1", "slave:1"]
+    reader.queues.brokers.answered(A0, "master:1")
+    assert not reader.queues.brokers.trusts(A0, "slave:1")
 
 
 def test_concurrent_failures_switch_the_address_once(make_reader: Make) -> None:
     reader = make_reader()
     reader.addresses("a", {0: "master:1", 1: "slave:1"})
-    reader.queues.find()
+    reader.queues.look_up()
     for queue in (A0, A1, A0):
-        reader.queues.failed(queue, "master:1")
-    assert reader.queues.address(A0) == "slave:1"
+        reader.queues.brokers.failed(queue, "master:1")
+    assert reader.queues.brokers.address(A0) == "slave:1"
 
 
 def test_route_is_requested_again_after_a_failure_at_a_limited_rate(make_reader: Make) -> None:
     reader = make_reader()
-    reader.queues.find()
-    reader.queues.failed(A0, "a:10911")
+    reader.queues.look_up()
+    reader.queues.brokers.failed(A0, "a:10911")
     assert len(reader.asked("query_route")) == 1
     reader.clock.advance(1.5)
     reader.addresses("a", {0: "moved:1"})
     for queue in (A0, A1):
-        reader.queues.failed(queue, "a:10911")
+        reader.queues.brokers.failed(queue, "a:10911")
     assert len(reader.asked("query_route")) == 2
-    assert reader.queues.address(A0) == "moved:1"
+    assert reader.queues.brokers.address(A0) == "moved:1"
 
 
 def test_failed_route_lookup_keeps_the_known_route(make_reader: Make, caplog: pytest.LogCaptureFixture) -> None:
     reader = make_reader()
-    reader.queues.find()
+    reader.queues.look_up()
     reader.transport.fail("query_route", RemotingConnectException("no name server answers"))
-    assert reader.queues.find() == [A0, A1, B0, B1]
+    assert reader.queues.look_up() == [A0, A1, B0, B1]
     del reader.transport.routes["orders"]
-    assert reader.queues.find() == [A0, A1, B0, B1]
+    assert reader.queues.look_up() == [A0, A1, B0, B1]
     assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"]
     assert reader.queues.exists(A0) is True
 
 
 def test_rejection_by_a_name_server_is_raised_despite_a_known_route(make_reader: Make) -> None:
     reader = make_reader()
-    reader.queues.find()
+    reader.queues.look_up()
     reader.transport.fail("query_route", MQBrokerException("no permission", 16, "", "n:9876"))
     with pytest.raises(MQBrokerException, match="no permission"):
-        reader.queues.find()
+        reader.queues.look_up()
 
 
 def test_failed_topic_list_keeps_the_known_topics(make_reader: Make, caplog: pytest.LogCaptureFixture) -> None:
     reader = make_reader(subscribe=(), subscribe_pattern="ord.*")
     reader.transport.fail("topics", DOWN)
     with pytest.raises(RemotingConnectException):
-        reader.queues.find()
-    found = reader.queues.find()
+        reader.queues.look_up()
+    found = reader.queues.look_up()
     reader.transport.fail("topics", DOWN)
-    assert reader.queues.find() == found == [A0, A1, B0, B1]
+    assert reader.queues.look_up() == found == [A0, A1, B0, B1]
     assert "listed the topics" in caplog.text
 
 
@@ -402,17 +403,17 @@ def test_exists_is_known_only_for_queues_of_available_brokers(make_reader: Make)
 
 def test_broker_without_a_route_has_no_address(make_reader: Make) -> None:
     reader = make_reader()
-    reader.queues.find()
+    reader.queues.look_up()
     reader.clock.advance(2.0)
     reader.addresses("a", {})
-    reader.queues.failed(A0, "a:10911")
+    reader.queues.brokers.failed(A0, "a:10911")
     with pytest.raises(RouteNotFoundException, match="has a broker a in the topic's route now"):
-        reader.queues.address(A0)
-    reader.queues.failed(A0, "")
+        reader.queues.brokers.address(A0)
+    reader.queues.brokers.failed(A0, "")
     reader.clock.advance(2.0)
     reader.addresses("a", {0: "back:1"})
-    reader.queues.failed(A0, "")
-    assert reader.queues.address(A0) == "back:1"
+    reader.queues.brokers.failed(A0, "")
+    assert reader.queues.brokers.address(A0) == "back:1"
 
 
 def test_missing_route_is_requested_at_most_once_per_second(make_reader: Make) -> None:
@@ -421,17 +422,17 @@ def test_missing_route_is_requested_at_most_once_per_second(make_reader: Make) -
     old = reader.transport.routes.pop("orders")
     for queue in (A0, A1, B0, B1):
         with pytest.raises(RouteNotFoundException, match="No topic route info"):
-            reader.queues.address(queue)
-        reader.queues.failed(queue, "")
+            reader.queues.brokers.address(queue)
+        reader.queues.brokers.failed(queue, "")
     assert len(reader.asked("query_route")) == 1
     reader.clock.advance(1.1)
     reader.transport.routes["orders"] = old
-    assert reader.queues.address(A0) == "a:10911"
+    assert reader.queues.brokers.address(A0) == "a:10911"
 
 
 def test_slow_name_server_is_not_queried_for_each_failure(make_reader: Make) -> None:
     reader = make_reader()
-    reader.queues.find()
+    reader.queues.look_up()
     reader.clock.advance(5.0)
     slow = reader.transport.query_route
 
@@ -442,7 +443,7 @@ def test_slow_name_server_is_not_queried_for_each_failure(make_reader: Make) -> 
 
     reader.transport.query_route = asked
     for queue in (A0, A1, B0, B1) * 4:
-        reader.queues.failed(queue, reader.queues.address(queue))
+        reader.queues.brokers.failed(queue, reader.queues.brokers.address(queue))
     assert len(reader.asked("query_route")) == 2
 
 
@@ -450,20 +451,20 @@ def test_busy_broker_is_retried_instead_of_its_slave(make_reader: Make) -> None:
     reader = make_reader()
     reader.addresses("a", {0: "master:1", 1: "slave:1"})
     reader.transport.fail("max_offset", BrokerBusyException("busy", 2, "", "master:1"))
-    assert reader.bounds.latest([A0]) == {A0: 0}
+    assert reader.resolver.latest([A0]) == {A0: 0}
     assert [address for _, address in reader.asked("max_offset")] == ["master:1", "master:1"]
 
 
 def test_attributes_of_inner_batch_topics_are_requested_once(make_reader: Make) -> None:
     reader = make_reader(sub_expression="a")
-    reader.queues.find()
-    assert not reader.queues.may_hold_inner_batches([A0, A1, B0])
+    reader.queues.look_up()
+    assert not may_hold_inner_batches(reader.queues, [A0, A1, B0])
     assert [address for address, _ in reader.asked("topic_config")] == ["a:10911", "b:10911"]
     other = make_reader(sub_expression="a")
     other.transport.attributes["orders"] = {"queue.type": "BatchCQ"}
-    other.queues.find()
-    assert other.queues.may_hold_inner_batches([A0, B0])
-    assert other.queues.may_hold_inner_batches([A1])
+    other.queues.look_up()
+    assert may_hold_inner_batches(other.queues, [A0, B0])
+    assert may_hold_inner_batches(other.queues, [A1])
     assert len(other.asked("topic_config")) == 1
 
 
@@ -480,17 +481,17 @@ def test_topic_of_unknown_type_is_filtered_by_task_or_broker(
     make_reader: Make, error: RocketMQError, filter_type: str, may: bool
 ) -> None:
     reader = make_reader(sub_expression="a", filter_type=filter_type)
-    reader.queues.find()
+    reader.queues.look_up()
     reader.transport.fail("topic_config", error)
-    assert reader.queues.may_hold_inner_batches([A0]) is may
+    assert may_hold_inner_batches(reader.queues, [A0]) is may
 
 
 def test_every_broker_checks_an_expression_once(make_reader: Make, caplog: pytest.LogCaptureFixture) -> None:
     reader = make_reader(sub_expression="n > > 1", filter_type="SQL92")
-    reader.queues.find()
+    reader.queues.look_up()
     reader.transport.fail("check_filter", DOWN, MQBrokerException("can't be parsed", 23, "", "b:10911"))
     with pytest.raises(OptionError, match=r"filterType=SQL92: a broker can't parse it: .*can't be parsed"):
-        reader.queues.check_filter([A0, A1, B0, B1])
+        check_filter(reader.queues, [A0, A1, B0, B1])
     assert reader.asked("check_filter") == [
         (f"{broker}:10911", "orders", reader.options.consumer_group, "n > > 1", "SQL92") for broker in ("a", "b")
     ]
@@ -516,10 +517,10 @@ def test_rejected_expression_and_rejected_user_are_distinguished(
     make_reader: Make, code: int, remark: str, expected: type[RocketMQError], text: str
 ) -> None:
     reader = make_reader(sub_expression="a > 1", filter_type="SQL92")
-    reader.queues.find()
+    reader.queues.look_up()
     reader.transport.fail("check_filter", broker_error(code, remark, "a:10911", "checking a filter"))
     with pytest.raises(expected, match=text) as raised:
-        reader.queues.check_filter([A0])
+        check_filter(reader.queues, [A0])
     assert isinstance(raised.value, OptionError) is (expected is OptionError)
 
 
@@ -528,9 +529,9 @@ def test_busy_broker_does_not_fail_the_filter_check(
     make_reader: Make, caplog: pytest.LogCaptureFixture, code: int, remark: str
 ) -> None:
     reader = make_reader(sub_expression="a > 1", filter_type="SQL92")
-    reader.queues.find()
+    reader.queues.look_up()
     reader.transport.fail("check_filter", broker_error(code, remark, "a:10911", "checking a filter"))
-    reader.queues.check_filter([A0])
+    check_filter(reader.queues, [A0])
     assert (
         f"broker a could not check the filter, the first pull will do so: checking a filter: a:10911 answered {code}"
         in caplog.text
@@ -545,7 +546,7 @@ def test_pattern_is_matched_to_names_of_at_most_127_characters(
     for name in ("orders", longest, "a" * 128, "a" * 60_000 + "-", retry):
         reader.transport.routes[name] = route({"a": 1})
     for _ in range(2):
-        assert {queue.topic for queue in reader.queues.find()} == {"orders", longest}
+        assert {queue.topic for queue in reader.queues.look_up()} == {"orders", longest}
     (warning,) = caplog.messages
     assert "2 topics with names of more than 127 characters" in warning
 
@@ -564,11 +565,11 @@ def test_planning_deadline_error_reports_the_progress(make_reader: Make) -> None
     with pytest.raises(
         ReadError, match=r"readTimeoutMs=60000 has passed with \d+ of 200 routes of topics known; raise"
     ):
-        reader.queues.find()
+        reader.queues.look_up()
     # 16 requests at once, each of a second.
     assert 60 <= len(reader.asked("query_route")) <= 60 + 16
     reader.transport.query_route = works
-    assert len(reader.queues.find()) == 200
+    assert len(reader.queues.look_up()) == 200
 
 
 def test_requests_get_the_remaining_time_of_planning(make_reader: Make) -> None:
@@ -590,7 +591,7 @@ def test_requests_get_the_remaining_time_of_planning(make_reader: Make) -> None:
     with pytest.raises(
         ReadError, match="with 0 of 1 routes of topics known; the last try: reading topic orders: no answ"
     ):
-        reader.queues.find()
+        reader.queues.look_up()
     assert timeouts == [5.0, 0.5]
 
 
@@ -605,7 +606,7 @@ def test_refusal_is_raised_as_it_is_after_the_deadline(make_reader: Make) -> Non
 
     reader.transport.query_route = refused
     with pytest.raises(MQBrokerException, match="no permission"):
-        reader.queues.find()
+        reader.queues.look_up()
 
 
 @pytest.mark.parametrize("planned", ["filter", "time"])
@@ -613,7 +614,7 @@ def test_types_of_many_topics_are_requested_concurrently(make_reader: Make, plan
     topics = [f"t{number}" for number in range(5)]
     reader = make_reader(subscribe=tuple(topics), sub_expression="a")
     reader.transport.routes |= {name: route({"a": 1}) for name in topics}
-    queues = reader.queues.find()
+    queues = reader.queues.look_up()
     reader.fill(dict.fromkeys(queues, 1))
     # A filter asks for the type of one topic first.
     asked_first = 1 if planned == "filter" else 0
@@ -626,7 +627,7 @@ def test_types_of_many_topics_are_requested_concurrently(make_reader: Make, plan
 
     reader.transport.topic_config = asked
     if planned == "filter":
-        assert not reader.queues.may_hold_inner_batches(queues)
+        assert not may_hold_inner_batches(reader.queues, queues)
     else:
         assert reader.at(dict.fromkeys(queues, 0)) == dict.fromkeys(queues, 0)
     assert len(reader.asked("topic_config")) == len(topics)
@@ -643,4 +644,4 @@ def test_routes_of_many_topics_are_requested_concurrently(make_reader: Make) -> 
         return works(topic, timeout)
 
     reader.transport.query_route = asked
-    assert reader.queues.find() == [MessageQueue(name, "a", 0) for name in topics]
+    assert reader.queues.look_up() == [MessageQueue(name, "a", 0) for name in topics]

@@ -1,0 +1,60 @@
+"""The plan of a read: which messages it reads, and from which brokers. `plan_read` makes it on the driver."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rocketmq_spark.model.route import TopicRouteData
+from rocketmq_spark.options.source import SourceOptions
+from rocketmq_spark.routing.connect import new_transport
+from rocketmq_spark.source.filters import tasks_filter
+from rocketmq_spark.source.offset_resolver import OffsetResolver
+from rocketmq_spark.source.queue_requests import QueueRequests
+from rocketmq_spark.source.ranges import OffsetRange, tasks_of
+from rocketmq_spark.source.topic_queues import TopicQueues
+from rocketmq_spark.transport.remoting.transport import RemotingTransport
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPlan:
+    """What a read, or one of its tasks, reads. A task looks up a route only if a broker does not answer."""
+
+    ranges: tuple[OffsetRange, ...]  # Of different queues
+    routes: Mapping[str, TopicRouteData]  # By topic
+    tasks_filter: bool = False  # The tasks filter by tags, not the brokers
+
+    def tasks(self, options: SourceOptions, parallelism: int | None = None) -> list[ReadPlan]:
+        """Return the plans of the tasks, as `tasks_of` cuts the ranges."""
+        tasks = tasks_of(self.ranges, options.min_partitions, options.max_records_per_partition, parallelism)
+        return [ReadPlan(ranges, self._routes_of(ranges), self.tasks_filter) for ranges in tasks]
+
+    def _routes_of(self, ranges: Sequence[OffsetRange]) -> dict[str, TopicRouteData]:
+        """Return only the routes of the ranges' brokers: a topic may have hundreds of brokers."""
+        brokers: dict[str, set[str]] = {}
+        for part in ranges:
+            brokers.setdefault(part.queue.topic, set()).add(part.queue.broker_name)
+        return {topic: self.routes[topic].only(names) for topic, names in brokers.items() if topic in self.routes}
+
+
+def plan_read(options: SourceOptions) -> ReadPlan:
+    """Return the plan of a batch read; raises as `TopicQueues.look_up`, `OffsetResolver.ranges` and `tasks_filter`."""
+    with contextlib.closing(reading_transport(options)) as transport:
+        queues = TopicQueues(options, transport, time.monotonic)
+        resolver = OffsetResolver(QueueRequests(queues, time.monotonic))
+        return plan_of(resolver.ranges(queues.look_up()), queues)
+
+
+def plan_of(ranges: Sequence[OffsetRange], queues: TopicQueues) -> ReadPlan:
+    """Return the plan that reads these ranges."""
+    filter_here = tasks_filter(queues, [part.queue for part in ranges if part.size > 0])
+    return ReadPlan(tuple(ranges), queues.routes(part.queue for part in ranges), filter_here)
+
+
+def reading_transport(options: SourceOptions, *, polled: bool = False) -> RemotingTransport:
+    """Return the transport of a read; it opens no connection before the first request."""
+    transport = new_transport(options.connection, "", polled=polled)
+    assert isinstance(transport, RemotingTransport), "a read never goes over gRPC"
+    return transport
