@@ -12,14 +12,14 @@ import abc
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
-from typing import Final, Protocol, TypeAlias
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
 
-from rocketmq_spark.arrow.block import MessageBlock, item_limit, read_block
+from rocketmq_spark.arrow.batch_source import BatchSource
+from rocketmq_spark.arrow.block import item_limit, read_block
 from rocketmq_spark.arrow.columns import Ints, Mask
-from rocketmq_spark.arrow.dead_letter import InvalidRows
 from rocketmq_spark.arrow.encoders import (
     Chunk,
     Items,
@@ -32,16 +32,16 @@ from rocketmq_spark.arrow.encoders import (
 )
 from rocketmq_spark.arrow.gather import Workspace, chunks
 from rocketmq_spark.arrow.hashes import RowIds
+from rocketmq_spark.arrow.invalid_rows import InvalidRows
+from rocketmq_spark.arrow.model import KnownRows, MessageBlock, Rule, Span
 from rocketmq_spark.arrow.split import CustomSelector, GroupKey, Groups, KeyCheck, fill_batches, group_rows
-from rocketmq_spark.arrow.validate import DELAY_TOO_LONG, FRAME_TOO_LONG, Rule
-from rocketmq_spark.model.message import EncodedBatch, Encoding, MessageQueue
+from rocketmq_spark.arrow.validate import DELAY_TOO_LONG, FRAME_TOO_LONG
+from rocketmq_spark.model.message import EncodedBatch, Encoding, MessageQueue, Ready
 from rocketmq_spark.model.send_result import TRANSACTION_PREPARED_TYPE
 from rocketmq_spark.options.connection import GRPC
 from rocketmq_spark.options.sink import SinkOptions
 from rocketmq_spark.protocol.compression import CompressionType
 from rocketmq_spark.protocol.remoting.records import LARGEST_BODY, MAX_BATCH_ROWS, unique_id
-
-Ready: TypeAlias = "tuple[EncodedBatch, MessageQueue | None]"
 
 # A batch that is not full is sent once its first row has waited this long, seconds.
 LINGER_S: Final = 0.1
@@ -56,28 +56,8 @@ _PIECE_BYTES: Final = 64 * 1024
 _NO_WAIT: Final = "WAIT\x01false\x02"
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
-    """Rows of one queue, from the first offset to the last one."""
-
-    queue: MessageQueue
-    rows: int
-    first: int
-    last: int
-
-
-class KnownRows(Protocol):
-    """Rows of a partition that are stored before it is sent."""
-
-    def among(self, block: MessageBlock, first_row: int, partition_id: int) -> Mask | None:
-        """Return which rows of a block, from number `first_row` on, are stored; None: none."""
-
-    def spans(self, first_row: int, rows: int) -> Iterator[Span]:
-        """Yield one span per queue of the stored rows among `rows` rows from number `first_row` on."""
-
-
 @dataclass(eq=False, repr=False)
-class ArrowBatcher(abc.ABC):
+class ArrowBatcher(BatchSource[pa.RecordBatch], abc.ABC):
     """Fills batches with the rows of one partition, and makes single messages of rows that cannot be in one."""
 
     options: SinkOptions
@@ -110,7 +90,7 @@ class ArrowBatcher(abc.ABC):
         self._workspace = Workspace()
         self._first_row = 0
         self._groups: dict[GroupKey, Group] = {}
-        # The topics of groups that were opened since the last `opened_topics`.
+        # The topics of groups that were opened since the last `new_topics`.
         self._opened: set[str] = set()
         # With ``ordered``, of each topic and queue the only group that may be open.
         self._last_of_queue: dict[tuple[str, MessageQueue | None], GroupKey] = {}
@@ -121,21 +101,20 @@ class ArrowBatcher(abc.ABC):
             f"pending={self.pending_rows} rows, {self.pending_bytes} bytes>"
         )
 
-    def add(self, batch: pa.RecordBatch, now: float) -> Iterator[Ready]:
+    def add(self, rows: pa.RecordBatch, now: float) -> Iterator[Ready]:
         """Check and take the rows of a batch whose schema has passed `check_schema`, and return the full batches.
 
-        The caller must exhaust the returned iterator. `now` is monotonic seconds. On an InvalidRowError the batch is
-        not taken. A RouteNotFoundException means that the topic of a bound row, or of a row without a key, has no
-        queue; the batch may be added again.
+        On an InvalidRowError the batch is not taken. A RouteNotFoundException means that the topic of a bound row, or
+        of a row without a key, has no queue; the batch may be added again.
         """
-        self.taken_rows += batch.num_rows
-        block = read_block(batch, self.options, self.row_ids, self._first_row)
+        self.taken_rows += rows.num_rows
+        block = read_block(rows, self.options, self.row_ids, self._first_row)
         if self.check_keys is not None:
             block = self.check_keys(block)
-        groups = group_rows(block, self.options.queue_selector, self.queues_of, batch, self.custom)
+        groups = group_rows(block, self.options.queue_selector, self.queues_of, rows, self.custom)
         bad = None
         if broken := (*block.violations, *groups.violations):
-            invalid = InvalidRows.of(batch, block, broken, self.partition_id, self._first_row)
+            invalid = InvalidRows.of(rows, block, broken, self.partition_id, self._first_row)
             if self.on_invalid is None:
                 raise next(invalid.errors())
             self.on_invalid(invalid)
@@ -177,18 +156,15 @@ class ArrowBatcher(abc.ABC):
         return self._first_row
 
     def expired(self, now: float, known: Callable[[str], bool]) -> Iterator[Ready]:
-        """Return the batches of `known` topics whose first row has waited for `LINGER_S` or longer."""
         # Groups are in the order of `since`: the cost does not grow with the number of topics that wait.
         late = itertools.takewhile(lambda group: now - group.since >= LINGER_S, self._groups.values())
         return map(self._close, [group.key for group in late if known(group.key.topic)])
 
-    def opened_topics(self) -> set[str]:
-        """Return the topics of batches that were begun since the last call."""
+    def new_topics(self) -> set[str]:
         opened, self._opened = self._opened, set()
         return opened
 
     def flush(self) -> Iterator[Ready]:
-        """Return all batches that are being filled."""
         return map(self._close, list(self._groups))
 
     def _encode(

@@ -10,8 +10,7 @@ or no tag.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -34,15 +33,14 @@ from rocketmq_spark.arrow.columns import (
     null_bytes,
 )
 from rocketmq_spark.arrow.encoders import UNIQ_KEY, MessageIds, UniqueIds, join_keys, property_fields, property_strings
-from rocketmq_spark.arrow.gather import Frame
-from rocketmq_spark.arrow.validate import Rule, Violation, violations
+from rocketmq_spark.arrow.grpc_limits import check_for_grpc
+from rocketmq_spark.arrow.hashes import RowIds
+from rocketmq_spark.arrow.model import MessageBlock, Property, Rule, Violation
+from rocketmq_spark.arrow.validate import violations
 from rocketmq_spark.model.names import RETRY_PREFIX
 from rocketmq_spark.model.properties import CARRIED, KEYS, LITE_TOPIC, ROW_ID, SHARDING_KEY, TAGS, WAIT, Carried
 from rocketmq_spark.options.sink import SinkOptions
 from rocketmq_spark.protocol.remoting.records import ITEM_OVERHEAD, MAX_BODY, MAX_PROPERTIES
-
-if TYPE_CHECKING:
-    from rocketmq_spark.arrow.hashes import RowIds
 
 # The broker first adds up to about 150 bytes, more to a delayed message (docs/internals/messages.md#limits).
 MAX_SINGLE_PROPERTIES: Final = 32_000
@@ -61,88 +59,6 @@ _PROXY_ROOM: Final = 512 * 1024
 def item_limit(options: SinkOptions) -> int:
     """Return the bytes of the largest batch, so also of the largest item. A larger row goes as a single message."""
     return min(MAX_BODY - _PROXY_ROOM if options.over_grpc else MAX_BODY, options.max_message_size)
-
-
-@dataclass(frozen=True, slots=True)
-class Property:
-    """One system property of the rows of a block."""
-
-    name: str  # ASCII
-    values: ByteColumn | Frame | None  # None: every row that has the property has `literal` as its value
-    valid: Mask | None  # Which rows have it; None: all
-    literal: bytes = b""
-
-    def there(self, rows: int) -> Mask:
-        """Return which of all rows have the property."""
-        return np.ones(rows, np.bool_) if self.valid is None else self.valid
-
-    def column(self, rows: int) -> ByteColumn:
-        """Return the values of all rows."""
-        if isinstance(self.values, Frame):
-            return self.values.column(rows)
-        assert self.values is not None
-        return self.values
-
-    def sizes(self, rows: int) -> Ints:
-        """Return how many bytes the property takes in each row's property string."""
-        fixed = len(self.name) + 2
-        if self.values is None:
-            return self.there(rows) * (fixed + len(self.literal))
-        if isinstance(self.values, Frame):
-            return np.full(rows, fixed + len(self.values.template))
-        return self.values.sizes + fixed if self.valid is None else self.values.sizes + self.valid * fixed
-
-
-@dataclass(frozen=True, slots=True)
-class MessageBlock:
-    """The messages of one RecordBatch, column by column."""
-
-    rows: int
-    topics: list[str]
-    topic_codes: Ints | None  # Which of `topics` each row has, -1 where null; None: every row has the only one
-    body: ByteColumn
-    keys: ByteColumn | None
-    sharding_key: ByteColumn | None
-    lite_topic: ByteColumn | None
-    properties: tuple[Property, ...]  # System properties except UNIQ_KEY, in their order
-    unique_key: bool  # Whether the rows have a UNIQ_KEY
-    user: ByteColumn | None  # The user's properties as property strings
-    user_fields: ByteColumn | None  # The user's properties as fields of a gRPC message; None for other protocols
-    flags: npt.NDArray[np.int64] | None  # None: all 0
-    # With ``queueSelector=column``: queue ids and which rows have one, and broker names as `topic_codes` and `topics`
-    queue_ids: tuple[npt.NDArray[np.int64], Mask | None] | None
-    broker_names: tuple[Ints, list[str]] | None
-    property_sizes: Ints  # Bytes of each row's whole property string
-    item_sizes: npt.NDArray[np.int64]  # Bytes of each row as an item of a batch
-    single: Mask | None  # Rows that go as single messages; None: none
-    violations: tuple[Violation, ...]
-
-    def topic(self, row: int) -> str | None:
-        """Return the topic of one row, None where it is null."""
-        code = 0 if self.topic_codes is None else int(self.topic_codes[row])
-        return None if code < 0 else self.topics[code]
-
-    def topics_of(self, rows: Mask) -> list[int]:
-        """Return the codes of the topics of valid rows, at least one."""
-        return [0] if self.topic_codes is None else np.flatnonzero(np.bincount(self.topic_codes[rows])).tolist()
-
-    def of_topic(self, code: int, rows: Mask) -> Mask:
-        """Return which of `rows` have the topic with this code."""
-        return rows if self.topic_codes is None else rows & (self.topic_codes == code)
-
-    @property
-    def no_wait(self) -> Mask | None:
-        """Which rows have ``waitStoreMsgOK`` false; None: none, or the protocol does not carry it."""
-        return next((prop.valid for prop in self.properties if prop.name == WAIT), None)
-
-    def bad_rows(self) -> Mask | None:
-        """Return which rows break a rule; None: none does."""
-        if not self.violations:
-            return None
-        bad = np.zeros(self.rows, np.bool_)
-        for violation in self.violations:
-            bad[violation.rows] = True
-        return bad
 
 
 def read_block(
@@ -208,7 +124,7 @@ class _Reader:
             limits = np.where(np.False_ if single is None else single, MAX_SINGLE_PROPERTIES, MAX_PROPERTIES)
             self._violations += validate.check_sizes(_PROPERTIES_TOO_LONG, property_sizes, limits)
         if options.over_grpc:
-            self._violations += validate.check_for_grpc(rows, properties, entries, flags)
+            self._violations += check_for_grpc(rows, properties, entries, flags)
         return MessageBlock(
             rows=rows,
             topics=topics,

@@ -1,52 +1,39 @@
-"""Names the rule that each invalid row breaks, and makes dead letters of such rows (docs/delivery.md#invalid-rows).
+"""Makes dead letters of invalid rows (docs/delivery.md#invalid-rows).
 
-If a row breaks several rules, only the first one checked counts, so the counts of all rules add up to the invalid rows.
-Errors and dead letters are made row by row, because invalid rows are usually rare. All rows may be invalid, so a slice
-has at most 1,000 dead letters.
+They are made row by row, because invalid rows are usually rare. All rows may be invalid, so a slice has at most 1,000
+dead letters.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-import numpy as np
 import pyarrow as pa
 
-from rocketmq_spark.arrow.block import MessageBlock, Property, read_block
+from rocketmq_spark.arrow.batch_source import BatchSource
 from rocketmq_spark.arrow.columns import (
     ByteColumn,
-    Ints,
-    Mask,
     byte_column,
-    byte_strings,
     false_rows,
     int_column,
     list_column,
 )
+from rocketmq_spark.arrow.grpc_limits import MAX_PROPERTIES, MAX_PROPERTY_BYTES
+from rocketmq_spark.arrow.invalid_rows import InvalidRows
 from rocketmq_spark.arrow.schema import (
     COLUMNS,
-    NUMBER_COLUMNS,
     READ_ONLY,
     is_instant,
     is_int,
     is_text,
     reserved_names,
 )
-from rocketmq_spark.arrow.validate import MAX_PROPERTIES, MAX_PROPERTY_BYTES, Rule, Violation
-from rocketmq_spark.errors import InvalidRowError
 from rocketmq_spark.model.hashes import ROW_ID
-from rocketmq_spark.model.message import EncodedBatch, MessageQueue
-from rocketmq_spark.model.properties import UNIQ_KEY, WAIT
-from rocketmq_spark.options.sink import SinkOptions
-from rocketmq_spark.protocol.compression import decompress
-from rocketmq_spark.protocol.remoting.records import messages_in
-
-if TYPE_CHECKING:
-    from rocketmq_spark.arrow.batcher import ArrowBatcher, Ready
+from rocketmq_spark.model.message import Ready
 
 PREFIX: Final = "DEAD_LETTER_"
 _LEFT_OUT: Final = f"{PREFIX}leftOut"
@@ -63,9 +50,6 @@ _SLICE_BYTES: Final = 8 * 1024 * 1024
 _CUT: Final = 200
 _LONGEST_KEYS: Final = 8_000
 _LONGEST_TAGS: Final = 1_000
-
-# How much of a topic, of keys or of a value an error shows, characters.
-_SHOWN: Final = 100
 
 # The columns whose values are moved to properties of the dead letter.
 _TEXTS: Final = tuple(
@@ -102,124 +86,39 @@ _SCHEMA: Final = pa.schema(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class InvalidRows:
-    """The invalid rows of one record batch."""
-
-    batch: pa.RecordBatch  # The whole batch, including good rows
-    block: MessageBlock
-    rows: Ints  # Numbers of the invalid rows, ascending; at least one
-    broken: tuple[Violation, ...]
-    codes: Ints  # For each of `rows`, which of `broken` each row breaks first
-    partition_id: int
-    first_row: int  # The number, within the partition, of the batch's first row
-
-    @classmethod
-    def of(
-        cls,
-        batch: pa.RecordBatch,
-        block: MessageBlock,
-        broken: tuple[Violation, ...],
-        partition_id: int,
-        first_row: int,
-    ) -> InvalidRows:
-        """Return the rows that break one of the rules `broken`, at least one."""
-        codes = np.full(block.rows, -1)
-        for code in reversed(range(len(broken))):
-            codes[broken[code].rows] = code
-        rows = np.flatnonzero(codes >= 0)
-        return cls(batch, block, rows, broken, codes[rows], partition_id, first_row)
-
-    @classmethod
-    def encoded(
-        cls, message: EncodedBatch, queue: MessageQueue | None, rule: Rule, options: SinkOptions, partition_id: int
-    ) -> InvalidRows:
-        """Return the row of a single message as an invalid row that breaks `rule`; the row was bound to `queue`."""
-        batch, row_id = _row_of(message, queue if options.queue_selector == "column" else None)
-        block = read_block(batch, options)
-        if row_id is not None:
-            kept = Property(ROW_ID, byte_strings([row_id.encode()]), None)
-            block = replace(block, properties=(*block.properties, kept))
-        return cls.of(batch, block, (Violation(rule, np.arange(1)),), partition_id, message.row)
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    @property
-    def mask(self) -> Mask:
-        """Which rows of the batch are invalid."""
-        mask = np.zeros(self.block.rows, np.bool_)
-        mask[self.rows] = True
-        return mask
-
-    def rule(self, place: int) -> Rule:
-        """Return the rule that the row at `place` of `rows` breaks."""
-        return self.broken[int(self.codes[place])].rule
-
-    def by_rule(self) -> dict[str, int]:
-        """Return how many rows break each rule, by the rule's text, which holds no data of the rows."""
-        counts: dict[str, int] = {}
-        for violation, count in zip(self.broken, np.bincount(self.codes, minlength=len(self.broken)), strict=True):
-            if count:
-                counts[violation.rule.broken] = counts.get(violation.rule.broken, 0) + int(count)
-        return counts
-
-    def errors(self) -> Iterator[InvalidRowError]:
-        """Yield an error for each row: its place, topic, keys, the rule, and what to do."""
-        for place, row in enumerate(self.rows.tolist()):
-            violation, rule = self.broken[int(self.codes[place])], self.rule(place)
-            keys = None if self.block.keys is None else self.block.keys.text(row)
-            value = "" if violation.found is None else f" ({str(violation.found(row))[:_SHOWN]})"
-            number = self.first_row + row
-            yield InvalidRowError(
-                f"partition {self.partition_id}, row {number} (topic {(self.block.topic(row) or 'none')[:_SHOWN]}, "
-                f"keys {(keys or 'none')[:_SHOWN]}): {rule.broken}{value}; {rule.allowed}; {rule.todo}",
-                row=number,
-                rule=rule.broken,
-            )
-
-
 @dataclass(frozen=True)
-class DeadLetterBatcher:
-    """Batches the good rows of one partition, and its invalid ones as dead letters; methods as of `ArrowBatcher`."""
+class DeadLetterBatcher(BatchSource[pa.RecordBatch]):
+    """Batches the good rows of one partition, and its invalid ones as dead letters."""
 
-    rows: ArrowBatcher  # Its `on_invalid` calls the `take` of `letters`
-    dead: ArrowBatcher  # Of the dead-letter topic; gets valid rows only
+    rows: BatchSource[pa.RecordBatch]  # Passes its invalid rows to the `take` of `letters`
+    dead: BatchSource[pa.RecordBatch]  # Of the dead-letter topic; gets valid rows only
     letters: DeadLetters
 
     @property
     def pending_bytes(self) -> int:
-        """The bytes of batches that are not full."""
         return self.rows.pending_bytes + self.dead.pending_bytes
 
     @property
     def taken_rows(self) -> int:
-        """All rows that `add` received."""
         return self.rows.taken_rows + self.dead.taken_rows + self.letters.waiting_rows
 
-    def add(self, batch: pa.RecordBatch, now: float) -> Iterator[Ready]:
-        """Take the rows of one batch and return the batches that are full; see `ArrowBatcher.add`."""
+    def add(self, rows: pa.RecordBatch, now: float) -> Iterator[Ready]:
         # `add` checks the rows before the caller iterates the result.
-        full = self.rows.add(batch, now)
-        return chain(full, chain.from_iterable(self.dead.add(letters, now) for letters in self.letters.slices()))
+        return chain(self.rows.add(rows, now), self._dead_letters(now))
 
     def reject(self, rejected: Sequence[Ready], now: float) -> Iterator[Ready]:
-        """Make dead letters of rows that servers rejected, and return the batches that are full."""
-        return chain(
-            self.rows.reject(rejected, now),
-            chain.from_iterable(self.dead.add(letters, now) for letters in self.letters.slices()),
-        )
+        return chain(self.rows.reject(rejected, now), self._dead_letters(now))
+
+    def _dead_letters(self, now: float) -> Iterator[Ready]:
+        return chain.from_iterable(self.dead.add(letters, now) for letters in self.letters.slices())
 
     def expired(self, now: float, known: Callable[[str], bool]) -> Iterator[Ready]:
-        """Return the batches of `known` topics whose first row has waited long enough."""
         return chain(self.rows.expired(now, known), self.dead.expired(now, known))
 
-    def opened_topics(self) -> set[str]:
-        """Return the topics of batches that were begun since the last call."""
-        return self.rows.opened_topics() | self.dead.opened_topics()
+    def new_topics(self) -> set[str]:
+        return {*self.rows.new_topics(), *self.dead.new_topics()}
 
     def flush(self) -> Iterator[Ready]:
-        """Return all batches that are being filled."""
         return chain(self.rows.flush(), self.dead.flush())
 
 
@@ -347,29 +246,6 @@ class _RowReader:
                 used += size
         if left_out:
             properties[_LEFT_OUT] = str(left_out)
-
-
-def _row_of(message: EncodedBatch, queue: MessageQueue | None) -> tuple[pa.RecordBatch, str | None]:
-    """Return the row that a single message was made of, as far as the message has it, and its row id."""
-    (sent,) = messages_in(message)
-    properties = dict(sent.properties)
-    properties.pop(UNIQ_KEY, None)
-    row_id = properties.pop(ROW_ID, None)
-    types: dict[str, pa.DataType] = {"body": pa.large_binary(), "topic": _TEXT, "flag": pa.int64()}
-    row: dict[str, Any] = {"body": decompress(sent.body, message.sys_flag), "topic": message.topic, "flag": sent.flag}
-    if WAIT in properties:
-        row["waitStoreMsgOK"], types["waitStoreMsgOK"] = properties.pop(WAIT) == "true", pa.bool_()
-    for name, column in COLUMNS.items():
-        if column.makes in properties:
-            value = properties.pop(column.makes)
-            types[name] = pa.int64() if name in NUMBER_COLUMNS else _TEXT
-            row[name] = int(value) if name in NUMBER_COLUMNS else value
-    if queue is not None:
-        row["queueId"], row["brokerName"] = queue.queue_id, queue.broker_name
-        types["queueId"], types["brokerName"] = pa.int64(), _TEXT
-    if properties:
-        row["properties"], types["properties"] = list(properties.items()), pa.map_(_TEXT, _TEXT)
-    return pa.RecordBatch.from_pylist([row], pa.schema(types)), row_id
 
 
 def _text(column: ByteColumn | None, row: int) -> str | None:

@@ -10,21 +10,19 @@ import itertools
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
+from typing import Any, ClassVar, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from rocketmq_spark.arrow.columns import ByteColumn, Ints, ListColumn, Mask
 from rocketmq_spark.arrow.gather import Choice, Frame, Part, Varints, Workspace, assemble, hex_groups, varint
+from rocketmq_spark.arrow.model import MessageBlock, Property
 from rocketmq_spark.model.properties import CARRIED, KEYS, TAGS, Carried
 from rocketmq_spark.options.sink import SinkOptions
 from rocketmq_spark.protocol.compression import CompressionType, compress
 from rocketmq_spark.protocol.remoting.records import ITEM_OVERHEAD, unique_id_prefix
 from rocketmq_spark.protocol.unique_id import message_id_prefix, message_id_sequence, milliseconds_of_month
-
-if TYPE_CHECKING:
-    from rocketmq_spark.arrow.block import MessageBlock, Property
 
 _ScalarT = TypeVar("_ScalarT", bound="np.generic[Any]")
 

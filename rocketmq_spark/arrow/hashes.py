@@ -18,7 +18,6 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rocketmq_spark.arrow.block import Property
 from rocketmq_spark.arrow.columns import (
     ByteColumn,
     Ints,
@@ -46,6 +45,7 @@ from rocketmq_spark.arrow.gather import (
     consecutive_decimals,
     hex_groups,
 )
+from rocketmq_spark.arrow.model import Property
 from rocketmq_spark.model.hashes import BY_COLUMNS, BY_PLACE, NOT_HASHED, ROW_ID, STEP
 from rocketmq_spark.model.properties import CARRIED
 

@@ -7,22 +7,23 @@ from typing import Final
 
 import pyarrow as pa
 
-from rocketmq_spark.arrow.batcher import LINGER_S, ArrowBatcher, Ready
-from rocketmq_spark.arrow.dead_letter import DeadLetterBatcher
+from rocketmq_spark.arrow.batch_source import BatchSource
+from rocketmq_spark.arrow.batcher import LINGER_S
+from rocketmq_spark.model.message import Ready
 
 # Held rows are encoded from this many rows or bytes on. A record batch of half as much is not held.
 _ROWS: Final = 8_000
 _BYTES: Final = 1024 * 1024
 
 
-class JoiningBatcher:
+class JoiningBatcher(BatchSource[pa.RecordBatch]):
     """Holds small record batches for a batcher until they are worth encoding; rows keep their order.
 
     Only rows of topics that `new_topics` has returned are held: the caller finds the routes of these topics. Invalid
     rows raise errors later than `batcher` would raise them.
     """
 
-    def __init__(self, batcher: ArrowBatcher | DeadLetterBatcher, topic: str | None) -> None:
+    def __init__(self, batcher: BatchSource[pa.RecordBatch], topic: str | None) -> None:
         self._batcher = batcher
         self._topic = topic  # None: the column ``topic`` has the topics
         self._found: set[str] = set()
@@ -36,53 +37,44 @@ class JoiningBatcher:
 
     @property
     def pending_bytes(self) -> int:
-        """The bytes of held rows and of batches that are not full."""
         return self._nbytes + self._batcher.pending_bytes
 
     @property
     def taken_rows(self) -> int:
-        """The rows that `add` received, without skipped invalid rows."""
         return self._rows + self._batcher.taken_rows
 
-    def add(self, batch: pa.RecordBatch, now: float) -> Iterator[Ready]:
-        """Take a record batch, and yield full batches; parameters and errors as of `ArrowBatcher.add`."""
-        rows, nbytes, schema = batch.num_rows, batch.nbytes, batch.schema
-        self._rows += rows
-        small = rows < _ROWS // 2 and nbytes < _BYTES // 2 and self._topics_of([batch]) <= self._found
+    def add(self, rows: pa.RecordBatch, now: float) -> Iterator[Ready]:
+        nbytes, schema = rows.nbytes, rows.schema
+        self._rows += rows.num_rows
+        small = rows.num_rows < _ROWS // 2 and nbytes < _BYTES // 2 and self._topics_of([rows]) <= self._found
         if self._held and not (small and schema.equals(self._held[0].schema)):
             yield from self._encode()
         # The schema of a batch that joins others is theirs.
         if not small or not (self._held or _is_joinable(schema)):
-            yield from self._pass_on(batch, now)
+            yield from self._pass_on(rows, now)
             return
         if not self._held:
             self._since = now
-        self._held.append(batch)
+        self._held.append(rows)
         self._nbytes += nbytes
         if self._rows >= _ROWS or self._nbytes >= _BYTES:
             yield from self._encode()
 
     def expired(self, now: float, known: Callable[[str], bool]) -> Iterator[Ready]:
-        """Yield the batches of rows that have waited for `LINGER_S`, if all of their topics are `known`.
-
-        Raises as `add`.
-        """
         if self._held and now - self._since >= LINGER_S and all(map(known, self._topics_of(self._held))):
             yield from self._encode()
         yield from self._batcher.expired(now, known)
 
     def reject(self, rejected: Sequence[Ready], now: float) -> Iterator[Ready]:
-        """Take back rows that servers rejected as invalid; return batches of dead letters that are full."""
         return self._batcher.reject(rejected, now)
 
     def new_topics(self) -> list[str]:
-        """Return topics of batches that are or were being filled, each once; the caller finds their routes."""
-        new = sorted(self._batcher.opened_topics() - self._found)
+        """Return each topic once."""
+        new = sorted(set(self._batcher.new_topics()) - self._found)
         self._found.update(new)
         return new
 
     def flush(self) -> Iterator[Ready]:
-        """Yield the batches of all other rows; raises as `add`."""
         yield from self._encode()
         yield from self._batcher.flush()
 

@@ -130,6 +130,8 @@ NUMBER_COLUMNS: Final = tuple(name for name, column in COLUMNS.items() if column
 # Columns that brokers ignore in topics of another type.
 _OWN_TYPES: Final = {name: column.message_type for name, column in COLUMNS.items() if column.only_own_type}
 
+DELAYS: Final = frozenset(COLUMNS[name].makes for name in DELAY_COLUMNS)
+
 COLUMN_OF: Final[Mapping[str, str]] = {column.makes: name for name, column in COLUMNS.items() if column.makes}
 """The column that makes a property."""
 

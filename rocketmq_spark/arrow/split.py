@@ -16,10 +16,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from rocketmq_spark.arrow.block import MessageBlock
 from rocketmq_spark.arrow.columns import Ints, Mask, to_arrow
 from rocketmq_spark.arrow.hashes import string_hashes
-from rocketmq_spark.arrow.validate import NO_BODY, Rule, Violation, rows_without_key, violations
+from rocketmq_spark.arrow.model import MessageBlock, Rule, Violation
+from rocketmq_spark.arrow.validate import NO_BODY, rows_without_key, violations
 from rocketmq_spark.errors import MQClientException, RouteNotFoundException
 from rocketmq_spark.model.hashes import consistent_hash, queue_index
 from rocketmq_spark.model.message import MessageQueue

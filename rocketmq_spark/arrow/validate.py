@@ -10,66 +10,37 @@ from __future__ import annotations
 import contextlib
 import functools
 import string
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from rocketmq_spark.arrow.columns import ByteColumn, Ints, ListColumn, Mask, rows_with_repeats, text_array, to_numpy
-from rocketmq_spark.arrow.schema import COLUMN_OF, COLUMNS, DELAY_COLUMNS
+from rocketmq_spark.arrow.model import Property, Rule, Violation
+from rocketmq_spark.arrow.schema import COLUMN_OF, DELAYS
 from rocketmq_spark.model.names import FORBIDDEN_TOPICS, MAX_TOPIC_LENGTH, is_blank, is_legal, java_length
-from rocketmq_spark.model.properties import CARRIED, LITE_TOPIC, PRIORITY, ROW_ID, SHARDING_KEY, TAGS, Carried
+from rocketmq_spark.model.properties import LITE_TOPIC, PRIORITY, SHARDING_KEY
 from rocketmq_spark.protocol.compression import MAX_DECOMPRESSED
 from rocketmq_spark.protocol.remoting.records import LARGEST_BODY
 
-if TYPE_CHECKING:
-    from rocketmq_spark.arrow.block import Property
-
 _SPACE: Final = 0x20
 _LAST_ASCII: Final = 0x7F  # A control character, too
-# In UTF-8 the control characters U+0080 to U+009F are this byte and one from 0x80 to 0x9F.
-_C1_LEAD: Final = 0xC2
 
-# userPropertiesSizeLimit and userPropertyMaxNum of a proxy's configuration, as they are by default.
-MAX_PROPERTIES: Final = 128
-MAX_PROPERTY_BYTES: Final = 16_384
-_MAX_GROUP: Final = 63
 # maxLiteTopicSize of a proxy's configuration, as it is by default.
 _MAX_LITE_TOPIC: Final = 64
 _IN_LITE_TOPIC: Final = np.isin(np.arange(256), list(b"-_" + (string.ascii_letters + string.digits).encode()))
-_DELAYS: Final = frozenset(COLUMNS[name].makes for name in DELAY_COLUMNS)
 # Properties that give a message its type (``TopicMessageType.parseFromMessageProperty``).
-_TYPES: Final = _DELAYS | {SHARDING_KEY, PRIORITY, LITE_TOPIC}
+_TYPES: Final = DELAYS | {SHARDING_KEY, PRIORITY, LITE_TOPIC}
 
 # The first two bytes of Java's white space outside ASCII: U+1680, U+2000 to U+2029, U+205F, U+3000.
 _SPACES: Final = (0xE19A, 0xE280, 0xE281, 0xE380)
 
-_NAME: Final = "the name of a property"
+PROPERTY_NAME: Final = "the name of a property"
 
 # Up to this many different names in a block, a name is one bit of a 64-bit number; the other bits hold a sum's carry.
 _BITS: Final = 40
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """What is wrong with a row (without its data), what is allowed, and what to do about it."""
-
-    broken: str
-    allowed: str
-    todo: str
-
-
-@dataclass(frozen=True, slots=True)
-class Violation:
-    """Rows of one block that break one rule, ascending; `found` returns a row's wrong value for the error's text."""
-
-    rule: Rule
-    rows: Ints
-    found: Callable[[int], object] | None = None
 
 
 TOPIC_NULL: Final = Rule("topic is null", "every row needs a topic", "fill the column, or set the option topic")
@@ -159,9 +130,9 @@ def check_text(
             "any other is allowed: these two separate properties",
             "remove or replace it",
         )
-        yield from violations(rule, _elements_with(column, (column.span - 1) < 2), entries, _name_of(entries))
+        yield from violations(rule, elements_with(column, (column.span - 1) < 2), entries, _name_of(entries))
     if blank:
-        yield from _check_blank(name, column, entries)
+        yield from check_blank(name, column, entries)
     if int(column.span.max(initial=0)) <= _LAST_ASCII:
         return
     # In Spark, ``cast(binary as string)`` makes strings of any bytes.
@@ -170,7 +141,7 @@ def check_text(
         texts.cast(pa.large_string() if pa.types.is_large_binary(texts.type) else pa.string())
         return
     # Arrow does not name the element. This loop runs only for blocks with such a text, over non-ASCII texts.
-    suspects = {element: column.value(element) or b"" for element in _elements_with(column, column.span > _LAST_ASCII)}
+    suspects = {element: column.value(element) or b"" for element in elements_with(column, column.span > _LAST_ASCII)}
     bad = [element for element, text in suspects.items() if text.decode("utf-8", "ignore").encode() != text]
     rule = Rule(
         f"{name} is not valid UTF-8",
@@ -180,7 +151,7 @@ def check_text(
     yield from violations(rule, np.array(bad, np.int64), entries, column.text)
 
 
-def _check_blank(name: str, column: ByteColumn, entries: ListColumn | None = None) -> Iterator[Violation]:
+def check_blank(name: str, column: ByteColumn, entries: ListColumn | None = None) -> Iterator[Violation]:
     """Check that texts that are not null have a byte above 0x20."""
     empty = column.sizes == 0
     if column.valid is not None:
@@ -209,7 +180,7 @@ def check_tags(column: ByteColumn) -> Iterator[Violation]:
     yield from check_text("tags", column, blank=True)
     if (hits := column.span == ord("|")).any():
         rule = Rule("tags holds '|'", "only one tag a message is allowed", "put the others into keys or properties")
-        yield from violations(rule, _elements_with(column, hits))
+        yield from violations(rule, elements_with(column, hits))
     if int(column.span.min(initial=0xFF)) > _SPACE:
         return
     there = np.flatnonzero(column.sizes)
@@ -229,7 +200,7 @@ def check_key_items(items: ListColumn) -> Iterator[Violation]:
     yield from check_text("keys", values, entries=items)
     if (hits := values.span == _SPACE).any():
         rule = Rule("an item of keys holds a space", "the space separates keys", todo)
-        yield from violations(rule, _elements_with(values, hits), items)
+        yield from violations(rule, elements_with(values, hits), items)
     rule = Rule("an item of keys is null or empty", "each item is a key of at least one character", todo)
     yield from violations(rule, np.flatnonzero(values.sizes == 0), items)
 
@@ -241,7 +212,7 @@ def check_lite_topic(column: ByteColumn) -> Iterator[Violation]:
         rule = Rule(
             "liteTopic has an illegal character", "letters, digits, - and _ are allowed", "replace other characters"
         )
-        yield from violations(rule, _elements_with(column, hits), None, column.text)
+        yield from violations(rule, elements_with(column, hits), None, column.text)
     rule = Rule("liteTopic is too long", f"{_MAX_LITE_TOPIC} bytes are allowed", "use a shorter name")
     yield from check_sizes(rule, column.sizes, _MAX_LITE_TOPIC)
 
@@ -294,12 +265,12 @@ def user_properties(
             entries = entries.filter(~_named(entries, dropped)[2][codes])
             names, codes, is_reserved = _named(entries, reserved)
             rule = Rule(
-                f"{_NAME} is reserved",
+                f"{PROPERTY_NAME} is reserved",
                 "names that RocketMQ or the connector writes itself are not allowed",
                 "use the column meant for it (keys, tags, shardingKey, delayTimeLevel, ...) or another name",
             )
             broken += violations(rule, np.flatnonzero(is_reserved[codes]), entries, names.text)
-        broken += check_text(_NAME, names, blank=True, entries=entries)
+        broken += check_text(PROPERTY_NAME, names, blank=True, entries=entries)
         twins = _rows_with_twins(entries, codes, len(is_special))
     broken += check_text("the value of a property", entries.values, blank=True, entries=entries)
     if entries.values.valid is not None:
@@ -327,7 +298,7 @@ def _same_good_names(entries: ListColumn, special: frozenset[str]) -> bool:
         return False
     first = names.slice(0, count)
     texts = {first.text(number) for number in range(count)}
-    return len(texts) == count and special.isdisjoint(texts) and not any(check_text(_NAME, first, blank=True))
+    return len(texts) == count and special.isdisjoint(texts) and not any(check_text(PROPERTY_NAME, first, blank=True))
 
 
 def _named(entries: ListColumn, special: frozenset[str]) -> tuple[ByteColumn, Ints, Mask]:
@@ -365,84 +336,7 @@ def check_range(
         yield Violation(rule, np.flatnonzero(outside), lambda row: values[row])
 
 
-def check_for_grpc(
-    rows: int, properties: Sequence[Property], entries: ListColumn | None, flags: npt.NDArray[np.int64] | None
-) -> Iterator[Violation]:
-    """Check system `properties`, the user's `entries` and flags by docs/internals/grpc-messages.md#limits."""
-    counts, sizes = np.zeros(rows, np.int64), np.zeros(rows, np.int64)
-    grouped, delayed = np.zeros(rows, np.bool_), np.zeros(rows, np.bool_)
-    for prop in properties:
-        name = prop.name
-        if name in _DELAYS:
-            delayed |= prop.there(rows)
-        elif prop.values is None:
-            # The driver has checked the option tags.
-            sizes += prop.there(rows) * len(prop.literal)
-        elif name == ROW_ID:
-            counts += 1
-            # The separators of a property string do not count.
-            sizes += prop.sizes(rows) - 2
-        else:
-            values = prop.column(rows)
-            if name == SHARDING_KEY:
-                grouped = prop.there(rows)
-            else:
-                sizes += values.sizes
-            if CARRIED[name].grpc is Carried.PROPERTY:
-                counts += prop.there(rows)
-                sizes += prop.there(rows) * len(name)
-            column = COLUMN_OF.get(name, name)
-            yield from _check_plain(column, values)
-            if name != TAGS:
-                yield from _check_blank(column, values)
-            if name == SHARDING_KEY:
-                rule = Rule(
-                    "shardingKey is too long",
-                    f"over gRPC it is the message group, of at most {_MAX_GROUP} bytes",
-                    "use a shorter key, such as a hash of it",
-                )
-                yield from check_sizes(rule, values.sizes, _MAX_GROUP)
-    if entries is not None and entries.names is not None:
-        yield from _check_plain(_NAME, entries.names, entries)
-        yield from _check_plain("the value of a property", entries.values, entries)
-        counts += entries.counts
-        ends = np.concatenate([[0], np.cumsum(entries.names.sizes + entries.values.sizes)])[entries.offsets]
-        sizes += ends[1:] - ends[:-1]
-    if flags is not None:
-        rule = Rule("flag is set", "gRPC messages have no flag: only 0 or null is allowed", "put it into properties")
-        yield from violations(rule, np.flatnonzero(flags), None, lambda row: int(flags[row]))
-    rule = Rule(
-        "shardingKey is set beside a delay",
-        "over gRPC a message cannot have both",
-        "set one of the two to null, or write over remoting",
-    )
-    yield from violations(rule, np.flatnonzero(grouped & delayed))
-    rule = Rule("too many properties", f"over gRPC {MAX_PROPERTIES} are allowed", "move some into the body")
-    yield from check_sizes(rule, counts, MAX_PROPERTIES, "properties")
-    rule = Rule(
-        "properties are too long",
-        f"over gRPC keys, tags and properties may have {MAX_PROPERTY_BYTES} bytes together",
-        "move long values into the body",
-    )
-    yield from check_sizes(rule, sizes, MAX_PROPERTY_BYTES)
-
-
-def _check_plain(name: str, column: ByteColumn, entries: ListColumn | None = None) -> Iterator[Violation]:
-    """Check that texts hold no control character (``Character.isISOControl``)."""
-    span = column.span
-    if span.min(initial=0xFF) >= _SPACE and span.max(initial=0) < _LAST_ASCII:
-        return
-    hits: Mask = (span < _SPACE) | (span == _LAST_ASCII)
-    hits[:-1] |= (span[:-1] == _C1_LEAD) & (span[1:] >= 0x80) & (span[1:] < 0xA0)
-    rule = Rule(
-        f"{name} holds a control character",
-        "over gRPC none is allowed, line feed and tab included",
-        "remove or replace it, or move the text into the body",
-    )
-    yield from violations(rule, _elements_with(column, hits), entries)
-
-
-def _elements_with(column: ByteColumn, hits: Mask) -> Ints:
+def elements_with(column: ByteColumn, hits: Mask) -> Ints:
     """Return the elements that hold one of the marked bytes of the column's span, ascending."""
     positions = np.flatnonzero(hits) + int(column.offsets[0])
     return column.not_null(np.unique(np.searchsorted(column.offsets, positions, side="right") - 1))

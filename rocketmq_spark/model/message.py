@@ -275,6 +275,10 @@ class EncodedBatch:
     row: int = -1  # The row's number in its partition, of a single message that an Arrow batcher made
 
 
+Ready: TypeAlias = "tuple[EncodedBatch, MessageQueue | None]"
+"""A batch to send, and the only queue that it may go to; None: any queue of its topic."""
+
+
 @dataclass(slots=True)
 class SendRequest:
     """One attempt to send a batch: the batch, and the other fields of the request's header."""

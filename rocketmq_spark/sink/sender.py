@@ -12,20 +12,19 @@ import logging
 import queue as queues
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from typing import ClassVar
+from typing import Any, ClassVar, TypeVar
 
-import pyarrow as pa
-
-from rocketmq_spark.arrow.batcher import Ready
-from rocketmq_spark.arrow.joiner import JoiningBatcher
+from rocketmq_spark.arrow.batch_source import BatchSource
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.metrics import Recorder
-from rocketmq_spark.model.message import EncodedBatch, MessageQueue, SendOutcome, SendRequest, SendStatus
+from rocketmq_spark.model.message import EncodedBatch, MessageQueue, Ready, SendOutcome, SendRequest, SendStatus
 from rocketmq_spark.model.route import broker_vip_channel
 from rocketmq_spark.routing.selectors import selector_of
 from rocketmq_spark.sink.in_flight import Dispatch, InFlightBatch, batch_weight
 from rocketmq_spark.sink.pipeline import OnStored, RateLimit, SendPipeline
 from rocketmq_spark.sink.routes import RouteFinder
+
+T = TypeVar("T")
 
 logger = logging.getLogger("rocketmq_spark.producer")
 
@@ -77,39 +76,40 @@ class BatchSender:
         self._awaited: Callable[[], bool] | None = None
         # Outcomes of attempts; None only wakes the sender's thread.
         self._events: queues.SimpleQueue[tuple[InFlightBatch, SendOutcome] | None] = runtime.queue()
-        self._batcher: JoiningBatcher | None = None
+        self._source: BatchSource[Any] | None = None
         self._reading = False
         self._closing = False
         self._crash: BaseException | None = None
         self._thread: threading.Thread | None = None
 
-    def write(self, batches: Iterable[pa.RecordBatch], batcher: JoiningBatcher) -> None:
-        """Send the rows of `batches`; return when each that the batcher has encoded is acknowledged.
+    def write(self, rows: Iterable[T], source: BatchSource[T]) -> None:
+        """Send the batches that `source` makes of all `rows`; return when each is acknowledged.
 
         Raises a DeliveryError that says how many rows could not be stored, where and why, or with ``onError=fail`` an
         InvalidRowError for a row that no broker could store; rows before it may be stored.
         """
-        if self._batcher is not None:
+        if self._source is not None:
             raise RocketMQError("a BatchSender writes once: create another one with the same client instance")
-        self._batcher = batcher
+        self._source = source
         try:
-            for rows in self._read(batches):
+            for some in self._read(rows):
                 self._start()
-                for batch, queue in self._combined(batcher.add(rows, self._clock())):
+                for batch, queue in self._combined(source.add(some, self._clock())):
                     self._offer(batch, queue)
-                    self._divert(batcher)
+                    self._divert(source)
                 # Batches of topics without a route would not be sent while the next rows are awaited.
-                for topic in batcher.new_topics():
+                for topic in source.new_topics():
                     self.routes.find(topic)
                 self._wait_for_lingering()
             waiting = True
             while waiting:
-                for batch, queue in batcher.flush():
+                for batch, queue in self._combined(source.flush()):
+                    self._start()
                     self._offer(batch, queue)
                 with self._changed:
                     self._wait_for(lambda: self._pipeline.is_empty)
                     self._raise_failure()
-                waiting = self._divert(batcher)
+                waiting = self._divert(source)
         except RocketMQError as exc:
             self._settle()
             exc.args = (f"{exc}. {self._account()}", *exc.args[1:])
@@ -120,24 +120,24 @@ class BatchSender:
             if self._thread is not None:
                 self._thread.join()
 
-    def _read(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the batches; while the next one is awaited, the other thread may send incomplete groups."""
-        iterator = iter(batches)
+    def _read(self, rows: Iterable[T]) -> Iterator[T]:
+        """Yield the rows; while the next ones are awaited, the other thread may send batches that are not full."""
+        iterator = iter(rows)
         while True:
             self._reading = True
             try:
-                rows = next(iterator, None)
+                some = next(iterator, None)
             finally:
-                # Taking the lock waits until the other thread has left the batcher.
+                # Taking the lock waits until the other thread has left the source.
                 with self._lock:
                     self._reading = False
-            if rows is None:
+            if some is None:
                 return
             self._raise_failure()
-            yield rows
+            yield some
 
     def _combined(self, ready: Iterator[Ready]) -> Iterator[Ready]:
-        """Return the batches to send for those of the batcher."""
+        """Return the batches to send for those of the source."""
         return ready
 
     def _start(self) -> None:
@@ -153,7 +153,7 @@ class BatchSender:
             self._pipeline.offer(batch, queue, self._clock())
             self._dispatch()
 
-    def _divert(self, batcher: JoiningBatcher) -> bool:
+    def _divert(self, source: BatchSource[Any]) -> bool:
         """Skip the rows that servers rejected, or send them as dead letters; return whether there were any."""
         diverted = False
         while self._options.on_error != "fail":
@@ -162,7 +162,7 @@ class BatchSender:
             if not rejected:
                 break
             diverted = True
-            for batch, queue in batcher.reject(rejected, self._clock()):
+            for batch, queue in source.reject(rejected, self._clock()):
                 self._offer(batch, queue)
         return diverted
 
@@ -176,7 +176,7 @@ class BatchSender:
 
     def _has_room(self, batch: EncodedBatch, *, plenty: bool = False) -> bool:
         pending = self._pipeline.pending_bytes
-        grouped = self._batcher.pending_bytes if self._batcher else 0
+        grouped = self._source.pending_bytes if self._source else 0
         # A caller that waits for room waits for enough to continue for a while.
         limit = self._options.max_in_flight_bytes * (_PLENTY if plenty else 1.0)
         return not pending or pending + grouped + batch_weight(batch) <= limit
@@ -206,7 +206,7 @@ class BatchSender:
     def _account(self) -> str:
         with self._lock:
             unfinished = self._pipeline.unfinished()
-            taken = self._batcher.taken_rows if self._batcher else 0
+            taken = self._source.taken_rows if self._source else 0
             not_sent = taken - self._pipeline.stored_rows - unfinished.unknown
             stored = "; ".join(self._recorder.lines()) or "none"
             sent = self._pipeline.stored_rows + unfinished.unknown
@@ -269,10 +269,10 @@ class BatchSender:
             while event is not None:
                 self._pipeline.complete(*event, now)
                 event = None if self._events.empty() else self._events.get()
-            if self._reading and self._batcher is not None:
+            if self._reading and self._source is not None:
                 # For topics without a route the caller's thread finds it, or raises within seconds.
                 routes = self._instance.routes
-                late = self._batcher.expired(now, lambda topic: routes.cached(topic) is not None)
+                late = self._source.expired(now, lambda topic: routes.cached(topic) is not None)
                 try:
                     for batch, queue in self._combined(late):
                         self._pipeline.offer(batch, queue, now)

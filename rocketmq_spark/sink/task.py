@@ -20,11 +20,13 @@ from typing import Any, Final, Protocol
 
 import pyarrow as pa
 
-from rocketmq_spark.arrow.batcher import ArrowBatcher, GrpcBatcher, KnownRows, RemotingBatcher, Span
-from rocketmq_spark.arrow.dead_letter import DeadLetterBatcher, DeadLetters, InvalidRows
+from rocketmq_spark.arrow.batcher import ArrowBatcher, GrpcBatcher, RemotingBatcher
+from rocketmq_spark.arrow.dead_letter import DeadLetterBatcher, DeadLetters
 from rocketmq_spark.arrow.encoders import MessageIds, UniqueIds
 from rocketmq_spark.arrow.hashes import RowIds
+from rocketmq_spark.arrow.invalid_rows import InvalidRows
 from rocketmq_spark.arrow.joiner import JoiningBatcher
+from rocketmq_spark.arrow.model import KnownRows, Span
 from rocketmq_spark.arrow.split import CustomSelector, KeyCheck
 from rocketmq_spark.metrics import Recorder
 from rocketmq_spark.model.message import MessageQueue, SendOutcome

@@ -17,10 +17,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rocketmq_spark.arrow.batcher import Span
-from rocketmq_spark.arrow.block import MessageBlock
 from rocketmq_spark.arrow.columns import Ints, Mask, filled, to_arrow, to_numpy
 from rocketmq_spark.arrow.hashes import Hashes, stored_hashes
+from rocketmq_spark.arrow.model import MessageBlock, Span
 from rocketmq_spark.arrow.read_columns import ROW_IDS, arrow_schema_of
 from rocketmq_spark.errors import InputChangedError
 from rocketmq_spark.model.message import Message, MessageQueue

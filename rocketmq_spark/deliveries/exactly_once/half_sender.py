@@ -12,10 +12,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import ClassVar, Final, TypeAlias
 
-from rocketmq_spark.arrow.batcher import Ready
 from rocketmq_spark.deliveries.exactly_once.halves import half_properties
 from rocketmq_spark.metrics import Recorder
-from rocketmq_spark.model.message import EncodedBatch, MessageQueue, SendOutcome, SendStatus
+from rocketmq_spark.model.message import EncodedBatch, MessageQueue, Ready, SendOutcome, SendStatus
 from rocketmq_spark.sink.in_flight import BATCH_COST, SINGLE_COST, Dispatch, InFlightBatch
 from rocketmq_spark.sink.pipeline import OnStored, largest_batch
 from rocketmq_spark.sink.routes import RouteFinder

@@ -14,8 +14,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from dataclasses import KW_ONLY, dataclass, field
 from typing import ClassVar, Final, TypeVar, cast
 
-import pyarrow as pa
-
+from rocketmq_spark.arrow.batch_source import BatchSource
 from rocketmq_spark.arrow.stored import missing_records
 from rocketmq_spark.deliveries.exactly_once.half_sender import HalfSender, OnHalf
 from rocketmq_spark.errors import (
@@ -27,7 +26,7 @@ from rocketmq_spark.errors import (
     TopicRouteStaleException,
 )
 from rocketmq_spark.metrics import Recorder
-from rocketmq_spark.model.message import EncodedBatch, MessageQueue
+from rocketmq_spark.model.message import EncodedBatch, MessageQueue, Ready
 from rocketmq_spark.model.message_ext import MessageExt, Pulled, PullOutcome, PullRequest, PullStatus, PullTarget
 from rocketmq_spark.model.route import PERM_READ, PERM_WRITE
 from rocketmq_spark.options.sink import SinkOptions
@@ -59,31 +58,37 @@ _LOST_TAIL: Final = (
 )
 # A missing right has the same response code.
 _OTHER_TOPIC: Final = "topic does not match the message"
-_SCHEMA: Final = pa.schema([])
 
 
-@dataclass(eq=False, slots=True)
-class _Messages:
-    """Passes encoded messages to a `BatchSender` in place of a batcher, which makes them of rows."""
+class _Messages(BatchSource[None]):
+    """Gives encoded messages; it takes no rows."""
 
-    messages: Sequence[tuple[EncodedBatch, MessageQueue]]
-    pending_bytes: int = 0
+    def __init__(self, messages: Sequence[Ready]) -> None:
+        self._messages = messages
+
+    @property
+    def pending_bytes(self) -> int:
+        return 0
 
     @property
     def taken_rows(self) -> int:
-        return len(self.messages)
+        return len(self._messages)
 
-    def add(self, _rows: pa.RecordBatch, _now: float) -> Iterator[tuple[EncodedBatch, MessageQueue]]:
-        return iter(self.messages)
+    def add(self, rows: None, now: float) -> Iterator[Ready]:  # noqa: ARG002
+        return iter(())
 
-    def new_topics(self) -> Sequence[str]:
+    def reject(self, rejected: Sequence[Ready], now: float) -> Iterator[Ready]:  # noqa: ARG002
+        raise MQClientException(f"a server rejected {len(rejected)} messages of the delivery: see its log")
+
+    def new_topics(self) -> tuple[()]:
         return ()
 
-    def expired(self, _now: float, _known: object) -> Iterator[tuple[EncodedBatch, MessageQueue]]:
+    def expired(self, now: float, known: object) -> Iterator[Ready]:  # noqa: ARG002
         return iter(())
 
-    def flush(self) -> Iterator[tuple[EncodedBatch, MessageQueue]]:
-        return iter(())
+    def flush(self) -> Iterator[Ready]:
+        messages, self._messages = self._messages, ()
+        return iter(messages)
 
 
 class _RecordSender(BatchSender):
@@ -242,9 +247,7 @@ class Brokers:
             self._send(_RecordSender(self.routes(), Recorder("", -1, 0), on_stored=on_stored), messages)
 
     def _send(self, sender: BatchSender, messages: Sequence[tuple[EncodedBatch, MessageQueue]]) -> None:
-        # One empty batch of rows lets the sender take all messages.
-        empty = pa.RecordBatch.from_arrays([], schema=_SCHEMA)
-        sender.write([empty], _Messages(messages))  # type: ignore[arg-type]
+        sender.write((), _Messages(messages))
 
     def read(
         self, queue: MessageQueue, start: int, end: int, expression: str = "*", *, complete: bool = False

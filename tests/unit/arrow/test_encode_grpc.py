@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rocketmq_spark.arrow.batcher import GrpcBatcher
-from rocketmq_spark.arrow.dead_letter import InvalidRows
 from rocketmq_spark.arrow.encoders import MessageIds
 from rocketmq_spark.arrow.hashes import RowIds
+from rocketmq_spark.arrow.invalid_rows import InvalidRows
 from rocketmq_spark.errors import InvalidRowError
 from rocketmq_spark.model.message import EncodedBatch, Encoding, MessageQueue
 from rocketmq_spark.options.sink import SinkOptions

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
-from rocketmq_spark.arrow.dead_letter import InvalidRows
+from rocketmq_spark.arrow.invalid_rows import InvalidRows
 from rocketmq_spark.errors import InvalidRowError
 from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.model.properties import RESERVED_PROPERTIES

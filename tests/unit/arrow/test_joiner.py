@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketmq_spark.arrow import joiner
-from rocketmq_spark.arrow.batcher import LINGER_S, Ready
+from rocketmq_spark.arrow.batcher import LINGER_S
 from rocketmq_spark.arrow.joiner import JoiningBatcher
 from rocketmq_spark.errors import InvalidRowError
+from rocketmq_spark.model.message import Ready
 from rocketmq_spark.protocol.remoting.records import decode_batch
 from tests.support.encoding import batch_options, joined, new_batcher
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from rocketmq_spark.arrow.columns import byte_column
-from rocketmq_spark.arrow.dead_letter import InvalidRows
+from rocketmq_spark.arrow.invalid_rows import InvalidRows
 from rocketmq_spark.arrow.split import KeyCheck
 from rocketmq_spark.arrow.validate import rows_without_key
 from rocketmq_spark.errors import InvalidRowError

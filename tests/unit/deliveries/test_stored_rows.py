@@ -9,10 +9,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from rocketmq_spark.arrow.block import MessageBlock, read_block
+from rocketmq_spark.arrow.block import read_block
 from rocketmq_spark.arrow.columns import byte_cells
 from rocketmq_spark.arrow.hashes import RowIds
-from rocketmq_spark.deliveries.effectively_once.stored_rows import NONE_STORED, Span, StoredRows, places_of
+from rocketmq_spark.arrow.model import MessageBlock, Span
+from rocketmq_spark.deliveries.effectively_once.stored_rows import NONE_STORED, StoredRows, places_of
 from rocketmq_spark.errors import InputChangedError
 from rocketmq_spark.model.message import Message, MessageQueue
 from rocketmq_spark.options.parsing import parse_sink_options

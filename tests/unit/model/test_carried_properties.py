@@ -11,9 +11,9 @@ import pytest
 
 import rocketmq_spark.model.properties as const
 from rocketmq_spark.arrow.batcher import GrpcBatcher
-from rocketmq_spark.arrow.block import Property
 from rocketmq_spark.arrow.encoders import MessageIds
 from rocketmq_spark.arrow.hashes import RowIds
+from rocketmq_spark.arrow.model import Property
 from rocketmq_spark.arrow.schema import COLUMN_OF, COLUMNS, check_grpc
 from rocketmq_spark.errors import MQClientException, SchemaError
 from rocketmq_spark.model.hashes import NOT_HASHED
