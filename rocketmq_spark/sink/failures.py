@@ -9,7 +9,7 @@ from __future__ import annotations
 from rocketmq_spark.errors import DeliveryError, MQBrokerException, RocketMQError
 from rocketmq_spark.model.message import EncodedBatch, SendOutcome
 from rocketmq_spark.protocol.batches import lone_message
-from rocketmq_spark.sink.in_flight import InFlightBatch
+from rocketmq_spark.sink.in_flight import PendingBatch
 
 
 def reason(outcome: SendOutcome) -> str:
@@ -21,7 +21,7 @@ def reason(outcome: SendOutcome) -> str:
     return f"{name} {code}" if code is not None else name
 
 
-def rejection(delivery: InFlightBatch, outcome: SendOutcome) -> str:
+def rejection(pending: PendingBatch, outcome: SendOutcome) -> str:
     """Return why a batch is given up before its deadline."""
     if outcome.status is None:
         if isinstance(outcome.error, MQBrokerException):
@@ -29,18 +29,18 @@ def rejection(delivery: InFlightBatch, outcome: SendOutcome) -> str:
         # The client itself failed, for example because it does not trust a certificate.
         return "a retry would fail, too"
     return (
-        f"the batch was stored {delivery.not_store_ok} times, but never safely: broker {outcome.queue.broker_name} "
+        f"the batch was stored {pending.not_store_ok} times, but never safely: broker {outcome.queue.broker_name} "
         f"last answered {outcome.status.name}. Fix flushing or replication on the topic's brokers, or set "
         "requireStoreOk=false to accept such answers"
     )
 
 
-def no_queue(delivery: InFlightBatch, delivery_timeout_ms: int) -> str:
+def no_queue(pending: PendingBatch, delivery_timeout_ms: int) -> str:
     """Return which queue a batch has waited for until its deadline."""
-    queue = delivery.wanted_queue
+    queue = pending.wanted_queue
     if queue is None:
         return (
-            f"waited deliveryTimeoutMs={delivery_timeout_ms} for any writable queue of topic {delivery.batch.topic}: "
+            f"waited deliveryTimeoutMs={delivery_timeout_ms} for any writable queue of topic {pending.batch.topic}: "
             "its route has no master with one; start a broker of the topic, or make the topic writable"
         )
     return (
@@ -49,10 +49,10 @@ def no_queue(delivery: InFlightBatch, delivery_timeout_ms: int) -> str:
     )
 
 
-def delivery_error(delivery: InFlightBatch, why: str) -> DeliveryError:
+def delivery_error(pending: PendingBatch, why: str) -> DeliveryError:
     """Return the error of a write that this batch ends; its cause is the last attempt's error."""
-    batch, error = delivery.batch, delivery.last_error
-    where = f" to {delivery.queue}" if delivery.queue else ""
+    batch, error = pending.batch, pending.last_error
+    where = f" to {pending.queue}" if pending.queue else ""
     details = "; ".join((f"{batch.nbytes} bytes", *_message_details(batch)))
     last_error = f"; last error: {error}" if error else ""
     failure = DeliveryError(f"sending {batch.rows} rows of topic {batch.topic} ({details}){where}: {why}{last_error}")

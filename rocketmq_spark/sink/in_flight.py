@@ -53,7 +53,7 @@ class Verdict(enum.Enum):
 
 
 @dataclass(slots=True, eq=False)
-class InFlightBatch:
+class PendingBatch:
     """A batch that was offered, and its attempts so far; `bound` is the only queue it may go to."""
 
     batch: EncodedBatch
@@ -96,42 +96,42 @@ class RetryPolicy:
         if options.send_mode == "async":
             self._retry_times_at_once = options.retry_times_when_send_async_failed
 
-    def decide(self, delivery: InFlightBatch, outcome: SendOutcome) -> Verdict:
+    def decide(self, pending: PendingBatch, outcome: SendOutcome) -> Verdict:
         """Return what to do after an attempt's outcome, and count it."""
         if outcome.status is SendStatus.SEND_OK:
             return Verdict.STORED
         if outcome.status is not None:
-            return self._after_unsafe_answer(delivery)
+            return self._after_unsafe_answer(pending)
         assert outcome.error is not None
-        return self._after_error(delivery, outcome.error)
+        return self._after_error(pending, outcome.error)
 
-    def follows_at_once(self, delivery: InFlightBatch) -> bool:
+    def follows_at_once(self, pending: PendingBatch) -> bool:
         """Return whether a failure of the next attempt would be retried at another broker without a wait."""
-        return delivery.bound is None and delivery.failures_in_round < self._retry_times_at_once
+        return pending.bound is None and pending.failures_in_round < self._retry_times_at_once
 
-    def _after_unsafe_answer(self, delivery: InFlightBatch) -> Verdict:
+    def _after_unsafe_answer(self, pending: PendingBatch) -> Verdict:
         required = self._options.require_store_ok
-        elsewhere = self._options.retry_another_broker_when_not_store_ok and delivery.bound is None
+        elsewhere = self._options.retry_another_broker_when_not_store_ok and pending.bound is None
         if not required and not elsewhere:
             return Verdict.STORED
-        delivery.not_store_ok += 1
+        pending.not_store_ok += 1
         # Endless resends would only multiply rows that are stored already.
-        if delivery.not_store_ok > self._retry_times:
+        if pending.not_store_ok > self._retry_times:
             return Verdict.GIVE_UP if required else Verdict.STORED
-        delivery.waits += 1
+        pending.waits += 1
         return Verdict.LATER if elsewhere else Verdict.SAME_QUEUE
 
-    def _after_error(self, delivery: InFlightBatch, error: RocketMQError) -> Verdict:
+    def _after_error(self, pending: PendingBatch, error: RocketMQError) -> Verdict:
         if not error.retriable:
             return Verdict.GIVE_UP
-        if delivery.bound is not None or error.flow_control:
-            delivery.waits += 1
+        if pending.bound is not None or error.flow_control:
+            pending.waits += 1
             return Verdict.SAME_QUEUE
-        if self.follows_at_once(delivery):
-            delivery.failures_in_round += 1
+        if self.follows_at_once(pending):
+            pending.failures_in_round += 1
             return Verdict.OTHER_BROKER
-        delivery.failures_in_round = 0
-        delivery.waits += 1
+        pending.failures_in_round = 0
+        pending.waits += 1
         return Verdict.LATER
 
 
@@ -193,7 +193,7 @@ class Window:
 class Dispatch:
     """An attempt to make now."""
 
-    delivery: InFlightBatch
+    pending: PendingBatch
     queue: MessageQueue
     address: str
     # Seconds from the last byte written, over gRPC from the call's start (docs/internals/producer.md#timeouts).
@@ -208,7 +208,7 @@ class _Line:
 
     key: Hashable
     turn: int
-    deliveries: deque[InFlightBatch] = field(default_factory=deque)
+    batches: deque[PendingBatch] = field(default_factory=deque)
     # The brokers that have no room for the first batch; empty if the line is not blocked by a window.
     brokers: frozenset[str] = frozenset()
 
@@ -242,43 +242,43 @@ class SendQueues:
     def __len__(self) -> int:
         return self._size
 
-    def __iter__(self) -> Iterator[InFlightBatch]:
-        return (delivery for line in self._lines.values() for delivery in line.deliveries)
+    def __iter__(self) -> Iterator[PendingBatch]:
+        return (pending for line in self._lines.values() for pending in line.batches)
 
     @property
     def open(self) -> bool:
         """True if a line's first batch may start."""
         return bool(self._untried or self._blocked)
 
-    def add(self, delivery: InFlightBatch) -> None:
+    def add(self, pending: PendingBatch) -> None:
         """Put a batch into its line: a new one at the end, a retried one at the head."""
         self._size += 1
-        key = self._key(delivery)
+        key = self._key(pending)
         line = self._lines.get(key)
         if line is None:
             line = self._lines[key] = self._untried[key] = _Line(key, next(self._turns))
-        if delivery.first_tried_at is None:
-            line.deliveries.append(delivery)
+        if pending.first_tried_at is None:
+            line.batches.append(pending)
             return
         # A retry precedes new batches, because its deadline is running.
-        if line.deliveries and line.deliveries[0].cost != delivery.cost:
+        if line.batches and line.batches[0].cost != pending.cost:
             self._wait_for(line, frozenset())
-        line.deliveries.appendleft(delivery)
+        line.batches.appendleft(pending)
         self._untried[key] = line
 
-    def release(self, delivery: InFlightBatch) -> None:
+    def release(self, pending: PendingBatch) -> None:
         """Let the batch behind a stored one start."""
-        if not self._is_serial(delivery):
+        if not self._is_serial(pending):
             return
-        line = self._lines[self._key(delivery)]
-        if line.deliveries:
+        line = self._lines[self._key(pending)]
+        if line.batches:
             self._untried[line.key] = line
         else:
             del self._lines[line.key]
 
     def take(
         self,
-        start: Callable[[InFlightBatch], Dispatch | Collection[str]],
+        start: Callable[[PendingBatch], Dispatch | Collection[str]],
         admits: Callable[[str, float], bool],
         *,
         recheck: bool,
@@ -305,7 +305,7 @@ class SendQueues:
                 from_recheck = True
             if line is None:
                 return
-            result = start(line.deliveries[0])
+            result = start(line.batches[0])
             if not isinstance(result, Dispatch):
                 brokers = frozenset(result)
                 rechecks -= from_recheck and brokers == line.brokers
@@ -334,9 +334,9 @@ class SendQueues:
         self._untried.pop(line.key, None)
         self._size -= 1
         line.turn = next(self._turns)
-        if self._is_serial(line.deliveries.popleft()):
+        if self._is_serial(line.batches.popleft()):
             return
-        if line.deliveries:
+        if line.batches:
             self._untried[line.key] = line
         else:
             del self._lines[line.key]
@@ -345,24 +345,24 @@ class SendQueues:
         """Set the brokers that a line waits for. At brokers that stay in the set, the line keeps its turn."""
         if brokers == line.brokers:
             return
-        cost = line.deliveries[0].cost
+        cost = line.batches[0].cost
         for broker in line.brokers - brokers:
             del self._by_broker[broker][cost][line.key]
         for broker in brokers - line.brokers:
             self._by_broker.setdefault(broker, {BATCH_COST: {}, SINGLE_COST: {}})[cost][line.key] = line
         line.brokers = brokers
 
-    def _is_serial(self, delivery: InFlightBatch) -> bool:
-        return self.serial or bool(delivery.batch.message_group)
+    def _is_serial(self, pending: PendingBatch) -> bool:
+        return self.serial or bool(pending.batch.message_group)
 
-    def _key(self, delivery: InFlightBatch) -> Hashable:
+    def _key(self, pending: PendingBatch) -> Hashable:
         if self.single:
             return None
-        if delivery.batch.message_group:
-            return delivery.batch.topic, zlib.crc32(delivery.batch.message_group.encode()) % _GROUP_LINES
+        if pending.batch.message_group:
+            return pending.batch.topic, zlib.crc32(pending.batch.message_group.encode()) % _GROUP_LINES
         # The key of a serial line never changes, so that a retry finds its line.
-        queue = delivery.bound if self.serial else delivery.wanted_queue
-        return queue or delivery.batch.topic
+        queue = pending.bound if self.serial else pending.wanted_queue
+        return queue or pending.batch.topic
 
 
 def batch_weight(batch: EncodedBatch) -> int:

@@ -35,7 +35,7 @@ from rocketmq_spark.routing.selectors import QueueSelector
 from rocketmq_spark.sink.failures import delivery_error, no_queue, reason, rejection
 from rocketmq_spark.sink.in_flight import (
     Dispatch,
-    InFlightBatch,
+    PendingBatch,
     RetryPolicy,
     SendQueues,
     Verdict,
@@ -50,7 +50,7 @@ _GRACE = 30.0
 # Unused rate that a task may catch up on, seconds.
 _KEPT_S = 1.0
 
-OnStored: TypeAlias = Callable[[InFlightBatch, SendOutcome], None]
+OnStored: TypeAlias = Callable[[PendingBatch, SendOutcome], None]
 
 
 @dataclass(slots=True)
@@ -109,10 +109,10 @@ class SendPipeline:
     failure: RocketMQError | None = field(default=None, init=False)
     # With ``onError`` other than fail: messages that a server rejected, and their bound queues, until `rejections`.
     _rejected: list[tuple[EncodedBatch, MessageQueue | None]] = field(default_factory=list, init=False)
-    _failed: InFlightBatch | None = field(default=None, init=False)
-    _waiting: list[tuple[float, int, InFlightBatch]] = field(default_factory=list, init=False)
+    _failed: PendingBatch | None = field(default=None, init=False)
+    _waiting: list[tuple[float, int, PendingBatch]] = field(default_factory=list, init=False)
     _sequence: int = field(default=0, init=False)
-    _in_flight: set[InFlightBatch] = field(default_factory=set, init=False)
+    _in_flight: set[PendingBatch] = field(default_factory=set, init=False)
     _unbatched: bool = field(default=False, init=False)
     _recheck_at: float = field(default=float("-inf"), init=False)
 
@@ -139,12 +139,12 @@ class SendPipeline:
         """Accept a batch for `queue`, or for any queue of its topic (None)."""
         for part in (singles_of(batch) if self._unbatched else None) or (batch,):
             self.pending_bytes += batch_weight(part)
-            delivery = InFlightBatch(part, queue)
+            pending = PendingBatch(part, queue)
             if self.rate is None:
-                self._ready.add(delivery)
+                self._ready.add(pending)
             else:
                 # Even if its turn has come: batches that were offered earlier may still wait there, and precede it.
-                self._wait(delivery, self.rate.reserve(part.rows, now))
+                self._wait(pending, self.rate.reserve(part.rows, now))
 
     def dispatches(self, now: float) -> Iterator[Dispatch]:
         """Yield the attempts to make now; each is in flight from then on."""
@@ -156,7 +156,7 @@ class SendPipeline:
         if recheck:
             self._recheck_at = now + self.options.retry_backoff_ms / 1000
         yield from self._ready.take(
-            lambda delivery: self._dispatch(delivery, now) if self.failure is None else (),
+            lambda pending: self._dispatch(pending, now) if self.failure is None else (),
             lambda broker_name, cost: self._windows[broker_name].admits(cost, now),
             recheck=recheck,
         )
@@ -172,39 +172,39 @@ class SendPipeline:
             times.append(self._recheck_at)
         return min(times, default=None)
 
-    def complete(self, delivery: InFlightBatch, outcome: SendOutcome, now: float) -> None:
+    def complete(self, pending: PendingBatch, outcome: SendOutcome, now: float) -> None:
         """Accept an attempt's outcome: count the rows as stored, or decide on the next attempt."""
-        self._in_flight.discard(delivery)
+        self._in_flight.discard(pending)
         broker = outcome.queue.broker_name
-        verdict = self._policy.decide(delivery, outcome)
-        self._note(delivery, outcome, now)
+        verdict = self._policy.decide(pending, outcome)
+        self._note(pending, outcome, now)
         if verdict is Verdict.STORED:
-            self.pending_bytes -= batch_weight(delivery.batch)
-            self.stored_rows += delivery.batch.rows
-            self._ready.release(delivery)
-            self._record(delivery, outcome, now)
+            self.pending_bytes -= batch_weight(pending.batch)
+            self.stored_rows += pending.batch.rows
+            self._ready.release(pending)
+            self._record(pending, outcome, now)
             return
         if self.failure is not None:
             # Nothing is sent any more. The batch only counts among the rows without an acknowledgement.
-            self._wait(delivery, now)
+            self._wait(pending, now)
             return
         why = reason(outcome)
-        if verdict is Verdict.GIVE_UP and self._reject(delivery, outcome):
+        if verdict is Verdict.GIVE_UP and self._reject(pending, outcome):
             return
-        if verdict is Verdict.GIVE_UP and not self._split(delivery, outcome, now):
+        if verdict is Verdict.GIVE_UP and not self._split(pending, outcome, now):
             self.recorder.record_failure(broker, why, now)
-            self._fail(delivery, rejection(delivery, outcome))
+            self._fail(pending, rejection(pending, outcome))
             return
         self.recorder.record_retry(broker, why, now)
         if verdict is Verdict.GIVE_UP:
             return
-        delivery.last_broker_name = broker
-        delivery.same_queue = verdict is Verdict.SAME_QUEUE
-        wait = 0.0 if verdict is Verdict.OTHER_BROKER else self.backoff.delay(delivery.waits)
-        if self._fail_if_expired(delivery, now + wait):
+        pending.last_broker_name = broker
+        pending.same_queue = verdict is Verdict.SAME_QUEUE
+        wait = 0.0 if verdict is Verdict.OTHER_BROKER else self.backoff.delay(pending.waits)
+        if self._fail_if_expired(pending, now + wait):
             self.recorder.record_failure(broker, why, now)
             return
-        self._wait(delivery, now + wait)
+        self._wait(pending, now + wait)
 
     def rejections(self) -> list[tuple[EncodedBatch, MessageQueue | None]]:
         """Return the messages that servers rejected as invalid rows since the last call, and their bound queues."""
@@ -214,7 +214,7 @@ class SendPipeline:
     def check_overdue(self, now: float) -> None:
         """Fail if an attempt has no outcome long after its deadline, so that a broken transport cannot hang a write."""
         longest = self.options.delivery_timeout_ms / 1000 + _GRACE
-        overdue = next((delivery for delivery in self._in_flight if now - delivery.sent_at > longest), None)
+        overdue = next((pending for pending in self._in_flight if now - pending.sent_at > longest), None)
         if overdue is not None:
             why = f"the transport reported no outcome within {longest:g} s, which is a bug in rocketmq_spark; report it"
             self._fail(overdue, why)
@@ -226,20 +226,20 @@ class SendPipeline:
 
     def unfinished(self) -> Unfinished:
         """Count the rows without an acknowledgement."""
-        pending = {delivery for _, _, delivery in self._waiting}.union(self._in_flight, self._ready)
+        unfinished = {pending for _, _, pending in self._waiting}.union(self._in_flight, self._ready)
         if self._failed is not None:
-            pending.add(self._failed)
+            unfinished.add(self._failed)
         not_sent = 0
         by_broker: Counter[str] = Counter()
-        for delivery in pending:
-            if delivery.maybe_stored or delivery in self._in_flight:
-                by_broker[delivery.queue.broker_name if delivery.queue else "none"] += delivery.batch.rows
+        for pending in unfinished:
+            if pending.maybe_stored or pending in self._in_flight:
+                by_broker[pending.queue.broker_name if pending.queue else "none"] += pending.batch.rows
             else:
-                not_sent += delivery.batch.rows
+                not_sent += pending.batch.rows
         return Unfinished(not_sent, dict(sorted(by_broker.items())))
 
-    def _record(self, delivery: InFlightBatch, outcome: SendOutcome, now: float) -> None:
-        batch, queue = delivery.batch, outcome.queue
+    def _record(self, pending: PendingBatch, outcome: SendOutcome, now: float) -> None:
+        batch, queue = pending.batch, outcome.queue
         if self.options.send_mode == "oneway":
             self.recorder.record_sent(queue.broker_name, batch.rows, batch.nbytes, now)
             return
@@ -247,145 +247,145 @@ class SendPipeline:
             queue.broker_name, batch.rows, batch.nbytes, outcome.latency_ms, queue, outcome.queue_offset, now
         )
         if self.on_stored is not None:
-            self.on_stored(delivery, outcome)
+            self.on_stored(pending, outcome)
 
-    def _split(self, delivery: InFlightBatch, outcome: SendOutcome, now: float) -> bool:
+    def _split(self, pending: PendingBatch, outcome: SendOutcome, now: float) -> bool:
         """Replace a rejected batch by its parts; return whether it has parts."""
         parts: Sequence[EncodedBatch] | None = None
         if outcome.error is not None and outcome.error.unbatch:
-            parts = singles_of(delivery.batch)
+            parts = singles_of(pending.batch)
             if parts is not None and not self._unbatched:
                 logger.warning("%s; from now on this task sends its rows one by one, which is slower", outcome.error)
                 self._unbatched = True
-        elif outcome.error is not None and delivery.batch.messages:
+        elif outcome.error is not None and pending.batch.messages:
             # The error shall name the message.
-            parts = singles_of(delivery.batch)
+            parts = singles_of(pending.batch)
         elif outcome.error is not None and outcome.error.split:
-            parts = split_batch(delivery.batch)
+            parts = split_batch(pending.batch)
         if parts is None:
             return False
-        self.pending_bytes += sum(map(batch_weight, parts)) - batch_weight(delivery.batch)
+        self.pending_bytes += sum(map(batch_weight, parts)) - batch_weight(pending.batch)
         # In reverse order, because retried batches go to the front of their line.
         for part in reversed(parts):
-            self._wait(InFlightBatch(part, delivery.bound, first_tried_at=delivery.first_tried_at), now)
+            self._wait(PendingBatch(part, pending.bound, first_tried_at=pending.first_tried_at), now)
         return True
 
-    def _reject(self, delivery: InFlightBatch, outcome: SendOutcome) -> bool:
+    def _reject(self, pending: PendingBatch, outcome: SendOutcome) -> bool:
         """Put a message aside that is an invalid row by a server's limit, if ``onError`` allows it; return whether."""
         error = outcome.error
-        if error is None or not error.invalid_row or delivery.batch.batch or self.options.on_error == "fail":
+        if error is None or not error.invalid_row or pending.batch.batch or self.options.on_error == "fail":
             return False
-        self.pending_bytes -= batch_weight(delivery.batch)
-        self._ready.release(delivery)
-        self._rejected.append((delivery.batch, delivery.bound))
+        self.pending_bytes -= batch_weight(pending.batch)
+        self._ready.release(pending)
+        self._rejected.append((pending.batch, pending.bound))
         return True
 
-    def _wait(self, delivery: InFlightBatch, until: float) -> None:
+    def _wait(self, pending: PendingBatch, until: float) -> None:
         self._sequence += 1
-        heapq.heappush(self._waiting, (until, self._sequence, delivery))
+        heapq.heappush(self._waiting, (until, self._sequence, pending))
 
-    def _dispatch(self, delivery: InFlightBatch, now: float) -> Dispatch | Collection[str]:
+    def _dispatch(self, pending: PendingBatch, now: float) -> Dispatch | Collection[str]:
         """Start an attempt, or return the brokers whose windows have no room for it."""
-        info = self.publish_info(delivery.batch.topic)
-        if info is None or not self._has_queue(delivery, info):
-            self.refresh_route(delivery.batch.topic)
-            if delivery.first_tried_at is None:
-                delivery.first_tried_at = now
-            if self._expired(delivery, now):
-                self._fail(delivery, no_queue(delivery, self.options.delivery_timeout_ms))
+        info = self.publish_info(pending.batch.topic)
+        if info is None or not self._has_queue(pending, info):
+            self.refresh_route(pending.batch.topic)
+            if pending.first_tried_at is None:
+                pending.first_tried_at = now
+            if self._expired(pending, now):
+                self._fail(pending, no_queue(pending, self.options.delivery_timeout_ms))
             return ()
-        if self._fail_if_expired(delivery, now):
+        if self._fail_if_expired(pending, now):
             return ()
-        queue = self._choose(delivery, info, now)
+        queue = self._choose(pending, info, now)
         if not isinstance(queue, MessageQueue):
             # Before the first attempt, waiting for our own windows does not count.
             return queue
-        if delivery.first_tried_at is None:
-            delivery.first_tried_at = now
-        self._windows[queue.broker_name].start(delivery.cost)
-        delivery.queue = queue
-        delivery.sent_at = now
-        self._in_flight.add(delivery)
-        left = delivery.first_tried_at + self.options.delivery_timeout_ms / 1000 - now
-        return Dispatch(delivery, queue, info.addresses[queue.broker_name], self._attempt_timeout(delivery), left)
+        if pending.first_tried_at is None:
+            pending.first_tried_at = now
+        self._windows[queue.broker_name].start(pending.cost)
+        pending.queue = queue
+        pending.sent_at = now
+        self._in_flight.add(pending)
+        left = pending.first_tried_at + self.options.delivery_timeout_ms / 1000 - now
+        return Dispatch(pending, queue, info.addresses[queue.broker_name], self._attempt_timeout(pending), left)
 
-    def _attempt_timeout(self, delivery: InFlightBatch) -> float:
+    def _attempt_timeout(self, pending: PendingBatch) -> float:
         """Return ``sendMsgTimeout``, capped where Java caps it, plus the share for the size, seconds."""
         timeout, cap = self.options.send_msg_timeout, self.options.send_msg_max_timeout_per_request
         # As in Java, the last attempt before a wait has the whole timeout, for brokers that are slower than the cap.
-        if cap > 0 and self._policy.follows_at_once(delivery):
+        if cap > 0 and self._policy.follows_at_once(pending):
             timeout = min(timeout, cap)
-        seconds = timeout / 1000 + delivery.batch.nbytes / MIB
+        seconds = timeout / 1000 + pending.batch.nbytes / MIB
         # On a slow link the same deadline would end every attempt (docs/internals/grpc.md#deadlines).
-        return seconds * 2**delivery.timeouts if self.options.over_grpc else seconds
+        return seconds * 2**pending.timeouts if self.options.over_grpc else seconds
 
-    def _has_queue(self, delivery: InFlightBatch, info: TopicPublishInfo) -> bool:
+    def _has_queue(self, pending: PendingBatch, info: TopicPublishInfo) -> bool:
         """Return whether there is a queue for the batch, with or without room in its broker's window."""
-        queue = delivery.wanted_queue
+        queue = pending.wanted_queue
         if queue is None or (queue in info.queue_set and queue.broker_name in info.addresses):
             return info.has_master
         # Only bound rows wait for a queue that is gone. Others use another one.
-        delivery.same_queue = False
-        return delivery.bound is None and info.has_master
+        pending.same_queue = False
+        return pending.bound is None and info.has_master
 
-    def _choose(self, delivery: InFlightBatch, info: TopicPublishInfo, now: float) -> MessageQueue | Collection[str]:
+    def _choose(self, pending: PendingBatch, info: TopicPublishInfo, now: float) -> MessageQueue | Collection[str]:
         """Return the queue to send to now, or the brokers whose windows have no room."""
         full: set[str] = set()
 
         def admits(broker_name: str) -> bool:
             if broker_name not in info.addresses:
                 return False
-            if self._windows[broker_name].admits(delivery.cost, now):
+            if self._windows[broker_name].admits(pending.cost, now):
                 return True
             full.add(broker_name)
             return False
 
-        queue = delivery.wanted_queue
+        queue = pending.wanted_queue
         if queue is not None:
             return queue if admits(queue.broker_name) else full
-        return self._selectors[info.topic].select(info, delivery.last_broker_name, admits, now) or full
+        return self._selectors[info.topic].select(info, pending.last_broker_name, admits, now) or full
 
-    def _note(self, delivery: InFlightBatch, outcome: SendOutcome, now: float) -> None:
+    def _note(self, pending: PendingBatch, outcome: SendOutcome, now: float) -> None:
         """Update window, fault table and route cache by an outcome."""
         broker = outcome.queue.broker_name
         window = self._windows[broker]
         error = outcome.error
         if error is None:
-            window.success(delivery.cost, outcome.latency_ms)
+            window.success(pending.cost, outcome.latency_ms)
             self._isolate(FaultSite.RETURNED, broker, outcome.latency_ms, now)
             # Any answer means that the rows are stored, even if not safely.
-            delivery.maybe_stored = True
+            pending.maybe_stored = True
             return
-        delivery.last_error = error
-        delivery.maybe_stored |= error.maybe_stored
-        delivery.timeouts += isinstance(error, RemotingTimeoutException)
+        pending.last_error = error
+        pending.maybe_stored |= error.maybe_stored
+        pending.timeouts += isinstance(error, RemotingTimeoutException)
         if error.retriable:
-            if window.trouble(delivery.cost, delivery.sent_at, now):
+            if window.trouble(pending.cost, pending.sent_at, now):
                 window.rest(now + self.backoff.delay(window.troubles))
         else:
-            window.release(delivery.cost)
+            window.release(pending.cost)
         # Flow control never isolates, because the broker works.
         if error.isolate:
             self._isolate(site_of(error), broker, outcome.latency_ms, now)
         if error.refresh_route:
-            self.refresh_route(delivery.batch.topic)
+            self.refresh_route(pending.batch.topic)
 
     def _isolate(self, site: FaultSite, broker: str, latency_ms: float, now: float) -> None:
         away_ms = self.faults.update(site, broker, latency_ms, now)
         if away_ms:
             self.recorder.record_isolation(broker, away_ms, now)
 
-    def _expired(self, delivery: InFlightBatch, at: float) -> bool:
-        began = delivery.first_tried_at
+    def _expired(self, pending: PendingBatch, at: float) -> bool:
+        began = pending.first_tried_at
         return began is not None and at >= began + self.options.delivery_timeout_ms / 1000
 
-    def _fail_if_expired(self, delivery: InFlightBatch, at: float) -> bool:
-        expired = self._expired(delivery, at)
+    def _fail_if_expired(self, pending: PendingBatch, at: float) -> bool:
+        expired = self._expired(pending, at)
         if expired:
-            self._fail(delivery, f"gave up after deliveryTimeoutMs={self.options.delivery_timeout_ms}")
+            self._fail(pending, f"gave up after deliveryTimeoutMs={self.options.delivery_timeout_ms}")
         return expired
 
-    def _fail(self, delivery: InFlightBatch, why: str) -> None:
+    def _fail(self, pending: PendingBatch, why: str) -> None:
         if self.failure is None:
-            self._failed = delivery
-            self.failure = delivery_error(delivery, why)
+            self._failed = pending
+            self.failure = delivery_error(pending, why)

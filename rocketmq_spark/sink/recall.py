@@ -14,7 +14,7 @@ from rocketmq_spark.errors import MQClientException
 from rocketmq_spark.model.message import SendOutcome
 from rocketmq_spark.options.references import PATH, allowed
 from rocketmq_spark.protocol.batches import lone_message
-from rocketmq_spark.sink.in_flight import InFlightBatch
+from rocketmq_spark.sink.in_flight import PendingBatch
 
 _SCHEMA: Final = pa.schema(
     {"topic": pa.string(), "keys": pa.string(), "msgId": pa.string(), "recallHandle": pa.string()}
@@ -51,9 +51,9 @@ class RecallHandles:
         if self._rows:
             self._save()
 
-    def append(self, delivery: InFlightBatch, outcome: SendOutcome) -> None:
+    def append(self, pending: PendingBatch, outcome: SendOutcome) -> None:
         """Take the handle of a stored row, if it has one."""
-        message = lone_message(delivery.batch) if outcome.recall_handle else None
+        message = lone_message(pending.batch) if outcome.recall_handle else None
         if message is None:
             return
         row = {"topic": message.topic, "keys": message.keys, "msgId": message.unique_id}

@@ -20,7 +20,7 @@ from rocketmq_spark.metrics import Recorder
 from rocketmq_spark.model.message import EncodedBatch, MessageQueue, Ready, SendOutcome, SendRequest, SendStatus
 from rocketmq_spark.model.route import broker_vip_channel
 from rocketmq_spark.routing.selectors import selector_of
-from rocketmq_spark.sink.in_flight import Dispatch, InFlightBatch, batch_weight
+from rocketmq_spark.sink.in_flight import Dispatch, PendingBatch, batch_weight
 from rocketmq_spark.sink.pipeline import OnStored, RateLimit, SendPipeline
 from rocketmq_spark.sink.routes import RouteFinder
 
@@ -75,7 +75,7 @@ class BatchSender:
         # The condition that the caller's thread waits for, if it waits.
         self._awaited: Callable[[], bool] | None = None
         # Outcomes of attempts; None only wakes the sender's thread.
-        self._events: queues.SimpleQueue[tuple[InFlightBatch, SendOutcome] | None] = runtime.queue()
+        self._events: queues.SimpleQueue[tuple[PendingBatch, SendOutcome] | None] = runtime.queue()
         self._source: BatchSource[Any] | None = None
         self._reading = False
         self._closing = False
@@ -223,18 +223,18 @@ class BatchSender:
             self._send(dispatch)
 
     def _send(self, dispatch: Dispatch) -> None:
-        delivery, put = dispatch.delivery, self._events.put
+        pending, put = dispatch.pending, self._events.put
         self._instance.transport.send(
             self._request(dispatch),
             dispatch.timeout,
-            lambda outcome: put((delivery, outcome)),
+            lambda outcome: put((pending, outcome)),
             within=dispatch.within,
         )
 
     def _request(self, dispatch: Dispatch, batch: EncodedBatch | None = None) -> SendRequest:
-        dispatch.delivery.born_timestamp = born = int(self._runtime.wall_clock() * 1000)
+        dispatch.pending.born_timestamp = born = int(self._runtime.wall_clock() * 1000)
         return SendRequest(
-            batch or dispatch.delivery.batch,
+            batch or dispatch.pending.batch,
             dispatch.queue,
             broker_vip_channel(dispatch.address) if self._options.vip_channel_enabled else dispatch.address,
             self._options.producer_group,
@@ -314,4 +314,4 @@ class OnewaySender(BatchSender):
             error = exc
         # The status is ours, not a broker's: the pipeline counts it as sent, never as stored.
         status = SendStatus.SEND_OK if error is None else None
-        self._pipeline.complete(dispatch.delivery, SendOutcome(dispatch.queue, status, error, 0.0), self._clock())
+        self._pipeline.complete(dispatch.pending, SendOutcome(dispatch.queue, status, error, 0.0), self._clock())

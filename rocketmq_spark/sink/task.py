@@ -33,7 +33,7 @@ from rocketmq_spark.model.message import MessageQueue, SendOutcome
 from rocketmq_spark.options.sink import SinkOptions
 from rocketmq_spark.protocol.remoting.records import LARGEST_BODY, MAX_BATCH_ROWS
 from rocketmq_spark.routing.client_instance import ClientInstance
-from rocketmq_spark.sink.in_flight import InFlightBatch
+from rocketmq_spark.sink.in_flight import PendingBatch
 from rocketmq_spark.sink.pipeline import OnStored, largest_batch
 from rocketmq_spark.sink.recall import RecallHandles
 from rocketmq_spark.sink.routes import RouteFinder
@@ -182,9 +182,9 @@ def write_rows(
         sender.write(batches, JoiningBatcher(row_batcher(routes, recorder, write_id, rate, rules), options.topic))
 
 
-def _tell_all(observers: Sequence[OnStored], delivery: InFlightBatch, outcome: SendOutcome) -> None:
+def _tell_all(observers: Sequence[OnStored], pending: PendingBatch, outcome: SendOutcome) -> None:
     for observe in observers:
-        observe(delivery, outcome)
+        observe(pending, outcome)
 
 
 def _keys_required(routes: RouteFinder, topics: Sequence[str]) -> Mapping[str, bool | None]:

@@ -21,7 +21,7 @@ from rocketmq_spark.model.message import EncodedBatch, Message, SendOutcome, Sen
 from rocketmq_spark.model.properties import KEYS, TAGS, UNIQ_KEY
 from rocketmq_spark.options.sink import SinkOptions
 from rocketmq_spark.protocol.remoting.records import messages_in
-from rocketmq_spark.sink.in_flight import InFlightBatch
+from rocketmq_spark.sink.in_flight import PendingBatch
 
 logger = logging.getLogger("rocketmq_spark.producer")
 
@@ -163,9 +163,9 @@ class BatchTracer:
             text = "message trace: %d rows were stored but not traced, because the trace is slower than the write"
             logger.warning(text, self.discarded)
 
-    def append(self, delivery: InFlightBatch, outcome: SendOutcome) -> None:
+    def append(self, pending: PendingBatch, outcome: SendOutcome) -> None:
         """Accept a batch with its outcome; never waits."""
-        batch = delivery.batch
+        batch = pending.batch
         try:
             self._queue.put_nowait((batch, outcome, self._clock()))
         except queues.Full:

@@ -15,7 +15,7 @@ from rocketmq_spark.model.message import EncodedBatch, Message, MessageQueue, Se
 from rocketmq_spark.options.sink import SinkOptions
 from rocketmq_spark.protocol.remoting.records import encode_batch
 from rocketmq_spark.routing.client_instance import ClientInstance
-from rocketmq_spark.sink.in_flight import InFlightBatch
+from rocketmq_spark.sink.in_flight import PendingBatch
 from rocketmq_spark.sink.routes import RouteFinder
 from rocketmq_spark.sink.sender import BatchSender
 from rocketmq_spark.transport.base import OnOutcome
@@ -172,8 +172,8 @@ class Worker:
 
         batcher.on_batch = on_batch
 
-        def on_stored(delivery: InFlightBatch, outcome: SendOutcome) -> None:
-            batch = delivery.batch
+        def on_stored(pending: PendingBatch, outcome: SendOutcome) -> None:
+            batch = pending.batch
             nonlocal stored_bytes
             assert outcome.status is not None
             stored_bytes += batch.nbytes

@@ -38,7 +38,7 @@ from rocketmq_spark.model.route import TopicRouteData
 from rocketmq_spark.options.sink import SinkOptions
 from rocketmq_spark.protocol.remoting.records import messages_in
 from rocketmq_spark.routing.route_cache import TopicPublishInfo, publish_info_of
-from rocketmq_spark.sink.in_flight import InFlightBatch
+from rocketmq_spark.sink.in_flight import PendingBatch
 from rocketmq_spark.sink.pipeline import OnStored
 from tests.simulation.cluster import run_to_end
 from tests.simulation.effectively_once import (
@@ -395,7 +395,7 @@ class _ModelBrokers(Brokers):
             (message,) = messages_in(batch)
             stored = self._store_record(queue, message)
             on_stored(
-                InFlightBatch(batch, queue), SendOutcome(queue, SendStatus.SEND_OK, None, 1.0, stored.queue_offset)
+                PendingBatch(batch, queue), SendOutcome(queue, SendStatus.SEND_OK, None, 1.0, stored.queue_offset)
             )
 
     def start(self, queue: MessageQueue, execute: Callable[[ModelBroker], list[_Entry]]) -> _Request:

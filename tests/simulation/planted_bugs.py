@@ -51,7 +51,7 @@ BUGS = (
     PlantedBug(
         "request in flight counted as not sent",
         "sink/pipeline.py",
-        "delivery.maybe_stored |= error.maybe_stored",
+        "pending.maybe_stored |= error.maybe_stored",
         "pass",
     ),
     PlantedBug(
@@ -63,15 +63,15 @@ BUGS = (
     PlantedBug(
         "retried batch counted twice",
         "sink/pipeline.py",
-        "            self._record(delivery, outcome, now)\n            return",
-        "            for _ in range(1 + delivery.not_store_ok):\n"
-        "                self._record(delivery, outcome, now)\n            return",
+        "            self._record(pending, outcome, now)\n            return",
+        "            for _ in range(1 + pending.not_store_ok):\n"
+        "                self._record(pending, outcome, now)\n            return",
     ),
     PlantedBug(
         "batch sent twice at once after a failure",
         "sink/pipeline.py",
-        "        self._wait(delivery, now + wait)\n",
-        "        self._wait(delivery, now + wait)\n        self._wait(delivery, now + wait)\n",
+        "        self._wait(pending, now + wait)\n",
+        "        self._wait(pending, now + wait)\n        self._wait(pending, now + wait)\n",
     ),
     PlantedBug(
         "ordered rows overtake a failed batch",
@@ -106,8 +106,8 @@ BUGS = (
     PlantedBug(
         "route of a failed broker not refreshed",
         "sink/pipeline.py",
-        "            self.refresh_route(delivery.batch.topic)\n            if delivery.first_tried_at",
-        "            if delivery.first_tried_at",
+        "            self.refresh_route(pending.batch.topic)\n            if pending.first_tried_at",
+        "            if pending.first_tried_at",
     ),
 )
 

@@ -23,7 +23,7 @@ from rocketmq_spark.metrics.plots import STYLE
 from rocketmq_spark.model.message import EncodedBatch, SendOutcome
 from rocketmq_spark.options.sink import SinkOptions
 from rocketmq_spark.routing.client_instance import ClientInstance
-from rocketmq_spark.sink.in_flight import InFlightBatch
+from rocketmq_spark.sink.in_flight import PendingBatch
 from rocketmq_spark.sink.routes import RouteFinder
 from rocketmq_spark.sink.sender import BatchSender
 from rocketmq_spark.transport.base import Transport
@@ -122,8 +122,8 @@ class Task:
             self._runtime.sleep(batch.rows * self._load.seconds_per_row_read)
             yield batch
 
-    def _on_stored(self, delivery: InFlightBatch, _: SendOutcome) -> None:
-        batch = delivery.batch
+    def _on_stored(self, pending: PendingBatch, _: SendOutcome) -> None:
+        batch = pending.batch
         self.rows += batch.rows
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from rocketmq_spark.deliveries.effectively_once.settling_sender import SettlingSender
 from rocketmq_spark.model.message import MessageQueue, SendOutcome, SendStatus
-from rocketmq_spark.sink.in_flight import InFlightBatch
+from rocketmq_spark.sink.in_flight import PendingBatch
 from tests.simulation.effectively_once import EffectivelyOncePlan, run_effectively_once
 
 # The last three found an end that did not report repeats.
@@ -30,18 +30,18 @@ def test_schedules_replay_exactly() -> None:
     assert first.faults == again.faults
 
 
-def unsettled(self: SettlingSender, delivery: InFlightBatch, _: MessageQueue, __: int, outcome: SendOutcome) -> None:
-    self._events.put((delivery, outcome))
+def unsettled(self: SettlingSender, pending: PendingBatch, _: MessageQueue, __: int, outcome: SendOutcome) -> None:
+    self._events.put((pending, outcome))
 
 
 def unsafe_unsettled(usual: Callable[..., None]) -> Callable[..., None]:
     def on_outcome(
-        self: SettlingSender, delivery: InFlightBatch, sent_to: MessageQueue, end: int, outcome: SendOutcome
+        self: SettlingSender, pending: PendingBatch, sent_to: MessageQueue, end: int, outcome: SendOutcome
     ) -> None:
         if outcome.status not in (None, SendStatus.SEND_OK):
-            self._events.put((delivery, outcome))
+            self._events.put((pending, outcome))
         else:
-            usual(self, delivery, sent_to, end, outcome)
+            usual(self, pending, sent_to, end, outcome)
 
     return on_outcome
 

@@ -19,7 +19,7 @@ from rocketmq_spark.protocol.remoting.records import encode_batch
 from rocketmq_spark.routing.fault_strategy import FaultStrategy
 from rocketmq_spark.routing.route_cache import TopicPublishInfo, publish_info_of
 from rocketmq_spark.routing.selectors import RoundRobinSelector
-from rocketmq_spark.sink.in_flight import InFlightBatch
+from rocketmq_spark.sink.in_flight import PendingBatch
 from rocketmq_spark.sink.pipeline import RateLimit, SendPipeline
 from rocketmq_spark.testing import Reply
 from rocketmq_spark.transport.base import OnOutcome
@@ -48,8 +48,8 @@ class Rig:
             rng=rng,
             rate=None if rate is None else RateLimit(rate, self.clock.now),
         )
-        self.outcomes: list[tuple[InFlightBatch, SendOutcome]] = []
-        # How often the pipeline has looked whether a delivery can start.
+        self.outcomes: list[tuple[PendingBatch, SendOutcome]] = []
+        # How often the pipeline has checked whether a batch can start.
         self.tries = 0
 
     def _publish_info(self, topic: str) -> TopicPublishInfo | None:
@@ -79,21 +79,21 @@ class Rig:
     def step(self) -> None:
         """Start what may start now."""
         for dispatch in self.pipeline.dispatches(self.clock.now):
-            request = SendRequest(dispatch.delivery.batch, dispatch.queue, dispatch.address, "g", "TBW102", 4, 0)
-            self.transport.send(request, dispatch.timeout, self._taker(dispatch.delivery), within=dispatch.within)
+            request = SendRequest(dispatch.pending.batch, dispatch.queue, dispatch.address, "g", "TBW102", 4, 0)
+            self.transport.send(request, dispatch.timeout, self._taker(dispatch.pending), within=dispatch.within)
 
-    def _taker(self, delivery: InFlightBatch) -> Callable[[SendOutcome], None]:
-        return lambda outcome: self.outcomes.append((delivery, outcome))
+    def _taker(self, pending: PendingBatch) -> Callable[[SendOutcome], None]:
+        return lambda outcome: self.outcomes.append((pending, outcome))
 
-    def complete(self) -> list[InFlightBatch]:
+    def complete(self) -> list[PendingBatch]:
         """Hand over the outcomes that have come, and return whose they were."""
-        for delivery, outcome in self.outcomes:
-            self.pipeline.complete(delivery, outcome, self.clock.now)
-        done = [delivery for delivery, _ in self.outcomes]
+        for pending, outcome in self.outcomes:
+            self.pipeline.complete(pending, outcome, self.clock.now)
+        done = [pending for pending, _ in self.outcomes]
         self.outcomes.clear()
         return done
 
-    def go_on(self) -> list[InFlightBatch]:
+    def go_on(self) -> list[PendingBatch]:
         """Start what may start now, let time pass until the next thing happens, and return whose outcomes came."""
         self.step()
         wakeup = self.pipeline.next_wakeup(self.clock.now)

@@ -19,7 +19,7 @@ from rocketmq_spark.errors import DeliveryError
 from rocketmq_spark.metrics import Recorder
 from rocketmq_spark.model.message import MessageQueue, SendOutcome, SendStatus
 from rocketmq_spark.protocol.remoting.records import messages_in
-from rocketmq_spark.sink.in_flight import Dispatch, InFlightBatch
+from rocketmq_spark.sink.in_flight import Dispatch, PendingBatch
 from rocketmq_spark.sink.pipeline import OnStored
 from rocketmq_spark.sink.routes import RouteFinder
 from rocketmq_spark.sink.sender import BatchSender
@@ -85,7 +85,7 @@ class SettlingSender(BatchSender):
         self._floors = resumption.floors
         self._ends = dict(resumption.ends)
         # Attempts to settle, by broker; a broker with an entry has a thread.
-        self._doubts: dict[str, list[tuple[InFlightBatch, SendOutcome, int]]] = {}
+        self._doubts: dict[str, list[tuple[PendingBatch, SendOutcome, int]]] = {}
         self._doubts_lock = routes.runtime.lock()
 
     def _send(self, dispatch: Dispatch) -> None:
@@ -93,11 +93,11 @@ class SettlingSender(BatchSender):
         self._instance.transport.send(
             self._request(dispatch),
             dispatch.timeout,
-            partial(self._on_outcome, dispatch.delivery, dispatch.queue, end),
+            partial(self._on_outcome, dispatch.pending, dispatch.queue, end),
             within=dispatch.within,
         )
 
-    def _on_outcome(self, delivery: InFlightBatch, sent_to: MessageQueue, end: int, outcome: SendOutcome) -> None:
+    def _on_outcome(self, pending: PendingBatch, sent_to: MessageQueue, end: int, outcome: SendOutcome) -> None:
         """Take the outcome of a request, on the transport's thread.
 
         When the request was sent, its queue ended at `end` or later; -1 if the attempt did not know the end.
@@ -106,19 +106,19 @@ class SettlingSender(BatchSender):
             queue, first = outcome.queue, outcome.queue_offset
             if sent_to == queue and first < end:
                 outcome = replace(outcome, status=None, error=lost_tail(queue, end, first))
-            self._ends[queue] = max(self._ends.get(queue, 0), first + delivery.batch.rows)
+            self._ends[queue] = max(self._ends.get(queue, 0), first + pending.batch.rows)
         elif outcome.error is None or (outcome.error.maybe_stored and outcome.error.retriable):
-            self._doubt(delivery, outcome, self._floors.get(sent_to, 0) if end < 0 else end)
+            self._doubt(pending, outcome, self._floors.get(sent_to, 0) if end < 0 else end)
             return
-        self._events.put((delivery, outcome))
+        self._events.put((pending, outcome))
 
-    def _doubt(self, delivery: InFlightBatch, outcome: SendOutcome, floor: int) -> None:
+    def _doubt(self, pending: PendingBatch, outcome: SendOutcome, floor: int) -> None:
         broker_name = outcome.queue.broker_name
         # This takes longer than a request, so the pipeline's check of lost outcomes does not apply.
-        delivery.sent_at = math.inf
+        pending.sent_at = math.inf
         with self._doubts_lock:
             idle = broker_name not in self._doubts
-            self._doubts.setdefault(broker_name, []).append((delivery, outcome, floor))
+            self._doubts.setdefault(broker_name, []).append((pending, outcome, floor))
         if idle:
             self._runtime.start(partial(self._settle_all, broker_name), f"rocketmq-settle-{broker_name}")
 
@@ -137,15 +137,15 @@ class SettlingSender(BatchSender):
             late = any(outcome.error is not None for _, outcome, _ in doubts)
             try:
                 stored = self._settle_rows({queue: min(values) for queue, values in floors.items()}, late)
-                settled = [(delivery, self._settled(delivery, outcome, stored)) for delivery, outcome, _ in doubts]
+                settled = [(pending, self._settled(pending, outcome, stored)) for pending, outcome, _ in doubts]
             except Exception as exc:
-                settled = [(delivery, _unsettled(outcome, exc)) for delivery, outcome, _ in doubts]
+                settled = [(pending, _unsettled(outcome, exc)) for pending, outcome, _ in doubts]
             for event in settled:
                 self._events.put(event)
 
-    def _settled(self, delivery: InFlightBatch, outcome: SendOutcome, stored: StoredRows) -> SendOutcome:
+    def _settled(self, pending: PendingBatch, outcome: SendOutcome, stored: StoredRows) -> SendOutcome:
         """Return the outcome of a request whose answer is lost, by the rows that its queue has."""
-        places = stored.places_of(messages_in(delivery.batch))
+        places = stored.places_of(messages_in(pending.batch))
         found = [place for place in places if place is not None]
         if len(found) == len(places):
             queue, first = found[0]

@@ -15,7 +15,7 @@ from typing import ClassVar, Final, TypeAlias
 from rocketmq_spark.deliveries.exactly_once.halves import half_properties
 from rocketmq_spark.metrics import Recorder
 from rocketmq_spark.model.message import EncodedBatch, MessageQueue, Ready, SendOutcome, SendStatus
-from rocketmq_spark.sink.in_flight import BATCH_COST, SINGLE_COST, Dispatch, InFlightBatch
+from rocketmq_spark.sink.in_flight import BATCH_COST, SINGLE_COST, Dispatch, PendingBatch
 from rocketmq_spark.sink.pipeline import OnStored, largest_batch
 from rocketmq_spark.sink.routes import RouteFinder
 from rocketmq_spark.sink.sender import BatchSender
@@ -56,7 +56,7 @@ class HalfSender(BatchSender):
         self._most_rows = _MOST_ROWS
         if max_rate_per_second is not None:
             self._most_rows = min(_MOST_ROWS, largest_batch(max_rate_per_second))
-        self._answers: dict[InFlightBatch, _Answers] = {}
+        self._answers: dict[PendingBatch, _Answers] = {}
 
     def _combined(self, ready: Iterator[Ready]) -> Iterator[Ready]:
         waiting: dict[tuple[str, MessageQueue | None], list[EncodedBatch]] = {}
@@ -70,21 +70,21 @@ class HalfSender(BatchSender):
             yield _batch_of(messages), queue
 
     def _send(self, dispatch: Dispatch) -> None:
-        delivery = dispatch.delivery
-        messages = delivery.batch.messages or (delivery.batch,)
-        answers = self._answers.get(delivery)
+        pending = dispatch.pending
+        messages = pending.batch.messages or (pending.batch,)
+        answers = self._answers.get(pending)
         if answers is None or answers.queue != dispatch.queue:
-            answers = self._answers[delivery] = _Answers(dispatch.queue)
+            answers = self._answers[pending] = _Answers(dispatch.queue)
         missing = [position for position in range(len(messages)) if position not in answers.stored]
         answers.awaited, answers.failed = len(missing), None
         send = self._instance.transport.send
         for position in missing:
             request = self._request(dispatch, messages[position])
-            on_outcome = partial(self._on_outcome, delivery, answers, position, request.born_timestamp)
+            on_outcome = partial(self._on_outcome, pending, answers, position, request.born_timestamp)
             send(request, dispatch.timeout, on_outcome, within=dispatch.within)
 
     def _on_outcome(
-        self, delivery: InFlightBatch, answers: _Answers, position: int, born: int, outcome: SendOutcome
+        self, pending: PendingBatch, answers: _Answers, position: int, born: int, outcome: SendOutcome
     ) -> None:
         """Take the outcome of a request, on the transport's thread; the last one is that of the attempt."""
         if outcome.status is SendStatus.SEND_OK:
@@ -95,11 +95,11 @@ class HalfSender(BatchSender):
         if not answers.awaited:
             # The offset is that of the half message. That of the row is known only after its commit.
             prepared = replace(outcome, queue=replace(outcome.queue, queue_id=-1))
-            self._events.put((delivery, answers.failed or prepared))
+            self._events.put((pending, answers.failed or prepared))
 
-    def _on_stored(self, delivery: InFlightBatch, _: SendOutcome) -> None:
-        answers = self._answers.pop(delivery)
-        for position in range(delivery.batch.rows):
+    def _on_stored(self, pending: PendingBatch, _: SendOutcome) -> None:
+        answers = self._answers.pop(pending)
+        for position in range(pending.batch.rows):
             self._on_half(answers.queue, *answers.stored[position])
 
 

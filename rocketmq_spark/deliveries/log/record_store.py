@@ -22,7 +22,7 @@ from rocketmq_spark.model.message import EncodedBatch, Message, MessageQueue, Se
 from rocketmq_spark.model.message_ext import MessageExt
 from rocketmq_spark.options.kinds import MIB
 from rocketmq_spark.protocol.remoting.records import encode_single
-from rocketmq_spark.sink.in_flight import InFlightBatch
+from rocketmq_spark.sink.in_flight import PendingBatch
 
 logger = logging.getLogger("rocketmq_spark.producer")
 
@@ -163,8 +163,8 @@ class RecordStore:
         numbers = {id(batch): number for number, batch in enumerate(messages)}
         offsets = [-1] * len(messages)
 
-        def on_stored(delivery: InFlightBatch, outcome: SendOutcome) -> None:
-            offsets[numbers[id(delivery.batch)]] = outcome.queue_offset
+        def on_stored(pending: PendingBatch, outcome: SendOutcome) -> None:
+            offsets[numbers[id(pending.batch)]] = outcome.queue_offset
 
         try:
             brokers.send_records(list(zip(messages, queues, strict=True)), on_stored)

@@ -14,7 +14,7 @@ from tests.support.pipelines import Rig, refused
 from tests.support.scripted import route
 
 # An answer frees one slot, or two when it also widens the window; each is tried for a line that waited and for the next
-# delivery of the line that is served.
+# batch of the line that is served.
 MOST = 4
 TOPICS = [f"T{number}" for number in range(500)]
 

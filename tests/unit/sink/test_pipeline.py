@@ -192,7 +192,7 @@ def test_timeout_of_attempts_doubles_only_over_grpc(*, over_grpc: bool) -> None:
         for dispatch in rig.pipeline.dispatches(rig.clock.now):
             timeouts.append(round(dispatch.timeout, 3))
             late = SendOutcome(dispatch.queue, None, RemotingTimeoutException("no answer"), 0.0)
-            rig.pipeline.complete(dispatch.delivery, late, rig.clock.now)
+            rig.pipeline.complete(dispatch.pending, late, rig.clock.now)
         rig.clock.now += 1.0
     assert timeouts == ([1.0, 2.0, 4.0, 8.0] if over_grpc else [1.0] * 4)
 
@@ -206,8 +206,8 @@ def test_paused_broker_delays_only_its_requests_in_flight() -> None:
         assert rig.clock.now < 104.0
         rig.step()
         rig.transport.advance(0.01)
-        for delivery, outcome in rig.outcomes:
-            rig.pipeline.complete(delivery, outcome, rig.clock.now)
+        for pending, outcome in rig.outcomes:
+            rig.pipeline.complete(pending, outcome, rig.clock.now)
         rig.outcomes.clear()
     rig.run()
     assert sum(facts["rows"] for facts in rig.facts.values()) == 200
@@ -304,8 +304,8 @@ def test_batch_waiting_for_a_frozen_broker_does_not_delay_later_ones() -> None:
     while rig.facts.get("a", {"rows": 0})["rows"] < 990:
         rig.step()
         rig.transport.advance(0.005)
-        for delivery, outcome in rig.outcomes:
-            rig.pipeline.complete(delivery, outcome, rig.clock.now)
+        for pending, outcome in rig.outcomes:
+            rig.pipeline.complete(pending, outcome, rig.clock.now)
         rig.outcomes.clear()
         assert rig.clock.now < started + 20
     assert rig.pipeline.failure is None

@@ -12,7 +12,7 @@ from rocketmq_spark.errors import MQClientException
 from rocketmq_spark.model.message import Message, MessageQueue, SendOutcome, SendStatus
 from rocketmq_spark.protocol.remoting.records import encode_single
 from rocketmq_spark.sink import recall
-from rocketmq_spark.sink.in_flight import InFlightBatch
+from rocketmq_spark.sink.in_flight import PendingBatch
 from rocketmq_spark.sink.recall import RecallHandles
 
 QUEUE = MessageQueue("T", "broker-a", 0)
@@ -20,7 +20,7 @@ QUEUE = MessageQueue("T", "broker-a", 0)
 
 def stored(number: int, handle: str | None = None) -> Iterator[object]:
     message = Message("T", b"x", properties={"KEYS": f"k{number}", "UNIQ_KEY": f"id{number}"})
-    yield InFlightBatch(encode_single(message), None)
+    yield PendingBatch(encode_single(message), None)
     yield SendOutcome(QUEUE, SendStatus.SEND_OK, None, 1.0, recall_handle=f"h{number}" if handle is None else handle)
 
 

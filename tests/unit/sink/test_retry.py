@@ -14,7 +14,7 @@ from rocketmq_spark.errors import (
 )
 from rocketmq_spark.model.message import EncodedBatch, MessageQueue, SendOutcome, SendStatus
 from rocketmq_spark.options.sink import SinkOptions
-from rocketmq_spark.sink.in_flight import InFlightBatch, RetryPolicy, Verdict
+from rocketmq_spark.sink.in_flight import PendingBatch, RetryPolicy, Verdict
 
 QUEUE = MessageQueue("T", "a", 0)
 
@@ -38,8 +38,8 @@ def policy(times: int = 2, *, another: bool = False, require: bool = True) -> Re
     return RetryPolicy(options)
 
 
-def batch(*, bound: bool = False) -> InFlightBatch:
-    return InFlightBatch(EncodedBatch("T", (b"",), 1, 0), QUEUE if bound else None)
+def batch(*, bound: bool = False) -> PendingBatch:
+    return PendingBatch(EncodedBatch("T", (b"",), 1, 0), QUEUE if bound else None)
 
 
 def busy() -> SendOutcome:

@@ -163,7 +163,7 @@ def test_immediate_retries_depend_on_the_send_mode(send_mode: str, at_once: int)
     rig.offer(1)
     waits: list[int] = []
     while len(waits) < 5:
-        waits += [delivery.waits for delivery in rig.go_on()]
+        waits += [pending.waits for pending in rig.go_on()]
     assert waits[: at_once + 2] == [0] * at_once + [1, 1]
 
 

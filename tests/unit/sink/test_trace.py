@@ -13,7 +13,7 @@ from rocketmq_spark.model.message import EncodedBatch, Message, MessageQueue, Se
 from rocketmq_spark.options.sink import SinkOptions
 from rocketmq_spark.producer.service import batch_trace_sender
 from rocketmq_spark.protocol.remoting.records import encode_batch
-from rocketmq_spark.sink.in_flight import InFlightBatch
+from rocketmq_spark.sink.in_flight import PendingBatch
 from rocketmq_spark.sink.trace import BatchTracer
 from rocketmq_spark.testing import Reply
 from tests.support.scripted import ScriptedTransport, route
@@ -39,11 +39,11 @@ def tracer(transport: ScriptedTransport, options: SinkOptions = OPTIONS) -> Iter
         yield tracing
 
 
-def batch(rows: int) -> InFlightBatch:
+def batch(rows: int) -> PendingBatch:
     plain = [Message.of("T", b"x" * 10, keys=f"k{row}") for row in range(rows)]
     members = [message.with_properties({"UNIQ_KEY": f"ID{row}"}) for row, message in enumerate(plain)]
     body = encode_batch(members)
-    return InFlightBatch(EncodedBatch("T", (body,), rows, len(body)), None)
+    return PendingBatch(EncodedBatch("T", (body,), rows, len(body)), None)
 
 
 def outcome(ids: str = "O0,O1,O2", status: SendStatus = SendStatus.SEND_OK) -> SendOutcome:
@@ -71,7 +71,7 @@ def test_each_row_has_its_record_with_its_own_ids_and_keys(transport: ScriptedTr
 def test_a_single_message_and_an_inner_batch_are_traced_too(transport: ScriptedTransport) -> None:
     single = EncodedBatch("T", (b"later",), 1, 5, batch=False, properties="UNIQ_KEY\x01ID\x02DELAY\x013\x02")
     with tracer(transport) as tracing:
-        tracing.append(InFlightBatch(single, None), outcome("O", SendStatus.FLUSH_DISK_TIMEOUT))
+        tracing.append(PendingBatch(single, None), outcome("O", SendStatus.FLUSH_DISK_TIMEOUT))
         tracing.append(batch(2), outcome("ONE"))
     found = records(transport)
     assert [(fields[5], fields[11], fields[12], fields[13]) for fields in found] == [
