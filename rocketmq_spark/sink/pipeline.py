@@ -66,6 +66,12 @@ class RateLimit:
         return self.taken_until
 
 
+def task_rate(options: SinkOptions) -> float | None:
+    """Return one task's share of ``maxRatePerSecond``; None: no limit."""
+    rate = options.max_rate_per_second
+    return None if rate is None else rate / (options.max_rate_tasks or 1)
+
+
 def largest_batch(per_second: float) -> int:
     """Return the most messages of a batch that holds up others for about a second at most."""
     return max(1, int(per_second))

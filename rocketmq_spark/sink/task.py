@@ -16,10 +16,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from ipaddress import IPv4Address
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import pyarrow as pa
 
+from rocketmq_spark.arrow.batch_source import BatchSource
 from rocketmq_spark.arrow.batcher import ArrowBatcher, GrpcBatcher, RemotingBatcher
 from rocketmq_spark.arrow.dead_letter import DeadLetterBatcher, DeadLetters
 from rocketmq_spark.arrow.encoders import MessageIds, UniqueIds
@@ -31,10 +32,10 @@ from rocketmq_spark.arrow.split import CustomSelector, KeyCheck
 from rocketmq_spark.metrics import Recorder
 from rocketmq_spark.model.message import MessageQueue, SendOutcome
 from rocketmq_spark.options.sink import SinkOptions
-from rocketmq_spark.protocol.remoting.records import LARGEST_BODY, MAX_BATCH_ROWS
+from rocketmq_spark.protocol.remoting.records import LARGEST_BODY
 from rocketmq_spark.routing.client_instance import ClientInstance
 from rocketmq_spark.sink.in_flight import PendingBatch
-from rocketmq_spark.sink.pipeline import OnStored, largest_batch
+from rocketmq_spark.sink.pipeline import OnStored, largest_batch, task_rate
 from rocketmq_spark.sink.recall import RecallHandles
 from rocketmq_spark.sink.routes import RouteFinder
 from rocketmq_spark.sink.sender import BatchSender, OnewaySender
@@ -73,68 +74,97 @@ class SendRules:
 AT_LEAST_ONCE: Final = SendRules()
 
 
-def row_batcher(
-    routes: RouteFinder, recorder: Recorder, write_id: str, rate: float | None, rules: SendRules = AT_LEAST_ONCE
-) -> ArrowBatcher | DeadLetterBatcher:
-    """Return the batcher of one partition's rows; `rate` is the task's share of ``maxRatePerSecond``.
+class RowBatchers:
+    """The batchers of one partition: of its rows, and with ``onError=deadLetter`` of its dead letters.
 
     The options also apply to a dead-letter topic, except for its name and the choice of queues. `write_id` begins the
     ids of rows: it is the same for every attempt at the write, and for no other write.
     """
-    options = routes.options
-    if rules.half_properties:
-        # A half message is always a single message.
-        options = replace(options, batching=False)
-    most_rows = _GRPC_BATCH_ROWS if options.over_grpc else MAX_BATCH_ROWS
-    ids: dict[str, Any] = {"pid": os.getpid(), "wall_clock": time.time, "rng": random.SystemRandom()}
-    common: dict[str, Any] = {
-        "max_rows": most_rows if rate is None else min(most_rows, largest_batch(rate)),
-        "half_properties": rules.half_properties,
-        "partition_id": recorder.partition_id,
-        "queues_of": routes.queues_of,
-        "unique_ids": MessageIds(**ids) if options.over_grpc else UniqueIds(ip=IPv4Address(local_ip()).packed, **ids),
-        "check_keys": KeyCheck(partial(_keys_required, routes), inner_batches=options.batch_type == "inner"),
-    }
-    batcher: Callable[..., ArrowBatcher] = partial(RemotingBatcher, **common)
-    if options.over_grpc:
-        batcher = partial(
-            GrpcBatcher,
-            **common,
-            namespace=options.connection.namespace or "",
-            born_host=options.connection.client_ip or local_ip(),
-            epoch_offset=time.time() - time.monotonic(),
+
+    def __init__(
+        self, routes: RouteFinder, recorder: Recorder, write_id: str, rules: SendRules = AT_LEAST_ONCE
+    ) -> None:
+        self._routes = routes
+        self._options = options = routes.options
+        self._recorder = recorder
+        self._write_id = write_id
+        self._rules = rules
+        pid, rng = os.getpid(), random.SystemRandom()
+        self._unique_ids = (
+            MessageIds(pid=pid, wall_clock=time.time, rng=rng)
+            if options.over_grpc
+            else UniqueIds(ip=IPv4Address(local_ip()).packed, pid=pid, wall_clock=time.time, rng=rng)
         )
-    of_rows = partial(batcher, options)
-    if options.row_id or rules.has_row_ids:
-        columns = options.row_id if isinstance(options.row_id, tuple) else None
-        row_ids = RowIds(write_id, recorder.batch_id, recorder.partition_id, columns)
+        self._check_keys = KeyCheck(self._keys_required, inner_batches=options.batch_type == "inner")
 
-        def record(span: Span) -> None:
-            recorder.record_recovered(span.queue, span.rows, span.first, span.last)
+    def source(self) -> BatchSource[pa.RecordBatch]:
+        """Return the source of the partition's batches."""
+        options, recorder, rules = self._options, self._recorder, self._rules
+        # A half message is always a single message.
+        rows = self._batcher(replace(options, batching=False) if rules.half_properties else options)
+        rows.half_properties = rules.half_properties
+        if options.row_id or rules.has_row_ids:
+            columns = options.row_id if isinstance(options.row_id, tuple) else None
+            rows.row_ids = RowIds(self._write_id, recorder.batch_id, recorder.partition_id, columns)
+            rows.stored, rows.on_stored = rules.stored, self._record_recovered
+        if options.custom_selector is not None:
+            rows.custom = CustomSelector(options.custom_selector)
+        if options.on_error == "skip":
+            rows.on_invalid = lambda invalid: recorder.record_skipped(invalid.by_rule())
+        if options.dead_letter_topic is None:
+            return rows
+        letters = DeadLetters(
+            min(options.max_message_size, LARGEST_BODY),
+            self._write_id,
+            recorder.batch_id,
+            over_grpc=options.over_grpc,
+            tags=options.tags,
+        )
 
-        of_rows = partial(of_rows, row_ids=row_ids, stored=rules.stored, on_stored=record)
-    if options.custom_selector is not None:
-        of_rows = partial(of_rows, custom=CustomSelector(options.custom_selector))
-    if options.on_error == "skip":
-        return of_rows(on_invalid=lambda invalid: recorder.record_skipped(invalid.by_rule()))
-    if options.dead_letter_topic is None:
-        return of_rows()
-    letters = DeadLetters(
-        min(options.max_message_size, LARGEST_BODY),
-        write_id,
-        recorder.batch_id,
-        over_grpc=options.over_grpc,
-        tags=options.tags,
-    )
+        def divert(invalid: InvalidRows) -> None:
+            recorder.record_dead_letters(invalid.by_rule())
+            letters.take(invalid)
 
-    def divert(invalid: InvalidRows) -> None:
-        recorder.record_dead_letters(invalid.by_rule())
-        letters.take(invalid)
+        rows.on_invalid = divert
+        dead = replace(
+            options, topic=options.dead_letter_topic, queue_selector="roundRobin", ordered=False, keep_row_id=True
+        )
+        return DeadLetterBatcher(rows, self._batcher(dead), letters)
 
-    dead = replace(
-        options, topic=options.dead_letter_topic, queue_selector="roundRobin", ordered=False, keep_row_id=True
-    )
-    return DeadLetterBatcher(of_rows(on_invalid=divert), batcher(dead), letters)
+    def _batcher(self, options: SinkOptions) -> ArrowBatcher:
+        batcher: ArrowBatcher
+        partition_id, queues_of, unique_ids = self._recorder.partition_id, self._routes.queues_of, self._unique_ids
+        if options.over_grpc:
+            batcher = GrpcBatcher(
+                options,
+                partition_id=partition_id,
+                queues_of=queues_of,
+                unique_ids=unique_ids,
+                max_rows=_GRPC_BATCH_ROWS,
+                namespace=options.connection.namespace or "",
+                born_host=options.connection.client_ip or local_ip(),
+                epoch_offset=time.time() - time.monotonic(),
+            )
+        else:
+            batcher = RemotingBatcher(options, partition_id=partition_id, queues_of=queues_of, unique_ids=unique_ids)
+        rate = task_rate(options)
+        if rate is not None:
+            batcher.max_rows = min(batcher.max_rows, largest_batch(rate))
+        batcher.check_keys = self._check_keys
+        return batcher
+
+    def _record_recovered(self, span: Span) -> None:
+        self._recorder.record_recovered(span.queue, span.rows, span.first, span.last)
+
+    def _keys_required(self, topics: Sequence[str]) -> Mapping[str, bool | None]:
+        """Return whether rows of each topic need a key, None if unknown; raises as `RouteFinder.find`."""
+        routes = self._routes
+        if self._options.over_grpc:
+            return {}
+        infos = {topic: routes.find(topic) for topic in topics}
+        configs = routes.instance.topic_configs.get({info.topic: info.route for info in infos.values()})
+        # A topic that does not exist is created with default attributes.
+        return {topic: not info.template and configs[info.topic].keys_required for topic, info in infos.items()}
 
 
 def write_rows(
@@ -152,7 +182,7 @@ def write_rows(
     """Send every row of `batches`; return when every row is acknowledged (with ``sendMode=oneway``: written).
 
     The schema has passed `check_schema`, and the caller registers and unregisters the producer group of `instance`.
-    ``enable_trace`` requires `open_trace_sender`. See `row_batcher` and `RouteFinder`. Raises as `BatchSender.write`.
+    ``enable_trace`` requires `open_trace_sender`. See `RowBatchers` and `RouteFinder`. Raises as `BatchSender.write`.
     """
     observers: list[OnStored] = []
     with contextlib.ExitStack() as stack:
@@ -167,9 +197,6 @@ def write_rows(
             observers.append(stack.enter_context(handles).append)
 
         on_stored = partial(_tell_all, observers) if observers else None
-        rate = None
-        if options.max_rate_per_second is not None:
-            rate = options.max_rate_per_second / (options.max_rate_tasks or 1)
         routes = RouteFinder(
             options,
             instance,
@@ -178,20 +205,11 @@ def write_rows(
             servers_reached=servers_reached,
         )
         open_sender = rules.open_sender or (OnewaySender if options.send_mode == "oneway" else BatchSender)
-        sender = open_sender(routes, recorder, max_rate_per_second=rate, on_stored=on_stored)
-        sender.write(batches, JoiningBatcher(row_batcher(routes, recorder, write_id, rate, rules), options.topic))
+        sender = open_sender(routes, recorder, max_rate_per_second=task_rate(options), on_stored=on_stored)
+        source = RowBatchers(routes, recorder, write_id, rules).source()
+        sender.write(batches, JoiningBatcher(source, options.topic))
 
 
 def _tell_all(observers: Sequence[OnStored], pending: PendingBatch, outcome: SendOutcome) -> None:
     for observe in observers:
         observe(pending, outcome)
-
-
-def _keys_required(routes: RouteFinder, topics: Sequence[str]) -> Mapping[str, bool | None]:
-    """Return whether rows of each topic need a key, None if unknown; raises as `RouteFinder.find`."""
-    if routes.options.over_grpc:
-        return {}
-    infos = {topic: routes.find(topic) for topic in topics}
-    configs = routes.instance.topic_configs.get({info.topic: info.route for info in infos.values()})
-    # A topic that does not exist is created with default attributes.
-    return {topic: not info.template and configs[info.topic].keys_required for topic, info in infos.items()}

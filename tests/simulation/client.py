@@ -9,9 +9,18 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from rocketmq_spark.arrow.batch_source import BatchSource
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.metrics import Recorder, WriteSummary, merge_into
-from rocketmq_spark.model.message import EncodedBatch, Message, MessageQueue, SendOutcome, SendRequest, SendStatus
+from rocketmq_spark.model.message import (
+    EncodedBatch,
+    Message,
+    MessageQueue,
+    Ready,
+    SendOutcome,
+    SendRequest,
+    SendStatus,
+)
 from rocketmq_spark.options.sink import SinkOptions
 from rocketmq_spark.protocol.remoting.records import encode_batch
 from rocketmq_spark.routing.client_instance import ClientInstance
@@ -60,47 +69,54 @@ class RecordedTransport(RemotingTransport):
         super().send(request, timeout, ended, within=within)
 
 
-class RowBatcher:
+class RowBatcher(BatchSource[Sequence[tuple[int, bytes]]]):
     """Makes a batch of every `size` rows. A row is a key and a body; rows of one key go to one queue, if `ordered`."""
 
     def __init__(self, topic: str, size: int, queue_of: Callable[[int], MessageQueue | None]) -> None:
         self.topic = topic
         self.size = size
-        self.taken_rows = 0
-        self.pending_bytes = 0
+        self._taken_rows = self._pending_bytes = 0
         # Bytes of the batches that were given out, to compare with the memory bound.
         self.offered_bytes = 0
         self.on_batch: Callable[[], None] = lambda: None
         self._queue_of = queue_of
         self._groups: dict[int, list[bytes]] = {}
 
-    def add(self, rows: Sequence[tuple[int, bytes]], _: float) -> Iterator[tuple[EncodedBatch, MessageQueue | None]]:
-        """Take rows, and return the batches that are full."""
-        self.taken_rows += len(rows)
+    @property
+    def pending_bytes(self) -> int:
+        return self._pending_bytes
+
+    @property
+    def taken_rows(self) -> int:
+        return self._taken_rows
+
+    def add(self, rows: Sequence[tuple[int, bytes]], now: float) -> Iterator[Ready]:
+        self._taken_rows += len(rows)
         for key, body in rows:
             group = self._groups.setdefault(key, [])
             group.append(body)
-            self.pending_bytes += len(body)
+            self._pending_bytes += len(body)
             if len(group) == self.size:
                 yield self._batch(key)
 
     def new_topics(self) -> list[str]:
         return []
 
-    def expired(self, _: float, known: Callable[[str], bool]) -> Iterator[tuple[EncodedBatch, MessageQueue | None]]:
-        """Return the batches that are not full."""
+    def reject(self, rejected: Sequence[Ready], now: float) -> Iterator[Ready]:
+        raise AssertionError(f"no rule refuses a row, but {rejected} were rejected")
+
+    def expired(self, now: float, known: Callable[[str], bool]) -> Iterator[Ready]:
         return self.flush() if known(self.topic) else iter(())
 
-    def flush(self) -> Iterator[tuple[EncodedBatch, MessageQueue | None]]:
-        """Return the batches that are not full."""
+    def flush(self) -> Iterator[Ready]:
         for key in list(self._groups):
             if self._groups[key]:
                 yield self._batch(key)
 
-    def _batch(self, key: int) -> tuple[EncodedBatch, MessageQueue | None]:
+    def _batch(self, key: int) -> Ready:
         self.on_batch()
         bodies = self._groups.pop(key)
-        self.pending_bytes -= sum(map(len, bodies))
+        self._pending_bytes -= sum(map(len, bodies))
         body = encode_batch([Message(self.topic, each) for each in bodies])
         self.offered_bytes += len(body)
         return EncodedBatch(self.topic, (body,), len(bodies), len(body)), self._queue_of(key)
@@ -188,7 +204,7 @@ class Worker:
 
         self.instance.register(self.options.producer_group)
         try:
-            BatchSender(finder, recorder, on_stored=on_stored).write(upstream(), batcher)  # type: ignore[arg-type]
+            BatchSender(finder, recorder, on_stored=on_stored).write(upstream(), batcher)
         except RocketMQError as exc:
             result.error = exc
         finally:

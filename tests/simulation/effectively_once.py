@@ -38,7 +38,7 @@ from rocketmq_spark.options.sink import EFFECTIVELY_ONCE, SinkOptions
 from rocketmq_spark.protocol.remoting.records import messages_in
 from rocketmq_spark.routing.client_instance import ClientInstance
 from rocketmq_spark.sink.routes import RouteFinder
-from rocketmq_spark.sink.task import row_batcher
+from rocketmq_spark.sink.task import RowBatchers
 from rocketmq_spark.testing.fake_storage import BrokerSettings
 from tests.simulation.client import RecordedTransport
 from tests.simulation.cluster import BasePlan, BaseRun, SimulatedCluster, run_to_end
@@ -429,7 +429,7 @@ class _NetworkClient:
             fixed_queues=self._fixed_queues,
             broker_names=resumption.broker_names,
         )
-        batcher = row_batcher(routes, recorder, write_id, None, resumption.rules())
+        batcher = RowBatchers(routes, recorder, write_id, resumption.rules()).source()
         assert isinstance(batcher, ArrowBatcher)
         # The look-up of topic settings uses threads of its own.
         batcher.check_keys = None

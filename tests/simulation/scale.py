@@ -17,10 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, cast
 
+from rocketmq_spark.arrow.batch_source import BatchSource
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.metrics import Recorder
 from rocketmq_spark.metrics.plots import STYLE
-from rocketmq_spark.model.message import EncodedBatch, SendOutcome
+from rocketmq_spark.model.message import EncodedBatch, Ready, SendOutcome
 from rocketmq_spark.options.sink import SinkOptions
 from rocketmq_spark.routing.client_instance import ClientInstance
 from rocketmq_spark.sink.in_flight import PendingBatch
@@ -65,25 +66,25 @@ class Result:
     failed: int
 
 
-class FullBatches:
-    """A batcher that gets full batches."""
+class FullBatches(BatchSource[EncodedBatch]):
+    """Gives the full batches that it takes."""
 
     pending_bytes = 0
     taken_rows = 0
 
-    def add(self, batch: EncodedBatch, _: float) -> Iterator[tuple[EncodedBatch, None]]:
-        """Return the batch."""
-        yield batch, None
+    def add(self, rows: EncodedBatch, now: float) -> Iterator[Ready]:
+        yield rows, None
+
+    def reject(self, rejected: Sequence[Ready], now: float) -> Iterator[Ready]:
+        raise AssertionError(f"no rule refuses a row, but {rejected} were rejected")
 
     def new_topics(self) -> list[str]:
         return []
 
-    def expired(self, *_: object) -> Iterator[tuple[EncodedBatch, None]]:
-        """Return nothing."""
+    def expired(self, now: float, known: object) -> Iterator[Ready]:
         return iter(())
 
-    def flush(self) -> Iterator[tuple[EncodedBatch, None]]:
-        """Return nothing."""
+    def flush(self) -> Iterator[Ready]:
         return iter(())
 
 
@@ -112,7 +113,7 @@ class Task:
         self._instance.start()
         self._instance.register(self._group)
         try:
-            self._sender.write(self._upstream(), cast("Any", FullBatches()))
+            self._sender.write(self._upstream(), FullBatches())
         except RocketMQError as exc:
             self.error = exc
 
