@@ -100,8 +100,8 @@ BUGS = (
     PlantedBug(
         "failed batch missing in the account",
         "sink/pipeline.py",
-        "            pending.add(self._failed)",
-        "            pending.discard(self._failed)",
+        "            unfinished.add(self._failed)",
+        "            unfinished.discard(self._failed)",
     ),
     PlantedBug(
         "route of a failed broker not refreshed",
