@@ -38,7 +38,7 @@ from rocketmq_spark.protocol.remoting.unwrap import CRC_MASK, INNER_BATCH, Unrea
 # The two hex digits of each byte.
 _HEX: Final = np.array([f"{value:02X}" for value in range(256)], np.bytes_).view(np.uint16)
 
-# What the bodies of one record batch may unpack to together, bytes.
+# The most bytes of the decompressed bodies of one record batch.
 _MOST_UNPACKED: Final = 64 * 1024 * 1024
 
 # Memory of a message without its body, and of a property, as Python objects, bytes.
@@ -62,7 +62,11 @@ def fail(message: Unreadable) -> bool:
 
 
 def batches_of(
-    pulls: Sequence[Pulled], schema: pa.Schema, tags: frozenset[str] | None = None, on_unreadable: OnUnreadable = fail
+    pulls: Sequence[Pulled],
+    schema: pa.Schema,
+    tags: frozenset[str] | None = None,
+    on_unreadable: OnUnreadable = fail,
+    most_unpacked: int = _MOST_UNPACKED,
 ) -> Iterator[pa.RecordBatch]:
     """Yield the messages of answers, in order, as one record batch, or as several if they unpack to too many bytes.
 
@@ -70,14 +74,15 @@ def batches_of(
     by hashes (docs/internals/reads.md#pulls). Raises what `on_unreadable` raises.
     """
     try:
-        batches: Iterable[pa.RecordBatch] = [_Columns(pulls).batch(schema, tags)]
+        batches: Iterable[pa.RecordBatch] = [_Columns(pulls, most_unpacked).batch(schema, tags)]
     except (Irregular, pa.ArrowInvalid):
-        batches = decode_rows(pulls, schema, tags, on_unreadable)
+        batches = decode_rows(pulls, schema, tags, on_unreadable, most_unpacked)
     except _TooMuchError:
         if halves := _halves(pulls):
-            batches = itertools.chain(*(batches_of(half, schema, tags, on_unreadable) for half in halves))
+            parts = (batches_of(half, schema, tags, on_unreadable, most_unpacked) for half in halves)
+            batches = itertools.chain(*parts)
         else:
-            batches = decode_rows(pulls, schema, tags, on_unreadable)
+            batches = decode_rows(pulls, schema, tags, on_unreadable, most_unpacked)
     # Outside the except blocks: the error holds what was unpacked so far.
     for batch in batches:
         if batch.num_rows:
@@ -97,7 +102,11 @@ def _halves(pulls: Sequence[Pulled]) -> list[Sequence[Pulled]]:
 
 
 def decode_rows(
-    pulls: Sequence[Pulled], schema: pa.Schema, tags: frozenset[str] | None = None, on_unreadable: OnUnreadable = fail
+    pulls: Sequence[Pulled],
+    schema: pa.Schema,
+    tags: frozenset[str] | None = None,
+    on_unreadable: OnUnreadable = fail,
+    most_unpacked: int = _MOST_UNPACKED,
 ) -> Iterator[pa.RecordBatch]:
     """Yield the result of `batches_of`, decoding one message at a time.
 
@@ -107,7 +116,7 @@ def decode_rows(
     decompressed = not names.isdisjoint(("body", UNREADABLE))
     parsed = tags is not None or not names.isdisjoint((*FROM_PROPERTIES, UNREADABLE))
     rows: list[tuple[MessageQueue, MessageExt | Unreadable]] = []
-    room = _MOST_UNPACKED
+    room = most_unpacked
     for pull in pulls:
         place = pull.body, pull.queue, pull.start, pull.end
         for message in messages_of(*place, decompressed=decompressed, parsed=parsed):
@@ -118,7 +127,7 @@ def decode_rows(
             properties = 0 if isinstance(message, Unreadable) else len(message.properties)
             cost = len(message.body) + _MESSAGE_COST + _PROPERTY_COST * properties
             if cost > room and rows:
-                batch, rows, room = _batch_of(rows, schema), [], _MOST_UNPACKED
+                batch, rows, room = _batch_of(rows, schema), [], most_unpacked
                 yield batch
             rows.append((pull.queue, message))
             room -= cost
@@ -154,7 +163,8 @@ def _value(column: ReadColumn, queue: MessageQueue, message: MessageExt | Unread
 class _Columns:
     """Makes columns on request; raises Irregular or a pyarrow.ArrowInvalid for what only `decode_rows` can read."""
 
-    def __init__(self, pulls: Sequence[Pulled]) -> None:
+    def __init__(self, pulls: Sequence[Pulled], most_unpacked: int) -> None:
+        self._most_unpacked = most_unpacked
         body = pulls[0].body if len(pulls) == 1 else b"".join(pull.body for pull in pulls)
         self._records = records = records_of(body)
         self._rows = rows = rows_of(records, body)
@@ -238,7 +248,7 @@ class _Columns:
         if not packed.any():
             return bodies
         unpacked: list[bytes] = []
-        room = _MOST_UNPACKED
+        room = self._most_unpacked
         for row in np.flatnonzero(packed).tolist():
             try:
                 unpacked.append(decompress(bodies[row].as_py(), int(sys_flag[row])))

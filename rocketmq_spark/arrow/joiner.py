@@ -23,9 +23,16 @@ class JoiningBatcher(BatchSource[pa.RecordBatch]):
     rows raise errors later than `batcher` would raise them.
     """
 
-    def __init__(self, batcher: BatchSource[pa.RecordBatch], topic: str | None) -> None:
+    def __init__(
+        self,
+        batcher: BatchSource[pa.RecordBatch],
+        topic: str | None,
+        max_rows: int = _ROWS,
+        max_bytes: int = _BYTES,
+    ) -> None:
         self._batcher = batcher
         self._topic = topic  # None: the column ``topic`` has the topics
+        self._max_rows, self._max_bytes = max_rows, max_bytes
         self._found: set[str] = set()
         self._held: list[pa.RecordBatch] = []
         self._since = 0.0  # When the first held batch arrived
@@ -46,7 +53,8 @@ class JoiningBatcher(BatchSource[pa.RecordBatch]):
     def add(self, rows: pa.RecordBatch, now: float) -> Iterator[Ready]:
         nbytes, schema = rows.nbytes, rows.schema
         self._rows += rows.num_rows
-        small = rows.num_rows < _ROWS // 2 and nbytes < _BYTES // 2 and self._topics_of([rows]) <= self._found
+        few, short = rows.num_rows < self._max_rows // 2, nbytes < self._max_bytes // 2
+        small = few and short and self._topics_of([rows]) <= self._found
         if self._held and not (small and schema.equals(self._held[0].schema)):
             yield from self._encode()
         # The schema of a batch that joins others is theirs.
@@ -57,7 +65,7 @@ class JoiningBatcher(BatchSource[pa.RecordBatch]):
             self._since = now
         self._held.append(rows)
         self._nbytes += nbytes
-        if self._rows >= _ROWS or self._nbytes >= _BYTES:
+        if self._rows >= self._max_rows or self._nbytes >= self._max_bytes:
             yield from self._encode()
 
     def expired(self, now: float, known: Callable[[str], bool]) -> Iterator[Ready]:

@@ -19,7 +19,7 @@ from rocketmq_spark.sink.in_flight import PendingBatch
 _SCHEMA: Final = pa.schema(
     {"topic": pa.string(), "keys": pa.string(), "msgId": pa.string(), "recallHandle": pa.string()}
 )
-# A file has at most so many handles, of about 200 bytes each.
+# The most handles of a file. A handle has about 200 bytes.
 _ROWS: Final = 10_000
 
 
@@ -30,8 +30,9 @@ class RecallHandles:
     Raises an MQClientException if the folder is not usable.
     """
 
-    def __init__(self, path: str, partition_id: int) -> None:
+    def __init__(self, path: str, partition_id: int, rows_per_file: int = _ROWS) -> None:
         self._path = path
+        self._rows_per_file = rows_per_file
         self._prefix = f"part-{partition_id}-{uuid.uuid4().hex}"
         self._files = 0
         self._rows: list[dict[str, str | None]] = []
@@ -58,7 +59,7 @@ class RecallHandles:
             return
         row = {"topic": message.topic, "keys": message.keys, "msgId": message.unique_id}
         self._rows.append({**row, "recallHandle": outcome.recall_handle})
-        if len(self._rows) >= _ROWS:
+        if len(self._rows) >= self._rows_per_file:
             self._save()
 
     def _save(self) -> None:

@@ -62,10 +62,10 @@ def times_of(name_server: str, topic: str, **options: Any) -> list[int]:
     ],
 )
 def test_reads_by_time_return_exactly_the_messages_of_the_span(
-    request: pytest.FixtureRequest, topic: str, monkeypatch: pytest.MonkeyPatch, release: str, kind: dict[str, bool]
+    request: pytest.FixtureRequest, topic: str, release: str, kind: dict[str, bool]
 ) -> None:
     shared: SharedCluster | None = None if release else request.getfixturevalue("cluster")
-    with nullcontext(shared) if shared else cluster_of(release, monkeypatch) as servers:
+    with nullcontext(shared) if shared else cluster_of(release) as servers:
         server = servers.name_server
         write(server, topic, kind)
         wait_for(lambda: len(times_of(server, topic)) == sum(BATCHES))

@@ -247,7 +247,7 @@ OTHERS = {
 
 
 @contextmanager
-def other_servers(name: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[SharedCluster]:
+def other_servers(name: str) -> Iterator[SharedCluster]:
     if name == "RocksDB":
         properties = {**EVERY_TYPE, "storeType": "defaultRocksDB"}
         with started(LocalCluster(proxy=True, broker_properties=properties, start_timeout=PATIENCE)) as cluster:
@@ -256,17 +256,15 @@ def other_servers(name: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shared
         with local_mode_proxy(EVERY_TYPE) as shared:
             yield shared
     else:
-        with cluster_of(name, monkeypatch, broker_properties=EVERY_TYPE) as shared:
+        with cluster_of(name, broker_properties=EVERY_TYPE) as shared:
             yield shared
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", OTHERS)
-def test_types_of_topics_on_other_servers(
-    spark: SparkSession, java: Java, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_types_of_topics_on_other_servers(spark: SparkSession, java: Java, tmp_path: Path, name: str) -> None:
     kinds = {kind.name: kind for kind in KINDS.values() if kind.name not in (*OTHERS[name], "static")}
-    with other_servers(name, monkeypatch) as cluster:
+    with other_servers(name) as cluster:
         found = outcomes_of(spark, cluster, java, tmp_path, kinds)
     for (kind, protocol, kind_of_write), result in found.written.items():
         if protocol not in kinds[kind].refusals:

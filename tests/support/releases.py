@@ -11,18 +11,15 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final
-
-import pytest
+from typing import Any, Final
 
 from rocketmq_spark.cluster import Broker, LocalCluster
-from rocketmq_spark.cluster import local as local_cluster
 from rocketmq_spark.cluster.config import pick_port, render
 from rocketmq_spark.cluster.jars import RELEASE, cache_folder, find_ivy, sha256_of
 from rocketmq_spark.cluster.process import find_java
-from rocketmq_spark.cluster.servers import Server
+from rocketmq_spark.cluster.servers import Site
 from rocketmq_spark.errors import ClusterError
 from tests.support.cluster import SharedCluster, SharedServer, started
 from tests.support.processes import PATIENCE
@@ -91,25 +88,29 @@ def _ivy_module(release: str) -> str:
     )
 
 
-@contextlib.contextmanager
-def cluster_of(release: str, monkeypatch: pytest.MonkeyPatch, **parameters: object) -> Iterator[SharedCluster]:
-    """Run a broker of a release, and from 5.3 on a proxy: older ones need files of their distribution."""
-    jars = release_jars(release)
-    monkeypatch.setattr(local_cluster, "server_jars", lambda *_: jars)
-    start = Server.start
+class ReleaseCluster(LocalCluster):
+    """One broker of a release, and from 5.3 on a proxy: older ones need files of their distribution."""
 
-    def start_with_logging(server: Server) -> None:
+    def __init__(self, release: str, **parameters: Any) -> None:
+        super().__init__(proxy=release >= "5.3", start_timeout=PATIENCE, **parameters)
+        self._release = release
+
+    def _new_site(self, java: Path, jars: Sequence[Path]) -> Site:
+        site = super()._new_site(java, release_jars(self._release))
         # 4.x has its configuration of logs at a fixed place.
-        conf = server.folder / "conf"
-        conf.mkdir(parents=True, exist_ok=True)
-        for name in ("namesrv", "broker"):
-            (conf / f"logback_{name}.xml").write_text(render("logback.xml"), encoding="utf-8")
-        start(server)
+        for server in ("namesrv", "broker-0"):
+            conf = site.directory / server / "conf"
+            conf.mkdir(parents=True, exist_ok=True)
+            for name in ("namesrv", "broker"):
+                (conf / f"logback_{name}.xml").write_text(render("logback.xml"), encoding="utf-8")
+        return site
 
-    monkeypatch.setattr(Server, "start", start_with_logging)
-    proxy = release >= "5.3"
-    with started(LocalCluster(proxy=proxy, start_timeout=PATIENCE, **parameters)) as cluster:  # type: ignore[arg-type]
-        if proxy:
+
+@contextlib.contextmanager
+def cluster_of(release: str, **parameters: Any) -> Iterator[SharedCluster]:
+    """Run the servers of a release."""
+    with started(ReleaseCluster(release, **parameters)) as cluster:
+        if cluster.endpoints:
             yield SharedCluster.of(cluster)
             return
         brokers = tuple(SharedServer(broker.name, broker.address, str(broker.log)) for broker in cluster.brokers)

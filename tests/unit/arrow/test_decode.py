@@ -138,9 +138,8 @@ def regular(count: int, **changes: object) -> list[MessageExt]:
 @pytest.mark.parametrize("tags", [None, frozenset(["a"])])
 @pytest.mark.parametrize("inner", [False, True])
 def test_bodies_that_unpack_to_very_much_are_spread_over_record_batches(
-    inner: bool, tags: frozenset[str] | None, monkeypatch: pytest.MonkeyPatch
+    inner: bool, tags: frozenset[str] | None
 ) -> None:
-    monkeypatch.setattr(decoder, "_MOST_UNPACKED", 100_000)
     sizes = [60_000, 30_000, 20_000, 90_000, 0, 300_000, 1, 1]
     bodies = [bytes([number]) * size for number, size in enumerate(sizes)]
     flag = CompressionType.ZLIB.sys_flag
@@ -153,25 +152,25 @@ def test_bodies_that_unpack_to_very_much_are_spread_over_record_batches(
         packed = [compress(body, CompressionType.ZLIB, 5) for body in bodies]
         messages = [sound(PLAIN, queue_offset=at, sys_flag=flag, body=body) for at, body in enumerate(packed)]
     pulls = [pulled(messages[:3], 0, 3), pulled(messages[3:], 3, 8)] if not inner else [pulled(messages, 0, 8)]
-    found = [batch.column("body").to_pylist() for batch in batches_of(pulls, SCHEMA, tags)]
+    batches = batches_of(pulls, SCHEMA, tags, most_unpacked=100_000)
+    found = [batch.column("body").to_pylist() for batch in batches]
     assert [body for batch in found for body in batch] == bodies
     assert all(len(batch) == 1 or sum(map(len, batch)) <= 100_000 for batch in found)
     assert len(found) < len(bodies)
 
 
-def test_messages_of_one_offset_stay_in_one_batch_if_they_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_of_one_offset_stay_in_one_batch_if_they_fit() -> None:
     body = compress(bytes(900), CompressionType.ZLIB)
     message = sound(PLAIN, queue_offset=7, sys_flag=CompressionType.ZLIB.sys_flag, body=body)
     pull = pulled([message] * 3, 7, 8)
     (batch,) = batches_of([pull], SCHEMA)
     assert batch.column("body").to_pylist() == [bytes(900)] * 3
-    monkeypatch.setattr(decoder, "_MOST_UNPACKED", 1000)
     # An inner batch can have the offset of another message; the reader must continue.
-    assert [batch.column("body").to_pylist() for batch in batches_of([pull], SCHEMA)] == [[bytes(900)]] * 3
-    assert list(batches_of([pull], SCHEMA, frozenset("b"))) == []
+    small = batches_of([pull], SCHEMA, most_unpacked=1000)
+    assert [batch.column("body").to_pylist() for batch in small] == [[bytes(900)]] * 3
+    assert list(batches_of([pull], SCHEMA, frozenset("b"), most_unpacked=1000)) == []
     # A single record may be larger than the limit for several.
-    monkeypatch.setattr(decoder, "_MOST_UNPACKED", 100)
-    (batch,) = batches_of([pulled([message], 7, 8)], SCHEMA)
+    (batch,) = batches_of([pulled([message], 7, 8)], SCHEMA, most_unpacked=100)
     assert batch.num_rows == 1
 
 
@@ -328,11 +327,11 @@ def test_an_inner_batch_of_more_messages_than_any_has_is_refused() -> None:
         list(batches_of([pulled([inner_batch(65_536, sys_flag=0xC0)], 0, 10**9)], SCHEMA))
 
 
-def test_messages_without_a_body_are_spread_over_record_batches_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decoder, "_MOST_UNPACKED", 10_000)
+def test_messages_without_a_body_are_spread_over_record_batches_too() -> None:
     whole = inner_batch(100)
     packed = compress(whole.body, CompressionType.ZLIB)
     message = sound(PLAIN, queue_offset=0, body=packed, sys_flag=CompressionType.ZLIB.sys_flag | 0xC0)
-    found = [batch.column("queueOffset").to_pylist() for batch in batches_of([pulled([message], 0, 100)], SCHEMA)]
+    batches = batches_of([pulled([message], 0, 100)], SCHEMA, most_unpacked=10_000)
+    found = [batch.column("queueOffset").to_pylist() for batch in batches]
     assert [offset for batch in found for offset in batch] == list(range(100))
     assert max(map(len, found)) <= 20

@@ -3,28 +3,39 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from unittest import mock
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketmq_spark.arrow import joiner
-from rocketmq_spark.arrow.batcher import LINGER_S
+from rocketmq_spark.arrow.batcher import LINGER_S, RemotingBatcher
 from rocketmq_spark.arrow.joiner import JoiningBatcher
 from rocketmq_spark.errors import InvalidRowError
 from rocketmq_spark.model.message import Ready
 from rocketmq_spark.protocol.remoting.records import decode_batch
-from tests.support.encoding import batch_options, joined, new_batcher
+from tests.support.encoding import batch_options, joined, new_batcher, new_ids, queues_of
 
 DAYS = 86_400.0
 
 
-def joining(topic: str | None = "orders", known: Sequence[str] = ("orders",)) -> JoiningBatcher:
+class CountingBatcher(RemotingBatcher):
+    """Notes the rows of each record batch that it encodes."""
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self.encoded: list[int] = []
+
+    def add(self, rows: pa.RecordBatch, now: float) -> Iterator[Ready]:
+        self.encoded.append(rows.num_rows)
+        return super().add(rows, now)
+
+
+def joining(topic: str | None = "orders", known: Sequence[str] = ("orders",), **limits: int) -> JoiningBatcher:
     """Return a batcher whose caller has found the routes of the `known` topics."""
-    batcher = JoiningBatcher(new_batcher(batch_options(topic=topic)), topic)
+    batcher = JoiningBatcher(new_batcher(batch_options(topic=topic)), topic, **limits)
     first = pa.RecordBatch.from_pydict({"body": ["first"] * len(known), "topic": known})
     assert [*batcher.add(first, 0.0), *batcher.flush()]
     assert set(batcher.new_topics()) == set(known)
@@ -48,33 +59,29 @@ def bodies(ready: list[Ready]) -> list[int]:
     )
 )
 def test_rows_keep_their_order_and_their_number(parts: list[tuple[int, int, bool]]) -> None:
-    batcher, ready = joining(), []
-    first = 0
     # A hundredth of the usual limits.
-    with mock.patch.multiple(joiner, _ROWS=80, _BYTES=10_000):
-        for count, size, tagged in parts:
-            tags = {"tags": pa.array(["t"] * count).dictionary_encode()} if tagged else {}
-            ready += batcher.add(numbered(first, count, size, **tags), 0.0)
-            first += count
-            assert batcher.taken_rows == 1 + first
-        ready += batcher.flush()
+    batcher, ready = joining(max_rows=80, max_bytes=10_000), []
+    first = 0
+    for count, size, tagged in parts:
+        tags = {"tags": pa.array(["t"] * count).dictionary_encode()} if tagged else {}
+        ready += batcher.add(numbered(first, count, size, **tags), 0.0)
+        first += count
+        assert batcher.taken_rows == 1 + first
+    ready += batcher.flush()
     assert bodies(ready) == list(range(first))
     assert batcher.pending_bytes == 0
     assert batcher.taken_rows == 1 + first
 
 
-def test_small_record_batches_are_encoded_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    batcher = new_batcher(batch_options(topic="orders"))
-    encoded: list[int] = []
-    add = batcher.add
-    monkeypatch.setattr(batcher, "add", lambda batch, now: encoded.append(batch.num_rows) or add(batch, now))
+def test_small_record_batches_are_encoded_together() -> None:
+    batcher = CountingBatcher(batch_options(topic="orders"), partition_id=3, queues_of=queues_of, unique_ids=new_ids())
     joins, ready = JoiningBatcher(batcher, "orders"), []
     for first in range(0, 20_000, 100):
         ready += joins.add(numbered(first, 100), 0.0)
         assert joins.new_topics() == ([] if first else ["orders"])
-    assert encoded == [100, 8_000, 8_000]
+    assert batcher.encoded == [100, 8_000, 8_000]
     ready += joins.flush()
-    assert encoded == [100, 8_000, 8_000, 3_900]
+    assert batcher.encoded == [100, 8_000, 8_000, 3_900]
     assert bodies(ready) == list(range(20_000))
 
 

@@ -351,14 +351,13 @@ def test_a_body_that_no_column_needs_is_not_decompressed() -> None:
         assert decoder([pull], offsets).column("queueOffset").to_pylist() == [0, 1, 2, 3, 4]
 
 
-def test_each_unreadable_message_is_reported_once_where_batches_are_split(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rocketmq_spark.arrow.decode._MOST_UNPACKED", 1_000)
+def test_each_unreadable_message_is_reported_once_where_batches_are_split() -> None:
     flag = CompressionType.ZLIB.sys_flag
     good = [sound(PLAIN, queue_offset=at, sys_flag=flag, body=zlib.compress(bytes(400))) for at in (0, 1, 3, 4)]
     bad = sound(PLAIN, queue_offset=2, sys_flag=flag, body=b"no zlib")
     pull = Pulled(QUEUE, 0, 5, b"".join(map(encode_stored_record, [*good[:2], bad, *good[2:]])))
     skipped = SkippedMessages()
-    batches = list(batches_of([pull], SCHEMA, None, skipped.skip))
+    batches = list(batches_of([pull], SCHEMA, None, skipped.skip, most_unpacked=1_000))
     assert len(batches) > 1
     assert [offset for batch in batches for offset in batch.column("queueOffset").to_pylist()] == [0, 1, 3, 4]
     assert skipped.by_topic == {"orders": 1}

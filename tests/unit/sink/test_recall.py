@@ -11,7 +11,6 @@ from pyarrow import parquet
 from rocketmq_spark.errors import MQClientException
 from rocketmq_spark.model.message import Message, MessageQueue, SendOutcome, SendStatus
 from rocketmq_spark.protocol.remoting.records import encode_single
-from rocketmq_spark.sink import recall
 from rocketmq_spark.sink.in_flight import PendingBatch
 from rocketmq_spark.sink.recall import RecallHandles
 
@@ -28,9 +27,8 @@ def saved(folder: Path) -> list[dict[str, str]]:
     return [row for file in sorted(folder.glob("*")) for row in parquet.read_table(file).to_pylist()]
 
 
-def test_handles_are_saved_in_files_of_limited_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recall, "_ROWS", 3)
-    with RecallHandles(str(tmp_path / "new" / "folder"), 4) as handles:
+def test_handles_are_saved_in_files_of_limited_size(tmp_path: Path) -> None:
+    with RecallHandles(str(tmp_path / "new" / "folder"), 4, rows_per_file=3) as handles:
         for number in range(7):
             handles.append(*stored(number))
         handles.append(*stored(8, ""))

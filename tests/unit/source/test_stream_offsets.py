@@ -494,7 +494,7 @@ def test_commits_contain_the_group_and_go_to_each_broker(make_reader: Make) -> N
     ]
 
 
-def test_concurrent_commits_lose_no_offset_at_the_broker(make_reader: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_commits_lose_no_offset_at_the_broker(make_reader: Make) -> None:
     tables: dict[tuple[str, str], dict[MessageQueue, int]] = {}
 
     def commit_offset(queue: MessageQueue, group: str, offset: int, address: str, timeout: float) -> None:
@@ -510,7 +510,7 @@ def test_concurrent_commits_lose_no_offset_at_the_broker(make_reader: Make, monk
     reader = make_reader(subscribe=names)
     for name in names:
         reader.transport.routes[name] = route({"a": 8, "b": 8})
-    monkeypatch.setattr(reader.transport, "update_consumer_offset", commit_offset)
+    reader.transport.update_consumer_offset = commit_offset  # type: ignore[method-assign]
     committed = {MessageQueue(name, broker, number): number for name in names for broker in "ab" for number in range(8)}
     reader.cluster.commit(committed)
     assert {queue: offset for table in tables.values() for queue, offset in table.items()} == committed
