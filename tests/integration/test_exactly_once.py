@@ -76,7 +76,7 @@ def driver(
 ) -> Iterator[Driver]:
     """Return a driver that has read its log, and is closed at the end. Each topic of rows has its own log."""
     forget_checks()
-    given = {"transactionTopic": log_of(topic), **(options or {})}
+    given: dict[str, Any] = {"transactionTopic": log_of(topic), **(options or {})}
     with closing(Driver(cluster.name_server, runtime, topic=topic, **given)) as running:
         # The option allows no deadline of less than 10 s.
         running.options = running.brokers.options = replace(running.options, transaction_timeout_ms=timeout_ms)

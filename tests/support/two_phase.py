@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from rocketmq_spark.deliveries.exactly_once.commit import TwoPhaseCommit, group_of, new_run_id
+from rocketmq_spark.deliveries.exactly_once.commit import CommitReport, TwoPhaseCommit, group_of, new_run_id
 from rocketmq_spark.deliveries.exactly_once.ends import EndSender
 from rocketmq_spark.deliveries.exactly_once.halves import HalfCollector, Halves, half_properties
 from rocketmq_spark.deliveries.log.brokers import Brokers
 from rocketmq_spark.deliveries.log.decision_log import DecisionLog
-from rocketmq_spark.deliveries.log.records import Write
+from rocketmq_spark.deliveries.log.records import Decision, Write
 from rocketmq_spark.model.message import EncodedBatch, Message, MessageQueue
 from rocketmq_spark.model.send_result import TRANSACTION_COMMIT_TYPE, TRANSACTION_PREPARED_TYPE
 from rocketmq_spark.options.parsing import parse_sink_options
@@ -70,14 +70,22 @@ class _MovedTimers:
 class Driver:
     """One process that runs a driver and its tasks."""
 
-    def __init__(self, name_server: str, runtime: Runtime = PROCESS, **options: str) -> None:
+    def __init__(
+        self,
+        name_server: str,
+        runtime: Runtime = PROCESS,
+        *,
+        log: type[DecisionLog] = DecisionLog,
+        commit: type[TwoPhaseCommit] = TwoPhaseCommit,
+        **options: str,
+    ) -> None:
         given = {"nameServer": name_server, "topic": TOPIC, "delivery": "exactlyOnce", "transactionalId": ID}
         self.options: SinkOptions = parse_sink_options({**given, **options}, {})
         connection = self.options.connection
         self.instance = ClientInstance("driver", new_transport(connection, "driver"), connection)
         self.brokers = Brokers(self.options, self.instance, clock=runtime.clock, runtime=runtime)
-        self.log = DecisionLog(str(self.options.transactional_id), self.options.transaction_topic)
-        self.two_phase = TwoPhaseCommit(self.brokers, self.log, new_run_id())
+        self.log = log(str(self.options.transactional_id), self.options.transaction_topic)
+        self.two_phase = commit(self.brokers, self.log, new_run_id())
         try:
             names = set(self.brokers.routes().find(self.topic).addresses)
             self.brokers.ensure_topic(self.options.transaction_topic, names)
@@ -131,6 +139,13 @@ class Driver:
         self.instance.close()
 
 
+class CrashingCommit(TwoPhaseCommit):
+    """Crashes after each decision, before its commit."""
+
+    def _execute(self, decision: Decision, halves: Halves, report: CommitReport) -> CommitReport:
+        return report
+
+
 def half_message(body: str, group: str, options: SinkOptions) -> EncodedBatch:
     """Return one row as a half message."""
     properties = decode_properties(half_properties(group, options.transaction_timeout_ms).encode())
@@ -139,9 +154,9 @@ def half_message(body: str, group: str, options: SinkOptions) -> EncodedBatch:
 
 
 @contextmanager
-def driver(cluster: FakeCluster, clock: MovedClock, **options: str) -> Iterator[Driver]:
-    """Return a driver that is closed at the end."""
-    running = Driver(cluster.name_server, clock, deliveryTimeoutMs="10000", **options)
+def driver(cluster: FakeCluster, clock: MovedClock, **settings: Any) -> Iterator[Driver]:
+    """Return a driver that is closed at the end; `settings` are keyword arguments of `Driver`."""
+    running = Driver(cluster.name_server, clock, deliveryTimeoutMs="10000", **settings)
     try:
         yield running
     finally:

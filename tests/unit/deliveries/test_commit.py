@@ -11,16 +11,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rocketmq_spark.deliveries.exactly_once.commit import group_of
+from rocketmq_spark.deliveries.exactly_once.commit import TwoPhaseCommit, group_of
 from rocketmq_spark.deliveries.exactly_once.halves import Halves
-from rocketmq_spark.deliveries.log.records import Write
+from rocketmq_spark.deliveries.log.records import Decision, Write
 from rocketmq_spark.errors import DataLossError, DeliveryError, MQBrokerException, MQClientException
 from rocketmq_spark.model.message import Message, MessageQueue
 from rocketmq_spark.model.send_result import TRANSACTION_ROLLBACK_TYPE
 from rocketmq_spark.protocol.remoting.codes import RequestCode, ResponseCode
 from rocketmq_spark.protocol.remoting.command import RemotingCommand
 from rocketmq_spark.testing import FakeCluster, Reply
-from tests.support.two_phase import ID, WRITE, Driver, MovedClock, driver, half_message, visible
+from tests.support.two_phase import ID, WRITE, CrashingCommit, Driver, MovedClock, driver, half_message, visible
 
 ROWS = [f"row-{number}" for number in range(20)]
 ONCE = Counter(ROWS)
@@ -107,12 +107,16 @@ def test_late_commits_of_a_paused_driver_change_nothing(cluster: FakeCluster, cl
     assert visible(cluster) == ONCE
 
 
-def test_without_the_fence_late_commits_repeat_rows(
-    cluster: FakeCluster, clock: MovedClock, first: Driver, monkeypatch: pytest.MonkeyPatch
-) -> None:
+class UnfencedCommit(TwoPhaseCommit):
+    """Recovers without a fence."""
+
+    def _fence(self, decision: Decision) -> None:
+        """Return at once."""
+
+
+def test_without_the_fence_late_commits_repeat_rows(cluster: FakeCluster, clock: MovedClock, first: Driver) -> None:
     halves, group = first.decide_and_crash(ROWS, 5)
-    with driver(cluster, clock) as second:
-        monkeypatch.setattr(second.two_phase, "_fence", lambda _: None)
+    with driver(cluster, clock, commit=UnfencedCommit) as second:
         second.open().two_phase.finish(WRITE)
     first.end(halves, group)
     assert visible(cluster).total() == 20 + 20
@@ -161,11 +165,10 @@ def test_two_recoveries_at_once_commit_each_row_once(cluster: FakeCluster, clock
 
 
 def test_a_recovery_that_crashes_is_completed_by_the_next(
-    cluster: FakeCluster, clock: MovedClock, first: Driver, monkeypatch: pytest.MonkeyPatch
+    cluster: FakeCluster, clock: MovedClock, first: Driver
 ) -> None:
     first.decide_and_crash(ROWS, 3)
-    with driver(cluster, clock) as second:
-        monkeypatch.setattr(second.two_phase, "_execute", lambda decision, halves, report: report)
+    with driver(cluster, clock, commit=CrashingCommit) as second:
         second.open().two_phase.finish(WRITE)
     assert visible(cluster).total() == 3
     with driver(cluster, clock) as third:

@@ -17,7 +17,7 @@ import pytest
 from rocketmq_spark.deliveries.log.decision_log import DecisionLog
 from rocketmq_spark.deliveries.log.records import Decision, Write
 from rocketmq_spark.errors import DataLossError, MQClientException, RouteNotFoundException
-from rocketmq_spark.model.message import Message
+from rocketmq_spark.model.message import Message, MessageQueue
 from rocketmq_spark.protocol.remoting.codes import RequestCode
 from rocketmq_spark.protocol.remoting.command import RemotingCommand
 from rocketmq_spark.testing import FakeCluster
@@ -57,13 +57,19 @@ def test_drivers_draw_the_same_home(first: Driver, second: Driver) -> None:
     assert len(homes) == 2
 
 
-def test_a_reader_finds_a_home_that_would_not_be_drawn(
-    first: Driver, second: Driver, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    commit(first, WRITE)
-    monkeypatch.setattr(DecisionLog, "_draw", lambda self, queue: queue != first.log.home)
-    assert second.open().log.home == first.log.home
-    assert second.log.writes[WRITE].done
+class ReversedDraw(DecisionLog):
+    """Draws another home than a usual log."""
+
+    def _draw(self, queue: MessageQueue) -> bytes:
+        return bytes(255 - byte for byte in super()._draw(queue))
+
+
+def test_a_reader_finds_a_home_that_would_not_be_drawn(cluster: FakeCluster, clock: MovedClock, first: Driver) -> None:
+    with driver(cluster, clock, log=ReversedDraw) as second:
+        assert second.open().log.home != first.log.home
+        commit(first, WRITE)
+        assert second.open().log.home == first.log.home
+        assert second.log.writes[WRITE].done
 
 
 def test_a_home_that_is_down_is_an_error(cluster: FakeCluster, first: Driver, clock: MovedClock) -> None:
@@ -183,22 +189,23 @@ def test_a_driver_notices_the_decision_in_another_home(
     assert written_once(cluster, clock)
 
 
-@pytest.mark.usefixtures("apart")
+@pytest.mark.parametrize("moved", ["the deciding driver", "the other driver"])
 def test_a_decision_does_not_count_if_another_home_was_claimed_before(
-    cluster: FakeCluster, clock: MovedClock, first: Driver, second: Driver, monkeypatch: pytest.MonkeyPatch
+    cluster: FakeCluster, clock: MovedClock, second: Driver, moved: str
 ) -> None:
-    append = DecisionLog.append_decision
+    class ClaimedMeanwhile(DecisionLog):
+        def append_decision(self, *args: Any) -> Any:
+            # Between the check and the decision of this driver.
+            with pytest.raises(MQClientException, match=CONTENDED):
+                second.log.claim_home(second.brokers, WRITE, ())
+            return super().append_decision(*args)
 
-    def after_a_claim(log: DecisionLog, *args: Any) -> Any:
-        # Between the check and the decision of the first driver.
+    with driver(cluster, clock, log=ClaimedMeanwhile) as deciding:
+        deciding.open()
+        second.open()
+        move(deciding if moved == "the deciding driver" else second)
         with pytest.raises(MQClientException, match=CONTENDED):
-            second.log.claim_home(second.brokers, WRITE, ())
-        return append(log, *args)
-
-    monkeypatch.setattr(DecisionLog, "append_decision", after_a_claim)
-    with pytest.raises(MQClientException, match=CONTENDED):
-        commit(first, WRITE)
-    monkeypatch.undo()
+            commit(deciding, WRITE)
     assert visible(cluster) == Counter()
     assert written_once(cluster, clock)
 
@@ -230,20 +237,18 @@ def test_a_claimed_home_that_is_down_is_an_error(
 
 
 def test_records_that_are_written_during_the_search_are_read(
-    first: Driver, second: Driver, monkeypatch: pytest.MonkeyPatch
+    cluster: FakeCluster, clock: MovedClock, first: Driver
 ) -> None:
-    search = DecisionLog._homes
-
-    def with_a_commit(log: DecisionLog, *args: Any) -> Any:
-        homes = search(log, *args)
-        if log is second.log:
+    class WrittenMeanwhile(DecisionLog):
+        def _homes(self, *args: Any) -> Any:
+            homes = super()._homes(*args)
             commit(first, WRITE)
-        return homes
+            return homes
 
-    monkeypatch.setattr(DecisionLog, "_homes", with_a_commit)
-    second.open()
-    second.log.refresh(second.brokers)
-    assert second.log.writes[WRITE].done
+    with driver(cluster, clock, log=WrittenMeanwhile) as second:
+        second.open()
+        second.log.refresh(second.brokers)
+        assert second.log.writes[WRITE].done
 
 
 # A log that others write to

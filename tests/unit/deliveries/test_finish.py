@@ -14,7 +14,7 @@ from rocketmq_spark.errors import DataLossError, DeliveryError, MQClientExceptio
 from rocketmq_spark.options.sink import SINK_OPTIONS
 from rocketmq_spark.testing import FakeCluster
 from tests.support.peer import refused_address
-from tests.support.two_phase import ID, TOPIC, WRITE, Driver, MovedClock, driver, visible
+from tests.support.two_phase import ID, TOPIC, WRITE, CrashingCommit, Driver, MovedClock, driver, visible
 
 ROWS = [f"row-{number}" for number in range(20)]
 ONCE = Counter(ROWS)
@@ -68,12 +68,10 @@ def test_all_open_writes_are_finished(cluster: FakeCluster, first: Driver) -> No
 
 
 def test_rows_are_those_of_the_write_also_in_a_later_round(
-    cluster: FakeCluster, clock: MovedClock, first: Driver, monkeypatch: pytest.MonkeyPatch
+    cluster: FakeCluster, clock: MovedClock, first: Driver
 ) -> None:
     first.decide_and_crash(ROWS, 3)
-    with driver(cluster, clock) as second:
-        # A recovery that crashes in its commit.
-        monkeypatch.setattr(second.two_phase, "_execute", lambda decision, halves, report: report)
+    with driver(cluster, clock, commit=CrashingCommit) as second:
         second.open().two_phase.finish(WRITE)
     (row,) = finish_writes(first.brokers, list_only=False)
     assert (row.round, row.rows, row.recovered_rows) == (3, 20, 17)

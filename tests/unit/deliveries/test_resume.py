@@ -28,7 +28,6 @@ from rocketmq_spark.model.message import Message, SendStatus
 from rocketmq_spark.protocol.remoting.codes import RequestCode, ResponseCode
 from rocketmq_spark.protocol.remoting.command import RemotingCommand
 from rocketmq_spark.protocol.remoting.records import encode_single
-from rocketmq_spark.routing.route_cache import TopicPublishInfo
 from rocketmq_spark.testing import FakeCluster, Reply
 from tests.support.resume import BATCH, ROWS, WRITE, Killed, complete, new_plan, refresh_routes, run_task
 from tests.support.two_phase import TOPIC, Driver, visible
@@ -253,27 +252,22 @@ def test_a_task_sends_nothing_if_another_driver_has_completed_the_batch_write(
 
 
 def test_a_driver_that_freezes_after_it_has_read_the_log_finds_the_write_completed(
-    cluster: FakeCluster, job: Driver, monkeypatch: pytest.MonkeyPatch
+    cluster: FakeCluster, job: Driver
 ) -> None:
-    usual = resume.read_log
+    class FrozenAfterOpen(DecisionLog):
+        def open(self, brokers: Brokers, *, everything: bool) -> None:
+            super().open(brokers, everything=everything)
+            plan = new_plan(job)
+            complete(job, plan, WRITE, run_task(job, plan, WRITE))
 
-    def freeze(log: DecisionLog, brokers: Brokers, *, everything: bool) -> None:
-        monkeypatch.setattr(resume, "read_log", usual)
-        usual(log, brokers, everything=everything)
-        plan = new_plan(job)
-        complete(job, plan, WRITE, run_task(job, plan, WRITE))
-
-    new_plan(job, Write("write-0"))
-    monkeypatch.setattr(resume, "read_log", freeze)
-    late = new_plan(job)
+    plan = new_plan(job, Write("write-0"))
+    late = resume.plan(job.brokers, FrozenAfterOpen(plan.log_name, plan.home.topic), WRITE)
     assert late.done
     assert run_task(job, late, WRITE) is None
     assert visible(cluster) == Counter(ROWS)
 
 
-def test_a_recovery_reads_queues_that_are_in_no_floors_and_in_no_route(
-    cluster: FakeCluster, job: Driver, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_recovery_reads_queues_that_are_in_no_floors_and_in_no_route(cluster: FakeCluster, job: Driver) -> None:
     _, other = cluster.brokers
     cluster.kill(other)
     refresh_routes(job)
@@ -284,14 +278,11 @@ def test_a_recovery_reads_queues_that_are_in_no_floors_and_in_no_route(
     assert {queue.broker_name for queue in plan.floors[0].by_queue} < set(plan.begins.queue_nums)
     with pytest.raises(Killed):
         run_task(job, plan, WRITE, dies_after=10 * BATCH)
-    usual = job.brokers.fresh_route
-
-    def not_listed(topic: str) -> TopicPublishInfo:
-        info = usual(topic)
-        listed = tuple(data for data in info.route.queue_datas if data.broker_name != other)
-        return replace(info, route=replace(info.route, queue_datas=listed))
-
-    monkeypatch.setattr(job.brokers, "fresh_route", not_listed)
+    server = cluster.name_servers[0]
+    route = server.route(TOPIC)
+    assert route is not None
+    listed = tuple(data for data in route.queue_datas if data.broker_name != other)
+    server.routes[TOPIC] = replace(route, queue_datas=listed)
     done = run_task(job, plan, WRITE)
     assert visible(cluster) == Counter(ROWS)
     assert complete(job, plan, WRITE, done).repeated_rows == 0
