@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import functools
+import http.server
+import json
 import os
+import queue
 import re
+import shutil
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 import rocketmq_spark
 from tests.support.markdown import ROOT, documents
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
 @pytest.fixture(scope="module")
@@ -65,3 +75,54 @@ def test_api_reference_has_every_name_and_inherited_methods(site: Path) -> None:
     assert set(rocketmq_spark.__all__) <= set(re.findall(r'id="rocketmq_spark\.(?:errors\.)?(\w+)"', reference))
     methods = {name for name in dir(rocketmq_spark.Metrics) if not name.startswith("_")}
     assert methods <= set(re.findall(r'id="rocketmq_spark\.Metrics\.(\w+)"', reference))
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium (Debian: apt-get install chromium)")
+def test_pages_fit_a_phone_and_a_desktop(site: Path, tmp_path: Path) -> None:
+    assert CHROMIUM is not None
+    with served(site) as (address, findings):
+        command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}", address]
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as browser:
+            try:
+                assert findings.get(timeout=120) == []
+            finally:
+                browser.terminate()
+
+
+@contextmanager
+def served(site: Path) -> Iterator[tuple[str, queue.Queue[list[str]]]]:
+    """Serve the site and layout.html; the queue gets the list that layout.html posts."""
+    findings: queue.Queue[list[str]] = queue.Queue()
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def do_GET(self) -> None:
+            if self.path == "/layout.html":
+                self.answer(Path(__file__).with_name("layout.html").read_bytes())
+            elif self.path == "/pages":
+                pages = sorted(page.relative_to(site).as_posix() for page in site.rglob("*.html"))
+                self.answer(json.dumps(pages).encode())
+            else:
+                super().do_GET()
+
+        def do_POST(self) -> None:
+            findings.put(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.answer(b"")
+
+        def answer(self, body: bytes) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *args: object) -> None:
+            """Print nothing."""
+
+    handler = functools.partial(Handler, directory=str(site))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/layout.html", findings
+        finally:
+            server.shutdown()
+            thread.join()
