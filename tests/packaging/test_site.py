@@ -1,4 +1,4 @@
-"""The documentation builds as a site: home page, every page, notebooks with outputs, a complete API reference."""
+"""The documentation builds as a site, with every page, notebook and public name, and its pages fit screens."""
 
 from __future__ import annotations
 

@@ -19,11 +19,13 @@ _ROW: Final = re.compile(r"<tr>(.*?)</tr>", re.DOTALL)
 _CELL: Final = re.compile(r"<t[hd]([^>]*)>(.*?)</t[hd]>", re.DOTALL)
 # First columns of the tables of options. Their last column has the meaning.
 _NAMES: Final = ("option", "property")
+# Five columns of 160 px fit a page of 1,400 px. A table with more has numbers or single words, and narrower columns.
+_MOST_COLUMNS: Final = 5
 
 
 def on_page_content(content: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Return the page with tables that fit the screen."""
-    return _TABLE.sub(_fitting, content)
+    """Return the page with tables that fit the screen. Outputs of notebooks scroll instead."""
+    return content if page.file.src_uri.startswith("notebooks/") else _TABLE.sub(_fitting, content)
 
 
 def _fitting(table: re.Match[str]) -> str:
@@ -41,7 +43,8 @@ def _fitting(table: re.Match[str]) -> str:
         for row in rows
     )
     body = "".join(f"<tr>{row}</tr>" for row in cells)
-    return f'<table data-columns="{len(names)}"><thead>{table[1]}</thead><tbody>{body}</tbody></table>'
+    kind = "text" if len(names) <= _MOST_COLUMNS else "numbers"
+    return f'<table data-of="{kind}"><thead>{table[1]}</thead><tbody>{body}</tbody></table>'
 
 
 def _option_row(names: list[str], cells: list[str]) -> str:
