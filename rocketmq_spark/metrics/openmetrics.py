@@ -57,57 +57,45 @@ def families(
 
     `unreadable` are skipped messages of reads by topic, `repeated` the repeats that the end of a write has found.
     """
+    return [family for family in _families(measures, unreadable or {}, lost_reports, repeated) if family.samples]
+
+
+def _families(measures: Measures, unreadable: Mapping[str, int], lost_reports: int, repeated: int) -> Iterator[Family]:
     brokers = measures.brokers
-    found = [
-        Family(
-            f"rocketmq_spark_{name}",
-            "counter",
-            text,
-            [
-                ("_total", {"broker": broker}, getattr(totals, field) / (1e6 if unit == "seconds" else 1))
-                for broker, totals in brokers.items()
-            ],
-            unit,
-        )
-        for field, (name, text, unit) in _BY_BROKER.items()
-    ]
+    for field, (name, text, unit) in _BY_BROKER.items():
+        scale = 1e6 if unit == "seconds" else 1
+        yield _counter(name, text, "broker", {key: getattr(of, field) / scale for key, of in brokers.items()}, unit)
     for name, text, label, metric in (
         ("retries_by_reason", "Batches that were sent again, by the reason.", "reason", Metric.REASON_RETRIES),
         ("failures_by_code", "Batches that tasks gave up, by response code or error.", "code", Metric.REASON_FAILURES),
     ):
-        samples = [
-            ("_total", {"broker": broker, label: detail}, float(count))
-            for broker, detail, _, _, count in measures.entries(metric, metric)
-        ]
-        found.append(Family(f"rocketmq_spark_{name}", "counter", text, samples))
-    found.append(
-        Family(
-            "rocketmq_spark_send_latency_seconds",
-            "histogram",
-            "Time from the last byte of a request to its acknowledgement.",
-            [sample for broker in brokers for sample in _histogram(measures, broker)],
-            "seconds",
-        )
+        reasons = measures.entries(metric, metric)
+        samples = [("_total", {"broker": broker, label: detail}, count) for broker, detail, _, _, count in reasons]
+        yield Family(f"rocketmq_spark_{name}", "counter", text, samples)
+    yield Family(
+        "rocketmq_spark_send_latency_seconds",
+        "histogram",
+        "Time from the last byte of a request to its acknowledgement.",
+        [sample for broker in brokers for sample in _histogram(measures, broker)],
+        "seconds",
     )
-    invalid = [
-        ("_total", {"fate": fate, "rule": rule}, float(rows))
-        for fate, by_rule in zip(("skipped", "dead_lettered"), measures.invalid_rows(), strict=True)
-        for rule, rows in by_rule.items()
+    invalid = zip(("skipped", "dead_lettered"), measures.invalid_rows(), strict=True)
+    rows = [
+        ("_total", {"fate": fate, "rule": rule}, rows) for fate, by_rule in invalid for rule, rows in by_rule.items()
     ]
-    found.append(Family("rocketmq_spark_invalid_rows", "counter", "Rows that no broker could store.", invalid))
+    yield Family("rocketmq_spark_invalid_rows", "counter", "Rows that no broker could store.", rows)
     recovered, seen_twice = measures.recovered_rows()
-    for name, text, rows in (
-        ("recovered_rows", "Rows that an earlier attempt had stored (effectivelyOnce).", recovered),
-        ("repeated_rows", "Rows that are stored twice or more often (effectivelyOnce).", seen_twice + repeated),
-    ):
-        found.append(Family(f"rocketmq_spark_{name}", "counter", text, [("_total", {}, float(rows))]))
-    skipped = [("_total", {"topic": topic}, float(count)) for topic, count in (unreadable or {}).items()]
-    found.append(
-        Family("rocketmq_spark_unreadable_messages", "counter", "Messages that reads skipped (onUnreadable).", skipped)
-    )
-    text = "Reports of tasks that could not be read."
-    found.append(Family("rocketmq_spark_lost_reports", "counter", text, [("_total", {}, float(lost_reports))]))
-    return [family for family in found if family.samples]
+    yield _counter("recovered_rows", "Rows that an earlier attempt had stored (effectivelyOnce).", "", {"": recovered})
+    text = "Rows that are stored twice or more often (effectivelyOnce)."
+    yield _counter("repeated_rows", text, "", {"": seen_twice + repeated})
+    yield _counter("unreadable_messages", "Messages that reads skipped (onUnreadable).", "topic", unreadable)
+    yield _counter("lost_reports", "Reports of tasks that could not be read.", "", {"": lost_reports})
+
+
+def _counter(name: str, text: str, label: str, values: Mapping[str, float], unit: str = "") -> Family:
+    """Return a counter with one value for each value of a label; without a label, with one value."""
+    samples = [("_total", {label: key} if label else {}, value) for key, value in values.items()]
+    return Family(f"rocketmq_spark_{name}", "counter", text, samples, unit)
 
 
 def last_commit(now: float) -> Family:
@@ -129,7 +117,7 @@ def render(found: Iterable[Family]) -> str:
             series = f"{family.name}{suffix}{{{pairs}}}" if pairs else f"{family.name}{suffix}"
             # Two different names may have the same escaped text.
             values[series] = values.get(series, 0.0) + value
-        lines += [f"{series} {value:.15g}" for series, value in values.items()]
+        lines += _sample_lines(values)
     return "\n".join([*lines, "# EOF", ""])
 
 
@@ -142,12 +130,14 @@ def added(old: str, found: Iterable[Family]) -> str:
     values: dict[str, dict[str, float]] = {}
     for text in filter(None, (old, render(found))):
         _read(text, heads, values)
-    lines = [
-        line
-        for name, by_series in values.items()
-        for line in (*heads[name], *(f"{series} {value:.15g}" for series, value in by_series.items()))
-    ]
+    lines = []
+    for name, by_series in values.items():
+        lines += [*heads[name], *_sample_lines(by_series)]
     return "\n".join([*lines, "# EOF", ""])
+
+
+def _sample_lines(values: Mapping[str, float]) -> list[str]:
+    return [f"{series} {value:.15g}" for series, value in values.items()]
 
 
 def _read(text: str, heads: dict[str, list[str]], values: dict[str, dict[str, float]]) -> None:

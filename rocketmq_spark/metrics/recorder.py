@@ -11,7 +11,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 from rocketmq_spark.metrics.measures import HIGHEST_US, LOWEST_US, BrokerTotals, Measures, Metric, Row, index_of
 from rocketmq_spark.model.message import MessageQueue
@@ -23,6 +23,8 @@ _MAX_LONG: Final = 2**63 - 1
 _MAX_TIMELINE: Final = 4_096
 # Less than any offset, and than any negative one.
 _NO_OFFSET: Final = -(1 << 63)
+# By broker, topic and queue id: rows, last offset, negative first offset.
+_Queues: TypeAlias = "defaultdict[tuple[str, str, int], list[int]]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,17 +60,13 @@ class Recorder:
         # Earlier measurements, with a coarser timeline.
         self._past = Measures()
         self._start_empty()
-        # By rule: rows skipped, rows dead-lettered. A task's reading thread counts them without the sender's lock, so
-        # no other thread clears them.
-        self._invalid: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
-        # Rows that were found stored after a fault, by queue: rows, last offset, negative first offset. Only the
-        # reading thread counts them, as in `_invalid`.
-        self._recovered: defaultdict[MessageQueue, list[int]] = defaultdict(lambda: [0, _NO_OFFSET, _NO_OFFSET])
-        # Repeats that were found, and whether rows are stored at offsets that are not known.
-        self._repeats = 0
+        # What a task's reading thread counts, by metric, broker and detail. It does not have the sender's lock, so no
+        # other thread clears these two.
+        self._read: Counter[tuple[int, str, str]] = Counter()
+        # Rows that were found stored after a fault, as in `_queues`.
+        self._recovered: _Queues = defaultdict(lambda: [0, _NO_OFFSET, _NO_OFFSET])
+        # Whether rows are stored at offsets that are not known.
         self._incomplete = False
-        # Writes whose rows are not written, because the decision log has them already.
-        self._skipped_writes: set[str] = set()
         # Start and end of every isolation by broker, monotonic seconds. Those of one broker do not overlap.
         self._isolations: dict[str, list[tuple[float, float]]] = {}
         self._first_now = float("inf")
@@ -80,10 +78,9 @@ class Recorder:
         self._latencies: defaultdict[str, defaultdict[int, int]] = defaultdict(lambda: defaultdict(int))
         # By epoch second and broker: rows, requests, retries, largest latency.
         self._timeline: defaultdict[tuple[int, str], list[int]] = defaultdict(lambda: [0] * 4)
-        # By broker, topic and queue id: rows, last offset, negative first offset.
-        self._queues: defaultdict[tuple[str, str, int], list[int]] = defaultdict(lambda: [0, _NO_OFFSET, _NO_OFFSET])
-        # By broker and reason: retries, failures.
-        self._reasons: defaultdict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
+        self._queues: _Queues = defaultdict(lambda: [0, _NO_OFFSET, _NO_OFFSET])
+        # Retries and failures by metric, broker and reason.
+        self._reasons: Counter[tuple[int, str, str]] = Counter()
 
     def record_success(
         self, broker: str, rows: int, nbytes: int, latency_ms: float, queue: MessageQueue, queue_offset: int, now: float
@@ -137,13 +134,13 @@ class Recorder:
     def record_retry(self, broker: str, reason: str, now: float) -> None:
         """Count a failed attempt that will be retried; `reason` names the error or the status."""
         self._totals[broker][Metric.RETRIES] += 1
-        self._reasons[broker, reason][0] += 1
+        self._reasons[Metric.REASON_RETRIES, broker, reason] += 1
         self._second(broker, now)[2] += 1
 
     def record_failure(self, broker: str, code: str, now: float) -> None:
         """Count a failed attempt that will not be retried; `code` names the error or the status."""
         self._totals[broker][Metric.FAILURES] += 1
-        self._reasons[broker, code][1] += 1
+        self._reasons[Metric.REASON_FAILURES, broker, code] += 1
         self._last_now = max(self._last_now, now)
 
     def record_isolation(self, broker: str, duration_ms: float, now: float) -> None:
@@ -159,23 +156,24 @@ class Recorder:
     def record_skipped(self, by_rule: Mapping[str, int]) -> None:
         """Count skipped rows by the rule that they break."""
         for rule, rows in by_rule.items():
-            self._invalid[rule][0] += rows
+            self._read[Metric.SKIPPED, "", rule] += rows
 
     def record_dead_letters(self, by_rule: Mapping[str, int]) -> None:
         """Count rows for the dead-letter topic by the rule that they break."""
         for rule, rows in by_rule.items():
-            self._invalid[rule][1] += rows
+            self._read[Metric.DEAD_LETTERED, "", rule] += rows
 
     def record_recovered(self, queue: MessageQueue, rows: int, first: int, last: int) -> None:
         """Count rows that were found stored after a fault, and not sent again, between two offsets of a queue."""
-        stored = self._recovered[queue]
+        self._read[Metric.RECOVERED, queue.broker_name, ""] += rows
+        stored = self._recovered[queue.broker_name, queue.topic, queue.queue_id]
         stored[0] += rows
         stored[1] = max(stored[1], last)
         stored[2] = max(stored[2], -first)
 
     def record_repeats(self, rows: int) -> None:
         """Count rows that were found stored twice or more often."""
-        self._repeats += rows
+        self._read[Metric.REPEATED, "", ""] += rows
 
     def record_incomplete(self) -> None:
         """Note that the offsets of some stored rows are unknown, so the metrics are an incomplete receipt."""
@@ -186,7 +184,7 @@ class Recorder:
 
         The offsets of its stored rows are unknown.
         """
-        self._skipped_writes.add(write)
+        self._read[Metric.SKIPPED_WRITES, "", write] = 1
         self._incomplete = True
 
     def snapshot(self) -> PartitionReport:
@@ -210,7 +208,7 @@ class Recorder:
         """Return a copy of the measurements, with the isolations until the last recorded `now`."""
         measures = Measures()
         measures.merge(self._past)
-        for rows in (self._rows(), self._invalid_rows(), self._recovered_rows(), self._spans()):
+        for rows in (self._rows(), self._read_rows(), self._spans()):
             measures.merge(Measures.of(rows))
         return measures
 
@@ -222,29 +220,10 @@ class Recorder:
                 yield Metric.LATENCY, broker, "", bucket, [count]
         for (second, broker), row in self._timeline.items():
             yield Metric.SECOND_ROWS, broker, "", second, row
-        for (broker, topic, queue_id), row in self._queues.items():
-            yield Metric.QUEUE_ROWS, broker, topic, queue_id, row[:1]
-            if row[1] != _NO_OFFSET:
-                yield Metric.LAST_OFFSET, broker, topic, queue_id, row[1:]
-        for (broker, reason), row in self._reasons.items():
-            yield Metric.REASON_RETRIES, broker, reason, 0, row
+        yield from _rows_of(self._queues, self._reasons)
 
-    def _invalid_rows(self) -> Iterator[Row]:
-        for rule, row in self._invalid.items():
-            yield Metric.SKIPPED, "", rule, 0, row
-        for write in self._skipped_writes:
-            yield Metric.SKIPPED_WRITES, "", write, 0, [1]
-
-    def _recovered_rows(self) -> Iterator[Row]:
-        by_broker: Counter[str] = Counter()
-        for queue, row in self._recovered.items():
-            by_broker[queue.broker_name] += row[0]
-            if 0 <= queue.queue_id < _MAX_QUEUES:
-                yield Metric.QUEUE_ROWS, queue.broker_name, queue.topic, queue.queue_id, row[:1]
-                yield Metric.LAST_OFFSET, queue.broker_name, queue.topic, queue.queue_id, row[1:]
-        for broker, rows in by_broker.items():
-            yield Metric.RECOVERED, broker, "", 0, [rows]
-        yield Metric.REPEATED, "", "", 0, [self._repeats]
+    def _read_rows(self) -> Iterator[Row]:
+        yield from _rows_of(self._recovered, self._read)
         yield Metric.INCOMPLETE, "", "", 0, [int(self._incomplete)]
 
     def _spans(self) -> Iterator[Row]:
@@ -277,3 +256,13 @@ class Recorder:
     def __repr__(self) -> str:
         place = f"write={self.write_id} batch={self.batch_id} partition={self.partition_id}"
         return f"<Recorder {place} {self._so_far().describe()}>"
+
+
+def _rows_of(queues: _Queues, counts: Counter[tuple[int, str, str]]) -> Iterator[Row]:
+    for (broker, topic, queue_id), row in queues.items():
+        if 0 <= queue_id < _MAX_QUEUES:
+            yield Metric.QUEUE_ROWS, broker, topic, queue_id, row[:1]
+            if row[1] != _NO_OFFSET:
+                yield Metric.LAST_OFFSET, broker, topic, queue_id, row[1:]
+    for (metric, broker, detail), count in counts.items():
+        yield metric, broker, detail, 0, [count]

@@ -169,22 +169,17 @@ class WriteSummary:
         ``sendMode=oneway`` those sent), ``requests``, ``retries``, ``max_ms``, ``isolated``.
         """
         measures = self.measures(write_id)
-        rows: dict[tuple[int, str], list[int]] = {}
+        buckets: dict[tuple[int, str], list[int]] = {}
         for broker, _, metric, bucket, value in measures.entries(Metric.SECOND_ROWS, Metric.SECOND_ISOLATED):
-            rows.setdefault((bucket, broker), [0] * 5)[metric - Metric.SECOND_ROWS] = value
-        return [
-            {
-                "second": bucket * measures.width,
-                "width_s": measures.width,
-                "broker": broker,
-                "rows": row[0],
-                "requests": row[1],
-                "retries": row[2],
-                "max_ms": row[3] / 1000,
-                "isolated": bool(row[4]),
-            }
-            for (bucket, broker), row in sorted(rows.items(), key=lambda item: item[0][0])
-        ]
+            buckets.setdefault((bucket, broker), [0] * 5)[metric - Metric.SECOND_ROWS] = value
+        timeline = []
+        for (bucket, broker), (rows, requests, retries, max_us, isolated) in sorted(
+            buckets.items(), key=lambda item: item[0][0]
+        ):
+            place = {"second": bucket * measures.width, "width_s": measures.width, "broker": broker}
+            counts = {"rows": rows, "requests": requests, "retries": retries}
+            timeline.append({**place, **counts, "max_ms": max_us / 1000, "isolated": bool(isolated)})
+        return timeline
 
     def latencies(self, broker: str, write_id: str | None = None) -> HdrHistogram:
         """Return a broker's successful latencies in microseconds; empty for an unknown broker."""
@@ -201,12 +196,8 @@ class WriteSummary:
         Names begin with ``rocketmq_spark_``. The latencies are a histogram in seconds. A web server returns the text
         with the type ``application/openmetrics-text; version=1.0.0; charset=utf-8``.
         """
-        found = families(
-            self.measures(write_id),
-            unreadable=self.skipped_by_reads() if write_id is None else None,
-            lost_reports=self.dropped_reports,
-        )
-        return render(found)
+        unreadable = self.skipped_by_reads() if write_id is None else None
+        return render(families(self.measures(write_id), unreadable=unreadable, lost_reports=self.dropped_reports))
 
     def to_pandas(self, write_id: str | None = None) -> pd.DataFrame:
         """Return the numbers of `to_dict` as a pandas DataFrame indexed by broker."""
@@ -243,7 +234,7 @@ class WriteSummary:
     def notes(self, write_id: str | None = None) -> list[str]:
         """Return sentences that explain the numbers."""
         measures = self.measures(write_id)
-        notes = [*skipped_notes(measures), *recovery_notes(measures), *invalid_notes(measures)]
+        notes = row_notes(measures)
         if write_id is None and (skipped := self.skipped_by_reads()):
             topics = ", ".join(f"{topic} {count}" for topic, count in skipped.items())
             notes.append(f"{sum(skipped.values())} unreadable messages skipped by reads: {topics}.")
@@ -316,28 +307,20 @@ def merge_into(summary: WriteSummary, report: object) -> None:
         )
 
 
-def invalid_notes(measures: Measures) -> list[str]:
-    """Return a sentence on skipped rows, and one on rows for the dead-letter topic, if any."""
-    notes = []
+def row_notes(measures: Measures) -> list[str]:
+    """Return sentences on writes that were completed before, on recovered rows, and on invalid rows, if any."""
+    notes = [
+        f"{write} was completed or decided before: its rows were not written." for write in measures.skipped_writes()
+    ]
+    recovered, repeated = measures.recovered_rows()
+    if recovered:
+        repeats = f", {repeated} of them twice or more often" if repeated else ""
+        notes.append(f"{recovered} rows were found stored after a fault{repeats}.")
     for fate, by_rule in zip(("skipped", "sent to the dead-letter topic"), measures.invalid_rows(), strict=True):
         if by_rule:
             rules = ", ".join(f"{rows} {rule}" for rule, rows in sorted(by_rule.items(), key=lambda item: -item[1]))
             notes.append(f"{sum(by_rule.values())} invalid rows {fate}: {rules}.")
     return notes
-
-
-def skipped_notes(measures: Measures) -> list[str]:
-    """Return a sentence on each write that was completed before."""
-    return [
-        f"{write} was completed or decided before: its rows were not written." for write in measures.skipped_writes()
-    ]
-
-
-def recovery_notes(measures: Measures) -> list[str]:
-    """Return a sentence on rows that were found stored after a fault, if any."""
-    recovered, repeated = measures.recovered_rows()
-    repeats = f", {repeated} of them twice or more often" if repeated else ""
-    return [f"{recovered} rows were found stored after a fault{repeats}."] if recovered else []
 
 
 def sent_notes(measures: Measures) -> list[str]:
@@ -359,15 +342,12 @@ def _quantiles(measures: Measures, broker: str | None) -> dict[str, float | None
 
 
 def _of_write(write_id: str, batch_id: int, measures: Measures) -> dict[str, Any]:
-    start = duration = None
-    if span := measures.span_ms():
-        first, last = span
-        start, duration = first / 1000, last / 1000 - first / 1000
+    span = measures.span_ms()
     return {
         "write_id": write_id,
         "batch_id": batch_id,
-        "start": start,
-        "duration_s": duration,
+        "start": None if span is None else span[0] / 1000,
+        "duration_s": None if span is None else span[1] / 1000 - span[0] / 1000,
         **_counts(measures.brokers.values()),
         **_quantiles(measures, None),
     }

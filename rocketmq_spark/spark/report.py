@@ -22,7 +22,7 @@ from pyspark.accumulators import AccumulatorParam
 from rocketmq_spark.errors import DeliveryError, MetricsUnavailableError, cause
 from rocketmq_spark.metrics import Measures, PartitionReport, WriteSummary, merge_into
 from rocketmq_spark.metrics.openmetrics import BEGINNING, Family, added, families, last_commit
-from rocketmq_spark.metrics.summary import invalid_notes, recovery_notes, sent_notes, skipped_notes
+from rocketmq_spark.metrics.summary import row_notes, sent_notes
 from rocketmq_spark.options.references import PATH, allowed
 from rocketmq_spark.spark.spark_api import WriterCommitMessage
 
@@ -231,8 +231,7 @@ def report_cause(exc: BaseException, what: str) -> None:
 def _account(summary: WriteSummary) -> str:
     by_broker = summary.to_dict()
     measures = summary.measures()
-    notes = *skipped_notes(measures), *recovery_notes(measures), *invalid_notes(measures)
-    invalid = "".join(f"; {line}" for line in notes)
+    invalid = "".join(f"; {line}" for line in row_notes(measures))
     if not by_broker:
         return f"nothing{invalid}"
     brokers = []
