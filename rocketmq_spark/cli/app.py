@@ -244,7 +244,7 @@ def doctor(
     connection: Connection,
     topic: Annotated[str | None, typer.Option(help="Also check this topic.")] = None,
     endpoints: Annotated[
-        str | None, typer.Option(help="Also check these proxies, as in 10.0.0.1:8081;10.0.0.2:8081.")
+        str | None, typer.Option(help="Also check these proxies, as in proxy-1:8081;proxy-2:8081.")
     ] = None,
 ) -> None:
     """Find faults between this machine and a cluster, and advise how to fix them. Writes nothing."""
