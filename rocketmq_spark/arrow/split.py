@@ -23,7 +23,7 @@ from rocketmq_spark.arrow.validate import NO_BODY, rows_without_key, violations
 from rocketmq_spark.errors import MQClientException, RouteNotFoundException
 from rocketmq_spark.model.hashes import consistent_hash, queue_index
 from rocketmq_spark.model.message import MessageQueue
-from rocketmq_spark.options.kinds import make
+from rocketmq_spark.options.references import make
 from rocketmq_spark.protocol.remoting.records import MAX_BATCH_ROWS
 
 

@@ -7,18 +7,18 @@ An option is one dataclass field, made by `option`. Parsing, error texts, docs/o
 from __future__ import annotations
 
 import dataclasses
-import importlib
-import itertools
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model.names import FORBIDDEN_TOPICS, MAX_TOPIC_LENGTH, is_legal, namespace_of
 from rocketmq_spark.options import references
 from rocketmq_spark.options.references import ENV, FILE
+
+_Value = TypeVar("_Value")
 
 INT_MAX: Final = 2_147_483_647
 # Maximum characters of a value in an error. The receipt of a large write, given as offsets, has many thousands.
@@ -42,24 +42,25 @@ class ValueKind:
     reference: Callable[[str], str] | None = None
 
 
+def _checked(value: _Value, is_allowed: object) -> _Value:
+    """Return the value; ValueError if `is_allowed` is false."""
+    if not is_allowed:
+        raise ValueError
+    return value
+
+
 def _parse_boolean(text: str) -> bool:
     lowered = text.strip().lower()
-    if lowered not in ("true", "false"):
-        raise ValueError
-    return lowered == "true"
+    return _checked(lowered, lowered in ("true", "false")) == "true"
 
 
 def _bounded(number: int, lowest: int, highest: int) -> int:
-    if not lowest <= number <= highest:
-        raise ValueError
-    return number
+    return _checked(number, lowest <= number <= highest)
 
 
 def _plain_int(text: str) -> int:
     # int() alone would also accept "1_000" and digits of other scripts.
-    if not re.fullmatch(r"[+-]?[0-9]{1,19}", text.strip()):
-        raise ValueError
-    return int(text)
+    return int(_checked(text, re.fullmatch(r"[+-]?[0-9]{1,19}", text.strip())))
 
 
 def integer(lowest: int, highest: int = INT_MAX, unit: str = "") -> ValueKind:
@@ -112,23 +113,10 @@ def choice(*values: str, or_class: bool = False) -> ValueKind:
         lowered = text.strip().lower()
         if or_class and ":" in text:
             return str(CLASS.parse(text))
-        if lowered not in by_lower:
-            raise ValueError
-        return by_lower[lowered]
+        return by_lower[_checked(lowered, lowered in by_lower)]
 
     allowed = f"one of {', '.join(values)}" + (f", or {CLASS.allowed}" if or_class else "")
     return ValueKind(allowed, parse, reference=_class_in if or_class else None)
-
-
-def _text_that(allowed: str, fits: Callable[[str], bool]) -> ValueKind:
-    """Return the kind of a text for which `fits` returns True; the value is the text."""
-
-    def parse(text: str) -> str:
-        if not fits(text):
-            raise ValueError
-        return text
-
-    return ValueKind(allowed, parse)
 
 
 def name(longest: int, refused: Iterable[str]) -> ValueKind:
@@ -136,24 +124,19 @@ def name(longest: int, refused: Iterable[str]) -> ValueKind:
     taken = frozenset(refused)
     none_of = f", and none of {', '.join(sorted(taken))}" if taken else ""
     allowed = f"1 to {longest} characters of a-z A-Z 0-9 _ - % |{none_of}"
-    return _text_that(allowed, lambda text: len(text) <= longest and is_legal(text) and text not in taken)
+    return ValueKind(
+        allowed, lambda text: _checked(text, len(text) <= longest and is_legal(text) and text not in taken)
+    )
 
 
 def matching(allowed: str, pattern: str) -> ValueKind:
-    """Return the kind of a text that matches a pattern as a whole; the value is the pattern's group."""
-
-    def parse(text: str) -> str:
-        match = re.fullmatch(pattern, text)
-        if match is None:
-            raise ValueError
-        return match[1]
-
-    return ValueKind(allowed, parse)
+    """Return the kind of a text that matches a pattern as a whole."""
+    return ValueKind(allowed, lambda text: _checked(text, re.fullmatch(pattern, text)))
 
 
 def text(allowed: str, refused: str) -> ValueKind:
     """Return the kind of a non-blank text in which the pattern `refused` does not occur."""
-    return _text_that(allowed, lambda text: bool(text.strip()) and not re.search(refused, text))
+    return ValueKind(allowed, lambda text: _checked(text, text.strip() and not re.search(refused, text)))
 
 
 def is_printable(text: str) -> bool:
@@ -176,16 +159,12 @@ def is_reference(text: str) -> bool:
 
 
 def _parse_secret(text: str) -> str:
-    if not is_printable(text):
-        raise ValueError
+    _checked(text, is_printable(text))
     if is_reference(text):
         kind, _, place = text.strip().partition(":")
         text = f"{kind.lower()}:{place}"
-        if not re.fullmatch("env:[A-Za-z_][A-Za-z0-9_]*|file:/.*", text):
-            raise ValueError
-    if is_padded(text):
-        raise ValueError
-    return re.sub("^file:///", "file:/", text)
+        _checked(text, re.fullmatch("env:[A-Za-z_][A-Za-z0-9_]*|file:/.*", text))
+    return re.sub("^file:///", "file:/", _checked(text, not is_padded(text)))
 
 
 def words(allowed: str, pattern: str) -> ValueKind:
@@ -193,9 +172,7 @@ def words(allowed: str, pattern: str) -> ValueKind:
 
     def parse(text: str) -> tuple[str, ...]:
         items = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
-        if not all(re.fullmatch(pattern, item) for item in items):
-            raise ValueError
-        return items
+        return _checked(items, all(re.fullmatch(pattern, item) for item in items))
 
     return ValueKind(allowed, parse)
 
@@ -205,10 +182,7 @@ def ladder(*, strictly: bool) -> ValueKind:
 
     def parse(text: str) -> tuple[int, ...]:
         steps = tuple(_bounded(_plain_int(step), 0, INT_MAX) for step in text.split(","))
-        for lower, higher in itertools.pairwise(steps):
-            if higher < lower or (strictly and higher == lower):
-                raise ValueError
-        return steps
+        return _checked(steps, list(steps) == sorted(set(steps) if strictly else steps))
 
     order = "each greater than the previous one" if strictly else "none smaller than the previous one"
     return ValueKind(f"integers of at least 0 separated by commas, {order}", parse)
@@ -219,9 +193,7 @@ def _parse_row_id(text: str) -> bool | tuple[str, ...]:
     if not colon:
         return _parse_boolean(text)
     columns = tuple(name.strip() for name in names.split(","))
-    if head.strip().lower() != "columns" or not all(columns) or len(set(columns)) < len(columns):
-        raise ValueError
-    return columns
+    return _checked(columns, head.strip().lower() == "columns" and all(columns) and len(set(columns)) == len(columns))
 
 
 def addresses(port: int, prefix: str) -> ValueKind:
@@ -230,9 +202,7 @@ def addresses(port: int, prefix: str) -> ValueKind:
     def parse(text: str) -> tuple[str, ...]:
         parts = filter(None, map(str.strip, re.split("[;,]", text)))
         servers = tuple(dict.fromkeys(_parse_address(re.sub(prefix, "", part, flags=re.IGNORECASE)) for part in parts))
-        if not servers:
-            raise ValueError
-        return servers
+        return _checked(servers, servers)
 
     return ValueKind(f"host:port;host:port, as in 10.0.0.1:{port};10.0.0.2:{port} or [::1]:{port}", parse)
 
@@ -261,8 +231,7 @@ def _parse_address(text: str) -> str:
     host, _, port = text.rpartition(":")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
-    if not re.fullmatch(r"[^\s/\[\]@?#]+", host):
-        raise ValueError
+    _checked(host, re.fullmatch(r"[^\s/\[\]@?#]+", host))
     number = _bounded(_plain_int(port), 1, 65535)
     return f"[{host}]:{number}" if ":" in host else f"{host}:{number}"
 
@@ -273,8 +242,10 @@ SECRET: Final = ValueKind(
     _parse_secret,
     reference=lambda text: text if is_reference(text) else "",
 )
-CLASS: Final = replace(
-    matching("your class as module:Class", r"\s*([A-Za-z_][\w.]*:[A-Za-z_]\w*)\s*"), reference=_class_in
+CLASS: Final = ValueKind(
+    "your class as module:Class",
+    lambda text: _checked(text.strip(), re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", text.strip())),
+    reference=_class_in,
 )
 # A file that is read.
 READ_FILE: Final = replace(
@@ -286,7 +257,7 @@ PATTERN: Final = ValueKind("a Python regular expression, as in orders-.*", _pars
 LOCATION: Final = replace(
     matching(
         "an absolute path, or a URI without a password, as in /var/log/sink.jsonl or s3://bucket/folder",
-        r"((?:/|[A-Za-z][A-Za-z0-9+.-]*://(?![^/]*:[^/]*@))[^\x00-\x1f]*)",
+        r"(?:/|[A-Za-z][A-Za-z0-9+.-]*://(?![^/]*:[^/]*@))[^\x00-\x1f]*",
     ),
     reference=lambda place: f"{references.PATH}{place}",
 )
@@ -393,36 +364,3 @@ def option_text(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return ",".join(map(str, value)) if isinstance(value, (tuple, list, set, frozenset)) else str(value)
-
-
-def load_class(option: str, name: str, method: str) -> type[Any]:
-    """Return the class named ``module:Class``; OptionError if it is missing, lacks the method, or is not allowed."""
-    references.allowed(option, f"{references.CLASS}{name}")
-    module_name, _, class_name = name.partition(":")
-    try:
-        module = importlib.import_module(module_name)
-    except Exception as exc:
-        raise OptionError(
-            f"{option}={name}: importing module {module_name} failed: {exc!r}. Spark's Python workers must find it on "
-            "the driver and on every executor: install it there, or distribute it with --py-files or addPyFile "
-            "(add an archive before you call rocketmq_spark.register(spark))"
-        ) from exc
-    cls = getattr(module, class_name, None)
-    if not (isinstance(cls, type) and callable(getattr(cls, method, None))):
-        raise OptionError(
-            f"{option}={name}: module {module_name} has no class {class_name} with a method {method}. Correct the "
-            "name, or add the method"
-        )
-    return cls
-
-
-def make(option: str, name: str, method: str) -> Any:
-    """Return an instance of the class that `load_class` returns, with its errors."""
-    cls = load_class(option, name, method)
-    try:
-        return cls()
-    except Exception as exc:
-        raise OptionError(
-            f"{option}={name}: calling the class without arguments failed: {exc!r}. Its constructor must "
-            "work without arguments"
-        ) from exc

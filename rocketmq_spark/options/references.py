@@ -1,4 +1,4 @@
-"""What options may use on this machine: variables, files, classes and places to write to.
+"""What options may use on this machine: variables, files, classes and places to write to. Loads these classes.
 
 The administrator of a process limits it with the environment variable ``ROCKETMQ_SPARK_REFERENCES``. Its entries are
 separated by semicolons: ``env:NAME``, ``file:/path``, ``class:module:Class``, ``path:/path`` or ``path:s3://bucket``. A
@@ -7,10 +7,11 @@ separated by semicolons: ``env:NAME``, ``file:/path``, ``class:module:Class``, `
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import urllib.parse
-from typing import Final
+from typing import Any, Final
 
 from rocketmq_spark.errors import OptionError
 
@@ -60,3 +61,36 @@ def _allows(entry: str, target: str) -> bool:
     # The query of a URI can name another server, and a path may leave the folder.
     leaves = "://" in target and re.search(r"[?%#]|(^|/)\.\.(/|$)", rest)
     return target.startswith(prefix) and not leaves
+
+
+def load_class(option: str, name: str, method: str) -> type[Any]:
+    """Return the class named ``module:Class``; OptionError if it is missing, lacks the method, or is not allowed."""
+    allowed(option, f"{CLASS}{name}")
+    module_name, _, class_name = name.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as exc:
+        raise OptionError(
+            f"{option}={name}: importing module {module_name} failed: {exc!r}. Spark's Python workers must find it on "
+            "the driver and on every executor: install it there, or distribute it with --py-files or addPyFile "
+            "(add an archive before you call rocketmq_spark.register(spark))"
+        ) from exc
+    cls = getattr(module, class_name, None)
+    if not (isinstance(cls, type) and callable(getattr(cls, method, None))):
+        raise OptionError(
+            f"{option}={name}: module {module_name} has no class {class_name} with a method {method}. Correct the "
+            "name, or add the method"
+        )
+    return cls
+
+
+def make(option: str, name: str, method: str) -> Any:
+    """Return an instance of the class that `load_class` returns, with its errors."""
+    cls = load_class(option, name, method)
+    try:
+        return cls()
+    except Exception as exc:
+        raise OptionError(
+            f"{option}={name}: calling the class without arguments failed: {exc!r}. Its constructor must "
+            "work without arguments"
+        ) from exc

@@ -23,8 +23,8 @@ from rocketmq_spark.errors import (
     TopicRouteStaleException,
 )
 from rocketmq_spark.model.message import MessageQueue
-from rocketmq_spark.options.kinds import load_class
 from rocketmq_spark.options.parsing import parse_sink_options
+from rocketmq_spark.options.references import load_class
 from rocketmq_spark.options.sink import SinkOptions, check_identity
 from rocketmq_spark.protocol.grpc.codes import Code
 from rocketmq_spark.routing.client_instance import ClientInstance

@@ -30,8 +30,8 @@ from typing import Any, Final, NamedTuple
 from rocketmq_spark.errors import CredentialsError, OptionError
 from rocketmq_spark.model.credentials import Credentials, CredentialsProvider
 from rocketmq_spark.options.connection import ConnectionOptions
-from rocketmq_spark.options.kinds import is_padded, is_printable, load_class, make
-from rocketmq_spark.options.references import ENV, FILE, allowed
+from rocketmq_spark.options.kinds import is_padded, is_printable
+from rocketmq_spark.options.references import ENV, FILE, allowed, load_class, make
 
 logger = logging.getLogger("rocketmq_spark.producer")
 

@@ -29,7 +29,7 @@ ALLOWED = {
     ("rocketmq_spark/spark/report.py", "pickle"): "measures how long Spark's own pickle of a commit message will be",
     ("rocketmq_spark/__init__.py", "import_module"): "imports the public names of this package, which it lists",
     ("rocketmq_spark/display/optional.py", "import_module"): "imports pandas or matplotlib, by names that stand there",
-    ("rocketmq_spark/options/kinds.py", "import_module"): "imports the class that an option of the user names",
+    ("rocketmq_spark/options/references.py", "import_module"): "imports the class that an option of the user names",
     ("rocketmq_spark/protocol/remoting/command.py", "json.JSONDecoder"): "reads what servers send, with limits",
     ("rocketmq_spark/options/offsets.py", "json.loads"): "reads the user's options, and what a query wrote itself",
     ("rocketmq_spark/spark/ordered_queues.py", "json.loads"): "reads what a driver wrote into its query's checkpoint",

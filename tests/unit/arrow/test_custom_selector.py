@@ -12,7 +12,7 @@ import pytest
 from rocketmq_spark.arrow.split import CustomSelector
 from rocketmq_spark.errors import MQClientException, OptionError
 from rocketmq_spark.model.message import MessageQueue
-from rocketmq_spark.options.kinds import load_class
+from rocketmq_spark.options.references import load_class
 from rocketmq_spark.protocol.remoting.records import decode_batch
 from tests.support.encoding import batch_options, encode, joined, queues_of
 

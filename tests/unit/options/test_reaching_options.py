@@ -9,8 +9,9 @@ from typing import Final
 import pytest
 
 from rocketmq_spark.errors import OptionError
-from rocketmq_spark.options.kinds import OptionSpec, load_class, parse_one
+from rocketmq_spark.options.kinds import OptionSpec, parse_one
 from rocketmq_spark.options.producer import PRODUCER_OPTIONS
+from rocketmq_spark.options.references import load_class
 from rocketmq_spark.options.sink import SINK_OPTIONS
 from rocketmq_spark.options.source import SOURCE_OPTIONS
 from tests.support.markdown import ROOT
