@@ -22,7 +22,7 @@ import typer
 from rocketmq_spark import errors
 from rocketmq_spark.display.tables import one_line
 from rocketmq_spark.options.connection import ConnectionOptions
-from rocketmq_spark.options.kinds import SECRET, WRITE, OptionSpec, specs_of
+from rocketmq_spark.options.kinds import READ, SECRET, OptionSpec, specs_of
 
 if TYPE_CHECKING:
     from rocketmq_spark.admin.admin import Admin
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _VISIBLE: Final = "Other users can see command lines, so prefer the environment variable, or give file:/path."
 _PANEL: Final = "Connection"
-_SPECS: Final = [spec for spec in specs_of(ConnectionOptions, WRITE) if spec.cli]
+_SPECS: Final = [spec for spec in specs_of(ConnectionOptions, READ) if spec.section in ("servers", "access", "tls")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -101,11 +101,12 @@ def _flag(spec: OptionSpec) -> inspect.Parameter:
     names = [f"--{spec.field.removeprefix('use_').replace('_', '-')}"]
     if spec.field == "name_server":
         names.insert(0, "-n")
+    text = spec.flag_help or spec.doc.partition(". ")[0].replace("`", "").removesuffix(".") + "."
     option = typer.Option(
         *names,
         envvar=spec.env or (f"ROCKETMQ_{spec.field.upper()}" if spec.kind is SECRET else None),
         show_default=False,
-        help=f"{spec.cli} {_VISIBLE}" if spec.secret else spec.cli,
+        help=f"{text} {_VISIBLE}" if spec.secret else text,
         rich_help_panel=_PANEL,
     )
     default, kind = (False, bool) if spec.default is False else (None, str | None)

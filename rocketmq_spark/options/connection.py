@@ -37,7 +37,7 @@ class ConnectionOptions:
     name_server: tuple[str, ...] = option("nameServer", (), ADDRESSES,
         "Addresses of the name servers, separated by ; or a comma. Required unless `endpoints` is given.",
         section="servers", aliases=("nameServerAddress", "namesrvAddr"), env="NAMESRV_ADDR",
-        cli="Name servers, not proxies: host:9876;host:9876. Default: those of `rocketmq-spark cluster up`.")
+        flag_help="Name servers, not proxies: host:9876;host:9876. Default: those of `rocketmq-spark cluster up`.")
     transport: str = option("transport", REMOTING, kinds.choice(REMOTING, GRPC),
         "`remoting` connects to name servers and brokers. `grpc` connects to the RocketMQ 5 proxies of `endpoints`. "
         "Default: `grpc` if only `endpoints` is given.", uses=SENDING)
@@ -47,7 +47,7 @@ class ConnectionOptions:
     namespace: str | None = option("namespace", None, kinds.text("characters of a-z A-Z 0-9 _ - |", "[^a-zA-Z0-9_|-]"),
         "Prefix (`namespace%`) of topic and group names on the servers. Metrics and receipts show names without it. "
         "Default: the namespace in a name server address `MQ_INST_x_y.host`.",
-        cli="Only topics of this namespace, shown without its prefix.")
+        flag_help="Only topics of this namespace, shown without its prefix.")
     create_topic_key: str = option("createTopicKey", "TBW102", TOPIC,
         "Topic whose route is the template for topics that do not exist yet.", section="template", uses=SENDING)
     default_topic_queue_nums: int = option("defaultTopicQueueNums", 4, kinds.integer(1),
@@ -63,9 +63,8 @@ class ConnectionOptions:
     mq_client_api_timeout: int = option("mqClientApiTimeout", 3000, kinds.integer(1, unit="ms"),
         "Timeout of a request to a name server, or of an admin request to a broker.", uses=(PRODUCER,))
     client_async_semaphore_value: int = option("clientAsyncSemaphoreValue", 65535, kinds.integer(1),
-        "Maximum number of requests in flight per worker process, for all brokers together. Requests beyond it are "
-        "retried. `Producer`: maximum number of asynchronous requests per client id; an attempt beyond it fails at "
-        "once.", section="permits", uses=SENDING)
+        "Maximum number of requests in flight per worker process; requests beyond it are retried. `Producer`: of "
+        "asynchronous requests per client id; an attempt beyond it fails at once.", section="permits", uses=SENDING)
     client_oneway_semaphore_value: int = option("clientOnewaySemaphoreValue", 65535, kinds.integer(1),
         "The same limit for requests without acknowledgement (`sendMode=oneway`, `send_oneway`). A request beyond it "
         "waits.", uses=SENDING)
@@ -86,38 +85,32 @@ class ConnectionOptions:
         "Minimum interval between two probes of one broker.", uses=SENDING)
     use_tls: bool = option("useTls", False, BOOLEAN,
         "Encrypt every connection with TLS. The certificates of the servers must be valid for the addresses that the "
-        "client connects to.", section="tls", cli="Encrypt every connection.")
+        "client connects to.", section="tls")
     tls_ca_file: str | None = option("tlsCaFile", None, kinds.READ_FILE,
-        "PEM file of the trusted certificate authorities. Default: the system's authorities.",
-        cli="PEM file of the trusted certificate authorities. Default: the system's.")
+        "PEM file of the trusted certificate authorities. Default: the system's authorities.")
     tls_cert_file: str | None = option("tlsCertFile", None, kinds.READ_FILE,
-        "PEM file of the client certificate and its chain, for servers that require one.",
-        cli="PEM file of the client certificate.")
+        "PEM file of the client certificate and its chain, for servers that require one.")
     tls_key_file: str | None = option("tlsKeyFile", None, kinds.READ_FILE,
-        "PEM file of the unencrypted private key of the client certificate. Default: the key in `tlsCertFile`.",
-        cli="PEM file of its private key. Default: the key in the certificate file.")
+        "PEM file of the unencrypted private key of the client certificate. Default: the key in `tlsCertFile`.")
     tls_server_name: str | None = option(
         "tlsServerName", None, kinds.text("a host name or address without a port", r"[\s/@\[\]]|^\.|^[^:]*:[^:]*$"),
         "Name that the certificates of all servers are valid for, if it is not the address that the client connects "
-        "to.", cli="Name in the servers' certificates, if it is not the server address.")
+        "to.")
     tls_insecure_skip_verify: bool = option("tlsInsecureSkipVerify", False, BOOLEAN,
-        "Accept every certificate. Anyone between client and server can then read and change the data. Only for "
-        "trials; it is logged as a warning.", cli="Accept every certificate. Only for trials.")
+        "Only for trials: accept every certificate. Anyone between client and server can then read and change the "
+        "data. It is logged as a warning.")
     access_key: str | None = option("accessKey", None, kinds.SECRET,
-        "Name of the user that signs requests to brokers or proxies. Requires `secretKey`.", section="access",
-        cli="Name of the user.")
+        "Name of the user that signs requests to brokers or proxies. Requires `secretKey`.", section="access")
     secret_key: str | None = option("secretKey", None, kinds.SECRET,
-        "Secret key of the user. It is never sent, logged or shown.", secret=True, cli="Secret key of the user.")
+        "Secret key of the user. It is never sent, logged or shown.", secret=True)
     security_token: str | None = option("securityToken", None, kinds.SECRET,
-        "Token of a temporary user, sent with every signed request.", secret=True, cli="Token of a temporary user.")
+        "Token of a temporary user, sent with every signed request.", secret=True)
     credentials_provider: str | None = option("credentialsProvider", None, kinds.CLASS,
         "Your class, as `module:Class`, that provides the access key, secret key and token, and renews them before "
-        "they expire. Excludes `accessKey` and `secretKey`.",
-        cli="module:Class that provides access key, secret key and token.")
+        "they expire. Excludes `accessKey` and `secretKey`.")
     sign_name_server_requests: bool = option("signNameServerRequests", False, BOOLEAN,
         "Also sign requests to name servers. Needed for the remoting port of a proxy with access control, and for name "
-        "servers that require signatures. RocketMQ's own name servers do not.",
-        cli="Also sign requests to name servers.")
+        "servers that require signatures. RocketMQ's own name servers do not.")
     # fmt: on
 
     @property

@@ -294,7 +294,7 @@ class OptionSpec:
     section: str = ""  # Of docs/options.md; empty: the section of the previous option
     uses: tuple[str, ...] = (WRITE, READ, PRODUCER)
     reads: str = ""  # BATCH or STREAM if only that kind of read has the option
-    cli: str = ""  # Help of the command-line flag; empty: the commands have no flag for it
+    flag_help: str = ""  # Help of the commands' flag; empty: the first sentence of `doc`
 
     @property
     def field(self) -> str:

@@ -42,10 +42,9 @@ class ProducerOptions(SendOptions):
     enable_backpressure_for_async_mode: bool = kinds.option("enableBackpressureForAsyncMode", False, kinds.BOOLEAN,
         "Let `send_async` wait while one of the two limits below is reached.", section="window")
     back_pressure_for_async_send_num: int = kinds.option("backPressureForAsyncSendNum", 1024, kinds.integer(1),
-        "Maximum number of messages of `send_async` in flight, at least 10. The default is that of Java 5.5.0; it was "
-        "10000 until 5.3.3.")
-    back_pressure_for_async_send_size: int = kinds.option("backPressureForAsyncSendSize", 100 * kinds.MIB,
-        kinds.size(1, kinds.INT_MAX),
+        "Maximum number of messages of `send_async` in flight, at least 10. Java's default until 5.3.3 was 10000.")
+    back_pressure_for_async_send_size: int = kinds.option(
+        "backPressureForAsyncSendSize", 100 * kinds.MIB, kinds.size(1, kinds.INT_MAX),
         "Maximum number of bytes of `send_async` in flight, at least 1 MiB.")
     client_callback_executor_threads: int = kinds.option("clientCallbackExecutorThreads", 0, kinds.integer(0),
         "Number of threads for the callbacks of `send_async`. 0: one per processor.")

@@ -15,17 +15,7 @@ import rocketmq_spark.options.kinds as kinds
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model.names import DEFAULT_PRODUCER_GROUP, MAX_GROUP_LENGTH, MAX_TOPIC_LENGTH
 from rocketmq_spark.options.connection import ConnectedOptions, ConnectionOptions, Spelling, security_contradictions
-from rocketmq_spark.options.kinds import (
-    BOOLEAN,
-    INSTANCE_NAME,
-    INT_MAX,
-    MIB,
-    MILLISECONDS,
-    TOPIC,
-    WRITE,
-    option,
-    specs_of,
-)
+from rocketmq_spark.options.kinds import BOOLEAN, INT_MAX, MIB, MILLISECONDS, TOPIC, WRITE, option, specs_of
 
 # Steps of latencyMax and notAvailableDuration in every faultPreset.
 _PRESET_STEPS: Final = 7
@@ -55,12 +45,10 @@ class SendOptions(ConnectedOptions):
         "`Producer`: timeout of an attempt while a retry is left. -1: the time that the send has left.")
     retry_times_when_send_failed: int = option("retryTimesWhenSendFailed", 2, kinds.integer(0),
         "With `sendMode=sync` or `oneway`: immediate retries at other brokers. In every mode: how often a batch that "
-        "is stored but not yet flushed or replicated is sent again before the task fails. `Producer`: retries of "
-        "`send`, each at another broker.")
+        "is [stored but not safe](delivery.md#stored-but-not-safe) is sent again. `Producer`: retries of `send`.")
     retry_times_when_send_async_failed: int = option("retryTimesWhenSendAsyncFailed", 2, kinds.integer(0),
-        "With `sendMode=async`: immediate retries at other brokers. Later retries wait before each attempt, until "
-        "`deliveryTimeoutMs`. `Producer`: retries of `send_async`. As in Java, an error code of a broker ends an "
-        "asynchronous send.")
+        "With `sendMode=async`: immediate retries at other brokers. Later retries wait, until `deliveryTimeoutMs`. "
+        "`Producer`: retries of `send_async`. As in Java, an error code of a broker ends the send.")
     retry_another_broker_when_not_store_ok: bool = option("retryAnotherBrokerWhenNotStoreOK", False, BOOLEAN,
         "Whether a batch or message that is stored but not yet flushed or replicated is sent again to another broker. "
         "`Producer`: without it, that status is the result.")
@@ -102,9 +90,8 @@ class SinkOptions(SendOptions):
     producer_group: str = option(
         "producerGroup", "spark-rocketmq-sink", kinds.name(MAX_GROUP_LENGTH, {DEFAULT_PRODUCER_GROUP}),
         "Producer group that the brokers see.")
-    instance_name: str | None = option("instanceName", None, INSTANCE_NAME,
-        "Second part of the client id. Default: made of the process id and a hash of the options.",
-        section="instance")
+    instance_name: str | None = option("instanceName", None, kinds.INSTANCE_NAME,
+        "Second part of the client id. Default: the process id and a hash of the options.", section="instance")
     send_mode: str = option("sendMode", "async", kinds.choice("async", "sync", "oneway"),
         "`async`: several requests in flight. `sync`: a task sends a request after the previous one is acknowledged. "
         "`oneway`: no acknowledgements, so delivery is not guaranteed.", section="delivery")
@@ -117,11 +104,11 @@ class SinkOptions(SendOptions):
     require_store_ok: bool = option("requireStoreOk", True, BOOLEAN,
         "Treat only SEND_OK as stored. false: also accept messages that are not yet flushed or replicated.")
     keep_row_id: bool = option("keepRowId", False, BOOLEAN,
-        "Keep the property `SPARK_ROW_ID` of the column `properties`, for jobs that write each row they read exactly "
-        "once. false: the write drops it, because rows derived from one row would share its id.", section="delivery")
+        "Keep `SPARK_ROW_ID` of the column `properties`, for jobs that write each row they read exactly once. Without "
+        "it the write drops the property, because rows derived from one row would share its id.", section="delivery")
     row_id: bool | tuple[str, ...] = option("rowId", False, kinds.ROW_ID,
-        "Give each message a property `SPARK_ROW_ID` that is the same when a row is sent again. true: derived from the "
-        "position and content of the row. columns:a,b: derived from these columns.")
+        "Give each message a property `SPARK_ROW_ID` that is the same when a row is sent again. `true` derives it from "
+        "the position and content of the row, `columns:a,b` from these columns.")
     on_error: str = option("onError", "fail", kinds.choice("fail", "skip", "deadLetter"),
         "Handling of a row that no broker can store. `fail`: the write fails. `skip`: the row is skipped and counted. "
         "`deadLetter`: the row goes to `deadLetterTopic`.", section="invalid")
@@ -129,8 +116,8 @@ class SinkOptions(SendOptions):
         "Topic of invalid rows. Only with `onError=deadLetter`.")
     queue_selector: str | None = option(
         "queueSelector", None, kinds.choice("roundRobin", "hash", "random", "machineRoom", "column", or_class=True),
-        "How the sink chooses the queue of a row. Default: the hash of `shardingKey` if a row has one, else round "
-        "robin.", section="queues")
+        "How the sink chooses the queue of a row. Default: the hash of `shardingKey`, else `roundRobin`.",
+        section="queues")
     machine_room: tuple[str, ...] = option("machineRoom", (), kinds.words(
             "names separated by commas, each of letters, digits and . _ - (such as idc1)",
             "[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?",
@@ -143,9 +130,9 @@ class SinkOptions(SendOptions):
     batching: bool = option("batching", True, BOOLEAN, "Send many rows in one request.", section="batches")
     batch_bytes: int = option("batchBytes", MIB, kinds.size(1024, 4 * MIB), "Size at which a batch is sent.")
     batch_type: str = option("batchType", "plain", kinds.choice("plain", "inner"),
-        "`inner`: a topic of the type BatchCQ stores each batch as one uncompressed record, which consumers of 5.x "
-        "unpack. The write fails if the option `topic` has another type. A topic from the column `topic` that has "
-        "another type gets its messages one by one.", section="inflight")
+        "`inner`: a topic of the type BatchCQ stores each batch as one uncompressed record for consumers of 5.x. The "
+        "write fails if the option `topic` has another type. A topic of the column `topic` then gets single messages.",
+        section="inflight")
     unique_key: bool = option("uniqueKey", True, BOOLEAN,
         "Give each message a unique id (UNIQ_KEY). false: 42 bytes and one index entry less per message; consumers see "
         "the id of its place in the store as message id. Single messages get a unique id from the broker.")
@@ -154,13 +141,12 @@ class SinkOptions(SendOptions):
     max_in_flight_bytes: int = option("maxInFlightBytes", 32 * MIB, kinds.size(1024, INT_MAX),
         "Maximum number of bytes that a task holds in batches: those being filled and those in flight.")
     max_rate_per_second: int | None = option("maxRatePerSecond", None, kinds.integer(1),
-        "Maximum messages per second of the whole job, without retries. Each task gets an equal share.",
-        section="rate")
+        "Maximum messages per second of the job, without retries. Each task gets an equal share.", section="rate")
     max_rate_tasks: int | None = option("maxRateTasks", None, kinds.integer(1),
         "Number of concurrent tasks that share `maxRatePerSecond`. Default: the parallelism of the registered session.")
     recall_path: str | None = option("recallPath", None, kinds.LOCATION,
-        "Folder where each task saves the handles by which its rows with a time of delivery can be recalled, as "
-        "Parquet files. Every executor must be able to write it.", section="figures", secret=True)
+        "Folder of Parquet files with the handles by which rows with a time of delivery can be recalled. Every "
+        "executor writes there.", section="figures", secret=True)
     delivery: str = option("delivery", "atLeastOnce", kinds.choice("atLeastOnce", EFFECTIVELY_ONCE, EXACTLY_ONCE),
         "`effectivelyOnce`: after a fault, tasks read which rows are stored, and send only the others. `exactlyOnce`: "
         "rows become visible when the driver commits the write or the micro-batch. Both require `transactionalId`; see "
@@ -189,8 +175,7 @@ class SinkOptions(SendOptions):
         "Where each write and each micro-batch saves its metrics: as a line of a local file, or as a file in a folder "
         "of another file system (s3://, gs://, hdfs://).", section="figures", secret=True)
     metrics_format: str = option("metricsFormat", "json", kinds.choice("json", "openmetrics"),
-        "Content of `metricsPath`: the metrics of each commit as JSON, or one file with their sums for Prometheus.",
-        section="figures")
+        "Content of `metricsPath`: the metrics of each commit as JSON, or one file with their sums for Prometheus.")
     # fmt: on
 
     @property

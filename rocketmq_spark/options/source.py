@@ -62,22 +62,20 @@ class SourceOptions(ConnectedOptions):
         'Topics to read, separated by commas. Also .load("topic"). Exactly one of `subscribe`, `subscribePattern` and '
         "`assign` is required, unless `startingOffsets` is a receipt.", section="what", aliases=("topic",))
     subscribe_pattern: str | None = option("subscribePattern", None, kinds.PATTERN,
-        "Read the topics whose whole name matches this regular expression. Names longer than 127 characters are "
-        "ignored.")
+        "Read the topics whose whole name matches this regular expression. Names above 127 characters are ignored.")
     assign: frozenset[MessageQueue] = option("assign", frozenset(),
         _json('queues by topic and broker, as in {"topic":{"broker":[0,1]}}', offset_json.parse_queues),
         "Read these queues.")
     require_brokers: int | tuple[str, ...] | None = option("requireBrokers", None, _BROKERS,
-        "Least number, or names, of the brokers that the name servers must list for the topics of the read; otherwise "
-        "it fails. Name servers do not list a broker that is down. A stream checks this only at its first start.")
+        "Least number, or names, of the brokers that the name servers must list for the topics, or the read fails. "
+        "Name servers do not list a broker that is down. A stream checks this only at its first start.")
     consumer_group: str = option(
         "consumerGroup", "spark-rocketmq-source", kinds.name(MAX_GROUP_LENGTH, {DEFAULT_CONSUMER_GROUP}),
         "Consumer group that the brokers see.")
     starting_offsets: OffsetSpec = option(
         "startingOffsets", OffsetSpec("earliest"), _json(f"{_OFFSETS}the receipt of a write", offset_json.parse_start),
-        "Where a read begins. A stream uses it only at its first start; its default is latest. The receipt of a write "
-        "(`metrics.to_dict()` as JSON) begins at the first rows of the write and reads only its queues.",
-        section="span")
+        "Where a read begins. A stream uses it only at its first start; its default is latest. A receipt of a write "
+        "(`metrics.to_dict()` as JSON) begins at its first rows, and reads only its queues.", section="span")
     ending_offsets: OffsetSpec = option(
         "endingOffsets", OffsetSpec("latest"), _json(f"{_OFFSETS}the receipt of a write", offset_json.parse_end),
         "Where a batch ends, exclusive: as `startingOffsets`, except earliest. A receipt ends after the last rows of "
@@ -89,10 +87,9 @@ class SourceOptions(ConnectedOptions):
         "End a batch in every queue before the first message stored at this time or later. Overrides "
         "`endingOffsetsByTimestamp`, which overrides `endingOffsets`.", reads=kinds.BATCH)
     starting_offsets_by_timestamp: tuple[tuple[MessageQueue, int], ...] = option(
-        "startingOffsetsByTimestamp", (), _TIMESTAMPS, "As `startingTimestamp`, with a time for each queue.")
+        "startingOffsetsByTimestamp", (), _TIMESTAMPS, "As `startingTimestamp`, for each queue.")
     ending_offsets_by_timestamp: tuple[tuple[MessageQueue, int], ...] = option(
-        "endingOffsetsByTimestamp", (), _TIMESTAMPS, "As `endingTimestamp`, with a time for each queue.",
-        reads=kinds.BATCH)
+        "endingOffsetsByTimestamp", (), _TIMESTAMPS, "As `endingTimestamp`, for each queue.", reads=kinds.BATCH)
     starting_offsets_by_timestamp_strategy: str = option(
         "startingOffsetsByTimestampStrategy", "error", kinds.choice("error", "latest"),
         "Handling of a queue that has messages, but none at its starting time or later. `error`: the read fails. "
@@ -110,36 +107,32 @@ class SourceOptions(ConnectedOptions):
         "properties with `filterType=SQL92`.", section="columns")
     filter_type: str = option("filterType", "TAG", kinds.choice("TAG", "SQL92"),
         "Language of `subExpression`. Brokers support SQL92 only with enablePropertyFilter=true.")
-    include_properties: bool = option("includeProperties", True, BOOLEAN,
-        "Include the column `properties`.")
+    include_properties: bool = option("includeProperties", True, BOOLEAN, "Include the column `properties`.")
     min_partitions: int | None = option("minPartitions", None, kinds.integer(1),
-        "Minimum number of Spark partitions; large queues are split, and each partition reads one queue. Default: one "
-        "per queue, where small queues share one.", section="partitions")
+        "Minimum number of Spark partitions; large queues are split. Default: one per queue, where small queues share "
+        "one.", section="partitions")
     max_records_per_partition: int | None = option("maxRecordsPerPartition", None, _COUNT,
         "Maximum number of messages per Spark partition; larger queues are split. Default: no limit.")
     pull_batch_size: int = option("pullBatchSize", 512, kinds.integer(1, 1024),
-        "Maximum number of messages per pull request. A broker with default settings returns at most 32.",
-        section="pulls")
+        "Maximum number of messages per pull request. Brokers return at most 32 by default.", section="pulls")
     pull_timeout_ms: int = option("pullTimeoutMs", PULL_TIMEOUT_MS, MILLISECONDS,
         "Timeout of one request. Default: at most `readTimeoutMs`.")
     read_timeout_ms: int = option("readTimeoutMs", 120000, MILLISECONDS,
         "How long a queue that has messages may return none before the read fails. Also the deadline for planning a "
         "batch or micro-batch, with all routes and offsets.")
     max_offsets_per_trigger: int | None = option("maxOffsetsPerTrigger", None, _COUNT,
-        "Maximum number of messages per micro-batch, shared among the queues in proportion to their new offsets. Every "
-        "queue with new offsets gets at least one, even beyond the limit. Default: no limit.", section="streams",
-        reads=kinds.STREAM)
+        "Maximum number of messages per micro-batch, in proportion to the new offsets of the queues. Every queue with "
+        "new offsets gets at least one, even beyond the limit.", section="streams", reads=kinds.STREAM)
     max_bytes_per_trigger: int | None = option("maxBytesPerTrigger", None, kinds.size(1, 2**63 - 1),
         "About how many bytes a micro-batch reads, by samples of the stored sizes of messages. Every queue with new "
-        "offsets gets at least one message, even beyond the limit. Default: no limit.", reads=kinds.STREAM)
+        "offsets gets at least one message, even beyond the limit.", reads=kinds.STREAM)
     min_offsets_per_trigger: int | None = option("minOffsetsPerTrigger", None, _COUNT,
         "Delay a micro-batch until this many new offsets exist, or `maxTriggerDelay` is over.", reads=kinds.STREAM)
     max_trigger_delay: int = option("maxTriggerDelay", 15 * 60 * 1000, kinds.duration(1),
         "Maximum wait for `minOffsetsPerTrigger`.", reads=kinds.STREAM)
     commit_offsets: bool = option("commitOffsets", False, BOOLEAN,
-        "Commit the offsets of every finished micro-batch to the brokers, to show the lag of `consumerGroup`. A stream "
-        "restarts only from its checkpoint. Nothing is committed while an application consumes as that group.",
-        reads=kinds.STREAM)
+        "Commit the offsets of each finished micro-batch, to show the lag of `consumerGroup`, unless an application "
+        "consumes as that group. A stream restarts only from its checkpoint.", reads=kinds.STREAM)
     instance_name: str | None = option("instanceName", None, INSTANCE_NAME,
         "Second part of the client id, followed by `#` and the process id of the reader. Default: spark. Used only "
         "with `commitOffsets=true`.", section="instance")
