@@ -36,8 +36,7 @@ class ValueKind:
     """The values that an option accepts; `allowed` completes "allowed is ..." in error texts."""
 
     allowed: str
-    parse: Callable[[str], Any]
-    explains: bool = False  # The text of the parser's ValueError says what is wrong
+    parse: Callable[[str], Any]  # Raises a ValueError, whose text may say what is wrong
     # Returns what a value reaches on the machine, such as "path:/var/log/sink.jsonl"; "" if nothing
     reference: Callable[[str], str] | None = None
 
@@ -127,11 +126,6 @@ def name(longest: int, refused: Iterable[str]) -> ValueKind:
     return ValueKind(
         allowed, lambda text: _checked(text, len(text) <= longest and is_legal(text) and text not in taken)
     )
-
-
-def matching(allowed: str, pattern: str) -> ValueKind:
-    """Return the kind of a text that matches a pattern as a whole."""
-    return ValueKind(allowed, lambda text: _checked(text, re.fullmatch(pattern, text)))
 
 
 def text(allowed: str, refused: str) -> ValueKind:
@@ -252,13 +246,12 @@ READ_FILE: Final = replace(
     text("a non-blank text without control characters", "[\x00-\x1f\x7f]"),
     reference=lambda path: f"{FILE}{os.path.abspath(path)}",
 )
-PATTERN: Final = ValueKind("a Python regular expression, as in orders-.*", _parse_pattern, explains=True)
+PATTERN: Final = ValueKind("a Python regular expression, as in orders-.*", _parse_pattern)
 # A password in a URI would end up in logs; file systems have better places for it.
-LOCATION: Final = replace(
-    matching(
-        "an absolute path, or a URI without a password, as in /var/log/sink.jsonl or s3://bucket/folder",
-        r"(?:/|[A-Za-z][A-Za-z0-9+.-]*://(?![^/]*:[^/]*@))[^\x00-\x1f]*",
-    ),
+_LOCATION: Final = r"(?:/|[A-Za-z][A-Za-z0-9+.-]*://(?![^/]*:[^/]*@))[^\x00-\x1f]*"
+LOCATION: Final = ValueKind(
+    "an absolute path, or a URI without a password, as in /var/log/sink.jsonl or s3://bucket/folder",
+    lambda text: _checked(text, re.fullmatch(_LOCATION, text)),
     reference=lambda place: f"{references.PATH}{place}",
 )
 BOOLEAN: Final = ValueKind("true or false", _parse_boolean)
@@ -334,7 +327,7 @@ def parse_one(spec: OptionSpec, value: Any, name: str, noun: str = "option") -> 
     try:
         parsed = spec.kind.parse(option_text(value))
     except ValueError as exc:
-        if spec.kind.explains and not spec.secret:
+        if str(exc) and not spec.secret:
             why = f"{exc}; "
     else:
         if spec.kind.reference is not None and (reference := spec.kind.reference(parsed)):

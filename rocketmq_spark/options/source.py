@@ -7,7 +7,7 @@ topic, broker and queue. Other options are this connector's own.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -27,11 +27,10 @@ _EPOCH: Final = kinds.integer(0, _LONG_MAX, unit="ms since 1970")
 _COUNT: Final = kinds.integer(1, _LONG_MAX)
 
 _SHAPE: Final = '{"topic":{"broker":{"0":23}}}'
-_OFFSETS: Final = f"earliest, latest, offsets by topic, broker and queue as in {_SHAPE} (-2: earliest, -1: latest), or "
-
-
-def _json(allowed: str, parse: Callable[[str], Any]) -> ValueKind:
-    return ValueKind(allowed, parse, explains=True)
+_OFFSETS: Final = (
+    f"earliest, latest, offsets by topic, broker and queue as in {_SHAPE} (-2: earliest, -1: latest), or the receipt "
+    "of a write"
+)
 
 
 _BROKER_NAMES: Final = kinds.words("", r"\S(.*\S)?")
@@ -44,7 +43,7 @@ def _parse_brokers(text: str) -> int | tuple[str, ...]:
 
 _BROKERS: Final = ValueKind("a number from 1 on, or names of brokers separated by commas", _parse_brokers)
 
-_TIMESTAMPS: Final = _json(
+_TIMESTAMPS: Final = ValueKind(
     f"ms since 1970 by topic, broker and queue, as in {_SHAPE}",
     lambda text: tuple(sorted(offset_json.parse_numbers(text, 0).items())),
 )
@@ -64,7 +63,7 @@ class SourceOptions(ConnectedOptions):
     subscribe_pattern: str | None = option("subscribePattern", None, kinds.PATTERN,
         "Read the topics whose whole name matches this regular expression. Names above 127 characters are ignored.")
     assign: frozenset[MessageQueue] = option("assign", frozenset(),
-        _json('queues by topic and broker, as in {"topic":{"broker":[0,1]}}', offset_json.parse_queues),
+        ValueKind('queues by topic and broker, as in {"topic":{"broker":[0,1]}}', offset_json.parse_queues),
         "Read these queues.")
     require_brokers: int | tuple[str, ...] | None = option("requireBrokers", None, _BROKERS,
         "Least number, or names, of the brokers that the name servers must list for the topics, or the read fails. "
@@ -73,11 +72,11 @@ class SourceOptions(ConnectedOptions):
         "consumerGroup", "spark-rocketmq-source", kinds.name(MAX_GROUP_LENGTH, {DEFAULT_CONSUMER_GROUP}),
         "Consumer group that the brokers see.")
     starting_offsets: OffsetSpec = option(
-        "startingOffsets", OffsetSpec("earliest"), _json(f"{_OFFSETS}the receipt of a write", offset_json.parse_start),
+        "startingOffsets", OffsetSpec("earliest"), ValueKind(_OFFSETS, offset_json.parse_start),
         "Where a read begins. A stream uses it only at its first start; its default is latest. A receipt of a write "
         "(`metrics.to_dict()` as JSON) begins at its first rows, and reads only its queues.", section="span")
     ending_offsets: OffsetSpec = option(
-        "endingOffsets", OffsetSpec("latest"), _json(f"{_OFFSETS}the receipt of a write", offset_json.parse_end),
+        "endingOffsets", OffsetSpec("latest"), ValueKind(_OFFSETS, offset_json.parse_end),
         "Where a batch ends, exclusive: as `startingOffsets`, except earliest. A receipt ends after the last rows of "
         "the write. Default: latest, or the receipt in `startingOffsets`.", reads=kinds.BATCH)
     starting_timestamp: int | None = option("startingTimestamp", None, _EPOCH,

@@ -292,7 +292,7 @@ def test_parser_error_of_a_secret_option_is_not_shown(secret: bool, shown: bool)
     def parse(text: str) -> str:
         raise ValueError(f"{text} is wrong")
 
-    spec = OptionSpec("pass", ValueKind("none", parse, explains=True), "Doc.", secret=secret)
+    spec = OptionSpec("pass", ValueKind("none", parse), "Doc.", secret=secret)
     with pytest.raises(OptionError) as caught:
         parse_one(spec, "hunter2", "pass")
     assert ("hunter2 is wrong; allowed is none" in str(caught.value)) is shown
