@@ -29,7 +29,7 @@ from rocketmq_spark.model.route import MASTER_ID, BrokerData, TopicRouteData
 from rocketmq_spark.model.send_result import TransactionCheck
 from rocketmq_spark.testing import FakeCluster, Reply
 from rocketmq_spark.testing.fake_proxy import FakeProxy
-from rocketmq_spark.transport.base import ProxyTransport
+from rocketmq_spark.transport.base import ProxyTransport, Transport
 from rocketmq_spark.transport.grpc.transport import GrpcTransport
 from rocketmq_spark.transport.remoting.transport import RemotingTransport
 from rocketmq_spark.transport.tls import TlsSettings
@@ -96,6 +96,7 @@ class Played(Seam):
 class Brokers(Played):
     """A seam over the remoting protocol, whose stored messages can be read."""
 
+    transport: Transport
     messages: dict[MessageQueue, list[Message]]
     check_transaction: Callable[[int], TransactionCheck | None]
 

@@ -95,15 +95,15 @@ FRAMES += [encode_command(RemotingCommand(0, 7, FIELDS, b"body", 1, "remark"), k
 
 SENDING = SendRequest(EncodedBatch("orders", (BATCH,), 2, len(BATCH), True), QUEUE, "proxy:8081", "pg", "TBW102", 4, 0)
 RESULT = service.SendResultEntry(status=status(), message_id="M1", transaction_id="T1", offset=4, recall_handle="h")
-HALF = pb.Message(
+HALF_MESSAGE = pb.Message(
     topic=pb.Resource(name="orders"),
     user_properties={"a": "b"},
     system_properties=pb.SystemProperties(message_id="M1", keys=["k"], queue_offset=4, delivery_attempt=1),
     body=b"half",
 )
-HALF.system_properties.born_timestamp.FromMilliseconds(1_700_000_000_000)
-HALF.system_properties.delivery_timestamp.FromMilliseconds(1_700_000_000_000)
-CHECK = service.RecoverOrphanedTransactionCommand(message=HALF, transaction_id="T1")
+HALF_MESSAGE.system_properties.born_timestamp.FromMilliseconds(1_700_000_000_000)
+HALF_MESSAGE.system_properties.delivery_timestamp.FromMilliseconds(1_700_000_000_000)
+CHECK = service.RecoverOrphanedTransactionCommand(message=HALF_MESSAGE, transaction_id="T1")
 
 
 _COLLECTOR = HalfCollector()

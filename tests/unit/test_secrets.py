@@ -20,7 +20,7 @@ from rocketmq_spark.model.credentials import Credentials
 from rocketmq_spark.model.message import Message, MessageQueue
 from rocketmq_spark.options.parsing import parse_sink_options
 from rocketmq_spark.producer.producer import Producer
-from rocketmq_spark.protocol.grpc._pb.definition_pb2 import Status
+from rocketmq_spark.protocol.grpc._pb.definition_pb2 import FORBIDDEN, Status
 from rocketmq_spark.protocol.grpc._pb.service_pb2 import QueryRouteResponse
 from rocketmq_spark.protocol.remoting.codes import RequestCode
 from rocketmq_spark.routing.client_instance import registry
@@ -88,7 +88,7 @@ def test_a_refused_write_shows_no_secret(caplog: pytest.LogCaptureFixture, remar
 
 @pytest.mark.parametrize("code", [1, 2, 16])
 def test_an_answer_that_repeats_the_request_shows_no_token(code: int) -> None:
-    keys = {"access_key": "the-user", "secret_key": SECRETS[0], "security_token": SECRETS[1]}
+    keys: dict[str, Any] = {"access_key": "the-user", "secret_key": SECRETS[0], "security_token": SECRETS[1]}
     with FakeCluster(topics={"orders": 1}) as cluster:
         for kind in (None, RequestCode.GET_MAX_OFFSET):
             cluster.brokers["broker-0"].always[kind] = lambda command: Reply.code(code, f"bad {command.ext_fields}")
@@ -105,7 +105,7 @@ def test_an_answer_that_repeats_the_request_shows_no_token(code: int) -> None:
                 assert leaked("".join(repr((error, vars(error))) for error in chain(raised.value))) == []
 
 
-class _Repeating(grpc.GenericRpcHandler):  # type: ignore[misc]
+class _Repeating(grpc.GenericRpcHandler):
     """Answers each call with the metadata that it has received, in the status of the reply or of gRPC."""
 
     def __init__(self, status: Callable[[str, grpc.ServicerContext], bytes]) -> None:
@@ -117,7 +117,7 @@ class _Repeating(grpc.GenericRpcHandler):  # type: ignore[misc]
 
 
 def _in_reply(text: str, _: grpc.ServicerContext) -> bytes:
-    return QueryRouteResponse(status=Status(code=40300, message=text)).SerializeToString()
+    return QueryRouteResponse(status=Status(code=FORBIDDEN, message=text)).SerializeToString()
 
 
 def _of_grpc(text: str, context: grpc.ServicerContext) -> bytes:

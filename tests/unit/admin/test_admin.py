@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,7 +37,7 @@ from tests.support.peer import Peer, Session, refused_address
 from tests.support.transports import Authority
 from tests.unit.conftest import FIGURES
 
-SECRETS = {"access_key": "someone", "secret_key": "hush-hush", "security_token": "token-token"}
+SECRETS: dict[str, Any] = {"access_key": "someone", "secret_key": "hush-hush", "security_token": "token-token"}
 
 
 @pytest.fixture
@@ -73,7 +74,7 @@ def test_topics_without_a_route_are_counted_by_reason(fake: FakeCluster) -> None
 
 
 def test_system_topics_are_listed_on_request(admin: Admin, fake: FakeCluster) -> None:
-    system_topics = (
+    system_topics: tuple[str, ...] = (
         "a",
         "DefaultCluster",
         "DefaultCluster_REPLY_TOPIC",
@@ -341,9 +342,9 @@ def test_brokers_that_did_not_make_a_topic_are_named(admin: Admin) -> None:
         ({"topic": "new", "cluster": "other"}, "unknown cluster 'other': the name servers know DefaultCluster"),
     ],
 )
-def test_invalid_new_topics_are_rejected(admin: Admin, arguments: dict[str, object], text: str) -> None:
+def test_invalid_new_topics_are_rejected(admin: Admin, arguments: dict[str, Any], text: str) -> None:
     with pytest.raises((MQClientException, OptionError), match=text):
-        admin.create_topic(**arguments)  # type: ignore[arg-type]
+        admin.create_topic(**arguments)
 
 
 def test_create_topic_requires_a_cluster_name_if_there_are_several(admin: Admin, fake: FakeCluster) -> None:
@@ -368,13 +369,13 @@ def test_unreachable_name_server_is_an_error_that_names_it() -> None:
 def test_rejected_certificate_is_reported_like_for_a_producer(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     with Peer(Session.serve, tls=authority.context("server", "DNS:elsewhere.example")) as peer:
-        settings = {"use_tls": True, "tls_ca_file": str(authority.ca_file)}
+        settings: dict[str, Any] = {"use_tls": True, "tls_ca_file": str(authority.ca_file)}
         with Admin(peer.address, **settings) as admin, pytest.raises(RemotingCertificateException, match="must name"):
             admin.brokers()
 
 
 def test_options_are_checked_and_named() -> None:
-    for arguments, text in (
+    cases: tuple[tuple[dict[str, Any], str], ...] = (
         ({"name_server": "nonsense"}, "option name_server is 'nonsense'"),
         ({"name_server": "a:1", "access_key": "x"}, "access_key is given without secret_key"),
         ({"name_server": "a:1", "tls_server_name": "x"}, "tls_server_name is given without use_tls"),
@@ -384,9 +385,10 @@ def test_options_are_checked_and_named() -> None:
             "unknown option acess_key; the options of the connection are access_key, ",
         ),
         ({"name_server": "a:1", "subscribe": "x"}, "unknown option subscribe; "),
-    ):
+    )
+    for arguments, text in cases:
         with pytest.raises(OptionError, match=text):
-            Admin(**arguments)  # type: ignore[arg-type]
+            Admin(**arguments)
 
 
 def test_environment_variable_is_the_default_name_server(monkeypatch: pytest.MonkeyPatch) -> None:

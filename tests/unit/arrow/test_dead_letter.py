@@ -26,7 +26,7 @@ PROPERTIES = pa.map_(pa.string(), pa.string())
 
 def grpc_batcher(settings_: SinkOptions, **more: Any) -> GrpcBatcher:
     ids = MessageIds(pid=1, wall_clock=lambda: 1_700_000_000.0, rng=random.Random(0))
-    common = {"queues_of": queues_of, "unique_ids": ids, "born_host": "worker", "epoch_offset": 0.0}
+    common: dict[str, Any] = {"queues_of": queues_of, "unique_ids": ids, "born_host": "worker", "epoch_offset": 0.0}
     return GrpcBatcher(settings_, partition_id=3, **common, **more)
 
 

@@ -65,7 +65,7 @@ PLAIN = MessageExt(
 TIMES = st.integers(-(2**50), 2**50) | st.integers(-(2**63), 2**63 - 1)
 
 
-def sound(message: MessageExt, **changes: object) -> MessageExt:
+def sound(message: MessageExt, **changes: Any) -> MessageExt:
     """Return the message with a correct checksum."""
     changed = dataclasses.replace(message, **changes)
     return dataclasses.replace(changed, body_crc=zlib.crc32(changed.body) & 0x7FFFFFFF)
@@ -234,7 +234,7 @@ def test_no_record_at_all_is_an_empty_batch() -> None:
 def test_damaged_bytes_are_an_error_that_names_the_queue(
     junk: bytes, messages: list[MessageExt], data: st.DataObject
 ) -> None:
-    body = bytearray(pulled(messages).body + junk)
+    body = bytearray(b"".join((pulled(messages).body, junk)))
     if body:
         body[data.draw(st.integers(0, len(body) - 1))] ^= 1 << data.draw(st.integers(0, 7))
     pull = Pulled(QUEUE, 0, 2**63 - 1, bytes(body))

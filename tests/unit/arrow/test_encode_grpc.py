@@ -150,7 +150,8 @@ def test_columnar_requests_equal_requests_of_single_messages(
             lone = lone_message(one)
             assert lone is not None
             assert (lone.unique_id, lone.tags or "") == (system.message_id, system.tag)
-            assert [lone.keys] == (list(system.keys) or [None])
+            keys: list[str | None] = [*system.keys]
+            assert [lone.keys] == (keys or [None])
 
 
 @pytest.mark.parametrize("without", [(), ("tags",), ("keys",), ("properties",), ("tags", "keys", "properties")])
@@ -213,7 +214,7 @@ def test_an_id_among_the_properties_is_dropped_unless_rows_are_copied(keep: bool
 
 
 def test_rows_with_message_group_or_delay_are_sent_alone() -> None:
-    some = [
+    some: list[dict[str, Any]] = [
         {"body": b"1", "shardingKey": "red"},
         {"body": b"2", "shardingKey": None},
         {"body": b"3", "shardingKey": ""},

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketmq_spark.arrow.batcher import LINGER_S
+from rocketmq_spark.arrow.invalid_rows import InvalidRows
 from rocketmq_spark.errors import InvalidRowError, RouteNotFoundException, SchemaError
 from rocketmq_spark.model.hashes import consistent_hash
 from rocketmq_spark.model.message import MessageQueue
@@ -130,7 +131,7 @@ def test_entries_under_null_lists_and_maps_are_ignored() -> None:
         properties.type, 3, [pa.py_buffer(b"\x05"), *properties.buffers()[1:2]], children=[properties.values]
     )
     assert hidden.null_count == 1
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"body": b"a", "keys": ["k1"], "properties": [("k1", "v1")]},
         {"body": b"b"},
         {"body": b"c", "keys": ["k2"], "properties": [("k2", "v2")]},
@@ -207,7 +208,7 @@ def test_many_small_record_batches_make_few_pieces() -> None:
 def test_full_batches_are_slices_of_one_buffer() -> None:
     batcher = new_batcher(batch_options(topic="orders", batch_bytes=10 * (ITEM + 1)))
     first, second = batcher.add(bodies(*[b"x"] * 25), 0.0)
-    assert first[0].body[0].obj is second[0].body[0].obj
+    assert memoryview(first[0].body[0]).obj is memoryview(second[0].body[0]).obj
 
 
 def test_full_groups_do_not_keep_a_shared_chunk_alive() -> None:
@@ -215,7 +216,8 @@ def test_full_groups_do_not_keep_a_shared_chunk_alive() -> None:
     keys = pa.array([str(row % (rows // per_key)) for row in range(rows)])
     batcher = new_batcher(batch_options(topic="orders", batch_bytes=20_000))
     full = [batch for batch, _ in batcher.add(bodies(*[bytes(200)] * rows, shardingKey=keys), 0.0)]
-    buffers = {id(memoryview(piece).obj): len(memoryview(piece).obj) for batch in full for piece in batch.body}
+    views = [memoryview(piece) for batch in full for piece in batch.body]
+    buffers = {id(view.obj): memoryview(view.obj).nbytes for view in views}
     assert full
     assert sum(buffers.values()) == sum(batch.nbytes for batch in full)
 
@@ -373,7 +375,7 @@ def test_record_batches_without_rows_give_nothing() -> None:
 
 
 def test_invalid_rows_go_to_the_callback_and_valid_rows_are_encoded() -> None:
-    handed = []
+    handed: list[InvalidRows] = []
     batch = bodies(b"a", None, b"c", b"", b"e", tags=pa.array(["t", None, "t", None, "x|y"]))
     batcher = new_batcher(on_invalid=handed.append)
     list(batcher.add(bodies(b"before"), 0.0))
@@ -404,7 +406,7 @@ LONG = b"the same again and again " * 200
 def test_long_bodies_are_compressed_one_by_one_in_separate_batches(kind: CompressionType) -> None:
     values = [LONG[:4095], LONG[:4096], b"x", LONG, np.random.default_rng(1).bytes(5_000)]
     done = encode([bodies(*values)], batch_options(topic="orders", compress_type=kind))
-    found = {}
+    found: dict[int, list[bytes]] = {}
     for one, _ in done:
         for item in decode_batch(joined(one)):
             found.setdefault(one.sys_flag, []).append(decompress(item.body, one.sys_flag))
@@ -429,7 +431,7 @@ def test_max_message_size_applies_to_the_uncompressed_body() -> None:
 
 
 def test_invalid_rows_are_not_compressed() -> None:
-    handed = []
+    handed: list[InvalidRows] = []
     batch = bodies(LONG, LONG, tags=pa.array(["a|b", "c"]))
     settings_ = batch_options(topic="orders", compress_type=CompressionType.LZ4)
     ((one, _),) = encode([batch], settings_, on_invalid=handed.append)

@@ -44,7 +44,7 @@ def _element(part: Part, row: int) -> bytes:
     if isinstance(part, ByteColumn):
         return part.value(row) or b""
     if isinstance(part, Choice):
-        return part.literals[part.which[row]]
+        return part.literals[int(part.which[row])]
     template = bytearray(part.template)
     for start, dtype, values in part.fields:
         raw = values[row : row + 1].astype(dtype).tobytes()
@@ -53,7 +53,7 @@ def _element(part: Part, row: int) -> bytes:
 
 
 def test_column_values_come_in_the_requested_row_order() -> None:
-    parts = [column(b"a", b"bb", None), Frame(b"|")]
+    parts: list[Part] = [column(b"a", b"bb", None), Frame(b"|")]
     assert bytes(assemble(parts, 4, 8, np.array([1, 2, 0, 0]))) == b"bb||a|a|"
 
 

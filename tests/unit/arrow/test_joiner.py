@@ -60,7 +60,8 @@ def bodies(ready: list[Ready]) -> list[int]:
 )
 def test_rows_keep_their_order_and_their_number(parts: list[tuple[int, int, bool]]) -> None:
     # A hundredth of the usual limits.
-    batcher, ready = joining(max_rows=80, max_bytes=10_000), []
+    batcher = joining(max_rows=80, max_bytes=10_000)
+    ready: list[Ready] = []
     first = 0
     for count, size, tagged in parts:
         tags = {"tags": pa.array(["t"] * count).dictionary_encode()} if tagged else {}
@@ -75,7 +76,8 @@ def test_rows_keep_their_order_and_their_number(parts: list[tuple[int, int, bool
 
 def test_small_record_batches_are_encoded_together() -> None:
     batcher = CountingBatcher(batch_options(topic="orders"), partition_id=3, queues_of=queues_of, unique_ids=new_ids())
-    joins, ready = JoiningBatcher(batcher, "orders"), []
+    joins = JoiningBatcher(batcher, "orders")
+    ready: list[Ready] = []
     for first in range(0, 20_000, 100):
         ready += joins.add(numbered(first, 100), 0.0)
         assert joins.new_topics() == ([] if first else ["orders"])

@@ -268,7 +268,7 @@ def test_hash_of_zeros_depends_on_their_number() -> None:
 
 @given(row_tables(), st.data())
 def test_vectorised_id_check_equals_the_row_by_row_check(table: Any, data: st.DataObject) -> None:
-    rows = []
+    rows: list[list[Any]] = []
     for one, _ in encode(table[1], batch_options(), row_ids=RowIds("w-1", -1, 9)):
         messages = decode_batch(joined(one), one.topic) if one.batch else ()
         rows += [

@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketmq_spark.arrow.decode import UNREADABLE, batches_of
+from rocketmq_spark.arrow.decode import batches_of
+from rocketmq_spark.arrow.read_columns import UNREADABLE
 from rocketmq_spark.arrow.stored import missing_offsets, missing_records
 from rocketmq_spark.errors import RemotingCommandException
 from rocketmq_spark.model.message import Message
@@ -119,11 +120,19 @@ def test_fail_names_topic_broker_queue_offset_and_the_option(kind: str) -> None:
     assert "onUnreadable=raw" in text
 
 
+def skipping_into(skipped: list[Unreadable]) -> Callable[[Unreadable], bool]:
+    def skip(message: Unreadable) -> bool:
+        skipped.append(message)
+        return False
+
+    return skip
+
+
 @pytest.mark.parametrize("kind", DAMAGES)
 def test_skip_omits_only_the_unreadable_message(kind: str) -> None:
     damaged, reason = DAMAGES[kind]
     skipped: list[Unreadable] = []
-    (batch,) = batches_of([answer(damaged())], SCHEMA, None, lambda message: bool(skipped.append(message)))
+    (batch,) = batches_of([answer(damaged())], SCHEMA, None, skipping_into(skipped))
     assert batch.column("queueOffset").to_pylist() == [0, 1, 3, 4]
     assert batch.column("body").to_pylist() == [b"body 0", b"body 1", b"body 3", b"body 4"]
     (message,) = skipped
@@ -186,12 +195,12 @@ def test_unreadable_inner_batch_covers_only_requested_offsets(start: int, end: i
 def test_wrong_record_length_makes_the_rest_of_the_answer_unreadable(size: int) -> None:
     pull = answer(struct.pack(">i", size) + record_of()[4:])
     skipped: list[Unreadable] = []
-    (batch,) = batches_of([pull], SCHEMA, None, lambda message: bool(skipped.append(message)))
+    (batch,) = batches_of([pull], SCHEMA, None, skipping_into(skipped))
     assert batch.column("queueOffset").to_pylist() == [0, 1]
     (message,) = skipped
     assert (message.start, message.end) == (2, 5)
     assert "no later message of the broker's answer can be located" in message.reason
-    assert pull.body.endswith(message.body)
+    assert bytes(pull.body).endswith(message.body)
 
 
 @pytest.mark.parametrize("value", ["999999", "-1", "x", "9" * 5000])
@@ -369,7 +378,9 @@ def test_after_any_bit_flip_every_offset_is_read_or_reported(data: st.DataObject
     # No damage in the five queue offsets, which identify the records.
     at = data.draw(st.integers(0, len(body) - 1))
     body[at] ^= 1 << data.draw(st.integers(0, 7))
-    offsets = [int.from_bytes(body[place : place + 8], "big") for place in offsets_at(answer(DAMAGES[kind][0]()).body)]
+    offsets = [
+        int.from_bytes(body[place : place + 8], "big") for place in offsets_at(bytes(answer(DAMAGES[kind][0]()).body))
+    ]
     if offsets != [0, 1, 2, 3, 4]:
         return
     covered: set[int] = set()

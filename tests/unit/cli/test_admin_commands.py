@@ -462,8 +462,8 @@ def test_control_characters_from_servers_are_escaped_in_all_output(fake: FakeClu
     gone = BrokerData("gone\x9b2J", {0: refused_address()}, "DefaultCluster")
     fake.name_servers[0].routes["half"] = TopicRouteData((QueueData("gone\x9b2J", 1, 1, 6),), (gone,))
     for command in (["offsets", "orders"], ["brokers"], ["doctor"]):
-        code, out, err = run(*command)
-        assert code == 1
+        status, out, err = run(*command)
+        assert status == 1
         assert "evil \\x1b]0;title\\x07" in out + err
         assert not set("\x1b\x9b") & set(out + err)
 

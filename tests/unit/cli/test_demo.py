@@ -19,7 +19,7 @@ from rocketmq_spark.cli.app import main
 def test_missing_packages_are_reported_before_a_cluster_starts(
     missing: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(sys.modules, missing, None)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, missing, None)
     # Without Java a start of a cluster would fail at once.
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("JAVA_HOME", raising=False)

@@ -10,6 +10,7 @@ from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from threading import Barrier, Thread
+from typing import Any
 
 import pytest
 
@@ -59,7 +60,7 @@ def move_orders(fake: FakeCluster, name: str, address: str, broker_id: int = 0) 
     )
 
 
-def looked_at(name_server: str | None, topic: str | None = None, **given: object) -> Table[Check]:
+def looked_at(name_server: str | None, topic: str | None = None, **given: Any) -> Table[Check]:
     """Return the doctor's findings. Without Java the checks of this machine are fast."""
     return examine(name_server, topic=topic, timeout=TIMEOUT, environ={"PATH": ""}, **given)
 
@@ -81,7 +82,9 @@ def test_healthy_cluster_passes_all_checks(fake: FakeCluster) -> None:
 
 def test_doctor_sends_no_message_and_creates_no_topic(fake: FakeCluster) -> None:
     looked_at(fake.name_server, "orders")
-    asked = {request.code for server in (*fake.name_servers, *fake.brokers.values()) for request in server.requests}
+    requests = [request for server in fake.name_servers for request in server.requests]
+    requests += [request for broker in fake.brokers.values() for request in broker.requests]
+    asked = {request.code for request in requests}
     assert asked.isdisjoint(
         {RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE, RequestCode.UPDATE_AND_CREATE_TOPIC}
     )
@@ -424,7 +427,7 @@ def test_certificate_of_an_unknown_authority_is_reported(tmp_path: Path) -> None
 
 def name_server_over_tls(address: str, authority: Authority) -> Check:
     """Return the findings about a name server, with or without trust in its authority."""
-    given = {"use_tls": True, "tls_ca_file": str(authority.ca_file)}
+    given: dict[str, Any] = {"use_tls": True, "tls_ca_file": str(authority.ca_file)}
     (check,) = [one for one in looked_at(address, **given) if one.check.startswith("name server")]
     return check
 

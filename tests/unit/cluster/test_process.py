@@ -44,17 +44,17 @@ def start(tmp_path: Path, watchdog: Watchdog) -> Iterator[Start]:
 
 def test_process_goes_through_its_states(start: Start) -> None:
     process = start("exec sleep 600")
-    assert process.state is State.RUNNING
+    states = [process.state]
     process.pause()
-    assert process.state is State.PAUSED
+    states.append(process.state)
     assert process.is_alive
     process.resume()
-    assert process.state is State.RUNNING
+    states.append(process.state)
     process.kill()
-    assert process.state is State.KILLED
+    states.append(process.state)
     assert process.pid is None
     process.start()
-    assert process.state is State.RUNNING
+    assert [*states, process.state] == [State.RUNNING, State.PAUSED, State.RUNNING, State.KILLED, State.RUNNING]
 
 
 @pytest.mark.skipif(not hasattr(os, "waitid"), reason="needs os.waitid")

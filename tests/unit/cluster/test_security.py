@@ -163,7 +163,7 @@ def test_private_keys_are_owner_only_and_the_authority_key_is_not_stored(tmp_pat
 def test_servers_trust_only_the_authority_and_require_configured_certs(tmp_path: Path) -> None:
     properties = {}
     for tls in (True, "mutual"):
-        Security.made(tmp_path, auth=False, tls=tls)  # type: ignore[arg-type]
+        Security.made(tmp_path, auth=False, tls=tls)
         properties[tls] = properties_of((tmp_path / "tls" / "tls.properties").read_text())
     assert properties[True]["tls.client.authServer"] == "true"
     assert properties[True]["tls.client.trustCertPath"] == f"{tmp_path}/tls/ca.pem"

@@ -142,12 +142,18 @@ def test_the_driver_refuses_the_log_of_another_checkpoint_before_any_task(
         folder.mkdir()
         (folder / "metadata").write_text(json.dumps({"id": query}))
     options = replace(first.options, start_anew=anew)
-    assert plan_transaction(options, NO_LOOKUP, str(tmp_path / "own")).newest == write
+
+    def newest(checkpoint: str) -> Write | None:
+        planned = plan_transaction(options, NO_LOOKUP, checkpoint)
+        assert planned is not None
+        return planned.newest
+
+    assert newest(str(tmp_path / "own")) == write
     # Tasks check what the driver cannot read.
-    assert plan_transaction(options, NO_LOOKUP, str(tmp_path / "unreadable")).newest == write
+    assert newest(str(tmp_path / "unreadable")) == write
     for _ in range(2):
         if anew:
-            assert plan_transaction(options, NO_LOOKUP, f"file:{tmp_path}/another").newest == write
+            assert newest(f"file:{tmp_path}/another") == write
             continue
         with pytest.raises(OptionError, match=r"checkpoint .*another: transactionalId=job belongs to query query"):
             plan_transaction(options, NO_LOOKUP, f"file:{tmp_path}/another")

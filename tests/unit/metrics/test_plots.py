@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,9 +13,6 @@ import pytest
 from rocketmq_spark.metrics import WriteSummary
 from rocketmq_spark.metrics.plots import STYLE
 from tests.support.pipelines import recorder, success, summary_of
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 EPOCH = 1_700_000_000
 
@@ -44,7 +41,7 @@ def with_a_fault() -> WriteSummary:
     return summary_of([recording.snapshot()])
 
 
-def drawn(panel: Axes) -> dict[str, list[float]]:
+def drawn(panel: Any) -> dict[str, list[float | None]]:
     """Return the steps of each broker in a panel; None where a broker has no value."""
     return {
         str(patch.get_label()): [None if np.isnan(value) else value for value in patch.get_data().values]
@@ -53,7 +50,7 @@ def drawn(panel: Axes) -> dict[str, list[float]]:
     }
 
 
-def shaded(panel: Axes) -> list[tuple[float, float]]:
+def shaded(panel: Any) -> list[tuple[float, float]]:
     return [
         (patch.get_x(), patch.get_x() + patch.get_width()) for patch in panel.patches if hasattr(patch, "get_width")
     ]
@@ -61,7 +58,7 @@ def shaded(panel: Axes) -> list[tuple[float, float]]:
 
 def test_plot_has_a_line_per_broker_that_answered(pyplot: Any) -> None:
     summary = with_a_fault()
-    axes = summary.plot()
+    axes: Any = summary.plot()
     assert [line.get_label() for line in axes.lines] == ["a", "b"]
     assert [line.get_xdata()[-1] for line in axes.lines] == [
         summary.to_dict()[broker]["max_ms"] for broker in ("a", "b")
@@ -78,7 +75,11 @@ def test_broker_name_is_shown_as_it_is(pyplot: Any, broker: str) -> None:
     recording.record_isolation(broker, 2_000, 0.5)
     summary = summary_of([recording.snapshot()])
     _, given = pyplot.subplots(3)
-    figures = [summary.plot().figure, summary.plot_timeline()[0].figure, summary.plot_timeline(given)[0].figure]
+    figures: list[Any] = [
+        summary.plot().figure,
+        summary.plot_timeline()[0].figure,
+        summary.plot_timeline(given)[0].figure,
+    ]
     for figure in figures:
         svg = io.StringIO()
         with pyplot.rc_context({"svg.fonttype": "none"}):
@@ -97,7 +98,7 @@ def test_timeline_has_rates_latencies_and_retries_per_broker(pyplot: Any) -> Non
 
 
 def test_timeline_shades_where_a_broker_is_isolated(pyplot: Any) -> None:
-    panels = with_a_fault().plot_timeline()
+    panels: list[Any] = [*with_a_fault().plot_timeline()]
     assert [shaded(panel) for panel in panels] == [[(1, 4)]] * 3
     (legend,) = panels[0].get_figure().legends
     assert [text.get_text() for text in legend.get_texts()] == ["a", "b", "b isolated"]
@@ -113,8 +114,9 @@ def test_broker_name_with_control_characters_is_drawn_escaped(pyplot: Any) -> No
     success(recording, "b\n\x1b\u202e", rows=1, now=0)
     recording.record_isolation("b\n\x1b\u202e", 2_000, 0.5)
     summary = summary_of([recording.snapshot()])
-    axes = summary.plot()
-    [legend] = summary.plot_timeline()[0].figure.legends
+    axes: Any = summary.plot()
+    figure: Any = summary.plot_timeline()[0].figure
+    [legend] = figure.legends
     names = [text.get_text() for text in (*axes.get_legend().get_texts(), *legend.get_texts())]
     assert names == [r"b\n\x1b\u202e", r"b\n\x1b\u202e", r"b\n\x1b\u202e isolated"]
     axes.figure.canvas.draw()
@@ -126,6 +128,7 @@ def test_long_timeline_has_hours_on_its_axis_and_rates_per_second(pyplot: Any) -
         success(recording, "a", rows=80, now=second)
     summary = summary_of([recording.snapshot()])
     assert summary.timeline()[0]["width_s"] == 32
+    rates: Any
     rates, latencies = summary.plot_timeline()
     assert set(drawn(rates)["a"]) == {10}
     assert latencies.get_xlabel() == "hours since 1970-01-01 00:00:00 UTC"
@@ -165,7 +168,8 @@ def test_timeline_of_nothing_has_labels_and_no_lines(pyplot: Any) -> None:
 
 
 def test_no_plot_has_a_background(pyplot: Any) -> None:
-    for panel in (with_a_fault().plot(), *with_a_fault().plot_timeline()):
+    panels: list[Any] = [with_a_fault().plot(), *with_a_fault().plot_timeline()]
+    for panel in panels:
         assert panel.patch.get_alpha() == 0
         assert panel.get_figure().patch.get_alpha() == 0
 

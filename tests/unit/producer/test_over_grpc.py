@@ -121,7 +121,7 @@ def test_queue_or_selector_is_rejected_before_sending(producer: Producer, transp
 def test_oneway_sends_are_refused(producer: Producer, transport: ScriptedProxies) -> None:
     with pytest.raises(MQClientException, match=rf"a proxy answers every request.*{NAMES_REMOTING}"):
         producer.send_oneway(Message.of("T", b"x"))
-    assert transport.oneways == transport.requests == transport.calls == []
+    assert (transport.oneways, transport.requests, transport.calls) == ([], [], [])
 
 
 @pytest.mark.parametrize(

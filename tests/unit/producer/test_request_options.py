@@ -46,6 +46,11 @@ class Rows:
         else:
             yield pair
 
+    def reject(
+        self, rejected: Sequence[tuple[EncodedBatch, MessageQueue | None]], now: float
+    ) -> Iterator[tuple[EncodedBatch, MessageQueue | None]]:
+        raise AssertionError("a server has rejected a row")
+
     def new_topics(self) -> list[str]:
         return []
 

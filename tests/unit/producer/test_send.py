@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -84,7 +84,7 @@ def test_selectors_and_the_transport_get_names_without_namespace(
     producer.start()
     seen: list[Any] = []
 
-    def last(queues: Any, message: Message, arg: object) -> MessageQueue:
+    def last(queues: Sequence[MessageQueue], message: Message, arg: object) -> MessageQueue:
         seen.append((queues[-1].topic, message.topic, arg))
         return queues[-1]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -237,7 +238,12 @@ def test_dead_letters_of_rows_beyond_the_delay_limit_have_what_the_rows_had(
     transport.routes |= {"T": route({"a": 1}), "dead": route({"a": 1})}
     late = Reply.code(13, "timer message illegal, the delay time should not be bigger than the max delay 1ms")
     transport.play("a", late, Reply(), late)
-    values = {"delayMs": [7, 7, 7], "shardingKey": ["s"] * 3, "queueId": [0] * 3, "brokerName": ["a"] * 3}
+    values: dict[str, list[Any]] = {
+        "delayMs": [7, 7, 7],
+        "shardingKey": ["s"] * 3,
+        "queueId": [0] * 3,
+        "brokerName": ["a"] * 3,
+    }
     rows = pa.table({"body": ["x", "y", "z"], "flag": [5, 5, 5], **{name: values[name] for name in columns}})
     selector = {"queueSelector": "column"} if "queueId" in columns else {}
     options = {**selector, "rowId": "true", "onError": "deadLetter", "deadLetterTopic": "dead"}

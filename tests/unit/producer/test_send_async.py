@@ -21,14 +21,13 @@ from rocketmq_spark.errors import (
     RemotingTooMuchRequestException,
     RocketMQError,
 )
-from rocketmq_spark.model.message import Message, MessageQueue
+from rocketmq_spark.model.message import Message, MessageQueue, SendRequest
 from rocketmq_spark.model.send_result import SendResult
 from rocketmq_spark.options.producer import RETRY_RESPONSE_CODES
 from rocketmq_spark.producer.async_send import BackPressure
 from rocketmq_spark.producer.attempt import Deadline
 from rocketmq_spark.producer.producer import Producer
 from rocketmq_spark.testing import Reply
-from rocketmq_spark.transport.base import SendRequest
 from tests.support.processes import PATIENCE, wait_for
 from tests.support.scripted import ManualClock, ScriptedTransport, route
 

@@ -37,7 +37,7 @@ from tests.support.transports import Authority
 
 Make = Callable[..., Producer]
 
-KEYS = {"access_key": "first-user", "secret_key": "hush-hush", "security_token": "token-token"}
+KEYS: dict[str, Any] = {"access_key": "first-user", "secret_key": "hush-hush", "security_token": "token-token"}
 SECRETS = ("hush-hush", "token-token", "other-hush", "other-token")
 PROVIDER = "two_vaults:Vault"
 
@@ -316,8 +316,8 @@ def test_reads_of_one_worker_sign_with_their_own_keys() -> None:
         for name, key in SIGNING_KEYS.items():
             options = {"nameServer": peer.name_server, "subscribe": "T", "accessKey": "user", "secretKey": key}
             reader = RocketMQDataSource(options).reader(StructType().add("body", "binary"))
-            rows = sum(batch.num_rows for part in reader.partitions() for batch in reader.read(part))
-            assert rows == 1
+            batches: list[Any] = [batch for part in reader.partitions() for batch in reader.read(part)]
+            assert sum(batch.num_rows for batch in batches) == 1
             assert keys_of_broker_requests(peer) == {name}
             requests_to_broker(peer).clear()
 
@@ -340,9 +340,9 @@ def test_grpc_channels_are_not_shared_between_users_or_certificates(tmp_path: Pa
         folder.mkdir()
     authority, stranger = map(Authority, folders)
     with running_proxy(certificate=authority.server("proxy", "IP:127.0.0.1")) as proxy:
-        tls = {"endpoints": proxy.address, "use_tls": True}
+        tls: dict[str, Any] = {"endpoints": proxy.address, "use_tls": True}
         for name, key in SIGNING_KEYS.items():
-            keys = {"access_key": "user", "secret_key": key}
+            keys: dict[str, Any] = {"access_key": "user", "secret_key": key}
             with Producer("pg", tls_ca_file=str(authority.ca_file), **keys, **tls) as producer:
                 producer.send(Message.of("orders", name.encode()))
                 distrusting = Producer("pg", tls_ca_file=str(stranger.ca_file), **keys, **tls)

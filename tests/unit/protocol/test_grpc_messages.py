@@ -53,7 +53,7 @@ plain: dict[str, st.SearchStrategy[Any]] = {
     "properties": user_properties,
     "wait_store_msg_ok": st.booleans(),
 }
-kinds = st.sampled_from(
+kinds: st.SearchStrategy[dict[str, Any]] = st.sampled_from(
     [{}, {"sharding_key": "gr\u00fcn"}, {"deliver_ms": BORN + 7}, {"delay_ms": 7}, {"delay_sec": 7}]
 )
 

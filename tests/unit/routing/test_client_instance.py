@@ -66,7 +66,7 @@ def test_heartbeat_round_ends_after_30_s_and_the_next_continues_there() -> None:
         clock.advance(3.0)
         raise RemotingTimeoutException("no answer")
 
-    transport.heart_beat = transport.unregister_client = silent  # type: ignore[method-assign, assignment]
+    transport.heart_beat = transport.unregister_client = silent  # type: ignore[assignment]
     every = sorted(instance.routes.masters().values())
     for first in (0, 10, 20):
         addresses.clear()
@@ -203,7 +203,7 @@ def test_new_route_triggers_the_first_heartbeat() -> None:
     # The clock stands still, so only the wake-up can make the first heart-beat due.
     heard = threading.Event()
     instance, transport = instance_of()
-    transport.heart_beat = lambda *_: heard.set()  # type: ignore[method-assign, assignment]
+    transport.heart_beat = lambda *_: heard.set()
     instance.register("g")
     instance.start()
     try:
@@ -228,7 +228,7 @@ def test_concurrent_heartbeat_round_is_skipped() -> None:
     instance.register("g")
     instance.routes.find("T", 1.0)
     inner: list[bool] = []
-    transport.heart_beat = lambda *_: inner.append(instance.heart_beat())  # type: ignore[method-assign, assignment]
+    transport.heart_beat = lambda *_: inner.append(instance.heart_beat())
     assert instance.heart_beat()
     assert inner == [False, False]
 
@@ -343,12 +343,12 @@ def test_route_lookup_failing_due_to_close_logs_no_warning(
     transport = ScriptedTransport({})
     instances: list[ClientInstance] = []
 
-    def fail(*_: object) -> TopicRouteData:
+    def fail(*_: object, **__: object) -> TopicRouteData:
         for instance in instances:
             instance.close()
         raise RemotingConnectException("the transport was closed")
 
-    transport.query_route = fail  # type: ignore[method-assign, assignment]
+    transport.query_route = fail
     instance = ClientInstance("ip@name", transport, OPTIONS, clock=ManualClock())
     with pytest.raises(RouteNotFoundException):
         instance.routes.find("T", 1.0)
@@ -363,13 +363,13 @@ def test_heartbeat_failing_due_to_close_logs_no_warning(
 ) -> None:
     instance, transport = instance_of()
 
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         instance.close()
         raise RemotingConnectException("the transport was closed")
 
     instance.register("g")
     instance.routes.find("T", 1.0)
-    transport.heart_beat = fail  # type: ignore[method-assign]
+    transport.heart_beat = fail
     with caplog.at_level(logging.DEBUG, "rocketmq_spark.producer"):
         instance.heart_beat()
     levels = [record.levelno for record in caplog.records if "heartbeat at" in record.getMessage()]
@@ -490,14 +490,14 @@ def test_hanging_probe_does_not_delay_heartbeats() -> None:
     clock = ManualClock()
     instance, transport = instance_of(clock, DETECTING)
 
-    def hang(_queue: MessageQueue, _address: str, timeout: float) -> int:
+    def hang(queue: MessageQueue, address: str, timeout: float) -> int:
         assert timeout == 0.25
         probing.set()
         release.wait(30)
         return 0
 
-    transport.max_offset = hang  # type: ignore[method-assign]
-    transport.heart_beat = lambda *_: heard.set()  # type: ignore[method-assign, assignment]
+    transport.max_offset = hang
+    transport.heart_beat = lambda *_: heard.set()
     instance.register("g")
     transport.routes["U"] = route({"c": 1})
     instance.routes.find("T", 1.0)

@@ -93,7 +93,7 @@ def test_pick_rotates_through_the_better_half() -> None:
     for broker, latency_ms in (("b", 2), ("c", 3), ("d", 4), ("e", 5)):
         update(table, broker, 0.0, 600_000, latency_ms=latency_ms)
     picks = [table.pick_one_at_least(0.0) for _ in range(4)]
-    assert sorted(picks[:2]) == ["a", "b"]
+    assert set(picks[:2]) == {"a", "b"}
     assert picks[:2] == picks[2:]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -184,7 +185,7 @@ def test_equal_route_is_no_change_but_another_queue_number_is() -> None:
 def test_order_of_brokers_in_an_answer_is_no_change() -> None:
     queue_datas = [{"brokerName": name, "readQueueNums": 4, "writeQueueNums": 4, "perm": 6} for name in "ab"]
     broker_datas = [{"brokerName": name, "brokerAddrs": {"0": f"{name}:1", "1": f"{name}:2"}} for name in "ab"]
-    answer = {"queueDatas": queue_datas, "brokerDatas": broker_datas}
+    answer: dict[str, list[Any]] = {"queueDatas": queue_datas, "brokerDatas": broker_datas}
     turned = {name: datas[::-1] for name, datas in answer.items()}
     server = NameServer(T=decode_topic_route(json.dumps(answer).encode()))
     routes = cache(server)

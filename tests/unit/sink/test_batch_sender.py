@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -59,6 +59,9 @@ class RowBatcher:
     def expired(self, now: float, known: Callable[[str], bool]) -> Iterator[Pair]:
         return self.flush() if known("T") else iter(())
 
+    def reject(self, rejected: Sequence[Pair], now: float) -> Iterator[Pair]:
+        raise AssertionError("a server has rejected a row")
+
     def new_topics(self) -> list[str]:
         return ["T"] if self.rows else []
 
@@ -111,7 +114,7 @@ def test_a_second_write_is_refused(rig: Rig) -> None:
 
 def test_write_without_rows_starts_no_request_and_no_thread(rig: Rig) -> None:
     rig.producer.write([], RowBatcher())
-    assert rig.transport.calls == rig.transport.requests == []
+    assert (rig.transport.calls, rig.transport.requests) == ([], [])
 
 
 def test_rows_with_lost_answers_are_resent_and_none_is_missing() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import pytest
 
@@ -11,6 +12,7 @@ from rocketmq_spark.model.message import SendRequest
 from rocketmq_spark.protocol.grpc.codes import call_error, proxy_error
 from rocketmq_spark.routing.fault_strategy import PRESETS
 from rocketmq_spark.testing import Reply
+from rocketmq_spark.transport.base import OnOutcome
 from tests.support.pipelines import ENDPOINTS, Rig, proxy_route, refused
 
 FIRST, SECOND = ENDPOINTS
@@ -33,11 +35,11 @@ def test_throttling_proxy_causes_exponential_backoff_up_to_the_cap(
     rig.transport.play(FIRST, *[Reply(error=throttled)] * 8)
     send, times = rig.transport.send, list[float]()
 
-    def timed(request: SendRequest, timeout, on_outcome, *, within) -> None:  # type: ignore[no-untyped-def]
+    def timed(request: SendRequest, timeout: float, on_outcome: OnOutcome, *, within: float = math.inf) -> None:
         times.append(rig.clock.now)
         send(request, timeout, on_outcome, within=within)
 
-    rig.transport.send = timed  # type: ignore[method-assign]
+    rig.transport.send = timed
     rig.offer()
     rig.run()
     waits = [after - before for before, after in itertools.pairwise(times)]

@@ -18,6 +18,7 @@ from rocketmq_spark.protocol.batches import singles_of, split_batch
 from rocketmq_spark.protocol.grpc.messages import encode_send_request
 from rocketmq_spark.protocol.remoting.records import decode_batch, decode_properties, encode_batch, encode_properties
 from rocketmq_spark.testing import Reply
+from rocketmq_spark.transport.base import OnOutcome
 from tests.support.pipelines import REPLIES, Rig
 from tests.support.scripted import route
 
@@ -43,7 +44,7 @@ def test_messages_of_a_group_are_first_stored_in_order_at_any_endpoint(
     first_stored: list[bytes] = []
     send, in_flight = rig.transport.send, set[str]()
 
-    def checked(request: SendRequest, timeout, on_outcome, *, within) -> None:  # type: ignore[no-untyped-def]
+    def checked(request: SendRequest, timeout: float, on_outcome: OnOutcome, *, within: float = math.inf) -> None:
         group = request.batch.message_group
         assert group not in in_flight
         in_flight.add(group)
@@ -51,12 +52,12 @@ def test_messages_of_a_group_are_first_stored_in_order_at_any_endpoint(
         def ended(outcome: SendOutcome) -> None:
             in_flight.discard(group)
             if outcome.error is None:
-                first_stored.append(request.batch.body[0])
+                first_stored.append(bytes(request.batch.body[0]))
             on_outcome(outcome)
 
         send(request, timeout, ended, within=within)
 
-    rig.transport.send = checked  # type: ignore[method-assign]
+    rig.transport.send = checked
     for number, group in enumerate(groups):
         offer_to_group(rig, group, f"{group}-{number:03}".encode())
     rig.run()
@@ -84,14 +85,14 @@ def refusing(rig: Rig, is_bad: Callable[[EncodedBatch], bool]) -> list[int]:
     """Reject such batches, and return the number of messages of each attempt."""
     send, attempts = rig.transport.send, list[int]()
 
-    def checked(request: SendRequest, timeout, on_outcome, *, within) -> None:  # type: ignore[no-untyped-def]
+    def checked(request: SendRequest, timeout: float, on_outcome: OnOutcome, *, within: float = math.inf) -> None:
         attempts.append(request.batch.rows)
         if is_bad(request.batch):
             error = MessageRefusedException("refused", 40007, "illegal property", request.address)
             rig.transport.play(request.queue.broker_name, Reply(error=error))
         send(request, timeout, on_outcome, within=within)
 
-    rig.transport.send = checked  # type: ignore[method-assign]
+    rig.transport.send = checked
     return attempts
 
 
@@ -141,9 +142,12 @@ def test_rejected_single_message_is_named_without_missing_properties() -> None:
 @pytest.mark.parametrize("encoding", Encoding)
 def test_undecodable_row_is_rejected_without_its_keys(encoding: Encoding) -> None:
     rig = Rig(route(ENDPOINTS))
-    rig.transport.send = lambda request, _, on_outcome, *, within: on_outcome(  # type: ignore[method-assign]
-        SendOutcome(request.queue, None, MessageRefusedException("refused", 40007, "", request.address), 1.0)
-    )
+
+    def rejected(request: SendRequest, timeout: float, on_outcome: OnOutcome, *, within: float = math.inf) -> None:
+        error = MessageRefusedException("refused", 40007, "", request.address)
+        on_outcome(SendOutcome(request.queue, None, error, 1.0))
+
+    rig.transport.send = rejected
     rig.pipeline.offer(EncodedBatch("T", (b"\x0a\xff\xff",), 1, 3, encoding=encoding), None, rig.clock.now)
     rig.step()
     rig.complete()
@@ -166,13 +170,13 @@ def knowing_no_batches(rig: Rig) -> list[int]:
     """Answer every batch with code 3, and return the number of messages of each attempt."""
     send, attempts = rig.transport.send, list[int]()
 
-    def checked(request: SendRequest, timeout, on_outcome, *, within) -> None:  # type: ignore[no-untyped-def]
+    def checked(request: SendRequest, timeout: float, on_outcome: OnOutcome, *, within: float = math.inf) -> None:
         attempts.append(request.batch.rows)
         if request.batch.batch:
             rig.transport.play(request.queue.broker_name, Reply.code(3, "request type 320 not supported"))
         send(request, timeout, on_outcome, within=within)
 
-    rig.transport.send = checked  # type: ignore[method-assign]
+    rig.transport.send = checked
     return attempts
 
 

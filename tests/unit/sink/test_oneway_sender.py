@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -32,6 +32,11 @@ class Rows:
         self.taken_rows += len(rows)
         body = encode_batch([Message("T", row.encode()) for row in rows])
         yield EncodedBatch("T", (body,), len(rows), len(body)), self.queue
+
+    def reject(
+        self, rejected: Sequence[tuple[EncodedBatch, MessageQueue | None]], now: float
+    ) -> Iterator[tuple[EncodedBatch, MessageQueue | None]]:
+        raise AssertionError("a server has rejected a row")
 
     def new_topics(self) -> list[str]:
         return []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -126,6 +127,7 @@ def test_permanent_rejection_fails_at_once() -> None:
     rig.run()
     assert len(rig.transport.requests) == 1
     assert "the message is illegal" in str(rig.pipeline.failure)
+    assert rig.pipeline.failure is not None
     assert isinstance(rig.pipeline.failure.__cause__, RocketMQError)
 
 
@@ -174,9 +176,9 @@ def test_timed_out_rows_count_as_unknown_when_the_write_fails() -> None:
     rig.transport.always["a"] = Reply(silent=True)
     rig.offer(2, rows=3)
     rig.run()
-    assert "no answer" in str(rig.pipeline.failure) or isinstance(
-        rig.pipeline.failure.__cause__, RemotingTimeoutException
-    )
+    failure = rig.pipeline.failure
+    assert failure is not None
+    assert "no answer" in str(failure) or isinstance(failure.__cause__, RemotingTimeoutException)
     assert rig.pipeline.unfinished().unknown == 6
     assert rig.clock.now <= 110.0 + 0.1
 
@@ -184,10 +186,10 @@ def test_timed_out_rows_count_as_unknown_when_the_write_fails() -> None:
 @pytest.mark.parametrize("over_grpc", [False, True])
 def test_timeout_of_attempts_doubles_only_over_grpc(*, over_grpc: bool) -> None:
     # Over gRPC it includes the time of sending, which is the same at every attempt over a slow link.
-    options = {"transport": "grpc", "endpoints": ("a:1",)} if over_grpc else {}
+    options: dict[str, Any] = {"transport": "grpc", "endpoints": ("a:1",)} if over_grpc else {}
     rig = Rig(route({"a": 1}), send_msg_timeout=1000, delivery_timeout_ms=60_000, **options)
     rig.offer()
-    timeouts = []
+    timeouts: list[float] = []
     while len(timeouts) < 4:
         for dispatch in rig.pipeline.dispatches(rig.clock.now):
             timeouts.append(round(dispatch.timeout, 3))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,10 +16,11 @@ from rocketmq_spark.sink.recall import RecallHandles
 QUEUE = MessageQueue("T", "broker-a", 0)
 
 
-def stored(number: int, handle: str | None = None) -> Iterator[object]:
+def stored(number: int, handle: str | None = None) -> tuple[PendingBatch, SendOutcome]:
     message = Message("T", b"x", properties={"KEYS": f"k{number}", "UNIQ_KEY": f"id{number}"})
-    yield PendingBatch(encode_single(message), None)
-    yield SendOutcome(QUEUE, SendStatus.SEND_OK, None, 1.0, recall_handle=f"h{number}" if handle is None else handle)
+    recall_handle = f"h{number}" if handle is None else handle
+    outcome = SendOutcome(QUEUE, SendStatus.SEND_OK, None, 1.0, recall_handle=recall_handle)
+    return PendingBatch(encode_single(message), None), outcome
 
 
 def saved(folder: Path) -> list[dict[str, str]]:

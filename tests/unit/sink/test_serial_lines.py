@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rocketmq_spark.model.message import MessageQueue, SendRequest, SendStatus
+from rocketmq_spark.model.message import MessageQueue, SendOutcome, SendRequest, SendStatus
 from rocketmq_spark.protocol.remoting.records import decode_batch
 from rocketmq_spark.routing.route_cache import publish_info_of
 from rocketmq_spark.testing import Reply
+from rocketmq_spark.transport.base import OnOutcome
 from tests.support.pipelines import REPLIES, Rig, refused
 from tests.support.scripted import route
 
@@ -26,17 +28,17 @@ def at_most_one_in_flight(rig: Rig) -> None:
     """Check at every attempt that no other attempt of its queue is in flight."""
     send, out = rig.transport.send, Counter[MessageQueue]()
 
-    def checked(request: SendRequest, timeout, on_outcome, *, within) -> None:  # type: ignore[no-untyped-def]
+    def checked(request: SendRequest, timeout: float, on_outcome: OnOutcome, *, within: float = math.inf) -> None:
         out[request.queue] += 1
         assert out[request.queue] == 1
 
-        def ended(outcome) -> None:  # type: ignore[no-untyped-def]
+        def ended(outcome: SendOutcome) -> None:
             out[request.queue] -= 1
             on_outcome(outcome)
 
         send(request, timeout, ended, within=within)
 
-    rig.transport.send = checked  # type: ignore[method-assign]
+    rig.transport.send = checked
 
 
 @settings(max_examples=100)
@@ -187,11 +189,11 @@ def timeouts(rig: Rig, attempts: int) -> list[float]:
     found: list[float] = []
     send = rig.transport.send
 
-    def noted(request: SendRequest, timeout, on_outcome, *, within) -> None:  # type: ignore[no-untyped-def]
+    def noted(request: SendRequest, timeout: float, on_outcome: OnOutcome, *, within: float = math.inf) -> None:
         found.append(round(timeout, 3))
         send(request, timeout, on_outcome, within=within)
 
-    rig.transport.send = noted  # type: ignore[method-assign]
+    rig.transport.send = noted
     while len(found) < attempts:
         rig.go_on()
     return found

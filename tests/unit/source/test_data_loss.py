@@ -59,7 +59,7 @@ def logged() -> Iterator[list[str]]:
     """Collect the log messages of readers. (An example of Hypothesis cannot use a function-scoped fixture.)"""
     texts: list[str] = []
     handler = logging.Handler()
-    handler.emit = lambda record: texts.append(record.getMessage())  # type: ignore[method-assign]
+    handler.emit = lambda record: texts.append(record.getMessage())
     logger = logging.getLogger("rocketmq_spark.source")
     logger.addHandler(handler)
     try:
@@ -442,6 +442,11 @@ def test_inner_batch_with_fewer_messages_than_offsets_is_unreadable() -> None:
     with pytest.raises(RemotingCommandException, match=r"messages 3 to 4 cannot be read: .* 3 messages and 5 offsets"):
         list(decoded(reader.options, [pull], SCHEMA, None))
     skipped: list[Unreadable] = []
-    batches = decoded(reader.options, [pull], SCHEMA, None, lambda message: bool(skipped.append(message)))
+
+    def skip(message: Unreadable) -> bool:
+        skipped.append(message)
+        return False
+
+    batches = decoded(reader.options, [pull], SCHEMA, None, skip)
     assert [row for batch in batches for row in batch["queueOffset"].to_pylist()] == [0, 1, 2, 5]
     assert [(message.start, message.end) for message in skipped] == [(3, 5)]

@@ -218,8 +218,8 @@ def test_messages_stored_while_a_start_is_searched_are_not_skipped(make_reader: 
     reader = make_reader(starting_timestamp=5, starting_offsets_by_timestamp_strategy="latest")
     works = reader.transport.max_offset
 
-    def then_stored(*asked: Any) -> int:
-        offset: int = works(*asked)
+    def then_stored(queue: MessageQueue, address: str, timeout: float) -> int:
+        offset = works(queue, address, timeout)
         reader.fill({A0: 3})
         return offset
 
@@ -336,7 +336,7 @@ def test_planning_deadline_leaves_time_for_the_slave(make_reader: Make) -> None:
             raise RemotingTimeoutException("no answer")
         return works(queue, address, timeout)
 
-    reader.transport.min_offset = master_away  # type: ignore[method-assign]
+    reader.transport.min_offset = master_away
     reader.queues.look_up()
     assert reader.resolver.earliest([A0]) == {A0: 0}
     reader.addresses("a", {0: "master:1"})
@@ -348,14 +348,14 @@ def test_planning_deadline_leaves_time_for_the_slave(make_reader: Make) -> None:
 def test_no_try_begins_after_the_planning_deadline(make_reader: Make) -> None:
     # Such a try fails at once, and its error would hide the cause.
     reader = make_reader(read_timeout_ms=20_000)
-    timeouts = []
+    timeouts: list[float] = []
 
-    def refuse(_: MessageQueue, __: str, timeout: float) -> int:
+    def refuse(queue: MessageQueue, address: str, timeout: float) -> int:
         timeouts.append(timeout)
         reader.clock.advance(0.1)
         raise RemotingConnectException("refused")
 
-    reader.transport.min_offset = refuse  # type: ignore[method-assign]
+    reader.transport.min_offset = refuse
     reader.queues.look_up()
     with pytest.raises(ReadError, match="refused"):
         reader.resolver.earliest([A0])
@@ -447,7 +447,7 @@ def test_unreachable_master_does_not_delay_planning_of_a_micro_batch(make_reader
 def test_unreachable_broker_is_an_error_naming_queue_and_option(make_reader: Make) -> None:
     reader = make_reader(read_timeout_ms=5000)
 
-    def refused(*_: Any) -> int:
+    def refused(*_: object, **__: object) -> int:
         raise RemotingConnectException("refused")
 
     reader.transport.max_offset = refused

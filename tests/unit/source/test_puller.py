@@ -95,8 +95,8 @@ def test_a_range_comes_out_whole_in_order_and_once(
     in_flight = []
     pull = reader.transport.pull
 
-    def counted(request: PullRequest, *others: Any) -> None:
-        pull(request, *others)
+    def counted(request: PullRequest, *others: Any, **more: Any) -> None:
+        pull(request, *others, **more)
         in_flight.append(reader.transport.in_flight)
 
     reader.transport.pull = counted
@@ -384,10 +384,10 @@ def test_segment_with_a_temporarily_unknown_broker_is_sent_once(make_reader: Mak
     pulls = puller(reader).pull([OffsetRange(A0, 0, 300)])
     found = [next(pulls), next(pulls)]
 
-    def sometimes(queue: MessageQueue) -> str:
+    def sometimes(queue: MessageQueue, *, trusted: bool = False) -> str:
         if unknown:
             raise unknown.pop()
-        return address(queue)
+        return address(queue, trusted=trusted)
 
     reader.queues.brokers.address = sometimes
     found += pulls

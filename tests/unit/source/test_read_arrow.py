@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -47,7 +48,8 @@ def test_brokers_that_one_name_server_lacks_are_read() -> None:
         assert whole is not None
         for listed in (["broker-0"], ["broker-1"], []):
             restarted.routes["orders"] = whole.only(listed)
-            for options in ({}, {"requireBrokers": 2}):
+            every: tuple[dict[str, Any], ...] = ({}, {"requireBrokers": 2})
+            for options in every:
                 assert read_arrow("orders", nameServer=fake.name_server, **options).read_all().num_rows == 300
         fake.name_servers[1].routes["orders"] = restarted.routes["orders"] = whole.only(["broker-1"])
         assert 0 < read_arrow("orders", nameServer=fake.name_server).read_all().num_rows < 300

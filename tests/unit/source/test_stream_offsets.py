@@ -510,7 +510,7 @@ def test_concurrent_commits_lose_no_offset_at_the_broker(make_reader: Make) -> N
     reader = make_reader(subscribe=names)
     for name in names:
         reader.transport.routes[name] = route({"a": 8, "b": 8})
-    reader.transport.update_consumer_offset = commit_offset  # type: ignore[method-assign]
+    reader.transport.update_consumer_offset = commit_offset
     committed = {MessageQueue(name, broker, number): number for name in names for broker in "ab" for number in range(8)}
     reader.cluster.commit(committed)
     assert {queue: offset for table in tables.values() for queue, offset in table.items()} == committed

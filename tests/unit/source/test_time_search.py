@@ -152,7 +152,7 @@ def test_random_queues_and_answers(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_no_answers_of_a_hostile_broker_prolong_the_search(seed: int) -> None:
     rng = random.Random(seed)
-    most = 2**63 - 1
+    most, pulls = 2**63 - 1, 0
 
     def pull(offset: int) -> list[Stored]:
         nonlocal pulls

@@ -162,8 +162,8 @@ def answers_of_name_servers(reader: Reader, answers: dict[str, dict[str, Any]]) 
         reader.transport.calls.append(("route_at", name_server, topic))
         return of(name_server)[topic]
 
-    reader.transport.route_at = route_at  # type: ignore[method-assign]
-    reader.transport.topics_at = lambda name_server, timeout: frozenset(of(name_server))  # type: ignore[method-assign]
+    reader.transport.route_at = route_at
+    reader.transport.topics_at = lambda name_server, timeout: frozenset(of(name_server))
 
 
 def test_brokers_that_only_some_name_servers_list_are_read_and_warned_of(
@@ -182,8 +182,9 @@ def test_topics_that_only_some_name_servers_list_match_a_pattern(make_reader: Ma
     reader = make_reader(name_server=("n:1", "n:2"), subscribe=(), subscribe_pattern="o.*")
     whole = {"orders": route({"a": 1}), "others": route({"b": 1})}
     answers_of_name_servers(reader, {"n:1": {}, "n:2": whole})
-    reader.transport.topics = lambda timeout: frozenset()  # type: ignore[method-assign]
-    reader.transport.routes, reader.transport.route_at = whole, lambda _, topic, __: whole[topic]  # type: ignore[method-assign]
+    reader.transport.topics = lambda timeout: frozenset()
+    reader.transport.routes = whole
+    reader.transport.route_at = lambda name_server, topic, timeout: whole[topic]
     assert [queue.topic for queue in reader.queues.look_up()] == ["orders", "others"]
 
 
@@ -286,9 +287,10 @@ def test_master_is_used_first_and_slaves_after_failures(make_reader: Make) -> No
     reader.queues.look_up()
     assert reader.queues.brokers.address(A0) == "master:1"
     assert reader.queues.brokers.is_master(A0, "master:1")
-    asked = []
+    asked: list[str] = []
     for _ in range(4):
-        reader.queues.brokers.failed(A0, asked.append(reader.queues.brokers.address(A0)) or asked[-1])
+        asked.append(reader.queues.brokers.address(A0))
+        reader.queues.brokers.failed(A0, asked[-1])
     assert asked == ["master:1", "slave:1", "slave:2", "master:1"]
     assert not reader.queues.brokers.is_master(A0, "slave:1")
     # All queues of one broker change their address, and none of another broker.

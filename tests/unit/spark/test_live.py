@@ -23,7 +23,7 @@ from rocketmq_spark.protocol.remoting.responses import ClusterInfo
 from rocketmq_spark.spark.live import LiveView, TaskCounts, lines_screen, notebook_screen
 from rocketmq_spark.spark.live_arrivals import Arrivals, BrokerArrivals
 from tests.support.processes import PATIENCE
-from tests.support.transports import route
+from tests.support.scripted import route
 
 UNKNOWN = TopicRouteStaleException("no route", 17, "", "")
 
@@ -57,6 +57,10 @@ class Cluster:
         return self.offsets[queue.broker_name, queue.queue_id]
 
 
+def arrivals_at(cluster: Any) -> Arrivals:
+    return Arrivals(cluster, "orders")
+
+
 def counted(arrivals: Arrivals) -> dict[str, int]:
     return {one.broker: one.messages for one in arrivals.brokers()}
 
@@ -64,7 +68,7 @@ def counted(arrivals: Arrivals) -> dict[str, int]:
 def test_messages_are_counted_from_the_start_of_the_display() -> None:
     cluster = Cluster(a=2, b=1)
     cluster.offsets.update({("a", 0): 100, ("a", 1): 7})
-    arrivals = Arrivals(cluster, "orders")
+    arrivals = arrivals_at(cluster)
     arrivals.look(0.0)
     assert counted(arrivals) == {"a": 0, "b": 0}
     cluster.offsets.update({("a", 0): 110, ("a", 1): 8, ("b", 0): 5})
@@ -75,7 +79,7 @@ def test_messages_are_counted_from_the_start_of_the_display() -> None:
 
 def test_a_rate_is_that_of_the_last_two_seconds() -> None:
     cluster = Cluster(a=1)
-    arrivals = Arrivals(cluster, "orders")
+    arrivals = arrivals_at(cluster)
     for step in range(11):
         # 100 a second for three seconds, then none.
         cluster.offsets["a", 0] = 50 * min(step, 6)
@@ -89,7 +93,7 @@ def test_a_rate_is_that_of_the_last_two_seconds() -> None:
 def test_all_messages_of_a_topic_created_later_count(missing: Any) -> None:
     cluster = Cluster()
     cluster.route, cluster.registered = missing, ["a"]
-    arrivals = Arrivals(cluster, "orders")
+    arrivals = arrivals_at(cluster)
     arrivals.look(0.0)
     assert counted(arrivals) == {}
     cluster.route = route({"a": 1})
@@ -101,7 +105,7 @@ def test_all_messages_of_a_topic_created_later_count(missing: Any) -> None:
 
 def test_silent_broker_keeps_its_count_and_does_not_affect_others() -> None:
     cluster = Cluster(a=1, b=1)
-    arrivals = Arrivals(cluster, "orders")
+    arrivals = arrivals_at(cluster)
     arrivals.look(0.0)
     cluster.offsets.update({("a", 0): 10, ("b", 0): 20})
     arrivals.look(0.5)
@@ -116,7 +120,7 @@ def test_silent_broker_keeps_its_count_and_does_not_affect_others() -> None:
 def test_silent_broker_is_queried_again_after_two_seconds() -> None:
     cluster = Cluster(a=4)
     cluster.silent["a"] = RemotingConnectException("refused")
-    arrivals = Arrivals(cluster, "orders")
+    arrivals = arrivals_at(cluster)
     for step in range(6):
         arrivals.look(step / 2)
     assert cluster.asked == ["a", "a"]
@@ -132,7 +136,7 @@ def test_rejecting_broker_and_broker_without_master_are_distinguished() -> None:
     cluster.silent["a"] = MQBrokerException("no permission", 16, "", "")
     found = route({"a": 1, "b": 1})
     cluster.route = TopicRouteData(found.queue_datas, found.broker_datas[:1])
-    arrivals = Arrivals(cluster, "orders")
+    arrivals = arrivals_at(cluster)
     arrivals.look(0.0)
     assert [one.problem for one in arrivals.brokers()] == [
         "rejects the request",
@@ -143,7 +147,7 @@ def test_rejecting_broker_and_broker_without_master_are_distinguished() -> None:
 
 def test_unreachable_name_servers_change_no_count() -> None:
     cluster = Cluster(a=1)
-    arrivals = Arrivals(cluster, "orders")
+    arrivals = arrivals_at(cluster)
     arrivals.look(0.0)
     cluster.route = RemotingConnectException("127.0.0.1:9876: refused")
     cluster.offsets["a", 0] = 3
@@ -155,7 +159,7 @@ def test_unreachable_name_servers_change_no_count() -> None:
 def test_added_queues_count_from_0() -> None:
     cluster = Cluster(a=1)
     cluster.offsets["a", 0] = 50
-    arrivals = Arrivals(cluster, "orders")
+    arrivals = arrivals_at(cluster)
     arrivals.look(0.0)
     cluster.route = route({"a": 2})
     cluster.offsets["a", 1] = 4
@@ -168,7 +172,7 @@ def test_broker_that_appears_later_counts_from_its_first_answer(begins: Any) -> 
     cluster = Cluster()
     cluster.route, cluster.registered = begins, ["a"]
     cluster.offsets.update({("a", 0): 0, ("b", 0): 1_000_000})
-    arrivals = Arrivals(cluster, "orders")
+    arrivals = arrivals_at(cluster)
     arrivals.look(0.0)
     cluster.route = route({"a": 1, "b": 1})
     arrivals.look(5.0)
@@ -181,7 +185,7 @@ def test_broker_that_appears_later_counts_from_its_first_answer(begins: Any) -> 
 def test_registered_broker_without_the_topic_counts_from_0() -> None:
     cluster = Cluster(a=1)
     cluster.registered = ["a", "b"]
-    arrivals = Arrivals(cluster, "orders")
+    arrivals = arrivals_at(cluster)
     arrivals.look(0.0)
     cluster.route = route({"a": 1, "b": 1})
     cluster.offsets["b", 0] = 4
@@ -200,7 +204,7 @@ def test_registered_broker_without_the_topic_counts_from_0() -> None:
 def test_name_servers_without_brokers_do_not_make_old_messages_count(registered: Any) -> None:
     cluster = Cluster()
     cluster.route, cluster.registered = UNKNOWN, registered
-    arrivals = Arrivals(cluster, "orders")
+    arrivals = arrivals_at(cluster)
     arrivals.look(0.0)
     cluster.route = route({"a": 1})
     cluster.offsets["a", 0] = 500
@@ -211,7 +215,7 @@ def test_name_servers_without_brokers_do_not_make_old_messages_count(registered:
 def test_counting_starts_when_name_servers_report_the_topic_as_missing() -> None:
     cluster = Cluster()
     cluster.route, cluster.registered = UNKNOWN, RemotingTimeoutException("no answer")
-    arrivals = Arrivals(cluster, "orders")
+    arrivals = arrivals_at(cluster)
     arrivals.look(0.0)
     assert arrivals.problem == "looking up the topic failed: no answer"
     cluster.registered = ["a"]
@@ -225,7 +229,7 @@ def test_counting_starts_when_name_servers_report_the_topic_as_missing() -> None
 def test_queues_that_disappear_and_return_keep_their_count() -> None:
     cluster = Cluster(a=8)
     cluster.offsets = dict.fromkeys(cluster.offsets, 500)
-    arrivals = Arrivals(cluster, "orders")
+    arrivals = arrivals_at(cluster)
     for now, queues in ((0.0, 8), (3.0, 4), (6.0, 8)):
         cluster.route = route({"a": queues})
         arrivals.look(now)
@@ -244,7 +248,7 @@ def test_brokers_are_queried_concurrently() -> None:
             together.wait()
             return 0
 
-    arrivals = Arrivals(Meeting(), "orders")
+    arrivals = arrivals_at(Meeting())
     arrivals.look(0.0)
     assert counted(arrivals) == {"a": 0, "b": 0}
 
@@ -252,7 +256,7 @@ def test_brokers_are_queried_concurrently() -> None:
 def test_static_topic_is_reported() -> None:
     cluster = Cluster(a=1)
     cluster.route = replace(route({"a": 1}), static_topic=True)
-    arrivals = Arrivals(cluster, "orders")
+    arrivals = arrivals_at(cluster)
     arrivals.look(0.0)
     assert arrivals.problem == (
         "reading topic orders: it is a static (logical) topic, which this release can't read; use an ordinary topic"

@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql.types import StringType, StructType
@@ -17,7 +18,8 @@ from rocketmq_spark.spark.datasource import RocketMQDataSource
 from rocketmq_spark.testing import FakeCluster
 from rocketmq_spark.testing.fake_name_server import FakeNameServer
 from tests.support import fakes
-from tests.support.scripted import route, with_broker
+from tests.support.scripted import route
+from tests.support.scripted_broker import with_broker
 
 KEYED = StructType().add("body", StringType()).add("shardingKey", StringType())
 
@@ -27,8 +29,8 @@ def bound_to(peer: FakeNameServer, checkpoint: Path) -> Mapping[str, int]:
     registry.close_all()
     options = {"nameServer": peer.address, "topic": "t", "ordered": "true", "checkpointLocation": str(checkpoint)}
     try:
-        found = RocketMQDataSource(options).streamWriter(KEYED, overwrite=False).lookup
-        return Counter(queue.broker_name for queue in found.queues)
+        writer: Any = RocketMQDataSource(options).streamWriter(KEYED, overwrite=False)
+        return Counter(queue.broker_name for queue in writer.lookup.queues)
     finally:
         registry.close_all()
 

@@ -30,5 +30,6 @@ def test_a_jvm_that_crashes_as_it_starts_is_started_again(tmp_path: Path, monkey
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     monkeypatch.setattr("tests.support.processes.time.sleep", lambda _: None)
     builder: Any = Builder()
-    assert with_jvm(builder) == "session"
+    session: Any = with_jvm(builder)
+    assert session == "session"
     assert builder.tries == 2

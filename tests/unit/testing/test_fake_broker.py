@@ -113,7 +113,7 @@ def test_stopped_broker_forgets_its_queue_and_its_timers() -> None:
 
 
 @pytest.mark.parametrize("fields", [{"f": "many"}, {"e": ""}])
-def test_malformed_send_is_an_error_and_frees_its_thread(fields: dict[str, str]) -> None:
+def test_malformed_send_is_an_error_and_frees_its_thread(fields: dict[str, Any]) -> None:
     client = Client(send_threads=1)
     for _ in range(3):
         client.message(**fields)

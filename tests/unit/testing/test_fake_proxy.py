@@ -313,7 +313,12 @@ def test_delayed_message_is_recalled_through_the_proxy(cluster: FakeCluster, sea
 def test_handlers_can_be_replaced(seam: Grpc) -> None:
     send = seam.proxy.handlers["SendMessage"]
     texts: list[bytes] = []
-    seam.proxy.handlers["SendMessage"] = lambda request, context: texts.append(request) or send(request, context)
+
+    def noted(request: bytes, context: Any) -> Any:
+        texts.append(request)
+        return send(request, context)
+
+    seam.proxy.handlers["SendMessage"] = noted
     assert outcome_of(seam).status is SendStatus.SEND_OK
     assert len(texts) == 1
 

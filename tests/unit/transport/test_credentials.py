@@ -495,7 +495,8 @@ def test_failed_refresh_of_rejected_credentials_raises_without_a_log(
 def test_late_answer_does_not_replace_a_newer_one_and_is_not_logged(
     caplog: pytest.LogCaptureFixture, late: Credentials | Exception
 ) -> None:
-    answers, gates, asked = [late, Credentials("u", HUSH)], [threading.Event(), threading.Event()], []
+    answers, gates = [late, Credentials("u", HUSH)], [threading.Event(), threading.Event()]
+    asked: list[int] = []
 
     def ask() -> Credentials:
         asked.append(len(asked))

@@ -325,11 +325,15 @@ def test_incomplete_frame_closes_the_connection_although_bytes_arrive(
         for seconds, ended in ((0.0, 1), (4.0, 2), (30.0, 4)):
             clock.advance(seconds)
             before = arrivals()
+
+            def more_arrived(before: int = before) -> bool:
+                return arrivals() > before
+
             transport.send(request_to(peer.address), 3.0, outcomes)
             outcomes.wait(ended)
             # Bytes after the clock's advance would come too late: the connection would count as silent.
             if ended < 4:
-                wait_for(lambda before=before: arrivals() > before)
+                wait_for(more_arrived)
         transport.send(request_to(peer.address), PATIENCE, outcomes)
         outcomes.wait(5)
         assert len(peer.sessions) == 2

@@ -58,10 +58,15 @@ def test_an_ipv6_endpoint_is_reached() -> None:
 
 
 def test_one_channel_serves_all_calls_to_an_endpoint() -> None:
-    peers = set()
+    peers: set[str] = set()
+
+    def noted(request: Any, context: Any) -> Any:
+        peers.add(context.peer())
+        return answer(request, context)
+
     with running_proxy() as proxy, GrpcTransport([proxy.address], client_id="test") as transport:
         answer = proxy.handlers["QueryRoute"]
-        proxy.handlers["QueryRoute"] = lambda request, context: peers.add(context.peer()) or answer(request, context)
+        proxy.handlers["QueryRoute"] = noted
         for _ in range(5):
             transport.query_route("orders", PATIENCE)
     assert len(peers) == 1

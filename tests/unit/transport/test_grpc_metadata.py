@@ -9,6 +9,7 @@ import random
 import time
 import traceback
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -167,7 +168,7 @@ def test_rejected_credentials_are_reported_and_fetched_again(
     proxy: FakeProxy,
 ) -> None:
     # The same second, so a cached signature would be equal.
-    given = {"client_id": "test", "wall_clock": ManualClock(MOMENT)}
+    given: dict[str, Any] = {"client_id": "test", "wall_clock": ManualClock(MOMENT)}
     with GrpcTransport([proxy.address], credentials=Rotating(), **given) as transport:
         seam = Grpc(transport, proxy, None)
         for code, message in ((40100, "User:old has no permission to access Topic:orders"), (40100, "no such user")):

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -64,6 +65,10 @@ def half(seam: Grpc, body: bytes = b"half", topic: str = "orders", group: str = 
     return outcome.transaction_id
 
 
+def has_settings(proxy: FakeProxy, count: int) -> bool:
+    return len(proxy.client_settings) == count
+
+
 def topics(proxy: FakeProxy) -> list[list[str]]:
     return [[topic.name for topic in settings.publishing.topics] for settings in tuple(proxy.client_settings)]
 
@@ -91,7 +96,7 @@ def test_first_half_message_opens_streams_with_its_topic_in_settings(
         half(seam)
         half(seam)
         for one in (proxy, other):
-            wait_for(lambda one=one: bool(one.client_settings))
+            wait_for(partial(has_settings, one, 1))
             [settings] = one.client_settings
             assert settings.client_type == pb.PRODUCER
             assert [address.port for address in settings.access_point.addresses] == [int(one.address.split(":")[1])]
@@ -102,7 +107,7 @@ def test_first_half_message_opens_streams_with_its_topic_in_settings(
             assert settings.request_timeout.ToMilliseconds() == 3000
         half(seam, topic="other")
         for one in (proxy, other):
-            wait_for(lambda one=one: len(one.client_settings) == 2)
+            wait_for(partial(has_settings, one, 2))
             assert topics(one) == [["orders"], ["orders", "other"]]
             assert len(one.requests("Telemetry")) == 1
 
@@ -234,7 +239,7 @@ def test_closed_stream_is_opened_again_with_its_settings(seam: Grpc, caplog: pyt
     seam.transport.on_check_transaction = checks
     message_id = half(seam)
     for turn in range(1, 4):
-        wait_for(lambda turn=turn: len(seam.proxy.client_settings) == turn)
+        wait_for(partial(has_settings, seam.proxy, turn))
         seam.proxy.hang_up_streams()
     wait_for(lambda: len(seam.proxy.client_settings) == 4)
     seam.proxy.check(message_id)
@@ -362,7 +367,8 @@ def start(seam: Grpc) -> Iterator[Callable[[Listener], Producer]]:
 
     def make(listener: Listener) -> Producer:
         # The name server's address is unused, because the transport is given.
-        producer = Producer("pg", transport=seam.transport, name_server="a:1", transaction_listener=listener)
+        transport: Any = seam.transport
+        producer = Producer("pg", transport=transport, name_server="a:1", transaction_listener=listener)
         started.append(producer)
         producer.start()
         return producer

@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -221,6 +222,10 @@ def test_stored_batch_has_an_offset_and_an_unknown_queue(seam: Grpc) -> None:
     assert first.latency_ms > 0
 
 
+def has_requests(proxy: FakeProxy, count: int) -> bool:
+    return len(proxy.requests("SendMessage")) == count
+
+
 def test_encoded_request_is_sent_unchanged_while_it_is_young(seam: Grpc) -> None:
     encoded = seam.request(batch("orders", b"one", b"two"))
     seam.transport.send(encoded, PATIENCE, Outcomes())
@@ -229,10 +234,10 @@ def test_encoded_request_is_sent_unchanged_while_it_is_young(seam: Grpc) -> None
     ready = EncodedBatch(
         "orders", (body[:20], memoryview(body)[20:]), 2, len(body), encoding=Encoding.GRPC, born_timestamp=10_000
     )
-    for later in (0, 29_999, 30_000):
+    for count, later in enumerate((0, 29_999, 30_000), 2):
         request = replace(seam.request(ready), born_timestamp=10_000 + later)
         seam.transport.send(request, PATIENCE, Outcomes())
-        wait_for(lambda later=later: len(seam.proxy.requests("SendMessage")) == 2 + (0, 29_999, 30_000).index(later))
+        wait_for(partial(has_requests, seam.proxy, count))
     _, same, still, renewed = [call.request for call in seam.proxy.requests("SendMessage")]
     assert same == still == body != renewed
     born = [message.system_properties.born_timestamp.ToMilliseconds()
@@ -309,7 +314,9 @@ def test_message_that_grpc_cannot_carry_fails_unsent(seam: Grpc) -> None:
 
 
 def test_calls_that_the_protocol_does_not_have_are_refused(seam: Grpc) -> None:
-    queue, address, transport = seam.queue, seam.address, seam.transport
+    queue, address = seam.queue, seam.address
+    # Not in the interface of proxies.
+    transport: Any = seam.transport
     for call in (
         lambda: transport.send_oneway(seam.request(single("orders", b"one")), PATIENCE),
         lambda: transport.max_offset(queue, address, PATIENCE),
@@ -438,7 +445,8 @@ def test_close_ends_a_call_that_another_thread_waits_for(seam: Grpc) -> None:
 def test_sends_that_race_with_close_have_one_outcome_or_raise(proxy: FakeProxy) -> None:
     for _ in range(10):
         with transport_to(proxy.address) as transport:
-            seam, outcomes, taken = Grpc(transport, proxy, None), Outcomes(), []
+            seam, outcomes = Grpc(transport, proxy, None), Outcomes()
+            taken: list[int] = []
 
             def send(seam: Grpc = seam, outcomes: Outcomes = outcomes, taken: list[int] = taken) -> None:
                 with contextlib.suppress(RocketMQError):

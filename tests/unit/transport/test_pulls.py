@@ -128,7 +128,12 @@ def test_an_answer_without_its_offsets_is_an_error(transport: RemotingTransport,
 
 def test_every_failure_of_a_pull_is_an_error_outcome(transport: RemotingTransport) -> None:
     assert isinstance(pulled(transport, refused_address()).error, RemotingConnectException)
-    with Peer(lambda session: (session.read(), session.reset())) as peer:
+
+    def hang_up(session: Session) -> None:
+        session.read()
+        session.reset()
+
+    with Peer(hang_up) as peer:
         assert isinstance(pulled(transport, peer.address).error, RemotingSendRequestException)
     with Peer(Session.wait_for_hangup) as peer:
         assert isinstance(pulled(transport, peer.address, timeout=0.1).error, RemotingTimeoutException)

@@ -259,8 +259,8 @@ def test_view_of_another_message_is_rejected(transport: RemotingTransport, reque
     def another(session: Session) -> None:
         session.answer(session.read(), body=encode_stored_record(message))
 
-    with Peer(another) as peer, pytest.raises(MQClientException, match="no message that begins there"):
-        transport.view_message(peer.address, 219, PATIENCE)
+    with Peer(another) as other, pytest.raises(MQClientException, match="no message that begins there"):
+        transport.view_message(other.address, 219, PATIENCE)
 
 
 def test_topic_config_has_the_attributes_reported_by_the_broker(transport: RemotingTransport) -> None:
