@@ -34,6 +34,7 @@ from rocketmq_spark.arrow.schema import (
 )
 from rocketmq_spark.model.hashes import ROW_ID
 from rocketmq_spark.model.message import Ready
+from rocketmq_spark.model.names import trim
 
 PREFIX: Final = "DEAD_LETTER_"
 _LEFT_OUT: Final = f"{PREFIX}leftOut"
@@ -204,9 +205,11 @@ class _RowReader:
         block, limits = self._block, self._limits
         keys, tags = _text(block.keys, row), _text(self._tags, row)
         moved: dict[str, object] = {"topic": block.topic(row)}
-        if keys is not None and not (limits.takes(keys, _LONGEST_KEYS) and (limits.blank_keys or not _is_blank(keys))):
+        if keys is not None and not (limits.takes(keys, _LONGEST_KEYS) and (limits.blank_keys or trim(keys))):
             moved["keys"], keys = keys, None
-        if tags is not None and not (limits.takes(tags, _LONGEST_TAGS) and _is_trimmed(tags) and "|" not in tags):
+        if tags is not None and not (
+            limits.takes(tags, _LONGEST_TAGS) and trim(tags) == tags != "" and "|" not in tags
+        ):
             moved["tags"], tags = tags, None
         for name, column in self._texts.items():
             moved[name] = _text(column, row)
@@ -218,7 +221,7 @@ class _RowReader:
         if self._row_id is not None:
             properties[ROW_ID] = _text(self._row_id, row) or ""
         for name, value in moved.items():
-            if value is not None and not _is_blank(text := limits.cleaned(value)):
+            if value is not None and trim(text := limits.cleaned(value)):
                 properties[f"{PREFIX}{name}"] = text
         return keys, tags
 
@@ -239,7 +242,7 @@ class _RowReader:
             size = _size_of((name, text))
             # Keep room for the property that counts the omitted values.
             full = used + size + _LEFT_OUT_SIZE > limits.room or len(properties) + 1 >= limits.most
-            if _is_blank(name) or _is_blank(text) or name in properties or full:
+            if not (trim(name) and trim(text)) or name in properties or full:
                 left_out += 1
             else:
                 properties[name] = text
@@ -250,16 +253,6 @@ class _RowReader:
 
 def _text(column: ByteColumn | None, row: int) -> str | None:
     return None if column is None else column.text(row, "replace")
-
-
-def _is_blank(text: str) -> bool:
-    """Return whether no character of `text` is above U+0020, so that Java's ``String.trim`` makes it empty."""
-    return not any(character > " " for character in text)
-
-
-def _is_trimmed(text: str) -> bool:
-    """Return whether the first and the last character of `text` are above U+0020; False for an empty text."""
-    return text[:1] > " " and text[-1:] > " "
 
 
 def _size_of(entry: tuple[str, str]) -> int:

@@ -35,12 +35,18 @@ _SYSTEM: Final = FORBIDDEN_TOPICS | {AUTO_CREATE_TOPIC, "BenchmarkTest", "RMQ_SY
 
 _LEGAL: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
 _JAVA_BLANK_CONTROLS: Final = frozenset("\t\n\x0b\f\r\x1c\x1d\x1e\x1f")
+_UP_TO_SPACE: Final = "".join(map(chr, range(0x21)))
 _NO_BREAK: Final = frozenset("\u00a0\u2007\u202f")
 
 
 def is_legal(name: str) -> bool:
     """Return whether every character of `name` is an ASCII letter or digit, or one of ``% | _ -``; "" is not legal."""
     return _LEGAL.fullmatch(name) is not None
+
+
+def trim(text: str) -> str:
+    """Return `text` as Java's ``String.trim`` does, which removes only characters up to U+0020."""
+    return text.strip(_UP_TO_SPACE)
 
 
 def is_blank(text: str) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from rocketmq_spark.errors import ReservedPropertyError
+from rocketmq_spark.model.names import trim
 
 NAME_VALUE_SEPARATOR: Final = "\x01"
 PROPERTY_SEPARATOR: Final = "\x02"
@@ -113,8 +114,6 @@ RESERVED_PROPERTIES: Final = frozenset(_RESERVED.split(" "))
 # Java allows these user properties, but the broker rejects or misreads a message that has them.
 INNER_PROPERTIES: Final = frozenset({"INNER_NUM", "INNER_BASE", INNER_MULTI_DISPATCH})
 
-_UP_TO_SPACE: Final = "".join(map(chr, range(0x21)))
-
 
 def check_user_property(name: str | None, value: str | None) -> None:
     """Raise the error that `Message.put_user_property` documents, or a TypeError for anything but texts."""
@@ -124,7 +123,7 @@ def check_user_property(name: str | None, value: str | None) -> None:
             f"{reason}; use another name, or if Message.of has an argument for it, such as tags, that argument"
         )
     for part, text in (("name", name), ("value", value)):
-        if text is None or (isinstance(text, str) and not text.strip(_UP_TO_SPACE)):
+        if text is None or (isinstance(text, str) and not trim(text)):
             raise ValueError(
                 f"user property {name!r}: its {part} is {text!r}; give a {part}, or leave the property out"
             )

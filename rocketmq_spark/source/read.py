@@ -20,6 +20,7 @@ import pyarrow as pa
 from rocketmq_spark.arrow.decode import OnUnreadable, batches_of, fail
 from rocketmq_spark.arrow.stored import missing_offsets
 from rocketmq_spark.model.message_ext import Pulled
+from rocketmq_spark.model.names import trim
 from rocketmq_spark.options.source import SourceOptions
 from rocketmq_spark.protocol.remoting.unwrap import Unreadable
 from rocketmq_spark.source.broker_choice import BrokerChoice
@@ -33,8 +34,6 @@ logger = logging.getLogger("rocketmq_spark.source")
 # A record batch is made of about this many messages, as Spark's own, or bytes. The second bounds a task's memory.
 _ROWS: Final = 10_000
 _BYTES: Final = 4 * 1024 * 1024
-# The characters that Java's String.trim removes, so that a broker removes them from a tag.
-_TRIMMED: Final = "".join(map(chr, range(0x21)))
 # Seconds from one warning of skipped messages to the next.
 _WARNING_INTERVAL: Final = 1.0
 
@@ -65,7 +64,7 @@ def rows_of(
     tags = None
     if options.filter_type == "TAG" and options.sub_expression.strip() != "*":
         # Brokers compare hashes of tags (docs/internals/reads.md#pulls).
-        tags = frozenset(filter(None, (tag.strip(_TRIMMED) for tag in options.sub_expression.split("||"))))
+        tags = frozenset(filter(None, map(trim, options.sub_expression.split("||"))))
     yield from decoded(options, puller.pull(ranges), schema, tags, on_unreadable)
 
 
