@@ -31,6 +31,7 @@ from rocketmq_spark.arrow.encoders import (
     encode_remoting,
 )
 from rocketmq_spark.arrow.gather import Workspace, chunks
+from rocketmq_spark.arrow.group import Group
 from rocketmq_spark.arrow.hashes import RowIds
 from rocketmq_spark.arrow.invalid_rows import InvalidRows
 from rocketmq_spark.arrow.model import KnownRows, MessageBlock, Rule, Span
@@ -49,9 +50,6 @@ LINGER_S: Final = 0.1
 # Rows are encoded in chunks of about this size, bytes. It fits a processor's cache and bounds memory, and makes the
 # fixed cost of numpy and Arrow calls negligible.
 _CHUNK_BYTES: Final = 2 * 1024 * 1024
-# Leftovers are copied, and joined into pieces of at least this size, bytes: few enough for one gathering write. A
-# growing batch does not copy its old pieces again, as one buffer would.
-_PIECE_BYTES: Final = 64 * 1024
 # A batch's header may carry only this, and the UNIQ_KEY of an inner batch (docs/internals/messages.md#batch).
 _NO_WAIT: Final = "WAIT\x01false\x02"
 
@@ -123,7 +121,7 @@ class ArrowBatcher(BatchSource[pa.RecordBatch], abc.ABC):
         if self.stored is not None:
             bad = self._without_stored(self.stored, block, bad)
         self._first_row += block.rows
-        return self._encode(block, groups, bad, self.unique_ids.take(block.rows), now)
+        return self._encode(block, groups, bad, self.unique_ids.reserve(block.rows), now)
 
     def reject(self, rejected: Sequence[Ready], now: float) -> Iterator[Ready]:  # noqa: ARG002
         """Take back rows that servers rejected as invalid: `on_invalid` gets them."""
@@ -188,7 +186,7 @@ class ArrowBatcher(BatchSource[pa.RecordBatch], abc.ABC):
             ready += self._trim()
             yield from ready
         for group in self._groups.values():
-            group.settle()
+            group.copy_slices()
 
     def _fill(self, chunk: Chunk, groups: Groups, now: float) -> Iterator[Ready]:
         keys, borders = groups.keys[:1], [0, len(chunk)]
@@ -303,7 +301,7 @@ class RemotingBatcher(ArrowBatcher):
         key = group.key
         properties = "" if key.wait_store_msg_ok else _NO_WAIT
         if self.options.batch_type == "inner":
-            properties += f"UNIQ_KEY\x01{unique_id(self.unique_ids.prefix, self.unique_ids.take(1))}\x02"
+            properties += f"UNIQ_KEY\x01{unique_id(self.unique_ids.prefix, self.unique_ids.reserve(1))}\x02"
         return group.batch(properties)
 
 
@@ -338,63 +336,6 @@ class GrpcBatcher(ArrowBatcher):
     def _batch(self, group: Group) -> EncodedBatch:
         # A transport that sends much later puts a new timestamp in.
         return replace(group.batch(), encoding=Encoding.GRPC, born_timestamp=self._born_timestamp(group.since))
-
-
-@dataclass(eq=False, slots=True)
-class Group:
-    """A batch that is being filled."""
-
-    key: GroupKey
-    since: float  # When its first row came
-    rows: int = 0
-    nbytes: int = 0
-    _settled: list[bytes] = field(default_factory=list)  # Joined copies
-    _copies: list[bytes] = field(default_factory=list)
-    _copied_bytes: int = 0  # Of `_copies`
-    _slices: list[memoryview] = field(default_factory=list)
-
-    def append(self, piece: memoryview, rows: int, *, copied: bool) -> None:
-        """Take items that are a slice of a block's buffer, or a copy of them."""
-        self.rows += rows
-        self.nbytes += len(piece)
-        if copied:
-            self.settle()
-            self._copy(piece)
-        else:
-            self._slices.append(piece)
-
-    def settle(self) -> None:
-        """Copy slices of the block's buffer, so that it can be freed. This copies less than one batch per group."""
-        if self._slices:
-            for piece in self._slices:
-                self._copy(piece)
-            self._slices.clear()
-
-    def _copy(self, piece: memoryview) -> None:
-        if len(piece) >= _PIECE_BYTES:
-            self._join()
-        self._copies.append(bytes(piece))
-        self._copied_bytes += len(piece)
-        if self._copied_bytes >= _PIECE_BYTES:
-            self._join()
-
-    def _join(self) -> None:
-        if self._copies:
-            self._settled.append(b"".join(self._copies))
-            self._copies.clear()
-            self._copied_bytes = 0
-
-    def batch(self, properties: str = "") -> EncodedBatch:
-        """Return the batch of all items, with properties for its header."""
-        self._join()
-        return EncodedBatch(
-            self.key.topic,
-            (*self._settled, *self._slices),
-            self.rows,
-            self.nbytes,
-            properties=properties,
-            sys_flag=self.key.sys_flag,
-        )
 
 
 def _choose(block: MessageBlock, bad: Mask | None, start: int, stop: int) -> tuple[Ints | None, Ints | None]:

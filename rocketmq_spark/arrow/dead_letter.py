@@ -91,7 +91,7 @@ _SCHEMA: Final = pa.schema(
 class DeadLetterBatcher(BatchSource[pa.RecordBatch]):
     """Batches the good rows of one partition, and its invalid ones as dead letters."""
 
-    rows: BatchSource[pa.RecordBatch]  # Passes its invalid rows to the `take` of `letters`
+    rows: BatchSource[pa.RecordBatch]  # Passes its invalid rows to the `add` of `letters`
     dead: BatchSource[pa.RecordBatch]  # Of the dead-letter topic; gets valid rows only
     letters: DeadLetters
 
@@ -136,7 +136,7 @@ class DeadLetters:
     waiting_rows: int = field(default=0, init=False)  # Taken and not yet yielded
     _taken: list[InvalidRows] = field(default_factory=list, init=False, repr=False)
 
-    def take(self, invalid: InvalidRows) -> None:
+    def add(self, invalid: InvalidRows) -> None:
         """Take the invalid rows of one batch."""
         self._taken.append(invalid)
         self.waiting_rows += len(invalid)

@@ -53,7 +53,7 @@ class UniqueIds:
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.prefix.hex().upper()} next={self._next:012X}>"
 
-    def take(self, count: int) -> int:
+    def reserve(self, count: int) -> int:
         """Reserve `count` ids and return the sequence number of the first."""
         first = self._next
         self._next += count

@@ -206,7 +206,7 @@ def _existing(brokers: Brokers, topic: str, advice: str) -> TopicPublishInfo:
         raise
     except TopicRouteStaleException as exc:
         raise MQClientException(f"topic {topic} does not exist: {exc.broker_addr} returned no route. {advice}") from exc
-    info = brokers.routes().find(topic)
+    info = brokers.routes().look_up(topic)
     if info.template:
         raise MQClientException(f"topic {topic} does not exist on all name servers. {advice}")
     return info

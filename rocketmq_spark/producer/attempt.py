@@ -266,7 +266,7 @@ def broker_address(routes: RouteCache, queue: MessageQueue) -> str:
     """Return ``host:port`` of a queue's master, after a lookup if needed; raises ``MQClientException`` without one."""
     address = routes.masters().get(queue.broker_name)
     if address is None:
-        routes.find(queue.topic, API_TIMEOUT)
+        routes.look_up(queue.topic, API_TIMEOUT)
         address = routes.masters().get(queue.broker_name)
     if address is None:
         raise errors.MQClientException(

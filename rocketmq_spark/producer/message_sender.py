@@ -233,7 +233,7 @@ class MessageSender:
                 f"sending to topic {topic}: the list of name servers is empty; give name_server, or endpoints for gRPC",
                 NO_NAME_SERVER,
             )
-        return self._instance.routes.find(topic, min(self._api_timeout, max(deadline.left, 0.0)))
+        return self._instance.routes.look_up(topic, min(self._api_timeout, max(deadline.left, 0.0)))
 
     def _reselect(self, topic: str, last_broker_name: str) -> MessageQueue | None:
         info = self._instance.routes.cached(topic)

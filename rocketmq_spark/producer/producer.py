@@ -12,12 +12,12 @@ from concurrent.futures import Executor, Future
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from rocketmq_spark.errors import MQClientException, RocketMQError, RouteNotFoundException
+from rocketmq_spark.errors import MQClientException, RocketMQError
 from rocketmq_spark.model.message import Message, MessageQueue
 from rocketmq_spark.model.message_ext import MessageExt, decode_message_id
-from rocketmq_spark.model.names import DLQ_PREFIX, RETRY_PREFIX, check_topic, is_system_topic
+from rocketmq_spark.model.names import check_topic, is_system_topic
 from rocketmq_spark.model.route import masters_of
-from rocketmq_spark.model.send_result import RecallMessage, SendResult, TransactionSendResult, broker_name_of
+from rocketmq_spark.model.send_result import SendResult, TransactionSendResult
 from rocketmq_spark.options.producer import ProducerOptions, producer_options
 from rocketmq_spark.producer.async_send import Outstanding
 from rocketmq_spark.producer.attempt import broker_address
@@ -366,24 +366,7 @@ class Producer:
         ``recallMessageEnable=true``. Raises ``MQClientException`` for a malformed handle, a retry or dead-letter topic,
         and an unknown broker.
         """
-        service = self._running_service()
-        routes, timeout = service.instance.routes, self._options.send_msg_timeout / 1000
-        check_topic(self._options.connection.wire_name(topic))
-        if topic.startswith((RETRY_PREFIX, DLQ_PREFIX)):
-            raise MQClientException(
-                f"recalling a message of topic {topic}: retry and dead-letter topics have no delayed messages"
-            )
-        broker_name = broker_name_of(recall_handle)
-        if self._options.over_grpc:
-            info = routes.find(topic, timeout)
-            if not info.addresses:
-                raise RouteNotFoundException(f"recalling a message of topic {topic}: no proxy is known")
-            # Any proxy finds the broker.
-            address = next(iter(info.addresses.values()))
-        else:
-            address = broker_address(routes, MessageQueue(topic, broker_name, 0))
-        request = RecallMessage(topic, recall_handle, service.producer_group, broker_name)
-        return service.instance.transport.recall_message(address, request, timeout)
+        return self._running_service().recall(topic, recall_handle)
 
     @property
     def _outstanding(self) -> Outstanding:

@@ -21,15 +21,15 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from ipaddress import IPv4Address
 from typing import Any, Final, TypeVar
 
-from rocketmq_spark.errors import MQClientException, RocketMQError
-from rocketmq_spark.model.message import Message
-from rocketmq_spark.model.names import MAX_GROUP_LENGTH, check_group
-from rocketmq_spark.model.send_result import SendResult, TransactionCheck
+from rocketmq_spark.errors import MQClientException, RocketMQError, RouteNotFoundException
+from rocketmq_spark.model.message import Message, MessageQueue
+from rocketmq_spark.model.names import DLQ_PREFIX, MAX_GROUP_LENGTH, RETRY_PREFIX, check_group, check_topic
+from rocketmq_spark.model.send_result import RecallMessage, SendResult, TransactionCheck, broker_name_of
 from rocketmq_spark.options.connection import ConnectionOptions
 from rocketmq_spark.options.producer import ProducerOptions, producer_options
 from rocketmq_spark.options.sink import SinkOptions
 from rocketmq_spark.producer import at_exit
-from rocketmq_spark.producer.attempt import SendAttempt
+from rocketmq_spark.producer.attempt import SendAttempt, broker_address
 from rocketmq_spark.producer.encode import MessageEncoder
 from rocketmq_spark.producer.hooks import Hooks, TraceDispatcher
 from rocketmq_spark.producer.message_sender import MessageSender, QueueChoice
@@ -207,7 +207,7 @@ class ProducerService:
         """Look up the topics that the options name; a failure is logged."""
         for topic in self._options.topics:
             try:
-                self.instance.routes.find(topic, self._options.connection.mq_client_api_timeout / 1000)
+                self.instance.routes.look_up(topic, self._options.connection.mq_client_api_timeout / 1000)
             except RocketMQError as exc:
                 logger.warning(
                     "looking up topic %s at the start failed, and its first send tries again: %s", topic, exc
@@ -232,6 +232,26 @@ class ProducerService:
     def send(self, message: Message) -> SendResult:
         """Send a message within ``sendMsgTimeout``."""
         return self.sender.send(message, self.sender.timeout, QueueChoice())
+
+    def recall(self, topic: str, recall_handle: str) -> str:
+        """Take a delayed message back; see `Producer.recall_message`."""
+        routes, timeout = self.instance.routes, self.sender.timeout
+        check_topic(self._options.connection.wire_name(topic))
+        if topic.startswith((RETRY_PREFIX, DLQ_PREFIX)):
+            raise MQClientException(
+                f"recalling a message of topic {topic}: retry and dead-letter topics have no delayed messages"
+            )
+        broker_name = broker_name_of(recall_handle)
+        if self._options.over_grpc:
+            info = routes.look_up(topic, timeout)
+            if not info.addresses:
+                raise RouteNotFoundException(f"recalling a message of topic {topic}: no proxy is known")
+            # Any proxy finds the broker.
+            address = next(iter(info.addresses.values()))
+        else:
+            address = broker_address(routes, MessageQueue(topic, broker_name, 0))
+        request = RecallMessage(topic, recall_handle, self.producer_group, broker_name)
+        return self.instance.transport.recall_message(address, request, timeout)
 
     def close(self) -> None:
         """Wait for asynchronous sends, at most ``sendMsgTimeout``; then leave the instance, even if interrupted."""

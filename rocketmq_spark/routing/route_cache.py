@@ -181,7 +181,7 @@ class RouteCache:
         finally:
             self._lock.release()
 
-    def find(self, topic: str, timeout: float) -> TopicPublishInfo:
+    def look_up(self, topic: str, timeout: float) -> TopicPublishInfo:
         """Return a topic's route, cached or looked up (``tryToFindTopicPublishInfo``); raise as `refresh`."""
         info = self._infos.get(topic)
         if info is None or not info.ok:

@@ -62,12 +62,12 @@ def check_columns(schema: pa.Schema, options: SinkOptions) -> None:
 def check_topic(options: SinkOptions, instance: ClientInstance, schema: pa.Schema) -> None:
     """Look up the option topic, and check the columns against it; without that option do nothing.
 
-    Raises as `RouteFinder.find`, `check_keys`, `check_message_types` and `check_own_type`. An OptionError means that
+    Raises as `RouteFinder.look_up`, `check_keys`, `check_message_types` and `check_own_type`. An OptionError means that
     brokers would drop the rows, or store inner batches row by row.
     """
     if options.topic is None:
         return
-    info = RouteFinder(options, instance).find(options.topic)
+    info = RouteFinder(options, instance).look_up(options.topic)
     if info.template and options.exactly_once:
         raise RouteNotFoundException(
             f"delivery=exactlyOnce: topic {options.topic} does not exist, and the driver must read it before the first "
@@ -171,7 +171,7 @@ def ordered_queues(
         return None
     assert options.topic is not None
     try:
-        info = RouteFinder(options, instance).find(options.topic)
+        info = RouteFinder(options, instance).look_up(options.topic)
     except RouteNotFoundException as exc:
         if exc.unreachable or not known:
             raise

@@ -35,7 +35,7 @@ _SINGLE_OVERHEAD: Final = 512
 # Lines that the message groups of a topic share: as many as single messages may be in flight to one endpoint.
 _GROUP_LINES: Final = 64
 
-# `SendQueues.take` tries this many blocked lines that cannot start, which takes about 0.5 ms.
+# `SendQueues.start_ready` tries this many blocked lines that cannot start, which takes about 0.5 ms.
 _CHECKS: Final = 64
 # A recheck tries a 20th of the blocked lines, if that is more than 64. So each line requests a new route within 20
 # rechecks (2 s by default), however many there are.
@@ -232,7 +232,7 @@ class SendQueues:
     _turns: Iterator[int] = field(default_factory=itertools.count)
     # All lines. While the batch of a serial line is in flight or waits, the line is in none of the others.
     _lines: dict[Hashable, _Line] = field(default_factory=dict)
-    # Lines to try at the next `take`.
+    # Lines to try at the next `start_ready`.
     _untried: dict[Hashable, _Line] = field(default_factory=dict)
     # Lines whose first batch could not start, ordered by the time of their last try.
     _blocked: dict[Hashable, _Line] = field(default_factory=dict)
@@ -276,7 +276,7 @@ class SendQueues:
         else:
             del self._lines[line.key]
 
-    def take(
+    def start_ready(
         self,
         start: Callable[[PendingBatch], Dispatch | Collection[str]],
         admits: Callable[[str, float], bool],

@@ -161,7 +161,7 @@ class SendPipeline:
         recheck = now >= self._recheck_at
         if recheck:
             self._recheck_at = now + self.options.retry_backoff_ms / 1000
-        yield from self._ready.take(
+        yield from self._ready.start_ready(
             lambda pending: self._dispatch(pending, now) if self.failure is None else (),
             lambda broker_name, cost: self._windows[broker_name].admits(cost, now),
             recheck=recheck,

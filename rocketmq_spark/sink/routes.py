@@ -62,12 +62,12 @@ class RouteFinder:
         return replace(info, queues=tuple(queue for queue in info.queues if queue.broker_name in names))
 
     def queues_of(self, topic: str) -> Sequence[MessageQueue]:
-        """Return the fixed queues of the write, or the writable queues of a topic; see `find`."""
+        """Return the fixed queues of the write, or the writable queues of a topic; see `look_up`."""
         if self.fixed_queues and topic == self.options.topic:
             return self.fixed_queues
-        return self.find(topic).queues
+        return self.look_up(topic).queues
 
-    def find(self, topic: str) -> TopicPublishInfo:
+    def look_up(self, topic: str) -> TopicPublishInfo:
         """Return a topic's route; docs/internals/routing.md#routes has the waits.
 
         Raises an MQClientException (10004 without any name server, 10005 without a route).
@@ -89,7 +89,7 @@ class RouteFinder:
         retries = Retries(started, backoff.delay, self.clock, self.runtime.sleep)
         while True:
             try:
-                return self._allowed(routes.find(topic, min(short, API_TIMEOUT * servers)))
+                return self._allowed(routes.look_up(topic, min(short, API_TIMEOUT * servers)))
             except RouteNotFoundException as exc:
                 # The driver found the queues of an ordered write, so a topic without a route has lost its brokers.
                 once_ok = routes.was_ok(topic) or (self.fixed_queues is not None and not exc.unreachable)

@@ -99,7 +99,7 @@ class BatchSender:
                     self._divert(source)
                 # Batches of topics without a route would not be sent while the next rows are awaited.
                 for topic in source.new_topics():
-                    self.routes.find(topic)
+                    self.routes.look_up(topic)
                 self._wait_for_lingering()
             waiting = True
             while waiting:
@@ -111,7 +111,7 @@ class BatchSender:
                     self._raise_failure()
                 waiting = self._divert(source)
         except RocketMQError as exc:
-            self._settle()
+            self._await_outcomes()
             exc.args = (f"{exc}. {self._account()}", *exc.args[1:])
             raise
         finally:
@@ -145,7 +145,7 @@ class BatchSender:
             self._thread = self._runtime.start(self._run, "rocketmq-producer")
 
     def _offer(self, batch: EncodedBatch, queue: MessageQueue | None) -> None:
-        self.routes.find(batch.topic)
+        self.routes.look_up(batch.topic)
         with self._changed:
             if not self._has_room(batch):
                 self._wait_for(lambda: self._has_room(batch, plenty=True))
@@ -187,7 +187,7 @@ class BatchSender:
         self._changed.wait_for(lambda: condition() or self._failure is not None)
         self._awaited = None
 
-    def _settle(self) -> None:
+    def _await_outcomes(self) -> None:
         """Wait for outcomes, at most ``sendMsgTimeout``, so that the error of a failed write has exact numbers."""
         with self._changed:
             self._pipeline.stop()
@@ -297,7 +297,7 @@ class OnewaySender(BatchSender):
         return
 
     def _offer(self, batch: EncodedBatch, queue: MessageQueue | None) -> None:
-        self.routes.find(batch.topic)
+        self.routes.look_up(batch.topic)
         self._pipeline.offer(batch, queue, self._clock())
         self._dispatch()
         self._raise_failure()

@@ -123,7 +123,7 @@ class RowBatchers:
 
         def divert(invalid: InvalidRows) -> None:
             recorder.record_dead_letters(invalid.by_rule())
-            letters.take(invalid)
+            letters.add(invalid)
 
         rows.on_invalid = divert
         dead = replace(
@@ -157,11 +157,11 @@ class RowBatchers:
         self._recorder.record_recovered(span.queue, span.rows, span.first, span.last)
 
     def _keys_required(self, topics: Sequence[str]) -> Mapping[str, bool | None]:
-        """Return whether rows of each topic need a key, None if unknown; raises as `RouteFinder.find`."""
+        """Return whether rows of each topic need a key, None if unknown; raises as `RouteFinder.look_up`."""
         routes = self._routes
         if self._options.over_grpc:
             return {}
-        infos = {topic: routes.find(topic) for topic in topics}
+        infos = {topic: routes.look_up(topic) for topic in topics}
         configs = routes.instance.topic_configs.get({info.topic: info.route for info in infos.values()})
         # A topic that does not exist is created with default attributes.
         return {topic: not info.template and configs[info.topic].keys_required for topic, info in infos.items()}

@@ -71,7 +71,7 @@ class Job:
 
     def read(self) -> float:
         """Return the messages per second of the reading of one task."""
-        queues = dict.fromkeys(self.brokers.routes().find(str(self.brokers.options.topic)).queues, 0)
+        queues = dict.fromkeys(self.brokers.routes().look_up(str(self.brokers.options.topic)).queues, 0)
         prefix = stored_rows.row_id_prefix(self.brokers.options, Write("0", "query"), 0)
         began = time.perf_counter()
         stored = stored_rows.read_stored(self.brokers, queues, self.brokers.max_offsets(queues), prefix)

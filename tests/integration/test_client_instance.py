@@ -72,7 +72,7 @@ def test_broker_knows_group_from_first_route_until_unregistration(
     # The first heart-beat, one second after the start, happens before the instance knows a broker.
     instance.run_due(time.monotonic() + 2)
     instance.start()
-    instance.routes.find(topic, PATIENCE)
+    instance.routes.look_up(topic, PATIENCE)
     for address in addresses:
         wait_for(lambda: clients(admin, address, group) == {instance.client_id})  # noqa: B023 - used at once
     instance.forget(group)
@@ -82,7 +82,7 @@ def test_broker_knows_group_from_first_route_until_unregistration(
 def test_detector_marks_running_brokers_reachable_without_their_topic(
     cluster: SharedCluster, instance: ClientInstance, topic: str
 ) -> None:
-    instance.routes.find(topic, PATIENCE)
+    instance.routes.look_up(topic, PATIENCE)
     names = [broker.name for broker in cluster.brokers]
     for name in (*names, "gone"):
         instance.faults.update(FaultSite.REMOTING_FAILED, name, 1.0, time.monotonic())

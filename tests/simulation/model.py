@@ -400,7 +400,7 @@ class _ModelBrokers(Brokers):
 
     def start(self, queue: MessageQueue, execute: Callable[[ModelBroker], list[_Entry]]) -> _Request:
         """Send a request that stores messages."""
-        self.routes().find(queue.topic)
+        self.routes().look_up(queue.topic)
         self.step()
         request = _Request(queue, self.cluster.fault())
         broker, world = self.cluster.brokers[queue.broker_name], self.world
@@ -553,7 +553,7 @@ class _Client:
     ) -> list[tuple[_Request, tuple[int, ...]]]:
         """Send rows, and wait for the answers."""
         own, sent = self.brokers, []
-        queues = [queue for queue in own.routes().find(TOPIC).queues if queue.broker_name in broker_names]
+        queues = [queue for queue in own.routes().look_up(TOPIC).queues if queue.broker_name in broker_names]
         if not queues:
             own.refresh_route(TOPIC)
             raise DeliveryError("no broker of the write is listed")

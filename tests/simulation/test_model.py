@@ -86,7 +86,7 @@ def only_listed(
         brokers: Brokers, attempts: Sequence[Begun], floors: Mapping[MessageQueue, int]
     ) -> dict[MessageQueue, int]:
         found = usual(brokers, attempts, floors)
-        listed = brokers.routes().find(str(brokers.options.topic)).queue_set
+        listed = brokers.routes().look_up(str(brokers.options.topic)).queue_set
         return {queue: floor for queue, floor in found.items() if queue in listed}
 
     return queues_of

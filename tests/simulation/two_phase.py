@@ -312,14 +312,14 @@ class _Driver:
             brokers = Brokers(options, instance, clock=runtime.clock, runtime=runtime, rng=rng)
             run_id = f"run{self._number}"
             two_phase = TwoPhaseCommit(brokers, DecisionLog(ID, _LOG), run_id)
-            two_phase.prepare(brokers.routes().find(TOPIC).broker_names)
+            two_phase.prepare(brokers.routes().look_up(TOPIC).broker_names)
             two_phase.log.open(brokers, everything=False)
             if self._write in two_phase.log.writes:
                 report = two_phase.finish(self._write)
             else:
                 group = group_of(ID, self._write, 1, run_id)
                 collector = HalfCollector()
-                queues = itertools.cycle(brokers.routes().find(TOPIC).queues)
+                queues = itertools.cycle(brokers.routes().look_up(TOPIC).queues)
                 messages = [(self._half(row, group), next(queues)) for row in range(plan.rows)]
                 brokers.send_halves(messages, collector.append)
                 report = two_phase.commit(self._write, collector.halves(), group)

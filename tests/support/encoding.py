@@ -118,7 +118,7 @@ def compressed(message: Message, settings: SinkOptions) -> tuple[Message, int]:
 def expected(rows: Sequence[Mapping[str, Any]], settings: SinkOptions) -> dict[Group, Expected]:
     """Return what the batcher must give for `rows`, with ids as `new_ids` makes them."""
     ids = new_ids()
-    first_id = ids.take(0)
+    first_id = ids.reserve(0)
     groups: dict[Group, Expected] = defaultdict(Expected)
     for number, row in enumerate(rows):
         message = message_of(row, number, settings, ids, first_id)

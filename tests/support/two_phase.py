@@ -87,7 +87,7 @@ class Driver:
         self.log = log(str(self.options.transactional_id), self.options.transaction_topic)
         self.two_phase = commit(self.brokers, self.log, new_run_id())
         try:
-            names = set(self.brokers.routes().find(self.topic).addresses)
+            names = set(self.brokers.routes().look_up(self.topic).addresses)
             self.brokers.ensure_topic(self.options.transaction_topic, names)
         except BaseException:
             self.close()
@@ -101,7 +101,7 @@ class Driver:
     @property
     def queues(self) -> Sequence[MessageQueue]:
         """The queues of the topic of rows."""
-        return self.brokers.routes().find(self.topic).queues
+        return self.brokers.routes().look_up(self.topic).queues
 
     def open(self) -> Driver:
         """Read the log, and return the driver."""

@@ -106,7 +106,7 @@ def plan(
 
     Raises an MQClientException or another RocketMQError if the user may not read the topic, or not store records.
     """
-    info = brokers.routes().find(str(brokers.options.topic))
+    info = brokers.routes().look_up(str(brokers.options.topic))
     names = info.broker_names.union(queue.broker_name for queue in queues or ())
     brokers.ensure_topic(log.topic, names)
     is_first = not (log.writes or log.floors)
@@ -370,7 +370,7 @@ def complete(
     assert log.home is not None
     log.append_homes(brokers, write, set(broker_names) - {log.home.broker_name})
     # The floors of other brokers, which may be down, stay. A queue that is gone has no floor when it comes back.
-    queues = brokers.routes().find(str(options.topic)).queues
+    queues = brokers.routes().look_up(str(options.topic)).queues
     used = brokers.max_offsets(queue for queue in queues if queue.broker_name in broker_names)
     old = {} if known is None else {queue: known.by_queue[queue] for queue in queues if queue in known.by_queue}
     for queue, end in used.items():

@@ -165,7 +165,7 @@ class TwoPhaseCommit:
     def prepare(self, broker_names: Collection[str]) -> None:
         """Create the topic of the log on brokers that lack it, and check that brokers reject late commits."""
         self.brokers.ensure_topic(self.log.topic, broker_names)
-        queues = {queue.broker_name: queue for queue in reversed(self.brokers.routes().find(self.log.topic).queues)}
+        queues = {queue.broker_name: queue for queue in reversed(self.brokers.routes().look_up(self.log.topic).queues)}
         self.brokers.ask_all(sorted(broker_names), lambda name: check_fence(self.brokers, queues[name]))
 
     def roll_back(self, halves: Halves, group: str) -> None:

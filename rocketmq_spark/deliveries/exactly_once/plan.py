@@ -67,7 +67,7 @@ def plan(options: SinkOptions, instance: ClientInstance, write: Write | None) ->
     commit = _commit(options, instance, new_run_id())
     names: set[str] = set()
     if options.topic is not None:
-        names = set(commit.brokers.routes().find(options.topic).broker_names)
+        names = set(commit.brokers.routes().look_up(options.topic).broker_names)
     commit.prepare(names)
     log = commit.log
     is_first = not log.writes
@@ -79,7 +79,7 @@ def plan(options: SinkOptions, instance: ClientInstance, write: Write | None) ->
         log.open(commit.brokers, everything=write is not None)
     if is_first and options.topic is not None:
         # Only a recovery reads the topic. A missing right must show before the first decision.
-        commit.brokers.check_readable(commit.brokers.routes().find(options.topic).queues[0])
+        commit.brokers.check_readable(commit.brokers.routes().look_up(options.topic).queues[0])
     return TransactionPlan(
         commit.run_id, write, write is not None and write in log.writes, log.newest if write is None else None
     )

@@ -137,7 +137,7 @@ class Brokers:
         while True:
             try:
                 self.refresh_route(topic)
-                return self.routes().find(topic)
+                return self.routes().look_up(topic)
             except RouteNotFoundException:
                 if not retries.wait():
                     raise
@@ -333,7 +333,7 @@ class Brokers:
         Without `broker_names`, a topic that exists may be anywhere. Raises an MQClientException that names the command
         for an administrator, if the brokers refuse.
         """
-        info = self.routes().find(topic)
+        info = self.routes().look_up(topic)
         masters = self.instance.routes.masters()
         if not broker_names and info.template:
             broker_names = info.broker_names

@@ -51,7 +51,7 @@ class RecordStore:
 
     def queues(self, brokers: Brokers) -> Sequence[MessageQueue]:
         """Return the queues of the topic that can be written now."""
-        return brokers.routes().find(self.topic).queues
+        return brokers.routes().look_up(self.topic).queues
 
     def read(self, brokers: Brokers, queue: MessageQueue, start: int, end: int) -> Iterator[Record]:
         """Yield the records of this id from one offset of a queue to another.

@@ -34,7 +34,7 @@ def dead_letter_batcher(settings_: SinkOptions, *, over_grpc: bool = False) -> D
     letters = DeadLetters(settings_.max_message_size, "write-1", 7, over_grpc=over_grpc, tags=settings_.tags)
     dead = batch_options(topic="dead", tags=settings_.tags, max_message_size=settings_.max_message_size)
     make = grpc_batcher if over_grpc else new_batcher
-    return DeadLetterBatcher(make(settings_, on_invalid=letters.take), make(dead), letters)
+    return DeadLetterBatcher(make(settings_, on_invalid=letters.add), make(dead), letters)
 
 
 def properties_of(message: pb.Message) -> dict[str, str]:

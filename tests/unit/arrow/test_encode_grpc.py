@@ -121,7 +121,7 @@ def plain(row: dict[str, Any], topic: str, message_id: str, namespace: str = "")
 
 def ids_of(count: int) -> list[str]:
     ids = new_ids()
-    first = ids.take(count)
+    first = ids.reserve(count)
     return [f"{ids.prefix.hex().upper()}{first + row:016X}" for row in range(count)]
 
 
@@ -398,11 +398,11 @@ def test_option_tags_counts_towards_the_length_of_properties() -> None:
 
 def test_message_ids_have_34_digits_and_carry_into_the_seconds() -> None:
     ids = new_ids(lambda: 1_609_459_200.0 + 7)
-    assert ids.take(0) == 7 << 32
+    assert ids.reserve(0) == 7 << 32
     assert ids.prefix[0] == 1
     assert ids.prefix[7:] == b"\x23\x45"
     assert len(ids.prefix) * 2 + 16 == MessageIds.LENGTH == 34
-    ids.take(0xFFFF_FFFE)
+    ids.reserve(0xFFFF_FFFE)
     some = [{"body": b"1"}] * 5
     found = [
         m.system_properties.message_id

@@ -22,7 +22,7 @@ def text_of(ids: UniqueIds, first: int, rows: np.ndarray) -> list[str]:
 def test_vectorised_ids_equal_single_ids_in_any_order_and_over_a_carry() -> None:
     ids = new_ids()
     rows = np.array([0, 70_000, 5, 65_535, 65_536, 131_072])
-    for first in (ids.take(0), 0x0000_0000_FFF0, 0x0000_FFFF_FFFF, 0xFFFF_FFFF_FFFF):
+    for first in (ids.reserve(0), 0x0000_0000_FFF0, 0x0000_FFFF_FFFF, 0xFFFF_FFFF_FFFF):
         assert text_of(ids, first, rows) == [unique_id(ids.prefix, first + row) for row in rows.tolist()]
         assert text_of(ids, first, rows[:1]) == [unique_id(ids.prefix, first)]
 
@@ -30,8 +30,8 @@ def test_vectorised_ids_equal_single_ids_in_any_order_and_over_a_carry() -> None
 def test_the_sequence_starts_at_the_milliseconds_of_the_month() -> None:
     when = datetime(2024, 5, 1, 0, 0, 12, 345_000)
     ids = new_ids(when.timestamp)
-    assert ids.take(3) == 12_345 << 16
-    assert ids.take(1) == (12_345 << 16) + 3
+    assert ids.reserve(3) == 12_345 << 16
+    assert ids.reserve(1) == (12_345 << 16) + 3
     assert repr(ids) == f"<UniqueIds {ids.prefix.hex().upper()} next={(12_345 << 16) + 4:012X}>"
 
 
@@ -47,7 +47,7 @@ def test_the_address_has_four_bytes() -> None:
 
 def test_rows_of_a_partition_have_successive_ids_over_a_carry() -> None:
     ids = new_ids()
-    first = ids.take(65_500) + 65_500
+    first = ids.reserve(65_500) + 65_500
     batch = pa.RecordBatch.from_pydict({"body": pa.array(["x"] * 30)})
     done = encode([batch, batch], unique_ids=ids)
     found = [message.properties["UNIQ_KEY"] for one, _ in done for message in decode_batch(joined(one))]

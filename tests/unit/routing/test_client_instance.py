@@ -58,7 +58,7 @@ def test_heartbeat_round_ends_after_30_s_and_the_next_continues_there() -> None:
     names = [f"b{number:02}" for number in range(25)]
     instance, transport = instance_of(clock, T=route(dict.fromkeys(names, 1)))
     instance.register("g")
-    instance.routes.find("T", 1.0)
+    instance.routes.look_up("T", 1.0)
     addresses: list[str] = []
 
     def silent(address: str, *_: object) -> None:
@@ -99,7 +99,7 @@ def test_heartbeats_continue_while_name_servers_do_not_answer() -> None:
     instance = ClientInstance("ip@name", transport, OPTIONS, clock=clock)
     instance.register("g")
     for topic in topics:
-        instance.routes.find(topic, 1.0)
+        instance.routes.look_up(topic, 1.0)
     transport.answering = False
     clock.advance(30.0)
     instance.run_due(clock.now)
@@ -172,7 +172,7 @@ def test_heartbeats_name_all_groups_to_masters_every_30_s() -> None:
     instance.register("g1")
     instance.register("g2")
     assert instance.run_due(0.0) == 1.0
-    instance.routes.find("T", 1.0)
+    instance.routes.look_up("T", 1.0)
     transport.calls.clear()
     instance.run_due(1.0)
     assert transport.calls == [("heart_beat", address, "ip@name", ("g1", "g2")) for address in ("a:1", "b:1")]
@@ -188,7 +188,7 @@ def test_new_broker_gets_its_heartbeat_at_once() -> None:
     instance.register("g")
     instance.run_due(1.0)
     assert beats(transport) == []
-    instance.routes.find("T", 1.0)
+    instance.routes.look_up("T", 1.0)
     instance.run_due(1.5)
     assert beats(transport) == ["a:10911", "b:10911"]
     transport.routes["T"] = route({"b": 1, "c": 1})
@@ -207,7 +207,7 @@ def test_new_route_triggers_the_first_heartbeat() -> None:
     instance.register("g")
     instance.start()
     try:
-        instance.routes.find("T", 1.0)
+        instance.routes.look_up("T", 1.0)
         assert heard.wait(10)
     finally:
         instance.close()
@@ -215,7 +215,7 @@ def test_new_route_triggers_the_first_heartbeat() -> None:
 
 def test_heartbeats_need_a_producer_and_a_broker() -> None:
     instance, transport = instance_of()
-    instance.routes.find("T", 1.0)
+    instance.routes.look_up("T", 1.0)
     assert instance.heart_beat()
     assert beats(transport) == []
     instance.register("g")
@@ -226,7 +226,7 @@ def test_heartbeats_need_a_producer_and_a_broker() -> None:
 def test_concurrent_heartbeat_round_is_skipped() -> None:
     instance, transport = instance_of()
     instance.register("g")
-    instance.routes.find("T", 1.0)
+    instance.routes.look_up("T", 1.0)
     inner: list[bool] = []
     transport.heart_beat = lambda *_: inner.append(instance.heart_beat())
     assert instance.heart_beat()
@@ -236,7 +236,7 @@ def test_concurrent_heartbeat_round_is_skipped() -> None:
 def test_failed_heartbeat_does_not_affect_other_brokers() -> None:
     instance, transport = instance_of()
     instance.register("g")
-    instance.routes.find("T", 1.0)
+    instance.routes.look_up("T", 1.0)
     transport.fail("heart_beat", RemotingConnectException("a:10911 refused"))
     instance.run_due(1.0)
     assert [call[1] for call in calls(transport, "heart_beat")] == ["a:10911", "b:10911"]
@@ -248,7 +248,7 @@ def test_rejected_user_is_logged_once_until_accepted_and_not_at_close(
     instance, transport = instance_of()
     refusal = UserRefusedException("16 NO_PERMISSION: check signature failed.", 16, "check signature failed.", "a:1")
     instance.register("g")
-    instance.routes.find("T", 1.0)
+    instance.routes.look_up("T", 1.0)
 
     def warnings(do: Callable[[], object]) -> int:
         caplog.clear()
@@ -270,7 +270,7 @@ def test_rejected_user_is_logged_once_until_accepted_and_not_at_close(
 def test_unreachable_address_is_logged_once_until_it_answers(caplog: pytest.LogCaptureFixture) -> None:
     instance, transport = instance_of()
     instance.register("g")
-    instance.routes.find("T", 1.0)
+    instance.routes.look_up("T", 1.0)
 
     def warnings(do: Callable[[], object], failing: str) -> list[str]:
         caplog.clear()
@@ -290,7 +290,7 @@ def test_unreachable_address_is_logged_once_until_it_answers(caplog: pytest.LogC
 def test_failing_refreshes_are_logged_once_until_a_server_answers(caplog: pytest.LogCaptureFixture) -> None:
     instance, transport = instance_of(None, T=route({"a": 1}), U=route({"a": 1}))
     for topic in "TU":
-        instance.routes.find(topic, 1.0)
+        instance.routes.look_up(topic, 1.0)
     rounds = iter(range(1, 9))
 
     def warnings(*failures: RemotingConnectException) -> list[str]:
@@ -324,7 +324,7 @@ def test_a_cluster_that_has_stopped_is_one_warning_for_each_server(caplog: pytes
         instance = ClientInstance("ip@name", transport, options, clock=ManualClock())
         instance.register("g")
         for topic in "TU":
-            instance.routes.find(topic, 5.0)
+            instance.routes.look_up(topic, 5.0)
         servers = [cluster.name_server, *(broker.address for broker in cluster.brokers.values())]
     caplog.clear()
     try:
@@ -351,7 +351,7 @@ def test_route_lookup_failing_due_to_close_logs_no_warning(
     transport.query_route = fail
     instance = ClientInstance("ip@name", transport, OPTIONS, clock=ManualClock())
     with pytest.raises(RouteNotFoundException):
-        instance.routes.find("T", 1.0)
+        instance.routes.look_up("T", 1.0)
     instances.append(instance)
     instance.run_due(30.0)
     assert instance.closed
@@ -368,7 +368,7 @@ def test_heartbeat_failing_due_to_close_logs_no_warning(
         raise RemotingConnectException("the transport was closed")
 
     instance.register("g")
-    instance.routes.find("T", 1.0)
+    instance.routes.look_up("T", 1.0)
     transport.heart_beat = fail
     with caplog.at_level(logging.DEBUG, "rocketmq_spark.producer"):
         instance.heart_beat()
@@ -378,16 +378,16 @@ def test_heartbeat_failing_due_to_close_logs_no_warning(
 
 def test_every_requested_topic_is_refreshed_every_30_s() -> None:
     instance, transport = instance_of(None, T=route({"a": 1}))
-    instance.routes.find("T", 1.0)
+    instance.routes.look_up("T", 1.0)
     with pytest.raises(RouteNotFoundException):
-        instance.routes.find("U", 1.0)
+        instance.routes.look_up("U", 1.0)
     transport.calls.clear()
     instance.run_due(29.9)
     assert calls(transport, "query_route") == []
     transport.routes |= {"T": route({"a": 8}), "U": route({"a": 1})}
     instance.run_due(30.0)
     assert [call[1] for call in calls(transport, "query_route")] == ["T", "U"]
-    assert len(instance.routes.find("T", 1.0).queues) == 8
+    assert len(instance.routes.look_up("T", 1.0).queues) == 8
 
 
 def test_addresses_and_brokers_without_a_route_are_removed() -> None:
@@ -395,8 +395,8 @@ def test_addresses_and_brokers_without_a_route_are_removed() -> None:
         None, T=with_slaves(a={0: "a:1", 1: "a:2"}, b={0: "b:1"}), U=with_slaves(c={0: "c:1"})
     )
     instance.register("g")
-    instance.routes.find("T", 1.0)
-    instance.routes.find("U", 1.0)
+    instance.routes.look_up("T", 1.0)
+    instance.routes.look_up("U", 1.0)
     transport.routes["T"] = with_slaves(b={0: "b:1"})
     transport.routes["U"] = with_slaves(c={0: "c:1"}, d={0: "a:2"})
     instance.routes.refresh("T", 1.0)
@@ -438,7 +438,7 @@ def test_requested_refresh_happens_at_once_but_at_most_once_a_second() -> None:
 def test_close_unregisters_at_all_addresses_and_ignores_failures() -> None:
     instance, transport = instance_of(None, T=with_slaves(a={0: "a:1", 1: "a:2"}, b={0: "b:1"}))
     instance.register("g")
-    instance.routes.find("T", 1.0)
+    instance.routes.look_up("T", 1.0)
     transport.fail("unregister_client", RemotingConnectException("a:1 refused"))
     instance.close()
     instance.close()
@@ -451,7 +451,7 @@ def test_removed_group_is_unregistered_everywhere_and_not_in_heartbeats() -> Non
     instance, transport = instance_of(None, T=with_slaves(a={0: "a:1", 1: "a:2"}))
     instance.register("g1")
     instance.register("g2")
-    instance.routes.find("T", 1.0)
+    instance.routes.look_up("T", 1.0)
     transport.fail("unregister_client", RemotingConnectException("a:1 refused"))
     instance.forget("g1")
     assert [call[1:] for call in calls(transport, "unregister_client")] == [
@@ -471,7 +471,7 @@ DETECTING = replace(OPTIONS, send_latency_fault_enable=True, start_detector_enab
 
 def test_detector_probes_unreachable_brokers_every_3_s() -> None:
     instance, transport = instance_of(None, DETECTING)
-    instance.routes.find("T", 1.0)
+    instance.routes.look_up("T", 1.0)
     for broker in ("a", "b", "gone"):
         instance.faults.update(FaultSite.REMOTING_FAILED, broker, 1.0, 0.0)
     transport.fail("max_offset", RemotingTimeoutException("a:10911 silent"))
@@ -500,14 +500,14 @@ def test_hanging_probe_does_not_delay_heartbeats() -> None:
     transport.heart_beat = lambda *_: heard.set()
     instance.register("g")
     transport.routes["U"] = route({"c": 1})
-    instance.routes.find("T", 1.0)
+    instance.routes.look_up("T", 1.0)
     instance.faults.update(FaultSite.REMOTING_FAILED, "a", 1.0, 0.0)
     clock.advance(3.0)
     instance.start()
     try:
         assert probing.wait(10)
         heard.clear()
-        instance.routes.find("U", 1.0)
+        instance.routes.look_up("U", 1.0)
         assert heard.wait(10)
     finally:
         release.set()
@@ -547,7 +547,7 @@ def test_sockets_are_closed_when_an_idle_instance_closes() -> None:
 
         instance = registry.acquire("idle", "g", make)
         try:
-            instance.routes.find("T", 5.0)
+            instance.routes.look_up("T", 5.0)
             # A new broker gets a heart-beat at once.
             wait_for(lambda: len(cluster.brokers["broker-0"].requests) > 0)
             assert [cluster.connections(address) for address in addresses] == [1, 1]

@@ -53,13 +53,13 @@ def cache(server: NameServer, queue_nums: int = 4) -> RouteCache:
 def test_cached_route_causes_no_request() -> None:
     server = NameServer(T=route(data("a"), a="h:1"))
     routes = cache(server)
-    assert routes.find("T", 1.0) is routes.find("T", 1.0) is routes.cached("T")
+    assert routes.look_up("T", 1.0) is routes.look_up("T", 1.0) is routes.cached("T")
     assert server.asked == ["T"]
 
 
 def test_unknown_topic_falls_back_to_the_template() -> None:
     server = NameServer(TBW102=route(data("a", 8, 8, 7), a="h:1"))
-    info = cache(server).find("T", 1.0)
+    info = cache(server).look_up("T", 1.0)
     assert server.asked == ["T", "TBW102"]
     assert info.template
     assert {queue.topic for queue in info.queues} == {"T"}
@@ -68,13 +68,13 @@ def test_unknown_topic_falls_back_to_the_template() -> None:
 @pytest.mark.parametrize(("asked", "in_template", "expected"), [(4, 8, 4), (4, 2, 2), (16, 8, 8)])
 def test_the_template_gives_the_lesser_of_both_queue_numbers(asked: int, in_template: int, expected: int) -> None:
     server = NameServer(TBW102=route(data("a", read=in_template, write=99, perm=7), a="h:1"))
-    assert expected == len(cache(server, asked).find("T", 1.0).queues)
+    assert expected == len(cache(server, asked).look_up("T", 1.0).queues)
 
 
 def test_a_route_without_a_writable_queue_is_an_error_and_no_fallback() -> None:
     server = NameServer(T=route(data("a", perm=4), a="h:1"), TBW102=route(data("a"), a="h:1"))
     with pytest.raises(RouteNotFoundException, match=r"topic T.*none of its queues is writable.*brokers a") as raised:
-        cache(server).find("T", 1.0)
+        cache(server).look_up("T", 1.0)
     assert raised.value.response_code == 10005
     assert server.asked == ["T"]
 
@@ -179,7 +179,7 @@ def test_equal_route_is_no_change_but_another_queue_number_is() -> None:
     assert not routes.refresh("T", 1.0)
     server.routes["T"] = route(data("a", write=8), data("b"), a="h:1", b="h:2")
     assert routes.refresh("T", 1.0)
-    assert len(routes.find("T", 1.0).queues) == 12
+    assert len(routes.look_up("T", 1.0).queues) == 12
 
 
 def test_order_of_brokers_in_an_answer_is_no_change() -> None:
@@ -232,7 +232,7 @@ def test_unchanged_route_without_queues_is_rebuilt() -> None:
 def test_the_addresses_of_a_broker_are_replaced_as_a_whole() -> None:
     server = NameServer(T=TopicRouteData((data("a"),), (BrokerData("a", {0: "h:1", 1: "h:2"}),)))
     routes = cache(server)
-    routes.find("T", 1.0)
+    routes.look_up("T", 1.0)
     server.routes["T"] = TopicRouteData((data("a"),), (BrokerData("a", {1: "h:3"}),))
     routes.refresh("T", 1.0)
     assert routes.masters() == {}
@@ -242,7 +242,7 @@ def test_the_addresses_of_a_broker_are_replaced_as_a_whole() -> None:
 def test_an_address_that_changed_replaces_the_old_one() -> None:
     server = NameServer(T=route(data("a"), a="h:1"))
     routes = cache(server)
-    routes.find("T", 1.0)
+    routes.look_up("T", 1.0)
     server.routes["T"] = route(data("a"), a="h:2")
     routes.refresh("T", 1.0)
     assert routes.masters() == {"a": "h:2"}
@@ -251,7 +251,7 @@ def test_an_address_that_changed_replaces_the_old_one() -> None:
 
 def test_missing_topic_and_template_error_has_advice() -> None:
     with pytest.raises(RouteNotFoundException, match=r"topic T.*TBW102.*create the topic first") as raised:
-        cache(NameServer()).find("T", 1.0)
+        cache(NameServer()).look_up("T", 1.0)
     assert raised.value.response_code == 10005
     assert not raised.value.unreachable
 
@@ -262,7 +262,7 @@ def test_topic_unknown_to_the_proxy_has_no_template_fallback() -> None:
     with pytest.raises(
         RouteNotFoundException, match=r"the proxy does not know it \(No topic T\).*create it first"
     ) as raised:
-        routes.find("T", 1.0)
+        routes.look_up("T", 1.0)
     assert server.asked == ["T"]
     assert (raised.value.response_code, raised.value.unreachable) == (10005, False)
     assert "-t T -a +message.type=NORMAL" in str(raised.value)
@@ -275,17 +275,17 @@ def test_topic_unknown_to_the_proxy_has_no_template_fallback() -> None:
 def test_failing_name_server_keeps_the_cached_route(failure: Exception) -> None:
     server = NameServer(T=route(data("a"), a="h:1"))
     routes = cache(server)
-    info = routes.find("T", 1.0)
+    info = routes.look_up("T", 1.0)
     server.routes["T"] = failure
     with pytest.raises((RouteNotFoundException, MQBrokerException)):
         routes.refresh("T", 1.0)
-    assert routes.find("T", 1.0) is info
+    assert routes.look_up("T", 1.0) is info
 
 
 def test_a_name_server_that_fails_is_the_cause_of_10005() -> None:
     failure = RemotingConnectException("ns:1 refused")
     with pytest.raises(RouteNotFoundException, match="ns:1 refused") as raised:
-        cache(NameServer(T=failure)).find("T", 1.0)
+        cache(NameServer(T=failure)).look_up("T", 1.0)
     assert raised.value.__cause__ is failure
     assert raised.value.unreachable
 
@@ -296,7 +296,7 @@ def test_concurrent_first_lookups_leave_one_consistent_info() -> None:
 
     def look_up() -> None:
         start.wait()
-        found.append(routes.find("T", 1.0))
+        found.append(routes.look_up("T", 1.0))
 
     threads = [threading.Thread(target=look_up) for _ in range(8)]
     for thread in threads:
@@ -311,12 +311,12 @@ def test_concurrent_first_lookups_leave_one_consistent_info() -> None:
 def test_own_route_replaces_the_template_permanently() -> None:
     server = NameServer(TBW102=route(data("a", perm=7), a="h:1"))
     routes = cache(server)
-    routes.find("T", 1.0)
+    routes.look_up("T", 1.0)
     server.routes["T"] = route(data("a", write=2), a="h:1")
     assert routes.refresh("T", 1.0)
-    found = routes.find("T", 1.0)
+    found = routes.look_up("T", 1.0)
     assert (found.template, len(found.queues)) == (False, 2)
     del server.routes["T"]
     assert not routes.refresh("T", 1.0)
-    assert routes.find("T", 1.0) is found
+    assert routes.look_up("T", 1.0) is found
     assert routes.topics() == ("T",)

@@ -370,7 +370,9 @@ def test_missing_brokers_are_reported_instead_of_a_missing_topic(make_transport:
         assert f"namesrvAddr={one.address};{other.address}" in str(raised.value)
         assert raised.value.retriable, "one may register any moment"
         with pytest.raises(RouteNotFoundException, match="knows no broker: start one with namesrvAddr"):
-            RouteCache(transport.query_route, create_topic_key="TBW102", default_topic_queue_nums=4).find("orders", 1.0)
+            RouteCache(transport.query_route, create_topic_key="TBW102", default_topic_queue_nums=4).look_up(
+                "orders", 1.0
+            )
 
 
 def test_unknown_topic_does_not_make_a_silent_name_server_preferred(
