@@ -12,6 +12,7 @@ import io
 import os
 import signal
 import sys
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated
 
@@ -116,18 +117,12 @@ def create_topic(
     topic: Topic,
     queues: Annotated[int, typer.Option("-q", "--queues", help="Queues on each broker.")] = 8,
     message_type: Annotated[
-        _MessageType | None,
-        typer.Option(
-            "--type", case_sensitive=False, help="Message type that RocketMQ 5 proxies accept. Default: NORMAL."
-        ),
+        _MessageType | None, typer.Option("--type", case_sensitive=False, help="Type of its messages. Default: NORMAL.")
     ] = None,
     inner: Annotated[bool, typer.Option("--inner", help="Queues of the type BatchCQ, for batchType=inner.")] = False,
     compaction: Annotated[bool, typer.Option("--compaction", help="Keep the newest message of each key.")] = False,
     update: Annotated[
-        bool,
-        typer.Option(
-            "--update", help="Change an existing topic: set its queues, its permission to rw, and any --type."
-        ),
+        bool, typer.Option("--update", help="Change a topic: its queues, its permission to rw, and any --type.")
     ] = False,
     cluster: Annotated[str | None, typer.Option(help="Name of the cluster. Required if there are several.")] = None,
 ) -> None:
@@ -146,9 +141,7 @@ def peek(
     connection: Connection,
     topic: Topic,
     count: Annotated[int, typer.Option("-c", "--count", help="Number of messages.")] = 10,
-    tag: Annotated[
-        str | None, typer.Option(help="Only messages with this tag, or with one of several: 'a || b'.")
-    ] = None,
+    tag: Annotated[str | None, typer.Option(help="Only messages with this tag, or one of several: 'a || b'.")] = None,
     group: Annotated[
         str, typer.Option(help="Consumer group that the requests name. Access control may require another one.")
     ] = "TOOLS_CONSUMER",
@@ -163,14 +156,10 @@ def peek(
 def send(
     connection: Connection,
     topic: Topic,
-    body: Annotated[
-        str, typer.Argument(help="Text of the message. Default, or -: all of standard input as one message.")
-    ] = "-",
+    body: Annotated[str, typer.Argument(help="Text of the message. Default, or -: all of standard input.")] = "-",
     tags: Annotated[str | None, typer.Option(help="Tag of the message.")] = None,
     keys: Annotated[str | None, typer.Option(help="Keys of the message, separated by blanks.")] = None,
-    properties: Annotated[
-        list[str] | None, typer.Option("--property", help="User property as name=value. Repeatable.")
-    ] = None,
+    properties: Annotated[list[str] | None, typer.Option("--property", help="name=value. Repeatable.")] = None,
     sharding_key: Annotated[str | None, typer.Option(help="Messages with the same key go to the same queue.")] = None,
     delay_ms: Annotated[int, typer.Option(help="Delay of the delivery in milliseconds.")] = 0,
 ) -> None:
@@ -214,10 +203,7 @@ def transactions(
     connection: Connection,
     transactional_id: Annotated[str, typer.Argument(metavar="ID", help="The option transactionalId of the job.")],
     finish: Annotated[
-        bool,
-        typer.Option(
-            "--finish", help="Commit the missing rows. This may wait for the job's transactionTimeoutMs first."
-        ),
+        bool, typer.Option("--finish", help="Commit the missing rows. May first wait for transactionTimeoutMs.")
     ] = False,
     transaction_topic: Annotated[
         str, typer.Option(help="The option transactionTopic of the job.")
@@ -243,9 +229,7 @@ def transactions(
 def doctor(
     connection: Connection,
     topic: Annotated[str | None, typer.Option(help="Also check this topic.")] = None,
-    endpoints: Annotated[
-        str | None, typer.Option(help="Also check these proxies, as in proxy-1:8081;proxy-2:8081.")
-    ] = None,
+    endpoints: Annotated[str | None, typer.Option(help="Also check these proxies: proxy-1:8081;proxy-2:8081.")] = None,
 ) -> None:
     """Find faults between this machine and a cluster, and advise how to fix them. Writes nothing."""
     from rocketmq_spark.cli.doctor import examine
@@ -267,7 +251,7 @@ def doctor(
 @app.command()
 def demo(
     transport: Annotated[
-        _Transport, typer.Option(help="Write to the brokers, or over gRPC to a proxy.")
+        _Transport, typer.Option(help="To the brokers, or over gRPC to a proxy.")
     ] = _Transport.REMOTING,
 ) -> None:
     """Start a cluster, write 336,776 flights to it, and compare with the number of stored messages."""
@@ -343,9 +327,6 @@ def _print_checks(checks: Table[Check]) -> None:
         console.print(line, soft_wrap=True)
         if check.fix:
             console.print(f"{'':{states}}→ {escaped(check.fix)}", markup=False, soft_wrap=True)
-    counted = [check.state for check in checks]
-    failed, warnings = counted.count(FAILED), counted.count(WARNING)
-    if failed or warnings:
-        console.print(f"{failed} failed, {warnings} with a warning, {counted.count(OK)} ok")
-    else:
-        console.print("All is well.")
+    counts = Counter(check.state for check in checks)
+    found = f"{counts[FAILED]} failed, {counts[WARNING]} with a warning, {counts[OK]} ok"
+    console.print(found if counts[FAILED] or counts[WARNING] else "All is well.")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 from collections import deque
 from collections.abc import Iterator
@@ -177,15 +178,9 @@ def progress_on_stderr() -> Iterator[Progress]:
 
     console = Console(stderr=True)
     if not console.is_terminal:
-        last_step = ""
-
-        def print_step(step: str, fraction: float) -> None:  # noqa: ARG001
-            nonlocal last_step
-            if step != last_step:
-                last_step = step
-                typer.echo(step, err=True)
-
-        yield print_step
+        # The cache lets each step be printed once.
+        print_step = functools.cache(functools.partial(typer.echo, err=True))
+        yield lambda step, fraction: print_step(step)  # noqa: ARG005
         return
     percentage = TextColumn("{task.percentage:3.0f}%")
     columns = (TextColumn("{task.description}"), BarColumn(), percentage, TimeElapsedColumn())
