@@ -18,7 +18,7 @@ from rocketmq_spark.display.row_table import Table
 from rocketmq_spark.errors import RocketMQError, TopicRouteStaleException
 from rocketmq_spark.model.names import is_internal_topic
 from rocketmq_spark.model.route import BrokerData, TopicRouteData, masters_of, permission_text
-from rocketmq_spark.protocol.remoting.responses import TopicConfig
+from rocketmq_spark.protocol.remoting.responses import TopicConfig, integer_of
 from rocketmq_spark.transport.parallel import query_all
 from rocketmq_spark.transport.remoting.transport import RemotingTransport
 
@@ -124,12 +124,6 @@ def _booted(runtime: Mapping[str, str]) -> datetime | None:
 def _today(runtime: Mapping[str, str], name: str) -> int | None:
     now, morning = integer_of(runtime, f"{name}TodayNow"), integer_of(runtime, f"{name}TodayMorning")
     return None if now is None or morning is None else now - morning
-
-
-def integer_of(table: Mapping[str, str], name: str) -> int | None:
-    """Return an integer that a broker reports in its status or settings, None if there is none."""
-    text = table.get(name, "")
-    return int(text) if re.fullmatch(r"-?[0-9]{1,19}", text) else None
 
 
 # By topic; None for a broker without topic attributes (4.x).

@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Final
 
 from rocketmq_spark.admin.queues import admin_options
+from rocketmq_spark.deliveries.base import Write
 from rocketmq_spark.deliveries.exactly_once.commit import TwoPhaseCommit, new_run_id
 from rocketmq_spark.deliveries.log.brokers import Brokers
 from rocketmq_spark.deliveries.log.decision_log import DecisionLog, WriteState
-from rocketmq_spark.deliveries.log.records import Write
 from rocketmq_spark.display.row_table import Table
 from rocketmq_spark.errors import (
     DeliveryError,
@@ -26,7 +26,7 @@ from rocketmq_spark.errors import (
     TopicRouteStaleException,
 )
 from rocketmq_spark.options.kinds import parse_one
-from rocketmq_spark.options.sink import EXACTLY_ONCE, MAX_TRANSACTION_TIMEOUT_MS, SINK_OPTIONS, SinkOptions
+from rocketmq_spark.options.sink import MAX_TRANSACTION_TIMEOUT_MS, SINK_OPTIONS, SinkOptions
 from rocketmq_spark.routing.client_instance import ClientInstance
 from rocketmq_spark.routing.connect import client_id_of, new_transport
 from rocketmq_spark.routing.route_cache import TopicPublishInfo
@@ -129,7 +129,7 @@ def finish_transactions(
     values = {spec.field: parse_one(spec, own[spec.field], spec.field) for spec in SINK_OPTIONS if spec.field in own}
     parsed = admin_options({"name_server": name_server, **connection}, timeout, os.environ).connection
     milliseconds = max(1, round(timeout * 1000))
-    options = SinkOptions(connection=parsed, delivery=EXACTLY_ONCE, send_msg_timeout=milliseconds, **values)
+    options = SinkOptions(connection=parsed, delivery="exactlyOnce", send_msg_timeout=milliseconds, **values)
     client_id = client_id_of(parsed, f"{os.getpid()}#{new_run_id()}")
     with closing(ClientInstance(client_id, new_transport(parsed, client_id), parsed)) as instance:
         instance.start()

@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from typing import Final
 
 import rocketmq_spark.options.kinds as kinds
-from rocketmq_spark.errors import OptionError
+from rocketmq_spark.deliveries import DELIVERIES
 from rocketmq_spark.model.names import DEFAULT_PRODUCER_GROUP, MAX_GROUP_LENGTH, MAX_TOPIC_LENGTH
 from rocketmq_spark.options.connection import ConnectedOptions, ConnectionOptions, Spelling, security_contradictions
 from rocketmq_spark.options.kinds import BOOLEAN, INT_MAX, MIB, MILLISECONDS, TOPIC, WRITE, option, specs_of
@@ -26,8 +26,6 @@ _NOT_ABOVE: Final = (
 )
 # A proxy rejects these characters (Character.isISOControl).
 _CONTROL: Final = "[\x00-\x1f\x7f-\x9f]"
-EXACTLY_ONCE: Final = "exactlyOnce"
-EFFECTIVELY_ONCE: Final = "effectivelyOnce"
 MAX_TRANSACTION_TIMEOUT_MS: Final = 3_600_000
 _LEVELS: Final = {"ZLIB": (0, 9), "ZSTD": (1, 22)}
 
@@ -147,14 +145,13 @@ class SinkOptions(SendOptions):
     recall_path: str | None = option("recallPath", None, kinds.LOCATION,
         "Folder of Parquet files with the handles by which rows with a time of delivery can be recalled. Every "
         "executor writes there.", section="figures", secret=True)
-    delivery: str = option("delivery", "atLeastOnce", kinds.choice("atLeastOnce", EFFECTIVELY_ONCE, EXACTLY_ONCE),
-        "`effectivelyOnce`: after a fault, tasks read which rows are stored, and send only the others. `exactlyOnce`: "
-        "rows become visible when the driver commits the write or the micro-batch. Both require `transactionalId`; see "
-        "[delivery](delivery.md).",
+    delivery: str = option("delivery", next(iter(DELIVERIES)), kinds.choice(*DELIVERIES),
+        "".join(f"`{name}`: {delivery.summary}. " for name, delivery in DELIVERIES.items())
+        + "See [delivery](delivery.md).",
         section="transactions")
     transactional_id: str | None = option("transactionalId", None, kinds.name(100, ()),
         "Identity of the job in the decision log, the same after each restart. One streaming query or one batch job "
-        "uses it.")
+        "uses it. `effectivelyOnce` and `exactlyOnce` require it.")
     write_id: str | None = option("writeId", None, kinds.name(100, ()),
         "In a batch write: identity of this write. If a write of this identity was decided or completed before, the "
         "rows of the new attempt are not written. `effectivelyOnce` and `exactlyOnce` require it, except in a stream.")
@@ -177,21 +174,6 @@ class SinkOptions(SendOptions):
     metrics_format: str = option("metricsFormat", "json", kinds.choice("json", "openmetrics"),
         "Content of `metricsPath`: the metrics of each commit as JSON, or one file with their sums for Prometheus.")
     # fmt: on
-
-    @property
-    def exactly_once(self) -> bool:
-        """True with ``delivery=exactlyOnce``."""
-        return self.delivery == EXACTLY_ONCE
-
-    @property
-    def has_log(self) -> bool:
-        """True if the delivery has a decision log."""
-        return self.delivery in _WITH_LOG
-
-    @property
-    def effectively_once(self) -> bool:
-        """True with ``delivery=effectivelyOnce``."""
-        return self.delivery == EFFECTIVELY_ONCE
 
     @property
     def custom_selector(self) -> str | None:
@@ -237,7 +219,7 @@ def sink_contradictions(options: SinkOptions) -> Iterator[str]:
         yield "keepRowId=true keeps the ids of rows, but rowId replaces them: set only one of the two"
     if options.ordered:
         yield from _against_order(options)
-    yield from _of_transactions(options)
+    yield from DELIVERIES[options.delivery].load().contradictions(options)
     if not options.unique_key:
         yield from _without_unique_key(options)
     if options.over_grpc and re.search(_CONTROL, options.tags or ""):
@@ -286,70 +268,9 @@ def _of_dead_letters(options: SinkOptions) -> Iterator[str]:
         yield "onError=deadLetter is not available with sendMode=oneway (no acknowledgements): use async or sync"
 
 
-# By delivery: field, the values that are allowed, and why others are not.
-_WITH_LOG: Final[dict[str, tuple[tuple[str, tuple[object, ...], str], ...]]] = {
-    EXACTLY_ONCE: (
-        ("send_mode", ("async", "sync"), "one-way sends have no acknowledgements"),
-        ("batch_type", ("plain",), "each row is a message of its own"),
-        ("require_store_ok", (True,), "a row that is not flushed or replicated could be lost after its commit"),
-        ("enable_trace", (False,), "a trace would show rows that are not committed"),
-    ),
-    EFFECTIVELY_ONCE: (
-        ("send_mode", ("async", "sync"), "one-way sends have no acknowledgements"),
-        ("require_store_ok", (True,), "a row that is not flushed or replicated could be lost after it was counted"),
-        ("on_error", ("fail", "skip"), "a retry would repeat dead letters"),
-        ("row_id", (False, True), "the id holds the place of a row in its partition"),
-        ("keep_row_id", (False,), "each row gets an id of its own"),
-    ),
-}
-
-
-def check_identity(options: SinkOptions) -> None:
-    """Raise an OptionError if the delivery of a batch write needs a ``writeId``, and none is set."""
-    if options.has_log and options.write_id is None:
-        raise OptionError(
-            f"delivery={options.delivery} requires writeId, by which a repetition of the write is recognised: set it "
-            "to a name of this write, such as writeId=orders-2026-11-24. A repetition needs the same name, each other "
-            "write of this transactionalId another one. Within foreachBatch use rocketmq_spark.foreach_batch(...), or "
-            "a name with the number of the micro-batch, such as writeId=counts-17"
-        )
-
-
-def _of_transactions(options: SinkOptions) -> Iterator[str]:
-    delivery = options.delivery
-    if not options.has_log:
-        for name in ("transactional_id", "write_id"):
-            if getattr(options, name) is not None:
-                option_name = SINK_SPELLING(name)
-                yield (
-                    f"{option_name} is given without delivery=exactlyOnce or effectivelyOnce: set delivery, or remove "
-                    f"{option_name}"
-                )
-        return
-    if options.over_grpc:
-        why = "do not answer whether a commit came in time" if options.exactly_once else "do not show a queue's rows"
-        yield f"delivery={delivery} is not available over gRPC, because proxies {why}: give nameServer, not endpoints"
-    if options.transactional_id is None:
-        yield f"delivery={delivery} requires transactionalId: give a name that is the same after each restart"
-    if options.effectively_once and options.topic is None:
-        yield (
-            "delivery=effectivelyOnce requires the option topic, because after a fault tasks read the queues of one "
-            "topic: write each topic separately"
-        )
-    if options.transaction_topic in (options.topic, options.dead_letter_topic):
-        yield f"transactionTopic={options.transaction_topic} is also a topic of rows: name another topic"
-    for field_name, allowed, why in _WITH_LOG[delivery]:
-        value = getattr(options, field_name)
-        if value not in allowed:
-            name = SINK_SPELLING(field_name)
-            shown = f"columns:{','.join(value)}" if isinstance(value, tuple) else kinds.option_text(value)
-            yield f"{name}={shown} is not available with delivery={delivery}, because {why}: remove {name}"
-
-
 def _without_unique_key(options: SinkOptions) -> Iterator[str]:
     causes = {
         "the connection over gRPC": (options.over_grpc, "proxies reject messages without a unique id"),
-        "delivery=exactlyOnce": (options.exactly_once, "the unique id identifies a half message"),
         "enableTrace=true": (options.enable_trace, "trace records name messages by their unique ids"),
         "batchType=inner": (options.batch_type == "inner", "all messages of an inner batch have the same place"),
     }

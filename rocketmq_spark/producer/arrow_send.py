@@ -8,23 +8,24 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from functools import partial
 from typing import TypeAlias
 
 import pyarrow as pa
 
 from rocketmq_spark.arrow.schema import makes_own_type
-from rocketmq_spark.deliveries.effectively_once.attempt import send_missing, write_once
+from rocketmq_spark.deliveries.base import OpenInstance, PartitionTask, TaskResults, delivery_of
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.metrics import Recorder, WriteSummary, merge_into
 from rocketmq_spark.options.kinds import option_text
 from rocketmq_spark.options.parsing import parse_sink_options
 from rocketmq_spark.options.producer import ProducerOptions
-from rocketmq_spark.options.sink import SINK_OPTIONS, SinkOptions, check_identity
+from rocketmq_spark.options.sink import SINK_OPTIONS, SinkOptions
 from rocketmq_spark.producer.service import batch_trace_sender
 from rocketmq_spark.routing.client_instance import ClientInstance
 from rocketmq_spark.sink.checks import check_columns, check_topic, ordered_queues
-from rocketmq_spark.sink.task import write_rows
+from rocketmq_spark.sink.task import AT_LEAST_ONCE, SendRules, write_rows
 
 ArrowData: TypeAlias = "pa.Table | pa.RecordBatch | pa.RecordBatchReader | Iterable[pa.RecordBatch]"
 
@@ -45,9 +46,8 @@ def sink_options(
         texts["topic"] = topic
     defaults = {spec.field: properties[spec.field] for spec in shared if spec.field != "instance_name"}
     parsed = parse_sink_options(texts, {}, defaults)
-    if parsed.exactly_once:
-        raise OptionError("delivery=exactlyOnce needs Spark, whose driver commits the rows; write a DataFrame instead")
-    check_identity(parsed)
+    if needs_spark := delivery_of(parsed).NEEDS_SPARK:
+        raise OptionError(f"delivery={parsed.delivery} needs Spark, {needs_spark}; write a DataFrame instead")
     return parsed
 
 
@@ -68,16 +68,31 @@ def send_arrow(
 ) -> WriteSummary:
     """Send every row; see :meth:`rocketmq_spark.Producer.send_arrow`."""
     parsed = sink_options(producer, group, topic, options)
+    delivery = delivery_of(parsed)
+    write = delivery.identify(parsed, None)
     recorder = Recorder(uuid.uuid4().hex, -1, 0)
     queues = ordered_queues(parsed, instance)
     batches = _checked(record_batches(data), parsed, instance)
-    send = partial(write_rows, parsed, instance, queues=queues, open_trace_sender=partial(batch_trace_sender, parsed))
-    if parsed.effectively_once:
-        write_once(parsed, instance, recorder, batches, queues, partial(send_missing, send))
-    else:
-        send(recorder, batches, write_id=recorder.write_id)
+
+    def send(batches: Iterator[pa.RecordBatch], *, row_id_name: str = "", rules: SendRules | None = None) -> None:
+        write_rows(
+            parsed,
+            instance,
+            recorder,
+            batches,
+            write_id=row_id_name or recorder.write_id,
+            queues=queues,
+            open_trace_sender=partial(batch_trace_sender, parsed),
+            rules=rules or AT_LEAST_ONCE,
+        )
+
+    open_instance: OpenInstance = lambda: nullcontext(instance)  # noqa: E731 - a name for the type
+    planned = delivery.plan(parsed, open_instance, write, queues)
+    result = planned.write_partition(PartitionTask(recorder, batches, open_instance, send))
     summary = WriteSummary()
     merge_into(summary, recorder.snapshot())
+    results = [] if result is None else [result]
+    planned.complete(open_instance, TaskResults(results, recorder.write_id, -1, summary.to_dict().keys()))
     return summary
 
 
@@ -85,13 +100,15 @@ def _checked(
     batches: Iterable[pa.RecordBatch], options: SinkOptions, instance: ClientInstance
 ) -> Iterator[pa.RecordBatch]:
     schema: pa.Schema | None = None
+    delivery = delivery_of(options)
     for batch in batches:
         if schema is None or batch.schema != schema:
             schema = batch.schema
             check_columns(schema, options)
             # For other writes, the checks while sending are enough.
-            special = options.batch_type == "inner" or options.effectively_once or makes_own_type(schema)
+            delivery.check_columns(schema, options)
+            special = options.batch_type == "inner" or delivery.REFUSES_COMPACTION or makes_own_type(schema)
             if options.over_grpc or special:
-                check_topic(options, instance, schema)
+                check_topic(options, instance, schema, delivery)
         if batch.num_rows:
             yield batch

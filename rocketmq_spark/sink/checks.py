@@ -9,7 +9,7 @@ import contextlib
 import logging
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Final
+from typing import ClassVar, Final, Protocol
 
 import pyarrow as pa
 
@@ -21,7 +21,6 @@ from rocketmq_spark.arrow.schema import (
     check_own_type,
     check_row_id,
     check_schema,
-    check_transactional,
     makes_own_type,
 )
 from rocketmq_spark.errors import (
@@ -55,11 +54,16 @@ def check_columns(schema: pa.Schema, options: SinkOptions) -> None:
         check_row_id(schema, options.row_id)
     if options.over_grpc:
         check_grpc(schema)
-    if options.has_log:
-        check_transactional(schema, options.delivery)
 
 
-def check_topic(options: SinkOptions, instance: ClientInstance, schema: pa.Schema) -> None:
+class TopicRules(Protocol):
+    """What a delivery requires of the topic: why; empty: nothing."""
+
+    NEEDS_TOPIC: ClassVar[str]  # It must exist
+    REFUSES_COMPACTION: ClassVar[str]  # It cannot be a compaction topic
+
+
+def check_topic(options: SinkOptions, instance: ClientInstance, schema: pa.Schema, rules: type[TopicRules]) -> None:
     """Look up the option topic, and check the columns against it; without that option do nothing.
 
     Raises as `RouteFinder.look_up`, `check_keys`, `check_message_types` and `check_own_type`. An OptionError means that
@@ -68,11 +72,10 @@ def check_topic(options: SinkOptions, instance: ClientInstance, schema: pa.Schem
     if options.topic is None:
         return
     info = RouteFinder(options, instance).look_up(options.topic)
-    if info.template and options.exactly_once:
+    if info.template and rules.NEEDS_TOPIC:
         raise RouteNotFoundException(
-            f"delivery=exactlyOnce: topic {options.topic} does not exist, and the driver must read it before the first "
-            f"commit; create it first (rocketmq-spark create-topic {options.topic}, or mqadmin updateTopic -t "
-            f"{options.topic})"
+            f"delivery={options.delivery}: topic {options.topic} does not exist, and {rules.NEEDS_TOPIC}; create it "
+            f"first (rocketmq-spark create-topic {options.topic}, or mqadmin updateTopic -t {options.topic})"
         )
     check_message_types(schema, options.topic, info.route.message_types)
     inner, own_type = options.batch_type == "inner", makes_own_type(schema)
@@ -83,10 +86,10 @@ def check_topic(options: SinkOptions, instance: ClientInstance, schema: pa.Schem
         _check_own_type(options.topic, schema, configs, info)
     if configs.compacted:
         _check_compacted(options, schema)
-        if options.has_log:
+        if rules.REFUSES_COMPACTION:
             raise OptionError(
                 f"delivery={options.delivery}: topic {options.topic} has cleanup.policy=COMPACTION. Brokers drop rows "
-                "with the same key, so a recovery could repeat them; use another topic"
+                f"with the same key, so {rules.REFUSES_COMPACTION}; use another topic"
             )
     if inner:
         _check_inner(options, configs, info)

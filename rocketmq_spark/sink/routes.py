@@ -10,7 +10,8 @@ import logging
 import os
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Final
 
@@ -107,6 +108,16 @@ def acquire(options: SinkOptions) -> ClientInstance:
     """Return the instance that the writes of this process with these options share; its user unregisters the group."""
     key = (_client_id(options), SharedConnection.of(options.connection))
     return registry.acquire(key, options.producer_group, lambda: new_instance(options))
+
+
+@contextmanager
+def acquired(options: SinkOptions) -> Iterator[ClientInstance]:
+    """Return the instance of `acquire`; leaving the context unregisters the group."""
+    instance = acquire(options)
+    try:
+        yield instance
+    finally:
+        instance.unregister(options.producer_group)
 
 
 def _client_id(options: SinkOptions) -> str:

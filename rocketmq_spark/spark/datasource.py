@@ -122,18 +122,12 @@ class RocketMQDataSource(DataSource):
         Spark calls this twice per micro-batch, so warnings are logged once, and the route is kept. With `overwrite`
         (complete mode) each trigger appends the whole result, as Spark's Kafka sink does.
         """
-        from rocketmq_spark.spark.planning import checked_options, look_up_route_of_stream, plan_transaction
-        from rocketmq_spark.spark.writer import stream_writer
+        from rocketmq_spark.spark.planning import plan_stream_write
 
-        columns = arrow_schema(schema)
-        options = checked_options(self.options, columns, self._session, _warn_once)
+        writer = plan_stream_write(self.options, schema, self._session, _warn_once)
         if overwrite:
             _warn_once("outputMode complete: a topic cannot be truncated; every trigger appends the whole result")
-        lookup = look_up_route_of_stream(options, columns, self.options.get("checkpointLocation"))
-        if options.write_id is not None:
-            raise OptionError("writeId is an option of batch writes: a stream has the numbers of its micro-batches")
-        plan = plan_transaction(options, lookup, checkpoint=self.options.get("checkpointLocation"))
-        return stream_writer(options, self._session.accumulator, schema, lookup, plan)
+        return writer
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""What the driver does before a write: it looks up the topics that options name, and plans transactions.
+"""What the driver does before a write: it looks up the topics that options name, and plans the delivery.
 
 With ``ordered`` over remoting, the driver also gives all tasks the same queues. Otherwise each task finds its routes
 itself.
@@ -13,8 +13,10 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
+from rocketmq_spark.deliveries.base import delivery_of
 from rocketmq_spark.errors import (
     MQBrokerException,
     OptionError,
@@ -25,28 +27,24 @@ from rocketmq_spark.errors import (
 from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.options.parsing import parse_sink_options
 from rocketmq_spark.options.references import load_class
-from rocketmq_spark.options.sink import SinkOptions, check_identity
+from rocketmq_spark.options.sink import SinkOptions
 from rocketmq_spark.protocol.grpc.codes import Code
 from rocketmq_spark.routing.client_instance import ClientInstance
 from rocketmq_spark.routing.connect import check_connection
 from rocketmq_spark.routing.route_cache import TopicPublishInfo
 from rocketmq_spark.sink.checks import check_columns
-from rocketmq_spark.sink.routes import acquire, new_instance
+from rocketmq_spark.sink.routes import acquired, new_instance
 from rocketmq_spark.spark.ordered_queues import QueueMemory, query_of
-from rocketmq_spark.spark.spark_api import SessionFacts
-from rocketmq_spark.spark.writer import RocketMQBatchWriter, RouteLookup
+from rocketmq_spark.spark.partition import RouteLookup
+from rocketmq_spark.spark.spark_api import SessionFacts, arrow_schema
+from rocketmq_spark.spark.writer import RocketMQBatchWriter, stream_writer
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-    from rocketmq_spark.deliveries.effectively_once.attempt import ResumePlan
-    from rocketmq_spark.deliveries.exactly_once.plan import TransactionPlan
-    from rocketmq_spark.deliveries.log.records import Write
+    from pyspark.sql.datasource import DataSourceStreamWriter
+    from pyspark.sql.types import StructType
 
 logger = logging.getLogger("rocketmq_spark.spark")
-
-# Checkpoints and queries whose log needs no other check. Reading the checkpoint may take as long as a micro-batch.
-_OWNERS: set[tuple[str, str]] = set()
 
 # A proxy's answers about the template topic: it is a system topic, or the user has no permission.
 _REFUSALS = frozenset({Code.ILLEGAL_TOPIC, Code.UNAUTHORIZED, Code.FORBIDDEN})
@@ -65,40 +63,27 @@ def plan_batch_write(
     an identity of the write and has none.
     """
     options = checked_options(given, columns, session, warn)
-    micro_batch = None
-    if batch_id is None:
-        check_identity(options)
-    elif options.has_log:
-        micro_batch = _micro_batch(options, batch_id)
+    delivery = delivery_of(options)
+    write = delivery.identify(options, batch_id)
     lookup = look_up_route(options, columns)
-    plan = plan_transaction(options, lookup)
-    if plan is not None:
-        _warn_of_complete(options, plan, micro_batch or plan.write)
-    write_id = str(uuid.uuid4())
-    return RocketMQBatchWriter(
-        options, session.accumulator, write_id=write_id, lookup=lookup, plan=plan, micro_batch=micro_batch
-    )
+    planned = delivery.plan(options, partial(acquired, options), write, lookup.queues)
+    return RocketMQBatchWriter(planned, session.accumulator, str(uuid.uuid4()), lookup)
 
 
-def _warn_of_complete(options: SinkOptions, plan: TransactionPlan | ResumePlan, write: Write | None) -> None:
-    from rocketmq_spark.deliveries.exactly_once.commit import warn_of_complete
-    from rocketmq_spark.deliveries.exactly_once.plan import log_of
-
-    if write is not None and plan.is_decided(write):
-        warn_of_complete(write, log_of(options).writes[write])
-
-
-def _micro_batch(options: SinkOptions, batch_id: int) -> Write:
-    from rocketmq_spark.deliveries.log.records import Write
-
+def plan_stream_write(
+    given: Mapping[str, str], schema: StructType, session: SessionFacts, warn: Callable[[str], None]
+) -> DataSourceStreamWriter:
+    """Check a streaming write, look up the route of the option topic, and return the writer of one micro-batch."""
+    columns = arrow_schema(schema)
+    options = checked_options(given, columns, session, warn)
     if options.write_id is not None:
-        raise OptionError(
-            f"writeId={options.write_id}: foreach_batch identifies each micro-batch by transactionalId and its number; "
-            "remove writeId"
-        )
-    # Neither Spark Connect nor another thread knows the id of the query. Names with the topic let `check_stream` find
-    # two writes of one micro-batch that share a transactionalId.
-    return Write(str(batch_id), f"{options.transactional_id}#{options.topic or ''}")
+        raise OptionError("writeId is an option of batch writes: a stream has the numbers of its micro-batches")
+    checkpoint = given.get("checkpointLocation")
+    lookup = look_up_route_of_stream(options, columns, checkpoint)
+    planned = delivery_of(options).plan(options, partial(acquired, options), queues=lookup.queues)
+    if checkpoint is not None:
+        planned.check_checkpoint(checkpoint, query_of)
+    return stream_writer(planned, session.accumulator, schema, lookup)
 
 
 def checked_options(
@@ -108,19 +93,12 @@ def checked_options(
     options = parse_sink_options(given, os.environ)
     check_connection(options.connection)
     check_columns(columns, options)
+    delivery = delivery_of(options)
+    delivery.check_columns(columns, options)
     if options.custom_selector is not None:
         load_class("queueSelector", options.custom_selector, "select")
-    if session.speculation and options.effectively_once:
-        raise OptionError(
-            "spark.speculation is true, and delivery=effectivelyOnce is for one attempt at a task at a time: set "
-            "spark.speculation=false, or use delivery=exactlyOnce"
-        )
-    # A driver commits only the rows of one attempt at each task.
-    if session.speculation and not options.row_id and not options.exactly_once:
-        warn(
-            "spark.speculation is true: a task that Spark starts twice stores its rows twice; set rowId=true, so "
-            "that readers can recognise repeats, or spark.speculation=false"
-        )
+    if session.speculation and (warning := delivery.speculation_warning(options)):
+        warn(warning)
     if options.send_mode == "oneway":
         warn("sendMode=oneway: brokers acknowledge nothing, and rows may be lost unnoticed")
     if options.max_rate_per_second is None or options.max_rate_tasks is not None:
@@ -132,46 +110,6 @@ def checked_options(
             "classic Spark, or set the option maxRateTasks (how many tasks of the write run at once)"
         )
     return replace(options, max_rate_tasks=session.parallelism)
-
-
-def plan_transaction(
-    options: SinkOptions, lookup: RouteLookup, checkpoint: str | None = None
-) -> TransactionPlan | ResumePlan | None:
-    """Return the plan of a write with a decision log, None for others. A write without ``writeId`` is a stream's.
-
-    Raises an OptionError if the log is of another query than `checkpoint`, the ``checkpointLocation`` of a stream.
-    """
-    if not options.has_log:
-        return None
-    from rocketmq_spark.deliveries.effectively_once import attempt as resume
-    from rocketmq_spark.deliveries.exactly_once import plan
-    from rocketmq_spark.deliveries.log.brokers import Brokers
-    from rocketmq_spark.deliveries.log.records import Write
-
-    instance = acquire(options)
-    try:
-        write = None if options.write_id is None else Write(options.write_id)
-        planned: TransactionPlan | ResumePlan
-        if options.effectively_once:
-            planned = resume.plan(Brokers(options, instance), plan.log_of(options), write, lookup.queues)
-        else:
-            planned = plan.plan(options, instance, write)
-        _check_owner(options, planned, checkpoint)
-        return planned
-    finally:
-        instance.unregister(options.producer_group)
-
-
-def _check_owner(options: SinkOptions, planned: TransactionPlan | ResumePlan, checkpoint: str | None) -> None:
-    """Raise an OptionError if the log is of another query than `checkpoint`. Tasks check it, too, by the query's id."""
-    from rocketmq_spark.deliveries.exactly_once.plan import check_query
-
-    if checkpoint is None or planned.newest is None or (checkpoint, planned.newest.query) in _OWNERS:
-        return
-    query = query_of(checkpoint)
-    if query is not None:
-        check_query(options, planned.newest, query, f"checkpoint {checkpoint}")
-    _OWNERS.add((checkpoint, planned.newest.query))
 
 
 def look_up_route(options: SinkOptions, columns: pa.Schema) -> RouteLookup:
@@ -196,20 +134,18 @@ def look_up_route_of_stream(options: SinkOptions, columns: pa.Schema, checkpoint
     """
     if options.topic is None and options.dead_letter_topic is None:
         return RouteLookup()
-    instance = acquire(options)
+    memory = None
+    if options.ordered and not options.over_grpc:
+        memory = QueueMemory(checkpoint, options.connection.wire_name(str(options.topic)))
     try:
-        memory = None
-        if options.ordered and not options.over_grpc:
-            memory = QueueMemory(checkpoint, options.connection.wire_name(str(options.topic)))
-        return RouteLookup(_look_up(options, columns, instance, memory), servers_reached=True)
+        with acquired(options) as instance:
+            return RouteLookup(_look_up(options, columns, instance, memory), servers_reached=True)
     except RouteNotFoundException as exc:
         if options.ordered or not exc.unreachable:
             raise
         text = "the driver could not look up topic %s for a micro-batch, and leaves it to the tasks: %s"
         logger.warning(text, options.topic or options.dead_letter_topic, exc)
         return RouteLookup(unreached=str(exc))
-    finally:
-        instance.unregister(options.producer_group)
 
 
 def _look_up(
@@ -220,6 +156,7 @@ def _look_up(
 
     from rocketmq_spark.sink.checks import check_topic, ordered_queues
 
+    rules = delivery_of(options)
     known = memory.load() if memory else {}
     queues = ordered_queues(options, instance, known)
     if memory and queues:
@@ -237,7 +174,7 @@ def _look_up(
                 )
                 logger.warning(text, options.topic, missing, memory.place)
     try:
-        check_topic(options, instance, columns)
+        check_topic(options, instance, columns, rules)
     except RouteNotFoundException as exc:
         # A topic with known queues may lack a route now.
         if exc.unreachable or not known:
@@ -245,7 +182,7 @@ def _look_up(
     if options.dead_letter_topic is not None:
         # Dead letters have neither sharding keys nor delays, so topics of all types accept them.
         dead_letters = replace(options, topic=options.dead_letter_topic, batch_type="plain")
-        check_topic(dead_letters, instance, pa.schema([]))
+        check_topic(dead_letters, instance, pa.schema([]), rules)
     return queues
 
 

@@ -13,7 +13,7 @@ import logging
 import pickle
 import uuid
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, Final
 
@@ -29,9 +29,7 @@ from rocketmq_spark.spark.spark_api import WriterCommitMessage
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
 
-    from rocketmq_spark.deliveries.effectively_once.attempt import Attempted, ResumeReport
-    from rocketmq_spark.deliveries.exactly_once.commit import CommitReport
-    from rocketmq_spark.deliveries.exactly_once.plan import Prepared
+    from rocketmq_spark.deliveries.base import PartitionResult, TaskResults, WriteReport
 
 logger = logging.getLogger("rocketmq_spark.spark")
 
@@ -107,9 +105,7 @@ class CommitMessage(PartitionReport, WriterCommitMessage):
     """The report of a task that succeeded; with `histograms` there is no accumulator, and no other report."""
 
     histograms: bool
-    # With ``delivery=exactlyOnce`` what the task has prepared, with ``effectivelyOnce`` what it has begun; None if the
-    # write was decided or completed before.
-    prepared: Prepared | Attempted | None = None
+    result: PartitionResult | None = None  # What the task's delivery tells the driver
 
     @classmethod
     def of(
@@ -118,7 +114,7 @@ class CommitMessage(PartitionReport, WriterCommitMessage):
         *,
         histograms: bool,
         latencies: bool = False,
-        prepared: Prepared | Attempted | None = None,
+        result: PartitionResult | None = None,
     ) -> CommitMessage:
         """Return a task's message; with `latencies` it includes them although there is an accumulator.
 
@@ -127,12 +123,12 @@ class CommitMessage(PartitionReport, WriterCommitMessage):
         measures = Measures.unpack(report.packed)
         ids = report.write_id, report.batch_id, report.partition_id
         if not (histograms or latencies):
-            return cls(*ids, measures.totals_only().pack(), histograms, prepared)
+            return cls(*ids, measures.totals_only().pack(), histograms, result)
         for bits in range(_MAX_LATENCY_BITS + 1):
             message = cls(*ids, measures.totals_only(bits).pack(), histograms)
             if len(pickle.dumps(message)) <= COMMIT_MESSAGE_BYTES:
                 break
-        return replace(message, prepared=prepared)
+        return replace(message, result=result)
 
 
 def summarise(messages: Iterable[WriterCommitMessage | None]) -> WriteSummary:
@@ -170,14 +166,17 @@ def _finished(messages: Iterable[WriterCommitMessage | None]) -> list[CommitMess
     return [message for message in messages if isinstance(message, CommitMessage)]
 
 
-def prepared_in(messages: Iterable[WriterCommitMessage | None]) -> list[Any]:
-    """Return what the tasks of a write with a decision log have prepared or begun."""
-    return [message.prepared for message in _finished(messages) if message.prepared is not None]
+def results_of(messages: Iterable[WriterCommitMessage | None], batch_id: int | None) -> TaskResults[Any]:
+    """Return what the tasks tell the driver; `batch_id` is None for a batch write."""
+    from rocketmq_spark.deliveries.base import TaskResults
 
-
-def query_of(messages: Iterable[WriterCommitMessage | None]) -> str:
-    """Return the id of the query of a micro-batch, which only its tasks know."""
-    return next((message.write_id for message in _finished(messages)), "")
+    finished = _finished(messages)
+    return TaskResults(
+        [message.result for message in finished if message.result is not None],
+        next((message.write_id for message in finished), ""),
+        -1 if batch_id is None else batch_id,
+        summarise(finished).to_dict().keys(),
+    )
 
 
 def micro_batch_of(messages: Iterable[WriterCommitMessage | None]) -> int | None:
@@ -190,9 +189,9 @@ def log_summary(
     batch_id: int | None = None,
     *,
     aborted: bool = False,
-    report: CommitReport | ResumeReport | None = None,
+    report: WriteReport | None = None,
 ) -> None:
-    """Log one line about a write (`batch_id` None) or a micro-batch; `report` is that of a write with a log."""
+    """Log one line about a write (`batch_id` None) or a micro-batch, and its end."""
     finished = _finished(messages)
     summary = summarise(finished)
     name = "write" if batch_id is None else f"micro-batch {batch_id}"
@@ -256,24 +255,24 @@ def record_commit(
     batch_id: int | None,
     *,
     now: float,
-    report: CommitReport | ResumeReport | None = None,
+    report: WriteReport | None = None,
     openmetrics: bool = False,
     resolve: Callable[[str], tuple[FileSystem, str]] | None = None,
 ) -> None:
     """Append one commit's figures to the file at `path`, which may be a URI; a failure is only logged.
 
     With `openmetrics` they are added to the sums in the file. `write_id` is empty in a stream. `now` is in epoch
-    seconds. `report` is that of an exactly-once write. `resolve` replaces `pyarrow.fs.FileSystem.from_uri`.
+    seconds. `resolve` replaces `pyarrow.fs.FileSystem.from_uri`.
     """
     try:
         allowed("metricsPath", f"{PATH}{path}", "(not shown)")
         if openmetrics:
-            measures, repeated = summarise(_finished(messages)).measures(), getattr(report, "repeated_rows", 0)
+            measures, repeated = summarise(_finished(messages)).measures(), report.repeated_rows if report else 0
             _add(path, [*families(measures, repeated=repeated), last_commit(now)], resolve)
             return
         line = _line(_finished(messages), write_id, batch_id, now)
         if report is not None:
-            line[report.NAME] = asdict(report)
+            line[report.NAME] = report.figures()
         _append(path, line, resolve)
     except Exception as exc:
         # pyarrow passes on whatever its file systems' libraries raise.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,16 +20,17 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
 
+    from rocketmq_spark.deliveries.base import PartitionResult
     from rocketmq_spark.spark.spark_api import WriterCommitMessage
     from rocketmq_spark.spark.writer import RocketMQBatchWriter
 
 logger = logging.getLogger("rocketmq_spark.spark")
 
-# The report of a task. The last columns are those of `Prepared` and `Attempted`.
-_REPORT: Final = (
-    "writeId string, batchId int, partitionId int, packed binary, histograms boolean, kind string, sendGroup string, "
-    "halves binary, begun boolean, recovered boolean"
-)
+# The columns of a delivery's result begin so.
+_RESULT: Final = "result_"
+# The types of columns, by the types of fields.
+_SQL: Final = {"str": "string", "int": "int", "bool": "boolean", "bytes": "binary"}
+_ARROW: Final = {"str": "string", "int": "int32", "bool": "bool_", "bytes": "binary"}
 
 
 def write(frame: DataFrame, **options: str | int | bool) -> WriteSummary:
@@ -52,13 +54,14 @@ def _write(frame: DataFrame, options: Mapping[str, str | int | bool], batch_id: 
     texts = {name: option_text(value) for name, value in options.items()}
     writer = plan_batch_write(texts, arrow_schema(frame.schema), _facts(frame), logger.warning, batch_id)
     try:
-        rows = frame.mapInArrow(partial(_write_partition, writer), _REPORT).collect()
+        columns = ", ".join(f"{name} {_SQL[kind]}" for name, kind in _columns(writer).items())
+        rows = frame.mapInArrow(partial(_write_partition, writer), columns).collect()
     except BaseException as exc:
         # The reports of tasks that have succeeded are lost, so an exactly-once write leaves its half messages.
         writer.abort([None])
         report_cause(exc, "the write")
         raise
-    messages: list[WriterCommitMessage | None] = [_message(row) for row in rows]
+    messages: list[WriterCommitMessage | None] = [_message_of(row, writer.delivery.RESULT) for row in rows]
     if not messages and frame.isEmpty():
         # A DataFrame without partitions has no tasks. Spark's own writers then start one.
         messages = [writer.write(iter(()))]
@@ -92,44 +95,37 @@ def _facts(frame: DataFrame) -> SessionFacts:
 
 
 def _write_partition(writer: RocketMQBatchWriter, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Send one partition (runs in a task), and yield its report as a row."""
+    """Send one partition (runs in a task), and yield its commit message as a row."""
     import pyarrow as pa
 
-    report: Any = writer.write(batches)
-    prepared = report.prepared
-    kind = "" if prepared is None else type(prepared).__name__
-    row = {
-        "writeId": report.write_id,
-        "batchId": report.batch_id,
-        "partitionId": report.partition_id,
-        "packed": report.packed,
-        "histograms": report.histograms,
-        "kind": kind,
-        "sendGroup": prepared.group if kind == "Prepared" else None,
-        "halves": prepared.halves if kind == "Prepared" else None,
-        "begun": prepared.begun if kind == "Attempted" else None,
-        "recovered": prepared.recovered if kind == "Attempted" else None,
-    }
-    yield pa.RecordBatch.from_pylist([row], _schema())
+    message: Any = writer.write(batches)
+    row: dict[str, Any] = {name: getattr(message, name) for name in _names(type(message))}
+    if message.result is not None:
+        row |= {f"{_RESULT}{name}": getattr(message.result, name) for name in _names(type(message.result))}
+    columns = {name: pa.array([row.get(name)], getattr(pa, _ARROW[kind])()) for name, kind in _columns(writer).items()}
+    yield pa.record_batch(columns)
 
 
-def _schema() -> pa.Schema:
-    import pyarrow as pa
-
-    types = {"string": pa.string(), "int": pa.int32(), "binary": pa.binary(), "boolean": pa.bool_()}
-    names = (column.split(" ") for column in _REPORT.split(", "))
-    return pa.schema([(name, types[kind]) for name, kind in names])
+def _names(of: type[Any]) -> dict[str, str]:
+    """Return the fields of a dataclass, except for a `result`, with their types."""
+    return {field.name: str(field.type) for field in fields(of) if field.name != "result"}
 
 
-def _message(row: Any) -> WriterCommitMessage:
-    """Return the commit message that a task has reported as a row."""
-    from rocketmq_spark.deliveries.effectively_once.attempt import Attempted
-    from rocketmq_spark.deliveries.exactly_once.plan import Prepared
+def _columns(writer: RocketMQBatchWriter) -> dict[str, str]:
+    """Return the columns of a commit message, with the types of its fields."""
     from rocketmq_spark.spark.report import CommitMessage
 
-    prepared: Prepared | Attempted | None = None
-    if row.kind == "Prepared":
-        prepared = Prepared(row.sendGroup, bytes(row.halves))
-    elif row.kind == "Attempted":
-        prepared = Attempted(row.partitionId, row.begun, row.recovered)
-    return CommitMessage(row.writeId, row.batchId, row.partitionId, bytes(row.packed), row.histograms, prepared)
+    result = {f"{_RESULT}{name}": kind for name, kind in _names(writer.delivery.RESULT).items()}
+    return {**_names(CommitMessage), **result}
+
+
+def _message_of(row: Any, result: type[PartitionResult]) -> WriterCommitMessage:
+    """Return the commit message that a task has reported as a row."""
+    from rocketmq_spark.spark.report import CommitMessage
+
+    values: dict[str, Any] = {
+        name: bytes(value) if isinstance(value, bytearray) else value for name, value in row.asDict().items()
+    }
+    told = {name: values.pop(f"{_RESULT}{name}") for name in _names(result)}
+    is_none = all(value is None for value in told.values())
+    return CommitMessage(**values, result=None if is_none else result(**told))

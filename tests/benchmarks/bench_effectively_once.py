@@ -18,16 +18,18 @@ from functools import partial
 import pyarrow as pa
 
 from rocketmq_spark import Admin, LocalCluster
-from rocketmq_spark.deliveries.effectively_once import attempt as resume
+from rocketmq_spark.deliveries.base import Write
 from rocketmq_spark.deliveries.effectively_once import stored as stored_rows
+from rocketmq_spark.deliveries.effectively_once.attempt import Attempt, send_missing
+from rocketmq_spark.deliveries.effectively_once.complete import complete
+from rocketmq_spark.deliveries.effectively_once.plan import plan_write
 from rocketmq_spark.deliveries.log.brokers import Brokers
 from rocketmq_spark.deliveries.log.decision_log import DecisionLog
-from rocketmq_spark.deliveries.log.records import Write
 from rocketmq_spark.metrics import Recorder
 from rocketmq_spark.options.parsing import parse_sink_options
 from rocketmq_spark.routing.client_instance import ClientInstance
 from rocketmq_spark.routing.connect import new_transport
-from rocketmq_spark.sink.task import write_rows
+from rocketmq_spark.sink.task import SendRules, write_rows
 from tests.benchmarks.bench_exactly_once import session
 from tests.benchmarks.contest import FORGETFUL, Figure, await_rest, in_turns, ratios, show
 
@@ -56,17 +58,20 @@ class Job:
         write = Write(str(next(self._numbers)), "query")
         began = time.perf_counter()
         for _ in range(2):
-            plan = resume.plan(self.brokers, self._log, None)
+            plan = plan_write(self.brokers, self._log, None)
         planned = time.perf_counter()
         recorder = Recorder("query", write.batch_id, 0)
         batches = pa.table({"body": pa.array([b"x" * 100] * rows)}).to_batches(max_chunksize=10_000)
 
-        send = partial(resume.send_missing, partial(write_rows, self.brokers.options, self._instance))
-        attempted = resume.Attempt(self.brokers, plan, write, 0).run(recorder, iter(batches), send)
+        def send(batches: Iterator[pa.RecordBatch], *, row_id_name: str = "", rules: SendRules | None = None) -> None:
+            assert rules is not None
+            write_rows(self.brokers.options, self._instance, recorder, batches, write_id=row_id_name, rules=rules)
+
+        attempted = Attempt(self.brokers, plan, write, 0).run(recorder, iter(batches), partial(send_missing, send))
         sent = time.perf_counter()
         assert attempted is not None
         names = {queue.broker_name for queue in plan.floors[-1].by_queue}
-        resume.complete(self.brokers, self._log, plan, write, [attempted], names)
+        complete(self.brokers, self._log, plan, write, [attempted], names)
         return planned - began + time.perf_counter() - sent
 
     def read(self) -> float:

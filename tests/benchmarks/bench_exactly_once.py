@@ -13,18 +13,18 @@ import time
 import tracemalloc
 import uuid
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 import rocketmq_spark
 from rocketmq_spark import LocalCluster
-from rocketmq_spark.deliveries.exactly_once import plan as plans
+from rocketmq_spark.deliveries.base import TaskResults, Write
 from rocketmq_spark.deliveries.exactly_once.commit import CommitReport, group_of
+from rocketmq_spark.deliveries.exactly_once.delivery import ExactlyOnce, Prepared
 from rocketmq_spark.deliveries.exactly_once.half_sender import half_rules
 from rocketmq_spark.deliveries.exactly_once.halves import HalfCollector
-from rocketmq_spark.deliveries.exactly_once.plan import Prepared
-from rocketmq_spark.deliveries.log.records import Write
 from rocketmq_spark.metrics import Recorder
 from rocketmq_spark.options.parsing import parse_sink_options
 from rocketmq_spark.routing.client_instance import ClientInstance
@@ -60,12 +60,12 @@ class Driver:
         self._instance.register(self._options.producer_group)
         self._number = 0
 
-    def prepared(self, rows: int) -> tuple[plans.TransactionPlan, Write, Prepared]:
+    def prepared(self, rows: int) -> tuple[ExactlyOnce, Write, Prepared]:
         """Plan a micro-batch, and store its rows as half messages."""
-        plan = plans.plan(self._options, self._instance, None)
-        write = plan.write_of("query", self._number)
+        planned = ExactlyOnce.plan(self._options, lambda: nullcontext(self._instance))
+        write = Write(str(self._number), "query")
         self._number += 1
-        group, collector = group_of("micro-batches", write, 1, plan.run_id), HalfCollector()
+        group, collector = group_of("micro-batches", write, 1, planned.planned.run_id), HalfCollector()
         batch = pa.record_batch({"body": pa.array([b"x" * 100] * rows)})
         write_rows(
             self._options,
@@ -75,11 +75,12 @@ class Driver:
             write_id="query",
             rules=half_rules(group, self._options.transaction_timeout_ms, collector.append),
         )
-        return plan, write, Prepared(group, collector.halves().to_bytes())
+        return planned, write, Prepared(group, collector.halves().to_bytes())
 
-    def commit(self, plan: plans.TransactionPlan, write: Write, prepared: Prepared) -> CommitReport:
+    def commit(self, planned: ExactlyOnce, write: Write, prepared: Prepared) -> CommitReport:
         """Commit a micro-batch."""
-        return plans.commit(self._options, self._instance, plan, write, [prepared])
+        results = TaskResults([prepared], write.query, write.batch_id)
+        return planned.complete(lambda: nullcontext(self._instance), results)
 
     def bytes_per_row(self, rows: int) -> float:
         """Return the memory of a commit at its peak, with the messages of the tasks."""

@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 import uuid
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -22,12 +22,13 @@ import pytest
 from rocketmq_spark.admin import Admin
 from rocketmq_spark.cli.transactions import finish_writes
 from rocketmq_spark.cluster import LocalCluster
-from rocketmq_spark.deliveries.exactly_once import plan as plans
+from rocketmq_spark.deliveries.base import Write
 from rocketmq_spark.deliveries.exactly_once.commit import group_of
+from rocketmq_spark.deliveries.exactly_once.delivery import ExactlyOnce
 from rocketmq_spark.deliveries.exactly_once.fence import forget_checks
 from rocketmq_spark.deliveries.exactly_once.half_sender import half_rules
 from rocketmq_spark.deliveries.exactly_once.halves import HalfCollector, Halves
-from rocketmq_spark.deliveries.log.records import Write
+from rocketmq_spark.deliveries.log.delivery import check_stream, forget_logs
 from rocketmq_spark.errors import DeliveryError, MQClientException, OptionError, RocketMQError
 from rocketmq_spark.metrics import Recorder
 from rocketmq_spark.model.message import Message, MessageQueue
@@ -35,7 +36,6 @@ from rocketmq_spark.model.message_ext import MessageExt, decode_message_id
 from rocketmq_spark.model.names import wrap
 from rocketmq_spark.model.route import PERM_READ, PERM_WRITE
 from rocketmq_spark.options.parsing import parse_sink_options
-from rocketmq_spark.options.sink import SinkOptions
 from rocketmq_spark.producer.producer import Producer
 from rocketmq_spark.protocol.remoting.codes import RequestCode
 from rocketmq_spark.routing.client_instance import ClientInstance
@@ -84,13 +84,13 @@ def driver(
 
 
 @contextmanager
-def planning(cluster: LocalCluster, topic: str, **options: str) -> Iterator[tuple[SinkOptions, ClientInstance]]:
-    """Return the arguments of `plans.plan`."""
+def planning(cluster: LocalCluster, topic: str, **options: str) -> Iterator[Callable[[Write | None], ExactlyOnce]]:
+    """Return a function that plans a batch write, or a stream (None)."""
     given = {"nameServer": cluster.name_server, "topic": topic, "transactionTopic": log_of(topic)}
     parsed = parse_sink_options({**given, "delivery": "exactlyOnce", "transactionalId": ID, **options}, {})
     connection = parsed.connection
     with closing(ClientInstance("driver", new_transport(connection, "driver"), connection)) as instance:
-        yield parsed, instance
+        yield lambda write: ExactlyOnce.plan(parsed, lambda: nullcontext(instance), write)
 
 
 def log_of(topic: str) -> str:
@@ -227,10 +227,10 @@ def test_a_user_with_create_creates_the_topic_of_the_log(guarded: LocalCluster, 
     create(guarded, topic)
     rights, log = full_rights(topic), log_of(topic)
     with (
-        planning(guarded, topic, **user_with(guarded, rights)) as (options, instance),
+        planning(guarded, topic, **user_with(guarded, rights)) as plan,
         pytest.raises(MQClientException, match=rf"no permission to access Topic:{log} .*create-topic {log} "),
     ):
-        plans.plan(options, instance, WRITE)
+        plan(WRITE)
     rights[f"Topic:{log}"].append("Create")
     with driver(guarded, topic, user_with(guarded, rights)) as job:
         write_all(job, ROWS)
@@ -642,17 +642,18 @@ def test_a_stream_refuses_a_log_that_was_deleted(brokers: LocalCluster, topic: s
     first, second = Write("0", "query"), Write("1", "query")
     with driver(brokers, topic) as job:
         job.two_phase.commit(first, *job.prepare(ROWS, first))
-    with planning(brokers, topic) as (options, instance):
-        plans.check_stream(options, plans.plan(options, instance, None), second)
+    with planning(brokers, topic) as plan:
+        planned = plan(None)
+        check_stream(planned.options, planned.planned, second)
         delete(brokers, log_of(topic))
         create(brokers, log_of(topic), 1)
         # Once in a process that has read the log, and once in a new process.
-        plans.plan(options, instance, None)
-        plans._logs.clear()
-        found = plans.plan(options, instance, None)
+        plan(None)
+        forget_logs()
+        found = plan(None)
         with pytest.raises(OptionError, match=r"micro-batch 1 of query query: .* the log has expired.* startAnew=true"):
-            plans.check_stream(options, found, second)
-        plans.check_stream(replace(options, start_anew=True), found, second)
+            check_stream(found.options, found.planned, second)
+        check_stream(replace(found.options, start_anew=True), found.planned, second)
 
 
 def test_a_stream_starts_anew_after_its_log_was_deleted(brokers: LocalCluster, topic: str) -> None:
@@ -660,10 +661,10 @@ def test_a_stream_starts_anew_after_its_log_was_deleted(brokers: LocalCluster, t
     first, second = Write("0", "query"), Write("1", "query")
     with driver(brokers, topic) as job:
         job.two_phase.commit(first, *job.prepare(ROWS, first))
-    with planning(brokers, topic, startAnew="true") as (options, instance):
-        plans.plan(options, instance, None)
+    with planning(brokers, topic, startAnew="true") as plan:
+        plan(None)
         delete(brokers, log_of(topic))
         create(brokers, log_of(topic), 1)
-        found = plans.plan(options, instance, None)
-        plans.check_stream(options, found, second)
-        assert found.newest is None
+        found = plan(None)
+        check_stream(found.options, found.planned, second)
+        assert found.planned.newest is None

@@ -23,18 +23,22 @@ import pyarrow as pa
 
 from rocketmq_spark.arrow.batcher import ArrowBatcher
 from rocketmq_spark.arrow.joiner import JoiningBatcher
-from rocketmq_spark.deliveries.effectively_once import attempt as resume
-from rocketmq_spark.deliveries.effectively_once.attempt import Attempted, ResumePlan, ResumeReport
+from rocketmq_spark.deliveries.base import Write
+from rocketmq_spark.deliveries.effectively_once import attempt as attempts
+from rocketmq_spark.deliveries.effectively_once import complete as ends
+from rocketmq_spark.deliveries.effectively_once import plan as plans
+from rocketmq_spark.deliveries.effectively_once.attempt import Attempted
+from rocketmq_spark.deliveries.effectively_once.complete import ResumeReport
+from rocketmq_spark.deliveries.effectively_once.plan import ResumePlan
 from rocketmq_spark.deliveries.effectively_once.settling_sender import Resumption, SettlingSender
 from rocketmq_spark.deliveries.log.brokers import Brokers
 from rocketmq_spark.deliveries.log.decision_log import DecisionLog
-from rocketmq_spark.deliveries.log.records import Write
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.metrics import Measures, Recorder
 from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.model.message_ext import MessageExt
 from rocketmq_spark.model.properties import UNIQ_KEY
-from rocketmq_spark.options.sink import EFFECTIVELY_ONCE, SinkOptions
+from rocketmq_spark.options.sink import SinkOptions
 from rocketmq_spark.protocol.remoting.records import messages_in
 from rocketmq_spark.routing.client_instance import ClientInstance
 from rocketmq_spark.sink.routes import RouteFinder
@@ -104,7 +108,7 @@ class Attempt:
     # When its driver had planned.
     planned_at: float
     # The connector's own object, once the task has connected.
-    own: resume.Attempt | None = None
+    own: attempts.Attempt | None = None
     # How the unique ids of its rows begin.
     ids: str = ""
     # When the first attempt to send each row ended, by its number.
@@ -459,7 +463,7 @@ def options_of(plan: EffectivelyOncePlan) -> dict[str, Any]:
     """Return the options of a write, without servers."""
     return {
         "topic": TOPIC,
-        "delivery": EFFECTIVELY_ONCE,
+        "delivery": "effectivelyOnce",
         "transactional_id": ID,
         "transaction_topic": LOG,
         "fence_ms": int(FENCE * 1000),
@@ -507,7 +511,7 @@ class _Driver:
         log.known = self._controller.history.known
         try:
             named = write if self._controller.plan.batch else None
-            plan = resume.plan(own.brokers, log, named, self._controller.fixed_queues)
+            plan = plans.plan_write(own.brokers, log, named, self._controller.fixed_queues)
             planned_at = world.now
             running = [_Partition(self, plan, planned_at, part) for part in range(self._controller.plan.partitions)]
             while not all(part.ended for part in running):
@@ -517,7 +521,7 @@ class _Driver:
             began = world.now
             done = [part.done for part in running]
             names = set().union(*(part.broker_names for part in running))
-            report = resume.complete(own.brokers, log, plan, write, [one for one in done if one], names)
+            report = ends.complete(own.brokers, log, plan, write, [one for one in done if one], names)
             if report != ResumeReport():
                 # Else another driver had completed the write.
                 self._controller.history.ends[write] = began, report
@@ -594,7 +598,7 @@ class _Task:
         own, attempt = self._controller.new_client(self.process), self._attempt
         recorder = Recorder(QUERY, attempt.write.batch_id, attempt.partition_id, epoch_offset=EPOCH)
         try:
-            attempt.own = resume.Attempt(own.brokers, self._plan, attempt.write, attempt.partition_id)
+            attempt.own = attempts.Attempt(own.brokers, self._plan, attempt.write, attempt.partition_id)
             rows = own.rows(attempt.write, attempt.partition_id)
             self.done = attempt.own.run(recorder, rows, partial(own.send, attempt))
             self.broker_names, recovered = own.sums(recorder)

@@ -24,10 +24,10 @@ from unittest import mock
 import pyarrow as pa
 
 from rocketmq_spark.arrow.read_columns import ROW_IDS
+from rocketmq_spark.deliveries.base import Write
 from rocketmq_spark.deliveries.effectively_once import stored
 from rocketmq_spark.deliveries.effectively_once.settling_sender import Resumption
 from rocketmq_spark.deliveries.log.brokers import Brokers
-from rocketmq_spark.deliveries.log.records import Write
 from rocketmq_spark.errors import DeliveryError, MQClientException, RouteNotFoundException
 from rocketmq_spark.metrics import Recorder
 from rocketmq_spark.model.hashes import row_hash

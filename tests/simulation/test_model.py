@@ -9,12 +9,17 @@ from typing import Any
 
 import pytest
 
-from rocketmq_spark.deliveries.effectively_once import attempt as resume
+from rocketmq_spark.deliveries.base import Write
+from rocketmq_spark.deliveries.effectively_once import attempt as attempts
+from rocketmq_spark.deliveries.effectively_once import complete as ends
+from rocketmq_spark.deliveries.effectively_once import plan as plans
 from rocketmq_spark.deliveries.effectively_once import stored
-from rocketmq_spark.deliveries.effectively_once.attempt import Attempt, ResumePlan, ResumeReport
+from rocketmq_spark.deliveries.effectively_once.attempt import Attempt
+from rocketmq_spark.deliveries.effectively_once.complete import ResumeReport
+from rocketmq_spark.deliveries.effectively_once.plan import ResumePlan
 from rocketmq_spark.deliveries.log.brokers import Brokers
 from rocketmq_spark.deliveries.log.decision_log import DecisionLog, Floors
-from rocketmq_spark.deliveries.log.records import Begun, Write
+from rocketmq_spark.deliveries.log.records import Begun
 from rocketmq_spark.model.message import MessageQueue
 from tests.simulation.model import KINDS, ModelPlan, run_model
 
@@ -99,25 +104,27 @@ def not_done(usual: Callable[..., ResumePlan]) -> Callable[..., ResumePlan]:
 
 def without(name: str) -> Callable[[pytest.MonkeyPatch], None]:
     def remove(patch: pytest.MonkeyPatch) -> None:
-        usual_complete = resume.complete
+        usual_complete = ends.complete
         changes: dict[str, tuple[object, str, object]] = {
-            "fence": (resume, "pass_fence", no_wait),
+            "fence": (attempts, "pass_fence", no_wait),
             "claims": (DecisionLog, "claim_home", lambda *_: None),
-            "barrier": (resume, "pass_fence", no_barrier),
+            "barrier": (attempts, "pass_fence", no_barrier),
             "attempts in the plan": (Attempt, "_begin", begins_alone(Attempt._begin, planned=True)),
             "attempts since the plan": (Attempt, "_begin", begins_alone(Attempt._begin, planned=False)),
-            "queues of attempts": (resume, "queues_of", only_listed(stored.queues_of)),
-            "end in the plan": (resume, "plan", not_done(resume.plan)),
+            "queues of attempts": (attempts, "queues_of", only_listed(stored.queues_of)),
+            "end in the plan": (plans, "plan_write", not_done(plans.plan_write)),
             "end since the plan": (Attempt, "_completed_since", False),
             "older floors": (ResumePlan, "floors_of", lambda self, _: self.floors[-1]),
             "first floors": (DecisionLog, "_take_floors", first_floors_last),
             "old drivers": (DecisionLog, "_is_superseded", lambda _, __: False),
             "report": (
-                resume, "complete",
+                ends, "complete",
                 lambda *arguments: ResumeReport(0, usual_complete(*arguments).seconds),
             ),
         }  # fmt: skip
-        patch.setattr(*changes[name])
+        where, what, change = changes[name]
+        for module in (where, ends) if where is attempts else (where,):
+            patch.setattr(module, what, change)
 
     return remove
 

@@ -15,16 +15,16 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from rocketmq_spark.deliveries.base import Write
 from rocketmq_spark.deliveries.exactly_once import fence
 from rocketmq_spark.deliveries.exactly_once.commit import CommitReport, TwoPhaseCommit, group_of
 from rocketmq_spark.deliveries.exactly_once.halves import HalfCollector, half_properties
 from rocketmq_spark.deliveries.log.brokers import Brokers
 from rocketmq_spark.deliveries.log.decision_log import DecisionLog
-from rocketmq_spark.deliveries.log.records import Write
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.model.message import EncodedBatch, Message, MessageQueue
 from rocketmq_spark.model.send_result import TRANSACTION_PREPARED_TYPE
-from rocketmq_spark.options.sink import EXACTLY_ONCE, SinkOptions
+from rocketmq_spark.options.sink import SinkOptions
 from rocketmq_spark.protocol.remoting.codes import RequestCode
 from rocketmq_spark.protocol.remoting.records import decode_properties, encode_single
 from rocketmq_spark.routing.client_instance import ClientInstance
@@ -293,7 +293,7 @@ class _Driver:
             name_server=tuple(self._controller.cluster.addresses),
             client_ip="10.0.0.1",
             topic=TOPIC,
-            delivery=EXACTLY_ONCE,
+            delivery="exactlyOnce",
             transactional_id=ID,
             transaction_topic=_LOG,
             transaction_timeout_ms=_TIMEOUT_MS,

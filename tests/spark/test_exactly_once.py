@@ -14,7 +14,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 import rocketmq_spark
-from rocketmq_spark.deliveries.log.records import Write
+from rocketmq_spark.deliveries.base import Write
 from rocketmq_spark.spark.report import Metrics
 from tests.support.cluster import SharedCluster
 from tests.support.streams import write_files

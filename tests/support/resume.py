@@ -7,12 +7,16 @@ from functools import partial
 
 import pyarrow as pa
 
-from rocketmq_spark.deliveries.effectively_once import attempt as resume
-from rocketmq_spark.deliveries.effectively_once.attempt import Attempted, ResumePlan, send_missing
-from rocketmq_spark.deliveries.exactly_once import plan as plans
-from rocketmq_spark.deliveries.log.records import Write
+from rocketmq_spark.deliveries.base import Write
+from rocketmq_spark.deliveries.effectively_once.attempt import Attempt, Attempted, send_missing
+from rocketmq_spark.deliveries.effectively_once.complete import ResumeReport
+from rocketmq_spark.deliveries.effectively_once.complete import complete as complete_write
+from rocketmq_spark.deliveries.effectively_once.delivery import EffectivelyOnce
+from rocketmq_spark.deliveries.effectively_once.plan import ResumePlan, plan_write
+from rocketmq_spark.deliveries.log.decision_log import DecisionLog
+from rocketmq_spark.deliveries.log.delivery import forget_logs, log_of
 from rocketmq_spark.metrics import Recorder, WriteSummary, merge_into
-from rocketmq_spark.sink.task import write_rows
+from rocketmq_spark.sink.task import SendRules, write_rows
 from tests.support.two_phase import TOPIC, Driver
 
 WRITE = Write("write-1")
@@ -48,27 +52,43 @@ def run_task(
 ) -> Attempted | None:
     """Run one attempt at a partition; all rows have the sharding key."""
     recorder = Recorder(write.query or write.name, write.batch_id, partition_id)
-    send = partial(_send, job, queues=job.queues if job.options.ordered else None)
-    attempt = resume.Attempt(job.brokers, plan, write, partition_id)
+    send = partial(_send, job, recorder)
+    attempt = Attempt(job.brokers, plan, write, partition_id)
     done = attempt.run(recorder, batches(rows, dies_after, key), partial(send_missing, send))
     if summary is not None:
         merge_into(summary, recorder.snapshot())
     return done
 
 
-def _send(job: Driver, recorder: Recorder, rows: Iterator[pa.RecordBatch], **delivery: object) -> None:
-    write_rows(job.options, job.instance, recorder, rows, servers_reached=True, **delivery)  # type: ignore[arg-type]
+def _send(
+    job: Driver,
+    recorder: Recorder,
+    rows: Iterator[pa.RecordBatch],
+    *,
+    row_id_name: str = "",
+    rules: SendRules | None = None,
+) -> None:
+    assert rules is not None
+    queues = job.queues if job.options.ordered else None
+    options, instance = job.options, job.instance
+    write_rows(
+        options, instance, recorder, rows, write_id=row_id_name, queues=queues, servers_reached=True, rules=rules
+    )
+
+
+def job_log(job: Driver) -> DecisionLog:
+    return log_of(job.options, EffectivelyOnce.log_name(job.options))
 
 
 def new_plan(job: Driver, write: Write | None = WRITE) -> ResumePlan:
     """Plan as a new driver process does."""
-    plans._logs.clear()
-    return resume.plan(job.brokers, plans.log_of(job.options), write)
+    forget_logs()
+    return plan_write(job.brokers, job_log(job), write)
 
 
-def complete(job: Driver, plan: ResumePlan, write: Write, *done: Attempted | None) -> resume.ResumeReport:
+def complete(job: Driver, plan: ResumePlan, write: Write, *done: Attempted | None) -> ResumeReport:
     attempts = [one for one in done if one is not None]
-    return resume.complete(job.brokers, plans.log_of(job.options), plan, write, attempts, names(job))
+    return complete_write(job.brokers, job_log(job), plan, write, attempts, names(job))
 
 
 def refresh_routes(job: Driver) -> None:

@@ -6,17 +6,20 @@ import itertools
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from rocketmq_spark.deliveries.base import TaskResults, Write
 from rocketmq_spark.deliveries.exactly_once.commit import CommitReport, TwoPhaseCommit, group_of, new_run_id
+from rocketmq_spark.deliveries.exactly_once.delivery import ExactlyOnce, Prepared
 from rocketmq_spark.deliveries.exactly_once.ends import EndSender
 from rocketmq_spark.deliveries.exactly_once.halves import HalfCollector, Halves, half_properties
 from rocketmq_spark.deliveries.log.brokers import Brokers
 from rocketmq_spark.deliveries.log.decision_log import DecisionLog
-from rocketmq_spark.deliveries.log.records import Decision, Write
+from rocketmq_spark.deliveries.log.records import Decision
 from rocketmq_spark.model.message import EncodedBatch, Message, MessageQueue
 from rocketmq_spark.model.send_result import TRANSACTION_COMMIT_TYPE, TRANSACTION_PREPARED_TYPE
 from rocketmq_spark.options.parsing import parse_sink_options
@@ -120,6 +123,21 @@ class Driver:
             collector.append,
         )
         return Halves.from_bytes(collector.halves().to_bytes()), group
+
+    def plan(self, write: Write | None = None, **options: Any) -> ExactlyOnce:
+        """Plan a batch write, or a stream (None)."""
+        return ExactlyOnce.plan(replace(self.options, **options), self._open_instance, write)
+
+    def commit(self, planned: ExactlyOnce, write: Write, results: Sequence[Prepared]) -> CommitReport:
+        """Commit what tasks have prepared."""
+        return planned.complete(self._open_instance, TaskResults(results, write.query, write.batch_id))
+
+    def abort(self, planned: ExactlyOnce, write: Write, results: Sequence[Prepared]) -> None:
+        """End a failed write."""
+        planned.abort(self._open_instance, TaskResults(results, write.query, write.batch_id))
+
+    def _open_instance(self) -> AbstractContextManager[ClientInstance]:
+        return nullcontext(self.instance)
 
     def decide_and_crash(self, bodies: Sequence[str], committed: int, write: Write = WRITE) -> tuple[Halves, str]:
         """Decide a write, and commit only its first half messages."""

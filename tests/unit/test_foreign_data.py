@@ -28,6 +28,7 @@ JSON = {"json.load", "json.loads", "json.JSONDecoder"}
 ALLOWED = {
     ("rocketmq_spark/spark/report.py", "pickle"): "measures how long Spark's own pickle of a commit message will be",
     ("rocketmq_spark/__init__.py", "import_module"): "imports the public names of this package, which it lists",
+    ("rocketmq_spark/deliveries/__init__.py", "import_module"): "imports a delivery of this package, which it lists",
     ("rocketmq_spark/display/optional.py", "import_module"): "imports pandas or matplotlib, by names that stand there",
     ("rocketmq_spark/options/references.py", "import_module"): "imports the class that an option of the user names",
     ("rocketmq_spark/protocol/remoting/command.py", "json.JSONDecoder"): "reads what servers send, with limits",

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from rocketmq_spark.deliveries.base import Write
 from rocketmq_spark.deliveries.exactly_once.halves import HalfCollector, Halves
 from rocketmq_spark.deliveries.log.records import (
     Decision,
@@ -19,7 +20,6 @@ from rocketmq_spark.deliveries.log.records import (
     HomeRecord,
     InvalidRecordError,
     NewerRecordError,
-    Write,
     encode,
     parse,
 )

@@ -17,6 +17,7 @@ ENTRY_POINTS = {"rocketmq_spark", "rocketmq_spark.__main__"}
 # They import nothing of the package but each other, and are imported from everywhere.
 LEAVES = {
     "rocketmq_spark._version",
+    "rocketmq_spark.deliveries",
     "rocketmq_spark.errors",
     "rocketmq_spark.display.optional",
     "rocketmq_spark.display.row_table",

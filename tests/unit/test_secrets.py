@@ -15,6 +15,7 @@ import pytest
 from pyspark import cloudpickle
 from pyspark.sql.types import StructType
 
+from rocketmq_spark.deliveries.at_least_once import AtLeastOnce
 from rocketmq_spark.errors import DeliveryError, RocketMQError
 from rocketmq_spark.model.credentials import Credentials
 from rocketmq_spark.model.message import Message, MessageQueue
@@ -55,11 +56,12 @@ def chain(error: BaseException | None) -> Iterator[BaseException]:
 
 def test_pickled_writers_contain_the_secrets_but_do_not_show_them() -> None:
     options = parse_sink_options({"nameServer": "a:9876", **KEYS}, {})
-    for writer in (RocketMQBatchWriter(options, None), stream_writer(options, None, StructType())):
+    delivery = AtLeastOnce(options)
+    for writer in (RocketMQBatchWriter(delivery, None), stream_writer(delivery, None, StructType())):
         shipped = cloudpickle.dumps(writer)
         assert leaked(shipped.decode("latin-1")) == list(SECRETS)
         arrived = pickle.loads(shipped)
-        assert vars(arrived)["options"] == options
+        assert arrived.options == options
         assert leaked(f"{writer} {writer!r} {vars(arrived)}") == []
 
 

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
 from rocketmq_spark import errors
-from rocketmq_spark.admin.brokers import BrokerStatus, ask_brokers, clock_of, disk_used_percent, integer_of, version_of
-from rocketmq_spark.cli.doctor.exactly_once import check_exactly_once
+from rocketmq_spark.admin.brokers import BrokerStatus, ask_brokers, clock_of, disk_used_percent, version_of
 from rocketmq_spark.cli.doctor.machine import FAILED, GRPC_PACKAGES, OK, WARNING, Check, check_packages
+from rocketmq_spark.deliveries import DELIVERIES
+from rocketmq_spark.deliveries.base import Finding
 from rocketmq_spark.model.names import AUTO_CREATE_TOPIC
 from rocketmq_spark.model.route import PERM_WRITE, permission_text
 from rocketmq_spark.options.producer import producer_options
 from rocketmq_spark.protocol import tls
 from rocketmq_spark.protocol.grpc.codes import Code
 from rocketmq_spark.protocol.remoting.codes import RequestCode, missing_right
+from rocketmq_spark.protocol.remoting.responses import integer_of
 from rocketmq_spark.routing.connect import client_id_of, new_transport
 from rocketmq_spark.transport.parallel import query_all
 from rocketmq_spark.transport.remoting.transport import RemotingTransport
@@ -73,7 +76,36 @@ def check_brokers(transport: RemotingTransport, timeout: float) -> list[Check]:
             checks += _examined(name, address, status, is_master=number == 0)
             if number == 0:
                 masters[broker.broker_name] = status
-    return [*checks, *check_exactly_once(masters), *_check_reads(masters)]
+    return [*checks, *_check_deliveries(masters), *_check_reads(masters)]
+
+
+def _check_deliveries(statuses: Mapping[str, BrokerStatus]) -> list[Check]:
+    """Check the settings of masters that deliveries depend on. Brokers with the same finding share one line.
+
+    Most writes do not depend on them, so each finding is a warning.
+    """
+    checks = []
+    unknown = ", ".join(broker for broker, status in statuses.items() if status.settings is None)
+    for delivery, entry in DELIVERIES.items():
+        try:
+            broker_findings = entry.load().broker_findings
+        except ImportError:  # The checks of this machine report missing packages
+            continue
+        if broker_findings is None:
+            continue
+        name = f"{re.sub('[A-Z]', lambda letter: f'-{letter[0].lower()}', delivery)} writes"
+        brokers_of: dict[Finding, list[str]] = {}
+        for broker, status in statuses.items():
+            if status.settings is not None:
+                for finding in broker_findings(status.settings, version_of(status.runtime)):
+                    brokers_of.setdefault(finding, []).append(broker)
+        checks += [
+            Check(name, WARNING, f"{effect} on {', '.join(brokers)} ({cause}): {reason}", fix)
+            for (effect, cause, reason, fix), brokers in brokers_of.items()
+        ]
+        if unknown:
+            checks.append(Check(name, OK, f"not checked on {unknown}: this user may not see the settings"))
+    return checks
 
 
 def _check_reads(statuses: Mapping[str, BrokerStatus]) -> list[Check]:

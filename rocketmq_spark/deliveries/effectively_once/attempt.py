@@ -1,8 +1,7 @@
-"""Writes with ``delivery=effectivelyOnce``: an attempt reads which rows earlier attempts have stored.
+"""One attempt at a partition of an effectively-once write, in its task.
 
-The driver notes the maximum offset of each queue before a write (the floors). Each task stores a record that it begins
-its partition. If the log has an earlier record of this partition, the task reads the queues from the floors on, and
-sends the rows that are missing. docs/internals/effectively-once.md has the protocol, and why it works.
+The task stores a record that it begins its partition. If the log has an earlier record of this partition, the task
+reads the queues from their ends before the write on, and sends the rows that are missing.
 """
 
 from __future__ import annotations
@@ -11,13 +10,14 @@ import itertools
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Final, TypeAlias, TypeVar
+from typing import TypeAlias
 
 import pyarrow as pa
 
+from rocketmq_spark.deliveries.base import PartitionResult, Send, Write
+from rocketmq_spark.deliveries.effectively_once.plan import ResumePlan
 from rocketmq_spark.deliveries.effectively_once.settling_sender import Resumption, lost_tail
 from rocketmq_spark.deliveries.effectively_once.stored import (
-    count_repeats,
     most_queues,
     queues_of,
     read_stored,
@@ -26,56 +26,18 @@ from rocketmq_spark.deliveries.effectively_once.stored import (
     starts_of,
 )
 from rocketmq_spark.deliveries.effectively_once.stored_rows import StoredRows
-from rocketmq_spark.deliveries.exactly_once.commit import warn_of_complete
-from rocketmq_spark.deliveries.exactly_once.plan import check_stream, log_of, read_log
 from rocketmq_spark.deliveries.log.brokers import Brokers
-from rocketmq_spark.deliveries.log.decision_log import DecisionLog, Floors
-from rocketmq_spark.deliveries.log.records import Begun, Write
+from rocketmq_spark.deliveries.log.decision_log import BARRIER_WAIT, DecisionLog
+from rocketmq_spark.deliveries.log.delivery import check_stream
 from rocketmq_spark.errors import DataLossError, InputChangedError
-from rocketmq_spark.metrics import Measures, Recorder
+from rocketmq_spark.metrics import Recorder
 from rocketmq_spark.model.message import MessageQueue
-from rocketmq_spark.options.sink import SinkOptions
-from rocketmq_spark.routing.client_instance import ClientInstance
-
-T = TypeVar("T")
 
 logger = logging.getLogger("rocketmq_spark.producer")
 
-# After a broker has answered, it may store requests that it received before this much later, seconds.
-_BARRIER_WAIT: Final = 1.0
-
 
 @dataclass(frozen=True, slots=True)
-class ResumePlan:
-    """What tasks need to know of an effectively-once write; Spark pickles it."""
-
-    log_name: str
-    home: MessageQueue
-    position: int  # Up to this offset the driver has read the home
-    planned_at: float  # Epoch seconds; attempts in `begun` began before
-    write: Write | None  # The batch write with ``writeId``
-    done: bool  # Whether it was completed before
-    newest: Write | None  # The newest micro-batch that was completed
-    since: int  # An offset of the home from which all records follow that a new plan needs
-    floors: tuple[Floors, ...]
-    begins: Begun  # What the tasks of this plan record
-    begun: Mapping[Write, Mapping[int, Sequence[Begun]]]  # What earlier tasks have recorded, by partition
-
-    def write_of(self, name: str, batch_id: int) -> Write:
-        """Return the write that a task belongs to; `name` is a query id."""
-        return self.write or Write(str(batch_id), name)
-
-    def is_decided(self, write: Write) -> bool:
-        """Return whether the batch write was completed before, so that tasks have nothing to send."""
-        return self.done and write == self.write
-
-    def floors_of(self, write: Write) -> Floors | None:
-        """Return the newest floors below all rows of a write; None if they have expired."""
-        return next((floors for floors in reversed(self.floors) if floors.after != write), None)
-
-
-@dataclass(frozen=True, slots=True)
-class Attempted:
+class Attempted(PartitionResult):
     """What a task tells the driver: its partition, whether it had rows, and whether it looked for stored rows."""
 
     partition_id: int
@@ -83,106 +45,12 @@ class Attempted:
     recovered: bool
 
 
-@dataclass(frozen=True, slots=True)
-class ResumeReport:
-    """What the end of a write found: rows that are stored twice."""
-
-    NAME: ClassVar[str] = "effectively_once"  # In the lines of ``metricsPath``
-
-    repeated_rows: int = 0
-    seconds: float = 0.0
-
-    def __str__(self) -> str:
-        repeats = f", {self.repeated_rows} rows are stored twice" if self.repeated_rows else ""
-        return f"completed in {self.seconds:.2f} s{repeats}"
-
-
-def plan(
-    brokers: Brokers, log: DecisionLog, write: Write | None, queues: Sequence[MessageQueue] | None = None
-) -> ResumePlan:
-    """Return the plan of a batch write with ``writeId``, or of another write (None), by the log.
-
-    `queues` are those of an ordered write.
-
-    Raises an MQClientException or another RocketMQError if the user may not read the topic, or not store records.
-    """
-    info = brokers.routes().look_up(str(brokers.options.topic))
-    names = info.broker_names.union(queue.broker_name for queue in queues or ())
-    brokers.ensure_topic(log.topic, names)
-    is_first = not (log.writes or log.floors)
-    read_log(log, brokers, everything=write is not None)
-    if is_first and not info.template:
-        # Only a recovery reads the topic. A missing right must show before the first row.
-        brokers.check_readable(info.queues[0])
-    existing = () if info.template else info.queues
-    ends = None
-    if not log.floors if write is None else write not in log.writes:
-        ends = brokers.max_offsets(existing)
-        claim = None
-        if not (log.writes or log.floors):
-            claim = log.claim_home(brokers, write or Write(""), names)
-        log.append_floors(brokers, write, ends, claim)
-    known_nums = most_queues({queue.broker_name: queue.queue_id + 1} for queue in (*info.queues, *(queues or ())))
-    queue_nums = {name: known_nums.get(name, 0) for name in names}
-    known, done = tuple(log.floors), False
-    if write is not None:
-        # Read after the floors were stored: another driver may have completed the write while this one was frozen.
-        state = log.writes[write]
-        done = state.done
-        # Floors after other writes may be too high. So a write whose own floors have expired has none.
-        known = () if state.floors is None else (Floors(None, state.floors, state.since),)
-    assert log.home is not None
-    if ends is None:
-        # A process that has not read the log before may follow a failure of brokers.
-        asked = existing if is_first else [q for q in existing if any(q not in floors.by_queue for floors in known)]
-        ends = brokers.ends_at_once(asked)
-    begun = {
-        other: {part: tuple(attempts.values()) for part, attempts in state.begun.items()}
-        for other, state in log.writes.items()
-        if state.begun
-    }
-    since = log.floors[0].offset if log.floors else 0
-    # After the last record was read: a driver may have been frozen since it began to plan.
-    planned_at = brokers.runtime.wall_clock()
-    return ResumePlan(
-        log.transactional_id,
-        log.home,
-        log.position,
-        planned_at,
-        write,
-        done,
-        log.newest,
-        since,
-        known,
-        Begun(queue_nums, _corrected(brokers, known, ends)),
-        begun,
-    )
-
-
-def _corrected(brokers: Brokers, known: Sequence[Floors], ends: Mapping[MessageQueue, int]) -> dict[MessageQueue, int]:
-    """Return the ends of queues that lack a known floor, or whose floor is above their end."""
-    corrected = {}
-    for queue, end in ends.items():
-        highest = max((floors.by_queue.get(queue, -1) for floors in known), default=-1)
-        if highest > end:
-            brokers.warn_of_lost_tail(queue, highest, end, "Rows of this write are looked for from there on")
-        if highest > end or any(queue not in floors.by_queue for floors in known):
-            corrected[queue] = end
-    return corrected
-
-
-Send: TypeAlias = Callable[[Recorder, Iterator[pa.RecordBatch], str, Resumption], None]
+SendMissing: TypeAlias = Callable[[Iterator[pa.RecordBatch], str, Resumption], None]
 """Sends the record batches of a partition, without the rows that the resumption knows. The text begins row ids."""
 
 
-def send_missing(
-    write: Callable[..., None],
-    recorder: Recorder,
-    batches: Iterator[pa.RecordBatch],
-    write_id: str,
-    resumption: Resumption,
-) -> None:
-    """Send the rows that are not stored by `write`, which has the last parameters of `write_rows`.
+def send_missing(send: Send, batches: Iterator[pa.RecordBatch], row_id_name: str, resumption: Resumption) -> None:
+    """Send the rows that are not stored.
 
     Raises an InputChangedError if a stored row differs, or the partition has fewer rows than are stored.
     """
@@ -194,9 +62,9 @@ def send_missing(
             rows += batch.num_rows
             yield batch
 
-    write(recorder, counted(), write_id=write_id, rules=resumption.rules())
+    send(counted(), row_id_name=row_id_name, rules=resumption.rules())
     if resumption.stored is not None:
-        resumption.stored.check_end(rows, recorder.partition_id)
+        resumption.stored.check_end(rows, resumption.partition_id)
 
 
 @dataclass(eq=False, repr=False)
@@ -220,7 +88,7 @@ class Attempt:
         self._log = DecisionLog(self.plan.log_name, self.brokers.options.transaction_topic)
         self._log.home, self._log.position = self.plan.home, self.plan.position
 
-    def run(self, recorder: Recorder, rows: Iterator[pa.RecordBatch], send: Send) -> Attempted | None:
+    def run(self, recorder: Recorder, rows: Iterator[pa.RecordBatch], send: SendMissing) -> Attempted | None:
         """Send the rows of the partition that no earlier attempt has stored.
 
         Return None if the write was completed before. Raises as `write_rows`, an InputChangedError if the rows are not
@@ -239,11 +107,11 @@ class Attempt:
                 recorder.record_repeats(stored.repeats)
             floors = {**self._floors, **self.plan.begins.floors}
             names = frozenset(self.plan.begins.queue_nums)
-            resumption = Resumption(self._settle, floors, self._ends, names, stored)
+            resumption = Resumption(self._settle, self.partition_id, floors, self._ends, names, stored)
             name = row_id_name(self.brokers.options, self.write)
-            send(recorder, itertools.chain([first], rows), name, resumption)
+            send(itertools.chain([first], rows), name, resumption)
         elif self.partition_id in self.plan.begun.get(self.write, {}):
-            raise _shrunk(self.write, [self.partition_id])
+            raise shrunk(self.write, [self.partition_id])
         return Attempted(self.partition_id, self.begun, self.recovered)
 
     def _check(self) -> None:
@@ -315,95 +183,6 @@ class Attempt:
         return {} if floors is None else floors.by_queue
 
 
-def complete(
-    brokers: Brokers,
-    log: DecisionLog,
-    plan: ResumePlan,
-    write: Write,
-    attempts: Sequence[Attempted],
-    broker_names: Collection[str],
-) -> ResumeReport:
-    """Record that all rows of a write are stored; after faults, count those that are stored twice.
-
-    `broker_names` are the brokers that have acknowledged rows.
-
-    Raises an InputChangedError if an earlier attempt had rows in a partition that the write does not have now, and as
-    `DecisionLog.check_only`.
-    """
-    options, started = brokers.options, brokers.clock()
-    read_log(log, brokers, everything=plan.write is not None)
-    state = log.writes.get(write)
-    if write == Write("") or plan.done or (plan.write is not None and state is not None and state.done):
-        if state is not None and state.done and not (plan.done or attempts):
-            # Another driver has completed it since the plan.
-            warn_of_complete(write, state)
-        return ResumeReport()
-    log.check_current(write)
-    log.check_only(brokers)
-    begun = {attempt.partition_id for attempt in attempts if attempt.begun}
-    if state is not None and (gone := sorted(set(state.begun) - begun)):
-        raise _shrunk(write, gone)
-    repeated = 0
-    known_attempts = {} if state is None else state.begun
-    recovered = [
-        attempt.partition_id
-        for attempt in attempts
-        if attempt.recovered or len(known_attempts.get(attempt.partition_id, ())) > 1
-    ]
-    known = plan.floors_of(write)
-    if recovered:
-        assert state is not None
-        all_begun = [one for part in recovered for one in state.begun[part].values()]
-        # All rows are readable then.
-        pass_fence(brokers, log, write, most_queues(one.queue_nums for one in all_begun).keys(), 0.0)
-        floors = queues_of(brokers, all_begun, {} if known is None else known.by_queue)
-        ends = brokers.max_offsets(floors)
-        starts = starts_of(brokers, write, floors, ends)
-        repeated = count_repeats(brokers, starts, ends, row_id_prefix(options, write), recovered)
-        if repeated:
-            logger.warning(
-                "%s: %d rows are stored twice, because a broker stored requests of a failed attempt later than "
-                "fenceMs=%d after it, or another producer stored messages with their ids. Remove repeats with "
-                "rocketmq_spark.dedupe, or raise fenceMs",
-                *(write, repeated, options.fence_ms),
-            )
-    assert log.home is not None
-    log.append_homes(brokers, write, set(broker_names) - {log.home.broker_name})
-    # The floors of other brokers, which may be down, stay. A queue that is gone has no floor when it comes back.
-    queues = brokers.routes().look_up(str(options.topic)).queues
-    used = brokers.max_offsets(queue for queue in queues if queue.broker_name in broker_names)
-    old = {} if known is None else {queue: known.by_queue[queue] for queue in queues if queue in known.by_queue}
-    for queue, end in used.items():
-        if end < old.get(queue, 0) and queue not in plan.begins.floors:
-            brokers.warn_of_lost_tail(queue, old[queue], end, "Rows of this write may be stored twice")
-    log.append_done_at(brokers, write, {**old, **used}, plan.since)
-    return ResumeReport(repeated, brokers.clock() - started)
-
-
-def write_once(
-    options: SinkOptions,
-    instance: ClientInstance,
-    recorder: Recorder,
-    rows: Iterator[pa.RecordBatch],
-    queues: Sequence[MessageQueue] | None,
-    send: Send,
-) -> None:
-    """Write one partition in this process, without Spark: plan, send and complete. `queues` are as of `plan`.
-
-    A call with the ``writeId`` of a failed one continues it. Raises as `plan`, `Attempt.run` and `complete`.
-    """
-    brokers, log, write = Brokers(options, instance), log_of(options), Write(str(options.write_id))
-    planned = plan(brokers, log, write, queues)
-    if planned.done:
-        warn_of_complete(write, log.writes[write])
-    attempted = Attempt(brokers, planned, write, recorder.partition_id).run(recorder, rows, send)
-    if attempted is None:
-        recorder.record_skipped_write(str(write))
-    else:
-        names = Measures.unpack(recorder.snapshot().packed).brokers.keys()
-        complete(brokers, log, planned, write, [attempted], names)
-
-
 def pass_fence(brokers: Brokers, log: DecisionLog, write: Write, broker_names: Collection[str], seconds: float) -> None:
     """Return when all that these brokers will store of earlier requests is stored safely, and can be read.
 
@@ -412,14 +191,13 @@ def pass_fence(brokers: Brokers, log: DecisionLog, write: Write, broker_names: C
     if not broker_names:
         return
     brokers.ask_all(sorted(broker_names), lambda name: brokers.max_offsets([MessageQueue(log.topic, name, 0)]))
-    brokers.runtime.sleep(max(seconds, _BARRIER_WAIT))
+    brokers.runtime.sleep(max(seconds, BARRIER_WAIT))
     brokers.await_listed(log.topic, broker_names)
-    # A broker acknowledges this record only after it has flushed and replicated what it stored before.
-    stored = log.append_homes(brokers, write, set(broker_names))
-    brokers.ask_all(stored, lambda queue: brokers.await_readable(queue, stored[queue]))
+    log.await_stored(brokers, write, broker_names)
 
 
-def _shrunk(write: Write, partitions: Sequence[int]) -> InputChangedError:
+def shrunk(write: Write, partitions: Sequence[int]) -> InputChangedError:
+    """Return the error of a write that has no rows in partitions which had some."""
     return InputChangedError(
         f"{write}: an earlier attempt stored rows of partition {', '.join(map(str, partitions))}, and now the write "
         "has no rows there, so the input is not the same at each reading, or has other partitions. Make it so, or use "

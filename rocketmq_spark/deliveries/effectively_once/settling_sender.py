@@ -37,6 +37,7 @@ class Resumption(NamedTuple):
     """What the sender of an attempt knows of its partition."""
 
     settle: Settle
+    partition_id: int
     # Offsets below all rows of this partition, by queue; 0 for other queues.
     floors: Mapping[MessageQueue, int]
     # Where queues ended when the attempt read them. Rows below these offsets are of earlier attempts.

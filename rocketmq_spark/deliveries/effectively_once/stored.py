@@ -11,9 +11,10 @@ import pyarrow as pa
 
 from rocketmq_spark.arrow.decode import batches_of
 from rocketmq_spark.arrow.read_columns import ROW_IDS, arrow_schema_of
+from rocketmq_spark.deliveries.base import Write
 from rocketmq_spark.deliveries.effectively_once.stored_rows import StoredRows, places_of
 from rocketmq_spark.deliveries.log.brokers import Brokers
-from rocketmq_spark.deliveries.log.records import Begun, QueueNums, Write
+from rocketmq_spark.deliveries.log.records import Begun, QueueNums
 from rocketmq_spark.errors import MQClientException
 from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.model.message_ext import MessageExt, Pulled

@@ -10,20 +10,22 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
 
 import rocketmq_spark.model.properties as const
+from rocketmq_spark.deliveries.base import Write, WriteReport
 from rocketmq_spark.deliveries.exactly_once.ends import EndSender, end_half
 from rocketmq_spark.deliveries.exactly_once.fence import check_fence
 from rocketmq_spark.deliveries.exactly_once.halves import Half, HalfCollector, Halves, half_properties
 from rocketmq_spark.deliveries.log.brokers import Brokers
-from rocketmq_spark.deliveries.log.decision_log import DecisionLog, WriteState
-from rocketmq_spark.deliveries.log.records import Decision, Write
+from rocketmq_spark.deliveries.log.decision_log import BARRIER_WAIT, DecisionLog
+from rocketmq_spark.deliveries.log.delivery import warn_of_complete
+from rocketmq_spark.deliveries.log.records import Decision
 from rocketmq_spark.errors import DataLossError, DeliveryError, MQBrokerException, MQClientException, RocketMQError
 from rocketmq_spark.model.message import EncodedBatch, MessageQueue
 from rocketmq_spark.model.message_ext import MessageExt
@@ -38,8 +40,6 @@ from rocketmq_spark.protocol.remoting.records import encode_properties
 
 logger = logging.getLogger("rocketmq_spark.producer")
 
-# A broker may check a deadline, pause, and store the message this much later, seconds.
-_BARRIER_WAIT: Final = 1.0
 # Seconds between two questions whether a deadline has passed.
 _FENCE_POLL: Final = 0.5
 # The longest rollback, seconds. A rollback only saves space at the brokers.
@@ -80,19 +80,8 @@ def group_of(transactional_id: str, write: Write, round_: int, run_id: str) -> s
     return f"{transactional_id}#{write.name}#{round_}#{run_id}"
 
 
-def warn_of_complete(write: Write, state: WriteState) -> None:
-    """Warn that rows are not written, because the log says that their write was done or decided before."""
-    when = "was decided before, and is completed now"
-    if state.done:
-        # numpy accepts any number; `datetime` rejects years after 9999.
-        at = str(np.datetime64(state.done_ms // 1000, "s")).replace("T", " ")
-        when = f"was completed at {at} UTC"
-    text = "%s %s: the rows of this save are not written. If they are other rows, write them with another %s"
-    logger.warning(text, write, when, "transactionalId" if write.query else "writeId")
-
-
 @dataclass(slots=True)
-class CommitReport:
+class CommitReport(WriteReport):
     """What the commit of one write did."""
 
     NAME: ClassVar[str] = "exactly_once"  # In the lines of ``metricsPath``
@@ -106,6 +95,10 @@ class CommitReport:
     decide_s: float = 0.0
     commit_s: float = 0.0
     recover_s: float = 0.0
+
+    def figures(self) -> dict[str, Any]:
+        """Return the figures for ``metricsPath``."""
+        return asdict(self)
 
     def __str__(self) -> str:
         text = f"{self.rows} rows committed (decision {self.decide_s:.2f} s, commit {self.commit_s:.2f} s"
@@ -252,7 +245,8 @@ class TwoPhaseCommit:
         self._check_topics(decision)
         halves = self.log.records.read_manifests(self.brokers, decision, self.log.require_home())
         self._fence(decision)
-        self._pass_barrier(decision, broker_names)
+        self.brokers.runtime.sleep(BARRIER_WAIT)
+        self.log.await_stored(self.brokers, decision.write, broker_names)
         committed = self._committed(decision, halves)
         report.recovery_rounds += 1
         report.recover_s += self.brokers.clock() - started
@@ -347,12 +341,6 @@ class TwoPhaseCommit:
         if error is not None and error.refresh_route:
             self.brokers.instance.refresh_route(half.queue.topic)
         return error
-
-    def _pass_barrier(self, decision: Decision, broker_names: set[str]) -> None:
-        """Return when everything that the brokers have stored can be read."""
-        self.brokers.runtime.sleep(_BARRIER_WAIT)
-        stored = self.log.append_homes(self.brokers, decision.write, broker_names)
-        self.brokers.ask_all(stored, lambda queue: self.brokers.await_readable(queue, stored[queue]))
 
     def _committed(self, decision: Decision, halves: Halves) -> npt.NDArray[np.bool_]:
         """Return which half messages of a decision are committed."""

@@ -74,16 +74,16 @@ class _Messages(BatchSource[None]):
     def taken_rows(self) -> int:
         return len(self._messages)
 
-    def add(self, rows: None, now: float) -> Iterator[Ready]:  # noqa: ARG002
+    def add(self, rows: None, now: float) -> Iterator[Ready]:
         return iter(())
 
-    def reject(self, rejected: Sequence[Ready], now: float) -> Iterator[Ready]:  # noqa: ARG002
+    def reject(self, rejected: Sequence[Ready], now: float) -> Iterator[Ready]:
         raise MQClientException(f"a server rejected {len(rejected)} messages of the delivery: see its log")
 
     def new_topics(self) -> tuple[()]:
         return ()
 
-    def expired(self, now: float, known: object) -> Iterator[Ready]:  # noqa: ARG002
+    def expired(self, now: float, known: object) -> Iterator[Ready]:
         return iter(())
 
     def flush(self) -> Iterator[Ready]:

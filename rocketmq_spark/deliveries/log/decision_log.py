@@ -21,6 +21,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from rocketmq_spark.deliveries.base import Write
 from rocketmq_spark.deliveries.exactly_once.halves import Halves
 from rocketmq_spark.deliveries.log.brokers import Brokers
 from rocketmq_spark.deliveries.log.record_store import RecordStore
@@ -33,13 +34,17 @@ from rocketmq_spark.deliveries.log.records import (
     FloorsRecord,
     HomeRecord,
     Record,
-    Write,
 )
 from rocketmq_spark.errors import DataLossError, DeliveryError, MQClientException
 from rocketmq_spark.model.message import MessageQueue
 
 # The claim of a first decision may precede the offset where reading began. Then at least this many messages are read.
 _CLAIM_WINDOW: Final = 1000
+
+
+BARRIER_WAIT: Final = 1.0
+"""A broker may store a request this much later than it has checked the deadline, or has answered another one, seconds.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,6 +265,11 @@ class DecisionLog:
         self._check_named(broker_names, queues)
         record = HomeRecord(write=write, home=self.require_home())
         return self.records.store(brokers, record, [queues[name] for name in sorted(broker_names)])
+
+    def await_stored(self, brokers: Brokers, write: Write, broker_names: Collection[str]) -> None:
+        """Return when all that these brokers have stored is flushed and replicated, and can be read."""
+        stored = self.append_homes(brokers, write, set(broker_names))
+        brokers.ask_all(stored, lambda queue: brokers.await_readable(queue, stored[queue]))
 
     def _check_named(self, wanted: Collection[str], found: Collection[str]) -> None:
         if lost := sorted(set(wanted).difference(found)):

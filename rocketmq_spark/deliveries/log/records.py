@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final, TypeAlias
 
+from rocketmq_spark.deliveries.base import Write
 from rocketmq_spark.deliveries.exactly_once.halves import MAX_ROWS, Half, manifests_for
 from rocketmq_spark.errors import escaped
 from rocketmq_spark.model.message import Buffer, MessageQueue
@@ -46,22 +47,6 @@ class InvalidRecordError(ValueError):
 
 class NewerRecordError(ValueError):
     """A record has a version above `VERSION`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Write:
-    """A batch write, or a micro-batch of a stream."""
-
-    name: str  # The ``writeId``, or the number of the micro-batch
-    query: str = ""  # The query id of a stream
-
-    @property
-    def batch_id(self) -> int:
-        """The number of the micro-batch; -1 for a batch write."""
-        return int(self.name) if self.query else -1
-
-    def __str__(self) -> str:
-        return f"micro-batch {self.name} of query {self.query}" if self.query else f"write {self.name}"
 
 
 # Stands for the first write of the log, whichever it is.

@@ -366,3 +366,9 @@ def _names(body: bytes, field: str, doing: str, kind: str) -> list[str]:
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise RemotingCommandException(f"{doing}: {reprlib.repr(value)} has no {field} of {kind}")
     return names
+
+
+def integer_of(table: Mapping[str, str], name: str) -> int | None:
+    """Return an integer that a broker reports in its status or settings, None if there is none."""
+    text = table.get(name, "")
+    return int(text) if re.fullmatch(r"-?[0-9]{1,19}", text) else None

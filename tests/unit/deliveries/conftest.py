@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from rocketmq_spark.deliveries.exactly_once import fence
-from rocketmq_spark.deliveries.exactly_once import plan as plans
+from rocketmq_spark.deliveries.log.delivery import forget_logs
 from rocketmq_spark.testing import FakeCluster
 from tests.support.two_phase import TOPIC, Driver, MovedClock, driver
 
@@ -34,7 +34,7 @@ def first(cluster: FakeCluster, clock: MovedClock) -> Iterator[Driver]:
 def new_process() -> Iterator[None]:
     """Forget the logs that a test has read."""
     yield
-    plans._logs.clear()
+    forget_logs()
 
 
 @pytest.fixture

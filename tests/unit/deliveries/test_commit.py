@@ -11,9 +11,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from rocketmq_spark.deliveries.base import Write
 from rocketmq_spark.deliveries.exactly_once.commit import TwoPhaseCommit, group_of
 from rocketmq_spark.deliveries.exactly_once.halves import Halves
-from rocketmq_spark.deliveries.log.records import Decision, Write
+from rocketmq_spark.deliveries.log.records import Decision
 from rocketmq_spark.errors import DataLossError, DeliveryError, MQBrokerException, MQClientException
 from rocketmq_spark.model.message import Message, MessageQueue
 from rocketmq_spark.model.send_result import TRANSACTION_ROLLBACK_TYPE

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rocketmq_spark.deliveries.base import Write
 from rocketmq_spark.deliveries.log.decision_log import DecisionLog
-from rocketmq_spark.deliveries.log.records import Decision, Write
+from rocketmq_spark.deliveries.log.records import Decision
 from rocketmq_spark.errors import DataLossError, MQClientException, RouteNotFoundException
 from rocketmq_spark.model.message import Message, MessageQueue
 from rocketmq_spark.protocol.remoting.codes import RequestCode

@@ -9,7 +9,7 @@ import pytest
 
 import rocketmq_spark
 from rocketmq_spark.cli.transactions import OpenWrite, finish_transactions, finish_writes
-from rocketmq_spark.deliveries.log.records import Write
+from rocketmq_spark.deliveries.base import Write
 from rocketmq_spark.errors import DataLossError, DeliveryError, MQClientException, OptionError, RemotingException
 from rocketmq_spark.options.sink import SINK_OPTIONS
 from rocketmq_spark.testing import FakeCluster

@@ -10,24 +10,23 @@ from pathlib import Path
 
 import pytest
 
-from rocketmq_spark.deliveries.exactly_once import plan as plans
-from rocketmq_spark.deliveries.exactly_once.plan import Prepared, TransactionPlan, check_stream
-from rocketmq_spark.deliveries.log.records import Write
+from rocketmq_spark.deliveries.base import Write
+from rocketmq_spark.deliveries.exactly_once.delivery import Prepared, TransactionPlan
+from rocketmq_spark.deliveries.log.delivery import check_stream, forget_logs
 from rocketmq_spark.errors import DeliveryError, OptionError
 from rocketmq_spark.protocol.remoting.codes import RequestCode
-from rocketmq_spark.spark.planning import plan_transaction
-from rocketmq_spark.spark.writer import NO_LOOKUP
+from rocketmq_spark.spark.ordered_queues import query_of
 from rocketmq_spark.testing import FakeCluster
 from tests.support.two_phase import WRITE, Driver, visible
 
 ROWS = [f"row-{number}" for number in range(20)]
-PLAN = TransactionPlan("run", None, False, None)
+PLAN = TransactionPlan(run_id="run", write=None, done=False, newest=None)
 
 
 @pytest.fixture(autouse=True)
 def new_process() -> Iterator[None]:
     yield
-    plans._logs.clear()
+    forget_logs()
 
 
 def prepared(driver: Driver, write: Write, rows: list[str] = ROWS) -> list[Prepared]:
@@ -39,57 +38,57 @@ def prepared(driver: Driver, write: Write, rows: list[str] = ROWS) -> list[Prepa
 
 def test_a_batch_write_is_planned_and_committed_once(cluster: FakeCluster, first: Driver) -> None:
     for _ in range(2):
-        plan = plans.plan(first.options, first.instance, WRITE)
-        parts = [] if plan.is_decided(WRITE) else prepared(first, WRITE)
-        plans.commit(first.options, first.instance, plan, WRITE, parts)
+        plan = first.plan(WRITE)
+        parts = [] if plan.planned.is_done(WRITE) else prepared(first, WRITE)
+        first.commit(plan, WRITE, parts)
     assert visible(cluster) == Counter(ROWS)
-    assert plan.decided
+    assert plan.planned.done
 
 
 def test_the_newest_micro_batch_is_known_to_the_next_plan(cluster: FakeCluster, first: Driver) -> None:
     for number in range(3):
         write = Write(str(number), "query")
-        plan = plans.plan(first.options, first.instance, None)
-        assert plan.newest == (Write(str(number - 1), "query") if number else None)
-        assert plan.write_of("query", number) == write
-        assert not plan.is_decided(write)
-        plans.commit(first.options, first.instance, plan, write, prepared(first, write))
-        plans._logs.clear()
-    assert plans.plan(first.options, first.instance, None).is_decided(write)
+        plan = first.plan()
+        assert plan.planned.newest == (Write(str(number - 1), "query") if number else None)
+        assert plan.planned.write_of("query", number) == write
+        assert not plan.planned.is_done(write)
+        first.commit(plan, write, prepared(first, write))
+        forget_logs()
+    assert first.plan().planned.is_done(write)
 
 
 def test_an_empty_micro_batch_is_recorded(first: Driver) -> None:
     write = Write("0", "query")
-    plan = plans.plan(first.options, first.instance, None)
-    plans.commit(first.options, first.instance, plan, write, [])
-    assert plans.plan(first.options, first.instance, None).newest == write
+    plan = first.plan()
+    first.commit(plan, write, [])
+    assert first.plan().planned.newest == write
 
 
 def test_rows_of_an_aborted_write_are_rolled_back(cluster: FakeCluster, first: Driver) -> None:
-    plan = plans.plan(first.options, first.instance, WRITE)
+    plan = first.plan(WRITE)
     parts = prepared(first, WRITE)
-    plans.roll_back(first.options, first.instance, plan, WRITE, parts)
+    first.abort(plan, WRITE, parts)
     assert sum(len(broker.storage._halves) for broker in cluster.brokers.values()) == 0
     assert visible(cluster) == Counter()
 
 
 def test_a_decided_write_is_not_rolled_back(cluster: FakeCluster, first: Driver) -> None:
-    plan = plans.plan(first.options, first.instance, WRITE)
+    plan = first.plan(WRITE)
     parts = prepared(first, WRITE)
-    plans.commit(first.options, first.instance, plan, WRITE, parts)
+    first.commit(plan, WRITE, parts)
     ends = Counter[str]()
     for broker in cluster.brokers.values():
         broker.play(lambda _: ends.update(["end"]), code=RequestCode.END_TRANSACTION, times=100)
-    plans.roll_back(first.options, first.instance, plan, WRITE, parts)
-    plans.roll_back(first.options, first.instance, plan, WRITE, [])
+    first.abort(plan, WRITE, parts)
+    first.abort(plan, WRITE, [])
     assert ends == Counter()
 
 
 def test_tasks_of_different_runs_are_never_committed_together(cluster: FakeCluster, first: Driver) -> None:
-    plan = plans.plan(first.options, first.instance, WRITE)
+    plan = first.plan(WRITE)
     parts = prepared(first, WRITE, ROWS[:10]) + prepared(first, WRITE, ROWS[10:])
     with pytest.raises(DeliveryError, match="its tasks belong to several runs"):
-        plans.commit(first.options, first.instance, plan, WRITE, parts)
+        first.commit(plan, WRITE, parts)
     assert visible(cluster) == Counter()
 
 
@@ -122,12 +121,12 @@ def test_of_two_queries_with_one_id_that_start_at_once_the_second_commits_nothin
     cluster: FakeCluster, first: Driver
 ) -> None:
     one, other = (Write("0", name) for name in ("query", "other"))
-    planned = [plans.plan(first.options, first.instance, None) for _ in range(2)]
-    assert [plan.newest for plan in planned] == [None, None]
+    planned = [first.plan() for _ in range(2)]
+    assert [plan.planned.newest for plan in planned] == [None, None]
     parts = prepared(first, one), prepared(first, other, ["late"])
-    plans.commit(first.options, first.instance, planned[0], one, parts[0])
+    first.commit(planned[0], one, parts[0])
     with pytest.raises(OptionError, match="micro-batch 0 of query other: transactionalId=job belongs to query query"):
-        plans.commit(first.options, first.instance, planned[1], other, parts[1])
+        first.commit(planned[1], other, parts[1])
     assert visible(cluster) == Counter(ROWS)
 
 
@@ -136,24 +135,19 @@ def test_the_driver_refuses_the_log_of_another_checkpoint_before_any_task(
     first: Driver, tmp_path: Path, *, anew: bool
 ) -> None:
     write = Write("0", "query")
-    plan = plans.plan(first.options, first.instance, None)
-    plans.commit(first.options, first.instance, plan, write, prepared(first, write))
+    plan = first.plan()
+    first.commit(plan, write, prepared(first, write))
     for query, folder in (("query", tmp_path / "own"), ("other", tmp_path / "another")):
         folder.mkdir()
         (folder / "metadata").write_text(json.dumps({"id": query}))
-    options = replace(first.options, start_anew=anew)
-
-    def newest(checkpoint: str) -> Write | None:
-        planned = plan_transaction(options, NO_LOOKUP, checkpoint)
-        assert planned is not None
-        return planned.newest
-
-    assert newest(str(tmp_path / "own")) == write
+    planned = first.plan(start_anew=anew)
+    assert planned.planned.newest == write
+    planned.check_checkpoint(str(tmp_path / "own"), query_of)
     # Tasks check what the driver cannot read.
-    assert newest(str(tmp_path / "unreadable")) == write
+    planned.check_checkpoint(str(tmp_path / "unreadable"), query_of)
     for _ in range(2):
         if anew:
-            assert newest(f"file:{tmp_path}/another") == write
+            planned.check_checkpoint(f"file:{tmp_path}/another", query_of)
             continue
         with pytest.raises(OptionError, match=r"checkpoint .*another: transactionalId=job belongs to query query"):
-            plan_transaction(options, NO_LOOKUP, f"file:{tmp_path}/another")
+            planned.check_checkpoint(f"file:{tmp_path}/another", query_of)

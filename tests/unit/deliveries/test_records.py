@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rocketmq_spark.deliveries.base import Write
 from rocketmq_spark.deliveries.exactly_once.halves import Half
 from rocketmq_spark.deliveries.log.records import (
     ANY_WRITE,
@@ -23,7 +24,6 @@ from rocketmq_spark.deliveries.log.records import (
     InvalidRecordError,
     NewerRecordError,
     Record,
-    Write,
     encode,
     parse,
 )

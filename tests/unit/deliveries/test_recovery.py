@@ -11,8 +11,9 @@ from functools import partial
 
 import pytest
 
+from rocketmq_spark.deliveries.base import Write
 from rocketmq_spark.deliveries.effectively_once.attempt import Attempted
-from rocketmq_spark.deliveries.log.records import Begun, Write
+from rocketmq_spark.deliveries.log.records import Begun
 from rocketmq_spark.errors import DataLossError, DeliveryError, InputChangedError
 from rocketmq_spark.metrics import WriteSummary
 from rocketmq_spark.model.message import Message, MessageQueue

@@ -9,12 +9,13 @@ from dataclasses import replace
 
 import pytest
 
-from rocketmq_spark.deliveries.effectively_once import attempt as resume
-from rocketmq_spark.deliveries.effectively_once.attempt import Attempted, ResumePlan
-from rocketmq_spark.deliveries.exactly_once import plan as plans
+from rocketmq_spark.deliveries.base import Write
+from rocketmq_spark.deliveries.effectively_once.attempt import Attempted
+from rocketmq_spark.deliveries.effectively_once.complete import ResumeReport
+from rocketmq_spark.deliveries.effectively_once.plan import ResumePlan, plan_write
 from rocketmq_spark.deliveries.log.brokers import Brokers
 from rocketmq_spark.deliveries.log.decision_log import DecisionLog
-from rocketmq_spark.deliveries.log.records import Write
+from rocketmq_spark.deliveries.log.delivery import forget_logs
 from rocketmq_spark.errors import (
     DataLossError,
     DeliveryError,
@@ -29,7 +30,7 @@ from rocketmq_spark.protocol.remoting.codes import RequestCode, ResponseCode
 from rocketmq_spark.protocol.remoting.command import RemotingCommand
 from rocketmq_spark.protocol.remoting.records import encode_single
 from rocketmq_spark.testing import FakeCluster, Reply
-from tests.support.resume import BATCH, ROWS, WRITE, Killed, complete, new_plan, refresh_routes, run_task
+from tests.support.resume import BATCH, ROWS, WRITE, Killed, complete, job_log, new_plan, refresh_routes, run_task
 from tests.support.two_phase import TOPIC, Driver, visible
 
 
@@ -189,11 +190,11 @@ def test_a_write_whose_own_floors_have_expired_is_refused(job: Driver) -> None:
         run_task(job, plan, WRITE, dies_after=100)
     other = new_plan(job, Write("write-2"))
     complete(job, other, Write("write-2"), run_task(job, other, Write("write-2"), rows=["other"]))
-    plans._logs.clear()
-    log = plans.log_of(job.options)
+    forget_logs()
+    log = job_log(job)
     log.open(job.brokers, everything=True)
     log.writes[WRITE].floors = None
-    plan = resume.plan(job.brokers, log, WRITE)
+    plan = plan_write(job.brokers, log, WRITE)
     with pytest.raises(DataLossError, match="have expired"):
         run_task(job, plan, WRITE)
 
@@ -203,7 +204,7 @@ def test_a_frozen_driver_is_refused_after_a_later_micro_batch(job: Driver) -> No
     for number in range(2):
         plan, write = new_plan(job, None), Write(str(number), "query")
         complete(job, plan, write, run_task(job, plan, write))
-    plans._logs.clear()
+    forget_logs()
     with pytest.raises(DeliveryError, match="another driver of the same query"):
         run_task(job, old, Write("0", "query"))
 
@@ -216,7 +217,7 @@ def test_the_end_of_a_frozen_driver_is_refused_after_later_micro_batches(job: Dr
     for number in range(3):
         plan, write = new_plan(job, None), Write(str(number), "query")
         complete(job, plan, write, run_task(job, plan, write))
-    plans._logs.clear()
+    forget_logs()
     with pytest.raises(DeliveryError, match="another driver of the same query"):
         complete(job, old, first, late)
 
@@ -246,7 +247,7 @@ def test_a_task_sends_nothing_if_another_driver_has_completed_the_batch_write(
     complete(job, plan, WRITE, run_task(job, plan, WRITE))
     assert run_task(job, frozen, WRITE) is None
     assert "not written" not in caplog.text
-    assert complete(job, frozen, WRITE) == resume.ResumeReport()
+    assert complete(job, frozen, WRITE) == ResumeReport()
     assert "UTC: the rows of this save are not written" in caplog.text
     assert visible(cluster) == Counter(ROWS)
 
@@ -261,7 +262,7 @@ def test_a_driver_that_freezes_after_it_has_read_the_log_finds_the_write_complet
             complete(job, plan, WRITE, run_task(job, plan, WRITE))
 
     plan = new_plan(job, Write("write-0"))
-    late = resume.plan(job.brokers, FrozenAfterOpen(plan.log_name, plan.home.topic), WRITE)
+    late = plan_write(job.brokers, FrozenAfterOpen(plan.log_name, plan.home.topic), WRITE)
     assert late.done
     assert run_task(job, late, WRITE) is None
     assert visible(cluster) == Counter(ROWS)

@@ -49,10 +49,10 @@ from rocketmq_spark.routing.client_instance import ClientInstance, registry
 from rocketmq_spark.spark.datasource import RocketMQDataSource, _warn_once
 from rocketmq_spark.spark.ordered_queues import _IN_MEMORY, _UNUSABLE
 from rocketmq_spark.spark.ordered_queues import _warn_once as _warn_of_memory_once
+from rocketmq_spark.spark.partition import RouteLookup
 from rocketmq_spark.spark.planning import _await_any_answer
 from rocketmq_spark.spark.report import CommitMessage
 from rocketmq_spark.spark.spark_api import SessionFacts, arrow_schema
-from rocketmq_spark.spark.writer import RouteLookup
 from rocketmq_spark.testing import FakeCluster
 from rocketmq_spark.testing.fake_name_server import FakeNameServer
 from tests.support import fakes
@@ -305,7 +305,7 @@ def test_stream_with_a_topic_column_sends_no_request() -> None:
 
 @pytest.mark.parametrize(("batch_id", "patient"), [(0, False), (1, True)])
 def test_tasks_wait_for_name_servers_from_the_second_micro_batch_on(batch_id: int, *, patient: bool) -> None:
-    assert stream_over(refused_address())._reached(batch_id) is patient
+    assert stream_over(refused_address()).lookup.right_address(batch_id) is patient
 
 
 def test_task_waits_for_name_servers_that_its_driver_reached() -> None:
@@ -344,7 +344,9 @@ def test_pickled_writer_contains_no_connection() -> None:
     unpickler = Unpickler(shipped)
     assert unpickler.load().options.connection.endpoints == (proxy.address,)
     assert unpickler.modules == {
+        "rocketmq_spark.spark.partition",
         "rocketmq_spark.spark.writer",
+        "rocketmq_spark.deliveries.at_least_once",
         "rocketmq_spark.options.connection",
         "rocketmq_spark.options.sink",
     }
@@ -356,13 +358,15 @@ import pickle, sys
 import pyspark_rocketmq, rocketmq_spark
 from pyspark import cloudpickle
 from pyspark.sql.types import StructType
+from rocketmq_spark.deliveries.at_least_once import AtLeastOnce
 from rocketmq_spark.spark.planning import checked_options
 from rocketmq_spark.spark.spark_api import SessionFacts, arrow_schema
 from rocketmq_spark.spark.writer import stream_writer
 BODY = StructType().add("body", "string")
 found = getattr(pyspark_rocketmq, "DefaultSource", rocketmq_spark.RocketMQDataSource)  # There is none on PySpark 4.0.
 source = found({OVER_GRPC!r})
-writer = stream_writer(checked_options(source.options, arrow_schema(BODY), SessionFacts(), print), None, BODY)
+options = checked_options(source.options, arrow_schema(BODY), SessionFacts(), print)
+writer = stream_writer(AtLeastOnce(options), None, BODY)
 pickle.loads(cloudpickle.dumps((rocketmq_spark.Producer, type(source), writer)))
 sys.exit(str({{"grpc", "google.protobuf"}} & set(sys.modules) or ""))
 """

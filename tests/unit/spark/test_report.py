@@ -11,10 +11,11 @@ import pytest
 from pyspark.accumulators import Accumulator, _accumulatorRegistry
 from pyspark.sql.datasource import WriterCommitMessage
 
-from rocketmq_spark.deliveries.log.records import Write
+from rocketmq_spark.deliveries.base import Write
 from rocketmq_spark.errors import DeliveryError, MetricsUnavailableError, MQClientException, OptionError
 from rocketmq_spark.metrics import PartitionReport, ReadReport, Recorder, WriteSummary, merge_into
 from rocketmq_spark.model.message import MessageQueue
+from rocketmq_spark.spark.partition import name_micro_batch
 from rocketmq_spark.spark.report import (
     COMMIT_MESSAGE_BYTES,
     CommitMessage,
@@ -26,7 +27,6 @@ from rocketmq_spark.spark.report import (
     micro_batch_of,
     summarise,
 )
-from rocketmq_spark.spark.writer import name_micro_batch
 
 WRITE_ID = "123e4567-e89b-12d3-a456-426614174000"
 ACCUMULATOR_ID = 987_654_321

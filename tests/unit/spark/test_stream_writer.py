@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from pyspark.sql import Row
 
-from rocketmq_spark.spark.writer import chunks_of
+from rocketmq_spark.spark.row_chunks import chunks_of
 
 MIB = 1024 * 1024
 

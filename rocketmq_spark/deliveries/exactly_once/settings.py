@@ -1,18 +1,17 @@
-"""The doctor's checks of the broker settings that exactly-once writes depend on (``delivery=exactlyOnce``).
+"""The broker settings that exactly-once writes depend on, for ``rocketmq-spark doctor``.
 
-Other writes do not depend on them, so each finding is a warning. The names, units and defaults of the settings are
-those of ``BrokerConfig`` and ``MessageStoreConfig`` in RocketMQ 5.5.0. Brokers with the same finding share one line.
+The names, units and defaults of the settings are those of ``BrokerConfig`` and ``MessageStoreConfig`` in RocketMQ
+5.5.0.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Final, NamedTuple
+from typing import Final
 
-from rocketmq_spark.admin.brokers import BrokerStatus, integer_of, version_of
-from rocketmq_spark.cli.doctor.machine import OK, WARNING, Check
+from rocketmq_spark.deliveries.base import Finding
+from rocketmq_spark.protocol.remoting.responses import integer_of
 
-_NAME: Final = "exactly-once writes"
 _TRUE: Final = "true"
 # The default of the option transactionTimeoutMs. The deadline of a half message is the larger of both.
 _TIMEOUT_MS: Final = 60_000
@@ -22,40 +21,16 @@ _ONE_OFFSET: Final = 20
 _LONGEST_INTERVAL: Final = 60_000
 
 
-class _Finding(NamedTuple):
-    effect: str
-    cause: str  # The settings, or the release
-    reason: str
-    fix: str
+def findings(settings: Mapping[str, str], version: str | None) -> Iterator[Finding]:
+    """Yield the settings of a master with which exactly-once writes are slow, unsafe or not possible."""
 
-
-def check_exactly_once(statuses: Mapping[str, BrokerStatus]) -> list[Check]:
-    """Check the settings of masters, by broker name. A broker whose settings are unavailable is no warning."""
-    brokers_of: dict[_Finding, list[str]] = {}
-    unknown = []
-    for broker, status in statuses.items():
-        if status.settings is None:
-            unknown.append(broker)
-            continue
-        for finding in _findings(status.settings, version_of(status.runtime)):
-            brokers_of.setdefault(finding, []).append(broker)
-    checks = [
-        Check(_NAME, WARNING, f"{effect} on {', '.join(brokers)} ({cause}): {reason}", fix)
-        for (effect, cause, reason, fix), brokers in brokers_of.items()
-    ]
-    if unknown:
-        checks.append(Check(_NAME, OK, f"not checked on {', '.join(unknown)}: this user may not see the settings"))
-    return checks
-
-
-def _findings(settings: Mapping[str, str], version: str | None) -> Iterator[_Finding]:
     def shown(*names: str) -> str:
         return ", ".join(f"{name}={settings.get(name, 'unknown')}" for name in names)
 
     if "transRocksDBEnable" not in settings:
         reason = "they need brokers that reject the end of a half message after its deadline"
         fix = "use brokers of release 5.5.0, which is tested"
-        yield _Finding("may not be possible", f"release {version or 'unknown'}", reason, fix)
+        yield Finding("may not be possible", f"release {version or 'unknown'}", reason, fix)
     elif settings["transRocksDBEnable"] != _TRUE or settings.get("transWriteOriginTransHalfEnable") != "false":
         cause = shown("transRocksDBEnable", "transWriteOriginTransHalfEnable")
         reason = (
@@ -63,24 +38,24 @@ def _findings(settings: Mapping[str, str], version: str | None) -> Iterator[_Fin
             "copies every open half message, up to 15 times"
         )
         fix = "set transRocksDBEnable=true and transWriteOriginTransHalfEnable=false, and restart the broker"
-        yield _Finding("slow", cause, reason, fix)
+        yield Finding("slow", cause, reason, fix)
         size, interval = (integer_of(settings, f"transactionOp{name}") for name in ("MsgMaxSize", "BatchInterval"))
         if (size is not None and size < _ONE_OFFSET) or (interval is not None and interval > _LONGEST_INTERVAL):
             # With 1 and 2000000000 a 5.5.0 broker ended 338 half messages a second, after the first 20,000.
             cause = shown("transactionOpMsgMaxSize", "transactionOpBatchInterval")
             reason = "with such values the default transaction store can nearly stop"
             fix = "set transactionOpMsgMaxSize=4096 and transactionOpBatchInterval=3000"
-            yield _Finding("slow", cause, reason, fix)
+            yield Finding("slow", cause, reason, fix)
     if settings.get("enableBuildConsumeQueueConcurrently") == _TRUE:
         cause = shown("enableBuildConsumeQueueConcurrently")
         reason = "after a crash the restarted job could miss committed rows, and would write them again"
         fix = "set enableBuildConsumeQueueConcurrently=false, and restart the broker"
-        yield _Finding("unsafe", cause, reason, fix)
+        yield Finding("unsafe", cause, reason, fix)
     if settings.get("rejectTransactionMessage") == _TRUE:
         fix = "set rejectTransactionMessage=false, or write to topics on other brokers"
-        yield _Finding("not possible", shown("rejectTransactionMessage"), "half messages are rejected", fix)
+        yield Finding("not possible", shown("rejectTransactionMessage"), "half messages are rejected", fix)
     timeout = integer_of(settings, "transactionTimeOut")
     if timeout is not None and timeout > _TIMEOUT_MS:
         reason = f"a job that crashed during a commit waits {timeout / 1000:,.0f} s after its restart"
         fix = f"set transactionTimeOut to at most {_TIMEOUT_MS} (ms; the default is 6000)"
-        yield _Finding("slow after a crash", shown("transactionTimeOut"), reason, fix)
+        yield Finding("slow after a crash", shown("transactionTimeOut"), reason, fix)

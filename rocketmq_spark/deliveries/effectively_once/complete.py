@@ -1,0 +1,107 @@
+"""Completes an effectively-once write: the driver records that all of its rows are stored, and looks for repeats."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
+
+from rocketmq_spark.deliveries.base import Write, WriteReport
+from rocketmq_spark.deliveries.effectively_once.attempt import Attempted, pass_fence, shrunk
+from rocketmq_spark.deliveries.effectively_once.plan import ResumePlan
+from rocketmq_spark.deliveries.effectively_once.stored import (
+    count_repeats,
+    most_queues,
+    queues_of,
+    row_id_prefix,
+    starts_of,
+)
+from rocketmq_spark.deliveries.log.brokers import Brokers
+from rocketmq_spark.deliveries.log.decision_log import DecisionLog
+from rocketmq_spark.deliveries.log.delivery import read_log, warn_of_complete
+
+logger = logging.getLogger("rocketmq_spark.producer")
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeReport(WriteReport):
+    """What the end of a write has found: rows that are stored twice."""
+
+    NAME: ClassVar[str] = "effectively_once"
+
+    repeated_rows: int = 0
+    seconds: float = 0.0
+
+    def figures(self) -> dict[str, Any]:
+        """Return the figures for ``metricsPath``."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        repeats = f", {self.repeated_rows} rows are stored twice" if self.repeated_rows else ""
+        return f"completed in {self.seconds:.2f} s{repeats}"
+
+
+def complete(
+    brokers: Brokers,
+    log: DecisionLog,
+    plan: ResumePlan,
+    write: Write,
+    attempts: Sequence[Attempted],
+    broker_names: Collection[str],
+) -> ResumeReport:
+    """Record that all rows of a write are stored; after faults, count those that are stored twice.
+
+    `broker_names` are the brokers that have acknowledged rows.
+
+    Raises an InputChangedError if an earlier attempt had rows in a partition that the write does not have now, and as
+    `DecisionLog.check_only`.
+    """
+    options, started = brokers.options, brokers.clock()
+    read_log(log, brokers, everything=plan.write is not None)
+    state = log.writes.get(write)
+    if write == Write("") or plan.done or (plan.write is not None and state is not None and state.done):
+        if state is not None and state.done and not (plan.done or attempts):
+            # Another driver has completed it since the plan.
+            warn_of_complete(write, state)
+        return ResumeReport()
+    log.check_current(write)
+    log.check_only(brokers)
+    begun = {attempt.partition_id for attempt in attempts if attempt.begun}
+    if state is not None and (gone := sorted(set(state.begun) - begun)):
+        raise shrunk(write, gone)
+    repeated = 0
+    known_attempts = {} if state is None else state.begun
+    recovered = [
+        attempt.partition_id
+        for attempt in attempts
+        if attempt.recovered or len(known_attempts.get(attempt.partition_id, ())) > 1
+    ]
+    known = plan.floors_of(write)
+    if recovered:
+        assert state is not None
+        all_begun = [one for part in recovered for one in state.begun[part].values()]
+        # All rows are readable then.
+        pass_fence(brokers, log, write, most_queues(one.queue_nums for one in all_begun).keys(), 0.0)
+        floors = queues_of(brokers, all_begun, {} if known is None else known.by_queue)
+        ends = brokers.max_offsets(floors)
+        starts = starts_of(brokers, write, floors, ends)
+        repeated = count_repeats(brokers, starts, ends, row_id_prefix(options, write), recovered)
+        if repeated:
+            logger.warning(
+                "%s: %d rows are stored twice, because a broker stored requests of a failed attempt later than "
+                "fenceMs=%d after it, or another producer stored messages with their ids. Remove repeats with "
+                "rocketmq_spark.dedupe, or raise fenceMs",
+                *(write, repeated, options.fence_ms),
+            )
+    assert log.home is not None
+    log.append_homes(brokers, write, set(broker_names) - {log.home.broker_name})
+    # The floors of other brokers, which may be down, stay. A queue that is gone has no floor when it comes back.
+    queues = brokers.routes().look_up(str(options.topic)).queues
+    used = brokers.max_offsets(queue for queue in queues if queue.broker_name in broker_names)
+    old = {} if known is None else {queue: known.by_queue[queue] for queue in queues if queue in known.by_queue}
+    for queue, end in used.items():
+        if end < old.get(queue, 0) and queue not in plan.begins.floors:
+            brokers.warn_of_lost_tail(queue, old[queue], end, "Rows of this write may be stored twice")
+    log.append_done_at(brokers, write, {**old, **used}, plan.since)
+    return ResumeReport(repeated, brokers.clock() - started)

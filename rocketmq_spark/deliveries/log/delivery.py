@@ -1,0 +1,233 @@
+"""What the deliveries with a log share: their options, identities, plans, and the logs that a process has read.
+
+Spark plans a write, runs its tasks, and ends it in calls that share nothing but the pickled writer. So each call reads
+the log. A process keeps what it has read, so that the next call reads only new records.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+
+import numpy as np
+
+from rocketmq_spark.deliveries.base import Delivery, OpenInstance, R, TaskResults, Write
+from rocketmq_spark.deliveries.log.brokers import Brokers
+from rocketmq_spark.deliveries.log.decision_log import DecisionLog, WriteState
+from rocketmq_spark.errors import OptionError
+from rocketmq_spark.options.kinds import option_text
+from rocketmq_spark.options.sink import SINK_SPELLING, SinkOptions
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from rocketmq_spark.model.message import MessageQueue
+
+logger = logging.getLogger("rocketmq_spark.producer")
+
+# The logs that this process has read, by connection, topic and name.
+_logs: dict[tuple[str, str, str], DecisionLog] = {}
+_MOST_LOGS = 100
+# Checkpoints and queries whose log needs no other check. Reading the checkpoint may take as long as a micro-batch.
+_owners: set[tuple[str, str]] = set()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogPlan:
+    """What tasks need to know of the log; Spark pickles it."""
+
+    write: Write | None  # The batch write; None for a stream, whose tasks know the micro-batch
+    done: bool  # Whether the batch write was decided or completed before
+    newest: Write | None  # The newest micro-batch in the log
+
+    def write_of(self, query: str, batch_id: int) -> Write:
+        """Return the write that a task belongs to."""
+        return self.write or Write(str(batch_id), query)
+
+    def is_done(self, write: Write) -> bool:
+        """Return whether a driver has decided or completed a write before, so that tasks have nothing to send."""
+        return self.done and write == self.write
+
+
+P = TypeVar("P", bound=LogPlan)
+L = TypeVar("L", bound="LoggedDelivery[Any, Any]")
+
+
+@dataclass(frozen=True, repr=False)
+class LoggedDelivery(Delivery[R], Generic[R, P]):
+    """A delivery that records the progress of writes in ``transactionTopic``, under ``transactionalId``."""
+
+    REFUSES_COMPACTION: ClassVar[str] = "a recovery could repeat them"
+    # What proxies lack.
+    NOT_OVER_GRPC: ClassVar[str]
+    # Field, the values that are allowed, and why others are not.
+    ALLOWED: ClassVar[tuple[tuple[str, tuple[object, ...], str], ...]]
+
+    options: SinkOptions
+    planned: P
+    write: Write | None = None
+
+    @classmethod
+    def log_name(cls, options: SinkOptions) -> str:
+        """Return the name of the log of a write."""
+        return str(options.transactional_id)
+
+    @classmethod
+    def contradictions(cls, options: SinkOptions) -> Iterator[str]:
+        """Yield an error text for each option that this delivery does not allow, or lacks."""
+        delivery = options.delivery
+        if options.over_grpc:
+            yield (
+                f"delivery={delivery} is not available over gRPC, because proxies {cls.NOT_OVER_GRPC}: give "
+                "nameServer, not endpoints"
+            )
+        if options.transactional_id is None:
+            yield f"delivery={delivery} requires transactionalId: give a name that is the same after each restart"
+        if options.transaction_topic in (options.topic, options.dead_letter_topic):
+            yield f"transactionTopic={options.transaction_topic} is also a topic of rows: name another topic"
+        for field, allowed, why in cls.ALLOWED:
+            value = getattr(options, field)
+            if value not in allowed:
+                name = SINK_SPELLING(field)
+                shown = f"columns:{','.join(value)}" if isinstance(value, tuple) else option_text(value)
+                yield f"{name}={shown} is not available with delivery={delivery}, because {why}: remove {name}"
+
+    @classmethod
+    def check_columns(cls, schema: pa.Schema, options: SinkOptions) -> None:
+        """Raise a SchemaError for columns of delays and priorities."""
+        from rocketmq_spark.arrow.schema import check_transactional
+
+        check_transactional(schema, options.delivery)
+
+    @classmethod
+    def identify(cls, options: SinkOptions, batch_id: int | None) -> Write:
+        """Return the write that ``writeId`` or the number of a micro-batch names; raise an OptionError without one."""
+        if batch_id is None:
+            if options.write_id is None:
+                raise OptionError(
+                    f"delivery={options.delivery} requires writeId, by which a repetition of the write is recognised: "
+                    "set it to a name of this write, such as writeId=orders-2026-11-24. A repetition needs the same "
+                    "name, each other write of this transactionalId another one. Within foreachBatch use "
+                    "rocketmq_spark.foreach_batch(...), or a name with the number of the micro-batch, such as "
+                    "writeId=counts-17"
+                )
+            return Write(options.write_id)
+        if options.write_id is not None:
+            raise OptionError(
+                f"writeId={options.write_id}: foreach_batch identifies each micro-batch by transactionalId and its "
+                "number; remove writeId"
+            )
+        # Neither Spark Connect nor another thread knows the id of the query. Names with the topic let `check_stream`
+        # find two writes of one micro-batch that share a transactionalId.
+        return Write(str(batch_id), f"{options.transactional_id}#{options.topic or ''}")
+
+    @classmethod
+    def plan(
+        cls: type[L],
+        options: SinkOptions,
+        open_instance: OpenInstance,
+        write: Write | None = None,
+        queues: Sequence[MessageQueue] | None = None,
+    ) -> L:
+        """Return the delivery of a write, by the log; warn if the log has it already."""
+        with cls._opened(options, open_instance) as (brokers, log):
+            batch = None if write is None or write.query else write
+            planned = cls._plan(brokers, log, batch, queues)
+            if write is not None and planned.is_done(write):
+                warn_of_complete(write, log.writes[write])
+            return cls(options, planned, write)
+
+    @classmethod
+    def _plan(cls, brokers: Brokers, log: DecisionLog, write: Write | None, queues: Sequence[MessageQueue] | None) -> P:
+        """Return the plan of a batch write, or of a stream (None)."""
+        raise NotImplementedError
+
+    @classmethod
+    @contextmanager
+    def _opened(cls, options: SinkOptions, open_instance: OpenInstance) -> Iterator[tuple[Brokers, DecisionLog]]:
+        with open_instance() as instance:
+            yield Brokers(options, instance), log_of(options, cls.log_name(options))
+
+    def check_checkpoint(self, checkpoint: str, query_of: Callable[[str], str | None]) -> None:
+        """Raise an OptionError if the log is of another query. Tasks check it, too, by the query's id."""
+        newest = self.planned.newest
+        if newest is None or (checkpoint, newest.query) in _owners:
+            return
+        query = query_of(checkpoint)
+        if query is not None:
+            check_query(self.options, newest, query, f"checkpoint {checkpoint}")
+        _owners.add((checkpoint, newest.query))
+
+    def _write_of(self, done: TaskResults[Any]) -> Write:
+        return self.write or self.planned.write_of(done.query, done.batch_id)
+
+
+def check_stream(options: SinkOptions, plan: LogPlan, write: Write) -> None:
+    """Raise an OptionError if the log does not continue with a micro-batch; each task checks this."""
+    newest, name = plan.newest, options.transactional_id
+    if plan.write is not None:
+        return
+    if newest is None:
+        if write.batch_id > 0 and not options.start_anew:
+            raise OptionError(
+                f"{write}: the decision log has no record of transactionalId={name}, so it is unknown whether the "
+                "micro-batch was committed: the log has expired, or its broker is not registered. Start the broker, or "
+                "set startAnew=true if repeated rows are acceptable"
+            )
+        return
+    check_query(options, newest, write.query, str(write))
+    if newest.query == write.query and write.batch_id < newest.batch_id:
+        raise OptionError(
+            f"{write}: the decision log of transactionalId={name} has micro-batch {newest.batch_id} already, so the "
+            "checkpoint is an old copy. Restore the newest checkpoint, or use another transactionalId and "
+            "startAnew=true if repeated rows are acceptable"
+        )
+
+
+def check_query(options: SinkOptions, newest: Write, query: str, write: str) -> None:
+    """Raise an OptionError if the `newest` micro-batch of the log is not of this query, unless ``startAnew`` is set."""
+    if newest.query != query and not options.start_anew:
+        raise OptionError(
+            f"{write}: transactionalId={options.transactional_id} belongs to query {newest.query}, which has another "
+            "checkpoint. Give each query its own transactionalId, or set startAnew=true if the old checkpoint was "
+            "deleted on purpose"
+        )
+
+
+def warn_of_complete(write: Write, state: WriteState) -> None:
+    """Warn that rows are not written, because the log says that their write was done or decided before."""
+    when = "was decided before, and is completed now"
+    if state.done:
+        # numpy accepts any number; `datetime` rejects years after 9999.
+        at = str(np.datetime64(state.done_ms // 1000, "s")).replace("T", " ")
+        when = f"was completed at {at} UTC"
+    text = "%s %s: the rows of this save are not written. If they are other rows, write them with another %s"
+    logger.warning(text, write, when, "transactionalId" if write.query else "writeId")
+
+
+def log_of(options: SinkOptions, name: str) -> DecisionLog:
+    """Return a log, with what this process has read of it."""
+    # The repr of the connection has no secrets, and names the servers.
+    key = repr(options.connection), options.transaction_topic, name
+    if key not in _logs:
+        if len(_logs) >= _MOST_LOGS:
+            _logs.clear()
+        _logs[key] = DecisionLog(name, options.transaction_topic)
+    return _logs[key]
+
+
+def forget_logs() -> None:
+    """Read all logs again, as a new process does."""
+    _logs.clear()
+
+
+def read_log(log: DecisionLog, brokers: Brokers, *, everything: bool) -> None:
+    """Read the records of the log that are new to this process."""
+    # Without a record, the home is only drawn, and another process may have drawn another one since.
+    if not (log.writes or log.floors) or (everything and not log.everything):
+        log.open(brokers, everything=everything)
+    else:
+        log.refresh(brokers)
