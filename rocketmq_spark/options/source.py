@@ -32,17 +32,11 @@ _OFFSETS: Final = (
     "of a write"
 )
 
-
 _BROKER_NAMES: Final = kinds.words("", r"\S(.*\S)?")
-
-
-def _parse_brokers(text: str) -> int | tuple[str, ...]:
-    brokers: int | tuple[str, ...] = (_COUNT if text.strip().isdecimal() else _BROKER_NAMES).parse(text)
-    return brokers
-
-
-_BROKERS: Final = ValueKind("a number from 1 on, or names of brokers separated by commas", _parse_brokers)
-
+_BROKERS: Final = ValueKind(
+    "a number from 1 on, or names of brokers separated by commas",
+    lambda text: (_COUNT if text.strip().isdecimal() else _BROKER_NAMES).parse(text),
+)
 _TIMESTAMPS: Final = ValueKind(
     f"ms since 1970 by topic, broker and queue, as in {_SHAPE}",
     lambda text: tuple(sorted(offset_json.parse_numbers(text, 0).items())),
