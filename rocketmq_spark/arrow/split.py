@@ -23,7 +23,7 @@ from rocketmq_spark.arrow.validate import NO_BODY, rows_without_key, violations
 from rocketmq_spark.errors import MQClientException, RouteNotFoundException
 from rocketmq_spark.model.hashes import consistent_hash, queue_index
 from rocketmq_spark.model.message import MessageQueue
-from rocketmq_spark.options.references import make
+from rocketmq_spark.options.references import new_instance
 from rocketmq_spark.protocol.remoting.records import MAX_BATCH_ROWS
 
 
@@ -43,7 +43,7 @@ class CustomSelector:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._selector: RowSelector = make("queueSelector", name, "select")
+        self._selector: RowSelector = new_instance("queueSelector", name, "select")
 
     def select(self, queues: Sequence[MessageQueue], rows: pa.RecordBatch) -> npt.NDArray[np.int64]:
         """Return an index into `queues` for each row, -1 for any; raises a MQClientException for a failed selector."""

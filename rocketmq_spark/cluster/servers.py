@@ -166,7 +166,7 @@ class Server(ServerProcess, ABC):
         """Return the content of its configuration file, which is written in Latin-1."""
 
     @abstractmethod
-    def _ask(self) -> None:
+    def _require_ready(self) -> None:
         """Raise a RocketMQError unless it is ready."""
 
     @abstractmethod
@@ -184,7 +184,7 @@ class Server(ServerProcess, ABC):
     def _poll_until(self, deadline: float) -> RocketMQError | None:
         while True:
             try:
-                self._ask()
+                self._require_ready()
                 return None
             except RocketMQError as exc:
                 if not self.is_alive or time.monotonic() >= deadline:
@@ -229,7 +229,7 @@ class NameServer(Server):
         peers = ";".join(f"n{number}-{server.controller}" for number, server in enumerate(self._site.name_servers))
         return text + config.render("controller.conf", peers=peers, number=self._number)
 
-    def _ask(self) -> None:
+    def _require_ready(self) -> None:
         self._site.probe.brokers(self.address)
 
 
@@ -278,7 +278,7 @@ class Broker(Server):
     def _configuration(self) -> str:
         return config.properties_text({**self.properties, **self._site.security.broker_properties})
 
-    def _ask(self) -> None:
+    def _require_ready(self) -> None:
         probe, name_server, name = self._site.probe, self._site.asked, self.broker_name
         found = next((broker for broker in probe.brokers(name_server) if broker.broker_name == name), None)
         known = {} if found is None else found.broker_addrs
@@ -361,7 +361,7 @@ class Proxy(Server):
         # A proxy also dies at once if no broker is registered when it starts.
         return super()._may_try_again(keep_ports) or bool(self._site.probe.brokers(self._site.asked))
 
-    def _ask(self) -> None:
+    def _require_ready(self) -> None:
         for broker in self._site.probe.brokers(self._site.asked)[:1]:
             self._site.probe.route(self.address, broker.broker_name)
         try:

@@ -84,7 +84,7 @@ def load_class(option: str, name: str, method: str) -> type[Any]:
     return cls
 
 
-def make(option: str, name: str, method: str) -> Any:
+def new_instance(option: str, name: str, method: str) -> Any:
     """Return an instance of the class that `load_class` returns, with its errors."""
     cls = load_class(option, name, method)
     try:

@@ -246,7 +246,7 @@ class MessageSender:
             return
         topic = encoded.message.topic
         info = self._route(topic, Deadline(self._api_timeout, self._clock))
-        configs = self._instance.topic_configs.get({topic: info.route})[topic]
+        configs = self._instance.topic_configs.look_up({topic: info.route})[topic]
         if configs.compacted:
             raise BatchRefusedException(
                 f"sending a batch to topic {topic}: message {keyless} has no keys, and brokers of a "

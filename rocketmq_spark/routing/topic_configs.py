@@ -56,7 +56,7 @@ class TopicConfigCache:
         self._answers: dict[tuple[str, str], tuple[float, _Answer]] = {}
         self._unreachable: dict[str, tuple[float, errors.RemotingException]] = {}
 
-    def get(self, topics: Mapping[str, TopicRouteData], *, fresh: bool = False) -> dict[str, TopicConfigs]:
+    def look_up(self, topics: Mapping[str, TopicRouteData], *, fresh: bool = False) -> dict[str, TopicConfigs]:
         """Return the configurations of topics, given their routes, for a write. Does not raise.
 
         Answers and errors are valid for 30 s. While a broker does not answer, its last configuration stays valid, so

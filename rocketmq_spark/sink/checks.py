@@ -81,7 +81,7 @@ def check_topic(options: SinkOptions, instance: ClientInstance, schema: pa.Schem
     inner, own_type = options.batch_type == "inner", makes_own_type(schema)
     if options.over_grpc or (info.template and not (inner or own_type)):
         return
-    configs = instance.topic_configs.get({info.topic: info.route}, fresh=True)[info.topic]
+    configs = instance.topic_configs.look_up({info.topic: info.route}, fresh=True)[info.topic]
     if own_type:
         _check_own_type(options.topic, schema, configs, info)
     if configs.compacted:

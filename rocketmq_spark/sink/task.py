@@ -162,7 +162,7 @@ class RowBatchers:
         if self._options.over_grpc:
             return {}
         infos = {topic: routes.look_up(topic) for topic in topics}
-        configs = routes.instance.topic_configs.get({info.topic: info.route for info in infos.values()})
+        configs = routes.instance.topic_configs.look_up({info.topic: info.route for info in infos.values()})
         # A topic that does not exist is created with default attributes.
         return {topic: not info.template and configs[info.topic].keys_required for topic, info in infos.items()}
 

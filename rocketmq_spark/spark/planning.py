@@ -196,7 +196,7 @@ def _kept_queues(
     """
     if numbers == known:
         return known
-    configs = instance.topic_configs.get({info.topic: info.route})[info.topic]
+    configs = instance.topic_configs.look_up({info.topic: info.route})[info.topic]
     refused = {name for name, exc in configs.unknown.items() if not isinstance(exc, RemotingException)}
     answered = refused.union(configs.by_broker)
     new = {name: nums for name, nums in numbers.items() if name in answered or not answered}

@@ -31,7 +31,7 @@ from rocketmq_spark.errors import CredentialsError, OptionError
 from rocketmq_spark.model.credentials import Credentials, CredentialsProvider
 from rocketmq_spark.options.connection import ConnectionOptions
 from rocketmq_spark.options.kinds import is_padded, is_printable
-from rocketmq_spark.options.references import ENV, FILE, allowed, load_class, make
+from rocketmq_spark.options.references import ENV, FILE, allowed, load_class, new_instance
 
 logger = logging.getLogger("rocketmq_spark.producer")
 
@@ -59,7 +59,7 @@ def credentials_of(options: ConnectionOptions) -> CredentialsProvider | None:
         name = options.credentials_provider
         provider_class(options)
         # The first call creates it, because that may take as long as a call.
-        provider = functools.cache(functools.partial(make, _PROVIDER, name, _METHOD))
+        provider = functools.cache(functools.partial(new_instance, _PROVIDER, name, _METHOD))
         return RefreshedCredentials(lambda: provider().credentials(), f"{_PROVIDER}={name}")
     if options.access_key is None or options.secret_key is None:
         return None
@@ -215,14 +215,14 @@ class RefreshedCredentials:
                 question = self._asking = _Question(time.monotonic(), concurrent.futures.Future())
                 name = "rocketmq-spark-credentials"
                 try:
-                    threading.Thread(target=self._take, args=(question,), name=name, daemon=True).start()
+                    threading.Thread(target=self._call_provider, args=(question,), name=name, daemon=True).start()
                 except RuntimeError as exc:
                     # The system cannot start a thread at the moment.
                     self._asking = None
                     question.answer.set_exception(_error(exc))
             return question
 
-    def _take(self, question: _Question) -> None:
+    def _call_provider(self, question: _Question) -> None:
         fresh, error = None, None
         try:
             fresh = self._checked(self._ask())

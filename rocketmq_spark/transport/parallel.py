@@ -124,7 +124,7 @@ class Permits:
         self.free = limit
         self.changed = threading.Condition(threading.Lock())
 
-    def take(self) -> Permit | None:
+    def try_acquire(self) -> Permit | None:
         """Return a permit, or None if none is free."""
         with self.changed:
             if not self.free:

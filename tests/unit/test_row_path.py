@@ -68,7 +68,7 @@ def write(cluster: FakeCluster, record_batches: int) -> Counter[str]:
         writer.write(iter([rows] * record_batches))
     finally:
         sys.setprofile(before)
-        threading.setprofile(None)  # type: ignore[arg-type]
+        threading.setprofile(None)
     return calls.by_file
 
 

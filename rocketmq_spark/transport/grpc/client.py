@@ -116,7 +116,7 @@ class GrpcClient:
         """
         try:
             call, metadata, signed_by, doing = self._prepared(endpoint, method, timeout, doing)
-            permit = self._permits.take()
+            permit = self._permits.try_acquire()
             if permit is None:
                 raise self._permits.exhausted(doing)
         except (errors.CredentialsError, errors.RemotingException) as exc:

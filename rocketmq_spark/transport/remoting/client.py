@@ -179,7 +179,7 @@ class RequestClient:
     def start(self, address: str, request: Request) -> None:
         """Send a request whose caller does not wait; without a free permit it fails at once."""
         self.loop.check()
-        request.permit = self._async_permits.take()
+        request.permit = self._async_permits.try_acquire()
         if request.permit is None:
             self.loop.refuse(request, self._async_permits.exhausted(f"{request.name} to {address}"))
             return

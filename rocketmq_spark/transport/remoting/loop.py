@@ -328,9 +328,9 @@ class IoLoop:
         except Exception as exc:
             logger.exception("%r: serving it failed", connection)
             completions += connection.close(self.clock(), "serving the connection failed", exc)
-        self._settle(connection, completions)
+        self._update(connection, completions)
 
-    def _settle(self, connection: Connection, completions: list[Completion]) -> None:
+    def _update(self, connection: Connection, completions: list[Completion]) -> None:
         """Update the selector and the tables for a connection, then report the requests that ended on it."""
         now = self.clock()
         if connection.drained:
@@ -380,7 +380,7 @@ class IoLoop:
         for connection in connections:
             reason = "the transport was closed" if cause is None else f"the transport's thread failed ({cause!r})"
             try:
-                self._settle(connection, connection.close(self.clock(), reason, cause))
+                self._update(connection, connection.close(self.clock(), reason, cause))
             except Exception:
                 # The requests of the other connections must fail, too.
                 logger.exception("%r: closing it failed", connection)

@@ -42,7 +42,7 @@ def route(brokers: Mapping[str, Mapping[int, str]], *, without_queues: str = "")
 
 def query(answers: Mapping[str, TopicConfig | RocketMQError]) -> TopicConfigs:
     cache = TopicConfigCache(Brokers(answers), lambda: 0.0)
-    return cache.get({"T": route({name: {0: name} for name in answers})})["T"]
+    return cache.look_up({"T": route({name: {0: name} for name in answers})})["T"]
 
 
 def test_one_compacting_broker_makes_the_topic_compacted() -> None:
@@ -66,7 +66,7 @@ def test_broker_without_the_topic_is_not_listed() -> None:
 def test_slave_is_queried_only_if_its_broker_has_no_master() -> None:
     brokers = route({"a": {0: "master", 1: "slave"}, "b": {2: "only"}, "c": {}, "d": {0: "idle"}}, without_queues="d")
     cache = TopicConfigCache(Brokers({"master": PLAIN, "only": COMPACTED}), lambda: 0.0)
-    assert cache.get({"T": brokers})["T"] == TopicConfigs({"a": PLAIN, "b": COMPACTED}, {})
+    assert cache.look_up({"T": brokers})["T"] == TopicConfigs({"a": PLAIN, "b": COMPACTED}, {})
 
 
 def test_cached_configurations_expire_after_30_seconds() -> None:
@@ -75,14 +75,14 @@ def test_cached_configurations_expire_after_30_seconds() -> None:
     brokers = Brokers(answers)
     cache = TopicConfigCache(brokers, lambda: now[0])
     routes = {"T": route({"a": {0: "a"}, "b": {0: "b"}})}
-    assert cache.get(routes) == {"T": TopicConfigs({"a": PLAIN}, {"b": DOWN})}
+    assert cache.look_up(routes) == {"T": TopicConfigs({"a": PLAIN}, {"b": DOWN})}
     answers.update(a=COMPACTED, b=PLAIN)
     now[0] = 29.0
-    assert not cache.get(routes)["T"].compacted
+    assert not cache.look_up(routes)["T"].compacted
     # An unreachable broker is asked again only later.
-    assert cache.get(routes, fresh=True) == {"T": TopicConfigs({"a": COMPACTED}, {"b": DOWN})}
+    assert cache.look_up(routes, fresh=True) == {"T": TopicConfigs({"a": COMPACTED}, {"b": DOWN})}
     now[0] = 59.0
-    assert cache.get(routes) == {"T": TopicConfigs({"a": COMPACTED, "b": PLAIN}, {})}
+    assert cache.look_up(routes) == {"T": TopicConfigs({"a": COMPACTED, "b": PLAIN}, {})}
 
 
 def test_configuration_stays_cached_while_its_broker_does_not_answer() -> None:
@@ -91,14 +91,14 @@ def test_configuration_stays_cached_while_its_broker_does_not_answer() -> None:
     cache = TopicConfigCache(Brokers(answers), lambda: now[0])
     routes = {"T": route({"a": {0: "a"}, "b": {0: "b"}})}
     known = {"T": TopicConfigs({"a": COMPACTED, "b": PLAIN}, {})}
-    assert cache.get(routes) == known
+    assert cache.look_up(routes) == known
     answers["a"] = DOWN
     for now[0] in (40.0, 80.0):
-        assert cache.get(routes, fresh=True) == {"T": TopicConfigs({"b": PLAIN}, {"a": DOWN})}
-        assert cache.get(routes) == known
+        assert cache.look_up(routes, fresh=True) == {"T": TopicConfigs({"b": PLAIN}, {"a": DOWN})}
+        assert cache.look_up(routes) == known
     answers["a"] = ABSENT
     now[0] = 120.0
-    assert cache.get(routes) == {"T": TopicConfigs({"b": PLAIN}, {})}
+    assert cache.look_up(routes) == {"T": TopicConfigs({"b": PLAIN}, {})}
 
 
 def test_broker_that_rejected_the_request_is_not_queried_again() -> None:

@@ -284,7 +284,7 @@ def test_end_of_a_transaction_is_sent_oneway_with_its_remark(transport: Remoting
 
 def test_permit_is_released_at_most_once_under_concurrent_release() -> None:
     permits = Permits(3, "limit")
-    permit, kept = permits.take(), permits.take()
+    permit, kept = permits.try_acquire(), permits.try_acquire()
     assert permit is not None
     assert kept is not None
     start = threading.Barrier(8)
@@ -300,9 +300,9 @@ def test_permit_is_released_at_most_once_under_concurrent_release() -> None:
     for thread in threads:
         thread.join(PATIENCE)
     assert permits.free == 2
-    assert permits.take() is not None
-    assert permits.take() is not None
-    assert permits.take() is None
+    assert permits.try_acquire() is not None
+    assert permits.try_acquire() is not None
+    assert permits.try_acquire() is None
 
 
 def test_all_permits_return_after_any_server_behaviour(
