@@ -12,6 +12,8 @@ TRANSPORT ?= remoting
 PART ?=
 # Notebooks to run: all (empty), or names without .ipynb.
 NOTEBOOK ?=
+# Options of pytest for `make test`, such as --ignore=tests/unit after `make check`.
+PYTEST_OPTIONS ?=
 # Number of schedules of the simulator, and their kind: mixed, effectively-once or model.
 SEEDS ?= 10000
 KIND ?= mixed
@@ -49,7 +51,7 @@ demo: setup ## Write 336,776 flights to two real brokers and count them (TRANSPO
 
 .PHONY: test
 test: setup ## Run the whole test suite with real brokers (about 14 minutes on 2 cores)
-	@$(BIN)/python -m pytest tests -m "not bench" -q -n 4 --no-loadscope-reorder
+	@$(BIN)/python -m pytest tests -m "not bench" -q -n 4 --no-loadscope-reorder $(PYTEST_OPTIONS)
 
 .PHONY: test-faults
 test-faults: setup ## Run the long fault tests, and print the cost of each fault (over 10 minutes)
@@ -66,6 +68,10 @@ check: setup ## Check format, lint, types and vulnerabilities of requirements, a
 	@$(BIN)/mypy
 	@$(BIN)/python -m tests.tools.audit
 	@$(BIN)/python -m pytest tests/unit -q -n 4
+
+.PHONY: coverage
+coverage: setup ## Measure which lines the unit tests and simulations run; fail below the floor in setup.cfg
+	@$(BIN)/python -m pytest tests/unit tests/simulation tests/model -q -n 4 --cov --cov-report=term
 
 .PHONY: docs
 docs: setup ## Generate docs/options.md, and the table of layers in CONTRIBUTING.md

@@ -28,7 +28,7 @@ PYSPARK = version("pyspark")
 # Modules that an import of the package, and the help of its command, must not import.
 HEAVY = {"IPython", "google", "grpc", "hdrh", "lz4", "matplotlib", "numpy", "pandas", "py4j", "pyarrow", "pyspark"}
 # Git's own, and what runs the tests of a clone.
-NOT_RELEASED = {".ci", ".gitignore"}
+NOT_RELEASED = {".ci", ".github", ".gitignore", ".pre-commit-config.yaml"}
 
 TYPED = """
 from rocketmq_spark import Message, Producer, SendResult

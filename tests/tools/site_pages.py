@@ -16,7 +16,7 @@ from mkdocs.structure.pages import Page
 
 ROOT: Final = Path(__file__).parents[2]
 # Paths in the repository; the site has them below the same path.
-OUTSIDE: Final = ("CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "notebooks/*.ipynb", "conf/broker.conf")
+OUTSIDE: Final = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "LICENSE", "notebooks/*.ipynb", "conf/broker.conf")
 # The home page is README.md up to this heading.
 REST_OF_README: Final = "\n## Speed\n"
 
