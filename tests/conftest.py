@@ -334,7 +334,7 @@ def spark() -> Iterator[SparkSession]:
 
 @pytest.fixture
 def small_record_batches(spark: SparkSession) -> Iterator[None]:
-    """Have rows come to tasks as they are made: Spark holds back what it has of its last record batch."""
+    """Use record batches of 500 rows, so that tasks get rows early."""
     spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "500")
     yield
     spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")

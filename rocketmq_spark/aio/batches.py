@@ -118,7 +118,7 @@ class Batches:
         self._left = False
 
     async def wait_for(self, nbytes: int) -> None:
-        """Wait until at most so many bytes are pending."""
+        """Wait until at most this number of bytes is pending."""
         while self.pending_bytes > nbytes:
             waiting = nbytes, asyncio.get_running_loop().create_future()
             self._waiting.append(waiting)

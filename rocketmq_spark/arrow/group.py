@@ -21,7 +21,7 @@ class Group:
     since: float  # When its first row came
     rows: int = 0
     nbytes: int = 0
-    _settled: list[bytes] = field(default_factory=list)  # Joined copies
+    _joined: list[bytes] = field(default_factory=list)  # Joined copies
     _copies: list[bytes] = field(default_factory=list)
     _copied_bytes: int = 0  # Of `_copies`
     _slices: list[memoryview] = field(default_factory=list)
@@ -53,7 +53,7 @@ class Group:
 
     def _join(self) -> None:
         if self._copies:
-            self._settled.append(b"".join(self._copies))
+            self._joined.append(b"".join(self._copies))
             self._copies.clear()
             self._copied_bytes = 0
 
@@ -62,7 +62,7 @@ class Group:
         self._join()
         return EncodedBatch(
             self.key.topic,
-            (*self._settled, *self._slices),
+            (*self._joined, *self._slices),
             self.rows,
             self.nbytes,
             properties=properties,

@@ -28,7 +28,7 @@ from rocketmq_spark.protocol.remoting.records import LARGEST_BODY
 _SPACE: Final = 0x20
 _LAST_ASCII: Final = 0x7F  # A control character, too
 
-# maxLiteTopicSize of a proxy's configuration, as it is by default.
+# The default of maxLiteTopicSize in a proxy's configuration.
 _MAX_LITE_TOPIC: Final = 64
 _IN_LITE_TOPIC: Final = np.isin(np.arange(256), list(b"-_" + (string.ascii_letters + string.digits).encode()))
 # Properties that give a message its type (``TopicMessageType.parseFromMessageProperty``).

@@ -2,7 +2,7 @@
 
 After a fetch and at each start of a cluster, the jars must be exactly those of ``conf/jars.sha256``. Otherwise the
 fetch fails, or installed jars are fetched again. Fetched jars get their final folder by one rename, so an interrupted
-fetch leaves no part there. One process fetches into a cache folder at a time. The others wait, and fetch only if
+fetch leaves no part there. One process fetches into a cache folder at a time. Other processes wait, and fetch only if
 that process failed.
 """
 

@@ -63,7 +63,7 @@ class LocalCluster:
     * `name_servers`: number of name servers.
     * `controller`: each name server has a controller, which makes a replica the master when the master is gone. A
       broker acknowledges a message when all its replicas that are in sync have it.
-    * `replicas`: processes of each broker, with `controller`. :meth:`master` returns the one that is the master. The
+    * `replicas`: processes of each broker, with `controller`. :meth:`master` returns the master. The
       ports of controllers and for slaves are open on every address of this machine, and whoever reaches the latter can
       read all messages.
     * `progress`: called with the current step of :meth:`start` and the completed fraction, 0.0 to 1.0.
@@ -142,7 +142,7 @@ class LocalCluster:
         return self._require_running().name_server
 
     def master(self, broker_name: str = "broker-0") -> Broker:
-        """Return the process that is the master of a broker now; a ClusterError if there is none."""
+        """Return the present master of a broker; raise a ClusterError without a master."""
         site = self._require_running()
         address = site.probe.registered_brokers(site.asked).get(broker_name)
         found = next((broker for broker in self._brokers if broker.address == address), None)

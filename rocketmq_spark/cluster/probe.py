@@ -78,7 +78,7 @@ class Probe:
                 answer = self.ask(address, RequestCode.CONTROLLER_GET_SYNC_STATE_DATA, {}, doing, body)
                 return decode_in_sync_replicas(bytes(answer.body), broker_name)
             except RocketMQError as exc:
-                # The others do not answer for the leader.
+                # Only the leader answers this request.
                 failed = exc
         raise ClusterError(f"{doing}: no controller answers: {failed}") from failed
 

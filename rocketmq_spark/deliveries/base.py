@@ -72,7 +72,7 @@ class Send(Protocol):
     ) -> None:
         """Return when each row is acknowledged; see `rocketmq_spark.sink.task.write_rows`.
 
-        `row_id_name` begins the ids of rows; without it, the write has a name of its own. `rules` None are those of at
+        `row_id_name` begins the ids of rows; without it, the ids begin with a new name. `rules` None are those of at
         least once.
         """
 

@@ -1,7 +1,7 @@
 """Prints tables on a terminal or into a file, and returns them as text or as HTML.
 
 Control characters are shown as codes, because a text may come from another application. On a narrow terminal only the
-columns in `Layout.free` and `Layout.listed` are folded, so that the values in others can be copied. If this is not
+columns in `Layout.free` and `Layout.listed` are folded, so that values in other columns can be copied. If this is not
 enough, the columns in `Layout.spare` are left out, with a note; after that each row becomes a list. A table in a file
 has all columns in full width.
 """

@@ -162,7 +162,7 @@ def _parse_secret(text: str) -> str:
 
 
 def words(allowed: str, pattern: str) -> ValueKind:
-    """Return the kind of a comma-separated list of words, each of which matches the whole pattern."""
+    """Return the kind of a comma-separated list of words that match the whole pattern."""
 
     def parse(text: str) -> tuple[str, ...]:
         items = tuple(dict.fromkeys(part.strip() for part in text.split(",")))

@@ -42,7 +42,7 @@ class HeartBeats:
     # The masters of the last round, and its last address if its time was over.
     _masters: frozenset[str] = field(default=frozenset(), init=False)
     _last_address: str = field(default="", init=False)
-    # Addresses that reject the user, and those that failed since their last heartbeat.
+    # Addresses that reject the user, and addresses that failed since their last heartbeat.
     _rejecting: set[str] = field(default_factory=set, init=False)
     _failing: set[str] = field(default_factory=set, init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)

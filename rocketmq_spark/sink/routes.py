@@ -127,6 +127,6 @@ def _client_id(options: SinkOptions) -> str:
 
 
 def new_instance(options: SinkOptions) -> ClientInstance:
-    """Return an instance of its own; its user closes it."""
+    """Return a new instance; its user closes it."""
     client_id = _client_id(options)
     return ClientInstance(client_id, new_transport(options.connection, client_id), options.connection)

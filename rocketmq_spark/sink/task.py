@@ -62,7 +62,7 @@ class SendRules:
     """How a delivery sends the rows of a task; the defaults are those of at least once."""
 
     open_sender: OpenSender | None = None  # None: as ``sendMode`` says
-    # The end of each row's properties. With it, each row is a half message, and so a message of its own.
+    # The end of each row's properties. With it, each row is a half message, so it is a separate message.
     half_properties: str = ""
     # The brokers that rows may go to; None: all of the route.
     broker_names: frozenset[str] | None = None

@@ -96,7 +96,7 @@ class LastMessages:
         )
 
     def _compare_starts(self, batch: MicroBatch) -> tuple[set[MessageQueue], set[MessageQueue]]:
-        """Return the queues whose message before the start was replaced, and those that still have it."""
+        """Return the queues whose message before the start was replaced, and the queues that still have it."""
         starts, ends, times, filled = batch.starts, batch.ends, batch.times, batch.filled
         before = {queue: starts[queue] for queue in filled if queue in times and starts[queue] > 0}
         answers = self.resolver.stored_before(before)

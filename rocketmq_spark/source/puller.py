@@ -1,6 +1,6 @@
 """Pulls the messages of a task's offset ranges, with many requests in flight (docs/internals/reads.md#pulls).
 
-Results of a queue come in offset order. One with an empty body stands for deleted messages. An answer that
+Results of a queue come in offset order. An empty body means that the messages were deleted. An answer that
 waits for an earlier one, and exceeds the memory bound, is dropped and pulled again.
 
 With a filter, an answer does not show whether skipped messages were deleted or rejected. So the first is pulled without

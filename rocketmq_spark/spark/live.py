@@ -101,7 +101,7 @@ class LiveDisplay:
             if not self._thread.is_alive():
                 self._look(last=True)
                 if error is None:
-                    self._settle()
+                    self._await_last_counts()
             self._show(ended)
         finally:
             self._transport.close()
@@ -112,7 +112,7 @@ class LiveDisplay:
             if not self._over.is_set():
                 self._show()
 
-    def _settle(self) -> None:
+    def _await_last_counts(self) -> None:
         # Brokers and Spark report the end of a job with a delay: look until nothing changes.
         deadline = time.monotonic() + _SETTLED_WITHIN
         while time.monotonic() < deadline:

@@ -319,7 +319,7 @@ def _add(path: str, found: list[Family], resolve: Callable[[str], tuple[FileSyst
         kept = f"{place}.{uuid.uuid4().hex}.bad"
         filesystem.move(place, kept)
         text = added("", found).encode()
-        logger.warning("metricsPath %s is damaged, so its sums begin anew: %s. The old file is %s", path, exc, kept)
+        logger.warning("metricsPath %s is damaged, so its sums begin at zero: %s. The old file is %s", path, exc, kept)
     target = place
     if isinstance(filesystem, fs.LocalFileSystem):
         filesystem.create_dir(place.rpartition("/")[0] or "/", recursive=True)

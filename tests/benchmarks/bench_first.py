@@ -18,7 +18,7 @@ from tests.benchmarks.contest import ROOT, Figure, by_name, differences, rounds_
 
 TOPIC = "bench-first"
 SYSTEMS = ("rocketmq", "nothing")
-# At most so many ms more than the data source that does nothing.
+# The most ms above the data source that does nothing.
 AIMS = {"write": 600, "read": None}
 
 

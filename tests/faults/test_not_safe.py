@@ -24,7 +24,7 @@ from tests.support.writes import SMALL, Trial, keys_of, make_topic
 
 pytestmark = [pytest.mark.faults, pytest.mark.integration]
 
-# Broker properties that cause each status, and those that end it.
+# Broker properties that cause each status, and properties that end it.
 UNSAFE: dict[str, tuple[dict[str, object], dict[str, object]]] = {
     "FLUSH_SLAVE_TIMEOUT": (
         {"brokerRole": "SYNC_MASTER", "inSyncReplicas": 2, "slaveTimeout": 20},

@@ -339,7 +339,7 @@ def test_a_forged_decision_moves_no_message_of_others(guarded: LocalCluster, top
     stranger = user_with(guarded, {f"Topic:{loot}": ["Pub"]})
     with Admin(guarded.name_server, access_key=stranger["accessKey"], secret_key=stranger["secretKey"]) as admin:
         assert admin.transport.view_message(guarded.brokers[0].address, offset, 10.0).body == b"the secret"
-    # The attacker may write to the log, because a job of its own uses it.
+    # The attacker may write to the log, because its job uses the same log.
     rights = {**full_rights(loot), f"Topic:{log_of(topic)}": ["Pub", "Sub", "Get"]}
     user = {**user_with(guarded, rights), "transactionTopic": log_of(topic)}
     with driver(guarded, loot, user, timeout_ms=SOON) as attacker:

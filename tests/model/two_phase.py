@@ -86,11 +86,11 @@ class State(NamedTuple):
 
     drivers: tuple[Driver, ...]
     faults_left: int
-    # Records of the decision log that are on their way, and the log.
+    # Records of the decision log in flight, and the log.
     appends: tuple[Decision, ...] = ()
     log: tuple[Decision, ...] = ()
     done: bool = False
-    # ENDs that are on their way, that have passed the check of the deadline, and that were executed.
+    # ENDs in flight, that have passed the check of the deadline, and that were executed.
     ends: tuple[Half, ...] = ()
     checked: tuple[Half, ...] = ()
     committed: tuple[Half, ...] = ()

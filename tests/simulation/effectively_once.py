@@ -1,6 +1,6 @@
 """A schedule of effectively-once writes: drivers and tasks that crash, freeze and overlap, and the faults of brokers.
 
-Each driver and each task is a process with a client of its own. The controller has the part of Spark: it starts a
+Each driver and each task is a process with a separate client. The controller has the part of Spark: it starts a
 driver for each micro-batch, and another one after a failure or a freeze. The driver starts a task for each partition,
 and another one after a failure, or while the first one still runs. A task that was replaced ends within a second, which
 is shorter than the fence, except zombies. Its requests may arrive later.
@@ -59,7 +59,7 @@ LOG_ID = f"{ID}-9#{TOPIC}"
 FENCE = 2.0
 
 _EVENTS = (*EVENTS, "power failure")
-# What happens to drivers and tasks. A zombie is a task that goes on for seconds after it was replaced.
+# What happens to drivers and tasks. A zombie is a task that runs for seconds after it was replaced.
 FATES = ("driver crash", "driver freeze", "task crash", "task freeze", "second task", "zombie")
 KINDS = (*KINDS_OF_SENDS, *_EVENTS, *FATES, "delayed", "broken", "refused")
 """Everything that a seed can enable."""
@@ -435,7 +435,7 @@ class _NetworkClient:
         )
         batcher = RowBatchers(routes, recorder, write_id, resumption.rules()).source()
         assert isinstance(batcher, ArrowBatcher)
-        # The look-up of topic settings uses threads of its own.
+        # The look-up of topic settings uses separate threads.
         batcher.check_keys = None
         attempt.ids = batcher.unique_ids.prefix.hex().upper()[:20]
         SettlingSender(routes, recorder, resumption=resumption).write(rows, JoiningBatcher(batcher, TOPIC))
@@ -580,7 +580,7 @@ class _Partition:
 
 
 class _Task:
-    """One attempt at a partition, in a process of its own."""
+    """One attempt at a partition, in a separate process."""
 
     def __init__(self, controller: Controller, plan: ResumePlan, attempt: Attempt, process: str) -> None:
         self.process = process

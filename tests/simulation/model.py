@@ -3,7 +3,7 @@
 Plan, attempts, end and decision log are the connector's own, and so are the drivers and tasks of the controller. Below
 them, a request is one call: there are no connections, frames, threads or pipelines. A process may crash or freeze
 before and after the execution of each request. Brokers store a message before it is flushed and before it is readable.
-A power failure takes what is not flushed.
+A power failure loses messages that are not flushed.
 
 ``python -m tests.simulation --kind model --seeds 1000000`` runs many schedules.
 """
@@ -221,7 +221,7 @@ class ModelBroker:
         return end
 
     def fail(self) -> None:
-        """Lose what is not flushed, or a part of it."""
+        """Lose all or some messages that are not flushed."""
         first = next((at for at, entry in enumerate(self._log) if entry.flushed_at > self._world.now), len(self._log))
         kept = self._world.rng.randint(first, len(self._log))
         for entry in self._log[kept:]:

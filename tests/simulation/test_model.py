@@ -133,7 +133,7 @@ def with_faults(*faults: str, **changes: Any) -> Iterator[ModelPlan]:
     return (replace(ModelPlan.of_seed(seed), faults=faults, **changes) for seed in range(1_000))
 
 
-# Schedules, one of which finds it.
+# At least one of these schedules finds the fault.
 RULES: dict[str, Iterable[ModelPlan]] = {
     "fence": with_faults("second task", "delayed"),
     "barrier": with_faults("task crash", "slow storage"),

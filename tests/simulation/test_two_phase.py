@@ -35,7 +35,7 @@ def test_schedules_replay_exactly() -> None:
 
 
 class LastDecisionWins(dict[int, Decision]):
-    """Decisions of a write, of which the last one of a round counts."""
+    """Decisions of a write; the last one of a round counts."""
 
     def setdefault(self, round_: int, decision: Decision) -> Decision:
         self[round_] = decision

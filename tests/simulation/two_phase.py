@@ -1,6 +1,6 @@
 """A schedule of exactly-once writes: drivers that crash, freeze and overlap, and the faults of brokers and network.
 
-A driver is a process with threads, connections and a decision log of its own. It also prepares the rows, as tasks do.
+A driver is a process with threads, connections and a separate decision log. It also prepares the rows, as tasks do.
 Rows of different attempts at a write differ, as if the input were not deterministic. The controller has the part of
 Spark: it starts a driver for each micro-batch, another one after a failure, and now and then a second one while the
 first one still runs.

@@ -26,7 +26,7 @@ def options(cluster: SharedCluster, topic: str) -> dict[str, str]:
 
 @pytest.fixture
 def stored(cluster: SharedCluster, topic: str) -> Callable[[int], Counter[bytes]]:
-    """Return the bodies that are stored; wait until there are so many."""
+    """Return the bodies that are stored; wait until their number is reached."""
     return lambda rows: Counter(message.body for message in read_topic(cluster.name_server, topic, rows))
 
 

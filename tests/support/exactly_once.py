@@ -129,7 +129,7 @@ def send(process: psutil.Process, number: signal.Signals) -> None:
 
 
 def pause(find: Callable[[], list[psutil.Process]]) -> list[psutil.Process]:
-    """Pause processes with SIGSTOP, also those that they start meanwhile, and return them."""
+    """Pause processes and their new children with SIGSTOP, and return them."""
     paused: list[psutil.Process] = []
     while new := [process for process in find() if process not in paused]:
         for process in new:

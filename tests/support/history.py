@@ -128,7 +128,7 @@ class History:
     def add_to(self, path: str | PathLike[str]) -> None:
         """Add the operations to a ``.npz`` file. Several processes may add to one file, one after the other.
 
-        A process that may be killed meanwhile writes a file of its own, because an interrupted addition damages the
+        A process that may be killed meanwhile writes a separate file, because an interrupted addition damages the
         file.
         """
         with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b") as file:

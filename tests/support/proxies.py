@@ -1,4 +1,4 @@
-"""The fake cluster's proxy for tests of gRPC clients, each with a broker of its own."""
+"""The fake cluster's proxy for tests of gRPC clients, each with a separate broker."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ def test_code_can_be_read_and_its_options_exist(block: Block) -> None:
 
 
 def bound_names(tree: ast.AST) -> tuple[set[str], set[str]]:
-    """Return the names that a block imports, and those that it binds otherwise."""
+    """Return the names that a block imports, and the names that it binds otherwise."""
     imported, bound = set(), set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):

@@ -50,7 +50,7 @@ def complete(
     attempts: Sequence[Attempted],
     broker_names: Collection[str],
 ) -> ResumeReport:
-    """Record that all rows of a write are stored; after faults, count those that are stored twice.
+    """Record that all rows of a write are stored; after faults, count the rows that are stored twice.
 
     `broker_names` are the brokers that have acknowledged rows.
 

@@ -24,7 +24,7 @@ from rocketmq_spark.options.sink import SinkOptions
 
 @dataclass(frozen=True, repr=False)
 class EffectivelyOnce(LoggedDelivery[Attempted, ResumePlan]):
-    """Rows are visible at once, and a retry sends only those that are missing."""
+    """Rows are visible at once, and a retry sends only the missing rows."""
 
     RESULT: ClassVar[type[PartitionResult]] = Attempted
     NOT_OVER_GRPC: ClassVar[str] = "do not show a queue's rows"
@@ -77,6 +77,6 @@ class EffectivelyOnce(LoggedDelivery[Attempted, ResumePlan]):
         return attempted
 
     def complete(self, open_instance: OpenInstance, done: TaskResults[Attempted]) -> ResumeReport:
-        """Record that all rows are stored; after faults, count those that are stored twice."""
+        """Record that all rows are stored; after faults, count the rows that are stored twice."""
         with self._opened(self.options, open_instance) as (brokers, log):
             return complete(brokers, log, self.planned, self._write_of(done), done.results, done.broker_names)

@@ -55,8 +55,8 @@ def most_queues(several: Iterable[QueueNums]) -> dict[str, int]:
             most[name] = max(nums, most.get(name, 0))
     if (queues := sum(most.values())) > MAX_QUEUES:
         raise MQClientException(
-            f"the records of earlier attempts name {queues} queues, {MAX_QUEUES} are allowed: find out who writes to "
-            "the transactionTopic, and use another one"
+            f"the records of earlier attempts name {queues} queues, {MAX_QUEUES} are allowed: find out which program "
+            "writes to the transactionTopic, and use another one"
         )
     return most
 
@@ -134,7 +134,7 @@ def _read(
     schema: pa.Schema,
     take: Callable[[pa.RecordBatch, MessageQueue, str], T],
 ) -> list[T]:
-    """Return the results of `take` for groups of messages, of which at least one has an id with the prefix."""
+    """Return the results of `take` for each group of messages in which an id has the prefix."""
     wanted, turn = prefix.encode(), brokers.runtime.lock()
 
     def scan(queue: MessageQueue) -> list[T]:

@@ -280,13 +280,14 @@ class TwoPhaseCommit:
                 f"completing {decision.write}: its decision has rows for topic {', '.join(sorted(foreign))}, and this "
                 f"write has topic={options.topic}. No row of it is committed or copied. If the option topic was "
                 "changed, complete the write with the old one, or with rocketmq-spark transactions "
-                f"{self.log.transactional_id} --finish. Otherwise find out who writes to topic {self.log.topic}"
+                f"{self.log.transactional_id} --finish. Otherwise find out which program writes to topic "
+                f"{self.log.topic}"
             )
 
     def _view(self, half: Half, group: str) -> MessageExt:
         """Return a half message that a decision names, as the broker has it.
 
-        Raises an MQClientException if it is another message. Everyone who may write to the log can name any message,
+        Raises an MQClientException if it is another message. Every user who can write to the log can name any message,
         and 5.5.0 returns each message of its commit log to each user.
         """
         stored, wrap = self.brokers.view(half.queue, half.commit_log_offset), self.brokers.transport.namespace.wrap
@@ -300,8 +301,8 @@ class TwoPhaseCommit:
             raise MQClientException(
                 f"a decision of transactionalId={self.log.transactional_id} names the message at commit-log offset "
                 f"{half.commit_log_offset} of broker {half.queue.broker_name} as a half message with {expected}. It is "
-                f"a message of topic {stored.topic} with {found}. It is not copied or ended. Find out who writes to "
-                f"topic {self.log.topic}, and use another transactionTopic or transactionalId"
+                f"a message of topic {stored.topic} with {found}. It is not copied or ended. Find out which program "
+                f"writes to topic {self.log.topic}, and use another transactionTopic or transactionalId"
             )
         return stored
 

@@ -111,7 +111,7 @@ class Halves:
     ) -> Halves:
         """Return what `to_manifests` wrote, without `oldest`; raise a ValueError if it is not valid.
 
-        Everyone who may write to the log can store manifests.
+        Every user who can write to the log can store manifests.
         """
         parts, missing = [np.empty(0, _ROW)], rows
         for manifest in manifests:

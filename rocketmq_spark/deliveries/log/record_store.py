@@ -1,7 +1,7 @@
 """Stores the records of one transactional id in the queues of the decision log's topic, and reads them.
 
-Everyone who may write to the topic can store messages there. A message that is no valid record is ignored. A record of
-a newer release is an error, because it may say that rows are committed.
+Every user who can write to the topic can store messages there. A message that is no valid record is ignored. A record
+of a newer release is an error, because it may say that rows are committed.
 """
 
 from __future__ import annotations
@@ -144,8 +144,8 @@ class RecordStore:
         except ValueError as exc:
             raise MQClientException(
                 f"completing {decision.write}: the manifests of its decision at offset {decision.offset} of queue "
-                f"{home} are not valid: {exc}. No row of it is committed or copied. Find out who writes to topic "
-                f"{self.topic}, and use another transactionTopic or transactionalId"
+                f"{home} are not valid: {exc}. No row of it is committed or copied. Find out which program writes to "
+                f"topic {self.topic}, and use another transactionTopic or transactionalId"
             ) from exc
 
     def _manifests(self, brokers: Brokers, decision: Decision, home: MessageQueue) -> Iterator[bytes]:

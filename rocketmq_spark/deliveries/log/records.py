@@ -1,6 +1,6 @@
 """Records of the decision log, and the one parser that reads them.
 
-A record is a JSON object in a message. Everyone who may write to the log's topic can store such a message. So `parse`
+A record is a JSON object in a message. Every user who can write to the log's topic can store such a message. So `parse`
 checks the type, range and size of each value, and raises nothing but the two errors of this module. The tables in
 docs/internals/exactly-once.md#decision-log have the bounds.
 
@@ -49,7 +49,7 @@ class NewerRecordError(ValueError):
     """A record has a version above `VERSION`."""
 
 
-# Stands for the first write of the log, whichever it is.
+# A write that means the first write of the log.
 ANY_WRITE: Final = Write("")
 
 QueueNums: TypeAlias = Mapping[str, int]

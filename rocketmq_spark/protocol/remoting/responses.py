@@ -369,6 +369,6 @@ def _names(body: bytes, field: str, doing: str, kind: str) -> list[str]:
 
 
 def integer_of(table: Mapping[str, str], name: str) -> int | None:
-    """Return an integer that a broker reports in its status or settings, None if there is none."""
+    """Return an integer that a broker reports in its status or settings; None without one."""
     text = table.get(name, "")
     return int(text) if re.fullmatch(r"-?[0-9]{1,19}", text) else None

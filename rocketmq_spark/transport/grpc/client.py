@@ -1,6 +1,6 @@
 """Calls proxies over gRPC, with a blocking wait or with a callback (docs/internals/grpc.md#calls).
 
-gRPC reports the end of a call with a callback on one of its own threads, or on the thread that starts the call. So a
+gRPC reports the end of a call with a callback on one of gRPC's threads, or on the thread that starts the call. So a
 queue passes each end to the client's own thread, which calls back. The code that removes such a call from the table of
 calls in flight reports its end, so each ends once. From its first call until it is closed, a client stays referenced:
 garbage collection in a forked child would close its channels, which can hang the child (docs/internals/grpc.md#forks).

@@ -159,7 +159,7 @@ CONTENDED = "another driver of transactionalId=job begins a decision log in anot
 
 
 def move(job: Driver) -> None:
-    """Let a driver without decisions have another home, as if the brokers of its own were down."""
+    """Let a driver without decisions have another home, as if the brokers of its home were down."""
     job.log.home = next(queue for queue in job.log.records.queues(job.brokers) if queue != job.log.home)
     job.log.position = 0
 

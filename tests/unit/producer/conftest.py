@@ -22,7 +22,7 @@ _numbers = itertools.count()
 
 
 class AsyncioProducer:
-    """An asyncio producer in an event loop of its own, with the calls of the producer for threads."""
+    """An asyncio producer in a separate event loop, with the calls of the producer for threads."""
 
     def __init__(self, group: str, **properties: Any) -> None:
         self._producer = aio.Producer(group, **properties)

@@ -36,7 +36,7 @@ def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 
 async def cancelled(send: Callable[[], Awaitable[object]]) -> str:
-    """Return the text of a cancellation. With Python 3.10, whoever awaits a cancelled task gets an error without it."""
+    """Return the text of a cancellation. With Python 3.10, the awaiter of a cancelled task gets an error without it."""
     with pytest.raises(asyncio.CancelledError) as raised:
         await send()
     return str(raised.value)

@@ -242,7 +242,7 @@ def test_server_that_stops_reading_fails_its_requests(
 ) -> None:
     over = threading.Event()
     with Peer(lambda _: over.wait(PATIENCE), tls=server) as peer:
-        # More than the kernel's buffers hold: the first requests are written, one in part, and others wait.
+        # More than the kernel's buffers hold: the first requests are written, one in part, and the rest waits.
         for _ in range(3):
             trusting.send(request_to(peer.address, bytes(8 << 20)), SOON, outcomes)
         outcomes.wait(3)
