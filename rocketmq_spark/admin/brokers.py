@@ -48,7 +48,7 @@ def brokers_of(transport: RemotingTransport, timeout: float) -> Table[BrokerInfo
     """Return all brokers that the name servers know, by cluster, name and id."""
     brokers = sorted(transport.cluster_info(timeout).brokers, key=lambda broker: (broker.cluster, broker.broker_name))
     rows, missing = [], [] if brokers else [NO_BROKERS]
-    for broker, number, status in ask_brokers(transport, brokers, timeout):
+    for broker, number, status in query_brokers(transport, brokers, timeout):
         address = broker.broker_addrs[number]
         if isinstance(status, RocketMQError):
             missing.append(f"{broker.broker_name} ({address}): {status}")
@@ -71,13 +71,13 @@ def brokers_of(transport: RemotingTransport, timeout: float) -> Table[BrokerInfo
     return Table(BrokerInfo, rows, missing=missing)
 
 
-def ask_brokers(
+def query_brokers(
     transport: RemotingTransport, brokers: Iterable[BrokerData], timeout: float
 ) -> Iterator[tuple[BrokerData, int, BrokerStatus | RocketMQError]]:
-    """Ask brokers and their slaves for their status; yield each broker, id and answer in this order."""
+    """Query the status of brokers and their slaves; yield each broker, id and answer in this order."""
     every = [(broker, number) for broker in brokers for number in sorted(broker.broker_addrs)]
     addresses = [broker.broker_addrs[number] for broker, number in every]
-    answers = query_all(addresses, lambda address: _ask_broker(transport, address, timeout))
+    answers = query_all(addresses, lambda address: _query_broker(transport, address, timeout))
     for (broker, number), address in zip(every, addresses, strict=True):
         yield broker, number, answers[address]
 
@@ -102,7 +102,7 @@ def clock_of(runtime: Mapping[str, str]) -> float | None:
     return booted.timestamp() + sum(int(count) * unit for count, unit in zip(running.groups(), _SECONDS, strict=True))
 
 
-def _ask_broker(transport: RemotingTransport, address: str, timeout: float) -> BrokerStatus:
+def _query_broker(transport: RemotingTransport, address: str, timeout: float) -> BrokerStatus:
     runtime = transport.runtime_info(address, timeout)
     now = time.time()
     settings: Mapping[str, str] | None = None

@@ -179,8 +179,8 @@ class Measures:
     @property
     def brokers(self) -> dict[str, BrokerTotals]:
         """Counters by broker, names ascending; also of brokers on which rows were only found stored."""
-        found = self.entries(Metric.RECOVERED, Metric.RECOVERED)
-        totals = {broker: [0] * len(BrokerTotals._fields) for broker, *_ in found if broker}
+        recovered = self.entries(Metric.RECOVERED, Metric.RECOVERED)
+        totals = {broker: [0] * len(BrokerTotals._fields) for broker, *_ in recovered if broker}
         for broker, _, metric, _, value in self.entries(Metric.ROWS, Metric.CLAMPED):
             totals.setdefault(broker, [0] * len(BrokerTotals._fields))[metric] = value
         return {broker: BrokerTotals(*totals[broker]) for broker in sorted(totals)}

@@ -103,10 +103,10 @@ def last_commit(now: float) -> Family:
     return Family(_LAST_COMMIT, "gauge", "Time of the newest commit.", [("", {}, round(now, 3))], "seconds")
 
 
-def render(found: Iterable[Family]) -> str:
+def render(several: Iterable[Family]) -> str:
     """Return the text of families."""
     lines = []
-    for family in found:
+    for family in several:
         lines.append(f"# TYPE {family.name} {family.kind}")
         if family.unit:
             lines.append(f"# UNIT {family.name} {family.unit}")
@@ -121,14 +121,14 @@ def render(found: Iterable[Family]) -> str:
     return "\n".join([*lines, "# EOF", ""])
 
 
-def added(old: str, found: Iterable[Family]) -> str:
+def added(old: str, several: Iterable[Family]) -> str:
     """Return the text of families with the values of an older text of `render` added.
 
     Raises a ValueError if `old` has anything but metrics of this package.
     """
     heads: dict[str, list[str]] = {}
     values: dict[str, dict[str, float]] = {}
-    for text in filter(None, (old, render(found))):
+    for text in filter(None, (old, render(several))):
         _read(text, heads, values)
     lines = []
     for name, by_series in values.items():

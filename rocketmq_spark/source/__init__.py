@@ -1,1 +1,1 @@
-"""Reads topics: finds their queues, resolves offsets, plans offset ranges, and pulls messages."""
+"""Reads topics: looks up their queues, resolves offsets, plans offset ranges, and pulls messages."""

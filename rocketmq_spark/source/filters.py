@@ -66,7 +66,7 @@ def check_filter(queues: TopicQueues, selected: Iterable[MessageQueue]) -> None:
                 if exc.response_code == ResponseCode.SUBSCRIPTION_PARSE_FAILED:
                     cause = "a broker can't parse it"
                 elif _NO_SQL in exc.remark:
-                    cause = "brokers take SQL with enablePropertyFilter=true only"
+                    cause = "brokers accept SQL only with enablePropertyFilter=true"
                 if cause:
                     raise OptionError(f"subExpression of filterType={options.filter_type}: {cause}: {exc}") from exc
                 if not exc.retriable:
@@ -86,6 +86,6 @@ def _is_plain(queues: TopicQueues, queue: MessageQueue) -> bool:
         effect = "tasks filter instead of brokers"
         if brokers_filter:
             effect = "brokers filter, which returns wrong rows if the topic is for inner batches"
-        text = "reading %s with a filter: the type of its queues is unknown; %s: %s"
+        text = "reading %s with a filter. The type of its queues is unknown, so %s: %s"
         logger.warning(text, queue, effect, exc)
         return brokers_filter

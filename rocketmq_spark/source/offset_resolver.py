@@ -240,7 +240,7 @@ class OffsetResolver:
     ) -> list[OffsetRange]:
         """Return the ranges from `starts` to `ends`; expired messages are skipped, or are a DataLossError.
 
-        Brokers are not asked again about the queues of `complete`, which have the messages from `starts` on.
+        Brokers get no request about the queues of `complete`, which have the messages from `starts` on.
         """
         filled = [queue for queue in ends if starts[queue] < ends[queue]]
         compacted = self._compacted(filled)

@@ -108,7 +108,7 @@ class QueueRequests:
                 if retries.wait() and not self.deadline.passed:
                     continue
                 raise errors.ReadError(
-                    f"asking for the offsets of {queue}: no broker returned them within "
+                    f"requesting the offsets of {queue}: no broker returned them within "
                     f"readTimeoutMs={options.read_timeout_ms}. The last try: {exc}. Start the broker, or raise "
                     "readTimeoutMs"
                 ) from exc

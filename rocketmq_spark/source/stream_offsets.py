@@ -77,8 +77,8 @@ class StreamOffsets:
 
         def pull(queue: MessageQueue, address: str, _: float) -> tuple[int, int]:
             outcome = self._requests.pull(queue, starts[queue], address, _SAMPLE)
-            found = outcome.status is PullStatus.FOUND
-            return (len(outcome.body), outcome.next_begin_offset - starts[queue]) if found else (0, 0)
+            messages = outcome.next_begin_offset - starts[queue] if outcome.status is PullStatus.FOUND else 0
+            return len(outcome.body), messages
 
         answers, _ = self._requests.once(sampled, pull)
         sizes = {queue: nbytes / messages for queue, ((nbytes, messages), _) in answers.items() if messages > 0}
@@ -206,7 +206,7 @@ class StreamOffsets:
             enough = tries + 1 >= _TRIES and self._clock() - since > options.read_timeout_ms / 1000
             if enough and options.fail_on_data_loss:
                 raise ReadError(
-                    f"asking for the end of {queue}: no broker has answered for readTimeoutMs="
+                    f"requesting the end of {queue}: no broker has answered for readTimeoutMs="
                     f"{options.read_timeout_ms}. The last try: {error}. Start the broker, then the query, which "
                     "resumes where it stopped; or set failOnDataLoss=false to read the other queues meanwhile"
                 ) from error

@@ -27,7 +27,7 @@ UNROUTED: Final = (
 
 
 class TopicQueues:
-    """The queues of a read; safe for many threads. Given `routes` by topic, name servers are asked after failures."""
+    """The queues of a read; safe for many threads. With `routes` by topic, it queries name servers after failures."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class TopicQueues:
         self._configs = TopicConfigCache(transport, clock)
 
     def look_up(self) -> list[MessageQueue]:
-        """Restart the deadline, ask all name servers, and return the queues that can be read now, sorted.
+        """Restart the deadline, query all name servers, and return the queues that can be read now, sorted.
 
         Raises an OptionError for an unknown queue of ``assign``, and an error for a topic without a route. Raises a
         ReadError if a broker rejects reads of a queue, or a broker of ``requireBrokers`` is not listed.

@@ -29,9 +29,9 @@ logger = logging.getLogger("rocketmq_spark.source")
 
 # Seconds for which an answer is kept.
 _FRESH: Final = 1.0
-# Seconds to wait for each name server if several are asked at the same time.
+# Seconds to wait for each name server if several are queried at the same time.
 _EACH: Final = 3.0
-# The key of the list of topics in `_asked_at`.
+# The key of the list of topics in `_queried_at`.
 _LIST: Final = ""
 
 K = TypeVar("K", bound=Hashable)
@@ -114,7 +114,7 @@ class TopicRoutes:
     runtime: Runtime = PROCESS
     deadline: PlanningDeadline = field(init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
-    _asked_at: dict[str, float] = field(default_factory=dict, init=False)
+    _queried_at: dict[str, float] = field(default_factory=dict, init=False)
     # The error of the last request, by topic; None if it succeeded.
     _errors: dict[str, errors.RocketMQError | None] = field(default_factory=dict, init=False)
     # The topics that were logged as gone.
@@ -173,13 +173,13 @@ class TopicRoutes:
         return self._update(topic, of_each=of_each)
 
     def is_fresh(self, topic: str) -> bool:
-        """Return whether the name servers were asked within the last second."""
-        return self.clock() - self._asked_at.get(topic, -math.inf) < _FRESH
+        """Return whether the name servers were queried within the last second."""
+        return self.clock() - self._queried_at.get(topic, -math.inf) < _FRESH
 
     def expire(self) -> None:
-        """Make the next calls ask the name servers."""
+        """Make the next calls query the name servers."""
         with self._lock:
-            self._asked_at.clear()
+            self._queried_at.clear()
             self._silent.clear()
 
     def say_gone(self, topic: str, error: errors.RocketMQError) -> None:
@@ -228,7 +228,7 @@ class TopicRoutes:
                 )
 
     def _of_each(self, request: Callable[[str, float], T]) -> dict[str, T | errors.RocketMQError]:
-        """Return the answer or the error of each name server; one that did not answer is not asked again."""
+        """Return the answer or the error of each name server; one that did not answer gets no second request."""
         timeout = self.deadline.limit(min(self.options.pull_timeout_ms / 1000, _EACH))
 
         def answer(name_server: str) -> T | errors.RocketMQError:
@@ -245,8 +245,8 @@ class TopicRoutes:
                     )
                 return exc
 
-        asked = [name for name in self.options.connection.name_server if name not in self._silent]
-        return in_parallel(asked, answer, self.deadline.runtime)
+        answering = [name for name in self.options.connection.name_server if name not in self._silent]
+        return in_parallel(answering, answer, self.deadline.runtime)
 
     def _joined(self, topic: str, route: TopicRouteData) -> TopicRouteData:
         """Return the route with the brokers of all name servers. One that has restarted lacks some for 30 s."""
@@ -273,16 +273,16 @@ class TopicRoutes:
                 self._listed = self.transport.topics(self.deadline.limit(self.options.pull_timeout_ms / 1000))
                 if of_each and len(self.options.connection.name_server) > 1:
                     lists = self._of_each(self.transport.topics_at).values()
-                    self._listed = self._listed.union(*(found for found in lists if isinstance(found, frozenset)))
+                    self._listed = self._listed.union(*(topics for topics in lists if isinstance(topics, frozenset)))
             except errors.RocketMQError as exc:
                 if self._listed is None or not exc.retriable:
                     raise
                 logger.warning("no name server listed the topics, using the last list: %s", exc)
-            self._was_asked(_LIST)
+            self._record_query(_LIST)
         return self._listed
 
     def _update(self, topic: str, *, of_each: bool = False) -> TopicRouteData:
-        self._was_asked(topic)
+        self._record_query(topic)
         try:
             route = self._request(topic)
             if of_each and len(self.options.connection.name_server) > 1:
@@ -291,7 +291,7 @@ class TopicRoutes:
         except errors.RocketMQError as exc:
             known = self.known(topic)
             # The request may have taken longer than a second. Without this every call would repeat it.
-            self._was_asked(topic, exc)
+            self._record_query(topic, exc)
             if known is None or not exc.retriable:
                 raise
             if is_gone(exc):
@@ -304,9 +304,9 @@ class TopicRoutes:
             self._gone.discard(topic)
         return route
 
-    def _was_asked(self, topic: str, error: errors.RocketMQError | None = None) -> None:
+    def _record_query(self, topic: str, error: errors.RocketMQError | None = None) -> None:
         with self._lock:
-            self._asked_at[topic], self._errors[topic] = self.clock(), error
+            self._queried_at[topic], self._errors[topic] = self.clock(), error
 
     def _request(self, topic: str) -> TopicRouteData:
         timeout = self.options.pull_timeout_ms / 1000 * len(self.options.connection.name_server)

@@ -44,7 +44,7 @@ class QueueLag(OfQueue):
 def lag(query: StreamingQuery, name_server: str | Sequence[str] | None = None, **connection: Any) -> Table[QueueLag]:
     """Return how many messages of each queue a streaming query has not read, by topic, broker and queue.
 
-    With `name_server` or the environment variable ``NAMESRV_ADDR`` the brokers are asked now; `connection` are the
+    With `name_server` or the environment variable ``NAMESRV_ADDR`` the brokers are queried now; `connection` are the
     other arguments of `Admin`. Otherwise the ends of the queues are from the plan of the last micro-batch (PySpark 4.2
     and newer).
 
@@ -55,7 +55,7 @@ def lag(query: StreamingQuery, name_server: str | Sequence[str] | None = None, *
     """
     progress = query.lastProgress
     if progress is None:
-        raise MetricsUnavailableError("the query has no progress yet: ask again after its first micro-batch")
+        raise MetricsUnavailableError("the query has no progress yet: call again after its first micro-batch")
     read, ends = _offsets(progress)
     if not read:
         raise MetricsUnavailableError("the query reads no RocketMQ topic, or its first micro-batch has not ended")

@@ -50,7 +50,7 @@ class _Broker:
     seen: deque[tuple[float, int]] = field(default_factory=deque)
     problem: str = ""
     detail: str = ""
-    ask_at: float = float("-inf")
+    request_at: float = float("-inf")
 
     @property
     def messages(self) -> int:
@@ -87,14 +87,14 @@ class Arrivals:
         return sum(broker.messages for broker in self._brokers.values())
 
     def look(self, now: float, *, last: bool = False) -> None:
-        """Ask the brokers concurrently, first the name servers if the route is two seconds old (with `last`: always).
+        """Query the brokers concurrently, first the name servers if the route is two seconds old (with `last`: always).
 
-        A broker that did not answer is not asked again for two seconds.
+        A broker that did not answer gets no request for two seconds.
         """
         if last or now >= self._route_at:
             self._refresh(now)
-        due = [name for name, broker in self._brokers.items() if now >= broker.ask_at]
-        in_parallel(due, lambda name: self._ask(name, self._brokers[name], now))
+        due = [name for name, broker in self._brokers.items() if now >= broker.request_at]
+        in_parallel(due, lambda name: self._count(name, self._brokers[name], now))
 
     def brokers(self) -> list[BrokerArrivals]:
         """Return what has arrived, by broker name."""
@@ -137,7 +137,7 @@ class Arrivals:
         for name in self._brokers.keys() - listed:
             self._brokers[name].address = None
 
-    def _ask(self, name: str, broker: _Broker, now: float) -> None:
+    def _count(self, name: str, broker: _Broker, now: float) -> None:
         if broker.address is None:
             broker.problem = broker.detail = "no name server lists its master now"
             return
@@ -151,7 +151,7 @@ class Arrivals:
         except errors.RocketMQError as exc:
             broker.problem = "does not answer" if isinstance(exc, errors.RemotingException) else "rejects the request"
             broker.detail = str(exc)
-            broker.ask_at = now + _PAUSE
+            broker.request_at = now + _PAUSE
             broker.seen.clear()
             return
         broker.problem = broker.detail = ""

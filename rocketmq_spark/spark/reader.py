@@ -1,6 +1,6 @@
 """The reader of ``spark.read``: plans offset ranges on the driver, and yields record batches in the tasks.
 
-Each time Spark plans a query, the driver asks name servers and brokers for routes and offsets, and then disconnects.
+Each time Spark plans a query, the driver queries name servers and brokers for routes and offsets, and then disconnects.
 The reader holds no connections, because Spark pickles it into every task; a task opens its own. `PartitionReader` is
 also the base of the stream's reader. Follows ``KafkaBatch.scala``.
 """
@@ -30,7 +30,7 @@ logger = logging.getLogger("rocketmq_spark.spark")
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PlannedPartition(InputPartition):
-    """What one task reads. Spark pickles the reader before it asks for partitions, so this is no attribute of it."""
+    """What one task reads. Spark pickles the reader before it requests them, so this is no attribute of the reader."""
 
     plan: ReadPlan
 

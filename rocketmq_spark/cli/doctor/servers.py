@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from rocketmq_spark import errors
-from rocketmq_spark.admin.brokers import BrokerStatus, ask_brokers, clock_of, disk_used_percent, version_of
+from rocketmq_spark.admin.brokers import BrokerStatus, clock_of, disk_used_percent, query_brokers, version_of
 from rocketmq_spark.cli.doctor.machine import FAILED, GRPC_PACKAGES, OK, WARNING, Check, check_packages
 from rocketmq_spark.deliveries import DELIVERIES
 from rocketmq_spark.deliveries.base import Finding
@@ -52,7 +52,7 @@ def check_brokers(transport: RemotingTransport, timeout: float) -> list[Check]:
         for broker in brokers
         if broker.master is None
     ]
-    answers = list(ask_brokers(transport, brokers, timeout))
+    answers = list(query_brokers(transport, brokers, timeout))
     unreached = {
         broker.broker_addrs[number]
         for broker, number, status in answers

@@ -122,7 +122,7 @@ def test_removed_queue_is_judged_by_its_master_alone(make_reader: Make) -> None:
     for _ in range(3):
         assert reader.cluster.available(known) == known
         reader.clock.advance(61.0)
-    with pytest.raises(ReadError, match=r"asking for the end of orders/a/.: no broker has answered"):
+    with pytest.raises(ReadError, match=r"requesting the end of orders/a/.: no broker has answered"):
         reader.cluster.available(known)
     reader.addresses("a", {0: "a:10911"})
     reader.clock.advance(2.0)
