@@ -180,14 +180,14 @@ def _finish(brokers: Brokers, log: DecisionLog, writes: Sequence[tuple[Write, Wr
 def _row(write: Write, state: WriteState, text: str, recovered_rows: int | None = None) -> OpenWrite:
     # The decisions of later rounds are about the missing rows only.
     first = state.decisions[min(state.decisions)]
-    topics = tuple(sorted({queue.topic for queue in first.floors}))
+    topics = tuple(sorted({queue.topic for queue in first.start_offsets}))
     return OpenWrite(write.name, write.query or None, state.last.round, first.rows, text, recovered_rows, topics)
 
 
 def _check_topics(brokers: Brokers, state: WriteState) -> None:
     """Raise an error unless the topics of a write exist where its rows are; a broker might create them otherwise."""
-    for topic in sorted({queue.topic for queue in state.last.floors}):
-        names = {queue.broker_name for queue in state.last.floors if queue.topic == topic}
+    for topic in sorted({queue.topic for queue in state.last.start_offsets}):
+        names = {queue.broker_name for queue in state.last.start_offsets if queue.topic == topic}
         info = _existing(brokers, topic, "Create the topic again, or start its brokers")
         if lost := names - info.broker_names:
             raise MQClientException(

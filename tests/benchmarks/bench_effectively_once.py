@@ -70,7 +70,7 @@ class Job:
         attempted = Attempt(self.brokers, plan, write, 0).run(recorder, iter(batches), partial(send_missing, send))
         sent = time.perf_counter()
         assert attempted is not None
-        names = {queue.broker_name for queue in plan.floors[-1].by_queue}
+        names = {queue.broker_name for queue in plan.start_offsets[-1].by_queue}
         complete(self.brokers, self._log, plan, write, [attempted], names)
         return planned - began + time.perf_counter() - sent
 

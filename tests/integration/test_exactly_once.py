@@ -433,7 +433,7 @@ def test_ordered_rows_keep_their_order_in_commit_and_recovery(brokers: LocalClus
     with driver(brokers, topic, {"ordered": "true"}, timeout_ms=2 * SOON) as job:
         halves, group = prepare(job, rows)
         job.two_phase._decide(WRITE, 1, group, halves, job.options.transaction_timeout_ms)
-        job.end(halves.take(np.arange(150)), group)
+        job.end(halves.select(np.arange(150)), group)
     with driver(brokers, topic, {"ordered": "true"}) as job:
         report = job.two_phase.finish(WRITE)
         assert report.recovered_rows > 0
@@ -500,7 +500,7 @@ def test_recovered_rows_have_the_content_of_plain_ones(brokers: LocalCluster, to
     with driver(brokers, topic, more, timeout_ms=2 * SOON) as job:
         halves, group = prepare(job, rows)
         job.two_phase._decide(WRITE, 1, group, halves, job.options.transaction_timeout_ms)
-        job.end(halves.take(np.arange(1)), group)
+        job.end(halves.select(np.arange(1)), group)
         prepared = [job.brokers.view(half.queue, half.commit_log_offset) for half in map(halves.__getitem__, range(5))]
     with driver(brokers, topic, more) as job:
         report = job.two_phase.finish(WRITE)

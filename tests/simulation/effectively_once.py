@@ -30,7 +30,7 @@ from rocketmq_spark.deliveries.effectively_once import plan as plans
 from rocketmq_spark.deliveries.effectively_once.attempt import Attempted
 from rocketmq_spark.deliveries.effectively_once.complete import ResumeReport
 from rocketmq_spark.deliveries.effectively_once.plan import ResumePlan
-from rocketmq_spark.deliveries.effectively_once.settling_sender import Resumption, SettlingSender
+from rocketmq_spark.deliveries.effectively_once.resolving_sender import ResolvingSender, Resumption
 from rocketmq_spark.deliveries.log.brokers import Brokers
 from rocketmq_spark.deliveries.log.decision_log import DecisionLog
 from rocketmq_spark.errors import RocketMQError
@@ -438,7 +438,7 @@ class _NetworkClient:
         # The look-up of topic settings uses separate threads.
         batcher.check_keys = None
         attempt.ids = batcher.unique_ids.prefix.hex().upper()[:20]
-        SettlingSender(routes, recorder, resumption=resumption).write(rows, JoiningBatcher(batcher, TOPIC))
+        ResolvingSender(routes, recorder, resumption=resumption).write(rows, JoiningBatcher(batcher, TOPIC))
         if resumption.stored is not None:
             resumption.stored.check_end(batcher.rows_read, recorder.partition_id)
 

@@ -26,7 +26,7 @@ import pyarrow as pa
 from rocketmq_spark.arrow.read_columns import ROW_IDS
 from rocketmq_spark.deliveries.base import Write
 from rocketmq_spark.deliveries.effectively_once import stored
-from rocketmq_spark.deliveries.effectively_once.settling_sender import Resumption
+from rocketmq_spark.deliveries.effectively_once.resolving_sender import Resumption
 from rocketmq_spark.deliveries.log.brokers import Brokers
 from rocketmq_spark.errors import DeliveryError, MQClientException, RouteNotFoundException
 from rocketmq_spark.metrics import Recorder
@@ -351,7 +351,7 @@ class _ModelBrokers(Brokers):
             fate.strike()
             self.runtime.sleep(0.0)
 
-    def ask_all(self, keys: Iterable[K], ask: Callable[[K], T], at_once: int = 0) -> dict[K, T]:
+    def for_each(self, keys: Iterable[K], ask: Callable[[K], T], at_once: int = 0) -> dict[K, T]:
         return {key: ask(key) for key in keys}
 
     def max_offsets(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, int]:
@@ -433,7 +433,7 @@ class _ModelBrokers(Brokers):
 
     def _request(self, queue: MessageQueue, execute: Callable[[ModelBroker], T]) -> T:
         """Have a broker execute a request, as soon as it can."""
-        return self.ask(queue, lambda *_: self._execute(queue, execute))
+        return self.request(queue, lambda *_: self._execute(queue, execute))
 
     def _execute(self, queue: MessageQueue, execute: Callable[[ModelBroker], T]) -> T:
         self.step()
@@ -522,29 +522,31 @@ class _Client:
     def send(
         self, attempt: Attempt, recorder: Recorder, rows: Iterator[Any], write_id: str, resumption: Resumption
     ) -> None:
-        """Send the rows that are not stored, all at the same time, and settle requests as a `SettlingSender` does."""
+        """Send the rows that are not stored, all at the same time, and resolve requests as a `ResolvingSender` does."""
         own, attempt.ids = self.brokers, f"{attempt.number:020}"
         stored = set() if resumption.stored is None else set(resumption.stored.numbers.tolist())
         self._recovered = len(stored)
         missing = [row for batch in rows for row in batch if row not in stored]
-        floors = {**resumption.floors, **resumption.ends}
+        start_offsets = {**resumption.start_offsets, **resumption.ends}
         expires = own.world.now + own.patience
         while missing:
-            doubts: defaultdict[str, list[tuple[_Request, tuple[int, ...], int]]] = defaultdict(list)
+            unknown: defaultdict[str, list[tuple[_Request, tuple[int, ...], int]]] = defaultdict(list)
             sent, missing = self._send_all(attempt, write_id, missing, resumption.broker_names), []
             for request, some in sent:
-                queue, floor = request.queue, floors.get(request.queue, 0)
+                queue, start_offset = request.queue, start_offsets.get(request.queue, 0)
                 if request.fault == "refused":
                     missing += some
                 elif not request.acknowledged:
-                    doubts[queue.broker_name].append((request, some, floor))
+                    unknown[queue.broker_name].append((request, some, start_offset))
             for request, _ in sent:
                 if request.acknowledged:
                     queue = request.queue
-                    floors[queue] = max(floors.get(queue, 0), request.entries[-1].message.queue_offset + 1)
+                    start_offsets[queue] = max(
+                        start_offsets.get(queue, 0), request.entries[-1].message.queue_offset + 1
+                    )
                     self._used.add(queue.broker_name)
-            for of_broker in doubts.values():
-                missing += _settled(of_broker, resumption)
+            for of_broker in unknown.values():
+                missing += _resolved(of_broker, resumption)
             if missing and own.world.now >= expires:
                 raise DeliveryError(f"rows {missing} were not stored")
 
@@ -567,15 +569,15 @@ class _Client:
         return sent
 
 
-def _settled(doubts: Sequence[tuple[_Request, tuple[int, ...], int]], resumption: Resumption) -> list[int]:
+def _resolved(unknown: Sequence[tuple[_Request, tuple[int, ...], int]], resumption: Resumption) -> list[int]:
     """Return the rows of requests to one broker that are not stored."""
-    floors: dict[MessageQueue, int] = {}
-    for request, _, floor in doubts:
-        floors[request.queue] = min(floor, floors.get(request.queue, floor))
-    late = not all(request.fault == "not flushed" for request, _, _ in doubts)
-    stored = set(resumption.settle(floors, late).numbers.tolist())
+    start_offsets: dict[MessageQueue, int] = {}
+    for request, _, start_offset in unknown:
+        start_offsets[request.queue] = min(start_offset, start_offsets.get(request.queue, start_offset))
+    late = not all(request.fault == "not flushed" for request, _, _ in unknown)
+    stored = set(resumption.read_stored(start_offsets, late).numbers.tolist())
     missing: list[int] = []
-    for _, rows, _ in doubts:
+    for _, rows, _ in unknown:
         found = stored.intersection(rows)
         if found and len(found) < len(rows):
             raise DeliveryError(f"of the rows {rows} only {found} are stored")

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from rocketmq_spark.deliveries.effectively_once.settling_sender import SettlingSender
+from rocketmq_spark.deliveries.effectively_once.resolving_sender import ResolvingSender
 from rocketmq_spark.model.message import MessageQueue, SendOutcome, SendStatus
 from rocketmq_spark.sink.in_flight import PendingBatch
 from tests.simulation.effectively_once import EffectivelyOncePlan, run_effectively_once
@@ -30,13 +30,13 @@ def test_schedules_replay_exactly() -> None:
     assert first.faults == again.faults
 
 
-def unsettled(self: SettlingSender, pending: PendingBatch, _: MessageQueue, __: int, outcome: SendOutcome) -> None:
+def unresolved(self: ResolvingSender, pending: PendingBatch, _: MessageQueue, __: int, outcome: SendOutcome) -> None:
     self._events.put((pending, outcome))
 
 
-def unsafe_unsettled(usual: Callable[..., None]) -> Callable[..., None]:
+def unsafe_unresolved(usual: Callable[..., None]) -> Callable[..., None]:
     def on_outcome(
-        self: SettlingSender, pending: PendingBatch, sent_to: MessageQueue, end: int, outcome: SendOutcome
+        self: ResolvingSender, pending: PendingBatch, sent_to: MessageQueue, end: int, outcome: SendOutcome
     ) -> None:
         if outcome.status not in (None, SendStatus.SEND_OK):
             self._events.put((pending, outcome))
@@ -48,16 +48,16 @@ def unsafe_unsettled(usual: Callable[..., None]) -> Callable[..., None]:
 
 def without(name: str) -> Callable[[pytest.MonkeyPatch], None]:
     changes = {
-        "settling": unsettled,
-        "settling of unsafe answers": unsafe_unsettled(SettlingSender._on_outcome),
+        "resolving": unresolved,
+        "resolving of unsafe answers": unsafe_unresolved(ResolvingSender._on_outcome),
     }
-    return lambda patch: patch.setattr(SettlingSender, "_on_outcome", changes[name])
+    return lambda patch: patch.setattr(ResolvingSender, "_on_outcome", changes[name])
 
 
 # The faults and the number of the schedules that find it. tests/simulation/test_model.py has the rules of the protocol.
 RULES: dict[str, tuple[tuple[str, ...], int]] = {
-    "settling": (("silent after storing",), 50),
-    "settling of unsafe answers": (("not flushed",), 50),
+    "resolving": (("silent after storing",), 50),
+    "resolving of unsafe answers": (("not flushed",), 50),
 }
 
 

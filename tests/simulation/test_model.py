@@ -18,7 +18,7 @@ from rocketmq_spark.deliveries.effectively_once.attempt import Attempt
 from rocketmq_spark.deliveries.effectively_once.complete import ResumeReport
 from rocketmq_spark.deliveries.effectively_once.plan import ResumePlan
 from rocketmq_spark.deliveries.log.brokers import Brokers
-from rocketmq_spark.deliveries.log.decision_log import DecisionLog, Floors
+from rocketmq_spark.deliveries.log.decision_log import DecisionLog, StartOffsets
 from rocketmq_spark.deliveries.log.records import Begun
 from rocketmq_spark.model.message import MessageQueue
 from tests.simulation.model import KINDS, ModelPlan, run_model
@@ -47,22 +47,22 @@ def no_wait(brokers: Brokers, log: DecisionLog, write: Write, broker_names: Coll
     """Pass the barrier, but not the fence."""
     brokers.await_listed(log.topic, broker_names)
     stored = log.append_homes(brokers, write, set(broker_names))
-    brokers.ask_all(stored, lambda queue: brokers.await_readable(queue, stored[queue]))
+    brokers.for_each(stored, lambda queue: brokers.await_readable(queue, stored[queue]))
 
 
 def no_barrier(brokers: Brokers, log: DecisionLog, write: Write, broker_names: Collection[str], seconds: float) -> None:
     """Pass the fence, but not the barrier."""
     if broker_names:
-        brokers.ask_all(sorted(broker_names), lambda name: brokers.max_offsets([MessageQueue(log.topic, name, 0)]))
+        brokers.for_each(sorted(broker_names), lambda name: brokers.max_offsets([MessageQueue(log.topic, name, 0)]))
         brokers.runtime.sleep(max(seconds, 1.0))
 
 
-def first_floors_last(
-    self: DecisionLog, kind: str, write: Write, floors: Mapping[MessageQueue, int], offset: int
+def first_offsets_last(
+    self: DecisionLog, kind: str, write: Write, start_offsets: Mapping[MessageQueue, int], offset: int
 ) -> None:
-    """Let the last floors of their kind count, as those of a driver that was frozen."""
+    """Let the last start offsets of their kind count, as those of a driver that was frozen."""
     after = write if kind == "done" else None
-    self.floors = [*self.floors[-1:], Floors(after, floors, offset)]
+    self.start_offsets = [*self.start_offsets[-1:], StartOffsets(after, start_offsets, offset)]
 
 
 def begins_alone(usual: Callable[[Attempt], object], *, planned: bool) -> Callable[[Attempt], object]:
@@ -88,11 +88,11 @@ def only_listed(
     """Return a look-up of queues that knows only those of the route."""
 
     def queues_of(
-        brokers: Brokers, attempts: Sequence[Begun], floors: Mapping[MessageQueue, int]
+        brokers: Brokers, attempts: Sequence[Begun], start_offsets: Mapping[MessageQueue, int]
     ) -> dict[MessageQueue, int]:
-        found = usual(brokers, attempts, floors)
+        found = usual(brokers, attempts, start_offsets)
         listed = brokers.routes().look_up(str(brokers.options.topic)).queue_set
-        return {queue: floor for queue, floor in found.items() if queue in listed}
+        return {queue: start_offset for queue, start_offset in found.items() if queue in listed}
 
     return queues_of
 
@@ -114,8 +114,8 @@ def without(name: str) -> Callable[[pytest.MonkeyPatch], None]:
             "queues of attempts": (attempts, "queues_of", only_listed(stored.queues_of)),
             "end in the plan": (plans, "plan_write", not_done(plans.plan_write)),
             "end since the plan": (Attempt, "_completed_since", False),
-            "older floors": (ResumePlan, "floors_of", lambda self, _: self.floors[-1]),
-            "first floors": (DecisionLog, "_take_floors", first_floors_last),
+            "older start offsets": (ResumePlan, "start_offsets_of", lambda self, _: self.start_offsets[-1]),
+            "first start offsets": (DecisionLog, "_apply_start_offsets", first_offsets_last),
             "old drivers": (DecisionLog, "_is_superseded", lambda _, __: False),
             "report": (
                 ends, "complete",
@@ -143,8 +143,8 @@ RULES: dict[str, Iterable[ModelPlan]] = {
     "queues of attempts": with_faults("not listed", "task crash", brokers=2),
     "end in the plan": with_faults("driver freeze", "driver crash"),
     "end since the plan": with_faults("driver freeze"),
-    "older floors": with_faults("driver crash"),
-    "first floors": with_faults("driver freeze", "driver crash"),
+    "older start offsets": with_faults("driver crash"),
+    "first start offsets": with_faults("driver freeze", "driver crash"),
     "old drivers": with_faults("driver freeze", tasks=2),
     "report": with_faults("second task", "zombie", "late"),
 }

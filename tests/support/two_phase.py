@@ -143,7 +143,7 @@ class Driver:
         """Decide a write, and commit only its first half messages."""
         halves, group = self.prepare(bodies, write)
         self.two_phase._decide(write, 1, group, halves, self.options.transaction_timeout_ms)
-        self.end(halves.take(np.arange(committed)), group)
+        self.end(halves.select(np.arange(committed)), group)
         return halves, group
 
     def end(self, halves: Halves, group: str, how: int = TRANSACTION_COMMIT_TYPE) -> EndSender:

@@ -68,7 +68,8 @@ def test_cause_has_the_class_the_text_and_the_attributes_that_the_text_names(
 
 
 def test_an_error_of_another_module_of_the_package_is_found() -> None:
-    found = cause(of_spark("sink.settling_sender._UnsettledError: it is unknown whether the rows are stored"))
+    name = "deliveries.effectively_once.resolving_sender._UnknownOutcomeError"
+    found = cause(of_spark(f"{name}: it is unknown whether the rows are stored"))
     assert (type(found), str(found)) == (RocketMQError, "it is unknown whether the rows are stored")
 
 

@@ -122,7 +122,7 @@ LOG = (
         rows=20,
         timeout_ms=60_000,
         manifests=(3,),
-        floors={QUEUE: 5},
+        start_offsets={QUEUE: 5},
         youngest=HALVES.youngest,
     ),
     DoneRecord(write=_WRITE, since=4),

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from rocketmq_spark.deliveries.base import PartitionResult, Send, Write
 from rocketmq_spark.deliveries.effectively_once.plan import ResumePlan
-from rocketmq_spark.deliveries.effectively_once.settling_sender import Resumption, lost_tail
+from rocketmq_spark.deliveries.effectively_once.resolving_sender import Resumption, lost_tail
 from rocketmq_spark.deliveries.effectively_once.stored import (
     most_queues,
     queues_of,
@@ -105,9 +105,9 @@ class Attempt:
                 return None
             if stored is not None:
                 recorder.record_repeats(stored.repeats)
-            floors = {**self._floors, **self.plan.begins.floors}
+            start_offsets = {**self._start_offsets, **self.plan.begins.start_offsets}
             names = frozenset(self.plan.begins.queue_nums)
-            resumption = Resumption(self._settle, self.partition_id, floors, self._ends, names, stored)
+            resumption = Resumption(self._read_stored, self.partition_id, start_offsets, self._ends, names, stored)
             name = row_id_name(self.brokers.options, self.write)
             send(itertools.chain([first], rows), name, resumption)
         elif self.partition_id in self.plan.begun.get(self.write, {}):
@@ -117,7 +117,7 @@ class Attempt:
     def _check(self) -> None:
         """Raise if the log does not continue with this write."""
         check_stream(self.brokers.options, self.plan, self.write)
-        if self.plan.floors_of(self.write) is None and not self.plan.done:
+        if self.plan.start_offsets_of(self.write) is None and not self.plan.done:
             raise DataLossError(
                 f"{self.write}: the records before it in the decision log of transactionalId="
                 f"{self._log.transactional_id} have expired, so it is unknown which of its rows are stored. Compare "
@@ -144,9 +144,9 @@ class Attempt:
         logger.warning("%s, partition %d: an earlier attempt began it; reading its rows", self.write, part)
         names = most_queues(one.queue_nums for one in earlier).keys()
         self._pass_fence(names, self.alone_since + self.brokers.options.fence_ms / 1000 - now)
-        floors = queues_of(self.brokers, earlier, self._floors)
-        self._ends = ends = self.brokers.max_offsets(floors)
-        return self._read(starts_of(self.brokers, self.write, floors, ends), ends)
+        start_offsets = queues_of(self.brokers, earlier, self._start_offsets)
+        self._ends = ends = self.brokers.max_offsets(start_offsets)
+        return self._read(starts_of(self.brokers, self.write, start_offsets, ends), ends)
 
     @property
     def _completed_since(self) -> bool:
@@ -156,18 +156,20 @@ class Attempt:
         """
         return not self.write.query and self._log.writes[self.write].done
 
-    def _settle(self, floors: Mapping[MessageQueue, int], late: bool) -> StoredRows:
-        """Return the rows of this partition that queues have; see `Settle`."""
+    def _read_stored(self, start_offsets: Mapping[MessageQueue, int], late: bool) -> StoredRows:
+        """Return the rows of this partition that queues have; see `ReadStored`."""
         self.recovered = True
         text = "%s, partition %d: reading queues %s, because the outcome of requests is unknown"
-        logger.warning(text, self.write, self.partition_id, ", ".join(sorted(map(str, floors))))
-        self._pass_fence({queue.broker_name for queue in floors}, self.brokers.options.fence_ms / 1000 if late else 0.0)
-        ends = self.brokers.max_offsets(floors)
-        for queue, floor in floors.items():
-            if ends[queue] < floor:
+        logger.warning(text, self.write, self.partition_id, ", ".join(sorted(map(str, start_offsets))))
+        self._pass_fence(
+            {queue.broker_name for queue in start_offsets}, self.brokers.options.fence_ms / 1000 if late else 0.0
+        )
+        ends = self.brokers.max_offsets(start_offsets)
+        for queue, start_offset in start_offsets.items():
+            if ends[queue] < start_offset:
                 # Acknowledged or recovered rows may be lost. The next attempt reads the queue again.
-                raise lost_tail(queue, floor, ends[queue])
-        return self._read(floors, ends)
+                raise lost_tail(queue, start_offset, ends[queue])
+        return self._read(start_offsets, ends)
 
     def _pass_fence(self, broker_names: Collection[str], seconds: float) -> None:
         pass_fence(self.brokers, self._log, self.write, broker_names, seconds)
@@ -177,10 +179,10 @@ class Attempt:
         return read_stored(self.brokers, starts, ends, prefix)
 
     @property
-    def _floors(self) -> Mapping[MessageQueue, int]:
+    def _start_offsets(self) -> Mapping[MessageQueue, int]:
         """Offsets below all rows of the write, by queue. Attempts have recorded those of other queues."""
-        floors = self.plan.floors_of(self.write)
-        return {} if floors is None else floors.by_queue
+        start_offsets = self.plan.start_offsets_of(self.write)
+        return {} if start_offsets is None else start_offsets.by_queue
 
 
 def pass_fence(brokers: Brokers, log: DecisionLog, write: Write, broker_names: Collection[str], seconds: float) -> None:
@@ -190,7 +192,7 @@ def pass_fence(brokers: Brokers, log: DecisionLog, write: Write, broker_names: C
     """
     if not broker_names:
         return
-    brokers.ask_all(sorted(broker_names), lambda name: brokers.max_offsets([MessageQueue(log.topic, name, 0)]))
+    brokers.for_each(sorted(broker_names), lambda name: brokers.max_offsets([MessageQueue(log.topic, name, 0)]))
     brokers.runtime.sleep(max(seconds, BARRIER_WAIT))
     brokers.await_listed(log.topic, broker_names)
     log.await_stored(brokers, write, broker_names)

@@ -77,15 +77,15 @@ def complete(
         for attempt in attempts
         if attempt.recovered or len(known_attempts.get(attempt.partition_id, ())) > 1
     ]
-    known = plan.floors_of(write)
+    known = plan.start_offsets_of(write)
     if recovered:
         assert state is not None
         all_begun = [one for part in recovered for one in state.begun[part].values()]
         # All rows are readable then.
         pass_fence(brokers, log, write, most_queues(one.queue_nums for one in all_begun).keys(), 0.0)
-        floors = queues_of(brokers, all_begun, {} if known is None else known.by_queue)
-        ends = brokers.max_offsets(floors)
-        starts = starts_of(brokers, write, floors, ends)
+        start_offsets = queues_of(brokers, all_begun, {} if known is None else known.by_queue)
+        ends = brokers.max_offsets(start_offsets)
+        starts = starts_of(brokers, write, start_offsets, ends)
         repeated = count_repeats(brokers, starts, ends, row_id_prefix(options, write), recovered)
         if repeated:
             logger.warning(
@@ -96,12 +96,12 @@ def complete(
             )
     assert log.home is not None
     log.append_homes(brokers, write, set(broker_names) - {log.home.broker_name})
-    # The floors of other brokers, which may be down, stay. A queue that is gone has no floor when it comes back.
+    # The start offsets of other brokers, which may be down, stay. A queue that is gone has none when it comes back.
     queues = brokers.routes().look_up(str(options.topic)).queues
     used = brokers.max_offsets(queue for queue in queues if queue.broker_name in broker_names)
     old = {} if known is None else {queue: known.by_queue[queue] for queue in queues if queue in known.by_queue}
     for queue, end in used.items():
-        if end < old.get(queue, 0) and queue not in plan.begins.floors:
+        if end < old.get(queue, 0) and queue not in plan.begins.start_offsets:
             brokers.warn_of_lost_tail(queue, old[queue], end, "Rows of this write may be stored twice")
     log.append_done_at(brokers, write, {**old, **used}, plan.since)
     return ResumeReport(repeated, brokers.clock() - started)

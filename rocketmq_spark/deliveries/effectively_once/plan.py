@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rocketmq_spark.deliveries.base import Write
 from rocketmq_spark.deliveries.effectively_once.stored import most_queues
 from rocketmq_spark.deliveries.log.brokers import Brokers
-from rocketmq_spark.deliveries.log.decision_log import DecisionLog, Floors
+from rocketmq_spark.deliveries.log.decision_log import DecisionLog, StartOffsets
 from rocketmq_spark.deliveries.log.delivery import LogPlan, read_log
 from rocketmq_spark.deliveries.log.records import Begun
 from rocketmq_spark.model.message import MessageQueue
@@ -23,13 +23,15 @@ class ResumePlan(LogPlan):
     position: int  # Up to this offset the driver has read the home
     planned_at: float  # Epoch seconds; attempts in `begun` began before
     since: int  # An offset of the home from which all records follow that a new plan needs
-    floors: tuple[Floors, ...]
+    start_offsets: tuple[StartOffsets, ...]
     begins: Begun  # What the tasks of this plan record
     begun: Mapping[Write, Mapping[int, Sequence[Begun]]]  # What earlier tasks have recorded, by partition
 
-    def floors_of(self, write: Write) -> Floors | None:
-        """Return the newest floors below all rows of a write; None if they have expired."""
-        return next((floors for floors in reversed(self.floors) if floors.after != write), None)
+    def start_offsets_of(self, write: Write) -> StartOffsets | None:
+        """Return the newest start offsets below all rows of a write; None if they have expired."""
+        return next(
+            (start_offsets for start_offsets in reversed(self.start_offsets) if start_offsets.after != write), None
+        )
 
 
 def plan_write(
@@ -44,39 +46,43 @@ def plan_write(
     info = brokers.routes().look_up(str(brokers.options.topic))
     names = info.broker_names.union(queue.broker_name for queue in queues or ())
     brokers.ensure_topic(log.topic, names)
-    is_first = not (log.writes or log.floors)
+    is_first = not (log.writes or log.start_offsets)
     read_log(log, brokers, everything=write is not None)
     if is_first and not info.template:
         # Only a recovery reads the topic. A missing right must show before the first row.
         brokers.check_readable(info.queues[0])
     existing = () if info.template else info.queues
     ends = None
-    if not log.floors if write is None else write not in log.writes:
+    if not log.start_offsets if write is None else write not in log.writes:
         ends = brokers.max_offsets(existing)
         claim = None
-        if not (log.writes or log.floors):
+        if not (log.writes or log.start_offsets):
             claim = log.claim_home(brokers, write or Write(""), names)
-        log.append_floors(brokers, write, ends, claim)
+        log.append_start_offsets(brokers, write, ends, claim)
     known_nums = most_queues({queue.broker_name: queue.queue_id + 1} for queue in (*info.queues, *(queues or ())))
     queue_nums = {name: known_nums.get(name, 0) for name in names}
-    known, done = tuple(log.floors), False
+    known, done = tuple(log.start_offsets), False
     if write is not None:
-        # Read after the floors were stored: another driver may have completed the write while this one was frozen.
+        # Read after the start offsets were stored: another driver may have completed the write since this one froze.
         state = log.writes[write]
         done = state.done
-        # Floors after other writes may be too high. So a write whose own floors have expired has none.
-        known = () if state.floors is None else (Floors(None, state.floors, state.since),)
+        # Start offsets after other writes may be too high. So a write whose own start offsets have expired has none.
+        known = () if state.start_offsets is None else (StartOffsets(None, state.start_offsets, state.since),)
     assert log.home is not None
     if ends is None:
         # A process that has not read the log before may follow a failure of brokers.
-        asked = existing if is_first else [q for q in existing if any(q not in floors.by_queue for floors in known)]
+        asked = (
+            existing
+            if is_first
+            else [q for q in existing if any(q not in start_offsets.by_queue for start_offsets in known)]
+        )
         ends = brokers.ends_at_once(asked)
     begun = {
         other: {part: tuple(attempts.values()) for part, attempts in state.begun.items()}
         for other, state in log.writes.items()
         if state.begun
     }
-    since = log.floors[0].offset if log.floors else 0
+    since = log.start_offsets[0].offset if log.start_offsets else 0
     # After the last record was read: a driver may have been frozen since it began to plan.
     planned_at = brokers.runtime.wall_clock()
     return ResumePlan(
@@ -88,19 +94,21 @@ def plan_write(
         position=log.position,
         planned_at=planned_at,
         since=since,
-        floors=known,
+        start_offsets=known,
         begins=Begun(queue_nums, _corrected(brokers, known, ends)),
         begun=begun,
     )
 
 
-def _corrected(brokers: Brokers, known: Sequence[Floors], ends: Mapping[MessageQueue, int]) -> dict[MessageQueue, int]:
-    """Return the ends of queues that lack a known floor, or whose floor is above their end."""
+def _corrected(
+    brokers: Brokers, known: Sequence[StartOffsets], ends: Mapping[MessageQueue, int]
+) -> dict[MessageQueue, int]:
+    """Return the ends of queues that lack a known start offset, or whose start offset is above their end."""
     corrected = {}
     for queue, end in ends.items():
-        highest = max((floors.by_queue.get(queue, -1) for floors in known), default=-1)
+        highest = max((start_offsets.by_queue.get(queue, -1) for start_offsets in known), default=-1)
         if highest > end:
             brokers.warn_of_lost_tail(queue, highest, end, "Rows of this write are looked for from there on")
-        if highest > end or any(queue not in floors.by_queue for floors in known):
+        if highest > end or any(queue not in start_offsets.by_queue for start_offsets in known):
             corrected[queue] = end
     return corrected

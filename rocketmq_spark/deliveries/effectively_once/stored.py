@@ -62,11 +62,11 @@ def most_queues(several: Iterable[QueueNums]) -> dict[str, int]:
 
 
 def queues_of(
-    brokers: Brokers, attempts: Sequence[Begun], floors: Mapping[MessageQueue, int]
+    brokers: Brokers, attempts: Sequence[Begun], start_offsets: Mapping[MessageQueue, int]
 ) -> dict[MessageQueue, int]:
     """Return offsets below all rows of attempts, for all queues that their brokers have now or had when they began.
 
-    `floors` are those of the write. The offset is 0 if none is known: all messages of the queue are read then.
+    `start_offsets` are those of the write. The offset is 0 if none is known: all messages of the queue are read then.
 
     Raises a RouteNotFoundException (10005) if no name server answers for a time.
     """
@@ -80,25 +80,27 @@ def queues_of(
     queues = [MessageQueue(topic, name, queue_id) for name, nums in all_nums.items() for queue_id in range(nums)]
     queues += [
         queue
-        for queue in dict.fromkeys(itertools.chain(floors, *(one.floors for one in attempts)))
+        for queue in dict.fromkeys(itertools.chain(start_offsets, *(one.start_offsets for one in attempts)))
         if queue.broker_name in all_nums and queue.queue_id >= all_nums[queue.broker_name]
     ]
     return {
-        queue: min(one.floor_of(queue, floors) for one in attempts if queue.broker_name in one.queue_nums)
+        queue: min(one.start_offset_of(queue, start_offsets) for one in attempts if queue.broker_name in one.queue_nums)
         for queue in queues
     }
 
 
 def starts_of(
-    brokers: Brokers, write: Write, floors: Mapping[MessageQueue, int], ends: Mapping[MessageQueue, int]
+    brokers: Brokers, write: Write, start_offsets: Mapping[MessageQueue, int], ends: Mapping[MessageQueue, int]
 ) -> dict[MessageQueue, int]:
-    """Return where to read the rows of a write in queues that end at `ends`, by floors from before the write."""
+    """Return where to read the rows of a write in queues that end at `ends`, by start offsets from before the write."""
     prefix = row_id_prefix(brokers.options, write)
 
     def is_own(message: MessageExt) -> bool:
         return message.properties.get(ROW_ID, "").startswith(prefix)
 
-    return brokers.ask_all(floors, lambda queue: brokers.start_of(queue, floors[queue], ends[queue], is_own))
+    return brokers.for_each(
+        start_offsets, lambda queue: brokers.start_of(queue, start_offsets[queue], ends[queue], is_own)
+    )
 
 
 def read_stored(
@@ -108,7 +110,7 @@ def read_stored(
 
     Raises a DataLossError if a message is missing there.
     """
-    return StoredRows.of(_read(brokers, starts, ends, prefix, StoredRows.SCHEMA, StoredRows.in_batch))
+    return StoredRows.concat(_read(brokers, starts, ends, prefix, StoredRows.SCHEMA, StoredRows.in_batch))
 
 
 def count_repeats(
@@ -132,21 +134,21 @@ def _read(
     ends: Mapping[MessageQueue, int],
     prefix: str,
     schema: pa.Schema,
-    take: Callable[[pa.RecordBatch, MessageQueue, str], T],
+    convert: Callable[[pa.RecordBatch, MessageQueue, str], T],
 ) -> list[T]:
-    """Return the results of `take` for each group of messages in which an id has the prefix."""
+    """Return the results of `convert` for each group of messages in which an id has the prefix."""
     wanted, turn = prefix.encode(), brokers.runtime.lock()
 
     def scan(queue: MessageQueue) -> list[T]:
         pulls = brokers.pulls(queue, starts[queue], ends[queue], complete=True)
-        taken: list[T] = []
+        converted: list[T] = []
         for group in _grouped(pulled for pulled in pulls if wanted in bytes(pulled.body)):
             # Messages of other producers may unpack to many times their size. So one group at a time is decoded.
             with turn:
-                taken += [take(batch, queue, prefix) for batch in batches_of(group, schema, None, _leave_out)]
-        return taken
+                converted += [convert(batch, queue, prefix) for batch in batches_of(group, schema, None, _leave_out)]
+        return converted
 
-    return list(itertools.chain.from_iterable(brokers.ask_all(starts, scan, at_once=_QUEUES_AT_ONCE).values()))
+    return list(itertools.chain.from_iterable(brokers.for_each(starts, scan, at_once=_QUEUES_AT_ONCE).values()))
 
 
 def _grouped(pulls: Iterable[Pulled]) -> Iterator[list[Pulled]]:

@@ -49,7 +49,7 @@ class StoredRows:
         return len(self.numbers)
 
     @classmethod
-    def of(cls, parts: Iterable[StoredRows]) -> StoredRows:
+    def concat(cls, parts: Iterable[StoredRows]) -> StoredRows:
         """Return the rows of several reads together."""
         own = [part for part in parts if len(part)]
         if not own:

@@ -159,7 +159,7 @@ class TwoPhaseCommit:
         """Create the topic of the log on brokers that lack it, and check that brokers reject late commits."""
         self.brokers.ensure_topic(self.log.topic, broker_names)
         queues = {queue.broker_name: queue for queue in reversed(self.brokers.routes().look_up(self.log.topic).queues)}
-        self.brokers.ask_all(sorted(broker_names), lambda name: check_fence(self.brokers, queues[name]))
+        self.brokers.for_each(sorted(broker_names), lambda name: check_fence(self.brokers, queues[name]))
 
     def roll_back(self, halves: Halves, group: str) -> None:
         """Roll back half messages that no decision has. Brokers then check them no more. Does not raise."""
@@ -190,7 +190,7 @@ class TwoPhaseCommit:
                     "is committed. Synchronise the clocks"
                 )
 
-        self.brokers.ask_all(dict.fromkeys((*halves.youngest, halves.oldest)), check_clock)
+        self.brokers.for_each(dict.fromkeys((*halves.youngest, halves.oldest)), check_clock)
 
     def _decide(self, write: Write, round_: int, group: str, halves: Halves, timeout: int) -> Decision:
         """Store a decision, and return the decision that takes effect."""
@@ -208,7 +208,7 @@ class TwoPhaseCommit:
             rows=len(halves),
             timeout_ms=timeout,
             manifests=(),
-            floors={queue: ends[queue] for queue in halves.queues},
+            start_offsets={queue: ends[queue] for queue in halves.queues},
             youngest=halves.youngest,
         )
         return self.log.append_decision(self.brokers, decision, halves, claim)
@@ -253,7 +253,7 @@ class TwoPhaseCommit:
         if committed.all():
             self._complete(decision, broker_names, report)
             return report
-        missing = halves.take(np.flatnonzero(~committed))
+        missing = halves.select(np.flatnonzero(~committed))
         text = "%s: %d of %d rows were committed; preparing %d again in round %d"
         logger.warning(text, decision.write, committed.sum(), len(halves), len(missing), decision.round + 1)
         group = group_of(self.log.transactional_id, decision.write, decision.round + 1, self.run_id)
@@ -274,7 +274,7 @@ class TwoPhaseCommit:
     def _check_topics(self, decision: Decision) -> None:
         """Raise an MQClientException if a decision has rows for topics to which this write has none."""
         options = self.brokers.options
-        foreign = {queue.topic for queue in decision.floors} - {options.topic, options.dead_letter_topic}
+        foreign = {queue.topic for queue in decision.start_offsets} - {options.topic, options.dead_letter_topic}
         if options.topic is not None and foreign:
             raise MQClientException(
                 f"completing {decision.write}: its decision has rows for topic {', '.join(sorted(foreign))}, and this "
@@ -308,7 +308,7 @@ class TwoPhaseCommit:
 
     def _fence(self, decision: Decision) -> None:
         """Return when each broker rejects ENDs of the youngest half message, and so of all others, as too late."""
-        self.brokers.ask_all(decision.youngest, lambda half: self._view(half, decision.group))
+        self.brokers.for_each(decision.youngest, lambda half: self._view(half, decision.group))
         deadline = max((half.born_timestamp for half in decision.youngest), default=0) + decision.timeout_ms
         # Until then the broker would execute the rollbacks.
         wait = min(deadline / 1000 - self.brokers.runtime.wall_clock(), decision.timeout_ms / 1000)
@@ -316,7 +316,7 @@ class TwoPhaseCommit:
             text = "%s: waiting %.0f s until the brokers accept no more commits of round %d"
             logger.warning(text, decision.write, wait, decision.round)
             self.brokers.runtime.sleep(wait)
-        self.brokers.ask_all(decision.youngest, lambda half: self._await_deadline(half, decision))
+        self.brokers.for_each(decision.youngest, lambda half: self._await_deadline(half, decision))
 
     def _await_deadline(self, half: Half, decision: Decision) -> None:
         expires = self.brokers.clock() + decision.timeout_ms / 1000 + self.brokers.patience
@@ -352,11 +352,11 @@ class TwoPhaseCommit:
             )
         }
         committed = np.zeros(len(halves), np.bool_)
-        ends = self.brokers.max_offsets(decision.floors)
+        ends = self.brokers.max_offsets(decision.start_offsets)
         is_own = partial(self._is_of, decision.group)
 
         def scan(queue: MessageQueue) -> list[int]:
-            start = self.brokers.start_of(queue, decision.floors[queue], ends[queue], is_own)
+            start = self.brokers.start_of(queue, decision.start_offsets[queue], ends[queue], is_own)
             messages = self.brokers.read(queue, start, ends[queue], complete=True)
             return [
                 row
@@ -364,7 +364,7 @@ class TwoPhaseCommit:
                 if (row := numbers.get((queue.broker_name, message.prepared_transaction_offset))) is not None
             ]
 
-        for rows in self.brokers.ask_all(decision.floors, scan, at_once=_QUEUES_AT_ONCE).values():
+        for rows in self.brokers.for_each(decision.start_offsets, scan, at_once=_QUEUES_AT_ONCE).values():
             committed[rows] = True
         return committed
 
@@ -378,7 +378,7 @@ class TwoPhaseCommit:
         collector = HalfCollector()
         for first in range(0, len(missing), _ROWS_AT_ONCE):
             rows = range(first, min(first + _ROWS_AT_ONCE, len(missing)))
-            contents = self.brokers.ask_all(rows, lambda row: self._content(missing[row], old_group, properties))
+            contents = self.brokers.for_each(rows, lambda row: self._content(missing[row], old_group, properties))
             self.brokers.send_halves(list(contents.values()), collector.append)
         return collector.halves()
 

@@ -88,12 +88,12 @@ class EndSender:
     def _handle_unsent(self) -> None:
         while self._unsent:
             lane, row, error = self._unsent.pop()
-            self._take(lane, row, error)
+            self._count_answer(lane, row, error)
 
     def _on_end(self, lane: _Lane, row: int, error: RocketMQError | None) -> None:
         """Take an answer, on the transport's thread."""
         with self._changed:
-            self._take(lane, row, error)
+            self._count_answer(lane, row, error)
             if lane not in self._open_lanes or self._unsent or lane.again:
                 self._changed.notify_all()
 
@@ -137,7 +137,7 @@ class EndSender:
         except RocketMQError as exc:
             self._unsent.append((lane, row, exc))
 
-    def _take(self, lane: _Lane, row: int, error: RocketMQError | None) -> None:
+    def _count_answer(self, lane: _Lane, row: int, error: RocketMQError | None) -> None:
         """Count the end of a request, and start the next one of its lane."""
         lane.in_flight -= 1
         if error is None:

@@ -79,7 +79,7 @@ def _end(brokers: Brokers, queue: MessageQueue, *, born_before: int, timeout_ms:
             brokers.transport.end_transaction_oneway(address, replace(request, from_transaction_check=True), timeout)
         return error
 
-    return brokers.ask(queue, store_and_end)
+    return brokers.request(queue, store_and_end)
 
 
 def _store(brokers: Brokers, queue: MessageQueue, address: str, timeout: float, born: int, timeout_ms: int) -> Half:

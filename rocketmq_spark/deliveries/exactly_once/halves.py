@@ -48,7 +48,7 @@ class Half(NamedTuple):
         return [self.queue.topic, self.queue.broker_name, self.queue.queue_id, *self[1:]]
 
     @classmethod
-    def of_json(cls, values: Sequence[Any]) -> Half:
+    def from_json(cls, values: Sequence[Any]) -> Half:
         """Return what `to_json` returned."""
         return cls(MessageQueue(*values[:3]), *values[3:])
 
@@ -93,8 +93,8 @@ class Halves:
         head = loads(table.schema.metadata[_HEAD])
         queues = tuple(MessageQueue(*queue) for queue in head["queues"])
         codes, commit_log_offsets, queue_offsets = (table.column(name).to_numpy() for name in _SCHEMA.names)
-        youngest = tuple(map(Half.of_json, head["youngest"]))
-        oldest = head["oldest"] and Half.of_json(head["oldest"])
+        youngest = tuple(map(Half.from_json, head["youngest"]))
+        oldest = head["oldest"] and Half.from_json(head["oldest"])
         return cls(queues, codes, commit_log_offsets, queue_offsets, youngest, oldest)
 
     def to_manifests(self) -> list[bytes]:
@@ -138,7 +138,7 @@ class Halves:
             raise ValueError("a half message is listed twice")
         return cls(tuple(queues), codes.astype(np.int32), commit_log_offsets, queue_offsets, youngest, None)
 
-    def take(self, rows: npt.NDArray[np.intp]) -> Halves:
+    def select(self, rows: npt.NDArray[np.intp]) -> Halves:
         """Return some of the half messages. `youngest` and `oldest` stay those of all."""
         return replace(
             self,

@@ -50,7 +50,8 @@ K = TypeVar("K", bound=Hashable)
 logger = logging.getLogger("rocketmq_spark.producer")
 
 _PULL_BATCH: Final = 1000
-# A queue that lost its end may have rows of the write below their floor. A recovery looks at this many messages there.
+# A queue that lost its end may have rows of the write below their start offset. A recovery looks at this many
+# messages there.
 _LOOK_BACK: Final = 32
 _LOST_TAIL: Final = (
     "the broker has lost messages that it had stored (a power failure, or a slave that lacked them became the master), "
@@ -151,15 +152,15 @@ class Brokers:
             )
         return address
 
-    def ask(self, queue: MessageQueue, ask: Callable[[str, float], T]) -> T:
-        """Return the answer of a queue's broker; `ask` gets the address and a timeout, and may be repeated.
+    def request(self, queue: MessageQueue, send: Callable[[str, float], T]) -> T:
+        """Return the answer of a queue's broker; `send` gets the address and a timeout, and may be repeated.
 
         Raises the last error after ``deliveryTimeoutMs``, and at once an error that is not retriable.
         """
         retries = self.retries()
         while True:
             try:
-                return ask(self.address_of(queue), self.request_timeout)
+                return send(self.address_of(queue), self.request_timeout)
             except RocketMQError as exc:
                 if exc.refresh_route:
                     self.instance.refresh_route(queue.topic)
@@ -174,17 +175,17 @@ class Brokers:
         """Return the waits of a request that is repeated until ``deliveryTimeoutMs``."""
         return Retries(self.clock() + self.patience, self.backoff, self.clock, self.runtime.sleep)
 
-    def ask_all(self, keys: Iterable[K], ask: Callable[[K], T], at_once: int = MOST_AT_ONCE) -> dict[K, T]:
+    def for_each(self, keys: Iterable[K], call: Callable[[K], T], at_once: int = MOST_AT_ONCE) -> dict[K, T]:
         """Return the answer for each key; requests run in parallel. The first error is raised."""
-        return in_parallel(keys, ask, self.runtime, at_once)
+        return in_parallel(keys, call, self.runtime, at_once)
 
     def max_offsets(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, int]:
         """Return the offset of the next message of each queue."""
 
         def max_offset(queue: MessageQueue) -> int:
-            return self.ask(queue, lambda address, timeout: self.transport.max_offset(queue, address, timeout))
+            return self.request(queue, lambda address, timeout: self.transport.max_offset(queue, address, timeout))
 
-        return self.ask_all(queues, max_offset)
+        return self.for_each(queues, max_offset)
 
     def ends_at_once(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, int]:
         """Return the offset of the next message of each queue whose broker answers its first request."""
@@ -200,27 +201,27 @@ class Brokers:
             except RocketMQError as exc:
                 logger.debug("the ends of the queues of broker %s are unknown now: %s", name, exc)
 
-        self.ask_all(by_broker, of_broker)
+        self.for_each(by_broker, of_broker)
         return ends
 
     def min_offset(self, queue: MessageQueue) -> int:
         """Return the offset of the oldest message of a queue."""
-        return self.ask(queue, lambda address, timeout: self.transport.min_offset(queue, address, timeout))
+        return self.request(queue, lambda address, timeout: self.transport.min_offset(queue, address, timeout))
 
-    def start_of(self, queue: MessageQueue, floor: int, end: int, is_own: Callable[[MessageExt], bool]) -> int:
-        """Return where to read the messages of a write; the queue ended at `floor` before them, and ends at `end` now.
+    def start_of(self, queue: MessageQueue, start_offset: int, end: int, is_own: Callable[[MessageExt], bool]) -> int:
+        """Return where to read the messages of a write; the queue ended at `start_offset` before, at `end` now.
 
-        That is the floor, unless the broker has lost messages since then.
+        That is the start offset, unless the broker has lost messages since then.
         """
-        if end < floor:
-            self.warn_of_lost_tail(queue, floor, end, "The whole queue is read")
-        elif any(map(is_own, self._messages_before(queue, floor))):
+        if end < start_offset:
+            self.warn_of_lost_tail(queue, start_offset, end, "The whole queue is read")
+        elif any(map(is_own, self._messages_before(queue, start_offset))):
             text = (
                 "queue %s ended at offset %d before, and has rows of this write before it: %s. The whole queue is read"
             )
-            logger.warning(text, queue, floor, _LOST_TAIL)
+            logger.warning(text, queue, start_offset, _LOST_TAIL)
         else:
-            return floor
+            return start_offset
         return max(0, self.min_offset(queue))
 
     def _messages_before(self, queue: MessageQueue, offset: int) -> Iterator[MessageExt]:
@@ -231,10 +232,10 @@ class Brokers:
                 if isinstance(message, MessageExt):
                     yield message
 
-    def warn_of_lost_tail(self, queue: MessageQueue, floor: int, end: int, effect: str) -> None:
-        """Log that a queue ended at `floor`, and ends at `end` now."""
+    def warn_of_lost_tail(self, queue: MessageQueue, start_offset: int, end: int, effect: str) -> None:
+        """Log that a queue ended at `start_offset`, and ends at `end` now."""
         text = "queue %s ended at offset %d before, and ends at %d now: %s. %s"
-        logger.warning(text, queue, floor, end, _LOST_TAIL, effect)
+        logger.warning(text, queue, start_offset, end, _LOST_TAIL, effect)
 
     def send_halves(self, messages: Sequence[tuple[EncodedBatch, MessageQueue]], on_half: OnHalf) -> None:
         """Store half messages, each in its queue; raise as `BatchSender.write`."""
@@ -299,7 +300,7 @@ class Brokers:
                 raise outcome.error
             return outcome
 
-        return self.ask(target.queue, pull)
+        return self.request(target.queue, pull)
 
     def await_readable(self, queue: MessageQueue, offset: int) -> None:
         """Return when a stored message can be read, and so all messages that the broker stored before it."""
@@ -325,7 +326,7 @@ class Brokers:
                     raise
             return self.transport.view_message(address, commit_log_offset, timeout)
 
-        return self.ask(queue, view)
+        return self.request(queue, view)
 
     def ensure_topic(self, topic: str, broker_names: Collection[str]) -> None:
         """Create a topic with one queue on each broker that does not have it, and wait until its route has them all.

@@ -1,7 +1,7 @@
 """The decision log: what the records of a transactional id say about its writes, and in which queue they are.
 
 With ``delivery=exactlyOnce`` they say which half messages the driver commits. With ``effectivelyOnce`` they say where
-the rows of a write begin in each queue (floors), which partitions tasks have begun, and which writes are done.
+the rows of a write begin in each queue (start offsets), which partitions tasks have begun, and which writes are done.
 
 All records of a transactional id are in one queue, its home. The home is drawn from the id, and claimed in all queues
 before the first decision. Before each later one the driver names the home in a record on every other broker of the
@@ -31,9 +31,9 @@ from rocketmq_spark.deliveries.log.records import (
     BegunRecord,
     Decision,
     DoneRecord,
-    FloorsRecord,
     HomeRecord,
     Record,
+    StartRecord,
 )
 from rocketmq_spark.errors import DataLossError, DeliveryError, MQClientException
 from rocketmq_spark.model.message import MessageQueue
@@ -48,7 +48,7 @@ BARRIER_WAIT: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Floors:
+class StartOffsets:
     """Offsets of queues, and a write: all rows of later writes have these offsets or higher ones."""
 
     after: Write | None  # None: the first record of the log
@@ -64,8 +64,8 @@ class WriteState:
     decisions: dict[int, Decision] = field(default_factory=dict)  # By round
     done: bool = False
     done_ms: int = 0  # When the broker stored that it is done, epoch milliseconds
-    # Of a batch write with ``writeId`` that is not done, see `Floors`.
-    floors: Mapping[MessageQueue, int] | None = None
+    # Of a batch write with ``writeId`` that is not done, see `StartOffsets`.
+    start_offsets: Mapping[MessageQueue, int] | None = None
     # The attempts by partition and by their ids, in the order of records.
     begun: dict[int, dict[str, Begun]] = field(default_factory=dict)
 
@@ -90,8 +90,8 @@ class DecisionLog:
     newest: Write | None = None
     # Whether all writes were read, also those before the newest one.
     everything: bool = False
-    # The last two floors of different writes.
-    floors: list[Floors] = field(default_factory=list)
+    # The last two start offsets of different writes.
+    start_offsets: list[StartOffsets] = field(default_factory=list)
     # Where the queues ended when `open` searched them.
     _searched: Mapping[MessageQueue, int] = field(default_factory=dict, init=False)
     # The `writes` of streams by query. There may be many queries.
@@ -110,7 +110,7 @@ class DecisionLog:
         """
         self.writes.clear()
         self._of_query.clear()
-        self.floors.clear()
+        self.start_offsets.clear()
         self.newest, self.everything = None, everything
         self._away_from = self._away = -1
         # Before the search, so that no record between the search and the first reading is missed.
@@ -151,7 +151,7 @@ class DecisionLog:
             records = self.records.read(brokers, queue, self._searched.get(queue, 0), claims[queue])
             return all(record.home_in(queue) == home for record in records)
 
-        if not all(brokers.ask_all(claims, is_free).values()):
+        if not all(brokers.for_each(claims, is_free).values()):
             raise self._contended(write)
         return claims[home]
 
@@ -160,7 +160,9 @@ class DecisionLog:
 
         Two first drivers begin a log each if the name servers list no broker for both of them.
         """
-        if any(state.done for state in self.writes.values()) or any(floors.after for floors in self.floors):
+        if any(state.done for state in self.writes.values()) or any(
+            start_offsets.after for start_offsets in self.start_offsets
+        ):
             return
         brokers.fresh_route(self.topic)
         DecisionLog(self.transactional_id, self.topic).open(brokers, everything=False)
@@ -186,7 +188,7 @@ class DecisionLog:
             if record.home_in(home) != home:
                 self._away = record.offset
             elif not self._is_void(brokers, home, record):
-                self._take(record)
+                self._apply(record)
         self.position = end
 
     def append_decision(
@@ -217,16 +219,20 @@ class DecisionLog:
         self.check_current(write)
         self._append(brokers, DoneRecord(write=write, since=_since(write, self.writes[write].since)))
 
-    def append_floors(
-        self, brokers: Brokers, write: Write | None, floors: Mapping[MessageQueue, int], claim: int | None
+    def append_start_offsets(
+        self, brokers: Brokers, write: Write | None, start_offsets: Mapping[MessageQueue, int], claim: int | None
     ) -> None:
-        """Store the floors of a batch write, or of whichever write is the first one (None); the first record counts.
+        """Store the start offsets of a batch write, or of whichever write is the first one (None).
+
+        The first record counts.
 
         The first record of the id has the offset of its `claim`; see `append_decision`.
         """
-        record = FloorsRecord(write=write or ANY_WRITE, since=self.position, floors=dict(floors), claim=claim)
+        record = StartRecord(
+            write=write or ANY_WRITE, since=self.position, start_offsets=dict(start_offsets), claim=claim
+        )
         self._append(brokers, record)
-        if not (self.floors if write is None else self.writes.get(write)):
+        if not (self.start_offsets if write is None else self.writes.get(write)):
             raise self._contended(write or ANY_WRITE)
 
     def append_begun(
@@ -240,12 +246,14 @@ class DecisionLog:
         self._append(brokers, record)
         self.check_current(write)
 
-    def append_done_at(self, brokers: Brokers, write: Write, floors: Mapping[MessageQueue, int], since: int) -> None:
-        """Store that a write is complete, and the floors of the writes after it; `since` as of `append_begun`."""
+    def append_done_at(
+        self, brokers: Brokers, write: Write, start_offsets: Mapping[MessageQueue, int], since: int
+    ) -> None:
+        """Store that a write is complete, and where later writes start; `since` as of `append_begun`."""
         self.check_current(write)
-        record = DoneRecord(write=write, since=since, floors=dict(floors))
+        record = DoneRecord(write=write, since=since, start_offsets=dict(start_offsets))
         # It is readable only after the broker has built the queues of all rows before it, which takes seconds after a
-        # large write. A plan that does not see it uses older floors.
+        # large write. A plan that does not see it uses older start offsets.
         self.records.store(brokers, record, [self.require_home()])
 
     def check_current(self, write: Write) -> None:
@@ -269,7 +277,7 @@ class DecisionLog:
     def await_stored(self, brokers: Brokers, write: Write, broker_names: Collection[str]) -> None:
         """Return when all that these brokers have stored is flushed and replicated, and can be read."""
         stored = self.append_homes(brokers, write, set(broker_names))
-        brokers.ask_all(stored, lambda queue: brokers.await_readable(queue, stored[queue]))
+        brokers.for_each(stored, lambda queue: brokers.await_readable(queue, stored[queue]))
 
     def _check_named(self, wanted: Collection[str], found: Collection[str]) -> None:
         if lost := sorted(set(wanted).difference(found)):
@@ -310,7 +318,7 @@ class DecisionLog:
             return claimed if first < 0 else {queue: True}
 
         homes: dict[MessageQueue, bool] = {}
-        for found in brokers.ask_all(ends, homes_in).values():
+        for found in brokers.for_each(ends, homes_in).values():
             for home, has_decision in found.items():
                 homes[home] = homes.get(home, False) or has_decision
         return homes
@@ -351,15 +359,15 @@ class DecisionLog:
         newest = self.newest
         return newest is not None and newest.query == write.query and newest.batch_id > write.batch_id
 
-    def _take(self, record: Record) -> None:
+    def _apply(self, record: Record) -> None:
         if isinstance(record, HomeRecord):
             return
         write = record.write
         if self._is_superseded(write):
             # A driver that was frozen wrote this record. Spark starts a micro-batch after the end of the one before.
             return
-        if isinstance(record, DoneRecord | FloorsRecord) and record.floors is not None:
-            self._take_floors(record.KIND, write, record.floors, record.offset)
+        if isinstance(record, DoneRecord | StartRecord) and record.start_offsets is not None:
+            self._apply_start_offsets(record.KIND, write, record.start_offsets, record.offset)
         if write == ANY_WRITE:
             return
         state = self.writes.setdefault(write, WriteState(since=record.since))
@@ -370,9 +378,9 @@ class DecisionLog:
             return
         if write.query:
             self.newest = write
-        if isinstance(record, FloorsRecord):
-            if state.floors is None:
-                state.since, state.floors = record.offset, record.floors
+        if isinstance(record, StartRecord):
+            if state.start_offsets is None:
+                state.since, state.start_offsets = record.offset, record.start_offsets
         elif isinstance(record, Decision):
             # The first one counts.
             state.decisions.setdefault(record.round, record)
@@ -380,7 +388,7 @@ class DecisionLog:
             state.done, state.done_ms = True, state.done_ms or record.stored_ms
             if not write.query:
                 # The log of a batch job names many writes.
-                state.floors = None
+                state.start_offsets = None
                 state.begun.clear()
         if write.query:
             # Of a stream, only the last micro-batches matter.
@@ -388,14 +396,16 @@ class DecisionLog:
             for other in [other for other in writes if other.batch_id < write.batch_id - 1]:
                 del self.writes[other], writes[other]
 
-    def _take_floors(self, kind: str, write: Write, floors: Mapping[MessageQueue, int], offset: int) -> None:
-        """Keep the floors after a write; a write that is completed again keeps the first ones."""
+    def _apply_start_offsets(
+        self, kind: str, write: Write, start_offsets: Mapping[MessageQueue, int], offset: int
+    ) -> None:
+        """Keep the start offsets after a write; a write that is completed again keeps the first ones."""
         after = write if kind == DoneRecord.KIND else None
-        # A driver that was frozen while it planned appends floors that are too high for the writes since then.
-        is_late = bool(self.floors) and after in (None, self.floors[-1].after)
-        if is_late or (kind == FloorsRecord.KIND and write != ANY_WRITE):
+        # A driver that was frozen while it planned appends start offsets that are too high for the writes since then.
+        is_late = bool(self.start_offsets) and after in (None, self.start_offsets[-1].after)
+        if is_late or (kind == StartRecord.KIND and write != ANY_WRITE):
             return
-        self.floors = [*self.floors[-1:], Floors(after, floors, offset)]
+        self.start_offsets = [*self.start_offsets[-1:], StartOffsets(after, start_offsets, offset)]
 
     def _append(self, brokers: Brokers, record: Record) -> None:
         home = self.require_home()

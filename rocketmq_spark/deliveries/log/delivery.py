@@ -227,7 +227,7 @@ def forget_logs() -> None:
 def read_log(log: DecisionLog, brokers: Brokers, *, everything: bool) -> None:
     """Read the records of the log that are new to this process."""
     # Without a record, the home is only drawn, and another process may have drawn another one since.
-    if not (log.writes or log.floors) or (everything and not log.everything):
+    if not (log.writes or log.start_offsets) or (everything and not log.everything):
         log.open(brokers, everything=everything)
     else:
         log.refresh(brokers)

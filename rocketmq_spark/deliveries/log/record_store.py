@@ -140,7 +140,7 @@ class RecordStore:
             )
         manifests = self._manifests(brokers, decision, home)
         try:
-            return Halves.from_manifests(manifests, tuple(decision.floors), decision.rows, decision.youngest)
+            return Halves.from_manifests(manifests, tuple(decision.start_offsets), decision.rows, decision.youngest)
         except ValueError as exc:
             raise MQClientException(
                 f"completing {decision.write}: the manifests of its decision at offset {decision.offset} of queue "

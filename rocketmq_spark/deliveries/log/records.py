@@ -61,12 +61,12 @@ class Begun:
     """What an attempt at a partition has recorded before its first row."""
 
     queue_nums: QueueNums  # The brokers to which it may send
-    # Offsets below all its rows, of queues for which the floors of the log are missing or too high.
-    floors: Mapping[MessageQueue, int] = field(default_factory=dict)
+    # Offsets below all its rows, of queues for which the start offsets of the log are missing or too high.
+    start_offsets: Mapping[MessageQueue, int] = field(default_factory=dict)
 
-    def floor_of(self, queue: MessageQueue, floors: Mapping[MessageQueue, int]) -> int:
-        """Return an offset below the attempt's rows in a queue, given the floors of its write; 0 if none is known."""
-        return self.floors.get(queue, floors.get(queue, 0))
+    def start_offset_of(self, queue: MessageQueue, start_offsets: Mapping[MessageQueue, int]) -> int:
+        """Return an offset below the attempt's rows in a queue; 0 if neither the attempt nor its write knows one."""
+        return self.start_offsets.get(queue, start_offsets.get(queue, 0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +111,7 @@ class Decision(Record):
     # The offsets of the manifest records in the home.
     manifests: tuple[int, ...]
     # The maximum offset of each target queue before the first commit. Manifests refer to queues by this order.
-    floors: Mapping[MessageQueue, int]
+    start_offsets: Mapping[MessageQueue, int]
     # The half message of each broker that was born last.
     youngest: tuple[Half, ...]
 
@@ -122,16 +122,16 @@ class DoneRecord(Record):
 
     KIND: ClassVar[str] = "done"
 
-    floors: Mapping[MessageQueue, int] | None = None  # None with ``delivery=exactlyOnce``
+    start_offsets: Mapping[MessageQueue, int] | None = None  # None with ``delivery=exactlyOnce``
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FloorsRecord(Record):
+class StartRecord(Record):
     """With ``delivery=effectivelyOnce``: the rows of a write, or of the first one, have at least these offsets."""
 
     KIND: ClassVar[str] = "floors"
 
-    floors: Mapping[MessageQueue, int]
+    start_offsets: Mapping[MessageQueue, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,15 +201,15 @@ def encode(record: Record, transactional_id: str, topic: str) -> bytes:
                 "rows": record.rows,
                 "timeout_ms": record.timeout_ms,
                 "manifests": record.manifests,
-                "floors": _rows_of(record.floors),
+                "floors": _rows_of(record.start_offsets),
                 "youngest": [[*_place(half.queue), *half[1:]] for half in record.youngest],
             }
         case BegunRecord():
             own = {"partition": record.partition, "attempt": record.attempt, "brokers": dict(record.begun.queue_nums)}
-            if record.begun.floors:
-                own["floors"] = _rows_of(record.begun.floors)
-        case DoneRecord() | FloorsRecord():
-            own = {} if record.floors is None else {"floors": _rows_of(record.floors)}
+            if record.begun.start_offsets:
+                own["floors"] = _rows_of(record.begun.start_offsets)
+        case DoneRecord() | StartRecord():
+            own = {} if record.start_offsets is None else {"floors": _rows_of(record.start_offsets)}
         case _:
             raise TypeError(f"{record!r}")
     if record.claim is not None:
@@ -252,11 +252,11 @@ def _decision(fields: dict[str, Any], common: dict[str, Any], transactional_id: 
     offsets = tuple(_integer(offset, "manifest", 0, common["offset"] - 1) for offset in manifests)
     if len(set(offsets)) != len(offsets):
         raise InvalidRecordError("a manifest is listed twice")
-    floors = _floors(fields.get("floors"))
+    start_offsets = _start_offsets(fields.get("floors"))
     youngest = tuple(map(_half, _list(fields.get("youngest"), "youngest", 0, MAX_BROKERS)))
     if len({half.queue.broker_name for half in youngest}) != len(youngest):
         raise InvalidRecordError("a broker has two youngest half messages")
-    if any(half.queue not in floors for half in youngest):
+    if any(half.queue not in start_offsets for half in youngest):
         raise InvalidRecordError("a half message is for a queue without a floor")
     return Decision(
         **common,
@@ -265,7 +265,7 @@ def _decision(fields: dict[str, Any], common: dict[str, Any], transactional_id: 
         rows=rows,
         timeout_ms=_integer(fields.get("timeout_ms"), "timeout_ms", 1, longest),
         manifests=offsets,
-        floors=floors,
+        start_offsets=start_offsets,
         youngest=youngest,
         claim=_claim(fields, common),
     )
@@ -276,11 +276,11 @@ def _done(_: dict[str, Any], common: dict[str, Any], __: str, ___: str) -> DoneR
 
 
 def _done_at(fields: dict[str, Any], common: dict[str, Any], log_name: str, _: str) -> DoneRecord:
-    return DoneRecord(**common, floors=_own_floors(fields, log_name))
+    return DoneRecord(**common, start_offsets=_own_start_offsets(fields, log_name))
 
 
-def _floors_record(fields: dict[str, Any], common: dict[str, Any], log_name: str, _: str) -> FloorsRecord:
-    return FloorsRecord(**common, floors=_own_floors(fields, log_name), claim=_claim(fields, common))
+def _start_record(fields: dict[str, Any], common: dict[str, Any], log_name: str, _: str) -> StartRecord:
+    return StartRecord(**common, start_offsets=_own_start_offsets(fields, log_name), claim=_claim(fields, common))
 
 
 def _begun(fields: dict[str, Any], common: dict[str, Any], log_name: str, _: str) -> BegunRecord:
@@ -293,7 +293,7 @@ def _begun(fields: dict[str, Any], common: dict[str, Any], log_name: str, _: str
         **common,
         partition=_integer(fields.get("partition"), "partition", 0, INT_MAX),
         attempt=_text(fields.get("attempt"), "attempt", 1, _LONGEST_NAME),
-        begun=Begun(nums, _own_floors({"floors": [], **fields}, log_name)),
+        begun=Begun(nums, _own_start_offsets({"floors": [], **fields}, log_name)),
     )
 
 
@@ -302,7 +302,7 @@ _CLAIM: Final = "claim"
 _NAMING: Final = {HomeRecord.KIND: _home, _CLAIM: _home}
 _KINDS: Final = (
     {**_NAMING, Decision.KIND: _decision, DoneRecord.KIND: _done},
-    {**_NAMING, FloorsRecord.KIND: _floors_record, BegunRecord.KIND: _begun, DoneRecord.KIND: _done_at},
+    {**_NAMING, StartRecord.KIND: _start_record, BegunRecord.KIND: _begun, DoneRecord.KIND: _done_at},
 )
 
 
@@ -310,23 +310,23 @@ def _claim(fields: dict[str, Any], common: dict[str, Any]) -> int | None:
     return _integer(fields["claim"], "claim", 0, common["offset"] - 1) if "claim" in fields else None
 
 
-def _floors(value: object) -> dict[MessageQueue, int]:
-    floors = {}
+def _start_offsets(value: object) -> dict[MessageQueue, int]:
+    start_offsets = {}
     rows = _list(value, "floors", 0, MAX_QUEUES)
     for row in rows:
         *place, offset = _list(row, "floor", 4, 4)
-        floors[_queue(place)] = _integer(offset, "floor", 0, _MAX_OFFSET)
-    if len(floors) != len(rows):
+        start_offsets[_queue(place)] = _integer(offset, "floor", 0, _MAX_OFFSET)
+    if len(start_offsets) != len(rows):
         raise InvalidRecordError("a queue has two floors")
-    return floors
+    return start_offsets
 
 
-def _own_floors(fields: dict[str, Any], log_name: str) -> dict[MessageQueue, int]:
-    """Return floors, which are in the topic of a log with ``delivery=effectivelyOnce``."""
-    floors, topic = _floors(fields.get("floors")), log_name.partition("#")[2]
-    if any(queue.topic != topic for queue in floors):
+def _own_start_offsets(fields: dict[str, Any], log_name: str) -> dict[MessageQueue, int]:
+    """Return start offsets, which are in the topic of a log with ``delivery=effectivelyOnce``."""
+    start_offsets, topic = _start_offsets(fields.get("floors")), log_name.partition("#")[2]
+    if any(queue.topic != topic for queue in start_offsets):
         raise InvalidRecordError(f"a floor is in another topic than {_shown(topic)}")
-    return floors
+    return start_offsets
 
 
 def _half(value: object) -> Half:
@@ -381,5 +381,5 @@ def _place(queue: MessageQueue) -> list[object]:
     return [queue.topic, queue.broker_name, queue.queue_id]
 
 
-def _rows_of(floors: Mapping[MessageQueue, int]) -> list[list[object]]:
-    return [[*_place(queue), offset] for queue, offset in floors.items()]
+def _rows_of(start_offsets: Mapping[MessageQueue, int]) -> list[list[object]]:
+    return [[*_place(queue), offset] for queue, offset in start_offsets.items()]

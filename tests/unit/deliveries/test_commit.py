@@ -153,7 +153,7 @@ def test_a_loser_completes_the_decision_of_a_crashed_driver(
         second.two_phase.commit(WRITE, others, other_group)
         assert visible(cluster) == ONCE
         # The loser has rolled its own rows back.
-        assert not second.end(others.take(np.arange(0)), other_group).error
+        assert not second.end(others.select(np.arange(0)), other_group).error
 
 
 def test_two_recoveries_at_once_commit_each_row_once(cluster: FakeCluster, clock: MovedClock, first: Driver) -> None:
@@ -374,7 +374,7 @@ def test_dead_letters_belong_to_a_write(cluster: FakeCluster, clock: MovedClock,
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        (lambda halves: halves.take(np.array([0, 0])), "a half message is listed twice"),
+        (lambda halves: halves.select(np.array([0, 0])), "a half message is listed twice"),
         (lambda halves: replace(halves, codes=halves.codes + 2), "unknown queue"),
         (lambda halves: replace(halves, youngest=halves.youngest[:1]), "none of them is the youngest one"),
     ],

@@ -146,7 +146,7 @@ def test_the_first_write_names_its_home_on_all_brokers(cluster: FakeCluster, fir
     home = first.log.home.broker_name
     halves, group = first.prepare(ROWS)
     on_home = [code for code, queue in enumerate(halves.queues) if queue.broker_name == home]
-    rows = halves.take(np.flatnonzero(np.isin(halves.codes, on_home)))
+    rows = halves.select(np.flatnonzero(np.isin(halves.codes, on_home)))
     part = replace(rows, youngest=tuple(half for half in rows.youngest if half.queue.broker_name == home))
     first.two_phase.commit(WRITE, part, group)
     cluster.kill(home)
@@ -343,9 +343,9 @@ def test_reading_from_the_middle_is_linear_whatever_records_claim(cluster: FakeC
 
 def test_a_search_holds_few_large_records(cluster: FakeCluster, first: Driver) -> None:
     commit(first, WRITE)
-    floors = [["T", "b" * 400, number, 0] for number in range(600)]
+    start_offsets = [["T", "b" * 400, number, 0] for number in range(600)]
     # 60 records of 250 kB; a search holds 1 MiB.
-    forge(cluster, first, *({**decision_of(number, 0), "floors": floors} for number in range(60)))
+    forge(cluster, first, *({**decision_of(number, 0), "floors": start_offsets} for number in range(60)))
     home = first.log.home
     assert home is not None
     search = first.log.records.search(first.brokers, home, first.brokers.max_offsets([home])[home])

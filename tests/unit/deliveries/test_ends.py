@@ -54,7 +54,7 @@ def test_a_broker_that_rejects_an_end_as_late_gets_no_more(clock: MovedClock, fi
 
 def test_no_request_is_sent_after_the_deadline(cluster: FakeCluster, first: Driver) -> None:
     halves, group = first.prepare(ROWS[:5])
-    sender = type(first.end(halves.take(halves.codes[:0].astype(int)), group))(
+    sender = type(first.end(halves.select(halves.codes[:0].astype(int)), group))(
         first.brokers, halves, group, 8, expires=first.brokers.clock()
     )
     sender.run()

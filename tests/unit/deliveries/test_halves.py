@@ -122,7 +122,7 @@ def test_parts_of_several_tasks_are_joined() -> None:
 
 def test_some_rows_are_taken_in_order() -> None:
     halves = collected((A0, 1, 50), (B0, 2, 40), (A1, 3, 70))
-    assert [half.queue for half in facts(halves.take(np.array([2, 0])))[0]] == [A1, A0]
+    assert [half.queue for half in facts(halves.select(np.array([2, 0])))[0]] == [A1, A0]
 
 
 def test_a_driver_holds_at_most_64_bytes_per_row() -> None:

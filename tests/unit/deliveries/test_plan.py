@@ -32,7 +32,7 @@ def new_process() -> Iterator[None]:
 def prepared(driver: Driver, write: Write, rows: list[str] = ROWS) -> list[Prepared]:
     """Prepare rows as two tasks do."""
     halves, group = driver.prepare(rows, write)
-    parts = [halves.take(halves.codes.argsort()[:7]), halves.take(halves.codes.argsort()[7:])]
+    parts = [halves.select(halves.codes.argsort()[:7]), halves.select(halves.codes.argsort()[7:])]
     return [Prepared(group, part.to_bytes()) for part in parts]
 
 

@@ -19,11 +19,11 @@ from rocketmq_spark.deliveries.log.records import (
     BegunRecord,
     Decision,
     DoneRecord,
-    FloorsRecord,
     HomeRecord,
     InvalidRecordError,
     NewerRecordError,
     Record,
+    StartRecord,
     encode,
     parse,
 )
@@ -33,7 +33,7 @@ LOG = "decisions"
 ID, EFFECTIVE_ID = "job", "job#T"
 WRITE, BATCH = Write("write-1"), Write("7", "query")
 A0, B1 = MessageQueue("T", "a", 0), MessageQueue("T", "b", 1)
-FLOORS = {B1: 3, A0: 2**63 - 1}
+START_OFFSETS = {B1: 3, A0: 2**63 - 1}
 HOME = MessageQueue(LOG, "a", 2)
 DECISION = Decision(
     write=BATCH,
@@ -43,7 +43,7 @@ DECISION = Decision(
     rows=200_001,
     timeout_ms=3_600_000 + 200_001,
     manifests=(7, 5, 6),
-    floors=FLOORS,
+    start_offsets=START_OFFSETS,
     youngest=(Half(A0, 1, 2, 3), Half(B1, 4, 5, 6)),
     claim=0,
 )
@@ -55,15 +55,15 @@ OF_DECISIONS = (
     HomeRecord(write=ANY_WRITE, home=HOME, is_claim=True),
     DoneRecord(write=BATCH, since=9),
 )
-OF_FLOORS = (
+OF_START_OFFSETS = (
     BEGUN,
-    replace(BEGUN, begun=Begun({"a": 4}, FLOORS)),
-    FloorsRecord(write=ANY_WRITE, floors=FLOORS, claim=1),
-    FloorsRecord(write=WRITE, floors={}),
-    DoneRecord(write=BATCH, floors=FLOORS),
+    replace(BEGUN, begun=Begun({"a": 4}, START_OFFSETS)),
+    StartRecord(write=ANY_WRITE, start_offsets=START_OFFSETS, claim=1),
+    StartRecord(write=WRITE, start_offsets={}),
+    DoneRecord(write=BATCH, start_offsets=START_OFFSETS),
     HomeRecord(write=WRITE, home=HOME),
 )
-RECORDS = [(record, ID) for record in OF_DECISIONS] + [(record, EFFECTIVE_ID) for record in OF_FLOORS]
+RECORDS = [(record, ID) for record in OF_DECISIONS] + [(record, EFFECTIVE_ID) for record in OF_START_OFFSETS]
 TEXTS = [encode(record, name, LOG) for record, name in RECORDS]
 
 
@@ -184,8 +184,11 @@ def test_the_reason_is_short_and_shows_no_large_value() -> None:
         assert len(str(failed.value)) < 250
 
 
-def test_floors_of_another_topic_are_invalid() -> None:
-    for record in (FloorsRecord(write=WRITE, floors=FLOORS), DoneRecord(write=WRITE, floors=FLOORS)):
+def test_start_offsets_of_another_topic_are_invalid() -> None:
+    for record in (
+        StartRecord(write=WRITE, start_offsets=START_OFFSETS),
+        DoneRecord(write=WRITE, start_offsets=START_OFFSETS),
+    ):
         body = encode(record, EFFECTIVE_ID, LOG).replace(b"job#T", b"job#U")
         with pytest.raises(InvalidRecordError, match="a floor is in another topic than 'U'"):
             parse(body, "job#U", LOG)

@@ -139,16 +139,18 @@ def test_a_broker_that_was_down_at_the_first_plan_may_have_expired_messages(clus
     cluster.restart(other)
     refresh_routes(job)
     plan = new_plan(job)
-    assert plan.begins.floors == dict.fromkeys(late, 9)
+    assert plan.begins.start_offsets == dict.fromkeys(late, 9)
     run_task(job, plan, WRITE)
     # This plan begins later, but the record of the first attempt counts.
     plan = new_plan(job)
-    assert all(floor > 9 for floor in plan.begins.floors.values())
+    assert all(start_offset > 9 for start_offset in plan.begins.start_offsets.values())
     done = run_task(job, plan, WRITE)
     assert visible(cluster) - Counter(old=18) == Counter(ROWS)
     assert complete(job, plan, WRITE, done).repeated_rows == 0
     # No record says where rows of this attempt begin.
-    plan = replace(new_plan(job, Write("write-2")), begins=Begun(plan.begins.queue_nums), floors=plan.floors)
+    plan = replace(
+        new_plan(job, Write("write-2")), begins=Begun(plan.begins.queue_nums), start_offsets=plan.start_offsets
+    )
     run_task(job, plan, Write("write-2"))
     with pytest.raises(DataLossError, match="its messages 0 to 4 are gone"):
         run_task(job, plan, Write("write-2"))
@@ -173,7 +175,7 @@ def stored_by(broker: FakeBroker) -> int:
 
 @pytest.mark.parametrize("lost", [6, 150])
 @pytest.mark.parametrize("when", ["before the plan", "before the rows", "before the recovery"])
-def test_rows_below_the_floor_of_a_queue_that_lost_its_end_are_found(
+def test_rows_below_the_start_offset_of_a_queue_that_lost_its_end_are_found(
     cluster: FakeCluster, job: Driver, caplog: pytest.LogCaptureFixture, when: str, lost: int
 ) -> None:
     broker = without_home(job, cluster)
@@ -210,7 +212,7 @@ def test_a_plan_reports_queues_that_lost_their_end(
     plan = new_plan(job, None)
     store = broker.storage.store
     ends = {queue: store.end(queue) for queue in job.queues if queue.broker_name == broker.name}
-    assert {queue: plan.begins.floors[queue] for queue in ends} == ends
+    assert {queue: plan.begins.start_offsets[queue] for queue in ends} == ends
     (text,) = {record.getMessage().partition(" ended at")[2][-20:] for record in caplog.records}
     assert text
 

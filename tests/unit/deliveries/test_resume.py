@@ -111,7 +111,7 @@ def test_a_partition_that_is_gone_fails(job: Driver) -> None:
 
 @pytest.mark.parametrize("closes", [False, True])
 @pytest.mark.parametrize("stores", [False, True])
-def test_an_unknown_outcome_is_settled_before_the_retry(
+def test_an_unknown_outcome_is_resolved_before_the_retry(
     cluster: FakeCluster, job: Driver, stores: bool, closes: bool
 ) -> None:
     plan = new_plan(job)
@@ -174,17 +174,17 @@ def test_tasks_fail_if_the_log_does_not_continue(job: Driver) -> None:
         run_task(job, plan, Write("5", "query"))
 
 
-def test_expired_floors_are_an_error(job: Driver) -> None:
+def test_expired_start_offsets_are_an_error(job: Driver) -> None:
     plan = new_plan(job, None)
     write = Write("0", "query")
     complete(job, plan, write, run_task(job, plan, write))
     plan = new_plan(job, None)
-    plan = replace(plan, floors=plan.floors[1:])
+    plan = replace(plan, start_offsets=plan.start_offsets[1:])
     with pytest.raises(DataLossError, match="have expired"):
         run_task(job, plan, write)
 
 
-def test_a_write_whose_own_floors_have_expired_is_refused(job: Driver) -> None:
+def test_a_write_whose_own_start_offsets_have_expired_is_refused(job: Driver) -> None:
     plan = new_plan(job)
     with pytest.raises(Killed):
         run_task(job, plan, WRITE, dies_after=100)
@@ -193,7 +193,7 @@ def test_a_write_whose_own_floors_have_expired_is_refused(job: Driver) -> None:
     forget_logs()
     log = job_log(job)
     log.open(job.brokers, everything=True)
-    log.writes[WRITE].floors = None
+    log.writes[WRITE].start_offsets = None
     plan = plan_write(job.brokers, log, WRITE)
     with pytest.raises(DataLossError, match="have expired"):
         run_task(job, plan, WRITE)
@@ -268,7 +268,9 @@ def test_a_driver_that_freezes_after_it_has_read_the_log_finds_the_write_complet
     assert visible(cluster) == Counter(ROWS)
 
 
-def test_a_recovery_reads_queues_that_are_in_no_floors_and_in_no_route(cluster: FakeCluster, job: Driver) -> None:
+def test_a_recovery_reads_queues_that_are_in_no_start_offsets_and_in_no_route(
+    cluster: FakeCluster, job: Driver
+) -> None:
     _, other = cluster.brokers
     cluster.kill(other)
     refresh_routes(job)
@@ -276,7 +278,7 @@ def test_a_recovery_reads_queues_that_are_in_no_floors_and_in_no_route(cluster: 
     cluster.restart(other)
     refresh_routes(job)
     plan = new_plan(job)
-    assert {queue.broker_name for queue in plan.floors[0].by_queue} < set(plan.begins.queue_nums)
+    assert {queue.broker_name for queue in plan.start_offsets[0].by_queue} < set(plan.begins.queue_nums)
     with pytest.raises(Killed):
         run_task(job, plan, WRITE, dies_after=10 * BATCH)
     server = cluster.name_servers[0]

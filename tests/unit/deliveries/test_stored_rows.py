@@ -57,7 +57,7 @@ def messages(
 
 
 def stored(ids: Sequence[str | None], bodies: Sequence[bytes] | None = None) -> StoredRows:
-    return StoredRows.of([StoredRows.in_batch(messages(ids, bodies), QUEUE, PLACE)])
+    return StoredRows.concat([StoredRows.in_batch(messages(ids, bodies), QUEUE, PLACE)])
 
 
 def test_rows_are_found_by_their_numbers() -> None:
@@ -98,9 +98,9 @@ def test_other_ids_are_left_out(other: str | None) -> None:
 def test_repeats_are_counted() -> None:
     ids = ids_of(block_of([b"a", b"b", b"c"]))
     parts = [StoredRows.in_batch(messages(part), QUEUE, PLACE) for part in (ids, ids[:2], ids[:1])]
-    assert StoredRows.of(parts).repeats == 3
-    assert len(StoredRows.of(parts)) == 3
-    assert StoredRows.of([]).repeats == len(StoredRows.of([])) == 0
+    assert StoredRows.concat(parts).repeats == 3
+    assert len(StoredRows.concat(parts)) == 3
+    assert StoredRows.concat([]).repeats == len(StoredRows.concat([])) == 0
 
 
 def test_places_of_several_partitions() -> None:
@@ -122,7 +122,7 @@ def test_the_places_of_rows_are_known() -> None:
         StoredRows.in_batch(messages(ids[3:], first_offset=50), OTHER, PLACE),
         StoredRows.in_batch(messages(ids[:2], first_offset=7), QUEUE, PLACE),
     ]
-    known = StoredRows.of(parts)
+    known = StoredRows.concat(parts)
     assert list(known.spans(1, 4)) == [Span(OTHER, 2, 50, 51), Span(QUEUE, 1, 8, 8)]
     assert list(known.spans(2, 1)) == []
     sent = [Message("T", body, 0, {"SPARK_ROW_ID": row_id}) for row_id, body in zip(ids, bodies, strict=True)]
@@ -141,14 +141,14 @@ def test_a_message_with_the_id_of_a_row_and_another_content_is_another_row() -> 
         messages([row_id[:-1] + ("0" if row_id[-1] != "0" else "1")], [b"b"]),
     ]
     for other in others:
-        forged = StoredRows.of([StoredRows.in_batch(other, QUEUE, PLACE)])
+        forged = StoredRows.concat([StoredRows.in_batch(other, QUEUE, PLACE)])
         assert len(forged) == 1
         assert forged.places_of([sent]) == [None]
         with pytest.raises(InputChangedError, match=r"row 0 of partition 2: .* at offset 0 of T/b0/1"):
             forged.among(block_of([b"a"]), 0, 2)
         # In any order, the row itself is found beside it.
         for both in ([original, other], [other, original]):
-            found = StoredRows.of([StoredRows.in_batch(batch, QUEUE, PLACE) for batch in both])
+            found = StoredRows.concat([StoredRows.in_batch(batch, QUEUE, PLACE) for batch in both])
             assert (len(found), found.repeats) == (2, 0)
             assert found.places_of([sent]) == [(QUEUE, 0)]
             with pytest.raises(InputChangedError, match="another producer stored messages with ids of this write"):

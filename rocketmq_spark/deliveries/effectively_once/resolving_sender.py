@@ -1,6 +1,6 @@
 """Sends the rows of a task with ``delivery=effectivelyOnce``: it finds out whether a request is stored before a retry.
 
-An attempt whose outcome is unknown, or "stored, but not safe", is settled: a thread waits until no earlier request can
+An attempt whose outcome is unknown, or "stored, but not safe", is resolved: a thread waits until no earlier request can
 be stored any more, and reads the queue. For the pipeline the attempt takes so much longer. If the rows are there, they
 count as acknowledged. If not, the retry rules apply.
 """
@@ -25,7 +25,7 @@ from rocketmq_spark.sink.routes import RouteFinder
 from rocketmq_spark.sink.sender import BatchSender
 from rocketmq_spark.sink.task import SendRules
 
-Settle: TypeAlias = Callable[[Mapping[MessageQueue, int], bool], StoredRows]
+ReadStored: TypeAlias = Callable[[Mapping[MessageQueue, int], bool], StoredRows]
 """Return the rows of this partition that queues of one broker have from given offsets on. It blocks.
 
 With True, requests without an answer may still be stored, so it waits for them first. Raises a RocketMQError if the
@@ -36,10 +36,10 @@ broker does not answer within ``deliveryTimeoutMs``.
 class Resumption(NamedTuple):
     """What the sender of an attempt knows of its partition."""
 
-    settle: Settle
+    read_stored: ReadStored
     partition_id: int
     # Offsets below all rows of this partition, by queue; 0 for other queues.
-    floors: Mapping[MessageQueue, int]
+    start_offsets: Mapping[MessageQueue, int]
     # Where queues ended when the attempt read them. Rows below these offsets are of earlier attempts.
     ends: Mapping[MessageQueue, int]
     # The brokers that rows may go to. Later attempts read the queues of these brokers.
@@ -49,25 +49,25 @@ class Resumption(NamedTuple):
 
     def rules(self) -> SendRules:
         """Return how the attempt sends its rows."""
-        open_sender = partial(SettlingSender, resumption=self)
+        open_sender = partial(ResolvingSender, resumption=self)
         return SendRules(open_sender=open_sender, broker_names=self.broker_names, has_row_ids=True, stored=self.stored)
 
 
-class _UnsettledError(DeliveryError):
+class _UnknownOutcomeError(DeliveryError):
     maybe_stored = True
 
 
 def lost_tail(queue: MessageQueue, before: int, now: int) -> DeliveryError:
     """Return the error of a queue that ended at offset `before` during a write, and ends at `now`."""
-    return _UnsettledError(
+    return _UnknownOutcomeError(
         f"queue {queue} ended at offset {before} before, and ends at {now} now: its broker has lost messages, perhaps "
         "acknowledged rows of this write (a power failure with flushDiskType=ASYNC_FLUSH, or a slave that lacked them "
         "became the master). The next attempt reads which rows are stored, and sends the others"
     )
 
 
-class SettlingSender(BatchSender):
-    """Settles attempts whose outcome is unknown."""
+class ResolvingSender(BatchSender):
+    """Resolves attempts whose outcome is unknown."""
 
     _retry: ClassVar[str] = "A retry of the task reads which rows are stored, and sends the others"
 
@@ -81,13 +81,13 @@ class SettlingSender(BatchSender):
         on_stored: OnStored | None = None,
     ) -> None:
         super().__init__(routes, recorder, max_rate_per_second=max_rate_per_second, on_stored=on_stored)
-        self._settle_rows = resumption.settle
+        self._read_stored = resumption.read_stored
         # Offsets below the rows of all later requests, by queue: known before the attempt, and observed by it.
-        self._floors = resumption.floors
+        self._start_offsets = resumption.start_offsets
         self._ends = dict(resumption.ends)
-        # Attempts to settle, by broker; a broker with an entry has a thread.
-        self._doubts: dict[str, list[tuple[PendingBatch, SendOutcome, int]]] = {}
-        self._doubts_lock = routes.runtime.lock()
+        # Attempts to resolve, by broker; a broker with an entry has a thread.
+        self._unknown: dict[str, list[tuple[PendingBatch, SendOutcome, int]]] = {}
+        self._unknown_lock = routes.runtime.lock()
 
     def _send(self, dispatch: Dispatch) -> None:
         end = self._ends.get(dispatch.queue, -1)
@@ -109,42 +109,42 @@ class SettlingSender(BatchSender):
                 outcome = replace(outcome, status=None, error=lost_tail(queue, end, first))
             self._ends[queue] = max(self._ends.get(queue, 0), first + pending.batch.rows)
         elif outcome.error is None or (outcome.error.maybe_stored and outcome.error.retriable):
-            self._doubt(pending, outcome, self._floors.get(sent_to, 0) if end < 0 else end)
+            self._add_unknown(pending, outcome, self._start_offsets.get(sent_to, 0) if end < 0 else end)
             return
         self._events.put((pending, outcome))
 
-    def _doubt(self, pending: PendingBatch, outcome: SendOutcome, floor: int) -> None:
+    def _add_unknown(self, pending: PendingBatch, outcome: SendOutcome, start_offset: int) -> None:
         broker_name = outcome.queue.broker_name
         # This takes longer than a request, so the pipeline's check of lost outcomes does not apply.
         pending.sent_at = math.inf
-        with self._doubts_lock:
-            idle = broker_name not in self._doubts
-            self._doubts.setdefault(broker_name, []).append((pending, outcome, floor))
+        with self._unknown_lock:
+            idle = broker_name not in self._unknown
+            self._unknown.setdefault(broker_name, []).append((pending, outcome, start_offset))
         if idle:
-            self._runtime.start(partial(self._settle_all, broker_name), f"rocketmq-settle-{broker_name}")
+            self._runtime.start(partial(self._resolve_unknown, broker_name), f"rocketmq-resolve-{broker_name}")
 
-    def _settle_all(self, broker_name: str) -> None:
-        """Settle the attempts at one broker until there are no more."""
+    def _resolve_unknown(self, broker_name: str) -> None:
+        """Resolve the attempts at one broker until there are no more."""
         while True:
-            with self._doubts_lock:
-                doubts = self._doubts.pop(broker_name)
-                if doubts:
-                    self._doubts[broker_name] = []
-            if not doubts:
+            with self._unknown_lock:
+                unknown = self._unknown.pop(broker_name)
+                if unknown:
+                    self._unknown[broker_name] = []
+            if not unknown:
                 return
-            floors: defaultdict[MessageQueue, list[int]] = defaultdict(list)
-            for _, outcome, floor in doubts:
-                floors[outcome.queue].append(floor)
-            late = any(outcome.error is not None for _, outcome, _ in doubts)
+            start_offsets: defaultdict[MessageQueue, list[int]] = defaultdict(list)
+            for _, outcome, start_offset in unknown:
+                start_offsets[outcome.queue].append(start_offset)
+            late = any(outcome.error is not None for _, outcome, _ in unknown)
             try:
-                stored = self._settle_rows({queue: min(values) for queue, values in floors.items()}, late)
-                settled = [(pending, self._settled(pending, outcome, stored)) for pending, outcome, _ in doubts]
+                stored = self._read_stored({queue: min(values) for queue, values in start_offsets.items()}, late)
+                resolved = [(pending, self._resolved(pending, outcome, stored)) for pending, outcome, _ in unknown]
             except Exception as exc:
-                settled = [(pending, _unsettled(outcome, exc)) for pending, outcome, _ in doubts]
-            for event in settled:
+                resolved = [(pending, _unresolved(outcome, exc)) for pending, outcome, _ in unknown]
+            for event in resolved:
                 self._events.put(event)
 
-    def _settled(self, pending: PendingBatch, outcome: SendOutcome, stored: StoredRows) -> SendOutcome:
+    def _resolved(self, pending: PendingBatch, outcome: SendOutcome, stored: StoredRows) -> SendOutcome:
         """Return the outcome of a request whose answer is lost, by the rows that its queue has."""
         places = stored.places_of(messages_in(pending.batch))
         found = [place for place in places if place is not None]
@@ -157,12 +157,12 @@ class SettlingSender(BatchSender):
         if found:
             # A broker stores a batch as a whole, but after a power failure it may have lost the end.
             text = f"{len(found)} of {len(places)} rows of a batch are stored in {outcome.queue}; the others are not"
-            return replace(outcome, status=None, error=_UnsettledError(text))
+            return replace(outcome, status=None, error=_UnknownOutcomeError(text))
         return outcome
 
 
-def _unsettled(outcome: SendOutcome, exc: Exception) -> SendOutcome:
+def _unresolved(outcome: SendOutcome, exc: Exception) -> SendOutcome:
     cause = outcome.error or outcome.status
-    error = _UnsettledError(f"it is unknown whether the rows are stored in {outcome.queue} ({cause}): {exc}")
+    error = _UnknownOutcomeError(f"it is unknown whether the rows are stored in {outcome.queue} ({cause}): {exc}")
     error.__cause__ = exc
     return replace(outcome, status=None, error=error)
