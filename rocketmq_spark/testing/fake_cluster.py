@@ -253,7 +253,6 @@ class FakeCluster:
         return address
 
     def _serve(self, address: str, server: Server) -> None:
-        """Accept connections at an address."""
         listener = self._listeners[address]
         connections = self._connections.setdefault(address, set())
 

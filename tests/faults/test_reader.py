@@ -332,7 +332,7 @@ def test_stream_continues_from_slave_after_master_is_lost(
     assert kept.keys == once(keys)
 
 
-def test_batch_without_a_broker_that_is_down_is_an_error_with_require_brokers(
+def test_batch_without_a_required_broker_is_an_error(
     spark: SparkSession, metrics: Metrics, two_brokers: LocalCluster, feed: Feed, topic: str
 ) -> None:
     one, two = two_brokers.brokers
@@ -354,7 +354,7 @@ def test_batch_without_a_broker_that_is_down_is_an_error_with_require_brokers(
     assert read(requireBrokers=2) == once(keys[one.name] + keys[two.name])
 
 
-def test_broker_without_permission_to_read_is_an_error_with_the_command_that_allows_reads(
+def test_broker_without_read_permission_is_an_error_with_the_command(
     spark: SparkSession, metrics: Metrics, two_brokers: LocalCluster, feed: Feed, topic: str
 ) -> None:
     keys, broker = feed(100), two_brokers.brokers[0]

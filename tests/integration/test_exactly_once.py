@@ -283,7 +283,7 @@ def send_effectively_once(cluster: LocalCluster, topic: str, user: Mapping[str, 
         return producer.send_arrow(batches(), topic=topic, **options).recovered_rows()["recovered"]
 
 
-def test_documented_rights_suffice_for_an_effectively_once_write_and_a_recovery(
+def test_documented_rights_suffice_for_an_effectively_once_recovery(
     guarded: LocalCluster, topic: str, administrator: Driver
 ) -> None:
     user = user_with(guarded, full_rights(topic))

@@ -150,7 +150,7 @@ def test_a_new_environment_writes_to_a_broker_and_reads_it_back(
     assert result["found"] == list(range(1000))
 
 
-def test_spark_finds_the_format_in_a_new_environment_and_in_that_of_make_setup(environment: Environment) -> None:
+def test_spark_finds_the_format_in_each_environment(environment: Environment) -> None:
     # As pyspark.sql.worker.lookup_data_sources looks for it, outside the tree.
     found = "import pkgutil; print([module.name for module in pkgutil.iter_modules() if module.name[:8] == 'pyspark_'])"
     for python in ("python", sys.executable):

@@ -111,7 +111,7 @@ def test_a_repeated_micro_batch_is_stored_once(
 
 
 @pytest.mark.parametrize("by_function", [True, False], ids=["foreach_batch", "writeId"])
-def test_a_repeated_micro_batch_of_foreach_batch_is_stored_once_from_any_thread(
+def test_foreach_batch_stores_a_repeated_micro_batch_once_from_any_thread(
     spark: SparkSession,
     cluster: SharedCluster,
     topic: str,

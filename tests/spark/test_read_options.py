@@ -314,7 +314,7 @@ def test_a_topic_that_does_not_exist_is_an_error_and_is_not_created(
             load(subscribe=topic).collect()
 
 
-def test_topic_that_readers_may_not_read_is_an_error_with_the_command_that_allows_it(
+def test_topic_without_read_permission_is_an_error_with_the_command(
     spark: SparkSession, cluster: SharedCluster, topic: str, load: Load, tmp_path: Path
 ) -> None:
     one, two = cluster.brokers

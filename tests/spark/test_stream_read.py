@@ -341,7 +341,7 @@ def test_missing_queue_fails_the_query_or_is_read_after_its_return(
     assert kept.keys == once(keys + unread)
 
 
-def test_first_micro_batch_repeated_with_other_topics_reads_no_earlier_messages(
+def test_first_micro_batch_with_other_topics_reads_no_earlier_messages(
     load: Load, start: Start, feed: Feed, cluster: SharedCluster, topic: str, kept: Kept
 ) -> None:
     make_topic(cluster, f"{topic}-quiet", queues=2)
@@ -360,7 +360,7 @@ def test_first_micro_batch_repeated_with_other_topics_reads_no_earlier_messages(
     assert kept.keys == once(keys)
 
 
-def test_permission_to_read_that_is_taken_away_stops_the_query_until_it_is_back(
+def test_query_stops_while_the_permission_to_read_is_missing(
     load: Load, start: Start, feed: Feed, cluster: SharedCluster, topic: str, kept: Kept
 ) -> None:
     keys = feed(100)
@@ -381,7 +381,7 @@ def test_permission_to_read_that_is_taken_away_stops_the_query_until_it_is_back(
     assert kept.keys == once(keys)
 
 
-def test_topic_created_again_that_has_more_messages_than_before_is_lost_data(
+def test_longer_topic_of_the_same_name_is_lost_data(
     load: Load, start: Start, feed: Feed, cluster: SharedCluster, topic: str, kept: Kept
 ) -> None:
     queue = cluster.brokers[0].name, 0

@@ -57,7 +57,7 @@ def of_spark(error: str) -> Exception:
         ("errors", RouteNotFoundException("topic t has no route"), {"response_code": 10005, "unreachable": False}),
     ],
 )
-def test_cause_has_the_class_the_text_and_the_attributes_that_the_text_names(
+def test_cause_has_the_class_and_the_attributes_that_its_text_names(
     module: str, error: RocketMQError, attributes: dict[str, object]
 ) -> None:
     found = cause(of_spark(f"{module}.{type(error).__name__}: {error}"))

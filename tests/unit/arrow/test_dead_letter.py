@@ -303,7 +303,7 @@ def test_a_dead_letter_does_not_carry_the_id_of_another_row(over_grpc: bool, kee
 
 
 @pytest.mark.parametrize("tag", ["a ", "\ta", " ", "a|b"])
-def test_a_tag_that_no_subscription_matches_becomes_a_property_of_the_dead_letter(tag: str) -> None:
+def test_a_tag_without_any_subscription_becomes_a_dead_letter_property(tag: str) -> None:
     _, properties = dead_letter(tags=tag)
     assert "TAGS" not in properties
     assert properties.get("DEAD_LETTER_tags") == (tag if tag.strip() else None)

@@ -450,7 +450,7 @@ def test_inner_batch_has_its_own_id_in_the_header_and_plain_bodies() -> None:
     assert [(one.sys_flag, decode_batch(joined(one))[0].body) for one, _ in done] == [(0, LONG), (0, LONG)]
 
 
-def test_rows_with_a_priority_or_a_lite_topic_go_alone_and_lite_topics_choose_the_queue() -> None:
+def test_rows_with_a_priority_or_a_lite_topic_are_single_messages() -> None:
     lites = [f"chat-{number}" for number in range(20)]
     batch = bodies(*[b"x"] * 24, priority=[None, 0, 7, None] + [None] * 20, liteTopic=[None, None, None, "", *lites])
     done = encode([batch])

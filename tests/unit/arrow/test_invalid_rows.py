@@ -336,7 +336,7 @@ def test_names_are_distinguished_by_their_ends() -> None:
 
 
 @pytest.mark.parametrize("on_error", ["fail", "skip"])
-def test_a_body_that_does_not_fit_a_frame_after_compression_is_an_invalid_row(on_error: str) -> None:
+def test_a_compressed_body_that_exceeds_a_frame_is_an_invalid_row(on_error: str) -> None:
     size = LARGEST_BODY + 1
     noise = random.Random(0).randbytes(1024) * (size // 1024 + 1)
     rows = pa.RecordBatch.from_pydict({"body": [b"a", noise[:size], bytes(2 * size)], "keys": ["k0", "k1", "k2"]})

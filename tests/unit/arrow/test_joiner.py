@@ -120,7 +120,7 @@ def test_rows_of_topics_without_a_known_route_are_not_held(topics: list[str | No
     assert batcher.new_topics() == [topic for topic in topics[1:] if topic]
 
 
-def test_an_invalid_row_among_held_rows_is_named_by_its_number_in_the_partition() -> None:
+def test_an_invalid_held_row_is_named_by_its_number_in_the_partition() -> None:
     batcher = joining()
     list(batcher.add(numbered(0, 7), 0.0))
     list(batcher.add(pa.RecordBatch.from_pydict({"body": ["x", ""]}), 0.0))

@@ -242,7 +242,7 @@ OWN_TYPES = {"priority": ("PRIORITY", pa.int32()), "liteTopic": ("LITE", pa.stri
 
 
 @pytest.mark.parametrize("name", OWN_TYPES)
-def test_columns_that_brokers_ignore_in_other_topics_need_a_topic_of_their_type(name: str) -> None:
+def test_columns_of_one_topic_type_need_a_topic_of_that_type(name: str) -> None:
     message_type, arrow_type = OWN_TYPES[name]
     schema = pa.schema({"body": pa.string(), name: arrow_type})
     assert f"column {name} needs the option topic" in refusal(

@@ -163,9 +163,7 @@ def test_broker_that_returns_few_messages_per_pull_gets_advice() -> None:
 
 
 @pytest.mark.parametrize("number", ["256", "1024", None])
-def test_broker_that_returns_many_or_an_unknown_number_of_messages_gets_no_advice(
-    fake: FakeCluster, number: str | None
-) -> None:
+def test_broker_with_many_or_unknown_messages_per_pull_gets_no_advice(fake: FakeCluster, number: str | None) -> None:
     fake.brokers["a"].config["maxTransferCountOnMessageInMemory"] = number
     assert about(fake.name_server, "reads") == []
 

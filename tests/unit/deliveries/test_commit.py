@@ -86,7 +86,7 @@ def test_recovery_commits_exactly_the_missing_rows(
         assert second.log.writes[WRITE].done
 
 
-def test_rows_that_are_not_written_because_of_an_earlier_decision_are_warned_of(
+def test_rows_of_a_decided_write_are_not_written_and_cause_a_warning(
     cluster: FakeCluster, clock: MovedClock, first: Driver, caplog: pytest.LogCaptureFixture
 ) -> None:
     first.decide_and_crash(ROWS, 5)

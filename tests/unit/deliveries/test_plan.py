@@ -117,9 +117,7 @@ def test_a_log_that_continues_is_accepted(first: Driver, newest: Write | None, b
     check_stream(first.options, replace(PLAN, newest=newest), Write(str(batch_id), "query"))
 
 
-def test_of_two_queries_with_one_id_that_start_at_once_the_second_commits_nothing(
-    cluster: FakeCluster, first: Driver
-) -> None:
+def test_the_second_of_two_queries_with_one_id_commits_nothing(cluster: FakeCluster, first: Driver) -> None:
     one, other = (Write("0", name) for name in ("query", "other"))
     planned = [first.plan() for _ in range(2)]
     assert [plan.planned.newest for plan in planned] == [None, None]

@@ -49,9 +49,7 @@ def forged(message: Message, how: str) -> Message:
 
 
 @pytest.mark.parametrize("how", ["hash", "body"])
-def test_a_lost_request_does_not_count_as_stored_because_of_foreign_messages_with_its_ids(
-    cluster: FakeCluster, job: Driver, how: str
-) -> None:
+def test_foreign_messages_with_its_ids_do_not_store_a_lost_request(cluster: FakeCluster, job: Driver, how: str) -> None:
     def forge(name: str, request: RemotingCommand) -> Reply | None:
         if request.ext_fields["b"] != TOPIC:
             return None
@@ -127,7 +125,7 @@ def test_expired_messages_from_before_the_write_are_no_error(cluster: FakeCluste
     assert visible(cluster) - Counter(old=18) == Counter(ROWS)
 
 
-def test_a_broker_that_was_down_at_the_first_plan_may_have_expired_messages(cluster: FakeCluster, job: Driver) -> None:
+def test_a_broker_down_at_the_first_plan_may_have_expired_messages(cluster: FakeCluster, job: Driver) -> None:
     _, other = cluster.brokers
     late = [queue for queue in job.queues if queue.broker_name == other]
     for queue in late:
@@ -217,9 +215,7 @@ def test_a_plan_reports_queues_that_lost_their_end(
     assert text
 
 
-def test_rows_that_a_broker_acknowledged_and_lost_are_sent_by_the_next_attempt(
-    cluster: FakeCluster, clock: MovedClock
-) -> None:
+def test_the_next_attempt_sends_acknowledged_rows_that_a_broker_lost(cluster: FakeCluster, clock: MovedClock) -> None:
     options = {"delivery": "effectivelyOnce", "batchBytes": "1024", "fenceMs": "0", "ordered": "true"}
     with driver(cluster, clock, **options) as job:
         broker = without_home(job, cluster)
@@ -282,9 +278,7 @@ def test_a_receipt_has_the_rows_of_requests_without_an_answer(cluster: FakeClust
     assert covered(cluster, summary) == Counter(ROWS)
 
 
-def test_the_receipt_of_a_write_that_another_driver_has_completed_is_incomplete(
-    cluster: FakeCluster, job: Driver
-) -> None:
+def test_the_receipt_of_a_write_completed_by_another_driver_is_incomplete(cluster: FakeCluster, job: Driver) -> None:
     frozen, plan, summary = new_plan(job), new_plan(job), WriteSummary()
     run_task(job, frozen, WRITE, 1, summary=summary)
     done: list[Attempted | None] = [run_task(job, plan, WRITE, part) for part in (0, 1)]

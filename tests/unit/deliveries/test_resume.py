@@ -150,9 +150,7 @@ def test_a_request_that_is_stored_after_the_fence_is_reported(cluster: FakeClust
     assert complete(job, plan, WRITE, done).repeated_rows == 7
 
 
-def test_the_end_of_a_frozen_driver_reports_repeats_of_partitions_that_another_one_has_recovered(
-    cluster: FakeCluster, job: Driver
-) -> None:
+def test_a_frozen_driver_reports_repeats_of_recovered_partitions(cluster: FakeCluster, job: Driver) -> None:
     # All requests of the frozen driver's task are stored after the fence of the other driver's task.
     write = Write("0", "query")
     frozen, other = new_plan(job, None), new_plan(job, None)
@@ -240,7 +238,7 @@ def test_two_logs_of_first_drivers_without_a_common_broker_are_reported(cluster:
         complete(job, plan, WRITE, done)
 
 
-def test_a_task_sends_nothing_if_another_driver_has_completed_the_batch_write(
+def test_a_task_sends_nothing_for_a_write_completed_by_another_driver(
     cluster: FakeCluster, job: Driver, caplog: pytest.LogCaptureFixture
 ) -> None:
     frozen, plan = new_plan(job), new_plan(job)
@@ -252,9 +250,7 @@ def test_a_task_sends_nothing_if_another_driver_has_completed_the_batch_write(
     assert visible(cluster) == Counter(ROWS)
 
 
-def test_a_driver_that_freezes_after_it_has_read_the_log_finds_the_write_completed(
-    cluster: FakeCluster, job: Driver
-) -> None:
+def test_a_driver_frozen_after_reading_the_log_finds_the_write_completed(cluster: FakeCluster, job: Driver) -> None:
     class FrozenAfterOpen(DecisionLog):
         def open(self, brokers: Brokers, *, everything: bool) -> None:
             super().open(brokers, everything=everything)

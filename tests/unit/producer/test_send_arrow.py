@@ -54,7 +54,7 @@ def test_queues_of_an_ordered_write_are_fixed_despite_route_changes(
     assert sum(map(len, transport.stored.values())) == 2 * len(KEYS)
 
 
-def test_rows_of_small_record_batches_are_sent_while_the_next_one_is_awaited(
+def test_rows_of_small_record_batches_are_sent_before_the_next_one(
     producer: Producer, transport: ScriptedTransport
 ) -> None:
     def stored() -> int:
@@ -232,7 +232,7 @@ def test_unreachable_broker_is_queried_for_one_topic_only(producer: Producer, tr
 
 
 @pytest.mark.parametrize("columns", [("delayMs", "shardingKey"), ("delayMs", "queueId", "brokerName")])
-def test_dead_letters_of_rows_beyond_the_delay_limit_have_what_the_rows_had(
+def test_dead_letters_of_rows_beyond_the_delay_limit_are_complete(
     producer: Producer, transport: ScriptedTransport, columns: tuple[str, ...]
 ) -> None:
     transport.routes |= {"T": route({"a": 1}), "dead": route({"a": 1})}

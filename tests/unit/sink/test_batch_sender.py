@@ -156,7 +156,7 @@ def test_incomplete_batches_are_sent_while_the_upstream_is_slow(rig: Rig) -> Non
     assert stored_meanwhile == [11]
 
 
-def test_an_invalid_row_that_is_found_while_the_upstream_is_slow_fails_the_write(rig: Rig) -> None:
+def test_an_invalid_row_fails_the_write_while_the_upstream_is_slow(rig: Rig) -> None:
     class HoldingBatcher(RowBatcher):
         """Checks its rows only when they are sent."""
 

@@ -103,7 +103,7 @@ def test_last_message_that_a_broker_does_not_return_is_not_compared(make_reader:
     assert reader.cluster.ranges({A0: 5}, {A0: 6}, {A0: 7}, {}) == [OffsetRange(A0, 5, 6)]
 
 
-def test_queue_that_ends_before_a_repeated_micro_batch_is_reported_before_the_planning_deadline(
+def test_queue_shorter_than_a_repeated_micro_batch_is_reported_in_time(
     make_reader: Make,
 ) -> None:
     reader = make_reader(read_timeout_ms=1_000, pull_timeout_ms=1_000)
@@ -114,9 +114,7 @@ def test_queue_that_ends_before_a_repeated_micro_batch_is_reported_before_the_pl
     assert reader.slept
 
 
-def test_messages_of_a_shorter_queue_that_are_skipped_without_a_store_time_are_named(
-    make_reader: Make, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_skipped_messages_without_a_store_time_are_named(make_reader: Make, caplog: pytest.LogCaptureFixture) -> None:
     reader = make_reader(fail_on_data_loss=False)
     reader.fill({A0: 3})
     # Release 1.0.0rc1 wrote no store times.

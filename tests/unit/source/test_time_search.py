@@ -56,7 +56,7 @@ def test_every_answer_of_the_broker_leads_to_the_first_message_of_the_time(time:
 
 
 @pytest.mark.parametrize(("time", "guess"), [(3, 1), (4, 5), (0, 0), (10, 8), (6, 4)])
-def test_one_pull_is_enough_if_the_broker_names_the_border_or_the_message_before(time: int, guess: int) -> None:
+def test_one_pull_is_enough_if_the_broker_returns_a_near_offset(time: int, guess: int) -> None:
     queue = at_times(1, 3, 3, 3, 3, 7, 9, 9)
     assert queue.border(time, guess).offset in {sum(stamp < time for stamp in (1, 3, 3, 3, 3, 7, 9, 9)), None}
     assert queue.pulls == 1

@@ -449,7 +449,7 @@ def test_a_column_that_spark_cannot_convert_is_named(kind: DataType, text: str) 
             write(StructType([*BODY, StructField("properties", kind)]), overwrite=False)
 
 
-def test_exactly_once_to_a_topic_that_does_not_exist_is_refused_on_the_driver() -> None:
+def test_exactly_once_to_a_missing_topic_is_refused_on_the_driver() -> None:
     options = {"topic": "new", "delivery": "exactlyOnce", "transactionalId": "job"}
     with FakeCluster() as cluster:
         options["nameServer"] = cluster.name_server

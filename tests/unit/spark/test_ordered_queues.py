@@ -35,7 +35,7 @@ def bound_to(peer: FakeNameServer, checkpoint: Path) -> Mapping[str, int]:
         registry.close_all()
 
 
-def test_brokers_that_only_a_name_server_knows_are_forgotten_when_it_lists_them_no_more(tmp_path: Path) -> None:
+def test_brokers_that_no_name_server_lists_any_more_are_forgotten(tmp_path: Path) -> None:
     with FakeCluster(["a", "b"], topics={"t": 2}) as cluster, fakes.name_server() as peer:
         true = route({})
         for name, broker in cluster.brokers.items():

@@ -145,9 +145,7 @@ def test_rerun_of_a_first_micro_batch_from_latest_reads_the_same_messages(stream
 
 
 @pytest.mark.parametrize("busy", [True, False])
-def test_rerun_of_a_first_micro_batch_without_a_quiet_topic_reads_none_of_its_messages(
-    stream: Stream, busy: bool
-) -> None:
+def test_rerun_of_a_first_micro_batch_reads_nothing_of_a_quiet_topic(stream: Stream, busy: bool) -> None:
     quiet = MessageQueue("quiet", "a", 0)
     stream.queues(1, "quiet")
     stream.put(quiet, 7)
@@ -165,7 +163,7 @@ def test_rerun_of_a_first_micro_batch_without_a_quiet_topic_reads_none_of_its_me
             assert flat(query.latestOffset(end))[quiet] == 7
 
 
-def test_broker_unlisted_in_the_first_micro_batch_is_not_read_from_its_beginning() -> None:
+def test_broker_unlisted_at_first_is_not_read_from_its_beginning() -> None:
     away, latest = MessageQueue("t", "b", 0), {"starting_offsets": OffsetSpec("latest")}
     with FakeCluster(["a", "b"]) as cluster:
         stream = Stream(cluster)
@@ -220,7 +218,7 @@ def test_end_from_before_its_checkpoint_skips_no_new_queue(stream: Stream) -> No
         assert ranges_of(query.partitions({"t": {"a": {"0": 0}}}, end)) == [OffsetRange(Q1, 0, 5)]
 
 
-def test_first_micro_batch_of_release_1_0_0rc1_is_repeated_without_quiet_queues(stream: Stream) -> None:
+def test_first_micro_batch_of_1_0_0rc1_is_repeated_without_quiet_queues(stream: Stream) -> None:
     quiet = MessageQueue("quiet", "a", 0)
     stream.queues(1, "quiet")
     stream.put(quiet, 7)
@@ -344,7 +342,7 @@ def test_queue_that_ends_at_its_offset_again_is_lost_data_after_a_restart(stream
 
 
 @pytest.mark.parametrize("kept", [0, 3])
-def test_new_messages_of_a_shorter_queue_are_read_without_fail_on_data_loss(stream: Stream, kept: int) -> None:
+def test_new_messages_of_a_shorter_queue_are_read_if_loss_is_allowed(stream: Stream, kept: int) -> None:
     start = after_a_batch(stream, 5)
     stream.replace(Q0, kept, 1, at=9.0)
     with stream.query(fail_on_data_loss=False) as query:
@@ -401,9 +399,7 @@ def test_repeated_micro_batch_whose_queue_is_shorter_now_is_lost_data(
 
 
 @pytest.mark.parametrize(("kept", "later"), [(0, 0), (0, 1), (1, 1), (0, 4), (4, 0)])
-def test_repeated_later_micro_batch_whose_queue_is_shorter_now_reads_each_message_once(
-    stream: Stream, kept: int, later: int
-) -> None:
+def test_repeated_micro_batch_of_a_shorter_queue_reads_each_message_once(stream: Stream, kept: int, later: int) -> None:
     start = after_a_batch(stream, 3)
     for number in range(3, 6):
         stream.put(Q0, 1, at=number + 1)
@@ -430,7 +426,7 @@ def test_topic_without_new_messages_since_the_start_is_compared_too(stream: Stre
         query.partitions(end, query.latestOffset(end))
 
 
-def test_topic_that_a_query_leaves_out_for_a_while_is_compared_when_it_is_back(stream: Stream) -> None:
+def test_topic_that_returns_to_a_query_is_compared(stream: Stream) -> None:
     other = MessageQueue("other", "a", 0)
     stream.queues(1, "other")
     stream.put(other, 1)

@@ -24,7 +24,7 @@ def test_no_thread_starts_without_a_key() -> None:
     assert in_parallel((), str, NoThreads()) == {}
 
 
-def test_first_key_that_failed_is_reported_and_no_further_key_is_asked_about() -> None:
+def test_first_failed_key_is_reported_and_no_further_key_is_asked() -> None:
     second_has_failed = threading.Event()
     asked: list[int] = []
 
