@@ -35,7 +35,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_site_has_every_page(site: Path) -> None:
-    pages = {path.relative_to(ROOT).as_posix().removeprefix("docs/") for path in documents()} - {"SECURITY.md"}
+    pages = {path.relative_to(ROOT).as_posix().removeprefix("docs/") for path in documents()}
     built = {page.replace("README.md", "index.html").replace(".md", ".html") for page in pages}
     assert {page for page in built if not (site / page).exists()} == set()
     assert list(site.rglob("*.py")) == []

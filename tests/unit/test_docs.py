@@ -65,7 +65,7 @@ def test_heading_anchors_follow_the_rules_of_code_hosts(tmp_path: Path) -> None:
 
 def test_every_page_is_in_the_navigation_of_the_site() -> None:
     nav = re.findall(r"^ +- (?:\w+: )?(\S+\.md)$", (ROOT / "mkdocs.yml").read_text("utf-8"), re.MULTILINE)
-    pages = {path.relative_to(ROOT).as_posix().removeprefix("docs/") for path in PAGES} - {"README.md", "SECURITY.md"}
+    pages = {path.relative_to(ROOT).as_posix().removeprefix("docs/") for path in PAGES} - {"README.md"}
     notebooks = {f"notebooks/{path.stem}.md" for path in (ROOT / "notebooks").glob("*.ipynb")}
     assert sorted(nav) == sorted(pages | notebooks | {"index.md"})
 
