@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from enum import IntEnum
-from typing import Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 ROWS: Final = 2
 DRIVERS: Final = 3
@@ -267,11 +267,11 @@ def _deadlines(state: State) -> Iterator[Event]:
         yield f"the deadline of {half} passes", state._replace(expired=state.expired | {half})
 
 
-def _plus(halves: tuple, *more: object) -> tuple:  # type: ignore[type-arg]
+def _plus(halves: tuple[Any, ...], *more: Any) -> tuple[Any, ...]:
     return tuple(sorted((*halves, *more)))
 
 
-def _minus(halves: tuple, one: object) -> tuple:  # type: ignore[type-arg]
+def _minus(halves: tuple[Any, ...], one: Any) -> tuple[Any, ...]:
     at = halves.index(one)
     return (*halves[:at], *halves[at + 1 :])
 

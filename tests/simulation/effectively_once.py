@@ -354,7 +354,7 @@ class Controller:
             self.world.wait([], 2 * self.every)
         # The tasks of a dead driver end, too.
         for process in driver.tasks:
-            self.world.call_later(self.world.rng.random(), lambda process=process: self.kill(process))  # type: ignore[misc]
+            self.world.call_later(self.world.rng.random(), partial(self.kill, process))
         return driver.completed
 
     def kill(self, process: str) -> None:

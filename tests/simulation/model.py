@@ -360,8 +360,12 @@ class _ModelBrokers(Brokers):
             by_broker[queue.broker_name].append(queue)
         ends: dict[MessageQueue, int] = {}
         for some in by_broker.values():
+
+            def ends_of(broker: Any, some: list[MessageQueue] = some) -> dict[MessageQueue, int]:
+                return {queue: broker.end(queue) for queue in some}
+
             # The connector sends a request for each queue, all at the same time.
-            ends |= self._request(some[0], lambda broker, some=some: {queue: broker.end(queue) for queue in some})  # type: ignore[misc]
+            ends |= self._request(some[0], ends_of)
         return ends
 
     def min_offset(self, queue: MessageQueue) -> int:

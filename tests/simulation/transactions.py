@@ -6,6 +6,7 @@ import itertools
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 from rocketmq_spark.errors import RocketMQError
@@ -320,10 +321,7 @@ class _Client:
         """Send the messages, and wait until the brokers have checked what is open."""
         self.instance.register(GROUP)
         self.instance.start()
-        threads = [
-            self.world.start(lambda number=number: self._task(number), f"task {number}")  # type: ignore[misc]
-            for number in range(self.plan.tasks)
-        ]
+        threads = [self.world.start(partial(self._task, number), f"task {number}") for number in range(self.plan.tasks)]
         for thread in threads:
             thread.join()
             if thread.failure is not None:

@@ -13,6 +13,7 @@ import json
 import random
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import partial
 from typing import ClassVar
 
 from rocketmq_spark.deliveries.base import Write
@@ -249,7 +250,7 @@ class _Controller:
             if self._draw(kind, 0.5):
                 self.world.call_later(
                     rng.random() * rng.choice((0.03, 0.06, 8.0)),
-                    lambda kind=kind, seconds=seconds: self._freeze(driver, kind, seconds),  # type: ignore[misc]
+                    partial(self._freeze, driver, kind, seconds),
                 )
         return driver
 

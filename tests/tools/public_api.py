@@ -13,6 +13,7 @@ import inspect
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Final
 
 LISTED: Final = Path(__file__).parents[1] / "unit" / "public_api.txt"
@@ -37,12 +38,12 @@ def lines() -> Iterator[str]:
                 yield from _described(f"{module_name}.{name}", found)
 
 
-def _defined_here(module: object) -> set[str]:
+def _defined_here(module: ModuleType) -> set[str]:
     """Return the public names that a module itself defines."""
     return {
         name
         for name, value in vars(module).items()
-        if not name.startswith("_") and getattr(value, "__module__", None) == module.__name__  # type: ignore[attr-defined]
+        if not name.startswith("_") and getattr(value, "__module__", None) == module.__name__
     }
 
 
