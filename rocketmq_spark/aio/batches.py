@@ -222,9 +222,12 @@ class Batches:
                     ),
                 )
             else:
-                lane.in_flight += 1
-                send = partial(self._blocking.send_batch_async, batch.messages, timeout_ms=left * 1000)
-                self._begin(batch, send, partial(self._end_shared, lane))
+                self._send_shared(lane, batch, left * 1000)
+
+    def _send_shared(self, lane: _Lane, batch: _Batch, timeout_ms: float | None = None) -> None:
+        lane.in_flight += 1
+        send = partial(self._blocking.send_batch_async, batch.messages, timeout_ms=timeout_ms)
+        self._begin(batch, send, partial(self._end_shared, lane))
 
     def _end_shared(self, lane: _Lane, batch: _Batch, future: Future[SendResult]) -> None:
         lane.in_flight -= 1
@@ -330,9 +333,7 @@ class Batches:
                     batch = lane.ready.popleft()
                     batch.drop_cancelled()
                     if batch.messages:
-                        lane.in_flight += 1
-                        send = partial(self._blocking.send_batch_async, batch.messages)
-                        self._begin(batch, send, partial(self._end_shared, lane))
+                        self._send_shared(lane, batch)
 
     def _admit(self, nbytes: int, waiter: Waiter) -> bool:
         """Count bytes as pending, or fail the waiter."""
