@@ -25,7 +25,7 @@ from rocketmq_spark.options.sink import SINK_OPTIONS, SinkOptions
 from rocketmq_spark.producer.service import batch_trace_sender
 from rocketmq_spark.routing.client_instance import ClientInstance
 from rocketmq_spark.sink.checks import check_columns, check_topic, ordered_queues
-from rocketmq_spark.sink.task import AT_LEAST_ONCE, SendRules, write_rows
+from rocketmq_spark.sink.task import AT_LEAST_ONCE, SendContext, SendRules, write_rows
 
 ArrowData: TypeAlias = "pa.Table | pa.RecordBatch | pa.RecordBatchReader | Iterable[pa.RecordBatch]"
 
@@ -73,18 +73,11 @@ def send_arrow(
     recorder = Recorder(uuid.uuid4().hex, -1, 0)
     queues = ordered_queues(parsed, instance)
     batches = _checked(record_batches(data), parsed, instance)
+    open_trace_sender = partial(batch_trace_sender, parsed)
+    context = SendContext(options=parsed, instance=instance, queues=queues, open_trace_sender=open_trace_sender)
 
     def send(batches: Iterator[pa.RecordBatch], *, row_id_name: str = "", rules: SendRules | None = None) -> None:
-        write_rows(
-            parsed,
-            instance,
-            recorder,
-            batches,
-            write_id=row_id_name or recorder.write_id,
-            queues=queues,
-            open_trace_sender=partial(batch_trace_sender, parsed),
-            rules=rules or AT_LEAST_ONCE,
-        )
+        write_rows(context, recorder, batches, row_id_name or recorder.write_id, rules or AT_LEAST_ONCE)
 
     open_instance: OpenInstance = lambda: nullcontext(instance)  # noqa: E731 - a name for the type
     planned = delivery.plan(parsed, open_instance, write, queues)

@@ -167,29 +167,35 @@ class RowBatchers:
         return {topic: not info.template and configs[info.topic].keys_required for topic, info in infos.items()}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendContext:
+    """What the tasks of a write share in one process. The caller registers and unregisters the producer group."""
+
+    options: SinkOptions
+    instance: ClientInstance
+    queues: Sequence[MessageQueue] | None = None  # Those of an ordered write
+    servers_reached: bool = False  # As of `RouteFinder`
+    open_trace_sender: Callable[[], contextlib.AbstractContextManager[SendTrace]] | None = None  # For ``enable_trace``
+
+
 def write_rows(
-    options: SinkOptions,
-    instance: ClientInstance,
+    context: SendContext,
     recorder: Recorder,
     batches: Iterator[pa.RecordBatch],
-    *,
     write_id: str,
-    queues: Sequence[MessageQueue] | None = None,
-    servers_reached: bool = False,
-    open_trace_sender: Callable[[], contextlib.AbstractContextManager[SendTrace]] | None = None,
     rules: SendRules = AT_LEAST_ONCE,
 ) -> None:
     """Send every row of `batches`; return when every row is acknowledged (with ``sendMode=oneway``: written).
 
-    The schema has passed `check_schema`, and the caller registers and unregisters the producer group of `instance`.
-    ``enable_trace`` requires `open_trace_sender`. See `RowBatchers` and `RouteFinder`. Raises as `BatchSender.write`.
+    The schema has passed `check_schema`. See `RowBatchers` for `write_id`. Raises as `BatchSender.write`.
     """
+    options, instance = context.options, context.instance
     observers: list[OnStored] = []
     with contextlib.ExitStack() as stack:
         if options.enable_trace:
-            assert open_trace_sender is not None
+            assert context.open_trace_sender is not None
             masters = instance.routes.masters
-            send = stack.enter_context(open_trace_sender())
+            send = stack.enter_context(context.open_trace_sender())
             tracer = BatchTracer(options, lambda broker_name: masters().get(broker_name, ""), send)
             observers.append(stack.enter_context(tracer).append)
         if options.recall_path is not None:
@@ -200,9 +206,9 @@ def write_rows(
         routes = RouteFinder(
             options,
             instance,
-            fixed_queues=queues,
+            fixed_queues=context.queues,
             broker_names=rules.broker_names,
-            servers_reached=servers_reached,
+            servers_reached=context.servers_reached,
         )
         open_sender = rules.open_sender or (OnewaySender if options.send_mode == "oneway" else BatchSender)
         sender = open_sender(routes, recorder, max_rate_per_second=task_rate(options), on_stored=on_stored)

@@ -46,7 +46,7 @@ def send_rows(
 ) -> None:
     """Send the rows of a task; see `rocketmq_spark.deliveries.base.Send`."""
     from rocketmq_spark.sink.routes import acquired
-    from rocketmq_spark.sink.task import AT_LEAST_ONCE, write_rows
+    from rocketmq_spark.sink.task import AT_LEAST_ONCE, SendContext, write_rows
 
     open_trace_sender = None
     if options.enable_trace:
@@ -55,18 +55,16 @@ def send_rows(
 
         open_trace_sender = partial(batch_trace_sender, options)
     with acquired(options) as instance:
-        write_rows(
-            options,
-            instance,
-            recorder,
-            batches,
-            # Within foreachBatch the recorder has the query's id, which all writes of a micro-batch share.
-            write_id=row_id_name or save_id or recorder.write_id,
+        context = SendContext(
+            options=options,
+            instance=instance,
             queues=lookup.queues,
             servers_reached=lookup.right_address(recorder.batch_id),
             open_trace_sender=open_trace_sender,
-            rules=rules or AT_LEAST_ONCE,
         )
+        # Within foreachBatch the recorder has the query's id, which all writes of a micro-batch share.
+        write_id = row_id_name or save_id or recorder.write_id
+        write_rows(context, recorder, batches, write_id, rules or AT_LEAST_ONCE)
 
 
 def name_micro_batch(error: RocketMQError, query_id: str, batch_id: int) -> None:

@@ -29,7 +29,7 @@ from rocketmq_spark.metrics import Recorder
 from rocketmq_spark.options.parsing import parse_sink_options
 from rocketmq_spark.routing.client_instance import ClientInstance
 from rocketmq_spark.routing.connect import new_transport
-from rocketmq_spark.sink.task import SendRules, write_rows
+from rocketmq_spark.sink.task import SendContext, SendRules, write_rows
 from tests.benchmarks.bench_exactly_once import session
 from tests.benchmarks.contest import FORGETFUL, Figure, await_rest, in_turns, ratios, show
 
@@ -63,9 +63,11 @@ class Job:
         recorder = Recorder("query", write.batch_id, 0)
         batches = pa.table({"body": pa.array([b"x" * 100] * rows)}).to_batches(max_chunksize=10_000)
 
+        context = SendContext(options=self.brokers.options, instance=self._instance)
+
         def send(batches: Iterator[pa.RecordBatch], *, row_id_name: str = "", rules: SendRules | None = None) -> None:
             assert rules is not None
-            write_rows(self.brokers.options, self._instance, recorder, batches, write_id=row_id_name, rules=rules)
+            write_rows(context, recorder, batches, row_id_name, rules)
 
         attempted = Attempt(self.brokers, plan, write, 0).run(recorder, iter(batches), partial(send_missing, send))
         sent = time.perf_counter()

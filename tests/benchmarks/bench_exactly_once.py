@@ -29,7 +29,7 @@ from rocketmq_spark.metrics import Recorder
 from rocketmq_spark.options.parsing import parse_sink_options
 from rocketmq_spark.routing.client_instance import ClientInstance
 from rocketmq_spark.routing.connect import new_transport
-from rocketmq_spark.sink.task import write_rows
+from rocketmq_spark.sink.task import SendContext, write_rows
 from tests.benchmarks.contest import ROOT, Figure, in_turns, ratios, show
 
 ROWS = 240_000
@@ -67,14 +67,9 @@ class Driver:
         self._number += 1
         group, collector = group_of("micro-batches", write, 1, planned.planned.run_id), HalfCollector()
         batch = pa.record_batch({"body": pa.array([b"x" * 100] * rows)})
-        write_rows(
-            self._options,
-            self._instance,
-            Recorder("query", self._number, 0),
-            iter([batch]),
-            write_id="query",
-            rules=half_rules(group, self._options.transaction_timeout_ms, collector.append),
-        )
+        context = SendContext(options=self._options, instance=self._instance)
+        rules = half_rules(group, self._options.transaction_timeout_ms, collector.append)
+        write_rows(context, Recorder("query", self._number, 0), iter([batch]), "query", rules)
         return planned, write, Prepared(group, collector.halves().to_bytes())
 
     def commit(self, planned: ExactlyOnce, write: Write, prepared: Prepared) -> CommitReport:

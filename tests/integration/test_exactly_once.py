@@ -40,7 +40,7 @@ from rocketmq_spark.producer.producer import Producer
 from rocketmq_spark.protocol.remoting.codes import RequestCode
 from rocketmq_spark.routing.client_instance import ClientInstance
 from rocketmq_spark.routing.connect import new_transport
-from rocketmq_spark.sink.task import write_rows
+from rocketmq_spark.sink.task import SendContext, write_rows
 from rocketmq_spark.transport.runtime import PROCESS, Runtime
 from tests.support.cluster import started
 from tests.support.processes import PATIENCE, wait_for
@@ -141,15 +141,10 @@ def prepare(job: Driver, rows: pa.RecordBatch, write: Write = WRITE) -> tuple[Ha
     """Store rows as half messages, as a task does; return them and their group."""
     group = group_of(job.log.transactional_id, write, 1, job.two_phase.run_id)
     collector = HalfCollector()
-    write_rows(
-        job.options,
-        job.instance,
-        Recorder("", -1, 0),
-        iter([rows]),
-        write_id=write.name,
-        queues=job.queues if job.options.ordered else None,
-        rules=half_rules(group, job.options.transaction_timeout_ms, collector.append),
-    )
+    queues = job.queues if job.options.ordered else None
+    context = SendContext(options=job.options, instance=job.instance, queues=queues)
+    rules = half_rules(group, job.options.transaction_timeout_ms, collector.append)
+    write_rows(context, Recorder("", -1, 0), iter([rows]), write.name, rules)
     return Halves.from_bytes(collector.halves().to_bytes()), group
 
 
@@ -495,7 +490,8 @@ def test_recovered_rows_have_the_content_of_plain_ones(brokers: LocalCluster, to
     with driver(brokers, topic, more) as job:
         once = job.options
         job.options = replace(once, topic=plain, delivery="atLeastOnce", batching=False)
-        write_rows(job.options, job.instance, Recorder("", -1, 0), iter([rows]), write_id="plain")
+        context = SendContext(options=job.options, instance=job.instance)
+        write_rows(context, Recorder("", -1, 0), iter([rows]), "plain")
         expected = [content(message) for part in read(job, brokers).values() for message in part]
     with driver(brokers, topic, more, timeout_ms=2 * SOON) as job:
         halves, group = prepare(job, rows)

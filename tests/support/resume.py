@@ -16,7 +16,7 @@ from rocketmq_spark.deliveries.effectively_once.plan import ResumePlan, plan_wri
 from rocketmq_spark.deliveries.log.decision_log import DecisionLog
 from rocketmq_spark.deliveries.log.delivery import forget_logs, log_of
 from rocketmq_spark.metrics import Recorder, WriteSummary, merge_into
-from rocketmq_spark.sink.task import SendRules, write_rows
+from rocketmq_spark.sink.task import SendContext, SendRules, write_rows
 from tests.support.two_phase import TOPIC, Driver
 
 WRITE = Write("write-1")
@@ -70,10 +70,8 @@ def _send(
 ) -> None:
     assert rules is not None
     queues = job.queues if job.options.ordered else None
-    options, instance = job.options, job.instance
-    write_rows(
-        options, instance, recorder, rows, write_id=row_id_name, queues=queues, servers_reached=True, rules=rules
-    )
+    context = SendContext(options=job.options, instance=job.instance, queues=queues, servers_reached=True)
+    write_rows(context, recorder, rows, row_id_name, rules)
 
 
 def job_log(job: Driver) -> DecisionLog:

@@ -24,7 +24,7 @@ from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.options.parsing import parse_sink_options
 from rocketmq_spark.producer.producer import Producer
 from rocketmq_spark.routing.client_instance import ClientInstance
-from rocketmq_spark.sink.task import write_rows
+from rocketmq_spark.sink.task import SendContext, write_rows
 from rocketmq_spark.testing import Reply
 from tests.support.scripted import ScriptedTransport, route
 
@@ -204,7 +204,8 @@ def test_task_of_an_ordered_write_looks_up_whether_rows_need_a_key(transport: Sc
     # The driver has looked up the queues; the process of the task has no route yet.
     instance = ClientInstance("id", transport, options.connection)
     recorder = Recorder("w", -1, 0)
-    write_rows(options, instance, recorder, iter([rows]), write_id="w", queues=[MessageQueue("T", "a", 1)])
+    context = SendContext(options=options, instance=instance, queues=[MessageQueue("T", "a", 1)])
+    write_rows(context, recorder, iter([rows]), "w")
     assert [message.body for messages in transport.stored.values() for message in messages] == [b"x"]
 
 
