@@ -124,4 +124,4 @@ soak: setup ## Write for MINUTES (30) while brokers restart; fail if rows are mi
 
 .PHONY: clean
 clean: ## Remove the virtual environment and files of tools
-	rm -rf $(VENV) build dist site *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis spark-warehouse
+	rm -rf $(VENV) build dist site *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage spark-warehouse
