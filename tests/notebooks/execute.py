@@ -24,6 +24,9 @@ from tests.support.processes import PATIENCE
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 
+_STARTS = re.compile(r"^cluster = rocketmq_spark\.LocalCluster\(.*\)\ncluster\.start\(\)\n", re.MULTILINE)
+_STOPS = re.compile(r"^cluster\.stop\(\)$", re.MULTILINE)
+_ONE_CLUSTER = "cluster = rocketmq_spark.LocalCluster(brokers=2)\ncluster.start()"
 _PLACES = re.compile(r"(?<![\w.<])/(?:tmp|root|home|work|var|usr|opt|Users|private)\b[^\s'\"<]*|file:/\S+")
 
 
@@ -34,20 +37,30 @@ def executed(path: Path, folder: Path) -> Any:
     return notebook
 
 
-def executed_in_one_kernel(paths: Sequence[Path], folder: Path, **environ: str) -> list[Any]:
-    """Return notebooks after a run of one after another. Each begins without names, but with the JVM of the others.
+def executed_together(paths: Sequence[Path], folder: Path, **environ: str) -> list[Any]:
+    """Return notebooks after a run of one after another, in one kernel and on one cluster of two brokers.
 
-    `environ` are environment variables of the kernel. A failed cell raises, as in `executed`.
+    Each begins with no name but `cluster`. The topics of all must have different names. `environ` are environment
+    variables of the kernel. A failed cell raises, as in `executed`.
     """
     notebooks = [nbformat.read(path, as_version=4) for path in paths]
     cells = []
     for path, notebook in zip(paths, notebooks, strict=True):
+        first, last = notebook is notebooks[0], notebook is notebooks[-1]
+        _replace(notebook, _STARTS, f"{_ONE_CLUSTER}\n" if first else "")
+        _replace(notebook, _STOPS, "cluster.stop()" if last else "")
         for cell in notebook.cells:
             cell.id = f"{path.stem}-{cell.id}"
-        cells += [nbformat.v4.new_code_cell("%reset_selective -f ."), *notebook.cells]
+        cells += [nbformat.v4.new_code_cell(r"%reset_selective -f ^(?!cluster$)"), *notebook.cells]
     # They share the cells, which get the outputs.
     _execute(nbformat.v4.new_notebook(cells=cells), folder, **environ)
     return notebooks
+
+
+def _replace(notebook: Any, pattern: re.Pattern[str], text: str) -> None:
+    """Replace the only match of a pattern in the code of a notebook."""
+    [cell] = [cell for cell in code_cells(notebook) if pattern.search(cell.source)]
+    cell.source = pattern.sub(text, cell.source)
 
 
 def _execute(notebook: Any, folder: Path, **environ: str) -> None:

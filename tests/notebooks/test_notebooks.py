@@ -8,7 +8,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from tests.notebooks.execute import NOTEBOOKS, clean, code_cells, data_of, executed_in_one_kernel, leftovers
+from tests.notebooks.execute import NOTEBOOKS, clean, code_cells, data_of, executed_together, leftovers
 
 PATHS = sorted(NOTEBOOKS.glob("*.ipynb"))
 each_notebook = pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
@@ -20,7 +20,7 @@ each_notebook = pytest.mark.parametrize("path", PATHS, ids=lambda path: path.ste
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")
 def test_notebooks_run(tmp_path: Path) -> None:
     # A tenth of the rows: the test needs the code, not the figures.
-    for notebook in executed_in_one_kernel(PATHS, tmp_path, ROWS="20_000"):
+    for notebook in executed_together(PATHS, tmp_path, ROWS="20_000"):
         clean(notebook)
         assert data_of(notebook, "image/png")
         assert data_of(notebook, "text/html")
