@@ -23,10 +23,17 @@ _PROPERTY = "account"
 
 @pytest.fixture(scope="package")
 def _breakable() -> Iterator[LocalCluster]:
-    # Some tests attach a slave to the first broker; by default a local broker sends slaves nothing. The second broker
-    # flushes before it answers, so that a flush can time out.
     properties: list[dict[str, object]] = [
-        {"haTransferBatchSize": 32_768, "haHousekeepingInterval": 20_000},
+        {
+            # By default, a local broker sends nothing to slaves.
+            "haTransferBatchSize": 32_768,
+            "haHousekeepingInterval": 20_000,
+            # Small files, which tests delete, or let expire in any hour.
+            "mappedFileSizeCommitLog": 4 * 1024 * 1024,
+            "deleteWhen": ";".join(f"{hour:02d}" for hour in range(24)),
+            "cleanResourceInterval": 4_000,
+        },
+        # The second broker flushes before it answers, so that a flush can time out.
         {"flushDiskType": "SYNC_FLUSH"},
     ]
     with started(LocalCluster(brokers=2, proxy=True, broker_properties=properties, start_timeout=PATIENCE)) as cluster:

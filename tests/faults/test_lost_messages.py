@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -26,7 +25,7 @@ from rocketmq_spark.protocol.remoting.records import encode_batch
 from rocketmq_spark.spark.reader import RocketMQBatchReader
 from rocketmq_spark.spark.stream_reader import stream_reader
 from rocketmq_spark.transport.remoting.transport import RemotingTransport
-from tests.support.cluster import Slave, set_config, started
+from tests.support.cluster import Slave, commit_log, set_config
 from tests.support.processes import PATIENCE, wait_for
 from tests.support.streams import Feed
 from tests.support.writes import make_topic
@@ -37,29 +36,14 @@ SCHEMA = StructType().add("queueOffset", "long").add("tags", "string")
 GAP = re.compile(r"messages (\d+) to (\d+) of \S+ are not there any more")
 # Four commit-log files of 4 MiB, and a part of a fifth.
 ROWS, NBYTES = 8_000, 2_000
-FILE_SIZE = 4 * 1024 * 1024
-
-
-@pytest.fixture(scope="module")
-def small_files() -> Iterator[LocalCluster]:
-    """A broker whose commit log is of small files. Its retention can be changed while it runs."""
-    properties = {
-        "mappedFileSizeCommitLog": FILE_SIZE,
-        "haTransferBatchSize": 32_768,
-        "haHousekeepingInterval": 20_000,
-        "deleteWhen": ";".join(f"{hour:02d}" for hour in range(24)),
-        "cleanResourceInterval": 4_000,
-    }
-    with started(LocalCluster(broker_properties=properties, start_timeout=PATIENCE)) as cluster:
-        yield cluster
 
 
 @pytest.fixture
-def feed(small_files: LocalCluster, topic: str) -> Iterator[Feed]:
-    """A feed of the test's topic, which has one queue."""
-    make_topic(small_files, topic, queues=1)
-    with Producer("feed", name_server=small_files.name_server) as producer:
-        yield Feed(producer, small_files.name_server, topic)
+def feed(two_brokers: LocalCluster, topic: str) -> Iterator[Feed]:
+    """A feed of the test's topic, which has one queue, on the first broker."""
+    make_topic(two_brokers, topic, queues=1, on=two_brokers.brokers[:1])
+    with Producer("feed", name_server=two_brokers.name_server) as producer:
+        yield Feed(producer, two_brokers.name_server, topic)
 
 
 def options_of(cluster: LocalCluster, topic: str, *, streaming: bool = False, **options: object) -> SourceOptions:
@@ -79,23 +63,19 @@ def missing(texts: list[str]) -> list[int]:
     return [offset for first, last in gaps for offset in range(int(first), int(last) + 1)]
 
 
-def commit_log(cluster: LocalCluster) -> list[Path]:
-    return sorted((cluster.brokers[0].folder / "store" / "commitlog").iterdir())
-
-
 def test_slave_that_started_later_loses_no_row_while_master_hangs(
-    small_files: LocalCluster, feed: Feed, topic: str
+    two_brokers: LocalCluster, feed: Feed, topic: str
 ) -> None:
-    [master], queue = small_files.brokers, MessageQueue(topic, "broker-0", 0)
+    master, queue = two_brokers.brokers[0], MessageQueue(topic, "broker-0", 0)
     feed(ROWS, nbytes=NBYTES)
-    slave = Slave(small_files, topic, mappedFileSizeCommitLog=FILE_SIZE)
+    slave = Slave(two_brokers, topic)
     try:
         slave.launch()
         feed(100)
         slave.catch_up()
-        with RemotingTransport([small_files.name_server]) as transport:
+        with RemotingTransport([two_brokers.name_server]) as transport:
             assert transport.min_offset(queue, slave.broker.address, 5.0) > 0
-        reader = RocketMQBatchReader(options_of(small_files, topic, pullTimeoutMs=1000), SCHEMA, None)
+        reader = RocketMQBatchReader(options_of(two_brokers, topic, pullTimeoutMs=1000), SCHEMA, None)
         with ThreadPoolExecutor(1) as pool:
             master.pause()
             try:
@@ -112,43 +92,43 @@ def test_slave_that_started_later_loses_no_row_while_master_hangs(
 
 
 def test_deleted_files_are_reported_before_the_minimum_offset_is_corrected(
-    small_files: LocalCluster, feed: Feed, topic: str, caplog: pytest.LogCaptureFixture
+    two_brokers: LocalCluster, feed: Feed, topic: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    [broker] = small_files.brokers
-    before = len(commit_log(small_files))
+    broker = two_brokers.brokers[0]
+    before = len(commit_log(broker))
     feed(ROWS, nbytes=NBYTES)
     broker.kill()
-    for file in commit_log(small_files)[before : before + 2]:
+    for file in commit_log(broker)[before : before + 2]:
         file.unlink()
     broker.restart()
-    with RemotingTransport([small_files.name_server]) as transport:
+    with RemotingTransport([two_brokers.name_server]) as transport:
         assert transport.min_offset(MessageQueue(topic, broker.name, 0), broker.address, 5.0) == 0
-    reader = RocketMQBatchReader(options_of(small_files, topic, failOnDataLoss=False, minPartitions=3), SCHEMA, None)
+    reader = RocketMQBatchReader(options_of(two_brokers, topic, failOnDataLoss=False, minPartitions=3), SCHEMA, None)
     offsets = [offset for task in reader.partitions() for offset in offsets_of(reader.read(task))]
     lost = missing(caplog.messages)
     assert len(lost) > ROWS // 4
     assert sorted(offsets + lost) == list(range(ROWS))
     # One task meets the gap as a whole, and names it as a whole.
-    reader = RocketMQBatchReader(options_of(small_files, topic), SCHEMA, None)
+    reader = RocketMQBatchReader(options_of(two_brokers, topic), SCHEMA, None)
     [task] = reader.partitions()
     with pytest.raises(DataLossError, match=rf"messages {lost[0]} to {lost[-1]} of {topic}/broker-0/0 are not there"):
         list(reader.read(task))
     # A broker passes over deleted messages with a filter, too.
     starts = json.dumps({topic: {broker.name: {"0": lost[0]}}})
     reader = RocketMQBatchReader(
-        options_of(small_files, topic, subExpression="none", startingOffsets=starts), SCHEMA, None
+        options_of(two_brokers, topic, subExpression="none", startingOffsets=starts), SCHEMA, None
     )
     [task] = reader.partitions()
     with pytest.raises(DataLossError, match=rf"messages {lost[0]} to {lost[-1]} of {topic}/broker-0/0 are not there"):
         list(reader.read(task))
 
 
-def test_gaps_of_a_compacted_topic_are_not_reported(small_files: LocalCluster, topic: str) -> None:
+def test_gaps_of_a_compacted_topic_are_not_reported(two_brokers: LocalCluster, topic: str) -> None:
     """A broker drops messages without keys at once, and counts their offsets."""
-    [broker] = small_files.brokers
+    broker = two_brokers.brokers[0]
     with (
-        Producer("feed", name_server=small_files.name_server) as producer,
-        RemotingTransport([small_files.name_server]) as transport,
+        Producer("feed", name_server=two_brokers.name_server) as producer,
+        RemotingTransport([two_brokers.name_server]) as transport,
     ):
         transport.create_topic(broker.address, topic, 1, 6, 5.0, attributes="+cleanup.policy=COMPACTION")
         wait_for(lambda: topic in transport.topics(5.0))
@@ -162,7 +142,7 @@ def test_gaps_of_a_compacted_topic_are_not_reported(small_files: LocalCluster, t
         assert outcomes.get(timeout=PATIENCE).error is None
         producer.send_arrow(pa.table({"body": ["x"] * 10, "keys": ["k"] * 10}), topic)
         wait_for(lambda: transport.max_offset(queue, broker.address, 5.0) == 30)
-    reader = RocketMQBatchReader(options_of(small_files, topic), SCHEMA, None)
+    reader = RocketMQBatchReader(options_of(two_brokers, topic), SCHEMA, None)
     [task] = reader.partitions()
     assert list(offsets_of(reader.read(task))) == [*range(10), *range(20, 30)]
 
@@ -170,12 +150,12 @@ def test_gaps_of_a_compacted_topic_are_not_reported(small_files: LocalCluster, t
 @pytest.mark.long
 @pytest.mark.parametrize("streaming", [False, True], ids=["batch", "stream"])
 def test_messages_that_expire_during_a_read_are_all_reported(
-    small_files: LocalCluster, feed: Feed, topic: str, caplog: pytest.LogCaptureFixture, streaming: bool
+    two_brokers: LocalCluster, feed: Feed, topic: str, caplog: pytest.LogCaptureFixture, streaming: bool
 ) -> None:
     """A broker cleans up for the first time a minute after its start, and every four seconds from then on."""
-    [broker] = small_files.brokers
+    broker = two_brokers.brokers[0]
     feed(ROWS, nbytes=NBYTES)
-    options = options_of(small_files, topic, streaming=streaming, failOnDataLoss=False, startingOffsets="earliest")
+    options = options_of(two_brokers, topic, streaming=streaming, failOnDataLoss=False, startingOffsets="earliest")
     if streaming:
         stream = stream_reader(options, SCHEMA, None)
         start = stream.initialOffset()
@@ -186,11 +166,11 @@ def test_messages_that_expire_during_a_read_are_all_reported(
         batch = RocketMQBatchReader(options, SCHEMA, None)
         [task] = batch.partitions()
         read = batch.read
-    files = len(commit_log(small_files))
+    files = len(commit_log(broker))
     rows = offsets_of(read(task))
 
     def files_left(most: int) -> bool:
-        return len(commit_log(small_files)) <= most
+        return len(commit_log(broker)) <= most
 
     offsets = list(itertools.islice(rows, 1))
     set_config(broker, fileReservedTime=0)

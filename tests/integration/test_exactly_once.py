@@ -22,6 +22,8 @@ import pytest
 from rocketmq_spark.admin import Admin
 from rocketmq_spark.cli.transactions import finish_writes
 from rocketmq_spark.cluster import LocalCluster
+from rocketmq_spark.cluster.probe import Probe
+from rocketmq_spark.cluster.security import client_options
 from rocketmq_spark.deliveries.base import Write
 from rocketmq_spark.deliveries.exactly_once.commit import group_of
 from rocketmq_spark.deliveries.exactly_once.delivery import ExactlyOnce
@@ -42,32 +44,24 @@ from rocketmq_spark.routing.client_instance import ClientInstance
 from rocketmq_spark.routing.connect import new_transport
 from rocketmq_spark.sink.task import SendContext, write_rows
 from rocketmq_spark.transport.runtime import PROCESS, Runtime
-from tests.support.cluster import started
+from tests.support.cluster import SHORT_DEADLINES, SharedCluster, started
 from tests.support.processes import PATIENCE, wait_for
 from tests.support.reading import read_queue
 from tests.support.two_phase import ID, WRITE, Driver
 
 pytestmark = pytest.mark.integration
 
-# A broker's transactionTimeOut is the shortest deadline of a half message; its default is 6 s.
-SHORT_DEADLINES = {"transactionTimeOut": "500"}
+Cluster = LocalCluster | SharedCluster
+
 # The deadline of drivers that die, milliseconds. A recovery waits for its end.
 SOON = 2_000
 ROWS = [f"row-{number:02}" for number in range(40)]
 MANY_ROWS = [f"row-{number:04}" for number in range(4_000)]
 
 
-@pytest.fixture(scope="module")
-def brokers() -> Iterator[LocalCluster]:
-    """Two brokers."""
-    cluster = LocalCluster(brokers=2, broker_properties=SHORT_DEADLINES, start_timeout=PATIENCE)
-    with started(cluster):
-        yield cluster
-
-
 @contextmanager
 def driver(
-    cluster: LocalCluster,
+    cluster: Cluster,
     topic: str,
     options: Mapping[str, str] | None = None,
     *,
@@ -84,7 +78,7 @@ def driver(
 
 
 @contextmanager
-def planning(cluster: LocalCluster, topic: str, **options: str) -> Iterator[Callable[[Write | None], ExactlyOnce]]:
+def planning(cluster: Cluster, topic: str, **options: str) -> Iterator[Callable[[Write | None], ExactlyOnce]]:
     """Return a function that plans a batch write, or a stream (None)."""
     given = {"nameServer": cluster.name_server, "topic": topic, "transactionTopic": log_of(topic)}
     parsed = parse_sink_options({**given, "delivery": "exactlyOnce", "transactionalId": ID, **options}, {})
@@ -97,9 +91,10 @@ def log_of(topic: str) -> str:
     return f"log-{topic}"
 
 
-def create(cluster: LocalCluster, topic: str, queues: int = 2, write_queues: int | None = None) -> str:
+def create(cluster: Cluster, topic: str, queues: int = 2, write_queues: int | None = None) -> str:
     """Create or change a topic on all brokers, and return its name."""
-    with Admin(cluster.name_server, **admin_settings(cluster)) as admin:
+    settings = cluster.admin_settings if isinstance(cluster, SharedCluster) else {}
+    with Admin(cluster.name_server, **settings) as admin:
         for broker in cluster.brokers:
             admin.transport.create_topic(
                 broker.address, topic, write_queues or queues, PERM_READ | PERM_WRITE, 10.0, read_queue_nums=queues
@@ -107,14 +102,7 @@ def create(cluster: LocalCluster, topic: str, queues: int = 2, write_queues: int
     return topic
 
 
-def admin_settings(cluster: LocalCluster) -> dict[str, Any]:
-    """Return the keyword arguments of `Admin` with the administrator's rights."""
-    assert cluster._site is not None
-    admin = cluster._site.security.admin
-    return {} if admin is None else {"access_key": admin.access_key, "secret_key": admin.secret_key}
-
-
-def read(job: Driver, cluster: LocalCluster, queues: int = 2) -> dict[MessageQueue, list[MessageExt]]:
+def read(job: Driver, cluster: Cluster, queues: int = 2) -> dict[MessageQueue, list[MessageExt]]:
     """Return the messages of each queue of the topic of rows that consumers see."""
     names = {broker.name: broker.address for broker in cluster.brokers}
     # A broker makes messages visible in the order of its commit log.
@@ -131,7 +119,7 @@ def read(job: Driver, cluster: LocalCluster, queues: int = 2) -> dict[MessageQue
     return found
 
 
-def visible(job: Driver, cluster: LocalCluster, queues: int = 2) -> Counter[str]:
+def visible(job: Driver, cluster: Cluster, queues: int = 2) -> Counter[str]:
     """Return the rows that consumers see, with the number of their copies."""
     messages = read(job, cluster, queues).values()
     return Counter(message.body.decode() for part in messages for message in part)
@@ -151,13 +139,6 @@ def prepare(job: Driver, rows: pa.RecordBatch, write: Write = WRITE) -> tuple[Ha
 # Access control
 
 
-@pytest.fixture(scope="module")
-def guarded() -> Iterator[LocalCluster]:
-    """A broker with access control."""
-    with started(LocalCluster(auth=True, broker_properties=SHORT_DEADLINES, start_timeout=PATIENCE)) as cluster:
-        yield cluster
-
-
 def full_rights(topic: str) -> dict[str, list[str]]:
     """Return the rights of an exactly-once write, by resource. See docs/security.md#access-control."""
     return {
@@ -167,16 +148,14 @@ def full_rights(topic: str) -> dict[str, list[str]]:
     }
 
 
-def all_rights(cluster: LocalCluster) -> dict[str, str]:
-    """Return the options of the administrator."""
-    settings = admin_settings(cluster)
-    return {"accessKey": settings["access_key"], "secretKey": settings["secret_key"]}
+def all_rights(cluster: SharedCluster) -> dict[str, str]:
+    """Return the options of the administrator, without the name server."""
+    return {name: value for name, value in cluster.options.items() if name != "nameServer"}
 
 
-def user_with(cluster: LocalCluster, rights: Mapping[str, Sequence[str]]) -> dict[str, str]:
-    """Create a user with exactly these rights, and return its options."""
-    assert cluster._site is not None
-    probe, name, secret = cluster._site.probe, f"user-{uuid.uuid4().hex[:8]}", "hush-hush"
+def user_with(cluster: SharedCluster, rights: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """Create a user with exactly these rights, and return its options, without the name server."""
+    probe, name, secret = Probe(**cluster.transport_settings), f"user-{uuid.uuid4().hex[:8]}", "hush-hush"
     user = {"username": name, "password": secret, "userType": "Normal"}
     entries = [
         {"resource": resource, "actions": actions, "decision": "Allow"}
@@ -190,14 +169,14 @@ def user_with(cluster: LocalCluster, rights: Mapping[str, Sequence[str]]) -> dic
             (RequestCode.AUTH_CREATE_ACL, "subject", f"User:{name}", acl),
         ):
             probe.ask(broker.address, code, {field: value}, "creating a user", json.dumps(body).encode())
-    return {"accessKey": name, "secretKey": secret}
+    return {**all_rights(cluster), "accessKey": name, "secretKey": secret}
 
 
 @pytest.fixture
-def administrator(guarded: LocalCluster, topic: str) -> Iterator[Driver]:
+def administrator(secured: SharedCluster, topic: str) -> Iterator[Driver]:
     """A driver with all rights, which creates the topics of rows and of the log."""
-    create(guarded, topic)
-    with driver(guarded, topic, all_rights(guarded), timeout_ms=SOON) as job:
+    create(secured, topic)
+    with driver(secured, topic, all_rights(secured), timeout_ms=SOON) as job:
         yield job
 
 
@@ -208,29 +187,29 @@ def write_all(job: Driver, bodies: Sequence[str]) -> None:
 
 
 def test_documented_rights_suffice_for_a_write_and_a_recovery(
-    guarded: LocalCluster, topic: str, administrator: Driver
+    secured: SharedCluster, topic: str, administrator: Driver
 ) -> None:
     administrator.decide_and_crash(ROWS, 15)
-    with driver(guarded, topic, user_with(guarded, full_rights(topic))) as job:
+    with driver(secured, topic, user_with(secured, full_rights(topic))) as job:
         write_all(job, ["x", "y", "z"])
         report = job.two_phase.finish(WRITE)
         assert report.recovered_rows > 0
-    assert visible(administrator, guarded) == Counter([*ROWS, "x", "y", "z"])
+    assert visible(administrator, secured) == Counter([*ROWS, "x", "y", "z"])
 
 
-def test_a_user_with_create_creates_the_topic_of_the_log(guarded: LocalCluster, topic: str) -> None:
-    create(guarded, topic)
+def test_a_user_with_create_creates_the_topic_of_the_log(secured: SharedCluster, topic: str) -> None:
+    create(secured, topic)
     rights, log = full_rights(topic), log_of(topic)
     with (
-        planning(guarded, topic, **user_with(guarded, rights)) as plan,
+        planning(secured, topic, **user_with(secured, rights)) as plan,
         pytest.raises(MQClientException, match=rf"no permission to access Topic:{log} .*create-topic {log} "),
     ):
         plan(WRITE)
     rights[f"Topic:{log}"].append("Create")
-    with driver(guarded, topic, user_with(guarded, rights)) as job:
+    with driver(secured, topic, user_with(secured, rights)) as job:
         write_all(job, ROWS)
-    with driver(guarded, topic, all_rights(guarded)) as job:
-        assert visible(job, guarded) == Counter(ROWS)
+    with driver(secured, topic, all_rights(secured)) as job:
+        assert visible(job, secured) == Counter(ROWS)
 
 
 @pytest.mark.parametrize(
@@ -245,18 +224,18 @@ def test_a_user_with_create_creates_the_topic_of_the_log(guarded: LocalCluster, 
     ],
 )
 def test_no_row_is_visible_without_one_of_the_rights(
-    guarded: LocalCluster, topic: str, administrator: Driver, right: str, resource: str, doing: str
+    secured: SharedCluster, topic: str, administrator: Driver, right: str, resource: str, doing: str
 ) -> None:
     rights = full_rights(topic)
     resource = resource.format(topic=topic)
     rights[resource].remove(right)
     why = rf"{doing}.*no permission to access {resource} .*give the user the right that it needs on {resource}"
-    with pytest.raises(RocketMQError, match=why), driver(guarded, topic, user_with(guarded, rights)) as job:
+    with pytest.raises(RocketMQError, match=why), driver(secured, topic, user_with(secured, rights)) as job:
         write_all(job, ROWS)
-    assert visible(administrator, guarded) == Counter()
+    assert visible(administrator, secured) == Counter()
 
 
-def send_effectively_once(cluster: LocalCluster, topic: str, user: Mapping[str, str], *, dies: bool = False) -> int:
+def send_effectively_once(cluster: SharedCluster, topic: str, user: Mapping[str, str], *, dies: bool = False) -> int:
     """Write rows effectively once, or only some of them and fail; return how many were stored before."""
 
     def batches() -> Iterator[pa.RecordBatch]:
@@ -273,19 +252,18 @@ def send_effectively_once(cluster: LocalCluster, topic: str, user: Mapping[str, 
         "fenceMs": "100",
         "batchBytes": "4k",
     }
-    keys: dict[str, Any] = {"access_key": user["accessKey"], "secret_key": user["secretKey"]}
-    with Producer("effectively-once", name_server=cluster.name_server, **keys) as producer:
+    with Producer("effectively-once", name_server=cluster.name_server, **client_options(user)) as producer:
         return producer.send_arrow(batches(), topic=topic, **options).recovered_rows()["recovered"]
 
 
 def test_documented_rights_suffice_for_an_effectively_once_recovery(
-    guarded: LocalCluster, topic: str, administrator: Driver
+    secured: SharedCluster, topic: str, administrator: Driver
 ) -> None:
-    user = user_with(guarded, full_rights(topic))
+    user = user_with(secured, full_rights(topic))
     with pytest.raises(ValueError, match="broken input"):
-        send_effectively_once(guarded, topic, user, dies=True)
-    assert send_effectively_once(guarded, topic, user) > 0
-    assert visible(administrator, guarded) == Counter(MANY_ROWS)
+        send_effectively_once(secured, topic, user, dies=True)
+    assert send_effectively_once(secured, topic, user) > 0
+    assert visible(administrator, secured) == Counter(MANY_ROWS)
 
 
 @pytest.mark.parametrize(
@@ -301,43 +279,45 @@ def test_documented_rights_suffice_for_an_effectively_once_recovery(
     ],
 )
 def test_an_effectively_once_write_stores_no_row_without_one_of_the_rights(
-    guarded: LocalCluster, topic: str, administrator: Driver, right: str, resource: str
+    secured: SharedCluster, topic: str, administrator: Driver, right: str, resource: str
 ) -> None:
     rights = full_rights(topic)
     resource = resource.format(topic=topic)
     rights[resource].remove(right)
     why = rf"no permission to access {resource} .*give the user the right that it needs on {resource}"
     with pytest.raises(RocketMQError, match=why):
-        send_effectively_once(guarded, topic, user_with(guarded, rights))
-    assert visible(administrator, guarded) == Counter()
+        send_effectively_once(secured, topic, user_with(secured, rights))
+    assert visible(administrator, secured) == Counter()
 
 
 def test_a_recovery_needs_the_right_to_read_the_topic_of_rows(
-    guarded: LocalCluster, topic: str, administrator: Driver
+    secured: SharedCluster, topic: str, administrator: Driver
 ) -> None:
     administrator.decide_and_crash(ROWS, 15)
     rights = full_rights(topic)
     rights[f"Topic:{topic}"].remove("Sub")
     why = rf"pulling from {topic}.*no permission to access Topic:{topic} "
-    with driver(guarded, topic, user_with(guarded, rights)) as job, pytest.raises(RocketMQError, match=why):
+    with driver(secured, topic, user_with(secured, rights)) as job, pytest.raises(RocketMQError, match=why):
         job.two_phase.finish(WRITE)
-    with driver(guarded, topic, user_with(guarded, full_rights(topic))) as job:
+    with driver(secured, topic, user_with(secured, full_rights(topic))) as job:
         job.two_phase.finish(WRITE)
-    assert visible(administrator, guarded) == Counter(ROWS)
+    assert visible(administrator, secured) == Counter(ROWS)
 
 
-def test_a_forged_decision_moves_no_message_of_others(guarded: LocalCluster, topic: str, administrator: Driver) -> None:
-    secret, loot = create(guarded, f"secret-{topic}"), create(guarded, f"loot-{topic}")
-    with Producer("secret", name_server=guarded.name_server, **admin_settings(guarded)) as producer:
+def test_a_forged_decision_moves_no_message_of_others(
+    secured: SharedCluster, topic: str, administrator: Driver
+) -> None:
+    secret, loot = create(secured, f"secret-{topic}"), create(secured, f"loot-{topic}")
+    with Producer("secret", name_server=secured.name_server, **secured.admin_settings) as producer:
         _, offset = decode_message_id(producer.send(Message(secret, b"the secret")).offset_msg_id or "")
     # 5.5.0 checks no right on the topic of the message.
-    stranger = user_with(guarded, {f"Topic:{loot}": ["Pub"]})
-    with Admin(guarded.name_server, access_key=stranger["accessKey"], secret_key=stranger["secretKey"]) as admin:
-        assert admin.transport.view_message(guarded.brokers[0].address, offset, 10.0).body == b"the secret"
+    stranger = user_with(secured, {f"Topic:{loot}": ["Pub"]})
+    with Admin(secured.name_server, **client_options(stranger)) as admin:
+        assert admin.transport.view_message(secured.brokers[0].address, offset, 10.0).body == b"the secret"
     # The attacker may write to the log, because its job uses the same log.
     rights = {**full_rights(loot), f"Topic:{log_of(topic)}": ["Pub", "Sub", "Get"]}
-    user = {**user_with(guarded, rights), "transactionTopic": log_of(topic)}
-    with driver(guarded, loot, user, timeout_ms=SOON) as attacker:
+    user = {**user_with(secured, rights), "transactionTopic": log_of(topic)}
+    with driver(secured, loot, user, timeout_ms=SOON) as attacker:
         halves, group = attacker.prepare(["bait", "bait"])
         forged = replace(halves, commit_log_offsets=np.array([offset, halves.commit_log_offsets[1]]))
         attacker.two_phase._decide(WRITE, 1, group, forged, SOON)
@@ -345,8 +325,8 @@ def test_a_forged_decision_moves_no_message_of_others(guarded: LocalCluster, top
     operator.options = replace(operator.options, topic=None)
     with pytest.raises(DeliveryError, match=f"It is a message of topic {secret} with"):
         finish_writes(operator, list_only=False)
-    with driver(guarded, loot, all_rights(guarded)) as job:
-        assert visible(job, guarded) == Counter()
+    with driver(secured, loot, all_rights(secured)) as job:
+        assert visible(job, secured) == Counter()
 
 
 # Settings of brokers
@@ -405,34 +385,34 @@ def test_a_driver_whose_broker_is_killed_in_the_commit_completes_it(flushing: Lo
 # Names, order, contents
 
 
-def test_with_a_namespace_a_write_and_a_recovery_give_each_row_once(brokers: LocalCluster, topic: str) -> None:
-    create(brokers, wrap("space", topic))
-    with driver(brokers, topic, {"namespace": "space"}) as job:
+def test_with_a_namespace_a_write_and_a_recovery_give_each_row_once(cluster: SharedCluster, topic: str) -> None:
+    create(cluster, wrap("space", topic))
+    with driver(cluster, topic, {"namespace": "space"}) as job:
         write_all(job, ["x", "y", "z"])
-    with driver(brokers, topic, {"namespace": "space"}, timeout_ms=SOON) as job:
+    with driver(cluster, topic, {"namespace": "space"}, timeout_ms=SOON) as job:
         job.decide_and_crash(ROWS, 15)
-    with driver(brokers, topic, {"namespace": "space"}) as job:
+    with driver(cluster, topic, {"namespace": "space"}) as job:
         report = job.two_phase.finish(WRITE)
         assert report.recovered_rows > 0
-        assert visible(job, brokers) == Counter([*ROWS, "x", "y", "z"])
+        assert visible(job, cluster) == Counter([*ROWS, "x", "y", "z"])
 
 
-def test_ordered_rows_keep_their_order_in_commit_and_recovery(brokers: LocalCluster, topic: str) -> None:
-    create(brokers, topic)
+def test_ordered_rows_keep_their_order_in_commit_and_recovery(cluster: SharedCluster, topic: str) -> None:
+    create(cluster, topic)
     bodies = [f"{number:04}" for number in range(400)]
     rows = pa.RecordBatch.from_pydict({"body": bodies, "shardingKey": [body[-1] for body in bodies]})
-    with driver(brokers, topic, {"ordered": "true"}) as job:
+    with driver(cluster, topic, {"ordered": "true"}) as job:
         write = Write("another")
         job.two_phase.commit(write, *prepare(job, rows, write))
-        committed = read(job, brokers)
-    with driver(brokers, topic, {"ordered": "true"}, timeout_ms=2 * SOON) as job:
+        committed = read(job, cluster)
+    with driver(cluster, topic, {"ordered": "true"}, timeout_ms=2 * SOON) as job:
         halves, group = prepare(job, rows)
         job.two_phase._decide(WRITE, 1, group, halves, job.options.transaction_timeout_ms)
         job.end(halves.select(np.arange(150)), group)
-    with driver(brokers, topic, {"ordered": "true"}) as job:
+    with driver(cluster, topic, {"ordered": "true"}) as job:
         report = job.two_phase.finish(WRITE)
         assert report.recovered_rows > 0
-        both = read(job, brokers)
+        both = read(job, cluster)
     for queue, messages in both.items():
         first = [message.body for message in committed[queue]]
         assert first == sorted(first)
@@ -461,7 +441,7 @@ def content(message: MessageExt) -> tuple[Any, ...]:
     return message.body, message.flag, message.sys_flag & 0xFF00 | message.sys_flag & 1, properties
 
 
-def test_recovered_rows_have_the_content_of_plain_ones(brokers: LocalCluster, topic: str) -> None:
+def test_recovered_rows_have_the_content_of_plain_ones(cluster: SharedCluster, topic: str) -> None:
     long, large = "0123456789" * 600, bytes(range(256)) * (4 * 4096 - 16)
     rows = pa.RecordBatch.from_pylist(
         [
@@ -484,40 +464,40 @@ def test_recovered_rows_have_the_content_of_plain_ones(brokers: LocalCluster, to
             ]
         ),
     )
-    create(brokers, topic)
-    plain = create(brokers, f"plain-{topic}")
+    create(cluster, topic)
+    plain = create(cluster, f"plain-{topic}")
     more = {"maxMessageSize": str(4 * 1024 * 1024)}
-    with driver(brokers, topic, more) as job:
+    with driver(cluster, topic, more) as job:
         once = job.options
         job.options = replace(once, topic=plain, delivery="atLeastOnce", batching=False)
         context = SendContext(options=job.options, instance=job.instance)
         write_rows(context, Recorder("", -1, 0), iter([rows]), "plain")
-        expected = [content(message) for part in read(job, brokers).values() for message in part]
-    with driver(brokers, topic, more, timeout_ms=2 * SOON) as job:
+        expected = [content(message) for part in read(job, cluster).values() for message in part]
+    with driver(cluster, topic, more, timeout_ms=2 * SOON) as job:
         halves, group = prepare(job, rows)
         job.two_phase._decide(WRITE, 1, group, halves, job.options.transaction_timeout_ms)
         job.end(halves.select(np.arange(1)), group)
         prepared = [job.brokers.view(half.queue, half.commit_log_offset) for half in map(halves.__getitem__, range(5))]
-    with driver(brokers, topic, more) as job:
+    with driver(cluster, topic, more) as job:
         report = job.two_phase.finish(WRITE)
         assert report.recovered_rows >= rows.num_rows - 1
-        found = [message for part in read(job, brokers).values() for message in part]
+        found = [message for part in read(job, cluster).values() for message in part]
     assert sorted(map(content, found), key=str) == sorted(expected, key=str)
     assert {message.unique_id for message in found} == {message.unique_id for message in prepared}
 
 
-def test_a_row_with_the_longest_properties_is_recovered(brokers: LocalCluster, topic: str) -> None:
-    topic, write, options = create(brokers, f"{topic:x<127}"), Write("w" * 100), {"transactionalId": "j" * 100}
+def test_a_row_with_the_longest_properties_is_recovered(cluster: SharedCluster, topic: str) -> None:
+    topic, write, options = create(cluster, f"{topic:x<127}"), Write("w" * 100), {"transactionalId": "j" * 100}
     # 32,000 bytes with the name, the separators and the property UNIQ_KEY.
     properties = pa.array([[("long", "x" * 31_930)]], pa.map_(pa.string(), pa.string()))
     rows = pa.RecordBatch.from_arrays([pa.array(["x"]), properties], ["body", "properties"])
     options["transactionTopic"] = "log-of-long-names"
-    with driver(brokers, topic, options, timeout_ms=SOON) as job:
+    with driver(cluster, topic, options, timeout_ms=SOON) as job:
         halves, group = prepare(job, rows, write)
         job.two_phase._decide(write, 1, group, halves, job.options.transaction_timeout_ms)
-    with driver(brokers, topic, options) as job:
+    with driver(cluster, topic, options) as job:
         job.two_phase.finish(write)
-        assert visible(job, brokers) == Counter(["x"])
+        assert visible(job, cluster) == Counter(["x"])
 
 
 # Clocks
@@ -534,46 +514,46 @@ class WrongClock(Runtime):
 
 
 @pytest.mark.parametrize("ahead", [20, -20])
-def test_a_wrong_clock_fails_the_write_before_its_decision(brokers: LocalCluster, topic: str, ahead: float) -> None:
-    create(brokers, topic)
-    with driver(brokers, topic, runtime=WrongClock(ahead)) as job:
+def test_a_wrong_clock_fails_the_write_before_its_decision(cluster: SharedCluster, topic: str, ahead: float) -> None:
+    create(cluster, topic)
+    with driver(cluster, topic, runtime=WrongClock(ahead)) as job:
         with pytest.raises(DeliveryError, match=rf"clocks of a client and of broker broker-\d differ by {-ahead}"):
             write_all(job, ROWS)
         assert job.log.writes == {}
-        assert visible(job, brokers) == Counter()
+        assert visible(job, cluster) == Counter()
 
 
-def test_a_clock_behind_by_the_deadline_fails_the_check_of_brokers(brokers: LocalCluster, topic: str) -> None:
-    create(brokers, topic)
+def test_a_clock_behind_by_the_deadline_fails_the_check_of_brokers(cluster: SharedCluster, topic: str) -> None:
+    create(cluster, topic)
     why = r"rejects the end of a new half message.*Check that its clock"
     with (
-        driver(brokers, topic, runtime=WrongClock(-20), timeout_ms=10_000) as job,
+        driver(cluster, topic, runtime=WrongClock(-20), timeout_ms=10_000) as job,
         pytest.raises(MQClientException, match=why),
     ):
         job.two_phase.prepare({"broker-0"})
 
 
 @pytest.mark.parametrize("ahead", [20, -20])
-def test_a_long_deadline_tolerates_a_wrong_clock(brokers: LocalCluster, topic: str, ahead: float) -> None:
-    create(brokers, topic)
-    with driver(brokers, topic, runtime=WrongClock(ahead), timeout_ms=600_000) as job:
+def test_a_long_deadline_tolerates_a_wrong_clock(cluster: SharedCluster, topic: str, ahead: float) -> None:
+    create(cluster, topic)
+    with driver(cluster, topic, runtime=WrongClock(ahead), timeout_ms=600_000) as job:
         write_all(job, ROWS)
-        assert visible(job, brokers) == Counter(ROWS)
+        assert visible(job, cluster) == Counter(ROWS)
 
 
 @pytest.mark.parametrize("ahead", [20, pytest.param(-20, marks=pytest.mark.long)])
-def test_a_recovery_with_a_wrong_clock_repeats_no_row(brokers: LocalCluster, topic: str, ahead: float) -> None:
-    create(brokers, topic)
-    with driver(brokers, topic, timeout_ms=2 * SOON) as job:
+def test_a_recovery_with_a_wrong_clock_repeats_no_row(cluster: SharedCluster, topic: str, ahead: float) -> None:
+    create(cluster, topic)
+    with driver(cluster, topic, timeout_ms=2 * SOON) as job:
         job.decide_and_crash(ROWS, 15)
-        before = visible(job, brokers)
-    with driver(brokers, topic, runtime=WrongClock(ahead)) as job:
+        before = visible(job, cluster)
+    with driver(cluster, topic, runtime=WrongClock(ahead)) as job:
         with pytest.raises(DeliveryError, match="the clocks of a client and of broker"):
             job.two_phase.finish(WRITE)
-        assert visible(job, brokers) == before
-    with driver(brokers, topic) as job:
+        assert visible(job, cluster) == before
+    with driver(cluster, topic) as job:
         job.two_phase.finish(WRITE)
-        assert visible(job, brokers) == Counter(ROWS)
+        assert visible(job, cluster) == Counter(ROWS)
 
 
 # Changed topics
@@ -581,26 +561,26 @@ def test_a_recovery_with_a_wrong_clock_repeats_no_row(brokers: LocalCluster, top
 
 @pytest.mark.parametrize(("before", "read_queues", "write_queues"), [(2, 4, 4), (4, 4, 2), (4, 2, 2)])
 def test_queues_changed_before_the_commit_give_each_row_once(
-    brokers: LocalCluster, topic: str, before: int, read_queues: int, write_queues: int
+    cluster: SharedCluster, topic: str, before: int, read_queues: int, write_queues: int
 ) -> None:
-    create(brokers, topic, before)
-    with driver(brokers, topic) as job:
+    create(cluster, topic, before)
+    with driver(cluster, topic) as job:
         prepared = job.prepare(ROWS)
-        create(brokers, topic, read_queues, write_queues)
+        create(cluster, topic, read_queues, write_queues)
         job.two_phase.commit(WRITE, *prepared)
         # Rows in queues that were removed are visible when these are added again.
-        create(brokers, topic, 4)
-        assert visible(job, brokers, 4) == Counter(ROWS)
+        create(cluster, topic, 4)
+        assert visible(job, cluster, 4) == Counter(ROWS)
 
 
-def test_queues_added_before_the_recovery_give_each_row_once(brokers: LocalCluster, topic: str) -> None:
-    create(brokers, topic)
-    with driver(brokers, topic, timeout_ms=SOON) as job:
+def test_queues_added_before_the_recovery_give_each_row_once(cluster: SharedCluster, topic: str) -> None:
+    create(cluster, topic)
+    with driver(cluster, topic, timeout_ms=SOON) as job:
         job.decide_and_crash(ROWS, 15)
-    create(brokers, topic, 4)
-    with driver(brokers, topic) as job:
+    create(cluster, topic, 4)
+    with driver(cluster, topic) as job:
         job.two_phase.finish(WRITE)
-        assert visible(job, brokers, 4) == Counter(ROWS)
+        assert visible(job, cluster, 4) == Counter(ROWS)
 
 
 # Each of the eight queues has five rows. So queues 2 and 3 have rows to commit, or committed rows to find.
@@ -609,40 +589,39 @@ def test_queues_added_before_the_recovery_give_each_row_once(brokers: LocalClust
     [(4, 15, r"waited deliveryTimeoutMs=3000 for queue .*/broker-\d/[23]"), (2, 32, r"queueId\[[23]\] is illegal")],
 )
 def test_queues_removed_before_the_recovery_lose_no_row(
-    brokers: LocalCluster, topic: str, read_queues: int, committed: int, why: str
+    cluster: SharedCluster, topic: str, read_queues: int, committed: int, why: str
 ) -> None:
-    create(brokers, topic, 4)
-    with driver(brokers, topic, timeout_ms=SOON) as job:
+    create(cluster, topic, 4)
+    with driver(cluster, topic, timeout_ms=SOON) as job:
         job.decide_and_crash(ROWS, committed)
-    create(brokers, topic, read_queues, 2)
-    with driver(brokers, topic, {"deliveryTimeoutMs": "3000"}) as job, pytest.raises(RocketMQError, match=why):
+    create(cluster, topic, read_queues, 2)
+    with driver(cluster, topic, {"deliveryTimeoutMs": "3000"}) as job, pytest.raises(RocketMQError, match=why):
         job.two_phase.finish(WRITE)
-    create(brokers, topic, 4)
-    with driver(brokers, topic) as job:
+    create(cluster, topic, 4)
+    with driver(cluster, topic) as job:
         job.two_phase.finish(WRITE)
-        assert visible(job, brokers, 4) == Counter(ROWS)
+        assert visible(job, cluster, 4) == Counter(ROWS)
 
 
 # A log that has lost its records
 
 
-def delete(cluster: LocalCluster, topic: str) -> None:
+def delete(cluster: SharedCluster, topic: str) -> None:
     """Delete a topic with its messages, on all brokers."""
-    assert cluster._site is not None
     for broker in cluster.brokers:
-        cluster._site.probe.ask(broker.address, RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": topic}, "deleting")
+        Probe().ask(broker.address, RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": topic}, "deleting")
 
 
-def test_a_stream_refuses_a_log_that_was_deleted(brokers: LocalCluster, topic: str) -> None:
-    create(brokers, topic)
+def test_a_stream_refuses_a_log_that_was_deleted(cluster: SharedCluster, topic: str) -> None:
+    create(cluster, topic)
     first, second = Write("0", "query"), Write("1", "query")
-    with driver(brokers, topic) as job:
+    with driver(cluster, topic) as job:
         job.two_phase.commit(first, *job.prepare(ROWS, first))
-    with planning(brokers, topic) as plan:
+    with planning(cluster, topic) as plan:
         planned = plan(None)
         check_stream(planned.options, planned.planned, second)
-        delete(brokers, log_of(topic))
-        create(brokers, log_of(topic), 1)
+        delete(cluster, log_of(topic))
+        create(cluster, log_of(topic), 1)
         # Once in a process that has read the log, and once in a new process.
         plan(None)
         forget_logs()
@@ -652,15 +631,15 @@ def test_a_stream_refuses_a_log_that_was_deleted(brokers: LocalCluster, topic: s
         check_stream(replace(found.options, start_anew=True), found.planned, second)
 
 
-def test_a_stream_starts_anew_after_its_log_was_deleted(brokers: LocalCluster, topic: str) -> None:
-    create(brokers, topic)
+def test_a_stream_starts_anew_after_its_log_was_deleted(cluster: SharedCluster, topic: str) -> None:
+    create(cluster, topic)
     first, second = Write("0", "query"), Write("1", "query")
-    with driver(brokers, topic) as job:
+    with driver(cluster, topic) as job:
         job.two_phase.commit(first, *job.prepare(ROWS, first))
-    with planning(brokers, topic, startAnew="true") as plan:
+    with planning(cluster, topic, startAnew="true") as plan:
         plan(None)
-        delete(brokers, log_of(topic))
-        create(brokers, log_of(topic), 1)
+        delete(cluster, log_of(topic))
+        create(cluster, log_of(topic), 1)
         found = plan(None)
         check_stream(found.options, found.planned, second)
         assert found.planned.newest is None

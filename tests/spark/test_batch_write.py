@@ -23,7 +23,7 @@ from rocketmq_spark.spark.register import register, unregister
 from rocketmq_spark.spark.report import Metrics
 from rocketmq_spark.transport.remoting.transport import RemotingTransport
 from tests.support.cluster import SharedCluster
-from tests.support.processes import PATIENCE, SERIAL_GC, wait_for
+from tests.support.processes import PATIENCE, wait_for
 from tests.support.reading import read_topic
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
@@ -105,7 +105,7 @@ def test_rocketmqs_own_tool_reads_the_same_rows(cluster: SharedCluster, written:
     java = find_java()
     classpath = ":".join(map(str, server_jars(lambda: java)))
     # Its log files go below user.home.
-    command = [str(java), SERIAL_GC, f"-Duser.home={tmp_path}", "-Dfile.encoding=UTF-8"]
+    command = [str(java), f"-Duser.home={tmp_path}", "-Dfile.encoding=UTF-8"]
     command += ["-cp", classpath, "org.apache.rocketmq.tools.command.MQAdminStartup"]
     command += ["printMsg", "-n", cluster.name_server, "-t", written.topic, "-d", "false"]
     printed = tmp_path / "printed"

@@ -81,7 +81,6 @@ def test_spark_connect_writes_and_streams_and_reports_missing_metrics(cluster: S
     done = run(
         """
 import tempfile, time
-os.environ["WORKER_PATH"] = ""  # The worker of foreachBatch needs pandas, which workers of tests do not find
 import rocketmq_spark
 from rocketmq_spark.admin import queue_offsets
 spark = session(SparkSession.builder.remote("local[2]").config("spark.sql.shuffle.partitions", "2"))

@@ -32,12 +32,12 @@ from rocketmq_spark.model.credentials import Credentials
 from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.transport.remoting.transport import RemotingTransport
 from rocketmq_spark.transport.tls import TlsSettings
-from tests.support.processes import PATIENCE, SERIAL_GC, wait_for
+from tests.support.processes import PATIENCE, wait_for
 
+# The shortest deadline of a half message. With the default of 6 s, each test of a recovery takes 4 s more.
+SHORT_DEADLINES = {"transactionTimeOut": "500"}
 # By default brokers reject topics of the type MIXED, and do not copy messages to lite topics.
 EVERY_TYPE = {"enableMixedMessageType": "true", "enableLmq": "true", "enableMultiDispatch": "true"}
-# No test kills these brokers, so they need no periodic flush of the timer wheel (37 MB each time).
-SHARED_BROKERS = {"timerFlushIntervalMs": 3_600_000, **EVERY_TYPE}
 
 
 def unavailable(exc: ClusterError) -> NoReturn:
@@ -117,31 +117,27 @@ class SharedCluster:
 
 
 @contextlib.contextmanager
-def shared(
-    folder: Path, make: Callable[[], LocalCluster], prepare: Callable[[LocalCluster], None] | None = None
-) -> Iterator[SharedCluster]:
+def shared(folder: Path, cluster: LocalCluster, prepare: Callable[[LocalCluster], None]) -> Iterator[SharedCluster]:
     """Yield the cluster of a run; it has a proxy.
 
-    `folder` is the same for all processes of the run. The first process calls `make` for the cluster, starts it, and
-    calls `prepare` with it.
+    `folder` is the same for all processes of the run. The first process starts `cluster`, and calls `prepare` with it.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    facts, cluster = folder / "cluster.json", None
+    facts, starts = folder / "cluster.json", False
     # The kernel releases these locks when their process ends, even if it is killed.
     with (folder / "lock").open("w") as lock, (folder / "users").open("w") as users:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not facts.exists():
-            cluster = make()
             cluster.start()
-            if prepare is not None:
-                prepare(cluster)
+            starts = True
+            prepare(cluster)
             facts.write_text(json.dumps(asdict(SharedCluster.of(cluster))))
         fcntl.flock(users, fcntl.LOCK_SH)
         fcntl.flock(lock, fcntl.LOCK_UN)
         try:
             yield SharedCluster.read(facts)
         finally:
-            if cluster is not None:
+            if starts:
                 # Later processes start another cluster. Present users finish before this one stops.
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 fcntl.flock(users, fcntl.LOCK_EX)
@@ -150,19 +146,22 @@ def shared(
 
 
 class Slave:
-    """A slave of the cluster's first broker. It replicates `topic`, which the master has.
+    """A slave of the cluster's first broker. It replicates `topic`, which the master has."""
 
-    `properties` are broker properties that must equal the master's, such as ``mappedFileSizeCommitLog``.
-    """
-
-    def __init__(self, cluster: LocalCluster, topic: str, **properties: str | int) -> None:
+    def __init__(self, cluster: LocalCluster, topic: str) -> None:
         self._master = cluster.brokers[0]
         self._topic = topic
         self._transport = RemotingTransport([cluster.name_server])
-        role = {"brokerRole": "SLAVE", "brokerId": 1, "slaveReadEnable": "true"}
-        given = {"brokerName": self._master.name, **role, **properties}
+        given = {
+            "brokerName": self._master.name,
+            "brokerRole": "SLAVE",
+            "brokerId": "1",
+            "slaveReadEnable": "true",
+            # Must be that of the master.
+            "mappedFileSizeCommitLog": self._master.properties["mappedFileSizeCommitLog"],
+        }
         assert cluster._site is not None
-        self.broker = Broker(cluster._site, "slave", {name: str(value) for name, value in given.items()})
+        self.broker = Broker(cluster._site, "slave", given)
         # A slave asks its master for topics a minute after its start.
         shutil.copytree(self._master.folder / "store" / "config", self.broker.folder / "store" / "config")
 
@@ -212,24 +211,6 @@ ANYBODY = Credentials("anybody", "anybody-hush-hush")
 """May publish to and read all topics, in any group."""
 
 
-def secured_cluster() -> LocalCluster:
-    """Return a broker and a proxy, not started yet. The proxy closes connections that are idle for 2 seconds."""
-    return LocalCluster(proxy={"grpcClientIdleTimeMills": 2000}, auth=True, tls=True, start_timeout=PATIENCE)
-
-
-def add_users(cluster: LocalCluster) -> None:
-    """Create the test users on a running cluster."""
-    for user in (USER, MARKED):
-        cluster.create_user(
-            user.access_key,
-            user.secret_key,
-            publish=["allowed-*"],
-            subscribe=["readable-*"],
-            groups=["spark-rocketmq-source"],
-        )
-    cluster.create_user(ANYBODY.access_key, ANYBODY.secret_key, publish=["*"], subscribe=["*"], groups=["*"])
-
-
 def create_topic(
     cluster: LocalCluster | SharedCluster, topic: str, message_type: str, queues: int = 2, *, inner: bool = False
 ) -> str:
@@ -247,7 +228,7 @@ def mqadmin(folder: Path, *arguments: str) -> str:
     """Run ``mqadmin`` and return its output. Its files go to `folder`."""
     classpath = os.pathsep.join(map(str, server_jars(find_java)))
     folders = [f"-Duser.home={folder}", f"-Djava.io.tmpdir={folder}"]
-    command = [str(find_java()), SERIAL_GC, *folders, "-cp", classpath]
+    command = [str(find_java()), *folders, "-cp", classpath]
     command += ["org.apache.rocketmq.tools.command.MQAdminStartup", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=PATIENCE, cwd=folder)
     return done.stdout
@@ -256,6 +237,11 @@ def mqadmin(folder: Path, *arguments: str) -> str:
 def set_config(broker: Broker, **properties: object) -> None:
     """Change properties of a running broker."""
     Probe(timeout=5.0).configure(broker.address, properties)
+
+
+def commit_log(broker: Broker) -> list[Path]:
+    """Return the files of a broker's commit log, from the oldest on."""
+    return sorted((broker.folder / "store" / "commitlog").iterdir())
 
 
 def heal(cluster: LocalCluster) -> None:

@@ -26,7 +26,6 @@ from rocketmq_spark.cluster.process import find_java
 from rocketmq_spark.errors import ClusterError
 from rocketmq_spark.model.properties import RESERVED_PROPERTIES, SHARDING_KEY, TRANSACTION_ID
 from rocketmq_spark.protocol.compression import CompressionType
-from tests.support import class_archive
 from tests.support.cluster import SharedCluster, create_topic
 from tests.support.processes import PATIENCE
 from tests.tools.jar_lists import listed_jars
@@ -103,9 +102,7 @@ class Java:
         if over_grpc:
             jars.insert(0, grpc_client_jar())
             sources = [SOURCES / "Lines.java", *sorted(SOURCES.glob("grpc/*.java"))]
-        # The classes come last, because an archive is for a class path that begins with the servers' jars.
         self._class_path = os.pathsep.join(map(str, (*jars, classes)))
-        self._archive = [] if over_grpc else class_archive.options("servers").split()
         command = [str(compiler), "-J-XX:TieredStopAtLevel=1", "-proc:none", "-nowarn", "-encoding", "UTF-8"]
         command += ["-cp", self._class_path, *map(str, sources)]
         with classes.with_suffix(".lock").open("w") as lock:
@@ -124,7 +121,7 @@ class Java:
         given, answered = self._folder / f"{name}.requests", self._folder / f"{name}.answers"
         given.write_text("".join(json.dumps(request) + "\n" for request in requests), encoding="ascii")
         # The client's log goes below the user's home.
-        command = [str(self._java), *_JVM, *self._archive, f"-Duser.home={self._folder}", "-cp", self._class_path]
+        command = [str(self._java), *_JVM, f"-Duser.home={self._folder}", "-cp", self._class_path]
         _run([*command, program, str(given), str(answered)], self._folder, within)
         return [json.loads(line) for line in answered.read_text(encoding="ascii").splitlines()]
 

@@ -118,7 +118,6 @@ class StandaloneCluster:
             "spark.driver.host": "127.0.0.1",
             "spark.driver.memory": "512m",
             "spark.executor.memory": "512m",
-            "spark.executor.extraJavaOptions": SERIAL_GC,
             "spark.ui.enabled": "false",
             **(conf or {}),
         }
@@ -210,13 +209,9 @@ def _environment(python: str) -> dict[str, str]:
         **kept,
         "SPARK_HOME": str(SPARK_HOME),
         "SPARK_DAEMON_MEMORY": "256m",
-        **dict.fromkeys(("SPARK_DAEMON_JAVA_OPTS", "SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS"), SERIAL_GC),
         "PYSPARK_PYTHON": python,
     }
 
-
-# The serial collector halves what a JVM takes to start.
-SERIAL_GC = "-XX:+UseSerialGC"
 
 # Limit of every wait, seconds. It ends tests that hang; a busy machine of a fifth of the usual speed stays below it.
 PATIENCE = 600.0

@@ -24,6 +24,7 @@ from rocketmq_spark.protocol.remoting.records import encode_properties, unique_i
 from rocketmq_spark.transport.base import Transport
 from rocketmq_spark.transport.grpc.transport import GrpcTransport
 from rocketmq_spark.transport.remoting.transport import RemotingTransport
+from tests.support.cluster import SharedCluster
 from tests.support.contract import Outcomes
 from tests.support.processes import PATIENCE
 from tests.support.reading import read_topic
@@ -108,10 +109,10 @@ class Transactional:
                 self.beat()
 
 
-def topic_of(transactional: LocalCluster, transport: RemotingTransport) -> str:
+def topic_of(cluster: LocalCluster | SharedCluster, transport: RemotingTransport) -> str:
     name = f"tx_{uuid.uuid4().hex}"
     # A proxy takes half messages for topics of this type only.
-    address = transactional.brokers[0].address
+    address = cluster.brokers[0].address
     transport.create_topic(address, name, 1, 6, PATIENCE, attributes="+message.type=TRANSACTION")
     return name
 

@@ -50,7 +50,7 @@ FOLDERS: Final = {
     ),
     "admin": Folder(5, "topics, offsets, routes, brokers, the newest messages", "Spark"),
     "cluster": Folder(5, "a local name server, brokers and proxy", "rows"),
-    "testing": Folder(5, "the scripted transport, the fake cluster", "real servers"),
+    "testing": Folder(5, "a fake cluster inside the process of a test", "real servers"),
     "producer": Folder(6, "`Producer` for plain Python", "Spark"),
     "aio": Folder(7, "`Producer` for asyncio: batches and futures around the sends of `producer/`", "Spark"),
     "spark": Folder(7, "the data source; only this folder and `cli/demo.py` import pyspark", "the command line"),
