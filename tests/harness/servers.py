@@ -33,8 +33,8 @@ def _in_one_process(
 ) -> Iterator[SharedCluster]:
     """Yield a cluster that one process of the run starts, and all use.
 
-    Without this, each of the four processes starts its own: 10 s of processor time for a name server, two brokers and a
-    proxy, and 5 % of a core while they run.
+    Without this, each of the four processes starts its own servers. A name server, two brokers and a proxy take 10 s of
+    processor time to start, and then 5 % of a core.
     """
     with contextlib.ExitStack() as stack:
         try:

@@ -45,7 +45,7 @@ class ScriptedTransport(Closes):
     * `routes`: the route of each topic. Tests may change the attribute, which is a copy.
     * `script`: replies to the next sends, by broker name. A reply may be a function of the request. After the script
       the reply is that of `always`, or ``SEND_OK``.
-    * `clock`: by default a :class:`ManualClock`, or ``time.monotonic`` if `threaded`.
+    * `clock`: by default a `ManualClock`, or ``time.monotonic`` if `threaded`.
     * `threaded`: a thread delivers due outcomes.
 
     With a manual clock::
