@@ -23,7 +23,6 @@ from pyspark.sql import SparkSession
 name_server, topic = sys.argv[1:]
 def session(builder):
     for key, value in {"spark.ui.enabled": "false", "spark.log.level": "ERROR",
-                       "spark.executor.extraJavaOptions": os.environ["SPARK_SUBMIT_OPTS"],
                        "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}.items():
         builder = builder.config(key, value)
     return builder.getOrCreate()
