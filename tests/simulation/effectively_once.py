@@ -108,7 +108,7 @@ class Attempt:
     # When its driver had planned.
     planned_at: float
     # The connector's own object, once the task has connected.
-    own: attempts.Attempt | None = None
+    connected: attempts.Attempt | None = None
     # How the unique ids of its rows begin.
     ids: str = ""
     # When the first attempt to send each row ended, by its number.
@@ -217,16 +217,16 @@ def _is_excused(
     if one is other:
         return earlier > one.first_ends.get(row, 0.0) + FENCE
     (older, stored_at), (newer, _) = sorted(((one, earlier), (other, later)), key=lambda pair: places[_id_of(pair[0])])
-    assert newer.own is not None
-    _, began = places[newer.own.id]
+    assert newer.connected is not None
+    _, began = places[newer.connected.id]
     # Attempts that its driver knew ended before the plan.
-    if places[_id_of(older)][0] < newer.own.plan.position:
+    if places[_id_of(older)][0] < newer.connected.plan.position:
         began = min(began, newer.planned_at)
     return stored_at > began + FENCE
 
 
 def _id_of(attempt: Attempt) -> str:
-    return attempt.own.id if attempt.own is not None else ""
+    return attempt.connected.id if attempt.connected is not None else ""
 
 
 def _places(cluster: Stored) -> dict[str, tuple[int, float]]:
@@ -506,12 +506,12 @@ class _Driver:
             self.ended = True
 
     def _complete(self) -> None:
-        own, world, write = self._controller.new_client(self.process), self._controller.world, self._write
+        client, world, write = self._controller.new_client(self.process), self._controller.world, self._write
         log = _Log(LOG_ID, LOG)
         log.known = self._controller.history.known
         try:
             named = write if self._controller.plan.batch else None
-            plan = plans.plan_write(own.brokers, log, named, self._controller.fixed_queues)
+            plan = plans.plan_write(client.brokers, log, named, self._controller.fixed_queues)
             planned_at = world.now
             running = [_Partition(self, plan, planned_at, part) for part in range(self._controller.plan.partitions)]
             while not all(part.ended for part in running):
@@ -521,13 +521,13 @@ class _Driver:
             began = world.now
             done = [part.done for part in running]
             names = set().union(*(part.broker_names for part in running))
-            report = ends.complete(own.brokers, log, plan, write, [one for one in done if one], names)
+            report = ends.complete(client.brokers, log, plan, write, [one for one in done if one], names)
             if report != ResumeReport():
                 # Else another driver had completed the write.
                 self._controller.history.ends[write] = began, report
             world.note(f"{self.process}: {write}: {report}")
         finally:
-            own.close()
+            client.close()
 
 
 class _Partition:
@@ -595,17 +595,17 @@ class _Task:
 
     def run(self) -> None:
         """Send the rows that are missing, or end with an error."""
-        own, attempt = self._controller.new_client(self.process), self._attempt
+        client, attempt = self._controller.new_client(self.process), self._attempt
         recorder = Recorder(QUERY, attempt.write.batch_id, attempt.partition_id, epoch_offset=EPOCH)
         try:
-            attempt.own = attempts.Attempt(own.brokers, self._plan, attempt.write, attempt.partition_id)
-            rows = own.rows(attempt.write, attempt.partition_id)
-            self.done = attempt.own.run(recorder, rows, partial(own.send, attempt))
-            self.broker_names, recovered = own.sums(recorder)
+            attempt.connected = attempts.Attempt(client.brokers, self._plan, attempt.write, attempt.partition_id)
+            rows = client.rows(attempt.write, attempt.partition_id)
+            self.done = attempt.connected.run(recorder, rows, partial(client.send, attempt))
+            self.broker_names, recovered = client.sums(recorder)
             self._controller.history.recovered_rows += recovered
             self.succeeded = True
         except RocketMQError as exc:
             self._controller.world.note(f"{self.process}: {type(exc).__name__}: {exc}")
             self.error = exc
         finally:
-            own.close(attempt)
+            client.close(attempt)

@@ -309,7 +309,7 @@ class _Routes:
     def cached(self, topic: str) -> TopicPublishInfo | None:
         return self._known.get(topic)
 
-    def find(self, topic: str, _: float) -> TopicPublishInfo:
+    def look_up(self, topic: str, _: float) -> TopicPublishInfo:
         self.refresh(topic, _)
         return self._known[topic]
 
@@ -490,13 +490,13 @@ def _read_rows(
     taken = []
     for queue, start in starts.items():
         found = brokers.rows_in(queue, start, ends[queue])
-        if own := [message for message in found if message.properties[ROW_ID].startswith(prefix)]:
+        if of_write := [message for message in found if message.properties[ROW_ID].startswith(prefix)]:
             columns = {
-                ROW_IDS: [message.properties[ROW_ID] for message in own],
-                "queueOffset": [message.queue_offset for message in own],
-                "body": [message.body for message in own],
-                "flag": [message.flag for message in own],
-                "properties": [list(message.properties.items()) for message in own],
+                ROW_IDS: [message.properties[ROW_ID] for message in of_write],
+                "queueOffset": [message.queue_offset for message in of_write],
+                "body": [message.body for message in of_write],
+                "flag": [message.flag for message in of_write],
+                "properties": [list(message.properties.items()) for message in of_write],
             }
             batch = pa.record_batch({field.name: pa.array(columns[field.name], field.type) for field in schema})
             taken.append(take(batch, queue, prefix))
@@ -527,12 +527,12 @@ class _Client:
         self, attempt: Attempt, recorder: Recorder, rows: Iterator[Any], write_id: str, resumption: Resumption
     ) -> None:
         """Send the rows that are not stored, all at the same time, and resolve requests as a `ResolvingSender` does."""
-        own, attempt.ids = self.brokers, f"{attempt.number:020}"
+        brokers, attempt.ids = self.brokers, f"{attempt.number:020}"
         stored = set() if resumption.stored is None else set(resumption.stored.numbers.tolist())
         self._recovered = len(stored)
         missing = [row for batch in rows for row in batch if row not in stored]
         start_offsets = {**resumption.start_offsets, **resumption.ends}
-        expires = own.world.now + own.patience
+        expires = brokers.world.now + brokers.patience
         while missing:
             unknown: defaultdict[str, list[tuple[_Request, tuple[int, ...], int]]] = defaultdict(list)
             sent, missing = self._send_all(attempt, write_id, missing, resumption.broker_names), []
@@ -551,25 +551,25 @@ class _Client:
                     self._used.add(queue.broker_name)
             for of_broker in unknown.values():
                 missing += _resolved(of_broker, resumption)
-            if missing and own.world.now >= expires:
+            if missing and brokers.world.now >= expires:
                 raise DeliveryError(f"rows {missing} were not stored")
 
     def _send_all(
         self, attempt: Attempt, write_id: str, rows: Sequence[int], broker_names: Collection[str]
     ) -> list[tuple[_Request, tuple[int, ...]]]:
         """Send rows, and wait for the answers."""
-        own, sent = self.brokers, []
-        queues = [queue for queue in own.routes().look_up(TOPIC).queues if queue.broker_name in broker_names]
+        brokers, sent = self.brokers, []
+        queues = [queue for queue in brokers.routes().look_up(TOPIC).queues if queue.broker_name in broker_names]
         if not queues:
-            own.refresh_route(TOPIC)
+            brokers.refresh_route(TOPIC)
             raise DeliveryError("no broker of the write is listed")
         for first in range(0, len(rows), self.together):
-            queue, some = own.rng.choice(queues), tuple(rows[first : first + self.together])
+            queue, some = brokers.rng.choice(queues), tuple(rows[first : first + self.together])
             execute = functools.partial(_store_rows, attempt, write_id, queue, some)
-            sent.append((own.start(queue, execute), some))
-        own.await_answers([request for request, _ in sent])
+            sent.append((brokers.start(queue, execute), some))
+        brokers.await_answers([request for request, _ in sent])
         for row in rows:
-            attempt.first_ends.setdefault(row, own.world.now)
+            attempt.first_ends.setdefault(row, brokers.world.now)
         return sent
 
 
