@@ -77,7 +77,7 @@ def decoded(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the messages of pulls as record batches; raises a DataLossError for gaps, with ``failOnDataLoss``."""
     gaps = Gaps(options)
-    for group in _groups(pulls):
+    for group in grouped(pulls, _BYTES, _ROWS):
         rows = 0
         if bodies := [pull for pull in group if pull.body]:
             for batch in batches_of(bodies, schema, tags, on_unreadable):
@@ -93,17 +93,17 @@ def decoded(
     gaps.report()
 
 
-def _groups(pulls: Iterable[Pulled]) -> Iterator[list[Pulled]]:
-    """Yield the pulls of one record batch at a time."""
+def grouped(pulls: Iterable[Pulled], most_bytes: int, most_offsets: float = math.inf) -> Iterator[list[Pulled]]:
+    """Yield pulls in groups that are decoded together: decoding has a fixed cost. A group ends at one of the limits."""
     group: list[Pulled] = []
-    rows = nbytes = 0
+    offsets = nbytes = 0
     for pulled in pulls:
         group.append(pulled)
-        rows += pulled.end - pulled.start
+        offsets += pulled.end - pulled.start
         nbytes += len(pulled.body)
-        if rows >= _ROWS or nbytes >= _BYTES:
+        if offsets >= most_offsets or nbytes >= most_bytes:
             yield group
-            group, rows, nbytes = [], 0, 0
+            group, offsets, nbytes = [], 0, 0
     if group:
         yield group
 

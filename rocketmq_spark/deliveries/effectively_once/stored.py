@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final, TypeVar
 
 import numpy as np
@@ -17,12 +17,13 @@ from rocketmq_spark.deliveries.log.brokers import Brokers
 from rocketmq_spark.deliveries.log.records import Begun, QueueNums
 from rocketmq_spark.errors import MQClientException
 from rocketmq_spark.model.message import MessageQueue
-from rocketmq_spark.model.message_ext import MessageExt, Pulled
+from rocketmq_spark.model.message_ext import MessageExt
 from rocketmq_spark.model.properties import ROW_ID
 from rocketmq_spark.model.route import MAX_QUEUES
 from rocketmq_spark.options.kinds import MIB
 from rocketmq_spark.options.sink import SinkOptions
 from rocketmq_spark.protocol.remoting.unwrap import Unreadable
+from rocketmq_spark.source.read import grouped
 
 T = TypeVar("T")
 
@@ -142,26 +143,14 @@ def _read(
     def scan(queue: MessageQueue) -> list[T]:
         pulls = brokers.pulls(queue, starts[queue], ends[queue], complete=True)
         converted: list[T] = []
-        for group in _grouped(pulled for pulled in pulls if wanted in bytes(pulled.body)):
+        with_ids = (pulled for pulled in pulls if wanted in bytes(pulled.body))
+        for group in grouped(with_ids, _DECODED_AT_ONCE):
             # Messages of other producers may unpack to many times their size. So one group at a time is decoded.
             with turn:
                 converted += [convert(batch, queue, prefix) for batch in batches_of(group, schema, None, _leave_out)]
         return converted
 
     return list(itertools.chain.from_iterable(brokers.for_each(starts, scan, at_once=_QUEUES_AT_ONCE).values()))
-
-
-def _grouped(pulls: Iterable[Pulled]) -> Iterator[list[Pulled]]:
-    """Yield pulls in groups: decoding has a fixed cost."""
-    group, nbytes = [], 0
-    for pulled in pulls:
-        group.append(pulled)
-        nbytes += len(pulled.body)
-        if nbytes >= _DECODED_AT_ONCE:
-            yield group
-            group, nbytes = [], 0
-    if group:
-        yield group
 
 
 def _leave_out(_: Unreadable) -> bool:

@@ -10,13 +10,11 @@ from typing import Any
 import pytest
 
 from rocketmq_spark.errors import (
-    BrokerBusyException,
     MQBrokerException,
     OptionError,
     ReadError,
     RemotingConnectException,
     RemotingTimeoutException,
-    RequestNotSupportedException,
     RocketMQError,
     RouteNotFoundException,
 )
@@ -25,7 +23,6 @@ from rocketmq_spark.model.route import QueueData
 from rocketmq_spark.options.offsets import OffsetSpec
 from rocketmq_spark.options.source import SourceOptions
 from rocketmq_spark.protocol.remoting.codes import RequestCode, ResponseCode, broker_error
-from rocketmq_spark.source.filters import check_filter, may_hold_inner_batches
 from rocketmq_spark.source.topic_queues import TopicQueues
 from rocketmq_spark.transport.remoting.transport import RemotingTransport
 from tests.support import fakes
@@ -281,87 +278,6 @@ def test_pattern_matches_only_topics_of_its_namespace() -> None:
     assert [queue.topic for queue in queues] == sorted(f"t{number}" for number in range(20))
 
 
-def test_master_is_used_first_and_slaves_after_failures(make_reader: Make) -> None:
-    reader = make_reader()
-    reader.addresses("a", {0: "master:1", 1: "slave:1", 2: "slave:2"})
-    reader.queues.look_up()
-    assert reader.queues.brokers.address(A0) == "master:1"
-    assert reader.queues.brokers.is_master(A0, "master:1")
-    asked: list[str] = []
-    for _ in range(4):
-        asked.append(reader.queues.brokers.address(A0))
-        reader.queues.brokers.failed(A0, asked[-1])
-    assert asked == ["master:1", "slave:1", "slave:2", "master:1"]
-    assert not reader.queues.brokers.is_master(A0, "slave:1")
-    # All queues of one broker change their address, and none of another broker.
-    assert reader.queues.brokers.address(A1) == "slave:1"
-    assert reader.queues.brokers.address(B0) == "b:10911"
-
-
-def test_slave_is_used_while_there_is_no_master(make_reader: Make) -> None:
-    reader = make_reader()
-    reader.addresses("a", {1: "slave:1"})
-    assert A0 in reader.queues.look_up()
-    assert reader.queues.brokers.address(A0) == "slave:1"
-
-
-def test_master_is_retried_and_preferred_after_it_answers(make_reader: Make) -> None:
-    reader = make_reader(pull_timeout_ms=5_000)
-    reader.addresses("a", {0: "master:1", 1: "slave:1"})
-    reader.queues.brokers.failed(A0, reader.queues.brokers.address(A0))
-    assert reader.queues.brokers.address(A0) == "slave:1"
-    reader.clock.advance(5.0)
-    # One request tries it, the others go to the slave meanwhile.
-    assert [reader.queues.brokers.address(A0) for _ in range(3)] == ["master:1", "slave:1", "slave:1"]
-    reader.queues.brokers.failed(A0, "master:1")
-    assert reader.queues.brokers.address(A0) == "slave:1"
-    reader.queues.brokers.answered(A0, "slave:1")
-    assert reader.queues.brokers.address(A0) == "slave:1"
-    reader.clock.advance(5.0)
-    assert reader.queues.brokers.address(A0) == "master:1"
-    reader.queues.brokers.answered(A0, "master:1")
-    assert [reader.queues.brokers.address(A0) for _ in range(3)] == ["master:1"] * 3
-
-
-def test_slave_is_trusted_after_its_master_failed_for_read_timeout(make_reader: Make) -> None:
-    reader = make_reader(pull_timeout_ms=5_000, read_timeout_ms=20_000)
-    reader.addresses("a", {0: "master:1", 1: "slave:1"})
-    reader.queues.look_up()
-    assert reader.queues.brokers.trusts(A0, "master:1")
-    assert not reader.queues.brokers.trusts(A0, "slave:1")
-    for _ in range(4):
-        reader.queues.brokers.failed(A0, "master:1")
-        assert reader.queues.brokers.address(A0, trusted=True) == "master:1"
-        assert not reader.queues.brokers.trusts(A0, "slave:1")
-        reader.clock.advance(5.0)
-    assert reader.queues.brokers.trusts(A0, "slave:1")
-    assert [reader.queues.brokers.address(A0, trusted=True) for _ in range(2)] == ["master:1", "slave:1"]
-    reader.queues.brokers.answered(A0, "master:1")
-    assert not reader.queues.brokers.trusts(A0, "slave:1")
-
-
-def test_concurrent_failures_switch_the_address_once(make_reader: Make) -> None:
-    reader = make_reader()
-    reader.addresses("a", {0: "master:1", 1: "slave:1"})
-    reader.queues.look_up()
-    for queue in (A0, A1, A0):
-        reader.queues.brokers.failed(queue, "master:1")
-    assert reader.queues.brokers.address(A0) == "slave:1"
-
-
-def test_route_is_requested_again_after_a_failure_at_a_limited_rate(make_reader: Make) -> None:
-    reader = make_reader()
-    reader.queues.look_up()
-    reader.queues.brokers.failed(A0, "a:10911")
-    assert len(reader.asked("query_route")) == 1
-    reader.clock.advance(1.5)
-    reader.addresses("a", {0: "moved:1"})
-    for queue in (A0, A1):
-        reader.queues.brokers.failed(queue, "a:10911")
-    assert len(reader.asked("query_route")) == 2
-    assert reader.queues.brokers.address(A0) == "moved:1"
-
-
 def test_failed_route_lookup_keeps_the_known_route(make_reader: Make, caplog: pytest.LogCaptureFixture) -> None:
     reader = make_reader()
     reader.queues.look_up()
@@ -401,143 +317,6 @@ def test_exists_is_known_only_for_queues_of_available_brokers(make_reader: Make)
     assert reader.queues.exists(MessageQueue("bills", "a", 0)) is False
     reader.transport.fail("query_route", RemotingConnectException("refused"))
     assert reader.queues.exists(MessageQueue("others", "a", 0)) is None
-
-
-def test_broker_without_a_route_has_no_address(make_reader: Make) -> None:
-    reader = make_reader()
-    reader.queues.look_up()
-    reader.clock.advance(2.0)
-    reader.addresses("a", {})
-    reader.queues.brokers.failed(A0, "a:10911")
-    with pytest.raises(RouteNotFoundException, match="has a broker a in the topic's route now"):
-        reader.queues.brokers.address(A0)
-    reader.queues.brokers.failed(A0, "")
-    reader.clock.advance(2.0)
-    reader.addresses("a", {0: "back:1"})
-    reader.queues.brokers.failed(A0, "")
-    assert reader.queues.brokers.address(A0) == "back:1"
-
-
-def test_missing_route_is_requested_at_most_once_per_second(make_reader: Make) -> None:
-    # In a task, which has not looked up queues.
-    reader = make_reader()
-    old = reader.transport.routes.pop("orders")
-    for queue in (A0, A1, B0, B1):
-        with pytest.raises(RouteNotFoundException, match="No topic route info"):
-            reader.queues.brokers.address(queue)
-        reader.queues.brokers.failed(queue, "")
-    assert len(reader.asked("query_route")) == 1
-    reader.clock.advance(1.1)
-    reader.transport.routes["orders"] = old
-    assert reader.queues.brokers.address(A0) == "a:10911"
-
-
-def test_slow_name_server_is_not_queried_for_each_failure(make_reader: Make) -> None:
-    reader = make_reader()
-    reader.queues.look_up()
-    reader.clock.advance(5.0)
-    slow = reader.transport.query_route
-
-    def asked(topic: str, timeout: float) -> Any:
-        reader.clock.advance(10.0)
-        reader.transport.fail("query_route", RemotingTimeoutException("no answer"))
-        return slow(topic, timeout)
-
-    reader.transport.query_route = asked
-    for queue in (A0, A1, B0, B1) * 4:
-        reader.queues.brokers.failed(queue, reader.queues.brokers.address(queue))
-    assert len(reader.asked("query_route")) == 2
-
-
-def test_busy_broker_is_retried_instead_of_its_slave(make_reader: Make) -> None:
-    reader = make_reader()
-    reader.addresses("a", {0: "master:1", 1: "slave:1"})
-    reader.transport.fail("max_offset", BrokerBusyException("busy", 2, "", "master:1"))
-    assert reader.resolver.latest([A0]) == {A0: 0}
-    assert [address for _, address in reader.asked("max_offset")] == ["master:1", "master:1"]
-
-
-def test_attributes_of_inner_batch_topics_are_requested_once(make_reader: Make) -> None:
-    reader = make_reader(sub_expression="a")
-    reader.queues.look_up()
-    assert not may_hold_inner_batches(reader.queues, [A0, A1, B0])
-    assert [address for address, _ in reader.asked("topic_config")] == ["a:10911", "b:10911"]
-    other = make_reader(sub_expression="a")
-    other.transport.attributes["orders"] = {"queue.type": "BatchCQ"}
-    other.queues.look_up()
-    assert may_hold_inner_batches(other.queues, [A0, B0])
-    assert may_hold_inner_batches(other.queues, [A1])
-    assert len(other.asked("topic_config")) == 1
-
-
-@pytest.mark.parametrize(
-    ("error", "filter_type", "may"),
-    [
-        (RequestNotSupportedException("of 4.9", 3, "", "a:10911"), "TAG", False),
-        (RequestNotSupportedException("of 4.9", 3, "", "a:10911"), "SQL92", False),
-        (DOWN, "TAG", True),
-        (DOWN, "SQL92", False),
-    ],
-)
-def test_topic_of_unknown_type_is_filtered_by_task_or_broker(
-    make_reader: Make, error: RocketMQError, filter_type: str, may: bool
-) -> None:
-    reader = make_reader(sub_expression="a", filter_type=filter_type)
-    reader.queues.look_up()
-    reader.transport.fail("topic_config", error)
-    assert may_hold_inner_batches(reader.queues, [A0]) is may
-
-
-def test_every_broker_checks_an_expression_once(make_reader: Make, caplog: pytest.LogCaptureFixture) -> None:
-    reader = make_reader(sub_expression="n > > 1", filter_type="SQL92")
-    reader.queues.look_up()
-    reader.transport.fail("check_filter", DOWN, MQBrokerException("can't be parsed", 23, "", "b:10911"))
-    with pytest.raises(OptionError, match=r"filterType=SQL92: a broker can't parse it: .*can't be parsed"):
-        check_filter(reader.queues, [A0, A1, B0, B1])
-    assert reader.asked("check_filter") == [
-        (f"{broker}:10911", "orders", reader.options.consumer_group, "n > > 1", "SQL92") for broker in ("a", "b")
-    ]
-    # A broker that does not answer now is asked at the first pull.
-    assert "broker a could not check the filter, the first pull will do so: refused" in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("code", "remark", "expected", "text"),
-    [
-        (
-            1,
-            "The broker does not support consumer to filter message by SQL92",
-            OptionError,
-            "enablePropertyFilter=true",
-        ),
-        (23, "can't be parsed", OptionError, "can't parse it"),
-        (16, "User:x has no permission to access Topic:orders", MQBrokerException, "the right that it needs on Topic"),
-        (1, "org.apache.rocketmq.acl.common.AclException: no permission", MQBrokerException, "no permission"),
-    ],
-)
-def test_rejected_expression_and_rejected_user_are_distinguished(
-    make_reader: Make, code: int, remark: str, expected: type[RocketMQError], text: str
-) -> None:
-    reader = make_reader(sub_expression="a > 1", filter_type="SQL92")
-    reader.queues.look_up()
-    reader.transport.fail("check_filter", broker_error(code, remark, "a:10911", "checking a filter"))
-    with pytest.raises(expected, match=text) as raised:
-        check_filter(reader.queues, [A0])
-    assert isinstance(raised.value, OptionError) is (expected is OptionError)
-
-
-@pytest.mark.parametrize(("code", "remark"), [(2, "[REJECTREQUEST]system busy"), (14, "shutting down"), (1, "oops")])
-def test_busy_broker_does_not_fail_the_filter_check(
-    make_reader: Make, caplog: pytest.LogCaptureFixture, code: int, remark: str
-) -> None:
-    reader = make_reader(sub_expression="a > 1", filter_type="SQL92")
-    reader.queues.look_up()
-    reader.transport.fail("check_filter", broker_error(code, remark, "a:10911", "checking a filter"))
-    check_filter(reader.queues, [A0])
-    assert (
-        f"broker a could not check the filter, the first pull will do so: checking a filter: a:10911 answered {code}"
-        in caplog.text
-    )
 
 
 def test_pattern_is_matched_to_names_of_at_most_127_characters(
@@ -609,30 +388,6 @@ def test_refusal_is_raised_as_it_is_after_the_deadline(make_reader: Make) -> Non
     reader.transport.query_route = refused
     with pytest.raises(MQBrokerException, match="no permission"):
         reader.queues.look_up()
-
-
-@pytest.mark.parametrize("planned", ["filter", "time"])
-def test_types_of_many_topics_are_requested_concurrently(make_reader: Make, planned: str) -> None:
-    topics = [f"t{number}" for number in range(5)]
-    reader = make_reader(subscribe=tuple(topics), sub_expression="a")
-    reader.transport.routes |= {name: route({"a": 1}) for name in topics}
-    queues = reader.queues.look_up()
-    reader.fill(dict.fromkeys(queues, 1))
-    # A filter asks for the type of one topic first.
-    asked_first = 1 if planned == "filter" else 0
-    together, works = threading.Barrier(len(topics) - asked_first), reader.transport.topic_config
-
-    def asked(address: str, topic: str, timeout: float) -> Any:
-        if len(reader.asked("topic_config")) >= asked_first:
-            together.wait(PATIENCE)
-        return works(address, topic, timeout)
-
-    reader.transport.topic_config = asked
-    if planned == "filter":
-        assert not may_hold_inner_batches(reader.queues, queues)
-    else:
-        assert reader.at(dict.fromkeys(queues, 0)) == dict.fromkeys(queues, 0)
-    assert len(reader.asked("topic_config")) == len(topics)
 
 
 def test_routes_of_many_topics_are_requested_concurrently(make_reader: Make) -> None:
