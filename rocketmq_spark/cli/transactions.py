@@ -16,7 +16,8 @@ from rocketmq_spark.admin.queues import admin_options
 from rocketmq_spark.deliveries.base import Write
 from rocketmq_spark.deliveries.exactly_once.commit import TwoPhaseCommit, new_run_id
 from rocketmq_spark.deliveries.log.brokers import Brokers
-from rocketmq_spark.deliveries.log.decision_log import DecisionLog, WriteState
+from rocketmq_spark.deliveries.log.decision_log import DecisionLog
+from rocketmq_spark.deliveries.log.state import WriteState
 from rocketmq_spark.display.row_table import Table
 from rocketmq_spark.errors import (
     DeliveryError,

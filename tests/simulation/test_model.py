@@ -18,8 +18,9 @@ from rocketmq_spark.deliveries.effectively_once.attempt import Attempt
 from rocketmq_spark.deliveries.effectively_once.complete import ResumeReport
 from rocketmq_spark.deliveries.effectively_once.plan import ResumePlan
 from rocketmq_spark.deliveries.log.brokers import Brokers
-from rocketmq_spark.deliveries.log.decision_log import DecisionLog, StartOffsets
+from rocketmq_spark.deliveries.log.decision_log import DecisionLog
 from rocketmq_spark.deliveries.log.records import Begun
+from rocketmq_spark.deliveries.log.state import StartOffsets
 from rocketmq_spark.model.message import MessageQueue
 from tests.simulation.model import KINDS, ModelPlan, run_model
 

@@ -9,8 +9,9 @@ import pytest
 
 from rocketmq_spark.deliveries.exactly_once import ends
 from rocketmq_spark.deliveries.exactly_once.commit import TwoPhaseCommit
-from rocketmq_spark.deliveries.log.decision_log import DecisionLog, WriteState
+from rocketmq_spark.deliveries.log.decision_log import DecisionLog
 from rocketmq_spark.deliveries.log.records import Decision
+from rocketmq_spark.deliveries.log.state import WriteState
 from tests.simulation.two_phase import TwoPhasePlan, run_two_phase
 
 SEEDS = range(100)

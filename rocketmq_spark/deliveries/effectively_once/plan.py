@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from rocketmq_spark.deliveries.base import Write
 from rocketmq_spark.deliveries.effectively_once.stored import most_queues
 from rocketmq_spark.deliveries.log.brokers import Brokers
-from rocketmq_spark.deliveries.log.decision_log import DecisionLog, StartOffsets
+from rocketmq_spark.deliveries.log.decision_log import DecisionLog
 from rocketmq_spark.deliveries.log.delivery import LogPlan, read_log
 from rocketmq_spark.deliveries.log.records import Begun
+from rocketmq_spark.deliveries.log.state import StartOffsets
 from rocketmq_spark.model.message import MessageQueue
 
 

@@ -16,7 +16,8 @@ import numpy as np
 
 from rocketmq_spark.deliveries.base import Delivery, OpenInstance, R, TaskResults, Write
 from rocketmq_spark.deliveries.log.brokers import Brokers
-from rocketmq_spark.deliveries.log.decision_log import DecisionLog, WriteState
+from rocketmq_spark.deliveries.log.decision_log import DecisionLog
+from rocketmq_spark.deliveries.log.state import WriteState
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.options.kinds import option_text
 from rocketmq_spark.options.sink import SINK_SPELLING, SinkOptions
