@@ -600,7 +600,7 @@ class _Task:
         try:
             attempt.connected = attempts.Attempt(client.brokers, self._plan, attempt.write, attempt.partition_id)
             rows = client.rows(attempt.write, attempt.partition_id)
-            self.done = attempt.connected.run(recorder, rows, partial(client.send, attempt))
+            self.done = attempt.connected.run(recorder, rows, partial(client.send, attempt, recorder))
             self.broker_names, recovered = client.sums(recorder)
             self._controller.history.recovered_rows += recovered
             self.succeeded = True
