@@ -148,12 +148,13 @@ class FakeCluster:
 
     def messages(self, topic: str) -> list[MessageExt]:
         """Return the messages that consumers of a topic see, by broker, queue and offset."""
-        return [
-            message
-            for name, broker in sorted(self.brokers.items())
-            for queue_id in range(self._queue_nums(broker, topic))
-            for message in self._stored(broker, MessageQueue(topic, name, queue_id))
-        ]
+        messages = []
+        for name, broker in sorted(self.brokers.items()):
+            store, settings = broker.storage.store, broker.storage.topics.get(topic)
+            for queue_id in range(settings.queue_nums if settings else 0):
+                queue = MessageQueue(topic, name, queue_id)
+                messages += store.messages(queue, store.expired.get(queue, 0), store.end(queue))
+        return messages
 
     def kill(self, name: str, *, lose_unflushed: bool = False) -> None:
         """End a master at once: connections break, requests in its queue are lost, and name servers forget it.
@@ -213,14 +214,8 @@ class FakeCluster:
             self.proxy.disconnect(address)
 
     def _broker(self, name: str, broker_id: int) -> FakeBroker:
-        broker = FakeBroker(
-            name,
-            LoopTimers(self._loop),
-            HANDLERS,
-            address=self._bind(),
-            broker_id=broker_id,
-            settings=self._settings(),
-        )
+        timers, address, settings = LoopTimers(self._loop), self._bind(), self._settings()
+        broker = FakeBroker(name, timers, HANDLERS, address=address, broker_id=broker_id, settings=settings)
         broker.storage.topics = template_topic() if broker.settings.auto_create_topic else {}
         broker.on_change = self._register
         return broker
@@ -231,16 +226,6 @@ class FakeCluster:
     def _register(self) -> None:
         for server in self.name_servers:
             server.register(self._all_brokers())
-
-    @staticmethod
-    def _queue_nums(broker: FakeBroker, topic: str) -> int:
-        settings = broker.storage.topics.get(topic)
-        return 0 if settings is None else settings.queue_nums
-
-    @staticmethod
-    def _stored(broker: FakeBroker, queue: MessageQueue) -> list[MessageExt]:
-        store = broker.storage.store
-        return store.messages(queue, store.expired.get(queue, 0), store.end(queue))
 
     def _bind(self, address: str = "127.0.0.1:0") -> str:
         """Reserve a port, which refuses connections until `_serve`; return its address."""
@@ -270,12 +255,9 @@ class FakeCluster:
         def close() -> None:
             if address in self._servers:
                 self._servers.pop(address).close()
-            for connection in list(self._connections.get(address, ())):
-                connection.abort()
 
         self._in_loop(close)
-        if self.proxy is not None:
-            self.proxy.disconnect(address)
+        self.break_connections(address)
 
     def _in_loop(self, call: Callable[[], Any]) -> None:
         async def run() -> None:

@@ -6,11 +6,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import re
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any, Final
 
 from rocketmq_spark.model.names import AUTO_CREATE_TOPIC
@@ -22,15 +23,6 @@ from rocketmq_spark.testing.fake_replies import KEPT_REQUESTS, Channel, Replies,
 
 # Below V4_9_4 a name server writes numbers as keys without quotes, unless the client asks for standard JSON.
 _STANDARD_JSON_SINCE: Final = 401
-
-
-@dataclass(frozen=True, slots=True)
-class _Registration:
-    """What a broker said of itself."""
-
-    cluster: str
-    addresses: dict[int, str]
-    topics: dict[str, QueueData]
 
 
 class FakeNameServer:
@@ -47,17 +39,17 @@ class FakeNameServer:
         self.frozen = False
         self.running = True
         self.routes: dict[str, TopicRouteData] = {}
-        # The order configuration of topics, such as ``broker-0:4;broker-1:4``.
-        self.order_confs: dict[str, str] = {}
         self.requests: deque[RemotingCommand] = deque(maxlen=KEPT_REQUESTS)
         self._replies = Replies()
         self.always, self.played = self._replies.always, self._replies.played
-        self._registered: dict[str, _Registration] = {}
+        # What brokers said of themselves: their addresses and their topics, by broker name.
+        self._brokers: dict[str, BrokerData] = {}
+        self._topics: dict[str, dict[str, QueueData]] = {}
         self._lock = threading.RLock()
 
     def __repr__(self) -> str:
         state = "stopped" if not self.running else "frozen" if self.frozen else "running"
-        return f"<FakeNameServer {self.address} {state}, brokers {', '.join(self._registered) or 'none'}>"
+        return f"<FakeNameServer {self.address} {state}, brokers {', '.join(self._brokers) or 'none'}>"
 
     def play(self, *replies: ReplyOf, code: int | None = None, times: int = 1) -> None:
         """Add replies to the next requests, or to those with a code, `times` times in all."""
@@ -69,17 +61,14 @@ class FakeNameServer:
         with self._lock:
             if self.frozen or not self.running:
                 return
-            self._registered = {}
+            self._brokers, self._topics = {}, {}
             for broker in brokers:
-                if not broker.running:
-                    continue
-                known = self._registered.get(broker.name)
-                addresses = {} if known is None else known.addresses
-                topics = {} if known is None else known.topics
-                if broker.is_master or known is None:
-                    topics = dict(_queues_of(broker))
-                addresses = {**addresses, broker.broker_id: broker.address}
-                self._registered[broker.name] = _Registration(broker.storage.cluster, addresses, topics)
+                if broker.running:
+                    known = self._brokers.get(broker.name)
+                    if broker.is_master or known is None:
+                        self._topics[broker.name] = dict(_queues_of(broker))
+                    addresses = {**(known.broker_addrs if known else {}), broker.broker_id: broker.address}
+                    self._brokers[broker.name] = BrokerData(broker.name, addresses, broker.storage.cluster)
 
     def receive(self, command: RemotingCommand, channel: Channel) -> None:
         """Answer a request."""
@@ -101,21 +90,13 @@ class FakeNameServer:
         if topic in self.routes:
             return self.routes[topic]
         with self._lock:
-            registered = sorted(self._registered.items())
-        queues, brokers = [], []
-        for name, registration in registered:
-            if topic in registration.topics:
-                queues.append(registration.topics[topic])
-                brokers.append(BrokerData(name, registration.addresses, registration.cluster))
-        if not queues:
-            return None
-        return TopicRouteData(tuple(queues), tuple(brokers), self.order_confs.get(topic))
+            names = sorted(name for name, topics in self._topics.items() if topic in topics)
+            queues = tuple(self._topics[name][topic] for name in names)
+            return TopicRouteData(queues, tuple(self._brokers[name] for name in names)) if names else None
 
     def topics(self) -> list[str]:
         """Return the names of all topics, also of the internal topics that brokers register."""
-        registered = self._registered.items()
-        names = {topic for _, registration in registered for topic in registration.topics}
-        return sorted(names | self.routes.keys())
+        return sorted(self.routes.keys() | itertools.chain.from_iterable(self._topics.values()))
 
     def _answer(self, command: RemotingCommand) -> RemotingCommand:
         if command.code == RequestCode.GET_ROUTEINFO_BY_TOPIC:
@@ -137,10 +118,7 @@ class FakeNameServer:
         return response_to(command, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark)
 
     def _cluster_info(self) -> bytes:
-        brokers = {
-            name: BrokerData(name, registration.addresses, registration.cluster)
-            for name, registration in self._registered.items()
-        }
+        brokers = dict(self._brokers)
         for route in self.routes.values():
             brokers |= {data.broker_name: data for data in route.broker_datas}
         clusters: dict[str, list[str]] = {}
@@ -172,12 +150,11 @@ def encode_route(route: TopicRouteData, *, quoted: bool = True) -> bytes:
 
 
 def _broker_json(broker: BrokerData, *, quoted: bool) -> str:
-    quote = '"' if quoted else ""
-    addresses = ",".join(
-        f"{quote}{number}{quote}:{json.dumps(address)}" for number, address in broker.broker_addrs.items()
-    )
+    addresses = json.dumps(dict(broker.broker_addrs))
+    if not quoted:
+        addresses = re.sub(r'"(\d+)":', r"\1:", addresses)
     named = f'"brokerName":{json.dumps(broker.broker_name)},"cluster":{json.dumps(broker.cluster)}'
-    return f'{{"brokerAddrs":{{{addresses}}},{named},"enableActingMaster":false}}'
+    return f'{{"brokerAddrs":{addresses},{named},"enableActingMaster":false}}'
 
 
 def _queues_of(broker: FakeBroker) -> Iterator[tuple[str, QueueData]]:

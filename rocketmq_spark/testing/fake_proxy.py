@@ -72,18 +72,15 @@ class FakeProxy(grpc.GenericRpcHandler):  # type: ignore[misc]
         # The settings that producers sent.
         self.client_settings: deque[pb.Settings] = deque(maxlen=_KEPT)
         self._service = own = ProxyService(cluster, settings, self._on_check)
+        on = self._executing
         self.handlers: dict[str, Handler] = {
-            "QueryRoute": self._executing(
-                rpc.QueryRouteRequest, lambda request, _: own.query_route(request, self.address)
-            ),
-            "SendMessage": self._executing(rpc.SendMessageRequest, own.send),
-            "RecallMessage": self._executing(rpc.RecallMessageRequest, lambda request, _: own.recall(request)),
-            "EndTransaction": self._executing(
-                rpc.EndTransactionRequest, lambda request, _: own.end_transaction(request)
-            ),
-            "Telemetry": self._executing(rpc.TelemetryCommand, self._take_settings),
-            "Heartbeat": self._executing(rpc.HeartbeatRequest, lambda _, client: own.heart_beat(client)),
-            "NotifyClientTermination": self._executing(
+            "QueryRoute": on(rpc.QueryRouteRequest, lambda request, _: own.query_route(request, self.address)),
+            "SendMessage": on(rpc.SendMessageRequest, own.send),
+            "RecallMessage": on(rpc.RecallMessageRequest, lambda request, _: own.recall(request)),
+            "EndTransaction": on(rpc.EndTransactionRequest, lambda request, _: own.end_transaction(request)),
+            "Telemetry": on(rpc.TelemetryCommand, self._take_settings),
+            "Heartbeat": on(rpc.HeartbeatRequest, lambda _, client: own.heart_beat(client)),
+            "NotifyClientTermination": on(
                 rpc.NotifyClientTerminationRequest, lambda _, client: own.terminate(client)
             ),
         }

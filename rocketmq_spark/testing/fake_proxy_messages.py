@@ -8,14 +8,14 @@ conformance tests compare both proxies in some scenarios.
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import rocketmq_spark.model.properties as const
 from rocketmq_spark.model.message import EncodedBatch, Message, MessageQueue, SendRequest, SendStatus
 from rocketmq_spark.model.message_ext import MessageExt
 from rocketmq_spark.model.names import MAX_TOPIC_LENGTH, is_blank, is_legal, is_system_topic
-from rocketmq_spark.model.route import MASTER_ID, PERM_READ, PERM_WRITE, TopicRouteData
+from rocketmq_spark.model.route import TopicRouteData, masters_of
 from rocketmq_spark.protocol.grpc._pb import definition_pb2 as pb
 from rocketmq_spark.protocol.grpc._pb import service_pb2 as service
 from rocketmq_spark.protocol.grpc.codes import STORED, Code
@@ -111,19 +111,14 @@ def _has_control_character(text: str) -> bool:
     return any(unicodedata.category(character) == "Cc" for character in text)
 
 
-def check_type(expected: str | None, message: pb.Message) -> None:
-    """Raise the refusal of a message of another type than its topic's; None is the type of an unknown topic."""
-    check_type_name(expected, _type_of(message.system_properties))
-
-
-def check_type_name(expected: str | None, actual: str) -> None:
-    """Raise the refusal of a type of messages on a topic of the type `expected`."""
+def check_type(expected: str | None, actual: str) -> None:
+    """Raise the refusal of messages of another type than their topic's; None is the type of an unknown topic."""
     if expected not in (_MIXED, actual):
         types = f"the expected type is {expected or _UNSPECIFIED}, but actual type is {actual}"
         raise Refusal(Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE, f"TopicMessageType validate failed, {types}")
 
 
-def _type_of(system: pb.SystemProperties) -> str:
+def type_of(system: pb.SystemProperties) -> str:
     """Return the type that a proxy derives from properties (docs/internals/grpc-messages.md#types)."""
     if system.message_type == pb.TRANSACTION:
         return "TRANSACTION"
@@ -151,18 +146,10 @@ def broker_request(messages: Sequence[pb.Message], queue: MessageQueue, peer: st
     first, system = plain[0], messages[0].system_properties
     batch = len(plain) > 1
     body = encode_batch(plain) if batch else first.body
-    flags = (_COMPRESSED if system.body_encoding == pb.GZIP else 0) | (
-        _PREPARED if system.message_type == pb.TRANSACTION else 0
-    )
-    encoded = EncodedBatch(
-        queue.topic,
-        (body,),
-        len(plain),
-        len(body),
-        batch=batch,
-        properties=encode_properties(first.properties).decode(),
-        sys_flag=flags,
-    )
+    compressed = _COMPRESSED if system.body_encoding == pb.GZIP else 0
+    flags = compressed | (_PREPARED if system.message_type == pb.TRANSACTION else 0)
+    properties, size = encode_properties(first.properties).decode(), (len(plain), len(body))
+    encoded = EncodedBatch(queue.topic, (body,), *size, batch=batch, properties=properties, sys_flag=flags)
     # Without a time it is 1970, as at a real proxy.
     born = system.born_timestamp.ToMilliseconds()
     code, fields = head_of(SendRequest(encoded, queue, "", queue.topic, "TBW102", 4, born))
@@ -231,11 +218,11 @@ def refused_code(response_code: int) -> int:
 
 def writable_queues(route: TopicRouteData) -> list[MessageQueue]:
     """Return the queues of masters that take messages, in the order in which proxies count them. They have no topic."""
-    masters = {data.broker_name for data in route.broker_datas if MASTER_ID in data.broker_addrs}
+    masters = masters_of(route.broker_datas)
     return [
         MessageQueue("", data.broker_name, queue_id)
         for data in sorted(route.queue_datas, key=lambda data: data.broker_name)
-        if data.perm & PERM_WRITE and data.broker_name in masters
+        if data.writable and data.broker_name in masters
         for queue_id in range(data.write_queue_nums)
     ]
 
@@ -244,10 +231,10 @@ def route_queues(
     topic: pb.Resource, route: TopicRouteData, endpoints: pb.Endpoints, types: Sequence[int]
 ) -> Iterator[pb.MessageQueue]:
     """Yield the queues of a route's answer, those of slaves included."""
-    brokers: Mapping[str, Mapping[int, str]] = {data.broker_name: data.broker_addrs for data in route.broker_datas}
+    brokers = {data.broker_name: data.broker_addrs for data in route.broker_datas}
     for data in route.queue_datas:
-        readable = data.read_queue_nums if data.perm & PERM_READ else 0
-        writable = data.write_queue_nums if data.perm & PERM_WRITE else 0
+        readable = data.open_queues
+        writable = data.write_queue_nums if data.writable else 0
         both = min(readable, writable)
         permissions = [pb.READ_WRITE] * both + [pb.READ] * (readable - both) + [pb.WRITE] * (writable - both)
         for broker_id in brokers.get(data.broker_name, {}):

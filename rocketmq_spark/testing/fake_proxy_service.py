@@ -120,10 +120,10 @@ class ProxyService:
             return "NORMAL"
         route = self._route(topic)
         names = [] if route is None else [data.broker_name for data in route.queue_datas]
-        known = [
-            self._cluster.brokers[name].storage.topics.get(topic) for name in names if name in self._cluster.brokers
-        ]
-        return next((topic.attributes.get("message.type", "NORMAL") for topic in known if topic is not None), None)
+        for broker in (self._cluster.brokers[name] for name in names if name in self._cluster.brokers):
+            if topic in broker.storage.topics:
+                return broker.storage.topics[topic].attributes.get("message.type", "NORMAL")
+        return None
 
     def query_route(self, request: service.QueryRouteRequest, address: str) -> ProtoMessage:
         """Answer the queues of a topic and its types; `address` is that of the proxy."""
@@ -142,7 +142,7 @@ class ProxyService:
         answers.check_messages(messages, self._settings.max_message_size, int(now * 1000))
         first, topic = messages[0], messages[0].topic.name
         if self._settings.topic_message_type_check:
-            answers.check_type(self._message_type(topic), first)
+            answers.check_type(self._message_type(topic), answers.type_of(first.system_properties))
         route = self._route(topic)
         if route is None:
             raise _unknown(topic)
@@ -166,7 +166,7 @@ class ProxyService:
         """Take a delayed message back."""
         topic = request.topic.name
         answers.check_topic(topic)
-        answers.check_type_name(self._message_type(topic), "DELAY")
+        answers.check_type(self._message_type(topic), "DELAY")
         words: list[str] = []
         with contextlib.suppress(ValueError):
             words = base64.urlsafe_b64decode(request.recall_handle).decode().split(" ")
@@ -204,8 +204,7 @@ class ProxyService:
             broker_name=transaction.broker_name,
         )
         broker = self._cluster.brokers[transaction.broker_name]
-        fields = end_transaction_fields(end)
-        command = RemotingCommand(RequestCode.END_TRANSACTION, 0, fields, flag=FLAG_ONEWAY)
+        command = RemotingCommand(RequestCode.END_TRANSACTION, 0, end_transaction_fields(end), flag=FLAG_ONEWAY)
         broker.receive(command, self._link(broker))
         return service.EndTransactionResponse(status=status())
 
