@@ -341,8 +341,8 @@ class FakeBroker:
             fields = self.storage.store_send(decoded, call.body)
         except Refusal as refusal:
             return response_to(call.command, refusal.code, refusal.remark), 0.0
-        safety = self.storage.safety(decoded, [not slave.paused for slave in self.slaves if slave.running])
-        return response_to(call.command, safety.code, "", fields), safety.wait
+        code, wait = self.storage.safety(decoded, [not slave.paused for slave in self.slaves if slave.running])
+        return response_to(call.command, code, "", fields), wait
 
 
 def check_request(check: TransactionCheck) -> RemotingCommand:

@@ -80,9 +80,7 @@ class FakeProxy(grpc.GenericRpcHandler):  # type: ignore[misc]
             "EndTransaction": on(rpc.EndTransactionRequest, lambda request, _: own.end_transaction(request)),
             "Telemetry": on(rpc.TelemetryCommand, self._take_settings),
             "Heartbeat": on(rpc.HeartbeatRequest, lambda _, client: own.heart_beat(client)),
-            "NotifyClientTermination": on(
-                rpc.NotifyClientTerminationRequest, lambda _, client: own.terminate(client)
-            ),
+            "NotifyClientTermination": on(rpc.NotifyClientTerminationRequest, lambda _, client: own.terminate(client)),
         }
         self._replies: defaultdict[str, deque[ReplyOf]] = defaultdict(deque)
         self._streams: list[_Stream] = []

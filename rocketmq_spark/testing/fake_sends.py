@@ -20,6 +20,7 @@ from rocketmq_spark.protocol.remoting.codes import DELAY_ILLEGAL, KEY_MISSING, R
 from rocketmq_spark.protocol.remoting.command import RemotingCommand
 from rocketmq_spark.protocol.remoting.records import MAX_PROPERTIES, decode_batch, decode_properties, encode_properties
 from rocketmq_spark.protocol.remoting.responses import DEFAULT_REGION
+from rocketmq_spark.testing.store import HALF_TOPIC
 
 # ``MessageStoreConfig.messageDelayLevel``, seconds.
 DELAY_LEVELS: Final = (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
@@ -74,6 +75,13 @@ class Placement(NamedTuple):
     delay: float | None = None
     is_timer: bool = False
 
+    @property
+    def internal_topic(self) -> str:
+        """The topic that has the messages first; "" if consumers see them at once."""
+        if self.delay is not None:
+            return "rmq_sys_wheel_timer" if self.is_timer else "SCHEDULE_TOPIC_XXXX"
+        return HALF_TOPIC if self.half else ""
+
 
 def decode_send(command: RemotingCommand, max_message_size: int) -> Send:
     """Return the send of a request; Refusal for one that brokers refuse before they look at the topic."""
@@ -122,9 +130,7 @@ def placement_of(send: Send, now: float) -> Placement:
     if level := message.properties.get(const.DELAY):
         if not level.isdigit():
             raise Refusal(ResponseCode.SYSTEM_ERROR, f'java.lang.NumberFormatException: For input string: "{level}"')
-        return (
-            Placement(delay=float(DELAY_LEVELS[min(int(level), len(DELAY_LEVELS)) - 1])) if int(level) else Placement()
-        )
+        return Placement(delay=float(DELAY_LEVELS[min(int(level), len(DELAY_LEVELS)) - 1]) if int(level) else None)
     timer = next((name for name in _TIMERS if name in message.properties), None)
     if timer is None:
         return Placement()

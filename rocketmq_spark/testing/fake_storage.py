@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 import rocketmq_spark.model.properties as const
 from rocketmq_spark.model.message import MessageQueue
@@ -19,11 +19,9 @@ from rocketmq_spark.model.names import AUTO_CREATE_TOPIC
 from rocketmq_spark.protocol.remoting.codes import ResponseCode
 from rocketmq_spark.protocol.remoting.responses import BATCH_CQ, DEFAULT_REGION, QUEUE_TYPE
 from rocketmq_spark.testing import fake_sends
-from rocketmq_spark.testing.fake_sends import Placement, Refusal, Send
-from rocketmq_spark.testing.store import HALF_TOPIC, MOST_PULLED, MessageStore
+from rocketmq_spark.testing.fake_sends import Refusal, Send
+from rocketmq_spark.testing.store import MOST_PULLED, MessageStore
 
-_SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
-_TIMER_TOPIC: Final = "rmq_sys_wheel_timer"
 CLEANUP_POLICY: Final = "cleanup.policy"
 
 
@@ -92,13 +90,6 @@ class ProxySettings:
     transaction_data_expire: float = 30.0
 
 
-class Safety(NamedTuple):
-    """The response code of a stored send, and the seconds until the broker answers."""
-
-    code: int
-    wait: float
-
-
 class BrokerStorage:
     """The state of one broker that survives its restart.
 
@@ -152,28 +143,32 @@ class BrokerStorage:
             queue_id = min(priority, settings.write_queue_nums - 1)
         queue = MessageQueue(send.topic, self.name, queue_id)
         fields = {"queueId": str(queue.queue_id), "MSG_REGION": DEFAULT_REGION, "TRACE_ON": "true"}
-        fields |= (
-            self._store_batch(send, queue, settings, body) if send.batch else self._store_one(send, queue, settings)
-        )
+        if send.batch:
+            fields |= self._store_batch(send, queue, settings, body)
+        else:
+            fields |= self._store_one(send, queue, settings)
         self._arrived()
         return fields
 
-    def safety(self, send: Send, slaves: list[bool]) -> Safety:
-        """Return how the broker answers a stored send; `slaves` has, for each slave, whether it executes anything."""
-        settings, code, wait = self.settings, int(ResponseCode.SUCCESS), 0.0
+    def safety(self, send: Send, slaves: list[bool]) -> tuple[ResponseCode, float]:
+        """Return the response code of a stored send, and the seconds until the broker answers.
+
+        `slaves` has, for each slave, whether it executes anything.
+        """
+        settings, code, wait = self.settings, ResponseCode.SUCCESS, 0.0
         if not send.waits:
-            return Safety(code, wait)
+            return code, wait
         if settings.sync_flush:
             wait = min(settings.flush_time, settings.sync_flush_timeout)
             if settings.flush_time > settings.sync_flush_timeout:
-                code = int(ResponseCode.FLUSH_DISK_TIMEOUT)
+                code = ResponseCode.FLUSH_DISK_TIMEOUT
         if settings.sync_replication:
             if not slaves:
-                return Safety(int(ResponseCode.SLAVE_NOT_AVAILABLE), wait)
+                return ResponseCode.SLAVE_NOT_AVAILABLE, wait
             if not any(slaves) or settings.replication_time > settings.sync_flush_timeout:
-                return Safety(int(ResponseCode.FLUSH_SLAVE_TIMEOUT), settings.sync_flush_timeout)
+                return ResponseCode.FLUSH_SLAVE_TIMEOUT, settings.sync_flush_timeout
             wait = max(wait, settings.replication_time)
-        return Safety(code, wait)
+        return code, wait
 
     def copy_from(self, master: BrokerStorage) -> None:
         """Take over a master's messages and topics; messages that the master does not have are dropped."""
@@ -209,15 +204,12 @@ class BrokerStorage:
     def commit(self, offset: int) -> None:
         """Store a half message in its own queue; like a broker, again for each call."""
         self._halves.pop(offset, None)
-        entry = self.store.log[offset]
-        message = fake_sends.committed(entry.sent)
+        sent, read, _, queue, _ = self.store.log[offset]
+        flags, born = read.sys_flag & ~0xC | 0x8, read.born_timestamp
         self.store.append(
-            message,
-            entry.meant_for,
-            entry.meant_for,
-            self._time(),
-            sys_flag=entry.read.sys_flag & ~0xC | 0x8,
-            born_timestamp=entry.read.born_timestamp,
+            *(fake_sends.committed(sent), queue, queue, self._time()),
+            sys_flag=flags,
+            born_timestamp=born,
             prepared_transaction_offset=offset,
         )
         self._arrived()
@@ -245,10 +237,8 @@ class BrokerStorage:
     def _topic_of(self, send: Send) -> TopicSettings:
         """Return the settings of a send's topic, which the send may create."""
         if self.settings.disk_full:
-            remark = (
-                "service not available now. It may be caused by one of the following reasons: the broker's disk is full"
-            )
-            raise Refusal(ResponseCode.SERVICE_NOT_AVAILABLE, remark)
+            remark = "It may be caused by one of the following reasons: the broker's disk is full"
+            raise Refusal(ResponseCode.SERVICE_NOT_AVAILABLE, f"service not available now. {remark}")
         settings = self.topics.get(send.topic)
         if settings is None:
             template = self.topics.get(send.default_topic)
@@ -269,12 +259,12 @@ class BrokerStorage:
             fake_sends.check_keys(send)
         unique_id = send.properties.get(const.UNIQ_KEY) or f"{next(self._ids):032X}"
         message = fake_sends.with_additions(send, self.cluster, unique_id)
-        stored_in = self._internal_queue(placement, queue)
-        if stored_in != queue:
+        stored_in = queue
+        if placement.internal_topic:
+            stored_in = MessageQueue(placement.internal_topic, self.name, 0)
             message = fake_sends.with_real_queue(message, queue)
-        stored = self.store.append(
-            message, stored_in, queue, now, sys_flag=send.sys_flag, born_timestamp=send.born_timestamp
-        )
+        flags, born = send.sys_flag, send.born_timestamp
+        stored = self.store.append(message, stored_in, queue, now, sys_flag=flags, born_timestamp=born)
         offset = stored.physical_offset
         fields = {"msgId": stored.offset_msg_id, "queueOffset": str(stored.queue_offset), "transactionId": unique_id}
         if placement.half:
@@ -310,13 +300,6 @@ class BrokerStorage:
         if const.UNIQ_KEY in send.properties:
             fields["transactionId"] = send.properties[const.UNIQ_KEY]
         return fields
-
-    def _internal_queue(self, placement: Placement, queue: MessageQueue) -> MessageQueue:
-        if placement.half:
-            return MessageQueue(HALF_TOPIC, self.name, 0)
-        if placement.delay is not None:
-            return MessageQueue(_TIMER_TOPIC if placement.is_timer else _SCHEDULE_TOPIC, self.name, 0)
-        return queue
 
     def _deliver_later(self, offset: int, seconds: float) -> None:
         def deliver() -> None:

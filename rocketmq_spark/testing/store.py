@@ -19,8 +19,8 @@ from rocketmq_spark.protocol.remoting.records import encode_record
 
 HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
 
+# The default of a broker's ``maxTransferCountOnMessageInMemory``.
 MOST_PULLED: Final = 32
-"""The default of a broker's ``maxTransferCountOnMessageInMemory``."""
 
 _BORN_HOST: Final = "127.0.0.1:50000"
 
@@ -67,7 +67,6 @@ class MessageStore:
         *,
         sys_flag: int = 0,
         born_timestamp: int | None = None,
-        born_host: str = _BORN_HOST,
         prepared_transaction_offset: int = 0,
         items: Sequence[Message] = (),
     ) -> MessageExt:
@@ -85,7 +84,7 @@ class MessageStore:
             physical_offset=len(self.log),
             sys_flag=sys_flag,
             born_timestamp=int(now * 1000) if born_timestamp is None else born_timestamp,
-            born_host=born_host,
+            born_host=_BORN_HOST,
             store_timestamp=int(now * 1000),
             store_host=self.store_host,
             reconsume_times=0,
@@ -95,23 +94,11 @@ class MessageStore:
         self._add(Entry(message, stored, stored_in, meant_for, tuple(items) or (message,)))
         return stored
 
-    def copy(
-        self,
-        physical_offset: int,
-        now: float,
-        *,
-        stored_in: MessageQueue | None = None,
-    ) -> MessageExt:
+    def copy(self, physical_offset: int, now: float, *, stored_in: MessageQueue | None = None) -> MessageExt:
         """Store a half or delayed message again, by default in its own queue."""
-        entry = self.log[physical_offset]
-        return self.append(
-            entry.sent,
-            stored_in or entry.meant_for,
-            entry.meant_for,
-            now,
-            sys_flag=entry.read.sys_flag,
-            born_timestamp=entry.read.born_timestamp,
-        )
+        sent, read, _, meant_for, _ = self.log[physical_offset]
+        target = stored_in or meant_for
+        return self.append(sent, target, meant_for, now, sys_flag=read.sys_flag, born_timestamp=read.born_timestamp)
 
     def copy_from(self, master: MessageStore) -> None:
         """Make this store equal to a master's, except for the store host; keep the common beginning.
