@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.resources
 import json
 import os
@@ -10,7 +11,7 @@ import re
 import socket
 import string
 import struct
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -46,6 +47,15 @@ _PROXYS_OWN: Final = {
 }
 
 
+@contextlib.contextmanager
+def os_errors(doing: str, advice: str) -> Iterator[None]:
+    """Raise an OSError of the block as a ClusterError with what failed, the cause and what to do."""
+    try:
+        yield
+    except OSError as exc:
+        raise ClusterError(f"{doing}: {exc}; {advice}") from exc
+
+
 def render(template: str, **values: object) -> str:
     """Return a template of conf/ with its values."""
     try:
@@ -53,11 +63,8 @@ def render(template: str, **values: object) -> str:
     except ModuleNotFoundError:
         # A source tree that is not installed: setup.cfg maps conf/ into the package only then.
         file = Path(__file__).parents[2] / "conf" / template
-    try:
-        text = file.read_text(encoding="utf-8")
-    except OSError as exc:
-        raise ClusterError(f"reading a template of rocketmq_spark.conf: {exc}; install rocketmq-spark again") from exc
-    return string.Template(text).substitute(values)
+    with os_errors("reading a template of rocketmq_spark.conf", "install rocketmq-spark again"):
+        return string.Template(file.read_text(encoding="utf-8")).substitute(values)
 
 
 def user_folder(kind: str, default: str, environ: Mapping[str, str] = os.environ) -> Path:
@@ -119,9 +126,8 @@ def proxy_overrides(given: bool | Mapping[str, object]) -> dict[str, object] | N
         try:
             json.dumps(value)
         except (TypeError, ValueError) as exc:
-            raise ClusterError(
-                f"proxy: the property {name} must be a JSON value, not a {type(value).__name__}"
-            ) from exc
+            kind = type(value).__name__
+            raise ClusterError(f"proxy: the property {name} must be a JSON value, not a {kind}") from exc
     return dict(given)
 
 
@@ -178,12 +184,12 @@ def pick_port(taken: Iterable[int], *, below: int = 0, draw: Callable[[int, int]
 
 def pick_broker_ports(taken: Iterable[int], properties: Mapping[str, str]) -> tuple[int, int]:
     """Return listenPort and haListenPort: the given ones, or free ones (VIP: docs/internals/producer.md#vip-port)."""
-    named = {
-        name: checked_port(properties[name], name) for name in ("listenPort", "haListenPort") if name in properties
-    }
+    named = {}
+    for name in ("listenPort", "haListenPort"):
+        if name in properties:
+            named[name] = checked_port(properties[name], name)
+            require_free(named[name], f"{name}={named[name]}")
     listen, ha = named.get("listenPort"), named.get("haListenPort")
-    for name, port in named.items():
-        require_free(port, f"{name}={port}")
     if listen is None:
         listen = pick_port({*taken, *named.values()}, below=2)
     else:

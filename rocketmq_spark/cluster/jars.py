@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Final, TypeAlias
 from xml.etree import ElementTree
 
-from rocketmq_spark.cluster.config import render, user_folder
+from rocketmq_spark.cluster.config import os_errors, render, user_folder
 from rocketmq_spark.errors import ClusterError
 
 logger = logging.getLogger("rocketmq_spark.cluster")
@@ -138,7 +138,7 @@ def fetch(
 ) -> tuple[Path, ...]:
     """Fetch the jars into `cache`, unless another process did. `ivy` is a jar. Raises as `server_jars`."""
     tell, checksums = progress or no_progress, checksums or server_checksums()
-    try:
+    with os_errors(f"fetching the RocketMQ server into {cache}", "set ROCKETMQ_SPARK_CACHE to another folder"):
         cache.mkdir(parents=True, exist_ok=True)
         with _locked(cache / ".lock", tell):
             jars = installed_jars(cache, checksums)
@@ -147,11 +147,8 @@ def fetch(
             folder = _jar_folder(cache)
             if folder.exists():
                 different = differences(folder, checksums)
-                logger.warning(
-                    "fetching the RocketMQ server again: the jars in %s differ from rocketmq-spark's list: %s",
-                    folder,
-                    different,
-                )
+                text = "fetching the RocketMQ server again: the jars in %s differ from rocketmq-spark's list: %s"
+                logger.warning(text, folder, different)
             for stale in cache.glob(".fetch-*"):  # Left by a killed process; this process holds the lock
                 shutil.rmtree(stale, ignore_errors=True)
             free = free_bytes(cache)
@@ -164,10 +161,6 @@ def fetch(
             with tempfile.TemporaryDirectory(prefix=".fetch-", dir=cache) as work:
                 retrieve(Path(work), java, ivy, tell)
                 return _install(Path(work, "jars"), cache, checksums, tell)
-    except OSError as exc:
-        raise ClusterError(
-            f"fetching the RocketMQ server into {cache}: {exc}; set ROCKETMQ_SPARK_CACHE to another folder"
-        ) from exc
 
 
 def find_ivy(environ: Mapping[str, str] = os.environ) -> Path:

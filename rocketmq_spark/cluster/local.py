@@ -19,7 +19,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from rocketmq_spark.cluster.config import broker_overrides, checked_count, checked_port, is_list_of, proxy_overrides
+from rocketmq_spark.cluster.config import (
+    broker_overrides,
+    checked_count,
+    checked_port,
+    is_list_of,
+    os_errors,
+    proxy_overrides,
+)
 from rocketmq_spark.cluster.jars import Progress, no_progress, server_jars
 from rocketmq_spark.cluster.probe import Probe, create_user
 from rocketmq_spark.cluster.process import State, Watchdog, find_java
@@ -271,14 +278,10 @@ class LocalCluster:
             self._forget()
 
     def _new_site(self, java: Path, jars: Sequence[Path]) -> Site:
-        directory = self._wanted_directory
-        try:
-            if directory is None:
-                directory = Path(tempfile.mkdtemp(prefix="rocketmq-spark-"))
+        with os_errors("creating the cluster's folder", "set directory= to a writable folder"):
+            directory = self._wanted_directory or Path(tempfile.mkdtemp(prefix="rocketmq-spark-"))
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             free = shutil.disk_usage(directory).free
-        except OSError as exc:
-            raise ClusterError(f"creating the cluster's folder: {exc}; set directory= to a writable folder") from exc
         self._site = Site(
             java=java,
             jars=jars,
@@ -304,9 +307,8 @@ class LocalCluster:
     def _start_all(self, site: Site) -> None:
         deadline = time.monotonic() + self._start_timeout
         self._tell("starting the name server", 0.0)
-        self._name_servers = tuple(
-            NameServer(site, None if number else self._port, number) for number in range(self._name_server_count)
-        )
+        numbers = range(self._name_server_count)
+        self._name_servers = tuple(NameServer(site, None if number else self._port, number) for number in numbers)
         for name_server in self._name_servers:
             name_server.start()
         # A broker that finds no name server at its start retries only after 10 seconds.

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 
-from rocketmq_spark.cluster.config import properties_text, refuse_properties
+from rocketmq_spark.cluster.config import os_errors, properties_text, refuse_properties
 from rocketmq_spark.errors import ClusterError
 from rocketmq_spark.model.credentials import Credentials
 from rocketmq_spark.options.sink import SINK_OPTIONS
@@ -78,8 +78,7 @@ class Security:
         if self.tls is not None:
             options |= {"useTls": "true", "tlsCaFile": str(self.tls.ca_file)}
             if self.tls.client is not None:
-                cert_file, key_file = self.tls.client
-                options |= {"tlsCertFile": str(cert_file), "tlsKeyFile": str(key_file)}
+                options |= zip(("tlsCertFile", "tlsKeyFile"), map(str, self.tls.client), strict=True)
         return options
 
     @property
@@ -195,7 +194,7 @@ def _tls_files(folder: Path, *, mutual: bool) -> TlsFiles:
 
     authority = trustme.CA(organization_unit_name="a local cluster of rocketmq-spark")
     ca_file = folder / "ca.pem"
-    try:
+    with os_errors(f"writing certificates to {folder}", "set directory= to a writable folder"):
         folder.mkdir(mode=0o700, exist_ok=True)
         folder.chmod(0o700)
         authority.cert_pem.write_to_path(ca_file)
@@ -203,8 +202,6 @@ def _tls_files(folder: Path, *, mutual: bool) -> TlsFiles:
         client = write_certificate(authority.issue_cert("client.localhost"), folder, "client") if mutual else None
         files = TlsFiles(ca_file, server, client, folder / "tls.properties")
         write_tls_properties(files)
-    except OSError as exc:
-        raise ClusterError(f"writing certificates to {folder}: {exc}; set directory= to a writable folder") from exc
     return files
 
 
@@ -289,7 +286,7 @@ def require_own_folder(folder: Path, *, user: int | None = None) -> None:
     Only `user` (default: the effective one) may write to it and its subfolders; `user` or root must own its entries.
     """
     user = os.geteuid() if user is None else user
-    try:
+    with os_errors(f"checking the permissions of {folder}", "set directory= to another folder"):
         opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
             status = os.fstat(opened)
@@ -297,8 +294,6 @@ def require_own_folder(folder: Path, *, user: int | None = None) -> None:
                 entries = [(folder / entry.name, entry.stat(follow_symlinks=False)) for entry in scanned]
         finally:
             os.close(opened)
-    except OSError as exc:
-        raise ClusterError(f"checking the permissions of {folder}: {exc}; set directory= to another folder") from exc
     _require_owner(folder, status, user)
     if status.st_mode & 0o022:
         raise ClusterError(

@@ -364,7 +364,5 @@ class Proxy(Server):
     def _require_ready(self) -> None:
         for broker in self._site.probe.brokers(self._site.asked)[:1]:
             self._site.probe.route(self.address, broker.broker_name)
-        try:
+        with config.os_errors(f"connecting to the proxy's gRPC port {self._grpc_port}", "see the proxy's log"):
             socket.create_connection(("127.0.0.1", self._grpc_port), 2.0).close()
-        except OSError as exc:
-            raise ClusterError(f"connecting to the proxy's gRPC port {self._grpc_port}: {exc}") from exc

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from rocketmq_spark.cluster.config import user_folder
+from rocketmq_spark.cluster.config import os_errors, user_folder
 from rocketmq_spark.cluster.local import LocalCluster
 from rocketmq_spark.cluster.process import STOP_TIMEOUT
 from rocketmq_spark.errors import ClusterError
@@ -121,12 +121,10 @@ class StateFile:
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Hold the lock for commands that change the cluster; raises a ClusterError if another command holds it."""
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            lock = (self.path.parent / ".lock").open("w")
-        except OSError as exc:
-            folder = self.path.parent
-            raise ClusterError(f"writing to {folder}: {exc}; set ROCKETMQ_SPARK_STATE to another folder") from exc
+        folder = self.path.parent
+        with os_errors(f"writing to {folder}", "set ROCKETMQ_SPARK_STATE to another folder"):
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = (folder / ".lock").open("w")
         with lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
