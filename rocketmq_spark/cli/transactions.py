@@ -72,12 +72,10 @@ def finish_transactions(
 
     Parameters
     ----------
-    transactional_id : str
-        The option ``transactionalId`` of the job.
+    transactional_id, transaction_topic : str
+        The options ``transactionalId`` and ``transactionTopic`` of the job.
     name_server : str or sequence of str, optional
         ``host:9876;host:9876``. Default: the environment variable ``NAMESRV_ADDR``.
-    transaction_topic : str, default "rocketmq-spark-decisions"
-        The option ``transactionTopic`` of the job.
     list_only : bool, default False
         Only return the open writes.
     timeout : float, default 5.0
@@ -87,22 +85,10 @@ def finish_transactions(
     connection
         Options of a connection in snake_case, as for `Admin`: ``access_key``, ``use_tls``, ``namespace``.
 
-    Returns
-    -------
-    Table of OpenWrite
-        Name, query id, round, rows, state (open or finished), recovered rows and topics of each write that was open.
-        It is empty if every decided write is complete.
-
     Raises
     ------
-    OptionError
-        An argument is not allowed.
     MQClientException
         A topic does not exist, the decision log has no record of `transactional_id`, or has one of a newer release.
-    RemotingException
-        A server does not answer.
-    MQBrokerException
-        A server rejects a request.
     DataLossError
         The brokers have lost records of the decision log.
     DeliveryError
@@ -116,11 +102,6 @@ def finish_transactions(
     stored for this id and their topic, whatever others have written to the log.
 
     Half messages and decisions expire with the messages of their broker (``fileReservedTime``, 72 hours by default).
-
-    Examples
-    --------
-    >>> rocketmq_spark.finish_transactions("orders-job", name_server="127.0.0.1:9876", list_only=True)  # doctest: +SKIP
-    >>> rocketmq_spark.finish_transactions("orders-job", name_server="127.0.0.1:9876")  # doctest: +SKIP
     """
     own = {
         "transactional_id": transactional_id,

@@ -125,7 +125,6 @@ class LocalCluster:
         self._lock = threading.RLock()
         self._pid = os.getpid()
         self._site: Site | None = None
-        self._name_servers: tuple[NameServer, ...] = ()
         self._brokers: tuple[Broker, ...] = ()
         self._proxy: Proxy | None = None
 
@@ -209,8 +208,8 @@ class LocalCluster:
     @property
     def servers(self) -> tuple[Server, ...]:
         """Name servers, brokers and proxy, in start order."""
-        all_servers = (*self._name_servers, *self._brokers, self._proxy)
-        return tuple(server for server in all_servers if server is not None)
+        name_servers = () if self._site is None else self._site.name_servers
+        return (*name_servers, *self._brokers, *([] if self._proxy is None else [self._proxy]))
 
     def start(self) -> None:
         """Start the servers and wait until they are ready. After an error nothing is left running."""
@@ -307,12 +306,12 @@ class LocalCluster:
     def _start_all(self, site: Site) -> None:
         deadline = time.monotonic() + self._start_timeout
         self._tell("starting the name server", 0.0)
-        numbers = range(self._name_server_count)
-        self._name_servers = tuple(NameServer(site, None if number else self._port, number) for number in numbers)
-        for name_server in self._name_servers:
+        for number in range(self._name_server_count):
+            NameServer(site, None if number else self._port, number)  # It adds itself to `site.name_servers`
+        for name_server in site.name_servers:
             name_server.start()
         # A broker that finds no name server at its start retries only after 10 seconds.
-        for name_server in self._name_servers:
+        for name_server in site.name_servers:
             name_server.await_ready(deadline)
         self._brokers = tuple(
             Broker(site, f"broker-{index}", own, replica)
@@ -362,9 +361,9 @@ class LocalCluster:
     def _forget(self) -> None:
         atexit.unregister(self.stop)
         self._site = self._proxy = None
-        self._name_servers, self._brokers = (), ()
+        self._brokers = ()
 
     def _require_running(self) -> Site:
-        if self._site is None or not self._name_servers:
+        if self._site is None or not self._site.name_servers:
             raise ClusterError("the cluster isn't running: call start()")
         return self._site

@@ -164,6 +164,13 @@ _CREATE_FIRST: Final = (
     "-a +message.type=NORMAL)"
 )
 
+_ZLIB_ONLY: Final = (
+    "gRPC does not name the compression type, and consumers over remoting assume ZLIB; allowed are ZLIB and NONE"
+)
+_PROXY_CHOOSES: Final = (
+    "the proxy chooses the queue; in a topic of the type FIFO it keeps the order of rows with one shardingKey"
+)
+
 # (field, the values that are allowed over gRPC, why others are not), see docs/internals/grpc.md#unsupported.
 _REFUSED: Final[tuple[tuple[str, tuple[Any, ...], str], ...]] = (
     ("unit_mode", (False,), "requests over gRPC have no unit mode"),
@@ -172,16 +179,8 @@ _REFUSED: Final[tuple[tuple[str, tuple[Any, ...], str], ...]] = (
     ("create_topic_key", ("TBW102",), _CREATE_FIRST),
     ("default_topic_queue_nums", (4,), _CREATE_FIRST),
     ("send_mode", ("async", "sync"), "a proxy answers every request; allowed are async and sync"),
-    (
-        "compress_type",
-        ("NONE", "ZLIB"),
-        "gRPC does not name the compression type, and consumers over remoting assume ZLIB; allowed are ZLIB and NONE",
-    ),
-    (
-        "queue_selector",
-        (None, "roundRobin", "random"),
-        "the proxy chooses the queue; in a topic of the type FIFO it keeps the order of rows with one shardingKey",
-    ),
+    ("compress_type", ("NONE", "ZLIB"), _ZLIB_ONLY),
+    ("queue_selector", (None, "roundRobin", "random"), _PROXY_CHOOSES),
     ("batch_type", ("plain",), "a proxy stores no inner batches"),
     ("enable_trace", (False,), "a proxy rejects messages to the trace topic"),
 )
@@ -191,23 +190,20 @@ def transport_of(values: Mapping[str, Any], spelt: Spelling) -> str:
     """Return the transport of options by field (not the environment), or raise an OptionError for wrong addresses."""
     name_server, endpoints, transport = spelt("name_server"), spelt("endpoints"), spelt("transport")
     chosen: str | None = values.get("transport")
+    wrong = ""
     if chosen is None and "endpoints" in values and "name_server" in values:
-        raise OptionError(
-            f"{name_server} and {endpoints} are both given: give {name_server} (remoting) or {endpoints} (gRPC)"
-        )
-    if chosen == REMOTING and "endpoints" in values:
-        raise OptionError(
-            f"{transport}={REMOTING} excludes {endpoints}: give {name_server} instead, or remove {transport}"
-        )
-    if chosen == GRPC and "name_server" in values:
-        raise OptionError(
-            f"{transport}={GRPC} excludes {name_server}: give {endpoints} (proxies) instead, or remove {transport}"
-        )
-    if chosen == GRPC and "endpoints" not in values:
-        raise OptionError(
+        wrong = f"{name_server} and {endpoints} are both given: give {name_server} (remoting) or {endpoints} (gRPC)"
+    elif chosen == REMOTING and "endpoints" in values:
+        wrong = f"{transport}={REMOTING} excludes {endpoints}: give {name_server} instead, or remove {transport}"
+    elif chosen == GRPC and "name_server" in values:
+        wrong = f"{transport}={GRPC} excludes {name_server}: give {endpoints} (proxies) instead, or remove {transport}"
+    elif chosen == GRPC and "endpoints" not in values:
+        wrong = (
             f"option {endpoints} is missing: {transport}={GRPC} requires the addresses of RocketMQ 5 proxies, as in "
             "10.0.0.1:8081;10.0.0.2:8081"
         )
+    if wrong:
+        raise OptionError(wrong)
     return chosen or (GRPC if "endpoints" in values else REMOTING)
 
 

@@ -100,12 +100,9 @@ def parse_values(table: Sequence[OptionSpec], options: Mapping[str, str], use: s
     given_as: dict[str, str] = {}
     for key, text in own.items():
         spec, name = known[key.lower()]
-        value = parse_one(spec, text, name)
+        value, first_name = parse_one(spec, text, name), given_as.setdefault(spec.field, name)
         if values.setdefault(spec.field, value) != value:
-            raise OptionError(
-                f"{given_as[spec.field]} and {name} are the same option with two values: give one of them"
-            )
-        given_as.setdefault(spec.field, name)
+            raise OptionError(f"{first_name} and {name} are the same option with two values: give one of them")
     return values
 
 
@@ -113,21 +110,20 @@ def _unknown_text(keys: Sequence[str], table: Sequence[OptionSpec], use: str) ->
     canonical = {name.lower(): spec.name for spec in table for name in spec.names}
     other = READ if use == WRITE else WRITE
     names_there = {name.lower(): name for spec in _OPTIONS[other] for name in spec.names}
+    names_here = {**_TRIED, **NAMES[use]}
     hints = {}
     for key in keys:
-        near = difflib.get_close_matches(key.lower(), canonical, n=1)
-        meant = f"did you mean {canonical[near[0]]}?" if near else ""
-        there = names_there.get(key.lower())
-        here = {**_TRIED, **NAMES[use]}.get(key.lower())
-        if there:
-            hints[key] = f"{there} is an option of a {other}"
-        elif here:
-            hints[key] = f"use {here}"
-        elif key.lower().startswith("kafka."):
+        lower, hint = key.lower(), ""
+        if lower in names_there:
+            hint = f"{names_there[lower]} is an option of a {other}"
+        elif lower in names_here:
+            hint = f"use {names_here[lower]}"
+        elif lower.startswith("kafka."):
             # Kafka's clients have hundreds of options, so the table does not have all of them.
-            hints[key] = "an option of Kafka's clients; docs/migration.md lists the options to use instead"
-        else:
-            hints[key] = meant
+            hint = "an option of Kafka's clients; docs/migration.md lists the options to use instead"
+        elif near := difflib.get_close_matches(lower, canonical, n=1):
+            hint = f"did you mean {canonical[near[0]]}?"
+        hints[key] = hint
     texts = [f"unknown option {key!r}" + (f": {hint}" if hint else "") for key, hint in hints.items()]
     if not all(hints.values()):
         texts.append(f"the options of a {use} are {', '.join(spec.name for spec in table)}")
