@@ -149,9 +149,8 @@ def _state_file() -> StateFile:
 
 def _how_to_use(state: ClusterState) -> str:
     security = ".options(**security)" if state.options else ""
-    write = (
-        f'df.write.format("rocketmq").option("{{}}", "{{}}"){security}.option("topic", "orders").mode("append").save()'
-    )
+    options = f'.option("{{}}", "{{}}"){security}.option("topic", "orders")'
+    write = f'df.write.format("rocketmq"){options}.mode("append").save()'
     lines = [
         f"name server  {state.name_server}",
         *([f"gRPC proxy   {state.endpoints}  (open on every address of this machine)"] if state.endpoints else []),

@@ -178,11 +178,9 @@ class FakeBroker:
 
         def run() -> None:
             with self.lock:
-                if process != self._process:
-                    return
-                if self.paused:
-                    self._deferred.append(run)
-                else:
+                if self.paused and process == self._process:
+                    self._deferred.append(call)
+                elif process == self._process:
                     call()
 
         self.timers.call_later(seconds, run)

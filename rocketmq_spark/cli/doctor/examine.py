@@ -102,10 +102,8 @@ def _unknown(admin: Admin, name: str, topic: str, exc: errors.TopicRouteStaleExc
         makers = [data.broker_name for data in template.queue_datas if data.writable]
     if not makers:
         return Check(name, FAILED, str(exc), create)
-    finding = (
-        f"it does not exist; the first write creates it on {', '.join(makers)} (autoCreateTopicEnable), a read fails"
-    )
-    near = str(exc).partition("did you mean ")[2]
+    on, near = ", ".join(makers), str(exc).partition("did you mean ")[2]
+    finding = f"it does not exist; the first write creates it on {on} (autoCreateTopicEnable), a read fails"
     return Check(name, WARNING, finding + (f"; did you mean {near}" if near else ""), create)
 
 

@@ -64,10 +64,8 @@ def check_brokers(transport: RemotingTransport, timeout: float) -> list[Check]:
         address = broker.broker_addrs[number]
         name = f"broker {broker.broker_name}" + (f", slave {number}" if number else "")
         if isinstance(status, errors.RemotingException):
-            listener = listeners[address]
-            answer = (
-                listener.value if isinstance(listener, Listener) else f"the check of that address failed: {listener}"
-            )
+            heard = listeners[address]
+            answer = heard.value if isinstance(heard, Listener) else f"the check of that address failed: {heard}"
             finding = f"it is registered as {address}; from here: {answer}"
             checks.append(Check(name, FAILED, finding, _SET_ADDRESS))
         elif isinstance(status, errors.RocketMQError):
@@ -163,9 +161,8 @@ def _examined(name: str, address: str, status: BrokerStatus, *, is_master: bool)
         facts.append(f"disk {disk:.0f} % full")
         fix = "free some space, give it a larger disk, or keep messages for a shorter time (fileReservedTime)"
         if disk >= _REFUSES_FROM:
-            problems.append(
-                Check(f"{name}: disk", FAILED, f"{disk:.0f} % full: from 90 % a broker rejects messages", fix)
-            )
+            finding = f"{disk:.0f} % full: from 90 % a broker rejects messages"
+            problems.append(Check(f"{name}: disk", FAILED, finding, fix))
         elif disk >= _DELETES_FROM:
             finding = f"{disk:.0f} % full: from 85 % a broker deletes messages early"
             problems.append(Check(f"{name}: disk", WARNING, finding, fix))
@@ -300,9 +297,8 @@ def _check_proxy(name: str, endpoint: str, query_route: Any, topic: str | None, 
     except errors.RocketMQError as exc:
         return _unreachable_proxy(name, endpoint, exc, timeout)
     types = ", ".join(sorted(route.message_types))
-    return Check(
-        name, OK, f"answers gRPC; topic {topic} accepts {types} messages" if topic and types else "answers gRPC"
-    )
+    accepts = f"; topic {topic} accepts {types} messages" if topic and types else ""
+    return Check(name, OK, f"answers gRPC{accepts}")
 
 
 def _unreachable_proxy(name: str, endpoint: str, exc: errors.RocketMQError, timeout: float) -> Check:
