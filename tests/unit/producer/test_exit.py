@@ -19,9 +19,12 @@ HEAD = """
 import asyncio, atexit, multiprocessing, os, sys, threading
 from rocketmq_spark import Message, Producer, aio
 
+# A busy machine needs more than the default of 3 s for all messages.
+PATIENT = {"send_msg_timeout": 600_000}
+
 
 def started(group, **properties):
-    producer = Producer(group, **{**SERVERS, **properties})
+    producer = Producer(group, **{**SERVERS, **PATIENT, **properties})
     producer.start()
     return producer
 
@@ -31,7 +34,7 @@ def messages(name, number=300):
 
 
 async def send(name, **properties):
-    producer = aio.Producer(name, **{**SERVERS, "batch_bytes": 2000, **properties})
+    producer = aio.Producer(name, **{**SERVERS, **PATIENT, "batch_bytes": 2000, **properties})
     await producer.start()
     for message in messages(name):
         producer.send(message)
