@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rocketmq_spark.errors import OptionError, SchemaError
 from rocketmq_spark.model.hashes import NOT_HASHED, ROW_ID, is_repeatable
-from rocketmq_spark.spark.register import is_connect
+from rocketmq_spark.spark.spark_api import is_connect
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -96,6 +96,8 @@ def _marked(df: DataFrame, topic: str | None) -> DataFrame:
             "flag and properties fit the hash in its id. Call dedupe on what a read returns, before columns are "
             "selected or changed"
         )
+    from pyspark.sql.types import BooleanType
+
     functions: Any
     if is_connect(df.sparkSession):
         from pyspark.sql.connect import functions
@@ -106,10 +108,10 @@ def _marked(df: DataFrame, topic: str | None) -> DataFrame:
     if hasattr(functions, "arrow_udf"):
         from rocketmq_spark.arrow.hashes import repeatable
 
-        fits = functions.arrow_udf(repeatable, "boolean")
+        fits = functions.arrow_udf(repeatable, BooleanType())
     else:
         # In PySpark 4.0 functions on Arrow arrays need pandas.
-        fits = functions.udf(is_repeatable, "boolean")
+        fits = functions.udf(is_repeatable, BooleanType())
     body, flag, _ = columns
     parts = (own_id.cast("binary"), topics.cast("binary"), body, functions.expr(_ENTRIES).cast("binary"))
     # Digests have the same length, so that two different rows never give the same text.

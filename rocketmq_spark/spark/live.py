@@ -21,7 +21,7 @@ from rocketmq_spark.admin.admin import Admin
 from rocketmq_spark.display.tables import Layout, fitted, html_table
 from rocketmq_spark.errors import escaped
 from rocketmq_spark.spark.live_arrivals import Arrivals, BrokerArrivals
-from rocketmq_spark.spark.register import is_connect
+from rocketmq_spark.spark.spark_api import is_connect
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, Final
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.spark.datasource import RocketMQDataSource
 from rocketmq_spark.spark.report import Metrics, ReportAccumulatorParam, UnavailableMetrics, report_cause
-from rocketmq_spark.spark.spark_api import SessionFacts
+from rocketmq_spark.spark.spark_api import SessionFacts, is_connect
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -90,29 +90,23 @@ def register(spark: SparkSession) -> Metrics:
             hooked = around(original)
             hooked._rocketmq_original = original
             setattr(writer_class, method, hooked)
-    speculation = (spark.conf.get("spark.speculation", "false") or "").lower() == "true"
     metrics: Metrics = UnavailableMetrics()
-    accumulator = parallelism = None
+    accumulator = None
     if not is_connect(spark):
         context = spark.sparkContext
         fault = fault_of_workers(context)
         if fault is not None:
             text = "%s: reads and writes will fail; set PYSPARK_PYTHON=%s before the session is made"
             logger.warning(text, fault, sys.executable)
-        metrics, parallelism = Metrics(), context.defaultParallelism
+        metrics = Metrics()
         accumulator = context.accumulator(metrics, ReportAccumulatorParam())
 
     # A class made here is pickled by value, with its accumulator; its base is pickled by reference.
     class SessionRocketMQDataSource(RocketMQDataSource):
-        _session = SessionFacts(accumulator, speculation, parallelism)
+        _session = SessionFacts.of(spark, accumulator)
 
     spark.dataSource.register(SessionRocketMQDataSource)
     return metrics
-
-
-def is_connect(spark: SparkSession) -> bool:
-    """Return whether a session is one of Spark Connect."""
-    return type(spark).__module__.startswith("pyspark.sql.connect.")
 
 
 def unregister() -> None:

@@ -11,6 +11,7 @@ from rocketmq_spark.errors import SchemaError
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.accumulators import Accumulator
+    from pyspark.sql import SparkSession
     from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamWriter, WriterCommitMessage
     from pyspark.sql.types import StructType
 
@@ -36,6 +37,18 @@ class SessionFacts:
     accumulator: Accumulator[Any] | None = None
     speculation: bool = False  # Spark may run a task twice at once
     parallelism: int | None = None  # How many tasks the cluster runs at once
+
+    @classmethod
+    def of(cls, session: SparkSession, accumulator: Accumulator[Any] | None = None) -> SessionFacts:
+        """Return the facts of a session. A session of Spark Connect does not know its parallelism."""
+        speculation = (session.conf.get("spark.speculation", "false") or "").lower() == "true"
+        parallelism = None if is_connect(session) else session.sparkContext.defaultParallelism
+        return cls(accumulator, speculation, parallelism)
+
+
+def is_connect(session: SparkSession) -> bool:
+    """Return whether a session is one of Spark Connect."""
+    return type(session).__module__.startswith("pyspark.sql.connect.")
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:

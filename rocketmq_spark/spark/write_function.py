@@ -52,7 +52,8 @@ def _write(frame: DataFrame, options: Mapping[str, str | int | bool], batch_id: 
     from rocketmq_spark.spark.report import report_cause, summarise
 
     texts = {name: option_text(value) for name, value in options.items()}
-    writer = plan_batch_write(texts, arrow_schema(frame.schema), _facts(frame), logger.warning, batch_id)
+    session = SessionFacts.of(frame.sparkSession)
+    writer = plan_batch_write(texts, arrow_schema(frame.schema), session, logger.warning, batch_id)
     try:
         columns = ", ".join(f"{name} {_SQL[kind]}" for name, kind in _columns(writer).items())
         rows = frame.mapInArrow(partial(_write_partition, writer), columns).collect()
@@ -84,14 +85,6 @@ def foreach_batch(**options: str | int | bool) -> Callable[[DataFrame, int], Non
         _write(frame, options, batch_id)
 
     return write_batch
-
-
-def _facts(frame: DataFrame) -> SessionFacts:
-    session = frame.sparkSession
-    speculation = (session.conf.get("spark.speculation", "false") or "").lower() == "true"
-    if type(session).__module__.startswith("pyspark.sql.connect."):
-        return SessionFacts(speculation=speculation)
-    return SessionFacts(speculation=speculation, parallelism=session.sparkContext.defaultParallelism)
 
 
 def _write_partition(writer: RocketMQBatchWriter, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

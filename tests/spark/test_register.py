@@ -15,12 +15,10 @@ import pyarrow as pa
 import pytest
 from pyspark import TaskContext
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrameWriter, SparkSession
-from pyspark.sql.streaming.readwriter import DataStreamWriter
+from pyspark.sql import SparkSession
 
 import rocketmq_spark
 from rocketmq_spark.errors import InvalidRowError, OptionError
-from rocketmq_spark.spark.register import register, unregister
 from rocketmq_spark.spark.report import Metrics
 from tests.support.cluster import SharedCluster
 from tests.support.reading import read_topic
@@ -69,18 +67,6 @@ def test_metrics_of_two_writes_are_separate_and_reset_clears_them(
     assert metrics.to_dict() == {}
     save(spark.range(3).selectExpr("cast(id as string) as body"))
     assert sum(facts["rows"] for facts in metrics.to_dict().values()) == 3
-
-
-def test_second_register_keeps_one_hook_and_unregister_removes_it(spark: SparkSession) -> None:
-    before = DataFrameWriter.save, DataStreamWriter.start
-    register(spark)
-    once = DataFrameWriter.save, DataStreamWriter.start
-    assert set(once).isdisjoint(before)
-    register(spark)
-    assert (DataFrameWriter.save, DataStreamWriter.start) == once
-    unregister()
-    unregister()
-    assert (DataFrameWriter.save, DataStreamWriter.start) == before
 
 
 def test_the_cause_of_a_failed_write_or_query_is_the_last_line(
@@ -138,66 +124,3 @@ def test_write_and_stream_start_work_in_another_thread(
         with ThreadPoolExecutor(1) as thread:
             thread.submit(task).result(120)
     assert len(read_topic(cluster.name_server, topic, 10)) == 10
-
-
-# In a new folder, because an interpreter also imports from its current folder, which is that of the tests.
-WITHOUT_PACKAGES = f'#!/bin/sh\ncd /; exec {sys.executable} -S -E "$@"\n'
-
-
-# The question is what follows -c.
-OTHER_RELEASE = f"""#!/bin/sh
-exec {sys.executable} -c 'import sys; sys.version_info = (2, 7); exec(sys.argv[1])' "$2"
-"""
-
-
-@pytest.mark.parametrize(
-    ("script", "fault"),
-    [
-        (WITHOUT_PACKAGES, "which Spark's workers run, does not find rocketmq_spark"),
-        (OTHER_RELEASE, f"which Spark's workers run, is not Python 3.{sys.version_info[1]}, as the driver is"),
-        (None, "which Spark's workers should run, does not exist"),
-    ],
-)
-def test_an_interpreter_of_local_workers_that_can_not_work_is_named(
-    script: str | None,
-    fault: str,
-    spark: SparkSession,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    register(spark)
-    assert caplog.messages == []
-    python = tmp_path / "python"
-    if script is not None:
-        python.write_text(script)
-        python.chmod(0o755)
-    monkeypatch.setattr(spark.sparkContext, "pythonExec", str(python))
-    register(spark)
-    (said,) = caplog.messages
-    assert said.startswith(f"{python}, {fault}: ")
-    assert said.endswith(f"set PYSPARK_PYTHON={sys.executable} before the session is made")
-
-
-@pytest.mark.parametrize("lines", ["exit 1", f'exec {sys.executable} "$@"'])
-def test_failing_interpreter_check_logs_no_warning(
-    lines: str, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    python = tmp_path / "python"
-    python.write_text(f"#!/bin/sh\n{lines}\n")
-    python.chmod(0o755)
-    monkeypatch.setattr(spark.sparkContext, "pythonExec", str(python))
-    register(spark)
-    assert caplog.messages == []
-
-
-def test_package_shipped_with_the_job_is_not_reported_missing(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    python = tmp_path / "python"
-    python.write_text(WITHOUT_PACKAGES)
-    python.chmod(0o755)
-    monkeypatch.setattr(spark.sparkContext, "pythonExec", str(python))
-    monkeypatch.setattr(spark.sparkContext, "_python_includes", ["rocketmq_spark.zip"])
-    register(spark)
-    assert caplog.messages == []
