@@ -84,7 +84,7 @@ class Producer:
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(None, self._blocking.start)
         self._loop = loop
-        at_exit.add_hand_over(self._hand_over)
+        at_exit.hand_overs.add(self._hand_over)
 
     async def shutdown(self) -> None:
         """Send what is pending, wait for its answers, and close. Does nothing unless running."""
@@ -95,7 +95,7 @@ class Producer:
             await self.flush()
         finally:
             self._loop = None
-            at_exit.discard_hand_over(self._hand_over)
+            at_exit.hand_overs.discard(self._hand_over)
             self._batches.close()
             await loop.run_in_executor(None, self._blocking.shutdown)
 

@@ -21,34 +21,19 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("rocketmq_spark.producer")
 
-# The senders of this process. They keep alive what the sends of a producer need that is no longer referenced.
-_senders: Final[set[MessageSender]] = set()
-# Functions of asyncio producers, which send the messages that wait for the event loop.
-_hand_overs: Final[set[Callable[[], None]]] = set()
+senders: Final[set[MessageSender]] = set()
+"""The senders that are not shut down. They keep alive what a producer's sends need after its last reference."""
+hand_overs: Final[set[Callable[[], None]]] = set()
+"""Functions of asyncio producers, which send the messages that wait for the event loop."""
 
 
 def add(sender: MessageSender) -> None:
     """Wait for the sends of a producer when the process ends."""
     util = sys.modules.get("multiprocessing.util")
-    if util is not None and not _senders:
+    if util is not None and not senders:
         # A child of multiprocessing ends with os._exit, after the finalizers of this module.
         util.Finalize(None, drain, exitpriority=0)
-    _senders.add(sender)
-
-
-def discard(sender: MessageSender) -> None:
-    """Do not wait for a producer that is shut down."""
-    _senders.discard(sender)
-
-
-def add_hand_over(hand_over: Callable[[], None]) -> None:
-    """Call `hand_over` before the wait at the end of the process."""
-    _hand_overs.add(hand_over)
-
-
-def discard_hand_over(hand_over: Callable[[], None]) -> None:
-    """Do not call `hand_over` at the end of the process."""
-    _hand_overs.discard(hand_over)
+    senders.add(sender)
 
 
 def drain() -> None:
@@ -56,28 +41,30 @@ def drain() -> None:
 
     Ctrl+C ends the wait.
     """
-    senders = {sender: sender.outstanding for sender in tuple(_senders)}
-    for outstanding in senders.values():
+    outstanding_of = {sender: sender.outstanding for sender in tuple(senders)}
+    for outstanding in outstanding_of.values():
         outstanding.watch()
     limit = 0.0
     try:
-        for hand_over in tuple(_hand_overs):
+        for hand_over in tuple(hand_overs):
             hand_over()
-        limit = max((sender.timeout for sender, outstanding in senders.items() if outstanding.messages), default=0.0)
+        limit = max(
+            (sender.timeout for sender, outstanding in outstanding_of.items() if outstanding.messages), default=0.0
+        )
         deadline = time.monotonic() + limit
-        for outstanding in senders.values():
+        for outstanding in outstanding_of.values():
             outstanding.wait(max(deadline - time.monotonic(), 0.0))
     except KeyboardInterrupt:
         logger.debug("the user interrupted the wait for asynchronous sends")
     finally:
-        _report(senders, limit)
-        for sender in senders:
+        _report(outstanding_of, limit)
+        for sender in outstanding_of:
             # A second call, such as that of multiprocessing, reports only later sends.
             sender.outstanding = Outstanding()
 
 
-def _report(senders: dict[MessageSender, Outstanding], limit: float) -> None:
-    lost = {sender: found for sender, found in senders.items() if found.failed or found.messages}
+def _report(outstanding_of: dict[MessageSender, Outstanding], limit: float) -> None:
+    lost = {sender: found for sender, found in outstanding_of.items() if found.failed or found.messages}
     if not lost:
         return
     failed, silent = sum(found.failed for found in lost.values()), sum(found.messages for found in lost.values())
@@ -92,8 +79,8 @@ def _report(senders: dict[MessageSender, Outstanding], limit: float) -> None:
 
 def _forget() -> None:
     # In a forked child the threads and connections are the parent's, which drains them.
-    _senders.clear()
-    _hand_overs.clear()
+    senders.clear()
+    hand_overs.clear()
 
 
 os.register_at_fork(after_in_child=_forget)

@@ -264,7 +264,7 @@ class ProducerService:
             last_first.callback(self._check_pool.shutdown, cancel_futures=True)
             if self._trace is not None:
                 last_first.callback(self._trace.shutdown)
-            last_first.callback(at_exit.discard, self.sender)
+            last_first.callback(at_exit.senders.discard, self.sender)
             if not self.sender.outstanding.wait(self.sender.timeout):
                 text = "shutting down producer %s: asynchronous sends have not ended within send_msg_timeout, and fail"
                 logger.warning(text, self.producer_group)
