@@ -148,11 +148,6 @@ class ArrowBatcher(BatchSource[pa.RecordBatch], abc.ABC):
                 self.on_stored(span)
         return found if bad is None else bad | found
 
-    @property
-    def rows_read(self) -> int:
-        """The number of rows that `add` received."""
-        return self._first_row
-
     def expired(self, now: float, known: Callable[[str], bool]) -> Iterator[Ready]:
         # Groups are in the order of `since`: the cost does not grow with the number of topics that wait.
         late = itertools.takewhile(lambda group: now - group.since >= LINGER_S, self._groups.values())

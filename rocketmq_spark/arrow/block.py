@@ -9,7 +9,8 @@ or no tag.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -86,19 +87,15 @@ class _Reader:
         body = byte_column(self._columns.get("body", self._columns.get("value"))) or null_bytes(rows)
         self._violations += validate.check_body(body, options.max_message_size)
         topics, topic_codes = self._topics()
-        keys = self._keys()
-        properties = [] if keys is None else [Property(KEYS, keys, keys.valid)]
+        properties: list[Property] = []
+        properties += _property(KEYS, keys := self._keys())
         properties += self._tags()
         no_wait = false_rows(self._columns.get("waitStoreMsgOK"))
         if no_wait is not None:
             properties.append(Property(WAIT, None, no_wait, b"false"))
-        sharding_key = self._sharding_key()
-        if sharding_key is not None:
-            properties.append(Property(SHARDING_KEY, sharding_key, sharding_key.valid))
+        properties += _property(SHARDING_KEY, sharding_key := self._sharding_key())
         properties += self._numbers()
-        lite_topic = self._lite_topic()
-        if lite_topic is not None:
-            properties.append(Property(LITE_TOPIC, lite_topic, lite_topic.valid))
+        properties += _property(LITE_TOPIC, lite_topic := self._text("liteTopic", validate.check_lite_topic))
         self._violations += validate.check_one_type(properties, rows)
         flag_column = self._ints("flag")
         flags = None if flag_column is None else flag_column[0]
@@ -167,15 +164,21 @@ class _Reader:
 
     def _keys(self) -> ByteColumn | None:
         array = self._columns.get("keys")
-        if array is not None and (pa.types.is_list(array.type) or pa.types.is_large_list(array.type)):
-            items = list_column(array)
-            if items is not None:
-                self._violations += validate.check_key_items(items)
-            return None if items is None else join_keys(items).without_empty()
-        keys = byte_column(array)
-        if keys is not None:
-            self._violations += validate.check_text("keys", keys)
-        return None if keys is None else keys.without_empty()
+        if array is None or not schema.is_list(array.type):
+            return self._text("keys", partial(validate.check_text, "keys"))
+        items = list_column(array)
+        if items is None:
+            return None
+        self._violations += validate.check_key_items(items)
+        return join_keys(items).without_empty()
+
+    def _text(self, name: str, check: Callable[[ByteColumn], Iterable[Violation]]) -> ByteColumn | None:
+        """Check a column of texts, and return it with empty texts as nulls."""
+        column = byte_column(self._columns.get(name))
+        if column is None:
+            return None
+        self._violations += check(column)
+        return column.without_empty()
 
     def _tags(self) -> list[Property]:
         default = (self._options.tags or "").encode()
@@ -190,10 +193,7 @@ class _Reader:
         return [Property(TAGS, tags, tags.valid) if same is None else Property(TAGS, None, None, same)]
 
     def _sharding_key(self) -> ByteColumn | None:
-        column = byte_column(self._columns.get("shardingKey"))
-        if column is not None:
-            self._violations += validate.check_text("shardingKey", column)
-            column = column.without_empty()
+        column = self._text("shardingKey", partial(validate.check_text, "shardingKey"))
         if self._options.ordered:
             there = np.zeros(self._rows, np.bool_) if column is None else column.valid
             rule = Rule(
@@ -202,13 +202,6 @@ class _Reader:
                 "fill the column, or set ordered=false",
             )
             self._violations += violations(rule, np.flatnonzero([] if there is None else ~there))
-        return column
-
-    def _lite_topic(self) -> ByteColumn | None:
-        column = byte_column(self._columns.get("liteTopic"))
-        if column is not None:
-            self._violations += validate.check_lite_topic(column)
-            column = column.without_empty()
         return column
 
     def _numbers(self) -> Iterator[Property]:
@@ -220,13 +213,14 @@ class _Reader:
                 continue
             prop = Property(schema.COLUMNS[name].makes, decimals(*column), column[1])
             if name in schema.DELAY_COLUMNS:
+                there = prop.there(self._rows)
                 twice = Rule(
                     f"{name} is set beside another delay",
                     f"only one of {', '.join(schema.DELAY_COLUMNS)} is allowed in a row",
                     "set the others to null",
                 )
-                self._violations += violations(twice, np.flatnonzero(delayed & prop.there(self._rows)))
-                delayed |= prop.there(self._rows)
+                self._violations += violations(twice, np.flatnonzero(delayed & there))
+                delayed |= there
             yield prop
 
     def _ints(self, name: str) -> tuple[npt.NDArray[np.int64], Mask | None] | None:
@@ -261,3 +255,7 @@ class _Reader:
         if retry:
             masks.append(np.ones(rows, np.bool_) if codes is None else np.isin(codes, retry))
         return np.logical_or.reduce(masks) if masks else None
+
+
+def _property(name: str, column: ByteColumn | None) -> list[Property]:
+    return [] if column is None else [Property(name, column, column.valid)]

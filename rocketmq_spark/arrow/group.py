@@ -1,4 +1,4 @@
-"""A batch that is being filled: slices of the block that is being encoded, and joined copies of earlier rows."""
+"""A batch that is being filled: slices of the block that is being encoded, and copies of earlier rows."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Final
 from rocketmq_spark.arrow.split import GroupKey
 from rocketmq_spark.model.message import EncodedBatch
 
-# Leftovers are copied, and joined into pieces of at least this size, bytes: few enough for one gathering write. A
-# growing batch does not copy its old pieces again, as one buffer would.
+# Leftovers are copied into pieces of at least this size, bytes: few enough for one gathering write. A growing batch
+# does not copy its old pieces again, as one buffer would.
 _PIECE_BYTES: Final = 64 * 1024
 
 
@@ -21,9 +21,7 @@ class Group:
     since: float  # When its first row came
     rows: int = 0
     nbytes: int = 0
-    _joined: list[bytes] = field(default_factory=list)  # Joined copies
-    _copies: list[bytes] = field(default_factory=list)
-    _copied_bytes: int = 0  # Of `_copies`
+    _copies: list[bytearray] = field(default_factory=list)
     _slices: list[memoryview] = field(default_factory=list)
 
     def append(self, piece: memoryview, rows: int, *, copied: bool) -> None:
@@ -44,25 +42,16 @@ class Group:
             self._slices.clear()
 
     def _copy(self, piece: memoryview) -> None:
-        if len(piece) >= _PIECE_BYTES:
-            self._join()
-        self._copies.append(bytes(piece))
-        self._copied_bytes += len(piece)
-        if self._copied_bytes >= _PIECE_BYTES:
-            self._join()
-
-    def _join(self) -> None:
-        if self._copies:
-            self._joined.append(b"".join(self._copies))
-            self._copies.clear()
-            self._copied_bytes = 0
+        if self._copies and len(self._copies[-1]) < _PIECE_BYTES:
+            self._copies[-1] += piece
+        else:
+            self._copies.append(bytearray(piece))
 
     def batch(self, properties: str = "") -> EncodedBatch:
         """Return the batch of all items, with properties for its header."""
-        self._join()
         return EncodedBatch(
             self.key.topic,
-            (*self._joined, *self._slices),
+            (*(memoryview(copy) for copy in self._copies), *self._slices),
             self.rows,
             self.nbytes,
             properties=properties,

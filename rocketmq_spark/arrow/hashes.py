@@ -46,6 +46,7 @@ from rocketmq_spark.arrow.gather import (
     hex_groups,
 )
 from rocketmq_spark.arrow.model import Property
+from rocketmq_spark.arrow.schema import is_list
 from rocketmq_spark.model.hashes import BY_COLUMNS, BY_PLACE, NOT_HASHED, ROW_ID, STEP
 from rocketmq_spark.model.properties import CARRIED
 
@@ -218,23 +219,16 @@ class RowIds:
 
     def _property(self, parts: list[Frame | ByteColumn], hashes: Sequence[Hashes]) -> Property:
         """Return the property whose value is `parts` and the digits of `hashes`."""
-        rows = len(hashes[0])
-        digits = Frame(b"")
         for numbers in hashes:
             groups = _LOWER_HEX4[numbers.astype("<u8", copy=False).byteswap().view("<u2")]
-            digits = digits.then(Frame(bytes(16), ((0, "V16", groups.view("V16")),)))
-        frame = Frame(b"")
-        for part in (*parts, digits):
-            if isinstance(part, ByteColumn):
-                return Property(ROW_ID, self._joined([*parts, digits], rows), None)
-            frame = frame.then(part)
-        return Property(ROW_ID, frame, None)
-
-    def _joined(self, parts: Sequence[Frame | ByteColumn], rows: int) -> ByteColumn:
+            parts.append(Frame(bytes(16), ((0, "V16", groups.view("V16")),)))
+        frames = [part for part in parts if isinstance(part, Frame)]
+        if len(frames) == len(parts):
+            return Property(ROW_ID, functools.reduce(Frame.then, frames), None)
         sizes = sum(part.sizes if isinstance(part, ByteColumn) else len(part.template) for part in parts)
         ends = np.concatenate([[0], np.cumsum(sizes)])
-        data = assemble(parts, rows, int(ends[-1]), None, self.workspace)
-        return ByteColumn(ends, np.frombuffer(data, np.uint8))
+        data = assemble(parts, len(hashes[0]), int(ends[-1]), None, self.workspace)
+        return Property(ROW_ID, ByteColumn(ends, np.frombuffer(data, np.uint8)), None)
 
 
 def content_hashes(
@@ -310,7 +304,7 @@ def stored_hashes(topics: pa.Array, bodies: pa.Array, flags: pa.Array, propertie
 
 def _texts(array: pa.Array) -> ByteColumn | None:
     """Return the values of a column that `check_row_id` accepts as text; None if all are null."""
-    if pa.types.is_list(array.type) or pa.types.is_large_list(array.type):
+    if is_list(array.type):
         items = list_column(array)
         # No items are none, whatever the other rows of the batch have: a retry may cut its batches elsewhere.
         return None if items is None else join_keys(items).without_empty()

@@ -5,6 +5,7 @@ The counts of all rules add up to the invalid rows. Errors are made row by row, 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -86,11 +87,10 @@ class InvalidRows:
 
     def by_rule(self) -> dict[str, int]:
         """Return how many rows break each rule, by the rule's text, which holds no data of the rows."""
-        counts: dict[str, int] = {}
+        counts: Counter[str] = Counter()
         for violation, count in zip(self.broken, np.bincount(self.codes, minlength=len(self.broken)), strict=True):
-            if count:
-                counts[violation.rule.broken] = counts.get(violation.rule.broken, 0) + int(count)
-        return counts
+            counts[violation.rule.broken] += int(count)
+        return +counts
 
     def errors(self) -> Iterator[InvalidRowError]:
         """Yield an error for each row: its place, topic, keys, the rule, and what to do."""

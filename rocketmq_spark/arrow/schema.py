@@ -40,7 +40,7 @@ def _is_payload(arrow_type: pa.DataType) -> bool:
 
 
 def _is_keys(arrow_type: pa.DataType) -> bool:
-    if pa.types.is_list(arrow_type) or pa.types.is_large_list(arrow_type):
+    if is_list(arrow_type):
         return is_text(arrow_type.value_type) or bool(pa.types.is_null(arrow_type.value_type))
     return is_text(arrow_type)
 
@@ -55,6 +55,11 @@ def _is_properties(arrow_type: pa.DataType) -> bool:
 def is_int(arrow_type: pa.DataType) -> bool:
     """Return whether values of `arrow_type` are whole numbers."""
     return _is_one_of(arrow_type, (pa.types.is_integer,))
+
+
+def is_list(arrow_type: pa.DataType) -> bool:
+    """Return whether values of `arrow_type` are lists."""
+    return bool(pa.types.is_list(arrow_type) or pa.types.is_large_list(arrow_type))
 
 
 def is_instant(arrow_type: pa.DataType) -> bool:
@@ -174,7 +179,7 @@ def check_schema(schema: pa.Schema, *, topic: str | None, queue_selector: str | 
         raise SchemaError(
             "topic option required when no 'topic' column is present. Use the topic option for setting a topic."
         )
-    for name in _own_types(schema) if topic is None else ():
+    for name in own_types(schema) if topic is None else ():
         raise SchemaError(
             f"column {name} needs the option topic, so that the driver can check the topic's type: write the rows of "
             "each topic separately"
@@ -213,15 +218,6 @@ def check_columns(names: Iterable[str]) -> None:
             hint = f"known are {', '.join(COLUMNS)} and what a read returns"
         raise SchemaError(
             f"unknown column {name}: {hint}; drop it, or add its data to the payload with to_json(struct(...)) AS body"
-        )
-
-
-def check_ordered(names: Sequence[str]) -> None:
-    """Raise a SchemaError for an ordered write without the column ``shardingKey``."""
-    if "shardingKey" not in names:
-        raise SchemaError(
-            "ordered=true keeps the order of rows of one shardingKey, and there is no such column: add it, or set "
-            "ordered=false"
         )
 
 
@@ -268,7 +264,7 @@ def check_message_types(schema: pa.Schema, topic: str, message_types: Collection
 
 def check_own_type(schema: pa.Schema, topic: str, message_types: Mapping[str, str]) -> None:
     """Raise a SchemaError for a column that the brokers of `topic`, whose type each of them reports, would ignore."""
-    for name, message_type in _own_types(schema).items():
+    for name, message_type in own_types(schema).items():
         for broker_name, of_topic in sorted(message_types.items()):
             if of_topic != message_type:
                 raise SchemaError(
@@ -278,12 +274,8 @@ def check_own_type(schema: pa.Schema, topic: str, message_types: Mapping[str, st
                 )
 
 
-def makes_own_type(schema: pa.Schema) -> bool:
-    """Return whether brokers would ignore a column in topics of another type."""
-    return bool(_own_types(schema))
-
-
-def _own_types(schema: pa.Schema) -> dict[str, str]:
+def own_types(schema: pa.Schema) -> dict[str, str]:
+    """Return the columns that brokers ignore in topics of another type than theirs, with this type."""
     filled = _filled(schema)
     return {name: message_type for name, message_type in _OWN_TYPES.items() if name in filled}
 

@@ -328,17 +328,22 @@ class KeyCheck:
             keyless &= ~bad
         if not keyless.any():
             return block
-        codes = {block.topics[code]: code for code in block.topics_of(keyless)}
-        required = self.keys_required(list(codes))
         violations, single = list(block.violations), block.single
-        for topic, code in codes.items():
-            if required.get(topic):
-                violations.append(Violation(rule, np.flatnonzero(block.of_topic(code, keyless))))
-            elif required.get(topic) is None and topic not in self._probed:
+        for topic, rows, required in self._by_topic(block, keyless):
+            if required:
+                violations.append(Violation(rule, np.flatnonzero(rows)))
+            elif required is None and topic not in self._probed:
                 self._probed.add(topic)
                 single = np.zeros(block.rows, np.bool_) if single is None else single.copy()
-                single[block.of_topic(code, keyless).argmax()] = True
+                single[rows.argmax()] = True
         return replace(block, violations=tuple(violations), single=single)
+
+    def _by_topic(self, block: MessageBlock, rows: Mask) -> Iterator[tuple[str, Mask, bool | None]]:
+        """Yield each topic of `rows`, at least one, with its rows, and whether these need a key."""
+        codes = {block.topics[code]: code for code in block.topics_of(rows)}
+        required = self.keys_required(list(codes))
+        for topic, code in codes.items():
+            yield topic, block.of_topic(code, rows), required.get(topic)
 
     def _with_deletions(self, block: MessageBlock, keyless: Mask) -> MessageBlock:
         """Return the block without the violations of rows that delete the key of a compaction topic."""
@@ -350,16 +355,14 @@ class KeyCheck:
             candidates &= ~block.single
         if not candidates.any():
             return block
-        codes = {block.topics[code]: code for code in block.topics_of(candidates)}
-        required = self.keys_required(list(codes))
-        deletions = np.zeros(block.rows, np.bool_)
-        for topic, code in codes.items():
-            if required.get(topic):
-                deletions |= block.of_topic(code, candidates)
-        kept = [
-            replace(violation, rows=violation.rows[~deletions[violation.rows]])
-            if violation.rule.broken in NO_BODY
-            else violation
-            for violation in block.violations
-        ]
-        return replace(block, violations=tuple(violation for violation in kept if len(violation.rows)))
+        kept = np.ones(block.rows, np.bool_)
+        for _, rows, required in self._by_topic(block, candidates):
+            if required:
+                kept &= ~rows
+        violations: list[Violation] = []
+        for violation in block.violations:
+            if violation.rule.broken in NO_BODY:
+                violation = replace(violation, rows=violation.rows[kept[violation.rows]])
+            if len(violation.rows):
+                violations.append(violation)
+        return replace(block, violations=tuple(violations))

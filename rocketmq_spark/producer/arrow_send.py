@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 import pyarrow as pa
 
-from rocketmq_spark.arrow.schema import makes_own_type
+from rocketmq_spark.arrow.schema import own_types
 from rocketmq_spark.deliveries.base import OpenInstance, PartitionTask, TaskResults, delivery_of
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.metrics import Recorder, WriteSummary, merge_into
@@ -100,7 +100,7 @@ def _checked(
             check_columns(schema, options)
             # For other writes, the checks while sending are enough.
             delivery.check_columns(schema, options)
-            special = options.batch_type == "inner" or delivery.REFUSES_COMPACTION or makes_own_type(schema)
+            special = options.batch_type == "inner" or delivery.REFUSES_COMPACTION or own_types(schema)
             if options.over_grpc or special:
                 check_topic(options, instance, schema, delivery)
         if batch.num_rows:

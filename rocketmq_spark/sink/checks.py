@@ -17,17 +17,17 @@ from rocketmq_spark.arrow.schema import (
     check_grpc,
     check_keys,
     check_message_types,
-    check_ordered,
     check_own_type,
     check_row_id,
     check_schema,
-    makes_own_type,
+    own_types,
 )
 from rocketmq_spark.errors import (
     OptionError,
     RequestNotSupportedException,
     RocketMQError,
     RouteNotFoundException,
+    SchemaError,
 )
 from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.model.names import java_order
@@ -48,8 +48,11 @@ _ROCKSDB: Final = "defaultRocksDB"
 def check_columns(schema: pa.Schema, options: SinkOptions) -> None:
     """Raise `SchemaError` for columns that cannot be sent in full with these options; asks no server."""
     check_schema(schema, topic=options.topic, queue_selector=options.queue_selector)
-    if options.ordered:
-        check_ordered(schema.names)
+    if options.ordered and "shardingKey" not in schema.names:
+        raise SchemaError(
+            "ordered=true keeps the order of rows of one shardingKey, and there is no such column: add it, or set "
+            "ordered=false"
+        )
     if isinstance(options.row_id, tuple):
         check_row_id(schema, options.row_id)
     if options.over_grpc:
@@ -78,7 +81,7 @@ def check_topic(options: SinkOptions, instance: ClientInstance, schema: pa.Schem
             f"first (rocketmq-spark create-topic {options.topic}, or mqadmin updateTopic -t {options.topic})"
         )
     check_message_types(schema, options.topic, info.route.message_types)
-    inner, own_type = options.batch_type == "inner", makes_own_type(schema)
+    inner, own_type = options.batch_type == "inner", own_types(schema)
     if options.over_grpc or (info.template and not (inner or own_type)):
         return
     configs = instance.topic_configs.look_up({info.topic: info.route}, fresh=True)[info.topic]

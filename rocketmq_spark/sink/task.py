@@ -27,7 +27,7 @@ from rocketmq_spark.arrow.encoders import MessageIds, UniqueIds
 from rocketmq_spark.arrow.hashes import RowIds
 from rocketmq_spark.arrow.invalid_rows import InvalidRows
 from rocketmq_spark.arrow.joiner import JoiningBatcher
-from rocketmq_spark.arrow.model import KnownRows, Span
+from rocketmq_spark.arrow.model import KnownRows
 from rocketmq_spark.arrow.split import CustomSelector, KeyCheck
 from rocketmq_spark.metrics import Recorder
 from rocketmq_spark.model.message import MessageQueue, SendOutcome
@@ -106,7 +106,8 @@ class RowBatchers:
         if options.row_id or rules.has_row_ids:
             columns = options.row_id if isinstance(options.row_id, tuple) else None
             rows.row_ids = RowIds(self._write_id, recorder.batch_id, recorder.partition_id, columns)
-            rows.stored, rows.on_stored = rules.stored, self._record_recovered
+            rows.stored = rules.stored
+            rows.on_stored = lambda span: recorder.record_recovered(span.queue, span.rows, span.first, span.last)
         if options.custom_selector is not None:
             rows.custom = CustomSelector(options.custom_selector)
         if options.on_error == "skip":
@@ -152,9 +153,6 @@ class RowBatchers:
             batcher.max_rows = min(batcher.max_rows, largest_batch(rate))
         batcher.check_keys = self._check_keys
         return batcher
-
-    def _record_recovered(self, span: Span) -> None:
-        self._recorder.record_recovered(span.queue, span.rows, span.first, span.last)
 
     def _keys_required(self, topics: Sequence[str]) -> Mapping[str, bool | None]:
         """Return whether rows of each topic need a key, None if unknown; raises as `RouteFinder.look_up`."""

@@ -27,7 +27,7 @@ from rocketmq_spark.deliveries.base import Write
 from rocketmq_spark.deliveries.effectively_once import attempt as attempts
 from rocketmq_spark.deliveries.effectively_once import complete as ends
 from rocketmq_spark.deliveries.effectively_once import plan as plans
-from rocketmq_spark.deliveries.effectively_once.attempt import Attempted
+from rocketmq_spark.deliveries.effectively_once.attempt import Attempted, send_missing
 from rocketmq_spark.deliveries.effectively_once.complete import ResumeReport
 from rocketmq_spark.deliveries.effectively_once.plan import ResumePlan
 from rocketmq_spark.deliveries.effectively_once.resolving_sender import ResolvingSender, Resumption
@@ -42,7 +42,7 @@ from rocketmq_spark.options.sink import SinkOptions
 from rocketmq_spark.protocol.remoting.records import messages_in
 from rocketmq_spark.routing.client_instance import ClientInstance
 from rocketmq_spark.sink.routes import RouteFinder
-from rocketmq_spark.sink.task import RowBatchers
+from rocketmq_spark.sink.task import AT_LEAST_ONCE, RowBatchers, SendRules
 from rocketmq_spark.testing.fake_storage import BrokerSettings
 from tests.simulation.client import RecordedTransport
 from tests.simulation.cluster import BasePlan, BaseRun, SimulatedCluster, run_to_end
@@ -433,14 +433,18 @@ class _NetworkClient:
             fixed_queues=self._fixed_queues,
             broker_names=resumption.broker_names,
         )
-        batcher = RowBatchers(routes, recorder, write_id, resumption.rules()).source()
-        assert isinstance(batcher, ArrowBatcher)
-        # The look-up of topic settings uses separate threads.
-        batcher.check_keys = None
-        attempt.ids = batcher.unique_ids.prefix.hex().upper()[:20]
-        ResolvingSender(routes, recorder, resumption=resumption).write(rows, JoiningBatcher(batcher, TOPIC))
-        if resumption.stored is not None:
-            resumption.stored.check_end(batcher.rows_read, recorder.partition_id)
+
+        def send_rows(
+            batches: Iterator[pa.RecordBatch], *, row_id_name: str = write_id, rules: SendRules | None = None
+        ) -> None:
+            batcher = RowBatchers(routes, recorder, row_id_name, rules or AT_LEAST_ONCE).source()
+            assert isinstance(batcher, ArrowBatcher)
+            # The look-up of topic settings uses separate threads.
+            batcher.check_keys = None
+            attempt.ids = batcher.unique_ids.prefix.hex().upper()[:20]
+            ResolvingSender(routes, recorder, resumption=resumption).write(batches, JoiningBatcher(batcher, TOPIC))
+
+        send_missing(send_rows, rows, write_id, resumption)
 
     def sums(self, recorder: Recorder) -> tuple[set[str], int]:
         measures = Measures.unpack(recorder.snapshot().packed)
