@@ -16,7 +16,7 @@ from typing import Any, Final, NoReturn
 from rocketmq_spark import errors
 from rocketmq_spark.admin.answers import BrokerInfo, PeekedMessage, QueueOffsets, TopicInfo
 from rocketmq_spark.admin.brokers import brokers_of, topics_of
-from rocketmq_spark.admin.queues import admin_options, closed_queues, held_by, missing_queues, offsets_of, peek
+from rocketmq_spark.admin.queues import admin_options, missing_queues, offsets_of, peek
 from rocketmq_spark.display.row_table import Table
 from rocketmq_spark.errors import NoBrokersException, RocketMQError, TopicRouteStaleException
 from rocketmq_spark.model.names import check_topic, is_legal, is_system_topic
@@ -25,6 +25,7 @@ from rocketmq_spark.options.source import SourceOptions
 from rocketmq_spark.protocol.remoting.responses import BATCH_CQ, CLEANUP_POLICY, COMPACTION, MESSAGE_TYPE, QUEUE_TYPE
 from rocketmq_spark.routing.connect import new_transport
 from rocketmq_spark.routing.retries import Retries
+from rocketmq_spark.source.topic_routes import closed_to_readers
 from rocketmq_spark.transport.parallel import query_all
 from rocketmq_spark.transport.remoting.client import TOOLS_CONSUMER
 from rocketmq_spark.transport.remoting.name_servers import silence
@@ -136,10 +137,9 @@ class Admin:
         A broker counts a message shortly after its acknowledgement, because it builds its queues in the background.
         Raises an OptionError for a static topic, and a TopicRouteStaleException for an unknown topic.
         """
-        answers = offsets_of(self._options, self._transport, topic, self.route(topic))
-        rows = held_by(answers)
+        rows, errors = offsets_of(self._options, self._transport, topic, self.route(topic))
         total = f"{sum(row.messages for row in rows):,} messages in {len(rows):,} queues"
-        return Table(QueueOffsets, rows, missing=missing_queues(answers), notes=[total])
+        return Table(QueueOffsets, rows, missing=missing_queues(errors), notes=[total])
 
     def peek(
         self, topic: str, count: int = 10, *, tag: str | None = None, consumer_group: str = TOOLS_CONSUMER
@@ -154,15 +154,16 @@ class Admin:
         Raises an OptionError for a `count` below 1, an empty tag or a static topic, a TopicRouteStaleException for an
         unknown topic, and a ReadError if a queue returned nothing within the timeout or its broker fails.
         """
-        answers = offsets_of(self._options, self._transport, topic, route := self.route(topic))
-        held = held_by(answers)
-        closed = closed_queues(self._options.connection.wire_name(topic), held, route)
+        route = self.route(topic)
+        held, errors = offsets_of(self._options, self._transport, topic, route)
+        filled = [offsets.queue for offsets in held if offsets.messages > 0]
+        closed = closed_to_readers(self._options.connection.wire_name(topic), route, filled)
         readable = [offsets for offsets in held if offsets.queue not in closed]
         rows = peek(self._options, self._transport, {topic: route}, readable, count, tag, consumer_group)
         tag_note = "only the newest messages of each queue were searched for the tag"
         notes = [tag_note] if tag is not None and len(rows) < count else []
-        notes += [] if any(offsets.messages for offsets in held) else ["the topic holds no messages"]
-        return Table(PeekedMessage, rows, missing=[*missing_queues(answers), *missing_queues(closed)], notes=notes)
+        notes += [] if filled else ["the topic holds no messages"]
+        return Table(PeekedMessage, rows, missing=[*missing_queues(errors), *missing_queues(closed)], notes=notes)
 
     def brokers(self) -> Table[BrokerInfo]:
         """Return the brokers of the cluster, including slaves, and their status; raises errors as `topics`."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from datetime import datetime, timezone
 from itertools import groupby
@@ -19,14 +19,14 @@ from rocketmq_spark.admin.answers import PeekedMessage, QueueOffsets
 from rocketmq_spark.errors import OptionError, ReadError, RocketMQError
 from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.model.properties import RESERVED_PROPERTIES
-from rocketmq_spark.model.route import TopicRouteData, masters_of
+from rocketmq_spark.model.route import TopicRouteData
 from rocketmq_spark.options.connection import ConnectionOptions
 from rocketmq_spark.options.kinds import effective_namespace, parse_environment, parse_one
 from rocketmq_spark.options.source import SOURCE_OPTIONS, SourceOptions, source_contradictions
 from rocketmq_spark.source.queue_requests import QueueRequests
 from rocketmq_spark.source.ranges import OffsetRange
 from rocketmq_spark.source.topic_queues import TopicQueues
-from rocketmq_spark.source.topic_routes import closed_to_readers, refuse_static
+from rocketmq_spark.source.topic_routes import refuse_static
 from rocketmq_spark.transport.base import ReadTransport
 from rocketmq_spark.transport.remoting.transport import RemotingTransport
 
@@ -81,8 +81,11 @@ def check_timeout(timeout: float) -> None:
 
 def offsets_of(
     options: SourceOptions, transport: ReadTransport, topic: str, route: TopicRouteData
-) -> dict[MessageQueue, QueueOffsets | RocketMQError]:
-    """Return the offsets or the error of each queue of a topic, by broker name, then queue id."""
+) -> tuple[list[QueueOffsets], dict[MessageQueue, RocketMQError]]:
+    """Return the offsets of a topic's queues, and the errors of the others; both by broker name, then queue id.
+
+    If no queue has an answer, it raises the first error.
+    """
     refuse_static(topic, route)
     own = replace(options, subscribe=(topic,), read_timeout_ms=options.pull_timeout_ms + _LONGEST_MS)
     queues = TopicQueues(own, transport, time.monotonic, {topic: route})
@@ -97,27 +100,17 @@ def offsets_of(
     )
     by_turns = sorted(topic_queues, key=lambda queue: queue.queue_id)
     answers, errors = QueueRequests(queues, time.monotonic).once(by_turns, request)
-    results: dict[MessageQueue, QueueOffsets | RocketMQError] = {**errors}
-    results |= {queue: offsets for queue, (offsets, _) in answers.items()}
-    return dict(sorted(results.items()))
+    if errors and not answers:
+        raise errors[min(errors)]
+    return [answers[queue][0] for queue in sorted(answers)], dict(sorted(errors.items()))
 
 
-def held_by(answers: dict[MessageQueue, QueueOffsets | RocketMQError]) -> list[QueueOffsets]:
-    """Return the known offsets; raises the first error if there are none."""
-    held = [answer for answer in answers.values() if isinstance(answer, QueueOffsets)]
-    errors = [answer for answer in answers.values() if isinstance(answer, RocketMQError)]
-    if errors and not held:
-        raise errors[0]
-    return held
-
-
-def missing_queues(answers: Mapping[MessageQueue, QueueOffsets | RocketMQError]) -> list[str]:
-    """Return one sentence for each broker that did not answer for some of its queues."""
-    failed = [(queue, answer) for queue, answer in answers.items() if isinstance(answer, RocketMQError)]
+def missing_queues(reasons: Mapping[MessageQueue, RocketMQError | str]) -> list[str]:
+    """Return one sentence for each broker, with the first reason why some of its queues are missing."""
     texts = []
-    for broker, group in groupby(failed, key=lambda item: item[0].broker_name):
-        errors = [error for _, error in group]
-        texts.append(f"{len(errors)} queue{'s' if len(errors) > 1 else ''} of {broker}: {errors[0]}")
+    for broker, group in groupby(reasons, key=lambda queue: queue.broker_name):
+        first, *others = group
+        texts.append(f"{len(others) + 1} queue{'s' if others else ''} of {broker}: {reasons[first]}")
     return texts
 
 
@@ -131,11 +124,10 @@ def queue_offsets(name_servers: str | Sequence[str], topic: str, *, timeout: flo
     options = admin_options({"name_server": name_servers}, timeout, {})
     namespace = options.connection.namespace or ""
     with RemotingTransport(options.connection.name_server, namespace=namespace) as transport:
-        answers = offsets_of(options, transport, topic, transport.query_route(topic, timeout))
-    for answer in answers.values():
-        if isinstance(answer, RocketMQError):
-            raise answer
-    return held_by(answers)
+        held, errors = offsets_of(options, transport, topic, transport.query_route(topic, timeout))
+    for error in errors.values():
+        raise error
+    return held
 
 
 def peek(
@@ -188,17 +180,6 @@ def peek(
             f"peeking at topic {', '.join(routes)}: {exc.__cause__ or exc}; try again, with a longer timeout if a "
             "broker is slow"
         ) from exc
-
-
-def closed_queues(topic: str, held: Iterable[QueueOffsets], route: TopicRouteData) -> dict[MessageQueue, ReadError]:
-    """Return the queues with messages that readers may not read, each with the reason; servers know it as `topic`."""
-    datas, masters = {data.broker_name: data for data in route.queue_datas}, masters_of(route.broker_datas)
-    closed = {}
-    for item in held:
-        data = datas[item.broker_name]
-        if item.messages > 0 and item.queue_id >= data.open_queues:
-            closed[item.queue] = ReadError(closed_to_readers(topic, data, masters.get(item.broker_name, "ADDRESS")))
-    return closed
 
 
 def _messages(batches: Iterator[pa.RecordBatch]) -> Iterator[PeekedMessage]:

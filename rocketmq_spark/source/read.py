@@ -11,7 +11,7 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -26,7 +26,7 @@ from rocketmq_spark.protocol.remoting.unwrap import Unreadable
 from rocketmq_spark.source.broker_choice import BrokerChoice
 from rocketmq_spark.source.plan import ReadPlan, reading_transport
 from rocketmq_spark.source.puller import Puller
-from rocketmq_spark.source.ranges import Gaps, OffsetRange
+from rocketmq_spark.source.ranges import Gaps
 from rocketmq_spark.source.topic_routes import TopicRoutes
 
 logger = logging.getLogger("rocketmq_spark.source")
@@ -50,32 +50,20 @@ def read_rows(
         # The transport's clock excludes the time that Spark spends between two batches.
         brokers = BrokerChoice(TopicRoutes(pulled_with, transport, transport.clock, dict(plan.routes)))
         puller = Puller(pulled_with, transport, brokers, transport.clock)
-        yield from rows_of(options, puller, plan.ranges, schema, on_unreadable)
+        yield from decoded(options, puller.pull(plan.ranges), schema, on_unreadable)
 
 
-def rows_of(
-    options: SourceOptions,
-    puller: Puller,
-    ranges: Sequence[OffsetRange],
-    schema: pa.Schema,
-    on_unreadable: OnUnreadable = fail,
+def decoded(
+    options: SourceOptions, pulls: Iterable[Pulled], schema: pa.Schema, on_unreadable: OnUnreadable = fail
 ) -> Iterator[pa.RecordBatch]:
-    """Yield every message of the ranges that matches the filter of `options`; the puller's filter may let pass more."""
+    """Yield the messages of pulls that match the filter of `options`; the filter of the pulls may let pass more.
+
+    Raises a DataLossError for gaps, with ``failOnDataLoss``.
+    """
     tags = None
     if options.filter_type == "TAG" and options.sub_expression.strip() != "*":
         # Brokers compare hashes of tags (docs/internals/reads.md#pulls).
         tags = frozenset(filter(None, map(trim, options.sub_expression.split("||"))))
-    yield from decoded(options, puller.pull(ranges), schema, tags, on_unreadable)
-
-
-def decoded(
-    options: SourceOptions,
-    pulls: Iterable[Pulled],
-    schema: pa.Schema,
-    tags: frozenset[str] | None,
-    on_unreadable: OnUnreadable = fail,
-) -> Iterator[pa.RecordBatch]:
-    """Yield the messages of pulls as record batches; raises a DataLossError for gaps, with ``failOnDataLoss``."""
     gaps = Gaps(options)
     for group in grouped(pulls, _BYTES, _ROWS):
         rows = 0

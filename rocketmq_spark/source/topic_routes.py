@@ -192,16 +192,12 @@ class TopicRoutes:
 
     def refuse_closed(self, topic: str, route: TopicRouteData, queues: Iterable[MessageQueue]) -> None:
         """Raise a ReadError if brokers reject reads of one of these queues of a topic, which may hold messages."""
-        datas = {data.broker_name: data for data in route.queue_datas}
-        closed = sorted(
-            {queue.broker_name for queue in queues if queue.queue_id >= datas[queue.broker_name].open_queues}
-        )
-        if closed:
-            first, *others = closed
-            address = masters_of(route.broker_datas).get(first, "ADDRESS")
-            why = closed_to_readers(self.options.connection.wire_name(topic), datas[first], address)
+        reasons = closed_to_readers(self.options.connection.wire_name(topic), route, queues)
+        if reasons:
+            by_broker = {queue.broker_name: reasons[queue] for queue in sorted(reasons)}
+            first, *others = by_broker
             more = f". It also has queues that reject reads on {', '.join(others[:10])}" if others else ""
-            raise errors.ReadError(f"reading topic {topic}: {why}{more}")
+            raise errors.ReadError(f"reading topic {topic}: {by_broker[first]}{more}")
 
     def require_brokers(self) -> None:
         """Raise a ReadError if the routes lack a broker of ``requireBrokers``; log others that are known to be down."""
@@ -335,8 +331,18 @@ def refuse_static(topic: str, route: TopicRouteData) -> None:
         )
 
 
-def closed_to_readers(topic: str, data: QueueData, address: str) -> str:
-    """Return why readers may not read some queues of a topic on a broker, and the commands that allow it."""
+def closed_to_readers(topic: str, route: TopicRouteData, queues: Iterable[MessageQueue]) -> dict[MessageQueue, str]:
+    """Return the queues that readers may not read, and why; name servers and brokers know their topic as `topic`."""
+    datas, masters = {data.broker_name: data for data in route.queue_datas}, masters_of(route.broker_datas)
+    return {
+        queue: _closed(topic, datas[queue.broker_name], masters.get(queue.broker_name, "ADDRESS"))
+        for queue in queues
+        if queue.queue_id >= datas[queue.broker_name].open_queues
+    }
+
+
+def _closed(topic: str, data: QueueData, address: str) -> str:
+    """Return why a broker rejects reads of some queues, and the commands that allow it."""
     at = f"-t {shlex.quote(topic)} -b {shlex.quote(address)}"
     if not data.readable:
         perm = PERM_READ | data.perm & PERM_WRITE

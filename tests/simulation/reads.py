@@ -19,7 +19,7 @@ from rocketmq_spark.source import plan as planning
 from rocketmq_spark.source.broker_choice import BrokerChoice
 from rocketmq_spark.source.offset_resolver import OffsetResolver
 from rocketmq_spark.source.queue_requests import QueueRequests
-from rocketmq_spark.source.read import rows_of
+from rocketmq_spark.source.read import decoded
 from rocketmq_spark.source.topic_queues import TopicQueues
 from rocketmq_spark.source.topic_routes import TopicRoutes
 from rocketmq_spark.testing.fake_storage import BrokerSettings, TopicSettings
@@ -229,7 +229,7 @@ class _Reading:
 
         puller.rest = rest
         try:
-            for batch in rows_of(self.options, puller, plan.ranges, _SCHEMA):
+            for batch in decoded(self.options, puller.pull(plan.ranges), _SCHEMA):
                 for row in batch.to_pylist():
                     queue = MessageQueue(TOPIC, row["brokerName"], row["queueId"])
                     task.rows.append(Row(queue, row["queueOffset"], row["body"]))

@@ -35,11 +35,11 @@ SCHEMA = pa.schema([("brokerName", pa.string()), ("queueId", pa.int32()), ("queu
 GAP = re.compile(r"messages (\d+) to (\d+) of (\S+) are not there any more")
 
 
-def read(reader: Reader, *ranges: OffsetRange, tags: frozenset[str] | None = None) -> dict[MessageQueue, list[int]]:
-    """Read ranges as a task does, and return the offsets of each queue."""
+def read(reader: Reader, *ranges: OffsetRange, tag: str = "*") -> dict[MessageQueue, list[int]]:
+    """Read ranges as a task does that filters by `tag` itself, and return the offsets of each queue."""
     pulls = Puller(reader.options, reader.transport, reader.queues.brokers, reader.clock).pull(ranges)
     offsets: dict[MessageQueue, list[int]] = {}
-    for batch in decoded(reader.options, pulls, SCHEMA, tags):
+    for batch in decoded(replace(reader.options, sub_expression=tag), pulls, SCHEMA):
         for row in batch.to_pylist():
             queue = MessageQueue("orders", row["brokerName"], row["queueId"])
             offsets.setdefault(queue, []).append(row["queueOffset"])
@@ -120,7 +120,7 @@ def test_messages_that_expire_during_the_read_are_lost_data(make_reader: Make) -
     first = next(pulls)
     reader.transport.expired[A0] = 400
     with pytest.raises(DataLossError):
-        list(decoded(reader.options, [first, *pulls], SCHEMA, None))
+        list(decoded(reader.options, [first, *pulls], SCHEMA))
 
 
 def test_deleted_messages_are_lost_data_under_a_stale_minimum_offset(make_reader: Make) -> None:
@@ -177,7 +177,7 @@ def test_unreadable_messages_are_not_reported_as_missing(make_reader: Make, capl
 
     reader = make_reader(fail_on_data_loss=False)
     schema = SCHEMA.append(pa.field("body", pa.binary()))
-    batches = [*decoded(reader.options, [pull], schema, None, leave_out)]
+    batches = [*decoded(reader.options, [pull], schema, leave_out)]
     assert [row["queueOffset"] for batch in batches for row in batch.to_pylist()] == [0, 2, 5]
     assert [(message.start, message.end) for message in left_out] == [(1, 2)]
     assert reported(caplog.messages) == {"orders/a/0": [(3, 4)]}
@@ -248,7 +248,7 @@ def test_tags_filtered_by_the_task_do_not_hide_gaps(make_reader: Make) -> None:
     reader = make_reader()
     reader.transport.play_pulls(A0, answer(5, 0, 1, 2, 3, 4), answer(10, 7, 8, 9))
     with pytest.raises(DataLossError) as raised:
-        read(reader, OffsetRange(A0, 0, 10), tags=frozenset({"a"}))
+        read(reader, OffsetRange(A0, 0, 10), tag="a")
     assert reported([str(raised.value)]) == {"orders/a/0": [(5, 6)]}
 
 
@@ -440,13 +440,13 @@ def test_inner_batch_with_fewer_messages_than_offsets_is_unreadable() -> None:
     body = stored(0, items, 0xC0, INNER_NUM="5") + stored(5)
     pull = Pulled(A0, 0, 6, body, contiguous=True)
     with pytest.raises(RemotingCommandException, match=r"messages 3 to 4 cannot be read: .* 3 messages and 5 offsets"):
-        list(decoded(reader.options, [pull], SCHEMA, None))
+        list(decoded(reader.options, [pull], SCHEMA))
     skipped: list[Unreadable] = []
 
     def skip(message: Unreadable) -> bool:
         skipped.append(message)
         return False
 
-    batches = decoded(reader.options, [pull], SCHEMA, None, skip)
+    batches = decoded(reader.options, [pull], SCHEMA, skip)
     assert [row for batch in batches for row in batch["queueOffset"].to_pylist()] == [0, 1, 2, 5]
     assert [(message.start, message.end) for message in skipped] == [(3, 5)]
