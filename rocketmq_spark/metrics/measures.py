@@ -185,27 +185,13 @@ class Measures:
             totals.setdefault(broker, [0] * len(BrokerTotals._fields))[metric] = value
         return {broker: BrokerTotals(*totals[broker]) for broker in sorted(totals)}
 
-    def recovered_rows(self) -> tuple[int, int]:
-        """Return the rows that were found stored after a fault, and the repeats that were found."""
-        recovered, repeated = (
-            sum(rows for *_, rows in self.entries(metric, metric)) for metric in (Metric.RECOVERED, Metric.REPEATED)
-        )
-        return recovered, repeated
+    def total(self, metric: int) -> int:
+        """Return the sum of a metric over all brokers and details."""
+        return sum(value for *_, value in self.entries(metric, metric))
 
-    @property
-    def incomplete(self) -> bool:
-        """True if some rows are stored at offsets that are not known."""
-        return any(value for *_, value in self.entries(Metric.INCOMPLETE, Metric.INCOMPLETE))
-
-    def invalid_rows(self) -> tuple[dict[str, int], dict[str, int]]:
-        """Return the skipped rows by rule, and the dead-lettered rows by rule."""
-        skipped = {rule: rows for _, rule, _, _, rows in self.entries(Metric.SKIPPED, Metric.SKIPPED)}
-        dead = {rule: rows for _, rule, _, _, rows in self.entries(Metric.DEAD_LETTERED, Metric.DEAD_LETTERED)}
-        return skipped, dead
-
-    def skipped_writes(self) -> list[str]:
-        """Return the writes whose rows were not written, because the log had them already."""
-        return [write for _, write, *_ in self.entries(Metric.SKIPPED_WRITES, Metric.SKIPPED_WRITES)]
+    def by_detail(self, metric: int) -> dict[str, int]:
+        """Return a metric that no broker has, by detail, such as the rule that skipped rows break."""
+        return {detail: value for _, detail, _, _, value in self.entries(metric, metric)}
 
     def span_ms(self) -> tuple[int, int] | None:
         """Return the times of the first request and of the last answer, epoch milliseconds."""

@@ -79,15 +79,16 @@ def _families(measures: Measures, unreadable: Mapping[str, int], lost_reports: i
         [sample for broker in brokers for sample in _histogram(measures, broker)],
         "seconds",
     )
-    invalid = zip(("skipped", "dead_lettered"), measures.invalid_rows(), strict=True)
     rows = [
-        ("_total", {"fate": fate, "rule": rule}, rows) for fate, by_rule in invalid for rule, rows in by_rule.items()
+        ("_total", {"fate": fate, "rule": rule}, rows)
+        for fate, metric in (("skipped", Metric.SKIPPED), ("dead_lettered", Metric.DEAD_LETTERED))
+        for rule, rows in measures.by_detail(metric).items()
     ]
     yield Family("rocketmq_spark_invalid_rows", "counter", "Rows that no broker could store.", rows)
-    recovered, seen_twice = measures.recovered_rows()
-    yield _counter("recovered_rows", "Rows that an earlier attempt had stored (effectivelyOnce).", "", {"": recovered})
+    text = "Rows that an earlier attempt had stored (effectivelyOnce)."
+    yield _counter("recovered_rows", text, "", {"": measures.total(Metric.RECOVERED)})
     text = "Rows that are stored twice or more often (effectivelyOnce)."
-    yield _counter("repeated_rows", text, "", {"": seen_twice + repeated})
+    yield _counter("repeated_rows", text, "", {"": measures.total(Metric.REPEATED) + repeated})
     yield _counter("unreadable_messages", "Messages that reads skipped (onUnreadable).", "topic", unreadable)
     yield _counter("lost_reports", "Reports of tasks that could not be read.", "", {"": lost_reports})
 

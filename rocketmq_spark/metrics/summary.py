@@ -102,7 +102,7 @@ class WriteSummary:
                 "retries_by_reason": {},
                 "failures_by_code": {},
                 "queues": {},
-                "incomplete": measures.incomplete,
+                "incomplete": measures.total(Metric.INCOMPLETE) > 0,
                 "isolated_times": broker.isolated_times,
                 "isolated_ms": broker.isolated_us / 1000,
             }
@@ -135,7 +135,8 @@ class WriteSummary:
         With ``onError=skip`` they are ``skipped`` and ``skipped_by_rule`` (``{rule: rows}``). With
         ``onError=deadLetter`` they are ``dead_lettered`` and ``dead_lettered_by_rule``, and also count as ``rows``.
         """
-        skipped, dead_lettered = self.measures(write_id).invalid_rows()
+        measures = self.measures(write_id)
+        skipped, dead_lettered = measures.by_detail(Metric.SKIPPED), measures.by_detail(Metric.DEAD_LETTERED)
         return {
             "skipped": sum(skipped.values()),
             "skipped_by_rule": skipped,
@@ -148,14 +149,15 @@ class WriteSummary:
 
         Recovered rows do not count as ``rows``. Only ``delivery=effectivelyOnce`` has them.
         """
-        return dict(zip(("recovered", "repeated"), self.measures(write_id).recovered_rows(), strict=True))
+        measures = self.measures(write_id)
+        return {"recovered": measures.total(Metric.RECOVERED), "repeated": measures.total(Metric.REPEATED)}
 
     def skipped_writes(self, write_id: str | None = None) -> list[str]:
         """Return the writes that were completed or decided before, so that none of their rows was written again.
 
         Each is a text such as ``write orders-2026-11-24``, with the ``writeId`` of the write.
         """
-        return self.measures(write_id).skipped_writes()
+        return [*self.measures(write_id).by_detail(Metric.SKIPPED_WRITES)]
 
     def skipped_by_reads(self) -> dict[str, int]:
         """Return the messages that reads skipped (``onUnreadable=skip``), by topic. Every run of a task counts."""
@@ -309,15 +311,14 @@ def merge_into(summary: WriteSummary, report: object) -> None:
 
 def row_notes(measures: Measures) -> list[str]:
     """Return sentences on writes that were completed before, on recovered rows, and on invalid rows, if any."""
-    notes = [
-        f"{write} was completed or decided before: its rows were not written." for write in measures.skipped_writes()
-    ]
-    recovered, repeated = measures.recovered_rows()
+    skipped_writes = measures.by_detail(Metric.SKIPPED_WRITES)
+    notes = [f"{write} was completed or decided before: its rows were not written." for write in skipped_writes]
+    recovered, repeated = measures.total(Metric.RECOVERED), measures.total(Metric.REPEATED)
     if recovered:
         repeats = f", {repeated} of them twice or more often" if repeated else ""
         notes.append(f"{recovered} rows were found stored after a fault{repeats}.")
-    for fate, by_rule in zip(("skipped", "sent to the dead-letter topic"), measures.invalid_rows(), strict=True):
-        if by_rule:
+    for fate, metric in (("skipped", Metric.SKIPPED), ("sent to the dead-letter topic", Metric.DEAD_LETTERED)):
+        if by_rule := measures.by_detail(metric):
             rules = ", ".join(f"{rows} {rule}" for rule, rows in sorted(by_rule.items(), key=lambda item: -item[1]))
             notes.append(f"{sum(by_rule.values())} invalid rows {fate}: {rules}.")
     return notes

@@ -53,7 +53,7 @@ class TopicQueues:
         """
         self.deadline.restart()
         self._routes.expire()
-        queues = self._present(new=True)
+        queues = self.present(new=True)
         self._routes.require_brokers()
         if not queues and self.options.subscribe_pattern is not None:
             logger.warning("subscribePattern=%s matches no existing topic", self.options.subscribe_pattern)
@@ -64,15 +64,13 @@ class TopicQueues:
             )
         return queues
 
-    def present(self) -> list[MessageQueue]:
+    def present(self, *, new: bool = False) -> list[MessageQueue]:
         """Return the queues that can be read now, sorted, by routes of the last second; raises as `look_up`.
 
         A broker of ``assign`` may come back. Without ``failOnDataLoss`` a topic that does not exist is left out. Queues
-        above a topic's read queues are left out: they may have been read before they were removed.
+        above a topic's read queues are left out: they may have been read before they were removed. With `new`, as in
+        `look_up`, all name servers are queried, and such topics and queues are errors.
         """
-        return self._present(new=False)
-
-    def _present(self, *, new: bool) -> list[MessageQueue]:
         skip_gone = not new and not self.options.fail_on_data_loss
 
         def route_of(topic: str) -> TopicRouteData | None:

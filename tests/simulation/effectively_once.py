@@ -35,6 +35,7 @@ from rocketmq_spark.deliveries.log.brokers import Brokers
 from rocketmq_spark.deliveries.log.decision_log import DecisionLog
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.metrics import Measures, Recorder
+from rocketmq_spark.metrics.measures import Metric
 from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.model.message_ext import MessageExt
 from rocketmq_spark.model.properties import UNIQ_KEY
@@ -448,7 +449,7 @@ class _NetworkClient:
 
     def sums(self, recorder: Recorder) -> tuple[set[str], int]:
         measures = Measures.unpack(recorder.snapshot().packed)
-        return set(measures.brokers), measures.recovered_rows()[0]
+        return set(measures.brokers), measures.total(Metric.RECOVERED)
 
     def close(self, attempt: Attempt | None = None) -> None:
         if attempt is not None:
