@@ -29,7 +29,7 @@ logger = logging.getLogger("rocketmq_spark.spark")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class PlannedPartition(InputPartition):
+class ReadPartition(InputPartition):
     """What one task reads. Spark pickles the reader before it requests them, so this is no attribute of the reader."""
 
     plan: ReadPlan
@@ -57,7 +57,7 @@ class PartitionReader:
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read one partition (runs in a task)."""
         # If `partitions` returned none, Spark passes a plain `InputPartition`.
-        if not isinstance(partition, PlannedPartition):
+        if not isinstance(partition, ReadPartition):
             return
         from rocketmq_spark.metrics import ReadReport
         from rocketmq_spark.source.read import SkippedMessages, read_rows
@@ -71,7 +71,7 @@ class PartitionReader:
                 self._accumulator.add(ReadReport(dict(skipped.by_topic)))
 
     def _partitions_of(self, plan: ReadPlan) -> list[InputPartition]:
-        return [PlannedPartition(task) for task in plan.tasks(self._options, self._parallelism)]
+        return [ReadPartition(task) for task in plan.tasks(self._options, self._parallelism)]
 
 
 class RocketMQBatchReader(PartitionReader, DataSourceReader):

@@ -136,7 +136,7 @@ def plan(name_server: str) -> dict[str, float]:
 
     import rocketmq_spark
     from rocketmq_spark.options.parsing import parse_source_options
-    from rocketmq_spark.spark.reader import PlannedPartition, RocketMQBatchReader
+    from rocketmq_spark.spark.reader import ReadPartition, RocketMQBatchReader
 
     options = {"nameServer": name_server, "topic": TOPIC}
     schema = StructType([StructField("body", BinaryType())])
@@ -144,7 +144,7 @@ def plan(name_server: str) -> dict[str, float]:
     began = time.perf_counter()
     partitions = reader.partitions()
     batch = time.perf_counter() - began
-    found = sum(len(partition.plan.ranges) for partition in partitions if isinstance(partition, PlannedPartition))
+    found = sum(len(partition.plan.ranges) for partition in partitions if isinstance(partition, ReadPartition))
     assert found == QUEUES, found
 
     os.environ["PYSPARK_PYTHON"] = sys.executable

@@ -16,7 +16,7 @@ from rocketmq_spark.model.message import Message, MessageQueue
 from rocketmq_spark.options.offsets import OffsetSpec, flat
 from rocketmq_spark.options.source import SourceOptions
 from rocketmq_spark.source.ranges import OffsetRange
-from rocketmq_spark.spark.reader import PlannedPartition, RocketMQBatchReader
+from rocketmq_spark.spark.reader import ReadPartition, RocketMQBatchReader
 from rocketmq_spark.spark.stream_reader import RocketMQStreamReader, stream_reader
 from rocketmq_spark.testing import FakeCluster
 from rocketmq_spark.testing.store import MessageStore
@@ -33,7 +33,7 @@ def test_task_gets_only_the_routes_of_its_brokers() -> None:
         tasks = RocketMQBatchReader(options, SCHEMA, None).partitions()
     found = {}
     for task in tasks:
-        assert isinstance(task, PlannedPartition)
+        assert isinstance(task, ReadPartition)
         [one] = task.plan.ranges
         found[one.queue.broker_name] = [broker.broker_name for broker in task.plan.routes["t"].broker_datas]
         assert [data.broker_name for data in task.plan.routes["t"].queue_datas] == found[one.queue.broker_name]
@@ -112,7 +112,7 @@ def checkpointed(offset: dict[str, Any]) -> dict[str, Any]:
 
 
 def ranges_of(tasks: Sequence[InputPartition]) -> list[OffsetRange]:
-    return [part for task in tasks if isinstance(task, PlannedPartition) for part in task.plan.ranges]
+    return [part for task in tasks if isinstance(task, ReadPartition) for part in task.plan.ranges]
 
 
 @pytest.mark.parametrize("fails", [True, False])
