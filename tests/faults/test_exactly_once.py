@@ -59,7 +59,8 @@ def settle(java: Java, record_property: Callable[[str, object], None]) -> Settle
 
 
 def test_every_row_is_written_once_despite_faults_in_commits(new_job: NewJob, settle: Settle) -> None:
-    job = new_job(rows=400)
+    # A new driver on a slow machine needs more than `TIMEOUT_MS` for its first micro-batch.
+    job = new_job(rows=400, timeout_ms=2 * TIMEOUT_MS)
     broker, _ = job.cluster.brokers
     job.feed(4)
     # This driver pauses in the middle of a micro-batch, beyond its deadline. The next driver completes it.
