@@ -11,7 +11,7 @@ import random
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import ClassVar, Final, TypeVar, cast
 
 from rocketmq_spark.arrow.batch_source import BatchSource
@@ -79,7 +79,7 @@ class _Messages(BatchSource[None]):
         return iter(())
 
     def reject(self, rejected: Sequence[Ready], now: float) -> Iterator[Ready]:
-        raise MQClientException(f"a server rejected {len(rejected)} messages of the delivery: see its log")
+        raise AssertionError("Brokers sends with onError=fail, so the sender raises the error of the server")
 
     def new_topics(self) -> tuple[()]:
         return ()
@@ -123,8 +123,10 @@ class Brokers:
 
     def routes(self) -> RouteFinder:
         """Return the look-up of routes of a write."""
+        # `onError` is about the user's rows: a record or half message that a server rejects fails the write.
+        options = replace(self.options, on_error="fail")
         return RouteFinder(
-            self.options, self.instance, clock=self.clock, runtime=self.runtime, rng=self.rng, servers_reached=True
+            options, self.instance, clock=self.clock, runtime=self.runtime, rng=self.rng, servers_reached=True
         )
 
     def refresh_route(self, topic: str) -> None:

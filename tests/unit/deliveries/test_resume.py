@@ -25,13 +25,13 @@ from rocketmq_spark.errors import (
     OptionError,
 )
 from rocketmq_spark.metrics import WriteSummary
-from rocketmq_spark.model.message import Message, SendStatus
-from rocketmq_spark.protocol.remoting.codes import RequestCode, ResponseCode
+from rocketmq_spark.model.message import Message, MessageQueue, SendStatus
+from rocketmq_spark.protocol.remoting.codes import DELAY_ILLEGAL, RequestCode, ResponseCode
 from rocketmq_spark.protocol.remoting.command import RemotingCommand
 from rocketmq_spark.protocol.remoting.records import encode_single
 from rocketmq_spark.testing import FakeCluster, Reply
 from tests.support.resume import BATCH, ROWS, WRITE, Killed, complete, job_log, new_plan, refresh_routes, run_task
-from tests.support.two_phase import TOPIC, Driver, visible
+from tests.support.two_phase import TOPIC, Driver, MovedClock, driver, visible
 
 
 def test_a_write_without_faults_reads_nothing(cluster: FakeCluster, job: Driver) -> None:
@@ -164,6 +164,19 @@ def test_a_frozen_driver_reports_repeats_of_recovered_partitions(cluster: FakeCl
         job.brokers.send_records([(batch, job.queues[0])], lambda *_: None)
     assert complete(job, frozen, write, late).repeated_rows == 5
     assert complete(job, other, write, recovered).repeated_rows == 5
+
+
+@pytest.mark.parametrize("on_error", ["fail", "skip"])
+def test_a_record_that_a_broker_rejects_is_an_error_with_its_reason(
+    cluster: FakeCluster, clock: MovedClock, on_error: str
+) -> None:
+    with driver(cluster, clock, delivery="effectivelyOnce", onError=on_error) as job:
+        for broker in cluster.brokers.values():
+            broker.play(Reply.code(ResponseCode.MESSAGE_ILLEGAL, DELAY_ILLEGAL))
+        batch = encode_single(Message(job.log.topic, b"record", 0, {}))
+        queue = MessageQueue(job.log.topic, job.queues[0].broker_name, 0)
+        with pytest.raises(DeliveryError, match=DELAY_ILLEGAL):
+            job.brokers.send_records([(batch, queue)], lambda *_: None)
 
 
 def test_tasks_fail_if_the_log_does_not_continue(job: Driver) -> None:
