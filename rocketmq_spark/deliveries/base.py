@@ -48,16 +48,13 @@ R = TypeVar("R", bound=PartitionResult)
 D = TypeVar("D", bound="Delivery[Any]")
 
 
+@dataclass(slots=True)
 class WriteReport:
-    """What the end of a write has found or done; the text of it ends the log line of the write."""
+    """What the end of a write has found or done: its text ends the log line, and ``metricsPath`` gets its fields."""
 
-    NAME: ClassVar[str]  # The key of its figures in the lines of ``metricsPath``
+    NAME: ClassVar[str]  # The key of the fields in the lines of ``metricsPath``
 
     repeated_rows = 0  # Rows that are stored a second time, or more often
-
-    def figures(self) -> dict[str, Any]:
-        """Return the figures for ``metricsPath``."""
-        raise NotImplementedError
 
 
 OpenInstance: TypeAlias = "Callable[[], AbstractContextManager[ClientInstance]]"
@@ -94,7 +91,8 @@ class TaskResults(Generic[R]):
     results: Sequence[R]  # Of the tasks that have succeeded, and were not skipped
     query: str = ""  # Of a micro-batch: its query and number
     batch_id: int = -1
-    broker_names: Collection[str] = ()  # The brokers that have acknowledged rows
+    # Returns the brokers that have acknowledged rows: it merges the reports of all tasks.
+    broker_names: Callable[[], Collection[str]] = tuple
 
 
 class Finding(NamedTuple):

@@ -104,16 +104,14 @@ class RouteFinder:
                 logger.info("%s; trying again", exc)
 
 
-def acquire(options: SinkOptions) -> ClientInstance:
-    """Return the instance that the writes of this process with these options share; its user unregisters the group."""
-    key = (_client_id(options), SharedConnection.of(options.connection))
-    return registry.acquire(key, options.producer_group, lambda: new_instance(options))
-
-
 @contextmanager
 def acquired(options: SinkOptions) -> Iterator[ClientInstance]:
-    """Return the instance of `acquire`; leaving the context unregisters the group."""
-    instance = acquire(options)
+    """Return the instance that the writes of this process with these options share.
+
+    Leaving the context unregisters the producer group.
+    """
+    key = (_client_id(options), SharedConnection.of(options.connection))
+    instance = registry.acquire(key, options.producer_group, lambda: new_instance(options))
     try:
         yield instance
     finally:

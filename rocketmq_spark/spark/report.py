@@ -13,7 +13,7 @@ import logging
 import pickle
 import uuid
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, Final
 
@@ -175,7 +175,7 @@ def results_of(messages: Iterable[WriterCommitMessage | None], batch_id: int | N
         [message.result for message in finished if message.result is not None],
         next((message.write_id for message in finished), ""),
         -1 if batch_id is None else batch_id,
-        summarise(finished).to_dict().keys(),
+        lambda: summarise(finished).to_dict().keys(),
     )
 
 
@@ -272,7 +272,7 @@ def record_commit(
             return
         line = _line(_finished(messages), write_id, batch_id, now)
         if report is not None:
-            line[report.NAME] = report.figures()
+            line[report.NAME] = asdict(report)
         _append(path, line, resolve)
     except Exception as exc:
         # pyarrow passes on whatever its file systems' libraries raise.

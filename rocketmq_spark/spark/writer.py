@@ -19,7 +19,7 @@ from pyspark import TaskContext
 from rocketmq_spark.errors import RocketMQError, RouteNotFoundException
 from rocketmq_spark.metrics import Recorder
 from rocketmq_spark.options.sink import SinkOptions
-from rocketmq_spark.spark.partition import NO_LOOKUP, RouteLookup, name_micro_batch, send_rows
+from rocketmq_spark.spark.partition import NO_LOOKUP, RouteLookup, name_micro_batch, open_instance, send_rows
 from rocketmq_spark.spark.report import (
     CommitMessage,
     check_complete,
@@ -65,7 +65,6 @@ class _PartitionWriter:
     def write(self, batches: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Send every row of one partition; return when each is acknowledged (except with ``sendMode=oneway``)."""
         from rocketmq_spark.deliveries.base import PartitionTask
-        from rocketmq_spark.sink.routes import acquired
 
         context = TaskContext.get()
         partition_id = context.partitionId() if context else 0
@@ -80,7 +79,7 @@ class _PartitionWriter:
         recorder = Recorder(query_id, batch_id, partition_id)
         rows = (batch for batch in batches if batch.num_rows)
         send = partial(send_rows, self.options, recorder, self.lookup, self.save_id)
-        task = PartitionTask(recorder, rows, partial(acquired, self.options), send)
+        task = PartitionTask(recorder, rows, partial(open_instance, self.options), send)
         try:
             result = self.delivery.write_partition(task)
         except RocketMQError as exc:
@@ -95,10 +94,8 @@ class _PartitionWriter:
 
     def _complete(self, messages: Sequence[WriterCommitMessage | None], batch_id: int | None) -> None:
         """End the write, log its figures, and append them to ``metricsPath``."""
-        from rocketmq_spark.sink.routes import acquired
-
         options = self.options
-        report = self.delivery.complete(partial(acquired, options), results_of(messages, batch_id))
+        report = self.delivery.complete(partial(open_instance, options), results_of(messages, batch_id))
         shown = micro_batch_of(messages) if batch_id is None else batch_id
         log_summary(messages, shown, report=report)
         if options.metrics_path is not None:
@@ -113,9 +110,7 @@ class _PartitionWriter:
             )
 
     def _abort(self, messages: Sequence[WriterCommitMessage | None], batch_id: int | None) -> None:
-        from rocketmq_spark.sink.routes import acquired
-
-        self.delivery.abort(partial(acquired, self.options), results_of(messages, batch_id))
+        self.delivery.abort(partial(open_instance, self.options), results_of(messages, batch_id))
         log_summary(messages, micro_batch_of(messages) if batch_id is None else batch_id, aborted=True)
 
 

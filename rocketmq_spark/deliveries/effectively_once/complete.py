@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import ClassVar
 
 from rocketmq_spark.deliveries.base import Write, WriteReport
 from rocketmq_spark.deliveries.effectively_once.attempt import Attempted, pass_fence, shrunk
@@ -24,7 +24,7 @@ from rocketmq_spark.deliveries.log.delivery import read_log, warn_of_complete
 logger = logging.getLogger("rocketmq_spark.producer")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ResumeReport(WriteReport):
     """What the end of a write has found: rows that are stored twice."""
 
@@ -32,10 +32,6 @@ class ResumeReport(WriteReport):
 
     repeated_rows: int = 0
     seconds: float = 0.0
-
-    def figures(self) -> dict[str, Any]:
-        """Return the figures for ``metricsPath``."""
-        return asdict(self)
 
     def __str__(self) -> str:
         repeats = f", {self.repeated_rows} rows are stored twice" if self.repeated_rows else ""

@@ -10,9 +10,9 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Collection
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -95,10 +95,6 @@ class CommitReport(WriteReport):
     decide_s: float = 0.0
     commit_s: float = 0.0
     recover_s: float = 0.0
-
-    def figures(self) -> dict[str, Any]:
-        """Return the figures for ``metricsPath``."""
-        return asdict(self)
 
     def __str__(self) -> str:
         text = f"{self.rows} rows committed (decision {self.decide_s:.2f} s, commit {self.commit_s:.2f} s"

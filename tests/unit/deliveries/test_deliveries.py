@@ -43,3 +43,20 @@ print(*sorted(name for name in sys.modules if name.startswith("rocketmq_spark.de
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True)
     folder = "rocketmq_spark.deliveries"
     assert done.stdout.split() == [folder, f"{folder}.at_least_once", f"{folder}.base"]
+
+
+def test_a_task_without_rows_and_the_end_of_a_plain_write_import_no_connections() -> None:
+    script = """
+import sys
+from rocketmq_spark.options.parsing import parse_sink_options
+from rocketmq_spark.deliveries.base import delivery_of
+from rocketmq_spark.spark.writer import RocketMQBatchWriter
+options = parse_sink_options({"nameServer": "a:1", "topic": "t"}, {})
+writer = RocketMQBatchWriter(delivery_of(options).plan(options, lambda: None), None)
+messages = [writer.write(iter(()))]
+writer.commit(messages)
+writer.abort(messages)
+print(*sorted(name for name in sys.modules if name.startswith(("rocketmq_spark.sink", "rocketmq_spark.transport"))))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.split() == []

@@ -7,6 +7,7 @@ import ssl
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -27,7 +28,7 @@ from rocketmq_spark.protocol.remoting.command import RemotingCommand
 from rocketmq_spark.protocol.remoting.headers import signed
 from rocketmq_spark.routing.client_instance import registry
 from rocketmq_spark.routing.connect import SharedConnection
-from rocketmq_spark.sink.routes import acquire
+from rocketmq_spark.sink.routes import acquired
 from rocketmq_spark.spark.datasource import RocketMQDataSource
 from rocketmq_spark.testing import FakeCluster
 from rocketmq_spark.transport.grpc.metadata import authorization
@@ -292,10 +293,12 @@ def test_tasks_of_one_worker_sign_with_their_own_keys() -> None:
 def test_tasks_share_an_instance_only_if_connection_options_are_equal() -> None:
     common = {"nameServer": "127.0.0.1:9", "instanceName": "etl"}
     given = ({"topic": "T"}, {"topic": "U", "maxInFlight": "2"}, {"topic": "T", "pollNameServerInterval": "900"})
-    first, second, other = (acquire(parse_sink_options({**common, **options}, {})) for options in given)
-    assert first is second
-    assert first.users == 2
-    assert other is not first
+    with ExitStack() as stack:
+        parsed = (parse_sink_options({**common, **options}, {}) for options in given)
+        first, second, other = map(stack.enter_context, map(acquired, parsed))
+        assert first is second
+        assert first.users == 2
+        assert other is not first
 
 
 def test_tasks_of_one_worker_write_to_their_own_cluster() -> None:
