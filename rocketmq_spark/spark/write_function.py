@@ -119,6 +119,6 @@ def _message_of(row: Any, result: type[PartitionResult]) -> WriterCommitMessage:
     values: dict[str, Any] = {
         name: bytes(value) if isinstance(value, bytearray) else value for name, value in row.asDict().items()
     }
-    told = {name: values.pop(f"{_RESULT}{name}") for name in _names(result)}
-    is_none = all(value is None for value in told.values())
-    return CommitMessage(**values, result=None if is_none else result(**told))
+    reported = {name: values.pop(f"{_RESULT}{name}") for name in _names(result)}
+    is_none = all(value is None for value in reported.values())
+    return CommitMessage(**values, result=None if is_none else result(**reported))

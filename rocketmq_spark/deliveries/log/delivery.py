@@ -7,6 +7,7 @@ the log. A process keeps what it has read, so that the next call reads only new 
 from __future__ import annotations
 
 import logging
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -142,9 +143,9 @@ class LoggedDelivery(Delivery[R], Generic[R, P]):
             return cls(options, planned, write)
 
     @classmethod
+    @abstractmethod
     def _plan(cls, brokers: Brokers, log: DecisionLog, write: Write | None, queues: Sequence[MessageQueue] | None) -> P:
         """Return the plan of a batch write, or of a stream (None)."""
-        raise NotImplementedError
 
     @classmethod
     @contextmanager
