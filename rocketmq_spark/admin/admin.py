@@ -155,10 +155,10 @@ class Admin:
         unknown topic, and a ReadError if a queue returned nothing within the timeout or its broker fails.
         """
         route = self.route(topic)
-        held, errors = offsets_of(self._options, self._transport, topic, route)
-        filled = [offsets.queue for offsets in held if offsets.messages > 0]
+        offsets, errors = offsets_of(self._options, self._transport, topic, route)
+        filled = [one.queue for one in offsets if one.messages > 0]
         closed = closed_to_readers(self._options.connection.wire_name(topic), route, filled)
-        readable = [offsets for offsets in held if offsets.queue not in closed]
+        readable = [one for one in offsets if one.queue not in closed]
         rows = peek(self._options, self._transport, {topic: route}, readable, count, tag, consumer_group)
         tag_note = "only the newest messages of each queue were searched for the tag"
         notes = [tag_note] if tag is not None and len(rows) < count else []

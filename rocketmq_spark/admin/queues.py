@@ -33,11 +33,11 @@ from rocketmq_spark.transport.remoting.transport import RemotingTransport
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# Seconds. Threads and sockets do not accept much larger numbers.
-_LONGEST: Final = 3_600
-# Additional milliseconds for other brokers after some have not answered.
-_LONGEST_MS: Final = 60_000
-# Messages of each queue that are searched for a tag: brokers skip others with the index of their queues.
+# The longest timeout of a request, seconds. Threads and sockets do not accept much larger numbers.
+_LONGEST_S: Final = 3_600
+# After requests have timed out, other brokers still get requests for this long.
+_FOR_OTHER_BROKERS_MS: Final = 60_000
+# Messages of each queue that are searched for a tag. Brokers compare only its hash, in their ConsumeQueue.
 _BACK_FOR_A_TAG: Final = 1_000
 # A record that cannot be decoded is shown first, because it may be the newest.
 _UNKNOWN_TIME: Final = datetime.max.replace(tzinfo=timezone.utc)
@@ -75,8 +75,8 @@ def admin_options(connection_fields: Mapping[str, Any], timeout: float, environ:
 
 def check_timeout(timeout: float) -> None:
     """Raise an OptionError unless a timeout is allowed."""
-    if not 0 < timeout <= _LONGEST:
-        raise OptionError(f"timeout is {timeout!r}: allowed are seconds per request, above 0 and at most {_LONGEST}")
+    if not 0 < timeout <= _LONGEST_S:
+        raise OptionError(f"timeout is {timeout!r}: allowed are seconds per request, above 0 and at most {_LONGEST_S}")
 
 
 def offsets_of(
@@ -87,7 +87,7 @@ def offsets_of(
     If no queue has an answer, it raises the first error.
     """
     refuse_static(topic, route)
-    own = replace(options, subscribe=(topic,), read_timeout_ms=options.pull_timeout_ms + _LONGEST_MS)
+    own = replace(options, subscribe=(topic,), read_timeout_ms=options.pull_timeout_ms + _FOR_OTHER_BROKERS_MS)
     queues = TopicQueues(own, transport, time.monotonic, {topic: route})
 
     def request(queue: MessageQueue, address: str, timeout: float) -> QueueOffsets:
@@ -106,7 +106,7 @@ def offsets_of(
 
 
 def missing_queues(reasons: Mapping[MessageQueue, RocketMQError | str]) -> list[str]:
-    """Return one sentence for each broker, with the first reason why some of its queues are missing."""
+    """Return one sentence for each broker, with the first reason; `reasons` are sorted by broker."""
     texts = []
     for broker, group in groupby(reasons, key=lambda queue: queue.broker_name):
         first, *others = group
@@ -124,24 +124,24 @@ def queue_offsets(name_servers: str | Sequence[str], topic: str, *, timeout: flo
     options = admin_options({"name_server": name_servers}, timeout, {})
     namespace = options.connection.namespace or ""
     with RemotingTransport(options.connection.name_server, namespace=namespace) as transport:
-        held, errors = offsets_of(options, transport, topic, transport.query_route(topic, timeout))
+        offsets, errors = offsets_of(options, transport, topic, transport.query_route(topic, timeout))
     for error in errors.values():
         raise error
-    return held
+    return offsets
 
 
 def peek(
     options: SourceOptions,
     transport: ReadTransport,
     routes: Mapping[str, TopicRouteData],
-    held: Sequence[QueueOffsets],
+    offsets: Sequence[QueueOffsets],
     count: int,
     tag: str | None,
     consumer_group: str,
 ) -> list[PeekedMessage]:
     """Return the newest messages of some queues by store time, the newest first; see `Admin.peek`.
 
-    `held` has the queues that readers may read. Messages that expire meanwhile are left out.
+    `offsets` are those of the queues that readers may read. Messages that expire meanwhile are left out.
     """
     # Only this function needs Arrow.
     from rocketmq_spark.arrow.read_columns import arrow_schema_of
@@ -160,7 +160,7 @@ def peek(
     # With compacted=True a gap is no error: peek shows the remaining messages.
     ranges = [
         OffsetRange(item.queue, max(item.min_offset, item.max_offset - back), item.max_offset, compacted=True)
-        for item in held
+        for item in offsets
         if item.messages > 0
     ]
     options = replace(

@@ -1,9 +1,9 @@
-"""The options of the commands about a given cluster, and the diagnosis of unreachable name servers.
+"""The connection options of commands that send requests to a cluster, and the diagnosis of unreachable name servers.
 
 The name server is that of the command line, else ``NAMESRV_ADDR``, else that of the cluster started with
 ``rocketmq-spark cluster up``. Only in the last case does a command use the keys and certificates of that cluster; with
-``--endpoints``, only if they are its proxy. Then it fails if one of these has died: the name server, with access
-control also a broker, with ``--endpoints`` only the proxy. Another program may listen at the address.
+``--endpoints``, only if they are its proxy. It then requires that the proxy has not died, or else the name server and,
+with access control, the brokers. Otherwise another program may listen at the address.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Connection:
     def connection_options(self, endpoints: str | None = None) -> dict[str, Any]:
         """Return the arguments of `Admin`, a producer and the doctor; `endpoints` are the proxies that get requests."""
         options = dict(self.options)
-        running = {} if options["name_server"] else _left_running(endpoints)
+        running = {} if options["name_server"] else _options_of_local_cluster(endpoints)
         if any(options[name] for name in ("access_key", "secret_key", "credentials_provider")):
             # The user gives other credentials than those of the cluster's administrator.
             running = {name: value for name, value in running.items() if name not in ("access_key", "secret_key")}
@@ -93,7 +93,7 @@ def _answer(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     timeout: Annotated[float, typer.Option(help="Timeout of one request in seconds.", rich_help_panel=_PANEL)] = 5.0,
 ) -> None:
-    """Declare the options of all commands that do not belong to the connection."""
+    """Declare the options that all commands have besides those of the connection."""
 
 
 def _flag(spec: OptionSpec) -> inspect.Parameter:
@@ -133,13 +133,13 @@ def connected(command: Callable[..., None]) -> Callable[..., None]:
         command(connection, **values)
 
     keywords = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in (*own, *shared)]
-    # typer reads both.
     run.__signature__ = inspect.Signature(keywords)  # type: ignore[attr-defined]
-    run.__annotations__ = {parameter.name: parameter.annotation for parameter in keywords}
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in keywords}  # typer reads both
     return run
 
 
-def _left_running(endpoints: str | None) -> dict[str, Any]:
+def _options_of_local_cluster(endpoints: str | None) -> dict[str, Any]:
+    """Return the options of the cluster started with ``cluster up``; none if it has ended or has other `endpoints`."""
     from rocketmq_spark.cluster.security import client_options
     from rocketmq_spark.cluster.state import StateFile
 
@@ -149,7 +149,7 @@ def _left_running(endpoints: str | None) -> dict[str, Any]:
     if endpoints:
         state.require_running("Proxy")
     else:
-        # The name server sends clients to the brokers, which also get signed requests.
+        # With access control, the brokers that the name server lists get signed requests, too.
         state.require_running("NameServer", *(["Broker"] if "accessKey" in state.options else []))
     return client_options({"nameServer": state.name_server, **state.options})
 

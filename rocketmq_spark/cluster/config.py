@@ -23,7 +23,7 @@ _PORTS: Final = range(20_000, 30_000)
 # Programs with the same seed must not try the same ports.
 _draw: Final = random.SystemRandom().randrange
 
-_BROKERS_OWN: Final = {
+_FIXED_BROKER_PROPERTIES: Final = {
     "brokerName": "it is broker-0, broker-1, ...",
     "brokerIP1": "it is 127.0.0.1",
     "bindAddress": "it is 127.0.0.1",
@@ -34,7 +34,7 @@ _BROKERS_OWN: Final = {
     "authorizationEnabled": "use auth=",
 }
 
-_PROXYS_OWN: Final = {
+_FIXED_PROXY_PROPERTIES: Final = {
     "rocketMQClusterName": "it is that of the brokers",
     "proxyMode": "it is CLUSTER",
     "namesrvAddr": "it is the cluster's own name server",
@@ -61,7 +61,7 @@ def render(template: str, **values: object) -> str:
     try:
         file = importlib.resources.files("rocketmq_spark.conf").joinpath(template)
     except ModuleNotFoundError:
-        # A source tree that is not installed: setup.cfg maps conf/ into the package only then.
+        # The package is not installed: setup.cfg makes conf/ a part of it only at the installation.
         file = Path(__file__).parents[2] / "conf" / template
     with os_errors("reading a template of rocketmq_spark.conf", "install rocketmq-spark again"):
         return string.Template(file.read_text(encoding="utf-8")).substitute(values)
@@ -108,7 +108,7 @@ def broker_overrides(
     if len(each) != brokers:
         raise ClusterError(f"broker_properties has {len(each)} mappings for {brokers} brokers: give one, or one each")
     for properties in each:
-        refuse_properties(properties, _BROKERS_OWN, "broker_properties")
+        refuse_properties(properties, _FIXED_BROKER_PROPERTIES, "broker_properties")
     return [
         {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in properties.items()}
         for properties in each
@@ -121,7 +121,7 @@ def proxy_overrides(given: bool | Mapping[str, object]) -> dict[str, object] | N
         return {} if given else None
     if not isinstance(given, Mapping):
         raise ClusterError(f"proxy takes False, True or a mapping of properties, not a {type(given).__name__}")
-    refuse_properties(given, _PROXYS_OWN, "proxy")
+    refuse_properties(given, _FIXED_PROXY_PROPERTIES, "proxy")
     for name, value in given.items():
         try:
             json.dumps(value)
@@ -131,11 +131,11 @@ def proxy_overrides(given: bool | Mapping[str, object]) -> dict[str, object] | N
     return dict(given)
 
 
-def refuse_properties(given: Iterable[str], own: Mapping[str, str], parameter: str) -> None:
-    """Raise a ClusterError for a property that the cluster sets itself; `own` has the advice by name."""
+def refuse_properties(given: Iterable[str], fixed: Mapping[str, str], parameter: str) -> None:
+    """Raise a ClusterError for a property that the cluster sets itself; `fixed` has the advice by name."""
     for name in given:
-        if name in own:
-            raise ClusterError(f"{parameter} may not set {name}: {own[name]}")
+        if name in fixed:
+            raise ClusterError(f"{parameter} may not set {name}: {fixed[name]}")
 
 
 def is_list_of(kind: type, given: object) -> bool:

@@ -26,11 +26,11 @@ _PIECE: Final = 64 * 1024
 # Encrypted bytes that may wait for a full socket: one piece, and OpenSSL's own answers to the server.
 _MOST_UNSENT: Final = 1024 * 1024
 
-# Reads per turn of a handshake. A server may send without end (OpenSSL skips any number of HelloRequests), and the loop
-# must serve other connections and check the deadline.
-_READS: Final = 8
+# Reads per call of `handshake`. A server may send without end (OpenSSL skips any number of HelloRequests), and the
+# event loop must serve other connections and check the deadline.
+_MOST_READS: Final = 7
 
-# More than the longest record (RFC 5246 section 6.2.3), because most of an incomplete record may have arrived already.
+# A read leaves room for a record that earlier reads have begun: more than the longest one (RFC 5246 section 6.2.3).
 _RECORD: Final = 20 * 1024
 
 # Takes a connected socket and the dialled host, returns the object to send and receive with.
@@ -92,14 +92,14 @@ class TlsSettings:
 
     @property
     def refusals(self) -> frozenset[str]:
-        """The alerts about this client's certificate, by OpenSSL's names."""
+        """The alerts about this client's certificate, by OpenSSL's names; `NO_REASON` only if it has one."""
         return REFUSAL_ALERTS if self.cert_file is None else REFUSAL_ALERTS | {NO_REASON}
 
     def own_certificate(self) -> tuple[bytes | None, bytes | None]:
         """Return this client's private key and certificate (PEM), for gRPC's own TLS."""
         if self.cert_file is None:
             return None, None
-        self.context()
+        self.context()  # Checks the files
         return Path(self.key_file or self.cert_file).read_bytes(), Path(self.cert_file).read_bytes()
 
     def secure(self) -> Secure:
@@ -137,8 +137,8 @@ def _no_password() -> str:
 class TlsStream:
     """The encrypted stream over a connected, non-blocking socket, which the caller watches and closes.
 
-    Bytes are encrypted in pieces of 64 KiB, each when the socket has accepted the last, so no more than that counts as
-    written and is not sent. The lock guards OpenSSL's objects. A read leaves no decrypted bytes behind, because a
+    A write encrypts 64 KiB at a time, and only when all bytes encrypted before are sent. So at most 64 KiB count as
+    written and are not sent. The lock guards OpenSSL's objects. A read leaves no decrypted bytes in OpenSSL, because a
     selector would not report them. The certificate must name `server_name` if set, else the dialled `host`; ValueError:
     no certificate could have this name.
     """
@@ -156,7 +156,7 @@ class TlsStream:
         self._server_name = server_name
         self._refusals = refusals
         # True after data was decrypted: the server has accepted this client.
-        self._heard = False
+        self._accepted = False
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
         self._ssl = context.wrap_bio(self._incoming, self._outgoing, server_hostname=server_name or host)
@@ -210,15 +210,15 @@ class TlsStream:
         count = self._sock.recv_into(view[: len(view) - _RECORD])
         if not count:
             return 0
-        filled, goodbye = 0, False
+        filled, close_notify = 0, False
         with self._lock:
             self._incoming.write(view[:count])
             try:
                 # With a buffer it returns a count, unlike its type stub.
                 while decrypted := cast(int, self._ssl.read(len(view) - filled, view[filled:])):
                     filled += decrypted
-                    self._heard = True
-                goodbye = True
+                    self._accepted = True
+                close_notify = True
             except ssl.SSLWantReadError:
                 # OpenSSL answers a key update by itself. The next call reports an error of the socket.
                 with contextlib.suppress(OSError):
@@ -228,16 +228,16 @@ class TlsStream:
                         "the server sends TLS key updates, and does not read the client's answers"
                     ) from None
             except ssl.SSLError as exc:
-                # Such as an alert. The answers before it count, and the end of the stream follows it.
+                # Such as an alert. Bytes decrypted before it are returned: the next read finds the end of the stream.
                 if not filled:
                     # With TLS 1.3 a client's handshake ends before the server has checked its certificate.
-                    raise (refusal(exc) if exc.reason in self._refusals and not self._heard else exc) from exc
-        if not filled and not goodbye:
+                    raise (refusal(exc) if exc.reason in self._refusals and not self._accepted else exc) from exc
+        if not filled and not close_notify:
             raise BlockingIOError
         return filled
 
-    def last_words(self) -> CertificateError | None:
-        """Return the alert with which the server ended the connection, if it is about this client's certificate."""
+    def read_refusal(self) -> CertificateError | None:
+        """Read what a broken connection still holds; return an alert about this client's certificate, else None."""
         try:
             self.recv_into(memoryview(bytearray(2 * _RECORD)))
         except OSError as exc:
@@ -245,21 +245,21 @@ class TlsStream:
         return None
 
     def _handshake(self) -> bool:
-        for reads_left in reversed(range(_READS)):
-            done = False
+        reads = 0
+        while True:
+            done = True
             try:
                 self._ssl.do_handshake()
-                done = True
             except ssl.SSLWantReadError:
-                pass
+                done = False
             except ssl.SSLError:
                 # Send the alert, which tells the server the reason.
                 with contextlib.suppress(OSError):
                     self._flush()
                 raise
             self._flush()
-            # The last turn does not read: OpenSSL must process all bytes, as the socket reports only new ones.
-            if done or not reads_left:
+            # After the last read OpenSSL has processed all bytes: the selector reports only new ones.
+            if done or reads == _MOST_READS:
                 return done
             try:
                 data = self._sock.recv(_RECORD)
@@ -268,7 +268,7 @@ class TlsStream:
             if not data:
                 raise ConnectionResetError("end of stream")
             self._incoming.write(data)
-        return False
+            reads += 1
 
     def _flush(self) -> bool:
         """Send encrypted bytes; return whether the socket took any."""

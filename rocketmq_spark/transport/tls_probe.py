@@ -69,7 +69,7 @@ def explained(
 ) -> tuple[str, BaseException | None]:
     """Add a wrong `useTls` or a rejected certificate to the reason why a remoting connection without answers ended."""
     if isinstance(stream, TlsStream):
-        refusal = stream.last_words() if isinstance(cause, OSError) else None
+        refusal = stream.read_refusal() if isinstance(cause, OSError) else None
         return (reason, cause) if refusal is None else (f"{reason}: {refusal}", refusal)
     hung_up = isinstance(cause, ConnectionError) and not isinstance(cause, CertificateError | DisagreementError)
     shaking = isinstance(cause, HandshakeError)
