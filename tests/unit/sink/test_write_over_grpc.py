@@ -17,6 +17,7 @@ from rocketmq_spark.errors import InvalidRowError
 from rocketmq_spark.producer.producer import Producer
 from rocketmq_spark.protocol.grpc._pb import service_pb2 as service
 from rocketmq_spark.protocol.grpc.codes import Code
+from rocketmq_spark.testing.fake_cluster import FakeCluster
 from rocketmq_spark.testing.fake_proxy import FakeProxy
 from rocketmq_spark.testing.fake_proxy_messages import status_reply
 from tests.support.processes import PATIENCE, wait_for
@@ -159,8 +160,10 @@ def test_rows_beyond_the_delay_limit_of_the_proxy_are_dead_letters(proxy: FakePr
     batch = rows(4, delayMs=pa.array([1, 30 * 3600 * 1000, None, 2], pa.int64()))
     summary = make().send_arrow(batch, "orders", onError="deadLetter", deadLetterTopic="dead")
     assert summary.invalid_rows()["dead_lettered"] == 1
+    cluster = proxy.cluster
+    assert isinstance(cluster, FakeCluster)
     # `stored` would also count delayed rows that wait in the broker's timer.
-    wait_for(lambda: len(proxy.cluster.messages("orders")) == 3)
-    (letter,) = proxy.cluster.messages("dead")
+    wait_for(lambda: len(cluster.messages("orders")) == 3)
+    (letter,) = cluster.messages("dead")
     assert letter.body == b"row 1"
     assert letter.properties["DEAD_LETTER_delayMs"] == "108000000"
