@@ -34,6 +34,7 @@ class EffectivelyOnce(LoggedDelivery[Attempted, ResumePlan]):
         ("on_error", ("fail", "skip"), "a retry would repeat dead letters"),
         ("row_id", (False, True), "the id holds the place of a row in its partition"),
         ("keep_row_id", (False,), "each row gets an id of its own"),
+        ("recall_path", (None,), "its rows have no time of delivery, and only delayed rows can be recalled"),
     )
 
     @classmethod

@@ -59,6 +59,7 @@ class ExactlyOnce(LoggedDelivery[Prepared, TransactionPlan]):
         ("require_store_ok", (True,), "a row that is not flushed or replicated could be lost after its commit"),
         ("enable_trace", (False,), "a trace would show rows that are not committed"),
         ("unique_key", (True,), "the unique id identifies a half message"),
+        ("recall_path", (None,), "its rows have no time of delivery, and only delayed rows can be recalled"),
     )
 
     @classmethod

@@ -428,6 +428,7 @@ ORDERED = {"ordered": "true", "topic": "orders"}
         ({**EXACTLY_ONCE, "sendMode": "oneway"}, "sendMode=oneway is not available with delivery=exactlyOnce"),
         ({**EXACTLY_ONCE, "batchType": "inner"}, "batchType=inner is not available with delivery=exactlyOnce"),
         ({**EXACTLY_ONCE, "requireStoreOk": "false"}, "requireStoreOk=false is not available with delivery=exact"),
+        ({**EXACTLY_ONCE, "recallPath": "/tmp/x"}, "recallPath=/tmp/x is not available with delivery=exactlyOnce"),
         ({**EXACTLY_ONCE, "enableTrace": "true"}, "enableTrace=true is not available with delivery=exactlyOnce"),
         ({**EXACTLY_ONCE, "topic": "log", "transactionTopic": "log"}, "transactionTopic=log is also a topic of rows"),
         ({"delivery": "effectivelyOnce", "topic": "t"}, "delivery=effectivelyOnce requires transactionalId"),
@@ -438,6 +439,7 @@ ORDERED = {"ordered": "true", "topic": "orders"}
             {**EFFECTIVELY_ONCE, "rowId": "columns:keys"},
             "rowId=columns:keys is not available with delivery=effectively",
         ),
+        ({**EFFECTIVELY_ONCE, "recallPath": "/x"}, "recallPath=/x is not available with delivery=effectivelyOnce"),
         ({**EFFECTIVELY_ONCE, "keepRowId": "true"}, "keepRowId=true is not available with delivery=effectivelyOnce"),
         (
             {**EFFECTIVELY_ONCE, "onError": "deadLetter", "deadLetterTopic": "dead"},
