@@ -12,6 +12,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
+from functools import partial
 from typing import ClassVar, Final, TypeVar, cast
 
 from rocketmq_spark.arrow.batch_source import BatchSource
@@ -337,7 +338,6 @@ class Brokers:
         for an administrator, if the brokers refuse.
         """
         info = self.routes().look_up(topic)
-        masters = self.instance.routes.masters()
         if not broker_names and info.template:
             broker_names = info.broker_names
         missing = sorted(set(broker_names) - (set() if info.template else info.broker_names))
@@ -345,8 +345,8 @@ class Brokers:
             return
         for name in missing:
             try:
-                self._create_topic(topic, masters[name])
-            except (RocketMQError, KeyError) as exc:
+                self.request(MessageQueue(topic, name, 0), partial(self._create_topic, topic))
+            except RocketMQError as exc:
                 raise MQClientException(
                     f"topic {topic} does not exist on broker {name}, and the driver could not create it: {exc}; create "
                     f"it first (rocketmq-spark create-topic {topic} --queues 1)"
@@ -372,12 +372,12 @@ class Brokers:
             "brokers, and check that they are registered"
         )
 
-    def _create_topic(self, topic: str, address: str) -> None:
+    def _create_topic(self, topic: str, address: str, timeout: float) -> None:
         try:
             # A topic that exists keeps its queues.
-            self.transport.topic_config(address, topic, self.request_timeout)
+            self.transport.topic_config(address, topic, timeout)
         except TopicRouteStaleException:
-            self.transport.create_topic(address, topic, 1, PERM_READ | PERM_WRITE, self.request_timeout)
+            self.transport.create_topic(address, topic, 1, PERM_READ | PERM_WRITE, timeout)
 
 
 def _lost(queue: MessageQueue, start: int, end: int, outcome: PullOutcome) -> DataLossError:

@@ -14,9 +14,9 @@ from rocketmq_spark.deliveries.base import Write
 from rocketmq_spark.deliveries.exactly_once.delivery import Prepared, TransactionPlan
 from rocketmq_spark.deliveries.log.delivery import check_stream, forget_logs
 from rocketmq_spark.errors import DeliveryError, OptionError
-from rocketmq_spark.protocol.remoting.codes import RequestCode
+from rocketmq_spark.protocol.remoting.codes import RequestCode, ResponseCode
 from rocketmq_spark.spark.ordered_queues import query_of
-from rocketmq_spark.testing import FakeCluster
+from rocketmq_spark.testing import FakeCluster, Reply
 from tests.support.two_phase import WRITE, Driver, visible
 
 ROWS = [f"row-{number}" for number in range(20)]
@@ -149,3 +149,12 @@ def test_the_driver_refuses_the_log_of_another_checkpoint_before_any_task(
             continue
         with pytest.raises(OptionError, match=r"checkpoint .*another: transactionalId=job belongs to query query"):
             planned.check_checkpoint(f"file:{tmp_path}/another", query_of)
+
+
+def test_the_topic_of_the_log_is_created_again_if_a_broker_was_busy(cluster: FakeCluster, job: Driver) -> None:
+    for code in (RequestCode.GET_TOPIC_CONFIG, RequestCode.UPDATE_AND_CREATE_TOPIC):
+        cluster.brokers["broker-1"].play(Reply.code(ResponseCode.SYSTEM_BUSY, "busy"), code=code, times=2)
+
+    job.brokers.ensure_topic("new-log", {"broker-0", "broker-1"})
+
+    assert {queue.broker_name for queue in job.brokers.routes().look_up("new-log").queues} == {"broker-0", "broker-1"}
