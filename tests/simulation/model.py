@@ -432,7 +432,7 @@ class _ModelBrokers(Brokers):
             request.acknowledged = not request.fault and request.answered_at <= self.world.now
         self.step()
 
-    def _create_topic(self, topic: str, address: str) -> None:
+    def _create_topic(self, topic: str, address: str, timeout: float) -> None:
         """Do nothing: all brokers have all topics."""
 
     def _request(self, queue: MessageQueue, execute: Callable[[ModelBroker], T]) -> T:
