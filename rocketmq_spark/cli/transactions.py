@@ -88,7 +88,7 @@ def finish_transactions(
     Raises
     ------
     MQClientException
-        A topic does not exist, the decision log has no record of `transactional_id`, or has one of a newer release.
+        A topic does not exist, the decision log has no record of `transactional_id`, or has one of another version.
     DataLossError
         The brokers have lost records of the decision log.
     DeliveryError

@@ -19,6 +19,7 @@ from typing import ClassVar
 from rocketmq_spark.deliveries.base import Write
 from rocketmq_spark.deliveries.exactly_once import fence
 from rocketmq_spark.deliveries.exactly_once.commit import CommitReport, TwoPhaseCommit, group_of
+from rocketmq_spark.deliveries.exactly_once.half_sender import store_halves
 from rocketmq_spark.deliveries.exactly_once.halves import HalfCollector, half_properties
 from rocketmq_spark.deliveries.log.brokers import Brokers
 from rocketmq_spark.deliveries.log.decision_log import DecisionLog
@@ -322,7 +323,7 @@ class _Driver:
                 collector = HalfCollector()
                 queues = itertools.cycle(brokers.routes().look_up(TOPIC).queues)
                 messages = [(self._half(row, group), next(queues)) for row in range(plan.rows)]
-                brokers.send_halves(messages, collector.append)
+                store_halves(brokers, messages, collector.append)
                 report = two_phase.commit(self._write, collector.halves(), group)
             self._controller.history.reports.append(report)
             world.note(f"{self.process}: {report}")

@@ -16,6 +16,7 @@ from rocketmq_spark.deliveries.base import TaskResults, Write
 from rocketmq_spark.deliveries.exactly_once.commit import CommitReport, TwoPhaseCommit, group_of, new_run_id
 from rocketmq_spark.deliveries.exactly_once.delivery import ExactlyOnce, Prepared
 from rocketmq_spark.deliveries.exactly_once.ends import EndSender
+from rocketmq_spark.deliveries.exactly_once.half_sender import store_halves
 from rocketmq_spark.deliveries.exactly_once.halves import HalfCollector, Halves, half_properties
 from rocketmq_spark.deliveries.log.brokers import Brokers
 from rocketmq_spark.deliveries.log.decision_log import DecisionLog
@@ -115,7 +116,8 @@ class Driver:
         """Store rows as half messages in turn in all queues, as tasks do; return them and their group."""
         group = group_of(self.log.transactional_id, write, 1, f"{self.two_phase.run_id}-{next(_run_ids)}")
         collector = HalfCollector()
-        self.brokers.send_halves(
+        store_halves(
+            self.brokers,
             [
                 (half_message(body, group, self.options), queue)
                 for body, queue in zip(bodies, itertools.cycle(self.queues), strict=False)

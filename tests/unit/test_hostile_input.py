@@ -19,7 +19,7 @@ from rocketmq_spark.deliveries.log.records import (
     DoneRecord,
     HomeRecord,
     InvalidRecordError,
-    NewerRecordError,
+    UnreadableRecordError,
     encode,
     parse,
 )
@@ -176,7 +176,7 @@ def read_check(data: bytes) -> object:
 def read_log_record(data: bytes) -> object:
     try:
         return parse(data, "job", "decisions", 1_000)
-    except (InvalidRecordError, NewerRecordError) as exc:
+    except (InvalidRecordError, UnreadableRecordError) as exc:
         # A log ignores the first, and reports the second (test_decision_log).
         raise RemotingCommandException(str(exc)) from exc
 

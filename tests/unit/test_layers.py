@@ -133,6 +133,23 @@ def test_module_imports_only_from_lower_layers_and_its_own_folder(path: Path) ->
             assert FOLDERS[folder(imported)].layer < FOLDERS[folder(name)].layer, f"{name} imports {imported}"
 
 
+@pytest.mark.parametrize(
+    ("name", "above"),
+    [
+        ("log", ("effectively_once", "exactly_once")),
+        ("effectively_once", ("exactly_once",)),
+        ("exactly_once", ("effectively_once",)),
+    ],
+)
+def test_deliveries_use_the_log_and_not_each_other(name: str, above: tuple[str, ...]) -> None:
+    deliveries = "rocketmq_spark.deliveries."
+    imported = {
+        target for module, targets in graph().items() if module.startswith(deliveries + name) for target in targets
+    }
+    assert imported, f"no module of {name} was found"
+    assert [target for target in imported if target.startswith(tuple(deliveries + other for other in above))] == []
+
+
 def test_no_import_circle_even_for_type_checking() -> None:
     found = {
         module_name(path): set(map(known, imports(ast.parse(path.read_text("utf-8")), for_types=True)))

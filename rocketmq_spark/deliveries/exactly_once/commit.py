@@ -21,10 +21,12 @@ import rocketmq_spark.model.properties as const
 from rocketmq_spark.deliveries.base import Write, WriteReport
 from rocketmq_spark.deliveries.exactly_once.ends import EndSender, end_half
 from rocketmq_spark.deliveries.exactly_once.fence import check_fence
-from rocketmq_spark.deliveries.exactly_once.halves import Half, HalfCollector, Halves, half_properties
+from rocketmq_spark.deliveries.exactly_once.half_sender import store_halves
+from rocketmq_spark.deliveries.exactly_once.halves import HalfCollector, Halves, half_properties, read_halves
 from rocketmq_spark.deliveries.log.brokers import Brokers
 from rocketmq_spark.deliveries.log.decision_log import BARRIER_WAIT, DecisionLog
 from rocketmq_spark.deliveries.log.delivery import warn_of_complete
+from rocketmq_spark.deliveries.log.half import Half
 from rocketmq_spark.deliveries.log.records import Decision
 from rocketmq_spark.errors import DataLossError, DeliveryError, MQBrokerException, MQClientException, RocketMQError
 from rocketmq_spark.model.message import EncodedBatch, MessageQueue
@@ -207,7 +209,7 @@ class TwoPhaseCommit:
             start_offsets={queue: ends[queue] for queue in halves.queues},
             youngest=halves.youngest,
         )
-        return self.log.append_decision(self.brokers, decision, halves, claim)
+        return self.log.append_decision(self.brokers, decision, halves.to_manifests(), claim)
 
     def _execute(self, decision: Decision, halves: Halves, report: CommitReport) -> CommitReport:
         """Commit the half messages of an own decision."""
@@ -239,7 +241,7 @@ class TwoPhaseCommit:
         started = self.brokers.clock()
         broker_names = {half.queue.broker_name for half in decision.youngest}
         self._check_topics(decision)
-        halves = self.log.records.read_manifests(self.brokers, decision, self.log.require_home())
+        halves = read_halves(self.brokers, self.log, decision)
         self._fence(decision)
         self.brokers.runtime.sleep(BARRIER_WAIT)
         self.log.await_stored(self.brokers, decision.write, broker_names)
@@ -375,7 +377,7 @@ class TwoPhaseCommit:
         for first in range(0, len(missing), _ROWS_AT_ONCE):
             rows = range(first, min(first + _ROWS_AT_ONCE, len(missing)))
             contents = self.brokers.for_each(rows, lambda row: self._content(missing[row], old_group, properties))
-            self.brokers.send_halves(list(contents.values()), collector.append)
+            store_halves(self.brokers, list(contents.values()), collector.append)
         return collector.halves()
 
     def _content(self, half: Half, group: str, properties: str) -> tuple[EncodedBatch, MessageQueue]:

@@ -14,8 +14,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from rocketmq_spark.deliveries.exactly_once.halves import Half, Halves
+from rocketmq_spark.deliveries.exactly_once.halves import Halves
 from rocketmq_spark.deliveries.log.brokers import Brokers
+from rocketmq_spark.deliveries.log.half import Half
 from rocketmq_spark.errors import (
     BrokerBusyException,
     RemotingConnectException,

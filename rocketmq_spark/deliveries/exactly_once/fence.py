@@ -9,8 +9,9 @@ from dataclasses import replace
 from typing import Final
 
 from rocketmq_spark.deliveries.exactly_once.ends import end_half, end_request
-from rocketmq_spark.deliveries.exactly_once.halves import Half, half_properties
+from rocketmq_spark.deliveries.exactly_once.halves import half_properties
 from rocketmq_spark.deliveries.log.brokers import Brokers
+from rocketmq_spark.deliveries.log.half import Half
 from rocketmq_spark.errors import (
     BrokerBusyException,
     MQBrokerException,

@@ -7,12 +7,13 @@ not acknowledged, and a retry to another queue sends all.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import ClassVar, Final, TypeAlias
 
 from rocketmq_spark.deliveries.exactly_once.halves import half_properties
+from rocketmq_spark.deliveries.log.brokers import Brokers
 from rocketmq_spark.metrics import Recorder
 from rocketmq_spark.model.message import EncodedBatch, MessageQueue, Ready, SendOutcome, SendStatus
 from rocketmq_spark.sink.in_flight import BATCH_COST, SINGLE_COST, Dispatch, PendingBatch
@@ -101,6 +102,11 @@ class HalfSender(BatchSender):
         answers = self._answers.pop(pending)
         for position in range(pending.batch.rows):
             self._on_half(answers.queue, *answers.stored[position])
+
+
+def store_halves(brokers: Brokers, messages: Sequence[tuple[EncodedBatch, MessageQueue]], on_half: OnHalf) -> None:
+    """Store half messages, each in its queue; raise as `BatchSender.write`."""
+    brokers.send(HalfSender(brokers.routes(), Recorder("", -1, 0), on_half=on_half), messages)
 
 
 def half_rules(group: str, timeout_ms: int, on_half: OnHalf) -> SendRules:

@@ -10,13 +10,17 @@ import json
 from array import array
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 import rocketmq_spark.model.properties as const
+from rocketmq_spark.deliveries.log.brokers import Brokers
+from rocketmq_spark.deliveries.log.decision_log import DecisionLog
+from rocketmq_spark.deliveries.log.half import ROWS_PER_MANIFEST, Half
+from rocketmq_spark.deliveries.log.records import Decision
 from rocketmq_spark.errors import MQClientException
 from rocketmq_spark.model.message import MessageQueue, SendOutcome
 from rocketmq_spark.model.message_ext import decode_message_id
@@ -28,29 +32,6 @@ _HEAD: Final = b"rocketmq_spark"
 
 # A half message in a manifest, 20 bytes: docs/internals/exactly-once.md#manifests.
 _ROW: Final = np.dtype([("queue", "<u4"), ("commit_log_offset", "<i8"), ("queue_offset", "<i8")])
-# A manifest of 2 MB: a broker accepts messages up to 4 MiB.
-_ROWS_PER_MANIFEST: Final = 100_000
-
-MAX_ROWS: Final = 2**28
-"""The most rows of a write. A reader holds 20 bytes of each."""
-
-
-class Half(NamedTuple):
-    """One half message, for requests about it."""
-
-    queue: MessageQueue  # The queue that the committed message goes to
-    commit_log_offset: int
-    queue_offset: int
-    born_timestamp: int = 0  # Epoch milliseconds, by the clock of its task; 0 if unknown
-
-    def to_json(self) -> list[Any]:
-        """Return the values as a flat list."""
-        return [self.queue.topic, self.queue.broker_name, self.queue.queue_id, *self[1:]]
-
-    @classmethod
-    def from_json(cls, values: Sequence[Any]) -> Half:
-        """Return what `to_json` returned."""
-        return cls(MessageQueue(*values[:3]), *values[3:])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,8 +57,8 @@ class Halves:
         """Return an Arrow stream, compressed with zstd: what a task gives its driver."""
         head = {
             "queues": [[queue.topic, queue.broker_name, queue.queue_id] for queue in self.queues],
-            "youngest": [half.to_json() for half in self.youngest],
-            "oldest": self.oldest and self.oldest.to_json(),
+            "youngest": [_to_json(half) for half in self.youngest],
+            "oldest": self.oldest and _to_json(self.oldest),
         }
         columns = [pa.array(self.codes), pa.array(self.commit_log_offsets), pa.array(self.queue_offsets)]
         schema = _SCHEMA.with_metadata({_HEAD: json.dumps(head).encode()})
@@ -93,8 +74,8 @@ class Halves:
         head = loads(table.schema.metadata[_HEAD])
         queues = tuple(MessageQueue(*queue) for queue in head["queues"])
         codes, commit_log_offsets, queue_offsets = (table.column(name).to_numpy() for name in _SCHEMA.names)
-        youngest = tuple(map(Half.from_json, head["youngest"]))
-        oldest = head["oldest"] and Half.from_json(head["oldest"])
+        youngest = tuple(map(_from_json, head["youngest"]))
+        oldest = head["oldest"] and _from_json(head["oldest"])
         return cls(queues, codes, commit_log_offsets, queue_offsets, youngest, oldest)
 
     def to_manifests(self) -> list[bytes]:
@@ -103,7 +84,7 @@ class Halves:
         columns = self.codes, self.commit_log_offsets, self.queue_offsets
         for name, column in zip(_SCHEMA.names, columns, strict=True):
             rows[name] = column
-        return [rows[at : at + _ROWS_PER_MANIFEST].tobytes() for at in range(0, len(rows), _ROWS_PER_MANIFEST)]
+        return [rows[at : at + ROWS_PER_MANIFEST].tobytes() for at in range(0, len(rows), ROWS_PER_MANIFEST)]
 
     @classmethod
     def from_manifests(
@@ -115,7 +96,7 @@ class Halves:
         """
         parts, missing = [np.empty(0, _ROW)], rows
         for manifest in manifests:
-            count = min(missing, _ROWS_PER_MANIFEST)
+            count = min(missing, ROWS_PER_MANIFEST)
             if len(manifest) != count * _ROW.itemsize:
                 raise ValueError(f"a manifest has {len(manifest)} bytes, {count * _ROW.itemsize} are expected")
             parts.append(np.frombuffer(manifest, _ROW))
@@ -146,11 +127,6 @@ class Halves:
             commit_log_offsets=self.commit_log_offsets[rows],
             queue_offsets=self.queue_offsets[rows],
         )
-
-
-def manifests_for(rows: int) -> int:
-    """Return the number of manifests that `rows` rows need."""
-    return -(-rows // _ROWS_PER_MANIFEST)
 
 
 def concat(parts: Sequence[Halves]) -> Halves:
@@ -231,4 +207,26 @@ def half_properties(group: str, timeout_ms: int) -> str:
     return "".join(f"{name}{NAME_VALUE_SEPARATOR}{value}{PROPERTY_SEPARATOR}" for name, value in properties.items())
 
 
-NO_HALVES: Final = HalfCollector().halves()
+def read_halves(brokers: Brokers, log: DecisionLog, decision: Decision) -> Halves:
+    """Return the half messages of a decision, without `oldest`.
+
+    Raises a DataLossError if a manifest is deleted, and an MQClientException if they are not valid.
+    """
+    home = log.require_home()
+    manifests = log.records.read_manifests(brokers, decision, home)
+    try:
+        return Halves.from_manifests(manifests, tuple(decision.start_offsets), decision.rows, decision.youngest)
+    except ValueError as exc:
+        raise MQClientException(
+            f"completing {decision.write}: the manifests of its decision at offset {decision.offset} of queue {home} "
+            f"are not valid: {exc}. No row of it is committed or copied. Find out which program writes to topic "
+            f"{log.topic}, and use another transactionTopic or transactionalId"
+        ) from exc
+
+
+def _to_json(half: Half) -> list[Any]:
+    return [half.queue.topic, half.queue.broker_name, half.queue.queue_id, *half[1:]]
+
+
+def _from_json(values: Sequence[Any]) -> Half:
+    return Half(MessageQueue(*values[:3]), *values[3:])

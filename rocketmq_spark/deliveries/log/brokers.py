@@ -17,7 +17,6 @@ from typing import ClassVar, Final, TypeVar, cast
 
 from rocketmq_spark.arrow.batch_source import BatchSource
 from rocketmq_spark.arrow.stored import missing_records
-from rocketmq_spark.deliveries.exactly_once.half_sender import HalfSender, OnHalf
 from rocketmq_spark.errors import (
     DataLossError,
     MQBrokerException,
@@ -240,18 +239,14 @@ class Brokers:
         text = "queue %s ended at offset %d before, and ends at %d now: %s. %s"
         logger.warning(text, queue, start_offset, end, _LOST_TAIL, effect)
 
-    def send_halves(self, messages: Sequence[tuple[EncodedBatch, MessageQueue]], on_half: OnHalf) -> None:
-        """Store half messages, each in its queue; raise as `BatchSender.write`."""
-        if messages:
-            self._send(HalfSender(self.routes(), Recorder("", -1, 0), on_half=on_half), messages)
-
     def send_records(self, messages: Sequence[tuple[EncodedBatch, MessageQueue]], on_stored: OnStored) -> None:
         """Store records, each in its queue; raise as `BatchSender.write`."""
-        if messages:
-            self._send(_RecordSender(self.routes(), Recorder("", -1, 0), on_stored=on_stored), messages)
+        self.send(_RecordSender(self.routes(), Recorder("", -1, 0), on_stored=on_stored), messages)
 
-    def _send(self, sender: BatchSender, messages: Sequence[tuple[EncodedBatch, MessageQueue]]) -> None:
-        sender.write((), _Messages(messages))
+    def send(self, sender: BatchSender, messages: Sequence[tuple[EncodedBatch, MessageQueue]]) -> None:
+        """Store encoded messages, each in its queue; raise as `BatchSender.write`."""
+        if messages:
+            sender.write((), _Messages(messages))
 
     def read(
         self, queue: MessageQueue, start: int, end: int, expression: str = "*", *, complete: bool = False

@@ -17,12 +17,11 @@ searches backwards for the last record, and then reads from its `since`.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 from rocketmq_spark.deliveries.base import Write
-from rocketmq_spark.deliveries.exactly_once.halves import Halves
 from rocketmq_spark.deliveries.log.brokers import Brokers
 from rocketmq_spark.deliveries.log.record_store import RecordStore
 from rocketmq_spark.deliveries.log.records import (
@@ -165,7 +164,7 @@ class DecisionLog:
         self.position = end
 
     def append_decision(
-        self, brokers: Brokers, decision: Decision, halves: Halves, claim: int | None = None
+        self, brokers: Brokers, decision: Decision, manifests: Sequence[bytes], claim: int | None = None
     ) -> Decision:
         """Store a decision, and return the decision that counts in its round: this one, or an earlier one.
 
@@ -175,7 +174,7 @@ class DecisionLog:
         home, state = self.require_home(), self.writes.get(decision.write)
         decision = replace(
             decision,
-            manifests=self.records.store_manifests(brokers, halves, home),
+            manifests=self.records.store_manifests(brokers, manifests, home),
             since=_since(decision.write, self.position if state is None else state.since),
             claim=claim,
         )

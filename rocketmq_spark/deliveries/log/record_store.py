@@ -1,7 +1,7 @@
 """Stores the records of one transactional id in the queues of the decision log's topic, and reads them.
 
 Every user who can write to the topic can store messages there. A message that is no valid record is ignored. A record
-of a newer release is an error, because it may say that rows are committed.
+of another version is an error, because it may say that rows are committed.
 """
 
 from __future__ import annotations
@@ -14,9 +14,15 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import rocketmq_spark.model.properties as const
-from rocketmq_spark.deliveries.exactly_once.halves import NO_HALVES, Halves
 from rocketmq_spark.deliveries.log.brokers import Brokers
-from rocketmq_spark.deliveries.log.records import Decision, InvalidRecordError, NewerRecordError, Record, encode, parse
+from rocketmq_spark.deliveries.log.records import (
+    Decision,
+    InvalidRecordError,
+    Record,
+    UnreadableRecordError,
+    encode,
+    parse,
+)
 from rocketmq_spark.errors import DeliveryError, MQClientException
 from rocketmq_spark.model.message import EncodedBatch, Message, MessageQueue, SendOutcome
 from rocketmq_spark.model.message_ext import MessageExt
@@ -56,7 +62,7 @@ class RecordStore:
     def read(self, brokers: Brokers, queue: MessageQueue, start: int, end: int) -> Iterator[Record]:
         """Yield the records of this id from one offset of a queue to another.
 
-        Raises an MQClientException at a record of a newer release.
+        Raises an MQClientException at a record of another version.
         """
         return (record for record, _ in self._sized(brokers, queue, start, end))
 
@@ -100,12 +106,12 @@ class RecordStore:
             if len(self.ignored) < _MOST_IGNORED:
                 self.ignored.add((queue, offset))
             return None
-        except NewerRecordError as exc:
+        except UnreadableRecordError as exc:
             # Without this record, rows could be lost or repeated.
             raise MQClientException(
-                f"the decision log of transactionalId={self.transactional_id}: queue {queue}, offset {offset} has a "
-                f"record of {exc}. Use the release that wrote it, or a newer one. If there is none, find out who "
-                f"writes to topic {self.topic}, and use another transactionTopic or transactionalId"
+                f"the decision log of transactionalId={self.transactional_id}: queue {queue}, offset {offset} has "
+                f"{exc}. Finish with the release that wrote it. If there is none, find out who writes to topic "
+                f"{self.topic}, and use another transactionTopic or transactionalId"
             ) from exc
 
     def store(self, brokers: Brokers, record: Record, queues: Sequence[MessageQueue]) -> dict[MessageQueue, int]:
@@ -120,35 +126,16 @@ class RecordStore:
         offsets = self._send(brokers, [self._message(self.tag, body) for _ in queues], queues)
         return dict(zip(queues, offsets, strict=True))
 
-    def store_manifests(self, brokers: Brokers, halves: Halves, home: MessageQueue) -> tuple[int, ...]:
-        """Store the manifests of half messages, and return their offsets."""
-        messages = [self._message(_MANIFEST_TAG, body) for body in halves.to_manifests()]
+    def store_manifests(self, brokers: Brokers, manifests: Sequence[bytes], home: MessageQueue) -> tuple[int, ...]:
+        """Store the manifests of a decision, and return their offsets."""
+        messages = [self._message(_MANIFEST_TAG, body) for body in manifests]
         return tuple(self._send(brokers, messages, [home] * len(messages)))
 
-    def read_manifests(self, brokers: Brokers, decision: Decision, home: MessageQueue) -> Halves:
-        """Return the half messages of a decision, without `oldest`.
+    def read_manifests(self, brokers: Brokers, decision: Decision, home: MessageQueue) -> Iterator[bytes]:
+        """Yield the manifests of a decision.
 
-        Raises a DataLossError if a manifest is deleted, and an MQClientException if they are not valid.
+        Raises a DataLossError if one is deleted, and a ValueError if a message is none.
         """
-        if not decision.rows:
-            return NO_HALVES
-        if decision.version == 1:
-            raise MQClientException(
-                f"completing {decision.write}: rocketmq-spark 1.0.0rc1 has decided it, and this release cannot read "
-                "which rows it has. Complete it with that release (rocketmq-spark transactions "
-                f"{self.transactional_id} --finish), and run the job again"
-            )
-        manifests = self._manifests(brokers, decision, home)
-        try:
-            return Halves.from_manifests(manifests, tuple(decision.start_offsets), decision.rows, decision.youngest)
-        except ValueError as exc:
-            raise MQClientException(
-                f"completing {decision.write}: the manifests of its decision at offset {decision.offset} of queue "
-                f"{home} are not valid: {exc}. No row of it is committed or copied. Find out which program writes to "
-                f"topic {self.topic}, and use another transactionTopic or transactionalId"
-            ) from exc
-
-    def _manifests(self, brokers: Brokers, decision: Decision, home: MessageQueue) -> Iterator[bytes]:
         for offset in decision.manifests:
             for message in brokers.read(home, offset, offset + 1, complete=True):
                 if message.tags != _MANIFEST_TAG:

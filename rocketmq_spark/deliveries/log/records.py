@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final, TypeAlias
 
 from rocketmq_spark.deliveries.base import Write
-from rocketmq_spark.deliveries.exactly_once.halves import MAX_ROWS, Half, manifests_for
+from rocketmq_spark.deliveries.log.half import MAX_ROWS, Half, manifests_for
 from rocketmq_spark.errors import escaped
 from rocketmq_spark.model.message import Buffer, MessageQueue
 from rocketmq_spark.model.names import FORBIDDEN_TOPICS, MAX_TOPIC_LENGTH, is_legal
@@ -25,8 +25,8 @@ from rocketmq_spark.options.kinds import INT_MAX, MIB
 from rocketmq_spark.options.sink import MAX_TRANSACTION_TIMEOUT_MS
 from rocketmq_spark.protocol.remoting.command import loads
 
-VERSION: Final = 2
-"""The version of the records that this release writes. Version 1 is that of 1.0.0rc1, which did not write the field."""
+VERSION: Final = 3
+"""The version of the records that this release writes, and the only one that it reads."""
 
 # A broker accepts messages up to 4 MiB.
 _MAX_BYTES: Final = 4 * MIB
@@ -45,8 +45,8 @@ class InvalidRecordError(ValueError):
     """A message is no record, or one of its values is out of bounds."""
 
 
-class NewerRecordError(ValueError):
-    """A record has a version above `VERSION`."""
+class UnreadableRecordError(ValueError):
+    """A message is a record that this reader can't read, and must not ignore."""
 
 
 # A write that means the first write of the log.
@@ -80,7 +80,6 @@ class Record:
     since: int = 0
     offset: int = -1  # In its queue; -1 until it is stored
     stored_ms: int = 0  # When the broker stored it, epoch milliseconds
-    version: int = VERSION
     claim: int | None = None  # In the first record of an id after its driver's claim: the offset of that claim
 
     def home_in(self, queue: MessageQueue) -> MessageQueue:
@@ -150,7 +149,7 @@ def parse(
 ) -> Record | None:
     """Return the record in a message of the log's topic; None for a record of another transactional id.
 
-    Raises an InvalidRecordError or a NewerRecordError, and nothing else.
+    Raises an InvalidRecordError or an UnreadableRecordError, and nothing else.
     """
     if len(body) > _MAX_BYTES:
         raise InvalidRecordError(f"it has {len(body)} bytes, {_MAX_BYTES} are allowed")
@@ -162,9 +161,9 @@ def parse(
         raise InvalidRecordError("it is no JSON object with a text id")
     if fields["id"] != transactional_id:
         return None
-    version = _integer(fields.get("version", 1), "version", 1, INT_MAX)
-    if version > VERSION:
-        raise NewerRecordError(f"version {version}, this release reads versions up to {VERSION}")
+    version = _integer(fields.get("version"), "version", 0, INT_MAX)
+    if version != VERSION:
+        raise UnreadableRecordError(f"a record of version {version}, and this release reads version {VERSION}")
     kind = fields.get("kind")
     kinds = _KINDS["#" in transactional_id]
     parse_kind = kinds.get(kind) if isinstance(kind, str) else None
@@ -179,7 +178,6 @@ def parse(
         "since": _integer(fields.get("since"), "since", 0, offset),
         "offset": offset,
         "stored_ms": stored_ms,
-        "version": version,
     }
     if kind in (Decision.KIND, BegunRecord.KIND) and write == ANY_WRITE:
         raise InvalidRecordError("write is empty")
@@ -246,7 +244,7 @@ def _decision(fields: dict[str, Any], common: dict[str, Any], transactional_id: 
     # A recovery prepares rows again, for which it gets 1 ms per row more.
     longest = MAX_TRANSACTION_TIMEOUT_MS + (rows if round_ > 1 else 0)
     manifests = _list(fields.get("manifests"), "manifests", 0, manifests_for(MAX_ROWS))
-    if common["version"] > 1 and len(manifests) != manifests_for(rows):
+    if len(manifests) != manifests_for(rows):
         raise InvalidRecordError(f"{len(manifests)} manifests for {rows} rows")
     # Each manifest has different rows.
     offsets = tuple(_integer(offset, "manifest", 0, common["offset"] - 1) for offset in manifests)

@@ -13,6 +13,7 @@ import pytest
 
 from rocketmq_spark.deliveries.base import Write
 from rocketmq_spark.deliveries.exactly_once.commit import TwoPhaseCommit, group_of
+from rocketmq_spark.deliveries.exactly_once.half_sender import store_halves
 from rocketmq_spark.deliveries.exactly_once.halves import Halves
 from rocketmq_spark.deliveries.log.records import Decision
 from rocketmq_spark.errors import DataLossError, DeliveryError, MQBrokerException, MQClientException
@@ -327,7 +328,7 @@ def test_a_half_message_for_another_topic_is_not_copied(
     cluster: FakeCluster, clock: MovedClock, first: Driver, attacker: Driver
 ) -> None:
     halves, group = attacker.prepare(["bait-0", "bait-1"])
-    first.brokers.send_halves([(half_message("row", group, first.options), first.queues[0])], lambda *_: None)
+    store_halves(first.brokers, [(half_message("row", group, first.options), first.queues[0])], lambda *_: None)
     store = cluster.brokers[first.queues[0].broker_name].storage.store
     forged = naming(len(store.log) - 1)(halves)
     attacker.two_phase._decide(WRITE, 1, group, forged, attacker.options.transaction_timeout_ms)
@@ -401,19 +402,3 @@ def test_a_message_with_another_tag_is_no_manifest(cluster: FakeCluster, clock: 
     why = f"the message at offset {offset} is no manifest"
     with driver(cluster, clock) as job, pytest.raises(MQClientException, match=why):
         unconfined(job).two_phase.finish(WRITE)
-
-
-def test_an_open_decision_of_the_release_candidate_is_left_to_it(
-    cluster: FakeCluster, clock: MovedClock, first: Driver
-) -> None:
-    first.decide_and_crash(ROWS, 3)
-    home = first.log.home
-    assert home is not None
-    broker = cluster.brokers[home.broker_name]
-    with broker.lock:
-        read = broker.storage.store._read[home]
-        body = read[-1].body.replace(b'"version": 2, ', b"")
-        assert body != read[-1].body
-        read[-1] = replace(read[-1], body=body)
-    with driver(cluster, clock) as job, pytest.raises(MQClientException, match=r"1\.0\.0rc1 has decided it"):
-        job.open().two_phase.finish(WRITE)

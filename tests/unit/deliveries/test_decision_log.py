@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 
 from rocketmq_spark.deliveries.base import Write
+from rocketmq_spark.deliveries.exactly_once.halves import read_halves
 from rocketmq_spark.deliveries.log.decision_log import DecisionLog
-from rocketmq_spark.deliveries.log.records import Decision
+from rocketmq_spark.deliveries.log.records import VERSION, Decision
 from rocketmq_spark.errors import DataLossError, MQClientException, RouteNotFoundException
 from rocketmq_spark.model.message import Message, MessageQueue
 from rocketmq_spark.protocol.remoting.codes import RequestCode
@@ -98,7 +99,7 @@ def test_halves_beyond_one_record_are_in_several(first: Driver, second: Driver) 
     first.two_phase._decide(WRITE, 1, group, many, first.options.transaction_timeout_ms)
     decision = second.open().log.writes[WRITE].last
     assert len(decision.manifests) == 3
-    read = second.log.records.read_manifests(second.brokers, decision, second.log.require_home())
+    read = read_halves(second.brokers, second.log, decision)
     assert [read[row] for row in (0, 99_999, 100_000, 200_000)] == [many[row] for row in (0, 99_999, 100_000, 200_000)]
     assert len(read) == 200_001
 
@@ -257,7 +258,7 @@ def test_records_that_are_written_during_the_search_are_read(
 
 def forge(cluster: FakeCluster, job: Driver, *records: dict[str, Any] | bytes) -> None:
     """Store messages with the tag of a log in its home; objects get the fields that each record has."""
-    head = {"version": 2, "id": ID, "write": "forged", "query": "", "since": 0}
+    head = {"version": VERSION, "id": ID, "write": "forged", "query": "", "since": 0}
     for record in records:
         body = record if isinstance(record, bytes) else json.dumps({**head, **record}).encode()
         store_beside(cluster, job, 1, body, job.log.records.tag)
@@ -305,12 +306,15 @@ def test_messages_that_are_no_records_are_ignored_and_warned_of_once(
     assert "\x1b" not in warning
 
 
-def test_a_record_of_a_newer_release_stops_every_reader(cluster: FakeCluster, first: Driver, second: Driver) -> None:
+@pytest.mark.parametrize("version", [2, 4])
+def test_a_record_of_another_version_stops_every_reader(
+    cluster: FakeCluster, first: Driver, second: Driver, version: int
+) -> None:
     commit(first, WRITE)
-    forge(cluster, first, {"version": 3, "kind": "merged"})
-    with pytest.raises(MQClientException, match=r"has a record of version 3, .* Use the release that wrote it, or a"):
+    forge(cluster, first, {"version": version, "kind": "merged"})
+    with pytest.raises(MQClientException, match=rf"has a record of version {version}, .* Finish with the release that"):
         second.open()
-    with pytest.raises(MQClientException, match="version 3"):
+    with pytest.raises(MQClientException, match=f"version {version}"):
         first.log.refresh(first.brokers)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from rocketmq_spark.deliveries.exactly_once.half_sender import store_halves
 from rocketmq_spark.errors import DeliveryError
 from rocketmq_spark.model.message import MessageQueue, SendOutcome
 from rocketmq_spark.model.message_ext import decode_message_id
@@ -33,7 +34,7 @@ class Sent:
             (half_message(body, "job#1", self._driver.options), queues[row % len(queues)])
             for row, body in enumerate(bodies)
         ]
-        self._driver.brokers.send_halves(messages, lambda *half: self._halves.append(half))  # type: ignore[arg-type]
+        store_halves(self._driver.brokers, messages, lambda *half: self._halves.append(half))  # type: ignore[arg-type]
 
     @property
     def bodies(self) -> dict[MessageQueue, list[str]]:

@@ -12,13 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketmq_spark.deliveries.exactly_once.halves import (
-    NO_HALVES,
-    Half,
     HalfCollector,
     Halves,
     concat,
     half_properties,
 )
+from rocketmq_spark.deliveries.log.half import Half
 from rocketmq_spark.errors import MQClientException
 from rocketmq_spark.model.message import MessageQueue, SendOutcome, SendStatus
 from rocketmq_spark.model.message_ext import encode_message_id
@@ -54,7 +53,7 @@ def test_oldest_and_youngest_half_messages_are_kept() -> None:
 def test_bytes_hold_the_same_half_messages() -> None:
     halves = collected((A0, 1, 50), (B0, 2, 40))
     assert facts(Halves.from_bytes(halves.to_bytes())) == facts(halves)
-    assert facts(Halves.from_bytes(NO_HALVES.to_bytes())) == ([], set(), None)
+    assert facts(Halves.from_bytes(HalfCollector().halves().to_bytes())) == ([], set(), None)
 
 
 def test_manifests_hold_the_same_half_messages() -> None:
@@ -65,7 +64,7 @@ def test_manifests_hold_the_same_half_messages() -> None:
     )
     rows, youngest, oldest = facts(Halves.from_manifests([manifest], halves.queues, 3, halves.youngest))
     assert (rows, youngest, oldest) == (facts(halves)[0], facts(halves)[1], None)
-    assert NO_HALVES.to_manifests() == []
+    assert HalfCollector().halves().to_manifests() == []
 
 
 def row(queue: int, commit_log_offset: int, queue_offset: int = 0) -> bytes:
@@ -112,7 +111,7 @@ def test_arbitrary_manifests_raise_nothing_but_value_errors(manifests: list[byte
 
 
 def test_parts_of_several_tasks_are_joined() -> None:
-    parts = [collected((A0, 1, 50), (B0, 2, 40)), NO_HALVES, collected((B0, 3, 45), (A0, 4, 30))]
+    parts = [collected((A0, 1, 50), (B0, 2, 40)), HalfCollector().halves(), collected((B0, 3, 45), (A0, 4, 30))]
     rows, youngest, oldest = facts(concat(parts))
     assert [half.queue for half in rows] == [A0, B0, B0, A0]
     assert youngest == {Half(A0, 100, 1, 50), Half(B0, 300, 3, 45)}
