@@ -150,7 +150,7 @@ class LocalCluster:
     def master(self, broker_name: str = "broker-0") -> Broker:
         """Return the present master of a broker; raise a ClusterError without a master."""
         site = self._require_running()
-        address = site.probe.registered_brokers(site.asked).get(broker_name)
+        address = site.probe.registered_brokers(site.name_server_to_ask).get(broker_name)
         found = next((broker for broker in self._brokers if broker.address == address), None)
         if found is None:
             raise ClusterError(f"{broker_name} has no master now: start its processes, or wait for an election")
@@ -272,7 +272,7 @@ class LocalCluster:
         with self._lock:
             site = self._require_running()
             for server in self.servers:
-                server.release()
+                server.detach()
             site.watchdog.release()
             self._forget()
 
@@ -281,7 +281,7 @@ class LocalCluster:
             directory = self._wanted_directory or Path(tempfile.mkdtemp(prefix="rocketmq-spark-"))
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             free = shutil.disk_usage(directory).free
-        self._site = Site(
+        self._site = Site(  # If a later step fails, `_stop` removes its folder
             java=java,
             jars=jars,
             directory=directory,
@@ -314,8 +314,8 @@ class LocalCluster:
         for name_server in site.name_servers:
             name_server.await_ready(deadline)
         self._brokers = tuple(
-            Broker(site, f"broker-{index}", own, replica)
-            for index, own in enumerate(self._overrides)
+            Broker(site, f"broker-{index}", overrides, replica)
+            for index, overrides in enumerate(self._overrides)
             for replica in range(self._replicas)
         )
         for broker in self._brokers:
@@ -346,7 +346,7 @@ class LocalCluster:
                 for broker in self._brokers:
                     broker.terminate()
                 for broker in self._brokers:
-                    broker.wait_stopped()
+                    broker.await_stopped()
             for server in reversed(self.servers):
                 server.kill()
             site.watchdog.release()

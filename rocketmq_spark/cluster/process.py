@@ -1,7 +1,7 @@
-"""Starts and stops the JVM processes of a local cluster, kills them by a watchdog, and finds Java.
+"""Starts and stops the JVM processes of a local cluster, and finds Java.
 
 `ServerProcess` signals only a JVM that it started and has not waited for: later another process may have the pid. Each
-JVM runs in its own session, so a terminal's Ctrl-C does not reach it. The watchdog kills the JVMs if this process ends
+JVM runs in its own session, so a terminal's Ctrl-C does not reach it. A `Watchdog` kills the JVMs if this process ends
 without `Watchdog.release`.
 """
 
@@ -21,7 +21,7 @@ from typing import Final
 
 from rocketmq_spark.errors import ClusterError
 
-# At the end of input this process is gone. The pids were alive or unreaped until then, so no other process has them.
+# Its input ends with the Python process. All pids were alive or unreaped until then, so no other process has them.
 _WATCHDOG: Final = r"""
 pids=" "
 while read -r op pid; do
@@ -32,14 +32,14 @@ while read -r op pid; do
     esac
 done
 for pid in $pids; do kill -9 "$pid" 2>/dev/null; done
-if [ -n "$1" ]; then sleep 1; rm -rf -- "$1"; fi
+if [ -n "$1" ]; then sleep 1; rm -rf -- "$1"; fi  # A killed JVM may still create files for a moment
 """
 
 # Seconds for an orderly end. A broker takes 13 to 18, because it waits for its own threads.
 STOP_TIMEOUT: Final = 40.0
 
 _LOG_TAIL: Final = 256 * 1024
-_TELLING: Final = re.compile(
+_RELEVANT: Final = re.compile(
     r"\b(ERROR|FATAL)\b|(Exception|Error)(:|$)|insufficient memory|[Cc]ould not|Unrecognized|SIG(BUS|SEGV)"
 )
 # A broker logs its whole configuration at INFO, with names such as "timerSkipUnknownError=false".
@@ -145,7 +145,7 @@ class ServerProcess:
         self._state = State.NEW
         # The state after the end of the process: DIED, unless this process ends it.
         self._ending = State.DIED
-        self._starts_at = {self.console: 0, self.log: 0}
+        self._sizes_at_start = {self.console: 0, self.log: 0}
         self._lock = threading.RLock()
 
     @property
@@ -170,8 +170,8 @@ class ServerProcess:
         with self._lock:
             if self.is_alive:
                 raise ClusterError(f"{self.name} is already running (pid {self.pid}): call restart() instead")
-            for file in self._starts_at:
-                self._starts_at[file] = file.stat().st_size if file.exists() else 0
+            for file in self._sizes_at_start:
+                self._sizes_at_start[file] = file.stat().st_size if file.exists() else 0
             try:
                 with open(self.console, "ab", opener=lambda path, flags: os.open(path, flags, 0o600)) as console:
                     self._process = subprocess.Popen(
@@ -201,7 +201,7 @@ class ServerProcess:
                 process.send_signal(signal.SIGCONT)
                 self._state = State.RUNNING
 
-    def wait_stopped(self, timeout: float = STOP_TIMEOUT) -> None:
+    def await_stopped(self, timeout: float = STOP_TIMEOUT) -> None:
         """Wait for its end after `terminate`; kill it after `timeout` seconds."""
         if self._process is None:
             return
@@ -229,7 +229,7 @@ class ServerProcess:
         """Continue a paused process (SIGCONT)."""
         self._signal(signal.SIGCONT, State.RUNNING)
 
-    def release(self) -> None:
+    def detach(self) -> None:
         """Leave it running after this process; this object no longer controls it."""
         if self._process is not None:
             self._watchdog.forget(self._process.pid)
@@ -247,7 +247,7 @@ class ServerProcess:
         code = self._process.returncode if self._process is not None else 0
         names = {number.value: number.name for number in signal.Signals}
         end = f"ended with exit code {code}" if code >= 0 else f"ended by {names.get(-code, f'signal {-code}')}"
-        lines = self.telling_lines()
+        lines = self.relevant_lines()
         text = "\n".join(lines)
         hints = [hint for pattern, hint in _WHAT_TO_DO.items() if re.search(pattern, text)]
         if not hints and code == -signal.SIGKILL:
@@ -257,11 +257,11 @@ class ServerProcess:
             parts.append("it logged: " + " | ".join(lines))
         return "; ".join([*parts, f"its logs are {self.log} and {self.console.name} beside it"])
 
-    def telling_lines(self, most: int = 3) -> list[str]:
+    def relevant_lines(self, most: int = 3) -> list[str]:
         """Return the log lines since its start that best explain its end, those of the console first."""
-        lines = [line for file in (self.console, self.log) for line in _tail(file, self._starts_at[file])]
+        lines = [line for file in (self.console, self.log) for line in _tail(file, self._sizes_at_start[file])]
         lines = [self._hide(line) for line in lines if not _ROUTINE.search(line)]
-        errors = list(dict.fromkeys(line for line in lines if _TELLING.search(line)))
+        errors = list(dict.fromkeys(line for line in lines if _RELEVANT.search(line)))
         first_causes = [line for line in errors if re.search("|".join(_WHAT_TO_DO), line)]
         chosen = (first_causes or errors)[:most] or lines[-most:]
         return [line if len(line) <= 300 else line[:297] + "..." for line in chosen]
@@ -300,9 +300,9 @@ def _tail(file: Path, start: int) -> list[str]:
 
 
 # The oldest Java that Spark 4 supports.
-_MINIMUM: Final = 17
+_MIN_JAVA: Final = 17
 
-_INSTALL_JAVA: Final = f"install Java {_MINIMUM} or newer and set JAVA_HOME to its folder"
+_INSTALL_JAVA: Final = f"install Java {_MIN_JAVA} or newer and set JAVA_HOME to its folder"
 
 # 'openjdk version "17.0.15" 2025-04-15', 'java version "1.8.0_392"', 'openjdk version "26-ea"'.
 _VERSION: Final = re.compile(r'^\w+ version "(?:1\.)?(\d+)', re.MULTILINE)
@@ -327,8 +327,8 @@ def find_java(environ: Mapping[str, str] = os.environ) -> Path:
         raise ClusterError(f"the local cluster needs Java and found none ({where}); {_INSTALL_JAVA}")
     java = Path(path)
     version = java_version(java)
-    if version < _MINIMUM:
-        raise ClusterError(f"{java} is Java {version}, the RocketMQ server needs {_MINIMUM} or newer; {_INSTALL_JAVA}")
+    if version < _MIN_JAVA:
+        raise ClusterError(f"{java} is Java {version}, the RocketMQ server needs {_MIN_JAVA} or newer; {_INSTALL_JAVA}")
     return java
 
 

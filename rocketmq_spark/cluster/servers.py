@@ -31,17 +31,18 @@ from rocketmq_spark.protocol.remoting.codes import ResponseCode
 _PORT_TRIES: Final = 4
 _POLL: Final = 0.1
 
-_EVERY_JVM: Final = (
+_COMMON_JVM_OPTIONS: Final = (
     *("-Xss512k", "-XX:+ExitOnOutOfMemoryError", "-XX:+PerfDisableSharedMem", "-XX:ErrorFile=hs_err.log"),
     "-XX:-CreateCoredumpOnCrash",
     "-Djava.net.preferIPv4Stack=true",
-    # The certificate that a server makes at each start takes a third of a broker's boot.
+    # Otherwise each server makes a certificate: a third of a broker's boot. With `tls`, a later option overrides it.
     "-Dtls.server.mode=disabled",
     "--add-opens=java.base/java.nio=ALL-UNNAMED",
     "--add-opens=java.base/sun.nio.ch=ALL-UNNAMED",
     "--add-exports=java.base/jdk.internal.ref=ALL-UNNAMED",
 )
 
+# A JVM rejects two collectors, so one in `jvm_options` replaces the server's.
 _COLLECTOR: Final = re.compile(r"-XX:\+Use\w+GC")
 
 
@@ -68,7 +69,7 @@ class Site:
         return ";".join(server.address for server in self.name_servers)
 
     @property
-    def asked(self) -> str:
+    def name_server_to_ask(self) -> str:
         """The address of a name server that runs, else of the first one."""
         running = (server for server in self.name_servers if server.is_alive)
         return next(running, self.name_servers[0]).address
@@ -78,7 +79,7 @@ class Server(ServerProcess, ABC):
     """One server of a local cluster. Its folder contains its configuration, logs and store."""
 
     _MAIN: ClassVar[str]
-    _MEMORY: ClassVar[Sequence[str]]
+    _JVM_OPTIONS: ClassVar[Sequence[str]]
     _CONFIG: ClassVar[tuple[str, str]]  # The option for the configuration file, and the name of that file
 
     def __init__(self, site: Site, name: str) -> None:
@@ -98,7 +99,7 @@ class Server(ServerProcess, ABC):
     def stop(self) -> None:
         """End it in order (SIGTERM) and wait for its end; a broker unregisters and flushes first, 13 to 18 s."""
         self.terminate()
-        self.wait_stopped()
+        self.await_stopped()
 
     def restart(self) -> None:
         """Restart it with the same ports and store, and wait until it is ready; it is stopped first if it runs.
@@ -126,31 +127,31 @@ class Server(ServerProcess, ABC):
 
     def _command_line(self) -> list[str]:
         """Return the command line of the JVM; the user's options come last and take precedence."""
-        site, memory = self._site, self._MEMORY
+        site, own = self._site, self._JVM_OPTIONS
         if any(_COLLECTOR.fullmatch(option) for option in site.jvm_options):
-            memory = [option for option in memory if not _COLLECTOR.fullmatch(option)]
-        own = [
+            own = [option for option in own if not _COLLECTOR.fullmatch(option)]
+        paths = [
             f"-Duser.home={self.folder}",
             f"-Djava.io.tmpdir={self.folder / 'tmp'}",
             f"-Drmq.logback.configurationFile={self.folder / 'logback.xml'}",
         ]
-        options = [*memory, *_EVERY_JVM, *own, *site.security.jvm_options, *site.jvm_options]
+        options = [*own, *_COMMON_JVM_OPTIONS, *paths, *site.security.jvm_options, *site.jvm_options]
         option, file = self._CONFIG
         return [str(site.java), *options, f"org.apache.rocketmq.{self._MAIN}", option, str(self.folder / file)]
 
     def await_ready(self, deadline: float, *, keep_ports: bool = False) -> None:
         """Wait until it is ready, or raise a ClusterError with the reason; `deadline` is monotonic seconds."""
         for tries_left in reversed(range(_PORT_TRIES)):
-            last = self._poll_until(deadline)
-            if last is None:
+            error = self._poll_until(deadline)
+            if error is None:
                 return
             if self.is_alive:
                 raise ClusterError(
-                    f"{self.name} isn't ready after {self._site.start_timeout:g} s: {last}; its log is {self.log};"
+                    f"{self.name} isn't ready after {self._site.start_timeout:g} s: {error}; its log is {self.log};"
                     " a slow machine may need a larger start_timeout of LocalCluster"
                 )
-            if not tries_left or not self._may_try_again(keep_ports):
-                raise ClusterError(f"starting the cluster: {self.why()}") from last
+            if not tries_left or not self._prepare_retry(keep_ports):
+                raise ClusterError(f"starting the cluster: {self.why()}") from error
             self.start()
 
     def remove_all_but_logs(self) -> None:
@@ -177,8 +178,9 @@ class Server(ServerProcess, ABC):
         self.ports = ports
         self._site.ports.update(ports)
 
-    def _may_try_again(self, keep_ports: bool) -> bool:
-        taken = any(re.search(PORT_TAKEN, line) for line in self.telling_lines(most=20))
+    def _prepare_retry(self, keep_ports: bool) -> bool:
+        """Return whether another start may succeed; if a port was taken, choose other ports for it."""
+        taken = any(re.search(PORT_TAKEN, line) for line in self.relevant_lines(most=20))
         return taken and not keep_ports and self._choose_ports()
 
     def _poll_until(self, deadline: float) -> RocketMQError | None:
@@ -197,25 +199,25 @@ class NameServer(Server):
 
     _MAIN = "namesrv.NamesrvStartup"
     # Less compilation saves a second at its start.
-    _MEMORY = ("-Xms16m", "-Xmx64m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+    _JVM_OPTIONS = ("-Xms16m", "-Xmx64m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
     _CONFIG = ("-c", "namesrv.conf")
 
     def __init__(self, site: Site, port: int | None, number: int = 0) -> None:
         super().__init__(site, f"namesrv-{number}" if number else "namesrv")
         self._number = number
-        self._named = port
+        self._user_port = port
         site.name_servers.append(self)
         if port is not None:
             config.require_free(port, f"port={port}")
         self._choose_ports()
 
     def _choose_ports(self) -> bool:
-        self._port = self._named or config.pick_port(self._site.ports)
-        self._set_ports(self._port)
+        self._port = self._user_port or config.pick_port(self._site.ports)
+        self._set_ports(self._port)  # So that the controller gets another one
         if self._site.controller:
             self._controller_port = config.pick_port(self._site.ports)
             self._set_ports(self._port, self._controller_port)
-        return self._named is None
+        return self._user_port is None
 
     @property
     def controller(self) -> str:
@@ -242,10 +244,10 @@ class Broker(Server):
     _MAIN = "broker.BrokerStartup"
     # No collector that treats a 4 MiB request as an exception (G1 does, at this heap size); no -Xms that a user's
     # smaller -Xmx would contradict. A broker takes about 250 MB besides its heap: threads, metaspace, network buffers.
-    # Above these ratios a broker deletes files (85 %) and rejects sends (90 %). It reduces larger values to them, but
-    # not NaN, which no disk usage exceeds (CleanCommitLogService in DefaultMessageStore).
-    _MEMORY = (
+    _JVM_OPTIONS = (
         *("-Xms64m", "-Xmx512m", "-XX:MaxDirectMemorySize=512m", "-XX:+UseParallelGC"),
+        # A broker deletes files above a disk usage of 85 %, and rejects sends above 90 %. It reduces larger ratios to
+        # these, but not NaN, which no usage exceeds (CleanCommitLogService in DefaultMessageStore).
         "-Drocketmq.broker.diskSpaceWarningLevelRatio=NaN",
         "-Drocketmq.broker.diskSpaceCleanForciblyRatio=NaN",
     )
@@ -272,14 +274,14 @@ class Broker(Server):
 
     def _choose_ports(self) -> bool:
         self._port, self._ha_port = config.pick_broker_ports(self._site.ports, self._overrides)
-        self._set_ports(self._port, self._port - 2, self._ha_port)
+        self._set_ports(self._port, self._port - 2, self._ha_port)  # The second one is the VIP port
         return "listenPort" not in self._overrides or "haListenPort" not in self._overrides
 
     def _configuration(self) -> str:
         return config.properties_text({**self.properties, **self._site.security.broker_properties})
 
     def _require_ready(self) -> None:
-        probe, name_server, name = self._site.probe, self._site.asked, self.broker_name
+        probe, name_server, name = self._site.probe, self._site.name_server_to_ask, self.broker_name
         found = next((broker for broker in probe.brokers(name_server) if broker.broker_name == name), None)
         known = {} if found is None else found.broker_addrs
         if self.address not in known.values():
@@ -324,7 +326,7 @@ class Proxy(Server):
     """The proxy: gRPC at :attr:`endpoints`, remoting at :attr:`address`; `overrides` are the user's properties."""
 
     _MAIN = "proxy.ProxyStartup"
-    _MEMORY = ("-Xms32m", "-Xmx256m", "-XX:MaxDirectMemorySize=256m", "-XX:+UseSerialGC")
+    _JVM_OPTIONS = ("-Xms32m", "-Xmx256m", "-XX:MaxDirectMemorySize=256m", "-XX:+UseSerialGC")
     _CONFIG = ("-pc", "proxy.json")
 
     def __init__(self, site: Site, overrides: Mapping[str, object]) -> None:
@@ -343,10 +345,8 @@ class Proxy(Server):
     def properties(self) -> dict[str, object]:
         """Its configuration without access control; the user's properties take precedence."""
         ports = {"grpc_port": self._grpc_port, "remoting_port": self._port}
-        return {
-            **json.loads(config.render("proxy.json", name_server=self._site.name_server, **ports)),
-            **self._overrides,
-        }
+        own = json.loads(config.render("proxy.json", name_server=self._site.name_server, **ports))
+        return {**own, **self._overrides}
 
     def _choose_ports(self) -> bool:
         self._grpc_port = config.pick_port(self._site.ports)
@@ -357,12 +357,12 @@ class Proxy(Server):
     def _configuration(self) -> str:
         return json.dumps({**self.properties, **self._site.security.proxy_properties}, indent=2)
 
-    def _may_try_again(self, keep_ports: bool) -> bool:
+    def _prepare_retry(self, keep_ports: bool) -> bool:
         # A proxy also dies at once if no broker is registered when it starts.
-        return super()._may_try_again(keep_ports) or bool(self._site.probe.brokers(self._site.asked))
+        return super()._prepare_retry(keep_ports) or bool(self._site.probe.brokers(self._site.name_server_to_ask))
 
     def _require_ready(self) -> None:
-        for broker in self._site.probe.brokers(self._site.asked)[:1]:
-            self._site.probe.route(self.address, broker.broker_name)
+        for broker in self._site.probe.brokers(self._site.name_server_to_ask)[:1]:
+            self._site.probe.route(self.address, broker.broker_name)  # The topic that each broker has
         with config.os_errors(f"connecting to the proxy's gRPC port {self._grpc_port}", "see the proxy's log"):
             socket.create_connection(("127.0.0.1", self._grpc_port), 2.0).close()

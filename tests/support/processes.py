@@ -96,7 +96,7 @@ class StandaloneCluster:
         for process in processes:
             process.terminate()
         for process in processes:
-            process.wait_stopped(20.0)
+            process.await_stopped(20.0)
         self._watchdog.release()
 
     def submit(

@@ -71,7 +71,7 @@ def test_paused_process_can_be_stopped(start: Start) -> None:
     process = start("exec sleep 600")
     process.pause()
     process.terminate()
-    process.wait_stopped(60)
+    process.await_stopped(60)
     assert process.state is State.STOPPED
 
 
@@ -79,7 +79,7 @@ def test_process_that_ignores_the_request_to_end_is_killed(start: Start, tmp_pat
     process = start("trap '' TERM; : > deaf; while :; do sleep 1; done")
     wait_for((tmp_path / "deaf").exists)
     process.terminate()
-    process.wait_stopped(0.1)
+    process.await_stopped(0.1)
     assert process.state is State.STOPPED
     assert not process.is_alive
 
@@ -124,14 +124,14 @@ def test_errors_of_the_server_log_are_quoted_but_routine_lines_are_not(start: St
     )
     process = start("".join(f"echo '{line}' >> server.log; " for line in lines) + "exit 1")
     wait_for(lambda: process.state is State.DIED)
-    assert process.telling_lines() == [lines[1]]
+    assert process.relevant_lines() == [lines[1]]
 
 
 def test_output_of_an_earlier_run_is_ignored(start: Start, tmp_path: Path) -> None:
     (tmp_path / "console.log").write_text("java.lang.OutOfMemoryError: yesterday\n")
     process = start("echo no idea; exit 1")
     wait_for(lambda: process.state is State.DIED)
-    assert process.telling_lines() == ["no idea"]
+    assert process.relevant_lines() == ["no idea"]
 
 
 def test_sigkill_without_output_suggests_missing_memory(start: Start) -> None:

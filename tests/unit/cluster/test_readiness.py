@@ -171,7 +171,7 @@ def test_name_server_that_runs_is_asked(make_site: Callable[..., Site]) -> None:
     second = NameServer(site, None, 1)
     assert site.name_server == f"{site.name_servers[0].address};{second.address}"
     # None of them runs.
-    assert site.asked == site.name_servers[0].address
+    assert site.name_server_to_ask == site.name_servers[0].address
     assert second.name == "namesrv-1"
 
 

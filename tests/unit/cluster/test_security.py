@@ -340,7 +340,7 @@ def test_an_error_quotes_logs_without_the_secret_key(tmp_path: Path) -> None:
         "broker-0", ["/bin/sh", "-c", f"echo '{logged}'; exit 1"], tmp_path, {}, watchdog, security.hidden
     )
     process.start()
-    process.wait_stopped(20)
+    process.await_stopped(20)
     watchdog.release()
     assert "it logged: java.lang.RuntimeException: initAuthenticationUser=***;" in process.why()
     assert mode(process.console) == 0o600
