@@ -2,9 +2,9 @@
 
 The block lists broken rules; its caller raises an error, or skips or diverts the rows. `CARRIED` says which properties
 the protocol drops, and which ones make a row a single message. The order in a property string is: KEYS, TAGS, WAIT
-(only ``false``), __SHARDINGKEY, DELAY, TIMER_DELAY_MS, TIMER_DELIVER_MS, SPARK_ROW_ID, UNIQ_KEY, then the user's
-properties. An empty string in keys or shardingKey counts as null. In tags it is an error: it could mean the default tag
-or no tag.
+(only ``false``), __SHARDINGKEY, DELAY, TIMER_DELAY_MS, TIMER_DELIVER_MS, _SYS_MSG_PRIORITY_, __LITE_TOPIC,
+SPARK_ROW_ID, UNIQ_KEY, then the user's properties. An empty string in keys or shardingKey counts as null. In tags it is
+an error: it could mean the default tag or no tag.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from rocketmq_spark.arrow.columns import (
     Ints,
     ListColumn,
     Mask,
-    byte_cells,
     byte_column,
+    byte_column_or_nulls,
     coded_column,
     decimals,
     false_rows,
@@ -58,7 +58,7 @@ _PROXY_ROOM: Final = 512 * 1024
 
 
 def item_limit(options: SinkOptions) -> int:
-    """Return the bytes of the largest batch, so also of the largest item. A larger row goes as a single message."""
+    """Return the bytes of the largest batch, so also of an item (row in it). A larger row goes as a single message."""
     return min(MAX_BODY - _PROXY_ROOM if options.over_grpc else MAX_BODY, options.max_message_size)
 
 
@@ -70,7 +70,7 @@ def read_block(
 
 
 class _Reader:
-    """Reads the columns of one batch and collects violations. Of several rules, a row breaks the first one checked."""
+    """Reads the columns of one batch and collects violations. An error names the first rule that a row breaks."""
 
     def __init__(self, batch: pa.RecordBatch, options: SinkOptions, row_ids: RowIds | None, first_row: int) -> None:
         schema.check_columns(batch.schema.names)
@@ -83,7 +83,6 @@ class _Reader:
 
     def block(self) -> MessageBlock:
         options, rows = self._options, self._rows
-        by_column = options.queue_selector == "column"
         body = byte_column(self._columns.get("body", self._columns.get("value"))) or null_bytes(rows)
         self._violations += validate.check_body(body, options.max_message_size)
         topics, topic_codes = self._topics()
@@ -92,7 +91,7 @@ class _Reader:
         properties += self._tags()
         no_wait = false_rows(self._columns.get("waitStoreMsgOK"))
         if no_wait is not None:
-            properties.append(Property(WAIT, None, no_wait, b"false"))
+            properties.append(Property(WAIT, None, no_wait, literal=b"false"))
         properties += _property(SHARDING_KEY, sharding_key := self._sharding_key())
         properties += self._numbers()
         properties += _property(LITE_TOPIC, lite_topic := self._text("liteTopic", validate.check_lite_topic))
@@ -100,13 +99,13 @@ class _Reader:
         flag_column = self._ints("flag")
         flags = None if flag_column is None else flag_column[0]
         entries = self._user_properties()
-        strings = None if entries is None else property_strings(entries)
-        user = None if strings is None else strings.joined()
+        entry_strings = None if entries is None else property_strings(entries)
+        user = None if entry_strings is None else entry_strings.joined()  # One string per row
         if self._row_ids is not None and rows:
             if self._row_ids.columns is not None:
                 properties.append(self._row_ids.of_columns(self._columns, rows))
             else:
-                content = (topics, topic_codes, properties, strings, body, flags)
+                content = (topics, topic_codes, properties, entry_strings, body, flags)
                 properties.append(self._row_ids.of_content(self._first_row, *content))
         properties = [prop for prop in properties if self._carried(prop) is not Carried.DROPPED]
         id_length = len(UNIQ_KEY) + (MessageIds if options.over_grpc else UniqueIds).LENGTH + 2
@@ -122,6 +121,7 @@ class _Reader:
             self._violations += validate.check_sizes(_PROPERTIES_TOO_LONG, property_sizes, limits)
         if options.over_grpc:
             self._violations += check_for_grpc(rows, properties, entries, flags)
+        by_column = options.queue_selector == "column"
         return MessageBlock(
             rows=rows,
             topics=topics,
@@ -157,8 +157,7 @@ class _Reader:
         codes, topics = coded
         self._violations += violations(validate.TOPIC_NULL, np.flatnonzero(codes < 0))
         for code, topic in enumerate(topics):
-            rule = validate.topic_rule(topic)
-            if rule is not None:
+            if (rule := validate.topic_rule(topic)) is not None:
                 self._violations.append(Violation(rule, np.flatnonzero(codes == code)))
         return topics, codes
 
@@ -184,24 +183,24 @@ class _Reader:
         default = (self._options.tags or "").encode()
         tags = byte_column(self._columns.get("tags"))
         if tags is None:
-            return [Property(TAGS, None, None, default)] if default else []
+            return [Property(TAGS, None, None, literal=default)] if default else []
         self._violations += validate.check_tags(tags)
         if default and tags.valid is not None:
-            tags = byte_cells(filled(tags.to_arrow(), default))
+            tags = byte_column_or_nulls(filled(tags.to_arrow(), default))
         # Many tables have one tag. A literal costs nothing per row, a column a tenth of the encoding.
-        same = None if default or self._options.over_grpc else tags.same()
-        return [Property(TAGS, tags, tags.valid) if same is None else Property(TAGS, None, None, same)]
+        same = None if default or self._options.over_grpc else tags.common_value()
+        return [Property(TAGS, tags, tags.valid) if same is None else Property(TAGS, None, None, literal=same)]
 
     def _sharding_key(self) -> ByteColumn | None:
         column = self._text("shardingKey", partial(validate.check_text, "shardingKey"))
         if self._options.ordered:
-            there = np.zeros(self._rows, np.bool_) if column is None else column.valid
+            present = np.zeros(self._rows, np.bool_) if column is None else column.valid
             rule = Rule(
                 "shardingKey is null or empty",
                 "ordered=true needs a shardingKey in every row",
                 "fill the column, or set ordered=false",
             )
-            self._violations += violations(rule, np.flatnonzero([] if there is None else ~there))
+            self._violations += violations(rule, np.flatnonzero([] if present is None else ~present))
         return column
 
     def _numbers(self) -> Iterator[Property]:
@@ -213,20 +212,20 @@ class _Reader:
                 continue
             prop = Property(schema.COLUMNS[name].makes, decimals(*column), column[1])
             if name in schema.DELAY_COLUMNS:
-                there = prop.there(self._rows)
+                present = prop.present(self._rows)
                 twice = Rule(
                     f"{name} is set beside another delay",
                     f"only one of {', '.join(schema.DELAY_COLUMNS)} is allowed in a row",
                     "set the others to null",
                 )
-                self._violations += violations(twice, np.flatnonzero(delayed & there))
-                delayed |= there
+                self._violations += violations(twice, np.flatnonzero(delayed & present))
+                delayed |= present
             yield prop
 
     def _ints(self, name: str) -> tuple[npt.NDArray[np.int64], Mask | None] | None:
-        column, rule = int_column(self._columns.get(name)), schema.COLUMNS[name]
-        if column is not None and rule.bounds is not None:
-            self._violations += validate.check_range(name, *column, *rule.bounds, rule.advice)
+        column, spec = int_column(self._columns.get(name)), schema.COLUMNS[name]
+        if column is not None and spec.bounds is not None:
+            self._violations += validate.check_range(name, *column, *spec.bounds, spec.advice)
         return column
 
     def _user_properties(self) -> ListColumn | None:
@@ -234,6 +233,7 @@ class _Reader:
         if entries is None:
             return None
         reserved = schema.reserved_names(self._columns, row_id=self._row_ids is not None)
+        # When a topic is copied, `properties` also has the reserved names of the read messages.
         dropped = reserved if any(name in self._columns for name in schema.READ_ONLY) else frozenset()
         if self._row_ids is None and not self._options.keep_row_id:
             dropped |= {ROW_ID}
@@ -248,7 +248,7 @@ class _Reader:
         rows, limit = self._rows, item_limit(self._options)
         if not self._options.batching:
             return np.ones(rows, np.bool_)
-        masks = [prop.there(rows) for prop in properties if self._carried(prop) is Carried.ALONE]
+        masks = [prop.present(rows) for prop in properties if self._carried(prop) is Carried.ALONE]
         if item_sizes.max(initial=0) > limit:
             masks.append(item_sizes > limit)
         retry = [code for code, topic in enumerate(topics) if topic.startswith(RETRY_PREFIX)]

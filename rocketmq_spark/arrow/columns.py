@@ -1,9 +1,9 @@
-"""Converts Arrow columns to numpy arrays: offsets into bytes, or whole numbers, each with a mask of nulls.
+"""Converts Arrow columns to numpy arrays and back: offsets into bytes, or whole numbers, each with a mask of nulls.
 
 A column of strings or binaries shares its memory, unless it is a dictionary or a view. This module avoids ``pa.array``,
 ``pa.scalar`` (also inside ``fill_null``), ``Array.to_numpy`` and ``DataType.to_pandas_dtype``. They import pandas if it
-is installed, which costs each Spark worker half a second and 40 MB. Without pandas, the last one fails before pyarrow
-26.
+is installed, which costs each Spark worker half a second and 40 MB. Without pandas, ``to_pandas_dtype`` fails before
+pyarrow 26.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class ByteColumn:
 
     offsets: Ints  # Row k is ``data[offsets[k]:offsets[k + 1]]``. The first is not 0 where the Arrow array was a slice
     data: Octets
-    valid: Mask | None = None  # False where the row is null (its span may still hold bytes). None: no row is null
+    valid: Mask | None = None  # False where the row is null (`data` may still hold bytes for it). None: no row is null
     sizes: Ints = field(init=False)  # Bytes of each row; 0 where it is null
 
     def __post_init__(self) -> None:
@@ -71,17 +71,17 @@ class ByteColumn:
 
     def without_empty(self) -> ByteColumn | None:
         """Return the column with empty strings as nulls; None if all rows are null then."""
-        there = self.sizes > 0
-        if there.all():
+        not_empty = self.sizes > 0
+        if not_empty.all():
             return self
-        return ByteColumn(self.offsets, self.data, there) if there.any() else None
+        return ByteColumn(self.offsets, self.data, not_empty) if not_empty.any() else None
 
-    def same(self) -> bytes | None:
+    def common_value(self) -> bytes | None:
         """Return the value that all rows have; None if they differ, one is null or empty, or there is no row."""
         if self.valid is not None or not len(self):
             return None
         width = int(self.sizes[0])
-        # With one size for all, rows are equal if each byte equals the byte one element later.
+        # With one size for all, rows are equal if each byte equals the byte one row later.
         if not width or (self.sizes != width).any() or (self.span[width:] != self.span[:-width]).any():
             return None
         return self.span[:width].tobytes()
@@ -118,8 +118,8 @@ class ListColumn:
         """Return a copy with only the entries for which `keep` is True."""
         before = np.concatenate([[0], np.cumsum(keep)])
         mask = to_arrow(keep)
-        names = None if self.names is None else byte_cells(self.names.to_arrow().filter(mask))
-        return ListColumn(before[self.offsets], byte_cells(self.values.to_arrow().filter(mask)), names)
+        names = None if self.names is None else byte_column_or_nulls(self.names.to_arrow().filter(mask))
+        return ListColumn(before[self.offsets], byte_column_or_nulls(self.values.to_arrow().filter(mask)), names)
 
 
 def byte_strings(values: Sequence[bytes]) -> ByteColumn:
@@ -200,7 +200,7 @@ def byte_column(array: pa.Array | None) -> ByteColumn | None:
     return ByteColumn(offsets, data, valid_mask(array))
 
 
-def byte_cells(array: pa.Array) -> ByteColumn:
+def byte_column_or_nulls(array: pa.Array) -> ByteColumn:
     """Return an array of strings or binaries as bytes, also if every row is null."""
     return byte_column(array) or null_bytes(len(array))
 
@@ -238,8 +238,8 @@ def list_column(array: pa.Array | None) -> ListColumn | None:
         return None
     # `keys`, `items` and `values` are the whole child, whatever slice of its parent the array is.
     is_map = pa.types.is_map(array.type)
-    names = byte_cells(array.keys[first:last]) if is_map else None
-    values = byte_cells((array.items if is_map else array.values)[first:last])
+    names = byte_column_or_nulls(array.keys[first:last]) if is_map else None
+    values = byte_column_or_nulls((array.items if is_map else array.values)[first:last])
     column = ListColumn(offsets - first, values, names)
     valid = valid_mask(array)
     if valid is None:
@@ -252,7 +252,7 @@ def int_column(array: pa.Array | None) -> tuple[npt.NDArray[np.int64], Mask | No
     """Return an integer or timestamp array as (values, which are not null); None if all are null.
 
     A timestamp becomes milliseconds since the epoch, rounded down. Unsigned values beyond 63 bits become the largest
-    signed one, which no rule allows. The value of a null row is 0.
+    signed one, which is out of bounds in every column. The value of a null row is 0.
     """
     array = _plain(array)
     if array is None:
@@ -268,7 +268,7 @@ def int_column(array: pa.Array | None) -> tuple[npt.NDArray[np.int64], Mask | No
 
 
 def rows_with_repeats(numbers: Ints, offsets: Ints) -> Ints:
-    """Return the rows in which a number occurs twice; row k has ``numbers[offsets[k]:offsets[k + 1]]``, 0 to 40."""
+    """Return the rows in which a number (0 to 40) occurs twice; row k has ``numbers[offsets[k]:offsets[k + 1]]``."""
     filled_rows = np.flatnonzero(offsets[1:] > offsets[:-1])
     if not len(filled_rows):
         return filled_rows

@@ -34,10 +34,10 @@ def check_for_grpc(
     for prop in properties:
         name = prop.name
         if name in DELAYS:
-            delayed |= prop.there(rows)
+            delayed |= prop.present(rows)
         elif prop.values is None:
             # The driver has checked the option tags.
-            sizes += prop.there(rows) * len(prop.literal)
+            sizes += prop.present(rows) * len(prop.literal)
         elif name == ROW_ID:
             counts += 1
             # The separators of a property string do not count.
@@ -45,12 +45,12 @@ def check_for_grpc(
         else:
             values = prop.column(rows)
             if name == SHARDING_KEY:
-                grouped = prop.there(rows)
+                grouped = prop.present(rows)
             else:
                 sizes += values.sizes
             if CARRIED[name].grpc is Carried.PROPERTY:
-                counts += prop.there(rows)
-                sizes += prop.there(rows) * len(name)
+                counts += prop.present(rows)
+                sizes += prop.present(rows) * len(name)
             column = COLUMN_OF.get(name, name)
             yield from _check_plain(column, values)
             if name != TAGS:

@@ -22,8 +22,8 @@ from rocketmq_spark.arrow.columns import (
     ByteColumn,
     Ints,
     ListColumn,
-    byte_cells,
     byte_column,
+    byte_column_or_nulls,
     byte_strings,
     coded_column,
     decimals,
@@ -151,7 +151,7 @@ def string_hashes(column: ByteColumn) -> npt.NDArray[np.int32]:
     if column.valid is not None:
         # The bytes of a null row may not be text, so null rows are removed before the column is decoded.
         hashes = np.zeros(len(column), np.int32)
-        hashes[column.valid] = string_hashes(byte_cells(column.to_arrow().drop_null()))
+        hashes[column.valid] = string_hashes(byte_column_or_nulls(column.to_arrow().drop_null()))
         return hashes
     try:
         text = span.tobytes().decode()
@@ -299,7 +299,7 @@ def stored_hashes(topics: pa.Array, bodies: pa.Array, flags: pa.Array, propertie
         entries = property_strings(entries.filter(~to_numpy(left_out)))
     numbers = int_column(flags)
     set_flags = None if numbers is None else numbers[0]
-    return content_hashes(Workspace(), texts, codes, (), entries, byte_cells(bodies), set_flags)
+    return content_hashes(Workspace(), texts, codes, (), entries, byte_column_or_nulls(bodies), set_flags)
 
 
 def _texts(array: pa.Array) -> ByteColumn | None:

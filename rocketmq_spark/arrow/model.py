@@ -42,7 +42,7 @@ class Property:
     valid: Mask | None  # Which rows have it; None: all
     literal: bytes = b""
 
-    def there(self, rows: int) -> Mask:
+    def present(self, rows: int) -> Mask:
         """Return which of all rows have the property."""
         return np.ones(rows, np.bool_) if self.valid is None else self.valid
 
@@ -57,7 +57,7 @@ class Property:
         """Return how many bytes the property takes in each row's property string."""
         fixed = len(self.name) + 2
         if self.values is None:
-            return self.there(rows) * (fixed + len(self.literal))
+            return self.present(rows) * (fixed + len(self.literal))
         if isinstance(self.values, Frame):
             return np.full(rows, fixed + len(self.values.template))
         return self.values.sizes + fixed if self.valid is None else self.values.sizes + self.valid * fixed

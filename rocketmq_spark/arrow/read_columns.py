@@ -41,7 +41,7 @@ class ReadColumn:
     name: str
     type: _Type
     value: Callable[[MessageQueue, MessageExt], Any]
-    # The value for a message that cannot be read. Without it, the value of the record, and null if that is unknown.
+    # The value for a message that cannot be read. None: `value` of its decoded part, or null if that lacks it.
     of_unreadable: Callable[[MessageQueue, Unreadable], Any] | None = None
     nullable: bool = False  # A message may lack it
     property: str = ""  # The message property that has the value
@@ -55,7 +55,7 @@ def _of_property(column: str, name: str) -> ReadColumn:
     return ReadColumn(column, _TEXT, lambda _, message: message.properties.get(name), nullable=True, property=name)
 
 
-# The column of a recovery: ``SPARK_ROW_ID``.
+# The column with the ``SPARK_ROW_ID``, by which an effectively-once write finds its stored rows.
 ROW_IDS: Final = "rowId"
 # The column that says why a message is unreadable, null in all other rows (``onUnreadable=raw``).
 UNREADABLE: Final = "unreadable"

@@ -23,7 +23,7 @@ from rocketmq_spark.arrow.columns import (
     ListColumn,
     Mask,
     Octets,
-    byte_cells,
+    byte_column_or_nulls,
     byte_strings,
     rows_with_repeats,
     to_arrow,
@@ -183,7 +183,7 @@ def _head_of(data: Octets) -> np.dtype[Any]:
 
 
 def _heads(data: Octets, starts: Ints, kind: np.dtype[Any]) -> npt.NDArray[Any]:
-    heads: npt.NDArray[Any] = byte_cells(cells(data, starts, starts + kind.itemsize)).span.view(kind)
+    heads: npt.NDArray[Any] = byte_column_or_nulls(cells(data, starts, starts + kind.itemsize)).span.view(kind)
     return heads
 
 
@@ -319,7 +319,7 @@ class Properties:
 
 def split_properties(texts: pa.BinaryArray) -> Properties | None:
     """Return the entries of the rows' property strings, which are not null; None if a string is not regular."""
-    column = byte_cells(_closed(texts))
+    column = byte_column_or_nulls(_closed(texts))
     data = column.span
     borders = column.offsets - column.offsets[0]
     marks = np.flatnonzero(data <= _VALUE_END)
@@ -351,7 +351,7 @@ def _coded(names: pa.BinaryArray, offsets: Ints) -> pa.DictionaryArray | None:
 
     Each name includes its end mark, so the joined names of two different rows differ.
     """
-    if ListColumn(offsets, byte_cells(names)).joined().same() is not None:
+    if ListColumn(offsets, byte_column_or_nulls(names)).joined().common_value() is not None:
         # The usual case: every row has the names of the first row.
         known = names[: int(offsets[1])].dictionary_encode()
         indices = np.tile(to_numpy(known.indices), len(offsets) - 1)
@@ -368,7 +368,7 @@ def _coded(names: pa.BinaryArray, offsets: Ints) -> pa.DictionaryArray | None:
 
 def _closed(texts: pa.BinaryArray) -> pa.Array:
     """Return the texts with a separator at the end of each that is not empty."""
-    column = byte_cells(texts)
+    column = byte_column_or_nulls(texts)
     filled = column.sizes > 0
     closed = ~filled
     closed[filled] = column.data[column.offsets[1:][filled] - 1] == _VALUE_END

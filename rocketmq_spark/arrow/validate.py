@@ -219,7 +219,7 @@ def check_lite_topic(column: ByteColumn) -> Iterator[Violation]:
 
 def check_one_type(properties: Iterable[Property], rows: int) -> Iterator[Violation]:
     """Check that priority and liteTopic are set in rows without another property that gives a message its type."""
-    there = {prop.name: prop.there(rows) for prop in properties if prop.name in _TYPES}
+    there = {prop.name: prop.present(rows) for prop in properties if prop.name in _TYPES}
     for own in (PRIORITY, LITE_TOPIC):
         mask = there.pop(own, None)
         if mask is not None and there:

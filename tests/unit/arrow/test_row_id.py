@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketmq_spark.arrow.columns import ByteColumn, byte_cells, byte_column
+from rocketmq_spark.arrow.columns import ByteColumn, byte_column, byte_column_or_nulls
 from rocketmq_spark.arrow.gather import Workspace
 from rocketmq_spark.arrow.hashes import RowIds, Strings, hash_sums, repeatable
 from rocketmq_spark.arrow.schema import check_row_id
@@ -77,8 +77,8 @@ def test_vectorised_hash_equals_the_hash_of_each_string(
 def test_the_hashes_of_a_row_are_added() -> None:
     values, others = [b"a", None, b"", b"long" * 70_000], [None, b"bb", b"c", b""]
     columns = [
-        Strings(byte_cells(pa.array(values, pa.binary())), b"KEYS\x01", b"\x02"),
-        Strings(byte_cells(pa.array(others, pa.large_binary())), b"\x02"),
+        Strings(byte_column_or_nulls(pa.array(values, pa.binary())), b"KEYS\x01", b"\x02"),
+        Strings(byte_column_or_nulls(pa.array(others, pa.large_binary())), b"\x02"),
     ]
     expected = [
         (0 if value is None else entry_hash(b"KEYS\x01" + value + b"\x02"))
@@ -131,7 +131,7 @@ def test_row_ids_contain_place_and_hash_that_readers_can_compute(table: Any, bat
 def test_row_ids_contain_the_number_of_the_row(first_row: int) -> None:
     content = [bytes([65 + row]) for row in range(10)]
     prop = RowIds("w-1", 4, 9).of_content(
-        first_row, ["orders"], None, (), None, byte_cells(pa.array(content, pa.binary())), None
+        first_row, ["orders"], None, (), None, byte_column_or_nulls(pa.array(content, pa.binary())), None
     )
     expected = [f"w-1/4/9/{first_row + row}/{row_hash('orders', body, {}, 0)}" for row, body in enumerate(content)]
     column = prop.column(10)

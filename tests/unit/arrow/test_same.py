@@ -26,5 +26,5 @@ def test_same_returns_the_value_shared_by_all_rows(rows: list[str | None], same:
         array = pa.array(padded, pa.string())
         column = byte_column(array if padded is rows else array.slice(1, len(rows)))
         assert column is not None
-        assert column.slice(0, 0).same() is None
-        assert column.same() == same
+        assert column.slice(0, 0).common_value() is None
+        assert column.common_value() == same

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from rocketmq_spark.arrow.block import read_block
-from rocketmq_spark.arrow.columns import byte_cells
+from rocketmq_spark.arrow.columns import byte_column_or_nulls
 from rocketmq_spark.arrow.hashes import RowIds
 from rocketmq_spark.arrow.model import MessageBlock, Span
 from rocketmq_spark.deliveries.effectively_once.stored_rows import NONE_STORED, StoredRows, places_of
@@ -174,4 +174,4 @@ def test_ids_of_columns_share_memory_safely() -> None:
     ids = pa.array(ids_of(block_of([b"a", b"b", b"c"]))).slice(1, 2)
     batch = messages(["x", *ids.to_pylist()]).slice(1, 2)
     assert StoredRows.in_batch(batch, QUEUE, PLACE).numbers.tolist() == [1, 2]
-    assert len(byte_cells(ids)) == 2
+    assert len(byte_column_or_nulls(ids)) == 2
