@@ -88,7 +88,7 @@ class PartitionTask:
 class TaskResults(Generic[R]):
     """What the driver knows of a write when its tasks have ended."""
 
-    results: Sequence[R]  # Of the tasks that have succeeded, and were not skipped
+    results: Sequence[R]  # Of the tasks that have succeeded and returned one
     query: str = ""  # Of a micro-batch: its query and number
     batch_id: int = -1
     # Returns the brokers that have acknowledged rows: it merges the reports of all tasks.
@@ -114,9 +114,8 @@ class BrokerFindings(Protocol):
 class Delivery(Protocol[R]):
     """How often a row of a write may be stored. The defaults are those of a delivery without state."""
 
-    # Why a topic must exist before the write, and cannot be a compaction topic; empty: it need not, and can.
-    NEEDS_TOPIC: ClassVar[str] = ""
-    REFUSES_COMPACTION: ClassVar[str] = ""
+    NEEDS_TOPIC: ClassVar[str] = ""  # Why the topic must exist before the write; empty: it need not
+    REFUSES_COMPACTION: ClassVar[str] = ""  # Why it cannot be a compaction topic; empty: it can
     # Why only a Spark driver can end such a write; empty: a `Producer` can.
     NEEDS_SPARK: ClassVar[str] = ""
     # What `write_partition` returns.

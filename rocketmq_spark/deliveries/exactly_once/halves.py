@@ -110,8 +110,8 @@ class Halves:
         names = np.array([queue.broker_name for queue in queues], object)
         numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
         brokers = np.array([numbers[name] for name in names], np.int64)[codes]
-        unfenced = numbers.keys() - {half.queue.broker_name for half in youngest}
-        if np.isin(brokers, [numbers[name] for name in unfenced]).any():
+        without_youngest = numbers.keys() - {half.queue.broker_name for half in youngest}
+        if np.isin(brokers, [numbers[name] for name in without_youngest]).any():
             raise ValueError("a broker has half messages, and none of them is the youngest one")
         order = np.lexsort((commit_log_offsets, brokers))
         same = (np.diff(commit_log_offsets[order]) == 0) & (np.diff(brokers[order]) == 0)
@@ -169,7 +169,7 @@ class HalfCollector:
     _oldest: Half | None = None
 
     def append(self, queue: MessageQueue, born: int, outcome: SendOutcome) -> None:
-        """Add a half message; raise an MQClientException if the broker's acknowledgement has no commit-log offset."""
+        """Add a half message; raise an MQClientException if the broker's acknowledgement lacks an offset."""
         if outcome.queue_offset < 0:
             raise MQClientException(f"{queue}: the acknowledgement of a half message has offset {outcome.queue_offset}")
         _, commit_log_offset = decode_message_id(outcome.offset_msg_id)

@@ -13,7 +13,7 @@ from rocketmq_spark.deliveries.base import Finding
 from rocketmq_spark.protocol.remoting.responses import integer_of
 
 _TRUE: Final = "true"
-# The default of the option transactionTimeoutMs. The deadline of a half message is the larger of both.
+# The default of the option transactionTimeoutMs. A half message expires after the larger of it and transactionTimeOut.
 _TIMEOUT_MS: Final = 60_000
 # Bytes of transactionOpMsgMaxSize (default 4096): a queue offset and its comma take up to 20.
 _ONE_OFFSET: Final = 20
