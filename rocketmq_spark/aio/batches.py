@@ -1,6 +1,6 @@
 """The messages of an asyncio producer in batches: which share a request, when it is sent, and which futures it ends.
 
-All methods run in the event loop, except those that send what is left when the loop has been closed.
+All methods run in the event loop. Only after it was closed, other threads send the remaining messages.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Waiter(asyncio.Future[SendResult]):
 
 
 class _Batch:
-    """Messages of one request, and the futures of their results; only one for a batch of the caller."""
+    """Messages of one request, and the futures of their results; one future if the caller made the batch."""
 
     __slots__ = ("cancelled", "deadline", "messages", "nbytes", "sent", "waiters")
 
@@ -76,7 +76,7 @@ class _Batch:
 
 
 class _Lane:
-    """The batches of one topic: one that is open for messages, and full ones that wait for a request to end."""
+    """The batches of one topic and ``WAIT``: an open one, and full ones that wait for a request to end."""
 
     __slots__ = ("in_flight", "key", "open", "ready", "scheduled")
 
@@ -111,11 +111,11 @@ class Batches:
         self.pending_bytes = 0
         # Futures of `wait_for`, with the most pending bytes at which they are done.
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
-        # Failed requests whose end the event loop has not seen.
-        self._unseen: dict[_Batch, BaseException] = {}
+        # Failed requests whose `end` the event loop has not called.
+        self._unprocessed: dict[_Batch, BaseException] = {}
         # Guards the sends of other threads after the event loop was closed.
-        self._leaving = threading.RLock()
-        self._left = False
+        self._closed_loop_lock = threading.RLock()
+        self._warned = False
 
     async def wait_for(self, nbytes: int) -> None:
         """Wait until at most this number of bytes is pending."""
@@ -129,7 +129,7 @@ class Batches:
 
     def join(self, loop: asyncio.AbstractEventLoop, message: Message, waiter: Waiter) -> bool:
         """Add a message to a batch of its topic; return False if it must be sent alone."""
-        # Most messages have no other properties, and join a batch that is open. This takes half of `_join`'s time.
+        # Most messages have no other properties, and join a batch that is open. This takes half as long as `_join`.
         if type(message) is Message and message.properties == ONLY_WAITS and type(message.body) is bytes:
             lane, nbytes = self._lanes.get((message.topic, "true")), len(message.body) + _OVERHEAD
             batch, pending = lane and lane.open, self.pending_bytes + nbytes
@@ -187,7 +187,7 @@ class Batches:
             batch = lane.open = _Batch([], [], 0, loop.time() + self._timeout)
             if not lane.scheduled and (lane.ready or not lane.in_flight):
                 # After the other callbacks of this turn, which may send more. Threads that encode and send would
-                # compete with them for the interpreter.
+                # compete with them for the interpreter. Else the end of a request in flight sends the batch.
                 lane.scheduled = True
                 loop.call_soon(self._send_now, lane)
         batch.messages.append(message)
@@ -210,10 +210,10 @@ class Batches:
         while lane.ready and lane.in_flight < _MOST_IN_FLIGHT:
             batch = lane.ready.popleft()
             batch.drop_cancelled()
-            left = batch.deadline - asyncio.get_running_loop().time()
+            seconds_left = batch.deadline - asyncio.get_running_loop().time()
             if not batch.messages:
                 self._release(batch.nbytes)
-            elif left <= 0:
+            elif seconds_left <= 0:
                 self._fail(
                     batch,
                     RemotingTooMuchRequestException(
@@ -222,7 +222,7 @@ class Batches:
                     ),
                 )
             else:
-                self._send_shared(lane, batch, left * 1000)
+                self._send_shared(lane, batch, seconds_left * 1000)
 
     def _send_shared(self, lane: _Lane, batch: _Batch, timeout_ms: float | None = None) -> None:
         lane.in_flight += 1
@@ -239,9 +239,9 @@ class Batches:
                     waiter.set_result(shared.part(number))
             self._release(batch.nbytes)
         elif getattr(error, "split", False) and len(batch.messages) > 1:
-            # Nothing is stored. Alone, each message has its own outcome.
+            # The batch was rejected as a whole: nothing is stored. Alone, each message has its own outcome.
             sizes = list(map(_size, batch.messages))
-            self._release(batch.nbytes - sum(sizes))
+            self._release(batch.nbytes - sum(sizes))  # Of cancelled messages
             for message, waiter, nbytes in zip(batch.messages, batch.waiters, sizes, strict=True):
                 alone = _Batch([message], [waiter], nbytes)
                 self._begin(alone, partial(self._blocking.send_async, message), self._end_alone)
@@ -277,28 +277,28 @@ class Batches:
             future = Future()
             future.set_exception(exc)
 
-        def see(done: Future[SendResult]) -> None:
-            self._unseen.pop(batch, None)
+        def in_loop(done: Future[SendResult]) -> None:
+            self._unprocessed.pop(batch, None)
             end(batch, done)
 
-        def ended(done: Future[SendResult]) -> None:
+        def on_done(done: Future[SendResult]) -> None:
             error = done.exception()
             if error is not None:
-                self._unseen[batch] = error
+                self._unprocessed[batch] = error
             try:
-                loop.call_soon_threadsafe(see, done)
+                loop.call_soon_threadsafe(in_loop, done)
             except RuntimeError:
                 # The event loop is closed.
-                self._unseen.pop(batch, None)
+                self._unprocessed.pop(batch, None)
                 self._end_without_loop(batch, done)
 
-        future.add_done_callback(ended)
+        future.add_done_callback(on_done)
 
     def _end_without_loop(self, batch: _Batch, future: Future[SendResult]) -> None:
         """Send the remaining messages when a request has ended: a closed event loop sends none, and sets no future."""
         self._blocking._outstanding.watch()
-        with self._leaving:
-            first, self._left = not self._left, True
+        with self._closed_loop_lock:
+            first, self._warned = not self._warned, True
         if first:
             logger.warning(
                 "producer %s: its event loop was closed before the shutdown, so that sends in flight have no result. "
@@ -309,24 +309,24 @@ class Batches:
             future.sent_again = True
             for message in batch.messages:
                 self._blocking.send_async(message)
-        self._send_left()
+        self._send_remaining()
 
     def hand_over(self, loop: asyncio.AbstractEventLoop) -> None:
         """Send all messages at the end of the process, without a wait for requests in flight."""
         if not loop.is_running():
-            self._send_left()
-            while self._unseen:
-                batch, error = self._unseen.popitem()
+            self._send_remaining()
+            while self._unprocessed:
+                batch, error = self._unprocessed.popitem()
                 self._blocking._outstanding.fail(len(batch.messages), error)
             return
         # The event loop runs in a daemon thread, whose end the process does not wait for.
         sent = threading.Event()
-        loop.call_soon_threadsafe(self._send_left)
+        loop.call_soon_threadsafe(self._send_remaining)
         loop.call_soon_threadsafe(sent.set)
         sent.wait(self._timeout)
 
-    def _send_left(self) -> None:
-        with self._leaving:
+    def _send_remaining(self) -> None:
+        with self._closed_loop_lock:
             for lane in list(self._lanes.values()):
                 lane.close()
                 while lane.ready:

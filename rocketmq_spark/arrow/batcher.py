@@ -1,9 +1,9 @@
 """Encodes the rows of a write into batches and single messages (docs/internals/sink.md#sink-batches).
 
-A `Group` is a batch that still takes rows. `expired` and `flush` return batches that are not full. Rows are encoded in
-chunks of about 2 MiB. The rows of a batch that waits or shares a chunk are copied, because a slice keeps the buffer of
-its whole chunk alive. Rows of one group keep their order. With ``ordered``, all rows of a queue do: before a row joins
-a group, the other groups of its queue are completed.
+A `Group` is a batch that still takes rows. An *item* is a row, encoded for a batch. Some rows are *bound* to a queue
+(`rocketmq_spark.arrow.split`). Rows are encoded in chunks of about 2 MiB. The items of a group that waits or shares a
+chunk are copied, because a slice keeps the buffer of its whole chunk alive. Rows of one group keep their order. With
+``ordered``, all rows of a queue do: before a row joins a group, the other groups of its queue are completed.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class ArrowBatcher(BatchSource[pa.RecordBatch], abc.ABC):
     def __post_init__(self) -> None:
         options = self.options
         self._limit = min(options.batch_bytes, item_limit(options))
-        # The bits of an inner batch mean its whole body (docs/internals/messages.md#compression).
+        # An inner batch has one sysFlag, about its whole body (docs/internals/messages.md#compression).
         kind = "NONE" if options.batch_type == "inner" else options.compress_type
         self._compression = CompressionType.__members__.get(kind)
         self._workspace = Workspace()
@@ -110,21 +110,21 @@ class ArrowBatcher(BatchSource[pa.RecordBatch], abc.ABC):
         if self.check_keys is not None:
             block = self.check_keys(block)
         groups = group_rows(block, self.options.queue_selector, self.queues_of, rows, self.custom)
-        bad = None
+        skipped = None
         if broken := (*block.violations, *groups.violations):
             invalid = InvalidRows.of(rows, block, broken, self.partition_id, self._first_row)
             if self.on_invalid is None:
                 raise next(invalid.errors())
             self.on_invalid(invalid)
             self.taken_rows -= len(invalid)
-            bad = invalid.mask
+            skipped = invalid.mask
         if self.stored is not None:
-            bad = self._without_stored(self.stored, block, bad)
+            skipped = self._skip_stored(self.stored, block, skipped)
         self._first_row += block.rows
-        return self._encode(block, groups, bad, self.unique_ids.reserve(block.rows), now)
+        return self._encode(block, groups, skipped, self.unique_ids.reserve(block.rows), now)
 
     def reject(self, rejected: Sequence[Ready], now: float) -> Iterator[Ready]:  # noqa: ARG002
-        """Take back rows that servers rejected as invalid: `on_invalid` gets them."""
+        """Take back rows that a server rejects, because their delay is too long: `on_invalid` gets them."""
         for message, queue in rejected:
             self._refuse(message, queue, DELAY_TOO_LONG)
         return iter(())
@@ -137,16 +137,16 @@ class ArrowBatcher(BatchSource[pa.RecordBatch], abc.ABC):
         self.taken_rows -= 1
         self.on_invalid(invalid)
 
-    def _without_stored(self, stored: KnownRows, block: MessageBlock, bad: Mask | None) -> Mask | None:
-        """Return the rows that the task does not send: `bad` rows, and stored rows."""
+    def _skip_stored(self, stored: KnownRows, block: MessageBlock, skipped: Mask | None) -> Mask | None:
+        """Return `skipped`, the rows that are not sent, with the stored rows."""
         found = stored.among(block, self._first_row, self.partition_id)
         if found is None:
-            return bad
+            return skipped
         self.taken_rows -= int(np.count_nonzero(found))
         if self.on_stored is not None:
             for span in stored.spans(self._first_row, block.rows):
                 self.on_stored(span)
-        return found if bad is None else bad | found
+        return found if skipped is None else skipped | found
 
     def expired(self, now: float, known: Callable[[str], bool]) -> Iterator[Ready]:
         # Groups are in the order of `since`: the cost does not grow with the number of topics that wait.
@@ -161,23 +161,23 @@ class ArrowBatcher(BatchSource[pa.RecordBatch], abc.ABC):
         return map(self._close, list(self._groups))
 
     def _encode(
-        self, block: MessageBlock, groups: Groups, bad: Mask | None, first_id: int, now: float
+        self, block: MessageBlock, groups: Groups, skipped: Mask | None, first_id: int, now: float
     ) -> Iterator[Ready]:
         alone = block.item_sizes > self._limit if self.options.batching else None
         apart = block.single if self.options.ordered else None
         for start, stop in chunks(block.item_sizes, self.chunk_bytes, alone, apart):
             ready: list[Ready] = []
-            batched, single = _choose(block, bad, start, stop)
-            packed, grouped = None, groups
+            batched, single = _choose(block, skipped, start, stop)
+            compressed, grouped = None, groups
             if self._compression is not None:
-                good = None if bad is None else ~bad[start:stop]
-                packed = compress_bodies(block.body.slice(start, stop), good, self._compression, self.options)
-                if packed is not None and packed.valid is not None:
-                    grouped = groups.apart(slice(start, stop), packed.valid, self._compression.sys_flag)
+                sent = None if skipped is None else ~skipped[start:stop]
+                compressed = compress_bodies(block.body.slice(start, stop), sent, self._compression, self.options)
+                if compressed is not None and compressed.valid is not None:
+                    grouped = groups.with_compressed(slice(start, stop), compressed.valid, self._compression.sys_flag)
             if batched is None or len(batched):
-                ready += self._fill(Chunk(block, start, stop, batched, packed, first_id), grouped, now)
+                ready += self._fill(Chunk(block, start, stop, batched, compressed, first_id), grouped, now)
             if single is not None and len(single):
-                ready += self._singles(Chunk(block, start, stop, single, packed, first_id), grouped)
+                ready += self._singles(Chunk(block, start, stop, single, compressed, first_id), grouped)
             ready += self._trim()
             yield from ready
         for group in self._groups.values():
@@ -197,7 +197,7 @@ class ArrowBatcher(BatchSource[pa.RecordBatch], abc.ABC):
                 yield from self._close_before(key)
             group = self._groups.get(key)
             nbytes, filled = (0, 0) if group is None else (group.nbytes, group.rows)
-            # Most runs of a write to many queues or topics are short. Cutting one costs more than all else for it.
+            # Most runs of a write to many queues or topics are short, and `fill_batches` would take most of their time.
             if nbytes + tail - head < self._limit and filled + end - begin < self.max_rows:
                 self._append(group or self._open(key, now), data[head:tail], end - begin, shared)
                 continue
@@ -222,7 +222,7 @@ class ArrowBatcher(BatchSource[pa.RecordBatch], abc.ABC):
 
     def _singles(self, chunk: Chunk, groups: Groups) -> Iterator[Ready]:
         """Yield rows as single messages: one Python object per row, because each row is a separate request."""
-        block, packed, options = chunk.block, chunk.packed, self.options
+        block, compressed, options = chunk.block, chunk.compressed, self.options
         properties = encode_properties(chunk, self.unique_ids, self._workspace)
         half_flag = TRANSACTION_PREPARED_TYPE if self.half_properties else 0
         for row, text in zip(chunk.numbers.tolist(), properties, strict=True):
@@ -233,8 +233,8 @@ class ArrowBatcher(BatchSource[pa.RecordBatch], abc.ABC):
                 # Rows of one shardingKey keep their order, so those before a row too large for a batch go first.
                 yield self._close(key)
             # Copied: a slice would keep the whole block alive until the message is acknowledged.
-            short = None if packed is None else packed.value(row - chunk.start)
-            body = short or block.body.value(row) or b""
+            compressed_body = None if compressed is None else compressed.value(row - chunk.start)
+            body = compressed_body or block.body.value(row) or b""
             message_group = None
             if options.over_grpc and block.sharding_key is not None:
                 message_group = block.sharding_key.text(row, "replace")
@@ -248,7 +248,7 @@ class ArrowBatcher(BatchSource[pa.RecordBatch], abc.ABC):
                 flag=0 if block.flags is None else int(block.flags[row]),
                 sys_flag=key.sys_flag | half_flag,
                 message_group=message_group or "",
-                # The caller exhausts these batches before it adds other rows.
+                # `add` has counted this block. The caller exhausts its batches before it adds another one.
                 row=self._first_row - block.rows + row,
             )
             if len(body) > LARGEST_BODY:
@@ -333,12 +333,12 @@ class GrpcBatcher(ArrowBatcher):
         return replace(group.batch(), encoding=Encoding.GRPC, born_timestamp=self._born_timestamp(group.since))
 
 
-def _choose(block: MessageBlock, bad: Mask | None, start: int, stop: int) -> tuple[Ints | None, Ints | None]:
+def _choose(block: MessageBlock, skipped: Mask | None, start: int, stop: int) -> tuple[Ints | None, Ints | None]:
     """Return which rows of a chunk, counted from its start, go into batches (None: all) and which as singles."""
-    if block.single is None and bad is None:
+    if block.single is None and skipped is None:
         return None, None
-    good = np.ones(stop - start, np.bool_) if bad is None else ~bad[start:stop]
+    sent = np.ones(stop - start, np.bool_) if skipped is None else ~skipped[start:stop]
     if block.single is None:
-        return np.flatnonzero(good), None
+        return np.flatnonzero(sent), None
     single = block.single[start:stop]
-    return np.flatnonzero(good & ~single), np.flatnonzero(good & single)
+    return np.flatnonzero(sent & ~single), np.flatnonzero(sent & single)

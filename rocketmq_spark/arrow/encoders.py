@@ -93,7 +93,7 @@ class Chunk:
     start: int
     stop: int
     rows: Ints | None  # At least one, counted from `start`, in the order of the result. None: the whole range
-    packed: ByteColumn | None  # Compressed bodies of the range; null where a row is not compressed
+    compressed: ByteColumn | None  # Compressed bodies of the range; null where a row is not compressed
     first_id: int  # The id of the block's first row; row k has the k-th id after it
 
     def __len__(self) -> int:
@@ -111,10 +111,10 @@ class Chunk:
     def bodies(self) -> tuple[list[ByteColumn], Ints]:
         """Return columns that together hold one body per row, null in the others, and the bodies' sizes."""
         bodies = self.block.body.slice(self.start, self.stop)
-        if self.packed is None or self.packed.valid is None:
+        if self.compressed is None or self.compressed.valid is None:
             return [bodies], bodies.sizes
-        plain = replace(bodies, valid=~self.packed.valid)
-        return [plain, self.packed], plain.sizes + self.packed.sizes
+        plain = replace(bodies, valid=~self.compressed.valid)
+        return [plain, self.compressed], plain.sizes + self.compressed.sizes
 
 
 def compress_bodies(
@@ -235,10 +235,10 @@ def encode_grpc(
                 pass  # The transport encodes such rows as single messages.
             case other:
                 raise ValueError(f"batches over gRPC carry the property {prop.name} {other.value}")
-    if chunk.packed is None or chunk.packed.valid is None:
+    if chunk.compressed is None or chunk.compressed.valid is None:
         system.append(Frame(_IDENTITY))
     else:
-        system.append(Choice((_IDENTITY, _GZIP), chunk.picked(chunk.packed.valid).view(np.int8)))
+        system.append(Choice((_IDENTITY, _GZIP), chunk.picked(chunk.compressed.valid).view(np.int8)))
     system_sizes = np.broadcast_to(system_size, stop - start)
     body_length, system_length = Varints.of(body_sizes), Varints.of(system_sizes)
     lengths = topic_size + user_size + system_sizes + body_sizes + 2 + body_length.width + system_length.width

@@ -1,8 +1,9 @@
 """Computes hashes of whole columns: Java's string hash, and those of ``SPARK_ROW_ID``.
 
-`rocketmq_spark.model.hashes` has the same hash functions for one value, pyarrow has none of them. In ``SPARK_ROW_ID``,
-an id by place ends with one hash of 64 bits, an id by columns with two (docs/delivery.md#row-ids-and-deduplication).
-Such a hash reads a string as 8-byte words, padded with zeros, so that numpy hashes many strings at once.
+`rocketmq_spark.model.hashes` has the same functions for one value, pyarrow has none of them. In ``SPARK_ROW_ID``, an id
+by place ends with one hash of 64 bits, an id by columns with two (docs/delivery.md#row-ids-and-deduplication). Such a
+hash reads a string as 8-byte words, padded with zeros, so that numpy hashes many strings at once. For words counted
+from 1, it is ``mix(size + sum(mix((word[k] + k * STEP) ^ seed)))``.
 """
 
 from __future__ import annotations
@@ -156,7 +157,7 @@ def string_hashes(column: ByteColumn) -> npt.NDArray[np.int32]:
     try:
         text = span.tobytes().decode()
     except UnicodeDecodeError:
-        # A loop over rows, for blocks that hold ill-formed text only.
+        # Only a column with ill-formed text needs this loop over its rows.
         texts = [_SURROGATE.sub(_REPLACEMENT, column.value(row) or b"") for row in range(len(column))]
         return string_hashes(byte_strings([text.decode("utf-8", "replace").encode() for text in texts]))
     units = np.frombuffer(text.encode("utf-16-le"), "<u2")
@@ -170,7 +171,7 @@ def _java_hashes(units: npt.NDArray[np.uint8] | npt.NDArray[np.uint16], ends: In
     powers, inverses = _powers(1 << max(size, 1).bit_length())
     prefix = np.zeros(size + 1, np.uint32)
     np.cumsum(inverses[:size] * units, dtype=np.uint32, out=prefix[1:])
-    # powers[k] is 31^(k-1); what an empty string multiplies is 0.
+    # `prefix` sums unit[i] * 31^-i. Times powers[end] = 31^(end-1), that is Java's sum of unit[i] * 31^(end-1-i).
     hashes: npt.NDArray[np.uint32] = (prefix[ends[1:]] - prefix[ends[:-1]]) * powers[ends[1:]]
     return hashes.view(np.int32)
 
@@ -185,7 +186,8 @@ def _powers(size: int) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint32]]:
     return np.cumprod(powers, dtype=np.uint32), np.cumprod(inverses, dtype=np.uint32)
 
 
-# The digits of 16 bits whose two bytes are swapped, so that of a swapped number the first digits come first in memory.
+# The four digits of a 16-bit number, at the index with the two bytes of this number swapped. `_property` swaps the
+# bytes of a hash, so that its first digits come first in memory. This swaps each pair of bytes, too.
 _LOWER_HEX4: Final = hex_groups(b"0123456789abcdef")[np.arange(0x10000, dtype=np.uint16).byteswap()]
 
 
@@ -203,13 +205,11 @@ class RowIds:
         """Return the ids of the rows of one batch by `columns`."""
         texts = {name: _texts(columns[name]) for name in self.columns or ()}
         strings = [Strings(of, f"{name}\x01".encode(), b"\x02") for name, of in texts.items() if of is not None]
-        halves = [np.zeros(rows, np.uint64)] * 2
-        if strings:
-            halves = hash_sums(strings, self.workspace, (0, STEP))
+        halves = hash_sums(strings, self.workspace, (0, STEP)) if strings else [np.zeros(rows, np.uint64)] * 2
         return self._property([Frame(f"{self.write_id}/{self.batch_id}/".encode())], halves)
 
     def of_content(self, first_row: int, *content: Any) -> Property:
-        """Return the ids of the rows from number `first_row` on, with the hashes of their `content`."""
+        """Return the ids of the rows from number `first_row` on; `content` is as of `content_hashes`."""
         hashes = content_hashes(self.workspace, *content)
         rows = len(hashes)
         numbers = consecutive_decimals(first_row, rows) or decimals(np.arange(first_row, first_row + rows))
@@ -240,7 +240,7 @@ def content_hashes(
     body: ByteColumn,
     flags: Ints | None,
 ) -> Hashes:
-    """Return the `rocketmq_spark.model.hashes.row_hash` of rows; `user` has a property string for each entry."""
+    """Return the `rocketmq_spark.model.hashes.row_hash` of rows; `user` has each user property as a property string."""
     strings = [Strings(body, b"\x02")]
     # Only flags that are set, so that ids are the same with a column of zeros and without one.
     texts = None if flags is None else decimals(flags, flags != 0)
@@ -273,17 +273,17 @@ def content_hashes(
 
 
 def repeatable(ids: pa.Array, topics: pa.Array, bodies: pa.Array, flags: pa.Array, properties: pa.Array) -> pa.Array:
-    """Return which rows count as repeats of others with their id, as `rocketmq_spark.model.hashes.is_repeatable` does.
+    """Return which rows repeat others with their id, as `rocketmq_spark.model.hashes.is_repeatable` does.
 
-    Spark reads the annotations, which say that this is a function of Arrow arrays.
+    Spark's ``arrow_udf`` recognises a function of Arrow arrays by these annotations.
     """
     by_columns = filled(pc.match_substring_regex(ids, BY_COLUMNS), False)
     by_place = filled(pc.match_substring_regex(ids, BY_PLACE), False)
     places = to_numpy(by_place).nonzero()[0]
     digits = pc.utf8_slice_codeunits(ids.take(to_arrow(places)), -16).to_pylist()
-    claimed = np.frombuffer(bytes.fromhex("".join(digits)), ">u8")
+    hashes_in_ids = np.frombuffer(bytes.fromhex("".join(digits)), ">u8")
     fits = to_numpy(by_columns).copy()
-    fits[places] = claimed == stored_hashes(topics, bodies, flags, properties)[places]
+    fits[places] = hashes_in_ids == stored_hashes(topics, bodies, flags, properties)[places]
     for needed in (topics, bodies):
         fits &= to_numpy(needed.is_valid())
     return to_arrow(fits)
@@ -306,7 +306,7 @@ def _texts(array: pa.Array) -> ByteColumn | None:
     """Return the values of a column that `check_row_id` accepts as text; None if all are null."""
     if is_list(array.type):
         items = list_column(array)
-        # No items are none, whatever the other rows of the batch have: a retry may cut its batches elsewhere.
+        # Empty lists count as null in every batch, because a retry may cut its batches elsewhere.
         return None if items is None else join_keys(items).without_empty()
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()

@@ -85,8 +85,8 @@ class Groups:
     codes: Ints | None  # Which of `keys` each row has, undefined for a bad row; None: every row has the only one
     violations: list[Violation]  # Rows that name a queue which does not exist
 
-    def apart(self, rows: slice, compressed: Mask, sys_flag: int) -> Groups:
-        """Return groups in which the `compressed` rows of a range are apart, with `sys_flag`; undefined elsewhere."""
+    def with_compressed(self, rows: slice, compressed: Mask, sys_flag: int) -> Groups:
+        """Return groups of a range of rows, undefined elsewhere: `compressed` rows have their own, with `sys_flag`."""
         twice = len(self.keys) * 2
         codes = np.zeros(rows.stop, np.uint16 if twice < 0x10000 else np.int64)
         codes[rows] = compressed

@@ -52,9 +52,9 @@ class StreamOffsets:
         self._resolver = OffsetResolver(self._requests)
         # Since when no broker has answered for a queue, and for how many tries.
         self._silent: dict[MessageQueue, tuple[float, int]] = {}
-        # The queues that were reported as gone.
-        self._gone: set[MessageQueue] = set()
+        self._reported_gone: set[MessageQueue] = set()
         self._group = GroupOffsets(self._requests, client_id)
+        # Detects messages that were replaced after the query had read them.
         self.last_messages = LastMessages(self._resolver)
 
     def starts(self) -> Offsets:
@@ -86,14 +86,14 @@ class StreamOffsets:
         return max(1.0, sum(messages * sizes.get(queue, mean) for queue, messages in waiting.items()))
 
     def target(self) -> Offsets:
-        """Return the ends where `available` stops, without ``failOnDataLoss`` only of brokers that answer."""
+        """Return where Trigger.AvailableNow stops; without ``failOnDataLoss`` only for brokers that answer."""
         if self._options.fail_on_data_loss:
             return self.latest()
         self.queues.deadline.restart()
         return {queue: end for queue, (end, _) in self._ends(self.queues.present()).items()}
 
     def completed(self, target: Offsets, known: Offsets) -> Offsets:
-        """Return `target` with the queues of `known` that it lacks, because their brokers were in no route.
+        """Return `target` with the queues of `known` that it lacks, because no route had their brokers.
 
         With ``failOnDataLoss`` it waits for the brokers until ``readTimeoutMs``. Otherwise the offsets stay.
         """
@@ -117,7 +117,7 @@ class StreamOffsets:
             ) from exc
 
     def available(self, known: Offsets, target: Offsets | None = None) -> Offsets:
-        """Return the ends of the queues of `known`, and of new queues; messages after `target` are not read.
+        """Return the ends of the queues of `known`, and of new queues, not after `target` (Trigger.AvailableNow).
 
         `known` are the offsets read so far. A queue that the options do not select any more keeps its offset.
         With ``failOnDataLoss`` it raises a DataLossError for a queue that is gone, unless its topic exists and all its
@@ -128,35 +128,35 @@ class StreamOffsets:
         present = set(self.queues.present())
         selected = present.union(filter(self._options.reads, known))
         gone = {queue for queue in selected - present if self.queues.exists(queue) is False}
-        # A broker still answers with the end of a queue that its topic does not list any more.
+        # Their topics exist, and a broker still returns the end of a queue that its topic does not list any more.
         removed = {queue for queue in gone if self.queues.routes([queue])}
         self._report_gone(gone - removed, known)
-        pending, ends = sorted(selected - gone), dict(known)
+        requested, ends = sorted(selected - gone), dict(known)
         if target is not None:
             # A queue that is not in the target was created later, or its broker was down.
-            ends |= {queue: max(target[queue], known.get(queue, 0)) for queue in pending if queue in target}
-            # The target came from a slave, or messages are lost: the broker that answers now decides.
-            pending = [queue for queue in pending if queue in target and target[queue] < known.get(queue, 0)]
+            ends |= {queue: max(target[queue], known.get(queue, 0)) for queue in requested if queue in target}
+            # A target before the known offset came from a slave, or messages are lost. These ends are requested again.
+            requested = [queue for queue in requested if queue in target and target[queue] < known.get(queue, 0)]
         unread = set()
-        for queue, (end, address) in self._ends([*pending, *sorted(removed)]).items():
+        for queue, (end, address) in self._ends([*requested, *sorted(removed)]).items():
             if queue not in removed:
                 end = self._not_before(queue, end, address, known)
                 ends[queue] = end if target is None else min(end, known[queue])
             elif end > known[queue] or (end < known[queue] and self.queues.brokers.is_master(queue, address)):
                 unread.add(queue)
         self._report_gone(unread, known)
-        self._gone &= gone
+        self._reported_gone &= gone
         return ends
 
     def _report_gone(self, queues: set[MessageQueue], known: Offsets) -> None:
         """Report the queues that are not reported yet; raises as `lost`."""
-        for queue in sorted(queues - self._gone):
+        for queue in sorted(queues - self._reported_gone):
             lost(
                 self._options,
                 f"queue {queue} is gone: its messages from offset {known[queue]} on can't be read, because the topic "
                 "was deleted or has fewer read queues now. If it has fewer, restore them (mqadmin updateTopic -r)",
             )
-        self._gone |= queues
+        self._reported_gone |= queues
 
     def begun(self, known: Offsets, available: Offsets) -> Offsets:
         """Return where each queue of `available` begins; a new queue begins with its earliest message."""
@@ -214,17 +214,17 @@ class StreamOffsets:
                 logger.warning("queue %s waits for its broker, other queues are read: %s", queue, error)
         return ends
 
-    def _not_before(self, queue: MessageQueue, end: int, address: str, start: Offsets) -> int:
+    def _not_before(self, queue: MessageQueue, end: int, address: str, known: Offsets) -> int:
         """Return the end that a broker reports. If a master's end is before the known offset, data is lost."""
-        known = start.get(queue)
-        if known is None or end >= known:
+        offset = known.get(queue)
+        if offset is None or end >= offset:
             return end
         if not self.queues.brokers.is_master(queue, address):
             # A slave is behind its master.
-            return known
+            return offset
         lost(
             self._options,
-            f"queue {queue} ends at offset {end}, but the query has read up to offset {known}: the topic was deleted, "
+            f"queue {queue} ends at offset {end}, but the query has read up to offset {offset}: the topic was deleted, "
             "or deleted and created again, or its broker lost messages",
         )
         return end
