@@ -43,7 +43,7 @@ class SendOptions(ConnectedOptions):
         "`Producer`: timeout of an attempt while a retry is left. -1: the time that the send has left.")
     retry_times_when_send_failed: int = option("retryTimesWhenSendFailed", 2, kinds.integer(0),
         "With `sendMode=sync` or `oneway`: immediate retries at other brokers. In every mode: how often a batch that "
-        "is [stored but not safe](delivery.md#stored-but-not-safe) is sent again. `Producer`: retries of `send`.")
+        "is [stored but not safe](faults.md#stored-but-not-safe) is sent again. `Producer`: retries of `send`.")
     retry_times_when_send_async_failed: int = option("retryTimesWhenSendAsyncFailed", 2, kinds.integer(0),
         "With `sendMode=async`: immediate retries at other brokers. Later retries wait, until `deliveryTimeoutMs`. "
         "`Producer`: retries of `send_async`. As in Java, an error code of a broker ends the send.")
