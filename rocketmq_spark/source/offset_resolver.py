@@ -256,7 +256,8 @@ class OffsetResolver:
             start = max(starts[queue], earliest.get(queue, 0))
             if start > starts[queue]:
                 gaps.append(Gap(queue, starts[queue], min(start, end), start))
-            ranges.append(OffsetRange(queue, min(start, end), end, queue in compacted))
+            begin, start = min(starts[queue], end), min(start, end)
+            ranges.append(OffsetRange(queue, start, end, queue in compacted, expired=start - begin))
         expired(self.options, gaps)
         return ranges
 

@@ -13,7 +13,7 @@ from rocketmq_spark.routing.connect import new_transport
 from rocketmq_spark.source.filters import tasks_filter
 from rocketmq_spark.source.offset_resolver import OffsetResolver
 from rocketmq_spark.source.queue_requests import QueueRequests
-from rocketmq_spark.source.ranges import OffsetRange, tasks_of
+from rocketmq_spark.source.ranges import OffsetRange, in_turns, tasks_of
 from rocketmq_spark.source.topic_queues import TopicQueues
 from rocketmq_spark.transport.remoting.transport import RemotingTransport
 
@@ -22,13 +22,13 @@ from rocketmq_spark.transport.remoting.transport import RemotingTransport
 class ReadPlan:
     """What a read, or one of its tasks, reads. A task looks up a route only if a broker does not answer."""
 
-    ranges: tuple[OffsetRange, ...]  # Of different queues
+    ranges: tuple[OffsetRange, ...]  # Of different queues, in the order of their turns
     routes: Mapping[str, TopicRouteData]  # By topic
     tasks_filter: bool = False  # The tasks filter by tags, not the brokers
 
-    def tasks(self, options: SourceOptions, parallelism: int | None = None) -> list[ReadPlan]:
+    def tasks(self, options: SourceOptions) -> list[ReadPlan]:
         """Return the plans of the tasks, as `tasks_of` cuts the ranges."""
-        tasks = tasks_of(self.ranges, options.min_partitions, options.max_records_per_partition, parallelism)
+        tasks = tasks_of(self.ranges, options.min_partitions, options.max_records_per_partition)
         return [ReadPlan(ranges, self._routes_of(ranges), self.tasks_filter) for ranges in tasks]
 
     def _routes_of(self, ranges: Sequence[OffsetRange]) -> dict[str, TopicRouteData]:
@@ -50,7 +50,7 @@ def plan_read(options: SourceOptions) -> ReadPlan:
 def plan_of(ranges: Sequence[OffsetRange], queues: TopicQueues) -> ReadPlan:
     """Return the plan that reads these ranges."""
     filter_here = tasks_filter(queues, [part.queue for part in ranges if part.size > 0])
-    return ReadPlan(tuple(ranges), queues.routes(part.queue for part in ranges), filter_here)
+    return ReadPlan(in_turns(ranges), queues.routes(part.queue for part in ranges), filter_here)
 
 
 def reading_transport(options: SourceOptions, *, polled: bool = False) -> RemotingTransport:

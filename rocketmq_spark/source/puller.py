@@ -1,10 +1,8 @@
 """Pulls the messages of a task's offset ranges, with many requests in flight (docs/internals/reads.md#pulls).
 
-Results of a queue come in offset order. An empty body means that the messages were deleted. An answer that
-waits for an earlier one, and exceeds the memory bound, is dropped and pulled again.
-
-With a filter, an answer does not show whether skipped messages were deleted or rejected. So the first is pulled without
-the filter, except in compaction topics. If it exists, none was deleted, because brokers delete the oldest first.
+The queues take turns. The order of the results depends only on the ranges: each turn of a queue is `TURN` offsets.
+Requests run ahead of the turns. An empty body means that the messages were deleted. An answer that must wait, and
+exceeds the memory bound, is dropped and pulled again.
 """
 
 from __future__ import annotations
@@ -18,99 +16,32 @@ from typing import Final
 from rocketmq_spark.errors import BrokerOutcomeUnknownException, ReadError, RocketMQError
 from rocketmq_spark.model.message_ext import Pulled, PullOutcome, PullRequest, PullStatus, PullTarget
 from rocketmq_spark.options.source import SourceOptions
-from rocketmq_spark.protocol.remoting.records import first_queue_offset, last_queue_offset
+from rocketmq_spark.protocol.remoting.records import last_queue_offset
 from rocketmq_spark.source.broker_choice import BrokerChoice
+from rocketmq_spark.source.queue_fetch import CHECK_EVERY, PER_QUEUE, TURN, QueueFetch, Segment
 from rocketmq_spark.source.ranges import OffsetRange, lost
 from rocketmq_spark.transport.base import ReadTransport
 
-# The most requests in flight and answers waiting, of a task and of one queue.
+# The most requests in flight, of a task. The most requests and answers of one queue, and its fewest.
 WINDOW: Final = 64
-_PER_QUEUE: Final = 32
-# The most bytes of requested answers. Answers that wait have at most twice as many.
+_FEWEST: Final = 8
+# The most bytes of requested answers. Together with answers that wait, they have at most twice as many.
 _MOST_BYTES: Final = 32 * 1024 * 1024
 # An answer's bytes before the first one has come: the limit of brokers with settings for fast reads.
 _LARGEST: Final = 4 * 1024 * 1024
 # How long a broker may hold a request for messages that must come (ms), and the waits between failures (s).
 _SUSPEND_MS: Final = 5_000
 _FIRST_WAIT, _LONGEST_WAIT = 0.05, 2.0
-# Seconds from one check of a filtered read to the next.
-_CHECK_EVERY: Final = 1.0
 # Brokers drop such messages, but count them in the maximum offset (docs/internals/reads.md#compaction-topics).
 _COMPACTED: Final = "the last messages of this compacted topic have no keys, and the broker has dropped them"
-
-
-@dataclass(slots=True, eq=False)
-class _Segment:
-    """The part of a range that one request covers (`stop` None: up to the answer's end); a `check` has no filter."""
-
-    fetch: _QueueFetch
-    start: int
-    stop: int | None = None
-    check: bool = False
-    outcome: PullOutcome | None = None
-    address: str = ""
-    flying: bool = False
-
-
-class _QueueFetch:
-    """The state of one range."""
-
-    def __init__(self, offsets: OffsetRange, target: PullTarget, now: float, *, filtered: bool) -> None:
-        self.range = offsets
-        self.queue = offsets.queue
-        self.target = target
-        self.planned = offsets.start
-        self.filtered = filtered
-        self.contiguous = not filtered and not offsets.compacted
-        # The offset up to which a filtered read has missed nothing, and the time of the next check.
-        self.checked = offsets.start if filtered and not offsets.compacted else offsets.end
-        self.check_at = now + _CHECK_EVERY
-        self.segments: deque[_Segment] = deque()
-        # The number of offsets that the last answer covered.
-        self.stride: int | None = None
-        self.failures = 0
-        # The time of the first failure since the last answer.
-        self.failing_since: float | None = None
-        # A slave does not have the next messages, and the master has not answered yet.
-        self.doubted = False
-        self.waits_until = -math.inf
-        self.suspend = False
-
-    @property
-    def done(self) -> bool:
-        return not self.segments and min(self.planned, self.checked) >= self.range.end
-
-    def is_check_due(self, now: float) -> bool:
-        """Return whether to check now if the messages that a filtered read has skipped still exist."""
-        is_time = now >= self.check_at or self.planned >= self.range.end
-        return is_time and not self.segments and self.checked < self.planned
-
-    def first_left(self, segment: _Segment, outcome: PullOutcome) -> int:
-        """Return the segment's first offset that is not missing; messages that the broker's filter rejects are not."""
-        unfiltered = not self.filtered or segment.check
-        if outcome.status is PullStatus.FOUND and unfiltered:
-            first = first_queue_offset(outcome.body)
-            return segment.start if first is None else min(max(first, segment.start), outcome.next_begin_offset)
-        missing = outcome.status is PullStatus.OFFSET_ILLEGAL
-        if missing or (outcome.status is PullStatus.NO_MATCHED_MSG and unfiltered):
-            return outcome.next_begin_offset
-        return segment.start
-
-    def is_being_written(self, segment: _Segment, outcome: PullOutcome) -> bool:
-        """Return whether a skipped message is in the index, not yet in the log (`CompactionLog.getMessage`).
-
-        Messages that compaction removed are not in the index.
-        """
-        removing = self.range.compacted and outcome.status is PullStatus.OFFSET_ILLEGAL
-        return removing and outcome.next_begin_offset > max(segment.start, outcome.min_offset)
 
 
 @dataclass(eq=False, repr=False)
 class Puller:
     """Pulls ranges; `window` bounds the requests in flight and the answers waiting, over all queues.
 
-    Answers in flight have about `most_bytes` bytes together. Answers that wait have twice as many bytes, and one more
-    answer for each queue. `clock` runs only in `ReadTransport.poll`: the consumer's time is no silence of a broker.
+    Answers in flight have about `most_bytes` bytes together. With answers that wait, they have twice as many, and one
+    more answer. `clock` runs only in `ReadTransport.poll`: the consumer's time is no silence of a broker.
     """
 
     options: SourceOptions
@@ -119,8 +50,13 @@ class Puller:
     clock: Callable[[], float]
     window: int = WINDOW
     most_bytes: int = _MOST_BYTES
-    _arrived: deque[tuple[_Segment, PullOutcome]] = field(default_factory=deque, init=False)
+    turn: int = TURN
+    _arrived: deque[tuple[Segment, PullOutcome]] = field(default_factory=deque, init=False)
+    # The queues in the order of their next turns.
+    _turns: deque[QueueFetch] = field(default_factory=deque, init=False)
+    # Requests in flight, and those of them that were sent for a later turn.
     _in_flight: int = field(default=0, init=False)
+    _in_flight_later: int = field(default=0, init=False)
     # Bytes of the answers that wait, and of the largest one lately.
     _waiting: int = field(default=0, init=False)
     _largest: int = field(default=_LARGEST, init=False)
@@ -130,70 +66,110 @@ class Puller:
         self._patience = self.options.read_timeout_ms / 1000
 
     def pull(self, ranges: Sequence[OffsetRange]) -> Iterator[Pulled]:
-        """Yield the records of ranges of different queues, in the order of each queue.
+        """Yield the records of ranges of different queues: the next `turn` offsets of each queue, and so on.
 
         Raises a ReadError if a queue returns nothing for ``readTimeoutMs``, or its broker refuses.
         """
         options, now = self.options, self.clock()
         settings = options.consumer_group, options.pull_batch_size, options.sub_expression, options.filter_type
-        fetches = [
-            _QueueFetch(offsets, PullTarget(offsets.queue, *settings), now, filtered=self._filtered)
+        self._turns = turns = deque(
+            QueueFetch(offsets, PullTarget(offsets.queue, *settings), self.turn, now, filtered=self._filtered)
             for offsets in ranges
             if offsets.size > 0
-        ]
-        while fetches:
-            self._issue(fetches)
-            self._await_outcomes(fetches)
-            for fetch in fetches:
-                yield from self._ready(fetch)
-            fetches = [fetch for fetch in fetches if not fetch.done]
+        )
+        given = 0
+        while turns:
+            if len(turns) == 1:
+                # The last queue needs no turns.
+                turns[0].border = turns[0].range.end
+            self._issue()
+            # Results may wait that were not yielded, because requests had to be sent first.
+            self._await_outcomes(0.0 if given >= self.window else 1.0)
+            given = 0
+            while turns and given < self.window:
+                fetch = turns[0]
+                while fetch.ready and fetch.ready[0].start < fetch.border:
+                    given += 1
+                    yield self._next_of(fetch)
+                if fetch.done:
+                    turns.popleft()
+                elif fetch.is_turn_over:
+                    fetch.border += self.turn
+                    turns.rotate(-1)
+                else:
+                    break
 
-    def _issue(self, fetches: Sequence[_QueueFetch]) -> None:
-        """Send the requests that may be sent now, taking turns between queues."""
-        now = self.clock()
+    def _next_of(self, fetch: QueueFetch) -> Pulled:
+        """Take the next result of a queue; an answer that reaches beyond the turn is divided."""
+        pulled = fetch.ready.popleft()
+        if pulled.body and pulled.end > fetch.border:
+            fetch.ready.appendleft(replace(pulled, start=fetch.border))
+            return replace(pulled, end=fetch.border)
+        self._waiting -= len(pulled.body)
+        return pulled
+
+    def _issue(self) -> None:
+        """Send the requests that may be sent now: first up to the end of each queue's next turn, then those beyond.
+
+        Only those of the turn itself may use all the room.
+        """
+        now, turns = self.clock(), self._turns
         room = max(1, min(self.window, self.most_bytes // self._largest))
-        # A segment that waits for its next try does not count.
-        used = sum(segment.flying or segment.outcome is not None for fetch in fetches for segment in fetch.segments)
-        ready = [fetch for fetch in fetches if fetch.waits_until <= now]
-        for fetch in ready:
-            for segment in fetch.segments:
-                if segment.flying or segment.outcome is not None:
-                    continue
-                # The answers that fill the window may all be waiting for the oldest segment of their queue.
-                if used < room or (not self._in_flight and segment is fetch.segments[0]):
-                    self._send(segment)
-                    used += 1
-        # The queue with the fewest segments comes first, or the first queues would take all the room.
-        planning = sorted(ready, key=lambda fetch: len(fetch.segments))
-        while planning and used < room:
-            planned = []
-            for fetch in planning:
-                if used < room and self._plan(fetch):
-                    used += 1
-                    planned.append(fetch)
-            planning = planned
+        room_now = min(room, (2 * self.most_bytes - self._waiting) // self._largest)
+        room_later = min(room, (self.most_bytes * 3 // 2 - self._waiting) // self._largest)
+        most_later = room - max(1, room // 4)
+        most = min(PER_QUEUE, max(_FEWEST, self.window // len(turns)))
+        first = turns[0]
+        fetches = turns if self._in_flight < room_later and self._in_flight_later < most_later else (first,)
+        ready = [fetch for fetch in fetches if fetch.waits_until <= now and fetch.may_send(most)]
+        for beyond in (False, True):
+            for fetch in ready:
+                later = beyond or fetch is not first
+                while fetch.may_send(most):
+                    if later:
+                        has_room = self._in_flight < room_later and self._in_flight_later < most_later
+                    else:
+                        # Results that wait for other turns never stop this one.
+                        has_room = self._in_flight < (room_now if fetch.flying else self.window)
+                    if not (has_room and self._send_next(fetch, later=later, beyond=beyond)):
+                        break
 
-    def _plan(self, fetch: _QueueFetch) -> bool:
-        """Send the next segment of a queue, if one may be sent now, and return whether it was."""
+    def _send_next(self, fetch: QueueFetch, *, later: bool, beyond: bool) -> bool:
+        """Send the next request of a queue, if one may be sent now, and return whether it was.
+
+        Not `beyond`, only requests up to the end of the queue's next turn are sent.
+        """
+        if fetch.unsent:
+            if not beyond and fetch.unsent[0].start >= fetch.border:
+                return False
+            self._send(fetch.unsent.pop(0), later=later)
+            return True
         if fetch.is_check_due(self.clock()):
-            segment = _Segment(fetch, fetch.checked, fetch.planned, check=True)
+            segment = Segment(fetch, fetch.checked, fetch.planned, check=True)
         else:
-            if fetch.planned >= fetch.range.end:
+            if fetch.planned >= (fetch.range.end if beyond else min(fetch.border, fetch.range.end)):
                 return False
             stop = None
             if fetch.stride is not None and fetch.stride <= self.options.pull_batch_size and not self._filtered:
                 stop = min(fetch.planned + fetch.stride, fetch.range.end)
-            if fetch.segments and (stop is None or len(fetch.segments) >= _PER_QUEUE):
+                if len(self._turns) > 1:
+                    # An answer that reaches beyond the turn would be decoded twice.
+                    stop = min(stop, fetch.planned + self.turn - (fetch.planned - fetch.border) % self.turn)
+            if fetch.segments and stop is None:
                 return False
-            segment = _Segment(fetch, fetch.planned, stop)
+            segment = Segment(fetch, fetch.planned, stop)
             fetch.planned = fetch.range.end if stop is None else stop
         fetch.segments.append(segment)
-        self._send(segment)
+        self._send(segment, later=later)
         return True
 
-    def _send(self, segment: _Segment) -> None:
-        fetch = segment.fetch
-        segment.flying, segment.address = True, ""
+    def _send(self, segment: Segment, *, later: bool) -> None:
+        fetch, segment.later = segment.fetch, later
+        if fetch.failing_since is not None and not fetch.flying:
+            # While other queues had all the room, this one was not asked, and so was not silent.
+            fetch.failing_since += max(0.0, self.clock() - fetch.waits_until)
+        fetch.flying += 1
+        segment.address = ""
         try:
             segment.address = self.brokers.address(fetch.queue)
             suspend_ms = min(_SUSPEND_MS, self.options.read_timeout_ms) if fetch.suspend else 0
@@ -208,20 +184,31 @@ class Puller:
                 raise
             self._arrived.append((segment, PullOutcome(None, error=exc)))
         self._in_flight += 1
+        self._in_flight_later += later
 
-    def _await_outcomes(self, fetches: Sequence[_QueueFetch]) -> None:
+    def _await_outcomes(self, longest: float) -> None:
         """Wait for an outcome, or for the first queue that may try again, and handle all outcomes."""
-        now = self.clock()
-        wait = min((fetch.waits_until - now for fetch in fetches if fetch.waits_until > now), default=1.0)
-        self.transport.poll(0.0 if self._arrived else max(0.01, wait))
+        if longest:
+            now = self.clock()
+            waits = (fetch.waits_until - now for fetch in self._turns if fetch.waits_until > now)
+            longest = 0.0 if self._arrived else max(0.01, min(waits, default=longest))
+        self.transport.poll(longest)
         while self._arrived:
             self._in_flight -= 1
+            self._in_flight_later -= self._arrived[0][0].later
             self._judge(*self._arrived.popleft())
 
-    def _judge(self, segment: _Segment, outcome: PullOutcome) -> None:
+    def _judge(self, segment: Segment, outcome: PullOutcome) -> None:
         """Keep an outcome that advances the segment; otherwise the segment is pulled again."""
         fetch = segment.fetch
-        segment.flying = False
+        fetch.flying -= 1
+        self._examine(fetch, segment, outcome)
+        if segment.outcome is None:
+            fetch.again(segment)
+        else:
+            self._advance(fetch)
+
+    def _examine(self, fetch: QueueFetch, segment: Segment, outcome: PullOutcome) -> None:
         if outcome.error is not None:
             # A broker without enablePropertyFilter answers SYSTEM_ERROR to SQL92.
             sql = self.options.filter_type == "SQL92" and isinstance(outcome.error, BrokerOutcomeUnknownException)
@@ -257,12 +244,14 @@ class Puller:
         else:
             fetch.failures, fetch.failing_since, fetch.suspend, fetch.doubted = 0, None, False, False
             self._largest = max(len(outcome.body), self._largest * 7 // 8, 1)
-            # The window was sized by smaller answers. A queue's oldest answer is always kept: it is yielded next.
-            if segment is fetch.segments[0] or self._waiting + len(outcome.body) <= 2 * self.most_bytes:
+            # The window was sized by smaller answers. The answer that is yielded next is always kept.
+            first = fetch is self._turns[0]
+            most = self.most_bytes * (4 if first else 3) // 2
+            if (first and segment is fetch.segments[0]) or self._waiting + len(outcome.body) <= most:
                 segment.outcome = outcome
                 self._waiting += len(outcome.body)
 
-    def _nothing_yet(self, fetch: _QueueFetch, segment: _Segment, outcome: PullOutcome) -> None:
+    def _nothing_yet(self, fetch: QueueFetch, segment: Segment, outcome: PullOutcome) -> None:
         """Wait for messages after the end that a broker reports: it is building the queue, or is a slave behind."""
         fetch.suspend = outcome.status is PullStatus.NO_NEW_MSG and segment is fetch.segments[0]
         address = segment.address
@@ -282,42 +271,43 @@ class Puller:
         if not self.brokers.is_master(fetch.queue, address):
             self.brokers.failed(fetch.queue, address)
 
-    def _ready(self, fetch: _QueueFetch) -> Iterator[Pulled]:
-        """Yield the answers of a queue in order, and pull again the part that an answer lacks."""
+    def _advance(self, fetch: QueueFetch) -> None:
+        """Make the answers of a queue ready, in order, and pull again the part that an answer lacks."""
         while fetch.segments and (outcome := fetch.segments[0].outcome) is not None:
             segment = fetch.segments[0]
-            self._waiting -= len(outcome.body)
             stop = fetch.range.end if segment.stop is None else segment.stop
-            end = min(outcome.next_begin_offset, stop)
             if segment.check:
-                yield from self._checked(fetch, segment, outcome, stop)
+                self._checked(fetch, segment, outcome, stop)
                 continue
+            end = min(outcome.next_begin_offset, stop)
             if outcome.status is PullStatus.FOUND:
-                yield Pulled(fetch.queue, segment.start, end, outcome.body, fetch.contiguous)
+                fetch.ready.append(Pulled(fetch.queue, segment.start, end, outcome.body, fetch.contiguous))
                 fetch.stride = outcome.next_begin_offset - segment.start
             elif fetch.first_left(segment, outcome) > segment.start and not fetch.range.compacted:
-                yield Pulled(fetch.queue, segment.start, end, b"", contiguous=True)
+                fetch.ready.append(Pulled(fetch.queue, segment.start, end, b"", contiguous=True))
+            fetch.received = end
             if end < stop and segment.stop is not None:
                 # The answer is shorter than the one before: its rest comes before all later segments.
                 segment.start, segment.outcome = end, None
-                self._send(segment)
+                fetch.again(segment)
                 return
             fetch.segments.popleft()
             if segment.stop is None:
                 fetch.planned = end
 
-    def _checked(self, fetch: _QueueFetch, segment: _Segment, outcome: PullOutcome, stop: int) -> Iterator[Pulled]:
-        """Yield the messages that expired while a filtered read skipped them."""
+    def _checked(self, fetch: QueueFetch, segment: Segment, outcome: PullOutcome, stop: int) -> None:
+        """Note the messages that expired while a filtered read skipped them."""
+        self._waiting -= len(outcome.body)
         fetch.segments.popleft()
         left = min(fetch.first_left(segment, outcome), stop)
         if left > segment.start:
-            yield Pulled(fetch.queue, segment.start, left, b"", contiguous=True)
-        fetch.checked, fetch.check_at = stop, self.clock() + _CHECK_EVERY
+            fetch.ready.append(Pulled(fetch.queue, segment.start, left, b"", contiguous=True))
+        fetch.checked, fetch.check_at = stop, self.clock() + CHECK_EVERY
         if outcome.status is not PullStatus.FOUND:
             # The broker may have deleted more messages than one answer shows: the rest is checked next.
             fetch.checked, fetch.check_at = left, -math.inf
 
-    def _wait(self, fetch: _QueueFetch, error: RocketMQError) -> None:
+    def _wait(self, fetch: QueueFetch, error: RocketMQError) -> None:
         """Delay the queue's next try; raise a ReadError if it has returned nothing for too long."""
         now = self.clock()
         if fetch.waits_until > now:

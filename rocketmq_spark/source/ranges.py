@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -22,6 +22,9 @@ logger = logging.getLogger("rocketmq_spark.source")
 # Spark's overhead of a task (0.1 s) equals the time for reading this many messages.
 ROWS_WORTH_A_TASK: Final = 50_000
 
+TASKS: Final = 16
+MOST_ROWS: Final = 500_000
+
 _MOST_TASKS: Final = 1_000_000
 
 # How many gaps one error names. A broker that deletes files leaves one gap per queue.
@@ -30,62 +33,83 @@ _MOST_NAMED: Final = 1_000
 
 @dataclass(frozen=True, slots=True)
 class OffsetRange:
-    """Messages `start` to `end` - 1 of a queue (with the user's topic). If `compacted`, gaps are not lost data."""
+    """Messages `start` to `end` - 1 of a queue (with the user's topic). If `compacted`, gaps are not lost data.
+
+    The `expired` offsets before `start` were not there any more when the range was planned. They count for the tasks
+    and for the turns of queues: a repeated micro-batch has the same ones, whatever has expired by then.
+    """
 
     queue: MessageQueue
     start: int
     end: int
     compacted: bool = False
+    expired: int = 0
 
     @property
     def size(self) -> int:
         """The number of offsets, which may be more than the number of messages."""
         return self.end - self.start
 
+    @property
+    def begin(self) -> int:
+        """The first of the `expired` offsets, or `start`."""
+        return self.start - self.expired
+
+    @property
+    def planned(self) -> int:
+        """The number of offsets, with the expired ones."""
+        return self.end - self.begin
+
     def cut(self, parts: int) -> list[OffsetRange]:
         """Return `parts` ranges of nearly equal size, or fewer if some would be empty."""
-        parts = min(parts, self.size)
-        borders = [self.start + self.size * part // parts for part in range(parts + 1)]
-        return [replace(self, start=low, end=high) for low, high in itertools.pairwise(borders)]
+        parts = min(parts, self.planned)
+        borders = [self.begin + self.planned * part // parts for part in range(parts + 1)]
+        return [self._part(low, high) for low, high in itertools.pairwise(borders)]
+
+    def _part(self, begin: int, end: int) -> OffsetRange:
+        start = min(max(begin, self.start), end)
+        return replace(self, start=start, end=end, expired=start - begin)
 
 
 def tasks_of(
-    ranges: Sequence[OffsetRange],
-    min_partitions: int | None = None,
-    max_records: int | None = None,
-    parallelism: int | None = None,
+    ranges: Iterable[OffsetRange], min_partitions: int | None = None, max_records: int | None = None
 ) -> list[tuple[OffsetRange, ...]]:
     """Return the ranges that each task reads; a range is cut only for `min_partitions` or `max_records`.
 
-    Without either, small ranges share a task, and there are at most about two tasks for each of the `parallelism` that
-    run at once. Raises a ReadError for more than 1,000,000 tasks: a broker can report offsets up to 2**63, and the
-    driver keeps its tasks in memory.
+    Without either, small ranges share a task. The result depends only on the arguments, and not on the order of
+    `ranges`: a micro-batch that is repeated, also by another cluster, has the same tasks. Raises a ReadError for more
+    than 1,000,000 tasks: a broker can report offsets up to 2**63, and the driver keeps its tasks in memory.
     """
-    parts = [part for part in ranges if part.size > 0]
-    total = sum(part.size for part in parts)
+    parts = sorted((part for part in ranges if part.planned > 0), key=lambda part: part.queue)
+    total = sum(part.planned for part in parts)
     if max_records is not None:
-        count = sum(-(-part.size // max_records) for part in parts)
+        count = sum(-(-part.planned // max_records) for part in parts)
         if count > _MOST_TASKS:
             raise ReadError(
                 f"maxRecordsPerPartition={max_records}: {total} offsets make {count} tasks, and at most {_MOST_TASKS} "
                 "are allowed. Set a higher value, and check that the offsets that the brokers report are plausible"
             )
-        parts = [piece for part in parts for piece in part.cut(-(-part.size // max_records))]
+        parts = [piece for part in parts for piece in part.cut(-(-part.planned // max_records))]
     if min_partitions is not None and len(parts) < min_partitions:
-        parts = [piece for part in parts for piece in part.cut(max(1, -(-part.size * min_partitions // total)))]
+        parts = [piece for part in parts for piece in part.cut(max(1, -(-part.planned * min_partitions // total)))]
     if min_partitions is not None or max_records is not None:
         return [(part,) for part in parts]
-    share = max(ROWS_WORTH_A_TASK, 0 if parallelism is None else total // (2 * parallelism))
+    share = min(max(total // TASKS, ROWS_WORTH_A_TASK), MOST_ROWS)
     tasks: list[list[OffsetRange]] = []
     room = 0
     for part in parts:
         # A task may exceed its share by half of a range: that is better than a task with little to read.
-        if part.size > 2 * room:
+        if part.planned > 2 * room:
             tasks.append([])
             room = share
         tasks[-1].append(part)
-        room -= part.size
-    return [tuple(task) for task in tasks]
+        room -= part.planned
+    return [in_turns(task) for task in tasks]
+
+
+def in_turns(ranges: Iterable[OffsetRange]) -> tuple[OffsetRange, ...]:
+    """Return ranges in the order of their turns. Neighbours are of different brokers, which answer at the same time."""
+    return tuple(sorted(ranges, key=lambda part: (part.queue.queue_id, part.queue)))
 
 
 def limited(start: Mapping[MessageQueue, int], end: Mapping[MessageQueue, int], most: int) -> dict[MessageQueue, int]:

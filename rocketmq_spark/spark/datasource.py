@@ -80,7 +80,7 @@ class RocketMQDataSource(DataSource):
         from rocketmq_spark.spark.reader import RocketMQBatchReader
 
         options = self._reader_options(streaming=False)
-        return RocketMQBatchReader(options, schema, self._session.parallelism, self._session.accumulator)
+        return RocketMQBatchReader(options, schema, self._session.accumulator)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         """Check the read, and return the reader of a streaming query; the reader's methods raise its errors.
@@ -92,7 +92,7 @@ class RocketMQDataSource(DataSource):
         find_job_files()
         try:
             options = self._reader_options(streaming=True)
-            return stream_reader(options, schema, self._session.parallelism, self._session.accumulator)
+            return stream_reader(options, schema, self._session.accumulator)
         except RocketMQError as exc:
             return RefusedStreamReader(exc)
 

@@ -45,12 +45,10 @@ class PartitionReader:
         self,
         options: SourceOptions,
         schema: StructType,
-        parallelism: int | None = None,
         accumulator: Accumulator[Any] | None = None,
     ) -> None:
         _check_columns(schema, raw=options.on_unreadable == "raw")
         self._options = options
-        self._parallelism = parallelism
         self._accumulator = accumulator
         self._schema: pa.Schema = arrow_schema(schema)
 
@@ -71,7 +69,7 @@ class PartitionReader:
                 self._accumulator.add(ReadReport(dict(skipped.by_topic)))
 
     def _partitions_of(self, plan: ReadPlan) -> list[InputPartition]:
-        return [ReadPartition(task) for task in plan.tasks(self._options, self._parallelism)]
+        return [ReadPartition(task) for task in plan.tasks(self._options)]
 
 
 class RocketMQBatchReader(PartitionReader, DataSourceReader):

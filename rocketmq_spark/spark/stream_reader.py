@@ -202,13 +202,13 @@ if _LIMITS:
 
 
 def stream_reader(
-    options: SourceOptions, schema: StructType, parallelism: int | None, accumulator: Accumulator[Any] | None = None
+    options: SourceOptions, schema: StructType, accumulator: Accumulator[Any] | None = None
 ) -> RocketMQStreamReader:
     """Return the reader of a streaming query; raises an OptionError for limits that this PySpark does not support."""
     if _LIMITS:
-        return LimitedStreamReader(options, schema, parallelism, accumulator)
+        return LimitedStreamReader(options, schema, accumulator)
     for field in ("max_offsets_per_trigger", "max_bytes_per_trigger", "min_offsets_per_trigger"):
         if getattr(options, field) is not None:
             name = SOURCE_SPELLING(field)
             raise OptionError(f"{name} requires PySpark 4.2 or newer, which can limit a micro-batch; leave it out")
-    return RocketMQStreamReader(options, schema, parallelism, accumulator)
+    return RocketMQStreamReader(options, schema, accumulator)

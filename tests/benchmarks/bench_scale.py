@@ -140,7 +140,7 @@ def plan(name_server: str) -> dict[str, float]:
 
     options = {"nameServer": name_server, "topic": TOPIC}
     schema = StructType([StructField("body", BinaryType())])
-    reader = RocketMQBatchReader(parse_source_options(options, {}, streaming=False), schema, 2)
+    reader = RocketMQBatchReader(parse_source_options(options, {}, streaming=False), schema)
     began = time.perf_counter()
     partitions = reader.partitions()
     batch = time.perf_counter() - began

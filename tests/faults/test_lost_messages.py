@@ -75,7 +75,7 @@ def test_slave_that_started_later_loses_no_row_while_master_hangs(
         slave.catch_up()
         with RemotingTransport([two_brokers.name_server]) as transport:
             assert transport.min_offset(queue, slave.broker.address, 5.0) > 0
-        reader = RocketMQBatchReader(options_of(two_brokers, topic, pullTimeoutMs=1000), SCHEMA, None)
+        reader = RocketMQBatchReader(options_of(two_brokers, topic, pullTimeoutMs=1000), SCHEMA)
         with ThreadPoolExecutor(1) as pool:
             master.pause()
             try:
@@ -103,21 +103,19 @@ def test_deleted_files_are_reported_before_the_minimum_offset_is_corrected(
     broker.restart()
     with RemotingTransport([two_brokers.name_server]) as transport:
         assert transport.min_offset(MessageQueue(topic, broker.name, 0), broker.address, 5.0) == 0
-    reader = RocketMQBatchReader(options_of(two_brokers, topic, failOnDataLoss=False, minPartitions=3), SCHEMA, None)
+    reader = RocketMQBatchReader(options_of(two_brokers, topic, failOnDataLoss=False, minPartitions=3), SCHEMA)
     offsets = [offset for task in reader.partitions() for offset in offsets_of(reader.read(task))]
     lost = missing(caplog.messages)
     assert len(lost) > ROWS // 4
     assert sorted(offsets + lost) == list(range(ROWS))
     # One task meets the gap as a whole, and names it as a whole.
-    reader = RocketMQBatchReader(options_of(two_brokers, topic), SCHEMA, None)
+    reader = RocketMQBatchReader(options_of(two_brokers, topic), SCHEMA)
     [task] = reader.partitions()
     with pytest.raises(DataLossError, match=rf"messages {lost[0]} to {lost[-1]} of {topic}/broker-0/0 are not there"):
         list(reader.read(task))
     # A broker passes over deleted messages with a filter, too.
     starts = json.dumps({topic: {broker.name: {"0": lost[0]}}})
-    reader = RocketMQBatchReader(
-        options_of(two_brokers, topic, subExpression="none", startingOffsets=starts), SCHEMA, None
-    )
+    reader = RocketMQBatchReader(options_of(two_brokers, topic, subExpression="none", startingOffsets=starts), SCHEMA)
     [task] = reader.partitions()
     with pytest.raises(DataLossError, match=rf"messages {lost[0]} to {lost[-1]} of {topic}/broker-0/0 are not there"):
         list(reader.read(task))
@@ -142,7 +140,7 @@ def test_gaps_of_a_compacted_topic_are_not_reported(two_brokers: LocalCluster, t
         assert outcomes.get(timeout=PATIENCE).error is None
         producer.send_arrow(pa.table({"body": ["x"] * 10, "keys": ["k"] * 10}), topic)
         wait_for(lambda: transport.max_offset(queue, broker.address, 5.0) == 30)
-    reader = RocketMQBatchReader(options_of(two_brokers, topic), SCHEMA, None)
+    reader = RocketMQBatchReader(options_of(two_brokers, topic), SCHEMA)
     [task] = reader.partitions()
     assert list(offsets_of(reader.read(task))) == [*range(10), *range(20, 30)]
 
@@ -157,13 +155,13 @@ def test_messages_that_expire_during_a_read_are_all_reported(
     feed(ROWS, nbytes=NBYTES)
     options = options_of(two_brokers, topic, streaming=streaming, failOnDataLoss=False, startingOffsets="earliest")
     if streaming:
-        stream = stream_reader(options, SCHEMA, None)
+        stream = stream_reader(options, SCHEMA)
         start = stream.initialOffset()
         end = stream.latestOffset(start)
         [task] = stream.partitions(start, end)
         read = stream.read
     else:
-        batch = RocketMQBatchReader(options, SCHEMA, None)
+        batch = RocketMQBatchReader(options, SCHEMA)
         [task] = batch.partitions()
         read = batch.read
     files = len(commit_log(broker))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections import defaultdict
@@ -83,6 +84,8 @@ class ReadHistory:
     # How long the requests for one message take, if the others of the window run at the same time.
     per_message: float
     most_bytes: int
+    # The offsets of a queue's turn.
+    turn: int
     # For each queue, where the user begins and ends; empty for the earliest and the latest offset.
     starts: Mapping[MessageQueue, int]
     ends: Mapping[MessageQueue, int]
@@ -114,6 +117,7 @@ def problems_of_read(history: ReadHistory) -> list[str]:
     problems = [*_problems_of_plans(history), *_problems_of_reports(history)]
     for task in history.tasks:
         problems += _problems_of_rows(history, task)
+        problems += _problems_of_order(history, task)
         problems += _problems_of_gaps(history, task)
         problems += _problems_of_end(history, task)
         problems += _problems_of_memory(history, task)
@@ -199,6 +203,19 @@ def _problems_of_rows(history: ReadHistory, task: TaskRead) -> Iterator[str]:
             yield f"task {task.number}: offset {row.offset} of {row.queue} never had the body {row.body!r}"
         elif not any(map(history.matches, stored)):
             yield f"task {task.number}: offset {row.offset} of {row.queue} does not match the filter"
+
+
+def _problems_of_order(history: ReadHistory, task: TaskRead) -> Iterator[str]:
+    """The order of rows depends only on the ranges: each queue in turn returns the rows of as many offsets."""
+    places = {part.queue: (place, part.begin) for place, part in enumerate(task.ranges)}
+    turns = []
+    for row in task.rows:
+        if row.queue in places:
+            place, begin = places[row.queue]
+            turns.append(((row.offset - begin) // history.turn, place, row))
+    for (turn, place, row), (later, other, next_row) in itertools.pairwise(turns):
+        if (turn, place) > (later, other):
+            yield f"task {task.number}: {next_row.queue}/{next_row.offset} came after {row.queue}/{row.offset}"
 
 
 def _problems_of_gaps(history: ReadHistory, task: TaskRead) -> Iterator[str]:

@@ -18,6 +18,7 @@ from rocketmq_spark.protocol.remoting.responses import BATCH_CQ, QUEUE_TYPE
 from rocketmq_spark.source import plan as planning
 from rocketmq_spark.source.broker_choice import BrokerChoice
 from rocketmq_spark.source.offset_resolver import OffsetResolver
+from rocketmq_spark.source.queue_fetch import TURN
 from rocketmq_spark.source.queue_requests import QueueRequests
 from rocketmq_spark.source.read import decoded
 from rocketmq_spark.source.topic_queues import TopicQueues
@@ -50,6 +51,7 @@ class ReadPlan(BasePlan):
     begin: str = "earliest"
     window: int = 64
     most_bytes: int = 1 << 20
+    turn: int = TURN
     latency: float = 0.0005
 
     @classmethod
@@ -82,6 +84,7 @@ class ReadPlan(BasePlan):
             most_bytes=rng.choice((300, 3_000, 1 << 20)),
             latency=rng.choice((0.0005, 0.01, 0.03)),
             grows=rng.random() < 0.4,
+            turn=rng.choice((4, 16, TURN)),
             options=options,
         )
 
@@ -139,6 +142,7 @@ class _Reading:
             slack=3 * options["pull_timeout_ms"] / 1000 + 15.0,
             per_message=2 * plan.latency / plan.window,
             most_bytes=plan.most_bytes,
+            turn=plan.turn,
             starts={},
             ends={},
             starting_ms=None,
@@ -219,7 +223,8 @@ class _Reading:
         transport.memory, transport.began = Memory(task), transport.clock()
         options = replace(self.options, sub_expression="*") if plan.tasks_filter else self.options
         brokers = BrokerChoice(TopicRoutes(options, transport, transport.clock, dict(plan.routes), self.runtime))
-        puller = RecordedPuller(options, transport, brokers, transport.clock, self.plan.window, self.plan.most_bytes)
+        bounds = self.plan.window, self.plan.most_bytes, self.plan.turn
+        puller = RecordedPuller(options, transport, brokers, transport.clock, *bounds)
         puller.memory = transport.memory
 
         def rest() -> float:

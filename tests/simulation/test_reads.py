@@ -152,6 +152,15 @@ def test_planted_error_in_a_history_is_found(plant: Callable[[ReadHistory], None
     assert any(PLANTED[plant] in problem for problem in problems_of_read(history))
 
 
+def test_rows_of_two_queues_in_the_order_of_arrival_are_found() -> None:
+    run = run_read(dataclasses.replace(ReadPlan.of_seed(4), faults=(), brokers=2, queues=2, rows=40, turn=16, tasks=1))
+    assert not run.problems
+    rows = run.history.tasks[0].rows
+    assert len({row.queue for row in rows}) > 1
+    rows.append(rows.pop(0))
+    assert any("came after" in problem for problem in problems_of_read(run.history))
+
+
 def test_loss_that_is_not_reported_is_found() -> None:
     # The broker does not correct its minimum at once, so that a task finds the gap. It also gives short answers.
     faults = "expiry without a new minimum", "short answers"

@@ -284,7 +284,11 @@ def test_expired_start_offset_is_moved_without_fail_on_data_loss(
     reader = filled(make_reader(fail_on_data_loss=False))
     reader.transport.expired |= {A0: 2, A1: 4}
     found = reader.resolver.ranges_between({A0: 1, A1: 0, B0: 0}, {A0: 4, A1: 3, B0: 9})
-    assert found == [OffsetRange(A0, 2, 4), OffsetRange(A1, 3, 3), OffsetRange(B0, 0, 9)]
+    assert found == [
+        OffsetRange(A0, 2, 4, expired=1),
+        OffsetRange(A1, 3, 3, expired=3),
+        OffsetRange(B0, 0, 9),
+    ]
     assert len(caplog.records) == 2
 
 

@@ -27,6 +27,7 @@ from rocketmq_spark.model.message_ext import Pulled, PullOutcome, PullRequest, P
 from rocketmq_spark.protocol.remoting.records import decode_records
 from rocketmq_spark.source.broker_choice import BrokerChoice
 from rocketmq_spark.source.puller import WINDOW, Puller
+from rocketmq_spark.source.queue_fetch import TURN
 from rocketmq_spark.source.ranges import OffsetRange
 from rocketmq_spark.transport.remoting.loop import PolledClock
 from tests.support.scripted import PullReply, ScriptedTransport
@@ -304,21 +305,42 @@ def test_concurrent_failures_count_as_one(make_reader: Make) -> None:
     assert reader.clock.now - began < 0.2
 
 
-def test_queues_of_an_unreachable_broker_do_not_block_others(make_reader: Make) -> None:
+def test_queues_of_an_unreachable_broker_take_no_room_from_the_queue_in_turn(make_reader: Make) -> None:
     reader = make_reader(read_timeout_ms=60_000)
     gone = [MessageQueue("orders", "b", number) for number in range(100)]
     reader.fill({A0: 2000})
     for queue in gone:
-        reader.transport.always_pull[queue] = failed(RemotingConnectException("refused"))
+        reader.transport.always_pull[queue] = PullReply(silent=True)
     began = reader.clock.now
-    pulls = puller(reader).pull([*(OffsetRange(queue, 0, 10) for queue in gone), OffsetRange(A0, 0, 2000)])
+    pulls = puller(reader).pull([OffsetRange(A0, 0, 2000), *(OffsetRange(queue, 0, 10) for queue in gone)])
     offsets: list[int] = []
-    while len(offsets) < 2000:
+    while len(offsets) < TURN:
         offsets += covered([next(pulls)])[A0]
-    assert offsets == list(range(2000))
-    assert reader.clock.now - began < 2.0
-    with pytest.raises(ReadError):
+    assert offsets == list(range(TURN))
+    assert reader.clock.now == began
+    with pytest.raises(ReadError, match="orders/b/0 up to offset 9: nothing came from offset 0 on"):
         next(pulls)
+    assert 60.0 < reader.clock.now - began < 90.0
+
+
+def test_queue_that_is_not_asked_is_not_silent(make_reader: Make) -> None:
+    # An answer of the queue in turn takes all the room, so the other queue is asked first, and then in its turn.
+    reader = make_reader(read_timeout_ms=20_000)
+    reader.fill({B0: 1})
+    large = bytes(32 * 1024 * 1024)
+
+    def answer(request: PullRequest) -> PullReply:
+        return PullReply(PullOutcome(PullStatus.FOUND, request.offset + 1, 0, 100, large), delay=1.0)
+
+    reader.transport.play_pulls(A0, *[answer] * 100)
+    reader.transport.play_pulls(B0, *[failed(RemotingConnectException("refused"))] * 8)
+    pulls = puller(reader).pull([OffsetRange(A0, 0, 100), OffsetRange(B0, 0, 1)])
+    assert [pull.queue for pull in pulls] == [A0] * 100 + [B0]
+    asked = [request.target.queue for request in reader.transport.pulls]
+    # It failed at the beginning, and after its turn began: in between is more than readTimeoutMs.
+    assert asked[:20].count(B0) >= 2
+    assert B0 not in asked[20:-4]
+    assert asked[-4:] == [B0] * 4
 
 
 def test_waiting_for_unreachable_brokers_does_not_poll_busily(make_reader: Make) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rocketmq_spark.errors import ReadError
 from rocketmq_spark.model.message import MessageQueue
-from rocketmq_spark.source.ranges import ROWS_WORTH_A_TASK, OffsetRange, limited, tasks_of
+from rocketmq_spark.source.ranges import MOST_ROWS, ROWS_WORTH_A_TASK, TASKS, OffsetRange, in_turns, limited, tasks_of
 
 QUEUES = [MessageQueue("orders", broker, number) for broker in "abc" for number in range(4)]
 starts = st.integers(0, 10**12)
@@ -49,13 +49,13 @@ def test_range_is_split_into_nearly_equal_parts(start: int, size: int, parts: in
     ranges(st.one_of(st.integers(0, 5), st.integers(0, 10_000))),
     st.none() | st.integers(1, 300),
     st.none() | st.integers(100, 10**6),
-    st.none() | st.integers(1, 64),
 )
 def test_every_offset_is_read_once_and_in_the_order_of_its_queue(
-    found: list[OffsetRange], min_partitions: int | None, max_records: int | None, parallelism: int | None
+    found: list[OffsetRange], min_partitions: int | None, max_records: int | None
 ) -> None:
-    tasks = tasks_of(found, min_partitions, max_records, parallelism)
-    assert joined([part for task in tasks for part in task]) == [one for one in found if one.size]
+    tasks = tasks_of(found, min_partitions, max_records)
+    parts = sorted((part for task in tasks for part in task), key=lambda part: (part.queue, part.start))
+    assert joined(parts) == sorted((one for one in found if one.size), key=lambda one: one.queue)
     # A task has at most one part of a queue, and at least one part.
     assert all(len({part.queue for part in task}) == len(task) >= 1 for task in tasks)
 
@@ -75,11 +75,11 @@ def test_no_task_exceeds_max_records(found: list[OffsetRange], most: int, wanted
     assert all(sum(part.size for part in task) <= most for task in tasks)
 
 
-@given(ranges(), st.none() | st.integers(1, 64))
-def test_small_ranges_are_combined_up_to_twice_the_task_size(found: list[OffsetRange], parallelism: int | None) -> None:
+@given(ranges())
+def test_small_ranges_are_combined_up_to_twice_the_task_size(found: list[OffsetRange]) -> None:
     total = sum(one.size for one in found)
-    full = max(total // (2 * parallelism) if parallelism else 0, ROWS_WORTH_A_TASK)
-    tasks = tasks_of(found, parallelism=parallelism)
+    full = min(max(total // TASKS, ROWS_WORTH_A_TASK), MOST_ROWS)
+    tasks = tasks_of(found)
     assert all(len(task) == 1 or sum(part.size for part in task) <= 2 * full for task in tasks)
     # Two adjacent parts would be too large for one task, so there are few small tasks.
     both = [sum(part.size for part in (*left, *right)) for left, right in itertools.pairwise(tasks)]
@@ -88,12 +88,12 @@ def test_small_ranges_are_combined_up_to_twice_the_task_size(found: list[OffsetR
 
 def test_few_messages_of_many_queues_are_one_task() -> None:
     found = [OffsetRange(QUEUES[number % 12], 0, 10) for number in range(12)]
-    assert tasks_of(found) == [tuple(found)]
+    assert tasks_of(found) == [in_turns(found)]
 
 
 def test_empty_ranges_make_no_task() -> None:
     empty = OffsetRange(QUEUES[0], 7, 7)
-    assert tasks_of([empty]) == tasks_of([empty], 5, 10, 4) == tasks_of([], 5) == []
+    assert tasks_of([empty]) == tasks_of([empty], 5, 10) == tasks_of([], 5) == []
 
 
 @st.composite

@@ -30,7 +30,7 @@ def test_task_gets_only_the_routes_of_its_brokers() -> None:
             queue = MessageQueue("t", name, 0)
             cluster.brokers[name].storage.store.put(queue, [Message.of("t", b"x")], 0.0)
         options = SourceOptions.of(name_server=(cluster.name_server,), subscribe=("t",), min_partitions=1)
-        tasks = RocketMQBatchReader(options, SCHEMA, None).partitions()
+        tasks = RocketMQBatchReader(options, SCHEMA).partitions()
     found = {}
     for task in tasks:
         assert isinstance(task, ReadPartition)
@@ -45,18 +45,18 @@ RAW = SourceOptions.of(on_unreadable="raw")
 
 def test_only_a_raw_read_has_the_column_unreadable() -> None:
     schema = StructType().add("body", "binary").add("unreadable", "string")
-    RocketMQBatchReader(RAW, schema, None)
+    RocketMQBatchReader(RAW, schema)
     with pytest.raises(SchemaError, match="only reads with onUnreadable=raw have the column unreadable"):
-        RocketMQBatchReader(SourceOptions(), schema, None)
+        RocketMQBatchReader(SourceOptions(), schema)
     with pytest.raises(SchemaError, match=r"onUnreadable=raw the column unreadable \(string\) is required"):
-        RocketMQBatchReader(RAW, SCHEMA, None)
+        RocketMQBatchReader(RAW, SCHEMA)
 
 
 def test_columns_that_a_raw_read_can_null_must_be_nullable() -> None:
     known = StructType().add("queueOffset", "long", nullable=False).add("unreadable", "string")
-    RocketMQBatchReader(RAW, known, None)
+    RocketMQBatchReader(RAW, known)
     with pytest.raises(SchemaError, match="column bornHost is null for a record that cannot be decoded"):
-        RocketMQBatchReader(RAW, known.add("bornHost", "string", nullable=False), None)
+        RocketMQBatchReader(RAW, known.add("bornHost", "string", nullable=False))
 
 
 Q0, Q1 = (MessageQueue("t", "a", number) for number in (0, 1))
@@ -91,7 +91,7 @@ class Stream:
     @contextmanager
     def query(self, **options: Any) -> Iterator[RocketMQStreamReader]:
         reader = stream_reader(
-            SourceOptions.of(name_server=(self._cluster.name_server,), **{"subscribe": ("t",), **options}), SCHEMA, None
+            SourceOptions.of(name_server=(self._cluster.name_server,), **{"subscribe": ("t",), **options}), SCHEMA
         )
         try:
             yield reader
@@ -128,7 +128,7 @@ def test_rerun_of_the_first_micro_batch_reports_expired_messages(stream: Stream,
             with pytest.raises(DataLossError, match="messages 0 to 1 of t/a/0 are not there any more"):
                 query.partitions(start, end)
         else:
-            assert ranges_of(query.partitions(start, end)) == [OffsetRange(Q0, 2, 5)]
+            assert ranges_of(query.partitions(start, end)) == [OffsetRange(Q0, 2, 5, expired=2)]
 
 
 def test_rerun_of_a_first_micro_batch_from_latest_reads_the_same_messages(stream: Stream) -> None:

@@ -1,0 +1,129 @@
+"""The state of one queue of a task: its requests, the answers that wait for earlier ones, and the results of its turns.
+
+With a filter, an answer does not show whether skipped messages were deleted or rejected. So the first is pulled without
+the filter, except in compaction topics. If it exists, none was deleted, because brokers delete the oldest first.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections import deque
+from dataclasses import dataclass
+from typing import Final
+
+from rocketmq_spark.model.message_ext import Pulled, PullOutcome, PullStatus, PullTarget
+from rocketmq_spark.protocol.remoting.records import first_queue_offset
+from rocketmq_spark.source.ranges import OffsetRange
+
+TURN: Final = 1024
+"""The offsets of a queue's turn: as many as the largest answer. Other turns change the order of the rows of a range.
+
+All queues advance together, because a broker's commit log has their messages side by side.
+"""
+
+PER_QUEUE: Final = 32
+"""The most requests and answers of one queue."""
+
+# Seconds from one check of a filtered read to the next.
+CHECK_EVERY: Final = 1.0
+
+
+@dataclass(slots=True, eq=False)
+class Segment:
+    """The part of a range that one request covers (`stop` None: up to the answer's end); a `check` has no filter.
+
+    `later`: the request was sent for a later turn than the present one.
+    """
+
+    fetch: QueueFetch
+    start: int
+    stop: int | None = None
+    check: bool = False
+    later: bool = False
+    outcome: PullOutcome | None = None
+    address: str = ""
+
+
+class QueueFetch:
+    """The state of one range."""
+
+    def __init__(self, offsets: OffsetRange, target: PullTarget, turn: int, now: float, *, filtered: bool) -> None:
+        self.range = offsets
+        self.queue = offsets.queue
+        self.target = target
+        self.planned = offsets.start
+        self.filtered = filtered
+        self.contiguous = not filtered and not offsets.compacted
+        # The offset up to which a filtered read has missed nothing, and the time of the next check.
+        self.checked = offsets.start if filtered and not offsets.compacted else offsets.end
+        self.check_at = now + CHECK_EVERY
+        # Requests without an answer, and answers that wait for an earlier one.
+        self.segments: deque[Segment] = deque()
+        # Requests to send again, by offset, and the number of those in flight.
+        self.unsent: list[Segment] = []
+        self.flying = 0
+        # Results that wait for the queue's turn, the offset after them, and the end of that turn.
+        self.ready: deque[Pulled] = deque()
+        self.received = offsets.start
+        self.border = offsets.begin + turn
+        # The number of offsets that the last answer covered.
+        self.stride: int | None = None
+        self.failures = 0
+        # The time of the first failure since the last answer.
+        self.failing_since: float | None = None
+        # A slave does not have the next messages, and the master has not answered yet.
+        self.doubted = False
+        self.waits_until = -math.inf
+        self.suspend = False
+
+    @property
+    def done(self) -> bool:
+        """Whether all results were taken."""
+        return not self.ready and not self.segments and min(self.planned, self.checked) >= self.range.end
+
+    @property
+    def is_turn_over(self) -> bool:
+        """Whether the next result is of a later turn. The last turn also waits for the last check."""
+        at = self.ready[0].start if self.ready else self.received
+        return self.border <= at < self.range.end
+
+    def may_send(self, most: int) -> bool:
+        """Return whether the queue may have another request, with `most` requests in flight."""
+        if self.unsent:
+            return True
+        segments = len(self.segments)
+        if segments and (self.filtered or self.stride is None):
+            # The answer shows where the next request begins.
+            return False
+        if segments >= most or segments + len(self.ready) >= PER_QUEUE:
+            return False
+        return self.planned < self.range.end or (not segments and self.checked < self.planned)
+
+    def again(self, segment: Segment) -> None:
+        """Send a segment's request again when possible."""
+        bisect.insort(self.unsent, segment, key=lambda other: other.start)
+
+    def is_check_due(self, now: float) -> bool:
+        """Return whether to check now if the messages that a filtered read has skipped still exist."""
+        is_time = now >= self.check_at or self.planned >= self.range.end
+        return is_time and not self.segments and self.checked < self.planned
+
+    def first_left(self, segment: Segment, outcome: PullOutcome) -> int:
+        """Return the segment's first offset that is not missing; messages that the broker's filter rejects are not."""
+        unfiltered = not self.filtered or segment.check
+        if outcome.status is PullStatus.FOUND and unfiltered:
+            first = first_queue_offset(outcome.body)
+            return segment.start if first is None else min(max(first, segment.start), outcome.next_begin_offset)
+        missing = outcome.status is PullStatus.OFFSET_ILLEGAL
+        if missing or (outcome.status is PullStatus.NO_MATCHED_MSG and unfiltered):
+            return outcome.next_begin_offset
+        return segment.start
+
+    def is_being_written(self, segment: Segment, outcome: PullOutcome) -> bool:
+        """Return whether a skipped message is in the index, not yet in the log (`CompactionLog.getMessage`).
+
+        Messages that compaction removed are not in the index.
+        """
+        removing = self.range.compacted and outcome.status is PullStatus.OFFSET_ILLEGAL
+        return removing and outcome.next_begin_offset > max(segment.start, outcome.min_offset)
