@@ -20,7 +20,7 @@ import typer
 
 from rocketmq_spark._version import __version__
 from rocketmq_spark.cli.cluster_commands import app as cluster_app
-from rocketmq_spark.cli.connection import Connection, connected, print_json
+from rocketmq_spark.cli.connection import TRANSACTIONAL_KEY, Connection, connected, print_json
 from rocketmq_spark.display.tables import one_line
 from rocketmq_spark.errors import OptionError, ReservedPropertyError, RocketMQError, escaped
 from rocketmq_spark.options.connection import GRPC, REMOTING
@@ -208,6 +208,7 @@ def transactions(
     transaction_topic: Annotated[
         str, typer.Option(help="The option transactionTopic of the job.")
     ] = "rocketmq-spark-decisions",
+    transactional_key: Annotated[str | None, TRANSACTIONAL_KEY] = None,
 ) -> None:
     """List the exactly-once writes whose commit has begun and is not complete, and complete them with --finish."""
     from rocketmq_spark.cli.transactions import finish_transactions
@@ -217,6 +218,7 @@ def transactions(
         table = finish_transactions(
             transactional_id,
             transaction_topic=transaction_topic,
+            transactional_key=transactional_key,
             list_only=not finish,
             timeout=connection.timeout,
             **connection.connection_options(),

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 _VISIBLE: Final = "Other users can see command lines, so prefer the environment variable, or give file:/path."
 _PANEL: Final = "Connection"
 _SPECS: Final = [spec for spec in specs_of(ConnectionOptions, READ) if spec.section in ("servers", "access", "tls")]
+TRANSACTIONAL_KEY: Final = typer.Option(
+    envvar="ROCKETMQ_TRANSACTIONAL_KEY", show_default=False, help=f"The option transactionalKey of the job. {_VISIBLE}"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

@@ -17,6 +17,7 @@ from rocketmq_spark.deliveries.base import Write
 from rocketmq_spark.deliveries.exactly_once.commit import TwoPhaseCommit, new_run_id
 from rocketmq_spark.deliveries.log.brokers import Brokers
 from rocketmq_spark.deliveries.log.decision_log import DecisionLog
+from rocketmq_spark.deliveries.log.keys import keys_of
 from rocketmq_spark.deliveries.log.state import WriteState
 from rocketmq_spark.display.row_table import Table
 from rocketmq_spark.errors import (
@@ -59,6 +60,7 @@ def finish_transactions(
     *,
     name_server: str | Sequence[str] | None = None,
     transaction_topic: str = "rocketmq-spark-decisions",
+    transactional_key: str | None = None,
     list_only: bool = False,
     timeout: float = 5.0,
     delivery_timeout_ms: int = 120_000,
@@ -74,6 +76,8 @@ def finish_transactions(
     ----------
     transactional_id, transaction_topic : str
         The options ``transactionalId`` and ``transactionTopic`` of the job.
+    transactional_key : str, optional
+        The option ``transactionalKey`` of the job, as text, ``env:NAME`` or ``file:/path``.
     name_server : str or sequence of str, optional
         ``host:9876;host:9876``. Default: the environment variable ``NAMESRV_ADDR``.
     list_only : bool, default False
@@ -106,9 +110,13 @@ def finish_transactions(
     own = {
         "transactional_id": transactional_id,
         "transaction_topic": transaction_topic,
+        "transactional_key": transactional_key,
         "delivery_timeout_ms": delivery_timeout_ms,
     }
-    values = {spec.field: parse_one(spec, own[spec.field], spec.field) for spec in SINK_OPTIONS if spec.field in own}
+    given = {name: value for name, value in own.items() if value is not None}
+    values = {
+        spec.field: parse_one(spec, given[spec.field], spec.field) for spec in SINK_OPTIONS if spec.field in given
+    }
     parsed = admin_options({"name_server": name_server, **connection}, timeout, os.environ).connection
     milliseconds = max(1, round(timeout * 1000))
     options = SinkOptions(connection=parsed, delivery="exactlyOnce", send_msg_timeout=milliseconds, **values)
@@ -122,7 +130,7 @@ def finish_transactions(
 def finish_writes(brokers: Brokers, *, list_only: bool) -> Table[OpenWrite]:
     """Complete the open writes of a transactional id, or only list them; see `finish_transactions`."""
     options = brokers.options
-    log = DecisionLog(str(options.transactional_id), options.transaction_topic)
+    log = DecisionLog(str(options.transactional_id), options.transaction_topic, keys_of(options))
     _existing(brokers, log.topic, f"Check {_CAUSES}")
     log.open(brokers, everything=True)
     if not log.writes:

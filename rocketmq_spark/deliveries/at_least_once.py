@@ -27,7 +27,7 @@ class AtLeastOnce(Delivery[PartitionResult]):
     @classmethod
     def contradictions(cls, options: SinkOptions) -> Iterator[str]:
         """Yield an error text for each option of the other deliveries."""
-        for field in ("transactional_id", "write_id"):
+        for field in ("transactional_id", "write_id", "transactional_key"):
             if getattr(options, field) is not None:
                 name = SINK_SPELLING(field)
                 yield f"{name} is given without delivery=exactlyOnce or effectivelyOnce: set delivery, or remove {name}"

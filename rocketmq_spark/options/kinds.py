@@ -29,6 +29,9 @@ MIB: Final = 1024 * 1024
 _SIZE_SUFFIXES: Final = {"": 1, "b": 1, "k": 1024, "kb": 1024, "m": MIB, "mb": MIB, "g": 1024 * MIB, "gb": 1024 * MIB}
 # As in JavaUtils.timeStringAs, without the units below a millisecond.
 _TIME_SUFFIXES: Final = {"": 1, "ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
+# Keys of the decision log: as long as a key of AES-128.
+_SHORTEST_KEY: Final = 16
+_MOST_KEYS: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +164,20 @@ def _parse_secret(text: str) -> str:
     return re.sub("^file:///", "file:/", _checked(text, not is_padded(text)))
 
 
+def split_keys(text: str) -> tuple[bytes, ...]:
+    """Return the keys in a text; ValueError, without a text, if one is too short or there are too many."""
+    keys = tuple(part.encode() for part in text.split(","))
+    _checked(keys, len(keys) <= _MOST_KEYS and all(len(key) >= _SHORTEST_KEY for key in keys))
+    return _checked(keys, not any(map(is_padded, text.split(","))))
+
+
+def _parse_keys(text: str) -> str:
+    text = _parse_secret(text)
+    if not is_reference(text):
+        split_keys(text)
+    return text
+
+
 def words(allowed: str, pattern: str) -> ValueKind:
     """Return the kind of a comma-separated list of words that match the whole pattern."""
 
@@ -235,6 +252,12 @@ SECRET: Final = ValueKind(
     "file:/absolute/path",
     _parse_secret,
     reference=lambda text: text if is_reference(text) else "",
+)
+KEYS: Final = ValueKind(
+    f"one key, or up to {_MOST_KEYS} keys separated by commas, each of at least {_SHORTEST_KEY} bytes without control "
+    "characters and surrounding blanks, or the place of such a text as env:NAME or file:/absolute/path",
+    _parse_keys,
+    reference=SECRET.reference,
 )
 CLASS: Final = ValueKind(
     "your class as module:Class",

@@ -158,6 +158,10 @@ class SinkOptions(SendOptions):
     transaction_topic: str = option("transactionTopic", "rocketmq-spark-decisions", TOPIC,
         "Topic of the decision log. The driver creates it, with one queue on each broker, if it may.",
         section="recovery")
+    transactional_key: str | None = option("transactionalKey", None, kinds.KEYS,
+        "Key that signs the records of the decision log, or several keys separated by commas: the first signs, all "
+        "are accepted. Records without a valid signature are then ignored. See [security](security.md#signed-records).",
+        secret=True)
     transaction_timeout_ms: int = option("transactionTimeoutMs", 60000,
         kinds.integer(10000, MAX_TRANSACTION_TIMEOUT_MS, unit="ms"),
         "Time from the first row of a write or micro-batch to the end of its commit. After a crash during a commit, "

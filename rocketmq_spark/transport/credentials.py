@@ -66,7 +66,7 @@ def credentials_of(options: ConnectionOptions) -> CredentialsProvider | None:
     texts = (options.access_key, options.secret_key, options.security_token or "")
 
     def resolved() -> Credentials:
-        key, secret, token = map(_resolved, ("accessKey", "secretKey", "securityToken"), texts)
+        key, secret, token = map(resolved_secret, ("accessKey", "secretKey", "securityToken"), texts)
         return Credentials(key, secret, token)
 
     def read() -> Credentials:
@@ -99,7 +99,8 @@ def _with_variable(text: str | None) -> str | None:
     return text if value is None else f"{text}={value}"
 
 
-def _resolved(option: str, text: str) -> str:
+def resolved_secret(option: str, text: str) -> str:
+    """Return the value of a secret option, whose text may be a reference; OptionError if it cannot be read."""
     if not text.startswith((ENV, FILE)):
         return text
     target = allowed(option, text)

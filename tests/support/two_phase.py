@@ -20,6 +20,7 @@ from rocketmq_spark.deliveries.exactly_once.half_sender import store_halves
 from rocketmq_spark.deliveries.exactly_once.halves import HalfCollector, Halves, half_properties
 from rocketmq_spark.deliveries.log.brokers import Brokers
 from rocketmq_spark.deliveries.log.decision_log import DecisionLog
+from rocketmq_spark.deliveries.log.keys import keys_of
 from rocketmq_spark.deliveries.log.records import Decision
 from rocketmq_spark.model.message import EncodedBatch, Message, MessageQueue
 from rocketmq_spark.model.send_result import TRANSACTION_COMMIT_TYPE, TRANSACTION_PREPARED_TYPE
@@ -88,7 +89,8 @@ class Driver:
         connection = self.options.connection
         self.instance = ClientInstance("driver", new_transport(connection, "driver"), connection)
         self.brokers = Brokers(self.options, self.instance, clock=runtime.clock, runtime=runtime)
-        self.log = log(str(self.options.transactional_id), self.options.transaction_topic)
+        keys = keys_of(self.options)
+        self.log = log(str(self.options.transactional_id), self.options.transaction_topic, keys)
         self.two_phase = commit(self.brokers, self.log, new_run_id())
         try:
             names = set(self.brokers.routes().look_up(self.topic).addresses)

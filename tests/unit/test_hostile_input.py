@@ -122,6 +122,7 @@ LOG = (
         rows=20,
         timeout_ms=60_000,
         manifests=(3,),
+        digest="0f" * 32,
         start_offsets={QUEUE: 5},
         youngest=HALVES.youngest,
     ),

@@ -29,6 +29,7 @@ from rocketmq_spark.deliveries.effectively_once.stored_rows import StoredRows
 from rocketmq_spark.deliveries.log.brokers import Brokers
 from rocketmq_spark.deliveries.log.decision_log import BARRIER_WAIT, DecisionLog
 from rocketmq_spark.deliveries.log.delivery import check_stream
+from rocketmq_spark.deliveries.log.keys import keys_of
 from rocketmq_spark.errors import DataLossError, InputChangedError
 from rocketmq_spark.metrics import Recorder
 from rocketmq_spark.model.message import MessageQueue
@@ -85,7 +86,8 @@ class Attempt:
 
     def __post_init__(self) -> None:
         self.id = f"{self.brokers.rng.getrandbits(64):016x}"
-        self._log = DecisionLog(self.plan.log_name, self.brokers.options.transaction_topic)
+        keys = keys_of(self.brokers.options).signing_with(self.plan.key_id)
+        self._log = DecisionLog(self.plan.log_name, self.brokers.options.transaction_topic, keys)
         self._log.home, self._log.position = self.plan.home, self.plan.position
 
     def run(self, recorder: Recorder, rows: Iterator[pa.RecordBatch], send: SendMissing) -> Attempted | None:

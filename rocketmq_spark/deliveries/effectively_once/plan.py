@@ -90,6 +90,7 @@ def plan_write(
         write=write,
         done=done,
         newest=log.newest,
+        key_id=log.keys.signs,
         log_name=log.transactional_id,
         home=log.home,
         position=log.position,

@@ -206,6 +206,7 @@ class TwoPhaseCommit:
             rows=len(halves),
             timeout_ms=timeout,
             manifests=(),
+            digest="",
             start_offsets={queue: ends[queue] for queue in halves.queues},
             youngest=halves.youngest,
         )

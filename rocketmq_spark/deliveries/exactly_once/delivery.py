@@ -80,7 +80,8 @@ class ExactlyOnce(LoggedDelivery[Prepared, TransactionPlan]):
             # Only a recovery reads the topic. A missing right must show before the first decision.
             brokers.check_readable(brokers.routes().look_up(topic).queues[0])
         newest = log.newest if write is None else None
-        return TransactionPlan(run_id=commit.run_id, write=write, done=write in log.writes, newest=newest)
+        done, key_id = write in log.writes, log.keys.signs
+        return TransactionPlan(run_id=commit.run_id, write=write, done=done, newest=newest, key_id=key_id)
 
     def write_partition(self, task: PartitionTask) -> Prepared | None:
         """Send the rows as half messages; return None without sending if the write was decided before."""

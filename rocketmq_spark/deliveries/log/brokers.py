@@ -210,6 +210,17 @@ class Brokers:
         """Return the offset of the oldest message of a queue."""
         return self.request(queue, lambda address, timeout: self.transport.min_offset(queue, address, timeout))
 
+    def first_offset(self, queue: MessageQueue) -> int:
+        """Return the offset of the oldest message that can be read. A broker may report a lower minimum offset."""
+        target, offset = PullTarget(queue, TOOLS_CONSUMER, 1, "*", "TAG"), self.min_offset(queue)
+        while True:
+            outcome = self._pull(target, offset)
+            if outcome.status is PullStatus.FOUND:
+                return min(message.queue_offset for message in decode_records(outcome.body))
+            if outcome.next_begin_offset <= offset:
+                return offset
+            offset = outcome.next_begin_offset
+
     def start_of(self, queue: MessageQueue, start_offset: int, end: int, is_own: Callable[[MessageExt], bool]) -> int:
         """Return where to read the messages of a write; the queue ended at `start_offset` before, at `end` now.
 

@@ -23,7 +23,8 @@ from typing import Final
 
 from rocketmq_spark.deliveries.base import Write
 from rocketmq_spark.deliveries.log.brokers import Brokers
-from rocketmq_spark.deliveries.log.record_store import RecordStore
+from rocketmq_spark.deliveries.log.keys import NO_KEYS, LogKeys
+from rocketmq_spark.deliveries.log.record_store import RecordStore, digest_of
 from rocketmq_spark.deliveries.log.records import (
     ANY_WRITE,
     Begun,
@@ -34,7 +35,7 @@ from rocketmq_spark.deliveries.log.records import (
     Record,
     StartRecord,
 )
-from rocketmq_spark.deliveries.log.state import StartOffsets, WriteState
+from rocketmq_spark.deliveries.log.state import StartOffsets, WriteState, homes_in
 from rocketmq_spark.errors import DataLossError, DeliveryError, MQClientException
 from rocketmq_spark.model.message import MessageQueue
 
@@ -53,6 +54,7 @@ class DecisionLog:
 
     transactional_id: str
     topic: str
+    keys: LogKeys = NO_KEYS
     # None until a record exists, or the first one is written.
     home: MessageQueue | None = None
     # The offset of the next record to read.
@@ -73,7 +75,7 @@ class DecisionLog:
     _away: int = field(default=-1, init=False)
 
     def __post_init__(self) -> None:
-        self.records = RecordStore(self.transactional_id, self.topic)
+        self.records = RecordStore(self.transactional_id, self.topic, self.keys)
 
     def open(self, brokers: Brokers, *, everything: bool) -> None:
         """Find the home, and read the newest write of a stream, or with `everything` all writes.
@@ -103,7 +105,8 @@ class DecisionLog:
             )
         # A home that is down raises here.
         end = brokers.max_offsets([self.home])[self.home]
-        self.position = brokers.min_offset(self.home) if everything else self._start(brokers, self.home, end)
+        first = self.records.first_offset(brokers, self.home)
+        self.position = first if everything else max(first, self._start(brokers, self.home, end))
         self.refresh(brokers)
 
     def claim_home(self, brokers: Brokers, write: Write, broker_names: Collection[str]) -> int:
@@ -137,7 +140,7 @@ class DecisionLog:
         ):
             return
         brokers.fresh_route(self.topic)
-        DecisionLog(self.transactional_id, self.topic).open(brokers, everything=False)
+        DecisionLog(self.transactional_id, self.topic, self.keys).open(brokers, everything=False)
 
     def _contended(self, write: Write) -> MQClientException:
         return MQClientException(
@@ -145,9 +148,9 @@ class DecisionLog:
             f"another queue than {self.home} at this moment. No row of this driver is visible. Run the job again"
         )
 
-    def refresh(self, brokers: Brokers, at_least: int = 0) -> None:
-        """Read new records, at least up to the offset `at_least`."""
-        home, known = self.require_home(), max(self.position, at_least)
+    def refresh(self, brokers: Brokers, own: int = -1) -> None:
+        """Read new records, at least up to the own record at the offset `own`; DataLossError if it is not there."""
+        home, known, is_stored = self.require_home(), max(self.position, own + 1), own < 0
         end = brokers.max_offsets([home])[home]
         if end < known:
             raise DataLossError(
@@ -157,10 +160,16 @@ class DecisionLog:
         if self._away_from < 0:
             self._away_from = self.position
         for record in self.records.read(brokers, home, self.position, end):
+            is_stored = is_stored or record.offset == own
             if record.home_in(home) != home:
                 self._away = record.offset
             elif not self._is_void(brokers, home, record):
                 self._apply(record)
+        if not is_stored:
+            raise DataLossError(
+                f"the decision log of transactionalId={self.transactional_id}: queue {home} has another message at "
+                f"offset {own}, where the broker has acknowledged a record of this driver: the broker has lost messages"
+            )
         self.position = end
 
     def append_decision(
@@ -175,6 +184,7 @@ class DecisionLog:
         decision = replace(
             decision,
             manifests=self.records.store_manifests(brokers, manifests, home),
+            digest=digest_of(manifests),
             since=_since(decision.write, self.position if state is None else state.since),
             claim=claim,
         )
@@ -270,27 +280,11 @@ class DecisionLog:
     def _homes(self, brokers: Brokers, ends: Mapping[MessageQueue, int]) -> dict[MessageQueue, bool]:
         """Return the home of each queue's newest record, or all homes claimed there, with whether it has a decision."""
 
-        def homes_in(queue: MessageQueue) -> dict[MessageQueue, bool]:
-            # All claims: the newest one may be of a driver that has failed because of an older one.
-            claimed: dict[MessageQueue, bool] = {}
-            # The highest claim of the first decisions so far: they are void if another home was named since then.
-            first = -1
-            for record in self.records.search(brokers, queue, ends[queue]):
-                home = record.home_in(queue)
-                if record.offset + (home != queue) <= first:
-                    break
-                if home != queue:
-                    first = -1
-                if isinstance(record, HomeRecord) and record.is_claim:
-                    claimed[home] = False
-                elif (claim := record.claim) is None:
-                    return {home: True}
-                else:
-                    first = max(first, claim)
-            return claimed if first < 0 else {queue: True}
+        def search(queue: MessageQueue) -> dict[MessageQueue, bool]:
+            return homes_in(queue, self.records.search(brokers, queue, ends[queue]))
 
         homes: dict[MessageQueue, bool] = {}
-        for found in brokers.for_each(ends, homes_in).values():
+        for found in brokers.for_each(ends, search).values():
             for home, has_decision in found.items():
                 homes[home] = homes.get(home, False) or has_decision
         return homes
@@ -308,10 +302,10 @@ class DecisionLog:
         return decided[0] if decided else max(homes, key=lambda home: (home not in self._searched, self._draw(home)))
 
     def _start(self, brokers: Brokers, home: MessageQueue, end: int) -> int:
-        """Return an offset from which all records of the newest write follow."""
+        """Return an offset from which all records of the newest write follow, if they have not expired."""
         records = self.records.search(brokers, home, end)
         newest = next((record for record in records if not isinstance(record, HomeRecord)), None)
-        return end if newest is None else max(newest.since, brokers.min_offset(home))
+        return end if newest is None else newest.since
 
     def _is_void(self, brokers: Brokers, home: MessageQueue, record: Record) -> bool:
         """Return whether a record of the home is a first decision, and another home was named since its own claim."""
@@ -383,7 +377,7 @@ class DecisionLog:
         home = self.require_home()
         offset = self.records.store(brokers, record, [home])[home]
         brokers.await_readable(home, offset)
-        self.refresh(brokers, offset + 1)
+        self.refresh(brokers, offset)
 
 
 def _since(write: Write, since: int) -> int:

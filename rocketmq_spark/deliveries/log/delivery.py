@@ -18,6 +18,7 @@ import numpy as np
 from rocketmq_spark.deliveries.base import Delivery, OpenInstance, R, TaskResults, Write
 from rocketmq_spark.deliveries.log.brokers import Brokers
 from rocketmq_spark.deliveries.log.decision_log import DecisionLog
+from rocketmq_spark.deliveries.log.keys import keys_of
 from rocketmq_spark.deliveries.log.state import WriteState
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.options.kinds import option_text
@@ -30,8 +31,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("rocketmq_spark.producer")
 
-# The logs that this process has read, by connection, topic and name.
-_logs: dict[tuple[str, str, str], DecisionLog] = {}
+# The logs that this process has read, by connection, topic, name and keys.
+_logs: dict[tuple[str, str, str, tuple[str, ...]], DecisionLog] = {}
 _MOST_LOGS = 100
 # Checkpoints and queries whose log needs no other check. Reading the checkpoint may take as long as a micro-batch.
 _owners: set[tuple[str, str]] = set()
@@ -44,6 +45,7 @@ class LogPlan:
     write: Write | None  # The batch write; None for a stream, whose tasks know the micro-batch
     done: bool  # Whether the batch write was decided or completed before
     newest: Write | None  # The newest micro-batch in the log
+    key_id: str  # The fingerprint of the key that signs the records of the write; empty without a key
 
     def write_of(self, query: str, batch_id: int) -> Write:
         """Return the write that a task belongs to."""
@@ -176,8 +178,9 @@ def check_stream(options: SinkOptions, plan: LogPlan, write: Write) -> None:
         if write.batch_id > 0 and not options.start_anew:
             raise OptionError(
                 f"{write}: the decision log has no record of transactionalId={name}, so it is unknown whether the "
-                "micro-batch was committed: the log has expired, or its broker is not registered. Start the broker, or "
-                "set startAnew=true if repeated rows are acceptable"
+                "micro-batch was committed: the log has expired, its broker is not registered, or transactionalKey has "
+                "not the key of its records. Start the broker, give the key, or set startAnew=true if repeated rows "
+                "are acceptable"
             )
         return
     check_query(options, newest, write.query, str(write))
@@ -213,11 +216,12 @@ def warn_of_complete(write: Write, state: WriteState) -> None:
 def log_of(options: SinkOptions, name: str) -> DecisionLog:
     """Return a log, with what this process has read of it."""
     # The repr of the connection has no secrets, and names the servers.
-    key = repr(options.connection), options.transaction_topic, name
+    keys = keys_of(options)
+    key = repr(options.connection), options.transaction_topic, name, keys.fingerprints
     if key not in _logs:
         if len(_logs) >= _MOST_LOGS:
             _logs.clear()
-        _logs[key] = DecisionLog(name, options.transaction_topic)
+        _logs[key] = DecisionLog(name, options.transaction_topic, keys)
     return _logs[key]
 
 

@@ -1,7 +1,8 @@
 """Stores the records of one transactional id in the queues of the decision log's topic, and reads them.
 
-Every user who can write to the topic can store messages there. A message that is no valid record is ignored. A record
-of another version is an error, because it may say that rows are committed.
+Every user who can write to the topic can store messages there. A message that is no valid record is ignored. With
+``transactionalKey``, only a record with a valid signature is valid. A record of another version is an error, because it
+may say that rows are committed.
 """
 
 from __future__ import annotations
@@ -9,13 +10,15 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections import deque
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import rocketmq_spark.model.properties as const
 from rocketmq_spark.deliveries.log.brokers import Brokers
+from rocketmq_spark.deliveries.log.keys import NO_KEYS, LogKeys, unsigned
 from rocketmq_spark.deliveries.log.records import (
+    BegunRecord,
     Decision,
     InvalidRecordError,
     Record,
@@ -24,7 +27,7 @@ from rocketmq_spark.deliveries.log.records import (
     parse,
 )
 from rocketmq_spark.errors import DeliveryError, MQClientException
-from rocketmq_spark.model.message import EncodedBatch, Message, MessageQueue, SendOutcome
+from rocketmq_spark.model.message import Buffer, EncodedBatch, Message, MessageQueue, SendOutcome
 from rocketmq_spark.model.message_ext import MessageExt
 from rocketmq_spark.options.kinds import MIB
 from rocketmq_spark.protocol.remoting.records import encode_single
@@ -49,8 +52,13 @@ class RecordStore:
 
     transactional_id: str
     topic: str
+    keys: LogKeys = NO_KEYS
     # Queues and offsets of messages that have the tag of this id, and are no valid records; at most 1,000.
     ignored: set[tuple[MessageQueue, int]] = field(default_factory=set)
+
+    # With keys: the first offset that a queue had when it was searched. A signed record whose writer had read less of
+    # the queue may be a copy of an expired one.
+    _oldest: dict[MessageQueue, int] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         self.tag = hashlib.sha256(self.transactional_id.encode()).hexdigest()[:16]
@@ -66,9 +74,16 @@ class RecordStore:
         """
         return (record for record, _ in self._sized(brokers, queue, start, end))
 
+    def first_offset(self, brokers: Brokers, queue: MessageQueue) -> int:
+        """Return the offset of the first message of a queue, and ignore copies of expired records from now on."""
+        if not self.keys:
+            return brokers.min_offset(queue)
+        self._oldest[queue] = first = brokers.first_offset(queue)
+        return first
+
     def search(self, brokers: Brokers, queue: MessageQueue, end: int) -> Iterator[Record]:
         """Yield the records of this id in a queue, the newest first."""
-        lowest, window = brokers.min_offset(queue), _FIRST_WINDOW
+        lowest, window = self.first_offset(brokers, queue), _FIRST_WINDOW
         while end > lowest:
             start, nbytes = max(lowest, end - window), 0
             found: deque[tuple[Record, int]] = deque()
@@ -84,17 +99,32 @@ class RecordStore:
             end, window = start, max(1, window * 4)
 
     def _sized(self, brokers: Brokers, queue: MessageQueue, start: int, end: int) -> Iterator[tuple[Record, int]]:
-        """Yield the records of a range with their sizes in bytes."""
+        """Yield the records of a range with their sizes in bytes; raise an MQClientException if others delay it."""
+        messages, ignored, expires = 0, 0, brokers.clock() + brokers.patience
         for message in brokers.read(queue, start, end, self.tag):
             # Brokers select by a hash of the tag.
-            if message.tags == self.tag and (record := self._parsed(queue, message)) is not None:
+            if message.tags != self.tag:
+                continue
+            messages += 1
+            record = self._parsed(queue, message)
+            if record is not None:
                 yield record, len(message.body)
+                continue
+            ignored += 1
+            if brokers.clock() >= expires:
+                raise MQClientException(
+                    f"the decision log of transactionalId={self.transactional_id}: reading queue {queue} from offset "
+                    f"{start} to {end} is not complete after deliveryTimeoutMs={brokers.options.delivery_timeout_ms}. "
+                    f"Up to offset {message.queue_offset}, {ignored} of {messages} messages with the tag of this log "
+                    f"are no records of it. Find out which program writes to topic {self.topic}, and use another "
+                    "transactionTopic or transactionalId"
+                )
 
     def _parsed(self, queue: MessageQueue, message: MessageExt) -> Record | None:
         """Return the record in a message; None if it has another id, or is not valid."""
         offset = message.queue_offset
         try:
-            return parse(message.body, self.transactional_id, self.topic, offset, message.store_timestamp)
+            return self._opened(queue, message)
         except InvalidRecordError as exc:
             if not self.ignored:
                 logger.warning(
@@ -114,6 +144,26 @@ class RecordStore:
                 f"{self.topic}, and use another transactionTopic or transactionalId"
             ) from exc
 
+    def _opened(self, queue: MessageQueue, message: MessageExt) -> Record | None:
+        """Return the record in a message; raise as `parse`."""
+        offset, signed = message.queue_offset, None
+        body: Buffer = message.body
+        if self.keys:
+            signed = self.keys.opened(body, self.transactional_id, queue)
+            if signed is None:
+                raise InvalidRecordError("it has no valid signature of a key in transactionalKey")
+            if not self._oldest.get(queue, 0) <= signed.position <= offset:
+                raise InvalidRecordError("it is a copy of a record that has expired")
+            body = signed.body
+        elif (record := unsigned(body)) is not None:
+            body = record
+        found = parse(body, self.transactional_id, self.topic, offset, message.store_timestamp)
+        if found is not None and signed is None and body is not message.body:
+            raise UnreadableRecordError("a signed record, and this job has no transactionalKey")
+        if signed is not None and isinstance(found, BegunRecord):
+            return replace(found, begun=replace(found.begun, key_id=signed.key_id))
+        return found
+
     def store(self, brokers: Brokers, record: Record, queues: Sequence[MessageQueue]) -> dict[MessageQueue, int]:
         """Store a record in each queue, and return its offset in each of them."""
         try:
@@ -123,7 +173,9 @@ class RecordStore:
                 f"writing the decision log of transactionalId={self.transactional_id}: {record.write} needs a record "
                 f"that is not allowed: {exc}. Write fewer rows at once, or to fewer queues"
             ) from exc
-        offsets = self._send(brokers, [self._message(self.tag, body) for _ in queues], queues)
+        ends = brokers.max_offsets(queues) if self.keys else dict.fromkeys(queues, 0)
+        bodies = [self.keys.sealed(body, self.transactional_id, queue, ends[queue]) for queue in queues]
+        offsets = self._send(brokers, [self._message(self.tag, body) for body in bodies], queues)
         return dict(zip(queues, offsets, strict=True))
 
     def store_manifests(self, brokers: Brokers, manifests: Sequence[bytes], home: MessageQueue) -> tuple[int, ...]:
@@ -134,13 +186,17 @@ class RecordStore:
     def read_manifests(self, brokers: Brokers, decision: Decision, home: MessageQueue) -> Iterator[bytes]:
         """Yield the manifests of a decision.
 
-        Raises a DataLossError if one is deleted, and a ValueError if a message is none.
+        Raises a DataLossError if one is deleted, and a ValueError if they are not those that the driver has stored.
         """
+        read = hashlib.sha256()
         for offset in decision.manifests:
             for message in brokers.read(home, offset, offset + 1, complete=True):
                 if message.tags != _MANIFEST_TAG:
                     raise ValueError(f"the message at offset {offset} is no manifest")
+                read.update(message.body)
                 yield message.body
+        if read.hexdigest() != decision.digest:
+            raise ValueError("their content differs from what the decision says")
 
     def _message(self, tag: str, body: bytes) -> EncodedBatch:
         return encode_single(Message(self.topic, body, 0, {const.TAGS: tag, const.WAIT: "true"}))
@@ -159,3 +215,11 @@ class RecordStore:
             exc.args = (f"writing the decision log of transactionalId={self.transactional_id}: {exc}", *exc.args[1:])
             raise
         return offsets
+
+
+def digest_of(manifests: Iterable[bytes]) -> str:
+    """Return the SHA-256 of manifests, one after the other. Their sizes follow from the number of rows."""
+    digest = hashlib.sha256()
+    for manifest in manifests:
+        digest.update(manifest)
+    return digest.hexdigest()

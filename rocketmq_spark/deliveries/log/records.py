@@ -39,6 +39,7 @@ _LONGEST_BROKER: Final = 512
 
 _BATCH_ID: Final = re.compile(r"0|[1-9][0-9]{0,18}")
 _RUN_ID: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+_DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 
 
 class InvalidRecordError(ValueError):
@@ -63,6 +64,7 @@ class Begun:
     queue_nums: QueueNums  # The brokers to which it may send
     # Offsets below all its rows, of queues for which the start offsets of the log are missing or too high.
     start_offsets: Mapping[MessageQueue, int] = field(default_factory=dict)
+    key_id: str = ""  # The fingerprint of the key that signed the record; empty without a key
 
     def start_offset_of(self, queue: MessageQueue, start_offsets: Mapping[MessageQueue, int]) -> int:
         """Return an offset below the attempt's rows in a queue; 0 if neither the attempt nor its write knows one."""
@@ -107,8 +109,9 @@ class Decision(Record):
     group: str  # The property ``PGROUP`` of the half messages
     rows: int
     timeout_ms: int
-    # The offsets of the manifest records in the home.
+    # The offsets of the manifest records in the home, and the SHA-256 of their contents.
     manifests: tuple[int, ...]
+    digest: str
     # The maximum offset of each target queue before the first commit. Manifests refer to queues by this order.
     start_offsets: Mapping[MessageQueue, int]
     # The half message of each broker that was born last.
@@ -199,6 +202,7 @@ def encode(record: Record, transactional_id: str, topic: str) -> bytes:
                 "rows": record.rows,
                 "timeout_ms": record.timeout_ms,
                 "manifests": record.manifests,
+                "digest": record.digest,
                 "floors": _rows_of(record.start_offsets),
                 "youngest": [[*_place(half.queue), *half[1:]] for half in record.youngest],
             }
@@ -250,6 +254,9 @@ def _decision(fields: dict[str, Any], common: dict[str, Any], transactional_id: 
     offsets = tuple(_integer(offset, "manifest", 0, common["offset"] - 1) for offset in manifests)
     if len(set(offsets)) != len(offsets):
         raise InvalidRecordError("a manifest is listed twice")
+    digest = _text(fields.get("digest"), "digest", 64, 64)
+    if not _DIGEST.fullmatch(digest):
+        raise InvalidRecordError(f"digest is {_shown(digest)}, allowed are 64 hexadecimal digits")
     start_offsets = _start_offsets(fields.get("floors"))
     youngest = tuple(map(_half, _list(fields.get("youngest"), "youngest", 0, MAX_BROKERS)))
     if len({half.queue.broker_name for half in youngest}) != len(youngest):
@@ -263,6 +270,7 @@ def _decision(fields: dict[str, Any], common: dict[str, Any], transactional_id: 
         rows=rows,
         timeout_ms=_integer(fields.get("timeout_ms"), "timeout_ms", 1, longest),
         manifests=offsets,
+        digest=digest,
         start_offsets=start_offsets,
         youngest=youngest,
         claim=_claim(fields, common),

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from rocketmq_spark.deliveries.base import Write
-from rocketmq_spark.deliveries.log.records import Begun, Decision
+from rocketmq_spark.deliveries.log.records import Begun, Decision, HomeRecord, Record
 from rocketmq_spark.model.message import MessageQueue
 
 
@@ -36,3 +36,27 @@ class WriteState:
     def last(self) -> Decision:
         """The decision of the last round."""
         return self.decisions[max(self.decisions)]
+
+
+def homes_in(queue: MessageQueue, records: Iterable[Record]) -> dict[MessageQueue, bool]:
+    """Return the home of a queue's newest record, or all homes claimed there, with whether it has a decision.
+
+    `records` are those of the queue, the newest first.
+    """
+    # All claims: the newest one may be of a driver that has failed because of an older one.
+    claimed: dict[MessageQueue, bool] = {}
+    # The highest claim of the first decisions so far: they are void if another home was named since then.
+    first = -1
+    for record in records:
+        home = record.home_in(queue)
+        if record.offset + (home != queue) <= first:
+            break
+        if home != queue:
+            first = -1
+        if isinstance(record, HomeRecord) and record.is_claim:
+            claimed[home] = False
+        elif (claim := record.claim) is None:
+            return {home: True}
+        else:
+            first = max(first, claim)
+    return claimed if first < 0 else {queue: True}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import hashlib
 import json
 import time
 from collections import Counter
@@ -265,7 +266,7 @@ def forge(cluster: FakeCluster, job: Driver, *records: dict[str, Any] | bytes) -
 
 
 def decision_of(number: int, claim: int) -> dict[str, Any]:
-    lists: dict[str, Any] = {"manifests": [], "floors": [], "youngest": []}
+    lists: dict[str, Any] = {"manifests": [], "digest": hashlib.sha256().hexdigest(), "floors": [], "youngest": []}
     facts = {"round": 1, "group": f"{ID}#{number}#1#r", "rows": 0, "timeout_ms": 60_000, "claim": claim}
     return {"kind": "decision", "write": str(number), **facts, **lists}
 

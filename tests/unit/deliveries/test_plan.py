@@ -20,7 +20,7 @@ from rocketmq_spark.testing import FakeCluster, Reply
 from tests.support.two_phase import WRITE, Driver, visible
 
 ROWS = [f"row-{number}" for number in range(20)]
-PLAN = TransactionPlan(run_id="run", write=None, done=False, newest=None)
+PLAN = TransactionPlan(run_id="run", write=None, done=False, newest=None, key_id="")
 
 
 @pytest.fixture(autouse=True)

@@ -112,6 +112,7 @@ def test_defaults_are_those_of_the_design() -> None:
         "transactionalId": "none",
         "writeId": "none",
         "transactionTopic": "rocketmq-spark-decisions",
+        "transactionalKey": "none",
         "transactionTimeoutMs": "60000",
         "fenceMs": "10000",
         "metricsFormat": "json",
@@ -147,7 +148,7 @@ def test_names_are_accepted_in_any_case(spec: OptionSpec, random: object) -> Non
         "endpoints": "p:8081",
         "credentialsProvider": "keys:Keys",
     }
-    sample |= {"transactionalId": "job", "writeId": "day-1"}
+    sample |= {"transactionalId": "job", "writeId": "day-1", "transactionalKey": "k" * 16}
     value = sample.get(spec.name) or shown_default(spec)
     name = "".join(random.choice((letter.lower(), letter.upper())) for letter in spec.name)  # type: ignore[attr-defined]
     assert parse_values(SINK_OPTIONS, {name: value}) == parse_values(SINK_OPTIONS, {spec.name: value})

@@ -20,7 +20,7 @@ VARIABLE: Final = "ROCKETMQ_SPARK_REFERENCES"
 SPECS: Final = {spec.field: spec for spec in (*SINK_OPTIONS, *SOURCE_OPTIONS, *PRODUCER_OPTIONS)}
 # A value of each governed option, and the entry that allows it.
 REACHING: Final = {
-    **dict.fromkeys(("access_key", "secret_key", "security_token"), ("env:HOME", "env:HOME")),
+    **dict.fromkeys(("access_key", "secret_key", "security_token", "transactional_key"), ("env:HOME", "env:HOME")),
     **dict.fromkeys(("tls_ca_file", "tls_cert_file", "tls_key_file"), ("/etc/ssl/ca.pem", "file:/etc/ssl/*")),
     **dict.fromkeys(("credentials_provider", "queue_selector"), ("my.module:Class", "class:my.*")),
     **dict.fromkeys(("metrics_path", "recall_path"), ("/var/log/sink", "path:/var/log/*")),
