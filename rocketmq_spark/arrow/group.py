@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
 from rocketmq_spark.arrow.split import GroupKey
 from rocketmq_spark.model.message import EncodedBatch
 
-# Leftovers are copied into pieces of at least this size, bytes: few enough for one gathering write. A growing batch
-# does not copy its old pieces again, as one buffer would.
+# Copies are joined into pieces of at least this size, bytes: few enough for one gathering write.
 _PIECE_BYTES: Final = 64 * 1024
 
 
@@ -21,7 +21,7 @@ class Group:
     since: float  # When its first row came
     rows: int = 0
     nbytes: int = 0
-    _copies: list[bytearray] = field(default_factory=list)
+    _copies: list[bytes] = field(default_factory=list)
     _slices: list[memoryview] = field(default_factory=list)
 
     def append(self, piece: memoryview, rows: int, *, copied: bool) -> None:
@@ -30,30 +30,37 @@ class Group:
         self.nbytes += len(piece)
         if copied:
             self.copy_slices()
-            self._copy(piece)
+            self._copies.append(bytes(piece))
         else:
             self._slices.append(piece)
 
     def copy_slices(self) -> None:
         """Copy slices of the block's buffer, so that it can be freed. This copies less than one batch per group."""
         if self._slices:
-            for piece in self._slices:
-                self._copy(piece)
+            self._copies += map(bytes, self._slices)
             self._slices.clear()
-
-    def _copy(self, piece: memoryview) -> None:
-        if self._copies and len(self._copies[-1]) < _PIECE_BYTES:
-            self._copies[-1] += piece
-        else:
-            self._copies.append(bytearray(piece))
 
     def batch(self, properties: str = "") -> EncodedBatch:
         """Return the batch of all items, with properties for its header."""
         return EncodedBatch(
             self.key.topic,
-            (*(memoryview(copy) for copy in self._copies), *self._slices),
+            (*_joined(self._copies), *self._slices),
             self.rows,
             self.nbytes,
             properties=properties,
             sys_flag=self.key.sys_flag,
         )
+
+
+def _joined(copies: list[bytes]) -> Iterator[bytes]:
+    # A buffer that grows with each copy would copy its bytes several times.
+    piece: list[bytes] = []
+    nbytes = 0
+    for copy in copies:
+        piece.append(copy)
+        nbytes += len(copy)
+        if nbytes >= _PIECE_BYTES:
+            yield b"".join(piece)
+            piece, nbytes = [], 0
+    if piece:
+        yield b"".join(piece)
