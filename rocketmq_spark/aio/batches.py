@@ -128,22 +128,37 @@ class Batches:
                 self._waiting.remove(waiting)
 
     def join(self, loop: asyncio.AbstractEventLoop, message: Message, waiter: Waiter) -> bool:
-        """Add a message to a batch of its topic; return False if it must be sent alone."""
-        # Most messages have no other properties, and join a batch that is open. This takes half as long as `_join`.
-        if type(message) is Message and message.properties == ONLY_WAITS and type(message.body) is bytes:
-            lane, nbytes = self._lanes.get((message.topic, "true")), len(message.body) + _OVERHEAD
-            batch, pending = lane and lane.open, self.pending_bytes + nbytes
-            fits = batch and batch.nbytes + nbytes <= self._batch_bytes and pending <= self._most_pending
-            if batch and fits and _OVERHEAD < nbytes <= self._most_body + _OVERHEAD:
-                batch.messages.append(message)
-                batch.waiters.append(waiter)
-                batch.nbytes += nbytes
-                self.pending_bytes = pending
-                waiter.batch = batch
-                return True
-        if not self._may_join(message):
+        """Add a message to the open batch of its topic; return False if it must be sent alone.
+
+        A message that could make the others fail is sent alone. The steps are not methods, because each message would
+        pay for the calls.
+        """
+        if type(message) is not Message or type(message.body) is not bytes or type(message.topic) is not str:
             return False
-        self._join(loop, message, waiter)
+        properties, nbytes = message.properties, len(message.body)
+        if not 0 < nbytes <= self._most_body:
+            return False
+        key: tuple[str, str | None]
+        if properties == ONLY_WAITS:
+            key, nbytes = (message.topic, "true"), nbytes + _OVERHEAD
+        elif _NEVER_BATCHED.isdisjoint(properties):
+            key, nbytes = (message.topic, properties.get(WAIT)), _size(message)
+        else:
+            return False
+        lane, pending = self._lanes.get(key), self.pending_bytes + nbytes
+        if lane is None and message.topic.startswith(RETRY_PREFIX):
+            return False
+        if pending > self._most_pending and self.pending_bytes:
+            self._refuse(nbytes, waiter)
+            return True
+        batch = None if lane is None else lane.open
+        if batch is None or batch.nbytes + nbytes > self._batch_bytes:
+            batch = self._open_batch(loop, key)
+        batch.messages.append(message)
+        batch.waiters.append(waiter)
+        batch.nbytes += nbytes
+        self.pending_bytes = pending
+        waiter.batch = batch
         return True
 
     def close(self) -> None:
@@ -154,46 +169,29 @@ class Batches:
                 self._fail(batch, MQClientException("the producer was shut down before the request; nothing was sent"))
             lane.ready.clear()
 
-    def _may_join(self, message: Message) -> bool:
-        """Return whether a message may share a request: others must not fail with it."""
-        if type(message) is not Message or type(message.body) is not bytes or not message.body:
-            return False
-        topic = message.topic
-        if len(message.body) > self._most_body or type(topic) is not str or topic.startswith(RETRY_PREFIX):
-            return False
-        return _NEVER_BATCHED.isdisjoint(message.properties)
-
     def send_alone(self, messages: list[Message], waiter: Waiter, send: Callable[[], Future[SendResult]]) -> None:
         """Send one message, or a batch of the caller."""
         nbytes = sum(_size(message) for message in messages if isinstance(message, Message)) or 1
-        if self._admit(nbytes, waiter):
-            waiter.batch = _Batch(messages, [waiter], nbytes)
-            self._begin(waiter.batch, send, self._end_alone)
-
-    def _join(self, loop: asyncio.AbstractEventLoop, message: Message, waiter: Waiter) -> None:
-        """Add a message to the open batch of its topic."""
-        nbytes = _size(message)
-        if not self._admit(nbytes, waiter):
+        if self.pending_bytes and self.pending_bytes + nbytes > self._most_pending:
+            self._refuse(nbytes, waiter)
             return
-        key = message.topic, message.properties.get(WAIT)
+        self.pending_bytes += nbytes
+        waiter.batch = _Batch(messages, [waiter], nbytes)
+        self._begin(waiter.batch, send, self._end_alone)
+
+    def _open_batch(self, loop: asyncio.AbstractEventLoop, key: tuple[str, str | None]) -> _Batch:
+        """Begin a batch after the open one, and let it be sent."""
         lane = self._lanes.get(key)
         if lane is None:
             lane = self._lanes[key] = _Lane(key)
-        batch = lane.open
-        if batch is not None and batch.nbytes + nbytes > self._batch_bytes:
-            lane.close()
-            batch = None
-        if batch is None:
-            batch = lane.open = _Batch([], [], 0, loop.time() + self._timeout)
-            if not lane.scheduled and (lane.ready or not lane.in_flight):
-                # After the other callbacks of this turn, which may send more. Threads that encode and send would
-                # compete with them for the interpreter. Else the end of a request in flight sends the batch.
-                lane.scheduled = True
-                loop.call_soon(self._send_now, lane)
-        batch.messages.append(message)
-        batch.waiters.append(waiter)
-        batch.nbytes += nbytes
-        waiter.batch = batch
+        lane.close()
+        batch = lane.open = _Batch([], [], 0, loop.time() + self._timeout)
+        if not lane.scheduled and (lane.ready or not lane.in_flight):
+            # After the other callbacks of this turn, which may send more. Threads that encode and send would compete
+            # with them for the interpreter. Else the end of a request in flight sends the batch.
+            lane.scheduled = True
+            loop.call_soon(self._send_now, lane)
+        return batch
 
     def _send_now(self, lane: _Lane) -> None:
         lane.scheduled = False
@@ -233,10 +231,10 @@ class Batches:
         lane.in_flight -= 1
         error = future.exception()
         if error is None:
-            shared = SharedResult(future.result())
-            for number, waiter in enumerate(batch.waiters):
+            results = SharedResult(future.result()).parts(len(batch.waiters))
+            for waiter, result in zip(batch.waiters, results, strict=True):
                 if not waiter.done():
-                    waiter.set_result(shared.part(number))
+                    waiter.set_result(result)
             self._release(batch.nbytes)
         elif getattr(error, "split", False) and len(batch.messages) > 1:
             # The batch was rejected as a whole: nothing is stored. Alone, each message has its own outcome.
@@ -335,19 +333,13 @@ class Batches:
                     if batch.messages:
                         self._send_shared(lane, batch)
 
-    def _admit(self, nbytes: int, waiter: Waiter) -> bool:
-        """Count bytes as pending, or fail the waiter."""
-        if self.pending_bytes and self.pending_bytes + nbytes > self._most_pending:
-            waiter.set_exception(
-                RemotingTooMuchRequestException(
-                    f"sending {nbytes} bytes: {self.pending_bytes} bytes are pending, and max_pending_bytes="
-                    f"{self._most_pending} allows no more; nothing was sent. Await the results of earlier sends, or "
-                    "drain()"
-                )
+    def _refuse(self, nbytes: int, waiter: Waiter) -> None:
+        waiter.set_exception(
+            RemotingTooMuchRequestException(
+                f"sending {nbytes} bytes: {self.pending_bytes} bytes are pending, and max_pending_bytes="
+                f"{self._most_pending} allows no more; nothing was sent. Await the results of earlier sends, or drain()"
             )
-            return False
-        self.pending_bytes += nbytes
-        return True
+        )
 
     def _release(self, nbytes: int) -> None:
         self.pending_bytes -= nbytes

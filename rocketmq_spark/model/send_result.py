@@ -65,9 +65,9 @@ class SharedResult:
         self.whole = whole
         self._ids: dict[str, list[str]] = {}
 
-    def part(self, number: int) -> SendResult:
-        """Return the result of the message with this number, from 0."""
-        return _Part(self, number)
+    def parts(self, count: int) -> list[SendResult]:
+        """Return the results of the messages."""
+        return [_Part(self, number) for number in range(count)]
 
     def id_of(self, ids: str, number: int) -> str:
         """Return one of the ids that commas join, or the only one, as of an inner batch."""
