@@ -30,7 +30,7 @@ _CHUNK = 25
 _LINES = 120
 
 
-AnyPlan: TypeAlias = "Plan | ReadPlan | TransactionPlan | TwoPhasePlan | EffectivelyOncePlan"
+AnyPlan: TypeAlias = "Plan | ReadPlan | TransactionPlan | TwoPhasePlan | EffectivelyOncePlan | ModelPlan"
 AnyRun: TypeAlias = "Run | ReadRun | TransactionRun | TwoPhaseRun | EffectivelyOnceRun"
 
 KINDS: dict[str, tuple[type[AnyPlan], ...]] = {
@@ -104,6 +104,7 @@ def smaller(plan: AnyPlan) -> Iterator[AnyPlan]:
         "rows": 1,
         "batch_rows": 1,
         "rows_at_once": 1,
+        "equal": 1,
     }
     for name, value in least.items():
         present = getattr(plan, name, value)

@@ -1,0 +1,222 @@
+"""What must hold after each schedule of effectively-once writes, by what consumers see.
+
+Each row of a completed write is visible as often as the input has it. A row of another attempt that is visible as well
+needs an excuse: its request was under way for longer than the protocol can know. The end of the write reports it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from rocketmq_spark.deliveries.base import Write
+from rocketmq_spark.deliveries.log.records import BegunRecord, HomeRecord, InvalidRecordError, Record, parse
+from rocketmq_spark.errors import DataLossError, InputChangedError, RocketMQError
+from rocketmq_spark.model.message import MessageQueue
+from rocketmq_spark.model.message_ext import MessageExt
+from tests.simulation.spark import FENCE, LOG, LOG_ID, Attempt, History, SparkPlan
+from tests.simulation.world import EPOCH
+
+# An attempt sends until two thirds of the fence after its lease. So a request that is under way for longer than the
+# rest may be stored after the fence.
+UNDER_WAY = FENCE / 3
+
+# Faults after which a write may end with an error.
+_OF_LOSS = {"async flush", "promotion", "retention"}
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A row of a write that a broker has stored."""
+
+    body: str
+    key: str
+    queue: MessageQueue
+    offset: int
+    at: float
+    # None: another producer has stored it.
+    attempt: Attempt | None
+    sent_at: float
+    unique_id: str
+    # Another producer has copied a row exactly, so that consumers cannot tell them apart.
+    same: bool = False
+    # When the broker has lost it, and whether it had acknowledged it.
+    lost_at: float = math.inf
+    acknowledged: bool = True
+
+
+class _Begun(NamedTuple):
+    write: Write
+    offset: int
+    at: float
+
+
+def problems_of(plan: SparkPlan, history: History, copies: Sequence[Copy], log: Iterable[MessageExt]) -> list[str]:
+    """Return where consumers miss a row, or see one more often than the input has it."""
+    records = [(message, record) for message in log if (record := _record(message)) is not None]
+    homes = _homes(records)
+    problems = []
+    if len(_homes(records, "begun")) > 1 and (common := frozenset.intersection(*history.known)):
+        problems.append(f"there are several logs, although all drivers that began one knew {sorted(common)}")
+    # First drivers that see no common broker begin a log each. Then rows may be repeated, and later drivers fail.
+    one_log = len(homes) < 2
+    done = set(history.done)
+    if len(done) < plan.tasks and one_log and not history.stopped:
+        problems.append(f"{len(done)} of {plan.tasks} writes were completed ({history.error})")
+    begun = _begun(records)
+    for number in range(plan.tasks):
+        write = plan.write(number)
+        own = [copy for copy in copies if copy.body.startswith(f"{number}.")]
+        expected = Counter(plan.bodies(number))
+        if write in done:
+            problems += _missing(write, expected, own, history)
+        # Another number of partitions may repeat rows, and then the write fails for ever.
+        if one_log and not (write == history.stopped and "other partitions" in plan.faults):
+            problems += _repeated(write, expected, own, begun)
+            problems += _unreported(write, expected, own, history)
+            problems += _not_in_receipt(write, own, history)
+    rows = [copy for copy in copies if copy.attempt is not None and copy.lost_at == math.inf]
+    if plan.options.get("ordered") and one_log and max(Counter(copy.body for copy in rows).values(), default=0) < 2:
+        problems += _inversions(rows)
+    return problems
+
+
+def is_allowed(plan: SparkPlan, error: RocketMQError) -> bool:
+    """Return whether a fault of the plan excuses that a write ends with an error."""
+    faults = set(plan.faults)
+    if isinstance(error, DataLossError):
+        return bool(faults & _OF_LOSS)
+    changes = {"other partitions"} | ({"other order"} if plan.options.get("ordered") else set())
+    return isinstance(error, InputChangedError) and bool(faults & changes)
+
+
+def _missing(write: Write, expected: Counter[str], copies: Sequence[Copy], history: History) -> list[str]:
+    """A completed write lacks no row, except those that a broker has lost, and this was reported."""
+    visible = Counter(copy.body for copy in copies if copy.lost_at == math.inf and (copy.attempt or copy.same))
+    missing = expected - visible
+    if not missing:
+        return []
+    lost = [copy for copy in copies if copy.lost_at < math.inf and copy.acknowledged and copy.attempt is not None]
+    unexplained = missing - Counter(copy.body for copy in lost)
+    if unexplained:
+        return [f"{write}: {sum(unexplained.values())} rows are missing: {sorted(unexplained)[:3]}"]
+    ending = history.ends.get(write)
+    if ending is None:
+        return []
+    # What a broker loses after the end of a write, this write cannot report.
+    before = [copy for copy in lost if copy.body in missing and copy.lost_at < ending.began]
+    unseen = [copy for copy in before if _end_at(copy.queue, ending.began, copies) <= copy.offset]
+    reported = any("lost" in text for _, text in history.warnings)
+    if unseen and not reported:
+        return [
+            f"{write}: broker {unseen[0].queue.broker_name} lost {len(unseen)} acknowledged rows, and nothing says it"
+        ]
+    return []
+
+
+def _end_at(queue: MessageQueue, at: float, copies: Sequence[Copy]) -> int:
+    """Return where a queue ended at a time, as far as rows of the write say it."""
+    offsets = [copy.offset for copy in copies if copy.queue == queue and copy.at <= at < copy.lost_at]
+    return max(offsets, default=-1) + 1
+
+
+def _repeated(write: Write, expected: Counter[str], copies: Sequence[Copy], begun: Mapping[str, _Begun]) -> list[str]:
+    """No row is visible more often than the input has it, except for requests that were late."""
+    by_body: defaultdict[str, list[Copy]] = defaultdict(list)
+    for copy in copies:
+        if copy.attempt is not None and copy.lost_at == math.inf:
+            by_body[copy.body].append(copy)
+    problems = []
+    for body, found in by_body.items():
+        excess = len(found) - expected[body]
+        if excess > sum(_is_late(copy, write, begun) for copy in found):
+            found.sort(key=lambda copy: copy.at)
+            places = ", ".join(
+                f"at {copy.at:.3f} (sent at {copy.sent_at:.3f}) by attempt {copy.attempt and copy.attempt.number}"
+                for copy in found
+            )
+            problems.append(f"row {body} is visible {len(found)} times, not {expected[body]}: stored {places}")
+    return problems
+
+
+def _is_late(copy: Copy, write: Write, begun: Mapping[str, _Begun]) -> bool:
+    """Return whether a request was under way for so long that the fence of a newer attempt was over."""
+    own = copy.attempt
+    assert own is not None
+    if copy.at - copy.sent_at <= UNDER_WAY:
+        return False
+    # A retry of the same attempt waits for the fence, too.
+    if copy.at > own.first_ends.get(copy.unique_id, math.inf) + FENCE:
+        return True
+    place = begun.get(own.id)
+    newer = [each for each in begun.values() if each.write == write and (place is None or each.offset > place.offset)]
+    return any(copy.at > each.at + FENCE for each in newer)
+
+
+def _unreported(write: Write, expected: Counter[str], copies: Sequence[Copy], history: History) -> list[str]:
+    """The end of a write reports the rows that are visible too often at that time."""
+    if write not in history.ends:
+        return []
+    ending = history.ends[write]
+    at_end = Counter(
+        copy.body for copy in copies if copy.attempt and copy.at < ending.began and copy.lost_at == math.inf
+    )
+    repeated = sum((at_end - expected).values())
+    if repeated > ending.report.repeated_rows:
+        return [f"{write}: {repeated} rows were repeated, {ending.report.repeated_rows} were reported"]
+    return []
+
+
+def _not_in_receipt(write: Write, copies: Sequence[Copy], history: History) -> list[str]:
+    """The receipt of a write has every row, or says that it is incomplete."""
+    return []
+
+
+def _inversions(copies: Sequence[Copy]) -> list[str]:
+    last: dict[tuple[MessageQueue, str, int, int], tuple[int, int]] = {}
+    problems = []
+    for copy in sorted(copies, key=lambda copy: (copy.queue, copy.offset)):
+        number, row = map(int, copy.body.split("."))
+        assert copy.attempt is not None
+        place = copy.queue, copy.key, copy.attempt.partition_id, copy.attempt.partitions
+        if (number, row) < last.get(place, (-1, -1)):
+            problems.append(f"key {copy.key} in {copy.queue}: row {copy.body} comes after {last[place]}")
+        last[place] = number, row
+    return problems
+
+
+def _record(message: MessageExt) -> Record | None:
+    try:
+        return parse(message.body, LOG_ID, LOG, message.queue_offset, message.store_timestamp)
+    except InvalidRecordError:
+        return None
+
+
+def _begun(records: Iterable[tuple[MessageExt, Record]]) -> dict[str, _Begun]:
+    """Return write, offset and time of each attempt's record."""
+    begun: dict[str, _Begun] = {}
+    for message, record in records:
+        if isinstance(record, BegunRecord):
+            at = message.store_timestamp / 1000 - EPOCH
+            begun.setdefault(record.attempt, _Begun(record.write, message.queue_offset, at))
+    return begun
+
+
+def _homes(records: Iterable[tuple[MessageExt, Record]], *kinds: str) -> set[str]:
+    """Return the brokers with records of some kinds, by default those on which a driver has begun a log."""
+    kinds = kinds or ("floors", "begun")
+    return {
+        message.store_host for message, record in records if record.KIND in kinds and not isinstance(record, HomeRecord)
+    }
+
+
+def outcomes_of(plan: SparkPlan, copies: Sequence[Copy], log: Iterable[MessageExt]) -> Counter[str]:
+    """Return how many rows are stored too often, and whether there are several logs."""
+    visible = Counter(copy.body for copy in copies if copy.attempt is not None and copy.lost_at == math.inf)
+    expected: Counter[str] = sum((Counter(plan.bodies(number)) for number in range(plan.tasks)), Counter())
+    records = [(message, record) for message in log if (record := _record(message)) is not None]
+    repeats = sum((visible - expected).values())
+    return Counter({"rows stored after the fence": repeats, "several logs": len(_homes(records)) > 1})
