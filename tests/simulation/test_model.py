@@ -32,7 +32,7 @@ def test_rows_are_stored_once_whatever_happens_at_each_step() -> None:
     # Otherwise the checks would see little.
     faults: Counter[str] = sum((run.faults for run in runs), Counter())
     assert set(faults) >= {*KINDS, "rows stored after the fence"} - {*HOLES, "equal rows"}
-    assert sum(run.history.recovered_rows > 0 for run in runs) >= 100
+    assert sum(run.history.recovered_rows > 0 for run in runs) >= 50
     assert sum(run.history.drivers for run in runs) > sum(run.plan.tasks for run in runs)
 
 
@@ -143,8 +143,10 @@ RULES: dict[str, Iterable[ModelPlan]] = {
     "end in the plan": with_faults("driver freeze", "driver crash"),
     "end since the plan": with_faults("driver freeze"),
     "older start offsets": with_faults("driver crash"),
-    "first start offsets": with_faults("driver freeze", "driver crash"),
-    "old drivers": with_faults("driver freeze", tasks=2),
+    "first start offsets": with_faults(
+        "driver freeze", "driver crash", first=100, rows=6, tasks=2, batch=False, horizon=12.0
+    ),
+    "old drivers": with_faults("driver freeze", first=40, tasks=3, rows=3, batch=False, horizon=12.0),
     "report": with_faults("second task", "zombie", "late"),
 }
 
