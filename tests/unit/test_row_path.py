@@ -56,7 +56,8 @@ def _stack(frame: FrameType | None) -> Iterator[FrameType]:
 
 def write(cluster: FakeCluster, record_batches: int) -> Counter[str]:
     """Write as one task, and return the calls by file."""
-    options = {"nameServer": cluster.name_server, "topic": "orders", "batchBytes": "262144"}
+    # With a timeout that no slow machine exceeds, there are no retries, which have files of their own.
+    options = {"nameServer": cluster.name_server, "topic": "orders", "batchBytes": "262144", "sendMsgTimeout": "120000"}
     schema = StructType().add("body", "binary").add("keys", "string").add("tags", "string")
     writer = RocketMQDataSource(options).writer(schema, overwrite=False)
     columns = {"body": [b"x" * 100] * ROWS, "keys": [str(row) for row in range(ROWS)], "tags": ["t"] * ROWS}

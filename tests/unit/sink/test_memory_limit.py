@@ -21,7 +21,10 @@ import pyspark.worker
 import pyarrow as pa
 from rocketmq_spark import Producer
 
-rows = [pa.record_batch({{"body": [f"{{row:0200d}}" for row in range(5_000)]}}) for _ in range({_ROWS} // 5_000)]
+rows = [
+    pa.record_batch({{"body": [f"{{row:0200d}}" for row in range(start, start + 5_000)]}})
+    for start in range(0, {_ROWS}, 5_000)
+]
 with Producer("limited", name_server=sys.argv[1]) as producer:
     producer.send_arrow(iter(rows), "orders", rowId="true")
 """
@@ -34,4 +37,5 @@ def test_a_write_needs_no_more_address_space_than_documented(mib: int, settings:
         command = [sys.executable, "-c", _WORKER, cluster.name_server, str(mib)]
         done = subprocess.run(command, env={**os.environ, **settings}, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
-        assert len(cluster.messages("orders")) == _ROWS
+        # On a slow machine a request may be repeated before its answer comes.
+        assert len({message.body for message in cluster.messages("orders")}) == _ROWS

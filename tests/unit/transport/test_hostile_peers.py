@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import os
+import re
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -121,7 +122,8 @@ def test_flood_of_server_requests_fills_no_memory(
         outcomes = Outcomes()
         transport.send(request_to(peer.address), PATIENCE, outcomes)
         outcomes.wait(1)
-        assert int(repr(transport).partition(" in flight, ")[2].partition(" ")[0]) <= 1000
+        # A slow client may have closed the connection by now, because the peer reads nothing.
+        assert all(int(unsent) <= 1000 for unsent in re.findall(r"([0-9]+) unsent", repr(transport)))
         done.set()
 
 
