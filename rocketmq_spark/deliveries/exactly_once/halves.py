@@ -30,7 +30,7 @@ from rocketmq_spark.protocol.remoting.command import loads
 _SCHEMA: Final = pa.schema([("queue", pa.int32()), ("commit_log_offset", pa.int64()), ("queue_offset", pa.int64())])
 _HEAD: Final = b"rocketmq_spark"
 
-# A half message in a manifest, 20 bytes: docs/internals/exactly-once.md#manifests.
+# A half message in a manifest, 20 bytes: docs/internals/decision-log.md#manifests.
 _ROW: Final = np.dtype([("queue", "<u4"), ("commit_log_offset", "<i8"), ("queue_offset", "<i8")])
 
 

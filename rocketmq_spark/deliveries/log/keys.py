@@ -3,7 +3,7 @@
 A signed message is the record, a line end, the position of its writer, a dot, and the signature in base64url. The
 HMAC-SHA-256 covers the topic, the log, the queue and all that precedes the dot. So a copy in another queue, topic or
 log is not valid. A copy in the same queue is valid; the position says how far its writer had read the queue (see
-`RecordStore`). docs/internals/exactly-once.md#signed-records has what copies can do.
+`RecordStore`). docs/internals/decision-log.md#copied-records has what copies can do.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A record is a JSON object in a message. Every user who can write to the log's topic can store such a message. So `parse`
 checks the type, range and size of each value, and raises nothing but the two errors of this module. The tables in
-docs/internals/exactly-once.md#decision-log have the bounds.
+docs/internals/decision-log.md#records have the bounds.
 
 A change of a field or a bound needs a new `VERSION`: readers that disagree about a record would lose or repeat rows.
 """
