@@ -8,6 +8,7 @@ request needs are not frozen, because Python creates a frozen dataclass four tim
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from operator import index
@@ -294,6 +295,8 @@ class SendRequest:
     reconsume_times: int = 0  # For a message to a retry topic
     max_reconsume_times: int | None = None  # For a message to a retry topic; None: not in the header
     reply: bool = False  # The message answers another message (SEND_REPLY_MESSAGE_V2); remoting only
+    # No byte is written from this time on, seconds on the clock of the transport; remoting only.
+    write_by: float = math.inf
 
 
 @dataclass(slots=True)

@@ -113,6 +113,7 @@ class SendPipeline:
     pending_bytes: int = field(default=0, init=False)
     stored_rows: int = field(default=0, init=False)
     failure: RocketMQError | None = field(default=None, init=False)
+    paused: bool = field(default=False, init=False)  # No attempt starts
     # With ``onError`` other than fail: messages that a server rejected, and their bound queues, until `rejections`.
     _rejected: list[tuple[EncodedBatch, MessageQueue | None]] = field(default_factory=list, init=False)
     _failed: PendingBatch | None = field(default=None, init=False)
@@ -154,7 +155,7 @@ class SendPipeline:
 
     def dispatches(self, now: float) -> Iterator[Dispatch]:
         """Yield the attempts to make now; each is in flight from then on."""
-        if self.failure is not None:
+        if self.failure is not None or self.paused:
             return
         while self._waiting and self._waiting[0][0] <= now:
             self._ready.add(heapq.heappop(self._waiting)[2])
@@ -169,7 +170,7 @@ class SendPipeline:
 
     def next_wakeup(self, now: float) -> float | None:
         """Return when `dispatches` may yield something without another outcome, seconds; None: never."""
-        if self.failure is not None:
+        if self.failure is not None or self.paused:
             return None
         times = [self._waiting[0][0]] if self._waiting else []
         if self._ready.open:

@@ -9,6 +9,7 @@ docs/internals/architecture.md#row-path has the modules that a row passes.
 from __future__ import annotations
 
 import logging
+import math
 import queue as queues
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -44,6 +45,8 @@ class BatchSender:
     # What the error of a failed write says about the rows that were sent, and about a retry of the task.
     _done: ClassVar[str] = "stored"
     _retry: ClassVar[str] = "Rows sent again by a retry of the task may be stored twice"
+    # Until when the requests of this sender may be written; see `SendRequest`.
+    _write_by = math.inf
 
     def __init__(
         self,
@@ -242,6 +245,7 @@ class BatchSender:
             self._options.connection.default_topic_queue_nums,
             born,
             unit_mode=self._options.unit_mode,
+            write_by=self._write_by,
         )
 
     def _run(self) -> None:

@@ -13,6 +13,7 @@ import errno
 import math
 import os
 import socket
+import struct
 import sys
 import threading
 from collections import deque
@@ -33,6 +34,9 @@ _NOTSENT_LOWAT: Final[int | None] = getattr(
     socket, "TCP_NOTSENT_LOWAT", {"linux": 25, "darwin": 0x201}.get(sys.platform)
 )
 
+# The close of a socket with this option discards what is not sent, and resets the connection.
+_NO_LINGER: Final = struct.pack("ii", 1, 0)
+
 # Lookups at once in one process; without an answer the thread of a lookup outlives the connect's timeout.
 _MOST_LOOK_UPS: Final = 64
 _LOOK_UP: Final = "rocketmq-spark-lookup-"
@@ -47,6 +51,13 @@ def resolve(host: str, port: int, flags: int = 0) -> list[Candidate]:
     """Return the addresses of a host from the system's resolver; blocks unless `flags` is AI_NUMERICHOST."""
     entries = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
     return list(dict.fromkeys((family, sockaddr) for family, _, _, _, sockaddr in entries))
+
+
+def discard(sock: socket.socket | None) -> None:
+    """Let the system send nothing more of what it has accepted: otherwise it tries for minutes after a close."""
+    if sock is not None:
+        with contextlib.suppress(OSError):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
 
 
 class Dial:

@@ -19,6 +19,9 @@ from typing import Any, Final
 from rocketmq_spark.transport.tls import TlsStream
 from rocketmq_spark.transport.tls_probe import explained
 
+# On Linux, CLOCK_MONOTONIC stands still while the system is suspended. On macOS it does not.
+_BOOT_CLOCK: Final[int] = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
 
 class Runtime:
     """Those of this process."""
@@ -26,6 +29,10 @@ class Runtime:
     def clock(self) -> float:
         """Return the monotonic time in seconds."""
         return time.monotonic()
+
+    def boot_clock(self) -> float:
+        """Return the seconds since the system began, also those while it was suspended, if the system counts them."""
+        return time.clock_gettime(_BOOT_CLOCK)
 
     def wall_clock(self) -> float:
         """Return the seconds since the epoch."""

@@ -352,6 +352,9 @@ class SimulatedRuntime(Runtime):
     def clock(self) -> float:
         return self._world.now
 
+    def boot_clock(self) -> float:
+        return self._world.now
+
     def wall_clock(self) -> float:
         return self._world.time()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 import pyarrow as pa
@@ -28,9 +28,15 @@ class Killed(Exception):
     """The end of a task in the middle of its rows."""
 
 
-def batches(rows: Iterable[str], dies_after: int | None = None, key: str | None = None) -> Iterator[pa.RecordBatch]:
+def batches(
+    rows: Iterable[str],
+    dies_after: int | None = None,
+    key: str | None = None,
+    before: Callable[[int], object] = lambda _: None,
+) -> Iterator[pa.RecordBatch]:
     rows = list(rows)
     for start in range(0, len(rows), BATCH):
+        before(start)
         if dies_after is not None and start >= dies_after:
             raise Killed
         bodies = [row.encode() for row in rows[start : start + BATCH]]
@@ -49,12 +55,13 @@ def run_task(
     dies_after: int | None = None,
     summary: WriteSummary | None = None,
     key: str | None = None,
+    before: Callable[[int], object] = lambda _: None,
 ) -> Attempted | None:
-    """Run one attempt at a partition; all rows have the sharding key."""
+    """Run one attempt at a partition; all rows have the sharding key. `before` is called with numbers of rows."""
     recorder = Recorder(write.query or write.name, write.batch_id, partition_id)
     send = partial(_send, job, recorder)
     attempt = Attempt(job.brokers, plan, write, partition_id)
-    done = attempt.run(recorder, batches(rows, dies_after, key), partial(send_missing, send))
+    done = attempt.run(recorder, batches(rows, dies_after, key, before), partial(send_missing, send))
     if summary is not None:
         merge_into(summary, recorder.snapshot())
     return done

@@ -50,6 +50,9 @@ class MovedClock(Runtime):
     def clock(self) -> float:
         return time.monotonic() + self.ahead
 
+    def boot_clock(self) -> float:
+        return super().boot_clock() + self.ahead
+
     def wall_clock(self) -> float:
         return time.time() + self.ahead
 

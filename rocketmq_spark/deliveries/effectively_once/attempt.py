@@ -15,6 +15,7 @@ from typing import TypeAlias
 import pyarrow as pa
 
 from rocketmq_spark.deliveries.base import PartitionResult, Send, Write
+from rocketmq_spark.deliveries.effectively_once.lease import Lease, attempt_id, fence_seconds, instant
 from rocketmq_spark.deliveries.effectively_once.plan import ResumePlan
 from rocketmq_spark.deliveries.effectively_once.resolving_sender import Resumption, lost_tail
 from rocketmq_spark.deliveries.effectively_once.stored import (
@@ -42,7 +43,8 @@ class Attempted(PartitionResult):
     """What a task tells the driver: its partition, whether it had rows, and whether it looked for stored rows."""
 
     partition_id: int
-    begun: bool
+    # Its id; empty if it had no rows.
+    attempt: str
     recovered: bool
 
 
@@ -76,16 +78,15 @@ class Attempt:
     plan: ResumePlan
     write: Write
     partition_id: int
-    # No other attempt sends from this time on (epoch seconds); None: there was no other attempt.
-    alone_since: float | None = field(default=None, init=False)
-    # Whether its record is in the log, and whether it has looked for stored rows.
-    begun: bool = field(default=False, init=False)
+    # From the record that it begins on.
+    lease: Lease = field(init=False)
+    # Whether it has looked for stored rows.
     recovered: bool = field(default=False, init=False)
     # Where queues ended when it looked for rows of earlier attempts.
     _ends: Mapping[MessageQueue, int] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
-        self.id = f"{self.brokers.rng.getrandbits(64):016x}"
+        self.id = attempt_id(self.brokers, self.plan.driver)
         keys = keys_of(self.brokers.options).signing_with(self.plan.key_id)
         self._log = DecisionLog(self.plan.log_name, self.brokers.options.transaction_topic, keys)
         self._log.home, self._log.position = self.plan.home, self.plan.position
@@ -100,6 +101,7 @@ class Attempt:
         if self.plan.done:
             recorder.record_incomplete()
             return None
+        begun = ""
         if (first := next(rows, None)) is not None:
             stored = self._begin()
             if self._completed_since:
@@ -109,12 +111,15 @@ class Attempt:
                 recorder.record_repeats(stored.repeats)
             start_offsets = {**self._start_offsets, **self.plan.begins.start_offsets}
             names = frozenset(self.plan.begins.queue_nums)
-            resumption = Resumption(self._read_stored, self.partition_id, start_offsets, self._ends, names, stored)
+            resumption = Resumption(
+                self._read_stored, self.partition_id, start_offsets, self._ends, names, stored, self.lease
+            )
+            begun = self.id
             name = row_id_name(self.brokers.options, self.write)
             send(itertools.chain([first], rows), name, resumption)
         elif self.partition_id in self.plan.begun.get(self.write, {}):
             raise shrunk(self.write, [self.partition_id])
-        return Attempted(self.partition_id, self.begun, self.recovered)
+        return Attempted(self.partition_id, begun, self.recovered)
 
     def _check(self) -> None:
         """Raise if the log does not continue with this write."""
@@ -128,24 +133,22 @@ class Attempt:
 
     def _begin(self) -> StoredRows | None:
         """Store that the attempt begins; return the rows that earlier attempts have stored, None if there are none."""
-        plan, part = self.plan, self.partition_id
+        plan, part, asked = self.plan, self.partition_id, instant(self.brokers.runtime)
         self._log.append_begun(self.brokers, self.write, part, self.id, plan.begins, plan.since)
-        self.begun = True
         if self._completed_since:
             return None
+        self.lease = Lease(self.brokers, self._log, self.write, part, self.id, asked)
         before_plan = plan.begun.get(self.write, {}).get(part, ())
         attempts = self._log.writes[self.write].begun[part]
         since_plan = [attempts[name] for name in itertools.takewhile(self.id.__ne__, attempts)]
         earlier = [*before_plan, *since_plan]
         if not earlier:
             return None
-        now = self.brokers.runtime.wall_clock()
-        # Attempts that the plan knows ended before it.
-        self.alone_since = now if since_plan else min(plan.planned_at, now)
         self.recovered = True
         logger.warning("%s, partition %d: an earlier attempt began it; reading its rows", self.write, part)
         names = most_queues(one.queue_nums for one in earlier).keys()
-        self._pass_fence(names, self.alone_since + self.brokers.options.fence_ms / 1000 - now)
+        # Its record is readable, so leases of earlier attempts end within this time.
+        self._pass_fence(names, fence_seconds(self.brokers.options))
         start_offsets = queues_of(self.brokers, earlier, self._start_offsets)
         self._ends = ends = self.brokers.max_offsets(start_offsets)
         return self._read(starts_of(self.brokers, self.write, start_offsets, ends), ends)
@@ -164,7 +167,7 @@ class Attempt:
         text = "%s, partition %d: reading queues %s, because the outcome of requests is unknown"
         logger.warning(text, self.write, self.partition_id, ", ".join(sorted(map(str, start_offsets))))
         self._pass_fence(
-            {queue.broker_name for queue in start_offsets}, self.brokers.options.fence_ms / 1000 if late else 0.0
+            {queue.broker_name for queue in start_offsets}, fence_seconds(self.brokers.options) if late else 0.0
         )
         ends = self.brokers.max_offsets(start_offsets)
         for queue, start_offset in start_offsets.items():

@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from rocketmq_spark.deliveries.base import Write, WriteReport
 from rocketmq_spark.deliveries.effectively_once.attempt import Attempted, pass_fence, shrunk
+from rocketmq_spark.deliveries.effectively_once.lease import attempt_id, driver_of, fence_seconds
 from rocketmq_spark.deliveries.effectively_once.plan import ResumePlan
 from rocketmq_spark.deliveries.effectively_once.stored import (
     count_repeats,
@@ -20,6 +21,7 @@ from rocketmq_spark.deliveries.effectively_once.stored import (
 from rocketmq_spark.deliveries.log.brokers import Brokers
 from rocketmq_spark.deliveries.log.decision_log import DecisionLog
 from rocketmq_spark.deliveries.log.delivery import read_log, warn_of_complete
+from rocketmq_spark.errors import DeliveryError
 
 logger = logging.getLogger("rocketmq_spark.producer")
 
@@ -50,8 +52,8 @@ def complete(
 
     `broker_names` are the brokers that have acknowledged rows.
 
-    Raises an InputChangedError if an earlier attempt had rows in a partition that the write does not have now, and as
-    `DecisionLog.check_only`.
+    Raises an InputChangedError if an earlier attempt had rows in a partition that the write does not have now, a
+    DeliveryError if another driver writes the same, and as `DecisionLog.check_only`.
     """
     options, started = brokers.options, brokers.clock()
     read_log(log, brokers, everything=plan.write is not None)
@@ -63,14 +65,16 @@ def complete(
         return ResumeReport()
     log.check_current(write)
     log.check_only(brokers)
-    begun = {attempt.partition_id for attempt in attempts if attempt.begun}
-    if state is not None and (gone := sorted(set(state.begun) - begun)):
+    ended = {attempt.partition_id: attempt.attempt for attempt in attempts if attempt.attempt}
+    if state is not None and (gone := sorted(set(state.begun) - set(ended))):
         raise shrunk(write, gone)
-    repeated = 0
+    _stop_others(brokers, log, plan, write, ended)
+    checked, repeated = brokers.clock(), 0
     known_attempts = {} if state is None else state.begun
     recovered = [
         attempt.partition_id
         for attempt in attempts
+        # Also if another attempt than the one that ended has begun.
         if attempt.recovered or len(known_attempts.get(attempt.partition_id, ())) > 1
     ]
     known = plan.start_offsets_of(write)
@@ -92,6 +96,10 @@ def complete(
             )
     assert log.home is not None
     log.append_homes(brokers, write, set(broker_names) - {log.home.broker_name})
+    if brokers.clock() - checked > fence_seconds(options) / 3:
+        log.refresh(brokers)
+        log.check_current(write)
+        _stop_others(brokers, log, plan, write, ended)
     # The start offsets of other brokers, which may be down, stay. A queue that is gone has none when it comes back.
     queues = brokers.routes().look_up(str(options.topic)).queues
     used = brokers.max_offsets(queue for queue in queues if queue.broker_name in broker_names)
@@ -101,3 +109,27 @@ def complete(
             brokers.warn_of_lost_tail(queue, old[queue], end, "Rows of this write may be stored twice")
     log.append_done_at(brokers, write, {**old, **used}, plan.since)
     return ResumeReport(repeated, brokers.clock() - started)
+
+
+def _stop_others(brokers: Brokers, log: DecisionLog, plan: ResumePlan, write: Write, ended: dict[int, str]) -> None:
+    """Return when no attempt sends any more, by the log; `ended` has the last ones by partition, and gets new ones.
+
+    Raises a DeliveryError if another driver has begun a partition later than this one.
+    """
+    state = log.writes.get(write)
+    newest = {} if state is None else {part: next(reversed(begun)) for part, begun in state.begun.items()}
+    others = sorted(part for part, attempt in newest.items() if attempt != ended[part])
+    if foreign := [part for part in others if driver_of(newest[part]) != plan.driver]:
+        raise DeliveryError(
+            f"completing {write}: another driver of transactionalId={brokers.options.transactional_id} has begun "
+            f"partition {', '.join(map(str, foreign))} later than this driver, and may still send rows. So this driver "
+            "does not complete the write. The other driver finds the rows that are stored. Run only one driver"
+        )
+    if others:
+        # Spark has repeated a stage, and used the result of the older task. The later one stops at these records.
+        text = "%s: Spark has also started partition %s again; waiting until these attempts send no more"
+        logger.warning(text, write, ", ".join(map(str, others)))
+        for part in others:
+            ended[part] = attempt_id(brokers, plan.driver)
+            log.append_begun(brokers, write, part, ended[part], plan.begins, plan.since)
+        brokers.runtime.sleep(fence_seconds(brokers.options))

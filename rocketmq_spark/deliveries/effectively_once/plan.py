@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rocketmq_spark.deliveries.base import Write
+from rocketmq_spark.deliveries.effectively_once.lease import fresh_id
 from rocketmq_spark.deliveries.effectively_once.stored import most_queues
 from rocketmq_spark.deliveries.log.brokers import Brokers
 from rocketmq_spark.deliveries.log.decision_log import DecisionLog
@@ -22,7 +23,7 @@ class ResumePlan(LogPlan):
     log_name: str
     home: MessageQueue
     position: int  # Up to this offset the driver has read the home
-    planned_at: float  # Epoch seconds; attempts in `begun` began before
+    driver: str  # Begins the ids of the attempts of this plan
     since: int  # An offset of the home from which all records follow that a new plan needs
     start_offsets: tuple[StartOffsets, ...]
     begins: Begun  # What the tasks of this plan record
@@ -84,8 +85,6 @@ def plan_write(
         if state.begun
     }
     since = log.start_offsets[0].offset if log.start_offsets else 0
-    # After the last record was read: a driver may have been frozen since it began to plan.
-    planned_at = brokers.runtime.wall_clock()
     return ResumePlan(
         write=write,
         done=done,
@@ -94,7 +93,7 @@ def plan_write(
         log_name=log.transactional_id,
         home=log.home,
         position=log.position,
-        planned_at=planned_at,
+        driver=fresh_id(brokers),
         since=since,
         start_offsets=known,
         begins=Begun(queue_nums, _corrected(brokers, known, ends)),

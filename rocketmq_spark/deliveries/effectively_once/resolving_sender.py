@@ -14,8 +14,9 @@ from dataclasses import replace
 from functools import partial
 from typing import ClassVar, NamedTuple, TypeAlias
 
+from rocketmq_spark.deliveries.effectively_once.lease import Lease
 from rocketmq_spark.deliveries.effectively_once.stored_rows import StoredRows
-from rocketmq_spark.errors import DeliveryError
+from rocketmq_spark.errors import DeliveryError, RocketMQError
 from rocketmq_spark.metrics import Recorder
 from rocketmq_spark.model.message import MessageQueue, SendOutcome, SendStatus
 from rocketmq_spark.protocol.remoting.records import messages_in
@@ -46,6 +47,7 @@ class Resumption(NamedTuple):
     broker_names: frozenset[str]
     # The rows that earlier attempts have stored; None: there was no earlier attempt.
     stored: StoredRows | None
+    lease: Lease
 
     def rules(self) -> SendRules:
         """Return how the attempt sends its rows."""
@@ -88,6 +90,24 @@ class ResolvingSender(BatchSender):
         # Attempts to resolve, by broker; a broker with an entry has a thread.
         self._unknown: dict[str, list[tuple[PendingBatch, SendOutcome, int]]] = {}
         self._unknown_lock = routes.runtime.lock()
+        self._lease = resumption.lease
+        self._lease.on_read = self._on_lease_read
+
+    def _dispatch(self) -> None:
+        left = self._lease.left()
+        # Rows wait until the lease is renewed.
+        self._pipeline.paused = left <= 0.0
+        # The transport compares this with its clock just before it writes: this process may be frozen until then.
+        self._write_by = self._clock() + left
+        super()._dispatch()
+
+    def _on_lease_read(self, error: RocketMQError | None) -> None:
+        """Go on sending, or stop, on the lease's thread."""
+        if error is not None:
+            with self._changed:
+                self._pipeline.failure = self._pipeline.failure or error
+                self._changed.notify_all()
+        self._events.put(None)
 
     def _send(self, dispatch: Dispatch) -> None:
         end = self._ends.get(dispatch.queue, -1)

@@ -13,13 +13,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
-import numpy as np
-
 from rocketmq_spark.deliveries.base import Delivery, OpenInstance, R, TaskResults, Write
 from rocketmq_spark.deliveries.log.brokers import Brokers
 from rocketmq_spark.deliveries.log.decision_log import DecisionLog
 from rocketmq_spark.deliveries.log.keys import keys_of
-from rocketmq_spark.deliveries.log.state import WriteState
+from rocketmq_spark.deliveries.log.state import WriteState, shown_time
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.options.kinds import option_text
 from rocketmq_spark.options.sink import SINK_SPELLING, SinkOptions
@@ -206,9 +204,7 @@ def warn_of_complete(write: Write, state: WriteState) -> None:
     """Warn that rows are not written, because the log says that their write was done or decided before."""
     when = "was decided before, and is completed now"
     if state.done:
-        # numpy accepts any number; `datetime` rejects years after 9999.
-        at = str(np.datetime64(state.done_ms // 1000, "s")).replace("T", " ")
-        when = f"was completed at {at} UTC"
+        when = f"was completed at {shown_time(state.done_ms)}"
     text = "%s %s: the rows of this save are not written. If they are other rows, write them with another %s"
     logger.warning(text, write, when, "transactionalId" if write.query else "writeId")
 

@@ -65,6 +65,7 @@ class Begun:
     # Offsets below all its rows, of queues for which the start offsets of the log are missing or too high.
     start_offsets: Mapping[MessageQueue, int] = field(default_factory=dict)
     key_id: str = ""  # The fingerprint of the key that signed the record; empty without a key
+    stored_ms: int = field(default=0, compare=False)  # Of its record
 
     def start_offset_of(self, queue: MessageQueue, start_offsets: Mapping[MessageQueue, int]) -> int:
         """Return an offset below the attempt's rows in a queue; 0 if neither the attempt nor its write knows one."""
@@ -299,7 +300,7 @@ def _begun(fields: dict[str, Any], common: dict[str, Any], log_name: str, _: str
         **common,
         partition=_integer(fields.get("partition"), "partition", 0, INT_MAX),
         attempt=_text(fields.get("attempt"), "attempt", 1, _LONGEST_NAME),
-        begun=Begun(nums, _own_start_offsets({"floors": [], **fields}, log_name)),
+        begun=Begun(nums, _own_start_offsets({"floors": [], **fields}, log_name), stored_ms=common["stored_ms"]),
     )
 
 

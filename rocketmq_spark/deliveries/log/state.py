@@ -5,9 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from rocketmq_spark.deliveries.base import Write
 from rocketmq_spark.deliveries.log.records import Begun, Decision, HomeRecord, Record
 from rocketmq_spark.model.message import MessageQueue
+
+
+def shown_time(epoch_ms: int) -> str:
+    """Return the text of a time in a record."""
+    # numpy accepts any number; `datetime` rejects years after 9999.
+    return str(np.datetime64(epoch_ms // 1000, "s")).replace("T", " ") + " UTC"
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from typing import Final, TypeAlias
 from rocketmq_spark.errors import RemotingCommandException, RemotingException, RemotingSendRequestException
 from rocketmq_spark.protocol.remoting.codes import ResponseCode
 from rocketmq_spark.protocol.remoting.command import FLAG_ONEWAY, FLAG_RESPONSE, FrameBuffer, RemotingCommand, shortened
-from rocketmq_spark.transport.dial import Dial
+from rocketmq_spark.transport.dial import Dial, discard
 from rocketmq_spark.transport.remoting.requests import (
     FLAG_REQUEST,
     WRITTEN,
@@ -120,6 +120,7 @@ class Connection:
         # When the incomplete frame began.
         self._frame_since = math.inf
         self._blocked = False
+        self._sealed_by = math.inf  # Until when a TLS stream may send what it has encrypted
         self._failure: OSError | None = None
 
     def __repr__(self) -> str:
@@ -163,7 +164,7 @@ class Connection:
             self._last_opaque = next_opaque(self._last_opaque, self._pending)
             request.encode(self._last_opaque)
             self._pending[self._last_opaque] = request
-            self.due = min(self.due, request.deadline)
+            self.due = min(self.due, request.due)
             waits = bool(self._out)
             self._out.append(request)
             if self.state is State.CONNECTING or waits:
@@ -204,6 +205,7 @@ class Connection:
             done = self._write() if more and self.state is not State.CLOSED else []
         completions = [(request, WRITTEN) for request in done]
         if self._failure is not None and self.state is not State.CLOSED:
+            discard(self.sock)
             completions += self._fail(now, "writing failed", self._failure)
         return completions
 
@@ -250,18 +252,17 @@ class Connection:
             completions = self._after_dial(now)
         silence: float | None = None
         with self._lock:
-            for request in [pending for pending in self._pending.values() if pending.deadline <= now]:
+            cut = self._out.remove_overdue(now)
+            for request in [pending for pending in self._pending.values() if pending.due <= now]:
                 del self._pending[request.opaque]
                 nothing_came = request.written_at is not None and request.arrivals == self._arrivals
-                # A started request must be written to its end, or the stream is corrupt.
-                if not request.started:
-                    self._out.remove(request)
-                elif nothing_came and all(other.timeout <= request.timeout for other in self._pending.values()):
+                if nothing_came and all(other.timeout <= request.timeout for other in self._pending.values()):
                     # A pending request with a longer timeout keeps the connection open.
                     silence = round(request.timeout, 3)
                 error = request.overdue(self.address, len(self._pending), connecting=self.state is State.CONNECTING)
                 completions.append((request, Answer(None, error, request.latency(now))))
-            stuck = self.state is not State.CONNECTING and bool(self._out) and now >= self._stuck_at()
+            # A started request must be written to its end, or the stream is corrupt.
+            stuck = self.state is not State.CONNECTING and bool(self._out) and (cut or now >= self._stuck_at())
             self.due = self._next_due()
         if stuck:
             reason, cause = f"the server accepted no byte for {now - self._last_progress:.1f} s", "write stalled"
@@ -272,6 +273,7 @@ class Connection:
             reason, cause = f"closed because the server has not completed a frame for {open_for}", "unfinished frame"
         else:
             return completions
+        discard(self.sock)
         return completions + self._fail(now, reason, TimeoutError(cause))
 
     def close(self, now: float, reason: str, cause: BaseException | None = None) -> list[Completion]:
@@ -289,6 +291,9 @@ class Connection:
         # Before the call: afterwards this thread may wait for the interpreter's lock until the answer has arrived, and
         # the latency would be zero.
         now = self._clock()
+        if now >= self._sealed_by or (now >= self.due and self._out.remove_overdue(now)):
+            self._failure = TimeoutError("the server accepted only a part of a request in time")
+            return []
         try:
             # Without pieces, a TLS stream sends what it has already encrypted.
             sent = self._stream.sendmsg(self._out.gather() if self._out else ())
@@ -299,13 +304,16 @@ class Connection:
             self._failure = exc
             return []
         done: list[Request] = []
-        for request in self._out.advance(sent):
+        sealed = isinstance(self._stream, TlsStream) and self._stream.unsent
+        written = self._out.advance(sent)
+        self._sealed_by = min([self._sealed_by, *(one.write_by for one in written)]) if sealed else math.inf
+        for request in written:
             request.written(now, self._arrivals)
             if request.flag == FLAG_REQUEST:
                 self.due = min(self.due, request.deadline)
             elif request.flag == FLAG_ONEWAY and self._pending.pop(request.opaque, None) is not None:
                 done.append(request)
-        self._blocked = bool(self._out) or (isinstance(self._stream, TlsStream) and self._stream.unsent)
+        self._blocked = bool(self._out) or sealed
         if self._out:
             self.due = min(self.due, self._stuck_at())
         return done
@@ -314,7 +322,7 @@ class Connection:
         return self._last_progress + self._out[0].timeout
 
     def _next_due(self) -> float:
-        due = min((request.deadline for request in self._pending.values()), default=math.inf)
+        due = min((request.due for request in self._pending.values()), default=math.inf)
         if self.state is State.CONNECTING:
             return min(due, self._dial.due)
         return min(due, self._stuck_at()) if self._out else due

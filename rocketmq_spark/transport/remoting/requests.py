@@ -79,6 +79,7 @@ class Request:
     timeout: float  # Seconds from the last byte written to the answer.
     on_answer: OnAnswer = lambda _: None
     deadline: float = math.inf  # When the request fails at the latest, on the loop's clock.
+    write_by: float = math.inf  # From this time on, no byte of it is written.
     flag: int = FLAG_REQUEST
     remark: str = ""
     permit: Permit | None = None  # Released when the request ends.
@@ -128,6 +129,11 @@ class Request:
         self.deadline = min(self.deadline, now + self.timeout)
         self.pieces = []
 
+    @property
+    def due(self) -> float:
+        """When the request fails if nothing happens."""
+        return self.deadline if self.written_at is not None else min(self.deadline, self.write_by)
+
     def latency(self, now: float) -> float:
         """Seconds since the last byte was written; 0 before that."""
         return 0.0 if self.written_at is None else max(0.0, now - self.written_at)
@@ -149,7 +155,10 @@ class Request:
                 f"{doing}: no answer within {time}; {others} other requests are pending"
             )
         if self.started:
-            return errors.RemotingTimeoutException(f"{doing}: the server accepted only a part of it within {time}")
+            return errors.RemotingTimeoutException(f"{doing}: the server accepted only a part of it in time")
+        if self.write_by < self.deadline:
+            text = f"{doing}: it was not sent in time, behind {others} other requests to this server"
+            return errors.RemotingTooMuchRequestException(text)
         if connecting:
             return errors.RemotingConnectException(f"{doing}: not connected within {time}; it was not sent")
         return errors.RemotingTooMuchRequestException(
@@ -202,6 +211,12 @@ class Outbound(deque[Request]):
             if len(gathered) == IOV_MAX:
                 return gathered
         return gathered
+
+    def remove_overdue(self, now: float) -> bool:
+        """Remove overdue requests of which no byte is written; return whether the rest of one may not be written."""
+        for request in [request for request in self if not request.started and request.due <= now]:
+            self.remove(request)
+        return bool(self) and self[0].started and self[0].write_by <= now
 
     def advance(self, sent: int) -> list[Request]:
         """Count `sent` bytes as written; return the requests that are now complete."""

@@ -101,8 +101,10 @@ class RemotingTransport(Closes):
             on_outcome(outcome_of(queue, rows, address, answer))
 
         code, ext_fields = headers.head_of(request)
-        expires = self.clock() + within
-        self.client.start(address, Request(code, ext_fields, request.batch.body, timeout, on_answer, expires))
+        expires, body = self.clock() + within, request.batch.body
+        self.client.start(
+            address, Request(code, ext_fields, body, timeout, on_answer, expires, write_by=request.write_by)
+        )
 
     def send_oneway(self, request: SendRequest, timeout: float) -> None:
         """Send without an acknowledgement; see `Transport.send_oneway`."""

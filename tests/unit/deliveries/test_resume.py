@@ -34,10 +34,16 @@ from tests.support.resume import BATCH, ROWS, WRITE, Killed, complete, job_log, 
 from tests.support.two_phase import TOPIC, Driver, MovedClock, driver, visible
 
 
+def outcome_of(done: Attempted | None) -> tuple[int, bool, bool]:
+    """Return the partition of an attempt, whether it had rows, and whether it looked for stored rows."""
+    assert done is not None
+    return done.partition_id, bool(done.attempt), done.recovered
+
+
 def test_a_write_without_faults_reads_nothing(cluster: FakeCluster, job: Driver) -> None:
     plan = new_plan(job)
     done = run_task(job, plan, WRITE)
-    assert done == Attempted(0, begun=True, recovered=False)
+    assert outcome_of(done) == (0, True, False)
     assert complete(job, plan, WRITE, done).repeated_rows == 0
     assert visible(cluster) == Counter(ROWS)
 
@@ -49,7 +55,7 @@ def test_a_later_attempt_sends_the_missing_rows(cluster: FakeCluster, job: Drive
         run_task(job, plan, WRITE, dies_after=dies_after)
     stored = sum(visible(cluster).values())
     done = run_task(job, plan, WRITE, summary=summary)
-    assert done == Attempted(0, begun=True, recovered=dies_after > 0)
+    assert outcome_of(done) == (0, True, dies_after > 0)
     assert visible(cluster) == Counter(ROWS)
     # Requests of the dead attempt may have arrived later.
     assert summary.recovered_rows()["recovered"] >= stored
@@ -119,7 +125,7 @@ def test_an_unknown_outcome_is_resolved_before_the_retry(
         broker.play(Reply(stored=stores, closes=closes, silent=not closes), times=2)
     done = run_task(job, plan, WRITE)
     assert visible(cluster) == Counter(ROWS)
-    assert done == Attempted(0, begun=True, recovered=True)
+    assert outcome_of(done) == (0, True, True)
     assert complete(job, plan, WRITE, done).repeated_rows == 0
 
 
@@ -150,19 +156,22 @@ def test_a_request_that_is_stored_after_the_fence_is_reported(cluster: FakeClust
     assert complete(job, plan, WRITE, done).repeated_rows == 7
 
 
-def test_a_frozen_driver_reports_repeats_of_recovered_partitions(cluster: FakeCluster, job: Driver) -> None:
+def test_of_two_drivers_the_later_one_completes_the_write_and_reports_repeats(
+    cluster: FakeCluster, job: Driver
+) -> None:
     # All requests of the frozen driver's task are stored after the fence of the other driver's task.
     write = Write("0", "query")
     frozen, other = new_plan(job, None), new_plan(job, None)
     late = run_task(job, frozen, write)
-    assert late == Attempted(0, begun=True, recovered=False)
+    assert outcome_of(late) == (0, True, False)
     sent = cluster.messages(TOPIC)
     recovered = run_task(job, other, write)
     for message in sent[:5]:
         properties = {name: text for name, text in message.properties.items() if name in ("SPARK_ROW_ID", "KEYS")}
         batch = encode_single(Message(TOPIC, message.body, 0, properties))
         job.brokers.send_records([(batch, job.queues[0])], lambda *_: None)
-    assert complete(job, frozen, write, late).repeated_rows == 5
+    with pytest.raises(DeliveryError, match=r"another driver .* has begun partition 0 later than this driver"):
+        complete(job, frozen, write, late)
     assert complete(job, other, write, recovered).repeated_rows == 5
 
 
@@ -313,7 +322,7 @@ def test_records_with_impossible_brokers_are_ignored(cluster: FakeCluster, job: 
     done = run_task(job, plan, WRITE)
     assert visible(cluster) == Counter(ROWS)
     # No earlier attempt began.
-    assert done == Attempted(0, begun=True, recovered=False)
+    assert outcome_of(done) == (0, True, False)
 
 
 def test_a_missing_right_fails_the_plan(cluster: FakeCluster, job: Driver) -> None:
