@@ -155,7 +155,8 @@ class Request:
                 f"{doing}: no answer within {time}; {others} other requests are pending"
             )
         if self.started:
-            return errors.RemotingTimeoutException(f"{doing}: the server accepted only a part of it in time")
+            within = "in time" if self.write_by < self.deadline else f"within {time}"
+            return errors.RemotingTimeoutException(f"{doing}: the server accepted only a part of it {within}")
         if self.write_by < self.deadline:
             text = f"{doing}: it was not sent in time, behind {others} other requests to this server"
             return errors.RemotingTooMuchRequestException(text)

@@ -27,9 +27,9 @@ MICRO_BATCH = Write("0", "query")
 LENGTH = 2 / 3
 
 
-def at(number: int, call: Callable[[], object]) -> Callable[[int], None]:
+def at(number: int, call: Callable[[], object]) -> Callable[[int], object]:
     """Return what a task calls before its rows: a function before one of them."""
-    return lambda start: call() if start == number else None  # type: ignore[func-returns-value]
+    return lambda start: call() if start == number else None
 
 
 def new_lease(job: Driver, plan: ResumePlan, write: Write = WRITE) -> Lease:
@@ -116,9 +116,7 @@ def test_a_replaced_attempt_of_another_driver_says_so(cluster: FakeCluster, job:
     assert visible(cluster) == Counter(ROWS)
 
 
-def test_an_attempt_stops_when_another_driver_has_completed_its_micro_batch(
-    cluster: FakeCluster, job: Driver
-) -> None:
+def test_an_attempt_stops_when_another_driver_has_completed_its_micro_batch(cluster: FakeCluster, job: Driver) -> None:
     old = new_plan(job, None)
 
     def other_driver(*numbers: int) -> None:
@@ -155,9 +153,7 @@ def max_offsets(cluster: FakeCluster, plan: ResumePlan) -> int:
     )
 
 
-def test_a_lease_costs_no_request_while_no_rows_are_sent(
-    cluster: FakeCluster, job: Driver, clock: MovedClock
-) -> None:
+def test_a_lease_costs_no_request_while_no_rows_are_sent(cluster: FakeCluster, job: Driver, clock: MovedClock) -> None:
     plan, counts = new_plan(job), list[int]()
 
     def wait() -> None:
@@ -194,7 +190,9 @@ def test_an_attempt_fails_if_the_home_is_not_readable_until_the_delivery_timeout
         broker.play(Reply.code(ResponseCode.SYSTEM_BUSY), code=RequestCode.GET_MAX_OFFSET, times=10_000)
         stored.append(sum(visible(cluster).values()))
 
-    with pytest.raises(DeliveryError, match="cannot find out whether another attempt has replaced it, because it canno"):
+    with pytest.raises(
+        DeliveryError, match="cannot find out whether another attempt has replaced it, because it canno"
+    ):
         run_task(job, plan, WRITE, before=at(380, lose_the_home))
     # Rows that were taken before may have been sent. The last ones were not.
     assert ROWS[-1] not in visible(cluster)

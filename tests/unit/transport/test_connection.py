@@ -78,6 +78,94 @@ def test_long_request_is_written_at_once_unless_others_wait(
     assert lengths(stream) == [[1], [20_000], [2, 20_001]]
 
 
+class Slow:
+    """A socket that accepts a number of bytes."""
+
+    def __init__(self) -> None:
+        self.accepts = 100
+        self.written = b""
+
+    def sendmsg(self, pieces: Sequence[bytes]) -> int:
+        taken = b"".join(pieces)[: self.accepts]
+        if not taken:
+            raise BlockingIOError
+        self.accepts -= len(taken)
+        self.written += taken
+        return len(taken)
+
+    def lengths(self) -> list[int]:
+        frames, lengths = FrameBuffer(), []
+        frames.feed(self.written)
+        while (command := frames.take()) is not None:
+            lengths.append(len(command.body))
+        return lengths
+
+
+@pytest.fixture
+def times() -> list[float]:
+    """Return a list whose last item is the time."""
+    return [1.0]
+
+
+@pytest.fixture
+def slow() -> Slow:
+    return Slow()
+
+
+@pytest.fixture
+def blocked(slow: Slow, times: list[float]) -> Connection:
+    connection = Connection("broker:10911", lambda: times[-1], 3.0, lambda _: None, lambda *_: False)
+    connection.state, connection._stream = State.OPEN, slow  # type: ignore[assignment]
+    return connection
+
+
+def test_a_request_is_not_written_after_its_time(blocked: Connection, slow: Slow, times: list[float]) -> None:
+    second = request(20_001)
+    second.write_by = 2.0
+    for one in (request(20_000), second, request(20_002)):
+        blocked.submit(one)
+    times.append(2.0)
+    slow.accepts = 100_000
+    assert blocked.on_writable(2.0) == []
+    assert slow.lengths() == [20_000, 20_002]
+    ((failed, answer),) = blocked.sweep(2.0)
+    assert failed is second
+    assert "was not sent in time" in str(answer.error)
+    assert blocked.state is State.OPEN
+
+
+def test_the_rest_of_a_request_is_not_written_after_its_time(
+    blocked: Connection, slow: Slow, times: list[float]
+) -> None:
+    first, second = request(20_000), request(20_001)
+    first.write_by = 2.0
+    blocked.submit(first)
+    blocked.submit(second)
+    times.append(2.0)
+    slow.accepts = 100_000
+    failed = blocked.on_writable(2.0)
+    assert len(slow.written) == 100
+    assert blocked.state is State.CLOSED
+    assert [one for one, _ in failed] == [first, second]
+    assert "may have been executed" in str(failed[0][1].error)
+    assert "this request was not sent" in str(failed[1][1].error)
+
+
+@pytest.mark.parametrize("blocks", [False, True])
+def test_a_connection_that_blocks_a_late_request_is_closed(
+    blocked: Connection, slow: Slow, times: list[float], *, blocks: bool
+) -> None:
+    slow.accepts = 100 if blocks else 100_000
+    one = request(20_000)
+    one.write_by = 2.0
+    blocked.submit(one)
+    assert blocked.due == 2.0
+    times.append(2.0)
+    # An answer may come later.
+    assert len(blocked.sweep(2.0)) == blocks
+    assert blocked.state is (State.CLOSED if blocks else State.OPEN)
+
+
 def test_pending_requests_fail_with_the_connection(connection: Connection) -> None:
     connection.submit(request(1))
     connection.submit(request(2))
