@@ -2,8 +2,7 @@
 
 A reading of the home that finds nothing newer allows requests for two thirds of the fence, from the time before the
 reading. A later attempt waits for the whole fence after its record is readable. So it begins to read rows when requests
-of the earlier attempt have been impossible for a third of the fence. The requests that are on their way must be stored
-by then (docs/internals/effectively-once.md#leases).
+of the earlier attempt have been impossible for a third of the fence (docs/internals/effectively-once.md#leases).
 
 The lease is renewed only while rows are sent: in the background after a third of the fence, and before the next request
 if it has expired. So a process that was frozen reads the home before it sends.
@@ -61,7 +60,7 @@ class Lease:
     partition_id: int
     attempt: str
     read_at: Instant
-    # Called after each reading, on a thread of its own, with the error that ends the attempt, or None.
+    # The thread of each reading calls it at the end, with the error that ends the attempt, or None.
     on_read: Callable[[RocketMQError | None], None] = field(default=lambda _: None, init=False)
     _reading: bool = field(default=False, init=False)
 
