@@ -128,6 +128,11 @@ class StandaloneCluster:
         self._submissions.append(Submission(command, _environment(python), folder or self._folder))
         return self._submissions[-1]
 
+    def logs(self) -> str:
+        """Return what executors have printed."""
+        files = self._folder.glob("work-*/app-*/*/stderr")
+        return "\n".join(file.read_text(errors="replace") for file in sorted(files))
+
     def executors(self) -> list[int]:
         """Return the ids of the executors' processes."""
         pids = {worker.pid for worker in self.workers}
