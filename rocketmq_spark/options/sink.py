@@ -167,8 +167,9 @@ class SinkOptions(SendOptions):
         "Time from the first row of a write or micro-batch to the end of its commit. After a crash during a commit, "
         "the restarted job waits until this time is over.")
     fence_ms: int = option("fenceMs", 10000, kinds.integer(0, 3600000, unit="ms"),
-        "With `effectivelyOnce`, after a fault: how long a task waits before it reads which rows are stored. A request "
-        "of the failed attempt that a broker stores later repeats its rows.")
+        "With `effectivelyOnce`, at least 1 s: how long the task that replaces another one waits before it reads which "
+        "rows are stored. The earlier task stops after two thirds of this time. If a request is on its way for the "
+        "last third, its rows may be repeated.")
     start_anew: bool = option("startAnew", False, BOOLEAN,
         "Start although the decision log belongs to another checkpoint, or has expired. Rows of the last micro-batch "
         "may then be repeated.")

@@ -93,20 +93,20 @@ def test_a_task_beside_its_repeated_stage_stops(
     two_brokers: LocalCluster, topic: str, tmp_path: Path, java: Java, *, freezes: bool
 ) -> None:
     writes.make_topic(two_brokers, topic, queues=4)
-    with StandaloneCluster(tmp_path / "spark") as spark:
+    # Three, so that both tasks of the repeated stage start at once, beside the old one.
+    with StandaloneCluster(tmp_path / "spark", workers=3) as spark:
         driver = submit(spark, two_brokers, topic, 2)
         with growth_of(two_brokers, driver) as growth:
             await_sends(growth, topic)
-            wait_for(lambda: sum(bool(workers_of(one)) for one in spark.executors()) == 2)
-            old, lost = spark.executors()
+            old, lost = (one for one in spark.executors() if workers_of(one))
             paused = workers_of(old) if freezes else []
             for worker in paused:
                 send(worker, signal.SIGSTOP)
             # Its shuffle files are gone with it. Spark repeats the stage, and lets the task of the other executor run.
             os.kill(lost, signal.SIGKILL)
             if freezes:
-                # The later attempts have waited for the fence, and send.
-                wait_for(lambda: "an earlier attempt began it" in spark.logs())
+                # Both later attempts have waited for the fence, and send.
+                wait_for(lambda: spark.logs().count("an earlier attempt began it") == 2)
                 time.sleep(FENCE)
                 await_sends(growth, topic)
                 resume(paused)

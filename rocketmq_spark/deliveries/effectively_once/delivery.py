@@ -56,8 +56,9 @@ class EffectivelyOnce(LoggedDelivery[Attempted, ResumePlan]):
     def speculation_warning(cls, options: SinkOptions) -> str:
         """Raise an OptionError."""
         raise OptionError(
-            "spark.speculation is true, and delivery=effectivelyOnce is for one attempt at a task at a time: set "
-            "spark.speculation=false, or use delivery=exactlyOnce"
+            "spark.speculation is true, and with delivery=effectivelyOnce the second attempt at a task stops the first "
+            "one and waits fenceMs, so slow tasks would become slower: set spark.speculation=false, or use "
+            "delivery=exactlyOnce"
         )
 
     @classmethod

@@ -164,7 +164,7 @@ class Connection:
             self._last_opaque = next_opaque(self._last_opaque, self._pending)
             request.encode(self._last_opaque)
             self._pending[self._last_opaque] = request
-            self.due = min(self.due, request.due)
+            self.due = min(self.due, request.deadline, request.write_by)
             waits = bool(self._out)
             self._out.append(request)
             if self.state is State.CONNECTING or waits:
