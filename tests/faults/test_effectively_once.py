@@ -1,4 +1,7 @@
-"""`delivery=effectivelyOnce` while drivers, JVMs, Python workers and brokers are killed at random moments."""
+"""`delivery=effectivelyOnce` while drivers, JVMs, Python workers and brokers are killed at random moments.
+
+A streaming query copies a topic to another, with micro-batches of 50,000 rows and all other options at their defaults.
+"""
 
 from __future__ import annotations
 
@@ -17,65 +20,100 @@ import pytest
 
 from rocketmq_spark.cluster import LocalCluster
 from tests.support import writes
-from tests.support.exactly_once import Account, Chaos, Growth, Job
+from tests.support.exactly_once import Chaos, Growth, Job
 from tests.support.java import Java
 from tests.support.processes import PATIENCE, StandaloneCluster, wait_for
 
 pytestmark = [pytest.mark.faults, pytest.mark.spark, pytest.mark.integration]
 
 OPTIONS: dict[str, Any] = {"delivery": "effectivelyOnce", "fenceMs": "2000"}
+QUEUES = 4
+# Each kind of process is killed once.
+KILLS = 4
+
+Record = Callable[[str, object], None]
 
 
-def run(
-    cluster: LocalCluster, topic: str, folder: Path, java: Java, *, batch: bool, seed: int, kills: int
-) -> tuple[Chaos, Account]:
-    """Write at least `kills` times 50,000 rows while processes are killed, and return what consumers see."""
-    folder.mkdir()
-    writes.make_topic(cluster, topic, queues=4)
-    with closing(Job(cluster, topic, folder, rows=50_000, batch=batch, **OPTIONS)) as job:
-        chaos = Chaos(job, seed, kills=True)
-        chaos.run(kills, kills)
-        return chaos, job.account(java)
+def new_seed() -> int:
+    """Return the seed of the kills. To repeat them, set CHAOS_SEED."""
+    seed = int(os.environ.get("CHAOS_SEED") or random.randrange(1 << 32))
+    print(f"CHAOS_SEED={seed}", flush=True)
+    return seed
 
 
-@pytest.mark.timeout(7200)
+def run_jobs(
+    new_job: Callable[[str, Path], Job], topic: str, folder: Path, java: Java, record: Record, what: str, runs: int
+) -> None:
+    """Write 50,000 rows a kill in each run, while processes are killed, and count with RocketMQ's own consumer."""
+    seed, faults, total = new_seed(), Counter[str](), Counter[str]()
+    for number in range(runs):
+        (folder / str(number)).mkdir()
+        with closing(new_job(f"{topic}-{number}", folder / str(number))) as job:
+            chaos = Chaos(job, seed + number, kills=True)
+            chaos.run(KILLS, KILLS)
+            job.close()
+            account = job.account(java)
+        faults += chaos.faults
+        found = {"rows": account.rows, "repeated": len(account.repeated), "missing": len(account.missing)}
+        total.update(**found, recoveries=account.recoveries)
+        print(f"run {number}, seed {seed + number}: {account}; {dict(chaos.faults)}", flush=True)
+        assert account.violations == 0, f"{account}\n{account.repeated[:20]=}\n{account.missing[:20]=}"
+        # A task reads and writes several queues.
+        assert account.partitions < 2 * QUEUES
+    line = writes.Account(f"{faults.total()} kills ({what})", total["rows"], total["rows"], 0, 0, 0.0, 1)
+    record("account", list(line))
+    print(f"{what}: {runs} runs, {dict(faults)}, {dict(total)}")
+    assert total["recoveries"] > 0
+
+
+@pytest.mark.timeout(14400)
 @pytest.mark.parametrize(
-    ("runs", "batch"),
-    [(1, False), pytest.param(30, False, marks=pytest.mark.long), pytest.param(30, True, marks=pytest.mark.long)],
-    ids=["one_stream", "streams", "batches"],
+    ("runs", "connect"),
+    [(1, False), pytest.param(30, False, marks=pytest.mark.long), pytest.param(10, True, marks=pytest.mark.long)],
+    ids=["once", "classic", "connect"],
 )
-def test_every_row_is_stored_once_although_processes_are_killed(
+def test_topic_is_copied_although_processes_are_killed(
     two_brokers: LocalCluster,
     topic: str,
     tmp_path: Path,
     java: Java,
-    record_property: Callable[[str, object], None],
+    record_property: Record,
     *,
     runs: int,
-    batch: bool,
+    connect: bool,
 ) -> None:
-    seed = int(os.environ.get("CHAOS_SEED") or random.randrange(1 << 32))
-    print(f"CHAOS_SEED={seed}", flush=True)
-    faults, rows, recoveries = Counter[str](), 0, 0
-    for number in range(runs):
-        chaos, account = run(
+    if connect:
+        pytest.importorskip("grpc_status", reason="Spark Connect needs pyspark[connect]")
+
+    def new_job(name: str, folder: Path) -> Job:
+        source = f"{name}-source"
+        for one in (source, name):
+            writes.make_topic(two_brokers, one, queues=QUEUES)
+        return Job(
             two_brokers,
-            f"{topic}-{number}",
-            tmp_path / str(number),
-            java,
-            batch=batch,
-            seed=seed + number,
-            kills=4 if runs > 1 else 2,
+            name,
+            folder,
+            rows=50_000,
+            source=source,
+            connect=connect,
+            restarts=3,
+            delivery="effectivelyOnce",
         )
-        faults += chaos.faults
-        rows += account.rows
-        recoveries += account.recoveries
-        print(f"run {number}: {account}; {dict(chaos.faults)}", flush=True)
-        assert account.violations == 0, f"{account}\n{account.repeated[:20]=}\n{account.missing[:20]=}"
-    what = f"{faults.total()} kills ({'batch' if batch else 'stream'})"
-    line = writes.Account(what, rows, rows, 0, recoveries, 0.0, 1)
-    record_property("account", list(line))
-    print(f"{runs} runs, {rows} rows, {dict(faults)}, {recoveries} partitions recovered")
+
+    what = f"topic to topic{' through Spark Connect' if connect else ''}"
+    run_jobs(new_job, topic, tmp_path, java, record_property, what, runs)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(7200)
+def test_batches_of_files_are_stored_once_although_processes_are_killed(
+    two_brokers: LocalCluster, topic: str, tmp_path: Path, java: Java, record_property: Record
+) -> None:
+    def new_job(name: str, folder: Path) -> Job:
+        writes.make_topic(two_brokers, name, queues=QUEUES)
+        return Job(two_brokers, name, folder, rows=50_000, batch=True, restarts=3, **OPTIONS)
+
+    run_jobs(new_job, topic, tmp_path, java, record_property, "batch", 30)
 
 
 @pytest.mark.long
@@ -85,11 +123,9 @@ def test_every_row_is_stored_once_although_stages_are_repeated(
     topic: str,
     tmp_path: Path,
     java: Java,
-    record_property: Callable[[str, object], None],
+    record_property: Record,
 ) -> None:
-    seed = int(os.environ.get("CHAOS_SEED") or random.randrange(1 << 32))
-    print(f"CHAOS_SEED={seed}", flush=True)
-    rng, count, rows, kills = random.Random(seed), 30, 50_000, 0
+    rng, count, rows, kills = random.Random(new_seed()), 30, 50_000, 0
     writes.make_topic(two_brokers, topic, queues=4)
     options = {
         **OPTIONS,

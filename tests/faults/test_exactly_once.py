@@ -17,7 +17,8 @@ import pytest
 
 from rocketmq_spark.cluster import LocalCluster
 from tests.support import writes
-from tests.support.exactly_once import TIMEOUT_MS, Account, Chaos, Job, resume
+from tests.support.drivers import resume
+from tests.support.exactly_once import TIMEOUT_MS, Account, Chaos, Job
 from tests.support.java import Java
 
 pytestmark = [pytest.mark.faults, pytest.mark.spark, pytest.mark.integration]
@@ -33,9 +34,9 @@ Settle = Callable[[str, Job], Account]
 def new_job(two_brokers: LocalCluster, topic: str, tmp_path: Path) -> Iterator[NewJob]:
     with ExitStack() as stack:
 
-        def make(**settings: Any) -> Job:
+        def make(timeout_ms: int = TIMEOUT_MS, **settings: Any) -> Job:
             writes.make_topic(two_brokers, topic, queues=2)
-            job = Job(two_brokers, topic, tmp_path, **settings)
+            job = Job(two_brokers, topic, tmp_path, transactionTimeoutMs=str(timeout_ms), **settings)
             stack.callback(job.close)
             return job
 

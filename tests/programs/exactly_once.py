@@ -1,9 +1,11 @@
-"""Writes the lines of files exactly once, one file per micro-batch or batch write, until the job is complete.
+"""Writes rows exactly once until the job is complete: the file ``complete`` exists in its folder.
 
-It is complete when the file ``complete`` exists in its folder. A write that failed is repeated. With
-``delivery=exactlyOnce`` each attempt writes other bodies: the line, and an id of the attempt.
+The rows are the lines of files, one file per micro-batch or batch write, or with ``source`` the messages of a topic.
+A write that failed is repeated, and ``restarts`` times in a row if nothing is written in between. With
+``delivery=exactlyOnce`` each attempt writes other bodies: the line, and an id of the attempt. ``remote`` is the address
+of a server of Spark Connect.
 
-usage: python exactly_once.py '{"folder": ..., "batch": false, "restarts": 20, "options": {...}}'
+usage: python exactly_once.py '{"folder": ..., "batch": false, "restarts": 20, "options": {...}, "conf": {...}}'
 """
 
 from __future__ import annotations
@@ -21,21 +23,20 @@ import rocketmq_spark
 arguments = json.loads(sys.argv[1])
 folder = Path(arguments["folder"])
 complete, files, written = folder / "complete", folder / "in", folder / "written"
-spark = (
-    SparkSession.builder.master("local[2,2]")
-    .config("spark.ui.enabled", "false")
-    .config("spark.driver.memory", "512m")
-    .config("spark.driver.bindAddress", "127.0.0.1")
-    .config("spark.driver.host", "127.0.0.1")
-    .config("spark.log.level", "ERROR")
-    .config("spark.sql.shuffle.partitions", "2")
-    # Two tasks for a file.
-    .config("spark.sql.files.openCostInBytes", "0")
-    .config("spark.sql.files.maxPartitionBytes", str(arguments["bytes"] // 2 + 1))
-    .config("spark.sql.streaming.pollingDelay", "100ms")
-    .getOrCreate()
-)
+builder = SparkSession.builder
+if arguments["remote"]:
+    builder = builder.remote(arguments["remote"])
+else:
+    for name, value in arguments["conf"].items():
+        builder = builder.config(name, value)
+spark = builder.getOrCreate()
 rocketmq_spark.register(spark)
+
+
+def written_writes() -> int:
+    """Return the number of writes that Spark has noted as complete."""
+    where = written if arguments["batch"] else folder / "checkpoint" / "commits"
+    return sum(1 for _ in where.glob("[0-9]*"))
 
 
 def rows_of(lines: DataFrame) -> DataFrame:
@@ -46,9 +47,12 @@ def rows_of(lines: DataFrame) -> DataFrame:
 
 def stream() -> None:
     """Write new files until the job is complete."""
+    if arguments["source"]:
+        rows = spark.readStream.format("rocketmq").options(**arguments["source"]).load().select("body", "keys")
+    else:
+        rows = rows_of(spark.readStream.option("maxFilesPerTrigger", 1).text(str(files)))
     query = (
-        rows_of(spark.readStream.option("maxFilesPerTrigger", 1).text(str(files)))
-        .writeStream.format("rocketmq")
+        rows.writeStream.format("rocketmq")
         .options(checkpointLocation=str(folder / "checkpoint"), **arguments["options"])
         .start()
     )
@@ -71,12 +75,15 @@ def batches() -> None:
                 note.touch()
 
 
-for restarts_left in reversed(range(arguments["restarts"] + 1)):
+done, failures = written_writes(), 0
+while True:
     try:
         batches() if arguments["batch"] else stream()
         break
     except PySparkException as exc:
         print(f"failed: {exc}", file=sys.stderr, flush=True)
-        if not restarts_left:
+        failures = failures + 1 if written_writes() == done else 1
+        done = written_writes()
+        if failures > arguments["restarts"]:
             raise
 spark.stop()

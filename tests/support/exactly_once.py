@@ -7,7 +7,6 @@ import json
 import os
 import random
 import signal
-import subprocess
 import sys
 import time
 from collections import Counter, defaultdict
@@ -17,14 +16,17 @@ from pathlib import Path
 from typing import Any, Final
 
 import psutil
+import pyarrow as pa
 
+from rocketmq_spark import Producer
 from rocketmq_spark.cluster import LocalCluster
 from rocketmq_spark.cluster.process import Watchdog
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.routing.route_cache import publish_info_of
 from rocketmq_spark.transport.remoting.transport import RemotingTransport
+from tests.support.drivers import Driver, connect_server, pause, resume, send
 from tests.support.java import Java
-from tests.support.processes import PATIENCE, PROGRAMS, wait_for
+from tests.support.processes import PATIENCE, PROGRAMS, at_most, wait_for
 from tests.support.reading import read_topic
 from tests.support.writes import messages_in
 
@@ -36,112 +38,6 @@ _HELD: Final = 2.0
 _MOST_WRITES: Final = 1_000
 # Digits of a line.
 _DIGITS: Final = 8
-
-
-class Driver:
-    """A process that runs the program of a job, with its JVM and its Python workers."""
-
-    def __init__(self, command: list[str], environ: Mapping[str, str], output: Path, watchdog: Watchdog) -> None:
-        self.output = output
-        with output.open("wb") as file:
-            self._process = subprocess.Popen(
-                command,
-                env=dict(environ),
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        self._watchdog = watchdog
-        # The JVM and its workers end with their parent, unless they are paused.
-        watchdog.add(self._process.pid)
-        self._watched = {self._process.pid}
-        self._root = psutil.Process(self._process.pid)
-        self._seen: set[psutil.Process] = set()
-
-    @property
-    def is_alive(self) -> bool:
-        return self._process.poll() is None
-
-    def processes(self) -> list[psutil.Process]:
-        """Return all processes of the driver that run, itself first."""
-        if not self.is_alive:
-            return []
-        with contextlib.suppress(psutil.NoSuchProcess):
-            found = [self._root, *self._root.children(recursive=True)]
-            self._seen.update(found)
-            return found
-        return []
-
-    def jvms(self) -> list[psutil.Process]:
-        return [process for process in self.processes() if _name(process) == "java"]
-
-    def workers(self) -> list[psutil.Process]:
-        """Return the Python workers and their daemons."""
-        return [process for process in self.processes()[1:] if _name(process).startswith("python")]
-
-    def wait(self) -> int:
-        """Wait for the end of the program, and return its exit code."""
-        return self._process.wait(PATIENCE)
-
-    def kill(self, *, workers: bool = True) -> None:
-        """Kill the driver with SIGKILL; with `workers` false, its Python workers end only when they notice that."""
-        processes = self.processes()
-        if not workers:
-            processes = [process for process in processes if _name(process) == "java"] + processes[:1]
-        for process in processes:
-            send(process, signal.SIGKILL)
-        self._process.wait()
-
-    def pause(self) -> list[psutil.Process]:
-        """Pause all processes of the driver with SIGSTOP, and return them."""
-        paused = pause(self.processes)
-        for pid in {process.pid for process in paused} - self._watched:
-            self._watchdog.add(pid)
-            self._watched.add(pid)
-        return paused
-
-    def end(self) -> None:
-        """Kill everything that still runs."""
-        self.processes()
-        for process in self._seen:
-            send(process, signal.SIGKILL)
-        self._process.wait()
-        for pid in self._watched:
-            self._watchdog.forget(pid)
-        self._watched.clear()
-
-    def tail(self) -> str:
-        return self.output.read_text(errors="replace")[-4000:]
-
-
-def _name(process: psutil.Process) -> str:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return str(process.name())
-    return ""
-
-
-def send(process: psutil.Process, number: signal.Signals) -> None:
-    """Send a signal, unless the process has ended."""
-    with contextlib.suppress(psutil.NoSuchProcess):
-        # This compares the time of its start, so that no other process gets the signal.
-        process.send_signal(number)
-
-
-def pause(find: Callable[[], list[psutil.Process]]) -> list[psutil.Process]:
-    """Pause processes and their new children with SIGSTOP, and return them."""
-    paused: list[psutil.Process] = []
-    while new := [process for process in find() if process not in paused]:
-        for process in new:
-            send(process, signal.SIGSTOP)
-        paused += new
-    return paused
-
-
-def resume(processes: list[psutil.Process]) -> None:
-    """Continue paused processes."""
-    for process in processes:
-        send(process, signal.SIGCONT)
 
 
 @dataclass
@@ -158,6 +54,8 @@ class Account:
     decisions: int = 0
     recoveries: int = 0
     lost_decisions: int = 0
+    # The largest number of partitions of a write with `delivery=effectivelyOnce`.
+    partitions: int = 0
 
     def __str__(self) -> str:
         return (
@@ -174,7 +72,8 @@ class Account:
 class Job:
     """The rows of one transactional id, and the drivers that write them. Call `close` at the end.
 
-    A write has `rows` rows. It is a micro-batch, or with `batch` a batch write with a ``writeId``.
+    A write has `rows` rows. It is a micro-batch, or with `batch` a batch write with a ``writeId``. With `source`, the
+    rows are messages of that topic. With `connect`, the drivers are clients of a server of Spark Connect.
     """
 
     def __init__(
@@ -185,7 +84,8 @@ class Job:
         *,
         rows: int,
         batch: bool = False,
-        timeout_ms: int = TIMEOUT_MS,
+        source: str | None = None,
+        connect: bool = False,
         restarts: int = 20,
         **options: str,
     ) -> None:
@@ -195,6 +95,8 @@ class Job:
         self._folder = folder
         self.rows = rows
         self._batch = batch
+        self._source = source
+        self._connect = connect
         self._restarts = restarts
         self._id = f"job-{topic}"
         self._options = {
@@ -202,23 +104,38 @@ class Job:
             "topic": topic,
             "delivery": "exactlyOnce",
             "transactionalId": self._id,
-            "transactionTimeoutMs": str(timeout_ms),
-            "deliveryTimeoutMs": "120000",
             **options,
         }
         self._watchdog = Watchdog()
         self.drivers: list[Driver] = []
+        self._servers: list[Driver] = []
+        self._remote: str | None = None
         for name in ("in", "written"):
             (folder / name).mkdir()
 
     def feed(self, writes: int) -> None:
         """Add the rows of some writes."""
         for write in range(self.writes, self.writes + writes):
-            numbers = range(write * self.rows, (write + 1) * self.rows)
-            draft = self._folder / "draft"
-            draft.write_text("".join(f"{number:0{_DIGITS}}\n" for number in numbers))
-            draft.rename(self._folder / "in" / f"{write:05}.txt")
+            lines = [f"{number:0{_DIGITS}}" for number in range(write * self.rows, (write + 1) * self.rows)]
+            if self._source is None:
+                draft = self._folder / "draft"
+                draft.write_text("".join(f"{line}\n" for line in lines))
+                draft.rename(self._folder / "in" / f"{write:05}.txt")
+            else:
+                self._send(lines, self._source)
         self.writes += writes
+
+    def _send(self, lines: list[str], topic: str) -> None:
+        """Send each line once: no request is repeated."""
+        timeout = int(PATIENCE * 1000)
+        settings = {"send_msg_timeout": timeout, "retry_times_when_send_failed": 0}
+        with Producer("source", name_server=self.cluster.name_server, **settings) as producer:
+            table = pa.table({"body": lines, "keys": lines})
+            producer.send_arrow(table, topic, requireStoreOk=False, deliveryTimeoutMs=timeout)
+        fed = int(lines[-1]) + 1
+        wait_for(lambda: messages_in(self.cluster.name_server, topic) >= fed)
+        held = messages_in(self.cluster.name_server, topic)
+        assert held == fed, f"the source has {held} messages of {fed} rows"
 
     def complete(self) -> None:
         """Let the drivers end after the last write."""
@@ -245,9 +162,10 @@ class Job:
         arguments = {
             "folder": str(self._folder),
             "batch": self._batch,
-            "bytes": self.rows * (_DIGITS + 1),
             "restarts": self._restarts if restarts is None else restarts,
             "options": self._options,
+            "conf": self._conf,
+            "source": self._source_options,
         }
         environ = dict(os.environ)
         if hold or not fence:
@@ -255,10 +173,45 @@ class Job:
             settings = {"folder": str(self._folder), "hold": held, "seconds": seconds, "fence": fence}
             environ["HELD_COMMITS"] = json.dumps(settings)
             environ["PYTHONPATH"] = str(PROGRAMS / "held_commits")
+        server = self._running_server() if self._connect else None
         output = self._folder / f"driver-{len(self.drivers)}.out"
-        command = [sys.executable, str(PROGRAMS / "exactly_once.py"), json.dumps(arguments)]
-        self.drivers.append(Driver(command, environ, output, self._watchdog))
+        command = [sys.executable, str(PROGRAMS / "exactly_once.py"), json.dumps({**arguments, "remote": self._remote})]
+        self.drivers.append(Driver(command, environ, output, self._watchdog, server))
         return self.drivers[-1]
+
+    @property
+    def _conf(self) -> dict[str, str]:
+        """The configuration of Spark: two tasks at once, and two for a file."""
+        return {
+            "spark.master": "local[2,2]",
+            "spark.ui.enabled": "false",
+            "spark.driver.memory": "512m",
+            "spark.driver.bindAddress": "127.0.0.1",
+            "spark.driver.host": "127.0.0.1",
+            "spark.log.level": "ERROR",
+            "spark.sql.shuffle.partitions": "2",
+            "spark.sql.files.openCostInBytes": "0",
+            "spark.sql.files.maxPartitionBytes": str(self.rows * (_DIGITS + 1) // 2 + 1),
+            "spark.sql.streaming.pollingDelay": "100ms",
+        }
+
+    @property
+    def _source_options(self) -> dict[str, Any] | None:
+        if self._source is None:
+            return None
+        return {
+            "nameServer": self.cluster.name_server,
+            "topic": self._source,
+            "startingOffsets": "earliest",
+            **at_most(self.rows),
+        }
+
+    def _running_server(self) -> Driver:
+        if not self._servers or not self._servers[-1].is_alive:
+            output = self._folder / f"server-{len(self._servers)}.out"
+            server, self._remote = connect_server(self._conf, output, self._watchdog)
+            self._servers.append(server)
+        return self._servers[-1]
 
     def await_held(self, write: int, driver: Driver) -> None:
         """Wait until a commit is held."""
@@ -277,8 +230,8 @@ class Job:
     def finish(self, driver: Driver) -> None:
         """Wait until a driver has written the last row, and restart it if it fails."""
         self.complete()
-        while driver.wait() != 0:
-            assert len(self.drivers) < 1000, driver.tail()
+        while driver.wait(lambda: self.written) != 0:
+            driver.check()
             driver = self.start()
 
     def account(self, java: Java) -> Account:
@@ -286,11 +239,11 @@ class Job:
         total = self.writes * self.rows
         account = Account(total)
         held = messages_in(self.cluster.name_server, self.topic)
-        lines = java.read_topic(self.cluster.name_server, self.topic, held, within=PATIENCE)
+        lines = java.read_topic(self.cluster.name_server, self.topic, held, only=("body",), within=PATIENCE)
         assert len(lines) == held
         times, attempts = Counter[int](), defaultdict[int, set[str]](set)
         for line in lines:
-            number, attempt = line["body"].decode().split()
+            number, _, attempt = line["body"].decode().partition(" ")
             times[int(number)] += 1
             attempts[int(number) // self.rows].add(attempt)
         account.visible = held
@@ -310,6 +263,7 @@ class Job:
             (record["write"], record["partition"]) for record in self.records() if record["kind"] == "begun"
         )
         account.recoveries += sum(times > 1 for times in begun.values())
+        account.partitions = max((partition + 1 for _, partition in begun), default=0)
         return account
 
     def records(self) -> Iterator[dict[str, Any]]:
@@ -324,7 +278,7 @@ class Job:
 
     def close(self) -> None:
         """End all drivers."""
-        for driver in self.drivers:
+        for driver in (*self.drivers, *self._servers):
             driver.end()
         self._watchdog.release()
 
@@ -333,17 +287,21 @@ class Job:
 
 
 class Growth:
-    """Watches how many messages topics have. `over` is asked all the time, and ends a wait."""
+    """Watches how many messages topics have.
 
-    def __init__(self, cluster: LocalCluster, over: Callable[[], bool]) -> None:
+    `over` is asked all the time, and ends a wait. `why` says more if the messages do not come.
+    """
+
+    def __init__(self, cluster: LocalCluster, over: Callable[[], bool], why: Callable[[], str] = str) -> None:
         self._transport = RemotingTransport([cluster.name_server])
         self._over = over
+        self._why = why
 
     def wait(self, topic: str) -> None:
         """Return as soon as a topic has more messages, or it is over."""
         deadline, before = time.monotonic() + PATIENCE, None
         while not self._over():
-            assert time.monotonic() < deadline, f"no message in {topic} after {PATIENCE:g} s"
+            assert time.monotonic() < deadline, f"no message in {topic} after {PATIENCE:g} s: {self._why()}"
             with contextlib.suppress(RocketMQError):
                 info = publish_info_of(topic, self._transport.query_route(topic, 1.0))
                 while time.monotonic() < deadline and not self._over():
@@ -354,7 +312,7 @@ class Growth:
                     if before is not None and now > before:
                         return
                     before = now
-                    time.sleep(0.003)
+                    time.sleep(0.01)
             time.sleep(0.05)
 
     def close(self) -> None:
@@ -364,19 +322,22 @@ class Growth:
 class Chaos:
     """Injects faults at random times into the drivers of a job and into its brokers, until `faults` are done.
 
-    With `kills`, each fault is a SIGKILL, and no commit is held.
+    With `kills`, the faults are SIGKILLs of the driver, its JVM, a Python worker and a broker in turn, and no commit is
+    held. Equal seeds give equal faults, at equal delays after the events that they wait for.
     """
 
     def __init__(self, job: Job, seed: int, *, kills: bool = False) -> None:
         self.job = job
         self.faults: Counter[str] = Counter()
         self.restarts = 0
+        self._seed = seed
+        self._kills = kills
         self._rng = random.Random(seed)
         # A commit takes milliseconds, so it waits at a random row for a fault.
         self._hold = {} if kills else {write: self._rng.randint(1, job.rows) for write in range(_MOST_WRITES)}
         self._driver = self._start()
-        self._growth = Growth(job.cluster, self._feed)
-        self._kinds: dict[str, tuple[int, Callable[[], None]]] = {
+        self._growth = Growth(job.cluster, self._feed, lambda: self._driver.tail())
+        self._faults: dict[str, tuple[int, Callable[[], None]]] = {
             "driver killed": (3, lambda: self._driver.kill()),
             "driver killed, workers left": (3, lambda: self._driver.kill(workers=False)),
             "driver paused, second driver takes over": (3, self._take_over),
@@ -385,10 +346,13 @@ class Chaos:
             "Python workers paused": (3, lambda: self._pause(self._driver.workers)),
             "broker paused": (3, self._pause_broker),
             "broker killed": (2, self._kill_broker),
-            "JVM killed": (2 if kills else 0, self._kill_jvm),
         }
-        if kills:
-            self._kinds = {name: kind for name, kind in self._kinds.items() if "killed" in name}
+        self._killed: dict[str, Callable[[], None]] = {
+            "driver": self._kill_driver,
+            "JVM": lambda: self._driver.kill_jvm(),
+            "Python worker": self._kill_worker,
+            "broker": self._kill_broker,
+        }
 
     def run(self, faults: int, writes: int) -> None:
         """Inject at least `faults` faults while at least `writes` writes are done."""
@@ -409,25 +373,40 @@ class Chaos:
         return not self._driver.is_alive
 
     def _fault(self) -> None:
+        number = self.faults.total()
+        # What is drawn must not depend on what was drawn before, because that depends on the speed of the processes.
+        self._rng = random.Random(f"{self._seed}/{number}")
         # Most faults fall into a commit: it begins with a decision, and makes rows visible.
         moment = self._rng.choice(["decision", "row", "row", "row", "any"])
+        name, fault = self._next_kill(number) if self._kills else self._next_fault()
+        short, long = self._rng.uniform(0, 0.1), self._rng.uniform(0, _HELD)
         if moment == "any":
             time.sleep(self._rng.uniform(0, 5))
         else:
             self._growth.wait(LOG if moment == "decision" else self.job.topic)
-            time.sleep(self._rng.choice([0, self._rng.uniform(0, 0.1), self._rng.uniform(0, _HELD)]))
-        names = list(self._kinds)
-        name = self._rng.choices(names, [self._kinds[one][0] for one in names])[0]
+            time.sleep(self._rng.choice([0, short, long]))
         if not self._driver.is_alive and not name.startswith("broker"):
             return
-        self._kinds[name][1]()
+        fault()
         self.faults[name] += 1
         print(f"{self.faults.total()}: {name} ({moment}), {self.job.written} writes done", flush=True)
+
+    def _next_fault(self) -> tuple[str, Callable[[], None]]:
+        names = list(self._faults)
+        name = self._rng.choices(names, [self._faults[one][0] for one in names])[0]
+        return name, self._faults[name][1]
+
+    def _next_kill(self, number: int) -> tuple[str, Callable[[], None]]:
+        """Return one of the four kinds in turn, in an order of the seed."""
+        turn, place = divmod(number, len(self._killed))
+        name = random.Random(f"{self._seed}/{turn}").sample(list(self._killed), len(self._killed))[place]
+        return name, self._killed[name]
 
     def _start(self) -> Driver:
         return self.job.start(hold=self._hold, seconds=_HELD)
 
     def _restart(self) -> None:
+        self._driver.check()
         self.restarts += 1
         self._driver = self._start()
 
@@ -441,18 +420,20 @@ class Chaos:
         time.sleep(self._seconds())
         resume(paused)
 
+    def _kill_driver(self) -> None:
+        """Kill the program. Its JVM may end at the same time, or go on beside the next driver for a moment."""
+        self._driver.kill() if self._rng.random() < 0.5 else self._driver.kill_program()
+
     def _kill_worker(self) -> None:
+        wait_for(lambda: bool(self._driver.workers()) or not self._driver.is_alive)
         if workers := self._driver.workers():
             send(self._rng.choice(workers), signal.SIGKILL)
-
-    def _kill_jvm(self) -> None:
-        for jvm in self._driver.jvms():
-            send(jvm, signal.SIGKILL)
 
     def _take_over(self) -> None:
         old = self._driver
         paused = old.pause()
-        self._restart()
+        self._driver = self._start()
+        self.restarts += 1
         self._growth.wait(self._rng.choice([LOG, self.job.topic]))
         time.sleep(self._rng.uniform(0, 3))
         resume(paused)

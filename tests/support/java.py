@@ -133,10 +133,11 @@ class Java:
         *,
         tags: str = "*",
         namespace: str | None = None,
+        only: Sequence[str] = (),
         within: float = 30.0,
     ) -> list[Line]:
         """Return the messages of a topic as a Java consumer sees them; see `read_topics`."""
-        return self.read_topics(name_server, [topic], count, tags=tags, namespace=namespace, within=within)
+        return self.read_topics(name_server, [topic], count, tags=tags, namespace=namespace, only=only, within=within)
 
     def read_topics(
         self,
@@ -146,6 +147,7 @@ class Java:
         *,
         tags: str = "*",
         namespace: str | None = None,
+        only: Sequence[str] = (),
         within: float = 30.0,
     ) -> list[Line]:
         """Return the messages of topics as a Java consumer sees them, once there are `count` or time is over.
@@ -153,7 +155,7 @@ class Java:
         Each has ``topic``, ``body`` (bytes, decompressed by Java), ``properties``, ``flag``, ``sysFlag``,
         ``brokerName``, ``queueId``, ``queueOffset``, ``commitLogOffset``, ``msgId``, ``offsetMsgId``,
         ``bornTimestamp``, ``bornHost``, ``storeTimestamp``, ``storeHost`` (both with their ports) and
-        ``reconsumeTimes``.
+        ``reconsumeTimes``; or `only` some of these, the body among them.
         """
         request = {
             "nameServer": name_server,
@@ -161,6 +163,7 @@ class Java:
             "count": count,
             "tags": tags,
             "namespace": namespace,
+            "only": list(only),
             "withinMs": int(within * 1000),
         }
         return _with_bodies(self.run("Reader", [request], within=within + 60.0))

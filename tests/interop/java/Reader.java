@@ -35,6 +35,7 @@ public final class Reader {
         long deadline = System.currentTimeMillis() + request.getLongValue("withinMs");
         Map<MessageQueue, Long> offsets = new HashMap<>();
         int wanted = request.getIntValue("count");
+        List<String> only = request.getList("only", String.class);
         int seen = 0;
         while (seen < wanted && System.currentTimeMillis() < deadline) {
             boolean found = false;
@@ -46,7 +47,11 @@ public final class Reader {
                 if (result.getPullStatus() == PullStatus.FOUND) {
                     found = true;
                     for (MessageExt message : result.getMsgFoundList()) {
-                        lines.answer(describe(message));
+                        Map<String, Object> answer = describe(message);
+                        if (!only.isEmpty()) {
+                            answer.keySet().retainAll(only);
+                        }
+                        lines.answer(answer);
                         seen++;
                     }
                 }
