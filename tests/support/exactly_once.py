@@ -357,11 +357,12 @@ class Chaos:
     def run(self, faults: int, writes: int) -> None:
         """Inject at least `faults` faults while at least `writes` writes are done."""
         self.job.feed(3)
-        while self.faults.total() < faults or self.job.writes < writes:
+        while self.faults.total() < faults or (self.job.writes < writes and not self._kills):
             if not self._driver.is_alive:
                 self._restart()
             self._fault()
         self._growth.close()
+        self.job.feed(max(0, writes - self.job.writes))
         if not self._driver.is_alive:
             self._restart()
         self.job.finish(self._driver)
@@ -380,6 +381,9 @@ class Chaos:
         moment = self._rng.choice(["decision", "row", "row", "row", "any"])
         name, fault = self._next_kill(number) if self._kills else self._next_fault()
         short, long = self._rng.uniform(0, 0.1), self._rng.uniform(0, _HELD)
+        if self._kills and self._rng.random() < 0.5:
+            # Other kills hit a write that has met one before.
+            self._await_write()
         if moment == "any":
             time.sleep(self._rng.uniform(0, 5))
         else:
@@ -390,6 +394,13 @@ class Chaos:
         fault()
         self.faults[name] += 1
         print(f"{self.faults.total()}: {name} ({moment}), {self.job.written} writes done", flush=True)
+
+    def _await_write(self) -> None:
+        """Wait until a write is done."""
+        done, deadline = self.job.written, time.monotonic() + PATIENCE
+        while not self._feed() and self.job.written == done:
+            assert time.monotonic() < deadline, f"no write done after {PATIENCE:g} s: {self._driver.tail()}"
+            time.sleep(0.05)
 
     def _next_fault(self) -> tuple[str, Callable[[], None]]:
         names = list(self._faults)
