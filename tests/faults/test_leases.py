@@ -20,7 +20,8 @@ import pytest
 from rocketmq_spark.cluster import LocalCluster
 from tests.support import writes
 from tests.support.cuts import DriverLink
-from tests.support.exactly_once import Driver, Growth, Job, resume, send
+from tests.support.drivers import Driver, resume, send
+from tests.support.exactly_once import Growth, Job
 from tests.support.java import Java
 from tests.support.processes import PATIENCE, StandaloneCluster, Submission, descendants, wait_for
 

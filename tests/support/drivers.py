@@ -115,7 +115,7 @@ class Driver:
             send(jvm, signal.SIGKILL)
 
     def check(self) -> None:
-        """Fail if the program has failed, and nobody killed it."""
+        """Fail if the program has failed without a kill."""
         assert self._process.poll() in (None, 0) or self._is_killed, f"the program cannot go on:\n{self.tail()}"
 
     def pause(self) -> list[psutil.Process]:

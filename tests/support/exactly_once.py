@@ -128,8 +128,8 @@ class Job:
     def _send(self, lines: list[str], topic: str) -> None:
         """Send each line once: no request is repeated."""
         timeout = int(PATIENCE * 1000)
-        settings = {"send_msg_timeout": timeout, "retry_times_when_send_failed": 0}
-        with Producer("source", name_server=self.cluster.name_server, **settings) as producer:
+        once: dict[str, Any] = {"send_msg_timeout": timeout, "retry_times_when_send_failed": 0}
+        with Producer("source", name_server=self.cluster.name_server, **once) as producer:
             table = pa.table({"body": lines, "keys": lines})
             producer.send_arrow(table, topic, requireStoreOk=False, deliveryTimeoutMs=timeout)
         fed = int(lines[-1]) + 1
@@ -262,7 +262,7 @@ class Job:
         begun = Counter(
             (record["write"], record["partition"]) for record in self.records() if record["kind"] == "begun"
         )
-        account.recoveries += sum(times > 1 for times in begun.values())
+        account.recoveries += sum(times - 1 for times in begun.values())
         account.partitions = max((partition + 1 for _, partition in begun), default=0)
         return account
 
@@ -388,7 +388,7 @@ class Chaos:
             time.sleep(self._rng.uniform(0, 5))
         else:
             self._growth.wait(LOG if moment == "decision" else self.job.topic)
-            time.sleep(self._rng.choice([0, short, long]))
+            time.sleep(self._rng.choice([0, short, short, long] if self._kills else [0, short, long]))
         if not self._driver.is_alive and not name.startswith("broker"):
             return
         fault()
