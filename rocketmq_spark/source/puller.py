@@ -80,17 +80,24 @@ class Puller:
         given = 0
         while turns:
             if len(turns) == 1:
-                # The last queue needs no turns.
-                turns[0].border = turns[0].range.end
+                turns[0].is_alone()
             self._issue()
             # Results may wait that were not yielded, because requests had to be sent first.
             self._await_outcomes(0.0 if given >= self.window else 1.0)
             given = 0
             while turns and given < self.window:
                 fetch = turns[0]
-                while fetch.ready and fetch.ready[0].start < fetch.border:
+                ready, border = fetch.ready, fetch.border
+                while ready and ready[0].start < border:
+                    pulled = ready.popleft()
+                    if pulled.end > border and pulled.body:
+                        # The part beyond the turn waits for the next one.
+                        ready.appendleft(replace(pulled, start=border))
+                        pulled = replace(pulled, end=border)
+                    else:
+                        self._waiting -= len(pulled.body)
                     given += 1
-                    yield self._next_of(fetch)
+                    yield pulled
                 if fetch.done:
                     turns.popleft()
                 elif fetch.is_turn_over:
@@ -98,15 +105,6 @@ class Puller:
                     turns.rotate(-1)
                 else:
                     break
-
-    def _next_of(self, fetch: QueueFetch) -> Pulled:
-        """Take the next result of a queue; an answer that reaches beyond the turn is divided."""
-        pulled = fetch.ready.popleft()
-        if pulled.body and pulled.end > fetch.border:
-            fetch.ready.appendleft(replace(pulled, start=fetch.border))
-            return replace(pulled, end=fetch.border)
-        self._waiting -= len(pulled.body)
-        return pulled
 
     def _issue(self) -> None:
         """Send the requests that may be sent now: first up to the end of each queue's next turn, then those beyond.
@@ -124,44 +122,39 @@ class Puller:
         ready = [fetch for fetch in fetches if fetch.waits_until <= now and fetch.may_send(most)]
         for beyond in (False, True):
             for fetch in ready:
-                later = beyond or fetch is not first
-                while fetch.may_send(most):
-                    if later:
-                        has_room = self._in_flight < room_later and self._in_flight_later < most_later
-                    else:
-                        # Results that wait for other turns never stop this one.
-                        has_room = self._in_flight < (room_now if fetch.flying else self.window)
-                    if not (has_room and self._send_next(fetch, later=later, beyond=beyond)):
-                        break
+                if beyond or fetch is not first:
+                    free = min(room_later - self._in_flight, most_later - self._in_flight_later)
+                else:
+                    # Results that wait for other turns never stop this one.
+                    free = max(room_now - self._in_flight, not fetch.flying and self._in_flight < self.window)
+                if free > 0:
+                    self._send_some(fetch, free, most, later=beyond or fetch is not first, beyond=beyond)
 
-    def _send_next(self, fetch: QueueFetch, *, later: bool, beyond: bool) -> bool:
-        """Send the next request of a queue, if one may be sent now, and return whether it was.
+    def _send_some(self, fetch: QueueFetch, free: int, most: int, *, later: bool, beyond: bool) -> None:
+        """Send at most `free` requests of a queue, with at most `most` in flight.
 
         Not `beyond`, only requests up to the end of the queue's next turn are sent.
         """
-        if fetch.unsent:
-            if not beyond and fetch.unsent[0].start >= fetch.border:
-                return False
+        while fetch.unsent and free > 0 and (beyond or fetch.unsent[0].start < fetch.border):
             self._send(fetch.unsent.pop(0), later=later)
-            return True
-        if fetch.is_check_due(self.clock()):
-            segment = Segment(fetch, fetch.checked, fetch.planned, check=True)
-        else:
-            if fetch.planned >= (fetch.range.end if beyond else min(fetch.border, fetch.range.end)):
-                return False
-            stop = None
-            if fetch.stride is not None and fetch.stride <= self.options.pull_batch_size and not self._filtered:
-                stop = min(fetch.planned + fetch.stride, fetch.range.end)
-                if len(self._turns) > 1:
-                    # An answer that reaches beyond the turn would be decoded twice.
-                    stop = min(stop, fetch.planned + self.turn - (fetch.planned - fetch.border) % self.turn)
-            if fetch.segments and stop is None:
-                return False
+            free -= 1
+        if free > 0 and fetch.checked < fetch.planned and fetch.is_check_due(self.clock()):
+            fetch.segments.append(Segment(fetch, fetch.checked, fetch.planned, check=True))
+            self._send(fetch.segments[-1], later=later)
+            return
+        segments, end = fetch.segments, fetch.range.end if beyond else min(fetch.border, fetch.range.end)
+        size = fetch.size(self.options.pull_batch_size)
+        if size is None:
+            # The answer shows where the next request begins.
+            free = min(free, 1 - len(segments))
+        free = min(free, most - len(segments), PER_QUEUE - len(segments) - len(fetch.ready))
+        while free > 0 and fetch.planned < end:
+            stop = None if size is None else fetch.stop_of(size)
             segment = Segment(fetch, fetch.planned, stop)
             fetch.planned = fetch.range.end if stop is None else stop
-        fetch.segments.append(segment)
-        self._send(segment, later=later)
-        return True
+            segments.append(segment)
+            self._send(segment, later=later)
+            free -= 1
 
     def _send(self, segment: Segment, *, later: bool) -> None:
         fetch, segment.later = segment.fetch, later
@@ -176,6 +169,8 @@ class Puller:
             target = fetch.target
             if segment.check:
                 target = replace(target, max_msg_nums=1, sub_expression="*", expression_type="TAG")
+            elif segment.stop is not None and fetch.limited is not None:
+                target = fetch.limited
             request = PullRequest(target, segment.address, segment.start, suspend_ms)
             arrived = self._arrived
             self.transport.pull(request, self.brokers.timeout, lambda outcome: arrived.append((segment, outcome)))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import bisect
 import math
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from rocketmq_spark.model.message_ext import Pulled, PullOutcome, PullStatus, PullTarget
@@ -25,6 +25,8 @@ All queues advance together, because a broker's commit log has their messages si
 PER_QUEUE: Final = 32
 """The most requests and answers of one queue."""
 
+# Answers of this many messages need no limit.
+_SMALL: Final = 64
 # Seconds from one check of a filtered read to the next.
 CHECK_EVERY: Final = 1.0
 
@@ -52,6 +54,9 @@ class QueueFetch:
         self.range = offsets
         self.queue = offsets.queue
         self.target = target
+        # The target of requests for fewer messages than the broker would return.
+        self.limited: PullTarget | None = None
+        self.turn = turn
         self.planned = offsets.start
         self.filtered = filtered
         self.contiguous = not filtered and not offsets.compacted
@@ -67,6 +72,7 @@ class QueueFetch:
         self.ready: deque[Pulled] = deque()
         self.received = offsets.start
         self.border = offsets.begin + turn
+        self.alone = False
         # The number of offsets that the last answer covered.
         self.stride: int | None = None
         self.failures = 0
@@ -99,6 +105,27 @@ class QueueFetch:
         if segments >= most or segments + len(self.ready) >= PER_QUEUE:
             return False
         return self.planned < self.range.end or (not segments and self.checked < self.planned)
+
+    def is_alone(self) -> None:
+        """End the turns: no other queue is left."""
+        self.alone, self.border, self.limited = True, self.range.end, None
+
+    def size(self, most: int) -> int | None:
+        """Return the offsets of the next request, or None if only its answer shows how many it covers."""
+        if self.filtered or self.stride is None or self.stride > most:
+            return None
+        size = self.stride
+        if size > _SMALL and not self.alone:
+            # A turn has a whole number of such requests. The part of an answer beyond it would be decoded twice.
+            size = 1 << (size.bit_length() - 1)
+            if self.limited is None or self.limited.max_msg_nums != size:
+                self.limited = replace(self.target, max_msg_nums=size)
+        return size
+
+    def stop_of(self, size: int) -> int:
+        """Return where a request for so many offsets stops: at the end of its turn, or before."""
+        stop = min(self.planned + size, self.range.end)
+        return stop if self.alone else min(stop, self.planned + self.turn - (self.planned - self.border) % self.turn)
 
     def again(self, segment: Segment) -> None:
         """Send a segment's request again when possible."""
