@@ -123,7 +123,7 @@ class QueueFetch:
         return size
 
     def stop_of(self, size: int) -> int:
-        """Return where a request for so many offsets stops: at the end of its turn, or before."""
+        """Return where a request for `size` offsets stops: at the end of its turn, or before."""
         stop = min(self.planned + size, self.range.end)
         return stop if self.alone else min(stop, self.planned + self.turn - (self.planned - self.border) % self.turn)
 

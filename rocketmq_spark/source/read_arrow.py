@@ -30,8 +30,8 @@ def read_arrow(
 
     `options` are those of ``spark.read``, such as ``nameServer``, ``startingOffsets`` and ``subExpression``. `columns`
     are the columns to read, by default all; fewer columns take less time. With ``onUnreadable="raw"`` the column
-    ``unreadable`` is added. The end of the read is fixed at the call. Rows of one queue are in order, and those of
-    different queues alternate.
+    ``unreadable`` is added. The end of the read is fixed at the call. Each read of the same offsets returns the
+    same rows in the same order.
 
     Raises an OptionError, a SchemaError for an unknown column, and the errors of ``spark.read``: those of the plan at
     the call, those of the read at the next record batch.

@@ -18,7 +18,7 @@ from rocketmq_spark import Producer
 from rocketmq_spark.spark.report import Metrics
 from tests.support.cluster import SharedCluster
 from tests.support.processes import PROGRAMS, Submission, wait_for
-from tests.support.writes import messages_in, numbered, rows
+from tests.support.writes import keys_of, messages_in, rows
 
 pytestmark = [pytest.mark.faults, pytest.mark.spark, pytest.mark.integration]
 
@@ -66,4 +66,4 @@ def test_dedupe_finds_every_repeat_of_a_killed_stream(
     read = spark.read.format("rocketmq").option("nameServer", cluster.name_server).load(target)
     assert read.count() > ROWS
     once = Counter(row.keys for row in rocketmq_spark.dedupe(read).select("keys").collect())
-    assert once == Counter(numbered(ROWS))
+    assert once == Counter(keys_of(ROWS))

@@ -1,6 +1,6 @@
-"""A driver that copies the messages of one topic to another as a stream, until all are copied; a test may kill it.
+"""A driver that copies the messages of one topic to another as a stream, until all are copied.
 
-Usage: ``python copy_stream.py '{"master": "local[2]", "source": {...}, "options": {...}}'``.
+usage: ``python copy_stream.py '{"master": "local[2]", "source": {...}, "options": {...}}'``.
 """
 
 from __future__ import annotations
