@@ -25,6 +25,9 @@ from rocketmq_spark.transport.base import ReadTransport
 # The most requests in flight, of a task. The most requests and answers of one queue, and its fewest.
 WINDOW: Final = 64
 _FEWEST: Final = 8
+# The most results from one look at the sockets to the next. With a filter, each queue then gets one answer: with fewer
+# results, few answers come at a time, and each costs more processor time.
+_RESULTS: Final = 4 * WINDOW
 # The most bytes of requested answers. Together with answers that wait, they have at most twice as many.
 _MOST_BYTES: Final = 32 * 1024 * 1024
 # An answer's bytes before the first one has come: the limit of brokers with settings for fast reads.
@@ -83,9 +86,9 @@ class Puller:
                 turns[0].is_alone()
             self._issue()
             # Results may wait that were not yielded, because requests had to be sent first.
-            self._await_outcomes(0.0 if given >= self.window else 1.0)
+            self._await_outcomes(0.0 if given >= _RESULTS else 1.0)
             given = 0
-            while turns and given < self.window:
+            while turns and given < _RESULTS:
                 fetch = turns[0]
                 ready, border = fetch.ready, fetch.border
                 while ready and ready[0].start < border:
