@@ -10,16 +10,18 @@ import pytest
 
 from rocketmq_spark.deliveries.base import Write
 from rocketmq_spark.deliveries.effectively_once.attempt import Attempt
+from rocketmq_spark.deliveries.effectively_once.complete import complete as complete_write
 from rocketmq_spark.deliveries.effectively_once.lease import Lease, instant
 from rocketmq_spark.deliveries.effectively_once.plan import ResumePlan
+from rocketmq_spark.deliveries.log.brokers import Brokers
 from rocketmq_spark.deliveries.log.decision_log import DecisionLog
 from rocketmq_spark.errors import DeliveryError, RocketMQError
-from rocketmq_spark.model.message import Message, SendRequest
+from rocketmq_spark.model.message import Message, MessageQueue, SendRequest
 from rocketmq_spark.protocol.remoting.codes import RequestCode, ResponseCode
 from rocketmq_spark.protocol.remoting.command import RemotingCommand
 from rocketmq_spark.protocol.remoting.records import encode_single
 from rocketmq_spark.testing import FakeCluster, Reply
-from tests.support.resume import ROWS, WRITE, complete, new_plan, run_task
+from tests.support.resume import ROWS, WRITE, complete, names, new_plan, run_task
 from tests.support.two_phase import Driver, MovedClock, visible
 
 MICRO_BATCH = Write("0", "query")
@@ -211,6 +213,22 @@ def test_the_driver_stops_a_repeated_stage_before_it_completes_the_write(
     error = read(zombie.lease)
     assert isinstance(error, DeliveryError)
     assert "completed the write" in str(error)
+
+
+def test_a_driver_that_was_frozen_reads_the_log_again_before_it_completes_the_write(job: Driver) -> None:
+    plan = new_plan(job, None)
+    done = run_task(job, plan, MICRO_BATCH)
+    assert done is not None
+
+    class Frozen(DecisionLog):
+        def append_homes(self, brokers: Brokers, write: Write, broker_names: set[str]) -> dict[MessageQueue, int]:
+            # It waits for the fence, which moves the clock.
+            Attempt(brokers, new_plan(job, None), MICRO_BATCH, 0)._begin()
+            return super().append_homes(brokers, write, broker_names)
+
+    log, queues = Frozen(plan.log_name, plan.home.topic), names(job)
+    with pytest.raises(DeliveryError, match="another driver of transactionalId=job has begun partition 0 later than"):
+        complete_write(job.brokers, log, plan, MICRO_BATCH, [done], queues)
 
 
 def test_a_request_of_a_frozen_process_is_not_written(cluster: FakeCluster, job: Driver) -> None:
