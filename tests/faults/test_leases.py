@@ -141,16 +141,16 @@ def test_an_executor_cut_off_from_its_driver_stops(
         with growth_of(two_brokers, driver) as growth:
             await_sends(growth, topic)
             (old,) = [pid for pid in spark.executors() if workers_of(pid)]
-            # The host of the executor is cut off as a whole: its worker gets no order of the master to end it.
-            host = psutil.Process(psutil.Process(old).ppid())
-            send(host, signal.SIGSTOP)
+            # The driver orders the master to end the executor. The order must not arrive.
+            master = psutil.Process(spark.master.pid)
+            send(master, signal.SIGSTOP)
             try:
                 link.cut([old])
                 wait_for(lambda: REPLACED in spark.logs() or not driver.is_alive)
                 recovered = driver.result(PATIENCE)
                 logs = spark.logs()
             finally:
-                send(host, signal.SIGCONT)
+                send(master, signal.SIGCONT)
     print(recovered)
     assert REPLACED in logs
     assert recovered["recovered"] > 0
