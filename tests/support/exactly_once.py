@@ -130,7 +130,8 @@ class Job:
         timeout = int(PATIENCE * 1000)
         once: dict[str, Any] = {"send_msg_timeout": timeout, "retry_times_when_send_failed": 0}
         with Producer("source", name_server=self.cluster.name_server, **once) as producer:
-            table = pa.table({"body": lines, "keys": lines})
+            # The size of usual rows, so that a write takes a while.
+            table = pa.table({"body": [line.ljust(200) for line in lines], "keys": lines})
             producer.send_arrow(table, topic, requireStoreOk=False, deliveryTimeoutMs=timeout)
         fed = int(lines[-1]) + 1
         wait_for(lambda: messages_in(self.cluster.name_server, topic) >= fed)
@@ -243,7 +244,7 @@ class Job:
         assert len(lines) == held
         times, attempts = Counter[int](), defaultdict[int, set[str]](set)
         for line in lines:
-            number, _, attempt = line["body"].decode().partition(" ")
+            number, _, attempt = line["body"].decode().rstrip().partition(" ")
             times[int(number)] += 1
             attempts[int(number) // self.rows].add(attempt)
         account.visible = held
@@ -319,6 +320,13 @@ class Growth:
         self._transport.close()
 
 
+def _parent(process: psutil.Process) -> int:
+    """Return the id of a process's parent; 0 if the process has ended."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return int(process.ppid())
+    return 0
+
+
 class Chaos:
     """Injects faults at random times into the drivers of a job and into its brokers, until `faults` are done.
 
@@ -378,7 +386,7 @@ class Chaos:
         # What is drawn must not depend on what was drawn before, because that depends on the speed of the processes.
         self._rng = random.Random(f"{self._seed}/{number}")
         # Most faults fall into a commit: it begins with a decision, and makes rows visible.
-        moment = self._rng.choice(["decision", "row", "row", "row", "any"])
+        moment = self._rng.choice(["decision", "row", "row", "row", "row" if self._kills else "any"])
         name, fault = self._next_kill(number) if self._kills else self._next_fault()
         short, long = self._rng.uniform(0, 0.1), self._rng.uniform(0, _HELD)
         if self._kills and self._rng.random() < 0.5:
@@ -388,7 +396,7 @@ class Chaos:
             time.sleep(self._rng.uniform(0, 5))
         else:
             self._growth.wait(LOG if moment == "decision" else self.job.topic)
-            time.sleep(self._rng.choice([0, short, short, long] if self._kills else [0, short, long]))
+            time.sleep(self._rng.choice([0, 0, short, long] if self._kills else [0, short, long]))
         if not self._driver.is_alive and not name.startswith("broker"):
             return
         fault()
@@ -438,7 +446,9 @@ class Chaos:
     def _kill_worker(self) -> None:
         wait_for(lambda: bool(self._driver.workers()) or not self._driver.is_alive)
         if workers := self._driver.workers():
-            send(self._rng.choice(workers), signal.SIGKILL)
+            # Children of other workers run tasks.
+            tasks = [worker for worker in workers if _parent(worker) in {one.pid for one in workers}]
+            send(self._rng.choice(tasks if tasks and self._rng.random() < 0.7 else workers), signal.SIGKILL)
 
     def _take_over(self) -> None:
         old = self._driver
