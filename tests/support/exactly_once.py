@@ -446,9 +446,10 @@ class Chaos:
     def _kill_worker(self) -> None:
         wait_for(lambda: bool(self._driver.workers()) or not self._driver.is_alive)
         if workers := self._driver.workers():
-            # Children of other workers run tasks.
+            # Children of other workers run tasks, or wait for the next one.
             tasks = [worker for worker in workers if _parent(worker) in {one.pid for one in workers}]
-            send(self._rng.choice(tasks if tasks and self._rng.random() < 0.7 else workers), signal.SIGKILL)
+            for worker in tasks if tasks and self._rng.random() < 0.7 else [self._rng.choice(workers)]:
+                send(worker, signal.SIGKILL)
 
     def _take_over(self) -> None:
         old = self._driver
