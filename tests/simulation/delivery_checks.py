@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from rocketmq_spark.deliveries.base import Write
+from rocketmq_spark.deliveries.log.keys import unsigned
 from rocketmq_spark.deliveries.log.records import BegunRecord, HomeRecord, InvalidRecordError, Record, parse
 from rocketmq_spark.errors import DataLossError, InputChangedError, RocketMQError
 from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.model.message_ext import MessageExt
-from tests.simulation.spark import FENCE, LOG, LOG_ID, Attempt, History, SparkPlan
+from tests.simulation.spark import FENCE, LOG, LOG_ID, TOPIC, Attempt, History, SparkPlan
 from tests.simulation.world import EPOCH
 
 # An attempt sends until two thirds of the fence after its lease. So a request that is under way for longer than the
@@ -41,7 +42,7 @@ class Copy:
     attempt: Attempt | None
     sent_at: float
     unique_id: str
-    # Another producer has copied a row exactly, so that consumers cannot tell them apart.
+    # Another producer has stored an exact copy of a row. For consumers both are equal.
     same: bool = False
     # When the broker has lost it, and whether it had acknowledged it.
     lost_at: float = math.inf
@@ -87,6 +88,8 @@ def problems_of(plan: SparkPlan, history: History, copies: Sequence[Copy], log: 
 def is_allowed(plan: SparkPlan, error: RocketMQError) -> bool:
     """Return whether a fault of the plan excuses that a write ends with an error."""
     faults = set(plan.faults)
+    if faults & {"hostile rows", "hostile log"}:
+        return True
     if isinstance(error, DataLossError):
         return bool(faults & _OF_LOSS)
     changes = {"other partitions"} | ({"other order"} if plan.options.get("ordered") else set())
@@ -94,7 +97,7 @@ def is_allowed(plan: SparkPlan, error: RocketMQError) -> bool:
 
 
 def _missing(write: Write, expected: Counter[str], copies: Sequence[Copy], history: History) -> list[str]:
-    """A completed write lacks no row, except those that a broker has lost, and this was reported."""
+    """A completed write has each row. If a broker has lost one, a warning says it."""
     visible = Counter(copy.body for copy in copies if copy.lost_at == math.inf and (copy.attempt or copy.same))
     missing = expected - visible
     if not missing:
@@ -172,7 +175,26 @@ def _unreported(write: Write, expected: Counter[str], copies: Sequence[Copy], hi
 
 def _not_in_receipt(write: Write, copies: Sequence[Copy], history: History) -> list[str]:
     """The receipt of a write has every row, or says that it is incomplete."""
-    return []
+    ending = history.ends.get(write)
+    if ending is None:
+        return []
+    brokers = ending.receipt.to_dict()
+    if any(broker["incomplete"] for broker in brokers.values()):
+        return []
+    ranges = {
+        (name, int(number)): (queue["first_offset"], queue["last_offset"])
+        for name, broker in brokers.items()
+        for number, queue in broker["queues"].get(TOPIC, {}).items()
+    }
+    # An exact copy of a row counts as the row.
+    present = [copy for copy in copies if (copy.attempt or copy.same) and copy.lost_at == math.inf]
+
+    def is_in(copy: Copy) -> bool:
+        first, last = ranges.get((copy.queue.broker_name, copy.queue.queue_id), (0, -1))
+        return bool(first <= copy.offset <= last)
+
+    lacking = {copy.body for copy in present} - {copy.body for copy in present if is_in(copy)}
+    return [f"{write}: its receipt lacks {len(lacking)} rows: {sorted(lacking)[:3]}"] if lacking else []
 
 
 def _inversions(copies: Sequence[Copy]) -> list[str]:
@@ -190,7 +212,7 @@ def _inversions(copies: Sequence[Copy]) -> list[str]:
 
 def _record(message: MessageExt) -> Record | None:
     try:
-        return parse(message.body, LOG_ID, LOG, message.queue_offset, message.store_timestamp)
+        return parse(unsigned(message.body) or message.body, LOG_ID, LOG, message.queue_offset, message.store_timestamp)
     except InvalidRecordError:
         return None
 

@@ -98,9 +98,10 @@ def run_effectively_once(plan: EffectivelyOncePlan) -> EffectivelyOnceRun:
 
     def copies() -> Iterator[Copy]:
         sent = {key: (client.attempt, at) for client in clients for key, at in client.sends()}
+        names = {broker.address: name for name, broker in cluster.masters.items()}
         for message in cluster.stored(TOPIC):
             attempt, sent_at = sent[message.properties[UNIQ_KEY]]
-            yield copy_of(message, attempt, sent_at)
+            yield copy_of(message, names[message.store_host], attempt, sent_at)
 
     stored: list[Copy] = []
 
@@ -115,12 +116,12 @@ def run_effectively_once(plan: EffectivelyOncePlan) -> EffectivelyOnceRun:
     )
 
 
-def copy_of(message: MessageExt, attempt: Attempt | None, sent_at: float) -> Copy:
+def copy_of(message: MessageExt, broker_name: str, attempt: Attempt | None, sent_at: float) -> Copy:
     """Return a stored message for the checks."""
     return Copy(
         message.body.decode(),
         message.properties.get("__SHARDINGKEY", ""),
-        MessageQueue(TOPIC, message.store_host, message.queue_id),
+        MessageQueue(TOPIC, broker_name, message.queue_id),
         message.queue_offset,
         message.store_timestamp / 1000 - EPOCH,
         attempt,

@@ -16,18 +16,21 @@ from typing import Any
 from rocketmq_spark.deliveries.effectively_once.attempt import SendMissing
 from rocketmq_spark.metrics import Recorder
 from rocketmq_spark.model.message import MessageQueue
+from rocketmq_spark.model.message_ext import MessageExt
 from rocketmq_spark.model.properties import UNIQ_KEY
 from rocketmq_spark.options.sink import SinkOptions
 from tests.simulation.cluster import run_to_end
 from tests.simulation.delivery_checks import Copy, is_allowed, outcomes_of, problems_of
 from tests.simulation.effectively_once import EffectivelyOnceRun
+from tests.simulation.hostile import KEY, HostileUser
+from tests.simulation.hostile import KINDS as OF_HOSTILE_USER
 from tests.simulation.model_brokers import EVENTS, REQUESTS, SETTINGS, Entry, ModelCluster
 from tests.simulation.model_client import Fate, ModelBrokers, ModelTransport
 from tests.simulation.spark import FATES, HOLES, INPUTS, LOG, TOPIC, Attempt, Controller, History, SparkPlan
 from tests.simulation.world import World
 from tests.simulation.write_client import WriteClient, options_of
 
-KINDS = (*REQUESTS, *EVENTS, *SETTINGS, *FATES, *INPUTS)
+KINDS = (*REQUESTS, *EVENTS, *SETTINGS, *FATES, *INPUTS, *OF_HOSTILE_USER)
 """All faults."""
 
 
@@ -53,6 +56,8 @@ class ModelPlan(SparkPlan):
         )
         if plan.tasks == 2 and rng.random() < 0.3:
             plan = replace(plan, tasks=3)
+        if "hostile log" in plan.faults:
+            plan = replace(plan, options=plan.options | {"transactional_key": KEY})
         return replace(plan, equal=rng.choice((2, 6))) if "equal rows" in plan.faults else plan
 
 
@@ -70,20 +75,25 @@ def run_model(plan: ModelPlan) -> EffectivelyOnceRun:
     controller = _ModelController(plan, world, history, new_client, queues, functools.partial(is_allowed, plan))
     controller.fates = fates
     cluster.start_events()
+    user = HostileUser(world, cluster, plan)
+    user.start()
     stored: list[Copy] = []
+
+    def log() -> list[MessageExt]:
+        return [entry.message for entry in cluster.entries(LOG) if entry.sender is None]
 
     def check() -> list[str]:
         stored.extend(copies_of(cluster))
-        return problems_of(plan, history, stored, cluster.stored(LOG))
+        return problems_of(plan, history, stored, log())
 
     with Warnings(world, history):
         problems = run_to_end(world, controller.run, "controller", check)
-    faults = controller.counts + cluster.counts + outcomes_of(plan, stored, cluster.stored(LOG))
+    faults = controller.counts + cluster.counts + user.counts + outcomes_of(plan, stored, log())
     return EffectivelyOnceRun(world, faults, problems, plan, history)
 
 
 def copies_of(cluster: ModelCluster) -> list[Copy]:
-    """Return all rows that were stored, also those that brokers have lost."""
+    """Return all rows that were stored, including lost ones."""
     entries = [*cluster.entries(TOPIC), *(entry for broker in cluster.brokers.values() for entry in broker.lost)]
     return [_copy_of(entry) for entry in entries if entry.queue.topic == TOPIC and entry.sender is not None]
 

@@ -50,7 +50,7 @@ class Drawn(Protocol):
 
 
 class Sender(NamedTuple):
-    """Who has sent a message, and when; another producer has no attempt."""
+    """The attempt that has sent a message, and when. Another producer has none."""
 
     attempt: Attempt | None
     sent_at: float
@@ -203,6 +203,8 @@ class ModelCluster:
         }
         self.by_address = {broker.address: broker for broker in self.brokers.values()}
         self.counts: Counter[str] = Counter()
+        # The messages of all requests, stored or not.
+        self.seen: list[Message] = []
         self._requests = [kind for kind in REQUESTS if kind in plan.faults]
         self._chance = self.rng.choice((0.05, 0.2, 0.5))
         for broker in self.brokers.values():
@@ -215,6 +217,17 @@ class ModelCluster:
     def stored(self, topic: str) -> Iterator[MessageExt]:
         """Return the messages of a topic, queue by queue."""
         return (entry.message for entry in self.entries(topic))
+
+    def queues(self, topic: str) -> list[MessageQueue]:
+        """Return the queues of a topic that exist."""
+        brokers = [broker for broker in self.brokers.values() if topic in broker.topics]
+        return [
+            MessageQueue(topic, broker.name, number) for broker in brokers for number in range(broker.topics[topic])
+        ]
+
+    def forge(self, queue: MessageQueue, message: Message, *, same: bool) -> None:
+        """Store a message of another user; `same`: it is an exact copy of a row."""
+        self.brokers[queue.broker_name].store(queue, message, Sender(None, self.world.now, same))
 
     def entries(self, topic: str) -> Iterator[Entry]:
         """Return the entries of a topic, queue by queue."""

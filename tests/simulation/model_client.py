@@ -95,9 +95,9 @@ class ModelTransport:
 
     def send(self, request: SendRequest, timeout: float, on_outcome: OnOutcome, *, within: float = math.inf) -> None:
         """Start one attempt; see `rocketmq_spark.transport.base.Sends`."""
-        world, queue = self.world, request.queue
-        broker, sender = self.cluster.by_address[request.address], Sender(self.attempt, world.now)
+        world, queue, broker = self.world, request.queue, self.cluster.by_address[request.address]
         messages, flags = messages_in(request.batch), request.batch.sys_flag
+        self.cluster.seen += messages
         ended = False
 
         def end(outcome: SendOutcome) -> None:
@@ -126,6 +126,12 @@ class ModelTransport:
             end(SendOutcome(queue, status, None, 1.0, answered.entries[0].message.queue_offset))
 
         self.step()
+        sender = Sender(self.attempt, world.now)
+        if world.now >= getattr(request, "write_by", math.inf):
+            # The transport writes no byte of a request after this time.
+            error = RemotingConnectException(f"{broker.name}: the request was not sent in time")
+            world.call_later(_LATENCY, lambda: end(SendOutcome(queue, None, error, 0.0)))
+            return
         started = self.cluster.start(broker, execute, on_answer)
         if started.fault == "refused":
             error = RemotingConnectException(f"{broker.name} refused the connection")

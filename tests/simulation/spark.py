@@ -26,6 +26,7 @@ from rocketmq_spark.deliveries.effectively_once.complete import ResumeReport
 from rocketmq_spark.deliveries.effectively_once.plan import ResumePlan
 from rocketmq_spark.deliveries.log.brokers import Brokers
 from rocketmq_spark.deliveries.log.decision_log import DecisionLog
+from rocketmq_spark.deliveries.log.keys import keys_of
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.metrics import Recorder, WriteSummary, merge_into
 from rocketmq_spark.model.message import MessageQueue
@@ -55,7 +56,7 @@ HOLES = ("zombie", "orphan", "second driver", "slow input", "other order", "prom
 _MOST_DRIVERS = 40
 _MOST_TASKS = 4
 _RESTART = 0.5
-# So many drivers must fail after the faults with an error that a fault allows, until the user gives up.
+# The user gives up after this number of drivers has failed with an error that a fault allows.
 _GIVES_UP = 3
 # How long a zombie or an orphan runs on, seconds. The fence is shorter.
 _OUTLIVES = 30.0
@@ -65,7 +66,7 @@ _OUTLIVES = 30.0
 class SparkPlan(BasePlan):
     """Effectively-once writes: `tasks` micro-batches of `partitions` times `rows` rows, one after the other.
 
-    With `batch` they are batch writes, each with a ``writeId``. So many rows are `equal`.
+    With `batch` they are batch writes, each with a ``writeId``. Groups of `equal` rows have the same content.
     """
 
     partitions: int = 2
@@ -312,7 +313,7 @@ class _Driver:
     def _complete(self) -> None:
         controller, write = self.controller, self.write
         client, world, history = controller.new_client(self.process), controller.world, controller.history
-        log = Log(LOG_ID, LOG)
+        log = Log(LOG_ID, LOG, keys=keys_of(client.brokers.options))
         log.known = history.known
         try:
             named = write if controller.plan.batch else None

@@ -16,10 +16,10 @@ TESTS = Path(__file__).parents[1]
 FILES = [file.relative_to(TESTS).as_posix() for file in sorted(TESTS.rglob("*.py"))]
 
 # These remove a rule of the package on purpose, to show that the checks find the fault: the simulator, and a program
-# that holds commits. The simulator model also replaces the decoding of stored rows, which would take most of the time.
+# that holds commits.
 PLANTED = {
     "programs/held_commits/sitecustomize.py",
-    *(f"simulation/{name}.py" for name in ("model", "test_model", "test_two_phase", "test_effectively_once")),
+    *(f"simulation/{name}.py" for name in ("test_model", "test_two_phase", "test_effectively_once")),
 }
 
 # Spark's session and context: tests change their interpreter.
