@@ -38,7 +38,7 @@ class Copy:
     queue: MessageQueue
     offset: int
     at: float
-    # None: another producer has stored it.
+    # None: another producer has stored it. The body may be any then.
     attempt: Attempt | None
     sent_at: float
     unique_id: str
@@ -73,7 +73,7 @@ def problems_of(plan: SparkPlan, history: History, copies: Sequence[Copy], log: 
         own = [copy for copy in copies if copy.body.startswith(f"{number}.")]
         expected = Counter(plan.bodies(number))
         if write in done:
-            problems += _missing(write, expected, own, history)
+            problems += _missing(write, expected, own, copies, history)
         # Another number of partitions may repeat rows, and then the write fails for ever.
         if one_log and not (write == history.stopped and "other partitions" in plan.faults):
             problems += _repeated(write, expected, own, begun)
@@ -96,7 +96,9 @@ def is_allowed(plan: SparkPlan, error: RocketMQError) -> bool:
     return isinstance(error, InputChangedError) and bool(faults & changes)
 
 
-def _missing(write: Write, expected: Counter[str], copies: Sequence[Copy], history: History) -> list[str]:
+def _missing(
+    write: Write, expected: Counter[str], copies: Sequence[Copy], stored: Sequence[Copy], history: History
+) -> list[str]:
     """A completed write has each row. If a broker has lost one, a warning says it."""
     visible = Counter(copy.body for copy in copies if copy.lost_at == math.inf and (copy.attempt or copy.same))
     missing = expected - visible
@@ -111,7 +113,7 @@ def _missing(write: Write, expected: Counter[str], copies: Sequence[Copy], histo
         return []
     # What a broker loses after the end of a write, this write cannot report.
     before = [copy for copy in lost if copy.body in missing and copy.lost_at < ending.began]
-    unseen = [copy for copy in before if _end_at(copy.queue, ending.began, copies) <= copy.offset]
+    unseen = [copy for copy in before if _end_at(copy.queue, ending.began, stored) <= copy.offset]
     reported = any("lost" in text for _, text in history.warnings)
     if unseen and not reported:
         return [
@@ -121,7 +123,7 @@ def _missing(write: Write, expected: Counter[str], copies: Sequence[Copy], histo
 
 
 def _end_at(queue: MessageQueue, at: float, copies: Sequence[Copy]) -> int:
-    """Return where a queue ended at a time, as far as rows of the write say it."""
+    """Return where a queue ended at a time."""
     offsets = [copy.offset for copy in copies if copy.queue == queue and copy.at <= at < copy.lost_at]
     return max(offsets, default=-1) + 1
 

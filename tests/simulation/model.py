@@ -24,7 +24,7 @@ from tests.simulation.delivery_checks import Copy, is_allowed, outcomes_of, prob
 from tests.simulation.effectively_once import EffectivelyOnceRun
 from tests.simulation.hostile import KEY, HostileUser
 from tests.simulation.hostile import KINDS as OF_HOSTILE_USER
-from tests.simulation.model_brokers import EVENTS, REQUESTS, SETTINGS, Entry, ModelCluster
+from tests.simulation.model_brokers import EVENTS, REQUESTS, SETTINGS, Entry, ModelCluster, Sender
 from tests.simulation.model_client import Fate, ModelBrokers, ModelTransport
 from tests.simulation.spark import FATES, HOLES, INPUTS, LOG, TOPIC, Attempt, Controller, History, SparkPlan
 from tests.simulation.world import World
@@ -95,12 +95,11 @@ def run_model(plan: ModelPlan) -> EffectivelyOnceRun:
 def copies_of(cluster: ModelCluster) -> list[Copy]:
     """Return all rows that were stored, including lost ones."""
     entries = [*cluster.entries(TOPIC), *(entry for broker in cluster.brokers.values() for entry in broker.lost)]
-    return [_copy_of(entry) for entry in entries if entry.queue.topic == TOPIC and entry.sender is not None]
+    return [_copy_of(entry) for entry in entries if entry.queue.topic == TOPIC]
 
 
 def _copy_of(entry: Entry) -> Copy:
-    message, sender = entry.message, entry.sender
-    assert sender is not None
+    message, sender = entry.message, entry.sender or Sender(None, entry.stored_at)
     return Copy(
         message.body.decode(),
         message.properties.get("__SHARDINGKEY", ""),

@@ -127,7 +127,7 @@ class ModelTransport:
 
         self.step()
         sender = Sender(self.attempt, world.now)
-        if world.now >= getattr(request, "write_by", math.inf):
+        if world.now >= request.write_by:
             # The transport writes no byte of a request after this time.
             error = RemotingConnectException(f"{broker.name}: the request was not sent in time")
             world.call_later(_LATENCY, lambda: end(SendOutcome(queue, None, error, 0.0)))

@@ -49,7 +49,7 @@ FATES = (
 )
 # What is different at the next reading of the input.
 INPUTS = ("other order", "other cuts", "other partitions", "equal rows", "slow input")
-HOLES = ("zombie", "orphan", "second driver", "slow input", "other order", "promotion", "async flush")
+HOLES = ("other order", "promotion", "async flush")
 """Faults that the protocol does not survive. No seed enables them; see `tests.simulation.test_model`."""
 
 # The most attempts at a micro-batch, and at a task. The last ones come after the faults.
@@ -91,8 +91,6 @@ class Attempt:
     # The number of partitions that its driver has.
     partitions: int
     number: int
-    # When its driver had planned.
-    planned_at: float
     # The connector's own object, once the task has connected.
     connected: attempts.Attempt | None = None
     # When the first request with each row ended, by unique id.
@@ -318,8 +316,7 @@ class _Driver:
         try:
             named = write if controller.plan.batch else None
             plan = plans.plan_write(client.brokers, log, named, controller.fixed_queues)
-            planned_at = world.now
-            running = [_Partition(self, plan, planned_at, part) for part in range(self.partitions)]
+            running = [_Partition(self, plan, part) for part in range(self.partitions)]
             while not all(part.ended for part in running):
                 for part in running:
                     part.look()
@@ -342,14 +339,13 @@ class _Driver:
 class _Partition:
     """Starts tasks of one partition until one succeeds."""
 
-    def __init__(self, driver: _Driver, plan: ResumePlan, planned_at: float, partition_id: int) -> None:
+    def __init__(self, driver: _Driver, plan: ResumePlan, partition_id: int) -> None:
         self.ended = False
         # None: the write was completed before.
         self.done: Attempted | None = None
         self.recorder = Recorder(QUERY, driver.write.batch_id, partition_id, epoch_offset=EPOCH)
         self._driver = driver
         self._plan = plan
-        self._planned_at = planned_at
         self._id = partition_id
         self._tasks: list[_Task] = []
         self._failures = 0
@@ -384,7 +380,7 @@ class _Partition:
         driver, controller = self._driver, self._driver.controller
         process = f"{driver.process} task {self._id}.{len(self._tasks)}"
         number = len(controller.history.attempts)
-        attempt = Attempt(driver.write, self._id, driver.partitions, number, self._planned_at)
+        attempt = Attempt(driver.write, self._id, driver.partitions, number)
         task = _Task(driver, self._plan, attempt, process)
         self._tasks.append(task)
         driver.tasks.append(process)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -16,6 +17,7 @@ from rocketmq_spark.deliveries.effectively_once import plan as plans
 from rocketmq_spark.deliveries.effectively_once import stored
 from rocketmq_spark.deliveries.effectively_once.attempt import Attempt
 from rocketmq_spark.deliveries.effectively_once.complete import ResumeReport
+from rocketmq_spark.deliveries.effectively_once.lease import Lease
 from rocketmq_spark.deliveries.effectively_once.plan import ResumePlan
 from rocketmq_spark.deliveries.log.brokers import Brokers
 from rocketmq_spark.deliveries.log.decision_log import DecisionLog
@@ -153,14 +155,26 @@ RULES: dict[str, Iterable[ModelPlan]] = {
 
 # At least one of these schedules finds the hole in the protocol.
 OF_HOLES: dict[str, Iterable[ModelPlan]] = {
-    "zombie": with_faults("second task", "zombie", "slow input", rows=6),
-    "orphan": with_faults("driver crash", "orphan", "slow input", first=130, rows=6, partitions=1),
-    "second driver": with_faults("second driver", "slow input", rows=6),
-    "slow input": with_faults("driver freeze", "slow input", rows=6),
     "other order": with_faults("task crash", "other order", rows=6),
     "promotion": with_faults("promotion", rows=6),
     "async flush": with_faults("async flush", "power failure", rows=6),
 }
+
+
+# Attempts that overlap with their successors. At least one of these schedules finds that they have no lease.
+OVERLAPS: dict[str, Iterable[ModelPlan]] = {
+    "zombie": with_faults("second task", "zombie", "slow input", rows=6),
+    "orphan": with_faults("driver crash", "orphan", "slow input", first=130, rows=6, partitions=1),
+    "second driver": with_faults("second driver", "slow input", rows=6),
+    "frozen driver": with_faults("driver freeze", "slow input", rows=6),
+}
+
+
+@pytest.mark.parametrize("overlap", OVERLAPS)
+def test_a_missing_lease_is_found(overlap: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Lease, "left", lambda _: math.inf)
+    monkeypatch.setattr(Lease, "check", lambda _: None)
+    assert any(run_model(plan).problems for plan in OVERLAPS[overlap])
 
 
 @pytest.mark.parametrize("hole", HOLES)
