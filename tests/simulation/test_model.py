@@ -23,6 +23,7 @@ from rocketmq_spark.deliveries.log.brokers import Brokers
 from rocketmq_spark.deliveries.log.decision_log import DecisionLog
 from rocketmq_spark.deliveries.log.records import Begun
 from rocketmq_spark.deliveries.log.state import StartOffsets
+from rocketmq_spark.metrics import Recorder
 from rocketmq_spark.model.message import MessageQueue
 from tests.simulation.model import KINDS, ModelPlan, run_model
 from tests.simulation.spark import HOLES
@@ -118,6 +119,7 @@ def without(name: str) -> Callable[[pytest.MonkeyPatch], None]:
             "older start offsets": (ResumePlan, "start_offsets_of", lambda self, _: self.start_offsets[-1]),
             "first start offsets": (DecisionLog, "_apply_start_offsets", first_offsets_last),
             "old drivers": (DecisionLog, "_is_superseded", lambda _, __: False),
+            "recovered rows in receipts": (Recorder, "record_recovered", lambda *_: None),
             "report": (
                 ends, "complete",
                 lambda *arguments: ResumeReport(0, usual_complete(*arguments).seconds),
@@ -149,6 +151,7 @@ RULES: dict[str, Iterable[ModelPlan]] = {
         "driver freeze", "driver crash", first=100, rows=6, tasks=2, batch=False, horizon=12.0
     ),
     "old drivers": with_faults("driver freeze", first=40, tasks=3, rows=3, batch=False, horizon=12.0),
+    "recovered rows in receipts": with_faults("task crash", rows=6),
     "report": with_faults("second task", "zombie", "late"),
 }
 
