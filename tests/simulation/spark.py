@@ -27,7 +27,7 @@ from rocketmq_spark.deliveries.effectively_once.plan import ResumePlan
 from rocketmq_spark.deliveries.log.brokers import Brokers
 from rocketmq_spark.deliveries.log.decision_log import DecisionLog
 from rocketmq_spark.deliveries.log.keys import keys_of
-from rocketmq_spark.errors import RocketMQError
+from rocketmq_spark.errors import InputChangedError, RocketMQError
 from rocketmq_spark.metrics import Recorder, WriteSummary, merge_into
 from rocketmq_spark.model.message import MessageQueue
 from tests.simulation.cluster import BasePlan
@@ -49,7 +49,7 @@ FATES = (
 )
 # What is different at the next reading of the input.
 INPUTS = ("other order", "other cuts", "other partitions", "equal rows", "slow input")
-HOLES = ("other order", "promotion", "async flush")
+HOLES = ("other order", "other partitions", "promotion", "async flush")
 """Faults that the protocol does not survive. No seed enables them; see `tests.simulation.test_model`."""
 
 # The most attempts at a micro-batch, and at a task. The last ones come after the faults.
@@ -189,11 +189,17 @@ class Controller:
                     continue
                 return True
             error = self.history.error
-            if self.world.now > self.plan.horizon and error is not None and self._allowed(error):
+            allowed = error is not None and self._allowed(error)
+            # Another attempt would not help after an InputChangedError, either.
+            if self.world.now > self.plan.horizon and (allowed or isinstance(error, InputChangedError)):
                 refusals += 1
                 if refusals >= _GIVES_UP:
-                    self.history.stopped = write
-                    self.counts[f"stopped: {type(error).__name__}"] += 1
+                    if allowed:
+                        self.history.stopped = write
+                        self.counts[f"stopped: {type(error).__name__}"] += 1
+                    else:
+                        # An earlier driver may have completed it, but the query cannot continue.
+                        self.history.done = [done for done in self.history.done if done != write]
                     return False
             self.world.wait([], _RESTART)
         # An earlier driver may have completed it.

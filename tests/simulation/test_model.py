@@ -159,6 +159,7 @@ RULES: dict[str, Iterable[ModelPlan]] = {
 # At least one of these schedules finds the hole in the protocol.
 OF_HOLES: dict[str, Iterable[ModelPlan]] = {
     "other order": with_faults("task crash", "other order", rows=6),
+    "other partitions": with_faults("other partitions", "driver crash", rows=6, partitions=2),
     "promotion": with_faults("promotion", rows=6),
     "async flush": with_faults("async flush", "power failure", rows=6),
 }
