@@ -21,8 +21,10 @@ logger = logging.getLogger("rocketmq_spark.source")
 
 # Spark's overhead of a task (0.1 s) equals the time for reading this many messages.
 ROWS_WORTH_A_TASK: Final = 50_000
-
+# A read of up to 16 times MOST_ROWS has about this many tasks, if the queues are small enough, and a longer one more.
+# More would double the processor time of a read of 1,000,000 messages. A cluster with more cores needs minPartitions.
 TASKS: Final = 16
+# The overhead of a task with this many messages is a tenth of its time. Other cores wait for it for about a second.
 MOST_ROWS: Final = 500_000
 
 _MOST_TASKS: Final = 1_000_000
