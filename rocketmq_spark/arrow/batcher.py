@@ -66,6 +66,7 @@ class ArrowBatcher(BatchSource[pa.RecordBatch], abc.ABC):
     # Called with the invalid rows of a batch; the others are sent. None: the first error is raised, and none is sent
     on_invalid: Callable[[InvalidRows], None] | None = None
     row_ids: RowIds | None = None
+    attempt: str = ""  # The token that each row gets
     stored: KnownRows | None = None  # Rows of an earlier attempt, which are not sent; `on_stored` gets their places
     on_stored: Callable[[Span], None] | None = None
     custom: CustomSelector | None = None  # Chooses the queues, instead of the option ``queueSelector``
@@ -106,7 +107,7 @@ class ArrowBatcher(BatchSource[pa.RecordBatch], abc.ABC):
         of a row without a key, has no queue; the batch may be added again.
         """
         self.taken_rows += rows.num_rows
-        block = read_block(rows, self.options, self.row_ids, self._first_row)
+        block = read_block(rows, self.options, self.row_ids, self._first_row, self.attempt)
         if self.check_keys is not None:
             block = self.check_keys(block)
         groups = group_rows(block, self.options.queue_selector, self.queues_of, rows, self.custom)
@@ -139,14 +140,14 @@ class ArrowBatcher(BatchSource[pa.RecordBatch], abc.ABC):
 
     def _skip_stored(self, stored: KnownRows, block: MessageBlock, skipped: Mask | None) -> Mask | None:
         """Return `skipped`, the rows that are not sent, with the stored rows."""
-        found = stored.among(block, self._first_row, self.partition_id)
+        found = stored.take(block, self._first_row, skipped)
         if found is None:
             return skipped
-        self.taken_rows -= int(np.count_nonzero(found))
+        self.taken_rows -= int(np.count_nonzero(found.mask))
         if self.on_stored is not None:
-            for span in stored.spans(self._first_row, block.rows):
+            for span in found.spans:
                 self.on_stored(span)
-        return found if skipped is None else skipped | found
+        return found.mask if skipped is None else skipped | found.mask
 
     def expired(self, now: float, known: Callable[[str], bool]) -> Iterator[Ready]:
         # Groups are in the order of `since`: the cost does not grow with the number of topics that wait.

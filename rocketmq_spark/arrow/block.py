@@ -3,8 +3,8 @@
 The block lists broken rules; its caller raises an error, or skips or diverts the rows. `CARRIED` says which properties
 the protocol drops, and which ones make a row a single message. The order in a property string is: KEYS, TAGS, WAIT
 (only ``false``), __SHARDINGKEY, DELAY, TIMER_DELAY_MS, TIMER_DELIVER_MS, _SYS_MSG_PRIORITY_, __LITE_TOPIC,
-SPARK_ROW_ID, UNIQ_KEY, then the user's properties. An empty string in keys or shardingKey counts as null. In tags it is
-an error: it could mean the default tag or no tag.
+SPARK_ROW_ID, SPARK_ATTEMPT, UNIQ_KEY, then the user's properties. An empty string in keys or shardingKey counts as
+null. In tags it is an error: it could mean the default tag or no tag.
 """
 
 from __future__ import annotations
@@ -34,12 +34,23 @@ from rocketmq_spark.arrow.columns import (
     null_bytes,
 )
 from rocketmq_spark.arrow.encoders import UNIQ_KEY, MessageIds, UniqueIds, join_keys, property_fields, property_strings
+from rocketmq_spark.arrow.gather import consecutive_decimals
 from rocketmq_spark.arrow.grpc_limits import check_for_grpc
 from rocketmq_spark.arrow.hashes import RowIds
 from rocketmq_spark.arrow.model import MessageBlock, Property, Rule, Violation
 from rocketmq_spark.arrow.validate import violations
 from rocketmq_spark.model.names import RETRY_PREFIX
-from rocketmq_spark.model.properties import CARRIED, KEYS, LITE_TOPIC, ROW_ID, SHARDING_KEY, TAGS, WAIT, Carried
+from rocketmq_spark.model.properties import (
+    ATTEMPT,
+    CARRIED,
+    KEYS,
+    LITE_TOPIC,
+    ROW_ID,
+    SHARDING_KEY,
+    TAGS,
+    WAIT,
+    Carried,
+)
 from rocketmq_spark.options.sink import SinkOptions
 from rocketmq_spark.protocol.remoting.records import ITEM_OVERHEAD, MAX_BODY, MAX_PROPERTIES
 
@@ -63,22 +74,28 @@ def item_limit(options: SinkOptions) -> int:
 
 
 def read_block(
-    batch: pa.RecordBatch, options: SinkOptions, row_ids: RowIds | None = None, first_row: int = 0
+    batch: pa.RecordBatch, options: SinkOptions, row_ids: RowIds | None = None, first_row: int = 0, attempt: str = ""
 ) -> MessageBlock:
-    """Normalise and check a batch that has passed `check_schema`; `first_row` counts the partition's rows before it."""
-    return _Reader(batch, options, row_ids, first_row).block()
+    """Normalise and check a batch that has passed `check_schema`; `first_row` counts the partition's rows before it.
+
+    Each row gets the token of its `attempt`, if that has one, and with ``ordered`` also its number.
+    """
+    return _Reader(batch, options, row_ids, first_row, attempt).block()
 
 
 class _Reader:
     """Reads the columns of one batch and collects violations. An error names the first rule that a row breaks."""
 
-    def __init__(self, batch: pa.RecordBatch, options: SinkOptions, row_ids: RowIds | None, first_row: int) -> None:
+    def __init__(
+        self, batch: pa.RecordBatch, options: SinkOptions, row_ids: RowIds | None, first_row: int, attempt: str
+    ) -> None:
         schema.check_columns(batch.schema.names)
         self._columns = dict(zip(batch.schema.names, batch.columns, strict=True))
         self._rows = batch.num_rows
         self._options = options
         self._row_ids = row_ids
         self._first_row = first_row
+        self._attempt = attempt.encode()
         self._violations: list[Violation] = []
 
     def block(self) -> MessageBlock:
@@ -105,8 +122,11 @@ class _Reader:
             if self._row_ids.columns is not None:
                 properties.append(self._row_ids.of_columns(self._columns, rows))
             else:
-                content = (topics, topic_codes, properties, entry_strings, body, flags)
+                hashed = [prop for prop in properties if CARRIED[prop.name].hashed]
+                content = (topics, topic_codes, hashed, entry_strings, body, flags)
                 properties.append(self._row_ids.of_content(self._first_row, *content))
+        if self._attempt and rows:
+            properties.append(self._attempt_property())
         properties = [prop for prop in properties if self._carried(prop) is not Carried.DROPPED]
         id_length = len(UNIQ_KEY) + (MessageIds if options.over_grpc else UniqueIds).LENGTH + 2
         property_sizes: Ints = np.full(rows, id_length if options.unique_key else 0, np.int64)
@@ -133,6 +153,7 @@ class _Reader:
             properties=tuple(properties),
             unique_key=options.unique_key,
             user=user,
+            user_entries=entry_strings,
             user_fields=property_fields(entries).joined() if options.over_grpc and entries is not None else None,
             flags=flags,
             queue_ids=self._ints("queueId") if by_column else None,
@@ -237,9 +258,19 @@ class _Reader:
         dropped = reserved if any(name in self._columns for name in schema.READ_ONLY) else frozenset()
         if self._row_ids is None and not self._options.keep_row_id:
             dropped |= {ROW_ID}
+        # A copy of a topic has the tokens of an earlier write.
+        dropped |= {ATTEMPT}
         user, user_violations = validate.user_properties(entries, reserved=reserved, dropped=dropped)
         self._violations += user_violations
         return user
+
+    def _attempt_property(self) -> Property:
+        if not self._options.ordered:
+            return Property(ATTEMPT, None, None, self._attempt)
+        numbers = consecutive_decimals(self._first_row, self._rows)
+        return Property(
+            ATTEMPT, numbers or decimals(self._first_row + np.arange(self._rows)), None, self._attempt + b"/"
+        )
 
     def _single(
         self, properties: Sequence[Property], item_sizes: Ints, topics: list[str], codes: Ints | None

@@ -35,6 +35,7 @@ from rocketmq_spark.arrow.schema import (
 from rocketmq_spark.model.hashes import ROW_ID
 from rocketmq_spark.model.message import Ready
 from rocketmq_spark.model.names import trim
+from rocketmq_spark.model.properties import ATTEMPT
 
 PREFIX: Final = "DEAD_LETTER_"
 _LEFT_OUT: Final = f"{PREFIX}leftOut"
@@ -196,6 +197,7 @@ class _RowReader:
         )
         self._reserved = reserved_names(columns, row_id=self._row_id is not None)
         self._dropped = set(self._reserved) if any(name in columns for name in READ_ONLY) else set()
+        self._dropped.add(ATTEMPT)
         if self._row_id is None:
             # The id of another message: a dead letter is no copy of it.
             self._dropped.add(ROW_ID)

@@ -200,7 +200,7 @@ class _Columns:
     def _column(self, name: str, kind: pa.DataType) -> pa.Array:
         queues = self._queues
         match name:
-            case "tags" | "keys" | "msgId" | "rowId":
+            case "tags" | "keys" | "msgId" | "attempt":
                 values = self._split().value_of(COLUMNS_BY_NAME[name].property)
                 return pc.coalesce(values, self._offset_ids()) if name == "msgId" and values.null_count else values
             case "body":

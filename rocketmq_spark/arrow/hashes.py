@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -49,7 +49,6 @@ from rocketmq_spark.arrow.gather import (
 from rocketmq_spark.arrow.model import Property
 from rocketmq_spark.arrow.schema import is_list
 from rocketmq_spark.model.hashes import BY_COLUMNS, BY_PLACE, NOT_HASHED, ROW_ID, STEP
-from rocketmq_spark.model.properties import CARRIED
 
 Hashes = npt.NDArray[np.uint64]
 
@@ -59,7 +58,7 @@ _PADS: Final = tuple(bytes(count) for count in range(8))
 
 # Words are hashed in pieces of about this size, bytes. This bounds memory, and hides the fixed cost of numpy's calls:
 # pieces of 256 KiB, which fit a processor's cache, take 245 ns per row of 100 bytes instead of 176.
-_PIECE: Final = 1024 * 1024
+PIECE: Final = 1024 * 1024
 # Words are mixed in blocks of this size, which fit a processor's cache.
 _BLOCK: Final = 16 * 1024
 
@@ -82,7 +81,7 @@ def hash_sums(columns: Sequence[Strings], workspace: Workspace, seeds: Sequence[
     """Return, for each of `seeds`, the sum of the hashes of each row's strings; a null string adds 0."""
     sizes = np.stack([strings.sizes for strings in columns], axis=1)
     sums = [np.zeros(len(sizes), np.uint64) for _ in seeds]
-    for start, stop in chunks(sizes.sum(axis=1), _PIECE, None):
+    for start, stop in chunks(sizes.sum(axis=1), PIECE, None):
         parts = [replace(strings, values=strings.values.slice(start, stop)) for strings in columns]
         for of_seed, hashes in zip(sums, _hashes(parts, sizes[start:stop], seeds, workspace), strict=True):
             # Not one sum over an axis: for the few columns of a row that takes several times as long.
@@ -92,18 +91,23 @@ def hash_sums(columns: Sequence[Strings], workspace: Workspace, seeds: Sequence[
     return sums
 
 
-def _hashes(columns: Sequence[Strings], sizes: Ints, seeds: Sequence[int], workspace: Workspace) -> Iterator[Hashes]:
-    """Yield, for each of `seeds`, the hash of each string in the shape of `sizes`: rows and columns."""
+def padded(columns: Sequence[Strings], sizes: Ints, workspace: Workspace) -> tuple[memoryview, Ints]:
+    """Return all strings, row by row, each padded with zeros to a multiple of 8 bytes, and these multiples."""
     pads = -sizes & 7
     counts = ((sizes + pads) >> 3).ravel()
-    ends = np.cumsum(counts)
-    total = int(ends[-1])
-    starts = ends - counts
     parts: list[Part] = []
     for position, strings in enumerate(columns):
         ending = Choice(tuple(strings.tail + pad for pad in _PADS), pads[:, position])
         parts += [*([Frame(strings.head)] if strings.head else []), strings.values, ending]
-    data = assemble(parts, len(sizes), total * 8, None, workspace)
+    return assemble(parts, len(sizes), int(counts.sum()) * 8, None, workspace), counts
+
+
+def _hashes(columns: Sequence[Strings], sizes: Ints, seeds: Sequence[int], workspace: Workspace) -> Iterator[Hashes]:
+    """Yield, for each of `seeds`, the hash of each string in the shape of `sizes`: rows and columns."""
+    data, counts = padded(columns, sizes, workspace)
+    ends = np.cumsum(counts)
+    total = int(ends[-1])
+    starts = ends - counts
     # STEP, 2 * STEP, ... in each string: a running sum that falls back where a string begins.
     words = workspace.array("words", total, np.uint64)
     words[:] = _STEP
@@ -115,14 +119,14 @@ def _hashes(columns: Sequence[Strings], sizes: Ints, seeds: Sequence[int], works
         for first in range(0, total, _BLOCK):
             block = mixed[first : first + _BLOCK]
             np.bitwise_xor(words[first : first + _BLOCK], np.uint64(seed), out=block)
-            _mix(block, workspace.array("shifted", len(block), np.uint64))
+            mix(block, workspace.array("shifted", len(block), np.uint64))
         sums: Hashes = np.add.reduceat(mixed, starts)
         sums += sizes.ravel().astype(np.uint64)
-        _mix(sums, np.empty_like(sums))
+        mix(sums, np.empty_like(sums))
         yield sums.reshape(sizes.shape)
 
 
-def _mix(words: Hashes, shifted: Hashes) -> None:
+def mix(words: Hashes, shifted: Hashes) -> None:
     """Mix each word in place (the finaliser of SplitMix64); `shifted` is memory of the same size."""
     for shift, factor in _ROUNDS:
         np.right_shift(words, shift, out=shifted)
@@ -231,8 +235,12 @@ class RowIds:
         return Property(ROW_ID, ByteColumn(ends, np.frombuffer(data, np.uint8)), None)
 
 
-def content_hashes(
-    workspace: Workspace,
+Sums: TypeAlias = "Callable[[Sequence[Strings]], Hashes]"
+"""Returns the sum of the hashes of each row's strings; the last axis has the rows."""
+
+
+def content_sums(
+    sums: Sums,
     topics: Iterable[str],
     topic_codes: Ints | None,
     properties: Iterable[Property],
@@ -240,36 +248,43 @@ def content_hashes(
     body: ByteColumn,
     flags: Ints | None,
 ) -> Hashes:
-    """Return the `rocketmq_spark.model.hashes.row_hash` of rows; `user` has each user property as a property string."""
+    """Return the sums of the strings of which the content of a row consists.
+
+    All of `properties` belong to the content. `user` has a property string for each entry.
+    """
     strings = [Strings(body, b"\x02")]
-    # Only flags that are set, so that ids are the same with a column of zeros and without one.
+    # Only flags that are set, so that hashes are the same with a column of zeros and without one.
     texts = None if flags is None else decimals(flags, flags != 0)
     if texts is not None:
         strings.append(Strings(texts, b"\x01\x01", b"\x02"))
-    literals = np.uint64(0)
+    literals: Any = np.uint64(0)
     for prop in properties:
-        if not CARRIED[prop.name].hashed:
-            continue
         head = prop.name.encode() + b"\x01" + prop.literal
         if prop.values is not None:
-            assert isinstance(prop.values, ByteColumn)
-            strings.append(Strings(prop.values, head, b"\x02"))
+            strings.append(Strings(prop.column(len(body)), head, b"\x02"))
         else:
-            (literal,) = hash_sums([Strings(byte_strings([b""]), head, b"\x02")], workspace)
+            literal = sums([Strings(byte_strings([b""]), head, b"\x02")])
             literals = literals + (literal if prop.valid is None else literal * prop.valid)
-    (hashes,) = hash_sums(strings, workspace)
+    hashes = sums(strings)
     hashes += literals
     names = byte_strings([topic.encode() for topic in topics])
     if len(names):
+        of_names = sums([Strings(names, b"\x01", b"\x02")])
         # The last hash is for rows without a topic, whose code is -1.
-        (of_names,) = hash_sums([Strings(names, b"\x01", b"\x02")], workspace)
-        hashes += np.append(of_names, np.uint64(0))[0 if topic_codes is None else topic_codes]
+        of_names = np.concatenate([of_names, np.zeros((*of_names.shape[:-1], 1), np.uint64)], axis=-1)
+        hashes += of_names[..., [0] if topic_codes is None else topic_codes]
     if user is not None:
-        sums = np.zeros(len(user.values) + 1, np.uint64)
-        np.cumsum(*hash_sums([Strings(user.values)], workspace), out=sums[1:])
+        of_entries = sums([Strings(user.values)])
+        before = np.zeros((*of_entries.shape[:-1], len(user.values) + 1), np.uint64)
+        np.cumsum(of_entries, axis=-1, out=before[..., 1:])
         # The sums may wrap: their differences do, too.
-        hashes += sums[user.offsets[1:]] - sums[user.offsets[:-1]]
+        hashes += before[..., user.offsets[1:]] - before[..., user.offsets[:-1]]
     return hashes
+
+
+def content_hashes(workspace: Workspace, *content: Any) -> Hashes:
+    """Return the `rocketmq_spark.model.hashes.row_hash` of rows; `content` as of `content_sums`."""
+    return content_sums(lambda strings: hash_sums(strings, workspace)[0], *content)
 
 
 def repeatable(ids: pa.Array, topics: pa.Array, bodies: pa.Array, flags: pa.Array, properties: pa.Array) -> pa.Array:
@@ -292,14 +307,20 @@ def repeatable(ids: pa.Array, topics: pa.Array, bodies: pa.Array, flags: pa.Arra
 def stored_hashes(topics: pa.Array, bodies: pa.Array, flags: pa.Array, properties: pa.Array) -> Hashes:
     """Return the hashes of rows as a read returns them, whose properties are all in one map; see `content_hashes`."""
     codes, texts = coded_column(topics) or (np.full(len(topics), -1), [])
+    return content_hashes(Workspace(), texts, codes, (), *stored_content(bodies, flags, properties, NOT_HASHED))
+
+
+def stored_content(
+    bodies: pa.Array, flags: pa.Array, properties: pa.Array, left_out: Iterable[str]
+) -> tuple[ListColumn | None, ByteColumn, Ints | None]:
+    """Return the last arguments of `content_sums` for stored messages; `left_out` are properties that do not count."""
     entries = list_column(properties)
     if entries is not None and entries.names is not None:
         names = entries.names.to_arrow()
-        left_out = pc.is_in(names, text_array(NOT_HASHED, names.type))
-        entries = property_strings(entries.filter(~to_numpy(left_out)))
+        kept = ~to_numpy(pc.is_in(names, text_array(left_out, names.type)))
+        entries = property_strings(entries.filter(kept)) if kept.any() else None
     numbers = int_column(flags)
-    set_flags = None if numbers is None else numbers[0]
-    return content_hashes(Workspace(), texts, codes, (), entries, byte_column_or_nulls(bodies), set_flags)
+    return entries, byte_column_or_nulls(bodies), None if numbers is None else numbers[0]
 
 
 def _texts(array: pa.Array) -> ByteColumn | None:

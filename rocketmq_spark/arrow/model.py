@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from rocketmq_spark.arrow.columns import ByteColumn, Ints, Mask
+from rocketmq_spark.arrow.columns import ByteColumn, Ints, ListColumn, Mask
 from rocketmq_spark.arrow.gather import Frame
 from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.model.properties import WAIT
@@ -40,7 +40,7 @@ class Property:
     name: str  # ASCII
     values: ByteColumn | Frame | None  # None: every row that has the property has `literal` as its value
     valid: Mask | None  # Which rows have it; None: all
-    literal: bytes = b""
+    literal: bytes = b""  # Begins each value
 
     def present(self, rows: int) -> Mask:
         """Return which of all rows have the property."""
@@ -55,9 +55,9 @@ class Property:
 
     def sizes(self, rows: int) -> Ints:
         """Return how many bytes the property takes in each row's property string."""
-        fixed = len(self.name) + 2
+        fixed = len(self.name) + 2 + len(self.literal)
         if self.values is None:
-            return self.present(rows) * (fixed + len(self.literal))
+            return self.present(rows) * fixed
         if isinstance(self.values, Frame):
             return np.full(rows, fixed + len(self.values.template))
         return self.values.sizes + fixed if self.valid is None else self.values.sizes + self.valid * fixed
@@ -77,6 +77,7 @@ class MessageBlock:
     properties: tuple[Property, ...]  # System properties except UNIQ_KEY, in their order
     unique_key: bool  # Whether the rows have a UNIQ_KEY
     user: ByteColumn | None  # The user's properties as property strings
+    user_entries: ListColumn | None  # The same, each property by itself
     user_fields: ByteColumn | None  # The user's properties as fields of a gRPC message; None for other protocols
     flags: npt.NDArray[np.int64] | None  # None: all 0
     # With ``queueSelector=column``: queue ids and which rows have one, and broker names as `topic_codes` and `topics`
@@ -125,11 +126,18 @@ class Span:
     last: int
 
 
+class FoundRows(NamedTuple):
+    """Rows of a block that are stored, and one span for each queue that has some of them."""
+
+    mask: Mask
+    spans: Sequence[Span]
+
+
 class KnownRows(Protocol):
     """Rows of a partition that are stored before it is sent."""
 
-    def among(self, block: MessageBlock, first_row: int, partition_id: int) -> Mask | None:
-        """Return which rows of a block, from number `first_row` on, are stored; None: none."""
+    def take(self, block: MessageBlock, first_row: int, bad: Mask | None) -> FoundRows | None:
+        """Return which rows of a block, from number `first_row` on, are stored; None: none.
 
-    def spans(self, first_row: int, rows: int) -> Iterator[Span]:
-        """Yield one span per queue of the stored rows among `rows` rows from number `first_row` on."""
+        Each takes a stored row. `bad` rows are not looked for.
+        """

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.model.message_ext import MessageExt
-from rocketmq_spark.model.properties import KEYS, ROW_ID, TAGS, UNIQ_KEY
+from rocketmq_spark.model.properties import ATTEMPT, KEYS, TAGS, UNIQ_KEY
 from rocketmq_spark.protocol.remoting.unwrap import Unreadable
 
 US_PER_MS: Final = 1000
@@ -55,8 +55,8 @@ def _of_property(column: str, name: str) -> ReadColumn:
     return ReadColumn(column, _TEXT, lambda _, message: message.properties.get(name), nullable=True, property=name)
 
 
-# The column with the ``SPARK_ROW_ID``, by which an effectively-once write finds its stored rows.
-ROW_IDS: Final = "rowId"
+# The column with the ``SPARK_ATTEMPT``, by which an effectively-once write finds its stored rows.
+ATTEMPTS: Final = "attempt"
 # The column that says why a message is unreadable, null in all other rows (``onUnreadable=raw``).
 UNREADABLE: Final = "unreadable"
 
@@ -79,7 +79,7 @@ _COLUMNS: Final = (
     ReadColumn("reconsumeTimes", _INT, lambda _, message: message.reconsume_times),
 )
 _SPECIAL: Final = (
-    _of_property(ROW_IDS, ROW_ID),
+    _of_property(ATTEMPTS, ATTEMPT),
     ReadColumn(UNREADABLE, _TEXT, lambda *_: None, lambda _, message: message.explanation, nullable=True),
 )
 

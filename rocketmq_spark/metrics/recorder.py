@@ -187,6 +187,12 @@ class Recorder:
         self._read[Metric.SKIPPED_WRITES, "", write] = 1
         self._incomplete = True
 
+    @property
+    def stored_rows(self) -> int:
+        """How many rows brokers have acknowledged, or were found stored."""
+        measures = self._so_far()
+        return int(measures.total(Metric.ROWS) + measures.total(Metric.RECOVERED))
+
     def snapshot(self) -> PartitionReport:
         """Return the measurements so far, packed; recording may continue."""
         return PartitionReport(self.write_id, self.batch_id, self.partition_id, self._so_far().pack())

@@ -86,10 +86,12 @@ _MASK: Final = 2**64 - 1
 BY_PLACE: Final = r"^[^/]+/-?[0-9]+/[0-9]+/[0-9]+/[0-9a-f]{16}$"
 BY_COLUMNS: Final = r"^[^/]+/-?[0-9]+/[0-9a-f]{32}$"
 
-# The properties that the hash leaves out; it covers all user properties.
-NOT_HASHED: Final = (const.RESERVED_PROPERTIES | const.INNER_PROPERTIES | {ROW_ID}) - {
+# The properties of a message that are not its content. All others are those of its sender.
+NOT_CONTENT: Final = (const.RESERVED_PROPERTIES | const.INNER_PROPERTIES | {const.ATTEMPT}) - {
     name for name, how in const.CARRIED.items() if how.hashed
 }
+# The properties that the hash leaves out; it covers all user properties.
+NOT_HASHED: Final = NOT_CONTENT | {ROW_ID}
 
 
 def row_hash(topic: str, body: bytes, properties: Mapping[str, str], flag: int = 0) -> str:

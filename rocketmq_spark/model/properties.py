@@ -42,6 +42,7 @@ REPLY_TO_CLIENT: Final = "REPLY_TO_CLIENT"
 TTL: Final = "TTL"
 INNER_MULTI_DISPATCH: Final = "INNER_MULTI_DISPATCH"
 ROW_ID: Final = "SPARK_ROW_ID"
+ATTEMPT: Final = "SPARK_ATTEMPT"
 
 
 class Carried(enum.Enum):
@@ -75,6 +76,7 @@ CARRIED: Final[Mapping[str, Carriage]] = {
     KEYS: _GRPC_FIELD._replace(hashed=True),
     UNIQ_KEY: _GRPC_FIELD,
     ROW_ID: _ANYWHERE,
+    ATTEMPT: _ANYWHERE,
     WAIT: _DROPPED_BY_GRPC,
     INSTANCE_ID: _DROPPED_BY_GRPC,
     PGROUP: _DROPPED_BY_GRPC,
@@ -117,8 +119,9 @@ INNER_PROPERTIES: Final = frozenset({"INNER_NUM", "INNER_BASE", INNER_MULTI_DISP
 
 def check_user_property(name: str | None, value: str | None) -> None:
     """Raise the error that `Message.put_user_property` documents, or a TypeError for anything but texts."""
-    if name in RESERVED_PROPERTIES:
-        reason = f"user property {name!r}: RocketMQ uses this name itself"
+    if name in RESERVED_PROPERTIES or name == ATTEMPT:
+        owner = "only an effectively-once write uses this name" if name == ATTEMPT else "RocketMQ uses this name itself"
+        reason = f"user property {name!r}: {owner}"
         raise ReservedPropertyError(
             f"{reason}; use another name, or if Message.of has an argument for it, such as tags, that argument"
         )

@@ -66,8 +66,7 @@ class SendRules:
     half_properties: str = ""
     # The brokers that rows may go to; None: all of the route.
     broker_names: frozenset[str] | None = None
-    # Each row has an id of its place and content, also without the option ``rowId``.
-    has_row_ids: bool = False
+    attempt: str = ""  # The token that each row gets
     stored: KnownRows | None = None  # Rows that are left out
 
 
@@ -103,11 +102,11 @@ class RowBatchers:
         # A half message is always a single message.
         rows = self._batcher(replace(options, batching=False) if rules.half_properties else options)
         rows.half_properties = rules.half_properties
-        if options.row_id or rules.has_row_ids:
+        if options.row_id:
             columns = options.row_id if isinstance(options.row_id, tuple) else None
             rows.row_ids = RowIds(self._write_id, recorder.batch_id, recorder.partition_id, columns)
-            rows.stored = rules.stored
-            rows.on_stored = lambda span: recorder.record_recovered(span.queue, span.rows, span.first, span.last)
+        rows.attempt, rows.stored = rules.attempt, rules.stored
+        rows.on_stored = lambda span: recorder.record_recovered(span.queue, span.rows, span.first, span.last)
         if options.custom_selector is not None:
             rows.custom = CustomSelector(options.custom_selector)
         if options.on_error == "skip":

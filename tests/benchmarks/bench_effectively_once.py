@@ -2,8 +2,8 @@
 
 Run: make bench PART=effectively_once (python -m tests.benchmarks.bench_effectively_once [rounds])
 
-The rows have 100 bytes. Each round writes the same rows with ``rowId=true`` and the default delivery, so that all
-messages have the same ids. The reading is that of one task, from a broker with 1,024 messages per answer.
+The rows have 100 bytes. Each round writes the same rows with ``rowId=true`` and with the default delivery. The reading
+is that of one task, from a broker with 1,024 messages per answer, and each of its rows is looked for.
 """
 
 from __future__ import annotations
@@ -16,15 +16,22 @@ from collections.abc import Iterator
 from functools import partial
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from rocketmq_spark import Admin, LocalCluster
+from rocketmq_spark.arrow.block import read_block
+from rocketmq_spark.arrow.content import ContentHash
 from rocketmq_spark.deliveries.base import Write
-from rocketmq_spark.deliveries.effectively_once import stored as stored_rows
 from rocketmq_spark.deliveries.effectively_once.attempt import Attempt, send_missing
 from rocketmq_spark.deliveries.effectively_once.complete import complete
 from rocketmq_spark.deliveries.effectively_once.plan import plan_write
+from rocketmq_spark.deliveries.effectively_once.stored import read_stored
+from rocketmq_spark.deliveries.effectively_once.stored_rows import StoredRows
+from rocketmq_spark.deliveries.effectively_once.tokens import attempt_token
 from rocketmq_spark.deliveries.log.brokers import Brokers
 from rocketmq_spark.deliveries.log.decision_log import DecisionLog
+from rocketmq_spark.deliveries.log.keys import NO_KEYS
+from rocketmq_spark.deliveries.log.scan import UNKNOWN
 from rocketmq_spark.metrics import Recorder
 from rocketmq_spark.options.parsing import parse_sink_options
 from rocketmq_spark.routing.client_instance import ClientInstance
@@ -61,8 +68,7 @@ class Job:
             plan = plan_write(self.brokers, self._log, None)
         planned = time.perf_counter()
         recorder = Recorder("query", write.batch_id, 0)
-        batches = pa.table({"body": pa.array([b"x" * 100] * rows)}).to_batches(max_chunksize=10_000)
-
+        batches = self._batches(rows)
         context = SendContext(options=self.brokers.options, instance=self._instance)
 
         def send(batches: Iterator[pa.RecordBatch], *, row_id_name: str = "", rules: SendRules | None = None) -> None:
@@ -78,12 +84,26 @@ class Job:
 
     def read(self) -> float:
         """Return the messages per second of the reading of one task."""
-        queues = dict.fromkeys(self.brokers.routes().look_up(str(self.brokers.options.topic)).queues, 0)
-        prefix = stored_rows.row_id_prefix(self.brokers.options, Write("0", "query"), 0)
+        queues = dict.fromkeys(self.brokers.routes().look_up(str(self.brokers.options.topic)).queues, UNKNOWN)
+        content, write = ContentHash(), Write("0", "query")
+        (attempt_id,) = self._log.writes[write].begun[0]
+        tokens = {attempt_token(NO_KEYS, "", self._log.transactional_id, write, 0, attempt_id)}
+        batches = self._batches(STORED)
+        blocks = [read_block(batch, self.brokers.options) for batch in batches]
         began = time.perf_counter()
-        stored = stored_rows.read_stored(self.brokers, queues, self.brokers.max_offsets(queues), prefix)
+        ends = self.brokers.max_offsets(queues)
+        stored = StoredRows(content, read_stored(self.brokers, queues, ends, tokens, content))
+        found = [stored.take(block, 0, None) for block in blocks]
+        seconds = time.perf_counter() - began
         assert len(stored) == STORED
-        return STORED / (time.perf_counter() - began)
+        assert all(rows is not None and rows.mask.all() for rows in found)
+        stored.check_end(0)
+        return STORED / seconds
+
+    def _batches(self, rows: int) -> list[pa.RecordBatch]:
+        bodies = pc.utf8_rpad(pa.array(range(rows)).cast(pa.string()), 100, ".")
+        batches: list[pa.RecordBatch] = pa.table({"body": bodies.cast(pa.binary())}).to_batches(max_chunksize=10_000)
+        return batches
 
     def close(self) -> None:
         """Close the connections."""

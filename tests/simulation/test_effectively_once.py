@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from rocketmq_spark.deliveries.effectively_once.resolving_sender import ResolvingSender
-from rocketmq_spark.model.message import MessageQueue, SendOutcome, SendStatus
+from rocketmq_spark.model.message import SendStatus
 from rocketmq_spark.sink.in_flight import PendingBatch
 from tests.simulation.effectively_once import EffectivelyOncePlan, run_effectively_once
 
@@ -29,18 +30,16 @@ def test_schedules_replay_exactly() -> None:
     assert first.faults == again.faults
 
 
-def unresolved(self: ResolvingSender, pending: PendingBatch, _: MessageQueue, __: int, outcome: SendOutcome) -> None:
-    self._events.put((pending, outcome))
+def unresolved(self: ResolvingSender, pending: PendingBatch, *known: Any) -> None:
+    self._events.put((pending, known[-1]))
 
 
 def unsafe_unresolved(usual: Callable[..., None]) -> Callable[..., None]:
-    def on_outcome(
-        self: ResolvingSender, pending: PendingBatch, sent_to: MessageQueue, end: int, outcome: SendOutcome
-    ) -> None:
-        if outcome.status not in (None, SendStatus.SEND_OK):
-            self._events.put((pending, outcome))
+    def on_outcome(self: ResolvingSender, pending: PendingBatch, *known: Any) -> None:
+        if known[-1].status not in (None, SendStatus.SEND_OK):
+            self._events.put((pending, known[-1]))
         else:
-            usual(self, pending, sent_to, end, outcome)
+            usual(self, pending, *known)
 
     return on_outcome
 

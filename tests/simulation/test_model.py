@@ -22,6 +22,7 @@ from rocketmq_spark.deliveries.effectively_once.plan import ResumePlan
 from rocketmq_spark.deliveries.log.brokers import Brokers
 from rocketmq_spark.deliveries.log.decision_log import DecisionLog
 from rocketmq_spark.deliveries.log.records import Begun
+from rocketmq_spark.deliveries.log.scan import Floor
 from rocketmq_spark.deliveries.log.state import StartOffsets
 from rocketmq_spark.metrics import Recorder
 from rocketmq_spark.model.message import MessageQueue
@@ -85,18 +86,18 @@ def begins_alone(usual: Callable[[Attempt], object], *, planned: bool) -> Callab
 
 
 def only_listed(
-    usual: Callable[..., dict[MessageQueue, int]],
-) -> Callable[..., dict[MessageQueue, int]]:
+    usual: Callable[..., dict[MessageQueue, Floor]],
+) -> Callable[..., dict[MessageQueue, Floor]]:
     """Return a look-up of queues that knows only those of the route."""
 
-    def queues_of(
+    def floors_of(
         brokers: Brokers, attempts: Sequence[Begun], start_offsets: Mapping[MessageQueue, int]
-    ) -> dict[MessageQueue, int]:
+    ) -> dict[MessageQueue, Floor]:
         found = usual(brokers, attempts, start_offsets)
         listed = brokers.routes().look_up(str(brokers.options.topic)).queue_set
-        return {queue: start_offset for queue, start_offset in found.items() if queue in listed}
+        return {queue: floor for queue, floor in found.items() if queue in listed}
 
-    return queues_of
+    return floors_of
 
 
 def not_done(usual: Callable[..., ResumePlan]) -> Callable[..., ResumePlan]:
@@ -113,7 +114,7 @@ def without(name: str) -> Callable[[pytest.MonkeyPatch], None]:
             "barrier": (attempts, "pass_fence", no_barrier),
             "attempts in the plan": (Attempt, "_begin", begins_alone(Attempt._begin, planned=True)),
             "attempts since the plan": (Attempt, "_begin", begins_alone(Attempt._begin, planned=False)),
-            "queues of attempts": (attempts, "queues_of", only_listed(stored.queues_of)),
+            "queues of attempts": (attempts, "floors_of", only_listed(stored.floors_of)),
             "end in the plan": (plans, "plan_write", not_done(plans.plan_write)),
             "end since the plan": (Attempt, "_completed_since", False),
             "older start offsets": (ResumePlan, "start_offsets_of", lambda self, _: self.start_offsets[-1]),

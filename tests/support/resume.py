@@ -39,10 +39,11 @@ def batches(
         before(start)
         if dies_after is not None and start >= dies_after:
             raise Killed
-        bodies = [row.encode() for row in rows[start : start + BATCH]]
-        columns = {"body": pa.array(bodies, pa.binary()), "keys": pa.array(map(str, range(len(bodies))))}
+        some = rows[start : start + BATCH]
+        columns = {"body": pa.array([row.encode() for row in some], pa.binary())}
+        columns["keys"] = pa.array([f"key of {row}" for row in some])
         if key is not None:
-            columns["shardingKey"] = pa.array([key] * len(bodies))
+            columns["shardingKey"] = pa.array([key] * len(some))
         yield pa.record_batch(columns)
 
 

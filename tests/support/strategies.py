@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from rocketmq_spark.model.hashes import ROW_ID
 from rocketmq_spark.model.message import Message
 from rocketmq_spark.model.message_ext import MessageExt
-from rocketmq_spark.model.properties import RESERVED_PROPERTIES
+from rocketmq_spark.model.properties import ATTEMPT, RESERVED_PROPERTIES
 from rocketmq_spark.model.route import BrokerData, QueueData, TopicRouteData
 from rocketmq_spark.protocol.remoting.command import LANGUAGES, RemotingCommand
 
@@ -213,7 +213,7 @@ def fastjson(value: object, *, quote_numbers: bool = False) -> str:
 column_texts = st.text(st.characters(codec="utf-8", exclude_characters="\x01\x02|"), max_size=12)
 visible_texts = column_texts.filter(lambda text: any(char > " " for char in text))
 key_items = st.text(st.characters(codec="utf-8", exclude_characters="\x01\x02 "), min_size=1, max_size=8)
-_TAKEN = {*RESERVED_PROPERTIES, ROW_ID}
+_TAKEN = {*RESERVED_PROPERTIES, ROW_ID, ATTEMPT}
 property_names = visible_texts.filter(lambda name: name not in _TAKEN and not name.startswith("INNER_"))
 
 

@@ -14,23 +14,25 @@ from typing import TypeAlias
 
 import pyarrow as pa
 
+from rocketmq_spark.arrow.content import ContentHash
 from rocketmq_spark.deliveries.base import PartitionResult, Send, Write
 from rocketmq_spark.deliveries.effectively_once.lease import Lease, attempt_id, fence_seconds, instant
 from rocketmq_spark.deliveries.effectively_once.plan import ResumePlan
 from rocketmq_spark.deliveries.effectively_once.resolving_sender import Resumption, lost_tail
 from rocketmq_spark.deliveries.effectively_once.stored import (
+    floors_now,
+    floors_of,
     most_queues,
-    queues_of,
     read_stored,
     row_id_name,
-    row_id_prefix,
-    starts_of,
 )
-from rocketmq_spark.deliveries.effectively_once.stored_rows import StoredRows
+from rocketmq_spark.deliveries.effectively_once.stored_rows import QueueRows, StoredRows
+from rocketmq_spark.deliveries.effectively_once.tokens import attempt_token
 from rocketmq_spark.deliveries.log.brokers import Brokers
 from rocketmq_spark.deliveries.log.decision_log import BARRIER_WAIT, DecisionLog
 from rocketmq_spark.deliveries.log.delivery import check_stream
 from rocketmq_spark.deliveries.log.keys import keys_of
+from rocketmq_spark.deliveries.log.scan import Floor, Known
 from rocketmq_spark.errors import DataLossError, InputChangedError
 from rocketmq_spark.metrics import Recorder
 from rocketmq_spark.model.message import MessageQueue
@@ -46,6 +48,7 @@ class Attempted(PartitionResult):
     # Its id; empty if it had no rows.
     attempt: str
     recovered: bool
+    rows: int  # How many rows of the partition are stored, each of them counted once
 
 
 SendMissing: TypeAlias = Callable[[Iterator[pa.RecordBatch], str, Resumption], None]
@@ -53,21 +56,8 @@ SendMissing: TypeAlias = Callable[[Iterator[pa.RecordBatch], str, Resumption], N
 
 
 def send_missing(send: Send, batches: Iterator[pa.RecordBatch], row_id_name: str, resumption: Resumption) -> None:
-    """Send the rows that are not stored.
-
-    Raises an InputChangedError if a stored row differs, or the partition has fewer rows than are stored.
-    """
-    rows = 0
-
-    def counted() -> Iterator[pa.RecordBatch]:
-        nonlocal rows
-        for batch in batches:
-            rows += batch.num_rows
-            yield batch
-
-    send(counted(), row_id_name=row_id_name, rules=resumption.rules())
-    if resumption.stored is not None:
-        resumption.stored.check_end(rows, resumption.partition_id)
+    """Send the rows that are not stored."""
+    send(batches, row_id_name=row_id_name, rules=resumption.rules())
 
 
 @dataclass(eq=False, repr=False)
@@ -89,7 +79,9 @@ class Attempt:
         self.id = attempt_id(self.brokers, self.plan.driver)
         keys = keys_of(self.brokers.options).signing_with(self.plan.key_id)
         self._log = DecisionLog(self.plan.log_name, self.brokers.options.transaction_topic, keys)
+        self._content = ContentHash(numbered=self.brokers.options.ordered)
         self._log.home, self._log.position = self.plan.home, self.plan.position
+        self._own_token = self._token(self.id, keys.signs)
 
     def run(self, recorder: Recorder, rows: Iterator[pa.RecordBatch], send: SendMissing) -> Attempted | None:
         """Send the rows of the partition that no earlier attempt has stored.
@@ -107,19 +99,25 @@ class Attempt:
             if self._completed_since:
                 recorder.record_incomplete()
                 return None
-            if stored is not None:
-                recorder.record_repeats(stored.repeats)
-            start_offsets = {**self._start_offsets, **self.plan.begins.start_offsets}
-            names = frozenset(self.plan.begins.queue_nums)
+            offsets = {**self._start_offsets, **self.plan.begins.start_offsets}
             resumption = Resumption(
-                self._read_stored, self.partition_id, start_offsets, self._ends, names, stored, self.lease
+                self._read_stored,
+                self._own_token,
+                self._content,
+                {queue: Known(offset) for queue, offset in offsets.items()},
+                self._ends,
+                frozenset(self.plan.begins.queue_nums),
+                stored,
+                self.lease,
             )
             begun = self.id
-            name = row_id_name(self.brokers.options, self.write)
-            send(itertools.chain([first], rows), name, resumption)
+            send(itertools.chain([first], rows), row_id_name(self.brokers.options, self.write), resumption)
+            if stored is not None:
+                stored.check_end(self.partition_id)
+                recorder.record_repeats(stored.repeats)
         elif self.partition_id in self.plan.begun.get(self.write, {}):
             raise shrunk(self.write, [self.partition_id])
-        return Attempted(self.partition_id, begun, self.recovered)
+        return Attempted(self.partition_id, begun, self.recovered, recorder.stored_rows)
 
     def _check(self) -> None:
         """Raise if the log does not continue with this write."""
@@ -138,20 +136,22 @@ class Attempt:
         if self._completed_since:
             return None
         self.lease = Lease(self.brokers, self._log, self.write, part, self.id, asked)
-        before_plan = plan.begun.get(self.write, {}).get(part, ())
+        before_plan = plan.begun.get(self.write, {}).get(part, {})
         attempts = self._log.writes[self.write].begun[part]
-        since_plan = [attempts[name] for name in itertools.takewhile(self.id.__ne__, attempts)]
-        earlier = [*before_plan, *since_plan]
+        since_plan = {name: attempts[name] for name in itertools.takewhile(self.id.__ne__, attempts)}
+        earlier = {**before_plan, **since_plan}
         if not earlier:
             return None
         self.recovered = True
         logger.warning("%s, partition %d: an earlier attempt began it; reading its rows", self.write, part)
-        names = most_queues(one.queue_nums for one in earlier).keys()
+        names = most_queues(one.queue_nums for one in earlier.values()).keys()
         # Its record is readable, so leases of earlier attempts end within this time.
         self._pass_fence(names, fence_seconds(self.brokers.options))
-        start_offsets = queues_of(self.brokers, earlier, self._start_offsets)
-        self._ends = ends = self.brokers.max_offsets(start_offsets)
-        return self._read(starts_of(self.brokers, self.write, start_offsets, ends), ends)
+        floors = floors_of(self.brokers, list(earlier.values()), self._start_offsets)
+        self._ends = ends = self.brokers.max_offsets(floors)
+        tokens = {self._token(attempt_id, one.key_id) for attempt_id, one in earlier.items()}
+        floors = floors_now(self.brokers, floors, ends, tokens)
+        return StoredRows(self._content, read_stored(self.brokers, floors, ends, tokens, self._content))
 
     @property
     def _completed_since(self) -> bool:
@@ -161,27 +161,24 @@ class Attempt:
         """
         return not self.write.query and self._log.writes[self.write].done
 
-    def _read_stored(self, start_offsets: Mapping[MessageQueue, int], late: bool) -> StoredRows:
-        """Return the rows of this partition that queues have; see `ReadStored`."""
+    def _read_stored(self, floors: Mapping[MessageQueue, Floor], late: bool) -> list[QueueRows]:
+        """Return the rows of this attempt that queues have; see `ReadStored`."""
         self.recovered = True
         text = "%s, partition %d: reading queues %s, because the outcome of requests is unknown"
-        logger.warning(text, self.write, self.partition_id, ", ".join(sorted(map(str, start_offsets))))
-        self._pass_fence(
-            {queue.broker_name for queue in start_offsets}, fence_seconds(self.brokers.options) if late else 0.0
-        )
-        ends = self.brokers.max_offsets(start_offsets)
-        for queue, start_offset in start_offsets.items():
-            if ends[queue] < start_offset:
+        logger.warning(text, self.write, self.partition_id, ", ".join(sorted(map(str, floors))))
+        self._pass_fence({queue.broker_name for queue in floors}, fence_seconds(self.brokers.options) if late else 0.0)
+        ends = self.brokers.max_offsets(floors)
+        for queue, floor in floors.items():
+            if isinstance(floor, Known) and ends[queue] < floor.offset:
                 # Acknowledged or recovered rows may be lost. The next attempt reads the queue again.
-                raise lost_tail(queue, start_offset, ends[queue])
-        return self._read(start_offsets, ends)
+                raise lost_tail(queue, floor.offset, ends[queue])
+        return read_stored(self.brokers, floors, ends, {self._own_token}, self._content)
 
     def _pass_fence(self, broker_names: Collection[str], seconds: float) -> None:
         pass_fence(self.brokers, self._log, self.write, broker_names, seconds)
 
-    def _read(self, starts: Mapping[MessageQueue, int], ends: Mapping[MessageQueue, int]) -> StoredRows:
-        prefix = row_id_prefix(self.brokers.options, self.write, self.partition_id)
-        return read_stored(self.brokers, starts, ends, prefix)
+    def _token(self, attempt_id: str, key_id: str) -> str:
+        return attempt_token(self._log.keys, key_id, self.plan.log_name, self.write, self.partition_id, attempt_id)
 
     @property
     def _start_offsets(self) -> Mapping[MessageQueue, int]:

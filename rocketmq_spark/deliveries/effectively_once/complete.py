@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -11,17 +11,15 @@ from rocketmq_spark.deliveries.base import Write, WriteReport
 from rocketmq_spark.deliveries.effectively_once.attempt import Attempted, pass_fence, shrunk
 from rocketmq_spark.deliveries.effectively_once.lease import attempt_id, driver_of, fence_seconds
 from rocketmq_spark.deliveries.effectively_once.plan import ResumePlan
-from rocketmq_spark.deliveries.effectively_once.stored import (
-    count_repeats,
-    most_queues,
-    queues_of,
-    row_id_prefix,
-    starts_of,
-)
+from rocketmq_spark.deliveries.effectively_once.stored import count_stored, floors_now, floors_of, most_queues
+from rocketmq_spark.deliveries.effectively_once.tokens import attempt_token
 from rocketmq_spark.deliveries.log.brokers import Brokers
 from rocketmq_spark.deliveries.log.decision_log import DecisionLog
 from rocketmq_spark.deliveries.log.delivery import read_log, warn_of_complete
-from rocketmq_spark.errors import DeliveryError
+from rocketmq_spark.deliveries.log.scan import warn_of_lost_tail
+from rocketmq_spark.deliveries.log.state import WriteState
+from rocketmq_spark.errors import DataLossError, DeliveryError
+from rocketmq_spark.model.message import MessageQueue
 
 logger = logging.getLogger("rocketmq_spark.producer")
 
@@ -71,27 +69,21 @@ def complete(
     _stop_others(brokers, log, plan, write, ended)
     checked, repeated = brokers.clock(), 0
     known_attempts = {} if state is None else state.begun
-    recovered = [
-        attempt.partition_id
+    recovered = {
+        attempt.partition_id: attempt.rows
         for attempt in attempts
         # Also if another attempt than the one that ended has begun.
         if attempt.recovered or len(known_attempts.get(attempt.partition_id, ())) > 1
-    ]
+    }
     known = plan.start_offsets_of(write)
     if recovered:
         assert state is not None
-        all_begun = [one for part in recovered for one in state.begun[part].values()]
-        # All rows are readable then.
-        pass_fence(brokers, log, write, most_queues(one.queue_nums for one in all_begun).keys(), 0.0)
-        start_offsets = queues_of(brokers, all_begun, {} if known is None else known.by_queue)
-        ends = brokers.max_offsets(start_offsets)
-        starts = starts_of(brokers, write, start_offsets, ends)
-        repeated = count_repeats(brokers, starts, ends, row_id_prefix(options, write), recovered)
+        repeated = _count_repeats(brokers, log, write, state, recovered, {} if known is None else known.by_queue)
         if repeated:
             logger.warning(
                 "%s: %d rows are stored twice, because a broker stored requests of a failed attempt later than "
-                "fenceMs=%d after it, or another producer stored messages with their ids. Remove repeats with "
-                "rocketmq_spark.dedupe, or raise fenceMs",
+                "fenceMs=%d after it, or another producer stored messages with the token of an attempt. Raise fenceMs. "
+                "With rowId=true, rocketmq_spark.dedupe removes repeats",
                 *(write, repeated, options.fence_ms),
             )
     assert log.home is not None
@@ -106,7 +98,7 @@ def complete(
     old = {} if known is None else {queue: known.by_queue[queue] for queue in queues if queue in known.by_queue}
     for queue, end in used.items():
         if end < old.get(queue, 0) and queue not in plan.begins.start_offsets:
-            brokers.warn_of_lost_tail(queue, old[queue], end, "Rows of this write may be stored twice")
+            warn_of_lost_tail(queue, old[queue], end, "Rows of this write may be stored twice")
     log.append_done_at(brokers, write, {**old, **used}, plan.since)
     return ResumeReport(repeated, brokers.clock() - started)
 
@@ -133,3 +125,35 @@ def _stop_others(brokers: Brokers, log: DecisionLog, plan: ResumePlan, write: Wr
             ended[part] = attempt_id(brokers, plan.driver)
             log.append_begun(brokers, write, part, ended[part], plan.begins, plan.since)
         brokers.runtime.sleep(fence_seconds(brokers.options))
+
+
+def _count_repeats(
+    brokers: Brokers,
+    log: DecisionLog,
+    write: Write,
+    state: WriteState,
+    recovered: Mapping[int, int],
+    start_offsets: Mapping[MessageQueue, int],
+) -> int:
+    """Return how many messages of partitions are stored beyond their rows, of which each task knows the number."""
+    all_begun = [one for part in recovered for one in state.begun[part].values()]
+    # All rows are readable then.
+    pass_fence(brokers, log, write, most_queues(one.queue_nums for one in all_begun).keys(), 0.0)
+    floors = floors_of(brokers, all_begun, start_offsets)
+    ends = brokers.max_offsets(floors)
+    tokens = {
+        attempt_token(log.keys, one.key_id, log.transactional_id, write, part, attempt_id): part
+        for part in recovered
+        for attempt_id, one in state.begun[part].items()
+    }
+    stored = dict.fromkeys(recovered, 0)
+    for token, count in count_stored(brokers, floors_now(brokers, floors, ends, tokens), ends, tokens).items():
+        stored[tokens[token]] += count
+    for part, rows in recovered.items():
+        if stored[part] < rows:
+            raise DataLossError(
+                f"{write}, partition {part}: brokers have acknowledged {rows} rows, and the queues have {stored[part]} "
+                "of them now. A broker has lost messages (a power failure with flushDiskType=ASYNC_FLUSH, or a slave "
+                "that lacked them became the master). Run the job again: it sends the rows that are missing"
+            )
+    return sum(stored.values()) - sum(recovered.values())

@@ -12,6 +12,7 @@ from rocketmq_spark.deliveries.log.brokers import Brokers
 from rocketmq_spark.deliveries.log.decision_log import DecisionLog
 from rocketmq_spark.deliveries.log.delivery import LogPlan, read_log
 from rocketmq_spark.deliveries.log.records import Begun
+from rocketmq_spark.deliveries.log.scan import warn_of_lost_tail
 from rocketmq_spark.deliveries.log.state import StartOffsets
 from rocketmq_spark.model.message import MessageQueue
 
@@ -27,7 +28,7 @@ class ResumePlan(LogPlan):
     since: int  # An offset of the home from which all records follow that a new plan needs
     start_offsets: tuple[StartOffsets, ...]
     begins: Begun  # What the tasks of this plan record
-    begun: Mapping[Write, Mapping[int, Sequence[Begun]]]  # What earlier tasks have recorded, by partition
+    begun: Mapping[Write, Mapping[int, Mapping[str, Begun]]]  # What earlier tasks have recorded, by partition and id
 
     def start_offsets_of(self, write: Write) -> StartOffsets | None:
         """Return the newest start offsets below all rows of a write; None if they have expired."""
@@ -80,7 +81,7 @@ def plan_write(
         )
         ends = brokers.ends_at_once(asked)
     begun = {
-        other: {part: tuple(attempts.values()) for part, attempts in state.begun.items()}
+        other: {part: dict(attempts) for part, attempts in state.begun.items()}
         for other, state in log.writes.items()
         if state.begun
     }
@@ -96,20 +97,18 @@ def plan_write(
         driver=fresh_id(brokers),
         since=since,
         start_offsets=known,
-        begins=Begun(queue_nums, _corrected(brokers, known, ends)),
+        begins=Begun(queue_nums, _corrected(known, ends)),
         begun=begun,
     )
 
 
-def _corrected(
-    brokers: Brokers, known: Sequence[StartOffsets], ends: Mapping[MessageQueue, int]
-) -> dict[MessageQueue, int]:
+def _corrected(known: Sequence[StartOffsets], ends: Mapping[MessageQueue, int]) -> dict[MessageQueue, int]:
     """Return the ends of queues that lack a known start offset, or whose start offset is above their end."""
     corrected = {}
     for queue, end in ends.items():
         highest = max((start_offsets.by_queue.get(queue, -1) for start_offsets in known), default=-1)
         if highest > end:
-            brokers.warn_of_lost_tail(queue, highest, end, "Rows of this write are looked for from there on")
+            warn_of_lost_tail(queue, highest, end, "Rows of this write are looked for from there on")
         if highest > end or any(queue not in start_offsets.by_queue for start_offsets in known):
             corrected[queue] = end
     return corrected

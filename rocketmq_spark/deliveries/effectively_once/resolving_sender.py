@@ -1,33 +1,37 @@
 """Sends the rows of a task with ``delivery=effectivelyOnce``: it finds out whether a request is stored before a retry.
 
 An attempt whose outcome is unknown, or "stored, but not safe", is resolved: a thread waits until no earlier request can
-be stored any more, and reads the queue. For the pipeline the attempt takes so much longer. If the rows are there, they
-count as acknowledged. If not, the retry rules apply.
+be stored any more, and reads the queue. For the pipeline the attempt takes so much longer. If the rows are there, by
+their contents and in a run that no other request has (`find_runs`), they count as acknowledged. If not, the retry rules
+apply.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar, NamedTuple, TypeAlias
 
+from rocketmq_spark.arrow.content import ContentHash
 from rocketmq_spark.deliveries.effectively_once.lease import Lease
-from rocketmq_spark.deliveries.effectively_once.stored_rows import StoredRows
+from rocketmq_spark.deliveries.effectively_once.runs import NOT_STORED, PARTLY, Sought, find_runs
+from rocketmq_spark.deliveries.effectively_once.stored import hashes_of
+from rocketmq_spark.deliveries.effectively_once.stored_rows import QueueRows, StoredRows
+from rocketmq_spark.deliveries.log.scan import UNKNOWN, Floor, Known, lowest
 from rocketmq_spark.errors import DeliveryError, RocketMQError
 from rocketmq_spark.metrics import Recorder
 from rocketmq_spark.model.message import MessageQueue, SendOutcome, SendStatus
-from rocketmq_spark.protocol.remoting.records import messages_in
 from rocketmq_spark.sink.in_flight import Dispatch, PendingBatch
 from rocketmq_spark.sink.pipeline import OnStored
 from rocketmq_spark.sink.routes import RouteFinder
 from rocketmq_spark.sink.sender import BatchSender
 from rocketmq_spark.sink.task import SendRules
 
-ReadStored: TypeAlias = Callable[[Mapping[MessageQueue, int], bool], StoredRows]
-"""Return the rows of this partition that queues of one broker have from given offsets on. It blocks.
+ReadStored: TypeAlias = Callable[[Mapping[MessageQueue, Floor], bool], Sequence[QueueRows]]
+"""Return the rows of this attempt that queues of one broker have from their floors on. It blocks.
 
 With True, requests without an answer may still be stored, so it waits for them first. Raises a RocketMQError if the
 broker does not answer within ``deliveryTimeoutMs``.
@@ -38,9 +42,10 @@ class Resumption(NamedTuple):
     """What the sender of an attempt knows of its partition."""
 
     read_stored: ReadStored
-    partition_id: int
-    # Offsets below all rows of this partition, by queue; 0 for other queues.
-    start_offsets: Mapping[MessageQueue, int]
+    token: str  # Of the attempt
+    content: ContentHash
+    # The floors of the rows of the attempt, by queue. Those of other queues are unknown.
+    floors: Mapping[MessageQueue, Floor]
     # Where queues ended when the attempt read them. Rows below these offsets are of earlier attempts.
     ends: Mapping[MessageQueue, int]
     # The brokers that rows may go to. Later attempts read the queues of these brokers.
@@ -52,11 +57,41 @@ class Resumption(NamedTuple):
     def rules(self) -> SendRules:
         """Return how the attempt sends its rows."""
         open_sender = partial(ResolvingSender, resumption=self)
-        return SendRules(open_sender=open_sender, broker_names=self.broker_names, has_row_ids=True, stored=self.stored)
+        return SendRules(
+            open_sender=open_sender, broker_names=self.broker_names, attempt=self.token, stored=self.stored
+        )
 
 
 class _UnknownOutcomeError(DeliveryError):
     maybe_stored = True
+
+
+class _OtherRequestError(DeliveryError):
+    """The rows of an acknowledged request were taken for those of another request with the same contents."""
+
+    maybe_stored = True
+    retriable = True
+
+
+@dataclass(slots=True)
+class _Run:
+    """Rows of the attempt in a queue, and the run of the request whose outcome was known next.
+
+    A request keeps the last run from before it was sent. So the later runs can be found, and the others are forgotten.
+    """
+
+    first: int
+    stop: int
+    following: _Run | None = None
+
+
+class _Unknown(NamedTuple):
+    """A request to resolve."""
+
+    pending: PendingBatch
+    outcome: SendOutcome
+    floor: Floor
+    last_run: _Run  # When it was sent
 
 
 def lost_tail(queue: MessageQueue, before: int, now: int) -> DeliveryError:
@@ -84,11 +119,15 @@ class ResolvingSender(BatchSender):
     ) -> None:
         super().__init__(routes, recorder, max_rate_per_second=max_rate_per_second, on_stored=on_stored)
         self._read_stored = resumption.read_stored
+        self._content = resumption.content
         # Offsets below the rows of all later requests, by queue: known before the attempt, and observed by it.
-        self._start_offsets = resumption.start_offsets
+        self._floors = resumption.floors
         self._ends = dict(resumption.ends)
+        # The last run of each queue, and the runs of resolved requests.
+        self._runs: dict[MessageQueue, _Run] = {}
+        self._resolved_runs: defaultdict[MessageQueue, list[_Run]] = defaultdict(list)
         # Attempts to resolve, by broker; a broker with an entry has a thread.
-        self._unknown: dict[str, list[tuple[PendingBatch, SendOutcome, int]]] = {}
+        self._unknown: dict[str, list[_Unknown]] = {}
         self._unknown_lock = routes.runtime.lock()
         self._lease = resumption.lease
         self._lease.on_read = self._on_lease_read
@@ -110,36 +149,61 @@ class ResolvingSender(BatchSender):
         self._events.put(None)
 
     def _send(self, dispatch: Dispatch) -> None:
-        end = self._ends.get(dispatch.queue, -1)
+        queue = dispatch.queue
+        end, last_run = self._ends.get(queue, -1), self._runs.get(queue)
+        if last_run is None:
+            last_run = self._runs.setdefault(queue, _Run(0, 0))
         self._instance.transport.send(
             self._request(dispatch),
             dispatch.timeout,
-            partial(self._on_outcome, dispatch.pending, dispatch.queue, end),
+            partial(self._on_outcome, dispatch.pending, queue, end, last_run),
             within=dispatch.within,
         )
 
-    def _on_outcome(self, pending: PendingBatch, sent_to: MessageQueue, end: int, outcome: SendOutcome) -> None:
+    def _on_outcome(
+        self, pending: PendingBatch, sent_to: MessageQueue, end: int, last_run: _Run, outcome: SendOutcome
+    ) -> None:
         """Take the outcome of a request, on the transport's thread.
 
         When the request was sent, its queue ended at `end` or later; -1 if the attempt did not know the end.
         """
         if outcome.status is SendStatus.SEND_OK:
             queue, first = outcome.queue, outcome.queue_offset
+            run = _Run(first, first + pending.batch.rows)
+            self._ends[queue] = max(self._ends.get(queue, 0), run.stop)
             if sent_to == queue and first < end:
                 outcome = replace(outcome, status=None, error=lost_tail(queue, end, first))
-            self._ends[queue] = max(self._ends.get(queue, 0), first + pending.batch.rows)
-        elif outcome.error is None or (outcome.error.maybe_stored and outcome.error.retriable):
-            self._add_unknown(pending, outcome, self._start_offsets.get(sent_to, 0) if end < 0 else end)
+            elif not self._claim(queue, run):
+                text = f"the rows of a request to {queue} count as those of another one"
+                outcome = replace(outcome, status=None, error=_OtherRequestError(text))
+        error = outcome.error
+        if outcome.status is not SendStatus.SEND_OK and (error is None or (error.maybe_stored and error.retriable)):
+            floor = self._floors.get(sent_to, UNKNOWN) if end < 0 else Known(end)
+            self._add_unknown(_Unknown(pending, outcome, floor, last_run))
             return
         self._events.put((pending, outcome))
 
-    def _add_unknown(self, pending: PendingBatch, outcome: SendOutcome, start_offset: int) -> None:
-        broker_name = outcome.queue.broker_name
+    def _claim(self, queue: MessageQueue, run: _Run) -> bool:
+        """Note the run of an acknowledged request; return False if it is that of a resolved one."""
+        with self._unknown_lock:
+            if any(run.first < other.stop and other.first < run.stop for other in self._resolved_runs.get(queue, ())):
+                return False
+            self._append(queue, run)
+            return True
+
+    def _append(self, queue: MessageQueue, run: _Run) -> None:
+        last = self._runs.get(queue)
+        if last is not None:
+            last.following = run
+        self._runs[queue] = run
+
+    def _add_unknown(self, unknown: _Unknown) -> None:
+        broker_name = unknown.outcome.queue.broker_name
         # This takes longer than a request, so the pipeline's check of lost outcomes does not apply.
-        pending.sent_at = math.inf
+        unknown.pending.sent_at = math.inf
         with self._unknown_lock:
             idle = broker_name not in self._unknown
-            self._unknown.setdefault(broker_name, []).append((pending, outcome, start_offset))
+            self._unknown.setdefault(broker_name, []).append(unknown)
         if idle:
             self._runtime.start(partial(self._resolve_unknown, broker_name), f"rocketmq-resolve-{broker_name}")
 
@@ -152,33 +216,53 @@ class ResolvingSender(BatchSender):
                     self._unknown[broker_name] = []
             if not unknown:
                 return
-            start_offsets: defaultdict[MessageQueue, list[int]] = defaultdict(list)
-            for _, outcome, start_offset in unknown:
-                start_offsets[outcome.queue].append(start_offset)
-            late = any(outcome.error is not None for _, outcome, _ in unknown)
             try:
-                stored = self._read_stored({queue: min(values) for queue, values in start_offsets.items()}, late)
-                resolved = [(pending, self._resolved(pending, outcome, stored)) for pending, outcome, _ in unknown]
+                resolved = self._resolved(unknown)
             except Exception as exc:
-                resolved = [(pending, _unresolved(outcome, exc)) for pending, outcome, _ in unknown]
+                resolved = [(pending, _unresolved(outcome, exc)) for pending, outcome, _, _ in unknown]
             for event in resolved:
                 self._events.put(event)
 
-    def _resolved(self, pending: PendingBatch, outcome: SendOutcome, stored: StoredRows) -> SendOutcome:
-        """Return the outcome of a request whose answer is lost, by the rows that its queue has."""
-        places = stored.places_of(messages_in(pending.batch))
-        found = [place for place in places if place is not None]
-        if len(found) == len(places):
-            queue, first = found[0]
-            if found != [(queue, first + number) for number in range(len(found))]:
-                # Another producer has stored copies. So the metrics know no offsets.
-                first = -1
-            return replace(outcome, queue=queue, queue_offset=first, status=SendStatus.SEND_OK, error=None)
-        if found:
-            # A broker stores a batch as a whole, but after a power failure it may have lost the end.
-            text = f"{len(found)} of {len(places)} rows of a batch are stored in {outcome.queue}; the others are not"
-            return replace(outcome, status=None, error=_UnknownOutcomeError(text))
+    def _resolved(self, unknown: Sequence[_Unknown]) -> list[tuple[PendingBatch, SendOutcome]]:
+        """Return the outcomes of requests whose answers are lost, by the rows that their queues have."""
+        floors: defaultdict[MessageQueue, list[Floor]] = defaultdict(list)
+        for one in unknown:
+            floors[one.outcome.queue].append(one.floor)
+        late = any(one.outcome.error is not None for one in unknown)
+        stored = self._read_stored({queue: lowest(values) for queue, values in floors.items()}, late)
+        sought = []
+        for pending, outcome, floor, _ in unknown:
+            start = floor.offset if isinstance(floor, Known) else 0
+            sought.append(Sought(outcome.queue, start, hashes_of(self._content, pending.batch)))
+        with self._unknown_lock:
+            # An answer that comes after this finds its run taken.
+            firsts = find_runs(sought, stored, _runs_since(unknown))
+            for one, first in zip(unknown, firsts, strict=True):
+                if first >= 0:
+                    run = _Run(first, first + one.pending.batch.rows)
+                    self._append(one.outcome.queue, run)
+                    self._resolved_runs[one.outcome.queue].append(run)
+        return [(one.pending, _outcome_of(one.outcome, first)) for one, first in zip(unknown, firsts, strict=True)]
+
+
+def _runs_since(unknown: Sequence[_Unknown]) -> Iterator[tuple[MessageQueue, int, int]]:
+    """Yield the runs of requests whose outcome became known after one of these was sent, some of them twice."""
+    for one in unknown:
+        run = one.last_run.following
+        while run is not None:
+            yield one.outcome.queue, run.first, run.stop
+            run = run.following
+
+
+def _outcome_of(outcome: SendOutcome, first: int) -> SendOutcome:
+    """Return the outcome of a request whose first row has this offset, or that is not found (`find_runs`)."""
+    if first == NOT_STORED:
         return outcome
+    if first == PARTLY:
+        # A broker stores a batch as a whole, but after a power failure it may have lost the end.
+        error = _UnknownOutcomeError(f"some rows of a batch are stored in {outcome.queue}, the others are not")
+        return replace(outcome, status=None, error=error)
+    return replace(outcome, queue_offset=first, status=SendStatus.SEND_OK, error=None)
 
 
 def _unresolved(outcome: SendOutcome, exc: Exception) -> SendOutcome:

@@ -1,27 +1,35 @@
-"""Which rows of an effectively-once write are stored: where to read, and the row ids in the answers of brokers."""
+"""Which rows of an effectively-once write are stored: where to read, and the contents in the answers of brokers."""
 
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final, TypeVar
 
-import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from rocketmq_spark.arrow.columns import byte_column_or_nulls, filled, text_array, to_numpy
+from rocketmq_spark.arrow.content import ContentHash
 from rocketmq_spark.arrow.decode import batches_of
-from rocketmq_spark.arrow.read_columns import ROW_IDS, arrow_schema_of
+from rocketmq_spark.arrow.hashes import Hashes
+from rocketmq_spark.arrow.read_columns import ATTEMPTS, arrow_schema_of
 from rocketmq_spark.deliveries.base import Write
-from rocketmq_spark.deliveries.effectively_once.stored_rows import StoredRows, places_of
+from rocketmq_spark.deliveries.effectively_once.stored_rows import QueueRows
+from rocketmq_spark.deliveries.effectively_once.tokens import TOKEN_LENGTH
 from rocketmq_spark.deliveries.log.brokers import Brokers
 from rocketmq_spark.deliveries.log.records import Begun, QueueNums
+from rocketmq_spark.deliveries.log.scan import Floor, floor_now, lowest, scan
 from rocketmq_spark.errors import MQClientException
-from rocketmq_spark.model.message import MessageQueue
+from rocketmq_spark.model.message import EncodedBatch, MessageQueue
 from rocketmq_spark.model.message_ext import MessageExt
-from rocketmq_spark.model.properties import ROW_ID
+from rocketmq_spark.model.properties import ATTEMPT
 from rocketmq_spark.model.route import MAX_QUEUES
 from rocketmq_spark.options.kinds import MIB
 from rocketmq_spark.options.sink import SinkOptions
+from rocketmq_spark.protocol.compression import decompress
+from rocketmq_spark.protocol.remoting.records import messages_in
 from rocketmq_spark.protocol.remoting.unwrap import Unreadable
 from rocketmq_spark.source.read import grouped
 
@@ -31,17 +39,12 @@ T = TypeVar("T")
 _DECODED_AT_ONCE: Final = 2 * MIB
 # Queues that are read at the same time. Each holds at most `_DECODED_AT_ONCE` bytes and one answer.
 _QUEUES_AT_ONCE: Final = 8
-_ONLY_IDS: Final = arrow_schema_of([ROW_IDS])
-
-
-def row_id_prefix(options: SinkOptions, write: Write, partition_id: int | None = None) -> str:
-    """Return how the ids of a write's rows begin, or those of one partition."""
-    prefix = f"{row_id_name(options, write)}/{write.batch_id}/"
-    return prefix if partition_id is None else f"{prefix}{partition_id}/"
+_ONLY_TOKENS: Final = arrow_schema_of([ATTEMPTS])
+_ROWS: Final = arrow_schema_of([ATTEMPTS, "queueOffset", "body", "flag", "properties"])
 
 
 def row_id_name(options: SinkOptions, write: Write) -> str:
-    """Return the first part of the ids of a write's rows."""
+    """Return the first part of the ids of a write's rows, which they have with ``rowId=true``."""
     return write.query or f"{options.transactional_id}#{write.name}"
 
 
@@ -62,12 +65,12 @@ def most_queues(several: Iterable[QueueNums]) -> dict[str, int]:
     return most
 
 
-def queues_of(
+def floors_of(
     brokers: Brokers, attempts: Sequence[Begun], start_offsets: Mapping[MessageQueue, int]
-) -> dict[MessageQueue, int]:
-    """Return offsets below all rows of attempts, for all queues that their brokers have now or had when they began.
+) -> dict[MessageQueue, Floor]:
+    """Return the floors of all rows of attempts, for all queues that their brokers have now or had when they began.
 
-    `start_offsets` are those of the write. The offset is 0 if none is known: all messages of the queue are read then.
+    `start_offsets` are those of the write.
 
     Raises a RouteNotFoundException (10005) if no name server answers for a time.
     """
@@ -85,72 +88,101 @@ def queues_of(
         if queue.broker_name in all_nums and queue.queue_id >= all_nums[queue.broker_name]
     ]
     return {
-        queue: min(one.start_offset_of(queue, start_offsets) for one in attempts if queue.broker_name in one.queue_nums)
+        queue: lowest(one.floor_of(queue, start_offsets) for one in attempts if queue.broker_name in one.queue_nums)
         for queue in queues
     }
 
 
-def starts_of(
-    brokers: Brokers, write: Write, start_offsets: Mapping[MessageQueue, int], ends: Mapping[MessageQueue, int]
-) -> dict[MessageQueue, int]:
-    """Return where to read the rows of a write in queues that end at `ends`, by start offsets from before the write."""
-    prefix = row_id_prefix(brokers.options, write)
+def floors_now(
+    brokers: Brokers, floors: Mapping[MessageQueue, Floor], ends: Mapping[MessageQueue, int], tokens: Collection[str]
+) -> dict[MessageQueue, Floor]:
+    """Return the floors of the rows with these tokens, in queues that end at `ends` now."""
 
     def is_own(message: MessageExt) -> bool:
-        return message.properties.get(ROW_ID, "").startswith(prefix)
+        return message.properties.get(ATTEMPT, "")[:TOKEN_LENGTH] in tokens
 
-    return brokers.for_each(
-        start_offsets, lambda queue: brokers.start_of(queue, start_offsets[queue], ends[queue], is_own)
-    )
+    return brokers.for_each(floors, lambda queue: floor_now(brokers, queue, floors[queue], ends[queue], is_own))
 
 
 def read_stored(
-    brokers: Brokers, starts: Mapping[MessageQueue, int], ends: Mapping[MessageQueue, int], prefix: str
-) -> StoredRows:
-    """Return the rows between two offsets of queues whose ids begin with a prefix.
+    brokers: Brokers,
+    floors: Mapping[MessageQueue, Floor],
+    ends: Mapping[MessageQueue, int],
+    tokens: Collection[str],
+    content: ContentHash,
+) -> list[QueueRows]:
+    """Return the rows with these tokens between the floors and ends of queues.
 
     Raises a DataLossError if a message is missing there.
     """
-    return StoredRows.concat(_read(brokers, starts, ends, prefix, StoredRows.SCHEMA, StoredRows.in_batch))
+
+    def rows_of(found: pa.RecordBatch, queue: MessageQueue) -> QueueRows:
+        attempts, offsets, *columns = found.columns
+        return QueueRows(queue, to_numpy(offsets), _hashes(content, queue.topic, attempts, columns))
+
+    return _read(brokers, floors, ends, tokens, _ROWS, rows_of)
 
 
-def count_repeats(
-    brokers: Brokers,
-    starts: Mapping[MessageQueue, int],
-    ends: Mapping[MessageQueue, int],
-    prefix: str,
-    partitions: Collection[int],
-) -> int:
-    """Return how many rows of these partitions the queues have twice or more often; raises as `read_stored`."""
-    wanted = np.array(sorted(partitions))
-    found = _read(brokers, starts, ends, prefix, _ONLY_IDS, places_of)
-    places = [places[np.isin(places[:, 0], wanted)] for places in found]
-    together = np.concatenate(places) if places else np.empty((0, 2), np.int64)
-    return len(together) - len(np.unique(together, axis=0))
+def count_stored(
+    brokers: Brokers, floors: Mapping[MessageQueue, Floor], ends: Mapping[MessageQueue, int], tokens: Collection[str]
+) -> Counter[str]:
+    """Return how many rows with each of these tokens the queues have; raises as `read_stored`."""
+
+    def count(found: pa.RecordBatch, _: MessageQueue) -> Counter[str]:
+        values = _tokens(found.column(0)).value_counts()
+        return Counter(dict(zip(values.field(0).to_pylist(), values.field(1).to_pylist(), strict=True)))
+
+    return sum(_read(brokers, floors, ends, tokens, _ONLY_TOKENS, count), Counter())
+
+
+def hashes_of(content: ContentHash, batch: EncodedBatch) -> Hashes:
+    """Return the hashes of the rows of a request."""
+    messages = messages_in(batch)
+    columns = [
+        [message.properties[ATTEMPT] for message in messages],
+        [decompress(message.body, batch.sys_flag) for message in messages],
+        [message.flag for message in messages],
+        [list(message.properties.items()) for message in messages],
+    ]
+    kinds = [_ROWS.field(name).type for name in (ATTEMPTS, "body", "flag", "properties")]
+    attempts, *rest = (pa.array(values, kind) for values, kind in zip(columns, kinds, strict=True))
+    return _hashes(content, batch.topic, attempts, rest)
+
+
+def _hashes(content: ContentHash, topic: str, attempts: pa.Array, columns: Sequence[pa.Array]) -> Hashes:
+    return content.of_stored(topic, byte_column_or_nulls(pc.utf8_slice_codeunits(attempts, TOKEN_LENGTH)), *columns)
+
+
+def _tokens(attempts: pa.Array) -> pa.Array:
+    return pc.utf8_slice_codeunits(attempts, 0, TOKEN_LENGTH)
 
 
 def _read(
     brokers: Brokers,
-    starts: Mapping[MessageQueue, int],
+    floors: Mapping[MessageQueue, Floor],
     ends: Mapping[MessageQueue, int],
-    prefix: str,
+    tokens: Collection[str],
     schema: pa.Schema,
-    convert: Callable[[pa.RecordBatch, MessageQueue, str], T],
+    convert: Callable[[pa.RecordBatch, MessageQueue], T],
 ) -> list[T]:
-    """Return the results of `convert` for each group of messages in which an id has the prefix."""
-    wanted, turn = prefix.encode(), brokers.runtime.lock()
+    """Return the results of `convert` for the rows with tokens in each group of messages, in the order of a queue."""
+    wanted, known, turn = [token.encode() for token in tokens], text_array(tokens), brokers.runtime.lock()
 
-    def scan(queue: MessageQueue) -> list[T]:
-        pulls = brokers.pulls(queue, starts[queue], ends[queue], complete=True)
+    def read(queue: MessageQueue) -> list[T]:
+        pulls = scan(brokers, queue, floors[queue], ends[queue])
         converted: list[T] = []
-        with_ids = (pulled for pulled in pulls if wanted in bytes(pulled.body))
-        for group in grouped(with_ids, _DECODED_AT_ONCE):
+        own = (pulled for pulled in pulls if any(token in bytes(pulled.body) for token in wanted))
+        for group in grouped(own, _DECODED_AT_ONCE):
             # Messages of other producers may unpack to many times their size. So one group at a time is decoded.
             with turn:
-                converted += [convert(batch, queue, prefix) for batch in batches_of(group, schema, None, _leave_out)]
+                for batch in batches_of(group, schema, None, _leave_out):
+                    is_own = filled(pc.is_in(_tokens(batch.column(0)), known), False)
+                    found = batch if is_own.true_count == len(batch) else batch.filter(is_own)
+                    if len(found):
+                        converted.append(convert(found, queue))
         return converted
 
-    return list(itertools.chain.from_iterable(brokers.for_each(starts, scan, at_once=_QUEUES_AT_ONCE).values()))
+    return list(itertools.chain.from_iterable(brokers.for_each(floors, read, at_once=_QUEUES_AT_ONCE).values()))
 
 
 def _leave_out(_: Unreadable) -> bool:

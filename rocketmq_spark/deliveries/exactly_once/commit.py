@@ -28,6 +28,7 @@ from rocketmq_spark.deliveries.log.decision_log import BARRIER_WAIT, DecisionLog
 from rocketmq_spark.deliveries.log.delivery import warn_of_complete
 from rocketmq_spark.deliveries.log.half import Half
 from rocketmq_spark.deliveries.log.records import Decision
+from rocketmq_spark.deliveries.log.scan import Known, floor_now, scan_messages
 from rocketmq_spark.errors import DataLossError, DeliveryError, MQBrokerException, MQClientException, RocketMQError
 from rocketmq_spark.model.message import EncodedBatch, MessageQueue
 from rocketmq_spark.model.message_ext import MessageExt
@@ -354,16 +355,16 @@ class TwoPhaseCommit:
         ends = self.brokers.max_offsets(decision.start_offsets)
         is_own = partial(self._is_of, decision.group)
 
-        def scan(queue: MessageQueue) -> list[int]:
-            start = self.brokers.start_of(queue, decision.start_offsets[queue], ends[queue], is_own)
-            messages = self.brokers.read(queue, start, ends[queue], complete=True)
+        def rows_in(queue: MessageQueue) -> list[int]:
+            floor = floor_now(self.brokers, queue, Known(decision.start_offsets[queue]), ends[queue], is_own)
+            messages = scan_messages(self.brokers, queue, floor, ends[queue])
             return [
                 row
                 for message in filter(is_own, messages)
                 if (row := numbers.get((queue.broker_name, message.prepared_transaction_offset))) is not None
             ]
 
-        for rows in self.brokers.for_each(decision.start_offsets, scan, at_once=_QUEUES_AT_ONCE).values():
+        for rows in self.brokers.for_each(decision.start_offsets, rows_in, at_once=_QUEUES_AT_ONCE).values():
             committed[rows] = True
         return committed
 

@@ -50,13 +50,6 @@ K = TypeVar("K", bound=Hashable)
 logger = logging.getLogger("rocketmq_spark.producer")
 
 _PULL_BATCH: Final = 1000
-# A queue that lost its end may have rows of the write below their start offset. A recovery looks at this many
-# messages there.
-_LOOK_BACK: Final = 32
-_LOST_TAIL: Final = (
-    "the broker has lost messages that it had stored (a power failure, or a slave that lacked them became the master), "
-    "or the topic was created again"
-)
 # A missing right has the same response code.
 _OTHER_TOPIC: Final = "topic does not match the message"
 
@@ -221,34 +214,13 @@ class Brokers:
                 return offset
             offset = outcome.next_begin_offset
 
-    def start_of(self, queue: MessageQueue, start_offset: int, end: int, is_own: Callable[[MessageExt], bool]) -> int:
-        """Return where to read the messages of a write; the queue ended at `start_offset` before, at `end` now.
-
-        That is the start offset, unless the broker has lost messages since then.
-        """
-        if end < start_offset:
-            self.warn_of_lost_tail(queue, start_offset, end, "The whole queue is read")
-        elif any(map(is_own, self._messages_before(queue, start_offset))):
-            text = (
-                "queue %s ended at offset %d before, and has rows of this write before it: %s. The whole queue is read"
-            )
-            logger.warning(text, queue, start_offset, _LOST_TAIL)
-        else:
-            return start_offset
-        return max(0, self.min_offset(queue))
-
-    def _messages_before(self, queue: MessageQueue, offset: int) -> Iterator[MessageExt]:
+    def messages_before(self, queue: MessageQueue, offset: int, most: int) -> Iterator[MessageExt]:
         """Yield those of the last messages before an offset that can be decoded."""
-        for pulled in self.pulls(queue, max(0, offset - _LOOK_BACK), offset):
+        for pulled in self.pulls(queue, max(0, offset - most), offset):
             # The answer to a pull may also have messages after the offset.
             for message in messages_of(pulled.body, queue, pulled.start, pulled.end, decompressed=False, parsed=False):
                 if isinstance(message, MessageExt):
                     yield message
-
-    def warn_of_lost_tail(self, queue: MessageQueue, start_offset: int, end: int, effect: str) -> None:
-        """Log that a queue ended at `start_offset`, and ends at `end` now."""
-        text = "queue %s ended at offset %d before, and ends at %d now: %s. %s"
-        logger.warning(text, queue, start_offset, end, _LOST_TAIL, effect)
 
     def send_records(self, messages: Sequence[tuple[EncodedBatch, MessageQueue]], on_stored: OnStored) -> None:
         """Store records, each in its queue; raise as `BatchSender.write`."""

@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Final, TypeAlias
 
 from rocketmq_spark.deliveries.base import Write
 from rocketmq_spark.deliveries.log.half import MAX_ROWS, Half, manifests_for
+from rocketmq_spark.deliveries.log.scan import UNKNOWN, Floor, Known
 from rocketmq_spark.errors import escaped
 from rocketmq_spark.model.message import Buffer, MessageQueue
 from rocketmq_spark.model.names import FORBIDDEN_TOPICS, MAX_TOPIC_LENGTH, is_legal
@@ -67,9 +68,10 @@ class Begun:
     key_id: str = ""  # The fingerprint of the key that signed the record; empty without a key
     stored_ms: int = field(default=0, compare=False)  # Of its record
 
-    def start_offset_of(self, queue: MessageQueue, start_offsets: Mapping[MessageQueue, int]) -> int:
-        """Return an offset below the attempt's rows in a queue; 0 if neither the attempt nor its write knows one."""
-        return self.start_offsets.get(queue, start_offsets.get(queue, 0))
+    def floor_of(self, queue: MessageQueue, start_offsets: Mapping[MessageQueue, int]) -> Floor:
+        """Return the floor of the attempt's rows in a queue; `start_offsets` are those of its write."""
+        offset = self.start_offsets.get(queue, start_offsets.get(queue))
+        return UNKNOWN if offset is None else Known(offset)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,6 +17,7 @@ from rocketmq_spark.deliveries.log.records import Begun
 from rocketmq_spark.errors import DataLossError, DeliveryError, InputChangedError
 from rocketmq_spark.metrics import WriteSummary
 from rocketmq_spark.model.message import Message, MessageQueue
+from rocketmq_spark.model.properties import ATTEMPT
 from rocketmq_spark.options.offsets import parse_start, receipt_spans
 from rocketmq_spark.protocol.compression import CompressionType, compress
 from rocketmq_spark.protocol.remoting.command import RemotingCommand
@@ -26,8 +27,6 @@ from rocketmq_spark.testing import FakeCluster, Reply
 from rocketmq_spark.testing.fake_broker import FakeBroker
 from tests.support.resume import ROWS, WRITE, Killed, complete, new_plan, refresh_routes, run_task
 from tests.support.two_phase import TOPIC, Driver, MovedClock, driver, visible
-
-ROW_ID = "SPARK_ROW_ID"
 
 
 def broker_of(cluster: FakeCluster, queue: MessageQueue) -> FakeBroker:
@@ -41,47 +40,90 @@ def put(cluster: FakeCluster, queue: MessageQueue, *messages: Message) -> None:
 
 
 def forged(message: Message, how: str) -> Message:
-    """Return a message with the place of a row: its id has another hash, or only the body differs."""
-    row_id = message.properties[ROW_ID]
-    if how == "hash":
-        row_id = f"{row_id[:-16]}{'0' * 16}"
-    return Message(TOPIC, b"forged", 0, {ROW_ID: row_id})
+    """Return a message with the token of an attempt, and the content of another row or of none."""
+    properties = {ATTEMPT: message.properties[ATTEMPT]}
+    if how == "body":
+        properties["KEYS"] = message.properties["KEYS"]
+    elif how == "properties":
+        properties |= {"KEYS": message.properties["KEYS"], "colour": "red"}
+    return Message(TOPIC, b"forged" if how == "body" else message.body, 0, properties)
 
 
-@pytest.mark.parametrize("how", ["hash", "body"])
-def test_foreign_messages_with_its_ids_do_not_store_a_lost_request(cluster: FakeCluster, job: Driver, how: str) -> None:
+FORGERIES = ["body", "keys", "properties"]
+
+
+@pytest.mark.parametrize("how", FORGERIES)
+def test_foreign_messages_with_its_token_do_not_store_a_lost_request(
+    cluster: FakeCluster, job: Driver, how: str
+) -> None:
+    forgeries = 0
+
     def forge(name: str, request: RemotingCommand) -> Reply | None:
+        nonlocal forgeries
         if request.ext_fields["b"] != TOPIC:
             return None
         queue = MessageQueue(TOPIC, name, int(request.ext_fields["e"]))
-        put(cluster, queue, *(forged(message, how) for message in decode_batch(request.body)))
+        messages = decode_batch(request.body)
+        forgeries += len(messages)
+        put(cluster, queue, *(forged(message, how) for message in messages))
         return Reply(closes=True, stored=False)
 
     plan, summary = new_plan(job), WriteSummary()
     for name, broker in cluster.brokers.items():
         broker.play(partial(forge, name), times=2)
     run_task(job, plan, WRITE, summary=summary)
-    stored = visible(cluster)
-    assert stored.pop("forged") > 0
-    assert stored == Counter(ROWS)
+    assert forgeries > 0
+    genuine = Counter(message.body.decode() for message in cluster.messages(TOPIC) if is_genuine(message))
+    assert genuine == Counter(ROWS)
 
 
-@pytest.mark.parametrize("how", ["hash", "body"])
-def test_a_row_is_not_left_out_because_of_a_foreign_message_with_its_id(
+def is_genuine(message: Message) -> bool:
+    body = message.body.decode()
+    return message.properties.get("KEYS") == f"key of {body}" and "colour" not in message.properties
+
+
+@pytest.mark.parametrize("how", FORGERIES)
+def test_a_row_is_not_left_out_because_of_a_foreign_message_with_the_token(
     cluster: FakeCluster, job: Driver, how: str
 ) -> None:
-    # Another write of the same rows shows their hashes.
-    other = new_plan(job)
-    run_task(job, other, WRITE)
-    sent = next(message for message in cluster.messages(TOPIC) if message.body == b"row-399")
-    write = Write("write-2")
-    plan = new_plan(job, write)
+    plan = new_plan(job)
     with pytest.raises(Killed):
-        run_task(job, plan, write, dies_after=100)
-    row_id = sent.properties[ROW_ID].replace("write-1", "write-2")
-    put(cluster, job.queues[0], forged(replace(sent, properties={ROW_ID: row_id}), how))
-    with pytest.raises(InputChangedError, match=r"row 399 of partition 0: .* another producer stored messages"):
-        run_task(job, plan, write)
+        run_task(job, plan, WRITE, dies_after=100)
+    sent = cluster.messages(TOPIC)[0]
+    later = replace(sent, body=b"row-399", properties={**sent.properties, "KEYS": "key of row-399"})
+    put(cluster, job.queues[0], forged(later, how))
+    with pytest.raises(InputChangedError, match=r"1 rows that the partition does not have now.* another producer"):
+        run_task(job, plan, WRITE)
+    genuine = Counter(message.body.decode() for message in cluster.messages(TOPIC) if is_genuine(message))
+    assert genuine == Counter(ROWS)
+
+
+@pytest.mark.parametrize("partly", [False, True])
+def test_copies_of_rows_with_their_token_stop_no_row(cluster: FakeCluster, job: Driver, partly: bool) -> None:
+    """A producer who reads the topic copies the rows of a task while it writes."""
+    copies = 0
+
+    def copy(name: str, request: RemotingCommand) -> Reply | None:
+        nonlocal copies
+        if request.ext_fields["b"] != TOPIC:
+            return None
+        queue = MessageQueue(TOPIC, name, int(request.ext_fields["e"]))
+        messages = decode_batch(request.body)[: 3 if partly else None]
+        copies += len(messages)
+        put(cluster, queue, *messages)
+        return Reply(closes=True, stored=False)
+
+    plan = new_plan(job)
+    for name, broker in cluster.brokers.items():
+        broker.play(partial(copy, name))
+    if partly:
+        with pytest.raises(DeliveryError, match="some rows of a batch are stored in T/"):
+            run_task(job, plan, WRITE)
+    done = run_task(job, plan, WRITE)
+    # A copy with the content of a row counts as this row.
+    assert copies > 0
+    assert visible(cluster) == Counter(ROWS)
+    assert complete(job, plan, WRITE, done).repeated_rows == 0
 
 
 def expire(cluster: FakeCluster, how: str, queue: MessageQueue, first: int) -> None:
@@ -295,10 +337,11 @@ def test_a_recovery_unpacks_the_messages_of_one_answer_at_a_time() -> None:
         with driver(cluster, MovedClock(cluster), **options) as job:
             plan = new_plan(job)
             run_task(job, plan, WRITE)
-            # 20 kB that unpack to 16 MiB: another producer's, with an id of the write.
+            # 20 kB that unpack to 16 MiB: another producer's, with the token of an attempt.
+            token = cluster.messages(TOPIC)[0].properties[ATTEMPT]
             items = [Message(TOPIC, b"x" * 2**19, 0, {})] * 32
             body = compress(encode_batch(items), CompressionType.ZLIB)
-            bomb = Message(TOPIC, body, 0, {ROW_ID: f"job#write-1/-1/0/0/{'0' * 16}", "INNER_NUM": "32"})
+            bomb = Message(TOPIC, body, 0, {ATTEMPT: token, "INNER_NUM": "32"})
             bits = INNER_BATCH | CompressionType.ZLIB.sys_flag
             for queue in job.queues:
                 broker.storage.store.append(bomb, queue, queue, broker.timers.time(), sys_flag=bits, items=items)

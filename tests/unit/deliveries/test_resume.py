@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import time
 from collections import Counter
 from dataclasses import replace
@@ -91,18 +92,51 @@ def test_micro_batches_are_continued_by_new_drivers(cluster: FakeCluster, job: D
     assert visible(cluster) == Counter(f"{number}-{row}" for number in range(4) for row in ROWS)
 
 
-def test_changed_rows_fail_with_the_number_of_the_row(job: Driver) -> None:
+def test_a_changed_row_fails_with_the_place_of_the_stored_one(cluster: FakeCluster, job: Driver) -> None:
     plan = new_plan(job)
     run_task(job, plan, WRITE)
+    (place,) = (message for message in cluster.messages(TOPIC) if message.body == ROWS[30].encode())
     changed = [*ROWS[:30], "another row", *ROWS[31:]]
-    with pytest.raises(InputChangedError, match=r"row 30 of partition 0: an earlier attempt .* stored another row"):
+    text = rf"partition 0: .* stored 1 rows that the partition does not have .* at offset {place.queue_offset} of T/"
+    with pytest.raises(InputChangedError, match=text):
         run_task(job, plan, WRITE, rows=changed)
+
+
+def test_rows_in_another_order_are_recognised(cluster: FakeCluster, job: Driver) -> None:
+    plan = new_plan(job)
+    with pytest.raises(Killed):
+        run_task(job, plan, WRITE, dies_after=10 * BATCH)
+    shuffled = random.Random(1).sample(ROWS, len(ROWS))
+    done = run_task(job, plan, WRITE, rows=shuffled)
+    assert visible(cluster) == Counter(ROWS)
+    assert complete(job, plan, WRITE, done).repeated_rows == 0
+
+
+@pytest.mark.parametrize("dies_after", [BATCH, 7 * BATCH])
+def test_equal_rows_are_counted(cluster: FakeCluster, job: Driver, dies_after: int) -> None:
+    plan = new_plan(job)
+    rows = ["same"] * 390 + ["other"] * 10
+    with pytest.raises(Killed):
+        run_task(job, plan, WRITE, rows=rows, dies_after=dies_after)
+    done = run_task(job, plan, WRITE, rows=rows[::-1])
+    assert done is not None
+    assert done.rows == 400
+    assert visible(cluster) == Counter(rows)
+    assert complete(job, plan, WRITE, done).repeated_rows == 0
+
+
+def test_a_stored_row_beyond_its_equals_is_a_repeat(cluster: FakeCluster, job: Driver) -> None:
+    plan, summary = new_plan(job), WriteSummary()
+    run_task(job, plan, WRITE, rows=["same"] * 7)
+    done = run_task(job, plan, WRITE, rows=["same"] * 4, summary=summary)
+    assert summary.recovered_rows() == {"recovered": 4, "repeated": 3}
+    assert complete(job, plan, WRITE, done).repeated_rows == 3
 
 
 def test_a_partition_with_fewer_rows_fails(job: Driver) -> None:
     plan = new_plan(job)
     run_task(job, plan, WRITE)
-    with pytest.raises(InputChangedError, match="stored row 399, and the partition has 40 rows now"):
+    with pytest.raises(InputChangedError, match="stored 360 rows that the partition does not have now"):
         run_task(job, plan, WRITE, rows=ROWS[:40])
 
 
@@ -150,7 +184,7 @@ def test_a_request_that_is_stored_after_the_fence_is_reported(cluster: FakeClust
     done = run_task(job, plan, WRITE)
     for message in [one for one in cluster.messages(TOPIC) if one.body.decode() in late][:7]:
         queue = job.queues[0]
-        properties = {name: text for name, text in message.properties.items() if name in ("SPARK_ROW_ID", "KEYS")}
+        properties = {name: text for name, text in message.properties.items() if name in ("SPARK_ATTEMPT", "KEYS")}
         batch = encode_single(Message(TOPIC, message.body, 0, properties))
         job.brokers.send_records([(batch, queue)], lambda *_: None)
     assert complete(job, plan, WRITE, done).repeated_rows == 7
@@ -167,7 +201,7 @@ def test_of_two_drivers_the_later_one_completes_the_write_and_reports_repeats(
     sent = cluster.messages(TOPIC)
     recovered = run_task(job, other, write)
     for message in sent[:5]:
-        properties = {name: text for name, text in message.properties.items() if name in ("SPARK_ROW_ID", "KEYS")}
+        properties = {name: text for name, text in message.properties.items() if name in ("SPARK_ATTEMPT", "KEYS")}
         batch = encode_single(Message(TOPIC, message.body, 0, properties))
         job.brokers.send_records([(batch, job.queues[0])], lambda *_: None)
     with pytest.raises(DeliveryError, match=r"another driver .* has begun partition 0 later than this driver"):

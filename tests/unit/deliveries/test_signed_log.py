@@ -343,7 +343,7 @@ def test_an_attempt_under_the_old_key_is_recovered_after_the_rotation(cluster: F
             run_task(job, new_plan(job, None), write, rows=rows, dies_after=40)
     with effective(cluster, clock, f"{NEW},{OLD}") as job:
         plan = new_plan(job, None)
-        assert {one.key_id for one in plan.begun[write][0]} == {LogKeys.of(OLD.encode()).signs}
+        assert {one.key_id for one in plan.begun[write][0].values()} == {LogKeys.of(OLD.encode()).signs}
         complete(job, plan, write, run_task(job, plan, write, rows=rows))
         assert visible(cluster) == expected + Counter(rows)
 

@@ -61,6 +61,11 @@ def test_each_reserved_name_is_rejected(name: str) -> None:
         Message.of("orders", b"body", properties={name: "value"})
 
 
+def test_the_name_of_attempts_is_rejected() -> None:
+    with pytest.raises(ReservedPropertyError, match="only an effectively-once write uses this name"):
+        PLAIN.put_user_property("SPARK_ATTEMPT", "value")
+
+
 def test_sharding_key_is_not_a_reserved_name() -> None:
     assert PLAIN.put_user_property("__SHARDINGKEY", "k").sharding_key == "k"
 
