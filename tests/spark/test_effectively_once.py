@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.functions import expr, rand
 
 import rocketmq_spark
 from rocketmq_spark import Producer
@@ -76,8 +77,84 @@ def test_changed_input_fails_with_the_row(spark: SparkSession, save: Callable[..
     with pytest.raises(PySparkException, match="tags"):
         save(rows(spark, broken=True), writeId="monday", **once)
     changed = rows(spark, broken=False).selectExpr("upper(body) as body", "tags")
-    with pytest.raises(PySparkException, match=r"row \d+ of partition \d: an earlier attempt"):
+    with pytest.raises(
+        PySparkException, match=r"partition \d: .* stored \d+ rows that the partition does not have now"
+    ):
         save(changed, writeId="monday", **once)
+
+
+def shuffled(spark: SparkSession, seed: int, *, broken: bool, partitions: int | None = None) -> DataFrame:
+    """Return rows, 100 of them equal, in shuffled partitions with an order of their own.
+
+    If `broken`, the last row of each partition has a tag that no broker takes. Without `partitions`, adaptive execution
+    chooses their number.
+    """
+    last = "number < 8"
+    frame = spark.range(0, len(ROWS), 1, 4).selectExpr(
+        "id as number", f"if(id % {len(ROWS) // 100} = 9, 'same', concat('row-', id)) as body"
+    )
+    frame = frame.selectExpr("*", f"if({int(broken)} = 1 and {last}, 'a|b', 'a') as tags", "'key' as shardingKey")
+    by = frame["number"] % 8
+    frame = frame.repartition(by) if partitions is None else frame.repartition(partitions, by)
+    return frame.sortWithinPartitions(expr(last), rand(seed)).drop("number")
+
+
+EXPECTED = Counter("same" if number % (len(ROWS) // 100) == 9 else row for number, row in enumerate(ROWS))
+
+
+@pytest.mark.parametrize("partitions", [3, None], ids=["repartition", "adaptive"])
+def test_rows_that_a_shuffle_returns_in_another_order_are_stored_once(
+    spark: SparkSession,
+    save: Callable[..., None],
+    once: dict[str, str],
+    metrics: Metrics,
+    visible: Callable[[], Counter[str]],
+    partitions: int | None,
+) -> None:
+    with pytest.raises(PySparkException, match="tags"):
+        save(shuffled(spark, 1, broken=True, partitions=partitions), writeId="monday", **once)
+    assert sum(visible().values()) > 0
+    save(shuffled(spark, 2, broken=False, partitions=partitions).drop("shardingKey"), writeId="tuesday", **once)
+    assert not EXPECTED - visible()
+    save(shuffled(spark, 3, broken=False, partitions=partitions), writeId="monday", **once)
+    assert visible() == EXPECTED + EXPECTED
+    recovered = metrics.recovered_rows()
+    assert recovered["recovered"] > 0
+    assert recovered["repeated"] == 0
+    assert EXPECTED["same"] == 100
+
+
+def test_an_ordered_write_needs_the_same_order(
+    spark: SparkSession, save: Callable[..., None], once: dict[str, str], visible: Callable[[], Counter[str]]
+) -> None:
+    with pytest.raises(PySparkException, match="tags"):
+        save(shuffled(spark, 1, broken=True, partitions=3), writeId="monday", ordered="true", **once)
+    save(shuffled(spark, 1, broken=False, partitions=3), writeId="monday", ordered="true", **once)
+    assert visible() == EXPECTED
+    with pytest.raises(PySparkException, match="tags"):
+        save(shuffled(spark, 1, broken=True, partitions=3), writeId="tuesday", ordered="true", **once)
+    with pytest.raises(PySparkException, match="no row has its content with its number"):
+        save(shuffled(spark, 2, broken=False, partitions=3), writeId="tuesday", ordered="true", **once)
+
+
+def test_a_copy_of_a_topic_has_no_tokens_of_the_first_write(
+    spark: SparkSession,
+    save: Callable[..., None],
+    once: dict[str, str],
+    make_topic: Callable[..., str],
+    load: Callable[..., DataFrame],
+    visible: Callable[[], Counter[str]],
+) -> None:
+    save(rows(spark, broken=False).limit(100), writeId="monday", **once)
+    first = load().cache()
+    (tokens,) = {len({row.properties["SPARK_ATTEMPT"] for row in first.select("properties").collect()})}
+    assert tokens == 1
+    save(first.drop("topic"), writeId="tuesday", **once)
+    again = load().select("properties").collect()
+    assert len({row.properties["SPARK_ATTEMPT"] for row in again}) == 2
+    save(first.drop("topic"))
+    assert sum("SPARK_ATTEMPT" in row.properties for row in load().select("properties").collect()) == 200
+    assert sum(visible().values()) == 300
 
 
 def files(folder: Path, number: int) -> None:

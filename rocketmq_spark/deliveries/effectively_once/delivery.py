@@ -32,8 +32,6 @@ class EffectivelyOnce(LoggedDelivery[Attempted, ResumePlan]):
         ("send_mode", ("async", "sync"), "one-way sends have no acknowledgements"),
         ("require_store_ok", (True,), "a row that is not flushed or replicated could be lost after it was counted"),
         ("on_error", ("fail", "skip"), "a retry would repeat dead letters"),
-        ("row_id", (False, True), "the id holds the place of a row in its partition"),
-        ("keep_row_id", (False,), "each row gets an id of its own"),
         ("recall_path", (None,), "its rows have no time of delivery, and only delayed rows can be recalled"),
     )
 

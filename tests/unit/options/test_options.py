@@ -436,12 +436,7 @@ ORDERED = {"ordered": "true", "topic": "orders"}
         ({"delivery": "effectivelyOnce", "transactionalId": "j"}, "delivery=effectivelyOnce requires the option topic"),
         ({**EFFECTIVELY_ONCE, "sendMode": "oneway"}, "sendMode=oneway is not available with delivery=effectivelyOnce"),
         ({**EFFECTIVELY_ONCE, "requireStoreOk": "false"}, "requireStoreOk=false is not available with delivery=effect"),
-        (
-            {**EFFECTIVELY_ONCE, "rowId": "columns:keys"},
-            "rowId=columns:keys is not available with delivery=effectively",
-        ),
         ({**EFFECTIVELY_ONCE, "recallPath": "/x"}, "recallPath=/x is not available with delivery=effectivelyOnce"),
-        ({**EFFECTIVELY_ONCE, "keepRowId": "true"}, "keepRowId=true is not available with delivery=effectivelyOnce"),
         (
             {**EFFECTIVELY_ONCE, "onError": "deadLetter", "deadLetterTopic": "dead"},
             "onError=deadLetter is not available with delivery=effectivelyOnce",
