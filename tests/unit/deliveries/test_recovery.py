@@ -14,6 +14,7 @@ import pytest
 from rocketmq_spark.deliveries.base import Write
 from rocketmq_spark.deliveries.effectively_once.attempt import Attempted
 from rocketmq_spark.deliveries.log.records import Begun
+from rocketmq_spark.deliveries.log.scan import UNKNOWN, Known, floor_now, lowest, scan
 from rocketmq_spark.errors import DataLossError, DeliveryError, InputChangedError
 from rocketmq_spark.metrics import WriteSummary
 from rocketmq_spark.model.message import Message, MessageQueue
@@ -25,6 +26,7 @@ from rocketmq_spark.protocol.remoting.records import decode_batch, encode_batch
 from rocketmq_spark.protocol.remoting.unwrap import INNER_BATCH
 from rocketmq_spark.testing import FakeCluster, Reply
 from rocketmq_spark.testing.fake_broker import FakeBroker
+from tests.support.processes import wait_for
 from tests.support.resume import ROWS, WRITE, Killed, complete, new_plan, refresh_routes, run_task
 from tests.support.two_phase import TOPIC, Driver, MovedClock, driver, visible
 
@@ -238,6 +240,69 @@ def test_rows_below_the_start_offset_of_a_queue_that_lost_its_end_are_found(
     assert visible(cluster) - Counter(old=200) == Counter(ROWS)
     assert complete(job, plan, write, done).repeated_rows == 0
     assert when == "before the plan" or "the broker has lost messages that it had stored" in caplog.text
+
+
+def test_a_queue_that_lost_its_end_must_begin_at_offset_0(cluster: FakeCluster, job: Driver) -> None:
+    broker = without_home(job, cluster)
+    queues = [queue for queue in job.queues if queue.broker_name == broker.name]
+    for queue in queues:
+        put(cluster, queue, *[Message(TOPIC, b"old", 0, {})] * 100)
+        expire(cluster, "expired", queue, 9)
+    write = Write("write-2")
+    plan = new_plan(job, write)
+    with pytest.raises(Killed):
+        run_task(job, plan, write, dies_after=300)
+    lose_tail(broker, stored_by(broker) - 150)
+    # Rows of the first attempt may be among the messages that have expired.
+    with pytest.raises(DataLossError, match="its messages 0 to 8 are gone"):
+        run_task(job, plan, write)
+
+
+def test_the_floor_of_a_queue_that_lost_its_end_is_unknown(
+    cluster: FakeCluster, first: Driver, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue = first.queues[0]
+    put(cluster, queue, *[Message(TOPIC, b"old", 0, {})] * 100)
+    first.decide_and_crash(ROWS[:20], 20)
+    floor = Known(100)
+    ends = first.brokers.max_offsets([queue])
+    assert floor_now(first.brokers, queue, floor, ends[queue], lambda _: False) == floor
+    assert floor_now(first.brokers, queue, floor, 99, lambda _: False) == UNKNOWN
+    assert "ended at offset 100 before, and ends at 99 now" in caplog.text
+    # A row of the write stands below the floor, so the queue had ended there before it grew again.
+    assert floor_now(first.brokers, queue, floor, 100, lambda _: True) == UNKNOWN
+    assert floor_now(first.brokers, queue, UNKNOWN, 5, lambda _: False) == UNKNOWN
+    with pytest.raises(DataLossError, match="it ended at offset 100 before, and ends at 99 now"):
+        scan(first.brokers, queue, floor, 99)
+    assert next(scan(first.brokers, queue, UNKNOWN, ends[queue])).start == 0
+    assert lowest([Known(7), Known(3)]) == Known(3)
+    assert lowest([Known(7), UNKNOWN]) == lowest([]) == UNKNOWN
+
+
+def test_a_queue_that_is_new_since_the_plan_is_read_from_its_begin(cluster: FakeCluster, job: Driver) -> None:
+    plan = new_plan(job)
+    new = [MessageQueue(TOPIC, name, 2) for name in cluster.brokers]
+    cluster.create_topic(TOPIC, 3)
+    wait_for(lambda: job.brokers.fresh_route(TOPIC).queue_set.issuperset(new))
+    run_task(job, plan, WRITE)
+    assert any(broker_of(cluster, queue).storage.store.end(queue) for queue in new)
+    done = run_task(job, plan, WRITE)
+    assert visible(cluster) == Counter(ROWS)
+    assert complete(job, plan, WRITE, done).repeated_rows == 0
+
+
+def test_acknowledged_rows_that_are_lost_are_noticed_at_the_end(cluster: FakeCluster, job: Driver) -> None:
+    broker = without_home(job, cluster)
+    plan = new_plan(job)
+    with pytest.raises(Killed):
+        run_task(job, plan, WRITE, dies_after=100)
+    done = run_task(job, plan, WRITE)
+    lose_tail(broker, 30)
+    with pytest.raises(DataLossError, match=r"brokers have acknowledged 400 rows, and the queues have \d+ of them now"):
+        complete(job, plan, WRITE, done)
+    done = run_task(job, plan, WRITE)
+    assert visible(cluster) == Counter(ROWS)
+    assert complete(job, plan, WRITE, done).repeated_rows == 0
 
 
 def test_a_plan_reports_queues_that_lost_their_end(
