@@ -21,6 +21,7 @@ from rocketmq_spark.model.message import Message, MessageQueue
 from rocketmq_spark.model.properties import ATTEMPT
 from rocketmq_spark.options.offsets import parse_start, receipt_spans
 from rocketmq_spark.protocol.compression import CompressionType, compress
+from rocketmq_spark.protocol.remoting.codes import ResponseCode
 from rocketmq_spark.protocol.remoting.command import RemotingCommand
 from rocketmq_spark.protocol.remoting.records import decode_batch, encode_batch
 from rocketmq_spark.protocol.remoting.unwrap import INNER_BATCH
@@ -126,6 +127,30 @@ def test_copies_of_rows_with_their_token_stop_no_row(cluster: FakeCluster, job: 
     assert copies > 0
     assert visible(cluster) == Counter(ROWS)
     assert complete(job, plan, WRITE, done).repeated_rows == 0
+
+
+@pytest.mark.parametrize("delay", [0.0, 1.5])
+def test_a_late_answer_does_not_count_for_the_rows_of_an_equal_request(delay: float) -> None:
+    """The rows of a request whose answer is late are taken for those of a lost request with the same contents."""
+    rows = ["same"] * 400
+    with FakeCluster(brokers=1, topics={TOPIC: 1}) as cluster:
+        (broker,) = cluster.brokers.values()
+        options = {"delivery": "effectivelyOnce", "batchBytes": "1024", "fenceMs": "0", "sendMsgTimeout": "9000"}
+        with driver(cluster, MovedClock(cluster), **options) as job:
+            plan, summary = new_plan(job), WriteSummary()
+            replies = [Reply.code(ResponseCode.SYSTEM_ERROR), Reply(delay=delay)]
+
+            def play(request: RemotingCommand) -> Reply | None:
+                return replies.pop(0) if request.ext_fields["b"] == TOPIC and replies else None
+
+            broker.play(play, times=4)
+            done = run_task(job, plan, WRITE, rows=rows, summary=summary)
+            assert not replies
+            assert visible(cluster) == Counter(rows)
+            assert done is not None
+            assert done.rows == 400
+            assert covered(cluster, summary) == Counter(rows)
+            assert complete(job, plan, WRITE, done).repeated_rows == 0
 
 
 def expire(cluster: FakeCluster, how: str, queue: MessageQueue, first: int) -> None:
