@@ -173,7 +173,8 @@ class Job:
             held = {self._name(write): requests for write, requests in (hold or {}).items()}
             settings = {"folder": str(self._folder), "hold": held, "seconds": seconds, "fence": fence}
             environ["HELD_COMMITS"] = json.dumps(settings)
-            environ["PYTHONPATH"] = str(PROGRAMS / "held_commits")
+            paths = [str(PROGRAMS / "held_commits"), environ.get("PYTHONPATH", "")]
+            environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
         server = self._running_server() if self._connect else None
         output = self._folder / f"driver-{len(self.drivers)}.out"
         command = [sys.executable, str(PROGRAMS / "exactly_once.py"), json.dumps({**arguments, "remote": self._remote})]
