@@ -49,7 +49,7 @@ FATES = (
 )
 # What is different at the next reading of the input.
 INPUTS = ("other order", "other cuts", "other partitions", "equal rows", "slow input")
-HOLES = ("other order", "other partitions", "promotion", "async flush")
+HOLES = ("other partitions", "promotion", "async flush")
 """Faults that the protocol does not survive. No seed enables them; see `tests.simulation.test_model`."""
 
 # The most attempts at a micro-batch, and at a task. The last ones come after the faults.

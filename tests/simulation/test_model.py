@@ -8,8 +8,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
+from rocketmq_spark.arrow.content import ContentHash
 from rocketmq_spark.deliveries.base import Write
 from rocketmq_spark.deliveries.effectively_once import attempt as attempts
 from rocketmq_spark.deliveries.effectively_once import complete as ends
@@ -26,6 +28,7 @@ from rocketmq_spark.deliveries.log.scan import Floor
 from rocketmq_spark.deliveries.log.state import StartOffsets
 from rocketmq_spark.metrics import Recorder
 from rocketmq_spark.model.message import MessageQueue
+from rocketmq_spark.model.message_ext import Pulled
 from tests.simulation.model import KINDS, ModelPlan, run_model
 from tests.simulation.spark import HOLES
 
@@ -105,6 +108,11 @@ def not_done(usual: Callable[..., ResumePlan]) -> Callable[..., ResumePlan]:
     return lambda *arguments: replace(usual(*arguments), done=False)
 
 
+def incomplete(usual: Callable[..., Iterator[Pulled]]) -> Callable[..., Iterator[Pulled]]:
+    """Return a reading that does not notice missing messages."""
+    return lambda *arguments, complete=False: usual(*arguments)
+
+
 def without(name: str) -> Callable[[pytest.MonkeyPatch], None]:
     def remove(patch: pytest.MonkeyPatch) -> None:
         usual_complete = ends.complete
@@ -120,6 +128,9 @@ def without(name: str) -> Callable[[pytest.MonkeyPatch], None]:
             "older start offsets": (ResumePlan, "start_offsets_of", lambda self, _: self.start_offsets[-1]),
             "first start offsets": (DecisionLog, "_apply_start_offsets", first_offsets_last),
             "old drivers": (DecisionLog, "_is_superseded", lambda _, __: False),
+            "contents": (ContentHash, "_sums", lambda _, columns: np.zeros((2, len(columns[0].sizes)), np.uint64)),
+            "any order": (attempts, "ContentHash", lambda numbered: ContentHash(numbered=True)),
+            "floors": (Brokers, "pulls", incomplete(Brokers.pulls)),
             "recovered rows in receipts": (Recorder, "record_recovered", lambda *_: None),
             "report": (
                 ends, "complete",
@@ -127,7 +138,7 @@ def without(name: str) -> Callable[[pytest.MonkeyPatch], None]:
             ),
         }  # fmt: skip
         where, what, change = changes[name]
-        for module in (where, ends) if where is attempts else (where,):
+        for module in (where, ends) if what == "pass_fence" else (where,):
             patch.setattr(module, what, change)
 
     return remove
@@ -152,6 +163,9 @@ RULES: dict[str, Iterable[ModelPlan]] = {
         "driver freeze", "driver crash", first=100, rows=6, tasks=2, batch=False, horizon=12.0
     ),
     "old drivers": with_faults("driver freeze", first=40, tasks=3, rows=3, batch=False, horizon=12.0),
+    "contents": with_faults("task crash", "hostile rows", rows=6),
+    "any order": with_faults("task crash", "other order", first=30, rows=6),
+    "floors": with_faults("driver crash", "retention", "others", "new topic"),
     "recovered rows in receipts": with_faults("task crash", rows=6),
     "report": with_faults("second task", "zombie", "late"),
 }
@@ -159,7 +173,6 @@ RULES: dict[str, Iterable[ModelPlan]] = {
 
 # At least one of these schedules finds the hole in the protocol.
 OF_HOLES: dict[str, Iterable[ModelPlan]] = {
-    "other order": with_faults("task crash", "other order", rows=6),
     "other partitions": with_faults("other partitions", "driver crash", rows=6, partitions=2),
     "promotion": with_faults("promotion", rows=6),
     "async flush": with_faults("async flush", "power failure", rows=6),
