@@ -62,8 +62,8 @@ class StandaloneCluster:
         self._folder = folder
         self._watchdog = Watchdog()
         self._submissions: list[Submission] = []
-        self.master = self._process("master", ["master.Master", "--host", "127.0.0.1", "--port", "0"])
-        self.master.start()
+        self._master = self._process("master", ["master.Master", "--host", "127.0.0.1", "--port", "0"])
+        self._master.start()
         try:
             self.url = self._await_master()
             self.workers = [
@@ -92,7 +92,7 @@ class StandaloneCluster:
         """End running drivers, then master and workers. Executors end with their worker."""
         for submission in self._submissions:
             submission.kill()
-        processes = [*getattr(self, "workers", ()), self.master]
+        processes = [*getattr(self, "workers", ()), self._master]
         for process in processes:
             process.terminate()
         for process in processes:
@@ -149,11 +149,11 @@ class StandaloneCluster:
     def _await_master(self) -> str:
         deadline = time.monotonic() + _WITHIN
         while True:
-            assert self.master.is_alive, self.master.why()
-            found = _MASTER.search(self.master.console.read_text(errors="replace"))
+            assert self._master.is_alive, self._master.why()
+            found = _MASTER.search(self._master.console.read_text(errors="replace"))
             if found is not None:
                 return found[1]
-            assert time.monotonic() < deadline, self.master.console
+            assert time.monotonic() < deadline, self._master.console
             time.sleep(0.1)
 
 
