@@ -118,8 +118,9 @@ class Puller:
         room = max(1, min(self.window, self.most_bytes // self._largest))
         room_now = min(room, (2 * self.most_bytes - self._waiting) // self._largest)
         room_later = min(room, (self.most_bytes * 3 // 2 - self._waiting) // self._largest)
-        most_later = room - max(1, room // 4)
-        most = min(PER_QUEUE, max(_FEWEST, self.window // len(turns)))
+        most = 1 if self._filtered else min(PER_QUEUE, max(_FEWEST, self.window // len(turns)))
+        # The rest is kept for the queue in turn.
+        most_later = room - max(1, min(most, room // 4))
         first = turns[0]
         fetches = turns if self._in_flight < room_later and self._in_flight_later < most_later else (first,)
         ready = [fetch for fetch in fetches if fetch.waits_until <= now and fetch.may_send(most)]
