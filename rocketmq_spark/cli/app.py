@@ -232,6 +232,10 @@ def doctor(
     connection: Connection,
     topic: Annotated[str | None, typer.Option(help="Also check this topic.")] = None,
     endpoints: Annotated[str | None, typer.Option(help="Also check these proxies: proxy-1:8081;proxy-2:8081.")] = None,
+    transaction_topic: Annotated[
+        str, typer.Option(help="Check the decision log in this topic, if it exists.")
+    ] = "rocketmq-spark-decisions",
+    transactional_key: Annotated[str | None, TRANSACTIONAL_KEY] = None,
 ) -> None:
     """Find faults between this machine and a cluster, and advise how to fix them. Writes nothing."""
     from rocketmq_spark.cli.doctor import examine
@@ -241,6 +245,7 @@ def doctor(
     if endpoints:
         # The name server of the local cluster does not belong to these proxies.
         options["name_server"] = connection.options["name_server"]
+    options |= {"transaction_topic": transaction_topic, "transactional_key": transactional_key}
     checks = examine(topic=topic, endpoints=endpoints, timeout=connection.timeout, **options)
     if connection.as_json:
         print_json(checks.to_dicts())

@@ -33,6 +33,7 @@ from rocketmq_spark.transport.grpc.transport import GrpcTransport
 from tests.support.processes import PATIENCE
 
 SECRETS = ("hush-hush", "token-token")
+LOG_KEY = "a-key-of-the-decision-log"
 KEYS = {"accessKey": "the-user", "secretKey": SECRETS[0], "securityToken": SECRETS[1]}
 SCHEMA = StructType().add("body", "string")
 ROWS = pa.RecordBatch.from_pydict({"body": ["one", "two"]})
@@ -45,7 +46,7 @@ def _close_instances() -> Iterator[None]:
 
 
 def leaked(text: str) -> list[str]:
-    return [secret for secret in SECRETS if secret in text]
+    return [secret for secret in (*SECRETS, LOG_KEY) if secret in text]
 
 
 def chain(error: BaseException | None) -> Iterator[BaseException]:
@@ -63,6 +64,30 @@ def test_pickled_writers_contain_the_secrets_but_do_not_show_them() -> None:
         arrived = pickle.loads(shipped)
         assert arrived.options == options
         assert leaked(f"{writer} {writer!r} {vars(arrived)}") == []
+
+
+def test_the_key_of_the_decision_log_is_shown_nowhere(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    with FakeCluster(brokers=2, topics={"orders": 1}) as cluster:
+        given = {
+            "delivery": "effectivelyOnce",
+            "transactionalId": "job",
+            "transactionalKey": LOG_KEY,
+            "writeId": "day-1",
+        }
+        options = {"nameServer": cluster.name_server, "topic": "orders", "retryBackoffMs": "1", "fenceMs": "0", **given}
+        writer = RocketMQDataSource(options).writer(SCHEMA, overwrite=False)
+        writer.commit([writer.write(iter([ROWS]))])
+        assert len(cluster.messages("orders")) == 2
+        assert leaked(f"{writer} {writer!r} {vars(writer)}") == []
+        with pytest.raises(RocketMQError) as raised:
+            parse_sink_options({**options, "transactionalKey": LOG_KEY[:15]}, {})
+        registry.close_all()
+    assert LOG_KEY[:15] not in "".join(traceback.format_exception(raised.value))
+    assert caplog.records
+    assert leaked(caplog.text + "".join(repr(vars(record)) for record in caplog.records)) == []
+    stored = [message for topic in ("orders", "rocketmq-spark-decisions") for message in cluster.messages(topic)]
+    assert leaked("".join(f"{message.body!r}{message.properties}" for message in stored)) == []
 
 
 @pytest.mark.parametrize("remark", ["check signature failed.", "User:the-user is not found."])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import rocketmq_spark.cli.doctor.machine as machine
 import rocketmq_spark.cli.doctor.servers as servers
@@ -24,6 +24,8 @@ from rocketmq_spark.model.route import TopicRouteData, masters_of
 from rocketmq_spark.source.topic_routes import refuse_static
 from rocketmq_spark.transport.parallel import query_all
 
+_TRANSACTION_TOPIC: Final = "rocketmq-spark-decisions"
+
 
 def examine(
     name_server: str | None = None,
@@ -31,13 +33,16 @@ def examine(
     topic: str | None = None,
     endpoints: str | None = None,
     timeout: float = 5.0,
+    transaction_topic: str = _TRANSACTION_TOPIC,
+    transactional_key: str | None = None,
     environ: Mapping[str, str] = os.environ,
     **connection_options: Any,
 ) -> Table[Check]:
     """Return the findings about this machine and the cluster, and about `topic` and the proxies at `endpoints`.
 
     A missing name server (default: ``NAMESRV_ADDR``) is a finding, unless `endpoints` names proxies. `environ` is the
-    environment of Java and Spark's workers. `connection_options` has arguments of `Admin`. `timeout` is in seconds per
+    environment of Java and Spark's workers. `transaction_topic` and `transactional_key` are options of jobs with a
+    decision log. `connection_options` has arguments of `Admin`. `timeout` is in seconds per
     request. Raises an OptionError unless `timeout` is allowed.
     """
     check_timeout(timeout)
@@ -45,7 +50,8 @@ def examine(
     checks += [machine.check_java(environ), machine.check_workers(environ)]
     named = name_server or os.environ.get("NAMESRV_ADDR", "").strip()
     if named or not endpoints:
-        checks += _check_cluster(name_server, topic, timeout, connection_options)
+        log = transaction_topic, transactional_key
+        checks += _check_cluster(name_server, topic, log, timeout, connection_options)
     if endpoints:
         checks += servers.check_proxies(endpoints, topic, connection_options, timeout)
     return Table(Check, checks)
@@ -62,7 +68,11 @@ def check_name_servers(admin: Admin, timeout: float) -> list[Check]:
 
 
 def _check_cluster(
-    name_server: str | None, topic: str | None, timeout: float, connection_options: Mapping[str, Any]
+    name_server: str | None,
+    topic: str | None,
+    log: tuple[str, str | None],
+    timeout: float,
+    connection_options: Mapping[str, Any],
 ) -> list[Check]:
     try:
         admin = Admin(name_server, timeout=timeout, **connection_options)
@@ -74,6 +84,10 @@ def _check_cluster(
         if all(check.state == FAILED for check in checks):
             return checks
         checks += servers.check_brokers(admin.transport, timeout)
+        with contextlib.suppress(ImportError):  # The checks of this machine report missing packages
+            from rocketmq_spark.cli.doctor.decision_log import check_decision_log
+
+            checks += check_decision_log(admin, *log)
         return checks + (check_topic(admin, topic, timeout) if topic else [])
 
 

@@ -103,7 +103,11 @@ NO_KEYS: Final = LogKeys()
 
 def keys_of(options: SinkOptions) -> LogKeys:
     """Return the keys of a write; OptionError if a referenced value is missing or not allowed."""
-    text = options.transactional_key
+    return resolved_keys(options.transactional_key)
+
+
+def resolved_keys(text: str | None) -> LogKeys:
+    """Return the keys in the option ``transactionalKey``; raises as `keys_of`."""
     if text is None:
         return NO_KEYS
     value = resolved_secret(_OPTION, text)

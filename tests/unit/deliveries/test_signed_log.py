@@ -13,6 +13,7 @@ from dataclasses import replace
 
 import pytest
 
+from rocketmq_spark.cli.transactions import finish_writes
 from rocketmq_spark.deliveries.base import Write
 from rocketmq_spark.deliveries.exactly_once.delivery import Prepared
 from rocketmq_spark.deliveries.log.delivery import forget_logs
@@ -372,3 +373,51 @@ def test_many_messages_of_others_cost_no_memory_and_end_with_an_error(cluster: F
         slow = replace(job.brokers, clock=lambda: float(next(times)))
         with pytest.raises(MQClientException, match=r"of \d+ messages with the tag of this log are no records of it"):
             log.refresh(slow)
+
+
+EXTREMES: list[dict[str, object]] = [
+    {"kind": "done", "floors": [[TOPIC, f"broker-{number}", 99_999, 2**63 - 1] for number in range(1_000)]},
+    {"kind": "floors", "floors": [[TOPIC, "broker-0", 0, 2**63 - 1], [TOPIC, "broker-1", 0, 2**63 - 1]]},
+    {"kind": "begun", "partition": 2**31 - 1, "attempt": "a" * 256, "brokers": {"broker-0": 100_000}},
+    {"kind": "begun", "partition": 0, "attempt": "a", "brokers": {"b" * 512: 100_000}, "floors": []},
+    {"kind": "home", "home": [DECISIONS, "broker-9", 99_999]},
+    {"kind": "claim", "home": [DECISIONS, "broker-9", 99_999]},
+    {"kind": "done", "write": str(10**18), "floors": []},
+]
+
+
+@pytest.mark.parametrize("number", range(len(EXTREMES)))
+@pytest.mark.parametrize("key", [NEW, None])
+def test_records_with_extreme_values_end_in_time(
+    cluster: FakeCluster, clock: MovedClock, key: str | None, number: int
+) -> None:
+    """With the key they change nothing. Without it they may stop or fool the write, but end with no other error."""
+    head = {"version": VERSION, "id": LOGS["effectivelyOnce"], "write": "1", "query": "query", "since": 0}
+    body = json.dumps({**head, **EXTREMES[number]}).encode()
+    with effective(cluster, clock, key) as job:
+        expected = Counter(micro_batch(job, 0))
+        for queue in log_queues(cluster):
+            put(cluster, queue, body, tag=job_log(job).records.tag)
+        try:
+            expected.update(micro_batch(job, 1, dies=True))
+        except RocketMQError:
+            assert key is None
+            return
+        if key is not None:
+            assert visible(cluster) == expected
+
+
+def test_open_writes_of_a_signed_log_are_finished_with_its_key(cluster: FakeCluster, clock: MovedClock) -> None:
+    rows = [f"row-{number}" for number in range(20)]
+    with exact(cluster, clock) as job:
+        job.open().decide_and_crash(rows, 7)
+    with (
+        exact(cluster, clock, None) as other,
+        pytest.raises(MQClientException, match="a signed record, and this job has"),
+    ):
+        finish_writes(other.brokers, list_only=False)
+    with exact(cluster, clock, OLD) as other, pytest.raises(MQClientException, match="has no decision of"):
+        finish_writes(other.brokers, list_only=False)
+    with exact(cluster, clock, f"{OLD},{NEW}") as other:
+        assert [write.state for write in finish_writes(other.brokers, list_only=False)] == ["finished"]
+    assert visible(cluster) == Counter(rows)
