@@ -18,11 +18,25 @@ from typing import Final
 
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.model.message import EncodedBatch, MessageQueue, SendOutcome, SendStatus
+from rocketmq_spark.model.properties import (
+    DELAY,
+    NAME_VALUE_SEPARATOR,
+    PROPERTY_SEPARATOR,
+    TIMER_DELAY_MS,
+    TIMER_DELAY_SEC,
+    TIMER_DELIVER_MS,
+)
 from rocketmq_spark.options.sink import SinkOptions
 
 # A single message costs an eighth of a batch: a broker serves both with the same few threads.
 BATCH_COST: Final = 1.0
 SINGLE_COST: Final = 1.0 / 8
+
+# How the properties of delayed messages begin.
+_DELAYS: Final = tuple(
+    f"{PROPERTY_SEPARATOR}{name}{NAME_VALUE_SEPARATOR}"
+    for name in (DELAY, TIMER_DELAY_MS, TIMER_DELAY_SEC, TIMER_DELIVER_MS)
+)
 
 # The first limit of a window.
 _START: Final = 2.0
@@ -370,3 +384,17 @@ def batch_weight(batch: EncodedBatch) -> int:
     if batch.messages:
         return sum(map(batch_weight, batch.messages))
     return batch.nbytes if batch.batch else batch.nbytes + len(batch.properties) + _SINGLE_OVERHEAD
+
+
+def offset_of(batch: EncodedBatch, outcome: SendOutcome) -> int:
+    """Return the offset of a single message in its queue; -1 if it is unknown.
+
+    A delayed message is in a topic of the broker until its time, and the acknowledgement has its offset there.
+    """
+    properties = batch.properties
+    # All names have one of these parts; few other messages do.
+    if DELAY in properties or TIMER_DELIVER_MS in properties:
+        separated = f"{PROPERTY_SEPARATOR}{properties}"
+        if any(name in separated for name in _DELAYS):
+            return -1
+    return outcome.queue_offset

@@ -41,6 +41,7 @@ from rocketmq_spark.sink.in_flight import (
     Verdict,
     Window,
     batch_weight,
+    offset_of,
 )
 
 logger = logging.getLogger("rocketmq_spark.producer")
@@ -250,8 +251,9 @@ class SendPipeline:
         if self.options.send_mode == "oneway":
             self.recorder.record_sent(queue.broker_name, batch.rows, batch.nbytes, now)
             return
+        offset = outcome.queue_offset if batch.batch else offset_of(batch, outcome)
         self.recorder.record_success(
-            queue.broker_name, batch.rows, batch.nbytes, outcome.latency_ms, queue, outcome.queue_offset, now
+            queue.broker_name, batch.rows, batch.nbytes, outcome.latency_ms, queue, offset, now
         )
         if self.on_stored is not None:
             self.on_stored(pending, outcome)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -21,11 +22,11 @@ from rocketmq_spark.errors import (
 )
 from rocketmq_spark.metrics import Recorder
 from rocketmq_spark.model.message import MessageQueue
-from rocketmq_spark.options.parsing import parse_sink_options
+from rocketmq_spark.options.parsing import parse_sink_options, parse_source_options
 from rocketmq_spark.producer.producer import Producer
 from rocketmq_spark.routing.client_instance import ClientInstance
 from rocketmq_spark.sink.task import SendContext, write_rows
-from rocketmq_spark.testing import Reply
+from rocketmq_spark.testing import FakeCluster, Reply
 from tests.support.scripted import ScriptedTransport, route
 
 KEYS = [f"key-{number}" for number in range(20)]
@@ -270,3 +271,24 @@ def test_the_error_of_a_write_that_sent_nothing_says_nothing_of_repeats(
     assert str(raised.value).endswith("Rows of this task stored: none. Read but not sent: 2")
     assert "twice" not in str(raised.value)
     assert transport.requests == []
+
+
+@pytest.mark.parametrize("column", ["delayMs", "delayTimeLevel"])
+def test_a_receipt_of_delayed_rows_is_incomplete(column: str) -> None:
+    with FakeCluster(["a"], topics={"T": 1}) as cluster, Producer("pg", name_server=cluster.name_server) as producer:
+        delays = pa.array([1, None, 2], pa.int64() if column == "delayMs" else pa.int32())
+        # A user's property may have a similar name.
+        properties = pa.array([[("MY_DELAY", "1")]] * 3, pa.map_(pa.string(), pa.string()))
+        rows = pa.table({"body": ["x", "y", "z"], column: delays, "properties": properties})
+        receipt = producer.send_arrow(rows, "T").to_dict()
+        assert receipt["a"]["incomplete"]
+        assert receipt["a"]["rows"] == 3
+        (span,) = receipt["a"]["queues"]["T"].values()
+        # The broker has acknowledged the delayed rows with the offsets of another topic.
+        assert span["first_offset"] == span["last_offset"]
+        with pytest.raises(OptionError, match="the receipt is incomplete"):
+            parse_source_options(
+                {"nameServer": cluster.name_server, "startingOffsets": json.dumps(receipt)}, {}, streaming=False
+            )
+        plain = producer.send_arrow(rows.drop_columns([column]), "T").to_dict()
+        assert not plain["a"]["incomplete"]
