@@ -137,6 +137,11 @@ try:
     spark.range(1).selectExpr("'x' as body").write.format("rocketmq").options(**where, **once).save()
 except Exception as exc:
     print("anonymous", type(rocketmq_spark.cause(exc)).__name__, "requires writeId" in str(rocketmq_spark.cause(exc)))
+for delivery in ("effectivelyOnce", "exactlyOnce"):
+    try:
+        rocketmq_spark.write(spark.range(1).selectExpr("'x' as body"), **where, **{**once, "delivery": delivery})
+    except rocketmq_spark.OptionError as exc:
+        print("anonymous", delivery, "requires writeId" in str(exc))
 try:
     spark.range(0, 9, 1, 1).selectExpr("if(id = 8, null, 'x') as body").write.format("rocketmq").options(**where).save()
 except Exception as exc:
@@ -158,6 +163,14 @@ for attempt in range(2):
     for name in ("0", ".0.crc"):
         os.remove(checkpoint + "/commits/" + name)
 print("stored", stored_in(where["topic"]))
+native = {**where, "topic": topic + "-native"}
+own = {**once, "transactionalId": topic + "-native", "checkpointLocation": tempfile.mkdtemp()}
+for attempt in range(2):
+    query = numbers(100).writeStream.format("rocketmq").options(**native, **own).trigger(once=True).start()
+    print("native", query.awaitTermination(120), query.exception())
+    for name in ("0", ".0.crc"):
+        os.remove(own["checkpointLocation"] + "/commits/" + name)
+print("stored by its own id", stored_in(native["topic"]))
 slowly = {"maxRatePerSecond": "100", "maxRateTasks": "2"}
 query = start(numbers(1_000_000).writeStream.format("rocketmq").options(**sink, **slowly))
 deadline = time.monotonic() + 300
@@ -180,8 +193,10 @@ spark.stop()
     deduped = re.search(r"deduped True None (\S+)", done.stdout)
     assert deduped is not None, done.stdout
     assert re.search(rf"micro-batch 0 of {deduped[1]}: \d+ tasks stored 50 rows", done.stderr), done.stderr
-    assert "continuous True\nanonymous OptionError True\ncause InvalidRowError 8\n" in done.stdout
+    refused = "anonymous OptionError True\nanonymous effectivelyOnce True\nanonymous exactlyOnce True\n"
+    assert f"continuous True\n{refused}cause InvalidRowError 8\n" in done.stdout
     assert "attempt True None\nattempt True None\nstored 100\n" in done.stdout
+    assert "native True None\nnative True None\nstored by its own id 100\n" in done.stdout
     assert "stopped None 0 True" in done.stdout
     # Spark logs at length that it has killed tasks in mid-batch; nothing of that is Python's.
     expected = re.compile(r"Traceback(?:(?!Traceback)[\s\S])*?InvalidRowError: [^\n]*")

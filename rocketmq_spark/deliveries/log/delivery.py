@@ -18,7 +18,7 @@ from rocketmq_spark.deliveries.log.brokers import Brokers
 from rocketmq_spark.deliveries.log.decision_log import DecisionLog
 from rocketmq_spark.deliveries.log.keys import keys_of
 from rocketmq_spark.deliveries.log.state import WriteState, shown_time
-from rocketmq_spark.errors import OptionError
+from rocketmq_spark.errors import DeliveryError, OptionError
 from rocketmq_spark.options.kinds import option_text
 from rocketmq_spark.options.sink import SINK_SPELLING, SinkOptions
 
@@ -46,7 +46,12 @@ class LogPlan:
     key_id: str  # The fingerprint of the key that signs the records of the write; empty without a key
 
     def write_of(self, query: str, batch_id: int) -> Write:
-        """Return the write that a task belongs to."""
+        """Return the write that a task belongs to; DeliveryError if Spark has not told the task its micro-batch."""
+        if self.write is None and (not query or batch_id < 0):
+            raise DeliveryError(
+                f"a task of a stream knows query {query or 'unknown'} and micro-batch {batch_id}, so it is unknown "
+                "which rows are stored; this is an error of Spark, which sets both for each micro-batch. Report it"
+            )
         return self.write or Write(str(batch_id), query)
 
     def is_done(self, write: Write) -> bool:

@@ -158,3 +158,12 @@ def test_the_topic_of_the_log_is_created_again_if_a_broker_was_busy(cluster: Fak
     job.brokers.ensure_topic("new-log", {"broker-0", "broker-1"})
 
     assert {queue.broker_name for queue in job.brokers.routes().look_up("new-log").queues} == {"broker-0", "broker-1"}
+
+
+@pytest.mark.parametrize(("query", "batch_id"), [("", 3), ("query", -1), ("", -1)])
+def test_a_task_of_a_stream_guesses_no_identity(query: str, batch_id: int) -> None:
+    with pytest.raises(DeliveryError, match="so it is unknown which rows are stored"):
+        PLAN.write_of(query, batch_id)
+    assert PLAN.write_of("query", 3) == Write("3", "query")
+    # A batch write has its own identity, whatever query and micro-batch it is written in.
+    assert replace(PLAN, write=Write("monday")).write_of(query, batch_id) == Write("monday")
