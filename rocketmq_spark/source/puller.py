@@ -18,16 +18,17 @@ from rocketmq_spark.model.message_ext import Pulled, PullOutcome, PullRequest, P
 from rocketmq_spark.options.source import SourceOptions
 from rocketmq_spark.protocol.remoting.records import last_queue_offset
 from rocketmq_spark.source.broker_choice import BrokerChoice
-from rocketmq_spark.source.queue_fetch import CHECK_EVERY, PER_QUEUE, TURN, QueueFetch, Segment
+from rocketmq_spark.source.queue_fetch import CHECK_EVERY, PER_QUEUE, TURN, QueueFetch, Segment, divided
 from rocketmq_spark.source.ranges import OffsetRange, lost
 from rocketmq_spark.transport.base import ReadTransport
 
 # The most requests in flight, of a task. The most requests and answers of one queue, and its fewest.
 WINDOW: Final = 64
 _FEWEST: Final = 8
-# The most results from one look at the sockets to the next. With a filter, each queue then gets one answer: with fewer
-# results, few answers come at a time, and each costs more processor time.
-_RESULTS: Final = 4 * WINDOW
+# The most bytes of results from one look at the sockets to the next, and what a result costs besides its bytes. With
+# less, few answers come at a time, and each costs more processor time.
+_RESULTS: Final = 2 * 1024 * 1024
+_RESULT: Final = 8 * 1024
 # The most bytes of requested answers. Together with answers that wait, they have at most twice as many.
 _MOST_BYTES: Final = 32 * 1024 * 1024
 # An answer's bytes before the first one has come: the limit of brokers with settings for fast reads.
@@ -94,12 +95,12 @@ class Puller:
                 while ready and ready[0].start < border:
                     pulled = ready.popleft()
                     if pulled.end > border and pulled.body:
-                        # The part beyond the turn waits for the next one.
-                        ready.appendleft(replace(pulled, start=border))
-                        pulled = replace(pulled, end=border)
-                    else:
                         self._waiting -= len(pulled.body)
-                    given += 1
+                        pulled, rest = divided(pulled, border)
+                        ready.appendleft(rest)
+                        self._waiting += len(pulled.body) + len(rest.body)
+                    self._waiting -= len(pulled.body)
+                    given += _RESULT + len(pulled.body)
                     yield pulled
                 if fetch.done:
                     turns.popleft()

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from rocketmq_spark.model.message_ext import Pulled, PullOutcome, PullStatus, PullTarget
-from rocketmq_spark.protocol.remoting.records import first_queue_offset
+from rocketmq_spark.protocol.remoting.records import first_queue_offset, place_of
 from rocketmq_spark.source.ranges import OffsetRange
 
 TURN: Final = 1024
@@ -154,3 +154,13 @@ class QueueFetch:
         """
         removing = self.range.compacted and outcome.status is PullStatus.OFFSET_ILLEGAL
         return removing and outcome.next_begin_offset > max(segment.start, outcome.min_offset)
+
+
+def divided(pulled: Pulled, offset: int) -> tuple[Pulled, Pulled]:
+    """Return the parts of a result before and from an offset on."""
+    at = place_of(pulled.body, offset)
+    if at is None:
+        # Both parts have all records, and the offsets select the messages.
+        return replace(pulled, end=offset), replace(pulled, start=offset)
+    body = pulled.body
+    return replace(pulled, end=offset, body=body[:at]), replace(pulled, start=offset, body=body[at:])

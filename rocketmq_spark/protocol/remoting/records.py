@@ -49,6 +49,8 @@ _TOPIC_LENGTH: Final = {MESSAGE_MAGIC_V1: _BYTE, MESSAGE_MAGIC_V2: _SHORT}
 
 SYS_FLAG_BORN_HOST_V6: Final = 0x10
 SYS_FLAG_STORE_HOST_V6: Final = 0x20
+# With both bits the body is a batch that consumers split.
+INNER_BATCH: Final = 0xC0
 
 
 def encode_properties(properties: Mapping[str, str | None]) -> bytes:
@@ -210,6 +212,28 @@ def last_queue_offset(body: Buffer) -> int | None:
     except RemotingCommandException:
         return None
     return last
+
+
+# Size, queue offset and sysFlag of a record.
+_PLACE: Final = struct.Struct(">i16xq8xi")
+
+
+def place_of(body: Buffer, queue_offset: int) -> int | None:
+    """Return where the first record from a queue offset on begins in a pull's body; the end if there is none.
+
+    None if a record cannot be located or may hold messages of several offsets, or if the offsets do not ascend.
+    """
+    at, last, smallest, unpack = 0, len(body) - _PLACE.size, _RECORD_HEAD.size, _PLACE.unpack_from
+    place, newest = len(body), -1
+    while at <= last:
+        size, offset, sys_flag = unpack(body, at)
+        if size < smallest or offset <= newest or sys_flag & INNER_BATCH == INNER_BATCH:
+            return None
+        if newest < queue_offset <= offset:
+            place = at
+        newest = offset
+        at += size
+    return place if at == len(body) else None
 
 
 def encode_record(message: MessageExt) -> bytes:

@@ -20,8 +20,7 @@ from rocketmq_spark.model.properties import NAME_VALUE_SEPARATOR, PROPERTY_SEPAR
 from rocketmq_spark.protocol.compression import COMPRESSED_FLAG, decompress
 from rocketmq_spark.protocol.remoting import records
 
-# With both bits the body is a batch that consumers split.
-INNER_BATCH: Final = 0xC0
+INNER_BATCH: Final = records.INNER_BATCH
 # A broker stores the checksum without its top bit.
 CRC_MASK: Final = 0x7FFFFFFF
 # The property with the number of offsets of an inner batch. Brokers count by it.

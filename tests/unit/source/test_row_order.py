@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from rocketmq_spark.errors import BrokerBusyException, RemotingConnectException, RemotingTimeoutException
 from rocketmq_spark.model.message import MessageQueue
-from rocketmq_spark.model.message_ext import MessageExt, PullOutcome, PullRequest, PullStatus
+from rocketmq_spark.model.message_ext import MessageExt, Pulled, PullOutcome, PullRequest, PullStatus
 from rocketmq_spark.model.properties import TAGS
 from rocketmq_spark.model.route import BrokerData, TopicRouteData
 from rocketmq_spark.options.source import SourceOptions
@@ -23,6 +23,7 @@ from rocketmq_spark.protocol.remoting.records import encode_record
 from rocketmq_spark.source.broker_choice import BrokerChoice
 from rocketmq_spark.source.plan import ReadPlan, plan_of
 from rocketmq_spark.source.puller import Puller
+from rocketmq_spark.source.queue_fetch import divided
 from rocketmq_spark.source.ranges import OffsetRange, in_turns, tasks_of
 from rocketmq_spark.source.read import decoded
 from rocketmq_spark.source.topic_routes import TopicRoutes
@@ -196,6 +197,23 @@ def test_answers_to_two_reads_arrive_in_different_orders() -> None:
             orders.append(list(dict.fromkeys(queue for _, queue, _ in sorted(transport.arrivals))))
     assert sorted(orders[0]) == sorted(orders[1])
     assert orders[0] != orders[1]
+
+
+def test_answer_of_two_turns_is_divided_between_its_records() -> None:
+    queue = QUEUES[0]
+    records = [message(queue, offset, "A", offset) for offset in (2, 5, 6, 9)]
+    pulled = Pulled(queue, 0, 12, b"".join(records), contiguous=True)
+    for offset, count in ((1, 0), (2, 0), (3, 1), (6, 2), (9, 3), (10, 4)):
+        first, rest = divided(pulled, offset)
+        assert (first.start, first.end, rest.start, rest.end) == (0, offset, offset, 12)
+        assert (first.body, rest.body) == (b"".join(records[:count]), b"".join(records[count:]))
+    # The records of a body with an unexpected one are selected by their offsets.
+    inner = bytearray(records[1])
+    inner[36:40] = (0xC0).to_bytes(4, "big")
+    for strange in (bytes(inner), records[0], records[1][:30], b"\0" * 40, records[1] + b"x"):
+        body = records[0] + strange + records[3]
+        first, rest = divided(replace(pulled, body=body), 6)
+        assert first.body == rest.body == body
 
 
 @pytest.mark.parametrize("seed", range(20))
