@@ -35,7 +35,14 @@ def queues(make_topic: Callable[..., str]) -> None:
 
 @pytest.fixture
 def once(topic: str) -> dict[str, str]:
-    return {"delivery": "effectivelyOnce", "transactionalId": f"job-{topic}", "fenceMs": "100", "batchBytes": "4096"}
+    key = {"transactionalKey": "a-key-of-these-tests"}
+    return {
+        **key,
+        "delivery": "effectivelyOnce",
+        "transactionalId": f"job-{topic}",
+        "fenceMs": "100",
+        "batchBytes": "4096",
+    }
 
 
 @pytest.fixture

@@ -37,7 +37,8 @@ def rows(spark: SparkSession) -> DataFrame:
 
 @pytest.fixture
 def once(topic: str) -> dict[str, Any]:
-    return {"delivery": "exactlyOnce", "transactionalId": f"job-{topic}", "transactionTimeoutMs": "20000"}
+    key = {"transactionalKey": "a-key-of-these-tests"}
+    return {**key, "delivery": "exactlyOnce", "transactionalId": f"job-{topic}", "transactionTimeoutMs": "20000"}
 
 
 @pytest.fixture
