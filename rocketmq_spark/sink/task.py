@@ -13,7 +13,7 @@ import os
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from ipaddress import IPv4Address
 from typing import Final, Protocol
@@ -66,7 +66,7 @@ class SendRules:
     half_properties: str = ""
     # The brokers that rows may go to; None: all of the route.
     broker_names: frozenset[str] | None = None
-    attempt: str = ""  # The token that each row gets
+    attempt: str = field(default="", repr=False)  # The token that each row gets
     stored: KnownRows | None = None  # Rows that are left out
 
 

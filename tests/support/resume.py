@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from typing import Any
 
 import pyarrow as pa
 
@@ -17,6 +18,8 @@ from rocketmq_spark.deliveries.log.decision_log import DecisionLog
 from rocketmq_spark.deliveries.log.delivery import forget_logs, log_of
 from rocketmq_spark.metrics import Recorder, WriteSummary, merge_into
 from rocketmq_spark.sink.task import SendContext, SendRules, write_rows
+from rocketmq_spark.testing import FakeCluster
+from tests.support.processes import wait_for
 from tests.support.two_phase import TOPIC, Driver
 
 WRITE = Write("write-1")
@@ -66,6 +69,16 @@ def run_task(
     if summary is not None:
         merge_into(summary, recorder.snapshot())
     return done
+
+
+def dying_after_stored_rows(cluster: FakeCluster, rows: int) -> dict[str, Any]:
+    """Return the arguments of a task that dies after `rows` rows, when brokers have stored 7 or more of them."""
+
+    def wait_for_some(start: int) -> None:
+        if start >= rows:
+            wait_for(lambda: len(cluster.messages(TOPIC)) >= 7)
+
+    return {"dies_after": rows, "before": wait_for_some}
 
 
 def _send(

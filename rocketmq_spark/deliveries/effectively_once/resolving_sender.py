@@ -54,6 +54,10 @@ class Resumption(NamedTuple):
     stored: StoredRows | None
     lease: Lease
 
+    def __repr__(self) -> str:
+        # Whoever knows the token can imitate rows of the attempt.
+        return f"<Resumption of an attempt that sends to {self.broker_names}>"
+
     def rules(self) -> SendRules:
         """Return how the attempt sends its rows."""
         open_sender = partial(ResolvingSender, resumption=self)

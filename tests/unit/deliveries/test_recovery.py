@@ -28,7 +28,16 @@ from rocketmq_spark.protocol.remoting.unwrap import INNER_BATCH
 from rocketmq_spark.testing import FakeCluster, Reply
 from rocketmq_spark.testing.fake_broker import FakeBroker
 from tests.support.processes import wait_for
-from tests.support.resume import ROWS, WRITE, Killed, complete, new_plan, refresh_routes, run_task
+from tests.support.resume import (
+    ROWS,
+    WRITE,
+    Killed,
+    complete,
+    dying_after_stored_rows,
+    new_plan,
+    refresh_routes,
+    run_task,
+)
 from tests.support.two_phase import TOPIC, Driver, MovedClock, driver, visible
 
 
@@ -91,7 +100,7 @@ def test_a_row_is_not_left_out_because_of_a_foreign_message_with_the_token(
 ) -> None:
     plan = new_plan(job)
     with pytest.raises(Killed):
-        run_task(job, plan, WRITE, dies_after=100)
+        run_task(job, plan, WRITE, **dying_after_stored_rows(cluster, 100))
     sent = cluster.messages(TOPIC)[0]
     later = replace(sent, body=b"row-399", properties={**sent.properties, "KEYS": "key of row-399"})
     put(cluster, job.queues[0], forged(later, how))

@@ -31,7 +31,18 @@ from rocketmq_spark.protocol.remoting.codes import DELAY_ILLEGAL, RequestCode, R
 from rocketmq_spark.protocol.remoting.command import RemotingCommand
 from rocketmq_spark.protocol.remoting.records import encode_single
 from rocketmq_spark.testing import FakeCluster, Reply
-from tests.support.resume import BATCH, ROWS, WRITE, Killed, complete, job_log, new_plan, refresh_routes, run_task
+from tests.support.resume import (
+    BATCH,
+    ROWS,
+    WRITE,
+    Killed,
+    complete,
+    dying_after_stored_rows,
+    job_log,
+    new_plan,
+    refresh_routes,
+    run_task,
+)
 from tests.support.two_phase import TOPIC, Driver, MovedClock, driver, visible
 
 
@@ -179,7 +190,7 @@ def test_a_row_that_is_not_replicated_is_not_sent_again(cluster: FakeCluster, jo
 def test_a_request_that_is_stored_after_the_fence_is_reported(cluster: FakeCluster, job: Driver) -> None:
     plan = new_plan(job)
     with pytest.raises(Killed):
-        run_task(job, plan, WRITE, dies_after=100)
+        run_task(job, plan, WRITE, **dying_after_stored_rows(cluster, 100))
     late = visible(cluster)
     done = run_task(job, plan, WRITE)
     for message in [one for one in cluster.messages(TOPIC) if one.body.decode() in late][:7]:
