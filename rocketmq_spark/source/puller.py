@@ -27,7 +27,7 @@ WINDOW: Final = 64
 _FEWEST: Final = 8
 # The most bytes of results from one look at the sockets to the next, and what a result costs besides its bytes. With
 # less, few answers come at a time, and each costs more processor time.
-_RESULTS: Final = 2 * 1024 * 1024
+_RESULTS: Final = 8 * 1024 * 1024
 _RESULT: Final = 8 * 1024
 # The most bytes of requested answers. Together with answers that wait, they have at most twice as many.
 _MOST_BYTES: Final = 32 * 1024 * 1024
@@ -148,13 +148,11 @@ class Puller:
             self._send(fetch.segments[-1], later=later)
             return
         segments, end = fetch.segments, fetch.range.end if beyond else min(fetch.border, fetch.range.end)
-        size = fetch.size(self.options.pull_batch_size)
-        if size is None:
-            # The answer shows where the next request begins.
-            free = min(free, 1 - len(segments))
         free = min(free, most - len(segments), PER_QUEUE - len(segments) - len(fetch.ready))
         while free > 0 and fetch.planned < end:
-            stop = None if size is None else fetch.stop_of(size)
+            stop = fetch.next_stop(self.options.pull_batch_size)
+            if stop is None and segments:
+                return
             segment = Segment(fetch, fetch.planned, stop)
             fetch.planned = fetch.range.end if stop is None else stop
             segments.append(segment)
@@ -174,8 +172,6 @@ class Puller:
             target = fetch.target
             if segment.check:
                 target = replace(target, max_msg_nums=1, sub_expression="*", expression_type="TAG")
-            elif segment.stop is not None and fetch.limited is not None:
-                target = fetch.limited
             request = PullRequest(target, segment.address, segment.start, suspend_ms)
             arrived = self._arrived
             self.transport.pull(request, self.brokers.timeout, lambda outcome: arrived.append((segment, outcome)))

@@ -25,8 +25,6 @@ All queues advance together, because a broker's commit log has their messages si
 PER_QUEUE: Final = 32
 """The most requests and answers of one queue."""
 
-# Answers of this many messages need no limit.
-_SMALL: Final = 64
 # Seconds from one check of a filtered read to the next.
 CHECK_EVERY: Final = 1.0
 
@@ -54,8 +52,6 @@ class QueueFetch:
         self.range = offsets
         self.queue = offsets.queue
         self.target = target
-        # The target of requests for fewer messages than the broker would return.
-        self.limited: PullTarget | None = None
         self.turn = turn
         self.planned = offsets.start
         self.filtered = filtered
@@ -108,24 +104,17 @@ class QueueFetch:
 
     def is_alone(self) -> None:
         """End the turns: no other queue is left."""
-        self.alone, self.border, self.limited = True, self.range.end, None
+        self.alone, self.border = True, self.range.end
 
-    def size(self, most: int) -> int | None:
-        """Return the offsets of the next request, or None if only its answer shows how many it covers."""
-        if self.filtered or self.stride is None or self.stride > most:
+    def next_stop(self, most: int) -> int | None:
+        """Return where the next request stops, or None if only its answer shows that."""
+        stride = self.stride
+        if self.filtered or stride is None or stride > most:
             return None
-        size = self.stride
-        if size > _SMALL and not self.alone:
-            # A turn has a whole number of such requests. The part of an answer beyond it would be decoded twice.
-            size = 1 << (size.bit_length() - 1)
-            if self.limited is None or self.limited.max_msg_nums != size:
-                self.limited = replace(self.target, max_msg_nums=size)
-        return size
-
-    def stop_of(self, size: int) -> int:
-        """Return where a request for `size` offsets stops: at the end of its turn, or before."""
-        stop = min(self.planned + size, self.range.end)
-        return stop if self.alone else min(stop, self.planned + self.turn - (self.planned - self.border) % self.turn)
+        if not self.alone and self.turn % stride == 0:
+            # A turn then has a whole number of answers. Others have to be divided.
+            stride -= (self.planned - self.border) % stride
+        return min(self.planned + stride, self.range.end)
 
     def again(self, segment: Segment) -> None:
         """Send a segment's request again when possible."""
