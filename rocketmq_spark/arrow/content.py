@@ -6,7 +6,7 @@ their places, and the products of these pairs are summed up. Two different piece
 seeds. A second lane has other keys for each pair. Length and number of the piece are added with keys of their own. The
 sums are mixed, because sums of different strings depend on each other. The mixed sums of a row are added.
 
-Who does not know the seed can prepare no collision.
+Without the seed a user can prepare no collision.
 
 The hash does not depend on the order of properties, on compression, or on how rows are cut into record batches.
 """

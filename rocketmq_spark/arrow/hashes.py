@@ -248,7 +248,7 @@ def content_sums(
     body: ByteColumn,
     flags: Ints | None,
 ) -> Hashes:
-    """Return the sums of the strings of which the content of a row consists.
+    """Return the sum of the strings' hashes in each row's content.
 
     All of `properties` belong to the content. `user` has a property string for each entry.
     """

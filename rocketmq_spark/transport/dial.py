@@ -34,7 +34,7 @@ _NOTSENT_LOWAT: Final[int | None] = getattr(
     socket, "TCP_NOTSENT_LOWAT", {"linux": 25, "darwin": 0x201}.get(sys.platform)
 )
 
-# The close of a socket with this option discards what is not sent, and resets the connection.
+# With this option, `close` discards unsent bytes and resets the connection.
 _NO_LINGER: Final = struct.pack("ii", 1, 0)
 
 # Lookups at once in one process; without an answer the thread of a lookup outlives the connect's timeout.

@@ -1,6 +1,6 @@
-"""A hostile user, who may read and write the topic of rows and the topic of the log.
+"""A hostile user with the rights to read and write the topics of rows and of the log.
 
-He sees each request, also those that no broker gets. He stores rows with the properties of a write, and records of its
+The user sees each request, also lost ones. He stores rows with the properties of a write, and records of its
 log: replayed ones, forged ones, junk, and floods.
 """
 

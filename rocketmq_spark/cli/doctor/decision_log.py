@@ -41,7 +41,7 @@ def check_decision_log(admin: Admin, topic: str, key: str | None) -> list[Check]
 def _signers(topic: str, keys: LogKeys, messages: Iterable[PeekedMessage]) -> Counter[tuple[str, str | None]]:
     """Return the number of records by ``transactionalId`` and fingerprint of the key.
 
-    The fingerprint is None for another key, and empty without a signature.
+    An unknown key has the fingerprint None, a missing signature an empty one.
     """
     found: Counter[tuple[str, str | None]] = Counter()
     for message in messages:
@@ -71,7 +71,7 @@ def _findings(name: str, keys: LogKeys, signers: Counter[tuple[str, str | None]]
             WARNING,
             f"it has records of {len(open_ids)} transactionalIds without a signature ({shown}): each user with Pub on "
             "this topic can make their writes lose or repeat rows",
-            "give each group of jobs that trust each other a transactionTopic of its own, or each job a "
+            "give each group of trusted jobs its own transactionTopic, or each job a "
             "transactionalKey: see docs/security.md#the-decision-log",
         )
     elif open_ids:

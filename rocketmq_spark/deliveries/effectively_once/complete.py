@@ -72,7 +72,7 @@ def complete(
     recovered = {
         attempt.partition_id: attempt.rows
         for attempt in attempts
-        # Also if another attempt than the one that ended has begun.
+        # A second attempt may have stored rows, too.
         if attempt.recovered or len(known_attempts.get(attempt.partition_id, ())) > 1
     }
     known = plan.start_offsets_of(write)
@@ -135,7 +135,7 @@ def _count_repeats(
     recovered: Mapping[int, int],
     start_offsets: Mapping[MessageQueue, int],
 ) -> int:
-    """Return how many messages of partitions are stored beyond their rows, of which each task knows the number."""
+    """Return how many messages of partitions are stored beyond the rows that `recovered` counts."""
     all_begun = [one for part in recovered for one in state.begun[part].values()]
     # All rows are readable then.
     pass_fence(brokers, log, write, most_queues(one.queue_nums for one in all_begun).keys(), 0.0)

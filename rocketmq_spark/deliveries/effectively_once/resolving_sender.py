@@ -55,7 +55,7 @@ class Resumption(NamedTuple):
     lease: Lease
 
     def __repr__(self) -> str:
-        # Whoever knows the token can imitate rows of the attempt.
+        # With the token a user can imitate rows of the attempt.
         return f"<Resumption of an attempt that sends to {self.broker_names}>"
 
     def rules(self) -> SendRules:

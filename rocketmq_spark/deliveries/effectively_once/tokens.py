@@ -16,7 +16,7 @@ TOKEN_LENGTH: Final = 22
 def attempt_token(keys: LogKeys, key_id: str, log_name: str, write: Write, partition_id: int, attempt_id: str) -> str:
     """Return the token of the rows of an attempt, made with the key that signs its record.
 
-    Who does not have the key can make no token. Without keys, everyone can. A missing key is an OptionError.
+    Without the key a user can make no token. Without keys, everyone can. A missing key is an OptionError.
     """
     key = keys.signing_with(key_id).key_of(key_id)
     text = json.dumps([log_name, write.query, write.name, partition_id, attempt_id]).encode()

@@ -43,7 +43,7 @@ class LogKeys:
 
     @classmethod
     def of(cls, *keys: bytes) -> LogKeys:
-        """Return keys of which the first one signs."""
+        """Return the keys of a log; the first one signs."""
         return cls({fingerprint_of(key): key for key in keys})
 
     def __bool__(self) -> bool:
@@ -67,7 +67,7 @@ class LogKeys:
         return self._keys[fingerprint] if fingerprint else b""
 
     def signing_with(self, fingerprint: str) -> LogKeys:
-        """Return the same keys, of which the one with this fingerprint signs; OptionError without it."""
+        """Return the same keys; the one with this fingerprint signs. Raises an OptionError without it."""
         if fingerprint == self.signs:
             return self
         if fingerprint not in self._keys:

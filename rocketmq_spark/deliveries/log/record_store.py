@@ -186,7 +186,7 @@ class RecordStore:
     def read_manifests(self, brokers: Brokers, decision: Decision, home: MessageQueue) -> Iterator[bytes]:
         """Yield the manifests of a decision.
 
-        Raises a DataLossError if one is deleted, and a ValueError if they are not those that the driver has stored.
+        Raises a DataLossError if one is deleted, and a ValueError if the driver stored others.
         """
         read = hashlib.sha256()
         for offset in decision.manifests:

@@ -41,7 +41,7 @@ Floor: TypeAlias = Known | Unknown
 
 
 def lowest(floors: Iterable[Floor]) -> Floor:
-    """Return the floor below all rows, of which some have one floor, and some another."""
+    """Return the lowest floor; it is unknown if one of them is."""
     offsets = [floor.offset if isinstance(floor, Known) else None for floor in floors]
     known = [offset for offset in offsets if offset is not None]
     return Known(min(known)) if known and len(known) == len(offsets) else UNKNOWN

@@ -219,7 +219,7 @@ _PLACE: Final = struct.Struct(">i16xq8xi")
 
 
 def place_of(body: Buffer, queue_offset: int) -> int | None:
-    """Return where the first record from a queue offset on begins in a pull's body; the end if there is none.
+    """Return the place in a pull's body of the first record at or after a queue offset, or the body's end.
 
     None if a record cannot be located or may hold messages of several offsets, or if the offsets do not ascend.
     """

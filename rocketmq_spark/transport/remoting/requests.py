@@ -214,7 +214,7 @@ class Outbound(deque[Request]):
         return gathered
 
     def remove_overdue(self, now: float) -> bool:
-        """Remove overdue requests of which no byte is written; return whether the rest of one may not be written."""
+        """Remove overdue requests without written bytes; return whether the first request began, and is overdue."""
         for request in [request for request in self if not request.started and request.due <= now]:
             self.remove(request)
         return bool(self) and self[0].started and self[0].write_by <= now

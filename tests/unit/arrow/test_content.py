@@ -1,4 +1,4 @@
-"""Keyed hashes of contents: equal for equal contents, and different for all others, whoever prepares them."""
+"""Keyed hashes of contents: equal for equal contents, and different for all others."""
 
 from __future__ import annotations
 

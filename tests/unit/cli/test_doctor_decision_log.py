@@ -54,7 +54,7 @@ def test_records_of_several_jobs_without_a_signature_are_a_warning(fake: FakeClu
     ((state, finding, fix),) = found(fake)
     assert state == WARNING
     assert "2 transactionalIds without a signature (job-1, job-2\\x1b[2J)" in finding
-    assert "transactionTopic of its own" in fix
+    assert "its own transactionTopic" in fix
     assert "transactionalKey" in fix
 
 

@@ -112,7 +112,7 @@ def test_a_row_is_not_left_out_because_of_a_foreign_message_with_the_token(
 
 @pytest.mark.parametrize("partly", [False, True])
 def test_copies_of_rows_with_their_token_stop_no_row(cluster: FakeCluster, job: Driver, partly: bool) -> None:
-    """A producer who reads the topic copies the rows of a task while it writes."""
+    """A foreign producer reads the topic, and copies the rows of a running task."""
     copies = 0
 
     def copy(name: str, request: RemotingCommand) -> Reply | None:

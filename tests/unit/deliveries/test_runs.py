@@ -43,7 +43,7 @@ def stored(rows: str, first: int = 0, queue: MessageQueue = QUEUE) -> QueueRows:
         # A request is stored as a whole.
         (["abc"], "ab c", [], [PARTLY]),
         (["abc"], "cba", [], [PARTLY]),
-        # Each request has a run of its own.
+        # No two requests share a run.
         (["aa", "aa"], "aa", [], [0, NOT_STORED]),
         (["aa", "aa"], "aaaa", [], [0, 2]),
         (["aa", "aaa"], "aaa", [], [NOT_STORED, 0]),

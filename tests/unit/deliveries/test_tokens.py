@@ -1,4 +1,4 @@
-"""The tokens of attempts: each attempt has one, and only who has the key can make it."""
+"""The tokens of attempts: each attempt has one, and it needs the key."""
 
 from __future__ import annotations
 
