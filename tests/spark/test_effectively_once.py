@@ -20,6 +20,7 @@ from rocketmq_spark import Producer
 from rocketmq_spark.errors import InputChangedError, OptionError
 from rocketmq_spark.spark.report import Metrics
 from tests.support.cluster import SharedCluster
+from tests.support.processes import wait_for
 from tests.support.streams import write_files
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
@@ -260,9 +261,11 @@ def test_send_arrow_continues_a_write(
     cluster: SharedCluster, topic: str, once: dict[str, str], visible: Callable[[], Counter[str]], metrics: Metrics
 ) -> None:
     table = pa.table({"body": pa.array([row.encode() for row in ROWS])})
+    stored = 0
 
     def dying() -> Iterator[pa.RecordBatch]:
         yield from table.slice(0, 20_000).to_batches()
+        wait_for(lambda: visible().total() > stored)
         raise ValueError("broken input")
 
     with Producer("effectively-once", name_server=cluster.name_server) as producer:
@@ -272,6 +275,7 @@ def test_send_arrow_continues_a_write(
         summary = producer.send_arrow(table, topic=topic, **options)
         assert summary.recovered_rows()["recovered"] > 0
         assert visible() == Counter(ROWS)
+        stored = len(ROWS)
         with pytest.raises(ValueError, match="broken input"):
             producer.send_arrow(dying(), topic=topic, **{**options, "writeId": "tuesday"})
         changed = table.set_column(0, "body", pa.array([b"other"] * len(ROWS)))
