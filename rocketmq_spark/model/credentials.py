@@ -57,13 +57,13 @@ def gives_another(provider: CredentialsProvider | None, refused: Credentials) ->
     return replace(provider.credentials(), expires_at=refused.expires_at) != refused
 
 
-def without_token(text: str, key_id: Credentials | None) -> str:
+def without_token(text: str, signed_by: Credentials | None) -> str:
     """Return a server's text with asterisks for the token, which the server has received and may repeat."""
-    token = "" if key_id is None else key_id.security_token
+    token = "" if signed_by is None else signed_by.security_token
     return text.replace(token, "*" * len(token)) if token else text
 
 
-def reply_without_token(reply: bytes, key_id: Credentials | None) -> bytes:
+def reply_without_token(reply: bytes, signed_by: Credentials | None) -> bytes:
     """Return the bytes of a reply with asterisks for the token. The fields of the reply keep their lengths."""
-    token = b"" if key_id is None else key_id.security_token.encode("utf-8", "surrogatepass")
+    token = b"" if signed_by is None else signed_by.security_token.encode("utf-8", "surrogatepass")
     return reply.replace(token, b"*" * len(token)) if token else reply

@@ -56,7 +56,7 @@ class GrpcAnswer:
     error: errors.RocketMQError | None
     latency_ms: float
     doing: str
-    key_id: Credentials | None = None
+    signed_by: Credentials | None = None
 
 
 OnAnswer: TypeAlias = Callable[[GrpcAnswer], None]
@@ -74,7 +74,7 @@ class _Flight:
     on_answer: OnAnswer
     started: float
     permit: Permit | None = None
-    key_id: Credentials | None = None
+    signed_by: Credentials | None = None
 
 
 class GrpcClient:
@@ -115,7 +115,7 @@ class GrpcClient:
         RocketMQError: the client is closed; `on_answer` is not called.
         """
         try:
-            call, metadata, key_id, doing = self._prepared(endpoint, method, timeout, doing)
+            call, metadata, signed_by, doing = self._prepared(endpoint, method, timeout, doing)
             permit = self._permits.try_acquire()
             if permit is None:
                 raise self._permits.exhausted(doing)
@@ -123,7 +123,7 @@ class GrpcClient:
             # Without credentials, a channel or a permit this call fails; the next one may succeed.
             self.refuse(exc, on_answer)
             return
-        number = self._register(_Flight(endpoint, doing, on_answer, self._clock(), permit, key_id))
+        number = self._register(_Flight(endpoint, doing, on_answer, self._clock(), permit, signed_by))
         try:
             started = call.future(request, timeout, metadata)
         except BaseException:
@@ -152,26 +152,26 @@ class GrpcClient:
         most_parts: int = _PARTS,
     ) -> _ReplyT:
         """Call and return the reply; MQBrokerException if its status is not OK, RemotingException without a reply."""
-        call, metadata, key_id, doing = self._prepared(endpoint, method, timeout, doing)
+        call, metadata, signed_by, doing = self._prepared(endpoint, method, timeout, doing)
         try:
             started = call.future(request.SerializeToString(), timeout, metadata)
         except ValueError:
             self._check()
             raise
-        end = self._end_of(started, endpoint, doing, key_id)
+        end = self._end_of(started, endpoint, doing, signed_by)
         if not isinstance(end, errors.RocketMQError):
             reply = parsed(end, reply_type, endpoint, doing, most_parts)
             error = error_in(cast("Any", reply).status, endpoint, doing)
             if error is None:
                 return reply
             end = error
-        self.report(end, key_id)
+        self.report(end, signed_by)
         raise end
 
-    def report(self, error: errors.RocketMQError | None, key_id: Credentials | None) -> None:
+    def report(self, error: errors.RocketMQError | None, signed_by: Credentials | None) -> None:
         """Report rejected credentials to their provider."""
         if isinstance(error, errors.UserRefusedException):
-            self._metadata.refused(key_id)
+            self._metadata.refused(signed_by)
 
     def stream(self, endpoint: str, method: str, requests: Iterator[bytes]) -> Any:
         """Open a stream: an iterator of the server's messages as bytes, with `cancel`; raises ``grpc.RpcError``."""
@@ -199,11 +199,11 @@ class GrpcClient:
         call = self._calls.get((endpoint, method))
         if call is None:
             call = self._calls[endpoint, method] = self._channel(endpoint).unary_unary(_SERVICE + method)
-        request_id, metadata, key_id = self._metadata.fresh()
+        request_id, metadata, signed_by = self._metadata.fresh()
         doing = f"{doing} (request {request_id})"
         if timeout <= 0:
             raise errors.RemotingTooMuchRequestException(f"{doing}: not sent, because no time is left")
-        return call, metadata, key_id, doing
+        return call, metadata, signed_by, doing
 
     def _channel(self, endpoint: str) -> grpc.Channel:
         self._check()
@@ -233,7 +233,7 @@ class GrpcClient:
                     end = (
                         end
                         if isinstance(end, errors.RocketMQError)
-                        else self._end_of(end, flight.endpoint, flight.doing, flight.key_id)
+                        else self._end_of(end, flight.endpoint, flight.doing, flight.signed_by)
                     )
                     self._finish(number, end, at)
         finally:
@@ -253,20 +253,20 @@ class GrpcClient:
             flight.permit.release()
         reply, error = (None, end) if isinstance(end, errors.RocketMQError) else (end, None)
         try:
-            flight.on_answer(GrpcAnswer(reply, error, (at - flight.started) * 1000.0, flight.doing, flight.key_id))
+            flight.on_answer(GrpcAnswer(reply, error, (at - flight.started) * 1000.0, flight.doing, flight.signed_by))
         except Exception:
             logger.exception(
                 "the callback of a call to a proxy raised (%s)", flight.doing or "the call was not started"
             )
 
     def _end_of(
-        self, call: grpc.Future, endpoint: str, doing: str, key_id: Credentials | None
+        self, call: grpc.Future, endpoint: str, doing: str, signed_by: Credentials | None
     ) -> bytes | errors.RocketMQError:
         """Wait for a call; return its reply, or the error."""
         code = call.code()
         if code.name == "OK":
-            return reply_without_token(cast("bytes", call.result()), key_id)
-        details = without_token(call.details() or "", key_id)
+            return reply_without_token(cast("bytes", call.result()), signed_by)
+        details = without_token(call.details() or "", signed_by)
         error = call_error(code.name, details, endpoint, doing, self._channels.server_name)
         if type(error) is errors.RemotingConnectException and any(words in details.lower() for words in _HUNG_UP):
             try:
@@ -277,7 +277,7 @@ class GrpcClient:
                 # Return the call's own error, even if its cause stays unknown.
                 logger.debug("finding out why %s closed the connection failed: %r", endpoint, exc)
         # The traceback of gRPC's own exception would show the server's text unescaped and on several lines.
-        error.__cause__ = RuntimeError(escaped(without_token(str(call.exception()), key_id)))
+        error.__cause__ = RuntimeError(escaped(without_token(str(call.exception()), signed_by)))
         return error
 
 

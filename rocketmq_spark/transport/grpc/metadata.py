@@ -24,7 +24,7 @@ class Signed(NamedTuple):
 
     request_id: str = ""
     metadata: Metadata = ()
-    key_id: Credentials | None = None
+    signed_by: Credentials | None = None
 
     def __repr__(self) -> str:
         # The metadata holds the security token, and a signature.
@@ -76,22 +76,22 @@ class MetadataSource:
             signed = self._signed_at(now)
             self._of_second = (now, signed)
         request_id = f"{self._end}-{next(self._numbers)}"
-        return Signed(request_id, (*signed.metadata, ("x-mq-request-id", request_id)), signed.key_id)
+        return Signed(request_id, (*signed.metadata, ("x-mq-request-id", request_id)), signed.signed_by)
 
-    def refused(self, key_id: Credentials | None) -> None:
+    def refused(self, signed_by: Credentials | None) -> None:
         """Report rejected credentials to the provider; the next request asks it again."""
-        tell_refused(self._credentials, key_id)
+        tell_refused(self._credentials, signed_by)
         self._of_second = (-1, Signed())
 
     def _signed_at(self, second: int) -> Signed:
         date_time = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(second))
-        key_id = None if self._credentials is None else self._credentials.credentials()
+        signed_by = None if self._credentials is None else self._credentials.credentials()
         try:
-            signature = () if key_id is None else _signature(key_id, date_time)
+            signature = () if signed_by is None else _signature(signed_by, date_time)
         except OptionError as exc:
             # Fixed credentials were checked at the start.
             raise CredentialsError(str(exc)) from None
-        return Signed("", (*self._static, ("x-mq-date-time", date_time), *signature), key_id)
+        return Signed("", (*self._static, ("x-mq-date-time", date_time), *signature), signed_by)
 
 
 def _signature(credentials: Credentials, date_time: str) -> Metadata:

@@ -120,7 +120,7 @@ class GrpcTransport(Closes):
 
         def on_answer(answer: GrpcAnswer) -> None:
             outcome = _outcome_of(request, answer)
-            telemetry.client.report(outcome.error, answer.key_id)
+            telemetry.client.report(outcome.error, answer.signed_by)
             on_outcome(outcome)
 
         doing = f"sending {batch.rows} rows to {queue}"
@@ -181,7 +181,7 @@ class GrpcTransport(Closes):
                     error = error_in(reply.status, address, answer.doing)
                 except errors.RemotingCommandException as exc:
                     error = exc
-            telemetry.client.report(error, answer.key_id)
+            telemetry.client.report(error, answer.signed_by)
             on_end(error)
 
         message = messages.end_transaction_request(request, self._namespace).SerializeToString()

@@ -197,21 +197,21 @@ class RequestClient:
         self.loop.check()
         # Before the connection takes the request and its lock, because signing reads the whole body.
         fields = self._namespace.wrap_fields(request.ext_fields)
-        request.key_id = None
+        request.signed_by = None
         if self._credentials is not None and request.code not in self._unsigned:
-            request.key_id = self._credentials.credentials()
-            fields = signed(fields, request.body, request.key_id)
+            request.signed_by = self._credentials.credentials()
+            fields = signed(fields, request.body, request.signed_by)
         request.sent_fields = fields
         self.loop.submit(address, request)
 
     def _on_end(self, address: str, request: Request, answer: Answer) -> None:
         """Finish a request on the loop's thread; after GO_AWAY send it again, once, over a new connection."""
-        command, key_id = answer.command, request.key_id
+        command, signed_by = answer.command, request.signed_by
         if command is not None:
-            command.remark = without_token(command.remark, key_id)
-        if command is not None and key_id is not None and refuses_user(command.code, command.remark):
-            tell_refused(self._credentials, key_id)
-            answer = replace(answer, refused=key_id)
+            command.remark = without_token(command.remark, signed_by)
+        if command is not None and signed_by is not None and refuses_user(command.code, command.remark):
+            tell_refused(self._credentials, signed_by)
+            answer = replace(answer, refused=signed_by)
         if command is not None and command.code == ResponseCode.GO_AWAY and request.send_again(self.clock()):
             logger.debug("%s: go away; %s is sent again over a new connection", address, request.name)
             try:

@@ -84,7 +84,7 @@ class Request:
     remark: str = ""
     permit: Permit | None = None  # Released when the request ends.
     sent_fields: Mapping[str, str] = field(init=False)  # With namespace and signature.
-    key_id: Credentials | None = None
+    signed_by: Credentials | None = None
     opaque: int = 0
     resent: bool = False
     # Counted here, because a wrong length would corrupt every later frame of the connection.

@@ -54,7 +54,7 @@ def test_every_kind_of_request_is_signed(
     assert b"hush-hush" not in b"".join(str(request.ext_fields).encode() for request in requests)
 
 
-def test_requests_to_name_servers_are_not_key_id_default(make_transport: Callable[..., RemotingTransport]) -> None:
+def test_requests_to_name_servers_are_not_signed_by_default(make_transport: Callable[..., RemotingTransport]) -> None:
     with FakeCluster(topics={"orders": 4}) as cluster:
         transport = make_transport(cluster.name_server, credentials=CREDENTIALS)
         transport.query_route("orders", PATIENCE)
