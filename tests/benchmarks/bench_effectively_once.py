@@ -13,7 +13,6 @@ import sys
 import time
 import uuid
 from collections.abc import Iterator
-from functools import partial
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -22,7 +21,7 @@ from rocketmq_spark import Admin, LocalCluster
 from rocketmq_spark.arrow.block import read_block
 from rocketmq_spark.arrow.content import ContentHash
 from rocketmq_spark.deliveries.base import Write
-from rocketmq_spark.deliveries.effectively_once.attempt import Attempt, send_missing
+from rocketmq_spark.deliveries.effectively_once.attempt import Attempt
 from rocketmq_spark.deliveries.effectively_once.complete import complete
 from rocketmq_spark.deliveries.effectively_once.plan import plan_write
 from rocketmq_spark.deliveries.effectively_once.stored import read_stored
@@ -75,7 +74,7 @@ class Job:
             assert rules is not None
             write_rows(context, recorder, batches, row_id_name, rules)
 
-        attempted = Attempt(self.brokers, plan, write, 0).run(recorder, iter(batches), partial(send_missing, send))
+        attempted = Attempt(self.brokers, plan, write, 0).run(recorder, iter(batches), send)
         sent = time.perf_counter()
         assert attempted is not None
         names = {queue.broker_name for queue in plan.start_offsets[-1].by_queue}

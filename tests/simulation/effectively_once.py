@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from rocketmq_spark.deliveries.effectively_once.attempt import SendMissing
+from rocketmq_spark.deliveries.base import Send
 from rocketmq_spark.deliveries.log.brokers import Brokers
 from rocketmq_spark.metrics import Recorder
 from rocketmq_spark.model.message import MessageQueue
@@ -165,7 +165,7 @@ class _NetworkClient(WriteClient):
         self.attempt: Attempt | None = None
         self._instance.start()
 
-    def send(self, attempt: Attempt, recorder: Recorder) -> SendMissing:
+    def send(self, attempt: Attempt, recorder: Recorder) -> Send:
         # Here, because drivers have no rows.
         self._instance.register(self.brokers.options.producer_group)
         self.attempt = attempt

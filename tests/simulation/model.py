@@ -13,7 +13,7 @@ import random
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rocketmq_spark.deliveries.effectively_once.attempt import SendMissing
+from rocketmq_spark.deliveries.base import Send
 from rocketmq_spark.metrics import Recorder
 from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.model.message_ext import MessageExt
@@ -163,7 +163,7 @@ class _Client(WriteClient):
         super().__init__(brokers, transport.runtime, transport.cluster.rng, queues)
         self._transport = transport
 
-    def send(self, attempt: Attempt, recorder: Recorder) -> SendMissing:
+    def send(self, attempt: Attempt, recorder: Recorder) -> Send:
         self._transport.attempt = attempt
         return super().send(attempt, recorder)
 

@@ -17,11 +17,11 @@ from typing import ClassVar, Protocol
 
 import pyarrow as pa
 
-from rocketmq_spark.deliveries.base import Write
+from rocketmq_spark.deliveries.base import Send, Write
 from rocketmq_spark.deliveries.effectively_once import attempt as attempts
 from rocketmq_spark.deliveries.effectively_once import complete as ends
 from rocketmq_spark.deliveries.effectively_once import plan as plans
-from rocketmq_spark.deliveries.effectively_once.attempt import Attempted, SendMissing
+from rocketmq_spark.deliveries.effectively_once.attempt import Attempted
 from rocketmq_spark.deliveries.effectively_once.complete import ResumeReport
 from rocketmq_spark.deliveries.effectively_once.plan import ResumePlan
 from rocketmq_spark.deliveries.log.brokers import Brokers
@@ -139,7 +139,7 @@ class Client(Protocol):
     def rows(self, bodies: Sequence[str], *, slow: bool, cuts: Sequence[int]) -> Iterator[pa.RecordBatch]:
         """Return rows as record batches."""
 
-    def send(self, attempt: Attempt, recorder: Recorder) -> SendMissing:
+    def send(self, attempt: Attempt, recorder: Recorder) -> Send:
         """Return what sends the rows of an attempt."""
 
     def close(self) -> None:

@@ -10,8 +10,7 @@ import pyarrow as pa
 
 from rocketmq_spark.arrow.batcher import ArrowBatcher
 from rocketmq_spark.arrow.joiner import JoiningBatcher
-from rocketmq_spark.deliveries.effectively_once.attempt import SendMissing, send_missing
-from rocketmq_spark.deliveries.effectively_once.resolving_sender import Resumption
+from rocketmq_spark.deliveries.base import Send
 from rocketmq_spark.deliveries.log.brokers import Brokers
 from rocketmq_spark.metrics import Recorder
 from rocketmq_spark.model.message import MessageQueue
@@ -49,10 +48,11 @@ class WriteClient:
                 self.runtime.sleep(self.rng.choice((0.05, 1.5, 4.0)) * self.rng.random())
             yield record_batch(bodies[start:end])
 
-    def send(self, attempt: Attempt, recorder: Recorder) -> SendMissing:
+    def send(self, attempt: Attempt, recorder: Recorder) -> Send:
         """Return what sends the rows of an attempt."""
 
-        def send(rows: Iterator[pa.RecordBatch], write_id: str, resumption: Resumption) -> None:
+        def send(batches: Iterator[pa.RecordBatch], *, row_id_name: str = "", rules: SendRules | None = None) -> None:
+            rules = rules or AT_LEAST_ONCE
             routes = RouteFinder(
                 self.brokers.options,
                 self.brokers.instance,
@@ -60,22 +60,15 @@ class WriteClient:
                 runtime=self.runtime,
                 rng=self.rng,
                 fixed_queues=self.fixed_queues,
-                broker_names=resumption.broker_names,
+                broker_names=rules.broker_names,
             )
-
-            def send_rows(
-                batches: Iterator[pa.RecordBatch], *, row_id_name: str = write_id, rules: SendRules | None = None
-            ) -> None:
-                rules = rules or AT_LEAST_ONCE
-                batcher = RowBatchers(routes, recorder, row_id_name, rules).source()
-                assert isinstance(batcher, ArrowBatcher)
-                # The look-up of topic settings uses separate threads.
-                batcher.check_keys = None
-                open_sender = rules.open_sender or BatchSender
-                sender = open_sender(routes, recorder, max_rate_per_second=None, on_stored=None)
-                sender.write(batches, JoiningBatcher(batcher, TOPIC))
-
-            send_missing(send_rows, rows, write_id, resumption)
+            batcher = RowBatchers(routes, recorder, row_id_name, rules).source()
+            assert isinstance(batcher, ArrowBatcher)
+            # The look-up of topic settings uses separate threads.
+            batcher.check_keys = None
+            open_sender = rules.open_sender or BatchSender
+            sender = open_sender(routes, recorder, max_rate_per_second=None, on_stored=None)
+            sender.write(batches, JoiningBatcher(batcher, TOPIC))
 
         return send
 

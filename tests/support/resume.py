@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from rocketmq_spark.deliveries.base import Write
-from rocketmq_spark.deliveries.effectively_once.attempt import Attempt, Attempted, send_missing
+from rocketmq_spark.deliveries.effectively_once.attempt import Attempt, Attempted
 from rocketmq_spark.deliveries.effectively_once.complete import ResumeReport
 from rocketmq_spark.deliveries.effectively_once.complete import complete as complete_write
 from rocketmq_spark.deliveries.effectively_once.delivery import EffectivelyOnce
@@ -65,7 +65,7 @@ def run_task(
     recorder = Recorder(write.query or write.name, write.batch_id, partition_id)
     send = partial(_send, job, recorder)
     attempt = Attempt(job.brokers, plan, write, partition_id)
-    done = attempt.run(recorder, batches(rows, dies_after, key, before), partial(send_missing, send))
+    done = attempt.run(recorder, batches(rows, dies_after, key, before), send)
     if summary is not None:
         merge_into(summary, recorder.snapshot())
     return done

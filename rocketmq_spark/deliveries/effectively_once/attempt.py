@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
 import pyarrow as pa
 
@@ -51,15 +50,6 @@ class Attempted(PartitionResult):
     rows: int  # How many rows of the partition are stored, each of them counted once
 
 
-SendMissing: TypeAlias = Callable[[Iterator[pa.RecordBatch], str, Resumption], None]
-"""Sends the record batches of a partition, without the rows that the resumption knows. The text begins row ids."""
-
-
-def send_missing(send: Send, batches: Iterator[pa.RecordBatch], row_id_name: str, resumption: Resumption) -> None:
-    """Send the rows that are not stored."""
-    send(batches, row_id_name=row_id_name, rules=resumption.rules())
-
-
 @dataclass(eq=False, repr=False)
 class Attempt:
     """One attempt at a partition, in its task."""
@@ -83,7 +73,7 @@ class Attempt:
         self._log.home, self._log.position = self.plan.home, self.plan.position
         self._own_token = self._token(self.id, keys.signs)
 
-    def run(self, recorder: Recorder, rows: Iterator[pa.RecordBatch], send: SendMissing) -> Attempted | None:
+    def run(self, recorder: Recorder, rows: Iterator[pa.RecordBatch], send: Send) -> Attempted | None:
         """Send the rows of the partition that no earlier attempt has stored.
 
         Return None if the write was completed before. Raises as `write_rows`, an InputChangedError if the rows are not
@@ -111,7 +101,8 @@ class Attempt:
                 self.lease,
             )
             begun = self.id
-            send(itertools.chain([first], rows), row_id_name(self.brokers.options, self.write), resumption)
+            name = row_id_name(self.brokers.options, self.write)
+            send(itertools.chain([first], rows), row_id_name=name, rules=resumption.rules())
             if stored is not None:
                 stored.check_end(self.partition_id)
                 recorder.record_repeats(stored.repeats)

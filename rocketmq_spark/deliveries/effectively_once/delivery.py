@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import ClassVar
 
 from rocketmq_spark.deliveries.base import OpenInstance, PartitionResult, PartitionTask, TaskResults, Write
-from rocketmq_spark.deliveries.effectively_once.attempt import Attempt, Attempted, send_missing
+from rocketmq_spark.deliveries.effectively_once.attempt import Attempt, Attempted
 from rocketmq_spark.deliveries.effectively_once.complete import ResumeReport, complete
 from rocketmq_spark.deliveries.effectively_once.plan import ResumePlan, plan_write
 from rocketmq_spark.deliveries.log.brokers import Brokers
@@ -71,7 +70,7 @@ class EffectivelyOnce(LoggedDelivery[Attempted, ResumePlan]):
         write = self.planned.write_of(recorder.write_id, recorder.batch_id)
         with task.open_instance() as instance:
             attempt = Attempt(Brokers(self.options, instance), self.planned, write, recorder.partition_id)
-            attempted = attempt.run(recorder, task.rows, partial(send_missing, task.send))
+            attempted = attempt.run(recorder, task.rows, task.send)
         if attempted is None:
             recorder.record_skipped_write(str(write))
         return attempted
