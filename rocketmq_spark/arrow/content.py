@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -24,8 +24,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from rocketmq_spark.arrow.columns import ByteColumn, Ints, decimals
-from rocketmq_spark.arrow.gather import Workspace, chunks
-from rocketmq_spark.arrow.hashes import PIECE, Hashes, Strings, content_sums, mix, padded, stored_content
+from rocketmq_spark.arrow.gather import Workspace
+from rocketmq_spark.arrow.hashes import Hashes, Strings, content_sums, mix, padded, stored_content, sums_of
 from rocketmq_spark.arrow.model import MessageBlock, Property
 from rocketmq_spark.model.hashes import NOT_CONTENT
 from rocketmq_spark.model.properties import ATTEMPT, CARRIED, ROW_ID
@@ -79,19 +79,10 @@ class ContentHash:
 
     def _sums(self, columns: Sequence[Strings]) -> Hashes:
         """Return the sum of the hashes of each row's strings; a null string adds 0."""
-        sizes = np.stack([strings.sizes for strings in columns], axis=1)
-        sums = np.zeros((_LANES, len(sizes)), np.uint64)
-        for start, stop in chunks(sizes.sum(axis=1), PIECE, None):
-            parts = [replace(strings, values=strings.values.slice(start, stop)) for strings in columns]
-            hashes = self._hashes(parts, sizes[start:stop]).reshape(_LANES, stop - start, len(columns))
-            for position, strings in enumerate(parts):
-                valid = strings.values.valid
-                of_column = hashes[:, :, position]
-                sums[:, start:stop] += of_column if valid is None else of_column * valid
-        return sums
+        return sums_of(columns, _LANES, self._hashes)
 
     def _hashes(self, columns: Sequence[Strings], sizes: Ints) -> Hashes:
-        """Return the hash of each string, in the order of rows and then columns."""
+        """Return the hash of each string for each lane, in the shape of `sizes`: rows and columns."""
         data, counts = padded(columns, sizes, self._workspace)
         words, lengths, numbers = np.frombuffer(data, "<u8"), sizes.ravel().astype(np.uint64), None
         if counts.max() > _WORDS:
@@ -128,7 +119,8 @@ class ContentHash:
             sums ^= mixed[lane - 1]
             mix(sums, np.empty_like(sums))
             mixed[lane] = sums
-        return mixed if numbers is None else np.add.reduceat(mixed, firsts, axis=1)
+        hashes: Hashes = mixed if numbers is None else np.add.reduceat(mixed, firsts, axis=1)
+        return hashes.reshape(_LANES, *sizes.shape)
 
     def _places(self, total: int, starts: Ints, counts: Ints) -> npt.NDArray[np.int64]:
         """Return the number of each word in its piece."""

@@ -58,7 +58,7 @@ _PADS: Final = tuple(bytes(count) for count in range(8))
 
 # Words are hashed in pieces of about this size, bytes. This bounds memory, and hides the fixed cost of numpy's calls:
 # pieces of 256 KiB, which fit a processor's cache, take 245 ns per row of 100 bytes instead of 176.
-PIECE: Final = 1024 * 1024
+_PIECE: Final = 1024 * 1024
 # Words are mixed in blocks of this size, which fit a processor's cache.
 _BLOCK: Final = 16 * 1024
 
@@ -77,17 +77,28 @@ class Strings:
         return self.values.sizes.astype(np.int64) + (len(self.head) + len(self.tail))
 
 
-def hash_sums(columns: Sequence[Strings], workspace: Workspace, seeds: Sequence[int] = (0,)) -> list[Hashes]:
+def hash_sums(columns: Sequence[Strings], workspace: Workspace, seeds: Sequence[int] = (0,)) -> Hashes:
     """Return, for each of `seeds`, the sum of the hashes of each row's strings; a null string adds 0."""
+    return sums_of(columns, len(seeds), lambda parts, sizes: _hashes(parts, sizes, seeds, workspace))
+
+
+def sums_of(
+    columns: Sequence[Strings], lanes: int, hashes_of: Callable[[Sequence[Strings], Ints], Iterable[Hashes]]
+) -> Hashes:
+    """Return, for each lane, the sum of the hashes of each row's strings; a null string adds 0.
+
+    `hashes_of` gets some rows of all columns, and the sizes of their strings in bytes. It returns the hash of each
+    string for each lane, in the shape of the sizes: rows and columns.
+    """
     sizes = np.stack([strings.sizes for strings in columns], axis=1)
-    sums = [np.zeros(len(sizes), np.uint64) for _ in seeds]
-    for start, stop in chunks(sizes.sum(axis=1), PIECE, None):
+    sums = np.zeros((lanes, len(sizes)), np.uint64)
+    for start, stop in chunks(sizes.sum(axis=1), _PIECE, None):
         parts = [replace(strings, values=strings.values.slice(start, stop)) for strings in columns]
-        for of_seed, hashes in zip(sums, _hashes(parts, sizes[start:stop], seeds, workspace), strict=True):
+        for of_lane, hashes in zip(sums, hashes_of(parts, sizes[start:stop]), strict=True):
             # Not one sum over an axis: for the few columns of a row that takes several times as long.
             for position, strings in enumerate(parts):
                 valid = strings.values.valid
-                of_seed[start:stop] += hashes[:, position] if valid is None else hashes[:, position] * valid
+                of_lane[start:stop] += hashes[:, position] if valid is None else hashes[:, position] * valid
     return sums
 
 
@@ -209,7 +220,7 @@ class RowIds:
         """Return the ids of the rows of one batch by `columns`."""
         texts = {name: _texts(columns[name]) for name in self.columns or ()}
         strings = [Strings(of, f"{name}\x01".encode(), b"\x02") for name, of in texts.items() if of is not None]
-        halves = hash_sums(strings, self.workspace, (0, STEP)) if strings else [np.zeros(rows, np.uint64)] * 2
+        halves = hash_sums(strings, self.workspace, (0, STEP)) if strings else np.zeros((2, rows), np.uint64)
         return self._property([Frame(f"{self.write_id}/{self.batch_id}/".encode())], halves)
 
     def of_content(self, first_row: int, *content: Any) -> Property:
@@ -221,7 +232,7 @@ class RowIds:
         place = f"{self.write_id}/{self.batch_id}/{self.partition_id}/".encode()
         return self._property([Frame(place), numbers, Frame(b"/")], [hashes])
 
-    def _property(self, parts: list[Frame | ByteColumn], hashes: Sequence[Hashes]) -> Property:
+    def _property(self, parts: list[Frame | ByteColumn], hashes: Hashes | Sequence[Hashes]) -> Property:
         """Return the property whose value is `parts` and the digits of `hashes`."""
         for numbers in hashes:
             groups = _LOWER_HEX4[numbers.astype("<u8", copy=False).byteswap().view("<u2")]
