@@ -127,7 +127,7 @@ def without(name: str) -> Callable[[pytest.MonkeyPatch], None]:
             "end since the plan": (Attempt, "_completed_since", False),
             "older start offsets": (ResumePlan, "start_offsets_of", lambda self, _: self.start_offsets[-1]),
             "first start offsets": (DecisionLog, "_apply_start_offsets", first_offsets_last),
-            "old drivers": (DecisionLog, "_is_superseded", lambda _, __: False),
+            "old drivers": (DecisionLog, "is_superseded", lambda _, __: False),
             "contents": (ContentHash, "_sums", lambda _, columns: np.zeros((2, len(columns[0].sizes)), np.uint64)),
             "any order": (attempts, "ContentHash", lambda numbered: ContentHash(numbered=True)),
             "floors": (Brokers, "pulls", incomplete(Brokers.pulls)),

@@ -90,10 +90,9 @@ class Lease:
     def check(self) -> None:
         """Raise a DeliveryError if the log has a record that ends the attempt."""
         log, write = self.log, self.write
-        if log.newest is not None and log.newest.query == write.query and log.newest.batch_id > write.batch_id:
-            raise self._replaced(
-                f"by another driver, which has completed the micro-batch, and continued with {log.newest.name}"
-            )
+        if log.is_superseded(write):
+            later = log.newest and log.newest.name
+            raise self._replaced(f"by another driver, which has completed the micro-batch, and continued with {later}")
         state = log.writes[write]
         if state.done and not self._was_done:
             at = shown_time(state.done_ms)

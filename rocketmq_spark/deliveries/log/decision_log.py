@@ -239,8 +239,8 @@ class DecisionLog:
         self.records.store(brokers, record, [self.require_home()])
 
     def check_current(self, write: Write) -> None:
-        """Raise a DeliveryError if the log has a later micro-batch of the same query."""
-        if self._is_superseded(write):
+        """Raise a DeliveryError if a write `is_superseded`."""
+        if self.is_superseded(write):
             raise DeliveryError(
                 f"committing {write}: another driver of the same query has completed this micro-batch, and continued "
                 f"with micro-batch {self.newest and self.newest.name}. This driver commits nothing; stop it"
@@ -321,7 +321,8 @@ class DecisionLog:
             self._away_from = start
         return self._away >= claim
 
-    def _is_superseded(self, write: Write) -> bool:
+    def is_superseded(self, write: Write) -> bool:
+        """Return whether the log has a later micro-batch of the same query."""
         newest = self.newest
         return newest is not None and newest.query == write.query and newest.batch_id > write.batch_id
 
@@ -329,7 +330,7 @@ class DecisionLog:
         if isinstance(record, HomeRecord):
             return
         write = record.write
-        if self._is_superseded(write):
+        if self.is_superseded(write):
             # A driver that was frozen wrote this record. Spark starts a micro-batch after the end of the one before.
             return
         if isinstance(record, DoneRecord | StartRecord) and record.start_offsets is not None:
