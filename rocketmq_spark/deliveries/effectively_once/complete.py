@@ -16,6 +16,7 @@ from rocketmq_spark.deliveries.effectively_once.tokens import attempt_token
 from rocketmq_spark.deliveries.log.brokers import Brokers
 from rocketmq_spark.deliveries.log.decision_log import DecisionLog
 from rocketmq_spark.deliveries.log.delivery import read_log, warn_of_complete
+from rocketmq_spark.deliveries.log.records import ANY_WRITE
 from rocketmq_spark.deliveries.log.scan import warn_of_lost_tail
 from rocketmq_spark.deliveries.log.state import WriteState
 from rocketmq_spark.errors import DataLossError, DeliveryError
@@ -56,7 +57,7 @@ def complete(
     options, started = brokers.options, brokers.clock()
     read_log(log, brokers, everything=plan.write is not None)
     state = log.writes.get(write)
-    if write == Write("") or plan.done or (plan.write is not None and state is not None and state.done):
+    if write == ANY_WRITE or plan.done or (plan.write is not None and state is not None and state.done):
         if state is not None and state.done and not (plan.done or attempts):
             # Another driver has completed it since the plan.
             warn_of_complete(write, state)

@@ -6,6 +6,7 @@ a run that no other request of the attempt has. Requests with equal rows have di
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -37,13 +38,13 @@ def find_runs(
     `stored` has the rows of the attempt behind the lowest start of each queue. `taken` has the runs of other requests:
     first offset, and the one after the last row.
     """
-    queues: dict[MessageQueue, tuple[Ints, Hashes]] = {}
+    parts: defaultdict[MessageQueue, list[QueueRows]] = defaultdict(list)
     for part in stored:
-        offsets, hashes = part.offsets, part.hashes
-        if part.queue in queues:
-            before = queues[part.queue]
-            offsets, hashes = np.append(before[0], offsets), np.append(before[1], hashes, axis=1)
-        queues[part.queue] = offsets, hashes
+        parts[part.queue].append(part)
+    queues: dict[MessageQueue, tuple[Ints, Hashes]] = {
+        queue: (np.concatenate([one.offsets for one in of]), np.concatenate([one.hashes for one in of], axis=1))
+        for queue, of in parts.items()
+    }
     free: dict[MessageQueue, Mask] = {queue: np.ones(len(offsets), np.bool_) for queue, (offsets, _) in queues.items()}
     for queue, first, stop in taken:
         if queue in queues:

@@ -23,7 +23,7 @@ from rocketmq_spark.deliveries.log.records import Begun, QueueNums
 from rocketmq_spark.deliveries.log.scan import Floor, floor_now, lowest, scan
 from rocketmq_spark.errors import MQClientException
 from rocketmq_spark.model.message import EncodedBatch, MessageQueue
-from rocketmq_spark.model.message_ext import MessageExt
+from rocketmq_spark.model.message_ext import MessageExt, Pulled
 from rocketmq_spark.model.properties import ATTEMPT
 from rocketmq_spark.model.route import MAX_QUEUES
 from rocketmq_spark.options.kinds import MIB
@@ -168,11 +168,14 @@ def _read(
     """Return the results of `convert` for the rows with tokens in each group of messages, in the order of a queue."""
     wanted, known, turn = [token.encode() for token in tokens], text_array(tokens), brokers.runtime.lock()
 
+    def may_have_rows(pulled: Pulled) -> bool:
+        body = bytes(pulled.body)
+        return any(token in body for token in wanted)
+
     def read(queue: MessageQueue) -> list[T]:
         pulls = scan(brokers, queue, floors[queue], ends[queue])
         converted: list[T] = []
-        own = (pulled for pulled in pulls if any(token in bytes(pulled.body) for token in wanted))
-        for group in grouped(own, _DECODED_AT_ONCE):
+        for group in grouped(filter(may_have_rows, pulls), _DECODED_AT_ONCE):
             # Messages of other producers may unpack to many times their size. So one group at a time is decoded.
             with turn:
                 for batch in batches_of(group, schema, None, _leave_out):
