@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -32,6 +33,27 @@ class BasePlan:
     rows: int = 40
     options: dict[str, Any] = field(default_factory=dict)
     horizon: float = 3.0
+
+
+class Warnings(logging.Handler):
+    """Keeps the warnings of a logger in `texts`, each with its time, and notes them in the trace."""
+
+    def __init__(self, world: World, logger: str, texts: list[tuple[float, str]]) -> None:
+        super().__init__(logging.WARNING)
+        self._world = world
+        self._texts = texts
+        self._logger = logging.getLogger(logger)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._texts.append((self._world.now, record.getMessage()))
+        self._world.note(f"warning: {record.getMessage()}")
+
+    def __enter__(self) -> Warnings:
+        self._logger.addHandler(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._logger.removeHandler(self)
 
 
 def run_to_end(world: World, main: Callable[[], None], process: str, check: Callable[[], list[str]]) -> list[str]:

@@ -8,7 +8,6 @@ Everything above the transport is the connector's own, and so are the drivers an
 from __future__ import annotations
 
 import functools
-import logging
 import random
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,7 +18,7 @@ from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.model.message_ext import MessageExt
 from rocketmq_spark.model.properties import UNIQ_KEY
 from rocketmq_spark.options.sink import SinkOptions
-from tests.simulation.cluster import run_to_end
+from tests.simulation.cluster import Warnings, run_to_end
 from tests.simulation.delivery_checks import Copy, is_allowed, outcomes_of, problems_of
 from tests.simulation.effectively_once import EffectivelyOnceRun
 from tests.simulation.hostile import KEY, HostileUser
@@ -86,7 +85,7 @@ def run_model(plan: ModelPlan) -> EffectivelyOnceRun:
         stored.extend(copies_of(cluster))
         return problems_of(plan, history, stored, log())
 
-    with Warnings(world, history):
+    with Warnings(world, "rocketmq_spark.producer", history.warnings):
         problems = run_to_end(world, controller.run, "controller", check)
     faults = controller.counts + cluster.counts + user.counts + outcomes_of(plan, stored, log())
     return EffectivelyOnceRun(world, faults, problems, plan, history)
@@ -113,26 +112,6 @@ def _copy_of(entry: Entry) -> Copy:
         entry.lost_at,
         entry.acknowledged,
     )
-
-
-class Warnings(logging.Handler):
-    """Keeps the warnings of the connector."""
-
-    def __init__(self, world: World, history: History) -> None:
-        super().__init__(logging.WARNING)
-        self._world, self._history = world, history
-        self._logger = logging.getLogger("rocketmq_spark.producer")
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._history.warnings.append((self._world.now, record.getMessage()))
-        self._world.note(f"warning: {record.getMessage()}")
-
-    def __enter__(self) -> Warnings:
-        self._logger.addHandler(self)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._logger.removeHandler(self)
 
 
 class _ModelController(Controller):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
@@ -13,28 +12,6 @@ from rocketmq_spark.source.ranges import OffsetRange
 from rocketmq_spark.transport.base import OnPulled
 from rocketmq_spark.transport.remoting.transport import RemotingTransport
 from tests.simulation.read_checks import TaskRead
-from tests.simulation.world import World
-
-
-class Warnings(logging.Handler):
-    """Keeps the warnings of reads."""
-
-    def __init__(self, world: World, texts: list[tuple[float, str]]) -> None:
-        super().__init__(logging.WARNING)
-        self._world = world
-        self._texts = texts
-        self._logger = logging.getLogger("rocketmq_spark.source")
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._texts.append((self._world.now, record.getMessage()))
-        self._world.note(f"warning: {record.getMessage()}")
-
-    def __enter__(self) -> Warnings:
-        self._logger.addHandler(self)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._logger.removeHandler(self)
 
 
 class Memory:

@@ -25,10 +25,10 @@ from rocketmq_spark.source.topic_queues import TopicQueues
 from rocketmq_spark.source.topic_routes import TopicRoutes
 from rocketmq_spark.testing.fake_storage import BrokerSettings, TopicSettings
 from rocketmq_spark.testing.store import MessageStore
-from tests.simulation.cluster import BasePlan, BaseRun, SimulatedCluster, run_to_end
+from tests.simulation.cluster import BasePlan, BaseRun, SimulatedCluster, Warnings, run_to_end
 from tests.simulation.network import Conditions, Network
 from tests.simulation.read_checks import PlanRead, ReadHistory, Row, Stored, TaskRead, problems_of_read
-from tests.simulation.read_client import Memory, RecordedPuller, RecordedReads, Warnings
+from tests.simulation.read_client import Memory, RecordedPuller, RecordedReads
 from tests.simulation.read_faults import KINDS, ReadAdversary
 from tests.simulation.world import EPOCH, SimulatedRuntime, World
 
@@ -115,7 +115,7 @@ def run_read(plan: ReadPlan) -> ReadRun:
         left_open = [f"a connection to {link.address} stayed open" for link in network.links]
         return problems_of_read(reading.history) + left_open
 
-    with Warnings(world, reading.history.warnings):
+    with Warnings(world, "rocketmq_spark.source", reading.history.warnings):
         problems = run_to_end(world, reading.run, "", check)
     faults = cluster.faults(adversary.counts)
     return ReadRun(world, faults, problems, plan, reading.history)

@@ -6,6 +6,7 @@ import contextlib
 import json
 import tracemalloc
 from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -61,6 +62,26 @@ def forged(message: Message, how: str) -> Message:
     return Message(TOPIC, b"forged" if how == "body" else message.body, 0, properties)
 
 
+def instead_of_requests(
+    cluster: FakeCluster, times: int, messages_for: Callable[[Sequence[Message]], Iterable[Message]]
+) -> list[Message]:
+    """Lose the next `times` requests of rows to each broker, and store other messages; return these as they come."""
+    stored: list[Message] = []
+
+    def replace_request(name: str, request: RemotingCommand) -> Reply | None:
+        if request.ext_fields["b"] != TOPIC:
+            return None
+        queue = MessageQueue(TOPIC, name, int(request.ext_fields["e"]))
+        messages = list(messages_for(decode_batch(request.body)))
+        stored.extend(messages)
+        put(cluster, queue, *messages)
+        return Reply(closes=True, stored=False)
+
+    for name, broker in cluster.brokers.items():
+        broker.play(partial(replace_request, name), times=times)
+    return stored
+
+
 FORGERIES = ["body", "keys", "properties"]
 
 
@@ -68,23 +89,10 @@ FORGERIES = ["body", "keys", "properties"]
 def test_foreign_messages_with_its_token_do_not_store_a_lost_request(
     cluster: FakeCluster, job: Driver, how: str
 ) -> None:
-    forgeries = 0
-
-    def forge(name: str, request: RemotingCommand) -> Reply | None:
-        nonlocal forgeries
-        if request.ext_fields["b"] != TOPIC:
-            return None
-        queue = MessageQueue(TOPIC, name, int(request.ext_fields["e"]))
-        messages = decode_batch(request.body)
-        forgeries += len(messages)
-        put(cluster, queue, *(forged(message, how) for message in messages))
-        return Reply(closes=True, stored=False)
-
     plan, summary = new_plan(job), WriteSummary()
-    for name, broker in cluster.brokers.items():
-        broker.play(partial(forge, name), times=2)
+    forgeries = instead_of_requests(cluster, 2, lambda messages: (forged(message, how) for message in messages))
     run_task(job, plan, WRITE, summary=summary)
-    assert forgeries > 0
+    assert len(forgeries) > 0
     genuine = Counter(message.body.decode() for message in cluster.messages(TOPIC) if is_genuine(message))
     assert genuine == Counter(ROWS)
 
@@ -113,27 +121,14 @@ def test_a_row_is_not_left_out_because_of_a_foreign_message_with_the_token(
 @pytest.mark.parametrize("partly", [False, True])
 def test_copies_of_rows_with_their_token_stop_no_row(cluster: FakeCluster, job: Driver, partly: bool) -> None:
     """A foreign producer reads the topic, and copies the rows of a running task."""
-    copies = 0
-
-    def copy(name: str, request: RemotingCommand) -> Reply | None:
-        nonlocal copies
-        if request.ext_fields["b"] != TOPIC:
-            return None
-        queue = MessageQueue(TOPIC, name, int(request.ext_fields["e"]))
-        messages = decode_batch(request.body)[: 3 if partly else None]
-        copies += len(messages)
-        put(cluster, queue, *messages)
-        return Reply(closes=True, stored=False)
-
     plan = new_plan(job)
-    for name, broker in cluster.brokers.items():
-        broker.play(partial(copy, name))
+    copies = instead_of_requests(cluster, 1, lambda messages: messages[: 3 if partly else None])
     if partly:
         with pytest.raises(DeliveryError, match="some rows of a batch are stored in T/"):
             run_task(job, plan, WRITE)
     done = run_task(job, plan, WRITE)
     # A copy with the content of a row counts as this row.
-    assert copies > 0
+    assert len(copies) > 0
     assert visible(cluster) == Counter(ROWS)
     assert complete(job, plan, WRITE, done).repeated_rows == 0
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
 
 from rocketmq_spark.model.message import Message, MessageQueue
+from rocketmq_spark.model.message_ext import MessageExt
 from rocketmq_spark.model.route import BrokerData, TopicRouteData
 from rocketmq_spark.options.source import SourceOptions
+from rocketmq_spark.protocol.remoting.records import encode_record
 from rocketmq_spark.source.offset_resolver import OffsetResolver
 from rocketmq_spark.source.queue_requests import QueueRequests
 from rocketmq_spark.source.stream_offsets import StreamOffsets
@@ -17,6 +20,30 @@ from rocketmq_spark.source.topic_queues import TopicQueues
 from tests.support.scripted import ManualClock, ScriptedTransport, route
 
 A0, A1, B0, B1 = QUEUES = [MessageQueue("orders", broker, number) for broker in "ab" for number in (0, 1)]
+
+
+def stored(
+    offset: int, body: bytes = b"x", sys_flag: int = 0, time: int = 1, queue: MessageQueue = A0, **properties: str
+) -> bytes:
+    """Return the record of a message as brokers store it."""
+    message = MessageExt(
+        topic=queue.topic,
+        body=body,
+        flag=0,
+        properties=properties,
+        queue_id=queue.queue_id,
+        queue_offset=offset,
+        physical_offset=offset * 100,
+        sys_flag=sys_flag,
+        born_timestamp=1,
+        born_host="127.0.0.1:1",
+        store_timestamp=time,
+        store_host="127.0.0.1:2",
+        reconsume_times=0,
+        prepared_transaction_offset=0,
+        body_crc=zlib.crc32(body) & 0x7FFFFFFF,
+    )
+    return encode_record(message)
 
 
 class Reader:

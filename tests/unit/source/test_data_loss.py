@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
@@ -22,14 +21,14 @@ from rocketmq_spark.errors import (
     RocketMQError,
 )
 from rocketmq_spark.model.message import Message, MessageQueue
-from rocketmq_spark.model.message_ext import MessageExt, Pulled, PullOutcome, PullRequest, PullStatus
-from rocketmq_spark.protocol.remoting.records import encode_batch, encode_record
+from rocketmq_spark.model.message_ext import Pulled, PullOutcome, PullRequest, PullStatus
+from rocketmq_spark.protocol.remoting.records import encode_batch
 from rocketmq_spark.protocol.remoting.unwrap import Unreadable
 from rocketmq_spark.source.puller import Puller
 from rocketmq_spark.source.ranges import OffsetRange
 from rocketmq_spark.source.read import decoded
 from tests.support.scripted import PullReply
-from tests.unit.source.conftest import A0, A1, B0, Make, Reader
+from tests.unit.source.conftest import A0, A1, B0, Make, Reader, stored
 
 SCHEMA = pa.schema([("brokerName", pa.string()), ("queueId", pa.int32()), ("queueOffset", pa.int64())])
 GAP = re.compile(r"messages (\d+) to (\d+) of (\S+) are not there any more")
@@ -66,27 +65,6 @@ def logged() -> Iterator[list[str]]:
         yield texts
     finally:
         logger.removeHandler(handler)
-
-
-def stored(offset: int, body: bytes = b"x", sys_flag: int = 0, time: int = 1, **properties: str) -> bytes:
-    message = MessageExt(
-        topic="orders",
-        body=body,
-        flag=0,
-        properties=properties,
-        queue_id=0,
-        queue_offset=offset,
-        physical_offset=offset * 100,
-        sys_flag=sys_flag,
-        born_timestamp=1,
-        born_host="127.0.0.1:1",
-        store_timestamp=time,
-        store_host="127.0.0.1:2",
-        reconsume_times=0,
-        prepared_transaction_offset=0,
-        body_crc=zlib.crc32(body) & 0x7FFFFFFF,
-    )
-    return encode_record(message)
 
 
 def answer(after: int, *offsets: int) -> PullReply:

@@ -23,8 +23,7 @@ from rocketmq_spark.options.offsets import OffsetSpec
 from rocketmq_spark.source.queue_requests import QueueRequests
 from rocketmq_spark.source.ranges import OffsetRange
 from tests.support.scripted import PullReply, route
-from tests.unit.source.conftest import A0, A1, B0, B1, QUEUES, Make, Reader
-from tests.unit.source.test_data_loss import stored
+from tests.unit.source.conftest import A0, A1, B0, B1, QUEUES, Make, Reader, stored
 
 
 def spec(**offsets: int) -> OffsetSpec:

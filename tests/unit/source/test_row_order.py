@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,11 +14,9 @@ from hypothesis import strategies as st
 
 from rocketmq_spark.errors import BrokerBusyException, RemotingConnectException, RemotingTimeoutException
 from rocketmq_spark.model.message import MessageQueue
-from rocketmq_spark.model.message_ext import MessageExt, Pulled, PullOutcome, PullRequest, PullStatus
-from rocketmq_spark.model.properties import TAGS
+from rocketmq_spark.model.message_ext import Pulled, PullOutcome, PullRequest, PullStatus
 from rocketmq_spark.model.route import BrokerData, TopicRouteData
 from rocketmq_spark.options.source import SourceOptions
-from rocketmq_spark.protocol.remoting.records import encode_record
 from rocketmq_spark.source.broker_choice import BrokerChoice
 from rocketmq_spark.source.plan import ReadPlan, plan_of
 from rocketmq_spark.source.puller import Puller
@@ -28,7 +25,7 @@ from rocketmq_spark.source.ranges import OffsetRange, in_turns, tasks_of
 from rocketmq_spark.source.read import decoded
 from rocketmq_spark.source.topic_routes import TopicRoutes
 from tests.support.scripted import ManualClock, ScriptedTransport, route
-from tests.unit.source.conftest import QUEUES, Reader
+from tests.unit.source.conftest import QUEUES, Reader, stored
 
 SCHEMA = pa.schema(
     [("topic", pa.string()), ("brokerName", pa.string()), ("queueId", pa.int32()), ("queueOffset", pa.int64())]
@@ -39,25 +36,7 @@ Row = tuple[MessageQueue, int]
 
 
 def message(queue: MessageQueue, offset: int, tag: str, length: int) -> bytes:
-    return encode_record(
-        MessageExt(
-            topic=queue.topic,
-            body=b"x" * length,
-            flag=0,
-            properties={TAGS: tag},
-            queue_id=queue.queue_id,
-            queue_offset=offset,
-            physical_offset=offset * 100,
-            sys_flag=0,
-            born_timestamp=1,
-            born_host="127.0.0.1:1",
-            store_timestamp=1,
-            store_host="127.0.0.1:2",
-            reconsume_times=0,
-            prepared_transaction_offset=0,
-            body_crc=zlib.crc32(b"x" * length) & 0x7FFFFFFF,
-        )
-    )
+    return stored(offset, b"x" * length, queue=queue, TAGS=tag)
 
 
 @dataclass

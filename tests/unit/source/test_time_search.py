@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from rocketmq_spark.source.time_search import PULLED, UNKNOWN, Border, Stored, search_border, stored_records
-from tests.unit.source.test_data_loss import stored
+from tests.unit.source.conftest import stored
 
 
 class Queue:
