@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
@@ -44,7 +44,7 @@ _LOW: Final = np.uint64(2**32 - 1)
 class ContentHash:
     """A hash function for contents, drawn by a seed. The hashes of n rows have the shape (2, n).
 
-    With `numbered`, the numbers of rows belong to their content.
+    With `numbered`, the numbers of rows belong to their content. Only one thread at a time may use an instance.
     """
 
     numbered: bool = False
@@ -55,6 +55,10 @@ class ContentHash:
     def __post_init__(self) -> None:
         data = hashlib.shake_256(self.seed).digest((_NUMBER_KEY + _LANES) * 8)
         object.__setattr__(self, "_keys", np.frombuffer(data, "<u8"))
+
+    def for_thread(self) -> ContentHash:
+        """Return the same hash function with memory of its own, for another thread."""
+        return replace(self)
 
     def of_block(self, block: MessageBlock, first_row: int) -> Hashes:
         """Return the hashes of the rows of a block; its first row has the number `first_row` in its partition."""

@@ -332,8 +332,7 @@ class _Driver:
             receipt = WriteSummary()
             for part in running:
                 merge_into(receipt, part.recorder.snapshot())
-            names = set(receipt.measures().brokers)
-            report = ends.complete(client.brokers, log, plan, write, results, names)
+            report = ends.complete(client.brokers, log, plan, write, results, receipt.to_dict())
             if report != ResumeReport():
                 # Else another driver had completed the write.
                 history.ends[write] = Ending(began, report, receipt)

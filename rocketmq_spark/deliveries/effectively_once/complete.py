@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar, Final
 
 from rocketmq_spark.deliveries.base import Write, WriteReport
 from rocketmq_spark.deliveries.effectively_once.attempt import Attempted, pass_fence, shrunk
@@ -23,6 +23,9 @@ from rocketmq_spark.errors import DataLossError, DeliveryError
 from rocketmq_spark.model.message import MessageQueue
 
 logger = logging.getLogger("rocketmq_spark.producer")
+
+# Of a queue that is not in the route.
+_NO_END: Final = 1 << 63
 
 
 @dataclass(slots=True)
@@ -45,14 +48,15 @@ def complete(
     plan: ResumePlan,
     write: Write,
     attempts: Sequence[Attempted],
-    broker_names: Collection[str],
+    receipt: Mapping[str, Mapping[str, Any]],
 ) -> ResumeReport:
     """Record that all rows of a write are stored; after faults, count the rows that are stored twice.
 
-    `broker_names` are the brokers that have acknowledged rows.
+    `receipt` has the queues and offsets of the rows; see `WriteSummary.to_dict`.
 
     Raises an InputChangedError if an earlier attempt had rows in a partition that the write does not have now, a
-    DeliveryError if another driver writes the same, and as `DecisionLog.check_only`.
+    DeliveryError if another driver writes the same, a DataLossError if a queue ends before a row that its broker has
+    acknowledged, and as `DecisionLog.check_only`.
     """
     options, started = brokers.options, brokers.clock()
     read_log(log, brokers, everything=plan.write is not None)
@@ -88,14 +92,15 @@ def complete(
                 *(write, repeated, options.fence_ms),
             )
     assert log.home is not None
-    log.append_homes(brokers, write, set(broker_names) - {log.home.broker_name})
+    log.append_homes(brokers, write, set(receipt) - {log.home.broker_name})
     if brokers.clock() - checked > fence_seconds(options) / 3:
         log.refresh(brokers)
         log.check_current(write)
         _stop_others(brokers, log, plan, write, ended)
     # The start offsets of other brokers, which may be down, stay. A queue that is gone has none when it comes back.
     queues = brokers.routes().look_up(str(options.topic)).queues
-    used = brokers.max_offsets(queue for queue in queues if queue.broker_name in broker_names)
+    used = brokers.max_offsets(queue for queue in queues if queue.broker_name in receipt)
+    _check_kept(brokers, log, write, receipt, used)
     old = {} if known is None else {queue: known.by_queue[queue] for queue in queues if queue in known.by_queue}
     for queue, end in used.items():
         if end < old.get(queue, 0) and queue not in plan.begins.start_offsets:
@@ -126,6 +131,41 @@ def _stop_others(brokers: Brokers, log: DecisionLog, plan: ResumePlan, write: Wr
             ended[part] = attempt_id(brokers, plan.driver)
             log.append_begun(brokers, write, part, ended[part], plan.begins, plan.since)
         brokers.runtime.sleep(fence_seconds(brokers.options))
+
+
+def _check_kept(
+    brokers: Brokers,
+    log: DecisionLog,
+    write: Write,
+    receipt: Mapping[str, Mapping[str, Any]],
+    ends: Mapping[MessageQueue, int],
+) -> None:
+    """Raise a DataLossError if queues, which end at `ends`, cannot have all rows of a receipt any more."""
+    topic = str(brokers.options.topic)
+    spans = {
+        MessageQueue(topic, name, int(queue_id)): span
+        for name, broker in receipt.items()
+        if not broker["incomplete"]
+        for queue_id, span in broker["queues"].get(topic, {}).items()
+    }
+    for queue, span in spans.items():
+        # Each row has an offset of its own, unless a broker has lost rows, and given their offsets to later ones.
+        if span["rows"] > (offsets := span["last_offset"] - span["first_offset"] + 1):
+            raise _lost(write, queue, f"has acknowledged {span['rows']} rows, which have only {offsets} offsets")
+    if late := [queue for queue, span in spans.items() if ends.get(queue, _NO_END) <= span["last_offset"]]:
+        # A broker builds its queues after the acknowledgement. Those of rows before a readable record are built.
+        log.await_stored(brokers, write, {queue.broker_name for queue in late})
+        for queue, end in brokers.max_offsets(late).items():
+            if end <= (last := spans[queue]["last_offset"]):
+                raise _lost(write, queue, f"has acknowledged the row at offset {last}, and its queue ends at {end} now")
+
+
+def _lost(write: Write, queue: MessageQueue, what: str) -> DataLossError:
+    return DataLossError(
+        f"{write}: the broker of queue {queue} {what}. It has lost messages (a power failure with "
+        "flushDiskType=ASYNC_FLUSH, or a slave that lacked them became the master), or the topic was created again. "
+        "Run the job again: it sends the rows that are missing"
+    )
 
 
 def _count_repeats(

@@ -115,6 +115,8 @@ def read_stored(
 
     Raises a DataLossError if a message is missing there.
     """
+    # Requests to several brokers are resolved at the same time, beside the task's own thread.
+    content = content.for_thread()
 
     def rows_of(found: pa.RecordBatch, queue: MessageQueue) -> QueueRows:
         attempts, offsets, *columns = found.columns
@@ -136,7 +138,7 @@ def count_stored(
 
 
 def hashes_of(content: ContentHash, batch: EncodedBatch) -> Hashes:
-    """Return the hashes of the rows of a request."""
+    """Return the hashes of the rows of a request, on any thread."""
     messages = messages_in(batch)
     columns = [
         [message.properties[ATTEMPT] for message in messages],
@@ -146,7 +148,7 @@ def hashes_of(content: ContentHash, batch: EncodedBatch) -> Hashes:
     ]
     kinds = [_ROWS.field(name).type for name in (ATTEMPTS, "body", "flag", "properties")]
     attempts, *rest = (pa.array(values, kind) for values, kind in zip(columns, kinds, strict=True))
-    return _hashes(content, batch.topic, attempts, rest)
+    return _hashes(content.for_thread(), batch.topic, attempts, rest)
 
 
 def _hashes(content: ContentHash, topic: str, attempts: pa.Array, columns: Sequence[pa.Array]) -> Hashes:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import random
 import struct
+import sys
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,7 @@ from rocketmq_spark.arrow.hashes import RowIds, Strings
 from rocketmq_spark.deliveries.effectively_once.stored import hashes_of, read_stored
 from rocketmq_spark.deliveries.log.scan import Known
 from rocketmq_spark.model.hashes import STEP, entry_hash
+from rocketmq_spark.model.message import EncodedBatch
 from rocketmq_spark.options.parsing import parse_sink_options
 from rocketmq_spark.options.sink import SinkOptions
 from rocketmq_spark.protocol.compression import CompressionType
@@ -209,3 +212,22 @@ def test_no_seed_is_shown() -> None:
     content = ContentHash()
     assert str(content.seed) not in repr(content)
     assert ContentHash().seed != content.seed
+
+
+def test_requests_that_are_resolved_at_the_same_time_get_the_hashes_of_their_rows() -> None:
+    content = ContentHash()
+    bodies = [[bytes([number]) * size for size in range(1, 3000, number)] for number in range(7, 11)]
+    tables = [pa.record_batch({"body": pa.array(of_batch, pa.binary())}) for of_batch in bodies]
+    batches = [encode([table], batch_options(topic=TOPIC), attempt=TOKEN)[0][0] for table in tables]
+    expected = [hashes_of(content, batch).tolist() for batch in batches]
+
+    def differs(batch: EncodedBatch, right: list[Any]) -> int:
+        return sum(hashes_of(content, batch).tolist() != right for _ in range(10))
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        with ThreadPoolExecutor(len(batches)) as threads:
+            assert sum(threads.map(differs, batches, expected)) == 0
+    finally:
+        sys.setswitchinterval(interval)

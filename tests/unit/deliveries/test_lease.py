@@ -21,7 +21,7 @@ from rocketmq_spark.protocol.remoting.codes import RequestCode, ResponseCode
 from rocketmq_spark.protocol.remoting.command import RemotingCommand
 from rocketmq_spark.protocol.remoting.records import encode_single
 from rocketmq_spark.testing import FakeCluster, Reply
-from tests.support.resume import ROWS, WRITE, complete, names, new_plan, run_task
+from tests.support.resume import ROWS, WRITE, complete, new_plan, run_task
 from tests.support.two_phase import Driver, MovedClock, visible
 
 MICRO_BATCH = Write("0", "query")
@@ -226,9 +226,10 @@ def test_a_driver_that_was_frozen_reads_the_log_again_before_it_completes_the_wr
             Attempt(brokers, new_plan(job, None), MICRO_BATCH, 0)._begin()
             return super().append_homes(brokers, write, broker_names)
 
-    log, queues = Frozen(plan.log_name, plan.home.topic), names(job)
+    log = Frozen(plan.log_name, plan.home.topic)
+    receipt = {queue.broker_name: {"incomplete": True} for queue in job.queues}
     with pytest.raises(DeliveryError, match="another driver of transactionalId=job has begun partition 0 later than"):
-        complete_write(job.brokers, log, plan, MICRO_BATCH, [done], queues)
+        complete_write(job.brokers, log, plan, MICRO_BATCH, [done], receipt)
 
 
 def test_a_request_of_a_frozen_process_is_not_written(cluster: FakeCluster, job: Driver) -> None:

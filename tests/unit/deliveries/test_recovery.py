@@ -334,6 +334,27 @@ def test_acknowledged_rows_that_are_lost_are_noticed_at_the_end(cluster: FakeClu
     assert complete(job, plan, WRITE, done).repeated_rows == 0
 
 
+@pytest.mark.parametrize("is_last", [True, False])
+def test_acknowledged_rows_that_are_lost_are_noticed_without_a_recovery(
+    cluster: FakeCluster, job: Driver, is_last: bool
+) -> None:
+    """A broker has lost rows before the end, or has given their offsets to the rows of a later task."""
+    broker, plan, summary = without_home(job, cluster), new_plan(job), WriteSummary()
+    done = [run_task(job, plan, WRITE, 0, ROWS[:200], summary=summary)]
+    if is_last:
+        done.append(run_task(job, plan, WRITE, 1, ROWS[200:], summary=summary))
+    lose_tail(broker, 10)
+    if not is_last:
+        done.append(run_task(job, plan, WRITE, 1, ROWS[200:], summary=summary))
+    error = "the row at offset .*, and its queue ends at" if is_last else r"\d+ rows, which have only \d+ offsets"
+    with pytest.raises(DataLossError, match=f"has acknowledged {error}.*Run the job again: it sends the rows"):
+        complete(job, plan, WRITE, *done, summary=summary)
+    plan, summary = new_plan(job), WriteSummary()
+    done = [run_task(job, plan, WRITE, part, ROWS[part * 200 :][:200], summary=summary) for part in (0, 1)]
+    assert visible(cluster) == Counter(ROWS)
+    assert complete(job, plan, WRITE, *done, summary=summary).repeated_rows == 0
+
+
 def test_a_plan_reports_queues_that_lost_their_end(
     cluster: FakeCluster, job: Driver, caplog: pytest.LogCaptureFixture
 ) -> None:
