@@ -44,25 +44,31 @@ def new_seed() -> int:
 def run_jobs(
     new_job: Callable[[str, Path], Job], topic: str, folder: Path, java: Java, record: Record, what: str, runs: int
 ) -> None:
-    """Write 50,000 rows a kill in each run, while processes are killed, and count with RocketMQ's own consumer."""
-    seed, faults, total = new_seed(), Counter[str](), Counter[str]()
-    for number in range(runs):
+    """Write 50,000 rows a kill in each run, while processes are killed, and count with RocketMQ's own consumer.
+
+    The variable CHAOS_RUNS sets another number of runs.
+    """
+    seed, faults, total, phases = new_seed(), Counter[str](), Counter[str](), Counter[str]()
+    for number in range(int(os.environ.get("CHAOS_RUNS") or runs)):
         (folder / str(number)).mkdir()
         with closing(new_job(f"{topic}-{number}", folder / str(number))) as job:
             chaos = Chaos(job, seed + number, kills=True)
             chaos.run(KILLS, KILLS)
             job.close()
-            account = job.account(java)
+            account, met = job.account(java), job.phases(chaos.times)
+        phases += met
         faults += chaos.faults
         found = {"rows": account.rows, "repeated": len(account.repeated), "missing": len(account.missing)}
         total.update(**found, recoveries=account.recoveries)
-        print(f"run {number}, seed {seed + number}: {account}; {dict(chaos.faults)}", flush=True)
-        assert account.violations == 0, f"{account}\n{account.repeated[:20]=}\n{account.missing[:20]=}"
+        print(f"run {number}, seed {seed + number}: {account}; {dict(chaos.faults)} {dict(met)}", flush=True)
+        assert account.violations == 0, (
+            f"{account}\n{account.repeated[:20]=}\n{account.missing[:20]=}\n{account.strange[:20]=}"
+        )
         # A task reads and writes several queues.
         assert account.partitions < 2 * QUEUES
     line = writes.Account(f"{faults.total()} kills ({what})", total["rows"], total["rows"], 0, 0, 0.0, 1)
     record("account", list(line))
-    print(f"{what}: {runs} runs, {dict(faults)}, {dict(total)}")
+    print(f"{what}: {dict(faults)} during {dict(phases)}, {dict(total)}")
     assert total["recoveries"] > 0
 
 

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import time
+import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
@@ -18,6 +19,8 @@ from rocketmq_spark.cluster.process import Watchdog
 from tests.support.processes import PATIENCE, SPARK_HOME, wait_for
 
 CONNECT_SERVER: Final = "org.apache.spark.sql.connect.service.SparkConnectServer"
+# All processes of a driver inherit this variable, whose value no other driver has.
+_MARK: Final = "ROCKETMQ_SPARK_TEST_DRIVER"
 
 
 class Driver:
@@ -37,10 +40,11 @@ class Driver:
         self.output = output
         self.server = server
         self._is_killed = False
+        self._mark = uuid.uuid4().hex
         with output.open("wb") as file:
             self._process = subprocess.Popen(
                 command,
-                env=dict(environ),
+                env={**environ, _MARK: self._mark},
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,
@@ -51,7 +55,6 @@ class Driver:
         watchdog.add(self._process.pid)
         self._watched = {self._process.pid}
         self._root = psutil.Process(self._process.pid)
-        self._seen: set[psutil.Process] = set()
 
     @property
     def is_alive(self) -> bool:
@@ -62,9 +65,7 @@ class Driver:
         if not self.is_alive:
             return []
         with contextlib.suppress(psutil.NoSuchProcess):
-            found = [self._root, *self._root.children(recursive=True)]
-            self._seen.update(found)
-            return found
+            return [self._root, *self._root.children(recursive=True)]
         return []
 
     def jvms(self) -> list[psutil.Process]:
@@ -88,31 +89,43 @@ class Driver:
             time.sleep(0.1)
         return self._process.wait()
 
-    def kill(self, *, workers: bool = True) -> None:
-        """Kill the driver with SIGKILL; with `workers` false, its Python workers end only when they notice that."""
+    def kill(self, *, workers: bool = True) -> bool:
+        """Kill the driver with SIGKILL, and return whether that has ended it.
+
+        With `workers` false, its Python workers end only when they notice that.
+        """
         processes = self.processes()
         if not workers:
             processes = [process for process in processes if _name(process) == "java"] + processes[:1]
         for process in processes:
             send(process, signal.SIGKILL)
-        self._is_killed = True
-        self._process.wait()
+        return self._await_kill()
 
-    def kill_program(self) -> None:
-        """Kill the program with SIGKILL; its JVM and its workers end only when they notice that."""
-        self.processes()
-        self._is_killed = True
+    def kill_program(self) -> bool:
+        """Kill the program with SIGKILL, and return whether that has ended it.
+
+        Its JVM and its workers end only when they notice that.
+        """
         send(self._root, signal.SIGKILL)
-        self._process.wait()
+        return self._await_kill()
 
-    def kill_jvm(self) -> None:
-        """Kill the JVM with SIGKILL. Without its server, a program ends too late, so it is killed as well."""
-        self._is_killed = True
+    def _await_kill(self) -> bool:
+        is_killed = self._process.wait() == -signal.SIGKILL
+        self._is_killed |= is_killed
+        return is_killed
+
+    def kill_jvm(self) -> bool:
+        """Kill the JVM with SIGKILL, and return whether it ran.
+
+        Without its server, a program of Spark Connect ends too late, so it is killed as well.
+        """
         if self.server is not None:
-            self.server.kill_program()
+            is_killed = self.server.kill_program()
             self.kill()
-        for jvm in self.jvms():
-            send(jvm, signal.SIGKILL)
+            return is_killed
+        is_killed = True in [send(jvm, signal.SIGKILL) for jvm in self.jvms()]
+        self._is_killed |= is_killed
+        return is_killed
 
     def check(self) -> None:
         """Fail if the program has failed without a kill."""
@@ -127,14 +140,21 @@ class Driver:
         return paused
 
     def end(self) -> None:
-        """Kill everything that still runs."""
-        self.processes()
-        for process in self._seen:
-            send(process, signal.SIGKILL)
+        """Kill everything that still runs, also what has lost its parent."""
+        while left := [process for process in psutil.process_iter() if self._started(process)]:
+            for process in left:
+                send(process, signal.SIGKILL)
+            time.sleep(0.05)
         self._process.wait()
         for pid in self._watched:
             self._watchdog.forget(pid)
         self._watched.clear()
+
+    def _started(self, process: psutil.Process) -> bool:
+        # A process that has ended, or belongs to another user, has no environment.
+        with contextlib.suppress(psutil.Error):
+            return bool(process.environ().get(_MARK) == self._mark)
+        return False
 
     def tail(self) -> str:
         """Return the end of the output, also of the server."""
@@ -148,11 +168,14 @@ def _name(process: psutil.Process) -> str:
     return ""
 
 
-def send(process: psutil.Process, number: signal.Signals) -> None:
-    """Send a signal, unless the process has ended."""
+def send(process: psutil.Process, number: signal.Signals) -> bool:
+    """Send a signal, and return whether the process ran."""
     with contextlib.suppress(psutil.NoSuchProcess):
+        runs = bool(process.status() != psutil.STATUS_ZOMBIE)
         # This compares the time of its start, so that no other process gets the signal.
         process.send_signal(number)
+        return runs
+    return False
 
 
 def pause(find: Callable[[], list[psutil.Process]]) -> list[psutil.Process]:

@@ -6,11 +6,12 @@ import contextlib
 import json
 import os
 import random
+import re
 import signal
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -28,7 +29,7 @@ from tests.support.drivers import Driver, connect_server, pause, resume, send
 from tests.support.java import Java
 from tests.support.processes import PATIENCE, PROGRAMS, at_most, wait_for
 from tests.support.reading import read_topic
-from tests.support.writes import messages_in
+from tests.support.writes import messages_in, settled_messages
 
 LOG: Final = "rocketmq-spark-decisions"
 # The shortest timeout, because a recovery waits for its end.
@@ -38,6 +39,8 @@ _HELD: Final = 2.0
 _MOST_WRITES: Final = 1_000
 # Digits of a line.
 _DIGITS: Final = 8
+# Bytes of a message of a source.
+_WIDTH: Final = 200
 
 
 @dataclass
@@ -49,6 +52,8 @@ class Account:
     repeated: list[int] = field(default_factory=list)
     missing: list[int] = field(default_factory=list)
     mixed: list[int] = field(default_factory=list)
+    # Bodies that no row has.
+    strange: list[bytes] = field(default_factory=list)
     # How often the most repeated row is visible.
     most: int = 0
     decisions: int = 0
@@ -60,13 +65,13 @@ class Account:
     def __str__(self) -> str:
         return (
             f"{self.rows} rows, {self.visible} visible, {len(self.repeated)} repeated, {len(self.missing)} missing, "
-            f"{len(self.mixed)} writes with rows of two attempts; {self.decisions} decisions, {self.recoveries} of "
-            f"them after recoveries, and {self.lost_decisions} that did not count"
+            f"{len(self.strange)} strange, {len(self.mixed)} writes with rows of two attempts; "
+            f"{self.decisions} decisions, {self.recoveries} recoveries, {self.lost_decisions} decisions did not count"
         )
 
     @property
     def violations(self) -> int:
-        return len(self.repeated) + len(self.missing) + len(self.mixed)
+        return len(self.repeated) + len(self.missing) + len(self.mixed) + len(self.strange)
 
 
 class Job:
@@ -106,6 +111,10 @@ class Job:
             "transactionalId": self._id,
             **options,
         }
+        # The number, and an id of the attempt.
+        self._row = re.compile(
+            rb"(\d{%d})( {%d})" % (_DIGITS, _WIDTH - _DIGITS) if source else rb"(\d{%d}) (\w+)" % _DIGITS
+        )
         self._watchdog = Watchdog()
         self.drivers: list[Driver] = []
         self._servers: list[Driver] = []
@@ -131,7 +140,7 @@ class Job:
         once: dict[str, Any] = {"send_msg_timeout": timeout, "retry_times_when_send_failed": 0}
         with Producer("source", name_server=self.cluster.name_server, **once) as producer:
             # The size of usual rows, so that a write takes a while.
-            table = pa.table({"body": [line.ljust(200) for line in lines], "keys": lines})
+            table = pa.table({"body": [line.ljust(_WIDTH) for line in lines], "keys": lines})
             producer.send_arrow(table, topic, requireStoreOk=False, deliveryTimeoutMs=timeout)
         fed = int(lines[-1]) + 1
         wait_for(lambda: messages_in(self.cluster.name_server, topic) >= fed)
@@ -240,14 +249,19 @@ class Job:
         """Read the topic with the official consumer, and count."""
         total = self.writes * self.rows
         account = Account(total)
-        held = messages_in(self.cluster.name_server, self.topic)
+        # A broker that has been killed may still build its queues.
+        held = settled_messages(self.cluster.name_server, self.topic)
         lines = java.read_topic(self.cluster.name_server, self.topic, held, only=("body",), within=PATIENCE)
         assert len(lines) == held
         times, attempts = Counter[int](), defaultdict[int, set[str]](set)
         for line in lines:
-            number, _, attempt = line["body"].decode().rstrip().partition(" ")
-            times[int(number)] += 1
-            attempts[int(number) // self.rows].add(attempt)
+            row = self._row.fullmatch(line["body"])
+            if row is None or int(row[1]) >= total:
+                account.strange.append(line["body"])
+                continue
+            number = int(row[1])
+            times[number] += 1
+            attempts[number // self.rows].add(row[2].decode())
         account.visible = held
         account.repeated = sorted(number for number, seen in times.items() if seen > 1)
         account.most = max(times.values(), default=0)
@@ -276,7 +290,23 @@ class Job:
                 record = json.loads(message.body)
                 # Effectively-once writes have a log for each topic.
                 if record["id"].partition("#")[0] == self._id:
-                    yield record
+                    yield {**record, "stored": message.store_timestamp}
+
+    def phases(self, times: Iterable[float]) -> Counter[str]:
+        """Count times (epoch seconds) by what an effectively-once write was doing then, as its log says."""
+        steps, attempts, step = [(0.0, "plan")], Counter[tuple[str, int]](), "plan"
+        for record in sorted(self.records(), key=lambda record: int(record["stored"])):
+            if record["kind"] == "begun":
+                key = record["write"], record["partition"]
+                attempts[key] += 1
+                step = "rows" if attempts[key] == 1 else "fence"
+            elif record["kind"] == "home":
+                # Both an attempt that has to read rows, and the end of a write, store these records.
+                step = {"fence": "recovery", "rows": "end"}.get(step, step)
+            elif record["kind"] == "done":
+                step = "commit and plan"
+            steps.append((record["stored"] / 1000, step))
+        return Counter([step for at, step in steps if at <= time_][-1] for time_ in times)
 
     def close(self) -> None:
         """End all drivers."""
@@ -338,6 +368,8 @@ class Chaos:
     def __init__(self, job: Job, seed: int, *, kills: bool = False) -> None:
         self.job = job
         self.faults: Counter[str] = Counter()
+        # When faults began, epoch seconds.
+        self.times: list[float] = []
         self.restarts = 0
         self._seed = seed
         self._kills = kills
@@ -346,7 +378,8 @@ class Chaos:
         self._hold = {} if kills else {write: self._rng.randint(1, job.rows) for write in range(_MOST_WRITES)}
         self._driver = self._start()
         self._growth = Growth(job.cluster, self._feed, lambda: self._driver.tail())
-        self._faults: dict[str, tuple[int, Callable[[], None]]] = {
+        # A fault returns False if no process ran that it could hit.
+        self._faults: dict[str, tuple[int, Callable[[], bool | None]]] = {
             "driver killed": (3, lambda: self._driver.kill()),
             "driver killed, workers left": (3, lambda: self._driver.kill(workers=False)),
             "driver paused, second driver takes over": (3, self._take_over),
@@ -356,7 +389,7 @@ class Chaos:
             "broker paused": (3, self._pause_broker),
             "broker killed": (2, self._kill_broker),
         }
-        self._killed: dict[str, Callable[[], None]] = {
+        self._killed: dict[str, Callable[[], bool | None]] = {
             "driver": self._kill_driver,
             "JVM": lambda: self._driver.kill_jvm(),
             "Python worker": self._kill_worker,
@@ -386,21 +419,27 @@ class Chaos:
         number = self.faults.total()
         # What is drawn must not depend on what was drawn before, because that depends on the speed of the processes.
         self._rng = random.Random(f"{self._seed}/{number}")
-        # Most faults fall into a commit: it begins with a decision, and makes rows visible.
-        moment = self._rng.choice(["decision", "row", "row", "row", "row" if self._kills else "any"])
+        # A record of the log: attempts, recoveries, ends of writes, decisions. Commits make rows visible.
+        kinds = ["record", "record", "row", "row", "any"] if self._kills else ["record", "row", "row", "row", "any"]
+        moment = self._rng.choice(kinds)
         name, fault = self._next_kill(number) if self._kills else self._next_fault()
         short, long = self._rng.uniform(0, 0.1), self._rng.uniform(0, _HELD)
-        if self._kills and self._rng.random() < 0.5:
+        if self._kills and moment != "any" and self._rng.random() < 0.5:
             # Other kills hit a write that has met one before.
             self._await_write()
         if moment == "any":
-            time.sleep(self._rng.uniform(0, 5))
+            # A driver takes about 10 s to start, and a recovery waits as long for the fence.
+            time.sleep(self._rng.uniform(0, 20 if self._kills else 5))
         else:
-            self._growth.wait(LOG if moment == "decision" else self.job.topic)
+            self._growth.wait(LOG if moment == "record" else self.job.topic)
             time.sleep(self._rng.choice([0, 0, short, long] if self._kills else [0, short, long]))
-        if not self._driver.is_alive and not name.startswith("broker"):
+        # A broker that dies without a driver proves nothing.
+        if not self._driver.is_alive:
             return
-        fault()
+        began = time.time()
+        if fault() is False:
+            return
+        self.times.append(began)
         self.faults[name] += 1
         print(f"{self.faults.total()}: {name} ({moment}), {self.job.written} writes done", flush=True)
 
@@ -411,12 +450,12 @@ class Chaos:
             assert time.monotonic() < deadline, f"no write done after {PATIENCE:g} s: {self._driver.tail()}"
             time.sleep(0.05)
 
-    def _next_fault(self) -> tuple[str, Callable[[], None]]:
+    def _next_fault(self) -> tuple[str, Callable[[], bool | None]]:
         names = list(self._faults)
         name = self._rng.choices(names, [self._faults[one][0] for one in names])[0]
         return name, self._faults[name][1]
 
-    def _next_kill(self, number: int) -> tuple[str, Callable[[], None]]:
+    def _next_kill(self, number: int) -> tuple[str, Callable[[], bool | None]]:
         """Return one of the four kinds in turn, in an order of the seed."""
         turn, place = divmod(number, len(self._killed))
         name = random.Random(f"{self._seed}/{turn}").sample(list(self._killed), len(self._killed))[place]
@@ -440,17 +479,18 @@ class Chaos:
         time.sleep(self._seconds())
         resume(paused)
 
-    def _kill_driver(self) -> None:
+    def _kill_driver(self) -> bool:
         """Kill the program. Its JVM may end at the same time, or go on beside the next driver for a moment."""
-        self._driver.kill() if self._rng.random() < 0.5 else self._driver.kill_program()
+        return self._driver.kill() if self._rng.random() < 0.5 else self._driver.kill_program()
 
-    def _kill_worker(self) -> None:
+    def _kill_worker(self) -> bool:
         wait_for(lambda: bool(self._driver.workers()) or not self._driver.is_alive)
-        if workers := self._driver.workers():
-            # Children of other workers run tasks, or wait for the next one.
-            tasks = [worker for worker in workers if _parent(worker) in {one.pid for one in workers}]
-            for worker in tasks if tasks and self._rng.random() < 0.7 else [self._rng.choice(workers)]:
-                send(worker, signal.SIGKILL)
+        if not (workers := self._driver.workers()):
+            return False
+        # Children of other workers run tasks, or wait for the next one.
+        tasks = [worker for worker in workers if _parent(worker) in {one.pid for one in workers}]
+        killed = tasks if tasks and self._rng.random() < 0.7 else [self._rng.choice(workers)]
+        return True in [send(worker, signal.SIGKILL) for worker in killed]
 
     def _take_over(self) -> None:
         old = self._driver

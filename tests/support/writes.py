@@ -133,7 +133,7 @@ class Ledger:
         `rows` is the number of written rows, and `retries` is the figure of the write's metrics. `begins` returns the
         first bytes of the body of the row with a key.
         """
-        held = _held(name_server, topic)
+        held = settled_messages(name_server, topic)
         lines = self._java.read_topic(name_server, topic, held, within=PATIENCE)
         queues = [id_of(f"{line['brokerName']}/{line['queueId']}") for line in lines]
         found = [row_of(line["properties"]["KEYS"]) for line in lines]
@@ -152,7 +152,7 @@ class Ledger:
         return account
 
 
-def _held(name_server: str, topic: str) -> int:
+def settled_messages(name_server: str, topic: str) -> int:
     """Return how many messages a topic holds once that number stays the same."""
     deadline, since, held = time.monotonic() + _SETTLES_WITHIN, time.monotonic(), -1
     while time.monotonic() < min(since + _SETTLED, deadline):
