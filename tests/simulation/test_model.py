@@ -17,13 +17,12 @@ from rocketmq_spark.deliveries.effectively_once import attempt as attempts
 from rocketmq_spark.deliveries.effectively_once import complete as ends
 from rocketmq_spark.deliveries.effectively_once import plan as plans
 from rocketmq_spark.deliveries.effectively_once import stored
-from rocketmq_spark.deliveries.effectively_once.attempt import Attempt
 from rocketmq_spark.deliveries.effectively_once.complete import ResumeReport
 from rocketmq_spark.deliveries.effectively_once.lease import Lease
 from rocketmq_spark.deliveries.effectively_once.plan import ResumePlan
 from rocketmq_spark.deliveries.log.brokers import Brokers
 from rocketmq_spark.deliveries.log.decision_log import DecisionLog
-from rocketmq_spark.deliveries.log.records import Begun
+from rocketmq_spark.deliveries.log.records import Begun, BegunRecord, DoneRecord, Record
 from rocketmq_spark.deliveries.log.scan import Floor
 from rocketmq_spark.deliveries.log.state import StartOffsets
 from rocketmq_spark.metrics import Recorder
@@ -71,21 +70,33 @@ def first_offsets_last(
     self.start_offsets = [*self.start_offsets[-1:], StartOffsets(after, start_offsets, offset)]
 
 
-def begins_alone(usual: Callable[[Attempt], object], *, planned: bool) -> Callable[[Attempt], object]:
-    """Return a begin that does not see earlier attempts in the plan, or in the log since the plan."""
+def without_attempts(usual: Callable[..., ResumePlan]) -> Callable[..., ResumePlan]:
+    """Return a plan that has no earlier attempts."""
+    return lambda *arguments: replace(usual(*arguments), begun={}, completed=frozenset())
 
-    def begin(self: Attempt) -> object:
-        plan = self.plan
-        if planned:
-            self.plan = replace(plan, begun={})
-        else:
-            self.id = ""
-        try:
-            return usual(self)
-        finally:
-            self.plan = plan
 
-    return begin
+class WithoutEnds(DecisionLog):
+    """A log whose reader does not see that a write is done."""
+
+    def _apply(self, record: Record) -> None:
+        if not isinstance(record, DoneRecord):
+            super()._apply(record)
+
+
+class WithoutOthers(DecisionLog):
+    """A log whose reader does not see the attempts of others."""
+
+    own = ""
+
+    def append_begun(
+        self, brokers: Brokers, write: Write, partition_id: int, attempt: str, begun: Begun, since: int
+    ) -> None:
+        self.own = attempt
+        super().append_begun(brokers, write, partition_id, attempt, begun, since)
+
+    def _apply(self, record: Record) -> None:
+        if not isinstance(record, BegunRecord) or record.attempt == self.own:
+            super()._apply(record)
 
 
 def only_listed(
@@ -120,11 +131,11 @@ def without(name: str) -> Callable[[pytest.MonkeyPatch], None]:
             "fence": (attempts, "pass_fence", no_wait),
             "claims": (DecisionLog, "claim_home", lambda *_: None),
             "barrier": (attempts, "pass_fence", no_barrier),
-            "attempts in the plan": (Attempt, "_begin", begins_alone(Attempt._begin, planned=True)),
-            "attempts since the plan": (Attempt, "_begin", begins_alone(Attempt._begin, planned=False)),
+            "attempts in the plan": (plans, "plan_write", without_attempts(plans.plan_write)),
+            "attempts since the plan": (attempts, "DecisionLog", WithoutOthers),
             "queues of attempts": (attempts, "floors_of", only_listed(stored.floors_of)),
             "end in the plan": (plans, "plan_write", not_done(plans.plan_write)),
-            "end since the plan": (Attempt, "_completed_since", False),
+            "end since the plan": (attempts, "DecisionLog", WithoutEnds),
             "older start offsets": (ResumePlan, "start_offsets_of", lambda self, _: self.start_offsets[-1]),
             "first start offsets": (DecisionLog, "_apply_start_offsets", first_offsets_last),
             "old drivers": (DecisionLog, "is_superseded", lambda _, __: False),

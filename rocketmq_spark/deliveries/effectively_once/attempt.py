@@ -32,6 +32,7 @@ from rocketmq_spark.deliveries.log.decision_log import BARRIER_WAIT, DecisionLog
 from rocketmq_spark.deliveries.log.delivery import check_stream
 from rocketmq_spark.deliveries.log.keys import keys_of
 from rocketmq_spark.deliveries.log.scan import Floor, Known
+from rocketmq_spark.deliveries.log.state import WriteState
 from rocketmq_spark.errors import DataLossError, InputChangedError
 from rocketmq_spark.metrics import Recorder
 from rocketmq_spark.model.message import MessageQueue
@@ -70,7 +71,9 @@ class Attempt:
         keys = keys_of(self.brokers.options).signing_with(self.plan.key_id)
         self._log = DecisionLog(self.plan.log_name, self.brokers.options.transaction_topic, keys)
         self._content = ContentHash(numbered=self.brokers.options.ordered)
-        self._log.home, self._log.position = self.plan.home, self.plan.position
+        begun = {part: dict(attempts) for part, attempts in self.plan.begun.get(self.write, {}).items()}
+        state = WriteState(self.plan.since, done=self.write in self.plan.completed, begun=begun)
+        self._log.resume(self.plan.home, self.plan.position, self.write, state)
         self._own_token = self._token(self.id, keys.signs)
 
     def run(self, recorder: Recorder, rows: Iterator[pa.RecordBatch], send: Send) -> Attempted | None:
@@ -85,6 +88,12 @@ class Attempt:
             return None
         begun = ""
         if (first := next(rows, None)) is not None:
+            if self.write in self.plan.completed and self.partition_id not in self._log.writes[self.write].begun:
+                raise InputChangedError(
+                    f"{self.write} was completed without rows in partition {self.partition_id}, and now it has some, "
+                    "so the input is not the same at each reading, or has more partitions. No row of this partition is "
+                    "sent. Make the input the same, or use delivery=exactlyOnce"
+                )
             stored = self._begin()
             if self._completed_since:
                 recorder.record_incomplete()
@@ -126,11 +135,10 @@ class Attempt:
         self._log.append_begun(self.brokers, self.write, part, self.id, plan.begins, plan.since)
         if self._completed_since:
             return None
-        self.lease = Lease(self.brokers, self._log, self.write, part, self.id, asked)
-        before_plan = plan.begun.get(self.write, {}).get(part, {})
+        was_done = self.write in plan.completed
+        self.lease = Lease(self.brokers, self._log, self.write, part, self.id, asked, was_done)
         attempts = self._log.writes[self.write].begun[part]
-        since_plan = {name: attempts[name] for name in itertools.takewhile(self.id.__ne__, attempts)}
-        earlier = {**before_plan, **since_plan}
+        earlier = {name: attempts[name] for name in itertools.takewhile(self.id.__ne__, attempts)}
         if not earlier:
             return None
         self.recovered = True

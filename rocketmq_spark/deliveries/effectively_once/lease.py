@@ -52,7 +52,10 @@ def fresh_id(brokers: Brokers) -> str:
 
 @dataclass(eq=False, repr=False)
 class Lease:
-    """The lease of one attempt. `log` has its ``begun`` record; a reading that began at `read_at` had the record."""
+    """The lease of one attempt. `log` has its ``begun`` record; a reading that began at `read_at` had the record.
+
+    `log` also has the earlier attempts. So a copy of one of their records is no later attempt.
+    """
 
     brokers: Brokers
     log: DecisionLog
@@ -60,6 +63,9 @@ class Lease:
     partition_id: int
     attempt: str
     read_at: Instant
+    # Whether the write was done at the plan. Spark may repeat such a micro-batch. Then only a later record ends the
+    # attempt.
+    was_done: bool = False
     # The thread of each reading calls it at the end, with the error that ends the attempt, or None.
     on_read: Callable[[RocketMQError | None], None] = field(default=lambda _: None, init=False)
     _reading: bool = field(default=False, init=False)
@@ -69,8 +75,6 @@ class Lease:
         self._lock = self._runtime.lock()
         fence = fence_seconds(self.brokers.options)
         self._length, self._renewal = fence * _LENGTH, fence * _RENEWAL
-        # Spark may repeat a micro-batch that is complete. Then only a later record ends the attempt.
-        self._was_done = self.log.writes[self.write].done
         self.check()
 
     def left(self) -> float:
@@ -94,7 +98,7 @@ class Lease:
             later = log.newest and log.newest.name
             raise self._replaced(f"by another driver, which has completed the micro-batch, and continued with {later}")
         state = log.writes[write]
-        if state.done and not self._was_done:
+        if state.done and not self.was_done:
             at = shown_time(state.done_ms)
             raise self._replaced(f"by another driver, which has completed the write at {at}")
         newest, begun = next(reversed(state.begun[self.partition_id].items()))

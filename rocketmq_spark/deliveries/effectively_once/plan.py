@@ -29,6 +29,7 @@ class ResumePlan(LogPlan):
     start_offsets: tuple[StartOffsets, ...]
     begins: Begun  # What the tasks of this plan record
     begun: Mapping[Write, Mapping[int, Mapping[str, Begun]]]  # What earlier tasks have recorded, by partition and id
+    completed: frozenset[Write]  # The micro-batches that were done at the plan, as far as the log has them
 
     def start_offsets_of(self, write: Write) -> StartOffsets | None:
         """Return the newest start offsets below all rows of a write; None if they have expired."""
@@ -99,6 +100,7 @@ def plan_write(
         start_offsets=known,
         begins=Begun(queue_nums, _corrected(known, ends)),
         begun=begun,
+        completed=frozenset(other for other, state in log.writes.items() if state.done and other.query),
     )
 
 

@@ -109,6 +109,13 @@ class DecisionLog:
         self.position = first if everything else max(first, self._start(brokers, self.home, end))
         self.refresh(brokers)
 
+    def resume(self, home: MessageQueue, position: int, write: Write, state: WriteState) -> None:
+        """Read the home from a position on; `state` is what the records before it say about a write."""
+        self.home, self.position = home, position
+        self.writes[write] = state
+        if write.query:
+            self._of_query[write.query] = {write: state}
+
     def claim_home(self, brokers: Brokers, write: Write, broker_names: Collection[str]) -> int:
         """Claim the home in itself, then in all other queues of the topic; return the offset of the first claim.
 
@@ -341,7 +348,9 @@ class DecisionLog:
         if write.query:
             self._of_query.setdefault(write.query, {})[write] = state
         if isinstance(record, BegunRecord):
-            state.begun.setdefault(record.partition, {}).setdefault(record.attempt, record.begun)
+            # A driver that was frozen may begin other partitions of a write that is done. Such attempts send nothing.
+            if not (state.done and record.partition not in state.begun):
+                state.begun.setdefault(record.partition, {}).setdefault(record.attempt, record.begun)
             return
         if write.query:
             self.newest = write

@@ -15,7 +15,7 @@ from rocketmq_spark.deliveries.effectively_once.lease import Lease, instant
 from rocketmq_spark.deliveries.effectively_once.plan import ResumePlan
 from rocketmq_spark.deliveries.log.brokers import Brokers
 from rocketmq_spark.deliveries.log.decision_log import DecisionLog
-from rocketmq_spark.errors import DeliveryError, RocketMQError
+from rocketmq_spark.errors import DeliveryError, InputChangedError, RocketMQError
 from rocketmq_spark.model.message import Message, MessageQueue, SendRequest
 from rocketmq_spark.protocol.remoting.codes import RequestCode, ResponseCode
 from rocketmq_spark.protocol.remoting.command import RemotingCommand
@@ -133,6 +133,29 @@ def test_an_attempt_stops_when_another_driver_has_completed_its_micro_batch(clus
     with pytest.raises(DeliveryError, match="which has completed the micro-batch, and continued with 2"):
         run_task(job, new_plan(job, None), MICRO_BATCH, before=at(200, lambda: other_driver(1, 2)))
     assert not visible(cluster) - Counter(ROWS[:200])
+
+
+def test_an_attempt_of_a_micro_batch_completed_since_the_plan_sends_nothing(cluster: FakeCluster, job: Driver) -> None:
+    frozen, plan = new_plan(job, None), new_plan(job, None)
+    complete(job, plan, MICRO_BATCH, run_task(job, plan, MICRO_BATCH))
+    for part in (0, 1):
+        with pytest.raises(DeliveryError, match="replaced by another driver, which has completed the write at"):
+            run_task(job, frozen, MICRO_BATCH, part)
+    assert visible(cluster) == Counter(ROWS)
+    # What the frozen driver has recorded is no partition of the micro-batch.
+    plan = new_plan(job, None)
+    complete(job, plan, MICRO_BATCH, run_task(job, plan, MICRO_BATCH))
+    assert visible(cluster) == Counter(ROWS)
+
+
+def test_a_completed_micro_batch_with_more_partitions_fails_before_their_first_row(
+    cluster: FakeCluster, job: Driver
+) -> None:
+    plan = new_plan(job, None)
+    complete(job, plan, MICRO_BATCH, run_task(job, plan, MICRO_BATCH))
+    with pytest.raises(InputChangedError, match="was completed without rows in partition 1, and now it has some"):
+        run_task(job, new_plan(job, None), MICRO_BATCH, 1)
+    assert visible(cluster) == Counter(ROWS)
 
 
 def test_a_completed_micro_batch_may_be_repeated(cluster: FakeCluster, job: Driver, clock: MovedClock) -> None:

@@ -303,6 +303,23 @@ def test_a_copied_begun_record_does_not_hide_or_replace_an_attempt(cluster: Fake
         assert visible(cluster) == Counter([*rows, *more])
 
 
+def test_a_copied_begun_record_stops_no_attempt(cluster: FakeCluster, clock: MovedClock) -> None:
+    with effective(cluster, clock) as job:
+        with pytest.raises(Killed):
+            run_task(job, new_plan(job), WRITE, dies_after=40)
+
+        def attack(start: int) -> None:
+            if start == 200:
+                for message, queue, _ in kinds(cluster, job)["BegunRecord"]:
+                    copy(cluster, message, queue)
+                # The attempt reads the log again.
+                clock.ahead += 60.0
+
+        plan = new_plan(job)
+        complete(job, plan, WRITE, run_task(job, plan, WRITE, before=attack))
+        assert visible(cluster) == Counter(ROWS)
+
+
 def test_a_replaced_manifest_stops_the_recovery(cluster: FakeCluster, clock: MovedClock) -> None:
     with exact(cluster, clock) as job:
         halves, _ = job.open().decide_and_crash([f"row-{number}" for number in range(20)], 7)
