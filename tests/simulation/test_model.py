@@ -76,11 +76,12 @@ def without_attempts(usual: Callable[..., ResumePlan]) -> Callable[..., ResumePl
 
 
 class WithoutEnds(DecisionLog):
-    """A log whose reader does not see that a write is done."""
+    """A log whose reader does not see that a write is done. The attempts of a batch write are gone then."""
 
     def _apply(self, record: Record) -> None:
-        if not isinstance(record, DoneRecord):
-            super()._apply(record)
+        super()._apply(record)
+        if isinstance(record, DoneRecord) and record.write in self.writes:
+            self.writes[record.write].done = False
 
 
 class WithoutOthers(DecisionLog):
