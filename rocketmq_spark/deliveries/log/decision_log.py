@@ -87,6 +87,7 @@ class DecisionLog:
         self.start_offsets.clear()
         self.newest, self.everything = None, everything
         self._away_from = self._away = -1
+        self.records.forget_first_offsets()
         # Before the search, so that no record between the search and the first reading is missed.
         self._searched = ends = brokers.max_offsets(self.records.queues(brokers))
         homes = self._homes(brokers, ends)

@@ -56,7 +56,7 @@ class RecordStore:
     # Queues and offsets of messages that have the tag of this id, and are no valid records; at most 1,000.
     ignored: set[tuple[MessageQueue, int]] = field(default_factory=set)
 
-    # With keys: the first offset that a queue had when it was searched. A signed record whose writer had read less of
+    # The first offset that a queue had when it was searched. With keys, a signed record whose writer had read less of
     # the queue may be a copy of an expired one.
     _oldest: dict[MessageQueue, int] = field(default_factory=dict, init=False)
 
@@ -75,11 +75,17 @@ class RecordStore:
         return (record for record, _ in self._sized(brokers, queue, start, end))
 
     def first_offset(self, brokers: Brokers, queue: MessageQueue) -> int:
-        """Return the offset of the first message of a queue, and ignore copies of expired records from now on."""
-        if not self.keys:
-            return brokers.min_offset(queue)
-        self._oldest[queue] = first = brokers.first_offset(queue)
-        return first
+        """Return the offset of the first message of a queue, and ignore copies of expired records from now on.
+
+        It asks the broker once, until `forget_first_offsets`.
+        """
+        if queue not in self._oldest:
+            self._oldest[queue] = brokers.first_offset(queue) if self.keys else brokers.min_offset(queue)
+        return self._oldest[queue]
+
+    def forget_first_offsets(self) -> None:
+        """Ask for the first offsets of queues again."""
+        self._oldest.clear()
 
     def search(self, brokers: Brokers, queue: MessageQueue, end: int) -> Iterator[Record]:
         """Yield the records of this id in a queue, the newest first."""

@@ -22,6 +22,7 @@ from rocketmq_spark.deliveries.log.records import VERSION, BegunRecord, DoneReco
 from rocketmq_spark.errors import MQClientException, OptionError, RocketMQError
 from rocketmq_spark.model.message import Message, MessageQueue
 from rocketmq_spark.model.message_ext import MessageExt
+from rocketmq_spark.protocol.remoting.codes import RequestCode
 from rocketmq_spark.testing import FakeCluster
 from tests.support.resume import ROWS, WRITE, Killed, complete, job_log, new_plan, run_task
 from tests.support.two_phase import ID, TOPIC, Driver, MovedClock, driver, visible
@@ -301,6 +302,21 @@ def test_a_copied_begun_record_does_not_hide_or_replace_an_attempt(cluster: Fake
         plan = new_plan(job, None)
         complete(job, plan, write, run_task(job, plan, write, rows=more))
         assert visible(cluster) == Counter([*rows, *more])
+
+
+def test_a_driver_asks_once_for_the_first_offset_of_each_queue(cluster: FakeCluster, clock: MovedClock) -> None:
+    with effective(cluster, clock) as job:
+        micro_batch(job, 0)
+        for broker in cluster.brokers.values():
+            broker.requests.clear()
+        new_plan(job, None)
+        asked = Counter(
+            (name, request.ext_fields["queueId"])
+            for name, broker in cluster.brokers.items()
+            for request in broker.requests
+            if request.code == RequestCode.GET_MIN_OFFSET and request.ext_fields["topic"] == DECISIONS
+        )
+        assert asked == Counter((queue.broker_name, str(queue.queue_id)) for queue in log_queues(cluster))
 
 
 def test_a_copied_begun_record_stops_no_attempt(cluster: FakeCluster, clock: MovedClock) -> None:
