@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Final, TypeVar
 
 import pyarrow as pa
@@ -21,7 +22,7 @@ from rocketmq_spark.deliveries.effectively_once.tokens import TOKEN_LENGTH
 from rocketmq_spark.deliveries.log.brokers import Brokers
 from rocketmq_spark.deliveries.log.records import Begun, QueueNums
 from rocketmq_spark.deliveries.log.scan import Floor, floor_now, lowest, scan
-from rocketmq_spark.errors import MQClientException
+from rocketmq_spark.errors import DataLossError, MQClientException
 from rocketmq_spark.model.message import EncodedBatch, MessageQueue
 from rocketmq_spark.model.message_ext import MessageExt, Pulled
 from rocketmq_spark.model.properties import ATTEMPT
@@ -180,7 +181,7 @@ def _read(
         for group in grouped(filter(may_have_rows, pulls), _DECODED_AT_ONCE):
             # Messages of other producers may unpack to many times their size. So one group at a time is decoded.
             with turn:
-                for batch in batches_of(group, schema, None, _leave_out):
+                for batch in batches_of(group, schema, None, partial(_check_foreign, tokens=wanted)):
                     is_own = filled(pc.is_in(_tokens(batch.column(0)), known), False)
                     found = batch if is_own.true_count == len(batch) else batch.filter(is_own)
                     if len(found):
@@ -190,6 +191,18 @@ def _read(
     return list(itertools.chain.from_iterable(brokers.for_each(floors, read, at_once=_QUEUES_AT_ONCE).values()))
 
 
-def _leave_out(_: Unreadable) -> bool:
-    # Other producers may store anything. This sink's rows are readable.
+def _check_foreign(message: Unreadable, tokens: Sequence[bytes]) -> bool:
+    """Return False, so that the message is left out; raise a DataLossError if it has a token.
+
+    Other producers may store anything. A row of the write that is left out would be sent again.
+    """
+    record = message.record
+    attempt = "" if record is None else record.properties.get(ATTEMPT, "")
+    # The rows of an inner batch are in its body.
+    if attempt[:TOKEN_LENGTH].encode() in tokens or any(token in message.body for token in tokens):
+        raise DataLossError(
+            f"a recovery reads the rows of an earlier attempt, and {message}. It has the token of the attempt, so it "
+            "is unknown which rows are stored. If the next attempt fails, too, compare the rows with the topic, and "
+            "write what is missing with another transactionalId (a stream: and startAnew=true)"
+        )
     return False

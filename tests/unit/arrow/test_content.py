@@ -23,10 +23,11 @@ from rocketmq_spark.arrow.hashes import RowIds, Strings
 from rocketmq_spark.deliveries.effectively_once.stored import hashes_of, read_stored
 from rocketmq_spark.deliveries.log.scan import Known
 from rocketmq_spark.model.hashes import STEP, entry_hash
-from rocketmq_spark.model.message import EncodedBatch
+from rocketmq_spark.model.message import EncodedBatch, Message
 from rocketmq_spark.options.parsing import parse_sink_options
 from rocketmq_spark.options.sink import SinkOptions
 from rocketmq_spark.protocol.compression import CompressionType
+from rocketmq_spark.protocol.remoting.records import encode_single
 from rocketmq_spark.testing import FakeCluster
 from tests.support.encoding import batch_options, encode
 from tests.support.strategies import row_tables
@@ -231,3 +232,13 @@ def test_requests_that_are_resolved_at_the_same_time_get_the_hashes_of_their_row
             assert sum(threads.map(differs, batches, expected)) == 0
     finally:
         sys.setswitchinterval(interval)
+
+
+def test_an_empty_property_of_a_stored_message_is_no_content() -> None:
+    # Readers of RocketMQ drop such an entry, and a write refuses it.
+    content, attempt = ContentHash(), {"SPARK_ATTEMPT": TOKEN}
+    with_empty, without, other = (
+        hashes_of(content, encode_single(Message(TOPIC, b"body", 0, attempt | properties))).tolist()
+        for properties in ({"a": "1", "b": ""}, {"a": "1"}, {"a": "1", "b": "2"})
+    )
+    assert with_empty == without != other

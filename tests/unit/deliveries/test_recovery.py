@@ -198,6 +198,33 @@ def test_expired_messages_from_before_the_write_are_no_error(cluster: FakeCluste
     assert visible(cluster) - Counter(old=18) == Counter(ROWS)
 
 
+@pytest.mark.parametrize("is_own", [True, False])
+def test_a_damaged_row_is_an_error_and_a_damaged_message_of_another_producer_is_none(
+    cluster: FakeCluster, job: Driver, is_own: bool
+) -> None:
+    plan = new_plan(job)
+    with pytest.raises(Killed):
+        run_task(job, plan, WRITE, **dying_after_stored_rows(cluster, 100))
+    for name, broker in cluster.brokers.items():
+        put(cluster, MessageQueue(TOPIC, name, 0), Message(TOPIC, b"of another producer", 0, {}))
+        with broker.lock:
+            for stored in (found for queue, found in broker.storage.store._read.items() if queue.topic == TOPIC):
+                for number, message in enumerate(stored):
+                    if (ATTEMPT in message.properties) is is_own:
+                        stored[number] = replace(message, body_crc=message.body_crc ^ 1)
+    if is_own:
+        with pytest.raises(
+            DataLossError, match=r"cannot be read: the body has the checksum .* has the token of the at"
+        ):
+            run_task(job, plan, WRITE)
+        # Requests of the dead attempt may have arrived later.
+        assert max((visible(cluster) - Counter({"of another producer": 2})).values()) == 1
+    else:
+        done = run_task(job, plan, WRITE)
+        assert visible(cluster) - Counter({"of another producer": 2}) == Counter(ROWS)
+        assert complete(job, plan, WRITE, done).repeated_rows == 0
+
+
 def test_a_broker_down_at_the_first_plan_may_have_expired_messages(cluster: FakeCluster, job: Driver) -> None:
     _, other = cluster.brokers
     late = [queue for queue in job.queues if queue.broker_name == other]
