@@ -41,6 +41,7 @@ def test_notebook_is_checked_in_with_outputs_and_pictures(path: Path) -> None:
 
 def test_all_notebooks_are_there_and_small() -> None:
     assert {path.stem for path in PATHS} == {
+        "effectively_once",
         "exactly_once",
         "latency_and_faults",
         "quickstart",
