@@ -23,9 +23,6 @@ from tests.support.java import Java
 
 pytestmark = [pytest.mark.faults, pytest.mark.spark, pytest.mark.integration]
 
-# Longer than the deadline of every half message that exists now.
-TOO_LONG = TIMEOUT_MS / 1000 + 2
-
 NewJob = Callable[..., Job]
 Settle = Callable[[str, Job], Account]
 
@@ -65,8 +62,7 @@ def test_every_row_is_written_once_despite_faults_in_commits(new_job: NewJob, se
     broker, _ = job.cluster.brokers
     job.feed(4)
     # This driver pauses in the middle of a micro-batch, beyond its deadline. The next driver completes it.
-    paused = job.start(hold={1: 250}, restarts=0)
-    job.await_held(1, paused)
+    paused = job.start_held(1, 250)
     processes = paused.pause()
     job.go(1)
     successor = job.start(hold={2: 100, 3: 300})
@@ -92,11 +88,11 @@ def test_write_waits_for_a_broker_that_is_down_beyond_the_deadline(new_job: NewJ
     job = new_job(rows=400, batch=True)
     broker, _ = job.cluster.brokers
     job.feed(2)
-    driver = job.start(hold={0: 200}, restarts=0)
-    job.await_held(0, driver)
+    driver = job.start_held(0, 200)
     broker.pause() if fault == "paused" else broker.kill()
     job.go(0)
-    time.sleep(TOO_LONG)
+    # Longer than the deadline of every half message that exists now.
+    time.sleep(job.timeout_ms / 1000 + 2)
     broker.resume() if fault == "paused" else broker.restart()
     job.complete()
     assert driver.wait() == 0, driver.tail()
@@ -112,8 +108,7 @@ def test_only_the_fence_prevents_repeats_by_a_paused_driver(new_job: NewJob, set
     job = new_job(rows=400, batch=True, timeout_ms=TIMEOUT_MS if fence else 600_000)
     job.feed(1)
     job.complete()
-    paused = job.start(hold={0: 100}, fence=fence, restarts=0)
-    job.await_held(0, paused)
+    paused = job.start_held(0, 100, fence=fence)
     processes = paused.pause()
     job.go(0)
     assert job.start(fence=fence).wait() == 0

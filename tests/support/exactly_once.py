@@ -226,13 +226,28 @@ class Job:
 
     def await_held(self, write: int, driver: Driver) -> None:
         """Wait until a commit is held."""
+        assert self._is_held(write, driver), driver.tail()
+
+    def start_held(self, write: int, requests: int, *, fence: bool = True) -> Driver:
+        """Start a driver that tries its writes once, and return it when it holds a commit."""
+        while True:
+            driver = self.start(hold={write: requests}, restarts=0, fence=fence)
+            if self._is_held(write, driver):
+                return driver
+            # On a slow machine the deadline is over before the commit.
+            assert "leaves no time for the commit" in driver.tail(), driver.tail()
+            self._options["transactionTimeoutMs"] = str(2 * self.timeout_ms)
+
+    @property
+    def timeout_ms(self) -> int:
+        """The present `transactionTimeoutMs`."""
+        return int(self._options["transactionTimeoutMs"])
+
+    def _is_held(self, write: int, driver: Driver) -> bool:
+        """Wait until a commit is held, and return whether it is; false if the driver ends before."""
         marker = self._folder / f"held-{self._name(write)}"
-
-        def is_held() -> bool:
-            assert driver.is_alive, driver.tail()
-            return marker.exists()
-
-        wait_for(is_held)
+        wait_for(lambda: marker.exists() or not driver.is_alive)
+        return marker.exists()
 
     def go(self, write: int) -> None:
         """Let a held commit continue."""
