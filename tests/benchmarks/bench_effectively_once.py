@@ -97,7 +97,7 @@ class Job:
         seconds = time.perf_counter() - began
         assert len(stored) == STORED
         assert all(rows is not None and rows.mask.all() for rows in found)
-        stored.check_end(0)
+        stored.check_end()
         return STORED / seconds
 
     def _batches(self, rows: int) -> list[pa.RecordBatch]:

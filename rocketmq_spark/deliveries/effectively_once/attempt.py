@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
@@ -33,7 +33,7 @@ from rocketmq_spark.deliveries.log.delivery import check_stream
 from rocketmq_spark.deliveries.log.keys import keys_of
 from rocketmq_spark.deliveries.log.scan import Floor, Known
 from rocketmq_spark.deliveries.log.state import WriteState
-from rocketmq_spark.errors import DataLossError, InputChangedError
+from rocketmq_spark.errors import DataLossError, DeliveryError, InputChangedError, RocketMQError
 from rocketmq_spark.metrics import Recorder
 from rocketmq_spark.model.message import MessageQueue
 
@@ -111,10 +111,22 @@ class Attempt:
             )
             begun = self.id
             name = row_id_name(self.brokers.options, self.write)
-            send(itertools.chain([first], rows), row_id_name=name, rules=resumption.rules())
+            try:
+                send(itertools.chain([first], rows), row_id_name=name, rules=resumption.rules())
+                if stored is not None:
+                    stored.check_end()
+            except InputChangedError:
+                self._record_changed(True)
+                raise
             if stored is not None:
-                stored.check_end(self.partition_id)
                 recorder.record_repeats(stored.repeats)
+                if stored.missing:
+                    self._record_changed(False)
+                    raise DeliveryError(
+                        f"{self.write}, partition {self.partition_id}: an earlier attempt had other rows than the "
+                        "stored ones, so this attempt has only compared its rows. They are the same now, and "
+                        f"{stored.missing} are missing. The next attempt sends them"
+                    )
         elif self.partition_id in self.plan.begun.get(self.write, {}):
             raise shrunk(self.write, [self.partition_id])
         return Attempted(self.partition_id, begun, self.recovered, recorder.stored_rows)
@@ -143,14 +155,30 @@ class Attempt:
             return None
         self.recovered = True
         logger.warning("%s, partition %d: an earlier attempt began it; reading its rows", self.write, part)
+        verdicts = [one.changed for one in earlier.values() if one.changed is not None]
         names = most_queues(one.queue_nums for one in earlier.values()).keys()
         # Its record is readable, so leases of earlier attempts end within this time.
         self._pass_fence(names, fence_seconds(self.brokers.options))
         floors = floors_of(self.brokers, list(earlier.values()), self._start_offsets)
         self._ends = ends = self.brokers.max_offsets(floors)
-        tokens = {self._token(attempt_id, one.key_id) for attempt_id, one in earlier.items()}
+        tokens = {self._token(name, one.key_id) for name, one in earlier.items() if one.changed is None}
         floors = floors_now(self.brokers, floors, ends, tokens)
-        return StoredRows(self._content, read_stored(self.brokers, floors, ends, tokens, self._content))
+        rows = read_stored(self.brokers, floors, ends, tokens, self._content)
+        stored = StoredRows(self._content, rows, part)
+        stored.only_compares = verdicts[-1:] == [True]
+        return stored
+
+    def _record_changed(self, changed: bool) -> None:
+        """Store whether this attempt had other rows than the stored ones. After True, the next attempts send none."""
+        brokers, verdict = self.brokers, replace(self.plan.begins, changed=changed)
+        id_ = attempt_id(brokers, self.plan.driver)
+        try:
+            self._log.refresh(brokers)
+            self.lease.check()
+            self._log.append_begun(brokers, self.write, self.partition_id, id_, verdict, self.plan.since)
+        except RocketMQError as exc:
+            text = "%s, partition %d: it is not recorded whether the input has changed, so the next attempt does not"
+            logger.warning(f"{text} know it: %s", self.write, self.partition_id, exc)
 
     @property
     def _completed_since(self) -> bool:

@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rocketmq_spark.arrow.columns import byte_column_or_nulls, filled, text_array, to_numpy
+from rocketmq_spark.arrow.columns import Ints, byte_column_or_nulls, filled, text_array, to_numpy
 from rocketmq_spark.arrow.content import ContentHash
 from rocketmq_spark.arrow.decode import batches_of
 from rocketmq_spark.arrow.hashes import Hashes
@@ -40,6 +40,7 @@ T = TypeVar("T")
 _DECODED_AT_ONCE: Final = 2 * MIB
 # Queues that are read at the same time. Each holds at most `_DECODED_AT_ONCE` bytes and one answer.
 _QUEUES_AT_ONCE: Final = 8
+_NUMBER: Final = "^[0-9]{1,18}$"
 _ONLY_TOKENS: Final = arrow_schema_of([ATTEMPTS])
 _ROWS: Final = arrow_schema_of([ATTEMPTS, "queueOffset", "body", "flag", "properties"])
 
@@ -121,7 +122,8 @@ def read_stored(
 
     def rows_of(found: pa.RecordBatch, queue: MessageQueue) -> QueueRows:
         attempts, offsets, *columns = found.columns
-        return QueueRows(queue, to_numpy(offsets), _hashes(content, queue.topic, attempts, columns))
+        hashes = _hashes(content, queue.topic, attempts, columns)
+        return QueueRows(queue, to_numpy(offsets), hashes, _numbers(attempts) if content.numbered else None)
 
     return _read(brokers, floors, ends, tokens, _ROWS, rows_of)
 
@@ -154,6 +156,14 @@ def hashes_of(content: ContentHash, batch: EncodedBatch) -> Hashes:
 
 def _hashes(content: ContentHash, topic: str, attempts: pa.Array, columns: Sequence[pa.Array]) -> Hashes:
     return content.of_stored(topic, byte_column_or_nulls(pc.utf8_slice_codeunits(attempts, TOKEN_LENGTH)), *columns)
+
+
+def _numbers(attempts: pa.Array) -> Ints:
+    """Return the numbers of rows, 0 for what is no number: no row has such a content, whatever its number."""
+    texts = pc.utf8_slice_codeunits(attempts, TOKEN_LENGTH + 1)
+    is_number = filled(pc.match_substring_regex(texts, _NUMBER), False)
+    numbers: Ints = to_numpy(pc.if_else(is_number, texts, "0").cast(pa.int64()))
+    return numbers
 
 
 def _tokens(attempts: pa.Array) -> pa.Array:

@@ -28,6 +28,7 @@ class QueueRows:
     queue: MessageQueue
     offsets: Ints
     hashes: Hashes  # Of their contents, as `ContentHash` returns them
+    numbers: Ints | None = None  # The numbers of the rows in their partition, if the contents are numbered
 
     def __len__(self) -> int:
         return len(self.offsets)
@@ -36,8 +37,13 @@ class QueueRows:
 class StoredRows:
     """The stored rows of a partition, and which of them its rows have taken so far."""
 
-    def __init__(self, content: ContentHash, parts: Iterable[QueueRows]) -> None:
+    # Whether no row is sent, because an earlier attempt has found another input. `missing` counts rows that would be.
+    only_compares = False
+    missing = 0
+
+    def __init__(self, content: ContentHash, parts: Iterable[QueueRows], partition_id: int = 0) -> None:
         self._content = content
+        self._partition_id = partition_id
         found = [part for part in parts if len(part)]
         self._queues = list(dict.fromkeys(part.queue for part in found))
         codes = [np.full(len(part), self._queues.index(part.queue), np.int32) for part in found]
@@ -53,6 +59,12 @@ class StoredRows:
         self._contents = hashes[:, self._firsts]
         self._counts = np.diff(np.append(self._firsts, len(order)))
         self._taken = np.zeros(len(self._firsts), np.int64)
+        # Of numbered contents: their numbers, lowest first, and how many of them are compared.
+        numbers = [part.numbers for part in found if part.numbers is not None]
+        of_contents = np.concatenate(numbers)[order][self._firsts] if numbers else np.empty(0, np.int64)
+        self._by_number = np.argsort(of_contents, kind="stable")
+        self._numbers = of_contents[self._by_number]
+        self._compared = 0
 
     def __len__(self) -> int:
         return len(self._offsets)
@@ -63,9 +75,20 @@ class StoredRows:
         return int((self._counts - self._taken)[self._taken > 0].sum())
 
     def take(self, block: MessageBlock, first_row: int, bad: Mask | None) -> FoundRows | None:
-        """Return which rows of a block are stored; see `KnownRows`."""
-        if not len(self):
-            return None
+        """Return which rows of a block are not sent, because they are stored; see `KnownRows`.
+
+        Raises an InputChangedError if the content is numbered, and a stored row with such a number has no equal row.
+        """
+        found = self._take(block, first_row, bad) if len(self) else None
+        if len(self._numbers):
+            self._check_numbers(first_row + block.rows)
+        if not self.only_compares:
+            return found
+        mask = np.ones(block.rows, np.bool_) if bad is None else ~bad
+        self.missing += int(np.count_nonzero(mask)) - (0 if found is None else int(np.count_nonzero(found.mask)))
+        return FoundRows(mask, [] if found is None else found.spans)
+
+    def _take(self, block: MessageBlock, first_row: int, bad: Mask | None) -> FoundRows | None:
         places = self._find(self._content.of_block(block, first_row))
         if bad is not None:
             places[bad] = -1
@@ -87,18 +110,28 @@ class StoredRows:
         mask[rows] = True
         return FoundRows(mask, list(self._spans(stored)))
 
-    def check_end(self, partition_id: int) -> None:
+    def _check_numbers(self, stop: int) -> None:
+        """Check the stored rows with numbers below `stop`, when all rows with these numbers are known."""
+        end = int(np.searchsorted(self._numbers, stop))
+        left = self._by_number[self._compared : end]
+        self._compared = end
+        self._check(left[self._taken[left] == 0])
+
+    def check_end(self) -> None:
         """Raise an InputChangedError if the partition has no row with the content of a stored one."""
-        left = np.flatnonzero(self._taken == 0)
+        self._check(np.flatnonzero(self._taken == 0))
+
+    def _check(self, left: Ints) -> None:
+        """Raise an InputChangedError if there are contents without a row."""
         if not len(left):
             return
         first, count = self._firsts[left[0]], int(self._counts[left].sum())
         place = " with its number" if self._content.numbered else ""
         raise InputChangedError(
-            f"partition {partition_id}: an earlier attempt at this write stored {count} rows that the partition does "
-            f"not have now, one of them at offset {self._offsets[first]} of {self._queues[self._codes[first]]} (no row "
-            f"has its content{place}), so the input is not the same at each reading, or another producer stored "
-            f"messages with the token of the attempt. {_ADVICE}"
+            f"partition {self._partition_id}: an earlier attempt at this write stored {count} rows that the partition "
+            f"does not have now. One of them is at offset {self._offsets[first]} of {self._queues[self._codes[first]]}: "
+            f"no row has its content{place}. So the input is not the same at each reading, or has other partitions, or "
+            f"another producer stored messages with the token of the attempt. {_ADVICE}"
         )
 
     def _find(self, hashes: Hashes) -> npt.NDArray[np.int64]:
@@ -124,5 +157,7 @@ class StoredRows:
 
 _ADVICE: Final = (
     "Make it so (for example, write a table, or a DataFrame after checkpoint()), or use delivery=exactlyOnce. Stored "
-    "rows stay visible"
+    "rows stay visible. Later attempts at this partition send nothing until they have all of these rows. If they never "
+    "will, compare the rows with the topic, and write what is missing with another writeId (a stream: another "
+    "transactionalId and startAnew=true)"
 )

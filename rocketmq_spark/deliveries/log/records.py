@@ -67,6 +67,7 @@ class Begun:
     start_offsets: Mapping[MessageQueue, int] = field(default_factory=dict)
     key_id: str = ""  # The fingerprint of the key that signed the record; empty without a key
     stored_ms: int = field(default=0, compare=False)  # Of its record
+    changed: bool | None = None  # Of an attempt that has ended: whether its rows differ from the stored ones
 
     def floor_of(self, queue: MessageQueue, start_offsets: Mapping[MessageQueue, int]) -> Floor:
         """Return the floor of the attempt's rows in a queue; `start_offsets` are those of its write."""
@@ -213,6 +214,8 @@ def encode(record: Record, transactional_id: str, topic: str) -> bytes:
             own = {"partition": record.partition, "attempt": record.attempt, "brokers": dict(record.begun.queue_nums)}
             if record.begun.start_offsets:
                 own["floors"] = _rows_of(record.begun.start_offsets)
+            if record.begun.changed is not None:
+                own["changed"] = record.begun.changed
         case DoneRecord() | StartRecord():
             own = {} if record.start_offsets is None else {"floors": _rows_of(record.start_offsets)}
         case _:
@@ -298,11 +301,14 @@ def _begun(fields: dict[str, Any], common: dict[str, Any], log_name: str, _: str
         raise InvalidRecordError(f"brokers is no object of at most {MAX_BROKERS} brokers")
     nums = {_broker(name): _integer(count, "number of queues", 0, MAX_QUEUES) for name, count in brokers.items()}
     _integer(sum(nums.values()), "number of queues of all brokers", 0, MAX_QUEUES)
+    if not isinstance(changed := fields.get("changed"), bool | None):
+        raise InvalidRecordError(f"changed is {_shown(changed)}, allowed are true and false")
+    start_offsets = _own_start_offsets({"floors": [], **fields}, log_name)
     return BegunRecord(
         **common,
         partition=_integer(fields.get("partition"), "partition", 0, INT_MAX),
         attempt=_text(fields.get("attempt"), "attempt", 1, _LONGEST_NAME),
-        begun=Begun(nums, _own_start_offsets({"floors": [], **fields}, log_name), stored_ms=common["stored_ms"]),
+        begun=Begun(nums, start_offsets, stored_ms=common["stored_ms"], changed=changed),
     )
 
 

@@ -151,6 +151,58 @@ def test_a_partition_with_fewer_rows_fails(job: Driver) -> None:
         run_task(job, plan, WRITE, rows=ROWS[:40])
 
 
+def run_dying_task(cluster: FakeCluster, job: Driver, plan: ResumePlan, key: str | None = None) -> None:
+    """Store some rows, and wait until all requests of the dead attempt have arrived."""
+    with pytest.raises(Killed):
+        run_task(job, plan, WRITE, key=key, **dying_after_stored_rows(cluster, 100))
+    counts = [0]
+    while len(counts) < 4 or counts[-1] != counts[-4]:
+        time.sleep(0.1)
+        counts.append(len(cluster.messages(TOPIC)))
+
+
+def test_retries_with_changed_input_send_no_more_rows(cluster: FakeCluster, job: Driver) -> None:
+    plan = new_plan(job)
+    run_dying_task(cluster, job, plan)
+    with pytest.raises(InputChangedError, match="Later attempts at this partition send nothing"):
+        run_task(job, plan, WRITE, rows=[f"other {row}" for row in ROWS])
+    before = visible(cluster)
+    for number in range(3):
+        # Two tasks of one driver, and another driver.
+        plan = new_plan(job) if number == 2 else plan
+        with pytest.raises(InputChangedError, match="the partition does not have now"):
+            run_task(job, plan, WRITE, rows=[f"{number} {row}" for row in ROWS])
+    assert visible(cluster) == before
+
+
+def test_rows_are_sent_again_when_an_attempt_has_found_the_same_input(cluster: FakeCluster, job: Driver) -> None:
+    plan = new_plan(job)
+    run_dying_task(cluster, job, plan)
+    with pytest.raises(InputChangedError):
+        run_task(job, plan, WRITE, rows=ROWS[200:300])
+    stored = sum(visible(cluster).values())
+    plan = new_plan(job)
+    with pytest.raises(
+        DeliveryError, match=rf"They are the same now, and {400 - stored} are missing. The next attempt"
+    ):
+        run_task(job, plan, WRITE)
+    assert sum(visible(cluster).values()) == stored
+    plan = new_plan(job)
+    assert complete(job, plan, WRITE, run_task(job, plan, WRITE)).repeated_rows == 0
+    assert visible(cluster) == Counter(ROWS)
+
+
+def test_ordered_rows_in_another_order_fail_before_they_are_sent(cluster: FakeCluster, clock: MovedClock) -> None:
+    options = {"delivery": "effectivelyOnce", "batchBytes": "1024", "fenceMs": "0", "sendMsgTimeout": "500"}
+    with driver(cluster, clock, **options, ordered="true") as job:
+        plan = new_plan(job)
+        run_dying_task(cluster, job, plan, key="key")
+        before = visible(cluster)
+        with pytest.raises(InputChangedError, match="no row has its content with its number"):
+            run_task(job, plan, WRITE, rows=ROWS[::-1], key="key")
+        assert visible(cluster) == before
+
+
 def test_a_partition_that_is_gone_fails(job: Driver) -> None:
     run_task(job, new_plan(job), WRITE, 3)
     plan = new_plan(job)

@@ -68,9 +68,9 @@ def test_rows_take_equal_stored_rows_whatever_the_order_and_the_blocks(
     assert known.repeats == surplus.total()
     if gone:
         with pytest.raises(InputChangedError, match="the partition does not have now"):
-            known.check_end(3)
+            known.check_end()
     else:
-        known.check_end(3)
+        known.check_end()
 
 
 def test_many_rows_are_found_by_their_contents() -> None:
@@ -81,7 +81,7 @@ def test_many_rows_are_found_by_their_contents() -> None:
     assert len(known) == 600
     assert taken(known, bodies) == sorted(chosen)
     assert taken(known, bodies) == []
-    known.check_end(0)
+    known.check_end()
     assert known.repeats == 0
 
 
@@ -102,13 +102,13 @@ def test_the_places_of_rows_are_known() -> None:
 
 
 def test_a_stored_row_that_is_gone_is_named() -> None:
-    known = StoredRows(CONTENT, [part([b"a", b"b", b"b", b"c"], QUEUE, 40)])
+    known = StoredRows(CONTENT, [part([b"a", b"b", b"b", b"c"], QUEUE, 40)], partition_id=2)
     taken(known, [b"a", b"c"])
     with pytest.raises(InputChangedError, match=r"partition 2: .* stored 2 rows .* at offset 41 of T/b0/1"):
-        known.check_end(2)
+        known.check_end()
     empty = StoredRows(CONTENT, [])
     assert taken(empty, [b"a"]) == []
-    empty.check_end(2)
+    empty.check_end()
     assert empty.repeats == 0
 
 
@@ -116,14 +116,41 @@ def test_numbers_of_rows_count_with_numbered_contents() -> None:
     content = ContentHash(numbered=True)
     bodies = [b"same"] * 5
     hashes = content.of_block(block_of(bodies), 10)
-    known = StoredRows(content, [QueueRows(QUEUE, np.arange(2), hashes[:, 2:4])])
+    stored = QueueRows(QUEUE, np.arange(2), hashes[:, 2:4], np.array([12, 13]))
+    known = StoredRows(content, [stored])
     found = known.take(block_of(bodies), 10, None)
     assert found is not None
     assert found.mask.tolist() == [False, False, True, True, False]
-    known = StoredRows(content, [QueueRows(QUEUE, np.arange(2), hashes[:, 2:4])])
+    known = StoredRows(content, [stored])
     assert known.take(block_of(bodies), 0, None) is None
     with pytest.raises(InputChangedError, match="no row has its content with its number"):
-        known.check_end(2)
+        known.check_end()
+
+
+def test_numbered_contents_are_compared_before_later_rows_are_known() -> None:
+    content = ContentHash(numbered=True)
+    hashes = content.of_block(block_of([b"a", b"b", b"c", b"d", b"e"]), 0)
+    stored = QueueRows(QUEUE, np.arange(3), hashes[:, [3, 1, 4]], np.array([3, 1, 4]))
+    known = StoredRows(content, [stored])
+    assert known.take(block_of([b"a"]), 0, None) is None
+    with pytest.raises(InputChangedError, match=r"stored 1 rows .* at offset 1 of"):
+        known.take(block_of([b"c", b"b"]), 1, None)
+    known = StoredRows(content, [stored])
+    for row, body in enumerate([b"a", b"b", b"x", b"d", b"e"]):
+        known.take(block_of([body]), row, None)
+    known.check_end()
+
+
+def test_rows_that_are_only_compared_are_all_left_out() -> None:
+    bad = np.array([False, False, True, False])
+    for parts, missing, spans in ([part([b"a"], QUEUE, 5)], 2, [Span(QUEUE, 1, 5, 5)]), ([], 3, []):
+        known = StoredRows(CONTENT, parts)
+        known.only_compares = True
+        found = known.take(block_of([b"x", b"a", b"y", b"z"]), 0, bad)
+        assert found is not None
+        assert found.mask.tolist() == [True, True, False, True]
+        assert list(found.spans) == spans
+        assert known.missing == missing
 
 
 def test_contents_that_share_one_half_of_their_hashes_differ() -> None:
