@@ -127,11 +127,12 @@ class StoredRows:
             return
         first, count = self._firsts[left[0]], int(self._counts[left].sum())
         place = " with its number" if self._content.numbered else ""
+        queue, offset = self._queues[self._codes[first]], self._offsets[first]
         raise InputChangedError(
             f"partition {self._partition_id}: an earlier attempt at this write stored {count} rows that the partition "
-            f"does not have now. One of them is at offset {self._offsets[first]} of {self._queues[self._codes[first]]}: "
-            f"no row has its content{place}. So the input is not the same at each reading, or has other partitions, or "
-            f"another producer stored messages with the token of the attempt. {_ADVICE}"
+            f"does not have now. One of them is at offset {offset} of {queue}: no row has its content{place}. So the "
+            "input is not the same at each reading, or has another number of partitions, or another producer stored "
+            f"messages with the token of the attempt. {_ADVICE}"
         )
 
     def _find(self, hashes: Hashes) -> npt.NDArray[np.int64]:
