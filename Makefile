@@ -50,15 +50,15 @@ demo: setup ## Write 336,776 flights to two real brokers and count them (TRANSPO
 	@$(BIN)/rocketmq-spark demo --transport $(TRANSPORT)
 
 .PHONY: test
-test: setup ## Run the whole test suite with real brokers (about 14 minutes on 2 cores)
+test: setup ## Run the whole test suite with real brokers (about 20 minutes on 2 cores)
 	@$(BIN)/python -m pytest tests -m "not bench" -q -n 4 --no-loadscope-reorder $(PYTEST_OPTIONS)
 
 .PHONY: test-faults
-test-faults: setup ## Run the long fault tests, and print the cost of each fault (over 10 minutes)
+test-faults: setup ## Run the long fault tests, and print the cost of each fault (hours)
 	@$(BIN)/python -m pytest tests/faults tests/model tests/integration/test_exactly_once.py -q --full
 
 .PHONY: unit
-unit: setup ## Run the unit tests (about 75 seconds on 2 cores, no network, no Spark)
+unit: setup ## Run the unit tests (2.5 minutes on 2 cores, no network, no Spark)
 	@$(BIN)/python -m pytest tests/unit -q -n 4
 
 .PHONY: check
@@ -107,7 +107,7 @@ proto: setup ## Generate the gRPC messages from proto/
 	@$(BIN)/python -m grpc_tools.protoc -I proto --python_out=. --pyi_out=. proto/rocketmq_spark/protocol/grpc/_pb/*.proto
 
 .PHONY: notebooks
-notebooks: setup ## Run the notebooks, and save their outputs and plots (5 minutes)
+notebooks: setup ## Run the notebooks, and save their outputs and plots (6 minutes)
 	@PYTHONPATH=$(CURDIR) $(BIN)/python -m tests.notebooks.execute $(NOTEBOOK)
 
 .PHONY: bench
