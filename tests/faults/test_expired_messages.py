@@ -12,10 +12,10 @@ from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
 from rocketmq_spark.admin import QueueOffsets, queue_offsets
-from rocketmq_spark.cluster import Broker, LocalCluster
+from rocketmq_spark.cluster import LocalCluster
 from rocketmq_spark.producer.producer import Producer
 from rocketmq_spark.spark.report import Metrics
-from tests.support.cluster import commit_log
+from tests.support.cluster import commit_log, forget
 from tests.support.processes import at_most
 from tests.support.streams import Feed, Kept
 from tests.support.writes import make_topic
@@ -53,14 +53,6 @@ def read_available(
         return sorted(kept.keys.elements())
 
     return run
-
-
-def forget(broker: Broker, files: int) -> None:
-    """Delete the oldest files of a broker's commit log, as the broker does if they have expired."""
-    broker.kill()
-    for file in commit_log(broker)[:files]:
-        file.unlink()
-    broker.restart()
 
 
 def test_expired_messages_fail_a_read_unless_data_loss_is_allowed(

@@ -244,6 +244,14 @@ def commit_log(broker: Broker) -> list[Path]:
     return sorted((broker.folder / "store" / "commitlog").iterdir())
 
 
+def forget(broker: Broker, files: int) -> None:
+    """Delete the oldest files of a broker's commit log, as the broker does if they have expired."""
+    broker.kill()
+    for file in commit_log(broker)[:files]:
+        file.unlink()
+    broker.restart()
+
+
 def heal(cluster: LocalCluster) -> None:
     """Resume or restart all servers, and wait until the name server knows all brokers."""
     name_server = cluster.servers[0]
