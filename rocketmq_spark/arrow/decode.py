@@ -110,7 +110,7 @@ def decode_rows(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the result of `batches_of`, decoding one message at a time.
 
-    Messages of one offset may be in different batches: a sender of inner batches can claim another message's offset.
+    Messages of one offset may be in different batches: a damaged queue may return several.
     """
     names = {*schema.names}
     decompressed = not names.isdisjoint(("body", UNREADABLE))

@@ -7,7 +7,7 @@ item. Malformed records and rare layouts are left to `messages_of`, which decode
 
 from __future__ import annotations
 
-import re
+import contextlib
 import struct
 from dataclasses import dataclass
 from typing import Any, Final
@@ -34,19 +34,19 @@ from rocketmq_spark.model.message import Buffer
 from rocketmq_spark.model.message_ext import Pulled
 from rocketmq_spark.protocol.compression import COMPRESSED_FLAG
 from rocketmq_spark.protocol.remoting.records import (
-    MAX_STORED_ROWS,
+    COUNTED_BY_SENDER,
     MESSAGE_MAGIC_V1,
     MESSAGE_MAGIC_V2,
     SYS_FLAG_BORN_HOST_V6,
     SYS_FLAG_STORE_HOST_V6,
     claimed_offset,
+    decode_properties,
+    decode_record_with_text,
     record_at,
 )
-from rocketmq_spark.protocol.remoting.unwrap import INNER_BATCH, Unreadable, messages_of
+from rocketmq_spark.protocol.remoting.unwrap import INNER_BATCH, Unreadable, messages_of, offsets_counted, offsets_of
 
 _SIZE: Final = struct.Struct(">i")
-# How many offsets a broker gave an inner batch.
-_INNER_NUM: Final = re.compile(rb"INNER_NUM\x01([0-9]{1,5})")
 _HEAD: Final = (
     ("size", ">i4"),
     ("magic", ">u4"),
@@ -144,10 +144,10 @@ def records_of(body: Buffer) -> Records:
 def rows_of(records: Records, body: Buffer) -> Rows:
     """Return the messages of the records, in their order; an inner batch must not be compressed as a whole."""
     sys_flag, whole = records.heads["sys_flag"], records.whole
-    is_inner = sys_flag & INNER_BATCH == INNER_BATCH
+    is_inner = sys_flag & COUNTED_BY_SENDER != 0
     if not is_inner.any():
         return whole
-    _fit(sys_flag[is_inner] & COMPRESSED_FLAG == 0)
+    _fit(sys_flag[is_inner] & (INNER_BATCH | COMPRESSED_FLAG) == INNER_BATCH)
     parts = [_items(records, body, int(number)) for number in np.flatnonzero(is_inner)]
     parts.append(whole.select(np.flatnonzero(~is_inner)))
     together = Rows(*(np.concatenate([getattr(part, name) for part in parts]) for name in Rows.__slots__))
@@ -158,10 +158,7 @@ def _items(records: Records, body: Buffer, number: int) -> Rows:
     data, whole = records.data, records.whole
     start, end = int(whole.bodies[number]), int(whole.body_ends[number])
     starts, ends = _spans(body, start, end, _ITEM_HEAD.itemsize + 2)
-    if not 1 <= len(starts) <= MAX_STORED_ROWS:
-        raise Irregular
-    offsets = _INNER_NUM.search(body, int(whole.properties[number]), int(whole.ends[number]))
-    if offsets is not None and int(offsets[1]) > len(starts):
+    if len(starts) != _offsets_counted(whole, body, number):
         raise Irregular
     heads = _heads(data, starts, _ITEM_HEAD)
     lengths = heads["body_length"].astype(np.int64)
@@ -171,6 +168,12 @@ def _items(records: Records, body: Buffer, number: int) -> Rows:
     queue_offsets = int(whole.queue_offset[number]) + np.arange(len(starts))
     flags, properties = heads["flag"].astype(np.int32), _properties(data, body_ends, ends)
     return Rows(np.full(len(starts), number), queue_offsets, flags, bodies, body_ends, properties, ends)
+
+
+def _offsets_counted(whole: Rows, body: Buffer, number: int) -> int:
+    """Return how many offsets a broker gave an inner batch."""
+    properties = memoryview(body)[int(whole.properties[number]) : int(whole.ends[number])]
+    return offsets_counted(decode_properties(properties))
 
 
 def _head_of(data: Octets) -> np.dtype[Any]:
@@ -247,15 +250,13 @@ def missing_records(pull: Pulled) -> list[tuple[int, int]]:
         _fit(np.isin(heads["magic"], (MESSAGE_MAGIC_V1, MESSAGE_MAGIC_V2)))
         starts = heads["queue_offset"].astype(np.int64)
         ends = starts + 1
-        inner = np.flatnonzero(heads["sys_flag"] & INNER_BATCH == INNER_BATCH).tolist()
+        inner = np.flatnonzero(heads["sys_flag"] & COUNTED_BY_SENDER).tolist()
         whole = records_of(pull.body).whole if inner else None
     except (Irregular, pa.ArrowInvalid):
         return _gaps(pull, *_spans_of_records(pull))
     for number in inner:
         assert whole is not None
-        counted = _INNER_NUM.search(pull.body, int(whole.properties[number]), int(whole.ends[number]))
-        if counted is not None:
-            ends[number] += int(counted[1]) - 1
+        ends[number] += _offsets_counted(whole, pull.body, number) - 1
     return _gaps(pull, starts, ends)
 
 
@@ -269,11 +270,12 @@ def _spans_of_records(pull: Pulled) -> tuple[Ints, Ints]:
         except RemotingCommandException:
             spans.append((spans[-1][1] if spans else pull.start, pull.end))
             break
-        claimed, counted = claimed_offset(record), None
-        if int.from_bytes(record[_SYS_FLAG_AT : _SYS_FLAG_AT + 4], "big") & INNER_BATCH == INNER_BATCH:
-            counted = _INNER_NUM.search(record)
+        claimed, counted = claimed_offset(record), 1
+        if record[_SYS_FLAG_AT + 3] & COUNTED_BY_SENDER:
+            with contextlib.suppress(RemotingCommandException):
+                counted = offsets_of(decode_record_with_text(record, at)[0])
         first = (spans[-1][1] if spans else pull.start) if claimed is None else claimed
-        spans.append((first, first + (1 if counted is None else int(counted[1]))))
+        spans.append((first, first + counted))
         at += len(record)
     starts, ends = np.array(spans, np.int64).reshape(-1, 2).T
     return starts, ends

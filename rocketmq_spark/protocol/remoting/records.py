@@ -49,7 +49,8 @@ _TOPIC_LENGTH: Final = {MESSAGE_MAGIC_V1: _BYTE, MESSAGE_MAGIC_V2: _SHORT}
 
 SYS_FLAG_BORN_HOST_V6: Final = 0x10
 SYS_FLAG_STORE_HOST_V6: Final = 0x20
-# With both bits the body is a batch that consumers split.
+# With both bits the body is a batch that consumers split. With the first one, brokers count offsets by ``INNER_NUM``.
+COUNTED_BY_SENDER: Final = 0x80
 INNER_BATCH: Final = 0xC0
 
 
@@ -227,7 +228,7 @@ def place_of(body: Buffer, queue_offset: int) -> int | None:
     place, newest = len(body), -1
     while at <= last:
         size, offset, sys_flag = unpack(body, at)
-        if size < smallest or offset <= newest or sys_flag & INNER_BATCH == INNER_BATCH:
+        if size < smallest or offset <= newest or sys_flag & COUNTED_BY_SENDER:
             return None
         if newest < queue_offset <= offset:
             place = at

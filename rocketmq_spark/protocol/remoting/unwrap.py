@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -23,8 +23,10 @@ from rocketmq_spark.protocol.remoting import records
 INNER_BATCH: Final = records.INNER_BATCH
 # A broker stores the checksum without its top bit.
 CRC_MASK: Final = 0x7FFFFFFF
-# The property with the number of offsets of an inner batch. Brokers count by it.
-_INNER_NUM: Final = "INNER_NUM"
+# Java's largest short.
+_MOST_COUNTED: Final = 32_767
+# A number as brokers parse it (`Short.parseShort`).
+_SHORT: Final = re.compile(r"[+-]?0*\d{1,5}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,9 +132,15 @@ def _is_inner_batch(record: MessageExt) -> bool:
 
 
 def offsets_of(record: MessageExt) -> int:
-    """Return how many offsets a record has in its queue."""
-    number = record.properties.get(_INNER_NUM, "") if _is_inner_batch(record) else ""
-    return min(max(int(number), 1), records.MAX_STORED_ROWS) if re.fullmatch("[0-9]{1,5}", number) else 1
+    """Return how many offsets a broker gave a record."""
+    return offsets_counted(record.properties) if record.sys_flag & records.COUNTED_BY_SENDER else 1
+
+
+def offsets_counted(properties: Mapping[str, str]) -> int:
+    """Return how many offsets a broker gave an inner batch with these properties. The sender chooses ``INNER_NUM``."""
+    text = properties.get("INNER_NUM", "")
+    number = int(text) if _SHORT.fullmatch(text) else 1
+    return number if 1 <= number <= _MOST_COUNTED else 1
 
 
 def _unpacked(
@@ -153,6 +161,9 @@ def _unpacked(
         )
         return
     message, inner = record, _is_inner_batch(record)
+    if not inner and offsets_of(record) > 1:
+        yield unreadable(first, f"one message has {offsets_of(record)} offsets: its sender has given it INNER_NUM")
+        return
     if inner or decompressed:
         try:
             body = decompress(record.body, record.sys_flag)
@@ -163,9 +174,17 @@ def _unpacked(
     if not inner:
         yield message
         return
-    offset = first
+    offset, stop = first, first + offsets_of(record)
+    items = records.iter_batch_with_properties(message.body)
     try:
-        for item, properties in records.iter_batch_with_properties(message.body):
+        for item, properties in items:
+            # Further messages would have the offsets of the next records. A broker returns them to some requests only.
+            if offset == stop - 1 and next(items, None) is not None:
+                yield unreadable(
+                    offset,
+                    f"the inner batch at offset {first} has more messages than offsets, which are {stop - first}",
+                )
+                return
             row = replace(message, queue_offset=offset, flag=item.flag, body=item.body, properties=item.properties)
             fault = _properties_fault(properties) if parsed else None
             if fault is None:
@@ -179,7 +198,6 @@ def _unpacked(
         return
     if offset == first:
         yield unreadable(first, "the inner batch has no messages")
-    elif offset < first + offsets_of(record):
-        # The sender chooses the number of offsets.
-        count = f"{offset - first} messages and {offsets_of(record)} offsets"
+    elif offset < stop:
+        count = f"{offset - first} messages and {stop - first} offsets"
         yield unreadable(offset, f"the inner batch at offset {first} has {count}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import logging
 import struct
 import zlib
@@ -20,7 +21,7 @@ from rocketmq_spark.arrow.stored import missing_offsets, missing_records
 from rocketmq_spark.errors import RemotingCommandException
 from rocketmq_spark.model.message import Message
 from rocketmq_spark.model.message_ext import MessageExt, Pulled
-from rocketmq_spark.protocol.compression import MAX_DECOMPRESSED, CompressionType
+from rocketmq_spark.protocol.compression import MAX_DECOMPRESSED, CompressionType, compress
 from rocketmq_spark.protocol.remoting.records import decode_properties, encode_batch
 from rocketmq_spark.protocol.remoting.unwrap import Unreadable
 from rocketmq_spark.source.read import SkippedMessages
@@ -203,6 +204,49 @@ def test_wrong_record_length_makes_the_rest_of_the_answer_unreadable(size: int) 
     assert bytes(pull.body).endswith(message.body)
 
 
+# Values of INNER_NUM that a broker accepts from any sender, and how many offsets it then gives the record.
+COUNTS = {None: 1, "0": 1, "-3": 1, "1": 1, "3": 3, "+3": 3, "00000003": 3, "\N{ARABIC-INDIC DIGIT THREE}": 3, "5": 5}
+
+
+@pytest.mark.parametrize("items", [1, 3, 5])
+@pytest.mark.parametrize("sys_flag", [0xC0, 0x3C1, 0x80])
+@pytest.mark.parametrize("value", COUNTS)
+def test_two_reads_of_a_record_whose_sender_chose_its_offsets_give_the_same_rows(
+    value: str | None, sys_flag: int, items: int
+) -> None:
+    count = COUNTS[value]
+    body = encode_batch([Message("orders", b"item %d" % number) for number in range(items)])
+    if sys_flag & 1:
+        body = compress(body, CompressionType.ZLIB)
+    # Other names that end with the real one are no numbers of offsets.
+    properties = {"AINNER_NUM": "4", **({} if value is None else {"INNER_NUM": value}), "ZINNER_NUM": "2"}
+    record = encode_stored_record(sound(PLAIN, queue_offset=2, sys_flag=sys_flag, body=body, properties=properties))
+    whole = answer(record, count=count)
+
+    def rows_of(pull: Pulled) -> dict[int, bytes | None]:
+        """Return the body of each offset, None if it is unreadable."""
+        unreadable: list[Unreadable] = []
+        found: dict[int, bytes | None] = {}
+        for batch in batches_of([pull], SCHEMA, None, skipping_into(unreadable)):
+            for row in batch.to_pylist():
+                assert found.setdefault(row["queueOffset"], row["body"]) == row["body"]
+        spans = [range(one.start, one.end) for one in unreadable]
+        assert found.keys().isdisjoint(itertools.chain(*spans))
+        return found | dict.fromkeys(itertools.chain(*spans))
+
+    expected = rows_of(whole)
+    assert expected.keys() == set(range(whole.end))
+    sound_items = items if sys_flag & 0xC0 == 0xC0 else 1
+    assert (None in expected.values()) == (sound_items != count)
+    at = bytes(whole.body).index(record)
+    for start, end in [(first, last) for first in range(whole.end) for last in (first + 1, whole.end)]:
+        # A broker's answer begins with the record that has the first offset.
+        begin = 0 if start < 2 else at if start < 2 + count else at + len(record)
+        pull = Pulled(QUEUE, start, end, bytes(whole.body)[begin:])
+        assert rows_of(pull) == {offset: row for offset, row in expected.items() if start <= offset < end}
+        assert missing_offsets(pull) == missing_records(pull) == []
+
+
 @pytest.mark.parametrize("value", ["999999", "-1", "x", "9" * 5000])
 def test_inner_batch_size_claimed_by_a_sender_is_bounded(value: str) -> None:
     message = sound(PLAIN, queue_offset=2, sys_flag=0xC0, body=b"x", properties={"INNER_NUM": value})
@@ -292,7 +336,8 @@ def test_bad_property_text_is_unreadable_to_both_decoders(texts: list[bytes], in
         for at, text in enumerate(texts)
     ]
     if inner and items:
-        records = [encode_stored_record(sound(PLAIN, sys_flag=0xC0, body=b"".join(items)))]
+        counted = {"INNER_NUM": str(len(items))}
+        records = [encode_stored_record(sound(PLAIN, sys_flag=0xC0, body=b"".join(items), properties=counted))]
     pull = Pulled(QUEUE, 0, len(texts), b"".join(records))
     rows = decoded_by_both(pull).to_pylist()
     assert [(row["queueOffset"], row[UNREADABLE] is not None) for row in rows] == list(enumerate(map(bad, texts)))

@@ -217,7 +217,7 @@ def test_compacted_queue_that_ends_in_a_gap_times_out(make_reader: Make, caplog:
 
 def test_a_range_that_begins_inside_an_inner_batch_is_contiguous(make_reader: Make) -> None:
     reader = make_reader()
-    batch = stored(0, encode_batch([Message.of("orders", b"%d" % number) for number in range(6)]), sys_flag=0xC0)
+    batch = stored(0, encode_batch([Message.of("orders", b"%d" % number) for number in range(6)]), 0xC0, INNER_NUM="6")
     reader.transport.play_pulls(A0, PullReply(PullOutcome(PullStatus.FOUND, 6, 0, 6, batch)))
     assert read(reader, OffsetRange(A0, 2, 5)) == {A0: [2, 3, 4]}
 
