@@ -19,8 +19,9 @@ from rocketmq_spark.protocol.remoting.records import encode_record
 
 HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
 
-# The default of a broker's ``maxTransferCountOnMessageInMemory``.
+# The defaults of a broker's ``maxTransferCountOnMessageInMemory`` and ``maxTransferBytesOnMessageInMemory``.
 MOST_PULLED: Final = 32
+_MOST_PULLED_BYTES: Final = 256 * 1024
 
 _BORN_HOST: Final = "127.0.0.1:50000"
 
@@ -140,7 +141,7 @@ class MessageStore:
     def pull(
         self, request: PullRequest, most: int = MOST_PULLED, matches: Callable[[MessageExt], bool] | None = None
     ) -> PullOutcome:
-        """Return the outcome of a pull: at most `most` messages, and only matching ones."""
+        """Return the outcome of a pull: at most `most` messages and 256 KiB, and only matching ones."""
         queue, offset = request.target.queue, request.offset
         first, end = self.expired.get(queue, 0), self.end(queue)
         if offset < first or offset > end:
@@ -152,10 +153,20 @@ class MessageStore:
         if left >= stop:
             # A broker passes over deleted messages, however few were requested.
             return PullOutcome(PullStatus.OFFSET_ILLEGAL, left, first, end)
-        messages = [message for message in self.messages(queue, left, stop) if matches is None or matches(message)]
-        if not messages:
+        found: list[bytes] = []
+        nbytes = 0
+        for message in self.messages(queue, left, stop):
+            if matches is not None and not matches(message):
+                continue
+            record = encode_record(message)
+            if found and nbytes + len(record) > _MOST_PULLED_BYTES:
+                stop = message.queue_offset
+                break
+            found.append(record)
+            nbytes += len(record)
+        if not found:
             return PullOutcome(PullStatus.NO_MATCHED_MSG, stop, first, end)
-        return PullOutcome(PullStatus.FOUND, stop, first, end, b"".join(map(encode_record, messages)))
+        return PullOutcome(PullStatus.FOUND, stop, first, end, b"".join(found))
 
     def _stop(self, queue: MessageQueue, start: int, count: int) -> int:
         """Return where a pull of at most `count` messages stops: after whole units, and at least one."""

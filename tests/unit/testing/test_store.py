@@ -42,6 +42,16 @@ def test_messages_that_a_slave_deleted_stay_deleted() -> None:
     assert (slave.expired[QUEUE], slave.removed[QUEUE]) == (4, 4)
 
 
+def test_an_answer_has_at_most_256_kib_or_one_message() -> None:
+    store = MessageStore()
+    store.put(QUEUE, [Message("orders", b"x" * size) for size in (100_000, 100_000, 100_000, 300_000, 1)], 1.0)
+
+    def next_offset(offset: int) -> int:
+        return store.pull(PullRequest(PullTarget(QUEUE, "readers", 32, "*", "TAG"), "", offset)).next_begin_offset
+
+    assert [next_offset(offset) for offset in range(5)] == [2, 3, 3, 4, 5]
+
+
 def test_pull_passes_over_all_deleted_messages() -> None:
     store = MessageStore()
     store.put(QUEUE, [Message("orders", b"x")] * 50, 1.0)
