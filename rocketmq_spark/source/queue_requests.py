@@ -113,6 +113,20 @@ class QueueRequests:
                     "readTimeoutMs"
                 ) from exc
 
+    def await_listed(self, queues: Iterable[MessageQueue]) -> set[MessageQueue]:
+        """Return the queues that their topics do not have any more for ``pullTimeoutMs``; see `is_gone`.
+
+        It takes at most half of the time until the planning deadline.
+        """
+        gone, now = self.queues.gone(queues, recent=False), self.clock()
+        gives_up = min(now + self.brokers.timeout, (now + self.deadline.at) / 2)
+        for _ in Retries(gives_up, lambda _: WAIT, self.clock, self.sleep) if gone else ():
+            # The name servers may have restarted, and know only some brokers.
+            gone = self.queues.gone(gone, recent=True)
+            if not gone:
+                break
+        return gone
+
     def pull(self, queue: MessageQueue, offset: int, address: str, count: int) -> PullOutcome:
         """Return at most `count` messages, of all tags."""
         target = PullTarget(queue, self.options.consumer_group, count, "*", "TAG")

@@ -153,8 +153,9 @@ class StreamOffsets:
         for queue in sorted(queues - self._reported_gone):
             lost(
                 self._options,
-                f"queue {queue} is gone: its messages from offset {known[queue]} on can't be read, because the topic "
-                "was deleted or has fewer read queues now. If it has fewer, restore them (mqadmin updateTopic -r)",
+                f"queue {queue} is gone: its messages from offset {known.get(queue, 0)} on can't be read, because the "
+                "topic was deleted or has fewer read queues now. If it has fewer, restore them (mqadmin updateTopic "
+                "-r)",
             )
         self._reported_gone |= queues
 
@@ -177,11 +178,17 @@ class StreamOffsets:
         times: Offsets | None = None,
         end_times: Offsets | None = None,
     ) -> list[OffsetRange]:
-        """Return the ranges of a micro-batch; raises as `LastMessages.continued` and `OffsetResolver.ranges_between`.
+        """Return the ranges of a micro-batch without queues that are gone; a DataLossError with ``failOnDataLoss``.
+
+        Raises as `LastMessages.continued` and `OffsetResolver.ranges_between`.
 
         `times` and `end_times` are what `last_messages.times` has returned for `starts` and `ends`.
         """
         self.queues.deadline.restart()
+        # A query that is restarted repeats its last micro-batch. Queues may be gone since then.
+        gone = self._requests.await_listed(queue for queue, end in ends.items() if starts.get(queue, 0) < end)
+        self._report_gone(gone, starts)
+        ends = {queue: end for queue, end in ends.items() if queue not in gone}
         batch = MicroBatch(self.begun(starts, ends), ends, times or {}, end_times or {})
         return self._resolver.ranges_between(*self.last_messages.continued(batch))
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final, TypeVar
 
@@ -115,6 +117,22 @@ class TopicQueues:
         if all(data.broker_name != queue.broker_name for data in route.queue_datas):
             return None
         return queue in _queues_of(queue.topic, route)
+
+    def gone(self, queues: Iterable[MessageQueue], *, recent: bool) -> set[MessageQueue]:
+        """Return those queues that their topics do not have any more, by known or by recent routes; see `is_gone`."""
+        of_topics: defaultdict[str, list[MessageQueue]] = defaultdict(list)
+        for queue in queues:
+            of_topics[queue.topic].append(queue)
+        gone: set[MessageQueue] = set()
+        for topic, several in of_topics.items():
+            try:
+                route = self._routes.recent(topic) if recent else self._routes.last(topic)
+            except RocketMQError as exc:
+                gone.update(several if is_gone(exc) else ())
+                continue
+            counts = {data.broker_name: data.read_queue_nums for data in route.queue_datas}
+            gone.update(queue for queue in several if queue.queue_id >= counts.get(queue.broker_name, sys.maxsize))
+        return gone
 
     def by_topic(self, queues: Iterable[MessageQueue], request: Callable[[MessageQueue], _T]) -> dict[MessageQueue, _T]:
         """Return the answer to `request` for each queue. There is one request for each topic and broker."""

@@ -439,6 +439,38 @@ def test_deleted_topic_does_not_stop_others_without_fail_on_data_loss(
     assert not any("no name server" in text or "waits for its broker" in text for text in caplog.messages)
 
 
+@pytest.mark.parametrize("fewer", [False, True], ids=["deleted topic", "fewer read queues"])
+def test_a_repeated_micro_batch_of_queues_that_are_gone_is_lost_data(
+    make_reader: Make, caplog: pytest.LogCaptureFixture, fewer: bool
+) -> None:
+    gone = MessageQueue("orders", "a", 7) if fewer else MessageQueue("old", "a", 0)
+    starts, ends = {A0: 1, gone: 3}, {A0: 5, gone: 9}
+    for fail_on_data_loss in (True, False):
+        # Spark repeats a micro-batch at the start of a query, before it asks for the latest offsets.
+        reader = make_reader(subscribe=("orders", gone.topic), fail_on_data_loss=fail_on_data_loss)
+        reader.fill({A0: 5})
+        if fail_on_data_loss:
+            text = rf"queue {gone} is gone: its messages from offset 3 on can't be read, .* failOnDataLoss=false"
+            with pytest.raises(DataLossError, match=text):
+                reader.cluster.ranges(starts, ends)
+        else:
+            assert reader.cluster.ranges(starts, ends) == [OffsetRange(A0, 1, 5)]
+    assert f"queue {gone} is gone" in caplog.text
+
+
+def test_a_repeated_micro_batch_waits_for_a_topic_that_comes_back(make_reader: Make) -> None:
+    reader = make_reader(fail_on_data_loss=False)
+    reader.fill({A0: 5})
+    missing = reader.transport.routes.pop("orders")
+
+    def register() -> None:
+        if len(reader.slept) == 3:
+            reader.transport.routes["orders"] = missing
+
+    reader.while_asleep = register
+    assert reader.cluster.ranges({A0: 1}, {A0: 5}) == [OffsetRange(A0, 1, 5)]
+
+
 @pytest.mark.parametrize("target", [None, {A0: 5}])
 def test_topic_of_a_pattern_deleted_between_two_runs_is_lost_data(
     make_reader: Make, target: dict[MessageQueue, int] | None
