@@ -136,9 +136,10 @@ class Attempt:
         check_stream(self.brokers.options, self.plan, self.write)
         if self.plan.start_offsets_of(self.write) is None and not self.plan.done:
             raise DataLossError(
-                f"{self.write}: the records before it in the decision log of transactionalId="
-                f"{self._log.transactional_id} have expired, so it is unknown which of its rows are stored. Compare "
-                "them with the topic, and use another transactionalId"
+                f"{self.write}: its first records in the decision log of transactionalId={self._log.transactional_id} "
+                f"(queue {self.plan.home}) have expired (fileReservedTime), so it is unknown which of its rows are "
+                "stored. Compare them with the topic, and write what is missing with another transactionalId (a "
+                "stream: and startAnew=true)"
             )
 
     def _begin(self) -> StoredRows | None:

@@ -50,6 +50,10 @@ K = TypeVar("K", bound=Hashable)
 logger = logging.getLogger("rocketmq_spark.producer")
 
 _PULL_BATCH: Final = 1000
+_COMPARE: Final = (
+    "So it is unknown which rows of the write are stored. Compare them with the topic, and write what is missing with "
+    "another transactionalId (a stream: and startAnew=true)"
+)
 # A missing right has the same response code.
 _OTHER_TOPIC: Final = "topic does not match the message"
 
@@ -236,7 +240,8 @@ class Brokers:
     ) -> Iterator[MessageExt]:
         """Yield the messages of a queue from one offset to another. `expression` selects tags.
 
-        Deleted messages are skipped; with `complete`, an offset without a message is a DataLossError.
+        Deleted messages are skipped. With `complete` they are a DataLossError. With another `expression`, this applies
+        only to those before the minimum offset that the broker reports.
         """
         for pulled in self.pulls(queue, start, end, expression, complete=complete):
             for message in decode_records(pulled.body):
@@ -255,7 +260,7 @@ class Brokers:
             pulled = Pulled(queue, start, stop, outcome.body if outcome.status is PullStatus.FOUND else b"")
             if complete and outcome.status is not PullStatus.NO_NEW_MSG:
                 # A broker may report a lower minimum offset than it has, and skips messages that it cannot read.
-                missing = missing_records(pulled) if stop > start else []
+                missing = missing_records(pulled) if stop > start and expression == "*" else []
                 if outcome.status is PullStatus.OFFSET_ILLEGAL or missing:
                     raise _lost(queue, *(missing or [(start, end)])[0], outcome)
             if outcome.status is PullStatus.FOUND:
@@ -277,8 +282,14 @@ class Brokers:
     def _pull(self, target: PullTarget, offset: int) -> PullOutcome:
         def pull(address: str, timeout: float) -> PullOutcome:
             outcome = self.transport.pull_now(PullRequest(target, address, offset), timeout)
-            if outcome.error is not None:
-                raise outcome.error
+            error = outcome.error
+            if isinstance(error, MQBrokerException) and error.response_code == ResponseCode.INVALID_PARAMETER:
+                raise MQClientException(
+                    f"reading queue {target.queue}: {error}. If the topic has fewer read queues than before, rows of "
+                    "earlier attempts may be in this queue: restore it (mqadmin updateTopic -r), and run the job again"
+                ) from error
+            if error is not None:
+                raise error
             return outcome
 
         return self.request(target.queue, pull)
@@ -296,16 +307,23 @@ class Brokers:
                 )
 
     def view(self, queue: MessageQueue, commit_log_offset: int) -> MessageExt:
-        """Return the message at an offset of the commit log of a queue's broker."""
+        """Return the half message for a queue at an offset of its broker's commit log; DataLossError if it is gone."""
 
         def view(address: str, timeout: float) -> MessageExt:
             try:
-                return self.transport.view_message(address, commit_log_offset, timeout, topic=queue.topic)
-            except MQBrokerException as exc:
-                # 5.5.1 compares the topic with that of the message. For half messages in RocksDB it is a system topic.
-                if exc.response_code != ResponseCode.NO_PERMISSION or _OTHER_TOPIC not in exc.remark:
-                    raise
-            return self.transport.view_message(address, commit_log_offset, timeout)
+                try:
+                    return self.transport.view_message(address, commit_log_offset, timeout, topic=queue.topic)
+                except MQBrokerException as exc:
+                    # 5.5.1 compares the topic with that of the message. For half messages in RocksDB it is a system
+                    # topic.
+                    if exc.response_code != ResponseCode.NO_PERMISSION or _OTHER_TOPIC not in exc.remark:
+                        raise
+                return self.transport.view_message(address, commit_log_offset, timeout)
+            except MQClientException as exc:
+                raise DataLossError(
+                    f"a half message for queue {queue} is gone: {exc}. It expired (fileReservedTime), the broker lost "
+                    f"it, or the decision is forged. {_COMPARE}"
+                ) from exc
 
         return self.request(queue, view)
 
@@ -362,6 +380,5 @@ def _lost(queue: MessageQueue, start: int, end: int, outcome: PullOutcome) -> Da
     return DataLossError(
         f"reading queue {queue}: its messages {start} to {end - 1} are gone (the broker reports minOffset="
         f"{outcome.min_offset} and maxOffset={outcome.max_offset}). They expired (fileReservedTime), the broker lost "
-        "them, or the topic was created again. So it is unknown which rows of the write are stored. Compare them with "
-        "the topic, and write what is missing with another transactionalId (a stream: and startAnew=true)"
+        f"them, or the topic was created again. {_COMPARE}"
     )

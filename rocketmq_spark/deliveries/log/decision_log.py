@@ -88,16 +88,15 @@ class DecisionLog:
         self.newest, self.everything = None, everything
         self._away_from = self._away = -1
         self.records.forget_first_offsets()
-        # Before the search, so that no record between the search and the first reading is missed.
-        self._searched = ends = brokers.max_offsets(self.records.queues(brokers))
-        homes = self._homes(brokers, ends)
-        if not homes:
+        home = self._look_up_home(brokers)
+        ends = self._searched
+        if home is None:
             self.home = max(ends, key=self._draw)
             self.position = ends[self.home]
             # Otherwise a missing right would show after the first decision, when the driver reads it back.
             brokers.check_readable(self.home)
             return
-        self.home = self._only(homes)
+        self.home = home
         brokers.address_of(self.home)
         if self.home not in ends:
             raise MQClientException(
@@ -148,7 +147,7 @@ class DecisionLog:
         ):
             return
         brokers.fresh_route(self.topic)
-        DecisionLog(self.transactional_id, self.topic, self.keys).open(brokers, everything=False)
+        DecisionLog(self.transactional_id, self.topic, self.keys)._look_up_home(brokers)
 
     def _contended(self, write: Write) -> MQClientException:
         return MQClientException(
@@ -157,7 +156,10 @@ class DecisionLog:
         )
 
     def refresh(self, brokers: Brokers, own: int = -1) -> None:
-        """Read new records, at least up to the own record at the offset `own`; DataLossError if it is not there."""
+        """Read new records, at least up to the own record at the offset `own`.
+
+        DataLossError if the own record is not there, or if records before it have expired unread.
+        """
         home, known, is_stored = self.require_home(), max(self.position, own + 1), own < 0
         end = brokers.max_offsets([home])[home]
         if end < known:
@@ -167,7 +169,7 @@ class DecisionLog:
             )
         if self._away_from < 0:
             self._away_from = self.position
-        for record in self.records.read(brokers, home, self.position, end):
+        for record in self.records.read(brokers, home, self.position, end, complete=own >= 0):
             is_stored = is_stored or record.offset == own
             if record.home_in(home) != home:
                 self._away = record.offset
@@ -284,6 +286,13 @@ class DecisionLog:
     def _draw(self, queue: MessageQueue) -> bytes:
         """Return a value that is random for each pair of transactional id and queue."""
         return hashlib.sha256(f"{self.transactional_id} {queue.broker_name} {queue.queue_id}".encode()).digest()
+
+    def _look_up_home(self, brokers: Brokers) -> MessageQueue | None:
+        """Return the home that the queues' newest records name; None without a record."""
+        # Before the search, so that no record between the search and the first reading is missed.
+        self._searched = ends = brokers.max_offsets(self.records.queues(brokers))
+        homes = self._homes(brokers, ends)
+        return self._only(homes) if homes else None
 
     def _homes(self, brokers: Brokers, ends: Mapping[MessageQueue, int]) -> dict[MessageQueue, bool]:
         """Return the home of each queue's newest record, or all homes claimed there, with whether it has a decision."""

@@ -67,12 +67,14 @@ class RecordStore:
         """Return the queues of the topic that can be written now."""
         return brokers.routes().look_up(self.topic).queues
 
-    def read(self, brokers: Brokers, queue: MessageQueue, start: int, end: int) -> Iterator[Record]:
+    def read(
+        self, brokers: Brokers, queue: MessageQueue, start: int, end: int, *, complete: bool = False
+    ) -> Iterator[Record]:
         """Yield the records of this id from one offset of a queue to another.
 
-        Raises an MQClientException at a record of another version.
+        Raises an MQClientException at a record of another version; with `complete`, a DataLossError if some expired.
         """
-        return (record for record, _ in self._sized(brokers, queue, start, end))
+        return (record for record, _ in self._sized(brokers, queue, start, end, complete=complete))
 
     def first_offset(self, brokers: Brokers, queue: MessageQueue) -> int:
         """Return the offset of the first message of a queue, and ignore copies of expired records from now on.
@@ -104,10 +106,12 @@ class RecordStore:
             yield from (record for record, _ in reversed(found))
             end, window = start, max(1, window * 4)
 
-    def _sized(self, brokers: Brokers, queue: MessageQueue, start: int, end: int) -> Iterator[tuple[Record, int]]:
+    def _sized(
+        self, brokers: Brokers, queue: MessageQueue, start: int, end: int, *, complete: bool = False
+    ) -> Iterator[tuple[Record, int]]:
         """Yield the records of a range with their sizes in bytes; raise an MQClientException if others delay it."""
         messages, ignored, expires = 0, 0, brokers.clock() + brokers.patience
-        for message in brokers.read(queue, start, end, self.tag):
+        for message in brokers.read(queue, start, end, self.tag, complete=complete):
             # Brokers select by a hash of the tag.
             if message.tags != self.tag:
                 continue

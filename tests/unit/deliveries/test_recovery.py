@@ -14,9 +14,10 @@ import pytest
 
 from rocketmq_spark.deliveries.base import Write
 from rocketmq_spark.deliveries.effectively_once.attempt import Attempted
+from rocketmq_spark.deliveries.effectively_once.plan import ResumePlan
 from rocketmq_spark.deliveries.log.records import Begun
 from rocketmq_spark.deliveries.log.scan import UNKNOWN, Known, floor_now, lowest, scan
-from rocketmq_spark.errors import DataLossError, DeliveryError, InputChangedError
+from rocketmq_spark.errors import DataLossError, DeliveryError, InputChangedError, MQClientException
 from rocketmq_spark.metrics import WriteSummary
 from rocketmq_spark.model.message import Message, MessageQueue
 from rocketmq_spark.model.properties import ATTEMPT
@@ -186,6 +187,18 @@ def test_expired_commits_are_an_error(cluster: FakeCluster, clock: MovedClock, f
         second.open().two_phase.finish(Write("write-1"))
 
 
+def test_records_that_expired_since_the_plan_are_an_error(cluster: FakeCluster, job: Driver) -> None:
+    plan = new_plan(job)
+    # Another driver begins the partition.
+    with pytest.raises(Killed):
+        run_task(job, new_plan(job), WRITE, **dying_after_stored_rows(cluster, 100))
+    stored = len(cluster.messages(TOPIC))
+    expire(cluster, "expired", plan.home, broker_of(cluster, plan.home).storage.store.end(plan.home))
+    with pytest.raises(DataLossError, match=rf"reading queue {plan.home}: its messages {plan.position} to .* are gone"):
+        run_task(job, plan, WRITE)
+    assert len(cluster.messages(TOPIC)) == stored
+
+
 def test_expired_messages_from_before_the_write_are_no_error(cluster: FakeCluster, job: Driver) -> None:
     for queue in job.queues:
         put(cluster, queue, *[Message(TOPIC, b"old", 0, {})] * 9)
@@ -342,6 +355,26 @@ def test_a_queue_that_is_new_since_the_plan_is_read_from_its_begin(cluster: Fake
     wait_for(lambda: job.brokers.fresh_route(TOPIC).queue_set.issuperset(new))
     run_task(job, plan, WRITE)
     assert any(broker_of(cluster, queue).storage.store.end(queue) for queue in new)
+    done = run_task(job, plan, WRITE)
+    assert visible(cluster) == Counter(ROWS)
+    assert complete(job, plan, WRITE, done).repeated_rows == 0
+
+
+def test_rows_in_queues_that_were_removed_are_not_sent_again(cluster: FakeCluster, job: Driver) -> None:
+    def resize(queues: int) -> ResumePlan:
+        cluster.create_topic(TOPIC, queues)
+        wait_for(lambda: len(job.brokers.fresh_route(TOPIC).queues) == 2 * queues)
+        return new_plan(job)
+
+    with pytest.raises(Killed):
+        run_task(job, resize(4), WRITE, **dying_after_stored_rows(cluster, 300))
+    plan = resize(2)
+    stored = len(cluster.messages(TOPIC))
+    for _ in range(2):
+        with pytest.raises(MQClientException, match=r"reading queue T/broker-\d/[23]: .* restore it \(mqadmin update"):
+            run_task(job, plan, WRITE)
+    assert len(cluster.messages(TOPIC)) == stored
+    plan = resize(4)
     done = run_task(job, plan, WRITE)
     assert visible(cluster) == Counter(ROWS)
     assert complete(job, plan, WRITE, done).repeated_rows == 0
