@@ -341,6 +341,32 @@ def test_missing_queue_fails_the_query_or_is_read_after_its_return(
     assert kept.keys == once(keys + unread)
 
 
+def test_a_repeated_micro_batch_leaves_out_a_removed_queue_on_request(
+    load: Load, start: Start, feed: Feed, cluster: SharedCluster, topic: str, kept: Kept
+) -> None:
+    (broker, _) = (one.name for one in cluster.brokers)
+    keys = feed(10, to=(broker, 0))
+    feed(10, to=(broker, 1))
+
+    def fail(_: int) -> None:
+        raise RuntimeError("the sink failed")
+
+    kept.then = fail
+    query = start(load(), availableNow=True)
+    with pytest.raises(StreamingQueryException, match="the sink failed"):
+        query.awaitTermination(60)
+    kept.then = lambda _: None
+    kept.batches.clear()
+    make_topic(cluster, topic, queues=1)
+    for _ in range(2):
+        query = start(load(), availableNow=True)
+        with pytest.raises(StreamingQueryException, match=rf"queue {topic}/{broker}/1 is gone.*failOnDataLoss=false"):
+            query.awaitTermination(60)
+    keys += feed(10, to=(broker, 0))
+    run(start(load(failOnDataLoss="false"), availableNow=True))
+    assert kept.keys == once(keys)
+
+
 def test_first_micro_batch_with_other_topics_reads_no_earlier_messages(
     load: Load, start: Start, feed: Feed, cluster: SharedCluster, topic: str, kept: Kept
 ) -> None:
