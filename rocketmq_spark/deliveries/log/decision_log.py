@@ -42,7 +42,6 @@ from rocketmq_spark.model.message import MessageQueue
 # The claim of a first decision may precede the offset where reading began. Then at least this many messages are read.
 _CLAIM_WINDOW: Final = 1000
 
-
 BARRIER_WAIT: Final = 1.0
 """A broker may store a request this much later than it has checked the deadline, or has answered another one, seconds.
 """
@@ -88,15 +87,13 @@ class DecisionLog:
         self.newest, self.everything = None, everything
         self._away_from = self._away = -1
         self.records.forget_first_offsets()
-        home = self._look_up_home(brokers)
-        ends = self._searched
-        if home is None:
+        self.home, ends = self._look_up_home(brokers), self._searched
+        if self.home is None:
             self.home = max(ends, key=self._draw)
             self.position = ends[self.home]
             # Otherwise a missing right would show after the first decision, when the driver reads it back.
             brokers.check_readable(self.home)
             return
-        self.home = home
         brokers.address_of(self.home)
         if self.home not in ends:
             raise MQClientException(
@@ -156,10 +153,7 @@ class DecisionLog:
         )
 
     def refresh(self, brokers: Brokers, own: int = -1) -> None:
-        """Read new records, at least up to the own record at the offset `own`.
-
-        DataLossError if the own record is not there, or if records before it have expired unread.
-        """
+        """Read new records; DataLossError if the own one at offset `own` is missing, or others before it expired."""
         home, known, is_stored = self.require_home(), max(self.position, own + 1), own < 0
         end = brokers.max_offsets([home])[home]
         if end < known:
