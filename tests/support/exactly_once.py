@@ -489,10 +489,12 @@ class Chaos:
         late = TIMEOUT_MS / 1000
         return self._rng.choice([self._rng.uniform(0, 3), self._rng.uniform(0, 3), self._rng.uniform(late, late + 3)])
 
-    def _pause(self, find: Callable[[], list[psutil.Process]]) -> None:
+    def _pause(self, find: Callable[[], list[psutil.Process]]) -> bool:
         paused = pause(find)
-        time.sleep(self._seconds())
-        resume(paused)
+        if paused:
+            time.sleep(self._seconds())
+            resume(paused)
+        return bool(paused)
 
     def _kill_driver(self) -> bool:
         """Kill the program. Its JVM may end at the same time, or go on beside the next driver for a moment."""
