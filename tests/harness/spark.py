@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rocketmq_spark.errors import ClusterError
+from tests.harness import class_archive
 from tests.support.processes import PYSPARK, with_jvm
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ def spark() -> Iterator[SparkSession]:
     """A classic session. `local[2,2]` runs a failed task again, as a Spark cluster does."""
     from pyspark.sql import SparkSession
 
+    class_archive.make()
     session = with_jvm(
         SparkSession.builder.master("local[2,2]")
         .appName("rocketmq-spark tests")
