@@ -3,7 +3,8 @@
 * `servers`: clusters and official clients;
 * `spark`: the Spark session;
 * `scheduling`: which tests one process runs together, and the option `--full`;
-* `speed`: settings that make the suite faster, and what each one saves.
+* `speed`: settings that make the suite faster, and what each one saves;
+* `class_archive`: the archive of classes from which Spark's JVMs start.
 """
 
 from __future__ import annotations

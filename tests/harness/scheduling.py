@@ -1,8 +1,8 @@
 """Which tests `make test` gives to the same process, and which ones it leaves out.
 
 By default one process runs all tests of a file, in the order of the file, because its tests share servers and topics.
-Processes take the files in the order of their paths. So they begin with slow tests of `faults/`, and short unit tests
-fill the end.
+Processes begin with the longest groups and files (`FIRST`), and take the others in the order of their paths. So short
+unit tests fill the end.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ GROUPS: Final = {
     "faults of reads": tuple(f"tests/faults/test_{name}.py" for name in _READS),
     "faults": ("tests/faults/",),
 }
+# Each of them takes minutes. A process that began one late would end long after the others.
+FIRST: Final = ("tests/faults/", "tests/notebooks/")
 
 
 def group_of(node_id: str) -> str:
@@ -34,7 +36,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out tests marked `long` unless `--full` is set."""
+    """Begin with the longest tests, and leave out tests marked `long` unless `--full` is set."""
+    items.sort(key=lambda item: not item.nodeid.startswith(FIRST))
     if config.getoption("--full"):
         return
     left_out = [item for item in items if item.get_closest_marker("long")]
