@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -21,9 +22,6 @@ logger = logging.getLogger("rocketmq_spark.source")
 
 # Spark's overhead of a task (0.1 s) equals the time for reading this many messages.
 ROWS_WORTH_A_TASK: Final = 50_000
-# A read of up to 16 times MOST_ROWS has about this many tasks, if the queues are small enough, and a longer one more.
-# More would double the processor time of a read of 1,000,000 messages. A cluster with more cores needs minPartitions.
-TASKS: Final = 16
 # The overhead of a task with this many messages is a tenth of its time. Other cores wait for it for about a second.
 MOST_ROWS: Final = 500_000
 
@@ -96,7 +94,9 @@ def tasks_of(
         parts = [piece for part in parts for piece in part.cut(max(1, -(-part.planned * min_partitions // total)))]
     if min_partitions is not None or max_records is not None:
         return [(part,) for part in parts]
-    share = min(max(total // TASKS, ROWS_WORTH_A_TASK), MOST_ROWS)
+    # n tasks cost the overhead of n tasks, and the longest takes total / n. The sum is least with this many messages a
+    # task. More tasks would use more cores, at the cost of processor time: a cluster with many sets minPartitions.
+    share = min(max(math.isqrt(total * ROWS_WORTH_A_TASK), ROWS_WORTH_A_TASK), MOST_ROWS)
     tasks: list[list[OffsetRange]] = []
     room = 0
     for part in parts:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from rocketmq_spark.errors import ReadError
 from rocketmq_spark.model.message import MessageQueue
-from rocketmq_spark.source.ranges import MOST_ROWS, ROWS_WORTH_A_TASK, TASKS, OffsetRange, in_turns, limited, tasks_of
+from rocketmq_spark.source.ranges import MOST_ROWS, ROWS_WORTH_A_TASK, OffsetRange, in_turns, limited, tasks_of
 
 QUEUES = [MessageQueue("orders", broker, number) for broker in "abc" for number in range(4)]
 starts = st.integers(0, 10**12)
@@ -78,12 +79,21 @@ def test_no_task_exceeds_max_records(found: list[OffsetRange], most: int, wanted
 @given(ranges())
 def test_small_ranges_are_combined_up_to_twice_the_task_size(found: list[OffsetRange]) -> None:
     total = sum(one.size for one in found)
-    full = min(max(total // TASKS, ROWS_WORTH_A_TASK), MOST_ROWS)
+    full = min(max(math.isqrt(total * ROWS_WORTH_A_TASK), ROWS_WORTH_A_TASK), MOST_ROWS)
     tasks = tasks_of(found)
     assert all(len(task) == 1 or sum(part.size for part in task) <= 2 * full for task in tasks)
     # Two adjacent parts would be too large for one task, so there are few small tasks.
     both = [sum(part.size for part in (*left, *right)) for left, right in itertools.pairwise(tasks)]
     assert all(size > full for size in both)
+
+
+@pytest.mark.parametrize(
+    ("rows", "tasks"), [(10_000, 1), (200_000, 2), (1_000_000, 4), (3_200_000, 8), (10_000_000, 16)]
+)
+def test_number_of_tasks_grows_with_the_square_root_of_the_messages(rows: int, tasks: int) -> None:
+    # A task costs as much as 50,000 messages: four times as many messages are worth twice as many tasks.
+    found = [OffsetRange(MessageQueue("orders", "a", number), 0, rows // 16) for number in range(16)]
+    assert len(tasks_of(found)) == tasks
 
 
 def test_few_messages_of_many_queues_are_one_task() -> None:
