@@ -47,6 +47,8 @@ from rocketmq_spark.protocol.remoting.records import (
 from rocketmq_spark.protocol.remoting.unwrap import INNER_BATCH, Unreadable, messages_of, offsets_counted, offsets_of
 
 _SIZE: Final = struct.Struct(">i")
+# The size, magic code, queue offset and sysFlag of a record.
+_START: Final = struct.Struct(">iI12xq8xi")
 _HEAD: Final = (
     ("size", ">i4"),
     ("magic", ">u4"),
@@ -244,6 +246,8 @@ def missing_records(pull: Pulled) -> list[tuple[int, int]]:
 
     Records that cannot be located are not missing.
     """
+    if _has_each_offset(pull):
+        return []
     try:
         borders, _ = _spans(pull.body, 0, len(pull.body), _HEAD_START.itemsize)
         heads = _heads(np.frombuffer(pull.body, np.uint8), borders, _HEAD_START)
@@ -258,6 +262,22 @@ def missing_records(pull: Pulled) -> list[tuple[int, int]]:
         assert whole is not None
         ends[number] += _offsets_counted(whole, pull.body, number) - 1
     return _gaps(pull, starts, ends)
+
+
+def _has_each_offset(pull: Pulled) -> bool:
+    """Return whether a pull has one record for each of its offsets, in order, and none of them is an inner batch.
+
+    This is the usual case. For an answer of 32 records, numpy would take ten times as long.
+    """
+    body, at, due, unpack = pull.body, 0, pull.start, _START.unpack_from
+    while at + _START.size <= len(body):
+        size, magic, offset, sys_flag = unpack(body, at)
+        known = magic in (MESSAGE_MAGIC_V2, MESSAGE_MAGIC_V1) and not sys_flag & COUNTED_BY_SENDER
+        if offset != due or size < _START.size or not known:
+            return False
+        due += 1
+        at += size
+    return at == len(body) and due == pull.end
 
 
 def _spans_of_records(pull: Pulled) -> tuple[Ints, Ints]:
