@@ -3,7 +3,8 @@
 Run: make bench PART=effectively_once (python -m tests.benchmarks.bench_effectively_once [rounds])
 
 The rows have 100 bytes. Each round writes the same rows with ``rowId=true`` and with the default delivery. The reading
-is that of one task, from a broker with 1,024 messages per answer, and each of its rows is looked for.
+is that of one task, from a broker with 1,024 messages per answer, and each of its rows is looked for. The cost of a
+micro-batch is that of plans, of the records and reads of the log in its task, and of its end: all but the sending.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ from rocketmq_spark.routing.client_instance import ClientInstance
 from rocketmq_spark.routing.connect import new_transport
 from rocketmq_spark.sink.task import SendContext, SendRules, write_rows
 from tests.benchmarks.bench_exactly_once import session
-from tests.benchmarks.contest import FORGETFUL, Figure, await_rest, in_turns, ratios, show
+from tests.benchmarks.contest import FORGETFUL, Figure, await_rest, by_name, ratios, rounds_of, show
+from tests.benchmarks.spark_sink import used
 
 ROWS = 2_000_000
 STORED = 1_000_000
@@ -60,27 +62,29 @@ class Job:
         self._numbers = itertools.count()
 
     def micro_batch(self, rows: int) -> float:
-        """Write a micro-batch; return the seconds of plans and end. Spark plans each micro-batch twice."""
+        """Write a micro-batch; return the seconds of all but the sending. Spark plans each micro-batch twice."""
         write = Write(str(next(self._numbers)), "query")
         began = time.perf_counter()
         for _ in range(2):
             plan = plan_write(self.brokers, self._log, None)
-        planned = time.perf_counter()
+        sending = 0.0
         recorder = Recorder("query", write.batch_id, 0)
         batches = self._batches(rows)
         context = SendContext(options=self.brokers.options, instance=self._instance)
 
         def send(batches: Iterator[pa.RecordBatch], *, row_id_name: str = "", rules: SendRules | None = None) -> None:
+            nonlocal sending
             assert rules is not None
+            sending -= time.perf_counter()
             write_rows(context, recorder, batches, row_id_name, rules)
+            sending += time.perf_counter()
 
         attempted = Attempt(self.brokers, plan, write, 0).run(recorder, iter(batches), send)
-        sent = time.perf_counter()
         assert attempted is not None
         summary = WriteSummary()
         merge_into(summary, recorder.snapshot())
         complete(self.brokers, self._log, plan, write, [attempted], summary.to_dict())
-        return planned - began + time.perf_counter() - sent
+        return time.perf_counter() - began - sending
 
     def read(self) -> float:
         """Return the messages per second of the reading of one task."""
@@ -119,19 +123,23 @@ def figures(rounds: int) -> Iterator[Figure]:
         rows = spark.range(0, ROWS, 1, 2).selectExpr("rpad(cast(id AS string), 100, '.') AS body")
         deliveries = {"effectivelyOnce": ONCE, "atLeastOnce": {"rowId": "true"}, "plain": {}}
 
-        def rate(name: str) -> float:
+        def write(name: str) -> tuple[float, float]:
             options = {"nameServer": cluster.name_server, "topic": "bench", **deliveries[name]}
             if "transactionalId" in options:
                 options["writeId"] = uuid.uuid4().hex
-            began = time.perf_counter()
+            began, before = time.perf_counter(), used()["python"]
             rows.write.format("rocketmq").options(**options).mode("append").save()
-            return ROWS / (time.perf_counter() - began)
+            return ROWS / (time.perf_counter() - began), used()["python"] - before
 
-        taken = in_turns(list(deliveries), rounds, rate)
+        written = rounds_of(list(deliveries), rounds, write)
         spark.stop()
+        taken = by_name([{name: rate for name, (rate, _) in one.items()} for one in written])
+        cpu = by_name([{f"{name}, CPU": seconds for name, (_, seconds) in one.items()} for one in written])
         once = taken["effectivelyOnce"]
         yield Figure("effectively-once writes, against rowId=true", ratios(once, taken["atLeastOnce"]), 0.95)
-        yield Figure("effectively-once writes, against plain rows", ratios(once, taken["plain"]))
+        yield Figure("effectively-once writes, against plain rows", ratios(once, taken["plain"]), 0.95)
+        spent = ratios(cpu["effectivelyOnce, CPU"], cpu["plain, CPU"])
+        yield Figure("CPU of Python's workers, effectively-once writes against plain rows", spent, 1.05, True)
     with LocalCluster() as cluster, Admin(cluster.name_server) as admin:
         admin.create_topic("stored", 8)
         job = Job(cluster.name_server, "stored")
