@@ -41,10 +41,15 @@ class Driver:
         self.server = server
         self._is_killed = False
         self._mark = uuid.uuid4().hex
+        # A killed JVM leaves its temporary files behind.
+        temporary = output.with_suffix(".tmp")
+        temporary.mkdir()
+        options = f"{environ.get('JDK_JAVA_OPTIONS', '')} -Djava.io.tmpdir={temporary}"
+        folders = {"TMPDIR": str(temporary), "SPARK_LOCAL_DIRS": str(temporary), "JDK_JAVA_OPTIONS": options}
         with output.open("wb") as file:
             self._process = subprocess.Popen(
                 command,
-                env={**environ, _MARK: self._mark},
+                env={**environ, **folders, _MARK: self._mark},
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,
