@@ -8,7 +8,7 @@ processes and their connections.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -42,10 +42,22 @@ if TYPE_CHECKING:
     from pyspark.sql import Row
     from pyspark.sql.types import StructType
 
-    from rocketmq_spark.deliveries.base import Delivery
+    from rocketmq_spark.deliveries.base import Delivery, Write
 
 _BATCH_ID = "streaming.sql.batchId"
 _QUERY_ID = "sql.streaming.queryId"
+
+
+def names_of_task(write: Write | None, local_property: Callable[[str], str | None], save_id: str) -> tuple[str, int]:
+    """Return the query and the micro-batch of a task; `save_id` and -1 if it has none.
+
+    `write` is what the driver knows before the tasks.
+    """
+    if write is not None and write.query:
+        # The local properties would name the query and the micro-batch only on classic Spark, and only if no other
+        # thread of the driver starts the write.
+        return write.query, write.batch_id
+    return local_property(_QUERY_ID) or save_id, int(local_property(_BATCH_ID) or -1)
 
 
 @dataclass(eq=False, repr=False)
@@ -68,14 +80,8 @@ class _PartitionWriter:
 
         context = TaskContext.get()
         partition_id = context.partitionId() if context else 0
-        write = self.delivery.write
-        if write is not None and write.query:
-            # The local properties would name the query and the micro-batch only on classic Spark, and only if no other
-            # thread of the driver starts the write.
-            query_id, batch_id = write.query, write.batch_id
-        else:
-            query_id = (context and context.getLocalProperty(_QUERY_ID)) or self.save_id
-            batch_id = int((context and context.getLocalProperty(_BATCH_ID)) or -1)
+        local_property = context.getLocalProperty if context else lambda _: None
+        query_id, batch_id = names_of_task(self.delivery.write, local_property, self.save_id)
         recorder = Recorder(query_id, batch_id, partition_id)
         rows = (batch for batch in batches if batch.num_rows)
         send = partial(send_rows, self.options, recorder, self.lookup, self.save_id)

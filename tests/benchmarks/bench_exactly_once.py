@@ -21,10 +21,11 @@ from pyspark.sql import DataFrame, SparkSession
 import rocketmq_spark
 from rocketmq_spark import LocalCluster
 from rocketmq_spark.deliveries.base import TaskResults, Write
-from rocketmq_spark.deliveries.exactly_once.commit import CommitReport, group_of
+from rocketmq_spark.deliveries.exactly_once.commit import group_of
 from rocketmq_spark.deliveries.exactly_once.delivery import ExactlyOnce, Prepared
 from rocketmq_spark.deliveries.exactly_once.half_sender import half_rules
 from rocketmq_spark.deliveries.exactly_once.halves import HalfCollector
+from rocketmq_spark.deliveries.exactly_once.report import CommitReport
 from rocketmq_spark.metrics import Recorder
 from rocketmq_spark.options.parsing import parse_sink_options
 from rocketmq_spark.routing.client_instance import ClientInstance

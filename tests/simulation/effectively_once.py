@@ -27,7 +27,7 @@ from tests.simulation.cluster import BaseRun, SimulatedCluster, run_to_end
 from tests.simulation.delivery_checks import Copy, is_allowed, outcomes_of, problems_of
 from tests.simulation.network import Conditions, Network
 from tests.simulation.schedule import KINDS_OF_SENDS, Adversary
-from tests.simulation.spark import FATES, HOLES, INPUTS, LOG, TOPIC, Attempt, Controller, History, SparkPlan
+from tests.simulation.spark import FATES, HOLES, IDENTITIES, INPUTS, LOG, TOPIC, Attempt, Controller, History, SparkPlan
 from tests.simulation.two_phase import EVENTS
 from tests.simulation.world import EPOCH, SimulatedRuntime, World
 from tests.simulation.write_client import WriteClient, options_of
@@ -61,6 +61,7 @@ class EffectivelyOncePlan(SparkPlan):
             partitions=rng.choice((1, 1, 2)),
             options={"ordered": rng.random() < 0.25, "send_msg_timeout": rng.choice((500, 1_000))},
             horizon=rng.choice((3.0, 12.0)),
+            identity=rng.choice(IDENTITIES),
         )
         # An ordered write of rows in another order fails at its end. The rows that it has sent until then stay.
         other_order = {"other order"} if plan.options["ordered"] else set()

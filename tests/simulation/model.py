@@ -49,7 +49,7 @@ class ModelPlan(SparkPlan):
             tasks=rng.choice((1, 1, 2)),
             rows=rng.choice((1, 3, 6)),
             partitions=rng.choice((1, 1, 1, 2)),
-            batch=rng.random() < 0.3,
+            identity=_identity_of(rng.random()),
             options={"send_msg_timeout": rng.choice((500, 1_000))},
             horizon=rng.choice((3.0, 12.0)),
         )
@@ -60,6 +60,11 @@ class ModelPlan(SparkPlan):
         return replace(plan, equal=rng.choice((2, 6))) if "equal rows" in plan.faults else plan
 
 
+def _identity_of(number: float) -> str:
+    limits = {"batch": 0.3, "foreach_batch": 0.5, "thread": 0.65, "stream": 1.0}
+    return next(name for name, limit in limits.items() if number < limit)
+
+
 def run_model(plan: ModelPlan) -> EffectivelyOnceRun:
     """Run writes and check what consumers see; problems are texts."""
     world = World(plan.seed, longest=7_200.0)
@@ -67,11 +72,11 @@ def run_model(plan: ModelPlan) -> EffectivelyOnceRun:
     history = History()
     fates: dict[str, Fate] = {}
 
-    def new_client(process: str) -> _Client:
-        return _Client(ModelTransport(cluster, process, fates), _options(tuple(plan.options.items())), controller)
+    def new_client(process: str) -> ModelClient:
+        return ModelClient(ModelTransport(cluster, process, fates), _options(tuple(plan.options.items())), controller)
 
     queues = [MessageQueue(TOPIC, name, number) for name in cluster.brokers for number in range(plan.queues)]
-    controller = _ModelController(plan, world, history, new_client, queues, functools.partial(is_allowed, plan))
+    controller = ModelController(plan, world, history, new_client, queues, functools.partial(is_allowed, plan))
     controller.fates = fates
     cluster.start_events()
     user = HostileUser(world, cluster, plan)
@@ -79,7 +84,7 @@ def run_model(plan: ModelPlan) -> EffectivelyOnceRun:
     stored: list[Copy] = []
 
     def log() -> list[MessageExt]:
-        return [entry.message for entry in cluster.entries(LOG) if entry.sender is None]
+        return [entry.message for entry in cluster.entries(LOG) if entry.sender is None or entry.sender.process]
 
     def check() -> list[str]:
         stored.extend(copies_of(cluster))
@@ -114,7 +119,7 @@ def _copy_of(entry: Entry) -> Copy:
     )
 
 
-class _ModelController(Controller):
+class ModelController(Controller):
     every = 0.25
     fates: dict[str, Fate]
 
@@ -134,7 +139,7 @@ def _options(drawn: tuple[tuple[str, Any], ...]) -> SinkOptions:
     return SinkOptions.of(name_server=("10.1.0.1:9876",), client_ip="10.0.0.1", **options)
 
 
-class _Client(WriteClient):
+class ModelClient(WriteClient):
     """The client of a process of the model."""
 
     def __init__(self, transport: ModelTransport, options: SinkOptions, controller: Controller) -> None:

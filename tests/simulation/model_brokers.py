@@ -3,6 +3,8 @@
 Brokers store a message before it is flushed and before it is readable. A power failure loses messages that are not
 flushed, also acknowledged ones with ``ASYNC_FLUSH``. Retention deletes the first messages of a queue. Everybody with
 the right may store messages. So does another producer, see `tests.simulation.hostile`.
+
+A half message is in a queue of its own until an END_TRANSACTION commits it, as docs/internals/exactly-once.md says.
 """
 
 from __future__ import annotations
@@ -12,14 +14,16 @@ import math
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Final, NamedTuple, Protocol
 
 from rocketmq_spark.errors import TopicRouteStaleException
 from rocketmq_spark.model.message import Message, MessageQueue
 from rocketmq_spark.model.message_ext import MessageExt, PullOutcome, PullStatus
 from rocketmq_spark.model.names import AUTO_CREATE_TOPIC
+from rocketmq_spark.model.properties import CHECK_IMMUNITY_TIME_IN_SECONDS, PGROUP, TRAN_MSG
 from rocketmq_spark.model.route import MASTER_ID, BrokerData, QueueData, TopicRouteData
+from rocketmq_spark.model.send_result import TRANSACTION_COMMIT_TYPE, TRANSACTION_PREPARED_TYPE, EndTransaction
 from rocketmq_spark.protocol.remoting.codes import ResponseCode
 from rocketmq_spark.protocol.remoting.records import encode_record
 from tests.simulation.spark import LOG, TOPIC, Attempt
@@ -31,6 +35,15 @@ REQUESTS = ("refused", "silent", "silent after storing", "delayed", "late", "not
 EVENTS = ("pause", "power failure", "not listed", "slow storage", "promotion", "retention", "others", "more queues")
 # How brokers are from the start.
 SETTINGS = ("async flush", "new topic")
+# What happens to an END_TRANSACTION: the broker answers SYSTEM_BUSY, or with success before it has flushed the commit.
+# It appends commits some time after its check.
+OF_ENDS = ("busy", "unsafe end", "slow end")
+
+HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
+_REAL: Final = "REAL_TOPIC", "REAL_QID"
+# A broker appends a commit at most so much later than it has checked its deadline, seconds.
+_SLOW_END: Final = 0.9
+_OFTEN: Final = 0.5
 
 _MOST_PULLED = 32
 # The longest time until a broker with ``ASYNC_FLUSH`` flushes a message, seconds.
@@ -56,6 +69,8 @@ class Sender(NamedTuple):
     sent_at: float
     # Another producer has stored an exact copy of a row.
     same: bool = False
+    # The process of the connector that has sent it; empty for another producer.
+    process: str = ""
 
 
 @dataclass(eq=False, slots=True)
@@ -63,7 +78,6 @@ class Entry:
     """A message in a commit log."""
 
     message: MessageExt
-    record: bytes
     queue: MessageQueue
     sender: Sender | None
     stored_at: float
@@ -71,6 +85,19 @@ class Entry:
     flushed_at: float
     acknowledged: bool = False
     lost_at: float = math.inf
+    # Of a half message: the queue of its topic. Of a committed message: its half message.
+    real_queue: MessageQueue | None = None
+    half: Entry | None = None
+    # Whether the connector has ended this half message.
+    ended: bool = False
+    _record: bytes = b""
+
+    @property
+    def record(self) -> bytes:
+        """The message as a pull returns it."""
+        if not self._record:
+            self._record = encode_record(self.message)
+        return self._record
 
 
 @dataclass(eq=False, slots=True)
@@ -97,6 +124,8 @@ class ModelBroker:
         # How long it takes to flush a message, and to make it readable.
         self.lags = (0.0, 0.0)
         self.async_flush = False
+        # The broker's ``transactionTimeOut``, seconds.
+        self.transaction_timeout = 0.0
         # The number of queues of each topic.
         self.topics = {LOG: 1, TOPIC: queues}
         self.queues: defaultdict[MessageQueue, list[Entry]] = defaultdict(list)
@@ -111,8 +140,22 @@ class ModelBroker:
         """Whether it is paused or down."""
         return self._world.now < self.idle_until
 
-    def store(self, queue: MessageQueue, message: Message, sender: Sender | None, sys_flag: int = 0) -> Entry:
-        """Append a message."""
+    def store(
+        self,
+        queue: MessageQueue,
+        message: Message,
+        sender: Sender | None,
+        sys_flag: int = 0,
+        *,
+        born: int = 0,
+        prepared: int = 0,
+    ) -> Entry:
+        """Append a message; a half message to the queue of half messages."""
+        real_queue = None
+        if message.is_half_message:
+            real_queue, queue = queue, MessageQueue(HALF_TOPIC, self.name, 0)
+            names = dict(zip(_REAL, (real_queue.topic, str(real_queue.queue_id)), strict=True))
+            message = replace(message, properties={**message.properties, **names})
         now, entries = self._world.now, self.queues[queue]
         last = self._log[-1] if self._log else None
         lag = self._world.rng.random() * _FLUSHED_WITHIN if self.async_flush else 0.0
@@ -125,21 +168,54 @@ class ModelBroker:
             message.body,
             message.flag,
             message.properties,
-            queue_id=queue.queue_id,
+            queue_id=(real_queue or queue).queue_id,
             queue_offset=len(entries),
             physical_offset=len(self._log),
             sys_flag=sys_flag,
-            born_timestamp=stored_at,
+            born_timestamp=born or stored_at,
             born_host="10.0.0.1:50000",
             store_timestamp=stored_at,
             store_host=self.address,
             reconsume_times=0,
-            prepared_transaction_offset=0,
+            prepared_transaction_offset=prepared,
             body_crc=zlib.crc32(message.body) & 0x7FFFFFFF,
         )
-        entry = Entry(stored, encode_record(stored), queue, sender, now, readable, flushed)
+        entry = Entry(stored, queue, sender, now, readable, flushed, real_queue=real_queue)
         self._log.append(entry)
         entries.append(entry)
+        return entry
+
+    def view(self, offset: int) -> Entry | None:
+        """Return the message at an offset of the commit log."""
+        return self._log[offset] if 0 <= offset < len(self._log) else None
+
+    def check_end(self, request: EndTransaction) -> int:
+        """Return the code with which a broker answers an END_TRANSACTION."""
+        half = self.view(request.commit_log_offset)
+        if half is None:
+            return ResponseCode.SYSTEM_ERROR
+        properties = half.message.properties
+        text = properties.get(CHECK_IMMUNITY_TIME_IN_SECONDS, "")
+        immunity = int(text) if text.isdecimal() else 0
+        age = (self._world.now + EPOCH) - half.message.born_timestamp / 1000
+        if immunity and age > max(immunity, self.transaction_timeout) and not request.from_transaction_check:
+            return ResponseCode.ILLEGAL_OPERATION
+        is_half = half.queue.topic == HALF_TOPIC and properties.get(PGROUP) == request.producer_group
+        if not is_half or half.message.queue_offset != request.tran_state_table_offset:
+            return ResponseCode.SYSTEM_ERROR
+        return ResponseCode.SUCCESS
+
+    def commit(self, half: Entry, sender: Sender) -> Entry:
+        """Append the message of a half message to its queue."""
+        message, queue = half.message, half.real_queue
+        assert queue is not None
+        kept = {name: value for name, value in message.properties.items() if name not in (*_REAL, TRAN_MSG)}
+        visible = Message(queue.topic, message.body, message.flag, kept)
+        flags = message.sys_flag & ~TRANSACTION_PREPARED_TYPE
+        entry = self.store(
+            queue, visible, sender, flags, born=message.born_timestamp, prepared=message.physical_offset
+        )  # fmt: skip
+        entry.half = half
         return entry
 
     def end(self, queue: MessageQueue) -> int:
@@ -236,6 +312,14 @@ class ModelCluster:
                 if queue.topic == topic:
                     yield from entries
 
+    def all_entries(self) -> Iterator[Entry]:
+        """Return all entries of rows and half messages, also lost ones."""
+        for broker in self.brokers.values():
+            yield from broker.lost
+            for queue, entries in sorted(broker.queues.items()):
+                if queue.topic != LOG:
+                    yield from entries
+
     def route(self, topic: str) -> TopicRouteData:
         """Return a topic's queues on the brokers that are listed now; raise if no broker has the topic."""
         listed = [broker for broker in self.brokers.values() if broker.listed_at <= self.world.now]
@@ -248,11 +332,12 @@ class ModelCluster:
             raise TopicRouteStaleException(f"no broker has topic {topic}", ResponseCode.TOPIC_NOT_EXIST, topic, "")
         return _route_of(queues)
 
-    def fault(self) -> str:
-        """Draw what happens to a request; empty: nothing."""
-        if not self._requests or self.world.now > self.plan.horizon or self.rng.random() > self._chance:
+    def fault(self, *more: str) -> str:
+        """Draw what happens to a request; empty: nothing. `more` are the faults of its kind."""
+        kinds = [*self._requests, *(kind for kind in more if kind in self.plan.faults)]
+        if not kinds or self.world.now > self.plan.horizon or self.rng.random() > self._chance:
             return ""
-        kind = self.rng.choice(self._requests)
+        kind = self.rng.choice(kinds)
         self.counts[kind] += 1
         return kind
 
@@ -263,7 +348,9 @@ class ModelCluster:
         for kind in EVENTS:
             if kind in self.plan.faults:
                 for _ in range(self.rng.choice((1, 2, 4))):
-                    self.world.call_later(self.rng.random() * self.plan.horizon, functools.partial(self._event, kind))
+                    # Most writes end within the first second.
+                    at = self.rng.random() * self.rng.choice((0.1, 1.0, self.plan.horizon))
+                    self.world.call_later(at, functools.partial(self._event, kind))
 
     def _event(self, kind: str) -> None:
         broker, now = self.rng.choice(list(self.brokers.values())), self.world.now
@@ -301,20 +388,60 @@ class ModelCluster:
         self, broker: ModelBroker, execute: Callable[[], list[Entry]], on_answer: Callable[[Request], None]
     ) -> Request:
         """Send a request that stores messages. `on_answer` is called if the broker answers."""
-        request, world = Request(self.fault(), on_answer), self.world
+        request = Request(self.fault(), on_answer)
+
+        def execute_now() -> None:
+            request.entries = execute()
+            self._answer_later(broker, request)
+
+        self._deliver(broker, request.fault, execute_now)
+        return request
+
+    def end(
+        self, broker: ModelBroker, request: EndTransaction, sender: Sender, on_answer: Callable[[int], None]
+    ) -> str:
+        """Send an END_TRANSACTION, and return what happens to it. `on_answer` is called if the broker answers."""
+        fault = self.fault("busy", "unsafe end")
+
+        def execute() -> None:
+            code: int = ResponseCode.SYSTEM_BUSY if fault == "busy" else broker.check_end(request)
+            half, later = broker.view(request.commit_log_offset), 0.0
+            if half is not None and code == ResponseCode.SUCCESS:
+                half.ended = half.ended or bool(sender.process)
+            commits = code == ResponseCode.SUCCESS and request.commit_or_rollback == TRANSACTION_COMMIT_TYPE
+            if commits and "slow end" in self.plan.faults and self.rng.random() < _OFTEN:
+                self.counts["slow end"] += 1
+                later = _SLOW_END * self.rng.random()
+
+            def append() -> None:
+                flushed = self.world.now
+                if commits and half is not None and half.lost_at == math.inf:
+                    flushed = broker.commit(half, sender).flushed_at
+                if fault not in ("", "delayed", "not flushed", "busy", "unsafe end"):
+                    return
+                unsafe = broker.async_flush or fault in ("not flushed", "unsafe end")
+                wait = 0.0 if unsafe else max(0.0, flushed - self.world.now)
+                self.world.call_later(wait + 0.0005, lambda: None if broker.down and broker.idle else on_answer(code))
+
+            self.world.call_later(later, append) if later else append()
+
+        self._deliver(broker, fault, execute)
+        return fault
+
+    def _deliver(self, broker: ModelBroker, fault: str, execute: Callable[[], None]) -> None:
+        """Have a broker execute a request when it arrives, if it does."""
+        world = self.world
 
         def arrive() -> None:
             if not broker.idle:
-                request.entries = execute()
-                self._answer_later(broker, request)
+                execute()
             elif not broker.down:
                 # A paused broker executes it afterwards, with all others that wait.
                 world.call_later(broker.idle_until - world.now + 0.5 * self.rng.random(), arrive)
 
-        longest = {"delayed": 1.5, "late": 8.0}.get(request.fault, 0.0005)
-        if request.fault not in ("refused", "silent"):
+        longest = {"delayed": 1.5, "late": 8.0}.get(fault, 0.0005)
+        if fault not in ("refused", "silent"):
             world.call_later(longest * self.rng.random(), arrive)
-        return request
 
     def _answer_later(self, broker: ModelBroker, request: Request) -> None:
         if request.fault not in ("", "not flushed", "delayed") or not request.entries:

@@ -15,15 +15,20 @@ from typing import Any, TypeVar, cast
 from rocketmq_spark.deliveries.log.brokers import Brokers
 from rocketmq_spark.errors import (
     DeliveryError,
+    MQClientException,
     RemotingConnectException,
     RemotingTimeoutException,
+    RocketMQError,
     RouteNotFoundException,
 )
 from rocketmq_spark.model.message import EncodedBatch, Message, MessageQueue, SendOutcome, SendRequest, SendStatus
-from rocketmq_spark.model.message_ext import PullOutcome, PullRequest
+from rocketmq_spark.model.message_ext import MessageExt, PullOutcome, PullRequest
+from rocketmq_spark.model.names import AUTO_CREATE_TOPIC
 from rocketmq_spark.model.properties import UNIQ_KEY
 from rocketmq_spark.model.route import TopicRouteData
+from rocketmq_spark.model.send_result import EndTransaction
 from rocketmq_spark.options.sink import SinkOptions
+from rocketmq_spark.protocol.remoting.codes import ResponseCode, broker_error
 from rocketmq_spark.protocol.remoting.records import messages_in
 from rocketmq_spark.routing.client_instance import ClientInstance
 from rocketmq_spark.routing.fault_strategy import FaultStrategy
@@ -31,9 +36,10 @@ from rocketmq_spark.routing.route_cache import RouteCache
 from rocketmq_spark.sink.in_flight import PendingBatch
 from rocketmq_spark.sink.pipeline import OnStored
 from rocketmq_spark.transport.base import OnOutcome
+from rocketmq_spark.transport.remoting.client import Namespace
 from tests.simulation.model_brokers import Entry, ModelBroker, ModelCluster, Request, Sender
 from tests.simulation.spark import Attempt
-from tests.simulation.world import SimulatedRuntime
+from tests.simulation.world import SimulatedRuntime, World
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -50,14 +56,28 @@ class Fate:
     strike: Callable[[], None]
 
 
+class _Runtime(SimulatedRuntime):
+    """The runtime of a process whose wall clock may be wrong by some seconds."""
+
+    def __init__(self, world: World, clock_ahead: float) -> None:
+        super().__init__(world, lambda: None, lambda: None)
+        self._clock_ahead = clock_ahead
+
+    def wall_clock(self) -> float:
+        return super().wall_clock() + self._clock_ahead
+
+
 class ModelTransport:
     """Has the requests that a write needs. A request to a paused broker waits; one to a broker that is down, too."""
 
     closed = False
+    namespace = Namespace("", AUTO_CREATE_TOPIC)
 
-    def __init__(self, cluster: ModelCluster, process: str, fates: Mapping[str, Fate]) -> None:
+    def __init__(
+        self, cluster: ModelCluster, process: str, fates: Mapping[str, Fate], clock_ahead: float = 0.0
+    ) -> None:
         self.cluster, self.world, self.process = cluster, cluster.world, process
-        self.runtime = SimulatedRuntime(cluster.world, lambda: None, lambda: None)
+        self.runtime = _Runtime(cluster.world, clock_ahead)
         self.attempt: Attempt | None = None
         self._fates, self._steps = fates, 0
 
@@ -118,15 +138,17 @@ class ModelTransport:
         def execute() -> list[Entry]:
             # A broker creates a topic that it does not have, if the template says so.
             broker.topics.setdefault(queue.topic, self.cluster.plan.queues)
-            return [broker.store(queue, message, sender, flags) for message in messages]
+            born = request.born_timestamp
+            return [broker.store(queue, message, sender, flags, born=born) for message in messages]
 
         def on_answer(answered: Request) -> None:
             status = SendStatus.SEND_OK if not answered.fault or answered.fault == "delayed" else None
             status = status or SendStatus.FLUSH_DISK_TIMEOUT
-            end(SendOutcome(queue, status, None, 1.0, answered.entries[0].message.queue_offset))
+            first = answered.entries[0].message
+            end(SendOutcome(queue, status, None, 1.0, first.queue_offset, first.offset_msg_id))
 
         self.step()
-        sender = Sender(self.attempt, world.now)
+        sender = Sender(self.attempt, world.now, process=self.process)
         if world.now >= request.write_by:
             # The transport writes no byte of a request after this time.
             error = RemotingConnectException(f"{broker.name}: the request was not sent in time")
@@ -148,7 +170,7 @@ class ModelTransport:
         offsets: list[int] = []
 
         def execute() -> list[Entry]:
-            return [broker.store(queue, record, None)]
+            return [broker.store(queue, record, Sender(None, world.now, process=self.process))]
 
         def on_answer(answered: Request) -> None:
             if not answered.fault or answered.fault == "delayed":
@@ -159,6 +181,46 @@ class ModelTransport:
         world.wait(waiters, timeout)
         self.step()
         return offsets[0] if offsets else None
+
+    def view_message(self, address: str, physical_offset: int, timeout: float, *, topic: str = "") -> MessageExt:
+        """Return the message at an offset of a broker's commit log."""
+        entry = self._execute(address, timeout, lambda broker: broker.view(physical_offset))
+        if entry is None:
+            raise MQClientException(f"{address} has no message that begins at {physical_offset}")
+        return entry.message
+
+    def end_transaction(
+        self, address: str, request: EndTransaction, timeout: float, on_end: Callable[[RocketMQError | None], None]
+    ) -> None:
+        """Start to end a half message; see `rocketmq_spark.transport.base.Transactions`."""
+        world, broker, ended = self.world, self.cluster.by_address[address], False
+
+        def end(error: RocketMQError | None) -> None:
+            nonlocal ended
+            if not ended:
+                ended = True
+                world.start(lambda: call(error), "answers", self.process)
+
+        def call(error: RocketMQError | None) -> None:
+            self.step()
+            on_end(error)
+
+        def on_answer(code: int) -> None:
+            end(None if code == ResponseCode.SUCCESS else broker_error(code, "", address, "ending a half message"))
+
+        self.step()
+        fault = self.cluster.end(broker, request, Sender(self.attempt, world.now, process=self.process), on_answer)
+        if fault == "refused":
+            error = RemotingConnectException(f"{broker.name} refused the connection")
+            world.call_later(_LATENCY, lambda: end(error))
+        else:
+            late = RemotingTimeoutException(f"{broker.name}: no answer")
+            world.call_later(timeout, lambda: end(late))
+
+    def end_transaction_oneway(self, address: str, request: EndTransaction, timeout: float) -> None:
+        """Send the end of a half message without waiting for an answer."""
+        sender = Sender(self.attempt, self.world.now, process=self.process)
+        self.cluster.end(self.cluster.by_address[address], request, sender, lambda _: None)
 
     def close(self) -> None:
         """Do nothing."""

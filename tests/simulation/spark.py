@@ -11,25 +11,26 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import pyarrow as pa
 
-from rocketmq_spark.deliveries.base import Send, Write
+from rocketmq_spark.deliveries.base import Delivery, PartitionResult, Send, Write, WriteReport
 from rocketmq_spark.deliveries.effectively_once import attempt as attempts
 from rocketmq_spark.deliveries.effectively_once import complete as ends
 from rocketmq_spark.deliveries.effectively_once import plan as plans
-from rocketmq_spark.deliveries.effectively_once.attempt import Attempted
 from rocketmq_spark.deliveries.effectively_once.complete import ResumeReport
-from rocketmq_spark.deliveries.effectively_once.plan import ResumePlan
+from rocketmq_spark.deliveries.effectively_once.delivery import EffectivelyOnce
 from rocketmq_spark.deliveries.log.brokers import Brokers
 from rocketmq_spark.deliveries.log.decision_log import DecisionLog
 from rocketmq_spark.deliveries.log.keys import keys_of
 from rocketmq_spark.errors import InputChangedError, RocketMQError
 from rocketmq_spark.metrics import Recorder, WriteSummary, merge_into
 from rocketmq_spark.model.message import MessageQueue
+from rocketmq_spark.options.sink import SinkOptions
+from rocketmq_spark.spark.writer import names_of_task
 from tests.simulation.cluster import BasePlan
 from tests.simulation.world import EPOCH, World
 
@@ -49,8 +50,15 @@ FATES = (
 )
 # What is different at the next reading of the input.
 INPUTS = ("other order", "other cuts", "other partitions", "equal rows", "slow input")
+# How a write gets its identity: by the option ``writeId``, as a micro-batch of a query, or by `foreach_batch`. Spark
+# Connect and threads of the user have no local properties.
+IDENTITIES = ("batch", "stream", "foreach_batch", "thread")
 HOLES = ("other partitions", "promotion", "async flush")
 """Faults that the protocol does not survive. No seed enables them; see `tests.simulation.test_model`."""
+
+# Spark's local properties of a thread that runs a micro-batch.
+_BATCH_ID = "streaming.sql.batchId"
+_QUERY_ID = "sql.streaming.queryId"
 
 # The most attempts at a micro-batch, and at a task. The last ones come after the faults.
 _MOST_DRIVERS = 40
@@ -66,11 +74,12 @@ _OUTLIVES = 30.0
 class SparkPlan(BasePlan):
     """Effectively-once writes: `tasks` micro-batches of `partitions` times `rows` rows, one after the other.
 
-    With `batch` they are batch writes, each with a ``writeId``. Groups of `equal` rows have the same content.
+    Groups of `equal` rows have the same content.
     """
 
     partitions: int = 2
-    batch: bool = False
+    # How a write gets its identity: see `IDENTITIES`.
+    identity: str = "stream"
     equal: int = 1
 
     def bodies(self, number: int) -> list[str]:
@@ -79,7 +88,8 @@ class SparkPlan(BasePlan):
 
     def write(self, number: int) -> Write:
         """Return a write by its number."""
-        return Write(str(number), "" if self.batch else QUERY)
+        queries = {"batch": "", "stream": QUERY}
+        return Write(str(number), queries.get(self.identity, f"{ID}#{TOPIC}"))
 
 
 @dataclass(eq=False)
@@ -91,15 +101,11 @@ class Attempt:
     # The number of partitions that its driver has.
     partitions: int
     number: int
-    # The connector's own object, once the task has connected.
-    connected: attempts.Attempt | None = None
+    # Its driver, by number, and its id in the log; empty before it has connected.
+    driver: int = 0
+    id: str = ""
     # When the first request with each row ended, by unique id.
     first_ends: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def id(self) -> str:
-        """The id of the attempt in the log; empty before it has connected."""
-        return self.connected.id if self.connected is not None else ""
 
 
 @dataclass
@@ -107,7 +113,7 @@ class Ending:
     """The end of a write by its driver: when it began, what it reported, and the receipt of the write."""
 
     began: float
-    report: ResumeReport
+    report: WriteReport
     receipt: WriteSummary
 
 
@@ -128,6 +134,21 @@ class History:
     known: list[frozenset[str]] = field(default_factory=list)
     # Warnings of the connector, with their times.
     warnings: list[tuple[float, str]] = field(default_factory=list)
+
+
+class Job(Protocol):
+    """A write, as one driver has planned it: what it does with the connector's code of the delivery."""
+
+    def write_partition(
+        self, client: Any, attempt: Attempt, recorder: Recorder, rows: Iterator[pa.RecordBatch]
+    ) -> PartitionResult | None:
+        """Write a partition in the process of a task; return None if the write was completed before."""
+
+    def complete(self, results: Sequence[Any], receipt: WriteSummary) -> WriteReport | None:
+        """End the write; return None if another driver had completed it."""
+
+    def abort(self, results: Sequence[Any]) -> None:
+        """Undo what can be undone of a failed write."""
 
 
 class Client(Protocol):
@@ -151,6 +172,10 @@ class Controller:
 
     # How often processes look at others, seconds.
     every: ClassVar[float] = 0.05
+
+    def plan_job(self, driver: Driver, client: Any) -> Job:
+        """Plan the write of a driver, in its process."""
+        return EffectivelyOnceJob(self, driver, client)
 
     def __init__(
         self,
@@ -225,10 +250,10 @@ class Controller:
             self.world.call_later(longest * self.world.rng.random(), partial(self.kill, process))
         return any(driver.completed for driver in drivers)
 
-    def _start_driver(self, number: int) -> _Driver:
+    def _start_driver(self, number: int) -> Driver:
         self.history.drivers += 1
         self.history.error = None
-        driver = _Driver(self, number, f"driver {self.history.drivers}")
+        driver = Driver(self, number, self.history.drivers)
         self.world.start(driver.run, driver.process, driver.process)
         if self.draw("driver crash", 0.5):
             self.strike(driver.process, float("inf"), "driver crash")
@@ -264,11 +289,13 @@ class Controller:
             return self.world.rng.randint(1, self.plan.partitions + 1)
         return self.plan.partitions
 
+    def bodies(self, number: int, attempt: Attempt) -> list[str]:
+        """Return the rows of a partition. With one partition more or less, some rows change theirs."""
+        return self.plan.bodies(number)[attempt.partition_id :: attempt.partitions]
+
     def rows(self, client: Client, number: int, attempt: Attempt) -> Iterator[pa.RecordBatch]:
         """Return the rows of a partition as one reading of the input gives them."""
-        rng, plan = self.world.rng, self.plan
-        # With one partition more or less, some rows change their partition.
-        bodies = plan.bodies(number)[attempt.partition_id :: attempt.partitions]
+        rng, bodies = self.world.rng, self.bodies(number, attempt)
         if self.draw("other order", 0.8):
             self.counts["other order"] += 1
             rng.shuffle(bodies)
@@ -289,11 +316,12 @@ class Log(DecisionLog):
         return super().claim_home(brokers, write, broker_names)
 
 
-class _Driver:
+class Driver:
     """One process that plans and completes a write, and starts its tasks."""
 
-    def __init__(self, controller: Controller, number: int, process: str) -> None:
-        self.process = process
+    def __init__(self, controller: Controller, number: int, driver: int) -> None:
+        self.id = driver
+        self.process = f"driver {driver}"
         self.completed = False
         self.ended = False
         self.tasks: list[str] = []
@@ -301,6 +329,23 @@ class _Driver:
         self.number = number
         self.write = controller.plan.write(number)
         self.partitions = controller.partitions()
+        # What `identify` has returned.
+        self.identity: Write | None = None
+
+    def identify(self, delivery: type[Delivery[Any]], options: SinkOptions) -> Write | None:
+        """Return the identity of the write, as the connector finds it before the tasks; None for a stream."""
+        kind, name = self.controller.plan.identity, str(self.number)
+        if kind == "batch":
+            self.identity = delivery.identify(replace(options, write_id=name), None)
+        elif kind != "stream":
+            self.identity = delivery.identify(options, self.number)
+        return self.identity
+
+    def names(self) -> tuple[str, int]:
+        """Return the query and the micro-batch, as its tasks know them."""
+        has_properties = self.controller.plan.identity in ("stream", "foreach_batch")
+        properties = {_QUERY_ID: QUERY, _BATCH_ID: str(self.number)} if has_properties else {}
+        return names_of_task(self.identity, properties.get, f"save of {self.process}")
 
     def run(self) -> None:
         """Complete the write, or end with an error."""
@@ -317,40 +362,70 @@ class _Driver:
     def _complete(self) -> None:
         controller, write = self.controller, self.write
         client, world, history = controller.new_client(self.process), controller.world, controller.history
-        log = Log(LOG_ID, LOG, keys=keys_of(client.brokers.options))
-        log.known = history.known
         try:
-            named = write if controller.plan.batch else None
-            plan = plans.plan_write(client.brokers, log, named, controller.fixed_queues)
-            running = [_Partition(self, plan, part) for part in range(self.partitions)]
-            while not all(part.ended for part in running):
-                for part in running:
-                    part.look()
-                world.wait([], controller.every)
+            job = controller.plan_job(self, client)
+            running = [_Partition(self, job, part) for part in range(self.partitions)]
+            try:
+                while not all(part.ended for part in running):
+                    for part in running:
+                        part.look()
+                    world.wait([], controller.every)
+            except RocketMQError:
+                job.abort([part.done for part in running if part.done])
+                raise
             began = world.now
-            results = [part.done for part in running if part.done]
             receipt = WriteSummary()
             for part in running:
                 merge_into(receipt, part.recorder.snapshot())
-            report = ends.complete(client.brokers, log, plan, write, results, receipt.to_dict())
-            if report != ResumeReport():
-                # Else another driver had completed the write.
+            report = job.complete([part.done for part in running if part.done], receipt)
+            if report is not None:
                 history.ends[write] = Ending(began, report, receipt)
             world.note(f"{self.process}: {write}: {report}")
         finally:
             client.close()
 
 
+class EffectivelyOnceJob:
+    """An effectively-once write."""
+
+    def __init__(self, controller: Controller, driver: Driver, client: Client) -> None:
+        self._brokers = client.brokers
+        self._driver = driver
+        self._log = Log(LOG_ID, LOG, keys=keys_of(client.brokers.options))
+        self._log.known = controller.history.known
+        write = driver.identify(EffectivelyOnce, client.brokers.options)
+        batch = None if write is None or write.query else write
+        self._plan = plans.plan_write(client.brokers, self._log, batch, controller.fixed_queues)
+
+    def write_partition(
+        self, client: Client, attempt: Attempt, recorder: Recorder, rows: Iterator[pa.RecordBatch]
+    ) -> PartitionResult | None:
+        """Send the rows that are missing."""
+        write = self._plan.write_of(recorder.write_id, recorder.batch_id)
+        connected = attempts.Attempt(client.brokers, self._plan, write, attempt.partition_id)
+        attempt.id = connected.id
+        return connected.run(recorder, rows, client.send(attempt, recorder))
+
+    def complete(self, results: Sequence[Any], receipt: WriteSummary) -> WriteReport | None:
+        """Record that all rows are stored."""
+        write = self._driver.identity or self._plan.write_of(*self._driver.names())
+        report = ends.complete(self._brokers, self._log, self._plan, write, results, receipt.to_dict())
+        return None if report == ResumeReport() else report
+
+    def abort(self, results: Sequence[Any]) -> None:
+        """Do nothing."""
+
+
 class _Partition:
     """Starts tasks of one partition until one succeeds."""
 
-    def __init__(self, driver: _Driver, plan: ResumePlan, partition_id: int) -> None:
+    def __init__(self, driver: Driver, job: Job, partition_id: int) -> None:
         self.ended = False
         # None: the write was completed before.
-        self.done: Attempted | None = None
-        self.recorder = Recorder(QUERY, driver.write.batch_id, partition_id, epoch_offset=EPOCH)
+        self.done: PartitionResult | None = None
+        self.recorder = Recorder(*driver.names(), partition_id, epoch_offset=EPOCH)
         self._driver = driver
-        self._plan = plan
+        self._job = job
         self._id = partition_id
         self._tasks: list[_Task] = []
         self._failures = 0
@@ -385,8 +460,8 @@ class _Partition:
         driver, controller = self._driver, self._driver.controller
         process = f"{driver.process} task {self._id}.{len(self._tasks)}"
         number = len(controller.history.attempts)
-        attempt = Attempt(driver.write, self._id, driver.partitions, number)
-        task = _Task(driver, self._plan, attempt, process)
+        attempt = Attempt(driver.write, self._id, driver.partitions, number, driver.id)
+        task = _Task(driver, self._job, attempt, process)
         self._tasks.append(task)
         driver.tasks.append(process)
         second = len(self._tasks) < _MOST_TASKS and controller.draw("second task", 0.6)
@@ -402,14 +477,14 @@ class _Partition:
 class _Task:
     """One attempt at a partition, in a separate process."""
 
-    def __init__(self, driver: _Driver, plan: ResumePlan, attempt: Attempt, process: str) -> None:
+    def __init__(self, driver: Driver, job: Job, attempt: Attempt, process: str) -> None:
         self.process = process
         self.succeeded = False
-        self.done: Attempted | None = None
+        self.done: PartitionResult | None = None
         self.error: RocketMQError | None = None
-        self.recorder = Recorder(QUERY, attempt.write.batch_id, attempt.partition_id, epoch_offset=EPOCH)
+        self.recorder = Recorder(*driver.names(), attempt.partition_id, epoch_offset=EPOCH)
         self._driver = driver
-        self._plan = plan
+        self._job = job
         self._attempt = attempt
         driver.controller.history.attempts.append(attempt)
 
@@ -418,9 +493,8 @@ class _Task:
         controller, attempt = self._driver.controller, self._attempt
         client = controller.new_client(self.process)
         try:
-            attempt.connected = attempts.Attempt(client.brokers, self._plan, attempt.write, attempt.partition_id)
             rows = controller.rows(client, self._driver.number, attempt)
-            self.done = attempt.connected.run(self.recorder, rows, client.send(attempt, self.recorder))
+            self.done = self._job.write_partition(client, attempt, self.recorder, rows)
             recovered = WriteSummary()
             merge_into(recovered, self.recorder.snapshot())
             controller.history.recovered_rows += recovered.recovered_rows()["recovered"]

@@ -1,23 +1,27 @@
 """Run many schedules on all cores: ``python -m tests.simulation --seeds 10000``, or one: ``--seed 4711``.
 
 Prints schedules per second and the faults by kind. After a failure it prints the seed, the smallest schedule that still
-fails, and a trace. A seed gives the same run every time.
+fails, and a trace. A seed gives the same run every time. ``--figures FILE`` keeps the figures of finished ranges of
+seeds. So the figures of several runs add up, and no seed runs twice.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import multiprocessing
 import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from pathlib import Path
+from typing import Any, TypeAlias
 
 from tests.simulation.effectively_once import EffectivelyOncePlan, EffectivelyOnceRun, run_effectively_once
+from tests.simulation.exactly_once import ExactlyOncePlan, ExactlyOnceRun, run_exactly_once
 from tests.simulation.model import ModelPlan, run_model
 from tests.simulation.reads import ReadPlan, ReadRun, run_read
 from tests.simulation.schedule import Plan, Run, run
@@ -30,13 +34,16 @@ _CHUNK = 25
 _LINES = 120
 
 
-AnyPlan: TypeAlias = "Plan | ReadPlan | TransactionPlan | TwoPhasePlan | EffectivelyOncePlan | ModelPlan"
-AnyRun: TypeAlias = "Run | ReadRun | TransactionRun | TwoPhaseRun | EffectivelyOnceRun"
+AnyPlan: TypeAlias = (
+    "Plan | ReadPlan | TransactionPlan | TwoPhasePlan | EffectivelyOncePlan | ModelPlan | ExactlyOncePlan"
+)
+AnyRun: TypeAlias = "Run | ReadRun | TransactionRun | TwoPhaseRun | EffectivelyOnceRun | ExactlyOnceRun"
 
 KINDS: dict[str, tuple[type[AnyPlan], ...]] = {
     "mixed": (Plan, Plan, ReadPlan, TransactionPlan, TwoPhasePlan, Plan, ReadPlan, EffectivelyOncePlan),
     "effectively-once": (EffectivelyOncePlan,),
     "model": (ModelPlan,),
+    "exactly-once": (ExactlyOncePlan,),
 }
 
 
@@ -52,6 +59,8 @@ def run_plan(plan: AnyPlan) -> AnyRun:
         return run_read(plan)
     if isinstance(plan, TwoPhasePlan):
         return run_two_phase(plan)
+    if isinstance(plan, ExactlyOncePlan):
+        return run_exactly_once(plan)
     if isinstance(plan, ModelPlan):
         return run_model(plan)
     if isinstance(plan, EffectivelyOncePlan):
@@ -66,24 +75,66 @@ def be_quiet() -> None:
     package.propagate = False
 
 
-class Chunk(NamedTuple):
-    """The result of several schedules: their number, the faults by kind, the seeds that failed and what failed."""
+@dataclass
+class Chunk:
+    """The result of several schedules."""
 
-    schedules: int
-    faults: Counter[str]
-    problems: dict[int, list[str]]
+    schedules: int = 0
+    faults: Counter[str] = field(default_factory=Counter)
+    # By kind of fault: the schedules that had it, and those of them whose user gave up after an error.
+    with_fault: Counter[str] = field(default_factory=Counter)
+    stopped: Counter[str] = field(default_factory=Counter)
+    # The seeds that failed, and what failed.
+    problems: dict[int, list[str]] = field(default_factory=dict)
+    # Of the processor.
+    seconds: float = 0.0
+
+    def add(self, other: Chunk) -> None:
+        """Add the result of other schedules."""
+        self.schedules += other.schedules
+        self.faults += other.faults
+        self.with_fault += other.with_fault
+        self.stopped += other.stopped
+        self.problems |= other.problems
+        self.seconds += other.seconds
+
+    @classmethod
+    def of_json(cls, line: dict[str, Any]) -> Chunk:
+        """Return the chunk of a line of a file of figures."""
+        counts = {name: Counter(line[name]) for name in ("faults", "with_fault", "stopped")}
+        problems = {int(seed): texts for seed, texts in line["problems"].items()}
+        return cls(line["schedules"], problems=problems, seconds=line["seconds"], **counts)
 
 
 def run_chunk(seeds: Sequence[int], kind: str = "mixed") -> Chunk:
     """Run the schedules of some seeds."""
-    faults: Counter[str] = Counter()
-    problems: dict[int, list[str]] = {}
+    chunk, began = Chunk(len(seeds)), time.process_time()
     for seed in seeds:
         done = run_plan(plan_of(seed, kind))
-        faults += done.faults
+        kinds = [fault for fault, count in done.faults.items() if count]
+        chunk.faults += done.faults
+        chunk.with_fault.update(kinds)
+        if isinstance(done, EffectivelyOnceRun | ExactlyOnceRun) and done.history.stopped:
+            chunk.stopped.update(kinds)
         if done.problems:
-            problems[seed] = done.problems
-    return Chunk(len(seeds), faults, problems)
+            chunk.problems[seed] = done.problems
+    chunk.seconds = time.process_time() - began
+    return chunk
+
+
+def _run_range(seeds: range, kind: str) -> tuple[range, Chunk]:
+    return seeds, run_chunk(seeds, kind)
+
+
+def kept_figures(path: Path | None, kind: str) -> tuple[Chunk, set[int]]:
+    """Return the sum of the figures of a kind in a file, and the seeds that they have."""
+    total, seeds = Chunk(), set[int]()
+    if path is not None and path.exists():
+        for line in map(json.loads, path.read_text("utf-8").splitlines()):
+            if line["kind"] == kind:
+                total.add(Chunk.of_json(line["chunk"]))
+                seeds.update(range(line["first"], line["first"] + line["chunk"]["schedules"]))
+    return total, seeds
 
 
 def smaller(plan: AnyPlan) -> Iterator[AnyPlan]:
@@ -176,6 +227,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--seed", type=int, default=None, help="run this seed only, and print its trace")
     parser.add_argument("--kind", choices=KINDS, default="mixed", help="kind of schedules (default: mixed)")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--figures", type=Path, help="file that keeps the figures of finished ranges of seeds")
     parser.add_argument("--until-failure", action="store_true", help="stop at the first failure")
     options = parser.parse_args(arguments)
     be_quiet()
@@ -186,27 +238,34 @@ def main(arguments: Sequence[str]) -> int:
             print(f"PROBLEM: {problem}")
         return 1 if done.problems else 0
     first = int(time.time()) * 1_000_000 if options.first is None else options.first
+    total, present = kept_figures(options.figures, options.kind)
     chunks = [
         range(start, min(start + _CHUNK, first + options.seeds))
         for start in range(first, first + options.seeds, _CHUNK)
+        if start not in present
     ]
-    began = time.monotonic()
-    faults: Counter[str] = Counter()
-    problems: dict[int, list[str]] = {}
-    schedules = 0
     with multiprocessing.get_context("spawn").Pool(options.processes, be_quiet) as pool:
-        for chunk in pool.imap_unordered(partial(run_chunk, kind=options.kind), chunks):
-            schedules += chunk.schedules
-            faults += chunk.faults
-            problems |= chunk.problems
-            if problems and options.until_failure:
+        for seeds, chunk in pool.imap_unordered(partial(_run_range, kind=options.kind), chunks):
+            total.add(chunk)
+            if options.figures is not None:
+                with options.figures.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps({"kind": options.kind, "first": seeds.start, "chunk": asdict(chunk)}) + "\n")
+            if total.problems and options.until_failure:
                 break
-    seconds = time.monotonic() - began
-    print(f"{schedules} schedules from seed {first}, {schedules / seconds:.0f} a second")
-    for kind, count in sorted(faults.items()):
-        print(f"  {count:8} {kind}")
-    for seed in sorted(problems)[:3]:
+    show_figures(options.kind, total)
+    for seed in sorted(total.problems)[:3]:
         show_failure(seed, options.kind)
-    if problems:
-        print(f"\n{len(problems)} schedules failed: {', '.join(map(str, sorted(problems)[:20]))}")
-    return 1 if problems else 0
+    if total.problems:
+        print(f"\n{len(total.problems)} schedules failed: {', '.join(map(str, sorted(total.problems)[:20]))}")
+    return 1 if total.problems else 0
+
+
+def show_figures(kind: str, total: Chunk) -> None:
+    """Print how many schedules ran, and the figures by kind of fault."""
+    speed = total.schedules / max(total.seconds, 1e-9)
+    print(
+        f"{total.schedules} schedules of kind {kind}, {speed:.0f} a second of a processor, {len(total.problems)} failed"
+    )
+    print(f"  {'faults':>9} {'schedules':>9} {'stopped':>8}  kind (stopped: the user gave up after an error)")
+    for fault, count in sorted(total.faults.items()):
+        print(f"  {count:9} {total.with_fault[fault]:9} {total.stopped[fault]:8}  {fault}")

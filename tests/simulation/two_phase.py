@@ -18,9 +18,10 @@ from typing import ClassVar
 
 from rocketmq_spark.deliveries.base import Write
 from rocketmq_spark.deliveries.exactly_once import fence
-from rocketmq_spark.deliveries.exactly_once.commit import CommitReport, TwoPhaseCommit, group_of
+from rocketmq_spark.deliveries.exactly_once.commit import TwoPhaseCommit, group_of
 from rocketmq_spark.deliveries.exactly_once.half_sender import store_halves
 from rocketmq_spark.deliveries.exactly_once.halves import HalfCollector, half_properties
+from rocketmq_spark.deliveries.exactly_once.report import CommitReport
 from rocketmq_spark.deliveries.log.brokers import Brokers
 from rocketmq_spark.deliveries.log.decision_log import DecisionLog
 from rocketmq_spark.errors import RocketMQError

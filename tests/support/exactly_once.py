@@ -489,12 +489,10 @@ class Chaos:
         late = TIMEOUT_MS / 1000
         return self._rng.choice([self._rng.uniform(0, 3), self._rng.uniform(0, 3), self._rng.uniform(late, late + 3)])
 
-    def _pause(self, find: Callable[[], list[psutil.Process]]) -> bool:
+    def _pause(self, find: Callable[[], list[psutil.Process]]) -> None:
         paused = pause(find)
-        if paused:
-            time.sleep(self._seconds())
-            resume(paused)
-        return bool(paused)
+        time.sleep(self._seconds())
+        resume(paused)
 
     def _kill_driver(self) -> bool:
         """Kill the program. Its JVM may end at the same time, or go on beside the next driver for a moment."""

@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 
 from rocketmq_spark.deliveries.base import TaskResults, Write
-from rocketmq_spark.deliveries.exactly_once.commit import CommitReport, TwoPhaseCommit, group_of, new_run_id
+from rocketmq_spark.deliveries.exactly_once.commit import TwoPhaseCommit, group_of, new_run_id
 from rocketmq_spark.deliveries.exactly_once.delivery import ExactlyOnce, Prepared
 from rocketmq_spark.deliveries.exactly_once.ends import EndSender
 from rocketmq_spark.deliveries.exactly_once.half_sender import store_halves
 from rocketmq_spark.deliveries.exactly_once.halves import HalfCollector, Halves, half_properties
+from rocketmq_spark.deliveries.exactly_once.report import CommitReport
 from rocketmq_spark.deliveries.log.brokers import Brokers
 from rocketmq_spark.deliveries.log.decision_log import DecisionLog
 from rocketmq_spark.deliveries.log.keys import keys_of

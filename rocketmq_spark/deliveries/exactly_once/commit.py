@@ -12,23 +12,24 @@ import uuid
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 import rocketmq_spark.model.properties as const
-from rocketmq_spark.deliveries.base import Write, WriteReport
+from rocketmq_spark.deliveries.base import Write
 from rocketmq_spark.deliveries.exactly_once.ends import EndSender, end_half
 from rocketmq_spark.deliveries.exactly_once.fence import check_fence
 from rocketmq_spark.deliveries.exactly_once.half_sender import store_halves
 from rocketmq_spark.deliveries.exactly_once.halves import HalfCollector, Halves, half_properties, read_halves
+from rocketmq_spark.deliveries.exactly_once.report import CommitReport
 from rocketmq_spark.deliveries.log.brokers import Brokers
 from rocketmq_spark.deliveries.log.decision_log import BARRIER_WAIT, DecisionLog
 from rocketmq_spark.deliveries.log.delivery import warn_of_complete
 from rocketmq_spark.deliveries.log.half import Half
 from rocketmq_spark.deliveries.log.records import Decision
-from rocketmq_spark.deliveries.log.scan import Known, floor_now, scan_messages
+from rocketmq_spark.deliveries.log.scan import LOST_TAIL, Known, floor_now, scan_messages
 from rocketmq_spark.errors import DataLossError, DeliveryError, MQBrokerException, MQClientException, RocketMQError
 from rocketmq_spark.model.message import EncodedBatch, MessageQueue
 from rocketmq_spark.model.message_ext import MessageExt
@@ -81,29 +82,6 @@ def new_run_id() -> str:
 def group_of(transactional_id: str, write: Write, round_: int, run_id: str) -> str:
     """Return the property ``PGROUP`` of the half messages of one attempt and round."""
     return f"{transactional_id}#{write.name}#{round_}#{run_id}"
-
-
-@dataclass(slots=True)
-class CommitReport(WriteReport):
-    """What the commit of one write did."""
-
-    NAME: ClassVar[str] = "exactly_once"  # In the lines of ``metricsPath``
-
-    # All rows of the write, including those of earlier drivers.
-    rows: int = 0
-    # Rows that were prepared again, and the number of recoveries.
-    recovered_rows: int = 0
-    recovery_rounds: int = 0
-    # Seconds in each phase.
-    decide_s: float = 0.0
-    commit_s: float = 0.0
-    recover_s: float = 0.0
-
-    def __str__(self) -> str:
-        text = f"{self.rows} rows committed (decision {self.decide_s:.2f} s, commit {self.commit_s:.2f} s"
-        if self.recovery_rounds:
-            text += f", {self.recovery_rounds} recoveries {self.recover_s:.2f} s, {self.recovered_rows} rows again"
-        return f"{text})"
 
 
 @dataclass(eq=False, repr=False)
@@ -225,17 +203,35 @@ class TwoPhaseCommit:
             text = "%s: %d of %d rows are not known to be committed (%s); finding out which ones are missing"
             logger.warning(text, decision.write, missing, len(halves), sender.error or "the deadline has passed")
             return self._recover(decision, report)
-        self._complete(decision, {queue.broker_name for queue in halves.queues}, report)
+        # The brokers have flushed and replicated the commits then.
+        self.log.await_stored(self.brokers, decision.write, {queue.broker_name for queue in halves.queues})
         report.commit_s += self.brokers.clock() - started
+        if self._has_lost_rows(decision, halves):
+            return self._recover(decision, report)
+        self._complete(decision, report)
         return report
 
-    def _complete(self, decision: Decision, broker_names: set[str], report: CommitReport) -> None:
-        """Wait until the brokers have flushed and replicated the commits, and store that the write is done."""
-        assert self.log.home is not None
+    def _has_lost_rows(self, decision: Decision, halves: Halves) -> bool:
+        """Return whether a queue has fewer messages since the decision than rows: its broker has lost some of them.
+
+        A broker commits with code 0 before it has flushed or replicated the row, and may fail then.
+        """
+        rows = np.bincount(halves.codes, minlength=len(halves.queues))
+        ends = self.brokers.max_offsets(halves.queues)
+        lost = [
+            queue
+            for queue, count in zip(halves.queues, rows.tolist(), strict=True)
+            if ends[queue] - decision.start_offsets[queue] < count
+        ]
+        if lost:
+            text = "%s: queues %s have fewer messages than committed rows: %s; finding out which ones are missing"
+            logger.warning(text, decision.write, ", ".join(map(str, lost)), LOST_TAIL)
+        return bool(lost)
+
+    def _complete(self, decision: Decision, report: CommitReport) -> None:
+        """Store that the write is done. All of its rows are flushed and replicated."""
         decisions = self.log.writes[decision.write].decisions
         report.rows = decisions[min(decisions)].rows
-        self.log.append_homes(self.brokers, decision.write, broker_names - {self.log.home.broker_name})
-        # This record does the same for the home.
         self.log.append_done(self.brokers, decision.write)
 
     def _recover(self, decision: Decision, report: CommitReport) -> CommitReport:
@@ -251,7 +247,7 @@ class TwoPhaseCommit:
         report.recovery_rounds += 1
         report.recover_s += self.brokers.clock() - started
         if committed.all():
-            self._complete(decision, broker_names, report)
+            self._complete(decision, report)
             return report
         missing = halves.select(np.flatnonzero(~committed))
         text = "%s: %d of %d rows were committed; preparing %d again in round %d"

@@ -12,9 +12,10 @@ from itertools import chain
 from typing import ClassVar
 
 from rocketmq_spark.deliveries.base import OpenInstance, PartitionResult, PartitionTask, TaskResults, Write
-from rocketmq_spark.deliveries.exactly_once.commit import CommitReport, TwoPhaseCommit, group_of, new_run_id
+from rocketmq_spark.deliveries.exactly_once.commit import TwoPhaseCommit, group_of, new_run_id
 from rocketmq_spark.deliveries.exactly_once.half_sender import half_rules
 from rocketmq_spark.deliveries.exactly_once.halves import HalfCollector, Halves, concat
+from rocketmq_spark.deliveries.exactly_once.report import CommitReport
 from rocketmq_spark.deliveries.exactly_once.settings import findings
 from rocketmq_spark.deliveries.log.brokers import Brokers
 from rocketmq_spark.deliveries.log.decision_log import DecisionLog

@@ -18,7 +18,7 @@ logger = logging.getLogger("rocketmq_spark.producer")
 
 # A queue that lost its end may have rows of the write below their floor. A recovery looks at this many messages there.
 _LOOK_BACK: Final = 32
-_LOST_TAIL: Final = (
+LOST_TAIL: Final = (
     "the broker has lost messages that it had stored (a power failure, or a slave that lacked them became the master), "
     "or the topic was created again"
 )
@@ -58,7 +58,7 @@ def floor_now(
         return UNKNOWN
     if any(map(is_own, brokers.messages_before(queue, floor.offset, _LOOK_BACK))):
         text = "queue %s ended at offset %d before, and has rows of this write before it: %s. The whole queue is read"
-        logger.warning(text, queue, floor.offset, _LOST_TAIL)
+        logger.warning(text, queue, floor.offset, LOST_TAIL)
         return UNKNOWN
     return floor
 
@@ -81,7 +81,7 @@ def _start(queue: MessageQueue, floor: Floor, end: int) -> int:
         return 0
     if end < floor.offset:
         raise DataLossError(
-            f"reading queue {queue}: it ended at offset {floor.offset} before, and ends at {end} now: {_LOST_TAIL}. So "
+            f"reading queue {queue}: it ended at offset {floor.offset} before, and ends at {end} now: {LOST_TAIL}. So "
             "it is unknown which rows of the write are stored. Compare them with the topic, and write what is missing "
             "with another transactionalId (a stream: and startAnew=true)"
         )
@@ -91,5 +91,5 @@ def _start(queue: MessageQueue, floor: Floor, end: int) -> int:
 def warn_of_lost_tail(queue: MessageQueue, before: int, now: int, effect: str) -> None:
     """Log that a queue ended at offset `before`, and ends at `now`."""
     logger.warning(
-        "queue %s ended at offset %d before, and ends at %d now: %s. %s", queue, before, now, _LOST_TAIL, effect
+        "queue %s ended at offset %d before, and ends at %d now: %s. %s", queue, before, now, LOST_TAIL, effect
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -15,6 +15,8 @@ from rocketmq_spark.deliveries.base import Write
 from rocketmq_spark.deliveries.exactly_once.commit import TwoPhaseCommit, group_of
 from rocketmq_spark.deliveries.exactly_once.half_sender import store_halves
 from rocketmq_spark.deliveries.exactly_once.halves import Halves
+from rocketmq_spark.deliveries.log.brokers import Brokers
+from rocketmq_spark.deliveries.log.decision_log import DecisionLog
 from rocketmq_spark.deliveries.log.records import Decision
 from rocketmq_spark.errors import DataLossError, DeliveryError, MQBrokerException, MQClientException
 from rocketmq_spark.model.message import Message, MessageQueue
@@ -22,7 +24,7 @@ from rocketmq_spark.model.send_result import TRANSACTION_ROLLBACK_TYPE
 from rocketmq_spark.protocol.remoting.codes import RequestCode, ResponseCode
 from rocketmq_spark.protocol.remoting.command import RemotingCommand
 from rocketmq_spark.testing import FakeCluster, Reply
-from tests.support.two_phase import ID, WRITE, CrashingCommit, Driver, MovedClock, driver, half_message, visible
+from tests.support.two_phase import ID, TOPIC, WRITE, CrashingCommit, Driver, MovedClock, driver, half_message, visible
 
 ROWS = [f"row-{number}" for number in range(20)]
 ONCE = Counter(ROWS)
@@ -131,6 +133,25 @@ def test_a_lost_answer_to_a_commit_leads_to_a_recovery(cluster: FakeCluster, fir
     report = first.two_phase.commit(WRITE, halves, group)
     assert visible(cluster) == ONCE
     assert report.recovery_rounds == 1
+
+
+def test_commits_that_a_broker_lost_before_the_end_are_made_again(cluster: FakeCluster, clock: MovedClock) -> None:
+    class FailingBroker(DecisionLog):
+        """A log before whose barrier a broker loses commits that it has answered with success."""
+
+        lost = 0
+
+        def await_stored(self, brokers: Brokers, write: Write, broker_names: Collection[str]) -> None:
+            if not self.lost:
+                self.lost, store = 3, cluster.brokers["broker-0"].storage.store
+                assert all(entry.read.topic == TOPIC for entry in store.log[-self.lost :])
+                store.truncate(len(store.log) - self.lost)
+            super().await_stored(brokers, write, broker_names)
+
+    with driver(cluster, clock, log=FailingBroker) as failing:
+        report = failing.open().two_phase.commit(WRITE, *failing.prepare(ROWS))
+    assert visible(cluster) == ONCE
+    assert (report.rows, report.recovered_rows) == (20, 3)
 
 
 def test_the_first_decision_of_two_drivers_counts(cluster: FakeCluster, clock: MovedClock, first: Driver) -> None:
