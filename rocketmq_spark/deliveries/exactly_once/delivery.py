@@ -108,7 +108,14 @@ class ExactlyOnce(LoggedDelivery[Prepared, TransactionPlan]):
             two_phase = TwoPhaseCommit(brokers, log, self.planned.run_id)
             if not done.results and self.planned.is_done(write):
                 return two_phase.finish(write)
-            return two_phase.commit(write, *self._together(write, done.results))
+            halves, group = self._together(write, done.results)
+            if halves.has_repeats:
+                raise DeliveryError(
+                    f"committing {write}: a broker has acknowledged two half messages at the same offset of its commit "
+                    "log, so it has lost one of them (a power failure with flushDiskType=ASYNC_FLUSH, or a slave that "
+                    "lacked it became the master). No row is committed. Run the job again"
+                )
+            return two_phase.commit(write, halves, group)
 
     def abort(self, open_instance: OpenInstance, done: TaskResults[Prepared]) -> None:
         """Roll back what the finished tasks of a failed write have prepared, unless the write was decided."""

@@ -113,11 +113,16 @@ class Halves:
         without_youngest = numbers.keys() - {half.queue.broker_name for half in youngest}
         if np.isin(brokers, [numbers[name] for name in without_youngest]).any():
             raise ValueError("a broker has half messages, and none of them is the youngest one")
-        order = np.lexsort((commit_log_offsets, brokers))
-        same = (np.diff(commit_log_offsets[order]) == 0) & (np.diff(brokers[order]) == 0)
-        if same.any():
+        if _have_repeats(brokers, commit_log_offsets):
             raise ValueError("a half message is listed twice")
         return cls(tuple(queues), codes.astype(np.int32), commit_log_offsets, queue_offsets, youngest, None)
+
+    @property
+    def has_repeats(self) -> bool:
+        """Whether two half messages have one place: then their broker has lost the first one."""
+        numbers: dict[str, int] = {}
+        brokers = [numbers.setdefault(queue.broker_name, len(numbers)) for queue in self.queues]
+        return _have_repeats(np.array(brokers, np.int64)[self.codes], self.commit_log_offsets)
 
     def select(self, rows: npt.NDArray[np.intp]) -> Halves:
         """Return some of the half messages. `youngest` and `oldest` stay those of all."""
@@ -127,6 +132,12 @@ class Halves:
             commit_log_offsets=self.commit_log_offsets[rows],
             queue_offsets=self.queue_offsets[rows],
         )
+
+
+def _have_repeats(brokers: npt.NDArray[np.int64], commit_log_offsets: npt.NDArray[np.int64]) -> bool:
+    order = np.lexsort((commit_log_offsets, brokers))
+    same = (np.diff(commit_log_offsets[order]) == 0) & (np.diff(brokers[order]) == 0)
+    return bool(same.any())
 
 
 def concat(parts: Sequence[Halves]) -> Halves:

@@ -13,6 +13,7 @@ import pytest
 
 from rocketmq_spark.deliveries.base import Write
 from rocketmq_spark.deliveries.exactly_once.commit import TwoPhaseCommit, group_of
+from rocketmq_spark.deliveries.exactly_once.delivery import Prepared
 from rocketmq_spark.deliveries.exactly_once.half_sender import store_halves
 from rocketmq_spark.deliveries.exactly_once.halves import Halves
 from rocketmq_spark.deliveries.log.brokers import Brokers
@@ -152,6 +153,16 @@ def test_commits_that_a_broker_lost_before_the_end_are_made_again(cluster: FakeC
         report = failing.open().two_phase.commit(WRITE, *failing.prepare(ROWS))
     assert visible(cluster) == ONCE
     assert (report.rows, report.recovered_rows) == (20, 3)
+
+
+def test_half_messages_with_one_offset_are_not_committed(cluster: FakeCluster, first: Driver) -> None:
+    planned = first.plan(WRITE, write_id=WRITE.name)
+    halves, group = first.prepare(ROWS)
+    # As after a power failure with ASYNC_FLUSH: the second task's rows took the offsets of the first one's.
+    prepared = Prepared(group, halves.to_bytes())
+    with pytest.raises(DeliveryError, match="two half messages at the same offset"):
+        first.commit(planned, WRITE, [prepared, prepared])
+    assert visible(cluster) == Counter()
 
 
 def test_the_first_decision_of_two_drivers_counts(cluster: FakeCluster, clock: MovedClock, first: Driver) -> None:
