@@ -19,7 +19,10 @@ FILES = [file.relative_to(TESTS).as_posix() for file in sorted(TESTS.rglob("*.py
 # that holds commits.
 PLANTED = {
     "programs/held_commits/sitecustomize.py",
-    *(f"simulation/{name}.py" for name in ("test_model", "test_two_phase", "test_effectively_once")),
+    *(
+        f"simulation/{name}.py"
+        for name in ("test_model", "test_two_phase", "test_effectively_once", "test_exactly_once")
+    ),
 }
 
 # Spark's session and context: tests change their interpreter.
