@@ -1,7 +1,7 @@
 """A hostile user of exactly-once writes, who also knows half messages, decisions and manifests.
 
-He commits half messages of the job before it does, stores half messages in the names of its groups, and forges
-decisions with manifests that name half messages of the job, of other users, or his own ones.
+He commits half messages of the job before it does, and stores half messages for its groups. He forges decisions with
+manifests that name half messages of the job, of other users, or his own ones.
 """
 
 from __future__ import annotations

@@ -71,7 +71,6 @@ def without(name: str, patch: pytest.MonkeyPatch) -> None:
         "viewed half messages": (TwoPhaseCommit, "_view", any_message),
         "flushed commits": (DecisionLog, "await_stored", lambda *_: None),
         "floors": (Brokers, "read", incomplete(Brokers.read)),
-        "lost ends": (commit, "floor_now", lambda _, __, floor, *___: floor),
     }
     where, what, change = changes[name]
     patch.setattr(where, what, change)
@@ -90,7 +89,6 @@ RULES: dict[str, Iterable[ExactlyOncePlan]] = {
         "power failure", "slow storage", "unsafe end", brokers=2, rows=1, partitions=1, tasks=3
     ),
     "floors": with_faults("driver crash", "retention", "silent"),
-    "lost ends": with_faults("driver crash", "power failure", "slow storage", "others", "silent"),
 }
 
 
