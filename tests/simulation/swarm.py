@@ -15,7 +15,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -124,6 +124,12 @@ def run_chunk(seeds: Sequence[int], kind: str = "mixed") -> Chunk:
 
 def _run_range(seeds: range, kind: str) -> tuple[range, Chunk]:
     return seeds, run_chunk(seeds, kind)
+
+
+def keep_figures(path: Path, kind: str, first: int, chunk: Chunk) -> None:
+    """Add the figures of a range of seeds to a file."""
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps({"kind": kind, "first": first, "chunk": vars(chunk)}) + "\n")
 
 
 def kept_figures(path: Path | None, kind: str) -> tuple[Chunk, set[int]]:
@@ -248,8 +254,7 @@ def main(arguments: Sequence[str]) -> int:
         for seeds, chunk in pool.imap_unordered(partial(_run_range, kind=options.kind), chunks):
             total.add(chunk)
             if options.figures is not None:
-                with options.figures.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps({"kind": options.kind, "first": seeds.start, "chunk": asdict(chunk)}) + "\n")
+                keep_figures(options.figures, options.kind, seeds.start, chunk)
             if total.problems and options.until_failure:
                 break
     show_figures(options.kind, total)

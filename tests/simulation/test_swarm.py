@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import time
+from pathlib import Path
 
 import pytest
 
 from tests.simulation.planted_bugs import BUGS, PlantedBug, schedules_until_found
 from tests.simulation.schedule import Plan, Run, run
-from tests.simulation.swarm import minimised, run_chunk, trace_of
+from tests.simulation.swarm import keep_figures, kept_figures, minimised, run_chunk, trace_of
 
 FIXED = 500
 FRESH = 250
@@ -54,6 +55,18 @@ def test_failed_plan_is_reduced_to_what_makes_it_fail() -> None:
     )
     assert 5 <= smallest.rows <= 6
     assert smallest.seed == plan.seed
+
+
+def test_figures_of_several_runs_add_up(tmp_path: Path) -> None:
+    chunk, path = run_chunk(range(5), "exactly-once"), tmp_path / "figures"
+    chunk.problems[3] = ["a row is missing"]
+    for kind, first in (("exactly-once", 0), ("exactly-once", 100), ("model", 200)):
+        keep_figures(path, kind, first, chunk)
+    total, seeds = kept_figures(path, "exactly-once")
+    assert seeds == {*range(5), *range(100, 105)}
+    assert (total.schedules, total.problems) == (10, chunk.problems)
+    assert total.faults == chunk.faults + chunk.faults
+    assert total.with_fault == chunk.with_fault + chunk.with_fault
 
 
 def test_trace_has_faults_attempts_and_ends_of_tasks_in_order() -> None:
