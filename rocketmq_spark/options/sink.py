@@ -27,6 +27,7 @@ _NOT_ABOVE: Final = (
 # A proxy rejects these characters (Character.isISOControl).
 _CONTROL: Final = "[\x00-\x1f\x7f-\x9f]"
 MAX_TRANSACTION_TIMEOUT_MS: Final = 3_600_000
+MAX_FENCE_MS: Final = 3_600_000
 _LEVELS: Final = {"ZLIB": (0, 9), "ZSTD": (1, 22)}
 
 
@@ -166,7 +167,7 @@ class SinkOptions(SendOptions):
         kinds.integer(10000, MAX_TRANSACTION_TIMEOUT_MS, unit="ms"),
         "Time from the first row of a write or micro-batch to the end of its commit. After a crash during a commit, "
         "the restarted job waits until this time is over.")
-    fence_ms: int = option("fenceMs", 10000, kinds.integer(0, 3600000, unit="ms"),
+    fence_ms: int = option("fenceMs", 10000, kinds.integer(0, MAX_FENCE_MS, unit="ms"),
         "With `effectivelyOnce`, at least 1 s: how long the task that replaces another one waits before it reads which "
         "rows are stored. The earlier task stops after two thirds of this time. If a request is on its way for the "
         "last third, its rows may be repeated.")

@@ -10,7 +10,7 @@ import logging
 import os
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Final
@@ -44,11 +44,13 @@ class RouteFinder:
     rng: random.Random = field(default_factory=random.Random)
     # With ``ordered``, the queues of the whole write, whatever the route says now.
     fixed_queues: Sequence[MessageQueue] | None = None
-    # The brokers that rows may go to; None: all of the route.
-    broker_names: frozenset[str] | None = None
+    # The brokers that rows may go to, and how many of their queues; None: all of the route.
+    queue_nums: Mapping[str, int] | None = None
     # A name server or proxy has answered during this write, perhaps to the driver. So the addresses are right, and an
     # unreachable server is down for a while.
     servers_reached: bool = False
+    # The last route of `_allowed`, and its result.
+    _checked: tuple[TopicPublishInfo, TopicPublishInfo] | tuple[None, None] = field(default=(None, None), init=False)
 
     def cached(self, topic: str) -> TopicPublishInfo | None:
         """Return a topic's route without a request; None if it is not known."""
@@ -56,11 +58,14 @@ class RouteFinder:
         return None if info is None else self._allowed(info)
 
     def _allowed(self, info: TopicPublishInfo) -> TopicPublishInfo:
-        """Return a route without the queues of other brokers than `broker_names`."""
-        names = self.broker_names
-        if names is None or info.broker_names <= names:
+        """Return a route without the queues that `queue_nums` does not have."""
+        nums = self.queue_nums
+        if nums is None:
             return info
-        return replace(info, queues=tuple(queue for queue in info.queues if queue.broker_name in names))
+        if info is not self._checked[0]:
+            queues = tuple(queue for queue in info.queues if queue.queue_id < nums.get(queue.broker_name, 0))
+            self._checked = info, info if queues == info.queues else replace(info, queues=queues)
+        return self._checked[1]
 
     def queues_of(self, topic: str) -> Sequence[MessageQueue]:
         """Return the fixed queues of the write, or the writable queues of a topic; see `look_up`."""

@@ -64,8 +64,8 @@ class SendRules:
     open_sender: OpenSender | None = None  # None: as ``sendMode`` says
     # The end of each row's properties. With it, each row is a half message, so it is a separate message.
     half_properties: str = ""
-    # The brokers that rows may go to; None: all of the route.
-    broker_names: frozenset[str] | None = None
+    # The brokers that rows may go to, and how many of their queues; None: all of the route.
+    queue_nums: Mapping[str, int] | None = None
     attempt: str = field(default="", repr=False)  # The token that each row gets
     stored: KnownRows | None = None  # Rows that are left out
 
@@ -204,7 +204,7 @@ def write_rows(
             options,
             instance,
             fixed_queues=context.queues,
-            broker_names=rules.broker_names,
+            queue_nums=rules.queue_nums,
             servers_reached=context.servers_reached,
         )
         open_sender = rules.open_sender or (OnewaySender if options.send_mode == "oneway" else BatchSender)

@@ -60,7 +60,7 @@ class WriteClient:
                 runtime=self.runtime,
                 rng=self.rng,
                 fixed_queues=self.fixed_queues,
-                broker_names=rules.broker_names,
+                queue_nums=rules.queue_nums,
             )
             batcher = RowBatchers(routes, recorder, row_id_name, rules).source()
             assert isinstance(batcher, ArrowBatcher)

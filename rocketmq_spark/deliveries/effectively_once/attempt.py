@@ -105,7 +105,7 @@ class Attempt:
                 self._content,
                 {queue: Known(offset) for queue, offset in offsets.items()},
                 self._ends,
-                frozenset(self.plan.begins.queue_nums),
+                self.plan.begins.queue_nums,
                 stored,
                 self.lease,
             )
@@ -158,8 +158,9 @@ class Attempt:
         logger.warning("%s, partition %d: an earlier attempt began it; reading its rows", self.write, part)
         verdicts = [one.changed for one in earlier.values() if one.changed is not None]
         names = most_queues(one.queue_nums for one in earlier.values()).keys()
-        # Its record is readable, so leases of earlier attempts end within this time.
-        self._pass_fence(names, fence_seconds(self.brokers.options))
+        # Its record is readable, so leases of earlier attempts end within this time. Each has a fence of its own.
+        fences = [one.fence_ms / 1000 for one in earlier.values()]
+        self._pass_fence(names, max(fence_seconds(self.brokers.options), *fences))
         floors = floors_of(self.brokers, list(earlier.values()), self._start_offsets)
         self._ends = ends = self.brokers.max_offsets(floors)
         tokens = {self._token(name, one.key_id) for name, one in earlier.items() if one.changed is None}

@@ -98,7 +98,7 @@ def plan_write(
         driver=fresh_id(brokers),
         since=since,
         start_offsets=known,
-        begins=Begun(queue_nums, _corrected(known, ends)),
+        begins=Begun(queue_nums, _corrected(known, ends), brokers.options.fence_ms),
         begun=begun,
         completed=frozenset(other for other, state in log.writes.items() if state.done and other.query),
     )

@@ -20,6 +20,7 @@ from rocketmq_spark.deliveries.effectively_once.lease import Lease
 from rocketmq_spark.deliveries.effectively_once.runs import NOT_STORED, PARTLY, Sought, find_runs
 from rocketmq_spark.deliveries.effectively_once.stored import hashes_of
 from rocketmq_spark.deliveries.effectively_once.stored_rows import QueueRows, StoredRows
+from rocketmq_spark.deliveries.log.records import QueueNums
 from rocketmq_spark.deliveries.log.scan import UNKNOWN, Floor, Known, lowest
 from rocketmq_spark.errors import DeliveryError, RocketMQError
 from rocketmq_spark.metrics import Recorder
@@ -48,22 +49,20 @@ class Resumption(NamedTuple):
     floors: Mapping[MessageQueue, Floor]
     # Where queues ended when the attempt read them. Rows below these offsets are of earlier attempts.
     ends: Mapping[MessageQueue, int]
-    # The brokers that rows may go to. Later attempts read the queues of these brokers.
-    broker_names: frozenset[str]
+    # The brokers that rows may go to, and how many of their queues. Later attempts read these queues.
+    queue_nums: QueueNums
     # The rows that earlier attempts have stored; None: there was no earlier attempt.
     stored: StoredRows | None
     lease: Lease
 
     def __repr__(self) -> str:
         # With the token a user can imitate rows of the attempt.
-        return f"<Resumption of an attempt that sends to {self.broker_names}>"
+        return f"<Resumption of an attempt that sends to {sorted(self.queue_nums)}>"
 
     def rules(self) -> SendRules:
         """Return how the attempt sends its rows."""
         open_sender = partial(ResolvingSender, resumption=self)
-        return SendRules(
-            open_sender=open_sender, broker_names=self.broker_names, attempt=self.token, stored=self.stored
-        )
+        return SendRules(open_sender=open_sender, queue_nums=self.queue_nums, attempt=self.token, stored=self.stored)
 
 
 class _UnknownOutcomeError(DeliveryError):

@@ -23,7 +23,7 @@ from rocketmq_spark.model.message import Buffer, MessageQueue
 from rocketmq_spark.model.names import FORBIDDEN_TOPICS, MAX_TOPIC_LENGTH, is_legal
 from rocketmq_spark.model.route import MAX_BROKERS, MAX_QUEUES
 from rocketmq_spark.options.kinds import INT_MAX, MIB
-from rocketmq_spark.options.sink import MAX_TRANSACTION_TIMEOUT_MS
+from rocketmq_spark.options.sink import MAX_FENCE_MS, MAX_TRANSACTION_TIMEOUT_MS
 from rocketmq_spark.protocol.remoting.command import loads
 
 VERSION: Final = 3
@@ -62,9 +62,10 @@ QueueNums: TypeAlias = Mapping[str, int]
 class Begun:
     """What an attempt at a partition has recorded before its first row."""
 
-    queue_nums: QueueNums  # The brokers to which it may send
+    queue_nums: QueueNums  # The brokers to which it may send, and how many of their queues
     # Offsets below all its rows, of queues for which the start offsets of the log are missing or too high.
     start_offsets: Mapping[MessageQueue, int] = field(default_factory=dict)
+    fence_ms: int = 0  # Its `fenceMs`: so long its requests may be on their way
     key_id: str = ""  # The fingerprint of the key that signed the record; empty without a key
     stored_ms: int = field(default=0, compare=False)  # Of its record
     changed: bool | None = None  # Of an attempt that has ended: whether its rows differ from the stored ones
@@ -180,12 +181,8 @@ def parse(
     write = Write(_text(fields.get("write"), "write", 0, _LONGEST_NAME), query)
     if query and not _BATCH_ID.fullmatch(write.name):
         raise InvalidRecordError(f"write is {_shown(write.name)}, of a stream it is the number of a micro-batch")
-    common = {
-        "write": write,
-        "since": _integer(fields.get("since"), "since", 0, offset),
-        "offset": offset,
-        "stored_ms": stored_ms,
-    }
+    since = _integer(fields.get("since"), "since", 0, offset)
+    common = {"write": write, "since": since, "offset": offset, "stored_ms": stored_ms}
     if kind in (Decision.KIND, BegunRecord.KIND) and write == ANY_WRITE:
         raise InvalidRecordError("write is empty")
     return parse_kind(fields, common, transactional_id, topic)
@@ -211,11 +208,11 @@ def encode(record: Record, transactional_id: str, topic: str) -> bytes:
                 "youngest": [[*_place(half.queue), *half[1:]] for half in record.youngest],
             }
         case BegunRecord():
-            own = {"partition": record.partition, "attempt": record.attempt, "brokers": dict(record.begun.queue_nums)}
-            if record.begun.start_offsets:
-                own["floors"] = _rows_of(record.begun.start_offsets)
-            if record.begun.changed is not None:
-                own["changed"] = record.begun.changed
+            begun = record.begun
+            own = {"partition": record.partition, "attempt": record.attempt, "brokers": dict(begun.queue_nums)}
+            own |= {"fence": begun.fence_ms, "floors": _rows_of(begun.start_offsets)}
+            if begun.changed is not None:
+                own["changed"] = begun.changed
         case DoneRecord() | StartRecord():
             own = {} if record.start_offsets is None else {"floors": _rows_of(record.start_offsets)}
         case _:
@@ -303,12 +300,12 @@ def _begun(fields: dict[str, Any], common: dict[str, Any], log_name: str, _: str
     _integer(sum(nums.values()), "number of queues of all brokers", 0, MAX_QUEUES)
     if not isinstance(changed := fields.get("changed"), bool | None):
         raise InvalidRecordError(f"changed is {_shown(changed)}, allowed are true and false")
-    start_offsets = _own_start_offsets({"floors": [], **fields}, log_name)
+    fence_ms = _integer(fields.get("fence"), "fence", 0, MAX_FENCE_MS)
     return BegunRecord(
         **common,
         partition=_integer(fields.get("partition"), "partition", 0, INT_MAX),
         attempt=_text(fields.get("attempt"), "attempt", 1, _LONGEST_NAME),
-        begun=Begun(nums, start_offsets, stored_ms=common["stored_ms"], changed=changed),
+        begun=Begun(nums, _own_start_offsets(fields, log_name), fence_ms, "", common["stored_ms"], changed),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -116,6 +117,15 @@ def test_a_replaced_attempt_of_another_driver_says_so(cluster: FakeCluster, job:
     with pytest.raises(DeliveryError, match=r"was replaced by attempt [-0-9a-f]{33} of another driver"):
         run_task(job, old, MICRO_BATCH, before=at(200, lambda: run_task(job, new_plan(job, None), MICRO_BATCH)))
     assert visible(cluster) == Counter(ROWS)
+
+
+def test_an_attempt_waits_for_the_longest_fence_of_earlier_attempts(job: Driver, clock: MovedClock) -> None:
+    """A user may lower ``fenceMs`` while an earlier attempt still runs, with the leases of its own fence."""
+    plan = new_plan(job)
+    run_task(job, replace(plan, begins=replace(plan.begins, fence_ms=20_000)), WRITE)
+    ahead = clock.ahead
+    run_task(job, new_plan(job), WRITE)
+    assert clock.ahead - ahead >= 20.0
 
 
 def test_an_attempt_stops_when_another_driver_has_completed_its_micro_batch(cluster: FakeCluster, job: Driver) -> None:

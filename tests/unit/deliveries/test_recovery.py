@@ -348,14 +348,14 @@ def test_the_floor_of_a_queue_that_lost_its_end_is_unknown(
     assert lowest([Known(7), UNKNOWN]) == lowest([]) == UNKNOWN
 
 
-def test_a_queue_that_is_new_since_the_plan_is_read_from_its_begin(cluster: FakeCluster, job: Driver) -> None:
+def test_a_queue_that_is_new_since_the_plan_gets_no_row(cluster: FakeCluster, job: Driver) -> None:
+    # A recovery may see a route from before the change, and then it does not read such a queue.
     plan = new_plan(job)
     new = [MessageQueue(TOPIC, name, 2) for name in cluster.brokers]
     cluster.create_topic(TOPIC, 3)
     wait_for(lambda: job.brokers.fresh_route(TOPIC).queue_set.issuperset(new))
-    run_task(job, plan, WRITE)
-    assert any(broker_of(cluster, queue).storage.store.end(queue) for queue in new)
     done = run_task(job, plan, WRITE)
+    assert not any(broker_of(cluster, queue).storage.store.end(queue) for queue in new)
     assert visible(cluster) == Counter(ROWS)
     assert complete(job, plan, WRITE, done).repeated_rows == 0
 
