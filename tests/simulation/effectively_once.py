@@ -27,7 +27,18 @@ from tests.simulation.cluster import BaseRun, SimulatedCluster, run_to_end
 from tests.simulation.delivery_checks import Copy, is_allowed, outcomes_of, problems_of
 from tests.simulation.network import Conditions, Network
 from tests.simulation.schedule import KINDS_OF_SENDS, Adversary
-from tests.simulation.spark import FATES, HOLES, IDENTITIES, INPUTS, LOG, TOPIC, Attempt, Controller, History, SparkPlan
+from tests.simulation.spark import (
+    FATES,
+    IDENTITIES,
+    INPUTS,
+    LOG,
+    TOPIC,
+    UNDRAWN,
+    Attempt,
+    Controller,
+    History,
+    SparkPlan,
+)
 from tests.simulation.two_phase import EVENTS
 from tests.simulation.world import EPOCH, SimulatedRuntime, World
 from tests.simulation.write_client import WriteClient, options_of
@@ -51,7 +62,7 @@ class EffectivelyOncePlan(SparkPlan):
             tuple(
                 kind
                 for kind in KINDS
-                if rng.random() < (0.3 if kind in often else rng.choice((0.05, 0.2, 0.4))) and kind not in HOLES
+                if rng.random() < (0.3 if kind in often else rng.choice((0.05, 0.2, 0.4))) and kind not in UNDRAWN
             ),
             brokers=rng.choice((1, 2, 2, 3)),
             name_servers=rng.choice((1, 1, 2)),

@@ -25,7 +25,7 @@ from tests.simulation.hostile import KEY, HostileUser
 from tests.simulation.hostile import KINDS as OF_HOSTILE_USER
 from tests.simulation.model_brokers import EVENTS, REQUESTS, SETTINGS, Entry, ModelCluster, Sender
 from tests.simulation.model_client import Fate, ModelBrokers, ModelTransport
-from tests.simulation.spark import FATES, HOLES, INPUTS, LOG, TOPIC, Attempt, Controller, History, SparkPlan
+from tests.simulation.spark import FATES, INPUTS, LOG, TOPIC, UNDRAWN, Attempt, Controller, History, SparkPlan
 from tests.simulation.world import World
 from tests.simulation.write_client import WriteClient, options_of
 
@@ -43,7 +43,7 @@ class ModelPlan(SparkPlan):
         rng = random.Random(f"model {seed}")
         plan = cls(
             seed,
-            tuple(kind for kind in KINDS if rng.random() < rng.choice((0.05, 0.2, 0.4)) and kind not in HOLES),
+            tuple(kind for kind in KINDS if rng.random() < rng.choice((0.05, 0.2, 0.4)) and kind not in UNDRAWN),
             brokers=rng.choice((1, 1, 2, 2, 3)),
             queues=rng.choice((1, 1, 2)),
             tasks=rng.choice((1, 1, 2)),
