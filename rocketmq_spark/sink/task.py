@@ -99,9 +99,7 @@ class RowBatchers:
     def source(self) -> BatchSource[pa.RecordBatch]:
         """Return the source of the partition's batches."""
         options, recorder, rules = self._options, self._recorder, self._rules
-        # A half message is always a single message.
-        rows = self._batcher(replace(options, batching=False) if rules.half_properties else options)
-        rows.half_properties = rules.half_properties
+        rows = self._batcher(options)
         if options.row_id:
             columns = options.row_id if isinstance(options.row_id, tuple) else None
             rows.row_ids = RowIds(self._write_id, recorder.batch_id, recorder.partition_id, columns)
@@ -134,6 +132,10 @@ class RowBatchers:
     def _batcher(self, options: SinkOptions) -> ArrowBatcher:
         batcher: ArrowBatcher
         partition_id, queues_of, unique_ids = self._recorder.partition_id, self._routes.queues_of, self._unique_ids
+        half_properties = self._rules.half_properties
+        if half_properties:
+            # A half message is always a single message.
+            options = replace(options, batching=False)
         if options.over_grpc:
             batcher = GrpcBatcher(
                 options,
@@ -151,6 +153,7 @@ class RowBatchers:
         if rate is not None:
             batcher.max_rows = min(batcher.max_rows, largest_batch(rate))
         batcher.check_keys = self._check_keys
+        batcher.half_properties = half_properties
         return batcher
 
     def _keys_required(self, topics: Sequence[str]) -> Mapping[str, bool | None]:

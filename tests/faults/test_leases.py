@@ -178,7 +178,7 @@ def new_job(cluster: LocalCluster, topic: str, folder: Path, seconds: int) -> It
 def test_a_driver_that_was_stopped_while_another_one_took_over_stops(
     two_brokers: LocalCluster, topic: str, tmp_path: Path, java: Java
 ) -> None:
-    with new_job(two_brokers, topic, tmp_path, 15) as job:
+    with new_job(two_brokers, topic, tmp_path, 8) as job:
         job.feed(1)
         old = job.start(restarts=0)
         with growth_of(two_brokers, old) as growth:

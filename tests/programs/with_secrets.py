@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-# Spark's workers run this interpreter.
-os.environ["PYSPARK_PYTHON"] = sys.executable
+# Spark's workers run this interpreter, unless the tests have set another one.
+os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession

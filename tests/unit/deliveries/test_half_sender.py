@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 
+import pyarrow as pa
 import pytest
 
-from rocketmq_spark.deliveries.exactly_once.half_sender import store_halves
+from rocketmq_spark.deliveries.exactly_once.half_sender import half_rules, store_halves
 from rocketmq_spark.errors import DeliveryError
+from rocketmq_spark.metrics import Recorder
 from rocketmq_spark.model.message import MessageQueue, SendOutcome
 from rocketmq_spark.model.message_ext import decode_message_id
 from rocketmq_spark.protocol.remoting.codes import RequestCode, ResponseCode
 from rocketmq_spark.protocol.remoting.command import RemotingCommand
+from rocketmq_spark.sink.task import SendContext, write_rows
 from rocketmq_spark.testing import FakeCluster, Reply
-from tests.support.two_phase import Driver, MovedClock, driver, half_message
+from tests.support.two_phase import TOPIC, Driver, MovedClock, driver, half_message
 
 ROWS = [f"row-{number:03}" for number in range(300)]
 BUSY = Reply.code(ResponseCode.SYSTEM_BUSY, "[TIMEOUT_CLEAN_QUEUE]")
@@ -119,3 +122,16 @@ def test_large_messages_are_stored_like_small_ones(sent: Sent, first: Driver) ->
     bodies = ["x" * 20_000 + row for row in ROWS[:9]]
     sent.send([*ROWS[:4], *bodies], first.queues[0])
     assert Counter(sent.bodies[first.queues[0]]) == Counter([*ROWS[:4], *bodies])
+
+
+@pytest.mark.parametrize("bad", [1, 2])
+def test_dead_letters_of_a_task_are_half_messages(cluster: FakeCluster, bad: int) -> None:
+    cluster.create_topic("dead", 1)
+    halves: list[MessageQueue] = []
+    rows = pa.record_batch({"body": pa.array([b"row", b"other", *[b""] * bad], pa.binary())})
+    with driver(cluster, MovedClock(cluster), onError="deadLetter", deadLetterTopic="dead") as job:
+        context = SendContext(options=job.options, instance=job.instance, servers_reached=True)
+        rules = half_rules("job#1", 60_000, lambda queue, *_: halves.append(queue))
+        write_rows(context, Recorder("", -1, 0), iter([rows]), "id", rules)
+    assert Counter(queue.topic for queue in halves) == {TOPIC: 2, "dead": bad}
+    assert cluster.messages("dead") == cluster.messages(TOPIC) == []
