@@ -344,8 +344,8 @@ class Brokers:
                 self.request(MessageQueue(topic, name, 0), partial(self._create_topic, topic))
             except RocketMQError as exc:
                 raise MQClientException(
-                    f"topic {topic} does not exist on broker {name}, and the driver could not create it: {exc}; create "
-                    f"it first (rocketmq-spark create-topic {topic} --queues 1)"
+                    f"topic {topic} is not known to be on broker {name}, and the driver could not create it: {exc}; "
+                    f"start the broker, or create the topic first (rocketmq-spark create-topic {topic} --queues 1)"
                 ) from exc
         self.await_listed(topic, missing)
 
