@@ -6,7 +6,7 @@ pickles it into the tasks, and into the process that ends the write.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
@@ -91,8 +91,8 @@ class TaskResults(Generic[R]):
     results: Sequence[R]  # Of the tasks that have succeeded and returned one
     query: str = ""  # Of a micro-batch: its query and number
     batch_id: int = -1
-    # Returns the receipt, as `WriteSummary.to_dict` does: it merges the reports of all tasks.
-    receipt: Callable[[], Mapping[str, Mapping[str, Any]]] = dict
+    # Returns the brokers that have acknowledged rows: it merges the reports of all tasks.
+    broker_names: Callable[[], Collection[str]] = tuple
 
 
 class Finding(NamedTuple):

@@ -193,6 +193,21 @@ class Recorder:
         measures = self._so_far()
         return int(measures.total(Metric.ROWS) + measures.total(Metric.RECOVERED))
 
+    def spans(self, topic: str) -> list[tuple[str, int, int, int, int]]:
+        """Return broker, queue id, rows, first and last offset for each queue; empty if an offset is unknown."""
+        measures = self._so_far()
+        if measures.total(Metric.INCOMPLETE):
+            return []
+        rows, lasts, firsts = (
+            {
+                (broker, queue_id): value
+                for broker, of, _, queue_id, value in measures.entries(metric, metric)
+                if of == topic
+            }
+            for metric in (Metric.QUEUE_ROWS, Metric.LAST_OFFSET, Metric.FIRST_OFFSET)
+        )
+        return [(*queue, rows[queue], -firsts[queue], last) for queue, last in lasts.items()]
+
     def snapshot(self) -> PartitionReport:
         """Return the measurements so far, packed; recording may continue."""
         return PartitionReport(self.write_id, self.batch_id, self.partition_id, self._so_far().pack())

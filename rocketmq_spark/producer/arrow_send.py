@@ -85,7 +85,7 @@ def send_arrow(
     summary = WriteSummary()
     merge_into(summary, recorder.snapshot())
     results = [] if result is None else [result]
-    planned.complete(open_instance, TaskResults(results, recorder.write_id, -1, summary.to_dict))
+    planned.complete(open_instance, TaskResults(results, recorder.write_id, -1, lambda: summary.to_dict().keys()))
     return summary
 
 

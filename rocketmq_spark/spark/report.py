@@ -175,7 +175,7 @@ def results_of(messages: Iterable[WriterCommitMessage | None], batch_id: int | N
         [message.result for message in finished if message.result is not None],
         next((message.write_id for message in finished), ""),
         -1 if batch_id is None else batch_id,
-        lambda: summarise(finished).to_dict(),
+        lambda: summarise(finished).to_dict().keys(),
     )
 
 

@@ -32,7 +32,7 @@ from rocketmq_spark.deliveries.log.brokers import Brokers
 from rocketmq_spark.deliveries.log.decision_log import DecisionLog
 from rocketmq_spark.deliveries.log.keys import NO_KEYS
 from rocketmq_spark.deliveries.log.scan import UNKNOWN
-from rocketmq_spark.metrics import Recorder, WriteSummary, merge_into
+from rocketmq_spark.metrics import Recorder
 from rocketmq_spark.options.parsing import parse_sink_options
 from rocketmq_spark.routing.client_instance import ClientInstance
 from rocketmq_spark.routing.connect import new_transport
@@ -81,9 +81,8 @@ class Job:
 
         attempted = Attempt(self.brokers, plan, write, 0).run(recorder, iter(batches), send)
         assert attempted is not None
-        summary = WriteSummary()
-        merge_into(summary, recorder.snapshot())
-        complete(self.brokers, self._log, plan, write, [attempted], summary.to_dict())
+        names = {queue.broker_name for queue in plan.start_offsets[-1].by_queue}
+        complete(self.brokers, self._log, plan, write, [attempted], names)
         return time.perf_counter() - began - sending
 
     def read(self) -> float:

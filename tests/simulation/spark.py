@@ -411,7 +411,7 @@ class EffectivelyOnceJob:
     def complete(self, results: Sequence[Any], receipt: WriteSummary) -> WriteReport | None:
         """Record that all rows are stored."""
         write = self._driver.identity or self._plan.write_of(*self._driver.names())
-        report = ends.complete(self._brokers, self._log, self._plan, write, results, receipt.to_dict())
+        report = ends.complete(self._brokers, self._log, self._plan, write, results, set(receipt.to_dict()))
         return None if report == ResumeReport() else report
 
     def abort(self, results: Sequence[Any]) -> None:

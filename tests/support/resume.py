@@ -105,14 +105,10 @@ def new_plan(job: Driver, write: Write | None = WRITE) -> ResumePlan:
     return plan_write(job.brokers, job_log(job), write)
 
 
-def complete(
-    job: Driver, plan: ResumePlan, write: Write, *done: Attempted | None, summary: WriteSummary | None = None
-) -> ResumeReport:
-    """Complete a write of tasks that have merged their figures into `summary`. Without it, all brokers have rows."""
+def complete(job: Driver, plan: ResumePlan, write: Write, *done: Attempted | None) -> ResumeReport:
     attempts = [one for one in done if one is not None]
-    receipt = {queue.broker_name: {"incomplete": True, "queues": {}} for queue in job.queues}
-    receipt = receipt if summary is None else summary.to_dict()
-    return complete_write(job.brokers, job_log(job), plan, write, attempts, receipt)
+    names = {queue.broker_name for queue in job.queues}
+    return complete_write(job.brokers, job_log(job), plan, write, attempts, names)
 
 
 def refresh_routes(job: Driver) -> None:

@@ -7,6 +7,7 @@ reads the queues from their ends before the write on, and sends the rows that ar
 from __future__ import annotations
 
 import itertools
+import json
 import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -49,6 +50,9 @@ class Attempted(PartitionResult):
     attempt: str
     recovered: bool
     rows: int  # How many rows of the partition are stored, each of them counted once
+    # Their queues, with the number, the first and the last offset of their rows, as JSON: Spark's messages to the
+    # driver have no receipt. Empty if some offsets are unknown.
+    spans: str
 
 
 @dataclass(eq=False, repr=False)
@@ -129,7 +133,8 @@ class Attempt:
                     )
         elif self.partition_id in self.plan.begun.get(self.write, {}):
             raise shrunk(self.write, [self.partition_id])
-        return Attempted(self.partition_id, begun, self.recovered, recorder.stored_rows)
+        spans = json.dumps(recorder.spans(str(self.brokers.options.topic)))
+        return Attempted(self.partition_id, begun, self.recovered, recorder.stored_rows, spans)
 
     def _check(self) -> None:
         """Raise if the log does not continue with this write."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
 from rocketmq_spark.deliveries.base import Write, WriteReport
 from rocketmq_spark.deliveries.effectively_once.attempt import Attempted, pass_fence, shrunk
@@ -48,11 +50,11 @@ def complete(
     plan: ResumePlan,
     write: Write,
     attempts: Sequence[Attempted],
-    receipt: Mapping[str, Mapping[str, Any]],
+    broker_names: Collection[str],
 ) -> ResumeReport:
     """Record that all rows of a write are stored; after faults, count the rows that are stored twice.
 
-    `receipt` has the queues and offsets of the rows; see `WriteSummary.to_dict`.
+    `broker_names` are the brokers that have acknowledged rows.
 
     Raises an InputChangedError if an earlier attempt had rows in a partition that the write does not have now, a
     DeliveryError if another driver writes the same, a DataLossError if a queue ends before a row that its broker has
@@ -92,15 +94,15 @@ def complete(
                 *(write, repeated, options.fence_ms),
             )
     assert log.home is not None
-    log.append_homes(brokers, write, set(receipt) - {log.home.broker_name})
+    log.append_homes(brokers, write, set(broker_names) - {log.home.broker_name})
     if brokers.clock() - checked > fence_seconds(options) / 3:
         log.refresh(brokers)
         log.check_current(write)
         _stop_others(brokers, log, plan, write, ended)
     # The start offsets of other brokers, which may be down, stay. A queue that is gone has none when it comes back.
     queues = brokers.routes().look_up(str(options.topic)).queues
-    used = brokers.max_offsets(queue for queue in queues if queue.broker_name in receipt)
-    _check_kept(brokers, log, write, receipt, used)
+    used = brokers.max_offsets(queue for queue in queues if queue.broker_name in broker_names)
+    _check_kept(brokers, log, write, attempts, used)
     old = {} if known is None else {queue: known.by_queue[queue] for queue in queues if queue in known.by_queue}
     for queue, end in used.items():
         if end < old.get(queue, 0) and queue not in plan.begins.start_offsets:
@@ -134,29 +136,24 @@ def _stop_others(brokers: Brokers, log: DecisionLog, plan: ResumePlan, write: Wr
 
 
 def _check_kept(
-    brokers: Brokers,
-    log: DecisionLog,
-    write: Write,
-    receipt: Mapping[str, Mapping[str, Any]],
-    ends: Mapping[MessageQueue, int],
+    brokers: Brokers, log: DecisionLog, write: Write, attempts: Iterable[Attempted], ends: Mapping[MessageQueue, int]
 ) -> None:
-    """Raise a DataLossError if queues, which end at `ends`, cannot have all rows of a receipt any more."""
+    """Raise a DataLossError if queues, which end at `ends`, cannot have all rows of the attempts any more."""
     topic = str(brokers.options.topic)
-    spans = {
-        MessageQueue(topic, name, int(queue_id)): span
-        for name, broker in receipt.items()
-        if not broker["incomplete"]
-        for queue_id, span in broker["queues"].get(topic, {}).items()
-    }
-    for queue, span in spans.items():
+    spans: dict[MessageQueue, tuple[int, int, int]] = {}
+    for name, queue_id, *span in itertools.chain.from_iterable(json.loads(attempt.spans) for attempt in attempts):
+        queue = MessageQueue(topic, name, queue_id)
+        rows, first, last = spans.get(queue, (0, span[1], span[2]))
+        spans[queue] = rows + span[0], min(first, span[1]), max(last, span[2])
+    for queue, (rows, first, last) in spans.items():
         # Each row has an offset of its own, unless a broker has lost rows, and given their offsets to later ones.
-        if span["rows"] > (offsets := span["last_offset"] - span["first_offset"] + 1):
-            raise _lost(write, queue, f"has acknowledged {span['rows']} rows, which have only {offsets} offsets")
-    if late := [queue for queue, span in spans.items() if ends.get(queue, _NO_END) <= span["last_offset"]]:
+        if rows > (offsets := last - first + 1):
+            raise _lost(write, queue, f"has acknowledged {rows} rows, which have only {offsets} offsets")
+    if late := [queue for queue, (*_, last) in spans.items() if ends.get(queue, _NO_END) <= last]:
         # A broker builds its queues after the acknowledgement. Those of rows before a readable record are built.
         log.await_stored(brokers, write, {queue.broker_name for queue in late})
         for queue, end in brokers.max_offsets(late).items():
-            if end <= (last := spans[queue]["last_offset"]):
+            if end <= (last := spans[queue][2]):
                 raise _lost(write, queue, f"has acknowledged the row at offset {last}, and its queue ends at {end} now")
 
 

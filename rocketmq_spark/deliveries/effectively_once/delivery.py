@@ -78,4 +78,4 @@ class EffectivelyOnce(LoggedDelivery[Attempted, ResumePlan]):
     def complete(self, open_instance: OpenInstance, done: TaskResults[Attempted]) -> ResumeReport:
         """Record that all rows are stored; after faults, count the rows that are stored twice."""
         with self._opened(self.options, open_instance) as (brokers, log):
-            return complete(brokers, log, self.planned, self._write_of(done), done.results, done.receipt())
+            return complete(brokers, log, self.planned, self._write_of(done), done.results, done.broker_names())

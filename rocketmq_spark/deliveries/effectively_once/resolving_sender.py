@@ -57,7 +57,7 @@ class Resumption(NamedTuple):
 
     def __repr__(self) -> str:
         # With the token a user can imitate rows of the attempt.
-        return f"<Resumption of an attempt that sends to {sorted(self.queue_nums)}>"
+        return f"<Resumption of an attempt that sends to {self.queue_nums}>"
 
     def rules(self) -> SendRules:
         """Return how the attempt sends its rows."""

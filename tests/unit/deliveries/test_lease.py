@@ -260,9 +260,9 @@ def test_a_driver_that_was_frozen_reads_the_log_again_before_it_completes_the_wr
             return super().append_homes(brokers, write, broker_names)
 
     log = Frozen(plan.log_name, plan.home.topic)
-    receipt = {queue.broker_name: {"incomplete": True} for queue in job.queues}
+    names = {queue.broker_name for queue in job.queues}
     with pytest.raises(DeliveryError, match="another driver of transactionalId=job has begun partition 0 later than"):
-        complete_write(job.brokers, log, plan, MICRO_BATCH, [done], receipt)
+        complete_write(job.brokers, log, plan, MICRO_BATCH, [done], names)
 
 
 def test_a_request_of_a_frozen_process_is_not_written(cluster: FakeCluster, job: Driver) -> None:

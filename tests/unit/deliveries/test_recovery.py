@@ -366,8 +366,12 @@ def test_rows_in_queues_that_were_removed_are_not_sent_again(cluster: FakeCluste
         wait_for(lambda: len(job.brokers.fresh_route(TOPIC).queues) == 2 * queues)
         return new_plan(job)
 
+    def wait_for_some(start: int) -> None:
+        if start == 300:
+            wait_for(lambda: any(message.queue_id >= 2 for message in cluster.messages(TOPIC)))
+
     with pytest.raises(Killed):
-        run_task(job, resize(4), WRITE, **dying_after_stored_rows(cluster, 300))
+        run_task(job, resize(4), WRITE, dies_after=300, before=wait_for_some)
     plan = resize(2)
     stored = len(cluster.messages(TOPIC))
     for _ in range(2):
@@ -399,20 +403,20 @@ def test_acknowledged_rows_that_are_lost_are_noticed_without_a_recovery(
     cluster: FakeCluster, job: Driver, is_last: bool
 ) -> None:
     """A broker has lost rows before the end, or has given their offsets to the rows of a later task."""
-    broker, plan, summary = without_home(job, cluster), new_plan(job), WriteSummary()
-    done = [run_task(job, plan, WRITE, 0, ROWS[:200], summary=summary)]
+    broker, plan = without_home(job, cluster), new_plan(job)
+    done = [run_task(job, plan, WRITE, 0, ROWS[:200])]
     if is_last:
-        done.append(run_task(job, plan, WRITE, 1, ROWS[200:], summary=summary))
+        done.append(run_task(job, plan, WRITE, 1, ROWS[200:]))
     lose_tail(broker, 10)
     if not is_last:
-        done.append(run_task(job, plan, WRITE, 1, ROWS[200:], summary=summary))
+        done.append(run_task(job, plan, WRITE, 1, ROWS[200:]))
     error = "the row at offset .*, and its queue ends at" if is_last else r"\d+ rows, which have only \d+ offsets"
     with pytest.raises(DataLossError, match=f"has acknowledged {error}.*Run the job again: it sends the rows"):
-        complete(job, plan, WRITE, *done, summary=summary)
-    plan, summary = new_plan(job), WriteSummary()
-    done = [run_task(job, plan, WRITE, part, ROWS[part * 200 :][:200], summary=summary) for part in (0, 1)]
+        complete(job, plan, WRITE, *done)
+    plan = new_plan(job)
+    done = [run_task(job, plan, WRITE, part, ROWS[part * 200 :][:200]) for part in (0, 1)]
     assert visible(cluster) == Counter(ROWS)
-    assert complete(job, plan, WRITE, *done, summary=summary).repeated_rows == 0
+    assert complete(job, plan, WRITE, *done).repeated_rows == 0
 
 
 def test_a_plan_reports_queues_that_lost_their_end(
