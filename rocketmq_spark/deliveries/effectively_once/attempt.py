@@ -52,7 +52,7 @@ class Attempted(PartitionResult):
     rows: int  # How many rows of the partition are stored, each of them counted once
     # Their queues, with the number, the first and the last offset of their rows, as JSON: Spark's messages to the
     # driver have no receipt. Empty if some offsets are unknown.
-    spans: str
+    spans: bytes
 
 
 @dataclass(eq=False, repr=False)
@@ -133,7 +133,7 @@ class Attempt:
                     )
         elif self.partition_id in self.plan.begun.get(self.write, {}):
             raise shrunk(self.write, [self.partition_id])
-        spans = json.dumps(recorder.spans(str(self.brokers.options.topic)))
+        spans = json.dumps(recorder.spans(str(self.brokers.options.topic))).encode()
         return Attempted(self.partition_id, begun, self.recovered, recorder.stored_rows, spans)
 
     def _check(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from rocketmq_spark.deliveries.log.scan import warn_of_lost_tail
 from rocketmq_spark.deliveries.log.state import WriteState
 from rocketmq_spark.errors import DataLossError, DeliveryError
 from rocketmq_spark.model.message import MessageQueue
+from rocketmq_spark.protocol.remoting.command import loads
 
 logger = logging.getLogger("rocketmq_spark.producer")
 
@@ -141,7 +141,7 @@ def _check_kept(
     """Raise a DataLossError if queues, which end at `ends`, cannot have all rows of the attempts any more."""
     topic = str(brokers.options.topic)
     spans: dict[MessageQueue, tuple[int, int, int]] = {}
-    for name, queue_id, *span in itertools.chain.from_iterable(json.loads(attempt.spans) for attempt in attempts):
+    for name, queue_id, *span in itertools.chain.from_iterable(loads(attempt.spans) for attempt in attempts):
         queue = MessageQueue(topic, name, queue_id)
         rows, first, last = spans.get(queue, (0, span[1], span[2]))
         spans[queue] = rows + span[0], min(first, span[1]), max(last, span[2])
