@@ -74,6 +74,9 @@ class Metric:
     ) = range(28)  # fmt: skip
 
 
+_RECEIPT: Final = {
+    "rows": Metric.QUEUE_ROWS, "first_offset": Metric.FIRST_OFFSET, "last_offset": Metric.LAST_OFFSET,
+}  # fmt: skip
 _MAXIMA: Final = Metric.SECOND_MAX_US << _METRIC_SHIFT
 _TIMELINE: Final = Metric.SECOND_ROWS << _METRIC_SHIFT, (Metric.SECOND_ISOLATED + 1) << _METRIC_SHIFT
 # Less than any value.
@@ -192,6 +195,14 @@ class Measures:
     def by_detail(self, metric: int) -> dict[str, int]:
         """Return a metric that no broker has, by detail, such as the rule that skipped rows break."""
         return {detail: value for _, detail, _, _, value in self.entries(metric, metric)}
+
+    def queues(self) -> dict[tuple[str, str, int], dict[str, int | None]]:
+        """Return ``rows``, ``first_offset`` and ``last_offset`` by broker, topic and queue id; None if unknown."""
+        spans: dict[tuple[str, str, int], dict[str, int | None]] = {}
+        for name, metric in _RECEIPT.items():
+            for broker, topic, _, queue_id, value in self.entries(metric, metric):
+                spans.setdefault((broker, topic, queue_id), dict.fromkeys(_RECEIPT))[name] = abs(value)
+        return spans
 
     def span_ms(self) -> tuple[int, int] | None:
         """Return the times of the first request and of the last answer, epoch milliseconds."""

@@ -193,20 +193,13 @@ class Recorder:
         measures = self._so_far()
         return int(measures.total(Metric.ROWS) + measures.total(Metric.RECOVERED))
 
-    def spans(self, topic: str) -> list[tuple[str, int, int, int, int]]:
-        """Return broker, queue id, rows, first and last offset for each queue; empty if an offset is unknown."""
+    def spans(self, topic: str) -> list[tuple[str, int, dict[str, int | None]]]:
+        """Return broker, queue id and `Measures.queues` for each queue of a topic; empty if an offset is unknown."""
         measures = self._so_far()
         if measures.total(Metric.INCOMPLETE):
             return []
-        rows, lasts, firsts = (
-            {
-                (broker, queue_id): value
-                for broker, of, _, queue_id, value in measures.entries(metric, metric)
-                if of == topic
-            }
-            for metric in (Metric.QUEUE_ROWS, Metric.LAST_OFFSET, Metric.FIRST_OFFSET)
-        )
-        return [(*queue, rows[queue], -firsts[queue], last) for queue, last in lasts.items()]
+        queues = measures.queues().items()
+        return [(broker, queue_id, span) for (broker, of_topic, queue_id), span in queues if of_topic == topic]
 
     def snapshot(self) -> PartitionReport:
         """Return the measurements so far, packed; recording may continue."""

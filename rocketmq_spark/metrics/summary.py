@@ -38,9 +38,6 @@ _COUNTS: Final = {
     "rows": "rows", "sent_rows": "sent_rows", "requests": "requests", "bytes": "nbytes", "retries": "retries",
     "failures": "failures",
 }  # fmt: skip
-_RECEIPT: Final = {
-    "rows": Metric.QUEUE_ROWS, "first_offset": Metric.FIRST_OFFSET, "last_offset": Metric.LAST_OFFSET,
-}  # fmt: skip
 _QUANTILES: Final = ("p50_ms", "p90_ms", "p99_ms", "max_ms")
 _COLUMNS: Final = (*_COUNTS, *_QUANTILES, "isolated_times", "isolated_ms")
 _HEADINGS: Final = (
@@ -112,11 +109,9 @@ class WriteSummary:
             for name, reason, _, _, count in measures.entries(metric, metric):
                 if name in by_broker:
                     by_broker[name][key][reason] = count
-        for key, metric in _RECEIPT.items():
-            for name, topic, _, queue_id, value in measures.entries(metric, metric):
-                if name in by_broker:
-                    queues = by_broker[name]["queues"].setdefault(topic, {})
-                    queues.setdefault(str(queue_id), dict.fromkeys(_RECEIPT))[key] = abs(value)
+        for (name, topic, queue_id), span in measures.queues().items():
+            if name in by_broker:
+                by_broker[name]["queues"].setdefault(topic, {})[str(queue_id)] = span
         return by_broker
 
     def by_write(self, write_id: str | None = None) -> list[dict[str, Any]]:

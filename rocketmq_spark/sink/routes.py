@@ -49,8 +49,8 @@ class RouteFinder:
     # A name server or proxy has answered during this write, perhaps to the driver. So the addresses are right, and an
     # unreachable server is down for a while.
     servers_reached: bool = False
-    # The last route of `_allowed`, and its result.
-    _checked: tuple[TopicPublishInfo, TopicPublishInfo] | tuple[None, None] = field(default=(None, None), init=False)
+    # The last argument of `_allowed`, and its result. Any thread may replace both.
+    _last_allowed: tuple[TopicPublishInfo, TopicPublishInfo] | None = field(default=None, init=False)
 
     def cached(self, topic: str) -> TopicPublishInfo | None:
         """Return a topic's route without a request; None if it is not known."""
@@ -62,10 +62,11 @@ class RouteFinder:
         nums = self.queue_nums
         if nums is None:
             return info
-        if info is not self._checked[0]:
+        last = self._last_allowed
+        if last is None or last[0] is not info:
             queues = tuple(queue for queue in info.queues if queue.queue_id < nums.get(queue.broker_name, 0))
-            self._checked = info, info if queues == info.queues else replace(info, queues=queues)
-        return self._checked[1]
+            last = self._last_allowed = info, info if queues == info.queues else replace(info, queues=queues)
+        return last[1]
 
     def queues_of(self, topic: str) -> Sequence[MessageQueue]:
         """Return the fixed queues of the write, or the writable queues of a topic; see `look_up`."""

@@ -132,8 +132,7 @@ class RowBatchers:
     def _batcher(self, options: SinkOptions) -> ArrowBatcher:
         batcher: ArrowBatcher
         partition_id, queues_of, unique_ids = self._recorder.partition_id, self._routes.queues_of, self._unique_ids
-        half_properties = self._rules.half_properties
-        if half_properties:
+        if self._rules.half_properties:
             # A half message is always a single message.
             options = replace(options, batching=False)
         if options.over_grpc:
@@ -153,7 +152,7 @@ class RowBatchers:
         if rate is not None:
             batcher.max_rows = min(batcher.max_rows, largest_batch(rate))
         batcher.check_keys = self._check_keys
-        batcher.half_properties = half_properties
+        batcher.half_properties = self._rules.half_properties
         return batcher
 
     def _keys_required(self, topics: Sequence[str]) -> Mapping[str, bool | None]:

@@ -18,15 +18,12 @@ from rocketmq_spark.deliveries.log.records import BegunRecord, HomeRecord, Inval
 from rocketmq_spark.errors import DataLossError, InputChangedError, RocketMQError
 from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.model.message_ext import MessageExt
-from tests.simulation.spark import FENCE, LOG, LOG_ID, TOPIC, Attempt, History, SparkPlan
+from tests.simulation.spark import FENCE, LOG, LOG_ID, OF_LOSS, TOPIC, Attempt, History, SparkPlan
 from tests.simulation.world import EPOCH
 
 # An attempt sends until two thirds of the fence after its lease. So a request that is under way for longer than the
 # rest may be stored after the fence.
 UNDER_WAY = FENCE / 3
-
-# Faults after which a write may end with an error.
-_OF_LOSS = {"async flush", "promotion", "retention"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +89,7 @@ def is_allowed(plan: SparkPlan, error: RocketMQError) -> bool:
     if faults & {"hostile rows", "hostile log"}:
         return True
     if isinstance(error, DataLossError):
-        return bool(faults & _OF_LOSS)
+        return bool(faults & OF_LOSS)
     changes = {"other partitions"} | ({"other order"} if plan.options.get("ordered") else set())
     return isinstance(error, InputChangedError) and bool(faults & changes)
 

@@ -15,12 +15,10 @@ from rocketmq_spark.deliveries.exactly_once.report import CommitReport
 from rocketmq_spark.errors import DataLossError, DeliveryError, MQClientException, RocketMQError
 from rocketmq_spark.model.message import MessageQueue
 from tests.simulation.model_brokers import HALF_TOPIC, Entry
-from tests.simulation.spark import TOPIC, History, SparkPlan
+from tests.simulation.spark import OF_LOSS, TOPIC, History, SparkPlan
 
 TRUSTED = "forged"
 """The body of half messages that a user makes for a group of the job."""
-
-_OF_LOSS = {"async flush", "promotion", "retention"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +92,7 @@ def is_allowed(plan: SparkPlan, error: RocketMQError) -> bool:
     if "hostile log" in faults:
         return True
     if isinstance(error, DataLossError):
-        return bool(faults & _OF_LOSS)
+        return bool(faults & OF_LOSS)
     return bool(faults & {"async flush", "promotion"}) and isinstance(error, DeliveryError | MQClientException)
 
 
@@ -125,7 +123,7 @@ def _problems_of_write(
         row.place[2]
         for row in stored
         if row.queue.topic == TOPIC and (row.own or row.own_half) and row.place and row.place[0] == number
-        if row.lost_at == math.inf or _OF_LOSS & set(plan.faults) - {"retention"}
+        if row.lost_at == math.inf or OF_LOSS & set(plan.faults) - {"retention"}
     }
     total = plan.rows * plan.partitions
     if len(present) < total:

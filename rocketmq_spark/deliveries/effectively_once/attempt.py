@@ -28,7 +28,7 @@ from rocketmq_spark.deliveries.effectively_once.stored import (
 )
 from rocketmq_spark.deliveries.effectively_once.stored_rows import QueueRows, StoredRows
 from rocketmq_spark.deliveries.effectively_once.tokens import attempt_token
-from rocketmq_spark.deliveries.log.brokers import Brokers
+from rocketmq_spark.deliveries.log.brokers import COMPARE, Brokers
 from rocketmq_spark.deliveries.log.decision_log import BARRIER_WAIT, DecisionLog
 from rocketmq_spark.deliveries.log.delivery import check_stream
 from rocketmq_spark.deliveries.log.keys import keys_of
@@ -50,8 +50,7 @@ class Attempted(PartitionResult):
     attempt: str
     recovered: bool
     rows: int  # How many rows of the partition are stored, each of them counted once
-    # Their queues, with the number, the first and the last offset of their rows, as JSON: Spark's messages to the
-    # driver have no receipt. Empty if some offsets are unknown.
+    # `Recorder.spans` of these rows as JSON: Spark's messages to the driver have no receipt.
     spans: bytes
 
 
@@ -142,9 +141,7 @@ class Attempt:
         if self.plan.start_offsets_of(self.write) is None and not self.plan.done:
             raise DataLossError(
                 f"{self.write}: its first records in the decision log of transactionalId={self._log.transactional_id} "
-                f"(queue {self.plan.home}) have expired (fileReservedTime), so it is unknown which of its rows are "
-                "stored. Compare them with the topic, and write what is missing with another transactionalId (a "
-                "stream: and startAnew=true)"
+                f"(queue {self.plan.home}) have expired (fileReservedTime). {COMPARE}"
             )
 
     def _begin(self) -> StoredRows | None:
@@ -171,9 +168,7 @@ class Attempt:
         tokens = {self._token(name, one.key_id) for name, one in earlier.items() if one.changed is None}
         floors = floors_now(self.brokers, floors, ends, tokens)
         rows = read_stored(self.brokers, floors, ends, tokens, self._content)
-        stored = StoredRows(self._content, rows, part)
-        stored.only_compares = verdicts[-1:] == [True]
-        return stored
+        return StoredRows(self._content, rows, part, only_compares=verdicts[-1:] == [True])
 
     def _record_changed(self, changed: bool) -> None:
         """Store whether this attempt had other rows than the stored ones. After True, the next attempts send none."""

@@ -6,7 +6,7 @@ import itertools
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Final
+from typing import ClassVar
 
 from rocketmq_spark.deliveries.base import Write, WriteReport
 from rocketmq_spark.deliveries.effectively_once.attempt import Attempted, pass_fence, shrunk
@@ -18,16 +18,13 @@ from rocketmq_spark.deliveries.log.brokers import Brokers
 from rocketmq_spark.deliveries.log.decision_log import DecisionLog
 from rocketmq_spark.deliveries.log.delivery import read_log, warn_of_complete
 from rocketmq_spark.deliveries.log.records import ANY_WRITE
-from rocketmq_spark.deliveries.log.scan import warn_of_lost_tail
+from rocketmq_spark.deliveries.log.scan import LOST_TAIL, warn_of_lost_tail
 from rocketmq_spark.deliveries.log.state import WriteState
 from rocketmq_spark.errors import DataLossError, DeliveryError
 from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.protocol.remoting.command import loads
 
 logger = logging.getLogger("rocketmq_spark.producer")
-
-# Of a queue that is not in the route.
-_NO_END: Final = 1 << 63
 
 
 @dataclass(slots=True)
@@ -141,28 +138,27 @@ def _check_kept(
     """Raise a DataLossError if queues, which end at `ends`, cannot have all rows of the attempts any more."""
     topic = str(brokers.options.topic)
     spans: dict[MessageQueue, tuple[int, int, int]] = {}
-    for name, queue_id, *span in itertools.chain.from_iterable(loads(attempt.spans) for attempt in attempts):
+    for name, queue_id, span in itertools.chain.from_iterable(loads(attempt.spans) for attempt in attempts):
         queue = MessageQueue(topic, name, queue_id)
-        rows, first, last = spans.get(queue, (0, span[1], span[2]))
-        spans[queue] = rows + span[0], min(first, span[1]), max(last, span[2])
+        rows, first, last = spans.get(queue, (0, span["first_offset"], span["last_offset"]))
+        spans[queue] = rows + span["rows"], min(first, span["first_offset"]), max(last, span["last_offset"])
     for queue, (rows, first, last) in spans.items():
         # Each row has an offset of its own, unless a broker has lost rows, and given their offsets to later ones.
         if rows > (offsets := last - first + 1):
-            raise _lost(write, queue, f"has acknowledged {rows} rows, which have only {offsets} offsets")
-    if late := [queue for queue, (*_, last) in spans.items() if ends.get(queue, _NO_END) <= last]:
+            what = f"the broker of queue {queue} has acknowledged {rows} rows, which have only {offsets} offsets"
+            raise _lost(f"{write}: {what}")
+    # A queue without an end is not in the route.
+    if late := [queue for queue, (*_, last) in spans.items() if queue in ends and ends[queue] <= last]:
         # A broker builds its queues after the acknowledgement. Those of rows before a readable record are built.
         log.await_stored(brokers, write, {queue.broker_name for queue in late})
         for queue, end in brokers.max_offsets(late).items():
             if end <= (last := spans[queue][2]):
-                raise _lost(write, queue, f"has acknowledged the row at offset {last}, and its queue ends at {end} now")
+                what = f"the broker of queue {queue} has acknowledged the row at offset {last}, and its queue ends at"
+                raise _lost(f"{write}: {what} {end} now")
 
 
-def _lost(write: Write, queue: MessageQueue, what: str) -> DataLossError:
-    return DataLossError(
-        f"{write}: the broker of queue {queue} {what}. It has lost messages (a power failure with "
-        "flushDiskType=ASYNC_FLUSH, or a slave that lacked them became the master), or the topic was created again. "
-        "Run the job again: it sends the rows that are missing"
-    )
+def _lost(what: str) -> DataLossError:
+    return DataLossError(f"{what}: {LOST_TAIL}. Run the job again: it sends the rows that are missing")
 
 
 def _count_repeats(
@@ -189,9 +185,6 @@ def _count_repeats(
         stored[tokens[token]] += count
     for part, rows in recovered.items():
         if stored[part] < rows:
-            raise DataLossError(
-                f"{write}, partition {part}: brokers have acknowledged {rows} rows, and the queues have {stored[part]} "
-                "of them now. A broker has lost messages (a power failure with flushDiskType=ASYNC_FLUSH, or a slave "
-                "that lacked them became the master). Run the job again: it sends the rows that are missing"
-            )
+            what = f"brokers have acknowledged {rows} rows, and the queues have {stored[part]} of them now"
+            raise _lost(f"{write}, partition {part}: {what}")
     return sum(stored.values()) - sum(recovered.values())

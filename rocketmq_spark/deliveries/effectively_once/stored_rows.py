@@ -37,13 +37,15 @@ class QueueRows:
 class StoredRows:
     """The stored rows of a partition, and which of them its rows have taken so far."""
 
-    # Whether no row is sent, because an earlier attempt has found another input. `missing` counts rows that would be.
-    only_compares = False
-    missing = 0
-
-    def __init__(self, content: ContentHash, parts: Iterable[QueueRows], partition_id: int = 0) -> None:
+    def __init__(
+        self, content: ContentHash, parts: Iterable[QueueRows], partition_id: int = 0, *, only_compares: bool = False
+    ) -> None:
+        """`only_compares`: no row is sent, because an earlier attempt has found another input."""
         self._content = content
         self._partition_id = partition_id
+        self._only_compares = only_compares
+        # How many rows would be sent if it did more than compare.
+        self.missing = 0
         found = [part for part in parts if len(part)]
         self._queues = list(dict.fromkeys(part.queue for part in found))
         codes = [np.full(len(part), self._queues.index(part.queue), np.int32) for part in found]
@@ -82,7 +84,7 @@ class StoredRows:
         found = self._take(block, first_row, bad) if len(self) else None
         if len(self._numbers):
             self._check_numbers(first_row + block.rows)
-        if not self.only_compares:
+        if not self._only_compares:
             return found
         mask = np.ones(block.rows, np.bool_) if bad is None else ~bad
         self.missing += int(np.count_nonzero(mask)) - (0 if found is None else int(np.count_nonzero(found.mask)))

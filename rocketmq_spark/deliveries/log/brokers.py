@@ -50,7 +50,7 @@ K = TypeVar("K", bound=Hashable)
 logger = logging.getLogger("rocketmq_spark.producer")
 
 _PULL_BATCH: Final = 1000
-_COMPARE: Final = (
+COMPARE: Final = (
     "So it is unknown which rows of the write are stored. Compare them with the topic, and write what is missing with "
     "another transactionalId (a stream: and startAnew=true)"
 )
@@ -322,7 +322,7 @@ class Brokers:
             except MQClientException as exc:
                 raise DataLossError(
                     f"a half message for queue {queue} is gone: {exc}. It expired (fileReservedTime), the broker lost "
-                    f"it, or the decision is forged. {_COMPARE}"
+                    f"it, or the decision is forged. {COMPARE}"
                 ) from exc
 
         return self.request(queue, view)
@@ -380,5 +380,5 @@ def _lost(queue: MessageQueue, start: int, end: int, outcome: PullOutcome) -> Da
     return DataLossError(
         f"reading queue {queue}: its messages {start} to {end - 1} are gone (the broker reports minOffset="
         f"{outcome.min_offset} and maxOffset={outcome.max_offset}). They expired (fileReservedTime), the broker lost "
-        f"them, or the topic was created again. {_COMPARE}"
+        f"them, or the topic was created again. {COMPARE}"
     )

@@ -5,22 +5,20 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import Final, TypeAlias
 
+from rocketmq_spark.deliveries.log.brokers import COMPARE, Brokers
 from rocketmq_spark.errors import DataLossError
 from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.model.message_ext import MessageExt, Pulled
-
-if TYPE_CHECKING:
-    from rocketmq_spark.deliveries.log.brokers import Brokers
 
 logger = logging.getLogger("rocketmq_spark.producer")
 
 # A queue that lost its end may have rows of the write below their floor. A recovery looks at this many messages there.
 _LOOK_BACK: Final = 32
 LOST_TAIL: Final = (
-    "the broker has lost messages that it had stored (a power failure, or a slave that lacked them became the master), "
-    "or the topic was created again"
+    "the broker has lost messages that it had stored (a power failure with flushDiskType=ASYNC_FLUSH, or a slave that "
+    "lacked them became the master), or the topic was created again"
 )
 
 
@@ -81,9 +79,8 @@ def _start(queue: MessageQueue, floor: Floor, end: int) -> int:
         return 0
     if end < floor.offset:
         raise DataLossError(
-            f"reading queue {queue}: it ended at offset {floor.offset} before, and ends at {end} now: {LOST_TAIL}. So "
-            "it is unknown which rows of the write are stored. Compare them with the topic, and write what is missing "
-            "with another transactionalId (a stream: and startAnew=true)"
+            f"reading queue {queue}: it ended at offset {floor.offset} before, and ends at {end} now: {LOST_TAIL}. "
+            f"{COMPARE}"
         )
     return floor.offset
 

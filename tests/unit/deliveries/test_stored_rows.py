@@ -144,8 +144,7 @@ def test_numbered_contents_are_compared_before_later_rows_are_known() -> None:
 def test_rows_that_are_only_compared_are_all_left_out() -> None:
     bad = np.array([False, False, True, False])
     for parts, missing, spans in ([part([b"a"], QUEUE, 5)], 2, [Span(QUEUE, 1, 5, 5)]), ([], 3, []):
-        known = StoredRows(CONTENT, parts)
-        known.only_compares = True
+        known = StoredRows(CONTENT, parts, only_compares=True)
         found = known.take(block_of([b"x", b"a", b"y", b"z"]), 0, bad)
         assert found is not None
         assert found.mask.tolist() == [True, True, False, True]
