@@ -215,7 +215,7 @@ def test_no_seed_is_shown() -> None:
     assert ContentHash().seed != content.seed
 
 
-def test_requests_that_are_resolved_at_the_same_time_get_the_hashes_of_their_rows() -> None:
+def test_requests_resolved_at_the_same_time_get_their_own_hashes() -> None:
     content = ContentHash()
     bodies = [[bytes([number]) * size for size in range(1, 3000, number)] for number in range(7, 11)]
     tables = [pa.record_batch({"body": pa.array(of_batch, pa.binary())}) for of_batch in bodies]

@@ -211,9 +211,7 @@ COUNTS = {None: 1, "0": 1, "-3": 1, "1": 1, "3": 3, "+3": 3, "00000003": 3, "\N{
 @pytest.mark.parametrize("items", [1, 3, 5])
 @pytest.mark.parametrize("sys_flag", [0xC0, 0x3C1, 0x80])
 @pytest.mark.parametrize("value", COUNTS)
-def test_two_reads_of_a_record_whose_sender_chose_its_offsets_give_the_same_rows(
-    value: str | None, sys_flag: int, items: int
-) -> None:
+def test_reads_of_a_record_with_chosen_offsets_agree(value: str | None, sys_flag: int, items: int) -> None:
     count = COUNTS[value]
     body = encode_batch([Message("orders", b"item %d" % number) for number in range(items)])
     if sys_flag & 1:

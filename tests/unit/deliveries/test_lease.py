@@ -145,7 +145,7 @@ def test_an_attempt_stops_when_another_driver_has_completed_its_micro_batch(clus
     assert not visible(cluster) - Counter(ROWS[:200])
 
 
-def test_an_attempt_of_a_micro_batch_completed_since_the_plan_sends_nothing(cluster: FakeCluster, job: Driver) -> None:
+def test_an_attempt_completed_by_another_driver_sends_nothing(cluster: FakeCluster, job: Driver) -> None:
     frozen, plan = new_plan(job, None), new_plan(job, None)
     complete(job, plan, MICRO_BATCH, run_task(job, plan, MICRO_BATCH))
     for part in (0, 1):
@@ -158,9 +158,7 @@ def test_an_attempt_of_a_micro_batch_completed_since_the_plan_sends_nothing(clus
     assert visible(cluster) == Counter(ROWS)
 
 
-def test_a_completed_micro_batch_with_more_partitions_fails_before_their_first_row(
-    cluster: FakeCluster, job: Driver
-) -> None:
+def test_a_completed_micro_batch_with_more_partitions_sends_no_row(cluster: FakeCluster, job: Driver) -> None:
     plan = new_plan(job, None)
     complete(job, plan, MICRO_BATCH, run_task(job, plan, MICRO_BATCH))
     with pytest.raises(InputChangedError, match="was completed without rows in partition 1, and now it has some"):

@@ -212,7 +212,7 @@ def test_expired_messages_from_before_the_write_are_no_error(cluster: FakeCluste
 
 
 @pytest.mark.parametrize("is_own", [True, False])
-def test_a_damaged_row_is_an_error_and_a_damaged_message_of_another_producer_is_none(
+def test_a_damaged_row_is_an_error_unless_it_is_of_another_producer(
     cluster: FakeCluster, job: Driver, is_own: bool
 ) -> None:
     plan = new_plan(job)
