@@ -60,7 +60,8 @@ def write(rows: DataFrame, sink: str, address: str, topic: str) -> None:
 
 def used() -> dict[str, Any]:
     """Return processor seconds of the JVM and of the Python workers, and the largest peak memory of a worker, bytes."""
-    jvm = next(one for one in psutil.Process().children() if "java" in one.name())
+    # A benchmark may also have started brokers, whose processes are Java's too.
+    jvm = next(one for one in psutil.Process().children() if "org.apache.spark.deploy.SparkSubmit" in one.cmdline())
     workers = jvm.children(recursive=True)
     peaks = [0]
     for worker in workers:
