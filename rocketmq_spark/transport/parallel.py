@@ -37,7 +37,7 @@ def in_parallel(
     failures: dict[int, Exception] = {}
     pending = deque(enumerate(keys))
 
-    def work(_: int) -> None:
+    def work() -> None:
         while not failures:
             try:
                 number, key = pending.popleft()
@@ -48,15 +48,19 @@ def in_parallel(
             except Exception as exc:
                 failures[number] = exc
 
-    # A call of the pool costs more than a request. So each thread takes many keys in one call.
+    # To start a thread takes longer than a request to a near server. So each thread takes many keys.
     threads = min(at_once, len(keys))
-    with runtime.pool(threads, "rocketmq-spark-questions") as pool:
-        try:
-            for number in range(threads):
-                pool.submit(work, number)
-        except RuntimeError:
-            # The process ends, or has reached its limit of threads. This thread then takes the keys.
-            work(0)
+    if threads == 1:
+        work()
+    else:
+        with runtime.pool(threads, "rocketmq-spark-questions") as pool:
+            try:
+                while pending and threads:
+                    pool.submit(work)
+                    threads -= 1
+            except RuntimeError:
+                # The process ends, or has reached its limit of threads. This thread then takes the keys.
+                work()
     if failures:
         raise failures[min(failures)]
     return {key: answers[number] for number, key in enumerate(keys)}

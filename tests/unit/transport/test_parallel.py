@@ -16,12 +16,13 @@ def test_answers_are_in_the_order_of_their_keys() -> None:
     assert list(in_parallel(range(1000), str).items()) == [(number, str(number)) for number in range(1000)]
 
 
-def test_no_thread_starts_without_a_key() -> None:
+@pytest.mark.parametrize("keys", [(), (1,)])
+def test_no_thread_starts_for_less_than_two_keys(keys: tuple[int, ...]) -> None:
     class NoThreads(Runtime):
         def pool(self, threads: int, name: str) -> Executor:
             raise AssertionError(f"a pool of {threads} threads")
 
-    assert in_parallel((), str, NoThreads()) == {}
+    assert in_parallel(keys, str, NoThreads()) == {key: str(key) for key in keys}
 
 
 def test_first_failed_key_is_reported_and_no_further_key_is_asked() -> None:
