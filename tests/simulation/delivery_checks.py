@@ -18,7 +18,7 @@ from rocketmq_spark.deliveries.log.records import BegunRecord, HomeRecord, Inval
 from rocketmq_spark.errors import DataLossError, InputChangedError, RocketMQError
 from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.model.message_ext import MessageExt
-from tests.simulation.spark import FENCE, LOG, LOG_ID, OF_LOSS, TOPIC, Attempt, History, SparkPlan
+from tests.simulation.spark import FENCE, LOG, LOG_ID, OF_LOSS, TOPIC, Attempt, Ending, History, SparkPlan
 from tests.simulation.world import EPOCH
 
 # An attempt sends until two thirds of the fence after its lease. So a request that is under way for longer than the
@@ -39,11 +39,19 @@ class Copy:
     attempt: Attempt | None
     sent_at: float
     unique_id: str
+    # What marks the rows of an attempt. Another producer may store it, too.
+    token: str = ""
     # Another producer has stored an exact copy of a row. For consumers both are equal.
     same: bool = False
     # When the broker has lost it, and whether it had acknowledged it.
     lost_at: float = math.inf
     acknowledged: bool = True
+    # The broker has deleted it because of its age.
+    expired: bool = False
+
+    def is_there(self, at: float) -> bool:
+        """Return whether the broker had it at a time."""
+        return self.at <= at < self.lost_at
 
 
 class _Begun(NamedTuple):
@@ -70,7 +78,8 @@ def problems_of(plan: SparkPlan, history: History, copies: Sequence[Copy], log: 
         own = [copy for copy in copies if copy.body.startswith(f"{number}.")]
         expected = Counter(plan.bodies(number))
         if write in done:
-            problems += _missing(write, expected, own, copies, history)
+            problems += _missing(plan, write, expected, own)
+            problems += _lost_silently(write, expected, own, copies, history)
         # Ordered rows in another order are sent before the write fails.
         changed = plan.options.get("ordered") and "other order" in plan.faults
         if one_log and not (write == history.stopped and changed):
@@ -94,36 +103,48 @@ def is_allowed(plan: SparkPlan, error: RocketMQError) -> bool:
     return isinstance(error, InputChangedError) and bool(faults & changes)
 
 
-def _missing(
+def _missing(plan: SparkPlan, write: Write, expected: Counter[str], copies: Sequence[Copy]) -> list[str]:
+    """A completed write has each row, or a broker has lost it."""
+    visible = Counter(copy.body for copy in copies if copy.lost_at == math.inf and (copy.attempt or copy.same))
+    # Some brokers lose what they have acknowledged. There, a barrier makes nothing safe, either.
+    unsafe = bool({"promotion", "async flush"} & set(plan.faults))
+    lost = [copy for copy in copies if copy.lost_at < math.inf and (copy.attempt or copy.same)]
+    missing = expected - visible - Counter(copy.body for copy in lost if copy.acknowledged or unsafe)
+    return [f"{write}: {sum(missing.values())} rows are missing: {sorted(missing)[:3]}"] if missing else []
+
+
+def _lost_silently(
     write: Write, expected: Counter[str], copies: Sequence[Copy], stored: Sequence[Copy], history: History
 ) -> list[str]:
-    """A completed write has each row. If a broker has lost one, a warning says it."""
-    visible = Counter(copy.body for copy in copies if copy.lost_at == math.inf and (copy.attempt or copy.same))
-    missing = expected - visible
-    if not missing:
-        return []
-    lost = [copy for copy in copies if copy.lost_at < math.inf and copy.acknowledged and copy.attempt is not None]
-    unexplained = missing - Counter(copy.body for copy in lost)
-    if unexplained:
-        return [f"{write}: {sum(unexplained.values())} rows are missing: {sorted(unexplained)[:3]}"]
+    """Brokers had all rows when the end of a write began. What they lose later, the write cannot know.
+
+    At the end, a queue that lacks the last row of the write is an error. If a row with a token of the write was stored
+    there after the loss, the loss does not show.
+    """
     ending = history.ends.get(write)
-    if ending is None:
+    ranges = None if ending is None else _ranges(ending)
+    if ending is None or ranges is None:
         return []
-    # What a broker loses after the end of a write, this write cannot report.
-    before = [copy for copy in lost if copy.body in missing and copy.lost_at < ending.began]
-    unseen = [copy for copy in before if _end_at(copy.queue, ending.began, stored) <= copy.offset]
-    reported = any("lost" in text for _, text in history.warnings)
-    if unseen and not reported:
-        return [
-            f"{write}: broker {unseen[0].queue.broker_name} lost {len(unseen)} acknowledged rows, and nothing says it"
-        ]
+    present = [copy for copy in copies if (copy.attempt or copy.same) and _is_in(copy, ranges)]
+    lacking = expected - Counter(copy.body for copy in present if copy.is_there(ending.began))
+    tokens = {copy.token for copy in stored if copy.attempt is not None and copy.attempt.write == write}
+    shown = []
+    for copy in present:
+        if copy.body in lacking and copy.lost_at < ending.began:
+            last = ranges[copy.queue][1]
+            hiding = (
+                other
+                for other in stored
+                if (other.queue, other.offset) == (copy.queue, last)
+                and copy.lost_at <= other.at
+                and other.lost_at > ending.began
+                and (other.token in tokens or other.expired)
+            )
+            if next(hiding, None) is None:
+                shown.append(copy)
+    if shown:
+        return [f"{write}: {shown[0].queue} lost {len(shown)} rows before the end, and it was completed: {shown[0]}"]
     return []
-
-
-def _end_at(queue: MessageQueue, at: float, copies: Sequence[Copy]) -> int:
-    """Return where a queue ended at a time."""
-    offsets = [copy.offset for copy in copies if copy.queue == queue and copy.at <= at < copy.lost_at]
-    return max(offsets, default=-1) + 1
 
 
 def _repeated(write: Write, expected: Counter[str], copies: Sequence[Copy], begun: Mapping[str, _Begun]) -> list[str]:
@@ -174,27 +195,36 @@ def _unreported(write: Write, expected: Counter[str], copies: Sequence[Copy], hi
 
 
 def _not_in_receipt(write: Write, copies: Sequence[Copy], history: History) -> list[str]:
-    """The receipt of a write has every row, or says that it is incomplete."""
+    """The receipt of a write has every row, or says that it is incomplete.
+
+    A row that its broker has lost was there: see `_lost_silently`.
+    """
     ending = history.ends.get(write)
-    if ending is None:
+    ranges = None if ending is None else _ranges(ending)
+    if ranges is None:
         return []
+    # An exact copy of a row counts as the row.
+    rows = [copy for copy in copies if copy.attempt or copy.same]
+    lacking = {copy.body for copy in rows if copy.lost_at == math.inf}
+    lacking -= {copy.body for copy in rows if _is_in(copy, ranges)}
+    return [f"{write}: its receipt lacks {len(lacking)} rows: {sorted(lacking)[:3]}"] if lacking else []
+
+
+def _ranges(ending: Ending) -> dict[MessageQueue, tuple[int, int]] | None:
+    """Return the first and the last offset of each queue in a receipt; None if it is incomplete."""
     brokers = ending.receipt.to_dict()
     if any(broker["incomplete"] for broker in brokers.values()):
-        return []
-    ranges = {
-        (name, int(number)): (queue["first_offset"], queue["last_offset"])
+        return None
+    return {
+        MessageQueue(TOPIC, name, int(number)): (queue["first_offset"], queue["last_offset"])
         for name, broker in brokers.items()
         for number, queue in broker["queues"].get(TOPIC, {}).items()
     }
-    # An exact copy of a row counts as the row.
-    present = [copy for copy in copies if (copy.attempt or copy.same) and copy.lost_at == math.inf]
 
-    def is_in(copy: Copy) -> bool:
-        first, last = ranges.get((copy.queue.broker_name, copy.queue.queue_id), (0, -1))
-        return bool(first <= copy.offset <= last)
 
-    lacking = {copy.body for copy in present} - {copy.body for copy in present if is_in(copy)}
-    return [f"{write}: its receipt lacks {len(lacking)} rows: {sorted(lacking)[:3]}"] if lacking else []
+def _is_in(copy: Copy, ranges: Mapping[MessageQueue, tuple[int, int]]) -> bool:
+    first, last = ranges.get(copy.queue, (0, -1))
+    return first <= copy.offset <= last
 
 
 def _inversions(copies: Sequence[Copy]) -> list[str]:

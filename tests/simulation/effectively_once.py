@@ -13,11 +13,12 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from rocketmq_spark.deliveries.base import Send
+from rocketmq_spark.deliveries.effectively_once.tokens import TOKEN_LENGTH
 from rocketmq_spark.deliveries.log.brokers import Brokers
 from rocketmq_spark.metrics import Recorder
 from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.model.message_ext import MessageExt
-from rocketmq_spark.model.properties import UNIQ_KEY
+from rocketmq_spark.model.properties import ATTEMPT, UNIQ_KEY
 from rocketmq_spark.options.sink import SinkOptions
 from rocketmq_spark.protocol.remoting.records import messages_in
 from rocketmq_spark.routing.client_instance import ClientInstance
@@ -29,11 +30,11 @@ from tests.simulation.network import Conditions, Network
 from tests.simulation.schedule import KINDS_OF_SENDS, Adversary
 from tests.simulation.spark import (
     FATES,
+    HOLES,
     IDENTITIES,
     INPUTS,
     LOG,
     TOPIC,
-    UNDRAWN,
     Attempt,
     Controller,
     History,
@@ -62,7 +63,7 @@ class EffectivelyOncePlan(SparkPlan):
             tuple(
                 kind
                 for kind in KINDS
-                if rng.random() < (0.3 if kind in often else rng.choice((0.05, 0.2, 0.4))) and kind not in UNDRAWN
+                if rng.random() < (0.3 if kind in often else rng.choice((0.05, 0.2, 0.4))) and kind not in HOLES
             ),
             brokers=rng.choice((1, 2, 2, 3)),
             name_servers=rng.choice((1, 1, 2)),
@@ -142,6 +143,7 @@ def copy_of(message: MessageExt, broker_name: str, attempt: Attempt | None, sent
         attempt,
         sent_at,
         message.properties.get(UNIQ_KEY, ""),
+        message.properties.get(ATTEMPT, "")[:TOKEN_LENGTH],
     )
 
 

@@ -13,10 +13,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rocketmq_spark.deliveries.base import Send
+from rocketmq_spark.deliveries.effectively_once.tokens import TOKEN_LENGTH
 from rocketmq_spark.metrics import Recorder
 from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.model.message_ext import MessageExt
-from rocketmq_spark.model.properties import UNIQ_KEY
+from rocketmq_spark.model.properties import ATTEMPT, UNIQ_KEY
 from rocketmq_spark.options.sink import SinkOptions
 from tests.simulation.cluster import Warnings, run_to_end
 from tests.simulation.delivery_checks import Copy, is_allowed, outcomes_of, problems_of
@@ -25,7 +26,7 @@ from tests.simulation.hostile import KEY, HostileUser
 from tests.simulation.hostile import KINDS as OF_HOSTILE_USER
 from tests.simulation.model_brokers import EVENTS, REQUESTS, SETTINGS, Entry, ModelCluster, Sender
 from tests.simulation.model_client import Fate, ModelBrokers, ModelTransport
-from tests.simulation.spark import FATES, INPUTS, LOG, TOPIC, UNDRAWN, Attempt, Controller, History, SparkPlan
+from tests.simulation.spark import FATES, HOLES, INPUTS, LOG, TOPIC, Attempt, Controller, History, SparkPlan
 from tests.simulation.world import World
 from tests.simulation.write_client import WriteClient, options_of
 
@@ -43,7 +44,7 @@ class ModelPlan(SparkPlan):
         rng = random.Random(f"model {seed}")
         plan = cls(
             seed,
-            tuple(kind for kind in KINDS if rng.random() < rng.choice((0.05, 0.2, 0.4)) and kind not in UNDRAWN),
+            tuple(kind for kind in KINDS if rng.random() < rng.choice((0.05, 0.2, 0.4)) and kind not in HOLES),
             brokers=rng.choice((1, 1, 2, 2, 3)),
             queues=rng.choice((1, 1, 2)),
             tasks=rng.choice((1, 1, 2)),
@@ -98,11 +99,16 @@ def run_model(plan: ModelPlan) -> EffectivelyOnceRun:
 
 def copies_of(cluster: ModelCluster) -> list[Copy]:
     """Return all rows that were stored, including lost ones."""
-    entries = [*cluster.entries(TOPIC), *(entry for broker in cluster.brokers.values() for entry in broker.lost)]
-    return [_copy_of(entry) for entry in entries if entry.queue.topic == TOPIC]
+    return [
+        _copy_of(entry, expired=entry.message.queue_offset < broker.first[entry.queue])
+        for broker in cluster.brokers.values()
+        for entries in (*broker.queues.values(), broker.lost)
+        for entry in entries
+        if entry.queue.topic == TOPIC
+    ]
 
 
-def _copy_of(entry: Entry) -> Copy:
+def _copy_of(entry: Entry, *, expired: bool) -> Copy:
     message, sender = entry.message, entry.sender or Sender(None, entry.stored_at)
     return Copy(
         message.body.decode(),
@@ -113,9 +119,11 @@ def _copy_of(entry: Entry) -> Copy:
         sender.attempt,
         sender.sent_at,
         message.properties.get(UNIQ_KEY, ""),
+        message.properties.get(ATTEMPT, "")[:TOKEN_LENGTH],
         sender.same,
         entry.lost_at,
         entry.acknowledged,
+        expired,
     )
 
 

@@ -449,7 +449,7 @@ class ModelCluster:
 
         def answer() -> None:
             if request.entries[-1].lost_at == math.inf:
-                if not request.fault:
+                if request.fault != "not flushed":
                     for entry in request.entries:
                         entry.acknowledged = True
                 request.on_answer(request)

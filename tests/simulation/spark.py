@@ -54,11 +54,9 @@ INPUTS = ("other order", "other cuts", "other partitions", "equal rows", "slow i
 # Connect and threads of the user have no local properties.
 IDENTITIES = ("batch", "stream", "foreach_batch", "thread")
 HOLES = ("other partitions",)
-"""Faults that the protocol does not survive; see `tests.simulation.test_model`."""
+"""Faults that the protocol does not survive, and no seed enables; see `tests.simulation.test_model`."""
 OF_LOSS = {"async flush", "promotion", "retention"}
 """Faults after which a write may end with an error."""
-UNDRAWN = (*HOLES, "promotion", "async flush")
-"""Faults that no seed enables. Some of them lose rows of a complete write, which no receipt can know."""
 
 # Spark's local properties of a thread that runs a micro-batch.
 _BATCH_ID = "streaming.sql.batchId"

@@ -12,12 +12,18 @@ from rocketmq_spark.deliveries.base import Write, WriteReport
 from rocketmq_spark.deliveries.effectively_once.attempt import Attempted, pass_fence, shrunk
 from rocketmq_spark.deliveries.effectively_once.lease import attempt_id, driver_of, fence_seconds
 from rocketmq_spark.deliveries.effectively_once.plan import ResumePlan
-from rocketmq_spark.deliveries.effectively_once.stored import count_stored, floors_now, floors_of, most_queues
+from rocketmq_spark.deliveries.effectively_once.stored import (
+    count_stored,
+    floors_now,
+    floors_of,
+    has_others,
+    most_queues,
+)
 from rocketmq_spark.deliveries.effectively_once.tokens import attempt_token
 from rocketmq_spark.deliveries.log.brokers import Brokers
 from rocketmq_spark.deliveries.log.decision_log import DecisionLog
 from rocketmq_spark.deliveries.log.delivery import read_log, warn_of_complete
-from rocketmq_spark.deliveries.log.records import ANY_WRITE
+from rocketmq_spark.deliveries.log.records import ANY_WRITE, Begun
 from rocketmq_spark.deliveries.log.scan import LOST_TAIL, warn_of_lost_tail
 from rocketmq_spark.deliveries.log.state import WriteState
 from rocketmq_spark.errors import DataLossError, DeliveryError
@@ -98,8 +104,7 @@ def complete(
         _stop_others(brokers, log, plan, write, ended)
     # The start offsets of other brokers, which may be down, stay. A queue that is gone has none when it comes back.
     queues = brokers.routes().look_up(str(options.topic)).queues
-    used = brokers.max_offsets(queue for queue in queues if queue.broker_name in broker_names)
-    _check_kept(brokers, log, write, attempts, used)
+    used = _ends(brokers, log, write, attempts, {queue for queue in queues if queue.broker_name in broker_names})
     old = {} if known is None else {queue: known.by_queue[queue] for queue in queues if queue in known.by_queue}
     for queue, end in used.items():
         if end < old.get(queue, 0) and queue not in plan.begins.start_offsets:
@@ -132,10 +137,10 @@ def _stop_others(brokers: Brokers, log: DecisionLog, plan: ResumePlan, write: Wr
         brokers.runtime.sleep(fence_seconds(brokers.options))
 
 
-def _check_kept(
-    brokers: Brokers, log: DecisionLog, write: Write, attempts: Iterable[Attempted], ends: Mapping[MessageQueue, int]
-) -> None:
-    """Raise a DataLossError if queues, which end at `ends`, cannot have all rows of the attempts any more."""
+def _ends(
+    brokers: Brokers, log: DecisionLog, write: Write, attempts: Iterable[Attempted], queues: Collection[MessageQueue]
+) -> dict[MessageQueue, int]:
+    """Return where queues end; raise a DataLossError if they cannot have all rows of the attempts any more."""
     topic = str(brokers.options.topic)
     spans: dict[MessageQueue, tuple[int, int, int]] = {}
     for name, queue_id, span in itertools.chain.from_iterable(loads(attempt.spans) for attempt in attempts):
@@ -147,14 +152,31 @@ def _check_kept(
         if rows > (offsets := last - first + 1):
             what = f"the broker of queue {queue} has acknowledged {rows} rows, which have only {offsets} offsets"
             raise _lost(f"{write}: {what}")
-    # A queue without an end is not in the route.
-    if late := [queue for queue, (*_, last) in spans.items() if queue in ends and ends[queue] <= last]:
+    # A queue that is not in the route has no end.
+    lasts = {queue: last for queue, (*_, last) in spans.items() if queue in queues}
+    found = brokers.for_each(lasts, lambda queue: brokers.message_at(queue, lasts[queue]))
+    if late := [queue for queue, (_, end) in found.items() if end <= lasts[queue]]:
         # A broker builds its queues after the acknowledgement. Those of rows before a readable record are built.
         log.await_stored(brokers, write, {queue.broker_name for queue in late})
-        for queue, end in brokers.max_offsets(late).items():
-            if end <= (last := spans[queue][2]):
-                what = f"the broker of queue {queue} has acknowledged the row at offset {last}, and its queue ends at"
-                raise _lost(f"{write}: {what} {end} now")
+        found |= brokers.for_each(late, lambda queue: brokers.message_at(queue, lasts[queue]))
+    tokens = _tokens(log, write, log.writes[write].begun) if found else {}
+    for queue, (pulled, end) in found.items():
+        what = f"{write}: the broker of queue {queue} has acknowledged the row at offset {lasts[queue]}, and"
+        if end <= lasts[queue]:
+            raise _lost(f"{what} its queue ends at {end} now")
+        # Another producer may have stored a message in its place. An expired one is no loss.
+        if has_others(pulled, tokens):
+            raise _lost(f"{what} another message is there now")
+    return brokers.max_offsets(set(queues) - set(found)) | {queue: end for queue, (_, end) in found.items()}
+
+
+def _tokens(log: DecisionLog, write: Write, begun: Mapping[int, Mapping[str, Begun]]) -> dict[str, int]:
+    """Return the tokens of attempts, each with its partition."""
+    return {
+        attempt_token(log.keys, one.key_id, log.transactional_id, write, part, attempt_id): part
+        for part, attempts in begun.items()
+        for attempt_id, one in attempts.items()
+    }
 
 
 def _lost(what: str) -> DataLossError:
@@ -175,11 +197,7 @@ def _count_repeats(
     pass_fence(brokers, log, write, most_queues(one.queue_nums for one in all_begun).keys(), 0.0)
     floors = floors_of(brokers, all_begun, start_offsets)
     ends = brokers.max_offsets(floors)
-    tokens = {
-        attempt_token(log.keys, one.key_id, log.transactional_id, write, part, attempt_id): part
-        for part in recovered
-        for attempt_id, one in state.begun[part].items()
-    }
+    tokens = _tokens(log, write, {part: state.begun[part] for part in recovered})
     stored = dict.fromkeys(recovered, 0)
     for token, count in count_stored(brokers, floors_now(brokers, floors, ends, tokens), ends, tokens).items():
         stored[tokens[token]] += count

@@ -31,7 +31,7 @@ from rocketmq_spark.options.kinds import MIB
 from rocketmq_spark.options.sink import SinkOptions
 from rocketmq_spark.protocol.compression import decompress
 from rocketmq_spark.protocol.remoting.records import messages_in
-from rocketmq_spark.protocol.remoting.unwrap import Unreadable
+from rocketmq_spark.protocol.remoting.unwrap import Unreadable, messages_of
 from rocketmq_spark.source.read import grouped
 
 T = TypeVar("T")
@@ -99,11 +99,22 @@ def floors_now(
     brokers: Brokers, floors: Mapping[MessageQueue, Floor], ends: Mapping[MessageQueue, int], tokens: Collection[str]
 ) -> dict[MessageQueue, Floor]:
     """Return the floors of the rows with these tokens, in queues that end at `ends` now."""
-
-    def is_own(message: MessageExt) -> bool:
-        return message.properties.get(ATTEMPT, "")[:TOKEN_LENGTH] in tokens
-
+    is_own = partial(_has_token, tokens=tokens)
     return brokers.for_each(floors, lambda queue: floor_now(brokers, queue, floors[queue], ends[queue], is_own))
+
+
+def has_others(pulled: Pulled, tokens: Collection[str]) -> bool:
+    """Return whether an answer has messages, and none of them has one of these tokens."""
+    body = bytes(pulled.body)
+    if any(token.encode() in body for token in tokens):
+        return False
+    # The rows of an inner batch may be compressed.
+    messages = list(messages_of(body, pulled.queue, pulled.start, pulled.end, decompressed=False, parsed=False))
+    return bool(messages) and not any(isinstance(one, MessageExt) and _has_token(one, tokens) for one in messages)
+
+
+def _has_token(message: MessageExt, tokens: Collection[str]) -> bool:
+    return message.properties.get(ATTEMPT, "")[:TOKEN_LENGTH] in tokens
 
 
 def read_stored(

@@ -218,6 +218,12 @@ class Brokers:
                 return offset
             offset = outcome.next_begin_offset
 
+    def message_at(self, queue: MessageQueue, offset: int) -> tuple[Pulled, int]:
+        """Return the answer that has the message at an offset, and the offset of the queue's next message."""
+        outcome = self._pull(PullTarget(queue, TOOLS_CONSUMER, 1, "*", "TAG"), offset)
+        body = outcome.body if outcome.status is PullStatus.FOUND else b""
+        return Pulled(queue, offset, offset + 1, body), outcome.max_offset
+
     def messages_before(self, queue: MessageQueue, offset: int, most: int) -> Iterator[MessageExt]:
         """Yield those of the last messages before an offset that can be decoded."""
         for pulled in self.pulls(queue, max(0, offset - most), offset):

@@ -419,6 +419,26 @@ def test_acknowledged_rows_that_are_lost_are_noticed_without_a_recovery(
     assert complete(job, plan, WRITE, *done).repeated_rows == 0
 
 
+@pytest.mark.parametrize("others", [10, 1_000])
+def test_acknowledged_rows_that_are_lost_are_noticed_behind_messages_of_others(
+    cluster: FakeCluster, job: Driver, others: int
+) -> None:
+    """Other producers have stored messages at the offsets of lost rows, and perhaps more."""
+    broker, plan = without_home(job, cluster), new_plan(job)
+    done = run_task(job, plan, WRITE)
+    store = broker.storage.store
+    ends = {queue: store.end(queue) for queue in job.queues if queue.broker_name == broker.name}
+    lose_tail(broker, 10)
+    for queue, end in ends.items():
+        put(cluster, queue, *[Message(TOPIC, b"other", 0, {})] * (others + end - store.end(queue) - 10))
+    with pytest.raises(DataLossError, match=r"the row at offset \d+, and another message is there.*Run the job again"):
+        complete(job, plan, WRITE, done)
+    plan = new_plan(job)
+    done = run_task(job, plan, WRITE)
+    assert visible(cluster) - Counter(other=10**9) == Counter(ROWS)
+    assert complete(job, plan, WRITE, done).repeated_rows == 0
+
+
 def test_a_plan_reports_queues_that_lost_their_end(
     cluster: FakeCluster, job: Driver, caplog: pytest.LogCaptureFixture
 ) -> None:
