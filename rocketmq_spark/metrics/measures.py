@@ -79,8 +79,6 @@ _RECEIPT: Final = {
 }  # fmt: skip
 _MAXIMA: Final = Metric.SECOND_MAX_US << _METRIC_SHIFT
 _TIMELINE: Final = Metric.SECOND_ROWS << _METRIC_SHIFT, (Metric.SECOND_ISOLATED + 1) << _METRIC_SHIFT
-# Less than any value.
-_LEAST: Final = -(1 << 63)
 
 
 class Measures:
@@ -97,7 +95,7 @@ class Measures:
 
     @classmethod
     def of(cls, rows: Iterable[Row]) -> Measures:
-        """Return the measurements of one task; no two may have the same metric, subject and index."""
+        """Return the measurements of one task; those of the same metric, subject and index are merged."""
         measures = cls()
         subjects, keys, values = measures._subjects, [], []
         for metric, broker, detail, index, row in rows:
@@ -118,26 +116,24 @@ class Measures:
         elif other.width < self.width:
             other = copy.copy(other)
             other._widen(self.width)
-        numbers = np.array([self._subjects.setdefault(each, len(self._subjects)) for each in other._subjects], np.int64)
-        subjects = other._subject_numbers()
-        keys = other._keys + (numbers[subjects] - subjects << _INDEX_BITS)
-        self._add(keys, other._values)
-
-    def _add(self, keys: IntArray, values: IntArray) -> None:
-        """Add measurements, in any order."""
-        at = self._keys.searchsorted(keys)
-        new = np.sort(keys[np.append(self._keys, -1)[at] != keys])
-        if len(new):
-            places = self._keys.searchsorted(new)
-            self._keys = np.insert(self._keys, places, new)
-            self._values = np.insert(self._values, places, np.where(new < _MAXIMA, 0, _LEAST))
-            at += new.searchsorted(keys)
-        own = self._values[at]
-        self._values[at] = np.where(keys < _MAXIMA, own + values, np.maximum(own, values))
+        keys, values = other._keys, other._values
+        if self._subjects:
+            names = other._subjects
+            numbers = np.array([self._subjects.setdefault(each, len(self._subjects)) for each in names], np.int64)
+            subjects = other._subject_numbers()
+            keys = np.concatenate((self._keys, keys + (numbers[subjects] - subjects << _INDEX_BITS)))
+            keys, values = _sorted(keys, np.concatenate((self._values, values)))
+        else:
+            self._subjects = dict(other._subjects)
+        self._keys, self._values = keys, values
         # The final width depends on the measured seconds, not on the order of merging.
-        if ((new >= _TIMELINE[0]) & (new < _TIMELINE[1])).any():
-            while len(np.unique(self._keys[self._timeline()] & _INDEX_MASK)) > MAX_SECONDS:
-                self._widen(2 * self.width)
+        while self._seconds() > MAX_SECONDS:
+            self._widen(2 * self.width)
+
+    def _seconds(self) -> int:
+        """Return the number of buckets of the timeline."""
+        keys = self._keys[self._timeline()]
+        return len(np.unique(keys & _INDEX_MASK)) if len(keys) > MAX_SECONDS else len(keys)
 
     def _widen(self, width: int) -> None:
         keys, timeline = self._keys.copy(), self._timeline()
@@ -283,7 +279,10 @@ def _sorted(keys: IntArray, values: IntArray) -> tuple[IntArray, IntArray]:
     """Return the distinct keys, ascending, and their merged values."""
     order = keys.argsort(kind="stable")
     keys, values = keys[order], values[order]
-    starts = np.flatnonzero(np.diff(keys, prepend=-1))
+    differs = keys[1:] != keys[:-1]
+    if differs.all():
+        return keys, values
+    starts = np.append(0, differs.nonzero()[0] + 1)
     keys = keys[starts]
     return keys, np.where(keys < _MAXIMA, np.add.reduceat(values, starts), np.maximum.reduceat(values, starts))
 

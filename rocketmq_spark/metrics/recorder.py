@@ -7,6 +7,7 @@ and offsets are left out.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
@@ -187,19 +188,15 @@ class Recorder:
         self._read[Metric.SKIPPED_WRITES, "", write] = 1
         self._incomplete = True
 
-    @property
-    def stored_rows(self) -> int:
-        """How many rows brokers have acknowledged, or were found stored."""
-        measures = self._so_far()
-        return int(measures.total(Metric.ROWS) + measures.total(Metric.RECOVERED))
+    def stored(self, topic: str) -> tuple[int, list[tuple[str, int, dict[str, int | None]]]]:
+        """Return how many rows brokers have acknowledged, or were found stored, and where they are in a topic.
 
-    def spans(self, topic: str) -> list[tuple[str, int, dict[str, int | None]]]:
-        """Return broker, queue id and `Measures.queues` for each queue of a topic; empty if an offset is unknown."""
+        That is broker, queue id and `Measures.queues` for each queue; empty if an offset is unknown.
+        """
         measures = self._so_far()
-        if measures.total(Metric.INCOMPLETE):
-            return []
-        queues = measures.queues().items()
-        return [(broker, queue_id, span) for (broker, of_topic, queue_id), span in queues if of_topic == topic]
+        rows = measures.total(Metric.ROWS) + measures.total(Metric.RECOVERED)
+        queues = {} if measures.total(Metric.INCOMPLETE) else measures.queues()
+        return rows, [(broker, number, span) for (broker, of, number), span in queues.items() if of == topic]
 
     def snapshot(self) -> PartitionReport:
         """Return the measurements so far, packed; recording may continue."""
@@ -222,8 +219,7 @@ class Recorder:
         """Return a copy of the measurements, with the isolations until the last recorded `now`."""
         measures = Measures()
         measures.merge(self._past)
-        for rows in (self._rows(), self._read_rows(), self._spans()):
-            measures.merge(Measures.of(rows))
+        measures.merge(Measures.of(itertools.chain(self._rows(), self._read_rows(), self._spans())))
         return measures
 
     def _rows(self) -> Iterator[Row]:

@@ -275,7 +275,7 @@ class AsyncSend:
         request = self.prepared.request
         queue = self.reselect(request.queue.broker_name) if self.reselect is not None else None
         if queue is not None:
-            address = self.attempt.instance.routes.masters().get(queue.broker_name)
+            address = self.attempt.instance.routes.master_of(queue.broker_name)
             if address is None:
                 # As in Java, an unknown address counts as an attempt that could not connect.
                 unknown = errors.RemotingConnectException(

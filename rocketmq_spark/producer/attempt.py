@@ -264,10 +264,10 @@ class SendAttempt:
 
 def broker_address(routes: RouteCache, queue: MessageQueue) -> str:
     """Return ``host:port`` of a queue's master, after a lookup if needed; raises ``MQClientException`` without one."""
-    address = routes.masters().get(queue.broker_name)
+    address = routes.master_of(queue.broker_name)
     if address is None:
         routes.look_up(queue.topic, API_TIMEOUT)
-        address = routes.masters().get(queue.broker_name)
+        address = routes.master_of(queue.broker_name)
     if address is None:
         raise errors.MQClientException(
             f"looking up the broker of queue {queue}: no master of {queue.broker_name} is known; known brokers: "

@@ -72,7 +72,7 @@ class ClientInstance:
         self._heart_beats = HeartBeats(client_id, transport, self.routes, self._api_timeout, clock)
         self._detector = FaultDetector(
             self.faults.table,
-            master_of=lambda broker_name: self.routes.masters().get(broker_name),
+            master_of=self.routes.master_of,
             topics=self.routes.topics,
             probe=self._probe,
             interval=options.detect_interval / 1000,

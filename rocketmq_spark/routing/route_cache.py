@@ -156,6 +156,10 @@ class RouteCache:
         brokers = tuple(self._broker_addrs.items())
         return {name: addrs[MASTER_ID] for name, addrs in brokers if MASTER_ID in addrs}
 
+    def master_of(self, broker_name: str) -> str | None:
+        """Return the address of a broker's master, if it is known."""
+        return self._broker_addrs.get(broker_name, {}).get(MASTER_ID)
+
     def addresses(self) -> tuple[str, ...]:
         """Return every known address of every broker, slaves included, sorted."""
         brokers = tuple(self._broker_addrs.values())

@@ -100,6 +100,19 @@ class Entry:
         return self._record
 
 
+class Answer(bytes):
+    """The records in the answer to a pull, and their messages."""
+
+    messages: list[MessageExt]
+
+    @classmethod
+    def of(cls, entries: list[Entry]) -> Answer:
+        """Return the answer with some messages."""
+        answer = cls(b"".join(entry.record for entry in entries))
+        answer.messages = [entry.message for entry in entries]
+        return answer
+
+
 @dataclass(eq=False, slots=True)
 class Request:
     """One attempt to store messages, which arrives now or later, or never."""
@@ -236,10 +249,10 @@ class ModelBroker:
             return PullOutcome(PullStatus.NO_NEW_MSG, offset, first, end)
         stop = min(end, offset + min(most, _MOST_PULLED))
         found = self.queues[queue][offset:stop]
-        bodies = [entry.record for entry in found if expression in ("*", entry.message.tags)]
-        if not bodies:
+        matched = [entry for entry in found if expression in ("*", entry.message.tags)]
+        if not matched:
             return PullOutcome(PullStatus.NO_MATCHED_MSG, stop, first, end)
-        return PullOutcome(PullStatus.FOUND, stop, first, end, b"".join(bodies))
+        return PullOutcome(PullStatus.FOUND, stop, first, end, Answer.of(matched))
 
     def fail(self) -> None:
         """Lose all or some messages that are not flushed."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
@@ -37,7 +37,7 @@ from rocketmq_spark.sink.in_flight import PendingBatch
 from rocketmq_spark.sink.pipeline import OnStored
 from rocketmq_spark.transport.base import OnOutcome
 from rocketmq_spark.transport.remoting.client import Namespace
-from tests.simulation.model_brokers import Entry, ModelBroker, ModelCluster, Request, Sender
+from tests.simulation.model_brokers import Answer, Entry, ModelBroker, ModelCluster, Request, Sender
 from tests.simulation.spark import Attempt
 from tests.simulation.world import SimulatedRuntime, World
 
@@ -274,6 +274,15 @@ class ModelBrokers(Brokers):
 
     def for_each(self, keys: Iterable[K], call: Callable[[K], T], at_once: int = 0) -> dict[K, T]:
         return {key: call(key) for key in keys}
+
+    def read(
+        self, queue: MessageQueue, start: int, end: int, expression: str = "*", *, complete: bool = False
+    ) -> Iterator[MessageExt]:
+        # Each process reads the log again and again. Here no process decodes it.
+        for pulled in self.pulls(queue, start, end, expression, complete=complete):
+            for message in cast(Answer, pulled.body).messages:
+                if pulled.start <= message.queue_offset < pulled.end:
+                    yield message
 
     def send_records(self, messages: Sequence[tuple[EncodedBatch, MessageQueue]], on_stored: OnStored) -> None:
         for batch, queue in messages:

@@ -476,6 +476,16 @@ class _Partition:
             controller.strike(process, controller.world.rng.choice((0.5, 3.0, 8.0)), "task freeze")
 
 
+class _Recorder(Recorder):
+    """A recorder that also counts rows which the task has found stored."""
+
+    recovered = 0
+
+    def record_recovered(self, queue: MessageQueue, rows: int, first: int, last: int) -> None:
+        self.recovered += rows
+        super().record_recovered(queue, rows, first, last)
+
+
 class _Task:
     """One attempt at a partition, in a separate process."""
 
@@ -484,7 +494,7 @@ class _Task:
         self.succeeded = False
         self.done: PartitionResult | None = None
         self.error: RocketMQError | None = None
-        self.recorder = Recorder(*driver.names(), attempt.partition_id, epoch_offset=EPOCH)
+        self.recorder = _Recorder(*driver.names(), attempt.partition_id, epoch_offset=EPOCH)
         self._driver = driver
         self._job = job
         self._attempt = attempt
@@ -497,9 +507,7 @@ class _Task:
         try:
             rows = controller.rows(client, self._driver.number, attempt)
             self.done = self._job.write_partition(client, attempt, self.recorder, rows)
-            recovered = WriteSummary()
-            merge_into(recovered, self.recorder.snapshot())
-            controller.history.recovered_rows += recovered.recovered_rows()["recovered"]
+            controller.history.recovered_rows += self.recorder.recovered
             self.succeeded = True
         except RocketMQError as exc:
             controller.world.note(f"{self.process}: {type(exc).__name__}: {exc}")

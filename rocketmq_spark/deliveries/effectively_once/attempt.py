@@ -50,7 +50,7 @@ class Attempted(PartitionResult):
     attempt: str
     recovered: bool
     rows: int  # How many rows of the partition are stored, each of them counted once
-    # `Recorder.spans` of these rows as JSON: Spark's messages to the driver have no receipt.
+    # The spans of `Recorder.stored` as JSON: Spark's messages to the driver have no receipt.
     spans: bytes
 
 
@@ -132,8 +132,8 @@ class Attempt:
                     )
         elif self.partition_id in self.plan.begun.get(self.write, {}):
             raise shrunk(self.write, [self.partition_id])
-        spans = json.dumps(recorder.spans(str(self.brokers.options.topic))).encode()
-        return Attempted(self.partition_id, begun, self.recovered, recorder.stored_rows, spans)
+        stored_rows, spans = recorder.stored(str(self.brokers.options.topic))
+        return Attempted(self.partition_id, begun, self.recovered, stored_rows, json.dumps(spans).encode())
 
     def _check(self) -> None:
         """Raise if the log does not continue with this write."""

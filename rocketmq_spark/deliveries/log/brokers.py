@@ -107,6 +107,9 @@ class Brokers:
 
     def __post_init__(self) -> None:
         self.transport = cast(RemotingTransport, self.instance.transport)
+        self._backoff = Backoff(self.options.retry_backoff_ms, self.options.retry_backoff_max_ms, self.rng)
+        # `onError` is about the user's rows: a record or half message that a server rejects fails the write.
+        self._of_records = replace(self.options, on_error="fail")
 
     @property
     def patience(self) -> float:
@@ -120,10 +123,8 @@ class Brokers:
 
     def routes(self) -> RouteFinder:
         """Return the look-up of routes of a write."""
-        # `onError` is about the user's rows: a record or half message that a server rejects fails the write.
-        options = replace(self.options, on_error="fail")
         return RouteFinder(
-            options, self.instance, clock=self.clock, runtime=self.runtime, rng=self.rng, servers_reached=True
+            self._of_records, self.instance, clock=self.clock, runtime=self.runtime, rng=self.rng, servers_reached=True
         )
 
     def refresh_route(self, topic: str) -> None:
@@ -144,7 +145,7 @@ class Brokers:
 
     def address_of(self, queue: MessageQueue) -> str:
         """Return the address of a queue's master; raise a RouteNotFoundException (10005) if none is known."""
-        address = self.instance.routes.masters().get(queue.broker_name)
+        address = self.instance.routes.master_of(queue.broker_name)
         if address is None:
             raise RouteNotFoundException(
                 f"no name server lists a master of broker {queue.broker_name}, which has queue {queue}: start it"
@@ -168,7 +169,7 @@ class Brokers:
 
     def backoff(self, waits: int) -> float:
         """Return the length of the `waits`-th wait, seconds."""
-        return Backoff(self.options.retry_backoff_ms, self.options.retry_backoff_max_ms, self.rng).delay(waits)
+        return self._backoff.delay(waits)
 
     def retries(self) -> Retries:
         """Return the waits of a request that is repeated until ``deliveryTimeoutMs``."""
