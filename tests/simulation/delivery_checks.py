@@ -95,7 +95,7 @@ def problems_of(plan: SparkPlan, history: History, copies: Sequence[Copy], log: 
 def is_allowed(plan: SparkPlan, error: RocketMQError) -> bool:
     """Return whether a fault of the plan excuses that a write ends with an error."""
     faults = set(plan.faults)
-    if faults & {"hostile rows", "hostile log"}:
+    if faults & {"hostile rows", "hostile log", "hostile hashes"}:
         return True
     if isinstance(error, DataLossError):
         return bool(faults & OF_LOSS)
@@ -107,7 +107,7 @@ def _missing(plan: SparkPlan, write: Write, expected: Counter[str], copies: Sequ
     """A completed write has each row, or a broker has lost it."""
     visible = Counter(copy.body for copy in copies if copy.lost_at == math.inf and (copy.attempt or copy.same))
     # Some brokers lose what they have acknowledged. There, a barrier makes nothing safe, either.
-    unsafe = bool({"promotion", "async flush"} & set(plan.faults))
+    unsafe = bool({"promotion", "async flush", "lost end"} & set(plan.faults))
     lost = [copy for copy in copies if copy.lost_at < math.inf and (copy.attempt or copy.same)]
     missing = expected - visible - Counter(copy.body for copy in lost if copy.acknowledged or unsafe)
     return [f"{write}: {sum(missing.values())} rows are missing: {sorted(missing)[:3]}"] if missing else []

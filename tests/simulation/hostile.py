@@ -1,7 +1,7 @@
 """A hostile user with the rights to read and write the topics of rows and of the log.
 
 The user sees each request, also lost ones. He stores rows with the properties of a write, and records of its
-log: replayed ones, forged ones, junk, and floods.
+log: replayed ones, forged ones, junk, and floods. He also prepares rows with equal hashes, without the seed of a hash.
 """
 
 from __future__ import annotations
@@ -9,12 +9,14 @@ from __future__ import annotations
 import functools
 import json
 import random
+import struct
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, Protocol
 
 from rocketmq_spark.deliveries.log.keys import unsigned
+from rocketmq_spark.model.hashes import STEP
 from rocketmq_spark.model.message import Message, MessageQueue
 from rocketmq_spark.model.message_ext import MessageExt
 from rocketmq_spark.model.properties import ATTEMPT, UNIQ_KEY
@@ -22,10 +24,13 @@ from tests.simulation.spark import LOG, TOPIC, SparkPlan
 from tests.simulation.world import World
 
 KINDS = ("hostile rows", "hostile log")
+HASHES = "hostile hashes"
 KEY = "a-key-of-tests-with-32-characters"
 
 # More than a broker returns at once.
 _FLOOD = 40
+# The bytes of a body before its first whole word.
+_HEAD = 7
 _HUGE = (2**31 - 1, 2**31, 2**63 - 1, 2**63, 10**300, -1)
 
 
@@ -64,7 +69,7 @@ class HostileUser:
                     self._world.call_later(at, functools.partial(self._attack, kind, attack))
 
     def _attacks(self) -> Iterable[tuple[str, Callable[[], None]]]:
-        return ("hostile rows", self._rows), ("hostile log", self._log)
+        return ("hostile rows", self._rows), ("hostile log", self._log), (HASHES, self._prepared_rows)
 
     def _attack(self, kind: str, attack: Any) -> None:
         self.counts[kind] += 1
@@ -81,6 +86,13 @@ class HostileUser:
         for message in seen[first : first + rng.choice((1, 2, 6))]:
             forged = changes(message)
             self._victims.forge(queue, forged, same=_content(forged) == _content(message))
+
+    def _prepared_rows(self) -> None:
+        """Store rows with a content that has the same sum of mixed words as another one; see `_colliding`."""
+        queues = self._victims.queues(TOPIC)
+        for message in self._victims.seen if queues else ():
+            prepared = replace(message, body=_colliding(message.body))
+            self._victims.forge(self._rng.choice(queues), prepared, same=False)
 
     def _other_body(self, message: Message) -> Message:
         bodies = self._plan.bodies(self._rng.randrange(self._plan.tasks))
@@ -146,10 +158,23 @@ class HostileUser:
             fields["floors"] = [[*place_of(queue), number] for queue in self._victims.queues(TOPIC)]
         elif name == "home":
             fields["home"] = place_of(rng.choice(self._victims.queues(LOG)))
+        elif name == "fence":
+            # Of another attempt: the first record of an attempt counts.
+            fields |= {"fence": number, "attempt": f"{fields.get('attempt')}-forged"}
         elif isinstance(fields.get(name), int):
             fields[name] = number
         else:
             fields[name] = rng.choice(("", "x" * 300, number, [], {}, None, True, [[[]]]))
+
+
+def _colliding(body: bytes) -> bytes:
+    """Exchange two words of a body, each moved by a step.
+
+    Both bodies have one hash in ``SPARK_ROW_ID``, whatever its seed. One byte precedes a body there.
+    """
+    one, other = struct.unpack_from("<QQ", body, _HEAD)
+    words = struct.pack("<QQ", (other + STEP) % 2**64, (one - STEP) % 2**64)
+    return body[:_HEAD] + words + body[_HEAD + len(words) :]
 
 
 def _copied(message: Message) -> Message:

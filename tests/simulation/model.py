@@ -22,16 +22,23 @@ from rocketmq_spark.options.sink import SinkOptions
 from tests.simulation.cluster import Warnings, run_to_end
 from tests.simulation.delivery_checks import Copy, is_allowed, outcomes_of, problems_of
 from tests.simulation.effectively_once import EffectivelyOnceRun
-from tests.simulation.hostile import KEY, HostileUser
+from tests.simulation.hostile import HASHES, KEY, HostileUser
 from tests.simulation.hostile import KINDS as OF_HOSTILE_USER
-from tests.simulation.model_brokers import EVENTS, REQUESTS, SETTINGS, Entry, ModelCluster, Sender
+from tests.simulation.model_brokers import EVENTS, LOST_END, REQUESTS, SETTINGS, Entry, ModelCluster, Sender
 from tests.simulation.model_client import Fate, ModelBrokers, ModelTransport
 from tests.simulation.spark import FATES, HOLES, INPUTS, LOG, TOPIC, Attempt, Controller, History, SparkPlan
 from tests.simulation.world import World
 from tests.simulation.write_client import WriteClient, options_of
 
-KINDS = (*REQUESTS, *EVENTS, *SETTINGS, *FATES, *INPUTS, *OF_HOSTILE_USER)
+_DRAWN = (*REQUESTS, *EVENTS, *SETTINGS, *FATES, *INPUTS, *OF_HOSTILE_USER)
+# Drawn apart, so that the other draws of a seed stay.
+_ALSO_DRAWN = (LOST_END, HASHES)
+KINDS = (*_DRAWN, *_ALSO_DRAWN)
 """All faults."""
+# How often.
+_ALSO = 0.1
+# The digits of rows with prepared collisions.
+LONG = 24
 
 
 @dataclass
@@ -44,7 +51,7 @@ class ModelPlan(SparkPlan):
         rng = random.Random(f"model {seed}")
         plan = cls(
             seed,
-            tuple(kind for kind in KINDS if rng.random() < rng.choice((0.05, 0.2, 0.4)) and kind not in HOLES),
+            tuple(kind for kind in _DRAWN if rng.random() < rng.choice((0.05, 0.2, 0.4)) and kind not in HOLES),
             brokers=rng.choice((1, 1, 2, 2, 3)),
             queues=rng.choice((1, 1, 2)),
             tasks=rng.choice((1, 1, 2)),
@@ -58,7 +65,11 @@ class ModelPlan(SparkPlan):
             plan = replace(plan, tasks=3)
         if "hostile log" in plan.faults:
             plan = replace(plan, options=plan.options | {"transactional_key": KEY})
-        return replace(plan, equal=rng.choice((2, 6))) if "equal rows" in plan.faults else plan
+        if "equal rows" in plan.faults:
+            plan = replace(plan, equal=rng.choice((2, 6)))
+        rng = random.Random(f"model, {_ALSO_DRAWN} {seed}")
+        also = tuple(kind for kind in _ALSO_DRAWN if rng.random() < _ALSO)
+        return replace(plan, faults=plan.faults + also, digits=LONG if HASHES in also else 1)
 
 
 def _identity_of(number: float) -> str:
@@ -111,7 +122,7 @@ def copies_of(cluster: ModelCluster) -> list[Copy]:
 def _copy_of(entry: Entry, *, expired: bool) -> Copy:
     message, sender = entry.message, entry.sender or Sender(None, entry.stored_at)
     return Copy(
-        message.body.decode(),
+        message.body.decode(errors="replace"),
         message.properties.get("__SHARDINGKEY", ""),
         entry.queue,
         message.queue_offset,

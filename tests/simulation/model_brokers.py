@@ -33,6 +33,9 @@ from tests.simulation.world import EPOCH, World
 REQUESTS = ("refused", "silent", "silent after storing", "delayed", "late", "not flushed")
 # What happens to a broker. A broker that is not listed is in no route.
 EVENTS = ("pause", "power failure", "not listed", "slow storage", "promotion", "retention", "others", "more queues")
+# Others store rows again and again, and a broker loses the last ones just before it stores a row of the write. So a
+# queue ends below the start offset of the write.
+LOST_END = "lost end"
 # How brokers are from the start.
 SETTINGS = ("async flush", "new topic")
 # What happens to an END_TRANSACTION: the broker answers SYSTEM_BUSY, or with success before it has flushed the commit.
@@ -51,6 +54,9 @@ _FLUSHED_WITHIN = 1.0
 # The most messages that a new master lacks.
 _LACKED = 20
 _MOST_OTHERS = 60
+# How often others store rows until the horizon, if brokers lose ends, and how many.
+_OTHERS_BEFORE_LOSSES = 100
+_BEFORE_LOSSES = 3
 
 
 class Drawn(Protocol):
@@ -358,6 +364,11 @@ class ModelCluster:
         """Schedule what happens to brokers."""
         if "others" in self.plan.faults:
             self._store_others(self.rng.choice(list(self.brokers.values())))
+        if LOST_END in self.plan.faults:
+            for broker in self.brokers.values():
+                for _ in range(_OTHERS_BEFORE_LOSSES):
+                    at = self.rng.random() * self.plan.horizon
+                    self.world.call_later(at, functools.partial(self._store_others, broker, _BEFORE_LOSSES))
         for kind in EVENTS:
             if kind in self.plan.faults:
                 for _ in range(self.rng.choice((1, 2, 4))):
@@ -390,11 +401,18 @@ class ModelCluster:
             if broker.down:
                 broker.fail()
 
-    def _store_others(self, broker: ModelBroker) -> None:
-        """Store rows of another producer, which knows nothing of the write."""
+    def lose_end(self, broker: ModelBroker) -> None:
+        """Let a broker lose its last messages now and then, before it stores a row."""
+        if LOST_END in self.plan.faults and self.world.now < self.plan.horizon and self.rng.random() < _OFTEN:
+            self.counts[LOST_END] += 1
+            self.world.note(f"{LOST_END}: {broker.name}")
+            broker.lack()
+
+    def _store_others(self, broker: ModelBroker, count: int = 0) -> None:
+        """Store rows of another producer, which knows nothing of the write; by default a drawn number of them."""
         queue = MessageQueue(TOPIC, broker.name, self.rng.randrange(broker.topics.get(TOPIC, 1)))
         broker.topics.setdefault(TOPIC, self.plan.queues)
-        for number in range(self.rng.choice((1, _MOST_OTHERS))):
+        for number in range(count or self.rng.choice((1, _MOST_OTHERS))):
             broker.store(queue, Message(TOPIC, b"other %d" % number, 0, {}), None)
 
     def start(

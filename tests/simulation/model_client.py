@@ -138,6 +138,7 @@ class ModelTransport:
         def execute() -> list[Entry]:
             # A broker creates a topic that it does not have, if the template says so.
             broker.topics.setdefault(queue.topic, self.cluster.plan.queues)
+            self.cluster.lose_end(broker)
             born = request.born_timestamp
             return [broker.store(queue, message, sender, flags, born=born) for message in messages]
 

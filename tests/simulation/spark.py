@@ -55,7 +55,7 @@ INPUTS = ("other order", "other cuts", "other partitions", "equal rows", "slow i
 IDENTITIES = ("batch", "stream", "foreach_batch", "thread")
 HOLES = ("other partitions",)
 """Faults that the protocol does not survive, and no seed enables; see `tests.simulation.test_model`."""
-OF_LOSS = {"async flush", "promotion", "retention"}
+OF_LOSS = {"async flush", "promotion", "retention", "lost end"}
 """Faults after which a write may end with an error."""
 
 # Spark's local properties of a thread that runs a micro-batch.
@@ -83,10 +83,13 @@ class SparkPlan(BasePlan):
     # How a write gets its identity: see `IDENTITIES`.
     identity: str = "stream"
     equal: int = 1
+    # The least digits of a row's number. Short rows have no prepared collisions.
+    digits: int = 1
 
     def bodies(self, number: int) -> list[str]:
         """Return the rows of a write. Consumers see no more of them than this."""
-        return [f"{number}.{row // self.equal}" for row in range(self.rows * self.partitions)]
+        rows = range(self.rows * self.partitions)
+        return [f"{number}.{str(row // self.equal).zfill(self.digits)}" for row in rows]
 
     def write(self, number: int) -> Write:
         """Return a write by its number."""

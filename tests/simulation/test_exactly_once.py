@@ -11,12 +11,13 @@ import pytest
 
 from rocketmq_spark.deliveries.exactly_once import commit, ends
 from rocketmq_spark.deliveries.exactly_once.commit import TwoPhaseCommit
+from rocketmq_spark.deliveries.log import records
 from rocketmq_spark.deliveries.log.brokers import Brokers
 from rocketmq_spark.deliveries.log.decision_log import DecisionLog
 from rocketmq_spark.deliveries.log.keys import LogKeys
 from tests.simulation.exactly_once import HOLES, KINDS, ExactlyOncePlan, run_exactly_once
 from tests.simulation.hostile import KEY
-from tests.simulation.test_model import believed
+from tests.simulation.test_model import believed, unbounded
 from tests.simulation.test_two_phase import without_first_wins
 
 SEEDS = range(200)
@@ -68,6 +69,7 @@ def without(name: str, patch: pytest.MonkeyPatch) -> None:
         "one end": (ends, "_is_not_executed", lambda error: error.maybe_stored),
         "no older micro-batch": (DecisionLog, "is_superseded", lambda self, write: False),
         "signatures": (LogKeys, "opened", believed),
+        "timeouts": (records, "_integer", unbounded("timeout_ms", records._integer)),
         "viewed half messages": (TwoPhaseCommit, "_view", any_message),
         "flushed commits": (DecisionLog, "await_stored", lambda *_: None),
         "floors": (Brokers, "read", incomplete(Brokers.read)),
@@ -84,6 +86,7 @@ RULES: dict[str, Iterable[ExactlyOncePlan]] = {
     "first decision wins": with_faults("second driver", "driver freeze"),
     "no older micro-batch": with_faults("driver freeze", tasks=3, identity="stream"),
     "signatures": with_faults("hostile log", key=True),
+    "timeouts": with_faults("hostile log", identity="batch", tasks=3, brokers=1),
     "viewed half messages": with_faults("hostile log", first=30),
     "flushed commits": with_faults(
         "power failure", "slow storage", "unsafe end", brokers=2, rows=1, partitions=1, tasks=3

@@ -24,14 +24,19 @@ FINDINGS: dict[str, tuple[tuple[str, str], ...]] = {
     "a later attempt believes ids without a look at contents": (("effectively once", "contents"),),
     "a forged record counts": (("effectively once", "signatures"), ("exactly once", "signatures")),
     "a forged manifest copies or ends messages of others": (("exactly once", "viewed half messages"),),
-    # tests/unit/deliveries has the bounds of timeouts in records.
+    # tests/simulation/test_model.py plants the missing bound of fences, too.
+    "a forged timeout makes a driver wait for ever": (("exactly once", "timeouts"),),
+    "a user prepares rows with equal hashes": (("effectively once", "seeds against collisions"),),
     "an old attempt sends rows beside its successor": (
         *(("lease", overlap) for overlap in ("zombie", "orphan", "second driver", "frozen driver")),
         ("exactly once", "fence"),
     ),
     "a thread without local properties guesses its identity": (("effectively once", "identity"),),
     "expired rows are stored again": (("effectively once", "floors"), ("exactly once", "floors")),
-    # tests/unit/deliveries/test_recovery.py has brokers that lost the ends of queues. Schedules find it too rarely.
+    "rows below the floor of a queue that lost its end are never read": (("effectively once", "ends below floors"),),
+    "a broker loses rows before the end of a write": (
+        *(("effectively once", rule) for rule in ("ends below receipts", "lost rows behind others")),
+    ),
     "a receipt lacks rows that were found stored": (("effectively once", "recovered rows in receipts"),),
 }
 

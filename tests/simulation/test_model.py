@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import struct
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -13,6 +14,8 @@ import numpy as np
 import pytest
 
 from rocketmq_spark.arrow.content import ContentHash
+from rocketmq_spark.arrow.gather import Workspace
+from rocketmq_spark.arrow.hashes import hash_sums
 from rocketmq_spark.deliveries.base import Write
 from rocketmq_spark.deliveries.effectively_once import attempt as attempts
 from rocketmq_spark.deliveries.effectively_once import complete as ends
@@ -21,6 +24,7 @@ from rocketmq_spark.deliveries.effectively_once import stored
 from rocketmq_spark.deliveries.effectively_once.complete import ResumeReport
 from rocketmq_spark.deliveries.effectively_once.lease import Lease
 from rocketmq_spark.deliveries.effectively_once.plan import ResumePlan
+from rocketmq_spark.deliveries.log import records
 from rocketmq_spark.deliveries.log.brokers import Brokers
 from rocketmq_spark.deliveries.log.decision_log import DecisionLog
 from rocketmq_spark.deliveries.log.delivery import LoggedDelivery
@@ -31,8 +35,8 @@ from rocketmq_spark.deliveries.log.state import StartOffsets
 from rocketmq_spark.metrics import Recorder
 from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.model.message_ext import Pulled
-from tests.simulation.hostile import KEY
-from tests.simulation.model import KINDS, ModelPlan, run_model
+from tests.simulation.hostile import HASHES, KEY
+from tests.simulation.model import KINDS, LONG, ModelPlan, run_model
 from tests.simulation.spark import HOLES
 
 
@@ -131,6 +135,15 @@ def unchecked(
     return brokers.max_offsets(queues)
 
 
+def unbounded(field: str, usual: Callable[..., int]) -> Callable[..., int]:
+    """Return a check of numbers in records that does not bound those of a field."""
+
+    def integer(value: object, name: str, lowest: int, highest: int) -> int:
+        return usual(value, name, lowest, 10**300 if name == field else highest)
+
+    return integer
+
+
 def incomplete(usual: Callable[..., Iterator[Pulled]]) -> Callable[..., Iterator[Pulled]]:
     """Return a reading that does not notice missing messages."""
     return lambda *arguments, complete=False: usual(*arguments)
@@ -155,8 +168,10 @@ def without(name: str) -> Callable[[pytest.MonkeyPatch], None]:
             "signatures": (LogKeys, "opened", believed),
             "contents of requests": (ContentHash, "_sums", equal_sums),
             "contents": (ContentHash, "_sums", equal_sums),
+            "seeds against collisions": (ContentHash, "_sums", sums_of_words),
             "any order": (attempts, "ContentHash", lambda numbered: ContentHash(numbered=True)),
             "floors": (Brokers, "pulls", incomplete(Brokers.pulls)),
+            "ends below floors": (stored, "floor_now", lambda _, __, floor, *___: floor),
             "ends below receipts": (ends, "_ends", unchecked),
             "lost rows behind others": (ends, "has_others", lambda *_: False),
             "recovered rows in receipts": (Recorder, "record_recovered", lambda *_: None),
@@ -175,6 +190,11 @@ def without(name: str) -> Callable[[pytest.MonkeyPatch], None]:
 def equal_sums(_: ContentHash, columns: Sequence[Any]) -> Any:
     """Return equal hashes of all contents."""
     return np.zeros((2, len(columns[0].sizes)), np.uint64)
+
+
+def sums_of_words(self: ContentHash, columns: Sequence[Any]) -> Any:
+    """Return hashes as in ``SPARK_ROW_ID``, with the seed: a user prepares collisions without it."""
+    return hash_sums(columns, Workspace(), struct.unpack_from("<QQ", self.seed))
 
 
 def believed(self: LogKeys, message: Any, log: str, queue: MessageQueue) -> Opened:
@@ -199,6 +219,19 @@ RULES: dict[str, Iterable[ModelPlan]] = {
     "barrier": with_faults("task crash", "slow storage"),
     "ends below receipts": with_faults("promotion", rows=6),
     "lost rows behind others": with_faults("promotion", "others", rows=6),
+    "ends below floors": with_faults(
+        "lost end",
+        "task crash",
+        first=60,
+        identity="batch",
+        tasks=3,
+        rows=6,
+        brokers=2,
+        queues=1,
+        partitions=1,
+        horizon=12.0,
+    ),
+    "seeds against collisions": with_faults("silent", HASHES, rows=6, digits=LONG),
     "claims": with_faults("driver freeze", "not listed", brokers=2),
     "attempts in the plan": with_faults("driver crash"),
     "attempts since the plan": with_faults("task crash"),
@@ -241,6 +274,19 @@ def test_a_missing_lease_is_found(overlap: str, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(Lease, "left", lambda _: math.inf)
     monkeypatch.setattr(Lease, "check", lambda _: None)
     assert any(run_model(plan).problems for plan in OVERLAPS[overlap])
+
+
+def test_a_missing_bound_of_fences_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An attempt waits for the longest fence of earlier ones. Without a key, users forge them."""
+
+    def ends(plan: ModelPlan) -> bool:
+        return not any("no end" in problem for problem in run_model(plan).problems)
+
+    faults = "silent", "silent after storing", "task crash", "driver crash", "second task", "hostile log"
+    plans = list(itertools.islice(with_faults(*faults, first=28, rows=6, options={"send_msg_timeout": 500}), 5))
+    assert all(map(ends, plans))
+    monkeypatch.setattr(records, "_integer", unbounded("fence", records._integer))
+    assert not all(map(ends, plans))
 
 
 @pytest.mark.parametrize("hole", HOLES)
