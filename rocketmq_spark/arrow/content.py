@@ -13,10 +13,11 @@ The hash does not depend on the order of properties, on compression, or on how r
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -58,7 +59,9 @@ class ContentHash:
 
     def for_thread(self) -> ContentHash:
         """Return the same hash function with memory of its own, for another thread."""
-        return replace(self)
+        own = copy.copy(self)
+        object.__setattr__(own, "_workspace", Workspace())
+        return own
 
     def of_block(self, block: MessageBlock, first_row: int) -> Hashes:
         """Return the hashes of the rows of a block; its first row has the number `first_row` in its partition."""

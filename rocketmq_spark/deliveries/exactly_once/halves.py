@@ -27,11 +27,9 @@ from rocketmq_spark.model.message_ext import decode_message_id
 from rocketmq_spark.model.properties import NAME_VALUE_SEPARATOR, PROPERTY_SEPARATOR
 from rocketmq_spark.protocol.remoting.command import loads
 
-_SCHEMA: Final = pa.schema([("queue", pa.int32()), ("commit_log_offset", pa.int64()), ("queue_offset", pa.int64())])
-_HEAD: Final = b"rocketmq_spark"
-
 # A half message in a manifest, 20 bytes: docs/internals/decision-log.md#manifests.
-_ROW: Final = np.dtype([("queue", "<u4"), ("commit_log_offset", "<i8"), ("queue_offset", "<i8")])
+_COLUMNS: Final = "queue", "commit_log_offset", "queue_offset"
+_ROW: Final = np.dtype([*zip(_COLUMNS, ("<u4", "<i8", "<i8"), strict=True)])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,35 +52,30 @@ class Halves:
         return Half(self.queues[self.codes[row]], int(self.commit_log_offsets[row]), int(self.queue_offsets[row]))
 
     def to_bytes(self) -> bytes:
-        """Return an Arrow stream, compressed with zstd: what a task gives its driver."""
-        head = {
-            "queues": [[queue.topic, queue.broker_name, queue.queue_id] for queue in self.queues],
-            "youngest": [_to_json(half) for half in self.youngest],
-            "oldest": self.oldest and _to_json(self.oldest),
-        }
-        columns = [pa.array(self.codes), pa.array(self.commit_log_offsets), pa.array(self.queue_offsets)]
-        schema = _SCHEMA.with_metadata({_HEAD: json.dumps(head).encode()})
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
-            writer.write_batch(pa.record_batch(columns, schema=schema))
-        return bytes(sink.getvalue())
+        """Return a line of JSON and the arrays, compressed with zstd: what a task gives its driver."""
+        queues = [[queue.topic, queue.broker_name, queue.queue_id] for queue in self.queues]
+        youngest = [_to_json(half) for half in self.youngest]
+        head = json.dumps([len(self), queues, youngest, self.oldest and _to_json(self.oldest)])
+        arrays = b"".join(array.tobytes() for array in (self.commit_log_offsets, self.queue_offsets, self.codes))
+        return b"%b\n%b" % (head.encode(), pa.compress(arrays, "zstd", asbytes=True))
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Halves:
-        """Return what `to_bytes` wrote. Only for bytes of own tasks: Arrow streams are not safe to read from others."""
-        table = pa.ipc.open_stream(data).read_all()
-        head = loads(table.schema.metadata[_HEAD])
-        queues = tuple(MessageQueue(*queue) for queue in head["queues"])
-        codes, commit_log_offsets, queue_offsets = (table.column(name).to_numpy() for name in _SCHEMA.names)
-        youngest = tuple(map(_from_json, head["youngest"]))
-        oldest = head["oldest"] and _from_json(head["oldest"])
-        return cls(queues, codes, commit_log_offsets, queue_offsets, youngest, oldest)
+        """Return what `to_bytes` wrote. Only for bytes of own tasks, because they are not checked."""
+        head, _, compressed = data.partition(b"\n")
+        rows, queues, youngest, oldest = loads(head)
+        arrays = pa.decompress(compressed, rows * _ROW.itemsize, "zstd", asbytes=True)
+        commit_log_offsets, queue_offsets = np.frombuffer(arrays, np.int64, 2 * rows).reshape(2, rows)
+        codes = np.frombuffer(arrays, np.int32, rows, 2 * rows * 8)
+        named = tuple(MessageQueue(*queue) for queue in queues)
+        halves = tuple(map(_from_json, youngest))
+        return cls(named, codes, commit_log_offsets, queue_offsets, halves, oldest and _from_json(oldest))
 
     def to_manifests(self) -> list[bytes]:
         """Return the half messages as the bodies of manifests. `youngest` and `oldest` are not in them."""
         rows = np.empty(len(self), _ROW)
         columns = self.codes, self.commit_log_offsets, self.queue_offsets
-        for name, column in zip(_SCHEMA.names, columns, strict=True):
+        for name, column in zip(_COLUMNS, columns, strict=True):
             rows[name] = column
         return [rows[at : at + ROWS_PER_MANIFEST].tobytes() for at in range(0, len(rows), ROWS_PER_MANIFEST)]
 
@@ -104,7 +97,7 @@ class Halves:
         if missing:
             raise ValueError(f"the manifests lack {missing} of {rows} rows")
         table = np.concatenate(parts)
-        codes, commit_log_offsets, queue_offsets = (np.ascontiguousarray(table[name]) for name in _SCHEMA.names)
+        codes, commit_log_offsets, queue_offsets = (np.ascontiguousarray(table[name]) for name in _COLUMNS)
         if np.any(codes >= len(queues)) or np.any(commit_log_offsets < 0) or np.any(queue_offsets < 0):
             raise ValueError("a half message has an unknown queue or a negative offset")
         names = np.array([queue.broker_name for queue in queues], object)
