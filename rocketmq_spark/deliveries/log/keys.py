@@ -138,7 +138,7 @@ def _trailer(message: Buffer) -> re.Match[bytes] | None:
 def _signature(key: bytes, log: str, queue: MessageQueue, content: Buffer) -> bytes:
     names = [text.encode() for text in (log, queue.topic, queue.broker_name, str(queue.queue_id))]
     place = b"".join(b"%d:%b" % (len(name), name) for name in names)
-    digest = hmac.digest(key, b"rocketmq_spark record\n%b%b" % (place, content), "sha256")
+    digest = hmac.digest(key, b"".join((b"rocketmq_spark record\n", place, content)), "sha256")
     return base64.urlsafe_b64encode(digest).rstrip(b"=")
 
 

@@ -9,6 +9,7 @@ A change of a field or a bound needs a new `VERSION`: readers that disagree abou
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Mapping
@@ -31,6 +32,8 @@ VERSION: Final = 3
 
 # A broker accepts messages up to 4 MiB.
 _MAX_BYTES: Final = 4 * MIB
+# A plan reads the same records several times. Parsed ones are kept, unless they are longer than this.
+_KEPT_BYTES: Final = 8192
 _MAX_OFFSET: Final = 2**63 - 1
 _MAX_ROUNDS: Final = 1_000_000
 # Of a write, a query, an attempt.
@@ -161,6 +164,12 @@ def parse(
     """
     if len(body) > _MAX_BYTES:
         raise InvalidRecordError(f"it has {len(body)} bytes, {_MAX_BYTES} are allowed")
+    known = _parsed if len(body) <= _KEPT_BYTES else _parsed.__wrapped__
+    return known(bytes(body), transactional_id, topic, offset, stored_ms)
+
+
+@functools.lru_cache(maxsize=128)
+def _parsed(body: bytes, transactional_id: str, topic: str, offset: int, stored_ms: int) -> Record | None:
     try:
         fields = loads(body)
     except ValueError as exc:
