@@ -131,7 +131,8 @@ class Lease:
             )
             error.__cause__ = exc
         with self._lock:
-            self._reading = False
+            # Until its requests have ended, the sender asks on. An attempt that has ended needs no more readings.
+            self._reading = error is not None
         self.on_read(error)
 
 

@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from threading import Thread
 
 import pytest
 
@@ -110,6 +111,28 @@ def test_a_replaced_attempt_stops_and_its_successor_sends_the_rest(
         run_task(job, plan, WRITE, before=at(200, lambda: done.append(run_task(job, plan, WRITE))))
     assert visible(cluster) == Counter(ROWS)
     assert complete(job, plan, WRITE, *done).repeated_rows == 0
+
+
+class Counting(MovedClock):
+    """Counts the threads that are started."""
+
+    started = 0
+
+    def start(self, run: Callable[[], None], name: str) -> Thread:
+        self.started += 1
+        return super().start(run, name)
+
+
+def test_a_replaced_attempt_reads_its_log_no_more_while_its_requests_end(job: Driver, cluster: FakeCluster) -> None:
+    job.brokers.runtime = runtime = Counting(cluster)
+    plan = new_plan(job)
+    lease = new_lease(job, plan)
+    run_task(job, plan, WRITE)
+    runtime.ahead += LENGTH
+    assert isinstance(read(lease), DeliveryError)
+    started = runtime.started
+    assert lease.left() <= 0
+    assert runtime.started == started
 
 
 def test_a_replaced_attempt_of_another_driver_says_so(cluster: FakeCluster, job: Driver) -> None:
