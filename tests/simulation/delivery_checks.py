@@ -80,9 +80,7 @@ def problems_of(plan: SparkPlan, history: History, copies: Sequence[Copy], log: 
         if write in done:
             problems += _missing(plan, write, expected, own)
             problems += _lost_silently(write, expected, own, copies, history)
-        # Ordered rows in another order are sent before the write fails.
-        changed = plan.options.get("ordered") and "other order" in plan.faults
-        if one_log and not (write == history.stopped and changed):
+        if one_log:
             problems += _repeated(write, expected, own, begun)
             problems += _unreported(write, expected, own, history)
             problems += _not_in_receipt(write, own, history)
@@ -228,12 +226,14 @@ def _is_in(copy: Copy, ranges: Mapping[MessageQueue, tuple[int, int]]) -> bool:
 
 
 def _inversions(copies: Sequence[Copy]) -> list[str]:
+    """Rows of a key are in the order in which the attempt that stored them read its input."""
     last: dict[tuple[MessageQueue, str, int, int], tuple[int, int]] = {}
     problems = []
     for copy in sorted(copies, key=lambda copy: (copy.queue, copy.offset)):
-        number, row = map(int, copy.body.split("."))
-        assert copy.attempt is not None
-        place = copy.queue, copy.key, copy.attempt.partition_id, copy.attempt.partitions
+        number, attempt = int(copy.body.split(".")[0]), copy.attempt
+        assert attempt is not None
+        row = attempt.bodies.index(copy.body)
+        place = copy.queue, copy.key, attempt.partition_id, attempt.partitions
         if (number, row) < last.get(place, (-1, -1)):
             problems.append(f"key {copy.key} in {copy.queue}: row {copy.body} comes after {last[place]}")
         last[place] = number, row

@@ -109,6 +109,8 @@ class Attempt:
     # Its driver, by number, and its id in the log; empty before it has connected.
     driver: int = 0
     id: str = ""
+    # Its rows in the order of its input.
+    bodies: list[str] = field(default_factory=list)
     # When the first request with each row ended, by unique id.
     first_ends: dict[str, float] = field(default_factory=dict)
 
@@ -304,6 +306,7 @@ class Controller:
         if self.draw("other order", 0.8):
             self.counts["other order"] += 1
             rng.shuffle(bodies)
+        attempt.bodies = bodies
         cuts = rng.choices(range(len(bodies) + 1), k=rng.randrange(4)) if self.draw("other cuts", 0.8) else []
         self.counts["other cuts"] += bool(cuts)
         slow = self.draw("slow input", 0.7)
