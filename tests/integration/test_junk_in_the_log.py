@@ -17,6 +17,7 @@ from rocketmq_spark import Producer, read_arrow
 from rocketmq_spark.deliveries.base import Write
 from rocketmq_spark.deliveries.log.delivery import forget_logs
 from rocketmq_spark.deliveries.log.record_store import RecordStore
+from rocketmq_spark.deliveries.log.records import VERSION
 from rocketmq_spark.metrics import WriteSummary
 from tests.support.cluster import SharedCluster
 from tests.support.processes import wait_for
@@ -40,7 +41,7 @@ def junk(topic: str, log: str, count: int) -> Iterator[pa.Table]:
     tags = [RecordStore(name, log).tag for name in names]
 
     def record(name: str, **changes: object) -> bytes:
-        fields = {"version": 3, "kind": "done", "id": name, "write": "w", "query": "", "since": 0, "floors": []}
+        fields = {"version": VERSION, "kind": "done", "id": name, "write": "w", "query": "", "since": 0, "floors": []}
         return json.dumps({**fields, **changes}).encode()
 
     def message(number: int) -> tuple[str | None, bytes]:

@@ -28,6 +28,7 @@ from rocketmq_spark.deliveries.log.scan import LOST_TAIL, warn_of_lost_tail
 from rocketmq_spark.deliveries.log.state import WriteState
 from rocketmq_spark.errors import DataLossError, DeliveryError
 from rocketmq_spark.model.message import MessageQueue
+from rocketmq_spark.model.message_ext import Pulled
 from rocketmq_spark.protocol.remoting.command import loads
 
 logger = logging.getLogger("rocketmq_spark.producer")
@@ -140,7 +141,7 @@ def _stop_others(brokers: Brokers, log: DecisionLog, plan: ResumePlan, write: Wr
 def _ends(
     brokers: Brokers, log: DecisionLog, write: Write, attempts: Iterable[Attempted], queues: Collection[MessageQueue]
 ) -> dict[MessageQueue, int]:
-    """Return where queues end; raise a DataLossError if they cannot have all rows of the attempts any more."""
+    """Return where queues of the route end; raise a DataLossError if rows of the attempts are lost, in any queue."""
     topic = str(brokers.options.topic)
     spans: dict[MessageQueue, tuple[int, int, int]] = {}
     for name, queue_id, span in itertools.chain.from_iterable(loads(attempt.spans) for attempt in attempts):
@@ -152,13 +153,19 @@ def _ends(
         if rows > (offsets := last - first + 1):
             what = f"the broker of queue {queue} has acknowledged {rows} rows, which have only {offsets} offsets"
             raise _lost(f"{write}: {what}")
-    # A queue that is not in the route has no end.
-    lasts = {queue: last for queue, (*_, last) in spans.items() if queue in queues}
-    found = brokers.for_each(lasts, lambda queue: brokers.message_at(queue, lasts[queue]))
+    lasts = {queue: last for queue, (*_, last) in spans.items()}
+
+    def last_row(queue: MessageQueue) -> tuple[Pulled, int]:
+        if queue in queues:
+            return brokers.message_at(queue, lasts[queue])
+        # Without its topic or queue a broker refuses a pull, and still says where the queue ends.
+        return Pulled(queue, lasts[queue], lasts[queue], b""), brokers.max_offsets([queue])[queue]
+
+    found = brokers.for_each(lasts, last_row)
     if late := [queue for queue, (_, end) in found.items() if end <= lasts[queue]]:
         # A broker builds its queues after the acknowledgement. Those of rows before a readable record are built.
         log.await_stored(brokers, write, {queue.broker_name for queue in late})
-        found |= brokers.for_each(late, lambda queue: brokers.message_at(queue, lasts[queue]))
+        found |= brokers.for_each(late, last_row)
     tokens = _tokens(log, write, log.writes[write].begun) if found else {}
     for queue, (pulled, end) in found.items():
         what = f"{write}: the broker of queue {queue} has acknowledged the row at offset {lasts[queue]}, and"
@@ -167,7 +174,8 @@ def _ends(
         # Another producer may have stored a message in its place. An expired one is no loss.
         if has_others(pulled, tokens):
             raise _lost(f"{what} another message is there now")
-    return brokers.max_offsets(set(queues) - set(found)) | {queue: end for queue, (_, end) in found.items()}
+    ends = brokers.max_offsets(set(queues) - set(found))
+    return ends | {queue: end for queue, (_, end) in found.items() if queue in queues}
 
 
 def _tokens(log: DecisionLog, write: Write, begun: Mapping[int, Mapping[str, Begun]]) -> dict[str, int]:

@@ -9,7 +9,6 @@ A change of a field or a bound needs a new `VERSION`: readers that disagree abou
 
 from __future__ import annotations
 
-import functools
 import json
 import re
 from collections.abc import Mapping
@@ -27,13 +26,11 @@ from rocketmq_spark.options.kinds import INT_MAX, MIB
 from rocketmq_spark.options.sink import MAX_FENCE_MS, MAX_TRANSACTION_TIMEOUT_MS
 from rocketmq_spark.protocol.remoting.command import loads
 
-VERSION: Final = 3
+VERSION: Final = 4
 """The version of the records that this release writes, and the only one that it reads."""
 
 # A broker accepts messages up to 4 MiB.
 _MAX_BYTES: Final = 4 * MIB
-# A plan reads the same records several times. Parsed ones are kept, unless they are longer than this.
-_KEPT_BYTES: Final = 8192
 _MAX_OFFSET: Final = 2**63 - 1
 _MAX_ROUNDS: Final = 1_000_000
 # Of a write, a query, an attempt.
@@ -164,12 +161,6 @@ def parse(
     """
     if len(body) > _MAX_BYTES:
         raise InvalidRecordError(f"it has {len(body)} bytes, {_MAX_BYTES} are allowed")
-    known = _parsed if len(body) <= _KEPT_BYTES else _parsed.__wrapped__
-    return known(bytes(body), transactional_id, topic, offset, stored_ms)
-
-
-@functools.lru_cache(maxsize=128)
-def _parsed(body: bytes, transactional_id: str, topic: str, offset: int, stored_ms: int) -> Record | None:
     try:
         fields = loads(body)
     except ValueError as exc:

@@ -439,6 +439,26 @@ def test_acknowledged_rows_that_are_lost_are_noticed_behind_messages_of_others(
     assert complete(job, plan, WRITE, done).repeated_rows == 0
 
 
+def test_acknowledged_rows_of_a_broker_that_lost_the_topic_are_noticed(cluster: FakeCluster, job: Driver) -> None:
+    """The broker has lost its disk, so the route of the topic lacks it at the end."""
+    broker, plan = without_home(job, cluster), new_plan(job)
+    done = run_task(job, plan, WRITE)
+    settings = broker.storage.topics[TOPIC]
+    lose_tail(broker, stored_by(broker))
+    del broker.storage.topics[TOPIC]
+    broker.on_change()
+    wait_for(lambda: broker.name not in {queue.broker_name for queue in job.brokers.fresh_route(TOPIC).queues})
+    with pytest.raises(DataLossError, match=r"the row at offset \d+, and its queue ends at 0 now.*Run the job again"):
+        complete(job, plan, WRITE, done)
+    broker.storage.create_topic(TOPIC, settings)
+    broker.on_change()
+    wait_for(lambda: broker.name in {queue.broker_name for queue in job.brokers.fresh_route(TOPIC).queues})
+    plan = new_plan(job)
+    done = run_task(job, plan, WRITE)
+    assert visible(cluster) == Counter(ROWS)
+    assert complete(job, plan, WRITE, done).repeated_rows == 0
+
+
 def test_a_plan_reports_queues_that_lost_their_end(
     cluster: FakeCluster, job: Driver, caplog: pytest.LogCaptureFixture
 ) -> None:
