@@ -106,7 +106,7 @@ class TwoPhaseCommit:
             self.roll_back(halves, group)
             raise
         if write in self.log.writes:
-            warn_of_complete(write, self.log.writes[write])
+            warn_of_complete(write, self.log.writes[write], len(halves))
             self.roll_back(halves, group)
             return self.finish(write)
         timeout = self.brokers.options.transaction_timeout_ms

@@ -103,6 +103,21 @@ def test_rows_of_a_decided_write_are_not_written_and_cause_a_warning(
     assert visible(cluster) == ONCE
 
 
+@pytest.mark.parametrize("more", [0, 5])
+def test_another_number_of_rows_of_a_decided_write_is_named(
+    cluster: FakeCluster, clock: MovedClock, first: Driver, caplog: pytest.LogCaptureFixture, more: int
+) -> None:
+    """With an older copy of a checkpoint, Spark plans the last micro-batch again, with rows that have come since."""
+    first.two_phase.commit(WRITE, *first.prepare(ROWS))
+    with driver(cluster, clock) as second:
+        second.open().two_phase.commit(WRITE, *second.prepare([*ROWS, *["new"] * more]))
+    warnings = [record.getMessage() for record in caplog.records if "was decided with" in record.getMessage()]
+    assert [text.partition(" now.")[0] for text in warnings] == [
+        f"write write-1 was decided with 20 rows, and has {20 + more} rows"
+    ] * bool(more)
+    assert visible(cluster) == ONCE
+
+
 def test_late_commits_of_a_paused_driver_change_nothing(cluster: FakeCluster, clock: MovedClock, first: Driver) -> None:
     halves, group = first.decide_and_crash(ROWS, 5)
     with driver(cluster, clock) as second:
