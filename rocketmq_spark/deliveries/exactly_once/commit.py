@@ -26,7 +26,7 @@ from rocketmq_spark.deliveries.exactly_once.halves import HalfCollector, Halves,
 from rocketmq_spark.deliveries.exactly_once.report import CommitReport
 from rocketmq_spark.deliveries.log.brokers import Brokers
 from rocketmq_spark.deliveries.log.decision_log import BARRIER_WAIT, DecisionLog
-from rocketmq_spark.deliveries.log.delivery import warn_of_complete
+from rocketmq_spark.deliveries.log.delivery import warn_of_complete, warn_of_other_rows
 from rocketmq_spark.deliveries.log.half import Half
 from rocketmq_spark.deliveries.log.records import Decision
 from rocketmq_spark.deliveries.log.scan import LOST_TAIL, Known, floor_now, scan_messages
@@ -106,7 +106,8 @@ class TwoPhaseCommit:
             self.roll_back(halves, group)
             raise
         if write in self.log.writes:
-            warn_of_complete(write, self.log.writes[write], len(halves))
+            warn_of_complete(write, self.log.writes[write])
+            warn_of_other_rows(write, self.log.writes[write], len(halves))
             self.roll_back(halves, group)
             return self.finish(write)
         timeout = self.brokers.options.transaction_timeout_ms

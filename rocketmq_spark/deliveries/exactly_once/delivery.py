@@ -19,7 +19,14 @@ from rocketmq_spark.deliveries.exactly_once.report import CommitReport
 from rocketmq_spark.deliveries.exactly_once.settings import findings
 from rocketmq_spark.deliveries.log.brokers import Brokers
 from rocketmq_spark.deliveries.log.decision_log import DecisionLog
-from rocketmq_spark.deliveries.log.delivery import LoggedDelivery, LogPlan, check_query, check_stream, read_log
+from rocketmq_spark.deliveries.log.delivery import (
+    LoggedDelivery,
+    LogPlan,
+    check_query,
+    check_stream,
+    read_log,
+    warn_of_other_rows,
+)
 from rocketmq_spark.errors import DataLossError, DeliveryError, RocketMQError
 from rocketmq_spark.model.message import MessageQueue
 
@@ -41,8 +48,9 @@ class TransactionPlan(LogPlan):
 class Prepared(PartitionResult):
     """What a task has prepared: the group of its half messages, and the half messages as bytes."""
 
-    group: str
+    group: str  # Empty if the write was decided before, so that the task has only counted its rows
     halves: bytes
+    counted_rows: int = 0
 
 
 @dataclass(frozen=True, repr=False)
@@ -85,12 +93,13 @@ class ExactlyOnce(LoggedDelivery[Prepared, TransactionPlan]):
         return TransactionPlan(run_id=commit.run_id, write=write, done=done, newest=newest, key_id=key_id)
 
     def write_partition(self, task: PartitionTask) -> Prepared | None:
-        """Send the rows as half messages; return None without sending if the write was decided before."""
+        """Send the rows as half messages. Of a write that was decided before, only count those of a micro-batch."""
         write = self.planned.write_of(task.recorder.write_id, task.recorder.batch_id)
         check_stream(self.options, self.planned, write)
         if self.planned.is_done(write):
             task.recorder.record_skipped_write(str(write))
-            return None
+            # With an older copy of its checkpoint, Spark plans a micro-batch again with other rows.
+            return Prepared("", b"", sum(batch.num_rows for batch in task.rows)) if write.query else None
         group, collector = self._group(write), HalfCollector()
         if (first := next(task.rows, None)) is not None:
             rules = half_rules(group, self.options.transaction_timeout_ms, collector.append)
@@ -106,9 +115,12 @@ class ExactlyOnce(LoggedDelivery[Prepared, TransactionPlan]):
                 # Another query may have committed with this id since the plan.
                 check_query(self.options, log.newest, write.query, str(write))
             two_phase = TwoPhaseCommit(brokers, log, self.planned.run_id)
-            if not done.results and self.planned.is_done(write):
+            prepared = [part for part in done.results if part.group]
+            if not prepared and self.planned.is_done(write):
+                if write.query and write in log.writes:
+                    warn_of_other_rows(write, log.writes[write], sum(part.counted_rows for part in done.results))
                 return two_phase.finish(write)
-            halves, group = self._together(write, done.results)
+            halves, group = self._together(write, prepared)
             if halves.has_repeats:
                 raise DeliveryError(
                     f"committing {write}: a broker has acknowledged two half messages at the same offset of its commit "
@@ -119,13 +131,14 @@ class ExactlyOnce(LoggedDelivery[Prepared, TransactionPlan]):
 
     def abort(self, open_instance: OpenInstance, done: TaskResults[Prepared]) -> None:
         """Roll back what the finished tasks of a failed write have prepared, unless the write was decided."""
-        if not done.results:
+        prepared = [part for part in done.results if part.group]
+        if not prepared:
             return
         write = self._write_of(done)
         try:
             with self._opened(self.options, open_instance) as (brokers, log):
                 read_log(log, brokers, everything=self.planned.write is not None)
-                halves, group = self._together(write, done.results)
+                halves, group = self._together(write, prepared)
                 state = log.writes.get(write)
                 if state is None or all(one.group != group for one in state.decisions.values()):
                     TwoPhaseCommit(brokers, log, self.planned.run_id).roll_back(halves, group)

@@ -205,18 +205,19 @@ def check_query(options: SinkOptions, newest: Write, query: str, write: str) -> 
         )
 
 
-def warn_of_complete(write: Write, state: WriteState, rows: int | None = None) -> None:
-    """Warn that rows are not written, because the log says that their write was done or decided before.
-
-    With `rows`, their number, warn if the write was decided with another number.
-    """
+def warn_of_complete(write: Write, state: WriteState) -> None:
+    """Warn that rows are not written, because the log says that their write was done or decided before."""
     when = "was decided before, and is completed now"
     if state.done:
         when = f"was completed at {shown_time(state.done_ms)}"
     text = "%s %s: the rows of this save are not written. If they are other rows, write them with another %s"
     logger.warning(text, write, when, "transactionalId" if write.query else "writeId")
+
+
+def warn_of_other_rows(write: Write, state: WriteState, rows: int) -> None:
+    """Warn if a write that was decided before has another number of rows now."""
     decision = state.decisions.get(1)
-    if rows is not None and decision is not None and decision.rows != rows:
+    if decision is not None and decision.rows != rows:
         logger.warning(
             "%s was decided with %d rows, and has %d rows now. Either the query does not give the same rows at each "
             "run, or its checkpoint is an older copy. In the second case, compare the topic with the source, and write "

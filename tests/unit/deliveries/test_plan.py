@@ -8,13 +8,16 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
-from rocketmq_spark.deliveries.base import Write
+from rocketmq_spark.deliveries.base import PartitionTask, Write
 from rocketmq_spark.deliveries.exactly_once.delivery import Prepared, TransactionPlan
 from rocketmq_spark.deliveries.log.delivery import check_stream, forget_logs
 from rocketmq_spark.errors import DeliveryError, OptionError
+from rocketmq_spark.metrics import Recorder
 from rocketmq_spark.protocol.remoting.codes import RequestCode, ResponseCode
+from rocketmq_spark.sink.task import SendRules
 from rocketmq_spark.spark.ordered_queues import query_of
 from rocketmq_spark.testing import FakeCluster, Reply
 from tests.support.two_phase import WRITE, Driver, visible
@@ -27,6 +30,10 @@ PLAN = TransactionPlan(run_id="run", write=None, done=False, newest=None, key_id
 def new_process() -> Iterator[None]:
     yield
     forget_logs()
+
+
+def no_send(batches: Iterator[pa.RecordBatch], *, row_id_name: str = "", rules: SendRules | None = None) -> None:
+    raise AssertionError("rows are sent")
 
 
 def prepared(driver: Driver, write: Write, rows: list[str] = ROWS) -> list[Prepared]:
@@ -55,6 +62,27 @@ def test_the_newest_micro_batch_is_known_to_the_next_plan(cluster: FakeCluster, 
         first.commit(plan, write, prepared(first, write))
         forget_logs()
     assert first.plan().planned.is_done(write)
+
+
+@pytest.mark.parametrize("more", [0, 5])
+def test_another_number_of_rows_in_a_committed_micro_batch_is_named(
+    cluster: FakeCluster, first: Driver, caplog: pytest.LogCaptureFixture, more: int
+) -> None:
+    """With an older copy of a checkpoint, Spark plans the last micro-batch again, with rows that have come since."""
+    write = Write("0", "query")
+    first.commit(first.plan(), write, prepared(first, write))
+    plan = first.plan()
+    results = []
+    for part, rows in enumerate((ROWS, ["new"] * more)):
+        recorder = Recorder(write.query, write.batch_id, part)
+        batches = [pa.record_batch({"body": rows})] if rows else []
+        results.append(plan.write_partition(PartitionTask(recorder, iter(batches), first._open_instance, no_send)))
+    first.commit(plan, write, [result for result in results if result is not None])
+    warnings = [record.getMessage() for record in caplog.records if "was decided with" in record.getMessage()]
+    assert [text.partition(" now.")[0] for text in warnings] == [
+        f"micro-batch 0 of query query was decided with 20 rows, and has {20 + more} rows"
+    ] * bool(more)
+    assert visible(cluster) == Counter(ROWS)
 
 
 def test_an_empty_micro_batch_is_recorded(first: Driver) -> None:
