@@ -36,11 +36,6 @@ def escaped(text: str, limit: int = LONGEST) -> str:
     return shown[: max(limit - len(end), 0)] + end
 
 
-def is_plain(text: str) -> bool:
-    """Return whether `escaped` would return the same text, whatever its length."""
-    return _UNSAFE.search(text) is None
-
-
 def escape_record(record: logging.LogRecord) -> bool:
     """Escape the message and the traceback of a log record. Every logger of this package has this filter.
 

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Final, TypeAlias
 from rocketmq_spark.deliveries.base import Write
 from rocketmq_spark.deliveries.log.half import MAX_ROWS, Half, manifests_for
 from rocketmq_spark.deliveries.log.scan import UNKNOWN, Floor, Known
-from rocketmq_spark.errors import escaped, is_plain
+from rocketmq_spark.errors import escaped
 from rocketmq_spark.model.message import Buffer, MessageQueue
 from rocketmq_spark.model.names import FORBIDDEN_TOPICS, MAX_TOPIC_LENGTH, is_legal
 from rocketmq_spark.model.route import MAX_BROKERS, MAX_QUEUES
@@ -371,7 +371,7 @@ def _integer(value: object, name: str, lowest: int, highest: int) -> int:
 
 
 def _text(value: object, name: str, shortest: int, longest: int) -> str:
-    if type(value) is not str or not shortest <= len(value) <= longest or not is_plain(value):
+    if type(value) is not str or not shortest <= len(value) <= longest or escaped(value) != value:
         raise InvalidRecordError(f"{name} is {_shown(value)}, allowed are {shortest} to {longest} printable characters")
     return value
 
