@@ -166,13 +166,15 @@ def _ends(
         # A broker builds its queues after the acknowledgement. Those of rows before a readable record are built.
         log.await_stored(brokers, write, {queue.broker_name for queue in late})
         found |= brokers.for_each(late, last_row)
-    tokens = _tokens(log, write, log.writes[write].begun) if found else {}
+    # The records of attempts may have expired since, so that their tokens are unknown.
+    state = log.writes.get(write)
+    tokens = {} if state is None else _tokens(log, write, state.begun)
     for queue, (pulled, end) in found.items():
         what = f"{write}: the broker of queue {queue} has acknowledged the row at offset {lasts[queue]}, and"
         if end <= lasts[queue]:
             raise _lost(f"{what} its queue ends at {end} now")
         # Another producer may have stored a message in its place. An expired one is no loss.
-        if has_others(pulled, tokens):
+        if tokens and has_others(pulled, tokens):
             raise _lost(f"{what} another message is there now")
     ends = brokers.max_offsets(set(queues) - set(found))
     return ends | {queue: end for queue, (_, end) in found.items() if queue in queues}

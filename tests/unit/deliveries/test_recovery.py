@@ -15,6 +15,7 @@ import pytest
 from rocketmq_spark.deliveries.base import Write
 from rocketmq_spark.deliveries.effectively_once.attempt import Attempted
 from rocketmq_spark.deliveries.effectively_once.plan import ResumePlan
+from rocketmq_spark.deliveries.log.delivery import forget_logs
 from rocketmq_spark.deliveries.log.records import Begun
 from rocketmq_spark.deliveries.log.scan import UNKNOWN, Known, floor_now, lowest, scan
 from rocketmq_spark.errors import DataLossError, DeliveryError, InputChangedError, MQClientException
@@ -437,6 +438,18 @@ def test_acknowledged_rows_that_are_lost_are_noticed_behind_messages_of_others(
     done = run_task(job, plan, WRITE)
     assert visible(cluster) - Counter(other=10**9) == Counter(ROWS)
     assert complete(job, plan, WRITE, done).repeated_rows == 0
+
+
+def test_a_write_completes_although_the_records_of_its_attempts_have_expired(cluster: FakeCluster, job: Driver) -> None:
+    plan = new_plan(job)
+    done = run_task(job, plan, WRITE)
+    home = plan.home
+    store = cluster.brokers[home.broker_name].storage.store
+    expire(cluster, "expired", home, store.end(home))
+    # Spark's driver completes a write in another process than it plans it in.
+    forget_logs()
+    complete(job, plan, WRITE, done)
+    assert visible(cluster) == Counter(ROWS)
 
 
 def test_acknowledged_rows_of_a_broker_that_lost_the_topic_are_noticed(cluster: FakeCluster, job: Driver) -> None:
