@@ -23,6 +23,11 @@ from tests.simulation.test_two_phase import without_first_wins
 SEEDS = range(200)
 
 
+@pytest.mark.parametrize("seed", [1_008_266, 1_012_079])
+def test_a_broker_may_leave_the_route_while_the_topic_of_the_log_is_created_on_another(seed: int) -> None:
+    assert not run_exactly_once(ExactlyOncePlan.of_seed(seed)).problems
+
+
 def test_rows_are_visible_once_whatever_happens_at_each_step() -> None:
     runs = [run_exactly_once(ExactlyOncePlan.of_seed(seed)) for seed in SEEDS]
     assert not {run.plan.seed: run.problems for run in runs if run.problems}

@@ -354,7 +354,7 @@ class Brokers:
                     f"topic {topic} is not known to be on broker {name}, and the driver could not create it: {exc}; "
                     f"start the broker, or create the topic first (rocketmq-spark create-topic {topic} --queues 1)"
                 ) from exc
-        self.await_listed(topic, missing)
+        self.await_listed(topic, broker_names)
 
     def await_listed(self, topic: str, broker_names: Collection[str]) -> None:
         """Return when the route of a topic lists these brokers; raise an MQClientException after a time."""
