@@ -12,11 +12,11 @@ import pytest
 from rocketmq_spark.deliveries.exactly_once import commit, ends
 from rocketmq_spark.deliveries.exactly_once.commit import TwoPhaseCommit
 from rocketmq_spark.deliveries.log import records
-from rocketmq_spark.deliveries.log.brokers import Brokers
 from rocketmq_spark.deliveries.log.decision_log import DecisionLog
 from rocketmq_spark.deliveries.log.keys import LogKeys
 from tests.simulation.exactly_once import HOLES, KINDS, ExactlyOncePlan, run_exactly_once
 from tests.simulation.hostile import KEY
+from tests.simulation.model_client import ModelBrokers
 from tests.simulation.test_model import believed, unbounded
 from tests.simulation.test_two_phase import without_first_wins
 
@@ -77,7 +77,7 @@ def without(name: str, patch: pytest.MonkeyPatch) -> None:
         "timeouts": (records, "_integer", unbounded("timeout_ms", records._integer)),
         "viewed half messages": (TwoPhaseCommit, "_view", any_message),
         "flushed commits": (DecisionLog, "await_stored", lambda *_: None),
-        "floors": (Brokers, "read", incomplete(Brokers.read)),
+        "floors": (ModelBrokers, "read", incomplete(ModelBrokers.read)),
     }
     where, what, change = changes[name]
     patch.setattr(where, what, change)
