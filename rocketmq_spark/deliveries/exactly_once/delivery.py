@@ -93,13 +93,18 @@ class ExactlyOnce(LoggedDelivery[Prepared, TransactionPlan]):
         return TransactionPlan(run_id=commit.run_id, write=write, done=done, newest=newest, key_id=key_id)
 
     def write_partition(self, task: PartitionTask) -> Prepared | None:
-        """Send the rows as half messages. Of a write that was decided before, only count those of a micro-batch."""
+        """Send the rows as half messages. Of a write that was decided before, only count those of a micro-batch.
+
+        Skipped invalid rows are in no decision. So with ``onError=skip`` the rows are not counted.
+        """
         write = self.planned.write_of(task.recorder.write_id, task.recorder.batch_id)
         check_stream(self.options, self.planned, write)
         if self.planned.is_done(write):
             task.recorder.record_skipped_write(str(write))
+            if not write.query or self.options.on_error == "skip":
+                return None
             # With an older copy of its checkpoint, Spark plans a micro-batch again with other rows.
-            return Prepared("", b"", sum(batch.num_rows for batch in task.rows)) if write.query else None
+            return Prepared("", b"", sum(batch.num_rows for batch in task.rows))
         group, collector = self._group(write), HalfCollector()
         if (first := next(task.rows, None)) is not None:
             rules = half_rules(group, self.options.transaction_timeout_ms, collector.append)
@@ -117,7 +122,7 @@ class ExactlyOnce(LoggedDelivery[Prepared, TransactionPlan]):
             two_phase = TwoPhaseCommit(brokers, log, self.planned.run_id)
             prepared = [part for part in done.results if part.group]
             if not prepared and self.planned.is_done(write):
-                if write.query and write in log.writes:
+                if done.results and write in log.writes:
                     warn_of_other_rows(write, log.writes[write], sum(part.counted_rows for part in done.results))
                 return two_phase.finish(write)
             halves, group = self._together(write, prepared)

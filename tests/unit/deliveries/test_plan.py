@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -64,6 +64,17 @@ def test_the_newest_micro_batch_is_known_to_the_next_plan(cluster: FakeCluster, 
     assert first.plan().planned.is_done(write)
 
 
+def repeat(first: Driver, write: Write, rows: Sequence[list[str]], **options: str) -> None:
+    """Run the tasks of a micro-batch that was committed before, one for each list of rows, and its commit."""
+    plan = first.plan(**options)
+    results = []
+    for part, bodies in enumerate(rows):
+        recorder = Recorder(write.query, write.batch_id, part)
+        batches = [pa.record_batch({"body": bodies})] if bodies else []
+        results.append(plan.write_partition(PartitionTask(recorder, iter(batches), first._open_instance, no_send)))
+    first.commit(plan, write, [result for result in results if result is not None])
+
+
 @pytest.mark.parametrize("more", [0, 5])
 def test_another_number_of_rows_in_a_committed_micro_batch_is_named(
     cluster: FakeCluster, first: Driver, caplog: pytest.LogCaptureFixture, more: int
@@ -71,18 +82,22 @@ def test_another_number_of_rows_in_a_committed_micro_batch_is_named(
     """With an older copy of a checkpoint, Spark plans the last micro-batch again, with rows that have come since."""
     write = Write("0", "query")
     first.commit(first.plan(), write, prepared(first, write))
-    plan = first.plan()
-    results = []
-    for part, rows in enumerate((ROWS, ["new"] * more)):
-        recorder = Recorder(write.query, write.batch_id, part)
-        batches = [pa.record_batch({"body": rows})] if rows else []
-        results.append(plan.write_partition(PartitionTask(recorder, iter(batches), first._open_instance, no_send)))
-    first.commit(plan, write, [result for result in results if result is not None])
+    repeat(first, write, (ROWS, ["new"] * more))
     warnings = [record.getMessage() for record in caplog.records if "was decided with" in record.getMessage()]
     assert [text.partition(" now.")[0] for text in warnings] == [
         f"micro-batch 0 of query query was decided with 20 rows, and has {20 + more} rows"
     ] * bool(more)
     assert visible(cluster) == Counter(ROWS)
+
+
+def test_skipped_rows_are_no_other_rows_of_a_committed_micro_batch(
+    first: Driver, caplog: pytest.LogCaptureFixture
+) -> None:
+    write = Write("0", "query")
+    first.commit(first.plan(), write, prepared(first, write))
+    invalid = ""
+    repeat(first, write, ([*ROWS, invalid],), on_error="skip")
+    assert "was decided with" not in caplog.text
 
 
 def test_an_empty_micro_batch_is_recorded(first: Driver) -> None:
