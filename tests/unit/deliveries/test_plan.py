@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -64,7 +65,7 @@ def test_the_newest_micro_batch_is_known_to_the_next_plan(cluster: FakeCluster, 
     assert first.plan().planned.is_done(write)
 
 
-def repeat(first: Driver, write: Write, rows: Sequence[list[str]], **options: str) -> None:
+def repeat(first: Driver, write: Write, rows: Sequence[list[str]], **options: Any) -> None:
     """Run the tasks of a micro-batch that was committed before, one for each list of rows, and its commit."""
     plan = first.plan(**options)
     results = []
