@@ -136,8 +136,8 @@ class TwoPhaseCommit:
     def prepare(self, broker_names: Collection[str]) -> None:
         """Create the topic of the log on brokers that lack it, and check that brokers reject late commits."""
         self.brokers.ensure_topic(self.log.topic, broker_names)
-        queues = {queue.broker_name: queue for queue in reversed(self.brokers.routes().look_up(self.log.topic).queues)}
-        self.brokers.for_each(sorted(broker_names), lambda name: check_fence(self.brokers, queues[name]))
+        queues = [MessageQueue(self.log.topic, name, 0) for name in sorted(broker_names)]
+        self.brokers.for_each(queues, partial(check_fence, self.brokers))
 
     def roll_back(self, halves: Halves, group: str) -> None:
         """Roll back half messages that no decision has. Brokers then check them no more. Does not raise."""
