@@ -28,7 +28,6 @@ from rocketmq_spark.deliveries.log.scan import LOST_TAIL, warn_of_lost_tail
 from rocketmq_spark.deliveries.log.state import WriteState
 from rocketmq_spark.errors import DataLossError, DeliveryError
 from rocketmq_spark.model.message import MessageQueue
-from rocketmq_spark.model.message_ext import Pulled
 from rocketmq_spark.protocol.remoting.command import loads
 
 logger = logging.getLogger("rocketmq_spark.producer")
@@ -154,30 +153,32 @@ def _ends(
             what = f"the broker of queue {queue} has acknowledged {rows} rows, which have only {offsets} offsets"
             raise _lost(f"{write}: {what}")
     lasts = {queue: last for queue, (*_, last) in spans.items()}
-
-    def last_row(queue: MessageQueue) -> tuple[Pulled, int]:
-        if queue in queues:
-            return brokers.message_at(queue, lasts[queue])
-        # Without its topic or queue a broker refuses a pull, and still says where the queue ends.
-        return Pulled(queue, lasts[queue], lasts[queue], b""), brokers.max_offsets([queue])[queue]
-
-    found = brokers.for_each(lasts, last_row)
-    if late := [queue for queue, (_, end) in found.items() if end <= lasts[queue]]:
-        # A broker builds its queues after the acknowledgement. Those of rows before a readable record are built.
-        log.await_stored(brokers, write, {queue.broker_name for queue in late})
-        found |= brokers.for_each(late, last_row)
     # The records of attempts may have expired since, so that their tokens are unknown.
     state = log.writes.get(write)
     tokens = {} if state is None else _tokens(log, write, state.begun)
-    for queue, (pulled, end) in found.items():
+
+    def end_of(queue: MessageQueue) -> tuple[int, bool]:
+        """Return where a queue ends, and whether another message is in the place of its last row."""
+        if queue not in queues:
+            # Without its topic or queue a broker refuses a pull, and still says where the queue ends.
+            return brokers.max_offsets([queue])[queue], False
+        pulled, end = brokers.message_at(queue, lasts[queue])
+        return end, bool(tokens) and has_others(pulled, tokens)
+
+    found = brokers.for_each(lasts, end_of)
+    if late := [queue for queue, (end, _) in found.items() if end <= lasts[queue]]:
+        # A broker builds its queues after the acknowledgement. Those of rows before a readable record are built.
+        log.await_stored(brokers, write, {queue.broker_name for queue in late})
+        found |= brokers.for_each(late, end_of)
+    for queue, (end, is_other) in found.items():
         what = f"{write}: the broker of queue {queue} has acknowledged the row at offset {lasts[queue]}, and"
         if end <= lasts[queue]:
             raise _lost(f"{what} its queue ends at {end} now")
         # Another producer may have stored a message in its place. An expired one is no loss.
-        if tokens and has_others(pulled, tokens):
+        if is_other:
             raise _lost(f"{what} another message is there now")
     ends = brokers.max_offsets(set(queues) - set(found))
-    return ends | {queue: end for queue, (_, end) in found.items() if queue in queues}
+    return ends | {queue: end for queue, (end, _) in found.items() if queue in queues}
 
 
 def _tokens(log: DecisionLog, write: Write, begun: Mapping[int, Mapping[str, Begun]]) -> dict[str, int]:

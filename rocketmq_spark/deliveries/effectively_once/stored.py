@@ -105,11 +105,7 @@ def floors_now(
 
 def has_others(pulled: Pulled, tokens: Collection[str]) -> bool:
     """Return whether an answer has messages, and none of them has one of these tokens."""
-    body = bytes(pulled.body)
-    if any(token.encode() in body for token in tokens):
-        return False
-    # The rows of an inner batch may be compressed.
-    messages = list(messages_of(body, pulled.queue, pulled.start, pulled.end, decompressed=False, parsed=False))
+    messages = [*messages_of(pulled.body, pulled.queue, pulled.start, pulled.end, decompressed=False, parsed=False)]
     return bool(messages) and not any(isinstance(one, MessageExt) and _has_token(one, tokens) for one in messages)
 
 
