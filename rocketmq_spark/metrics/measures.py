@@ -127,13 +127,14 @@ class Measures:
             self._subjects = dict(other._subjects)
         self._keys, self._values = keys, values
         # The final width depends on the measured seconds, not on the order of merging.
-        while self._seconds() > MAX_SECONDS:
+        while self._is_long():
             self._widen(2 * self.width)
 
-    def _seconds(self) -> int:
-        """Return the number of buckets of the timeline."""
+    def _is_long(self) -> bool:
+        """Return whether the timeline has more than `MAX_SECONDS` buckets."""
         keys = self._keys[self._timeline()]
-        return len(np.unique(keys & _INDEX_MASK)) if len(keys) > MAX_SECONDS else len(keys)
+        # A bucket has at least one key.
+        return len(keys) > MAX_SECONDS and len(np.unique(keys & _INDEX_MASK)) > MAX_SECONDS
 
     def _widen(self, width: int) -> None:
         keys, timeline = self._keys.copy(), self._timeline()

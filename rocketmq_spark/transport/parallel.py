@@ -55,9 +55,9 @@ def in_parallel(
     else:
         with runtime.pool(threads, "rocketmq-spark-questions") as pool:
             try:
-                while pending and threads:
-                    pool.submit(work)
-                    threads -= 1
+                for _ in range(threads):
+                    if pending:
+                        pool.submit(work)
             except RuntimeError:
                 # The process ends, or has reached its limit of threads. This thread then takes the keys.
                 work()
