@@ -193,11 +193,11 @@ def test_records_that_expired_since_the_plan_are_an_error(cluster: FakeCluster, 
     # Another driver begins the partition.
     with pytest.raises(Killed):
         run_task(job, new_plan(job), WRITE, **dying_after_stored_rows(cluster, 100))
-    stored = len(cluster.messages(TOPIC))
     expire(cluster, "expired", plan.home, broker_of(cluster, plan.home).storage.store.end(plan.home))
     with pytest.raises(DataLossError, match=rf"reading queue {plan.home}: its messages {plan.position} to .* are gone"):
         run_task(job, plan, WRITE)
-    assert len(cluster.messages(TOPIC)) == stored
+    # Requests of the dead attempt may have arrived later.
+    assert len({message.properties[ATTEMPT] for message in cluster.messages(TOPIC)}) == 1
 
 
 def test_expired_messages_from_before_the_write_are_no_error(cluster: FakeCluster, job: Driver) -> None:
@@ -378,7 +378,8 @@ def test_rows_in_queues_that_were_removed_are_not_sent_again(cluster: FakeCluste
     for _ in range(2):
         with pytest.raises(MQClientException, match=r"reading queue T/broker-\d/[23]: .* restore it \(mqadmin update"):
             run_task(job, plan, WRITE)
-    assert len(cluster.messages(TOPIC)) == stored
+    # Requests of the dead attempt may have arrived later.
+    assert len({message.properties[ATTEMPT] for message in cluster.messages(TOPIC)}) == 1
     plan = resize(4)
     done = run_task(job, plan, WRITE)
     assert visible(cluster) == Counter(ROWS)
