@@ -36,7 +36,7 @@ from tests.simulation.hostile_sender import HostileSender
 from tests.simulation.model import ModelClient, ModelController
 from tests.simulation.model_brokers import EVENTS, OF_ENDS, REQUESTS, SETTINGS, ModelCluster
 from tests.simulation.model_client import Fate, ModelTransport
-from tests.simulation.spark import FATES, ID, LOG, TOPIC, Attempt, Driver, History, SparkPlan
+from tests.simulation.spark import FATES, ID, LOG, TOPIC, Attempt, Driver, History, Log, SparkPlan
 from tests.simulation.world import World
 
 _TIMEOUT_MS = 4_000
@@ -163,9 +163,10 @@ def _options(drawn: tuple[tuple[str, Any], ...]) -> SinkOptions:
 class _Process:
     """What a process of a driver has: its brokers, and the log that it has read so far."""
 
-    def __init__(self, brokers: Brokers) -> None:
+    def __init__(self, brokers: Brokers, history: History) -> None:
         self.brokers = brokers
-        self.log = DecisionLog(ID, LOG, keys_of(brokers.options))
+        self.log = Log(ID, LOG, keys_of(brokers.options))
+        self.log.known = history.known
 
 
 class _Delivery(ExactlyOnce):
@@ -183,7 +184,7 @@ class ExactlyOnceJob:
 
     def __init__(self, controller: _Controller, driver: Driver, client: ModelClient) -> None:
         self._controller, self._driver, self._brokers = controller, driver, client.brokers
-        self._process = _Process(client.brokers)
+        self._process = _Process(client.brokers, controller.history)
         self._options = client.brokers.options
         self._write = driver.identify(_Delivery, self._options)
         self._delivery = self._planned()
@@ -203,7 +204,7 @@ class ExactlyOnceJob:
     def _committer(self) -> _Delivery:
         if not self._other:
             return self._delivery
-        self._process = _Process(self._brokers)
+        self._process = _Process(self._brokers, self._controller.history)
         return self._planned()
 
     def write_partition(

@@ -21,7 +21,7 @@ from rocketmq_spark.deliveries.effectively_once.stored_rows import QueueRows
 from rocketmq_spark.deliveries.effectively_once.tokens import TOKEN_LENGTH
 from rocketmq_spark.deliveries.log.brokers import Brokers
 from rocketmq_spark.deliveries.log.records import Begun, QueueNums
-from rocketmq_spark.deliveries.log.scan import Floor, floor_now, lowest, scan
+from rocketmq_spark.deliveries.log.scan import UNKNOWN, Floor, Known, floor_now, lowest, scan
 from rocketmq_spark.errors import DataLossError, MQClientException
 from rocketmq_spark.model.message import EncodedBatch, MessageQueue
 from rocketmq_spark.model.message_ext import MessageExt, Pulled
@@ -90,9 +90,21 @@ def floors_of(
         if queue.broker_name in all_nums and queue.queue_id >= all_nums[queue.broker_name]
     ]
     return {
-        queue: lowest(one.floor_of(queue, start_offsets) for one in attempts if queue.broker_name in one.queue_nums)
+        queue: _floor_of_all(
+            [one.floor_of(queue, start_offsets) for one in attempts if queue.broker_name in one.queue_nums],
+            start_offsets.get(queue, 0),
+        )
         for queue in queues
     }
+
+
+def _floor_of_all(floors: Sequence[Floor], start_offset: int) -> Floor:
+    """Return the floor of all attempts that have these floors in a queue."""
+    floor = lowest(floors)
+    # A floor below the write's start offset says that the broker lost messages before an attempt began. Rows that
+    # attempts with another floor stored since then may be anywhere.
+    lost = isinstance(floor, Known) and floor.offset < start_offset
+    return UNKNOWN if lost and len(set(floors)) > 1 else floor
 
 
 def floors_now(

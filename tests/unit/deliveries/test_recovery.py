@@ -323,9 +323,11 @@ def test_a_queue_that_lost_its_end_must_begin_at_offset_0(cluster: FakeCluster, 
     with pytest.raises(Killed):
         run_task(job, plan, write, dies_after=300)
     lose_tail(broker, stored_by(broker) - 150)
-    # Rows of the first attempt may be among the messages that have expired.
-    with pytest.raises(DataLossError, match="its messages 0 to 8 are gone"):
-        run_task(job, plan, write)
+    # Rows of the first attempt may be among the messages that have expired. The end that a later plan knows does not
+    # change that.
+    for later in (plan, new_plan(job, write), new_plan(job, write)):
+        with pytest.raises(DataLossError, match="its messages 0 to 8 are gone"):
+            run_task(job, later, write)
 
 
 def test_the_floor_of_a_queue_that_lost_its_end_is_unknown(
@@ -374,7 +376,6 @@ def test_rows_in_queues_that_were_removed_are_not_sent_again(cluster: FakeCluste
     with pytest.raises(Killed):
         run_task(job, resize(4), WRITE, dies_after=300, before=wait_for_some)
     plan = resize(2)
-    stored = len(cluster.messages(TOPIC))
     for _ in range(2):
         with pytest.raises(MQClientException, match=r"reading queue T/broker-\d/[23]: .* restore it \(mqadmin update"):
             run_task(job, plan, WRITE)
