@@ -159,8 +159,8 @@ class StoredRows:
 
 
 _ADVICE: Final = (
-    "Make it so (for example, write a table, or a DataFrame after checkpoint()), or use delivery=exactlyOnce. Stored "
-    "rows stay visible. Later attempts at this partition send nothing until they have all of these rows. If they never "
-    "will, compare the rows with the topic, and write what is missing with another writeId (a stream: another "
-    "transactionalId and startAnew=true)"
+    "Make it so (for example, write a table, or a DataFrame after checkpoint()), or use delivery=exactlyOnce. If the "
+    "checkpoint of a stream is an older copy, restore the newest one. Stored rows stay visible. Later attempts at this "
+    "partition send nothing until they have all of these rows. If they never will, compare the rows with the topic, "
+    "and write what is missing with another writeId (a stream: another transactionalId and startAnew=true)"
 )

@@ -119,8 +119,7 @@ class DecisionLog:
         Raises an MQClientException if another driver has claimed another home since `open`, or the topic has no queue
         on one of the brokers of the write.
         """
-        home, queues = self.require_home(), self.records.queues(brokers)
-        self._check_named(broker_names, {queue.broker_name for queue in queues})
+        home, queues = self.require_home(), self.records.queues_on(brokers, broker_names)
         claim = HomeRecord(write=write, home=home, is_claim=True)
         claims = self.records.store(brokers, claim, [home])
         claims |= self.records.store(brokers, claim, [queue for queue in queues if queue != home])
@@ -255,8 +254,7 @@ class DecisionLog:
 
         The brokers acknowledge it only after they have flushed and replicated what they stored before.
         """
-        queues = {queue.broker_name: queue for queue in reversed(self.records.queues(brokers))}
-        self._check_named(broker_names, queues)
+        queues = {queue.broker_name: queue for queue in reversed(self.records.queues_on(brokers, broker_names))}
         record = HomeRecord(write=write, home=self.require_home())
         return self.records.store(brokers, record, [queues[name] for name in sorted(broker_names)])
 
@@ -264,13 +262,6 @@ class DecisionLog:
         """Return when all that these brokers have stored is flushed and replicated, and can be read."""
         stored = self.append_homes(brokers, write, set(broker_names))
         brokers.for_each(stored, lambda queue: brokers.await_readable(queue, stored[queue]))
-
-    def _check_named(self, wanted: Collection[str], found: Collection[str]) -> None:
-        if lost := sorted(set(wanted).difference(found)):
-            raise MQClientException(
-                f"topic {self.topic} has no writable queue on broker {', '.join(lost)}, to which rows go: start the "
-                "broker, or create the topic there"
-            )
 
     def require_home(self) -> MessageQueue:
         """Return the home; `open` precedes."""

@@ -8,7 +8,7 @@ import hashlib
 import json
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +17,7 @@ import pytest
 
 from rocketmq_spark.deliveries.base import Write
 from rocketmq_spark.deliveries.exactly_once.halves import read_halves
+from rocketmq_spark.deliveries.log.brokers import Brokers
 from rocketmq_spark.deliveries.log.decision_log import DecisionLog
 from rocketmq_spark.deliveries.log.records import VERSION, Decision
 from rocketmq_spark.errors import DataLossError, MQClientException, RouteNotFoundException
@@ -90,6 +91,18 @@ def test_a_home_that_is_down_is_an_error(cluster: FakeCluster, first: Driver, cl
         ),
     ):
         second.open()
+
+
+@pytest.mark.parametrize("store", [DecisionLog.claim_home, DecisionLog.append_homes])
+def test_a_log_waits_until_name_servers_list_a_broker_that_restarts(
+    cluster: FakeCluster, first: Driver, store: Callable[[DecisionLog, Brokers, Write, set[str]], object]
+) -> None:
+    assert first.log.home is not None
+    (other,) = cluster.brokers.keys() - {first.log.home.broker_name}
+    cluster.kill(other)
+    first.brokers.refresh_route(first.log.topic)
+    cluster.restart(other)
+    store(first.log, first.brokers, WRITE, {other})
 
 
 def test_halves_beyond_one_record_are_in_several(first: Driver, second: Driver) -> None:
