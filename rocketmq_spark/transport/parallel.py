@@ -20,6 +20,10 @@ T = TypeVar("T")
 _E = TypeVar("_E", bound=RocketMQError)
 
 MOST_AT_ONCE: Final = 64
+# Near servers answer a few threads faster than many, which wait for each other. So each of these numbers of threads has
+# some time to take all keys, seconds, before it is doubled.
+_STEPS: Final = frozenset({4, 8, 16, 32})
+_STEP_TIME: Final = 0.002
 _LONGEST: Final = 60.0
 
 
@@ -36,28 +40,31 @@ def in_parallel(
     answers: dict[int, T] = {}
     failures: dict[int, Exception] = {}
     pending = deque(enumerate(keys))
+    # Set when no further key is to be taken.
+    taken = runtime.event()
 
     def work() -> None:
         while not failures:
             try:
                 number, key = pending.popleft()
             except IndexError:
-                return
+                break
             try:
                 answers[number] = ask(key)
             except Exception as exc:
                 failures[number] = exc
+        taken.set()
 
-    # To start a thread takes longer than a request to a near server. So each thread takes many keys.
     threads = min(at_once, len(keys))
     if threads == 1:
         work()
     else:
         with runtime.pool(threads, "rocketmq-spark-questions") as pool:
             try:
-                for _ in range(threads):
-                    if pending:
-                        pool.submit(work)
+                for started in range(threads):
+                    if taken.is_set() or (started in _STEPS and taken.wait(_STEP_TIME)):
+                        break
+                    pool.submit(work)
             except RuntimeError:
                 # The process ends, or has reached its limit of threads. This thread then takes the keys.
                 work()

@@ -13,7 +13,7 @@ from rocketmq_spark.model.message import MessageQueue
 from tests.simulation.read_checks import ReadHistory, Row, problems_of_read
 from tests.simulation.reads import TOPIC, ReadPlan, ReadRun, run_read
 
-SEEDS = range(20, 80)
+SEEDS = range(120, 180)
 
 QUEUE = MessageQueue(TOPIC, "b0", 0)
 

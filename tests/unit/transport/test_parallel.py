@@ -8,7 +8,7 @@ from concurrent.futures import Executor
 import pytest
 
 from rocketmq_spark.errors import RemotingTooMuchRequestException, RocketMQError
-from rocketmq_spark.transport.parallel import in_parallel, query_all
+from rocketmq_spark.transport.parallel import MOST_AT_ONCE, in_parallel, query_all
 from rocketmq_spark.transport.runtime import Runtime
 
 
@@ -23,6 +23,11 @@ def test_no_thread_starts_for_less_than_two_keys(keys: tuple[int, ...]) -> None:
             raise AssertionError(f"a pool of {threads} threads")
 
     assert in_parallel(keys, str, NoThreads()) == {key: str(key) for key in keys}
+
+
+def test_servers_that_answer_late_are_all_asked_at_once() -> None:
+    everyone = threading.Barrier(MOST_AT_ONCE)
+    assert len(in_parallel(range(MOST_AT_ONCE), lambda _: everyone.wait(60))) == MOST_AT_ONCE
 
 
 def test_first_failed_key_is_reported_and_no_further_key_is_asked() -> None:
