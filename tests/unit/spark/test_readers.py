@@ -382,7 +382,7 @@ def test_repeated_micro_batch_whose_queue_is_shorter_now_is_lost_data(
         # Release 1.0.0rc1 wrote no store times.
         del end["t"]["a"]["storeTimestamp"]
     stream.replace(Q0, kept, later, at=9.0)
-    waits = {"pull_timeout_ms": 300}
+    waits = {"pull_timeout_ms": 1_500}
     shorter = f"queue t/a/0 ends at offset {kept + later}, before 5, where the micro-batch ends.*failOnDataLoss"
     with stream.query(**waits) as query, pytest.raises(DataLossError, match=shorter):
         query.partitions(query.initialOffset(), end)
@@ -406,7 +406,7 @@ def test_repeated_micro_batch_of_a_shorter_queue_reads_each_message_once(stream:
     with stream.query() as query:
         end = checkpointed(query.latestOffset(start))
     stream.replace(Q0, kept, later, at=9.0)
-    with stream.query(fail_on_data_loss=False, pull_timeout_ms=300) as query:
+    with stream.query(fail_on_data_loss=False, pull_timeout_ms=1_500) as query:
         ranges = ranges_of(query.partitions(start, end))
         # Of its messages, those at offsets 3, 4 and 5, the failover has kept this many.
         assert sum(part.size for part in ranges) == max(0, kept - 3)
