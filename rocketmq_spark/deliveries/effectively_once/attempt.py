@@ -95,7 +95,7 @@ class Attempt:
                 raise InputChangedError(
                     f"{self.write} was completed without rows in partition {self.partition_id}, and now it has some, "
                     "so the input is not the same at each reading, or has more partitions. No row of this partition is "
-                    "sent. Make the input the same, or use delivery=exactlyOnce"
+                    "sent. If they are new rows, write them as another write. Do not change the delivery of this one"
                 )
             stored = self._begin()
             if self._completed_since:
@@ -232,6 +232,7 @@ def shrunk(write: Write, partitions: Sequence[int]) -> InputChangedError:
     """Return the error of a write that has no rows in partitions which had some."""
     return InputChangedError(
         f"{write}: an earlier attempt stored rows of partition {', '.join(map(str, partitions))}, and now the write "
-        "has no rows there, so the input is not the same at each reading, or has other partitions. Make it so, or use "
-        "delivery=exactlyOnce. Stored rows stay visible"
+        "has no rows there, so the input is not the same at each reading, or has other partitions. Stored rows stay "
+        "visible. Run the write again with the query, the options and the newest checkpoint that it had before. Do not "
+        "change its delivery"
     )

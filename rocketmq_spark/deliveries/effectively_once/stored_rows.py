@@ -159,8 +159,9 @@ class StoredRows:
 
 
 _ADVICE: Final = (
-    "Make it so (for example, write a table, or a DataFrame after checkpoint()), or use delivery=exactlyOnce. If the "
-    "checkpoint of a stream is an older copy, restore the newest one. Stored rows stay visible. Later attempts at this "
-    "partition send nothing until they have all of these rows. If they never will, compare the rows with the topic, "
-    "and write what is missing with another writeId (a stream: another transactionalId and startAnew=true)"
+    "Stored rows stay visible. Later attempts at this partition send nothing until they have all of these rows. So run "
+    "the write again with the query, the options and the newest checkpoint that it had before. If no run has all of "
+    "these rows, compare the rows with the topic, and write what is missing with another writeId (a stream: another "
+    "transactionalId and startAnew=true). Do not change the delivery of this write. Later writes need the same input "
+    "at each reading (for example a table, or a DataFrame after checkpoint()), or delivery=exactlyOnce"
 )

@@ -371,8 +371,8 @@ class Brokers:
             if is_listed():
                 return
         raise MQClientException(
-            f"the name servers do not list topic {topic} on all of {', '.join(sorted(broker_names))}: start these "
-            "brokers, and check that they are registered"
+            f"the name servers do not list topic {topic} as writable on all of {', '.join(sorted(broker_names))}: "
+            "start these brokers, check that they are registered, and make the topic writable there"
         )
 
     def _create_topic(self, topic: str, address: str, timeout: float) -> None:
