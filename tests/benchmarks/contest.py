@@ -139,7 +139,7 @@ def table() -> str:
         lines.append(f"| {one.name}{note} | {one.median:.2f} | {spread} | {aim} |")
     discarded = {part: rounds["discarded"] for part, rounds in kept["rounds"].items() if rounds["discarded"]}
     were = ", ".join(f"{part} {number}" for part, number in discarded.items())
-    return "\n".join([*lines, "", f"Measured on {kept['machine']}. Discarded rounds: {were or 'none'}."])
+    return "\n".join([*lines, "", f"Measured on {kept['machine']}.", f"Discarded rounds: {were or 'none'}."])
 
 
 def headlines() -> str:
