@@ -25,7 +25,6 @@ from rocketmq_spark.deliveries.log.decision_log import DecisionLog
 from rocketmq_spark.deliveries.log.delivery import read_log, warn_of_complete
 from rocketmq_spark.deliveries.log.records import ANY_WRITE, Begun
 from rocketmq_spark.deliveries.log.scan import LOST_TAIL, warn_of_lost_tail
-from rocketmq_spark.deliveries.log.state import WriteState
 from rocketmq_spark.errors import DataLossError, DeliveryError
 from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.protocol.remoting.command import loads
@@ -78,17 +77,22 @@ def complete(
         raise shrunk(write, gone)
     _stop_others(brokers, log, plan, write, ended)
     checked, repeated = brokers.clock(), 0
-    known_attempts = {} if state is None else state.begun
+    begun = {} if state is None else state.begun
     recovered = {
         attempt.partition_id: attempt.rows
         for attempt in attempts
         # A second attempt may have stored rows, too.
-        if attempt.recovered or len(known_attempts.get(attempt.partition_id, ())) > 1
+        if attempt.recovered or len(begun.get(attempt.partition_id, ())) > 1
     }
+    if gone := sorted(recovered.keys() - begun.keys()):
+        logger.warning(
+            "%s: the records of the attempts at partition %s have expired (fileReservedTime), so it is unknown whether "
+            "rows of it are stored twice. All of its rows are stored",
+            *(write, ", ".join(map(str, gone))),
+        )
     known = plan.start_offsets_of(write)
-    if recovered:
-        assert state is not None
-        repeated = _count_repeats(brokers, log, write, state, recovered, {} if known is None else known.by_queue)
+    if counted := {part: rows for part, rows in recovered.items() if part in begun}:
+        repeated = _count_repeats(brokers, log, write, begun, counted, {} if known is None else known.by_queue)
         if repeated:
             logger.warning(
                 "%s: %d rows are stored twice, because a broker stored requests of a failed attempt later than "
@@ -198,17 +202,17 @@ def _count_repeats(
     brokers: Brokers,
     log: DecisionLog,
     write: Write,
-    state: WriteState,
+    begun: Mapping[int, Mapping[str, Begun]],
     recovered: Mapping[int, int],
     start_offsets: Mapping[MessageQueue, int],
 ) -> int:
     """Return how many messages of partitions are stored beyond the rows that `recovered` counts."""
-    all_begun = [one for part in recovered for one in state.begun[part].values()]
+    all_begun = [one for part in recovered for one in begun[part].values()]
     # All rows are readable then.
     pass_fence(brokers, log, write, most_queues(one.queue_nums for one in all_begun).keys(), 0.0)
     floors = floors_of(brokers, all_begun, start_offsets)
     ends = brokers.max_offsets(floors)
-    tokens = _tokens(log, write, {part: state.begun[part] for part in recovered})
+    tokens = _tokens(log, write, {part: begun[part] for part in recovered})
     stored = dict.fromkeys(recovered, 0)
     for token, count in count_stored(brokers, floors_now(brokers, floors, ends, tokens), ends, tokens).items():
         stored[tokens[token]] += count
