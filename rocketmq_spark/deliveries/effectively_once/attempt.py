@@ -26,7 +26,7 @@ from rocketmq_spark.deliveries.effectively_once.stored import (
     read_stored,
     row_id_name,
 )
-from rocketmq_spark.deliveries.effectively_once.stored_rows import QueueRows, StoredRows
+from rocketmq_spark.deliveries.effectively_once.stored_rows import RUN_AGAIN, QueueRows, StoredRows
 from rocketmq_spark.deliveries.effectively_once.tokens import attempt_token
 from rocketmq_spark.deliveries.log.brokers import COMPARE, Brokers
 from rocketmq_spark.deliveries.log.decision_log import BARRIER_WAIT, DecisionLog
@@ -232,7 +232,5 @@ def shrunk(write: Write, partitions: Sequence[int]) -> InputChangedError:
     """Return the error of a write that has no rows in partitions which had some."""
     return InputChangedError(
         f"{write}: an earlier attempt stored rows of partition {', '.join(map(str, partitions))}, and now the write "
-        "has no rows there, so the input is not the same at each reading, or has other partitions. Stored rows stay "
-        "visible. Run the write again with the query, the options and the newest checkpoint that it had before. Do not "
-        "change its delivery"
+        f"has no rows there, so the input is not the same at each reading, or has other partitions. {RUN_AGAIN}"
     )

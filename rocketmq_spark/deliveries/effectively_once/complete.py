@@ -84,11 +84,11 @@ def complete(
         # A second attempt may have stored rows, too.
         if attempt.recovered or len(begun.get(attempt.partition_id, ())) > 1
     }
-    if gone := sorted(recovered.keys() - begun.keys()):
+    if uncounted := sorted(recovered.keys() - begun.keys()):
         logger.warning(
             "%s: the records of the attempts at partition %s have expired (fileReservedTime), so it is unknown whether "
             "rows of it are stored twice. All of its rows are stored",
-            *(write, ", ".join(map(str, gone))),
+            *(write, ", ".join(map(str, uncounted))),
         )
     known = plan.start_offsets_of(write)
     if counted := {part: rows for part, rows in recovered.items() if part in begun}:

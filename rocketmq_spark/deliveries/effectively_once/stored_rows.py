@@ -158,10 +158,13 @@ class StoredRows:
             yield Span(self._queues[code], len(of_queue), int(of_queue.min()), int(of_queue.max()))
 
 
+RUN_AGAIN: Final = (
+    "Stored rows stay visible. Run the write again with the query, the options and the newest checkpoint that it had "
+    "before. Do not change its delivery"
+)
 _ADVICE: Final = (
-    "Stored rows stay visible. Later attempts at this partition send nothing until they have all of these rows. So run "
-    "the write again with the query, the options and the newest checkpoint that it had before. If no run has all of "
-    "these rows, compare the rows with the topic, and write what is missing with another writeId (a stream: another "
-    "transactionalId and startAnew=true). Do not change the delivery of this write. Later writes need the same input "
-    "at each reading (for example a table, or a DataFrame after checkpoint()), or delivery=exactlyOnce"
+    f"{RUN_AGAIN}. Later attempts at this partition send nothing until they have all of these rows. If no run has all "
+    "of them, compare the rows with the topic, and write what is missing with another writeId (a stream: another "
+    "transactionalId and startAnew=true). Later writes need the same input at each reading (for example a table, or a "
+    "DataFrame after checkpoint()), or delivery=exactlyOnce"
 )

@@ -356,20 +356,25 @@ class Brokers:
                 ) from exc
         self.await_listed(topic, broker_names)
 
-    def await_listed(self, topic: str, broker_names: Collection[str]) -> None:
-        """Return when the route of a topic lists these brokers; raise an MQClientException after a time."""
+    def await_listed(self, topic: str, broker_names: Collection[str]) -> TopicPublishInfo:
+        """Return the route of a topic when it has a writable queue on each of these brokers.
 
-        def is_listed() -> bool:
+        Raises an MQClientException after ``deliveryTimeoutMs``.
+        """
+
+        def listed() -> TopicPublishInfo | None:
             known = self.instance.routes.cached(topic)
-            return known is not None and not known.template and known.broker_names.issuperset(broker_names)
+            if known is None or known.template or not known.broker_names.issuperset(broker_names):
+                return None
+            return known
 
-        if is_listed():
-            return
+        if info := listed():
+            return info
         for _ in self.retries():
             with contextlib.suppress(RouteNotFoundException):
                 self.refresh_route(topic)
-            if is_listed():
-                return
+            if info := listed():
+                return info
         raise MQClientException(
             f"the name servers do not list topic {topic} as writable on all of {', '.join(sorted(broker_names))}: "
             "start these brokers, check that they are registered, and make the topic writable there"

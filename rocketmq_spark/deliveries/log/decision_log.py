@@ -119,7 +119,7 @@ class DecisionLog:
         Raises an MQClientException if another driver has claimed another home since `open`, or the topic has no queue
         on one of the brokers of the write.
         """
-        home, queues = self.require_home(), self.records.queues_on(brokers, broker_names)
+        home, queues = self.require_home(), brokers.await_listed(self.topic, broker_names).queues
         claim = HomeRecord(write=write, home=home, is_claim=True)
         claims = self.records.store(brokers, claim, [home])
         claims |= self.records.store(brokers, claim, [queue for queue in queues if queue != home])
@@ -254,7 +254,8 @@ class DecisionLog:
 
         The brokers acknowledge it only after they have flushed and replicated what they stored before.
         """
-        queues = {queue.broker_name: queue for queue in reversed(self.records.queues_on(brokers, broker_names))}
+        info = brokers.await_listed(self.topic, broker_names)
+        queues = {queue.broker_name: queue for queue in reversed(info.queues)}
         record = HomeRecord(write=write, home=self.require_home())
         return self.records.store(brokers, record, [queues[name] for name in sorted(broker_names)])
 

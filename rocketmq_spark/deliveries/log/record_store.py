@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -66,20 +66,6 @@ class RecordStore:
     def queues(self, brokers: Brokers) -> Sequence[MessageQueue]:
         """Return the queues of the topic that can be written now."""
         return brokers.routes().look_up(self.topic).queues
-
-    def queues_on(self, brokers: Brokers, broker_names: Collection[str]) -> Sequence[MessageQueue]:
-        """Return the queues of the topic as soon as each of these brokers has one.
-
-        Raises an MQClientException if one of them has none until ``deliveryTimeoutMs``.
-        """
-        brokers.await_listed(self.topic, broker_names)
-        queues = self.queues(brokers)
-        if lost := sorted(set(broker_names).difference(queue.broker_name for queue in queues)):
-            raise MQClientException(
-                f"topic {self.topic} has no writable queue on broker {', '.join(lost)}, to which rows go: start the "
-                "broker, or create the topic there"
-            )
-        return queues
 
     def read(
         self, brokers: Brokers, queue: MessageQueue, start: int, end: int, *, complete: bool = False
