@@ -9,7 +9,6 @@ tags that needs them. Bodies outside inner batches are decompressed only for a c
 from __future__ import annotations
 
 import itertools
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final, TypeAlias
@@ -18,28 +17,22 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rocketmq_spark.arrow.columns import ByteColumn, byte_strings, text_array, to_arrow, to_numpy
-from rocketmq_spark.arrow.read_columns import (
-    COLUMNS_BY_NAME,
-    FROM_PROPERTIES,
-    LAST_TIME,
-    UNREADABLE,
-    US_PER_MS,
-    ReadColumn,
-)
-from rocketmq_spark.arrow.stored import Irregular, Properties, cells, records_of, rows_of, split_properties
+from rocketmq_spark.arrow.columns import byte_strings, text_array, to_arrow, to_numpy
+from rocketmq_spark.arrow.kernel import Kernel, default_kernel
+from rocketmq_spark.arrow.messages import Irregular
+from rocketmq_spark.arrow.read_columns import COLUMNS_BY_NAME, FROM_PROPERTIES, UNREADABLE, ReadColumn
 from rocketmq_spark.errors import CompressionError, RemotingCommandException
 from rocketmq_spark.model.message import MessageQueue
-from rocketmq_spark.model.message_ext import MessageExt, Pulled, encode_message_id, format_host
+from rocketmq_spark.model.message_ext import MessageExt, Pulled
 from rocketmq_spark.model.properties import TAGS
 from rocketmq_spark.protocol.compression import COMPRESSED_FLAG, decompress
-from rocketmq_spark.protocol.remoting.unwrap import CRC_MASK, INNER_BATCH, Unreadable, messages_of
-
-# The two hex digits of each byte.
-_HEX: Final = np.array([f"{value:02X}" for value in range(256)], np.bytes_).view(np.uint16)
+from rocketmq_spark.protocol.remoting.unwrap import INNER_BATCH, Unreadable, messages_of
 
 # The most bytes of the decompressed bodies of one record batch.
 _MOST_UNPACKED: Final = 64 * 1024 * 1024
+# The most rows of one record batch. Without this limit the empty items of an inner batch of 16 MB, each 22 bytes, would
+# take hundreds of megabytes as columns.
+_MOST_ROWS: Final = 128 * 1024
 
 # Memory of a message without its body, and of a property, as Python objects, bytes.
 _MESSAGE_COST: Final = 500
@@ -67,19 +60,21 @@ def batches_of(
     tags: frozenset[str] | None = None,
     on_unreadable: OnUnreadable = fail,
     most_unpacked: int = _MOST_UNPACKED,
+    kernel: Kernel | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Yield the messages of answers, in order, as one record batch, or as several if they unpack to too many bytes.
 
     `schema` has some columns of a read. With `tags`, only messages with one of them are yielded, because brokers filter
     by hashes (docs/internals/reads.md#pulls). Raises what `on_unreadable` raises.
     """
+    kernel = kernel or default_kernel()
     try:
-        batches: Iterable[pa.RecordBatch] = [_Columns(pulls, most_unpacked).batch(schema, tags)]
+        batches: Iterable[pa.RecordBatch] = [_Columns(pulls, most_unpacked, kernel).batch(schema, tags)]
     except (Irregular, pa.ArrowInvalid):
         batches = decode_rows(pulls, schema, tags, on_unreadable, most_unpacked)
     except _TooMuchError:
         if halves := _halves(pulls):
-            parts = (batches_of(half, schema, tags, on_unreadable, most_unpacked) for half in halves)
+            parts = (batches_of(half, schema, tags, on_unreadable, most_unpacked, kernel) for half in halves)
             batches = itertools.chain(*parts)
         else:
             batches = decode_rows(pulls, schema, tags, on_unreadable, most_unpacked)
@@ -163,123 +158,71 @@ def _value(column: ReadColumn, queue: MessageQueue, message: MessageExt | Unread
 class _Columns:
     """Makes columns on request; raises Irregular or a pyarrow.ArrowInvalid for what only `decode_rows` can read."""
 
-    def __init__(self, pulls: Sequence[Pulled], most_unpacked: int) -> None:
+    def __init__(self, pulls: Sequence[Pulled], most_unpacked: int, kernel: Kernel) -> None:
         self._most_unpacked = most_unpacked
-        body = pulls[0].body if len(pulls) == 1 else b"".join(pull.body for pull in pulls)
-        self._records = records = records_of(body)
-        self._rows = rows = rows_of(records, body)
         self._queues = [pull.queue for pull in pulls]
-        self._properties: Properties | None = None
-        # The number of the pull that each row is of, and whether its offset lies between the pull's start and end.
-        borders = np.cumsum([len(pull.body) for pull in pulls])
-        self._pull_of = np.searchsorted(borders, records.starts, side="right")[rows.record]
-        starts = np.array([pull.start for pull in pulls], np.int64)[self._pull_of]
-        ends = np.array([pull.end for pull in pulls], np.int64)[self._pull_of]
-        inside = (rows.queue_offset >= starts) & (rows.queue_offset < ends)
-        if not inside.all():
-            kept = np.flatnonzero(inside)
-            self._rows, self._pull_of = rows.select(kept), self._pull_of[kept]
-        # A loop over bodies, because zlib computes one CRC per call. Python bytes are faster here than array slices.
-        bodies = cells(records.data, records.whole.bodies, records.whole.body_ends).to_pylist()
-        computed = np.fromiter(map(zlib.crc32, bodies), np.uint32, len(bodies))
-        if not np.array_equal(computed & CRC_MASK, records.heads["crc"]):
-            raise Irregular
+        bodies, starts, ends = zip(*((pull.body, pull.start, pull.end) for pull in pulls), strict=True)
+        self._messages = kernel.messages(bodies, starts, ends)
+        if len(self._messages) > _MOST_ROWS:
+            raise _TooMuchError
 
     def batch(self, schema: pa.Schema, tags: frozenset[str] | None) -> pa.RecordBatch:
         if UNREADABLE in schema.names:
             # Null means that the whole message is readable, not only the columns asked for.
-            self._split()
+            self._messages.split()
             if "body" not in schema.names:
                 self._bodies()
         columns = [self._column(field.name, field.type) for field in schema]
         batch = pa.RecordBatch.from_arrays(columns, schema=schema)
         if tags is None:
             return batch
-        return batch.filter(pc.is_in(self._split().value_of(TAGS), value_set=text_array(sorted(tags))))
+        return batch.filter(pc.is_in(self._messages.values(TAGS), value_set=text_array(sorted(tags))))
 
     def _column(self, name: str, kind: pa.DataType) -> pa.Array:
-        queues = self._queues
+        messages, queues = self._messages, self._queues
         match name:
             case "tags" | "keys" | "msgId" | "attempt":
-                values = self._split().value_of(COLUMNS_BY_NAME[name].property)
-                return pc.coalesce(values, self._offset_ids()) if name == "msgId" and values.null_count else values
+                values = messages.values(COLUMNS_BY_NAME[name].property)
+                return pc.coalesce(values, messages.offset_ids()) if name == "msgId" and values.null_count else values
             case "body":
                 return self._bodies()
             case "properties":
-                return self._split().as_maps(kind)
+                return messages.maps(kind)
             case "topic" | "brokerName":
                 texts = [queue.topic if name == "topic" else queue.broker_name for queue in queues]
-                return text_array(texts).take(to_arrow(self._pull_of))
+                return text_array(texts).take(messages.pulls())
             case "queueId":
-                return to_arrow(np.array([queue.queue_id for queue in queues], np.int32)[self._pull_of])
+                return to_arrow(np.array([queue.queue_id for queue in queues], np.int32)).take(messages.pulls())
             case "queueOffset":
-                return to_arrow(self._rows.queue_offset)
+                return messages.queue_offsets()
             case "flag":
-                return to_arrow(self._rows.flag)
+                return messages.flags()
             case "offsetMsgId":
-                return self._offset_ids()
+                return messages.offset_ids()
             case "bornHost":
-                return self._hosts()
-            case "bornTimestamp" | "storeTimestamp":
-                return self._times("born_timestamp" if name == "bornTimestamp" else "store_timestamp", kind)
+                return messages.born_hosts()
+            case "bornTimestamp":
+                return messages.born_times().cast(kind)
+            case "storeTimestamp":
+                return messages.store_times().cast(kind)
             case "reconsumeTimes":
-                return to_arrow(self._records.heads["reconsume_times"].astype(np.int32)[self._rows.record])
+                return messages.reconsume_times()
             case _:
-                return pa.nulls(len(self._rows.record), kind)
-
-    def _times(self, name: str, kind: pa.DataType) -> pa.Array:
-        times = self._records.heads[name].astype(np.int64)
-        if np.any((times > LAST_TIME) | (times < -LAST_TIME)):
-            raise Irregular
-        return to_arrow(times[self._rows.record] * US_PER_MS).cast(kind)
-
-    def _split(self) -> Properties:
-        if self._properties is None:
-            self._properties = split_properties(cells(self._records.data, self._rows.properties, self._rows.ends))
-            if self._properties is None:
-                raise Irregular
-        return self._properties
+                return pa.nulls(len(messages), kind)
 
     def _bodies(self) -> pa.BinaryArray:
-        rows = self._rows
-        bodies = cells(self._records.data, rows.bodies, rows.body_ends)
-        sys_flag = self._records.heads["sys_flag"][rows.record]
-        packed = sys_flag & COMPRESSED_FLAG != 0
+        bodies, sys_flags = self._messages.bodies(), to_numpy(self._messages.sys_flags())
+        packed = sys_flags & COMPRESSED_FLAG != 0
         if not packed.any():
             return bodies
         unpacked: list[bytes] = []
         room = self._most_unpacked
         for row in np.flatnonzero(packed).tolist():
             try:
-                unpacked.append(decompress(bodies[row].as_py(), int(sys_flag[row])))
+                unpacked.append(decompress(bodies[row].as_py(), int(sys_flags[row])))
             except CompressionError as exc:
                 raise Irregular from exc
             room -= len(unpacked[-1])
             if room < 0 and len(bodies) > 1:
                 raise _TooMuchError
         return pc.replace_with_mask(bodies, to_arrow(packed), byte_strings(unpacked).to_arrow().cast(pa.binary()))
-
-    def _hosts(self) -> pa.StringArray:
-        # A queue's messages come from few hosts: each is written out once.
-        hosts = self._opaque("born_host").dictionary_encode()
-        texts = text_array([format_host(host) for host in hosts.dictionary.to_pylist()])
-        return texts.take(hosts.indices).take(to_arrow(self._rows.record))
-
-    def _offset_ids(self) -> pa.StringArray:
-        heads = self._records.heads
-        hosts = self._opaque("store_host").dictionary_encode()
-        known = [format_host(host) for host in hosts.dictionary.to_pylist()]
-        # All hosts are IPv4, or all are IPv6: all ids have one width.
-        prefixes = np.array([encode_message_id(host, 0)[:-16] for host in known], np.bytes_)[to_numpy(hosts.indices)]
-        offsets = np.ascontiguousarray(heads["physical_offset"]).view(np.uint8).reshape(-1, 8)
-        prefixes = prefixes.view(np.uint8).reshape(-1, prefixes.itemsize)
-        ids = np.concatenate([prefixes, _HEX[offsets].view(np.uint8)], axis=1)[self._rows.record]
-        ends = np.arange(len(ids) + 1, dtype=np.int32) * ids.shape[1]
-        return ByteColumn(ends, ids.ravel()).to_arrow().view(pa.string())
-
-    def _opaque(self, name: str) -> pa.BinaryArray:
-        """Return the bytes of a field of the heads."""
-        values = np.ascontiguousarray(self._records.heads[name])
-        kind = pa.binary(values.dtype.itemsize)
-        fixed_size = pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values.view(np.uint8))])
-        return fixed_size.cast(pa.binary())

@@ -1,17 +1,14 @@
 """Computes hashes of whole columns: Java's string hash, and those of ``SPARK_ROW_ID``.
 
-`rocketmq_spark.model.hashes` has the same functions for one value, pyarrow has none of them. In ``SPARK_ROW_ID``, an id
-by place ends with one hash of 64 bits, an id by columns with two (docs/delivery.md#row-ids-and-deduplication). Such a
-hash reads a string as 8-byte words, padded with zeros, so that numpy hashes many strings at once. For words counted
-from 1, it is ``mix(size + sum(mix((word[k] + k * STEP) ^ seed)))``.
+`rocketmq_spark.model.hashes` has the same functions for one value, pyarrow has none of them.
 """
 
 from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -36,116 +33,12 @@ from rocketmq_spark.arrow.columns import (
     to_numpy,
 )
 from rocketmq_spark.arrow.encoders import join_keys, property_strings
-from rocketmq_spark.arrow.gather import (
-    Choice,
-    Frame,
-    Part,
-    Workspace,
-    assemble,
-    chunks,
-    consecutive_decimals,
-    hex_groups,
-)
+from rocketmq_spark.arrow.gather import Frame, Workspace, assemble, consecutive_decimals, hex_groups
+from rocketmq_spark.arrow.kernel import Kernel, default_kernel
 from rocketmq_spark.arrow.model import Property
+from rocketmq_spark.arrow.numpy_hashes import Hashes, Strings
 from rocketmq_spark.arrow.schema import is_list
 from rocketmq_spark.model.hashes import BY_COLUMNS, BY_PLACE, NOT_HASHED, ROW_ID, STEP
-
-Hashes = npt.NDArray[np.uint64]
-
-_STEP: Final = np.uint64(STEP)
-_ROUNDS: Final = ((np.uint64(30), np.uint64(0xBF58476D1CE4E5B9)), (np.uint64(27), np.uint64(0x94D049BB133111EB)))
-_PADS: Final = tuple(bytes(count) for count in range(8))
-
-# Words are hashed in pieces of about this size, bytes. This bounds memory, and hides the fixed cost of numpy's calls:
-# pieces of 256 KiB, which fit a processor's cache, take 245 ns per row of 100 bytes instead of 176.
-_PIECE: Final = 1024 * 1024
-# Words are mixed in blocks of this size, which fit a processor's cache.
-_BLOCK: Final = 16 * 1024
-
-
-@dataclass(frozen=True, slots=True)
-class Strings:
-    """The strings ``head + value + tail``, none of them empty; null where the value is null."""
-
-    values: ByteColumn
-    head: bytes = b""
-    tail: bytes = b""
-
-    @property
-    def sizes(self) -> Ints:
-        """Bytes of each string, as if no value were null."""
-        return self.values.sizes.astype(np.int64) + (len(self.head) + len(self.tail))
-
-
-def hash_sums(columns: Sequence[Strings], workspace: Workspace, seeds: Sequence[int] = (0,)) -> Hashes:
-    """Return, for each of `seeds`, the sum of the hashes of each row's strings; a null string adds 0."""
-    return sums_of(columns, len(seeds), lambda parts, sizes: _hashes(parts, sizes, seeds, workspace))
-
-
-def sums_of(
-    columns: Sequence[Strings], lanes: int, hashes_of: Callable[[Sequence[Strings], Ints], Iterable[Hashes]]
-) -> Hashes:
-    """Return, for each lane, the sum of the hashes of each row's strings; a null string adds 0.
-
-    `hashes_of` gets some rows of all columns, and the sizes of their strings in bytes. It returns the hash of each
-    string for each lane, in the shape of the sizes: rows and columns.
-    """
-    sizes = np.stack([strings.sizes for strings in columns], axis=1)
-    sums = np.zeros((lanes, len(sizes)), np.uint64)
-    for start, stop in chunks(sizes.sum(axis=1), _PIECE, None):
-        parts = [replace(strings, values=strings.values.slice(start, stop)) for strings in columns]
-        for of_lane, hashes in zip(sums, hashes_of(parts, sizes[start:stop]), strict=True):
-            # Not one sum over an axis: for the few columns of a row that takes several times as long.
-            for position, strings in enumerate(parts):
-                valid = strings.values.valid
-                of_lane[start:stop] += hashes[:, position] if valid is None else hashes[:, position] * valid
-    return sums
-
-
-def padded(columns: Sequence[Strings], sizes: Ints, workspace: Workspace) -> tuple[memoryview, Ints]:
-    """Return all strings, row by row, each padded with zeros to a multiple of 8 bytes, and these multiples."""
-    pads = -sizes & 7
-    counts = ((sizes + pads) >> 3).ravel()
-    parts: list[Part] = []
-    for position, strings in enumerate(columns):
-        ending = Choice(tuple(strings.tail + pad for pad in _PADS), pads[:, position])
-        parts += [*([Frame(strings.head)] if strings.head else []), strings.values, ending]
-    return assemble(parts, len(sizes), int(counts.sum()) * 8, None, workspace), counts
-
-
-def _hashes(columns: Sequence[Strings], sizes: Ints, seeds: Sequence[int], workspace: Workspace) -> Iterator[Hashes]:
-    """Yield, for each of `seeds`, the hash of each string in the shape of `sizes`: rows and columns."""
-    data, counts = padded(columns, sizes, workspace)
-    ends = np.cumsum(counts)
-    total = int(ends[-1])
-    starts = ends - counts
-    # STEP, 2 * STEP, ... in each string: a running sum that falls back where a string begins.
-    words = workspace.array("words", total, np.uint64)
-    words[:] = _STEP
-    words[starts[1:]] -= counts[:-1].astype(np.uint64) * _STEP
-    np.cumsum(words, out=words)
-    words += np.frombuffer(data, "<u8")
-    for seed in seeds:
-        mixed = words if seed == seeds[-1] else workspace.array("mixed", total, np.uint64)
-        for first in range(0, total, _BLOCK):
-            block = mixed[first : first + _BLOCK]
-            np.bitwise_xor(words[first : first + _BLOCK], np.uint64(seed), out=block)
-            mix(block, workspace.array("shifted", len(block), np.uint64))
-        sums: Hashes = np.add.reduceat(mixed, starts)
-        sums += sizes.ravel().astype(np.uint64)
-        mix(sums, np.empty_like(sums))
-        yield sums.reshape(sizes.shape)
-
-
-def mix(words: Hashes, shifted: Hashes) -> None:
-    """Mix each word in place (the finaliser of SplitMix64); `shifted` is memory of the same size."""
-    for shift, factor in _ROUNDS:
-        np.right_shift(words, shift, out=shifted)
-        words ^= shifted
-        words *= factor
-    np.right_shift(words, np.uint64(31), out=shifted)
-    words ^= shifted
-
 
 _BASE: Final = 31
 _INVERSE: Final = pow(_BASE, -1, 2**32)
@@ -215,17 +108,18 @@ class RowIds:
     partition_id: int
     columns: tuple[str, ...] | None = None  # The hashed columns. None: the whole row, and the id holds its place
     workspace: Workspace = field(default_factory=Workspace, repr=False, compare=False)
+    kernel: Kernel = field(default_factory=default_kernel, repr=False, compare=False)
 
     def of_columns(self, columns: Mapping[str, pa.Array], rows: int) -> Property:
         """Return the ids of the rows of one batch by `columns`."""
         texts = {name: _texts(columns[name]) for name in self.columns or ()}
         strings = [Strings(of, f"{name}\x01".encode(), b"\x02") for name, of in texts.items() if of is not None]
-        halves = hash_sums(strings, self.workspace, (0, STEP)) if strings else np.zeros((2, rows), np.uint64)
+        halves = self.kernel.hash_sums(strings, self.workspace, (0, STEP)) if strings else np.zeros((2, rows), np.uint64)
         return self._property([Frame(f"{self.write_id}/{self.batch_id}/".encode())], halves)
 
     def of_content(self, first_row: int, *content: Any) -> Property:
         """Return the ids of the rows from number `first_row` on; `content` is as of `content_hashes`."""
-        hashes = content_hashes(self.workspace, *content)
+        hashes = content_hashes(self.kernel, self.workspace, *content)
         rows = len(hashes)
         numbers = consecutive_decimals(first_row, rows) or decimals(np.arange(first_row, first_row + rows))
         assert numbers is not None, "no rows"
@@ -293,9 +187,9 @@ def content_sums(
     return hashes
 
 
-def content_hashes(workspace: Workspace, *content: Any) -> Hashes:
+def content_hashes(kernel: Kernel, workspace: Workspace, *content: Any) -> Hashes:
     """Return the `rocketmq_spark.model.hashes.row_hash` of rows; `content` as of `content_sums`."""
-    return content_sums(lambda strings: hash_sums(strings, workspace)[0], *content)
+    return content_sums(lambda strings: kernel.hash_sums(strings, workspace, (0,))[0], *content)
 
 
 def repeatable(ids: pa.Array, topics: pa.Array, bodies: pa.Array, flags: pa.Array, properties: pa.Array) -> pa.Array:
@@ -318,7 +212,7 @@ def repeatable(ids: pa.Array, topics: pa.Array, bodies: pa.Array, flags: pa.Arra
 def stored_hashes(topics: pa.Array, bodies: pa.Array, flags: pa.Array, properties: pa.Array) -> Hashes:
     """Return the hashes of rows as a read returns them, whose properties are all in one map; see `content_hashes`."""
     codes, texts = coded_column(topics) or (np.full(len(topics), -1), [])
-    return content_hashes(Workspace(), texts, codes, (), *stored_content(bodies, flags, properties, NOT_HASHED))
+    return content_hashes(default_kernel(), Workspace(), texts, codes, (), *stored_content(bodies, flags, properties, NOT_HASHED))
 
 
 def stored_content(

@@ -29,6 +29,7 @@ from rocketmq_spark.arrow.columns import (
     to_arrow,
     to_numpy,
 )
+from rocketmq_spark.arrow.messages import Irregular
 from rocketmq_spark.errors import RemotingCommandException
 from rocketmq_spark.model.message import Buffer
 from rocketmq_spark.model.message_ext import Pulled
@@ -72,10 +73,6 @@ _ITEM_HEAD: Final = np.dtype([(name, ">i4") for name in ("size", "magic", "crc",
 _SYS_FLAG_AT: Final = 36
 # Bytes of an empty topic and no properties: only their lengths.
 _AFTER_BODY: Final = 3
-
-
-class Irregular(Exception):
-    """Malformed or rare bytes: the caller reads them row by row, and reports the error."""
 
 
 @dataclass(frozen=True, slots=True)

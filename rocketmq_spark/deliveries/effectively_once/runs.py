@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rocketmq_spark.arrow.columns import Ints, Mask
-from rocketmq_spark.arrow.hashes import Hashes
+from rocketmq_spark.arrow.numpy_hashes import Hashes
 from rocketmq_spark.deliveries.effectively_once.stored_rows import QueueRows
 from rocketmq_spark.model.message import MessageQueue
 

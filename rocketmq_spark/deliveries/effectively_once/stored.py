@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from rocketmq_spark.arrow.columns import Ints, byte_column_or_nulls, filled, text_array, to_numpy
 from rocketmq_spark.arrow.content import ContentHash
 from rocketmq_spark.arrow.decode import batches_of
-from rocketmq_spark.arrow.hashes import Hashes
+from rocketmq_spark.arrow.numpy_hashes import Hashes
 from rocketmq_spark.arrow.read_columns import ATTEMPTS, arrow_schema_of
 from rocketmq_spark.deliveries.base import Write
 from rocketmq_spark.deliveries.effectively_once.stored_rows import QueueRows

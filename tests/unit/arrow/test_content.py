@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 from rocketmq_spark.arrow.block import read_block
 from rocketmq_spark.arrow.columns import byte_column_or_nulls
 from rocketmq_spark.arrow.content import ContentHash
-from rocketmq_spark.arrow.hashes import RowIds, Strings
+from rocketmq_spark.arrow.hashes import RowIds
+from rocketmq_spark.arrow.numpy_hashes import Strings
 from rocketmq_spark.deliveries.effectively_once.stored import hashes_of, read_stored
 from rocketmq_spark.deliveries.log.scan import Known
 from rocketmq_spark.model.hashes import STEP, entry_hash

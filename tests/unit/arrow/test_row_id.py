@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 
 from rocketmq_spark.arrow.columns import ByteColumn, byte_column, byte_column_or_nulls
 from rocketmq_spark.arrow.gather import Workspace
-from rocketmq_spark.arrow.hashes import RowIds, Strings, hash_sums, repeatable
+from rocketmq_spark.arrow.hashes import RowIds, repeatable
+from rocketmq_spark.arrow.kernel import Kernel
+from rocketmq_spark.arrow.numpy_hashes import Strings
 from rocketmq_spark.arrow.schema import check_row_id
 from rocketmq_spark.errors import InvalidRowError, SchemaError
 from rocketmq_spark.model.hashes import STEP, entry_hash, is_repeatable, row_hash

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from rocketmq_spark.arrow.hashes import Hashes
+from rocketmq_spark.arrow.numpy_hashes import Hashes
 from rocketmq_spark.deliveries.effectively_once.runs import NOT_STORED, PARTLY, Sought, find_runs
 from rocketmq_spark.deliveries.effectively_once.stored_rows import QueueRows
 from rocketmq_spark.model.message import MessageQueue

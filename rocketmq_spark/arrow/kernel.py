@@ -1,0 +1,88 @@
+"""Chooses what decodes stored messages and hashes rows: the compiled modules, or numpy with the same results.
+
+An install builds the compiled modules `_records` and `_hashes` where a C compiler is. They are missing without one, in
+the wheel for any platform, and in a zip of ``--py-files``. ``ROCKETMQ_SPARK_KERNEL=0`` in the environment of a worker
+also selects numpy.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from rocketmq_spark.arrow.gather import Workspace
+from rocketmq_spark.arrow.messages import Messages
+from rocketmq_spark.arrow.numpy_hashes import Hashes, Strings, hash_sums, nh_sums
+from rocketmq_spark.arrow.numpy_messages import NumpyMessages
+from rocketmq_spark.model.message import Buffer
+
+logger = logging.getLogger("rocketmq_spark.arrow")
+
+VARIABLE: Final = "ROCKETMQ_SPARK_KERNEL"
+_MODULES: Final = ("rocketmq_spark.arrow._records", "rocketmq_spark.arrow._hashes")
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One implementation."""
+
+    name: str
+    messages: Callable[[Sequence[Buffer], Sequence[int], Sequence[int]], Messages]
+    # The sum of the hashes of each row's strings: for each seed, and for both lanes with the keys of contents.
+    hash_sums: Callable[[Sequence[Strings], Workspace, Sequence[int]], Hashes]
+    nh_sums: Callable[[Sequence[Strings], Workspace, Hashes], Hashes]
+
+
+NUMPY: Final = Kernel("numpy", NumpyMessages, hash_sums, nh_sums)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A kernel, and why it was chosen."""
+
+    kernel: Kernel
+    reason: str
+    level: int  # Of the log
+
+
+def compiled() -> Kernel:
+    """Return the compiled kernel; raise an ImportError if it is missing or does not fit this Python."""
+    import rocketmq_spark.arrow._hashes as _hashes
+    import rocketmq_spark.arrow._records as _records
+
+    return Kernel("compiled", _records.CompiledMessages, _hashes.hash_sums, _hashes.nh_sums)
+
+
+def choose(environ: Mapping[str, str], load: Callable[[], Kernel] = compiled) -> Choice:
+    """Return the compiled kernel, unless it is switched off, missing or broken."""
+    if environ.get(VARIABLE) == "0":
+        return Choice(NUMPY, f"{VARIABLE}=0", logging.DEBUG)
+    try:
+        kernel = load()
+    except ModuleNotFoundError as exc:
+        if exc.name not in _MODULES:
+            return Choice(NUMPY, _broken(exc), logging.WARNING)
+        reason = (
+            "the compiled modules are not installed, so reads and row ids take 3 to 10 times the processor time: "
+            "install the wheel of this platform, or install from source with a C compiler"
+        )
+        return Choice(NUMPY, reason, logging.WARNING)
+    except ImportError as exc:
+        return Choice(NUMPY, _broken(exc), logging.WARNING)
+    return Choice(kernel, "the compiled modules are installed", logging.DEBUG)
+
+
+def _broken(error: ImportError) -> str:
+    return f"importing the compiled modules failed: {error}. Install rocketmq-spark again"
+
+
+@functools.cache
+def default_kernel() -> Kernel:
+    """Return the kernel of this process. The first call chooses it and logs the choice."""
+    choice = choose(os.environ)
+    logger.log(choice.level, "kernel %s: %s", choice.kernel.name, choice.reason)
+    return choice.kernel

@@ -1,0 +1,88 @@
+"""Compares the compiled kernel, numpy and `decode_rows` on random answers and rows."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from rocketmq_spark.arrow.columns import ByteColumn
+from rocketmq_spark.arrow.decode import _MOST_UNPACKED, _Columns, decode_rows
+from rocketmq_spark.arrow.gather import Workspace
+from rocketmq_spark.arrow.kernel import NUMPY, Kernel, compiled
+from rocketmq_spark.arrow.messages import Irregular
+from rocketmq_spark.arrow.numpy_hashes import KEYS, Strings
+from rocketmq_spark.arrow.read_columns import arrow_schema_of, column_names
+from rocketmq_spark.model.hashes import STEP
+from rocketmq_spark.model.message_ext import Pulled
+from tests.fuzz.answers import Draws
+
+ALL = column_names(raw=True)
+SCHEMAS = [arrow_schema_of(names) for names in (ALL, ALL, ALL[:-1], ["body"], ["keys", "flag"], ["offsetMsgId"], ["properties"])]
+TAGS = [None, None, None, frozenset("a"), frozenset()]
+
+
+def compare(seed: int, kernel: Kernel, outcomes: Counter[str]) -> None:
+    """Decode the answers of a seed with all decoders; raise an AssertionError if they differ."""
+    pulls = Draws(seed).pulls()
+    schema, tags = random.Random(seed).choice(SCHEMAS), random.Random(seed + 1).choice(TAGS)
+    found = {one.name: _columns(pulls, schema, tags, one) for one in (kernel, NUMPY)}
+    for name, batch in found.items():
+        outcomes[f"{name}, {'read' if batch is not None else 'irregular'}"] += 1
+    outcomes["answers"] += 1
+    if all(batch is None for batch in found.values()):
+        return
+    rows = list(decode_rows(pulls, schema, tags, lambda _: True))
+    expected = pa.Table.from_batches(rows, schema).combine_chunks()
+    for name, batch in found.items():
+        if batch is not None:
+            batch.validate(full=True)
+            table = pa.Table.from_batches([batch])
+            assert table.equals(expected), f"seed {seed}: {name} returns {table.to_pylist()}, not {expected.to_pylist()}"
+
+
+def _columns(
+    pulls: Sequence[Pulled], schema: pa.Schema, tags: frozenset[str] | None, kernel: Kernel
+) -> pa.RecordBatch | None:
+    try:
+        return _Columns(pulls, _MOST_UNPACKED, kernel).batch(schema, tags)
+    except (Irregular, pa.ArrowInvalid):
+        return None
+
+
+def compare_hashes(seed: int, kernel: Kernel) -> None:
+    """Hash random columns with both kernels; raise an AssertionError if they differ."""
+    rng = random.Random(seed)
+    rows = rng.randrange(1, 9)
+    columns = [_strings(rng, rows) for _ in range(rng.randrange(1, 4))]
+    keys = np.frombuffer(rng.randbytes(KEYS * 8), np.uint64)
+    seeds = rng.choice([(0,), (0, STEP)])
+    for one, other in (
+        [each.hash_sums(columns, Workspace(), seeds) for each in (kernel, NUMPY)],
+        [each.nh_sums(columns, Workspace(), keys) for each in (kernel, NUMPY)],
+    ):
+        assert np.array_equal(one, other), f"seed {seed}: {one} and {other}"
+
+
+def _strings(rng: random.Random, rows: int) -> Strings:
+    sizes = [rng.choice([0, 1, 7, 8, 9, 100, rng.randrange(300)]) for _ in range(rows)]
+    if rng.random() < 0.1:
+        sizes[0] = rng.choice([16_383, 16_384, 16_385, 32_768, 50_000])
+    before = rng.randrange(9)
+    data = np.frombuffer(rng.randbytes(before + sum(sizes)), np.uint8)
+    offsets = np.cumsum([before, *sizes]).astype(rng.choice([np.int32, np.int64]))
+    valid = np.array([rng.random() < 0.8 for _ in sizes]) if rng.random() < 0.5 else None
+    return Strings(ByteColumn(offsets, data, valid), rng.choice([b"", b"KEYS\x01", b"\x02"]), rng.choice([b"\x02", b"12345678"]))
+
+
+def run(first: int, count: int) -> Counter[str]:
+    """Compare `count` answers, and a tenth as many columns of rows; return how many each decoder has read."""
+    kernel, outcomes = compiled(), Counter[str]()
+    for seed in range(first, first + count):
+        compare(seed, kernel, outcomes)
+        if seed % 10 == 0:
+            compare_hashes(seed, kernel)
+    return outcomes
