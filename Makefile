@@ -17,6 +17,8 @@ PYTEST_OPTIONS ?=
 # Number of schedules of the simulator, and their kind: mixed, effectively-once or model.
 SEEDS ?= 10000
 KIND ?= mixed
+# Number of damaged answers.
+ANSWERS ?= 1000000
 # Duration of the soak.
 MINUTES ?= 30
 # Spark's workers run the environment's interpreter instead of the first python3 on PATH.
@@ -30,7 +32,7 @@ unexport PYTHONDONTWRITEBYTECODE
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' $(MAKEFILE_LIST) | expand -t 22
 
-$(STAMP): setup.cfg pyproject.toml
+$(STAMP): setup.cfg setup.py pyproject.toml $(wildcard rocketmq_spark/arrow/*.pyx rocketmq_spark/arrow/*.h)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
 	  { echo "rocketmq-spark needs Python 3.10 or newer: install it, or name one: make PYTHON=/path/to/python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \
@@ -95,8 +97,9 @@ release-check: check site ## Check a release: reproducible wheel, types for user
 	@$(PIP) 'cyclonedx-bom>=5' 'pyright>=1.1.390' && PYTHONPATH=$(CURDIR) $(BIN)/python -m tests.tools.release
 
 .PHONY: dist
-dist: setup ## Build sdist and wheel into dist/
+dist: setup ## Build into dist/: sdist, wheel for this platform, and wheel for any platform
 	@$(BIN)/python -m build --outdir dist .
+	@ROCKETMQ_SPARK_KERNEL=0 $(BIN)/python -m build --wheel --outdir dist .
 
 .PHONY: jars
 jars: setup ## Fetch the jars from Maven Central, and write the lists of their SHA-256
@@ -109,6 +112,10 @@ proto: setup ## Generate the gRPC messages from proto/
 .PHONY: notebooks
 notebooks: setup ## Run the notebooks, and save their outputs and plots (6 minutes)
 	@PYTHONPATH=$(CURDIR) $(BIN)/python -m tests.notebooks.execute $(NOTEBOOK)
+
+.PHONY: fuzz
+fuzz: setup ## Compare the compiled kernel with the other decoders on ANSWERS (1000000) damaged answers, with sanitizers
+	@$(BIN)/python -m tests.fuzz.sanitized $(ANSWERS)
 
 .PHONY: bench
 bench: setup ## Compare speed with the official clients, Spark's Kafka sink and the wire (about 50 minutes)

@@ -376,10 +376,10 @@ cdef class CompiledMessages:
         self._answers = <Py_buffer *>malloc(max(len(bodies), 1) * sizeof(Py_buffer))
         if self._answers == NULL:
             raise MemoryError
-        for body, start, end in zip(bodies, starts, ends, strict=True):
+        for body, first, after in zip(bodies, starts, ends, strict=True):
             PyObject_GetBuffer(body, &self._answers[self._answer_count], PyBUF_SIMPLE)
             nbytes += self._answers[self._answer_count].len
-            offsets += min(max(end - start, 0), INT32_MAX)
+            offsets += min(max(after - first, 0), INT32_MAX)
             self._answer_count += 1
         # Room for all messages of a plain read.
         self._capacity = min(offsets, nbytes // SMALLEST_RECORD)

@@ -114,7 +114,9 @@ class RowIds:
         """Return the ids of the rows of one batch by `columns`."""
         texts = {name: _texts(columns[name]) for name in self.columns or ()}
         strings = [Strings(of, f"{name}\x01".encode(), b"\x02") for name, of in texts.items() if of is not None]
-        halves = self.kernel.hash_sums(strings, self.workspace, (0, STEP)) if strings else np.zeros((2, rows), np.uint64)
+        halves = (
+            self.kernel.hash_sums(strings, self.workspace, (0, STEP)) if strings else np.zeros((2, rows), np.uint64)
+        )
         return self._property([Frame(f"{self.write_id}/{self.batch_id}/".encode())], halves)
 
     def of_content(self, first_row: int, *content: Any) -> Property:
@@ -212,7 +214,9 @@ def repeatable(ids: pa.Array, topics: pa.Array, bodies: pa.Array, flags: pa.Arra
 def stored_hashes(topics: pa.Array, bodies: pa.Array, flags: pa.Array, properties: pa.Array) -> Hashes:
     """Return the hashes of rows as a read returns them, whose properties are all in one map; see `content_hashes`."""
     codes, texts = coded_column(topics) or (np.full(len(topics), -1), [])
-    return content_hashes(default_kernel(), Workspace(), texts, codes, (), *stored_content(bodies, flags, properties, NOT_HASHED))
+    return content_hashes(
+        default_kernel(), Workspace(), texts, codes, (), *stored_content(bodies, flags, properties, NOT_HASHED)
+    )
 
 
 def stored_content(

@@ -42,11 +42,11 @@ NUMPY: Final = Kernel("numpy", NumpyMessages, hash_sums, nh_sums)
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A kernel, and why it was chosen."""
+    """A kernel, why it was chosen, and how to get a faster one."""
 
     kernel: Kernel
     reason: str
-    level: int  # Of the log
+    fix: str = ""
 
 
 def compiled() -> Kernel:
@@ -60,29 +60,21 @@ def compiled() -> Kernel:
 def choose(environ: Mapping[str, str], load: Callable[[], Kernel] = compiled) -> Choice:
     """Return the compiled kernel, unless it is switched off, missing or broken."""
     if environ.get(VARIABLE) == "0":
-        return Choice(NUMPY, f"{VARIABLE}=0", logging.DEBUG)
+        return Choice(NUMPY, f"{VARIABLE}=0 selects it")
     try:
-        kernel = load()
-    except ModuleNotFoundError as exc:
-        if exc.name not in _MODULES:
-            return Choice(NUMPY, _broken(exc), logging.WARNING)
-        reason = (
-            "the compiled modules are not installed, so reads and row ids take 3 to 10 times the processor time: "
-            "install the wheel of this platform, or install from source with a C compiler"
-        )
-        return Choice(NUMPY, reason, logging.WARNING)
+        return Choice(load(), "it is installed")
     except ImportError as exc:
-        return Choice(NUMPY, _broken(exc), logging.WARNING)
-    return Choice(kernel, "the compiled modules are installed", logging.DEBUG)
-
-
-def _broken(error: ImportError) -> str:
-    return f"importing the compiled modules failed: {error}. Install rocketmq-spark again"
+        if isinstance(exc, ModuleNotFoundError) and exc.name in _MODULES:
+            fix = "install the wheel of this platform, or install from source with a C compiler"
+            return Choice(NUMPY, "the compiled kernel is not installed, so reads and row ids take more time", fix)
+        return Choice(NUMPY, f"the import of the compiled kernel failed: {exc}", "install rocketmq-spark again")
 
 
 @functools.cache
 def default_kernel() -> Kernel:
-    """Return the kernel of this process. The first call chooses it and logs the choice."""
+    """Return the kernel of this process. The first call chooses it, and logs the choice."""
     choice = choose(os.environ)
-    logger.log(choice.level, "kernel %s: %s", choice.kernel.name, choice.reason)
+    level = logging.WARNING if choice.fix else logging.DEBUG
+    fix = f"; {choice.fix}" if choice.fix else ""
+    logger.log(level, "kernel %s: %s%s", choice.kernel.name, choice.reason, fix)
     return choice.kernel

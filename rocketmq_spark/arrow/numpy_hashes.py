@@ -4,7 +4,8 @@ The compiled `rocketmq_spark.arrow._hashes` has the same functions. `rocketmq_sp
 
 In ``SPARK_ROW_ID``, an id by place ends with one hash of 64 bits, an id by columns with two
 (docs/delivery.md#row-ids-and-deduplication). Such a hash reads a string as 8-byte words, padded with zeros, so that
-numpy hashes many strings at once. For words counted from 1, it is ``mix(size + sum(mix((word[k] + k * STEP) ^ seed)))``.
+numpy hashes many strings at once. For words counted from 1, it is
+``mix(size + sum(mix((word[k] + k * STEP) ^ seed)))``.
 
 For contents, a string is cut into pieces of 16 KiB. The hash of a piece is NH, a universal hash function (as in UMAC):
 each two words of 32 bits are added to keys of their places, and the products of these pairs are summed up. Two

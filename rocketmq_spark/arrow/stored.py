@@ -36,6 +36,7 @@ from rocketmq_spark.model.message_ext import Pulled
 from rocketmq_spark.protocol.compression import COMPRESSED_FLAG
 from rocketmq_spark.protocol.remoting.records import (
     COUNTED_BY_SENDER,
+    MAX_PROPERTIES,
     MESSAGE_MAGIC_V1,
     MESSAGE_MAGIC_V2,
     SYS_FLAG_BORN_HOST_V6,
@@ -129,6 +130,8 @@ def records_of(body: Buffer) -> Records:
     topic_lengths = data[body_ends].astype(np.int64)
     if wide.any():
         topic_lengths = np.where(wide, topic_lengths << 8 | data[body_ends + wide], topic_lengths)
+    # Java reads a length as a signed number.
+    _fit(topic_lengths <= np.where(wide, 0x7FFF, 0x7F))
     topics = body_ends + 1 + wide
     properties = _properties(data, topics + topic_lengths, ends)
     try:
@@ -193,7 +196,7 @@ def _properties(data: Octets, at: Ints, ends: Ints) -> Ints:
     """Return where properties begin, whose lengths are at `at`; they must end where their record does."""
     _fit(at + 2 <= ends)
     lengths = data[at].astype(np.int64) << 8 | data[at + 1]
-    _fit(at + 2 + lengths == ends)
+    _fit((lengths <= MAX_PROPERTIES) & (at + 2 + lengths == ends))
     return at + 2
 
 

@@ -5,11 +5,13 @@ The same seed gives the same answers. On a difference, the error names the answe
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 
+from rocketmq_spark.arrow.kernel import compiled
 from tests.fuzz.compare import run
 
 _CHUNK = 10_000
@@ -19,6 +21,7 @@ def main(answers: int, first: int = 0) -> None:
     """Compare in all processors, and print how many answers each decoder has read."""
     starts = range(first, first + answers, _CHUNK)
     outcomes: Counter[str] = Counter()
+    print(f"kernel: {inspect.getfile(compiled().messages)}", flush=True)
     with ProcessPoolExecutor(os.cpu_count()) as pool:
         for done, part in enumerate(pool.map(run, starts, [min(_CHUNK, first + answers - at) for at in starts]), 1):
             outcomes += part

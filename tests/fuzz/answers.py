@@ -1,8 +1,8 @@
 """Random answers of brokers: stored records of every layout, and damage to each of their parts.
 
-An answer is drawn field by field, so that most damage reaches the code behind earlier checks: lengths that lie by one or
-by very much, lengths of the largest and of negative numbers, property strings of any pieces, inner batches in which the
-items or their number are wrong, and checksums that fit the damaged body. Then some answers are damaged as plain bytes.
+An answer is drawn field by field, so that most damage reaches the code behind earlier checks: lengths that lie by one
+or by very much, lengths of the largest and of negative numbers, property strings of any pieces, inner batches in which
+items or their number are wrong, and checksums that fit the damaged body. Some answers are then damaged as plain bytes.
 """
 
 from __future__ import annotations
@@ -19,15 +19,48 @@ from rocketmq_spark.protocol.compression import CompressionType, compress
 
 MAGICS: Final = (0xDAA320A7, 0xDAA320AB)
 NAMES: Final = [b"KEYS", b"TAGS", b"UNIQ_KEY", b"SPARK_ATTEMPT", b"INNER_NUM", "ключ".encode(), b"k", b"x" * 40]
-VALUES: Final = [b"a", b"b", b"7F0000010A5B1B2C3D4E", b"3", b"2", b"0", b"99999", b"123456", "ü€😀".encode(), b"v" * 200]
+VALUES: Final = [
+    b"a",
+    b"b",
+    b"7F0000010A5B1B2C3D4E",
+    b"3",
+    b"2",
+    b"0",
+    b"99999",
+    b"123456",
+    "ü€😀".encode(),
+    b"v" * 200,
+]
 BAD_PIECES: Final = [
-    b"\x01", b"\x02", b"\x01\x02", b"\x02\x02", b"\x00", b"\xff", b"\xc3", b"\xc0\x80", b"\xed\xa0\x80", b"\xe0\x9f\xbf",
-    b"\xf0\x8f\xbf\xbf", b"\xf4\x90\x80\x80", b"\xf8\x88\x80\x80\x80", b"\xe2\x82", b"\xf0\x9f\x98", b"name", b"INNER_NUM\x01",
+    b"\x01", b"\x02", b"\x01\x02", b"\x02\x02", b"\x00", b"\xff", b"\xc3", b"\xc0\x80", b"\xed\xa0\x80",
+    b"\xe0\x9f\xbf", b"\xf0\x8f\xbf\xbf", b"\xf4\x90\x80\x80", b"\xf8\x88\x80\x80\x80", b"\xe2\x82", b"\xf0\x9f\x98",
+    b"name", b"INNER_NUM\x01", b"xINNER_NUM\x012\x02", b"INNER_NUM\x015\x02",
 ]  # fmt: skip
 TOPICS: Final = [b"orders", b"", b"t" * 127, "темы".encode(), b"%RETRY%group"]
+# Java reads the lengths of the last two as negative numbers, the first of them in records of the first magic.
+BAD_TOPICS: Final = [*BAD_PIECES, b"t" * 200, b"t" * 33_000]
+LONG_PROPERTY: Final = b"long\x01" + b"v" * 32_800 + b"\x02"
 LONGS: Final = [0, 1, -1, 2**62, 2**63 - 1, -(2**63), (2**63 - 1) // 1000, (2**63 - 1) // 1000 + 1, 1_700_000_000_000]
 INTS: Final = [0, 1, -1, 2**31 - 1, -(2**31)]
-WRONG_LENGTHS: Final = [-1, 0, 1, 2, 90, 91, 127, 128, 255, 256, 32_767, 32_768, 65_535, 65_536, 2**31 - 1, 2**31, 2**32 - 1]
+WRONG_LENGTHS: Final = [
+    -1,
+    0,
+    1,
+    2,
+    90,
+    91,
+    127,
+    128,
+    255,
+    256,
+    32_767,
+    32_768,
+    65_535,
+    65_536,
+    2**31 - 1,
+    2**31,
+    2**32 - 1,
+]
 HOSTS: Final = [b"\x0a\x00\x00\x01", b"\x0a\x00\x00\x02", b"\xff\xff\xff\xff"]
 QUEUES: Final = [MessageQueue("orders", f"broker-{name}", number) for number, name in enumerate("ab")]
 
@@ -52,7 +85,7 @@ class Draws:
         body = b"".join(records)
         if self._is_damaged():
             body = self._damaged(body)
-        start, end = self._random.choice([(0, 2**63 - 1), (0, 50), (1, 3), (2, 5), (-(2**63), 2**63 - 1)])
+        start, end = self._random.choice([(0, 2**63 - 1), (0, 50), (1, 3), (2, 5), (2**62, 2**63 - 1)])
         as_stored = bytes(body) if self._random.random() < 0.5 else memoryview(b"head" + body)[4:]
         return Pulled(self._random.choice(QUEUES), start, end, as_stored)
 
@@ -79,6 +112,8 @@ class Draws:
         text = b"".join(name + b"\x01" + self._random.choice(VALUES) + b"\x02" for name in names)
         if self._random.random() < 0.2:
             text = text[:-1]
+        if self._random.random() < 0.003:
+            text += LONG_PROPERTY
         while self._is_damaged():
             at = self._random.randint(0, len(text))
             text = text[:at] + self._random.choice(BAD_PIECES) + text[at:]
@@ -97,7 +132,9 @@ class Draws:
     def _body(self, sys_flag: int) -> bytes:
         if sys_flag & 0xC0 == 0xC0:
             return b"".join(self._item() for _ in range(self._random.choice([0, 1, 2, 3, 3])))
-        return self._random.choice([b"", b"body", b"%d" % self._random.getrandbits(60), b"y" * self._random.randrange(300)])
+        return self._random.choice(
+            [b"", b"body", b"%d" % self._random.getrandbits(60), b"y" * self._random.randrange(300)]
+        )
 
     def _record(self, offset: int) -> bytes:
         draw = self._random
@@ -113,7 +150,7 @@ class Draws:
         if self._is_damaged():
             crc ^= draw.choice([1, 0x80000000])
         magic = draw.choice(MAGICS) if not self._is_damaged() else draw.choice([0, 0xCBD43194, 0xDAA320A8])
-        topic = draw.choice(TOPICS) if not self._is_damaged() else draw.choice(BAD_PIECES)
+        topic = draw.choice(TOPICS) if not self._is_damaged() else draw.choice(BAD_TOPICS)
         rest = b"".join(
             (
                 struct.pack(">IIii", magic, crc, 3, self._number(0, INTS)),

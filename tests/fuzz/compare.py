@@ -21,7 +21,10 @@ from rocketmq_spark.model.message_ext import Pulled
 from tests.fuzz.answers import Draws
 
 ALL = column_names(raw=True)
-SCHEMAS = [arrow_schema_of(names) for names in (ALL, ALL, ALL[:-1], ["body"], ["keys", "flag"], ["offsetMsgId"], ["properties"])]
+SCHEMAS = [
+    arrow_schema_of(names)
+    for names in (ALL, ALL, ALL[:-1], ["body"], ["keys", "flag"], ["offsetMsgId"], ["properties"])
+]
 TAGS = [None, None, None, frozenset("a"), frozenset()]
 
 
@@ -41,7 +44,9 @@ def compare(seed: int, kernel: Kernel, outcomes: Counter[str]) -> None:
         if batch is not None:
             batch.validate(full=True)
             table = pa.Table.from_batches([batch])
-            assert table.equals(expected), f"seed {seed}: {name} returns {table.to_pylist()}, not {expected.to_pylist()}"
+            assert table.equals(expected), (
+                f"seed {seed}: {name} returns {table.to_pylist()}, not {expected.to_pylist()}"
+            )
 
 
 def _columns(
@@ -75,7 +80,9 @@ def _strings(rng: random.Random, rows: int) -> Strings:
     data = np.frombuffer(rng.randbytes(before + sum(sizes)), np.uint8)
     offsets = np.cumsum([before, *sizes]).astype(rng.choice([np.int32, np.int64]))
     valid = np.array([rng.random() < 0.8 for _ in sizes]) if rng.random() < 0.5 else None
-    return Strings(ByteColumn(offsets, data, valid), rng.choice([b"", b"KEYS\x01", b"\x02"]), rng.choice([b"\x02", b"12345678"]))
+    return Strings(
+        ByteColumn(offsets, data, valid), rng.choice([b"", b"KEYS\x01", b"\x02"]), rng.choice([b"\x02", b"12345678"])
+    )
 
 
 def run(first: int, count: int) -> Counter[str]:

@@ -14,7 +14,19 @@ from tests.support.processes import PATIENCE
 ROOT: Final = Path(__file__).parents[2]
 # What tools leave in a tree, and what git keeps there: setuptools is to see what a clone has.
 _LEFT_BEHIND: Final = shutil.ignore_patterns(
-    ".*", "__pycache__", "*.egg-info", "artifacts", "build", "dist", "metastore_db", "site", "spark-warehouse", "*.log"
+    ".*",
+    "__pycache__",
+    "*.egg-info",
+    "*.so",
+    "_hashes.c",
+    "_records.c",
+    "artifacts",
+    "build",
+    "dist",
+    "metastore_db",
+    "site",
+    "spark-warehouse",
+    "*.log",
 )
 
 

@@ -47,7 +47,7 @@ def examine(
     """
     check_timeout(timeout)
     checks = [machine.check_python(), *machine.check_packages()]
-    checks += [machine.check_java(environ), machine.check_workers(environ)]
+    checks += [*machine.check_kernel(environ), machine.check_java(environ), machine.check_workers(environ)]
     named = name_server or os.environ.get("NAMESRV_ADDR", "").strip()
     if named or not endpoints:
         log = transaction_topic, transactional_key

@@ -94,6 +94,17 @@ def check_packages(
     return checks
 
 
+def check_kernel(environ: Mapping[str, str] = os.environ) -> list[Check]:
+    """Check whether reads and row ids use the compiled kernel; without numpy and pyarrow nothing is reported."""
+    try:
+        from rocketmq_spark.arrow.kernel import choose
+    except ImportError:
+        return []
+    choice = choose(environ)
+    finding = f"{choice.kernel.name}: {choice.reason}"
+    return [Check("kernel", WARNING if choice.fix else OK, finding, choice.fix)]
+
+
 def check_java(environ: Mapping[str, str] = os.environ) -> Check:
     """Check the Java of Spark and of a local cluster."""
     home = environ.get("JAVA_HOME", "")

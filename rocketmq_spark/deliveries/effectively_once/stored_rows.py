@@ -15,8 +15,8 @@ import numpy.typing as npt
 
 from rocketmq_spark.arrow.columns import Ints, Mask
 from rocketmq_spark.arrow.content import ContentHash
-from rocketmq_spark.arrow.numpy_hashes import Hashes
 from rocketmq_spark.arrow.model import FoundRows, MessageBlock, Span
+from rocketmq_spark.arrow.numpy_hashes import Hashes
 from rocketmq_spark.errors import InputChangedError
 from rocketmq_spark.model.message import MessageQueue
 

@@ -31,8 +31,11 @@ from rocketmq_spark.protocol.compression import CompressionType
 from rocketmq_spark.protocol.remoting.records import encode_single
 from rocketmq_spark.testing import FakeCluster
 from tests.support.encoding import batch_options, encode
+from tests.support.kernels import running
 from tests.support.strategies import row_tables
 from tests.support.two_phase import TOPIC, Driver, MovedClock, driver
+
+pytestmark = pytest.mark.usefixtures("kernel")
 
 OPTIONS = parse_sink_options({"nameServer": "127.0.0.1:1", "topic": "T"}, {})
 TOKEN = "token-of-the-attempt-1"
@@ -72,7 +75,7 @@ def test_rows_have_the_same_hashes_before_and_after_they_are_stored(
     options = batch_options(
         topic=TOPIC, tags=tags, batching=how != "single", inner_batches=how == "inner", **compressed
     )
-    content = ContentHash(numbered)
+    content = ContentHash(numbered, kernel=running())
     row_ids = RowIds("w", -1, 0) if how == "row ids" and not numbered else None
     own: list[Any] = []
     number = 0
@@ -103,7 +106,7 @@ def numbered_batches(record_batches: list[pa.RecordBatch], options: SinkOptions)
 
 
 def test_each_part_of_a_row_changes_its_hash() -> None:
-    content = ContentHash()
+    content = ContentHash(kernel=running())
     changes: dict[str, tuple[Any, ...]] = {
         "body": bodies_of(b"other"),
         "tags": (["t"],),
@@ -120,15 +123,15 @@ def test_each_part_of_a_row_changes_its_hash() -> None:
         hashes(content, {**plain, "properties": ([[("a", "b"), ("c", "d")]], MAP)})[0],
         hashes(content, {**plain, "keys": (["a\x00"],)})[0],
         hashes(content, {"body": bodies_of(b"body\x00")})[0],
-        hashes(ContentHash(numbered=True, seed=content.seed), plain)[0],
-        hashes(ContentHash(numbered=True, seed=content.seed), plain, 1)[0],
+        hashes(ContentHash(numbered=True, seed=content.seed, kernel=running()), plain)[0],
+        hashes(ContentHash(numbered=True, seed=content.seed, kernel=running()), plain, 1)[0],
     ]
     for lane in range(2):
         assert len({pair[lane] for pair in found}) == len(found)
 
 
 def test_absent_parts_and_the_order_of_properties_change_nothing() -> None:
-    content = ContentHash()
+    content = ContentHash(kernel=running())
     body: dict[str, Any] = {"body": bodies_of(b"body")}
     nothing: dict[str, Any] = {
         "keys": ([""],),
@@ -141,12 +144,12 @@ def test_absent_parts_and_the_order_of_properties_change_nothing() -> None:
     rows = {"body": bodies_of(b"x", b"x"), "properties": ([[one, other], [other, one]], MAP)}
     first, second = hashes(content, rows)
     assert first == second
-    assert hashes(ContentHash(), body) != hashes(content, body)
+    assert hashes(ContentHash(kernel=running()), body) != hashes(content, body)
 
 
 def test_rows_prepared_for_one_seed_of_the_row_hash_differ() -> None:
     """Two words that are exchanged, each moved by a step, have one hash in ``SPARK_ROW_ID``, whatever the seed."""
-    content, mask = ContentHash(), 2**64 - 1
+    content, mask = ContentHash(kernel=running()), 2**64 - 1
     rng = random.Random(1)
     for _ in range(100):
         head, one, other = rng.randbytes(7), rng.getrandbits(64), rng.getrandbits(64)
@@ -175,13 +178,13 @@ def test_similar_strings_have_different_hashes(size: int) -> None:
             values.add(changed.tobytes())
             values.add(np.roll(words, at).tobytes())
     values.update(bytes(length) for length in range(1, 100))
-    found = hashes(ContentHash(), {"body": bodies_of(*values)})
+    found = hashes(ContentHash(kernel=running()), {"body": bodies_of(*values)})
     for lane in range(2):
         assert len({pair[lane] for pair in found}) == len(values)
 
 
 def test_long_strings_are_hashed_piece_by_piece() -> None:
-    content = ContentHash()
+    content = ContentHash(kernel=running())
     piece = 16 * 1024
     rng = random.Random(2)
     one, other, rest = rng.randbytes(piece), rng.randbytes(piece), rng.randbytes(77)
@@ -205,19 +208,19 @@ def test_long_strings_are_hashed_piece_by_piece() -> None:
 
 def test_a_million_similar_strings_have_a_million_hashes() -> None:
     column = byte_column_or_nulls(pa.array(np.arange(1_000_000)).cast(pa.string()))
-    sums = ContentHash()._sums([Strings(column, b"", b"\x02")])
+    sums = ContentHash(kernel=running())._sums([Strings(column, b"", b"\x02")])
     for lane in range(2):
         assert len(np.unique(sums[lane])) == 1_000_000
 
 
 def test_no_seed_is_shown() -> None:
-    content = ContentHash()
+    content = ContentHash(kernel=running())
     assert str(content.seed) not in repr(content)
-    assert ContentHash().seed != content.seed
+    assert ContentHash(kernel=running()).seed != content.seed
 
 
 def test_requests_resolved_at_the_same_time_get_their_own_hashes() -> None:
-    content = ContentHash()
+    content = ContentHash(kernel=running())
     bodies = [[bytes([number]) * size for size in range(1, 3000, number)] for number in range(7, 11)]
     tables = [pa.record_batch({"body": pa.array(of_batch, pa.binary())}) for of_batch in bodies]
     batches = [encode([table], batch_options(topic=TOPIC), attempt=TOKEN)[0][0] for table in tables]
@@ -237,7 +240,7 @@ def test_requests_resolved_at_the_same_time_get_their_own_hashes() -> None:
 
 def test_an_empty_property_of_a_stored_message_is_no_content() -> None:
     # Readers of RocketMQ drop such an entry, and a write refuses it.
-    content, attempt = ContentHash(), {"SPARK_ATTEMPT": TOKEN}
+    content, attempt = ContentHash(kernel=running()), {"SPARK_ATTEMPT": TOKEN}
     with_empty, without, other = (
         hashes_of(content, encode_single(Message(TOPIC, b"body", 0, attempt | properties))).tolist()
         for properties in ({"a": "1", "b": ""}, {"a": "1"}, {"a": "1", "b": "2"})

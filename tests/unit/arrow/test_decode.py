@@ -1,4 +1,4 @@
-"""The columns of a read: the vectorised decoder equals the row-by-row decoder."""
+"""The columns of a read: both kernels equal the row-by-row decoder."""
 
 from __future__ import annotations
 
@@ -15,14 +15,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketmq_spark.arrow import decode as decoder
-from rocketmq_spark.arrow.decode import batches_of
-from rocketmq_spark.arrow.stored import Irregular, records_of, rows_of, split_properties
+from rocketmq_spark.arrow.messages import Irregular
+from rocketmq_spark.arrow.stored import records_of, rows_of, split_properties
 from rocketmq_spark.errors import RemotingCommandException
 from rocketmq_spark.model.message import Message, MessageQueue
 from rocketmq_spark.model.message_ext import MessageExt, Pulled
 from rocketmq_spark.protocol.compression import CompressionType, compress
 from rocketmq_spark.protocol.remoting.records import decode_properties, encode_batch, encode_properties
+from tests.support.kernels import batches_of, environment, running
 from tests.support.strategies import batches, encode_stored_record, stored_messages
+
+pytestmark = pytest.mark.usefixtures("kernel")
 
 QUEUE = MessageQueue("orders", "broker-a", 3)
 STRINGS = pa.map_(pa.string(), pa.string())
@@ -272,7 +275,7 @@ def test_a_record_that_is_cut_off_is_refused(cut: int) -> None:
     with pytest.raises(RemotingCommandException, match="reading orders/broker-a/3, the messages 5 to 6 cannot be read"):
         decode([Pulled(QUEUE, 5, 7, whole[:-cut])], SCHEMA)
     with pytest.raises(Irregular):
-        records_of(whole[:-cut])
+        running().messages([whole[:-cut]], [0], [9])
 
 
 PIECES = st.sampled_from([b"\x01", b"\x02", b"a", b"KEYS", b"TAGS", "é".encode(), b"\xc3", b"\xa9", b"a\x01b\x02"])
@@ -317,7 +320,8 @@ def test_nothing_of_pandas_is_imported() -> None:
         "loaded = 'pandas' in sys.modules; t.decode([t.pulled(t.regular(5))], t.SCHEMA, frozenset('a')); "
         "sys.exit('pandas' in sys.modules and not loaded)"
     )
-    assert subprocess.run([sys.executable, "-c", script], check=False, timeout=60).returncode == 0
+    run = subprocess.run([sys.executable, "-c", script], env=environment(), check=False, timeout=60)
+    assert run.returncode == 0
 
 
 def inner_batch(count: int, **changes: object) -> MessageExt:

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from rocketmq_spark.arrow.columns import ByteColumn, byte_column, byte_column_or_nulls
 from rocketmq_spark.arrow.gather import Workspace
 from rocketmq_spark.arrow.hashes import RowIds, repeatable
-from rocketmq_spark.arrow.kernel import Kernel
 from rocketmq_spark.arrow.numpy_hashes import Strings
 from rocketmq_spark.arrow.schema import check_row_id
 from rocketmq_spark.errors import InvalidRowError, SchemaError
@@ -23,7 +22,10 @@ from rocketmq_spark.model.hashes import STEP, entry_hash, is_repeatable, row_has
 from rocketmq_spark.options.sink import SinkOptions
 from rocketmq_spark.protocol.remoting.records import decode_batch, decode_properties
 from tests.support.encoding import batch_options, encode, joined
+from tests.support.kernels import running
 from tests.support.strategies import row_tables
+
+pytestmark = pytest.mark.usefixtures("kernel")
 
 PROPERTIES = pa.map_(pa.string(), pa.string())
 
@@ -33,7 +35,7 @@ def ids_of(
 ) -> list[str]:
     """Return the ids in the order of the rows; each must equal the id that a reader computes."""
     found: dict[str, str] = {}
-    row_ids = RowIds("w-1", 4, 9, columns)
+    row_ids = RowIds("w-1", 4, 9, columns, kernel=running())
     for one, _ in encode(batches, settings_ or batch_options(topic="orders"), row_ids=row_ids):
         messages = decode_batch(joined(one)) if one.batch else None
         for message in messages or ():
@@ -72,7 +74,7 @@ def test_vectorised_hash_equals_the_hash_of_each_string(
     if column is None:
         return
     expected = [0 if value is None else entry_hash(head + value + tail, seed) for value in values[len(values) // 3 :]]
-    (hashes,) = hash_sums([Strings(column, head, tail)], Workspace(), (seed,))
+    (hashes,) = running().hash_sums([Strings(column, head, tail)], Workspace(), (seed,))
     assert hashes.tolist() == expected
 
 
@@ -87,7 +89,7 @@ def test_the_hashes_of_a_row_are_added() -> None:
         + (0 if other is None else entry_hash(b"\x02" + other))
         for value, other in zip(values, others, strict=True)
     ]
-    (sums,) = hash_sums(columns, Workspace())
+    (sums,) = running().hash_sums(columns, Workspace(), (0,))
     assert sums.tolist() == [total % 2**64 for total in expected]
 
 
@@ -95,7 +97,7 @@ def test_a_hash_does_not_depend_on_the_size_of_pieces() -> None:
     values = [bytes([number % 251]) * 300_000 for number in range(5)]
     column = byte_column(pa.array(values, pa.binary()))
     assert isinstance(column, ByteColumn)
-    (hashes,) = hash_sums([Strings(column, b"\x02")], Workspace())
+    (hashes,) = running().hash_sums([Strings(column, b"\x02")], Workspace(), (0,))
     assert hashes.tolist() == [entry_hash(b"\x02" + value) for value in values]
 
 
@@ -109,7 +111,7 @@ def test_a_million_similar_strings_have_a_million_hashes() -> None:
     numbers = pa.array(np.arange(1_000_000)).cast(pa.string())
     column = byte_column(numbers)
     assert isinstance(column, ByteColumn)
-    (hashes,) = hash_sums([Strings(column, b"", b"\x02")], Workspace())
+    (hashes,) = running().hash_sums([Strings(column, b"", b"\x02")], Workspace(), (0,))
     assert len(np.unique(hashes)) == 1_000_000
 
 
@@ -132,7 +134,7 @@ def test_row_ids_contain_place_and_hash_that_readers_can_compute(table: Any, bat
 @pytest.mark.parametrize("first_row", [0, 995, 9_995, 10_000, 1_234_567, 99_999_995])
 def test_row_ids_contain_the_number_of_the_row(first_row: int) -> None:
     content = [bytes([65 + row]) for row in range(10)]
-    prop = RowIds("w-1", 4, 9).of_content(
+    prop = RowIds("w-1", 4, 9, kernel=running()).of_content(
         first_row, ["orders"], None, (), None, byte_column_or_nulls(pa.array(content, pa.binary())), None
     )
     expected = [f"w-1/4/9/{first_row + row}/{row_hash('orders', body, {}, 0)}" for row, body in enumerate(content)]

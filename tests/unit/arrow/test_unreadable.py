@@ -15,7 +15,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketmq_spark.arrow.decode import batches_of
 from rocketmq_spark.arrow.read_columns import UNREADABLE
 from rocketmq_spark.arrow.stored import missing_offsets, missing_records
 from rocketmq_spark.errors import RemotingCommandException
@@ -25,8 +24,11 @@ from rocketmq_spark.protocol.compression import MAX_DECOMPRESSED, CompressionTyp
 from rocketmq_spark.protocol.remoting.records import decode_properties, encode_batch
 from rocketmq_spark.protocol.remoting.unwrap import Unreadable
 from rocketmq_spark.source.read import SkippedMessages
+from tests.support.kernels import batches_of
 from tests.support.strategies import encode_stored_record
 from tests.unit.arrow.test_decode import PLAIN, QUEUE, SCHEMA, decode, decode_rows, regular, sound
+
+pytestmark = pytest.mark.usefixtures("kernel")
 
 RAW = SCHEMA.append(pa.field(UNREADABLE, pa.string()))
 ITEMS = encode_batch([Message("orders", b"item %d" % number, 0, {"TAGS": "a"}) for number in range(3)])
@@ -66,6 +68,9 @@ DAMAGES: dict[str, tuple[Callable[[], bytes], str]] = {
     "body length": (lambda: overwritten(regular(3)[2], 84, ">i", 10_000), "10000 bytes claimed"),
     "topic length": (lambda: overwritten(regular(3)[2], 88 + 6, ">b", -1), "-1 bytes claimed"),
     "properties length": (lambda: overwritten(regular(3)[2], 88 + 6 + 1 + 6, ">h", 30_000), "30000 bytes claimed"),
+    # Java reads lengths as signed numbers, so these are negative.
+    "long topic": (lambda: with_short_topic_length(b"t" * 200), "-56 bytes claimed"),
+    "long properties": (lambda: with_properties(b"k\x01" + b"v" * 33_000 + b"\x02"), "-32533 bytes claimed"),
     "inner batch": (lambda: record_of(sys_flag=0xC0), "message 0 of the inner batch at offset 2"),
     "empty inner batch": (lambda: record_of(sys_flag=0xC0, body=b""), "the inner batch has no messages"),
     "compressed inner batch": (lambda: record_of(sys_flag=0x3C1), "with ZLIB"),
@@ -87,6 +92,12 @@ def with_properties(text: bytes, record: bytes = b"") -> bytes:
     """Return a record, by default the one at offset 2, with another property string."""
     record = record or encode_stored_record(sound(regular(3)[2], properties={}))
     return struct.pack(">i", len(record) + len(text)) + record[4:-2] + struct.pack(">H", len(text)) + text
+
+
+def with_short_topic_length(topic: bytes) -> bytes:
+    """Return the record at offset 2 with a topic whose length has one byte."""
+    record = encode_stored_record(sound(regular(3)[2], topic="", properties={}))
+    return struct.pack(">i", len(record) + len(topic)) + record[4:-3] + bytes([len(topic)]) + topic + bytes(2)
 
 
 def item_of(body: bytes, text: bytes) -> bytes:
@@ -179,6 +190,15 @@ def test_messages_before_the_damage_in_an_inner_batch_are_delivered() -> None:
         (6, b"body 6"),
     ]  # fmt: skip
     assert "message 2 of the inner batch at offset 2" in rows[4][2]
+
+
+def test_all_offsets_that_a_broker_counted_for_an_inner_batch_are_read_or_reported() -> None:
+    # The first of these names only ends with that of the property that brokers count by.
+    properties = {"xINNER_NUM": "2", "INNER_NUM": "5"}
+    message = sound(PLAIN, queue_offset=2, sys_flag=0xC0, body=ITEMS, properties=properties)
+    rows = decoded_by_both(answer(encode_stored_record(message), count=5)).to_pylist()
+    assert [row["queueOffset"] for row in rows] == [0, 1, 2, 3, 4, 5, 7, 8]
+    assert "has 3 messages and 5 offsets" in rows[5][UNREADABLE]
 
 
 @pytest.mark.parametrize(("start", "end", "first", "last"), [(0, 5, 2, 4), (3, 5, 3, 4), (0, 4, 2, 3)])

@@ -16,6 +16,7 @@ from rocketmq_spark.cli.doctor.machine import (
     OLDEST_PYTHON,
     PACKAGES,
     check_java,
+    check_kernel,
     check_packages,
     check_python,
     check_workers,
@@ -65,6 +66,14 @@ def test_installed_package_version_is_checked(version: str | None, finding: str)
 def test_missing_packages_of_an_extra_suggest_the_extra() -> None:
     checks = check_packages(GRPC_PACKAGES, lambda _: None, "grpc")
     assert {check.fix for check in checks} == {"pip install 'rocketmq-spark[grpc]'"}
+
+
+def test_the_kernel_is_shown_with_the_reason_of_its_choice() -> None:
+    (check,) = check_kernel({"ROCKETMQ_SPARK_KERNEL": "0"})
+    assert (check.state, check.finding) == (OK, "numpy: ROCKETMQ_SPARK_KERNEL=0 selects it")
+    (check,) = check_kernel({})
+    assert (check.state == OK) == check.finding.startswith("compiled")
+    assert (check.state == OK) == (not check.fix)
 
 
 def test_java_is_shown_with_its_release_and_place(tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from rocketmq_spark.arrow.block import read_block
 from rocketmq_spark.arrow.content import ContentHash
-from rocketmq_spark.arrow.numpy_hashes import Hashes
 from rocketmq_spark.arrow.model import MessageBlock, Span
+from rocketmq_spark.arrow.numpy_hashes import Hashes
 from rocketmq_spark.deliveries.effectively_once.stored_rows import QueueRows, StoredRows
 from rocketmq_spark.errors import InputChangedError
 from rocketmq_spark.model.message import MessageQueue

@@ -1,0 +1,60 @@
+"""Builds the kernel with AddressSanitizer and UndefinedBehaviorSanitizer, and compares decoders with it.
+
+Run: make fuzz ANSWERS=1000000 (python -m tests.fuzz.sanitized ANSWERS [SEED])
+
+Python is not built with sanitizers, so their library is loaded first, and leaks are not reported.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Final
+
+from tests.tools.packages import ROOT
+
+_FLAGS: Final = "-fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer"
+
+
+def build(folder: Path) -> None:
+    """Build the package into `folder`."""
+    environ = {**os.environ, "CC": "gcc", "CFLAGS": _FLAGS, "LDFLAGS": _FLAGS}
+    command = [sys.executable, "setup.py", "-q", "build", "--build-base", str(folder / "base"), "--build-lib"]
+    _run([*command, str(folder / "lib")], ROOT, environ, capture_output=True)
+    if len(list((folder / "lib").rglob("*.so"))) != 2:
+        raise SystemExit(
+            "the compiled modules were not built: a C compiler with its sanitizers is needed (Debian: gcc)"
+        )
+
+
+def run(folder: Path, answers: int, first: int, *, shown: bool = False) -> str:
+    """Compare answers with the package in `folder`, and return what the comparison prints; exit if it fails."""
+    library = subprocess.run(["gcc", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True).stdout
+    environ = {
+        **os.environ,
+        "LD_PRELOAD": library.strip(),
+        "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=1",
+        "UBSAN_OPTIONS": "print_stacktrace=1",
+        # The built package first, the tests from this tree.
+        "PYTHONPATH": os.pathsep.join([str(folder / "lib"), str(ROOT)]),
+        # Python's own allocator would hide faults from the sanitizer.
+        "PYTHONMALLOC": "malloc",
+    }
+    command = [sys.executable, "-m", "tests.fuzz", str(answers), str(first)]
+    return _run(command, folder / "lib", environ, capture_output=not shown)
+
+
+def _run(command: list[str], folder: Path, environ: dict[str, str], *, capture_output: bool) -> str:
+    done = subprocess.run(command, cwd=folder, env=environ, capture_output=capture_output, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)} has failed:\n{done.stdout}{done.stderr}")
+    return done.stdout or ""
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory(prefix="rocketmq-spark-fuzz-") as name:
+        build(Path(name))
+        run(Path(name), *map(int, sys.argv[1:3] if len(sys.argv) > 2 else [*sys.argv[1:], 0]), shown=True)

@@ -1,0 +1,5 @@
+"""The fixture of both kernels."""
+
+from tests.support.kernels import kernel
+
+__all__ = ["kernel"]
