@@ -57,4 +57,4 @@ def _run(command: list[str], folder: Path, environ: dict[str, str], *, capture_o
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory(prefix="rocketmq-spark-fuzz-") as name:
         build(Path(name))
-        run(Path(name), *map(int, sys.argv[1:3] if len(sys.argv) > 2 else [*sys.argv[1:], 0]), shown=True)
+        run(Path(name), int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0, shown=True)

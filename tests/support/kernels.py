@@ -48,4 +48,4 @@ def environment() -> dict[str, str]:
 
 def batches_of(*args: Any, **named: Any) -> Iterator[pa.RecordBatch]:
     """Return what `rocketmq_spark.arrow.decode.batches_of` does with the kernel of the test."""
-    return decode.batches_of(*args, **named, kernel=running())
+    return decode.batches_of(*args, **{**named, "kernel": running()})
