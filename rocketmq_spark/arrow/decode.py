@@ -1,9 +1,10 @@
 """Decodes the stored messages of pulls to record batches with the columns of a read (`batches_of`).
 
-numpy and Arrow decode the columns of several pulls at once. If one message of these pulls does not allow that,
-`decode_rows` decodes all their messages, one at a time. Such a message is unreadable, or a compressed inner batch, or
-its properties have a repeated name or an empty value. numpy and Arrow parse properties only for a column or a filter by
-tags that needs them. Bodies outside inner batches are decompressed only for a column that needs them.
+A kernel (`rocketmq_spark.arrow.kernel`) decodes the columns of several pulls at once. If one message of these pulls
+does not allow that, `decode_rows` decodes all their messages, one at a time. Such a message is unreadable, or a
+compressed inner batch, or has a property twice. numpy also leaves empty values to `decode_rows`. Properties are parsed
+only for a column or a filter by tags that needs them. Bodies outside inner batches are decompressed only for a column
+that needs them.
 """
 
 from __future__ import annotations

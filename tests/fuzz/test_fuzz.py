@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,8 +14,42 @@ import pytest
 from tests.fuzz import sanitized
 from tests.fuzz.compare import run
 from tests.support.kernels import compiled_or_skip
+from tests.tools.packages import ROOT
 
 PARTS = 4
+
+# Prints by how many MB the memory of the process grows while it decodes an answer of 16 MB, and the rows it yields.
+DECODES = """
+import json, resource, sys, zlib
+from dataclasses import replace
+from rocketmq_spark.arrow.decode import batches_of
+from rocketmq_spark.arrow.kernel import compiled
+from rocketmq_spark.arrow.read_columns import arrow_schema_of, column_names
+from rocketmq_spark.model.message import MessageQueue
+from rocketmq_spark.model.message_ext import Pulled
+from tests.support.strategies import HALF, encode_stored_record
+
+def sound(**changes):
+    body = changes.get("body", HALF.body)
+    return encode_stored_record(replace(HALF, body_crc=zlib.crc32(body) & 0x7FFFFFFF, **changes))
+
+if sys.argv[1] == "empty items":
+    one = sound(sys_flag=0xC0, body=bytes(22) * 65_535)
+else:
+    one = sound(body=b"", properties={f"{number:x}": "v" for number in range(64)})
+answer = one * (2**24 // len(one))
+
+def held():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+
+before, rows = held(), 0
+pull, schema = Pulled(MessageQueue("orders", "a", 0), 0, 10**6, answer), arrow_schema_of(column_names())
+for batch in batches_of([pull], schema, kernel=compiled()):
+    rows += batch.num_rows
+    del batch
+expected = len(answer) // len(one) * (65_535 if sys.argv[1] == "empty items" else 1)
+print(json.dumps({"rows": rows, "held": held() - before, "expected": expected}))
+"""
 
 
 @pytest.mark.parametrize("part", range(PARTS))
@@ -24,6 +61,15 @@ def test_all_decoders_agree_on_20_000_damaged_answers(part: int) -> None:
     # Enough answers are read, and enough are not.
     assert 0.2 * count < outcomes["compiled, read"] < 0.8 * count
     assert 0.2 * count < outcomes["numpy, read"] <= outcomes["compiled, read"]
+
+
+@pytest.mark.parametrize("kind", ["empty items", "many properties"])
+def test_the_kernel_decodes_dense_answers_in_bounded_memory(kind: str) -> None:
+    compiled_or_skip()
+    run = subprocess.run([sys.executable, "-c", DECODES, kind], cwd=ROOT, capture_output=True, text=True, check=True)
+    found = json.loads(run.stdout)
+    assert found["rows"] == found["expected"]
+    assert found["held"] < 200
 
 
 def test_sanitizers_find_no_fault_of_the_kernel(tmp_path: Path) -> None:
