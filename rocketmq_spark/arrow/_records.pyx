@@ -93,10 +93,10 @@ cdef struct Span:
 cdef struct Message:
     Span body
     Span properties
-    Span born_host
-    Span store_host
+    # Copies, because the methods would read the whole answer again for them.
+    uint8_t born_host[20]  # 8 bytes of an IPv4 host, 20 of an IPv6 host
+    uint8_t offset_id[28]  # Store host and physical offset
     int64_t queue_offset
-    const uint8_t *physical_offset  # 8 bytes
     int64_t born_time
     int64_t store_time
     int32_t pull
@@ -151,6 +151,14 @@ cdef inline Cursor inside(const Span *span) noexcept nogil:
     return left
 
 
+cdef inline int born_host_size(const Message *message) noexcept nogil:
+    return 20 if message.sys_flag & BORN_HOST_V6 else 8
+
+
+cdef inline int store_host_size(const Message *message) noexcept nogil:
+    return 20 if message.sys_flag & STORE_HOST_V6 else 8
+
+
 cdef int read_record(Cursor *answer, Message *message) except -1 nogil:
     """Take one record, and check all of it but its properties."""
     cdef Cursor ahead = answer[0]
@@ -164,11 +172,11 @@ cdef int read_record(Cursor *answer, Message *message) except -1 nogil:
     message.sys_flag = <int32_t>big_endian_32(head + SYS_FLAG_AT)
     message.flag = <int32_t>big_endian_32(head + FLAG_AT)
     message.queue_offset = <int64_t>big_endian_64(head + QUEUE_OFFSET_AT)
-    message.physical_offset = head + PHYSICAL_OFFSET_AT
     message.born_time = <int64_t>big_endian_64(head + BORN_TIME_AT)
-    take_span(&left, 20 if message.sys_flag & BORN_HOST_V6 else 8, &message.born_host)
+    copy_bytes(message.born_host, take(&left, born_host_size(message)), born_host_size(message))
     message.store_time = <int64_t>big_endian_64(take(&left, 8))
-    take_span(&left, 20 if message.sys_flag & STORE_HOST_V6 else 8, &message.store_host)
+    copy_bytes(message.offset_id, take(&left, store_host_size(message)), store_host_size(message))
+    copy_bytes(message.offset_id + store_host_size(message), head + PHYSICAL_OFFSET_AT, 8)
     cdef const uint8_t *tail = take(&left, TAIL_SIZE)
     message.reconsume_times = <int32_t>big_endian_32(tail)
     take_span(&left, <int32_t>big_endian_32(tail + BODY_LENGTH_AT), &message.body)
@@ -498,14 +506,17 @@ cdef class CompiledMessages:
         # One element for each run of messages with the same host.
         cdef Spans hosts = Spans(self._count)
         cdef Py_ssize_t row
+        cdef Span host
         cdef int32_t last = -1
         runs = np.empty(self._count, np.int32)
         cdef int32_t[::1] out = runs
         with nogil:
             for row in range(self._count):
-                if last < 0 or not equal(self._messages[row].born_host, hosts.items[last]):
+                host.at = self._messages[row].born_host
+                host.size = born_host_size(&self._messages[row])
+                if last < 0 or not equal(host, hosts.items[last]):
                     last += 1
-                    hosts.items[last] = self._messages[row].born_host
+                    hosts.items[last] = host
                 out[row] = last
         hosts.count = last + 1
         return host_texts(hosts.copied()).take(to_arrow(runs))
@@ -513,14 +524,13 @@ cdef class CompiledMessages:
     def offset_ids(self):
         cdef Py_ssize_t row
         cdef int64_t total = 0
-        cdef Message *message
-        cdef uint8_t *out
+        cdef int size
         offsets = np.empty(self._count + 1, np.int32)
         cdef int32_t[::1] ends = offsets
         with nogil:
             ends[0] = 0
             for row in range(self._count):
-                total += 2 * self._messages[row].store_host.size + 16
+                total += 2 * (store_host_size(&self._messages[row]) + 8)
                 if total > INT32_MAX:
                     refuse()
                 ends[row + 1] = <int32_t>total
@@ -528,10 +538,8 @@ cdef class CompiledMessages:
         cdef uint8_t[::1] data = content
         with nogil:
             for row in range(self._count):
-                message = &self._messages[row]
-                out = room(data, ends[row], 2 * message.store_host.size + 16)
-                write_hex(out, message.store_host.at, message.store_host.size)
-                write_hex(out + 2 * message.store_host.size, message.physical_offset, 8)
+                size = store_host_size(&self._messages[row]) + 8
+                write_hex(room(data, ends[row], 2 * size), self._messages[row].offset_id, size)
         return ByteColumn(offsets, content).to_arrow().view(pa.string())
 
     def bodies(self):
