@@ -167,7 +167,10 @@ def _items(records: Records, body: Buffer, number: int) -> Rows:
     bodies = starts + _ITEM_HEAD.itemsize
     body_ends = bodies + lengths
     _fit((lengths >= 0) & (body_ends + 2 <= ends))
-    queue_offsets = int(whole.queue_offset[number]) + np.arange(len(starts))
+    first = int(whole.queue_offset[number])
+    if first > 2**63 - 1 - len(starts):
+        raise Irregular
+    queue_offsets = first + np.arange(len(starts))
     flags, properties = heads["flag"].astype(np.int32), _properties(data, body_ends, ends)
     return Rows(np.full(len(starts), number), queue_offsets, flags, bodies, body_ends, properties, ends)
 

@@ -85,7 +85,7 @@ class Draws:
         body = b"".join(records)
         if self._is_damaged():
             body = self._damaged(body)
-        start, end = self._random.choice([(0, 2**63 - 1), (0, 50), (1, 3), (2, 5), (2**62, 2**63 - 1)])
+        start, end = self._random.choice([(0, 2**63 - 1), (0, 50), (1, 3), (2, 5), (-(2**63), 2**63 - 1)])
         as_stored = bytes(body) if self._random.random() < 0.5 else memoryview(b"head" + body)[4:]
         return Pulled(self._random.choice(QUEUES), start, end, as_stored)
 

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import venv
 import zipfile
@@ -20,7 +21,7 @@ from packaging.metadata import Metadata
 import rocketmq_spark
 from tests.support.cluster import SharedCluster
 from tests.support.processes import PATIENCE
-from tests.tools.packages import ROOT, Built
+from tests.tools.packages import ROOT, Built, build_without_compiler
 
 pytestmark = pytest.mark.integration
 
@@ -118,13 +119,48 @@ def test_the_sdist_has_all_that_a_clone_has(built: Built) -> None:
     assert sorted(names - generated) == sorted(wanted)
 
 
-def test_the_wheel_has_the_package_and_nothing_else(built: Built) -> None:
-    names = set(zipfile.ZipFile(built.wheel).namelist())
+def files_of(wheel: Path) -> tuple[set[str], set[str]]:
+    """Return the files of a wheel, and those of them that are compiled."""
+    names = set(zipfile.ZipFile(wheel).namelist())
+    return names, {name for name in names if name.endswith(".so")}
+
+
+def test_the_wheels_have_the_package_and_nothing_else(built: Built) -> None:
+    names, modules = files_of(built.wheel)
+    suffix = sysconfig.get_config_var("EXT_SUFFIX")
+    assert modules == {f"rocketmq_spark/arrow/{name}{suffix}" for name in ("_hashes", "_records")}
+    assert files_of(built.pure)[0] == names - modules
     about = {name for name in names if ".dist-info/" in name}
     assert {name.partition("/")[2] for name in about} >= {"METADATA", "licenses/LICENSE", "licenses/NOTICE"}
-    package = {name for name in in_tree() if name.startswith("rocketmq_spark/")}
+    sources = (".pyx", ".h")
+    package = {name for name in in_tree() if name.startswith("rocketmq_spark/") and not name.endswith(sources)}
     conf = {f"rocketmq_spark/{name}" for name in in_tree() if name.startswith("conf/")}
-    assert sorted(names - about) == sorted({*package, *conf, "pyspark_rocketmq.py"})
+    assert sorted(names - about - modules) == sorted({*package, *conf, "pyspark_rocketmq.py"})
+
+
+def test_only_the_compiled_wheel_is_for_one_platform(built: Built) -> None:
+    assert built.pure.name.endswith("-py3-none-any.whl")
+    assert "-any" not in built.wheel.name
+
+
+def test_without_a_compiler_the_package_uses_numpy_and_says_so(tmp_path: Path) -> None:
+    wheel = build_without_compiler(tmp_path)
+    assert files_of(wheel)[1] == set()
+    zipfile.ZipFile(wheel).extractall(tmp_path / "installed")
+    program = "from rocketmq_spark.arrow.kernel import default_kernel; print(default_kernel().name)"
+    environ = {**os.environ, "PYTHONPATH": str(tmp_path / "installed")}
+    environ.pop("ROCKETMQ_SPARK_KERNEL", None)
+    run = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path / "installed",
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=True,
+    )
+    assert run.stdout == "numpy\n"
+    assert "the compiled kernel is not installed" in run.stderr
 
 
 def test_metadata_is_valid_and_lists_all_extras(built: Built) -> None:

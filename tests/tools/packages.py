@@ -1,7 +1,8 @@
-"""The sdist and the wheel of this tree, built as a release is: the wheel from the sdist."""
+"""The sdist and the wheels of this tree, built as a release is: the wheel of this platform from the sdist."""
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -35,29 +36,37 @@ class Built:
     """What `build` has made."""
 
     sdist: Path
-    wheel: Path
+    wheel: Path  # Of this platform
+    pure: Path  # For any platform
 
 
 def build(folder: Path) -> Built:
-    """Build both in a folder, without the network: the build's own requirements are those of the tests, too.
+    """Build all in a folder, without the network: the build's own requirements are those of the tests, too.
 
     Parameters
     ----------
     folder : pathlib.Path
         Empty, or not there yet.
     """
+    (wheel,) = _build(folder, "platform")
+    (pure,) = _build(folder, "pure", "--wheel", ROCKETMQ_SPARK_KERNEL="0")
+    (sdist,) = (folder / "platform").glob("*.tar.gz")
+    return Built(sdist, wheel, pure)
+
+
+def build_without_compiler(folder: Path) -> Path:
+    """Return the wheel that is built where a C compiler is missing."""
+    (wheel,) = _build(folder, "without", "--wheel", CC="/bin/false")
+    return wheel
+
+
+def _build(folder: Path, name: str, *options: str, **environ: str) -> list[Path]:
     # A copy, for setuptools leaves things where it builds.
-    shutil.copytree(ROOT, folder / "source", ignore=_LEFT_BEHIND)
-    command = [
-        sys.executable,
-        "-m",
-        "build",
-        "--no-isolation",
-        "--outdir",
-        str(folder / "dist"),
-        str(folder / "source"),
-    ]
-    built = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    source = folder / f"source-{name}"
+    shutil.copytree(ROOT, source, ignore=_LEFT_BEHIND)
+    command = [sys.executable, "-m", "build", "--no-isolation", *options, "--outdir", str(folder / name), str(source)]
+    built = subprocess.run(
+        command, env={**os.environ, **environ}, capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
     assert built.returncode == 0, built.stdout + built.stderr
-    (sdist,), (wheel,) = (folder / "dist").glob("*.tar.gz"), (folder / "dist").glob("*.whl")
-    return Built(sdist, wheel)
+    return list((folder / name).glob("*.whl"))
