@@ -32,7 +32,7 @@ unexport PYTHONDONTWRITEBYTECODE
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' $(MAKEFILE_LIST) | expand -t 22
 
-$(STAMP): setup.cfg setup.py pyproject.toml $(wildcard rocketmq_spark/arrow/*.pyx rocketmq_spark/arrow/*.h)
+$(STAMP): setup.cfg setup.py pyproject.toml $(wildcard rocketmq_spark/arrow/*.p[yx][xi] rocketmq_spark/arrow/*.h)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
 	  { echo "rocketmq-spark needs Python 3.10 or newer: install it, or name one: make PYTHON=/path/to/python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \

@@ -18,8 +18,8 @@ static inline uint64_t big_endian_64(const uint8_t *data)
     return (uint64_t)big_endian_32(data) << 32 | big_endian_32(data + 4);
 }
 
-/* For strings of a few bytes, a call of memcpy or memcmp takes longer than its work. The two halves of a short string may
-   overlap. */
+/* For strings of a few bytes, a call of memcpy or memcmp takes longer than its work. The two halves of a short string
+   may overlap. */
 static inline void copy_bytes(uint8_t *to, const uint8_t *from, size_t size)
 {
     if (size > 32) {

@@ -132,7 +132,7 @@ def test_the_wheels_have_the_package_and_nothing_else(built: Built) -> None:
     assert files_of(built.pure)[0] == names - modules
     about = {name for name in names if ".dist-info/" in name}
     assert {name.partition("/")[2] for name in about} >= {"METADATA", "licenses/LICENSE", "licenses/NOTICE"}
-    sources = (".pyx", ".h")
+    sources = (".pyx", ".pxi", ".h")
     package = {name for name in in_tree() if name.startswith("rocketmq_spark/") and not name.endswith(sources)}
     conf = {f"rocketmq_spark/{name}" for name in in_tree() if name.startswith("conf/")}
     assert sorted(names - about - modules) == sorted({*package, *conf, "pyspark_rocketmq.py"})
