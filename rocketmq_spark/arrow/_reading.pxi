@@ -40,6 +40,7 @@ cdef enum:
     BORN_HOST_V6 = 0x10
     STORE_HOST_V6 = 0x20
     INNER_BATCH = 0xC0
+    COUNTED_BY_SENDER = 0x80
     COMPRESSED = 0x1
     MOST_ITEMS = 65_535
     MOST_ENTRIES = 64  # Of one message, because each name is compared with all others
@@ -216,23 +217,27 @@ cdef inline bint equal(Span one, Span other) noexcept nogil:
     return one.size == other.size and equal_bytes(one.at, other.at, one.size)
 
 
-cdef int claimed_items(const Message *batch) except -1 nogil:
-    """Return how many offsets a broker gave an inner batch: its property INNER_NUM, which a sender may forge."""
+cdef int offsets_of(const Message *message) except -1 nogil:
+    """Return how many offsets a broker gave a record: its property INNER_NUM, which the sender chooses, or 1.
+
+    A value that is no plain number, or of more digits than a batch can have, is refused. So is a second one.
+    """
     cdef Span inner_num, value
     cdef Entry entry
-    cdef Cursor left = inside(&batch.properties)
-    cdef int claimed = 1, number, digit
+    cdef Cursor left = inside(&message.properties)
+    cdef int found = 0, number = 1, digit
     inner_num.at = <const uint8_t *>b"INNER_NUM"
     inner_num.size = 9
-    while next_entry(&left, batch.properties.at, &entry):
-        value = value_of(batch, &entry)
-        if not equal(name_of(batch, &entry), inner_num) or value.size > 5:
+    while next_entry(&left, message.properties.at, &entry):
+        if not equal(name_of(message, &entry), inner_num):
             continue
+        value = value_of(message, &entry)
+        found += 1
+        if found > 1 or value.size > 5 or value.at[0] == c'0':
+            refuse()
         number = 0
         for digit in range(value.size):
             if not c'0' <= value.at[digit] <= c'9':
-                number = 0
-                break
+                refuse()
             number = 10 * number + value.at[digit] - c'0'
-        claimed = max(claimed, number)
-    return claimed
+    return number

@@ -90,6 +90,8 @@ cdef class CompiledMessages:
             if message.sys_flag & INNER_BATCH == INNER_BATCH:
                 self._add_items(&message, start, end)
             else:
+                if message.sys_flag & COUNTED_BY_SENDER and offsets_of(&message) != 1:
+                    refuse()
                 self._add(&message, start, end)
         return 0
 
@@ -106,7 +108,7 @@ cdef class CompiledMessages:
             self._add(&item, start, end)
             item.queue_offset += 1
             count += 1
-        if count < claimed_items(batch):
+        if count != offsets_of(batch):
             refuse()
         return 0
 

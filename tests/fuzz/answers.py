@@ -72,6 +72,7 @@ class Draws:
         self._random = random.Random(seed)
         # How often something is damaged: never in a third of the answers.
         self._damage = self._random.choice([0.0, 0.05, 0.3])
+        self._items = 0  # Of the current inner batch
         self._is_mixed = self._random.random() < 0.1
         self._family = self._random.choice([0, 0, 0x10, 0x20, 0x30])
 
@@ -131,7 +132,7 @@ class Draws:
 
     def _body(self, sys_flag: int) -> bytes:
         if sys_flag & 0xC0 == 0xC0:
-            return b"".join(self._item() for _ in range(self._random.choice([0, 1, 2, 3, 3])))
+            return b"".join(self._item() for _ in range(self._items))
         return self._random.choice(
             [b"", b"body", b"%d" % self._random.getrandbits(60), b"y" * self._random.randrange(300)]
         )
@@ -140,7 +141,11 @@ class Draws:
         draw = self._random
         family = draw.choice([0, 0x10, 0x20, 0x30]) if self._is_mixed else self._family
         sys_flag = family | (0xC0 if draw.random() < 0.15 else draw.choice([0, 0, 0, 0x40, 0x80, 0x700]))
+        self._items = draw.choice([0, 1, 2, 3, 3])
         body = self._body(sys_flag)
+        properties = self._properties()
+        if sys_flag & 0x80 and draw.random() < 0.7 and b"INNER_NUM" not in properties:
+            properties = b"INNER_NUM\x01%d\x02" % (self._items if sys_flag & 0x40 else 1) + properties
         if draw.random() < 0.08:
             kind = draw.choice(list(CompressionType))
             body, sys_flag = compress(body, kind), sys_flag & ~0x700 | kind.sys_flag
@@ -162,7 +167,7 @@ class Draws:
                 struct.pack(">iq", self._number(0, INTS), self._number(0, LONGS)),
                 self._sized(">I", body),
                 self._sized(">B" if magic == MAGICS[0] else ">H", topic),
-                self._sized(">H", self._properties()),
+                self._sized(">H", properties),
             )
         )
         if self._is_damaged():

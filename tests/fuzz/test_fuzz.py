@@ -60,7 +60,7 @@ def test_all_decoders_agree_on_20_000_damaged_answers(part: int) -> None:
     assert outcomes["answers"] == count
     # Enough answers are read, and enough are not.
     assert 0.2 * count < outcomes["compiled, read"] < 0.8 * count
-    assert 0.2 * count < outcomes["numpy, read"] <= outcomes["compiled, read"]
+    assert 0.2 * count < outcomes["numpy, read"] < 0.8 * count
 
 
 @pytest.mark.parametrize("kind", ["empty items", "many properties"])
