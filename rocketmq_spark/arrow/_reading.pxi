@@ -42,7 +42,7 @@ cdef enum:
     INNER_BATCH = 0xC0
     COUNTED_BY_SENDER = 0x80
     COMPRESSED = 0x1
-    MOST_ITEMS = 65_535
+    MOST_ITEMS = 32_767  # A broker counts the offsets of a batch in 16 bits, with a sign
     MOST_ENTRIES = 64  # Of one message, because each name is compared with all others
     NAME_END = 1
     VALUE_END = 2
@@ -220,7 +220,7 @@ cdef inline bint equal(Span one, Span other) noexcept nogil:
 cdef int offsets_of(const Message *message) except -1 nogil:
     """Return how many offsets a broker gave a record: its property INNER_NUM, which the sender chooses, or 1.
 
-    A value that is no plain number, or of more digits than a batch can have, is refused. So is a second one.
+    A value that is no plain number, or larger than a broker counts, is refused. So is a second value.
     """
     cdef Span inner_num, value
     cdef Entry entry
@@ -240,4 +240,6 @@ cdef int offsets_of(const Message *message) except -1 nogil:
             if not c'0' <= value.at[digit] <= c'9':
                 refuse()
             number = 10 * number + value.at[digit] - c'0'
+    if number > MOST_ITEMS:
+        refuse()
     return number

@@ -330,11 +330,12 @@ def inner_batch(count: int, **changes: object) -> MessageExt:
     return sound(PLAIN, queue_offset=0, body=encode_batch([item]) * count, properties=properties, **changes)
 
 
-def test_an_inner_batch_of_more_messages_than_a_broker_counts_is_refused() -> None:
+@pytest.mark.parametrize("count", [32_768, 65_536])
+def test_an_inner_batch_of_more_messages_than_a_broker_counts_is_refused(count: int) -> None:
     with pytest.raises(
         RemotingCommandException, match=r"the inner batch at offset 0 has more messages than offsets, which are 1"
     ):
-        list(batches_of([pulled([inner_batch(65_536, sys_flag=0xC0)], 0, 10**9)], SCHEMA))
+        list(batches_of([pulled([inner_batch(count, sys_flag=0xC0)], 0, 10**9)], SCHEMA))
 
 
 def test_messages_without_a_body_are_spread_over_record_batches_too() -> None:
