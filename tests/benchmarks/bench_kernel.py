@@ -1,14 +1,19 @@
 """The compiled kernel against numpy: nanoseconds of processor time per message, and their ratio.
 
-Run: python -m tests.benchmarks.bench_kernel [rounds]
+Run: python -m tests.benchmarks.bench_kernel [rounds]; the part "read" of `make bench` has its figures
 
 Both take turns in one process. The figures are medians of all rounds, and a ratio is the median of the rounds' ratios.
 The last ratio is that of the fastest rounds, which other programs of the machine disturb least. Messages have 100
 bytes, a key, a tag and a unique id.
+
+With ``--run ADDRESS TOPIC ROWS KERNEL [COLUMN...]`` it reads a topic with `read_arrow`, and prints the processor
+seconds of the process. `KERNEL` is the value of ROCKETMQ_SPARK_KERNEL.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import statistics
 import sys
 import time
@@ -19,14 +24,16 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 
+from rocketmq_spark import read_arrow
 from rocketmq_spark.arrow.columns import byte_column_or_nulls
 from rocketmq_spark.arrow.content import ContentHash
 from rocketmq_spark.arrow.decode import batches_of
 from rocketmq_spark.arrow.hashes import RowIds
-from rocketmq_spark.arrow.kernel import NUMPY, Kernel, compiled
+from rocketmq_spark.arrow.kernel import NUMPY, VARIABLE, Kernel, compiled
 from rocketmq_spark.arrow.read_columns import arrow_schema_of, column_names
 from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.model.message_ext import Pulled
+from tests.benchmarks.contest import Figure
 from tests.support.strategies import HALF, encode_stored_record
 
 ROWS = 10_240
@@ -88,12 +95,42 @@ def cost(run: Callable[[Kernel], object], kernel: Kernel) -> float:
     return (time.process_time_ns() - start) / ROWS
 
 
+def paired(run: Callable[[Kernel], object], kernel: Kernel, rounds: int) -> list[tuple[float, float]]:
+    """Return the costs with numpy and with a kernel in each round, after one to warm up."""
+    return [(cost(run, NUMPY), cost(run, kernel)) for _ in range(rounds + 1)][1:]
+
+
+def figures(rounds: int) -> Iterator[Figure]:
+    """Measure the decoder alone."""
+    kernel, aims = compiled(), {"all columns, 1,024 messages per answer": 3.0, "body": 8.0}
+    for name, run in cases():
+        if name in aims:
+            taken = paired(run, kernel, 10 * rounds)
+            numpy, own = (statistics.median(one) for one in zip(*taken, strict=True))
+            note = f"{own:.0f} ns of processor time per message, with numpy {numpy:.0f}"
+            ratios = [before / after for before, after in taken]
+            yield Figure(f"decoding alone, compiled kernel against numpy: {name}", ratios, aims[name], note=note)
+
+
+def read(address: str, topic: str, rows: int, kernel: str, *columns: str) -> None:
+    """Read all rows of a topic, and print the processor seconds."""
+    os.environ[VARIABLE] = kernel
+    taken = []
+    for _ in range(2):
+        began, count = time.process_time(), 0
+        for batch in read_arrow(topic, nameServer=address, columns=columns or None):
+            count += batch.num_rows
+        assert count == rows
+        taken.append(time.process_time() - began)
+    print(json.dumps(min(taken)))
+
+
 def main(rounds: int = 31) -> None:
     """Print a line for each case."""
     kernel = compiled()
     print(f"{'':42} {'numpy':>7} {'kernel':>7} {'ratio':>6} {'fastest':>8}")
     for name, run in cases():
-        taken = [(cost(run, NUMPY), cost(run, kernel)) for _ in range(rounds + 1)][1:]
+        taken = paired(run, kernel, rounds)
         numpy, own = (statistics.median(one) for one in zip(*taken, strict=True))
         ratio = statistics.median(before / after for before, after in taken)
         fastest = min(before for before, _ in taken) / min(after for _, after in taken)
@@ -101,4 +138,8 @@ def main(rounds: int = 31) -> None:
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))
+    if sys.argv[1:2] == ["--run"]:
+        address, topic, rows, *rest = sys.argv[2:]
+        read(address, topic, int(rows), *rest)
+    else:
+        main(*map(int, sys.argv[1:]))

@@ -18,7 +18,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -78,17 +78,17 @@ class Session:
     """A Spark session in another process, which writes or reads on request.
 
     `script` is a file of this folder. `system` is ``kafka``, or a system for the installed PySpark. The script also
-    gets `arguments`.
+    gets `arguments`, and `environ` as well as the environment of this process.
     """
 
-    def __init__(self, script: str, system: str, *arguments: object) -> None:
+    def __init__(self, script: str, system: str, *arguments: object, environ: Mapping[str, str] | None = None) -> None:
         python = environment() if system == "kafka" else Path(sys.executable)
         self._process = subprocess.Popen(
             [str(python), str(Path(__file__).with_name(script)), system, *map(str, arguments)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "SPARK_LOCAL_IP": "127.0.0.1"},
+            env={**os.environ, "PYTHONPATH": str(ROOT), "SPARK_LOCAL_IP": "127.0.0.1", **(environ or {})},
         )
 
     def ask(self, *words: object) -> dict[str, Any]:

@@ -1,12 +1,12 @@
-"""Test the wheel with every available Python and PySpark, one environment after the other.
+"""Test the package with every available Python and PySpark, one environment after the other.
 
 usage: make check-matrix [PYTHONS="/path/of/python3.12 ..."] [PYSPARKS="4.0 4.3"]
 
-An environment is deleted after use, because PySpark alone needs 450 MB. Unit tests run once for each Python, in the
-tree of the sdist. Tests with Spark and servers run on every pair, with the package from the wheel. The oldest Python
-is also tested with the lowest version of every requirement (PYSPARKS="lowest"). PySpark 3.5 runs the tests of
-`rocketmq_spark.write` only. An interpreter or a PySpark that is
-not available is reported and is not a failure.
+An environment is deleted after use, because PySpark alone needs 450 MB. Each installs the sdist, which builds the
+compiled kernel where a C compiler and the headers of this Python are. Unit tests run once for each Python, in the tree
+of the sdist. Tests with Spark and servers run on every pair, with the installed package. The oldest Python is also
+tested with the lowest version of every requirement (PYSPARKS="lowest"). PySpark 3.5 runs the tests of
+`rocketmq_spark.write` only. An interpreter or a PySpark that is not available is reported and is not a failure.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def tested(python: Path, tree: Path, tests: Sequence[str], processes: int, *opti
 
 
 def check(pair: Pair, interpreter: str, built: Built, folder: Path, *, unit: bool) -> None:
-    """Install the wheel with a PySpark, run the tests, and set the results of `pair`."""
+    """Install the sdist with a PySpark, run the tests, and set the results of `pair`."""
     done = run(interpreter, "-m", "venv", folder / "environment")
     python = folder / "environment" / "bin" / "python"
     pip = (python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet")
@@ -141,7 +141,7 @@ def check(pair: Pair, interpreter: str, built: Built, folder: Path, *, unit: boo
     if done.returncode == 0:
         (folder / "lowest.txt").write_text(lowest())
         wanted = ("--constraint", folder / "lowest.txt") if pair.pyspark == LOWEST else (f"pyspark=={pair.pyspark}.*",)
-        done = run(*pip, f"{built.wheel}[test]", *wanted)
+        done = run(*pip, f"{built.sdist}[test]", *wanted)
     if done.returncode:
         absent = "No matching distribution found for pyspark" in done.stderr
         pair.spark, pair.failed = ("not available" if absent else "could not be installed"), not absent
@@ -154,8 +154,10 @@ def check(pair: Pair, interpreter: str, built: Built, folder: Path, *, unit: boo
     without_sources = pair.pyspark == WITHOUT_SOURCES
     options = ("-W", "default") if without_sources or pair.pyspark == LOWEST else ()
     if unit and not without_sources:
+        # The unit tests import the tree.
+        run(python, "setup.py", "-q", "build_ext", "--inplace", folder=tree)
         pair.unit, pair.failed = tested(python, tree, ["tests/unit"], 3, *options)
-    # From here on the package of the wheel is the only one.
+    # From here on the installed package is the only one.
     shutil.rmtree(tree / "rocketmq_spark")
     (tree / "pyspark_rocketmq.py").unlink()
     said = run(python, "-c", _SAYS_WHAT_IT_HAS, folder=tree)

@@ -6,9 +6,8 @@ import os
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from tests.support.processes import PATIENCE
 
@@ -31,8 +30,7 @@ _LEFT_BEHIND: Final = shutil.ignore_patterns(
 )
 
 
-@dataclass(frozen=True)
-class Built:
+class Built(NamedTuple):
     """What `build` has made."""
 
     sdist: Path

@@ -1,7 +1,7 @@
 """Checks a release candidate: the wheel and the documents that come with it. `make release-check` runs it.
 
 1. The version is in CHANGELOG.md, and follows PEP 440.
-2. Two builds give the same wheels, byte for byte. (The sdist has the times of generated files.)
+2. Two builds give the same sdist and wheels, byte for byte.
 3. A program of a user is type-checked against the installed wheel by mypy and by pyright, and runs.
 4. dist/ gets wheels, sdist, the list of components (CycloneDX), and the SHA-256 of each file.
 """
@@ -53,9 +53,9 @@ def check_version() -> None:
 
 
 def check_reproducible(folder: Path) -> Built:
-    """Build twice, exit if the wheels differ, and return the second build."""
+    """Build twice, exit if they differ, and return the second build."""
     first, second = build(folder / "first"), build(folder / "second")
-    for one, other in ((first.wheel, second.wheel), (first.pure, second.pure)):
+    for one, other in zip(first, second, strict=True):
         if one.read_bytes() != other.read_bytes():
             raise SystemExit(f"two builds give different files: {one.name}")
     return second
@@ -83,7 +83,7 @@ def publish(built: Built, python: Path, folder: Path) -> None:
     """Write dist/: the packages, the components of an environment with the wheel, and the sums."""
     shutil.rmtree(DIST, ignore_errors=True)
     DIST.mkdir()
-    for file in (built.wheel, built.pure, built.sdist):
+    for file in built:
         shutil.copy(file, DIST)
     components = DIST / f"rocketmq_spark-{rocketmq_spark.__version__}.cdx.json"
     options = ("--output-reproducible", "--output-format", "JSON", "--output-file", components)
@@ -104,7 +104,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="rocketmq-spark-release-") as name:
         folder = Path(name)
         built = check_reproducible(folder)
-        print("reproducible: two builds give the same wheels")
+        print("reproducible: two builds give the same sdist and wheels")
         python = check_downstream(folder, built.wheel)
         print("downstream: mypy --strict and pyright accept the program, and it runs")
         publish(built, python, folder)

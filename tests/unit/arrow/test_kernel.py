@@ -22,7 +22,7 @@ from rocketmq_spark.arrow.gather import Workspace
 from rocketmq_spark.arrow.kernel import NUMPY, Kernel, choose
 from rocketmq_spark.arrow.messages import Irregular
 from rocketmq_spark.arrow.numpy_hashes import KEYS, Strings
-from tests.support.kernels import compiled_or_skip
+from tests.support.kernels import check_built, compiled_or_skip
 from tests.support.strategies import HALF, encode_stored_record
 from tests.tools.layers import PACKAGE
 
@@ -78,8 +78,10 @@ def test_a_process_logs_once_which_kernel_it_uses(value: str, level: str, tmp_pa
     assert [line.startswith(f"{level}:rocketmq_spark.arrow:kernel numpy: ") for line in lines] == [True]
 
 
-def test_ci_has_the_compiled_kernel() -> None:
-    assert compiled_or_skip().name == "compiled"
+def test_ci_has_the_kernel_that_its_machine_can_build() -> None:
+    if not os.environ.get("CI"):
+        pytest.skip("outside of CI, a compiler may be newer than the install")
+    check_built()
 
 
 @pytest.mark.parametrize("by_table", [False, True])
