@@ -17,7 +17,6 @@ from typing import Final
 from rocketmq_spark.arrow.gather import Workspace
 from rocketmq_spark.arrow.messages import Messages
 from rocketmq_spark.arrow.numpy_hashes import Hashes, Strings, hash_sums, nh_sums
-from rocketmq_spark.arrow.numpy_messages import NumpyMessages
 from rocketmq_spark.model.message import Buffer
 
 logger = logging.getLogger("rocketmq_spark.arrow")
@@ -37,7 +36,14 @@ class Kernel:
     nh_sums: Callable[[Sequence[Strings], Workspace, Hashes], Hashes]
 
 
-NUMPY: Final = Kernel("numpy", NumpyMessages, hash_sums, nh_sums)
+def _numpy_messages(bodies: Sequence[Buffer], starts: Sequence[int], ends: Sequence[int]) -> Messages:
+    # Writes choose a kernel for their hashes, and need no decoder.
+    from rocketmq_spark.arrow.numpy_messages import NumpyMessages
+
+    return NumpyMessages(bodies, starts, ends)
+
+
+NUMPY: Final = Kernel("numpy", _numpy_messages, hash_sums, nh_sums)
 
 
 @dataclass(frozen=True, slots=True)
