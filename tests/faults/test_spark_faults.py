@@ -38,7 +38,7 @@ def standalone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandaloneC
 @pytest.fixture(scope="module")
 def wheel(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel of the package, renamed to ``.zip``, which PySpark adds to its path."""
-    return Path(shutil.copy(built.wheel, tmp_path_factory.mktemp("wheel") / "rocketmq_spark.zip"))
+    return Path(shutil.copy(built.pure, tmp_path_factory.mktemp("wheel") / "rocketmq_spark.zip"))
 
 
 @pytest.fixture
