@@ -15,7 +15,7 @@ import pytest
 
 from rocketmq_spark.arrow.content import ContentHash
 from rocketmq_spark.arrow.gather import Workspace
-from rocketmq_spark.arrow.hashes import hash_sums
+from rocketmq_spark.arrow.numpy_hashes import hash_sums
 from rocketmq_spark.deliveries.base import Write
 from rocketmq_spark.deliveries.effectively_once import attempt as attempts
 from rocketmq_spark.deliveries.effectively_once import complete as ends
