@@ -130,8 +130,7 @@ def records_of(body: Buffer) -> Records:
     topic_lengths = data[body_ends].astype(np.int64)
     if wide.any():
         topic_lengths = np.where(wide, topic_lengths << 8 | data[body_ends + wide], topic_lengths)
-    # Java reads a length as a signed number.
-    _fit(topic_lengths <= np.where(wide, 0x7FFF, 0x7F))
+    _fit(topic_lengths <= np.where(wide, 0x7FFF, 0x7F))  # Java reads a length as a signed number.
     topics = body_ends + 1 + wide
     properties = _properties(data, topics + topic_lengths, ends)
     try:
@@ -160,16 +159,14 @@ def _items(records: Records, body: Buffer, number: int) -> Rows:
     data, whole = records.data, records.whole
     start, end = int(whole.bodies[number]), int(whole.body_ends[number])
     starts, ends = _spans(body, start, end, _ITEM_HEAD.itemsize + 2)
-    if len(starts) != _offsets_counted(whole, body, number):
+    first = int(whole.queue_offset[number])
+    if len(starts) != _offsets_counted(whole, body, number) or first > 2**63 - 1 - len(starts):
         raise Irregular
     heads = _heads(data, starts, _ITEM_HEAD)
     lengths = heads["body_length"].astype(np.int64)
     bodies = starts + _ITEM_HEAD.itemsize
     body_ends = bodies + lengths
     _fit((lengths >= 0) & (body_ends + 2 <= ends))
-    first = int(whole.queue_offset[number])
-    if first > 2**63 - 1 - len(starts):
-        raise Irregular
     queue_offsets = first + np.arange(len(starts))
     flags, properties = heads["flag"].astype(np.int32), _properties(data, body_ends, ends)
     return Rows(np.full(len(starts), number), queue_offsets, flags, bodies, body_ends, properties, ends)
