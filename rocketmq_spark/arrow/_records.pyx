@@ -20,8 +20,8 @@ Loops run without the GIL. An object is for one thread.
 """
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
-from libc.stdint cimport INT32_MAX, INT64_MAX, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
-from libc.stdlib cimport free, malloc, realloc
+from libc.stdint cimport INT32_MAX, INT64_MAX, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
+from libc.stdlib cimport free, malloc
 from libc.string cimport memchr
 
 import numpy as np
@@ -40,12 +40,12 @@ cdef class CompiledMessages:
 
     cdef Py_buffer *_answers
     cdef Py_ssize_t _answer_count
+    cdef Memory _message_memory
     cdef Message *_messages
     cdef Py_ssize_t _count
-    cdef Py_ssize_t _capacity
+    cdef Memory _entry_memory
     cdef Entry *_entries
     cdef Py_ssize_t _entry_count
-    cdef Py_ssize_t _entry_capacity
     cdef object _entry_offsets  # Message k owns the entries from `_entry_offsets[k]` up to `_entry_offsets[k + 1]`
 
     def __cinit__(self, bodies, starts, ends):
@@ -60,8 +60,8 @@ cdef class CompiledMessages:
             offsets += min(max(after - first, 0), INT32_MAX)
             self._answer_count += 1
         # Room for all messages of a plain read.
-        self._capacity = min(offsets, nbytes // SMALLEST_RECORD)
-        self._messages = <Message *>grown(NULL, &self._capacity, sizeof(Message))
+        self._message_memory = Memory(min(offsets, nbytes // SMALLEST_RECORD), sizeof(Message))
+        self._messages = <Message *>self._message_memory.items
         for pull, (start, end) in enumerate(zip(starts, ends)):
             with nogil:
                 self._add_answer(&self._answers[pull], pull, start, end)
@@ -71,8 +71,6 @@ cdef class CompiledMessages:
         for answer in range(self._answer_count):
             PyBuffer_Release(&self._answers[answer])
         free(self._answers)
-        free(self._messages)
-        free(self._entries)
 
     def __len__(self):
         return self._count
@@ -115,9 +113,9 @@ cdef class CompiledMessages:
     cdef inline int _add(self, const Message *message, int64_t start, int64_t end) except -1 nogil:
         if not start <= message.queue_offset < end:
             return 0
-        if self._count == self._capacity:
-            self._capacity *= 2
-            self._messages = <Message *>grown(self._messages, &self._capacity, sizeof(Message))
+        if self._count == self._message_memory.capacity:
+            self._message_memory.double()
+            self._messages = <Message *>self._message_memory.items
         self._messages[self._count] = message[0]
         self._count += 1
         return 0
@@ -145,7 +143,7 @@ cdef class CompiledMessages:
 
     cdef object _ints(self, Number number):
         cdef Py_ssize_t row
-        values = np.empty(self._count, np.int32)
+        values = empty(self._count, np.int32)
         cdef int32_t[::1] out = values
         with nogil:
             for row in range(self._count):
@@ -154,7 +152,7 @@ cdef class CompiledMessages:
 
     cdef object _longs(self, Number number):
         cdef Py_ssize_t row
-        values = np.empty(self._count, np.int64)
+        values = empty(self._count, np.int64)
         cdef int64_t[::1] out = values
         with nogil:
             for row in range(self._count):
@@ -164,7 +162,7 @@ cdef class CompiledMessages:
     cdef object _times(self, Number number):
         cdef Py_ssize_t row
         cdef int64_t time
-        values = np.empty(self._count, np.int64)
+        values = empty(self._count, np.int64)
         cdef int64_t[::1] out = values
         with nogil:
             for row in range(self._count):
@@ -180,7 +178,7 @@ cdef class CompiledMessages:
         cdef Py_ssize_t row
         cdef Span host
         cdef int32_t last = -1
-        runs = np.empty(self._count, np.int32)
+        runs = empty(self._count, np.int32)
         cdef int32_t[::1] out = runs
         with nogil:
             for row in range(self._count):
@@ -197,7 +195,7 @@ cdef class CompiledMessages:
         cdef Py_ssize_t row
         cdef int64_t total = 0
         cdef int size
-        offsets = np.empty(self._count + 1, np.int32)
+        offsets = empty(self._count + 1, np.int32)
         cdef int32_t[::1] ends = offsets
         with nogil:
             ends[0] = 0
@@ -206,7 +204,7 @@ cdef class CompiledMessages:
                 if total > INT32_MAX:
                     refuse()
                 ends[row + 1] = <int32_t>total
-        content = np.empty(total, np.uint8)
+        content = empty(total, np.uint8)
         cdef uint8_t[::1] data = content
         with nogil:
             for row in range(self._count):
@@ -270,6 +268,8 @@ cdef class CompiledMessages:
             return
         ends = np.zeros(self._count + 1, np.int32)
         cdef int32_t[::1] out = ends
+        self._entry_memory = Memory(4 * self._count, sizeof(Entry))
+        self._entries = <Entry *>self._entry_memory.items
         self._entry_count = 0
         with nogil:
             for row in range(self._count):
@@ -284,9 +284,9 @@ cdef class CompiledMessages:
         if not is_utf8(message.properties.at, message.properties.size):
             refuse()
         while True:
-            if self._entry_count == self._entry_capacity:
-                self._entry_capacity *= 2
-                self._entries = <Entry *>grown(self._entries, &self._entry_capacity, sizeof(Entry))
+            if self._entry_count == self._entry_memory.capacity:
+                self._entry_memory.double()
+                self._entries = <Entry *>self._entry_memory.items
             if not next_entry(&left, message.properties.at, &self._entries[self._entry_count]):
                 break
             self._entry_count += 1

@@ -10,20 +10,43 @@ cdef inline uint8_t *room(uint8_t[::1] data, int64_t at, int64_t size) except? N
     return &data[at] if size else NULL
 
 
+cdef object empty(int64_t count, dtype):
+    """Return an array in memory of Arrow's pool; `malloc` would return it to the system, and fetch it page by page."""
+    return np.ndarray(count, dtype, pa.allocate_buffer(count * np.dtype(dtype).itemsize))
+
+
+cdef class Memory:
+    """Room for `capacity` items, in Arrow's pool."""
+
+    cdef object buffer
+    cdef void *items
+    cdef Py_ssize_t capacity
+    cdef size_t item_size
+
+    def __cinit__(self, Py_ssize_t capacity, size_t item_size):
+        self.item_size = item_size
+        self.capacity = max(capacity, 256)
+        self.buffer = pa.allocate_buffer(self.capacity * item_size, resizable=True)
+        self.items = <void *><uintptr_t>self.buffer.address
+
+    cdef int double(self) except -1 with gil:
+        self.buffer.resize(2 * self.capacity * self.item_size)
+        self.capacity *= 2
+        self.items = <void *><uintptr_t>self.buffer.address
+        return 0
+
+
 cdef class Spans:
     """Where the values of one column are."""
 
+    cdef Memory memory
     cdef Span *items
     cdef Py_ssize_t count
 
     def __cinit__(self, Py_ssize_t count):
-        self.items = <Span *>malloc(max(count, 1) * sizeof(Span))
+        self.memory = Memory(count, sizeof(Span))
+        self.items = <Span *>self.memory.items
         self.count = count
-        if self.items == NULL:
-            raise MemoryError
-
-    def __dealloc__(self):
-        free(self.items)
 
     cdef object copied(self):
         """Return a binary array of the values."""
@@ -31,7 +54,7 @@ cdef class Spans:
         cdef int64_t total = 0
         cdef Py_ssize_t nulls = 0
         cdef Span span
-        offsets = np.empty(self.count + 1, np.int32)
+        offsets = empty(self.count + 1, np.int32)
         cdef int32_t[::1] ends = offsets
         with nogil:
             ends[0] = 0
@@ -41,7 +64,7 @@ cdef class Spans:
                 if total > INT32_MAX:
                     refuse()
                 ends[row + 1] = <int32_t>total
-        content = np.empty(total, np.uint8)
+        content = empty(total, np.uint8)
         cdef uint8_t[::1] data = content
         with nogil:
             for row in range(self.count):
@@ -52,22 +75,12 @@ cdef class Spans:
 
     cdef object _valid(self):
         cdef Py_ssize_t row
-        valid = np.empty(self.count, np.bool_)
+        valid = empty(self.count, np.bool_)
         cdef uint8_t[::1] out = valid.view(np.uint8)
         with nogil:
             for row in range(self.count):
                 out[row] = self.items[row].at != NULL
         return valid
-
-
-cdef void *grown(void *items, Py_ssize_t *capacity, size_t item_size) except NULL nogil:
-    """Return the items in memory for `capacity` of them, or a few more."""
-    capacity[0] = max(capacity[0], 256)
-    cdef void *moved = realloc(items, capacity[0] * item_size)
-    if moved == NULL:
-        with gil:
-            raise MemoryError
-    return moved
 
 
 cdef enum Number:
