@@ -215,8 +215,9 @@ cdef class CompiledMessages:
     def bodies(self):
         cdef Spans bodies = Spans(self._count)
         cdef Py_ssize_t row
-        for row in range(self._count):
-            bodies.items[row] = self._messages[row].body
+        with nogil:
+            for row in range(self._count):
+                bodies.items[row] = self._messages[row].body
         return bodies.copied()
 
     def values(self, str name not None):
