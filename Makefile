@@ -17,7 +17,7 @@ PYTEST_OPTIONS ?=
 # Number of schedules of the simulator, and their kind: mixed, effectively-once or model.
 SEEDS ?= 10000
 KIND ?= mixed
-# Number of damaged answers, and the number of the first one, which continues a run that was stopped.
+# Number of random answers, and the number of the first one, which continues a run that was stopped.
 ANSWERS ?= 1000000
 FIRST ?= 0
 # Duration of the soak.
@@ -39,10 +39,12 @@ $(STAMP): setup.cfg setup.py pyproject.toml $(wildcard rocketmq_spark/arrow/*.p[
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \
 	  { echo "creating the virtual environment in $(VENV) failed: install Python's venv module (Debian: apt install python3-venv)" >&2; exit 1; }
 	@echo "installing into $(VENV) (once; one to two minutes) ..."
+# A build that fails would leave the modules of the build before.
+	@rm -f rocketmq_spark/arrow/_*.so
 	@$(PIP) --upgrade pip && PYTHONWARNINGS=ignore::UserWarning $(PIP) --no-compile --editable '.[test]' || \
 	  { echo "the install into $(VENV) failed: check the network and the disk (about 1.5 GB), then run make again" >&2; exit 1; }
 	@$(BIN)/python -c 'from rocketmq_spark.arrow.kernel import choose; found = choose({}); \
-	  print(f"kernel {found.kernel.name}: {found.reason}. {found.fix}")'
+	  print("; ".join(filter(None, [f"kernel {found.kernel.name}: {found.reason}", found.fix])))'
 	@touch $@
 
 .PHONY: setup
@@ -89,7 +91,7 @@ site: setup ## Build the documentation as a site into site/ (strict: a broken li
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --site-dir site
 
 .PHONY: check-matrix
-check-matrix: setup ## Test the wheel on all available PYTHONS and PYSPARKS (hours), and print a table
+check-matrix: setup ## Test the sdist on all available PYTHONS and PYSPARKS (hours), and print a table
 	@PYTHONPATH=$(CURDIR) $(BIN)/python -m tests.tools.matrix
 
 .PHONY: api
@@ -102,7 +104,7 @@ release-check: check site ## Check a release: reproducible wheel, types for user
 
 .PHONY: dist
 dist: setup ## Build into dist/: sdist, wheel for this platform, and wheel for any platform
-	@$(BIN)/python -m build --outdir dist .
+	@ROCKETMQ_SPARK_KERNEL=1 $(BIN)/python -m build --outdir dist .
 	@ROCKETMQ_SPARK_KERNEL=0 $(BIN)/python -m build --wheel --outdir dist .
 
 .PHONY: manylinux
@@ -123,7 +125,7 @@ notebooks: setup ## Run the notebooks, and save their outputs and plots (6 minut
 	@PYTHONPATH=$(CURDIR) $(BIN)/python -m tests.notebooks.execute $(NOTEBOOK)
 
 .PHONY: fuzz
-fuzz: setup ## Compare the compiled kernel with the other decoders on ANSWERS (1000000) damaged answers, with sanitizers
+fuzz: setup ## Compare the compiled kernel with the other decoders on ANSWERS (1000000) random answers, with sanitizers
 	@$(BIN)/python -m tests.fuzz.sanitized $(ANSWERS) $(FIRST)
 
 .PHONY: bench
@@ -141,3 +143,4 @@ soak: setup ## Write for MINUTES (30) while brokers restart; fail if rows are mi
 .PHONY: clean
 clean: ## Remove the virtual environment and files of tools
 	rm -rf $(VENV) build dist site *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage spark-warehouse
+	rm -f rocketmq_spark/arrow/_*.so rocketmq_spark/arrow/_*.c

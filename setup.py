@@ -1,7 +1,7 @@
 """Builds the compiled modules, where a C compiler is, and sdists that are equal for equal trees.
 
-With ``ROCKETMQ_SPARK_KERNEL=0`` the modules are left out, and the wheel is for any platform. All other settings are in
-setup.cfg.
+With ``ROCKETMQ_SPARK_KERNEL=0`` the modules are left out, and the wheel is for any platform. With
+``ROCKETMQ_SPARK_KERNEL=1`` a build without a C compiler fails. All other settings are in setup.cfg.
 """
 
 from __future__ import annotations
@@ -15,16 +15,18 @@ from typing import Any
 from setuptools import Extension, setup
 from setuptools.command.sdist import sdist
 
+_KERNEL = os.environ.get("ROCKETMQ_SPARK_KERNEL")
+_PARTS = {"_records": ("_bytes.h", "_reading.pxi", "_writing.pxi"), "_hashes": ("_bytes.h",)}
 # Without debug information the files have a fifth of the size.
 EXTENSIONS = [
     Extension(
         f"rocketmq_spark.arrow.{module}",
         [f"rocketmq_spark/arrow/{module}.pyx"],
-        depends=[f"rocketmq_spark/arrow/{name}" for name in ("_bytes.h", "_reading.pxi", "_writing.pxi")],
+        depends=[f"rocketmq_spark/arrow/{part}" for part in parts],
         extra_compile_args=["-O3", "-g0"],
-        optional=True,
+        optional=_KERNEL != "1",
     )
-    for module in ("_records", "_hashes")
+    for module, parts in _PARTS.items()
 ]
 
 # 1980, the first year of a zip archive.
@@ -56,6 +58,6 @@ def _plain(member: tarfile.TarInfo) -> tarfile.TarInfo:
 
 
 setup(
-    ext_modules=[] if os.environ.get("ROCKETMQ_SPARK_KERNEL") == "0" else EXTENSIONS,
+    ext_modules=[] if _KERNEL == "0" else EXTENSIONS,
     cmdclass={"sdist": Sdist},
 )

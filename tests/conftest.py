@@ -17,6 +17,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.support.cluster import SharedCluster, create_topic
+from tests.support.kernels import can_build
 from tests.tools.packages import Built, build
 
 pytest_plugins = [f"tests.harness.{module}" for module in ("scheduling", "servers", "spark", "speed")]
@@ -53,4 +54,4 @@ def full(request: pytest.FixtureRequest) -> bool:
 @pytest.fixture(scope="session")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     """The package as a release of it would be."""
-    return build(tmp_path_factory.mktemp("built"))
+    return build(tmp_path_factory.mktemp("built"), compiled=can_build())

@@ -13,6 +13,9 @@ import numpy as np
 
 from rocketmq_spark.model.hashes import STEP as _STEP
 
+cdef extern from "_bytes.h":
+    void copy_bytes(uint8_t *to, const uint8_t *from_, size_t size) noexcept nogil
+
 cdef extern from *:
     """
     #if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
@@ -31,30 +34,34 @@ cdef enum:
 cdef uint64_t STEP = _STEP
 
 
-cdef struct Span:
+cdef struct Bytes:
     const uint8_t *at
     int64_t size
 
 
 cdef struct Text:
-    Span head
-    Span value
-    Span tail
+    Bytes head
+    Bytes value
+    Bytes tail
 
 
 cdef class Column:
     """One column of strings; a row is a `Text`."""
 
-    cdef const uint8_t[::1] head
+    cdef object strings  # Owns the bytes of `head` and `tail`
+    cdef Bytes head
+    cdef Bytes tail
     cdef const uint8_t[::1] data
-    cdef const uint8_t[::1] tail
     cdef const int64_t[::1] offsets
     cdef const uint8_t[::1] valid  # None: no row is null
     cdef Py_ssize_t rows
 
-    def __cinit__(self, strings):
+    def __cinit__(self, strings, rows):
         values = strings.values
-        self.head, self.tail = strings.head, strings.tail
+        if len(values) != rows:
+            raise ValueError(f"a column of {len(values)} rows beside one of {rows}")
+        self.strings = strings
+        self.head, self.tail = bytes_of(strings.head), bytes_of(strings.tail)
         self.data = np.ascontiguousarray(values.data)
         self.offsets = np.ascontiguousarray(values.offsets, np.int64)
         self.valid = None if values.valid is None else np.ascontiguousarray(values.valid).view(np.uint8)
@@ -65,43 +72,48 @@ cdef class Column:
         cdef int64_t start = self.offsets[row], end = self.offsets[row + 1]
         if self.valid is not None and not self.valid[row]:
             return False
-        find(self.head, 0, self.head.shape[0], &text.head)
-        find(self.data, start, end, &text.value)
-        find(self.tail, 0, self.tail.shape[0], &text.tail)
+        if not 0 <= start <= end <= self.data.shape[0]:
+            with gil:
+                raise ValueError(f"a string from {start} to {end} in {self.data.shape[0]} bytes")
+        text.head, text.tail = self.head, self.tail
+        text.value.at = &self.data[start] if start < end else NULL
+        text.value.size = end - start
         return True
 
 
-cdef int find(const uint8_t[::1] data, int64_t start, int64_t end, Span *span) except -1 nogil:
-    """Find the bytes between two places; raise a ValueError if they are not in the data."""
-    if not 0 <= start <= end <= data.shape[0]:
-        with gil:
-            raise ValueError(f"a string from {start} to {end} in {data.shape[0]} bytes")
-    span.at = &data[start] if start < end else NULL
-    span.size = end - start
-    return 0
+cdef Bytes bytes_of(bytes data):
+    cdef Bytes found
+    found.at = <const uint8_t *><const char *>data
+    found.size = len(data)
+    return found
 
 
 cdef int64_t size_of(const Text *text) noexcept nogil:
     return text.head.size + text.value.size + text.tail.size
 
 
-cdef int copy_part(uint8_t *piece, int64_t first, int64_t *at, Span part) noexcept nogil:
+cdef void copy_part(uint8_t *piece, int64_t first, int64_t *at, Bytes part) noexcept nogil:
     """Copy the bytes of a part that lie in the piece of its string from place `first` on; the part begins at `at`."""
     cdef int64_t start = max(first, at[0]), end = min(first + PIECE, at[0] + part.size)
     if start < end:
         memcpy(piece + (start - first), part.at + (start - at[0]), end - start)
     at[0] += part.size
-    return 0
 
 
 cdef int64_t fill_piece(uint64_t *words, const Text *text, int64_t first) noexcept nogil:
     """Copy the piece of a string that begins at place `first`, and return how many words it has."""
+    cdef uint8_t *piece = <uint8_t *>words
     cdef int64_t at = 0
     cdef int64_t count = (min(size_of(text) - first, PIECE) + 7) // 8
     words[count - 1] = 0
-    copy_part(<uint8_t *>words, first, &at, text.head)
-    copy_part(<uint8_t *>words, first, &at, text.value)
-    copy_part(<uint8_t *>words, first, &at, text.tail)
+    if size_of(text) <= PIECE:
+        copy_bytes(piece, text.head.at, text.head.size)
+        copy_bytes(piece + text.head.size, text.value.at, text.value.size)
+        copy_bytes(piece + text.head.size + text.value.size, text.tail.at, text.tail.size)
+        return count
+    copy_part(piece, first, &at, text.head)
+    copy_part(piece, first, &at, text.value)
+    copy_part(piece, first, &at, text.tail)
     return count
 
 
@@ -136,7 +148,7 @@ cdef uint64_t products(const uint64_t *words, const uint64_t *keys, int64_t coun
     return total
 
 
-cdef int add_nh(const Text *text, const uint64_t *keys, uint64_t *sums) noexcept nogil:
+cdef void add_nh(const Text *text, const uint64_t *keys, uint64_t *sums) noexcept nogil:
     """Add the hash of a string to the sums of both lanes."""
     cdef uint64_t words[WORDS]
     cdef uint64_t number = 0, before, total
@@ -153,7 +165,6 @@ cdef int add_nh(const Text *text, const uint64_t *keys, uint64_t *sums) noexcept
             sums[lane] += before
         number += 1
         first += PIECE
-    return 0
 
 
 def hash_sums(columns, workspace, seeds):
@@ -166,7 +177,7 @@ def hash_sums(columns, workspace, seeds):
     result = np.zeros((len(seeds), len(columns[0].values)), np.uint64)
     cdef uint64_t[:, ::1] sums = result
     for strings in columns:
-        column = Column(strings)
+        column = Column(strings, result.shape[1])
         for lane, seed in enumerate(seeds):
             with nogil:
                 for row in range(column.rows):
@@ -186,7 +197,7 @@ def nh_sums(columns, workspace, const uint64_t[::1] keys not None):
     result = np.zeros((LANES, len(columns[0].values)), np.uint64)
     cdef uint64_t[:, ::1] sums = result
     for strings in columns:
-        column = Column(strings)
+        column = Column(strings, result.shape[1])
         with nogil:
             for row in range(column.rows):
                 if column.text_at(row, &text):

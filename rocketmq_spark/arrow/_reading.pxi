@@ -1,7 +1,6 @@
 # Part of `_records.pyx`: what reads the bytes of answers.
 #
-# Only `take` moves through an answer. It compares each size with what is left, and refuses a size that does not fit. All
-# other functions read only bytes that it returned.
+# `_records.pyx` says which rules hold here.
 
 cdef extern from "_bytes.h":
     uint32_t big_endian_32(const uint8_t *data) noexcept nogil
@@ -158,6 +157,19 @@ cdef int read_record(Cursor *answer, Message *message) except -1 nogil:
     if crc32_of(message.body.at, message.body.size) & CRC_MASK != big_endian_32(head + CRC_AT):
         refuse()
     return 0
+
+
+cdef int64_t read_offset(Cursor *answer) except? -1 nogil:
+    """Take one record that holds one message, check its size and its magic, and return its offset in the queue."""
+    cdef Cursor ahead = answer[0]
+    cdef Span whole
+    take_span(answer, <int32_t>big_endian_32(take(&ahead, 4)), &whole)
+    cdef Cursor left = inside(&whole)
+    cdef const uint8_t *head = take(&left, BORN_TIME_AT)
+    cdef uint32_t magic = big_endian_32(head + MAGIC_AT)
+    if (magic != MAGIC_V1 and magic != MAGIC_V2) or big_endian_32(head + SYS_FLAG_AT) & COUNTED_BY_SENDER:
+        refuse()
+    return <int64_t>big_endian_64(head + QUEUE_OFFSET_AT)
 
 
 cdef int read_item(Cursor *batch, Message *message) except -1 nogil:

@@ -8,13 +8,15 @@ each of them, `_entries` has where its names and values are.
 
 Senders and brokers choose the bytes of an answer. So these rules hold:
 
-* Only `_reading.pxi` reads the bytes of an answer, and there only `take` moves through them. It compares each size with
-  what is left, and refuses a size that does not fit.
+* Only `take` in `_reading.pxi` moves through an answer. It compares each size with what is left, and refuses a size
+  that does not fit. All other code reads only bytes that it returned.
 * A size is read once. `Message` and `Entry` keep the checked value, so bytes that change later cannot move a border.
-* Only `room` in `_writing.pxi` returns where bytes of a result may be written. All other writes are checked by the
-  bounds of arrays.
+* Bytes of a result are written only where `room` in `_writing.pxi` allows it. Arrays of numbers check their bounds.
+* `Memory` has no such check. Before an item is added, `_add` and `_add_entries` compare the number of items with the
+  capacity. A loop that fills `Spans` fills as many as they were made for.
 * What is malformed or rare raises Irregular, and `decode_rows` reads it: unreadable messages, inner batches that are
-  compressed, repeated properties, more than 64 properties, columns of more than 2 GiB.
+  compressed, an unusual INNER_NUM, repeated properties, more than 64 properties, times that no timestamp can hold,
+  columns of more than 2 GiB.
 
 Loops run without the GIL. An object is for one thread.
 """
@@ -51,6 +53,7 @@ cdef class CompiledMessages:
     def __cinit__(self, bodies, starts, ends):
         cdef int64_t start, end, offsets = 0, nbytes = 0
         cdef int32_t pull
+        bodies, starts, ends = tuple(bodies), tuple(starts), tuple(ends)
         self._answers = <Py_buffer *>malloc(max(len(bodies), 1) * sizeof(Py_buffer))
         if self._answers == NULL:
             raise MemoryError
@@ -124,7 +127,13 @@ cdef class CompiledMessages:
         return self._ints(PULL)
 
     def queue_offsets(self):
-        return self._longs(QUEUE_OFFSET)
+        cdef Py_ssize_t row
+        values = empty(self._count, np.int64)
+        cdef int64_t[::1] out = values
+        with nogil:
+            for row in range(self._count):
+                out[row] = self._messages[row].queue_offset
+        return to_arrow(values)
 
     def flags(self):
         return self._ints(FLAG)
@@ -148,15 +157,6 @@ cdef class CompiledMessages:
         with nogil:
             for row in range(self._count):
                 out[row] = <int32_t>number_of(&self._messages[row], number)
-        return to_arrow(values)
-
-    cdef object _longs(self, Number number):
-        cdef Py_ssize_t row
-        values = empty(self._count, np.int64)
-        cdef int64_t[::1] out = values
-        with nogil:
-            for row in range(self._count):
-                out[row] = number_of(&self._messages[row], number)
         return to_arrow(values)
 
     cdef object _times(self, Number number):
@@ -235,7 +235,7 @@ cdef class CompiledMessages:
         return values.copied().view(pa.string())
 
     cdef inline Span _value_in(self, const Message *message, int32_t first, int32_t end, Span name) noexcept nogil:
-        """Return the value of a message's property."""
+        """Return the value of a message's property, null if it is missing."""
         cdef int32_t place
         cdef Span missing
         for place in range(first, end):
@@ -291,6 +291,8 @@ cdef class CompiledMessages:
             if not next_entry(&left, message.properties.at, &self._entries[self._entry_count]):
                 break
             self._entry_count += 1
+        if self._entry_count > INT32_MAX:
+            refuse()
         if row and self._names_as_before(message, previous, first):
             return 0
         return self._refuse_repeats(message, first)
@@ -319,6 +321,22 @@ cdef class CompiledMessages:
                 if equal(name_of(message, &self._entries[one]), name_of(message, &self._entries[other])):
                     refuse()
         return 0
+
+
+def has_each_offset(const uint8_t[::1] body not None, int64_t start, int64_t end):
+    """Return what `rocketmq_spark.protocol.remoting.records.has_each_offset` does."""
+    cdef Cursor left
+    left.at = &body[0] if body.shape[0] else NULL
+    left.end = left.at + body.shape[0]
+    try:
+        with nogil:
+            while left.at != left.end:
+                if read_offset(&left) != start:
+                    refuse()
+                start += 1
+    except Irregular:
+        return False
+    return start == end
 
 
 def crc32(const uint8_t[::1] data not None, *, bint by_table=False):

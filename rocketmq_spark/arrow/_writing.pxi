@@ -1,31 +1,34 @@
 # Part of `_records.pyx`: what writes the buffers of columns.
 #
-# Only `room` returns where bytes of a result may be written. All other writes are checked by the bounds of arrays.
+# `_records.pyx` says which writes are checked, and how.
 
-cdef inline uint8_t *room(uint8_t[::1] data, int64_t at, int64_t size) except? NULL nogil:
-    """Return where `size` bytes from `at` on can be written."""
-    if size < 0 or at < 0 or size > data.shape[0] - at:
+cdef inline uint8_t *room(uint8_t[::1] data, int64_t at, int64_t size) except NULL nogil:
+    """Return where `size` bytes from `at` on can be written; there is at least one."""
+    if size < 1 or at < 0 or size > data.shape[0] - at:
         with gil:
             raise IndexError(f"{size} bytes at {at} of {data.shape[0]}")
-    return &data[at] if size else NULL
+    return &data[at]
 
 
 cdef object empty(int64_t count, dtype):
-    """Return an array in memory of Arrow's pool; `malloc` would return it to the system, and fetch it page by page."""
+    """Return an array in memory of Arrow's pool, whose pages stay in the process when the memory is free again.
+
+    `malloc` returns much memory to the system. Each page of new memory then costs a page fault.
+    """
     return np.ndarray(count, dtype, pa.allocate_buffer(count * np.dtype(dtype).itemsize))
 
 
 cdef class Memory:
-    """Room for `capacity` items, in Arrow's pool."""
+    """Room for `capacity` items, in Arrow's pool; `double` may move them."""
 
     cdef object buffer
     cdef void *items
-    cdef Py_ssize_t capacity
-    cdef size_t item_size
+    cdef int64_t capacity
+    cdef int64_t item_size
 
-    def __cinit__(self, Py_ssize_t capacity, size_t item_size):
+    def __cinit__(self, int64_t capacity, int64_t item_size):
         self.item_size = item_size
-        self.capacity = max(capacity, 256)
+        self.capacity = max(capacity, 1)
         self.buffer = pa.allocate_buffer(self.capacity * item_size, resizable=True)
         self.items = <void *><uintptr_t>self.buffer.address
 
@@ -88,7 +91,6 @@ cdef enum Number:
     FLAG
     SYS_FLAG
     RECONSUME_TIMES
-    QUEUE_OFFSET
     BORN_TIME
     STORE_TIME
 
@@ -102,8 +104,6 @@ cdef inline int64_t number_of(const Message *message, Number number) noexcept no
         return message.sys_flag
     if number == RECONSUME_TIMES:
         return message.reconsume_times
-    if number == QUEUE_OFFSET:
-        return message.queue_offset
     if number == BORN_TIME:
         return message.born_time
     return message.store_time

@@ -1,7 +1,7 @@
 """Keyed hashes of the contents of messages, by which a recovery recognises its rows (`ContentHash`).
 
-A content is a set of strings: the body, the flag, and each property of the sender. The hash of a string is NH
-(`rocketmq_spark.arrow.numpy_hashes`), with keys that a seed gives. The hashes of a row's strings are added.
+A content is a set of strings: the body, the flag, and each property of the sender. Each string is hashed with keys that
+a seed gives (`rocketmq_spark.arrow.numpy_hashes`). The hashes of a row's strings are added.
 
 Without the seed a user can prepare no collision.
 

@@ -1,8 +1,8 @@
 """Decodes the stored messages of pulls to record batches with the columns of a read (`batches_of`).
 
 A kernel (`rocketmq_spark.arrow.kernel`) decodes the columns of several pulls at once. If one message of these pulls
-does not allow that, `decode_rows` decodes all their messages, one at a time. Such a message is unreadable, or a
-compressed inner batch, or has a property twice. numpy also leaves empty values to `decode_rows`. Properties are parsed
+does not allow that, `decode_rows` decodes all their messages, one at a time. Such a message is unreadable, a
+compressed inner batch, or otherwise rare: it has a property twice, or very many. Properties are parsed
 only for a column or a filter by tags that needs them. Bodies outside inner batches are decompressed only for a column
 that needs them.
 """
@@ -31,8 +31,8 @@ from rocketmq_spark.protocol.remoting.unwrap import INNER_BATCH, Unreadable, mes
 
 # The most bytes of the decompressed bodies of one record batch.
 _MOST_UNPACKED: Final = 64 * 1024 * 1024
-# The most rows of one record batch. Without this limit the empty items of an inner batch of 16 MB, each 22 bytes, would
-# take hundreds of megabytes as columns.
+# The most rows of one record batch. Without this limit the empty items of inner batches, each 22 bytes in an answer of
+# 16 MB, would take hundreds of megabytes as columns.
 _MOST_ROWS: Final = 128 * 1024
 
 # Memory of a message without its body, and of a property, as Python objects, bytes.

@@ -18,6 +18,7 @@ from rocketmq_spark.arrow.gather import Workspace
 from rocketmq_spark.arrow.messages import Messages
 from rocketmq_spark.arrow.numpy_hashes import Hashes, Strings, hash_sums, nh_sums
 from rocketmq_spark.model.message import Buffer
+from rocketmq_spark.protocol.remoting.records import has_each_offset
 
 logger = logging.getLogger("rocketmq_spark.arrow")
 
@@ -27,13 +28,16 @@ _MODULES: Final = ("rocketmq_spark.arrow._records", "rocketmq_spark.arrow._hashe
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """One implementation."""
+    """What decodes stored messages, and hashes rows."""
 
     name: str
+    # As of `Messages`: the bodies of pulls, their first offsets, and the offsets after their last ones.
     messages: Callable[[Sequence[Buffer], Sequence[int], Sequence[int]], Messages]
-    # The sum of the hashes of each row's strings: for each seed, and for both lanes with the keys of contents.
+    # As of `rocketmq_spark.arrow.numpy_hashes`.
     hash_sums: Callable[[Sequence[Strings], Workspace, Sequence[int]], Hashes]
     nh_sums: Callable[[Sequence[Strings], Workspace, Hashes], Hashes]
+    # As of `rocketmq_spark.protocol.remoting.records`.
+    has_each_offset: Callable[[Buffer, int, int], bool]
 
 
 def _numpy_messages(bodies: Sequence[Buffer], starts: Sequence[int], ends: Sequence[int]) -> Messages:
@@ -43,11 +47,11 @@ def _numpy_messages(bodies: Sequence[Buffer], starts: Sequence[int], ends: Seque
     return NumpyMessages(bodies, starts, ends)
 
 
-NUMPY: Final = Kernel("numpy", _numpy_messages, hash_sums, nh_sums)
+NUMPY: Final = Kernel("numpy", _numpy_messages, hash_sums, nh_sums, has_each_offset)
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class Chosen:
     """A kernel, why it was chosen, and how to get a faster one."""
 
     kernel: Kernel
@@ -60,20 +64,20 @@ def compiled() -> Kernel:
     import rocketmq_spark.arrow._hashes as _hashes
     import rocketmq_spark.arrow._records as _records
 
-    return Kernel("compiled", _records.CompiledMessages, _hashes.hash_sums, _hashes.nh_sums)
+    return Kernel("compiled", _records.CompiledMessages, _hashes.hash_sums, _hashes.nh_sums, _records.has_each_offset)
 
 
-def choose(environ: Mapping[str, str], load: Callable[[], Kernel] = compiled) -> Choice:
+def choose(environ: Mapping[str, str], load: Callable[[], Kernel] = compiled) -> Chosen:
     """Return the compiled kernel, unless it is switched off, missing or broken."""
     if environ.get(VARIABLE) == "0":
-        return Choice(NUMPY, f"{VARIABLE}=0 selects it")
+        return Chosen(NUMPY, f"{VARIABLE}=0 selects it")
     try:
-        return Choice(load(), "it is installed")
+        return Chosen(load(), "it is installed")
     except ImportError as exc:
         if isinstance(exc, ModuleNotFoundError) and exc.name in _MODULES:
             fix = "install the wheel of this platform, or install from source with a C compiler"
-            return Choice(NUMPY, "the compiled kernel is not installed, so reads and row ids take more time", fix)
-        return Choice(NUMPY, f"the import of the compiled kernel failed: {exc}", "install rocketmq-spark again")
+            return Chosen(NUMPY, "the compiled kernel is not installed, so reads and row ids take more time", fix)
+        return Chosen(NUMPY, f"the import of the compiled kernel failed: {exc}", "install rocketmq-spark again")
 
 
 @functools.cache

@@ -23,14 +23,14 @@ class Messages(Protocol):
 
     The constructor takes the bodies of the pulls, the first offset of each pull, and the offset after its last one.
     Messages with other offsets are left out. It checks all lengths, topics and checksums. The constructor and all
-    methods raise Irregular for what only one message at a time can be decoded from.
+    methods raise Irregular for bytes that only `decode_rows` can decode.
     """
 
     def __len__(self) -> int:
         """Return the number of messages."""
 
     def pulls(self) -> pa.Int32Array:
-        """Return the number of the pull that each message is of."""
+        """Return which pull each message is from, counted from 0."""
 
     def queue_offsets(self) -> pa.Int64Array:
         """Return the offsets in the queue."""

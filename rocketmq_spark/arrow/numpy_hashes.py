@@ -11,7 +11,7 @@ For contents, a string is cut into pieces of 16 KiB. The hash of a piece is NH, 
 each two words of 32 bits are added to keys of their places, and the products of these pairs are summed up. Two
 different pieces have equal sums for about one in 2^32 seeds. A second lane has other keys for each pair. Length and
 number of the piece are added with keys of their own. The sums are mixed, because sums of different strings depend on
-each other.
+each other. The hash of a string is the sum of the mixed sums of its pieces.
 """
 
 from __future__ import annotations

@@ -29,6 +29,7 @@ from rocketmq_spark.arrow.columns import (
     to_arrow,
     to_numpy,
 )
+from rocketmq_spark.arrow.kernel import default_kernel
 from rocketmq_spark.arrow.messages import Irregular
 from rocketmq_spark.errors import RemotingCommandException
 from rocketmq_spark.model.message import Buffer
@@ -49,8 +50,6 @@ from rocketmq_spark.protocol.remoting.records import (
 from rocketmq_spark.protocol.remoting.unwrap import INNER_BATCH, Unreadable, messages_of, offsets_counted, offsets_of
 
 _SIZE: Final = struct.Struct(">i")
-# The size, magic code, queue offset and sysFlag of a record.
-_START: Final = struct.Struct(">iI12xq8xi")
 _HEAD: Final = (
     ("size", ">i4"),
     ("magic", ">u4"),
@@ -246,7 +245,8 @@ def missing_records(pull: Pulled) -> list[tuple[int, int]]:
 
     Records that cannot be located are not missing.
     """
-    if _has_each_offset(pull):
+    # The usual case. For an answer of 32 records, numpy would take ten times as long.
+    if default_kernel().has_each_offset(pull.body, pull.start, pull.end):
         return []
     try:
         borders, _ = _spans(pull.body, 0, len(pull.body), _HEAD_START.itemsize)
@@ -262,22 +262,6 @@ def missing_records(pull: Pulled) -> list[tuple[int, int]]:
         assert whole is not None
         ends[number] += _offsets_counted(whole, pull.body, number) - 1
     return _gaps(pull, starts, ends)
-
-
-def _has_each_offset(pull: Pulled) -> bool:
-    """Return whether a pull has one record for each of its offsets, in order, and none of them is an inner batch.
-
-    This is the usual case. For an answer of 32 records, numpy would take ten times as long.
-    """
-    body, at, due, unpack = pull.body, 0, pull.start, _START.unpack_from
-    while at + _START.size <= len(body):
-        size, magic, offset, sys_flag = unpack(body, at)
-        known = magic in (MESSAGE_MAGIC_V2, MESSAGE_MAGIC_V1) and not sys_flag & COUNTED_BY_SENDER
-        if offset != due or size < _START.size or not known:
-            return False
-        due += 1
-        at += size
-    return at == len(body) and due == pull.end
 
 
 def _spans_of_records(pull: Pulled) -> tuple[Ints, Ints]:

@@ -1,6 +1,6 @@
-"""Compares all decoders on many random answers. Run: make fuzz ANSWERS=1000000 (python -m tests.fuzz ANSWERS [SEED])
+"""Compares all decoders on many random answers. Run: make fuzz ANSWERS=1000000 (python -m tests.fuzz ANSWERS [FIRST])
 
-The same seed gives the same answers. On a difference, the error names the answer's own seed.
+The number of an answer is the seed that draws it. On a difference, the error names it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _CHUNK = 10_000
 
 
 def main(answers: int, first: int = 0) -> None:
-    """Compare in all processors, and print how many answers each decoder has read."""
+    """Compare on all processors, and print how many answers each decoder has read."""
     starts = range(first, first + answers, _CHUNK)
     outcomes: Counter[str] = Counter()
     print(f"kernel: {inspect.getfile(compiled().messages)}", flush=True)

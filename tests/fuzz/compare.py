@@ -18,6 +18,7 @@ from rocketmq_spark.arrow.numpy_hashes import KEYS, Strings
 from rocketmq_spark.arrow.read_columns import arrow_schema_of, column_names
 from rocketmq_spark.model.hashes import STEP
 from rocketmq_spark.model.message_ext import Pulled
+from rocketmq_spark.protocol.remoting.records import first_queue_offset
 from tests.fuzz.answers import Draws
 
 ALL = column_names(raw=True)
@@ -25,6 +26,7 @@ SCHEMAS = [
     arrow_schema_of(names)
     for names in (ALL, ALL, ALL[:-1], ["body"], ["keys", "flag"], ["offsetMsgId"], ["properties"])
 ]
+KINDS = {"inner batches": 0xC0, "born host v6": 0x10, "store host v6": 0x20, "compressed": 0x1}
 TAGS = [None, None, None, frozenset("a"), frozenset()]
 
 
@@ -38,6 +40,10 @@ def compare(seed: int, kernel: Kernel, outcomes: Counter[str]) -> None:
     for name, batch in found.items():
         outcomes[f"{name}, {'read' if batch is not None else 'irregular'}"] += 1
     outcomes["answers"] += 1
+    for pull in pulls:
+        outcomes["each offset"] += _compare_offsets(pull, kernel)
+    if found[kernel.name] is not None:
+        outcomes.update(_kinds(pulls, kernel))
     if all(batch is None for batch in found.values()):
         return
     rows = list(decode_rows(pulls, schema, tags, lambda _: True))
@@ -49,12 +55,32 @@ def compare(seed: int, kernel: Kernel, outcomes: Counter[str]) -> None:
             assert same, f"{name} and decode_rows differ in {schema.names}: python -m tests.fuzz 1 {seed}"
 
 
+def _compare_offsets(pull: Pulled, kernel: Kernel) -> bool:
+    """Return whether an answer has a record for each of its offsets."""
+    start = first_queue_offset(pull.body) or 0
+    ends = [start + count for count in (0, 1, 2, 3, 8) if start + count < 2**63]
+    for_each = [[one.has_each_offset(pull.body, start, end) for end in ends] for one in (kernel, NUMPY)]
+    assert for_each[0] == for_each[1], for_each
+    return any(for_each[0])
+
+
+def _kinds(pulls: Sequence[Pulled], kernel: Kernel) -> set[str]:
+    """Return which kinds of messages the kernel has read."""
+    messages = kernel.messages(*zip(*((pull.body, pull.start, pull.end) for pull in pulls), strict=True))
+    flags = set(messages.sys_flags().to_pylist())
+    kinds = {name for name, bits in KINDS.items() if any(flag & bits == bits for flag in flags)}
+    hosts = {flag & 0x30 for flag in flags}
+    return kinds | ({"mixed hosts"} if len(hosts) > 1 else set())
+
+
 def _columns(
     pulls: Sequence[Pulled], schema: pa.Schema, tags: frozenset[str] | None, kernel: Kernel
 ) -> pa.RecordBatch | None:
+    # Only numpy may leave it to Arrow to refuse what is no text.
+    refusals = (Irregular, pa.ArrowInvalid) if kernel is NUMPY else Irregular
     try:
         return _Columns(pulls, _MOST_UNPACKED, kernel).batch(schema, tags)
-    except (Irregular, pa.ArrowInvalid):
+    except refusals:
         return None
 
 

@@ -9,6 +9,7 @@ import functools
 import os
 import shlex
 import subprocess
+import sys
 import sysconfig
 from collections.abc import Iterator
 from typing import Any
@@ -25,6 +26,8 @@ _running: list[Kernel] = []
 @functools.cache
 def can_build() -> bool:
     """Return whether an install builds the compiled kernel here: with a C compiler and Python's headers."""
+    if sys.byteorder != "little":
+        return False
     compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
     options = ["-I", sysconfig.get_path("include"), "-include", "Python.h", "-fsyntax-only", "-x", "c", os.devnull]
     try:

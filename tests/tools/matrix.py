@@ -25,6 +25,7 @@ from datetime import date
 from pathlib import Path
 from typing import Final
 
+from tests.support.kernels import can_build
 from tests.tools.packages import ROOT, Built, build
 
 PYTHONS: Final = ("3.10", "3.11", "3.12", "3.13")
@@ -156,7 +157,10 @@ def check(pair: Pair, interpreter: str, built: Built, folder: Path, *, unit: boo
     if unit and not without_sources:
         # The unit tests import the tree.
         run(python, "setup.py", "-q", "build_ext", "--inplace", folder=tree)
+        built_kernel = run(python, "-m", "tests.tools.built_kernel", folder=tree)
         pair.unit, pair.failed = tested(python, tree, ["tests/unit"], 3, *options)
+        if built_kernel.returncode:
+            pair.unit, pair.failed = f"{pair.unit}; {built_kernel.stderr.strip()}", True
     # From here on the installed package is the only one.
     shutil.rmtree(tree / "rocketmq_spark")
     (tree / "pyspark_rocketmq.py").unlink()
@@ -184,7 +188,7 @@ def main() -> int:
     found = interpreters()
     pysparks = os.environ.get("PYSPARKS", "").split() or PYSPARKS
     with tempfile.TemporaryDirectory(prefix="rocketmq-spark-matrix-") as name:
-        built = build(Path(name, "built"))
+        built = build(Path(name, "built"), compiled=can_build())
         for release in PYTHONS:
             if release not in found:
                 if not os.environ.get("PYTHONS"):

@@ -38,15 +38,17 @@ class Built(NamedTuple):
     pure: Path  # For any platform
 
 
-def build(folder: Path) -> Built:
+def build(folder: Path, *, compiled: bool) -> Built:
     """Build all in a folder, without the network: the build's own requirements are those of the tests, too.
 
     Parameters
     ----------
     folder : pathlib.Path
         Empty, or not there yet.
+    compiled : bool
+        Whether a build without the compiled kernel fails.
     """
-    (wheel,) = _build(folder, "platform")
+    (wheel,) = _build(folder, "platform", ROCKETMQ_SPARK_KERNEL="1" if compiled else "")
     (pure,) = _build(folder, "pure", "--wheel", ROCKETMQ_SPARK_KERNEL="0")
     (sdist,) = (folder / "platform").glob("*.tar.gz")
     return Built(sdist, wheel, pure)

@@ -54,7 +54,7 @@ def check_version() -> None:
 
 def check_reproducible(folder: Path) -> Built:
     """Build twice, exit if they differ, and return the second build."""
-    first, second = build(folder / "first"), build(folder / "second")
+    first, second = (build(folder / name, compiled=True) for name in ("first", "second"))
     for one, other in zip(first, second, strict=True):
         if one.read_bytes() != other.read_bytes():
             raise SystemExit(f"two builds give different files: {one.name}")

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from rocketmq_spark.arrow.columns import Ints, Mask
 from rocketmq_spark.arrow.content import ContentHash
@@ -50,9 +49,7 @@ class StoredRows:
         self._queues = list(dict.fromkeys(part.queue for part in found))
         codes = [np.full(len(part), self._queues.index(part.queue), np.int32) for part in found]
         hashes = np.concatenate([np.empty((2, 0), np.uint64), *(part.hashes for part in found)], axis=1)
-        # A stable sort: rows with equal contents are taken in the order of their offsets.
-        order = np.lexsort((hashes[1], hashes[0]))
-        hashes = hashes[:, order]
+        order, hashes = _sorted(hashes)
         self._codes = np.concatenate([np.empty(0, np.int32), *codes])[order]
         self._offsets = np.concatenate([np.empty(0, np.int64), *(part.offsets for part in found)])[order]
         differs = (hashes[:, 1:] != hashes[:, :-1]).any(axis=0)
@@ -91,23 +88,18 @@ class StoredRows:
         return FoundRows(mask, [] if found is None else found.spans)
 
     def _take(self, block: MessageBlock, first_row: int, bad: Mask | None) -> FoundRows | None:
-        places = self._find(self._content.of_block(block, first_row))
+        rows, places = self._find(self._content.of_block(block, first_row))
         if bad is not None:
-            places[bad] = -1
-        rows = np.flatnonzero(places >= 0)
-        if not len(rows):
-            return None
+            sound = ~bad[rows]
+            rows, places = rows[sound], places[sound]
         # Of the rows with one content, as many take a stored row as there are.
-        order = np.argsort(places[rows], kind="stable")
-        rows = rows[order]
-        places = places[rows]
         begins = np.searchsorted(places, places)
         number = self._taken[places] + np.arange(len(places)) - begins
         fits = number < self._counts[places]
         rows, stored = rows[fits], (self._firsts[places] + number)[fits]
         if not len(rows):
             return None
-        self._taken += np.bincount(places[fits], minlength=len(self._taken))
+        np.add.at(self._taken, places[fits], 1)
         mask = np.zeros(block.rows, np.bool_)
         mask[rows] = True
         return FoundRows(mask, list(self._spans(stored)))
@@ -137,25 +129,41 @@ class StoredRows:
             f"messages with the token of the attempt. {_ADVICE}"
         )
 
-    def _find(self, hashes: Hashes) -> npt.NDArray[np.int64]:
-        """Return the number of each content, -1 if no stored row has it."""
+    def _find(self, hashes: Hashes) -> tuple[Ints, Ints]:
+        """Return the rows whose content is stored, ordered by content and then by row, and the numbers of contents."""
         high, low = self._contents
-        places = np.searchsorted(high, hashes[0])
+        # A search of sorted hashes finds most of what it compares in the processor's cache.
+        rows = np.argsort(hashes[0], kind="stable")
+        first, second = hashes.take(rows, axis=1)
+        places = np.searchsorted(high, first)
         while True:
             found = places < len(high)
             at = np.where(found, places, 0)
-            found &= high[at] == hashes[0]
+            found &= high[at] == first
             # Two contents with one first half are neighbours.
-            other = found & (low[at] != hashes[1])
+            other = found & (low[at] != second)
             if not other.any():
-                return np.where(found, places, -1)
-            places = places + other
+                break
+            places += other
+        rows, places = rows[found], places[found]
+        order = np.argsort(places, kind="stable")
+        return rows[order], places[order]
 
     def _spans(self, stored: Ints) -> Iterator[Span]:
         codes, offsets = self._codes[stored], self._offsets[stored]
         for code in np.unique(codes).tolist():
             of_queue = offsets[codes == code]
             yield Span(self._queues[code], len(of_queue), int(of_queue.min()), int(of_queue.max()))
+
+
+def _sorted(hashes: Hashes) -> tuple[Ints, Hashes]:
+    """Return the order of hashes, and the sorted hashes. The order of equal ones stays: it is that of their offsets."""
+    order: Ints = np.argsort(hashes[0], kind="stable")
+    high, low = hashes.take(order, axis=1)
+    if np.any((high[1:] == high[:-1]) & (low[1:] != low[:-1])):
+        # Contents with one first half may alternate.
+        order = np.lexsort((hashes[1], hashes[0]))
+    return order, hashes.take(order, axis=1)
 
 
 RUN_AGAIN: Final = (

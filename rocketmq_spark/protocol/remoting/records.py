@@ -215,8 +215,9 @@ def last_queue_offset(body: Buffer) -> int | None:
     return last
 
 
-# Size, queue offset and sysFlag of a record.
+# Size, queue offset and sysFlag of a record; the second one has the magic, too.
 _PLACE: Final = struct.Struct(">i16xq8xi")
+_PLACE_AND_MAGIC: Final = struct.Struct(">iI12xq8xi")
 
 
 def place_of(body: Buffer, queue_offset: int) -> int | None:
@@ -235,6 +236,19 @@ def place_of(body: Buffer, queue_offset: int) -> int | None:
         newest = offset
         at += size
     return place if at == len(body) else None
+
+
+def has_each_offset(body: Buffer, start: int, end: int) -> bool:
+    """Return whether a pull's body has one record for each offset, in order, and none may hold several messages."""
+    at, due, unpack = 0, start, _PLACE_AND_MAGIC.unpack_from
+    while at + _PLACE_AND_MAGIC.size <= len(body):
+        size, magic, offset, sys_flag = unpack(body, at)
+        known = magic in (MESSAGE_MAGIC_V2, MESSAGE_MAGIC_V1) and not sys_flag & COUNTED_BY_SENDER
+        if offset != due or size < _PLACE_AND_MAGIC.size or not known:
+            return False
+        due += 1
+        at += size
+    return at == len(body) and due == end
 
 
 def encode_record(message: MessageExt) -> bytes:
