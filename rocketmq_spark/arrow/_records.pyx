@@ -331,7 +331,7 @@ def has_each_offset(const uint8_t[::1] body not None, int64_t start, int64_t end
     try:
         with nogil:
             while left.at != left.end:
-                if read_offset(&left) != start:
+                if start >= end or read_offset(&left) != start:
                     refuse()
                 start += 1
     except Irregular:

@@ -58,7 +58,8 @@ def compare(seed: int, kernel: Kernel, outcomes: Counter[str]) -> None:
 def _compare_offsets(pull: Pulled, kernel: Kernel) -> bool:
     """Return whether an answer has a record for each of its offsets."""
     start = first_queue_offset(pull.body) or 0
-    ends = [start + count for count in (0, 1, 2, 3, 8) if start + count < 2**63]
+    # Up to the largest offset: the next one would be negative.
+    ends = [min(start + count, 2**63 - 1) for count in (0, 1, 2, 3, 8)]
     for_each = [[one.has_each_offset(pull.body, start, end) for end in ends] for one in (kernel, NUMPY)]
     assert for_each[0] == for_each[1], for_each
     return any(for_each[0])

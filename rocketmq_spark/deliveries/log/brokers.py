@@ -16,6 +16,7 @@ from functools import partial
 from typing import ClassVar, Final, TypeVar, cast
 
 from rocketmq_spark.arrow.batch_source import BatchSource
+from rocketmq_spark.arrow.kernel import default_kernel
 from rocketmq_spark.arrow.stored import missing_records
 from rocketmq_spark.errors import (
     DataLossError,
@@ -267,7 +268,9 @@ class Brokers:
             pulled = Pulled(queue, start, stop, outcome.body if outcome.status is PullStatus.FOUND else b"")
             if complete and outcome.status is not PullStatus.NO_NEW_MSG:
                 # A broker may report a lower minimum offset than it has, and skips messages that it cannot read.
-                missing = missing_records(pulled) if stop > start and expression == "*" else []
+                # The usual case first. For an answer of 32 records, numpy would take ten times as long.
+                has_all = default_kernel().has_each_offset(pulled.body, start, stop)
+                missing = [] if has_all or stop == start or expression != "*" else missing_records(pulled)
                 if outcome.status is PullStatus.OFFSET_ILLEGAL or missing:
                     raise _lost(queue, *(missing or [(start, end)])[0], outcome)
             if outcome.status is PullStatus.FOUND:
