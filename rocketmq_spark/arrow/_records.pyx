@@ -45,12 +45,13 @@ cdef class CompiledMessages:
     cdef Memory _message_memory
     cdef Message *_messages
     cdef Py_ssize_t _count
+    cdef Py_ssize_t _most
     cdef Memory _entry_memory
     cdef Entry *_entries
     cdef Py_ssize_t _entry_count
     cdef object _entry_offsets  # Message k owns the entries from `_entry_offsets[k]` up to `_entry_offsets[k + 1]`
 
-    def __cinit__(self, bodies, starts, ends):
+    def __cinit__(self, bodies, starts, ends, Py_ssize_t most):
         cdef int64_t start, end, offsets = 0, nbytes = 0
         cdef int32_t pull
         bodies, starts, ends = tuple(bodies), tuple(starts), tuple(ends)
@@ -62,6 +63,7 @@ cdef class CompiledMessages:
             nbytes += self._answers[self._answer_count].len
             offsets += min(max(after - first, 0), INT32_MAX)
             self._answer_count += 1
+        self._most = most
         # Room for all messages of a plain read.
         self._message_memory = Memory(min(offsets, nbytes // SMALLEST_RECORD), sizeof(Message))
         self._messages = <Message *>self._message_memory.items
@@ -114,7 +116,7 @@ cdef class CompiledMessages:
         return 0
 
     cdef inline int _add(self, const Message *message, int64_t start, int64_t end) except -1 nogil:
-        if not start <= message.queue_offset < end:
+        if not start <= message.queue_offset < end or self._count > self._most:
             return 0
         if self._count == self._message_memory.capacity:
             self._message_memory.double()

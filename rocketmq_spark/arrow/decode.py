@@ -163,7 +163,7 @@ class _Columns:
         self._most_unpacked = most_unpacked
         self._queues = [pull.queue for pull in pulls]
         bodies, starts, ends = zip(*((pull.body, pull.start, pull.end) for pull in pulls), strict=True)
-        self._messages = kernel.messages(bodies, starts, ends)
+        self._messages = kernel.messages(bodies, starts, ends, _MOST_ROWS)
         if len(self._messages) > _MOST_ROWS:
             raise _TooMuchError
 

@@ -31,8 +31,8 @@ class Kernel:
     """What decodes stored messages, and hashes rows."""
 
     name: str
-    # As of `Messages`: the bodies of pulls, their first offsets, and the offsets after their last ones.
-    messages: Callable[[Sequence[Buffer], Sequence[int], Sequence[int]], Messages]
+    # As of `Messages`: the bodies of pulls, their first offsets, the offsets after their last ones, the most messages.
+    messages: Callable[[Sequence[Buffer], Sequence[int], Sequence[int], int], Messages]
     # As of `rocketmq_spark.arrow.numpy_hashes`.
     hash_sums: Callable[[Sequence[Strings], Workspace, Sequence[int]], Hashes]
     nh_sums: Callable[[Sequence[Strings], Workspace, Hashes], Hashes]
@@ -40,11 +40,11 @@ class Kernel:
     has_each_offset: Callable[[Buffer, int, int], bool]
 
 
-def _numpy_messages(bodies: Sequence[Buffer], starts: Sequence[int], ends: Sequence[int]) -> Messages:
+def _numpy_messages(bodies: Sequence[Buffer], starts: Sequence[int], ends: Sequence[int], most: int) -> Messages:
     # Writes choose a kernel for their hashes, and need no decoder.
     from rocketmq_spark.arrow.numpy_messages import NumpyMessages
 
-    return NumpyMessages(bodies, starts, ends)
+    return NumpyMessages(bodies, starts, ends, most)
 
 
 NUMPY: Final = Kernel("numpy", _numpy_messages, hash_sums, nh_sums, has_each_offset)

@@ -24,7 +24,9 @@ _HEX: Final = np.array([f"{value:02X}" for value in range(256)], np.bytes_).view
 class NumpyMessages:
     """Implements `Messages`; also raises a pyarrow.ArrowInvalid instead of Irregular."""
 
-    def __init__(self, bodies: Sequence[Buffer], starts: Sequence[int], ends: Sequence[int]) -> None:
+    def __init__(self, bodies: Sequence[Buffer], starts: Sequence[int], ends: Sequence[int], most: int) -> None:
+        # All messages are kept: numpy needs little memory for each.
+        del most
         body = bodies[0] if len(bodies) == 1 else b"".join(bodies)
         self._records = records = records_of(body)
         self._rows = rows = rows_of(records, body)

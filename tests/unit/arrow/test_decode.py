@@ -275,7 +275,7 @@ def test_a_record_that_is_cut_off_is_refused(cut: int) -> None:
     with pytest.raises(RemotingCommandException, match="reading orders/broker-a/3, the messages 5 to 6 cannot be read"):
         decode([Pulled(QUEUE, 5, 7, whole[:-cut])], SCHEMA)
     with pytest.raises(Irregular):
-        running().messages([whole[:-cut]], [0], [9])
+        running().messages([whole[:-cut]], [0], [9], 9)
 
 
 PIECES = st.sampled_from([b"\x01", b"\x02", b"a", b"KEYS", b"TAGS", "é".encode(), b"\xc3", b"\xa9", b"a\x01b\x02"])

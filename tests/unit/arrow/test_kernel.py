@@ -123,7 +123,7 @@ def test_text_is_utf8_as_for_python(compiled: Kernel) -> None:
         for around in (b"", b"eight by"):
             record = with_topic(around + text)
             try:
-                read = len(compiled.messages([record], [0], [9]))
+                read = len(compiled.messages([record], [0], [9], 1))
             except Irregular:
                 read = 0
             assert read == is_text(text), text
