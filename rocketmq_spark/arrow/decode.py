@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -30,7 +29,7 @@ from rocketmq_spark.protocol.compression import COMPRESSED_FLAG, decompress
 from rocketmq_spark.protocol.remoting.unwrap import INNER_BATCH, Unreadable, messages_of
 
 # The most bytes of the decompressed bodies of one record batch.
-_MOST_UNPACKED: Final = 64 * 1024 * 1024
+_MOST_UNPACKED: Final = 32 * 1024 * 1024
 # The most rows of one record batch. Without this limit the empty items of inner batches, each 22 bytes in an answer of
 # 16 MB, would take hundreds of megabytes as columns.
 _MOST_ROWS: Final = 128 * 1024
@@ -44,7 +43,7 @@ OnUnreadable: TypeAlias = Callable[[Unreadable], bool]
 
 
 class _TooMuchError(Exception):
-    """Several messages unpack to more than a record batch may hold."""
+    """Several messages are, or unpack to, more than a record batch may hold."""
 
 
 def fail(message: Unreadable) -> bool:
@@ -71,10 +70,11 @@ def batches_of(
     kernel = kernel or default_kernel()
     try:
         batches: Iterable[pa.RecordBatch] = [_Columns(pulls, most_unpacked, kernel).batch(schema, tags)]
-    except (Irregular, pa.ArrowInvalid):
+    except (Irregular, pa.ArrowInvalid, OverflowError):
         batches = decode_rows(pulls, schema, tags, on_unreadable, most_unpacked)
     except _TooMuchError:
-        if halves := _halves(pulls):
+        if len(pulls) > 1:
+            halves = pulls[: len(pulls) // 2], pulls[len(pulls) // 2 :]
             parts = (batches_of(half, schema, tags, on_unreadable, most_unpacked, kernel) for half in halves)
             batches = itertools.chain(*parts)
         else:
@@ -83,18 +83,6 @@ def batches_of(
     for batch in batches:
         if batch.num_rows:
             yield batch
-
-
-def _halves(pulls: Sequence[Pulled]) -> list[Sequence[Pulled]]:
-    """Return the answers in two parts, or an empty list if they cover one offset."""
-    if len(pulls) > 1:
-        middle = len(pulls) // 2
-        return [pulls[:middle], pulls[middle:]]
-    (pull,) = pulls
-    if pull.end - pull.start <= 1:
-        return []
-    border = (pull.start + pull.end) // 2
-    return [[replace(pull, end=border)], [replace(pull, start=border)]]
 
 
 def decode_rows(
@@ -120,7 +108,8 @@ def decode_rows(
                 continue
             if isinstance(message, Unreadable) and not on_unreadable(message):
                 continue
-            properties = 0 if isinstance(message, Unreadable) else len(message.properties)
+            decoded = message.record if isinstance(message, Unreadable) else message
+            properties = 0 if decoded is None else len(decoded.properties)
             cost = len(message.body) + _MESSAGE_COST + _PROPERTY_COST * properties
             if cost > room and rows:
                 batch, rows, room = _batch_of(rows, schema), [], most_unpacked

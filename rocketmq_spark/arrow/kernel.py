@@ -73,7 +73,7 @@ def choose(environ: Mapping[str, str], load: Callable[[], Kernel] = compiled) ->
         return Chosen(NUMPY, f"{VARIABLE}=0 selects it")
     try:
         return Chosen(load(), "it is installed")
-    except ImportError as exc:
+    except (ImportError, AttributeError) as exc:
         if isinstance(exc, ModuleNotFoundError) and exc.name in _MODULES:
             fix = "install the wheel of this platform, or install from source with a C compiler"
             return Chosen(NUMPY, "the compiled kernel is not installed, so reads and row ids take more time", fix)

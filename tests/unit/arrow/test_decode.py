@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketmq_spark.arrow import decode as decoder
-from rocketmq_spark.arrow.messages import Irregular
+from rocketmq_spark.arrow.messages import Irregular, Messages
 from rocketmq_spark.arrow.stored import records_of, rows_of, split_properties
 from rocketmq_spark.errors import RemotingCommandException
 from rocketmq_spark.model.message import Message, MessageQueue
@@ -177,6 +177,36 @@ def test_messages_of_one_offset_stay_in_one_batch_if_they_fit() -> None:
     # A single record may be larger than the limit for several.
     (batch,) = batches_of([pulled([message], 7, 8)], SCHEMA, most_unpacked=100)
     assert batch.num_rows == 1
+
+
+def test_messages_that_unpack_to_too_much_keep_the_order_of_the_answer() -> None:
+    body, flag = compress(bytes(900), CompressionType.ZLIB), CompressionType.ZLIB.sys_flag
+    # Of a damaged queue.
+    pull = pulled([sound(PLAIN, queue_offset=at, sys_flag=flag, body=body) for at in (5, 3, 4)], 0, 10)
+    found = pa.Table.from_batches(batches_of([pull], SCHEMA, most_unpacked=1000))
+    assert found.column("queueOffset").to_pylist() == [5, 3, 4]
+
+
+def test_an_answer_that_unpacks_to_too_much_is_decoded_once_more() -> None:
+    tried = []
+
+    def messages(*arguments: Any) -> Messages:
+        tried.append(arguments)
+        return running().messages(*arguments)
+
+    kernel = dataclasses.replace(running(), messages=messages)
+    body, flag = compress(bytes(900), CompressionType.ZLIB), CompressionType.ZLIB.sys_flag
+    # As of a hostile broker: a search for a border between these offsets would take many steps.
+    pull = pulled([sound(PLAIN, queue_offset=2**at, sys_flag=flag, body=body) for at in range(63)])
+    found = decoder.batches_of([pull], SCHEMA, most_unpacked=9_000, kernel=kernel)
+    assert sum(batch.num_rows for batch in found) == 63
+    assert len(tried) == 1
+
+
+def test_a_message_at_the_largest_offset_is_read() -> None:
+    message = sound(PLAIN, queue_offset=2**63 - 1)
+    (batch,) = batches_of([pulled([message], 2**63 - 1, 2**63)], SCHEMA)
+    assert batch.column("queueOffset").to_pylist() == [2**63 - 1]
 
 
 @pytest.mark.parametrize("host", ["10.0.0.9:1", "[2001:db8::1]:40000"])

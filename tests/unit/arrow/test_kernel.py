@@ -32,7 +32,7 @@ def compiled() -> Kernel:
     return compiled_or_skip()
 
 
-def raising(error: ImportError) -> Callable[[], Kernel]:
+def raising(error: Exception) -> Callable[[], Kernel]:
     def load() -> Kernel:
         raise error
 
@@ -50,8 +50,9 @@ MISSING = ModuleNotFoundError("x", name="rocketmq_spark.arrow._records")
         ({"ROCKETMQ_SPARK_KERNEL": "1"}, raising(MISSING), "numpy", "not installed", "with a C compiler"),
         ({}, raising(ModuleNotFoundError("No module 'q'", name="q")), "numpy", "failed: No module 'q'", "again"),
         ({}, raising(ImportError("undefined symbol")), "numpy", "failed: undefined symbol", "again"),
+        ({}, raising(AttributeError("no CompiledMessages")), "numpy", "failed: no CompiledMessages", "again"),
     ],
-    ids=["installed", "switched off", "missing", "missing requirement", "broken"],
+    ids=["installed", "switched off", "missing", "missing requirement", "broken", "other module"],
 )
 def test_numpy_replaces_a_kernel_that_is_off_or_missing_or_broken(
     environ: dict[str, str], load: Callable[[], Kernel], name: str, reason: str, fix: str

@@ -423,6 +423,15 @@ def test_a_body_that_no_column_needs_is_not_decompressed() -> None:
         assert decoder([pull], offsets).column("queueOffset").to_pylist() == [0, 1, 2, 3, 4]
 
 
+def test_the_properties_of_unreadable_messages_count_for_the_size_of_a_batch() -> None:
+    names = {f"{number:x}": "v" for number in range(300)}
+    bad = [dataclasses.replace(sound(PLAIN, queue_offset=at, properties=names), body_crc=1) for at in range(10)]
+    pull = Pulled(QUEUE, 0, 10, b"".join(map(encode_stored_record, bad)))
+    # A property is a Python object of some 200 bytes.
+    found = list(batches_of([pull], SCHEMA, None, lambda _: True, most_unpacked=150_000))
+    assert [batch.num_rows for batch in found] == [2] * 5
+
+
 def test_each_unreadable_message_is_reported_once_where_batches_are_split() -> None:
     flag = CompressionType.ZLIB.sys_flag
     good = [sound(PLAIN, queue_offset=at, sys_flag=flag, body=zlib.compress(bytes(400))) for at in (0, 1, 3, 4)]
