@@ -1,8 +1,8 @@
 """Random answers of brokers: stored records of every layout, and damage to each of their parts.
 
-An answer is drawn field by field, so that most damage reaches the code behind earlier checks: lengths that lie by one
-or by very much, lengths of the largest and of negative numbers, property strings of any pieces, inner batches in which
-items or their number are wrong, and checksums that fit the damaged body. Some answers are then damaged as plain bytes.
+An answer is drawn field by field, so that most damage reaches the code behind earlier checks. Lengths lie by one or by
+very much, or are the largest or negative numbers. Property strings have any pieces. Inner batches have wrong items, or
+a wrong number of them. Checksums fit damaged bodies. Some answers are then damaged as plain bytes.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ def can_build() -> bool:
 
 
 def check_built() -> str:
-    """Return which kernel an install has built, and why; exit if it is not the one that this machine can build."""
+    """Return which kernel is installed, and why; exit if this machine can build the compiled one and it is missing."""
     built, expected = choose({}), "compiled" if can_build() else "numpy"
     if built.kernel.name != expected:
         raise SystemExit(f"kernel {built.kernel.name}, not {expected}: {built.reason}. Run make clean setup")
