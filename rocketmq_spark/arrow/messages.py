@@ -23,8 +23,8 @@ class Messages(Protocol):
 
     The constructor takes the bodies of the pulls, the first offset of each pull, and the offset after its last one.
     Messages with other offsets are left out. If there are more than `most` messages, it may keep only ``most + 1``, and
-    the caller asks for less. It checks all lengths, topics and checksums. The constructor and all
-    methods raise Irregular for bytes that only `decode_rows` can decode.
+    the caller asks for less. It checks all lengths, topics and checksums. The constructor and all methods raise
+    Irregular for bytes that only `decode_rows` can decode.
     """
 
     def __len__(self) -> int:

@@ -25,6 +25,7 @@ from rocketmq_spark.arrow.kernel import compiled
 from rocketmq_spark.arrow.read_columns import arrow_schema_of, column_names
 from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.model.message_ext import Pulled
+from tests.support.memory import peak_memory
 from tests.support.strategies import HALF, encode_stored_record
 
 def sound(**changes):
@@ -37,17 +38,13 @@ else:
     one = sound(body=b"", properties={f"{number:x}": "v" for number in range(64)})
 answer = one * (2**24 // len(one))
 
-def held():
-    # Not ru_maxrss: a process begins with that of the process that started it.
-    return int(open("/proc/self/status").read().partition("VmHWM:")[2].split()[0]) // 1024
-
-before, rows = held(), 0
+before, rows = peak_memory(), 0
 pull, schema = Pulled(MessageQueue("orders", "a", 0), 0, 10**6, answer), arrow_schema_of(column_names())
 for batch in batches_of([pull], schema, kernel=compiled()):
     rows += batch.num_rows
     del batch
 expected = len(answer) // len(one) * (32_767 if sys.argv[1] == "empty items" else 1)
-print(json.dumps({"rows": rows, "held": held() - before, "expected": expected}))
+print(json.dumps({"rows": rows, "held": (peak_memory() - before) // 2**20, "expected": expected}))
 """
 
 

@@ -7,7 +7,6 @@ import random
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -20,6 +19,7 @@ from rocketmq_spark.deliveries.log.record_store import RecordStore
 from rocketmq_spark.deliveries.log.records import VERSION
 from rocketmq_spark.metrics import WriteSummary
 from tests.support.cluster import SharedCluster
+from tests.support.memory import peak_memory
 from tests.support.processes import wait_for
 from tests.support.resume import complete, new_plan, run_task
 from tests.support.two_phase import ID, Driver
@@ -67,12 +67,6 @@ def junk(topic: str, log: str, count: int) -> Iterator[pa.Table]:
     for start in range(0, count, AT_ONCE):
         columns = zip(*map(message, range(start, min(count, start + AT_ONCE))), strict=True)
         yield pa.table(dict(zip(("tags", "body"), map(list, columns), strict=True)))
-
-
-def peak_memory() -> int:
-    """Return the most memory that this process has had, bytes."""
-    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
-    return int(line.split()[1]) * 1024
 
 
 @pytest.mark.timeout(3600)

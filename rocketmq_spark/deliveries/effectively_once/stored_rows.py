@@ -159,11 +159,12 @@ class StoredRows:
 def _sorted(hashes: Hashes) -> tuple[Ints, Hashes]:
     """Return the order of hashes, and the sorted hashes. The order of equal ones stays: it is that of their offsets."""
     order: Ints = np.argsort(hashes[0], kind="stable")
-    high, low = hashes.take(order, axis=1)
+    high, low = ordered = hashes.take(order, axis=1)
     if np.any((high[1:] == high[:-1]) & (low[1:] != low[:-1])):
         # Contents with one first half may alternate.
         order = np.lexsort((hashes[1], hashes[0]))
-    return order, hashes.take(order, axis=1)
+        ordered = hashes.take(order, axis=1)
+    return order, ordered
 
 
 RUN_AGAIN: Final = (

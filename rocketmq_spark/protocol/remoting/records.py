@@ -215,9 +215,8 @@ def last_queue_offset(body: Buffer) -> int | None:
     return last
 
 
-# Size, queue offset and sysFlag of a record; the second one has the magic, too.
-_PLACE: Final = struct.Struct(">i16xq8xi")
-_PLACE_AND_MAGIC: Final = struct.Struct(">iI12xq8xi")
+# Size, magic code, queue offset and sysFlag of a record.
+_PLACE: Final = struct.Struct(">iI12xq8xi")
 
 
 def place_of(body: Buffer, queue_offset: int) -> int | None:
@@ -228,7 +227,7 @@ def place_of(body: Buffer, queue_offset: int) -> int | None:
     at, last, smallest, unpack = 0, len(body) - _PLACE.size, _RECORD_HEAD.size, _PLACE.unpack_from
     place, newest = len(body), -1
     while at <= last:
-        size, offset, sys_flag = unpack(body, at)
+        size, _, offset, sys_flag = unpack(body, at)
         if size < smallest or offset <= newest or sys_flag & COUNTED_BY_SENDER:
             return None
         if newest < queue_offset <= offset:
@@ -240,11 +239,11 @@ def place_of(body: Buffer, queue_offset: int) -> int | None:
 
 def has_each_offset(body: Buffer, start: int, end: int) -> bool:
     """Return whether a pull's body has one record for each offset, in order, and none may hold several messages."""
-    at, due, unpack = 0, start, _PLACE_AND_MAGIC.unpack_from
-    while at + _PLACE_AND_MAGIC.size <= len(body):
+    at, due, unpack = 0, start, _PLACE.unpack_from
+    while at + _PLACE.size <= len(body):
         size, magic, offset, sys_flag = unpack(body, at)
         known = magic in (MESSAGE_MAGIC_V2, MESSAGE_MAGIC_V1) and not sys_flag & COUNTED_BY_SENDER
-        if offset != due or size < _PLACE_AND_MAGIC.size or not known:
+        if offset != due or size < _PLACE.size or not known:
             return False
         due += 1
         at += size

@@ -423,7 +423,7 @@ def test_a_body_that_no_column_needs_is_not_decompressed() -> None:
         assert decoder([pull], offsets).column("queueOffset").to_pylist() == [0, 1, 2, 3, 4]
 
 
-def test_the_properties_of_unreadable_messages_count_for_the_size_of_a_batch() -> None:
+def test_properties_of_unreadable_messages_count_for_the_size_of_a_batch() -> None:
     names = {f"{number:x}": "v" for number in range(300)}
     bad = [dataclasses.replace(sound(PLAIN, queue_offset=at, properties=names), body_crc=1) for at in range(10)]
     pull = Pulled(QUEUE, 0, 10, b"".join(map(encode_stored_record, bad)))
