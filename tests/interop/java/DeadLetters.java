@@ -1,0 +1,47 @@
+import com.alibaba.fastjson2.JSONObject;
+import java.util.Map;
+import java.util.concurrent.CountDownLatch;
+import java.util.concurrent.TimeUnit;
+import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
+import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
+import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
+import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
+import org.apache.rocketmq.common.message.MessageExt;
+
+/** Consumes the messages of a topic once. Those without the tag "good" go to the dead-letter topic of the group. */
+public final class DeadLetters {
+    public static void main(String[] files) {
+        Lines.serve(files, lines -> {
+            JSONObject request = lines.next();
+            CountDownLatch missing = new CountDownLatch(request.getIntValue("count"));
+            DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(request.getString("group"));
+            consumer.setNamesrvAddr(request.getString("nameServer"));
+            consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
+            consumer.setAwaitTerminationMillisWhenShutdown(30_000);
+            consumer.subscribe(request.getString("topic"), "*");
+            consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {
+                MessageExt message = messages.get(0);
+                try {
+                    synchronized (lines) {
+                        lines.answer(describe(message));
+                    }
+                } catch (Exception failed) {
+                    throw new IllegalStateException(failed);
+                }
+                missing.countDown();
+                context.setDelayLevelWhenNextConsume(-1); // The dead-letter topic, without redelivery
+                return "good".equals(message.getTags())
+                    ? ConsumeConcurrentlyStatus.CONSUME_SUCCESS
+                    : ConsumeConcurrentlyStatus.RECONSUME_LATER;
+            });
+            consumer.start();
+            missing.await(request.getLongValue("withinMs"), TimeUnit.MILLISECONDS);
+            // Waits until the broker has the rejected messages.
+            consumer.shutdown();
+        });
+    }
+
+    private static Map<String, Object> describe(MessageExt message) {
+        return Map.of("body", Lines.base64(message.getBody()));
+    }
+}

@@ -1,0 +1,182 @@
+"""The recipes of docs/cookbook.md do what the page says, also in a second run and after a crash."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import DataFrame, Row, SparkSession
+
+import rocketmq_spark
+from rocketmq_spark import Producer
+from rocketmq_spark.spark.report import Metrics
+from tests.support.cluster import SharedCluster
+from tests.support.java import Java, un64
+from tests.support.processes import NEEDS_LIMITS, PATIENCE, wait_for
+from tests.support.recipes import Recipe
+from tests.support.writes import messages_in
+
+pytestmark = [pytest.mark.spark, pytest.mark.integration]
+
+
+class Kitchen:
+    """The topics of a recipe: sends its input, and reads its output."""
+
+    def __init__(self, spark: SparkSession, cluster: SharedCluster, topic: str, folder: Path) -> None:
+        self.spark = spark
+        self.cluster = cluster
+        self.topic = topic
+        self.folder = folder
+
+    def recipe(self, name: str, prefix: str, *suffixes: str, places: Mapping[str, str] | None = None) -> Recipe:
+        """Return a recipe, and create its topics: `prefix`, and the same with each of `suffixes`."""
+        with rocketmq_spark.Admin(self.cluster.name_server, timeout=PATIENCE) as admin:
+            for topic in (prefix, *(f"{prefix}-{suffix}" for suffix in suffixes)):
+                admin.create_topic(self.name(topic), 2, update=True)
+        addresses = {"127.0.0.1:9876": self.cluster.name_server, **(places or {})}
+        return Recipe(name, addresses, {prefix: self.name(prefix)}, self.folder)
+
+    def name(self, topic: str) -> str:
+        return f"{self.topic}-{topic}"
+
+    def send(self, topic: str, bodies: Iterable[object], **columns: Any) -> None:
+        """Send messages, and return when readers see them. A body that is no text or bytes is sent as JSON."""
+        where = self.name(topic)
+        texts = [body if isinstance(body, str | bytes) else json.dumps(body) for body in bodies]
+        before = messages_in(self.cluster.name_server, where)
+        with Producer("cookbook", name_server=self.cluster.name_server) as producer:
+            producer.send_arrow(pa.table({"body": texts, **columns}), where, batchBytes="1k")
+        wait_for(lambda: messages_in(self.cluster.name_server, where) == before + len(texts))
+
+    def read(self, *topics: str) -> DataFrame:
+        return self.load(",".join(map(self.name, topics)))
+
+    def load(self, names: str) -> DataFrame:
+        return self.spark.read.format("rocketmq").options(nameServer=self.cluster.name_server).load(names)
+
+    def rows(self, *topics: str) -> list[Row]:
+        return self.read(*topics).collect()
+
+    def bodies(self, *topics: str) -> Counter[str]:
+        return Counter(bytes(row.body).decode() for row in self.rows(*topics))
+
+
+@pytest.fixture
+def kitchen(spark: SparkSession, metrics: Metrics, cluster: SharedCluster, topic: str, tmp_path: Path) -> Kitchen:
+    return Kitchen(spark, cluster, topic[-60:], tmp_path)
+
+
+@NEEDS_LIMITS
+def test_dead_letters_go_back_once_and_are_recorded(kitchen: Kitchen, java: Java) -> None:
+    recipe = kitchen.recipe("Reprocess dead letters", "orders")
+    orders = kitchen.name("orders")
+    group = f"{orders}-consumers"
+    # The third was sent back three times before. The condition of the recipe leaves the fourth out.
+    tags, keys = ["dead", "dead", "dead", "obsolete", "good"], ["a", "b", "c", "d", "e"]
+    properties = [[("shop", "north")], [("SENT_BACK_TIMES", "2")], [("SENT_BACK_TIMES", "3")], [], []]
+    columns = {"keys": keys, "shardingKey": keys, "tags": tags}
+    bodies = [f"order {key}" for key in keys]
+    kitchen.send("orders", bodies, **columns, properties=pa.array(properties, pa.map_(pa.string(), pa.string())))
+    request = {"nameServer": kitchen.cluster.name_server, "topic": orders, "group": group, "count": len(keys)}
+    consumed = java.run("DeadLetters", [{**request, "withinMs": 90_000}], within=150.0)
+    assert sorted(un64(line["body"]).decode() for line in consumed) == bodies
+    letters = kitchen.load(f"%DLQ%{group}").collect()
+    assert sorted(letter["keys"] for letter in letters) == keys[:4]
+
+    recipe.run(0, spark=kitchen.spark)
+    recipe.repeat_last_micro_batch(f"sent-back-{group}")
+    recipe.run(spark=kitchen.spark)
+    assert kitchen.bodies("orders") == Counter(bodies + bodies[:2])
+    copies = {row["keys"]: row for row in kitchen.rows("orders") if "SENT_BACK_FROM" in row.properties}
+    assert copies["a"].properties["shop"] == "north"
+    for letter in letters:
+        if letter["keys"] in copies:
+            copy = copies[letter["keys"]]
+            assert (copy.tags, copy.properties["__SHARDINGKEY"], copy.reconsumeTimes) == ("dead", letter["keys"], 0)
+            assert "RETRY_TOPIC" not in copy.properties
+    record = kitchen.spark.read.parquet(str(kitchen.folder / "sent-back-record")).collect()
+    places = {
+        (letter["keys"], f"{letter.topic}/{letter.brokerName}/{letter.queueId}/{letter.queueOffset}")
+        for letter in letters
+    }
+    assert len(record) == 2
+    assert {(row["keys"], row.deadLetter) for row in record} < places
+    assert {(row["keys"], row.times) for row in record} == {("a", 1), ("b", 3)}
+    originals = {row.offsetMsgId for row in kitchen.rows("orders") if row["keys"] in ("a", "b")}
+    assert {row.originalMessageId for row in record} < originals
+
+
+def at(hour: int, minute: int) -> str:
+    return f"2026-11-28T{hour:02}:{minute:02}:00Z"
+
+
+def test_complete_windows_go_to_the_topic_once(kitchen: Kitchen) -> None:
+    recipe = kitchen.recipe("Aggregate to a topic", "clicks", "by-user")
+    ada, bob = {"user": "ada"}, {"user": "bob"}
+    kitchen.send("clicks", [ada | {"time": at(8, 0)}, ada | {"time": at(8, 4)}, bob | {"time": at(8, 9)}, "no JSON"])
+    recipe.run(spark=kitchen.spark)
+    # The watermark is 07:59.
+    assert kitchen.bodies("clicks-by-user") == Counter()
+    kitchen.send("clicks", [ada | {"time": at(8, 1)}, bob | {"time": at(8, 19)}])
+    recipe.run(spark=kitchen.spark)
+    # The driver dies before the end of the micro-batch. A click is too late.
+    recipe.repeat_last_micro_batch("clicks-by-user")
+    kitchen.send("clicks", [ada | {"time": at(8, 2)}, bob | {"time": at(8, 19)}])
+    recipe.run(spark=kitchen.spark)
+    [window] = kitchen.rows("clicks-by-user")
+    found = json.loads(bytes(window.body))
+    assert (found["user"], found["count"], window["keys"]) == ("ada", 3, "ada/2026-11-28T08:00")
+    assert found["start"].startswith("2026-11-28T08:00")
+
+
+def test_reminders_come_later_unless_they_are_recalled(
+    spark: SparkSession, metrics: Metrics, tuned: SharedCluster, topic: str, tmp_path: Path
+) -> None:
+    kitchen = Kitchen(spark, tuned, topic[-60:], tmp_path)
+    recipe = kitchen.recipe("Delay and recall", "reminders")
+    now = datetime.now(timezone.utc)
+    soon, before = now + timedelta(seconds=8), now - timedelta(hours=1)
+    reminders = [
+        ("id-0", "customer-1", before, "at once"),
+        ("id-1", "customer-1", soon, "soon"),
+        ("id-2", "customer-17", soon, "recalled"),
+        ("id-3", "customer-17", before, "not recalled"),
+    ]
+    frame = spark.createDataFrame(reminders, "id string, customer string, due timestamp, text string")
+    frame.createOrReplaceTempView("new_reminders")
+    names = recipe.run(spark=spark)
+    assert (names["recalled"], names["missed"]) == (["id-2 customer-17"], [])
+    wait_for(lambda: messages_in(tuned.name_server, kitchen.name("reminders")) == 3)
+    assert kitchen.bodies("reminders") == Counter(["at once", "soon", "not recalled"])
+    names = recipe.run(1, spark=spark)
+    [(keys, error)] = names["missed"]
+    assert keys == "id-2 customer-17"
+    assert "recall failed" in error
+
+
+def test_rows_go_to_the_topics_of_their_content(kitchen: Kitchen) -> None:
+    recipe = kitchen.recipe("Fan out by content", "orders", "eu", "us", "other")
+    targets = ("orders-eu", "orders-us", "orders-other")
+    orders = [{"id": n, "region": region} for n, region in enumerate(("eu", "us", "eu", "mars"))]
+    kitchen.send("orders", [*orders, "no JSON"], keys=[f"k{n}" for n in range(5)])
+    names = recipe.run(0, spark=kitchen.spark)
+    expected = kitchen.bodies("orders")
+    assert [kitchen.read(target).count() for target in targets] == [2, 1, 2]
+    assert kitchen.bodies(*targets) == expected
+    # The driver dies before the end of the micro-batch: the rows are stored again, and `dedupe` finds them.
+    recipe.repeat_last_micro_batch("orders-fan-out")
+    recipe.run(0, spark=kitchen.spark)
+    assert kitchen.bodies(*targets) == Counter(dict.fromkeys(expected, 2))
+    assert rocketmq_spark.dedupe(kitchen.read(*targets)).count() == len(expected)
+    # The variant without repeats.
+    recipe.run(1, **names)
+    assert kitchen.bodies(*targets) == Counter(dict.fromkeys(expected, 3))
+    recipe.repeat_last_micro_batch("orders-fan-out-once")
+    recipe.run(1, **names)
+    assert kitchen.bodies(*targets) == Counter(dict.fromkeys(expected, 3))
