@@ -25,6 +25,7 @@ from rocketmq_spark.model.message import MessageQueue
 
 EARLIEST: Final = -2
 LATEST: Final = -1
+COMMITTED: Final = "committed"
 
 _MAX_LONG: Final = 2**63 - 1
 _MAX_QUEUE_ID: Final = 2**31 - 1
@@ -39,6 +40,7 @@ _INCOMPLETE: Final = (
     "instead"
 )
 
+WORDS: Final = ("earliest", "latest")
 # The key beside the queues of a stream; see `nested`.
 _STORED: Final = "storeTimestamp"
 
@@ -65,13 +67,13 @@ class OffsetSpec:
 
 # Functions that parse raise a ValueError with the cause and the place in the JSON.
 def parse_start(text: str) -> OffsetSpec:
-    """Return where a read begins: ``earliest``, ``latest``, offsets, or the first offsets of a receipt."""
-    return _spec(text, lambda span: span[0])
+    """Return where a read begins: one of the words, offsets, or the first offsets of a receipt."""
+    return _spec(text, (*WORDS, COMMITTED), lambda span: span[0])
 
 
 def parse_end(text: str) -> OffsetSpec:
-    """Return where a read ends, as `parse_start` does; a receipt ends after its last offsets."""
-    return _spec(text, lambda span: span[1] + 1)
+    """Return where a read ends, as `parse_start` without ``committed``; a receipt ends after its last offsets."""
+    return _spec(text, WORDS, lambda span: span[1] + 1)
 
 
 def parse_numbers(text: str, lowest: int) -> dict[MessageQueue, int]:
@@ -138,12 +140,12 @@ def _of_stream(offsets: Mapping[str, Any]) -> dict[MessageQueue, tuple[int | Non
     return {} if offsets == {} else _leaves(offsets, _begin_and_end, of_stream=True)
 
 
-def _spec(text: str, chosen: Callable[[tuple[int, int]], int]) -> OffsetSpec:
+def _spec(text: str, words: tuple[str, ...], chosen: Callable[[tuple[int, int]], int]) -> OffsetSpec:
     word = text.strip().lower()
-    if word in ("earliest", "latest"):
+    if word in words:
         return OffsetSpec(word)
     if not word.startswith("{"):
-        raise ValueError("it is neither earliest, latest nor a JSON object")
+        raise ValueError(f"it is neither {', '.join(words)} nor a JSON object")
     tree = _load(text)
     receipt = _is_receipt(tree)
     if receipt:

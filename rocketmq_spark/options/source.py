@@ -18,7 +18,7 @@ from rocketmq_spark.model.names import DEFAULT_CONSUMER_GROUP, MAX_GROUP_LENGTH,
 from rocketmq_spark.options import offsets as offset_json
 from rocketmq_spark.options.connection import ConnectedOptions, Spelling, security_contradictions
 from rocketmq_spark.options.kinds import BOOLEAN, INSTANCE_NAME, MILLISECONDS, READ, ValueKind, option, specs_of
-from rocketmq_spark.options.offsets import EARLIEST, LATEST, OffsetSpec
+from rocketmq_spark.options.offsets import COMMITTED, EARLIEST, LATEST, OffsetSpec
 from rocketmq_spark.options.sink import against_bounds
 
 PULL_TIMEOUT_MS: Final = 10_000
@@ -31,6 +31,7 @@ _OFFSETS: Final = (
     f"earliest, latest, offsets by topic, broker and queue as in {_SHAPE} (-2: earliest, -1: latest), or the receipt "
     "of a write"
 )
+_STARTS: Final = _OFFSETS.replace("latest,", "latest, committed,", 1)
 
 _BROKER_NAMES: Final = kinds.words("", r"\S(.*\S)?")
 _BROKERS: Final = ValueKind(
@@ -64,11 +65,16 @@ class SourceOptions(ConnectedOptions):
         "Name servers do not list a broker that is down. A stream checks this only at its first start.")
     consumer_group: str = option(
         "consumerGroup", "spark-rocketmq-source", kinds.name(MAX_GROUP_LENGTH, {DEFAULT_CONSUMER_GROUP}),
-        "Consumer group that the brokers see.")
+        "Consumer group that the brokers see. `startingOffsets=committed` reads its offsets.")
     starting_offsets: OffsetSpec = option(
-        "startingOffsets", OffsetSpec("earliest"), ValueKind(_OFFSETS, offset_json.parse_start),
-        "Where a read begins. A stream uses it only at its first start; its default is latest. A receipt of a write "
-        "(`metrics.to_dict()` as JSON) begins at its first rows, and reads only its queues.", section="span")
+        "startingOffsets", OffsetSpec("earliest"), ValueKind(_STARTS, offset_json.parse_start),
+        "Where a read begins. A stream uses it only at its first start; its default is latest. `committed` begins "
+        "where `consumerGroup` stopped. A receipt of a write (`metrics.to_dict()` as JSON) begins at its first rows, "
+        "and reads only its queues.", section="span")
+    starting_offsets_fallback: str = option(
+        "startingOffsetsFallback", "error", kinds.choice("error", *offset_json.WORDS),
+        "Where `startingOffsets=committed` begins in a queue that has messages, but no committed offset. `error`: the "
+        "read fails. A queue that never had a message begins at offset 0.")
     ending_offsets: OffsetSpec = option(
         "endingOffsets", OffsetSpec("latest"), ValueKind(_OFFSETS, offset_json.parse_end),
         "Where a batch ends, exclusive: as `startingOffsets`, except earliest. A receipt ends after the last rows of "
@@ -180,6 +186,8 @@ def against_given(user_options: Mapping[str, Any], *, streaming: bool) -> Iterat
             and user_options.get(spec.field, False) is not False
         ):
             yield spec.name + why
+    if starting is not None and starting.word == COMMITTED and "consumer_group" not in user_options:
+        yield "startingOffsets=committed requires consumerGroup: name the group whose committed offsets begin the read"
     if "max_trigger_delay" in user_options and "min_offsets_per_trigger" not in user_options:
         yield (
             "maxTriggerDelay is given without minOffsetsPerTrigger: give minOffsetsPerTrigger, too, or remove "
@@ -198,6 +206,11 @@ def source_contradictions(options: SourceOptions, spelt: Spelling, *, streaming:
         yield (
             "startingOffsetsByTimestampStrategy=latest requires startingTimestamp or startingOffsetsByTimestamp: give "
             "one of them, or remove startingOffsetsByTimestampStrategy"
+        )
+    if options.starting_offsets_fallback != "error" and options.starting_offsets.word != COMMITTED:
+        yield (
+            f"startingOffsetsFallback={options.starting_offsets_fallback} requires startingOffsets=committed: give "
+            "it, or remove startingOffsetsFallback"
         )
     if streaming:
         return

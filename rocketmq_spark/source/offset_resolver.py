@@ -15,7 +15,7 @@ from typing import TypeAlias
 from rocketmq_spark import errors
 from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.model.message_ext import PullStatus, utc
-from rocketmq_spark.options.offsets import EARLIEST, LATEST, OffsetSpec
+from rocketmq_spark.options.offsets import COMMITTED, EARLIEST, LATEST, OffsetSpec
 from rocketmq_spark.options.source import SourceOptions
 from rocketmq_spark.protocol.remoting.records import first_queue_offset
 from rocketmq_spark.routing.retries import Retries
@@ -276,14 +276,48 @@ class OffsetResolver:
         return short
 
     def _specific(self, queues: Sequence[MessageQueue], spec: OffsetSpec, option: str) -> Offsets:
+        if spec.word == COMMITTED:
+            return self._committed(queues)
         if spec.word is not None:
-            return self.earliest(queues) if spec.word == "earliest" else self.latest(queues)
+            return self._of_word(spec.word, queues)
         # A receipt may name queues that the options do not select.
         selected = {queue: offset for queue, offset in spec.offsets if self.options.reads(queue)}
         offsets = _covering(queues, selected, option)
         earliest = self.earliest(queue for queue, offset in offsets.items() if offset == EARLIEST)
         latest = self.latest(queue for queue, offset in offsets.items() if offset == LATEST)
         return {**offsets, **earliest, **latest}
+
+    def _of_word(self, word: str, queues: Iterable[MessageQueue]) -> Offsets:
+        return self.earliest(queues) if word == "earliest" else self.latest(queues)
+
+    def _committed(self, queues: Sequence[MessageQueue]) -> Offsets:
+        """Return the offsets that the consumer group committed, and those of ``startingOffsetsFallback``."""
+        options = self.options
+
+        def request(queue: MessageQueue, address: str, timeout: float) -> int | None:
+            offset = self.transport.consumer_offset(queue, options.consumer_group, address, timeout)
+            if offset is None and not self.queues.brokers.is_master(queue, address):
+                # A slave copies the offsets of groups from time to time.
+                raise errors.RouteNotFoundException(
+                    f"the slave {address} has no offset of {queue} that consumerGroup={options.consumer_group} "
+                    "committed, and its master may have one"
+                )
+            return offset
+
+        answers = self.requests.each(queues, request)
+        committed = {queue: offset for queue, offset in answers.items() if offset is not None}
+        # A queue without messages has nothing that the group did not read.
+        ends = self.latest(queue for queue in queues if queue not in committed)
+        new = {queue: 0 for queue, end in ends.items() if end == 0}
+        missing = [queue for queue in ends if queue not in new]
+        if missing and options.starting_offsets_fallback == "error":
+            raise errors.OptionError(
+                f"startingOffsets=committed: consumerGroup={options.consumer_group} has no committed offset of queue "
+                f"{missing[0]} (queues with messages and without an offset: {len(missing)} of {len(queues)}). Check "
+                "the name of the group. Consumers with MessageModel.BROADCASTING commit no offsets. Or set "
+                "startingOffsetsFallback=earliest or latest for such queues"
+            )
+        return {**committed, **new, **self._of_word(options.starting_offsets_fallback, missing)}
 
 
 def _times(

@@ -178,6 +178,9 @@ class Pulls(Protocol):
     ) -> None:
         """Commit a group's offset at a broker, which ignores it for an unknown group."""
 
+    def consumer_offset(self, queue: MessageQueue, group: str, address: str, timeout: float) -> int | None:
+        """Return the offset that a group committed at a broker; None without one."""
+
     def register_consumer(self, client_id: str, group: str, address: str, timeout: float) -> None:
         """Register a client as a reader of a group. The broker creates the group and keeps its offsets."""
 

@@ -92,7 +92,8 @@ class ReleaseCluster(LocalCluster):
     """One broker of a release, and from 5.3 on a proxy: older ones need files of their distribution."""
 
     def __init__(self, release: str, **parameters: Any) -> None:
-        super().__init__(proxy=release >= "5.3", start_timeout=PATIENCE, **parameters)
+        self.has_proxy = release >= "5.3"
+        super().__init__(proxy=self.has_proxy, start_timeout=PATIENCE, **parameters)
         self._release = release
 
     def _new_site(self, java: Path, jars: Sequence[Path]) -> Site:
@@ -109,8 +110,9 @@ class ReleaseCluster(LocalCluster):
 @contextlib.contextmanager
 def cluster_of(release: str, **parameters: Any) -> Iterator[SharedCluster]:
     """Run the servers of a release."""
-    with started(ReleaseCluster(release, **parameters)) as cluster:
-        if cluster.endpoints:
+    cluster = ReleaseCluster(release, **parameters)
+    with started(cluster):
+        if cluster.has_proxy:
             yield SharedCluster.of(cluster)
             return
         brokers = tuple(SharedServer(broker.name, broker.address, str(broker.log)) for broker in cluster.brokers)

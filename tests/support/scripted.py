@@ -83,6 +83,7 @@ class ScriptedTransport(Closes):
         self.pulls: list[PullRequest] = []
         self.calls: list[tuple[Any, ...]] = []
         self.polls = 0
+        self.committed: dict[tuple[str, MessageQueue], int] = {}  # Offsets of groups
         self.members: dict[tuple[str, str], set[str]] = {}  # Client ids of readers, by group and broker's address
         self.on_check_transaction: OnCheckTransaction | None = None
         self._store = MessageStore()
@@ -306,6 +307,11 @@ class ScriptedTransport(Closes):
     ) -> None:
         """Record the call."""
         self._record(timeout, "update_consumer_offset", queue, group, offset, address)
+
+    def consumer_offset(self, queue: MessageQueue, group: str, address: str, timeout: float) -> int | None:
+        """Return the offset in `committed`, which counts for all brokers together."""
+        self._record(timeout, "consumer_offset", queue, group, address)
+        return self.committed.get((group, queue))
 
     def register_consumer(self, client_id: str, group: str, address: str, timeout: float) -> None:
         """Record the call, and the client among the group's `members`."""

@@ -198,6 +198,15 @@ class UpdateConsumerOffsetRequestHeader(QueueRequestHeader):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class QueryConsumerOffsetRequestHeader(QueueRequestHeader):
+    """Asks for a group's offset. Brokers of 4.9 ignore `set_zero_if_not_found`."""
+
+    code: ClassVar[RequestCode] = RequestCode.QUERY_CONSUMER_OFFSET
+    consumer_group: str
+    set_zero_if_not_found: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GetConsumerListByGroupRequestHeader(RequestHeader):
     """Asks a broker for the client ids of a group."""
 

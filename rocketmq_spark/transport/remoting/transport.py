@@ -25,6 +25,7 @@ from rocketmq_spark.model.send_result import EndTransaction, RecallMessage, endi
 from rocketmq_spark.protocol.remoting import headers, responses
 from rocketmq_spark.protocol.remoting.codes import NAME_SERVER_REQUESTS, RequestCode, ResponseCode, broker_error
 from rocketmq_spark.protocol.remoting.command import RemotingCommand
+from rocketmq_spark.protocol.remoting.groups import decode_committed_offset
 from rocketmq_spark.protocol.remoting.records import decode_records
 from rocketmq_spark.transport.base import Closes, OnCheckTransaction, OnEnd, OnOutcome, OnPulled
 from rocketmq_spark.transport.remoting.client import Namespace, RequestClient
@@ -38,6 +39,9 @@ logger = logging.getLogger("rocketmq_spark.transport")
 
 # Answers about a group without consumers, of brokers and (a bug) proxies: docs/internals/reads.md#consumer-groups.
 _NO_CONSUMER: Final = ("no consumer for this group", "consumerGroupInfo", "NullPointerException")
+
+# 5.2.0 as an ordinal of ``MQVersion.java``. Brokers of 4.9.7 answer 0 for a group without a committed offset.
+_ANSWERS_NOT_FOUND: Final = 453
 
 
 class RemotingTransport(Closes):
@@ -231,6 +235,28 @@ class RemotingTransport(Closes):
         """Commit a group's offset (UPDATE_CONSUMER_OFFSET), unchecked (docs/internals/reads.md#consumer-groups)."""
         header = headers.UpdateConsumerOffsetRequestHeader(consumer_group=group, commit_offset=offset, **_place(queue))
         self.client.call(address, header, timeout, f"committing offset {offset} of {queue} for the group {group}")
+
+    def consumer_offset(self, queue: MessageQueue, group: str, address: str, timeout: float) -> int | None:
+        """Return a group's offset; see `Pulls.consumer_offset`."""
+        header = headers.QueryConsumerOffsetRequestHeader(consumer_group=group, **_place(queue))
+        doing = f"reading the offset of {queue} that the group {group} committed"
+
+        def offset_and_release(answer: RemotingCommand) -> tuple[int, int]:
+            return responses.read_long(answer.ext_fields, "offset"), answer.version
+
+        try:
+            offset, release = self.client.ask(address, header, timeout, doing, offset_and_release)
+        except errors.MQBrokerException as exc:
+            if exc.response_code == ResponseCode.QUERY_NOT_FOUND:
+                return None
+            raise
+        if offset == 0 and release < _ANSWERS_NOT_FOUND:
+            topic, group = self.namespace.wrap(queue.topic), self.namespace.wrap(group)
+            return self.client.ask_body(
+                *(address, RequestCode.GET_ALL_CONSUMER_OFFSET, timeout, doing),
+                lambda body: decode_committed_offset(body, topic, group, queue.queue_id),
+            )
+        return offset if offset >= 0 else None
 
     def check_filter(
         self, address: str, topic: str, group: str, expression: str, expression_type: str, timeout: float

@@ -317,7 +317,7 @@ def test_start_or_end_is_a_keyword_offsets_or_a_receipt(parse: Callable[[str], O
 
 
 def test_unknown_keyword_error_lists_the_keywords() -> None:
-    assert problem(parse_start, "latst") == "it is neither earliest, latest nor a JSON object"
+    assert problem(parse_start, "latst") == "it is neither earliest, latest, committed nor a JSON object"
 
 
 def test_offsets_of_a_broker_named_queues_are_not_a_receipt() -> None:

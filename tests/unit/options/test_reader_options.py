@@ -75,6 +75,7 @@ def test_defaults_are_those_of_the_design() -> None:
         "startingOffsetsByTimestamp": "none",
         "endingOffsetsByTimestamp": "none",
         "startingOffsetsByTimestampStrategy": "error",
+        "startingOffsetsFallback": "error",
         "minPartitions": "none",
         "maxRecordsPerPartition": "none",
         "failOnDataLoss": "true",
@@ -203,6 +204,7 @@ def test_values_that_are_allowed(name: str, text: str, value: object) -> None:
         ("startingTimestamp", "2026-01-01"),
         ("endingTimestamp", "9223372036854775808"),
         ("startingOffsetsByTimestampStrategy", "earliest"),
+        ("startingOffsetsFallback", "committed"),
         ("requireBrokers", "0"),
         ("requireBrokers", "a,,b"),
         ("minPartitions", "0"),
@@ -254,7 +256,8 @@ def test_invalid_value_error_names_option_value_and_allowed_values(name: str, ba
             "it is not a valid regular expression: the repetition number is too large",
         ),
         ("assign", '{"t":{"b":["0"]}}', "topic 't', broker 'b': \"0\" is not an integer"),
-        ("startingOffsets", "soon", "it is neither earliest, latest nor a JSON object"),
+        ("endingOffsets", "committed", "it is neither earliest, latest nor a JSON object"),
+        ("startingOffsets", "soon", "it is neither earliest, latest, committed nor a JSON object"),
         (
             "startingOffsets",
             '{"t":{"b":{"0":-3}}}',
@@ -581,6 +584,17 @@ def test_partition_limits_apply_to_batches_and_streams(name: str) -> None:
             (
                 "startingOffsetsByTimestampStrategy=latest requires startingTimestamp or "
                 "startingOffsetsByTimestamp: give one of them, or remove startingOffsetsByTimestampStrategy"
+            ),
+        ),
+        (
+            {"startingOffsets": "Committed"},
+            ("startingOffsets=committed requires consumerGroup: name the group whose committed offsets begin the read"),
+        ),
+        (
+            {"startingOffsetsFallback": "latest", "consumerGroup": "billing"},
+            (
+                "startingOffsetsFallback=latest requires startingOffsets=committed: give it, or remove "
+                "startingOffsetsFallback"
             ),
         ),
         ({"accessKey": "me"}, "accessKey is given without secretKey: give secretKey, too, or remove accessKey"),

@@ -218,6 +218,65 @@ def test_invalid_consumer_list_is_an_error_and_not_an_empty_group(
         transport.consumers("cg", peer.address, PATIENCE)
 
 
+@pytest.mark.parametrize(
+    ("code", "fields", "offset"),
+    [(0, {"offset": "0"}, 0), (0, {"offset": "7"}, 7), (0, {"offset": "-1"}, None), (22, {}, None)],
+)
+def test_offset_of_a_group_is_requested_for_one_queue(
+    transport: RemotingTransport, code: int, fields: dict[str, str], offset: int | None
+) -> None:
+    serve, asked = answering(code, fields)
+    with Peer(serve) as peer:
+        assert transport.consumer_offset(QUEUE, "cg", peer.address, PATIENCE) == offset
+    assert asked[0].code == RequestCode.QUERY_CONSUMER_OFFSET
+    assert asked[0].ext_fields == {
+        "consumerGroup": "cg",
+        "topic": "spec_rm_t1",
+        "queueId": "0",
+        "setZeroIfNotFound": "false",
+        "bname": "broker-a",
+    }
+
+
+@pytest.mark.parametrize(
+    ("body", "offset"),
+    [
+        ('{"offsetTable":{"spec_rm_t1@cg":{0:0,1:7}}}', 0),
+        ('{"offsetTable":{"spec_rm_t1@cg":{1:7}}}', None),
+        ('{"offsetTable":{"spec_rm_t1@another":{0:7}}}', None),
+    ],
+)
+def test_offset_0_of_an_old_broker_is_compared_with_its_table(
+    transport: RemotingTransport, body: str, offset: int | None
+) -> None:
+    asked: list[int] = []
+
+    def serve(session: Session) -> None:
+        while True:
+            command = session.read()
+            asked.append(command.code)
+            # 4.9.7.
+            session.answer(command, 0, {"offset": "0"}, body=body.encode(), version=407)
+
+    with Peer(serve) as peer:
+        assert transport.consumer_offset(QUEUE, "cg", peer.address, PATIENCE) == offset
+    assert asked == [RequestCode.QUERY_CONSUMER_OFFSET, RequestCode.GET_ALL_CONSUMER_OFFSET]
+
+
+@pytest.mark.parametrize("body", ["", "[]", '{"offsetTable":[]}', '{"offsetTable":{"spec_rm_t1@cg":{0:"7"}}}'])
+def test_invalid_table_of_offsets_is_an_error(transport: RemotingTransport, body: str) -> None:
+    serve, _ = answering(0, {"offset": "0"}, body=body.encode(), version=407)
+    with Peer(serve) as peer, pytest.raises(RemotingCommandException):
+        transport.consumer_offset(QUEUE, "cg", peer.address, PATIENCE)
+
+
+@pytest.mark.parametrize("offset", ["", "many", str(2**63)])
+def test_invalid_offset_of_a_group_is_an_error(transport: RemotingTransport, offset: str) -> None:
+    serve, _ = answering(0, {"offset": offset})
+    with Peer(serve) as peer, pytest.raises(RemotingCommandException):
+        transport.consumer_offset(QUEUE, "cg", peer.address, PATIENCE)
+
+
 def test_committed_offset_goes_to_its_queue_and_a_rejection_is_raised(transport: RemotingTransport) -> None:
     serve, asked = answering(0)
     with Peer(serve) as peer:
