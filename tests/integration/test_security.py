@@ -326,6 +326,10 @@ def test_signed_encrypted_read_returns_all_rows_and_spark_shows_no_secret(
         (dict.fromkeys(USER), r"username cannot be null\..*check accessKey, secretKey"),
         ({"subscribe": "TBW102"}, "User:spark-user has no permission to access Topic:TBW102"),
         ({"consumerGroup": "another"}, "User:spark-user has no permission to access Group:another"),
+        (
+            {"consumerGroup": "another", "startingOffsets": "committed"},
+            "User:spark-user has no permission to access Group:another",
+        ),
         ({"tlsCaFile": None}, "is not trusted; set tlsCaFile"),
         ({"useTls": None, "tlsCaFile": None}, "it demands TLS: set useTls=true"),
     ],

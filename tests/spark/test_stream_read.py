@@ -29,6 +29,7 @@ from rocketmq_spark.protocol.remoting.codes import RequestCode, ResponseCode
 from rocketmq_spark.spark.report import Metrics
 from rocketmq_spark.transport.remoting.transport import RemotingTransport
 from tests.support.cluster import SharedCluster, mqadmin
+from tests.support.java import Java, un64
 from tests.support.processes import NEEDS_LIMITS, PYSPARK, at_most, descendants, wait_for
 from tests.support.reading import read_topic
 from tests.support.streams import Feed, Kept, once
@@ -92,6 +93,36 @@ def run(query: StreamingQuery) -> list[int]:
 
 def offsets(text: str) -> dict[MessageQueue, int]:
     return flat(json.loads(text))
+
+
+def test_java_consumer_and_stream_continue_where_the_other_stopped(
+    spark: SparkSession,
+    cluster: SharedCluster,
+    java: Java,
+    load: Load,
+    start: Start,
+    kept: Kept,
+    feed: Feed,
+    topic: str,
+) -> None:
+    group = f"group-{topic}"
+
+    def consume(count: int) -> Counter[str]:
+        request = {"nameServer": cluster.name_server, "topic": topic, "group": group, "count": count}
+        lines = java.run("PushConsumer", [{**request, "withinMs": 90_000}], within=150.0)
+        return Counter(un64(line["keys"]).decode() for line in lines)
+
+    keys = feed(120)
+    consumed = consume(50)
+    assert consumed.total() == 50
+    read = load(startingOffsets="committed", consumerGroup=group, commitOffsets=True)
+    run(start(read, availableNow=True))
+    assert kept.keys + consumed == once(keys)
+    later = feed(30)
+    run(start(read, availableNow=True))
+    assert kept.keys + consumed == once([*keys, *later])
+    newest = feed(20)
+    assert consume(20) == once(newest)
 
 
 def test_lag_counts_messages_that_the_query_has_not_read(

@@ -73,9 +73,10 @@ class Session:
         body: bytes = b"",
         remark: str = "",
         serialize_type: SerializeType = SerializeType.JSON,
+        version: int = 513,
     ) -> bytes:
         """Return the frame that answers a request."""
-        answer = RemotingCommand(code, request.opaque, ext_fields or {}, body, 1, remark, "JAVA", 513)
+        answer = RemotingCommand(code, request.opaque, ext_fields or {}, body, 1, remark, "JAVA", version)
         return encode_command(answer, serialize_type)
 
     def answer(self, request: RemotingCommand, *args: object, **kwargs: object) -> None:
