@@ -141,6 +141,10 @@ class BrokerBusyException(MQBrokerException):
     flow_control = True
 
 
+class ColdReadException(BrokerBusyException):
+    """The broker limits how much a group reads of messages that are not in memory (``coldDataFlowControlEnable``)."""
+
+
 class BrokerUnavailableException(MQBrokerException):
     """The broker is not available now (full disk, shutting down, a slave); another broker may be."""
 
@@ -215,6 +219,10 @@ class RemotingCommandException(RemotingException):
     """The bytes do not follow the protocol: an oversize frame, an unreadable header, a missing field."""
 
     maybe_stored = True
+
+
+class TooLongFrameException(RemotingCommandException):
+    """The server sent a frame above the limit of 16 MiB. The frame was not read, and the connection is closed."""
 
 
 class OptionError(RocketMQError, ValueError):

@@ -7,20 +7,30 @@ exceeds the memory bound, is dropped and pulled again.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from rocketmq_spark.errors import BrokerOutcomeUnknownException, ReadError, RocketMQError
+from rocketmq_spark.errors import (
+    BrokerOutcomeUnknownException,
+    ColdReadException,
+    ReadError,
+    RocketMQError,
+    TooLongFrameException,
+)
 from rocketmq_spark.model.message_ext import Pulled, PullOutcome, PullRequest, PullStatus, PullTarget
 from rocketmq_spark.options.source import SourceOptions
+from rocketmq_spark.protocol.remoting.command import MAX_FRAME
 from rocketmq_spark.protocol.remoting.records import last_queue_offset
 from rocketmq_spark.source.broker_choice import BrokerChoice
 from rocketmq_spark.source.queue_fetch import CHECK_EVERY, PER_QUEUE, TURN, QueueFetch, Segment, divided
 from rocketmq_spark.source.ranges import OffsetRange, lost
 from rocketmq_spark.transport.base import ReadTransport
+
+logger = logging.getLogger("rocketmq_spark.source")
 
 # The most requests in flight, of a task. The most requests and answers of one queue, and its fewest.
 WINDOW: Final = 64
@@ -64,6 +74,8 @@ class Puller:
     # Bytes of the answers that wait, and of the largest one lately.
     _waiting: int = field(default=0, init=False)
     _largest: int = field(default=_LARGEST, init=False)
+    # Whether a warning has reported a limit of cold reads.
+    _warned: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         self._filtered = self.options.sub_expression != "*"
@@ -140,6 +152,8 @@ class Puller:
 
         Not `beyond`, only requests up to the end of the queue's next turn are sent.
         """
+        if fetch.busy:
+            free = min(free, 1 - fetch.flying)
         while fetch.unsent and free > 0 and (beyond or fetch.unsent[0].start < fetch.border):
             self._send(fetch.unsent.pop(0), later=later)
             free -= 1
@@ -172,6 +186,7 @@ class Puller:
             target = fetch.target
             if segment.check:
                 target = replace(target, max_msg_nums=1, sub_expression="*", expression_type="TAG")
+            segment.asked = target.max_msg_nums
             request = PullRequest(target, segment.address, segment.start, suspend_ms)
             arrived = self._arrived
             self.transport.pull(request, self.brokers.timeout, lambda outcome: arrived.append((segment, outcome)))
@@ -205,6 +220,10 @@ class Puller:
             self._advance(fetch)
 
     def _examine(self, fetch: QueueFetch, segment: Segment, outcome: PullOutcome) -> None:
+        if isinstance(outcome.error, TooLongFrameException) and fetch.ask_for_less(segment.asked):
+            # Fewer requests are in flight until shorter answers come. No wait: each try asks for less than the last.
+            self._largest = MAX_FRAME
+            return
         if outcome.error is not None:
             # A broker without enablePropertyFilter answers SYSTEM_ERROR to SQL92.
             sql = self.options.filter_type == "SQL92" and isinstance(outcome.error, BrokerOutcomeUnknownException)
@@ -212,6 +231,10 @@ class Puller:
                 advice = "; filterType=SQL92 needs brokers with enablePropertyFilter=true" if sql else ""
                 where = f"reading {fetch.queue} from offset {fetch.range.start} to {fetch.range.end - 1}"
                 raise ReadError(f"{where}: {outcome.error}{advice}") from outcome.error
+            fetch.busy = outcome.error.flow_control
+            if isinstance(outcome.error, ColdReadException) and not self._warned:
+                self._warned = True
+                logger.warning("the read is slow: %s", outcome.error)
             self._wait(fetch, outcome.error)
             # A slave without slaveReadEnable always answers that it is busy.
             if not outcome.error.flow_control or not self.brokers.is_master(fetch.queue, segment.address):
@@ -238,7 +261,10 @@ class Puller:
         elif fetch.is_being_written(segment, outcome):
             self._nothing_yet(fetch, segment, outcome)
         else:
-            fetch.failures, fetch.failing_since, fetch.suspend, fetch.doubted = 0, None, False, False
+            fetch.failures, fetch.failing_since = 0, None
+            fetch.suspend = fetch.doubted = fetch.busy = False
+            if not segment.check:
+                fetch.ask_for_more(segment, outcome)
             self._largest = max(len(outcome.body), self._largest * 7 // 8, 1)
             # The window was sized by smaller answers. The answer that is yielded next is always kept.
             first = fetch is self._turns[0]

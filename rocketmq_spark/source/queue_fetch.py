@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from rocketmq_spark.model.message_ext import Pulled, PullOutcome, PullStatus, PullTarget
+from rocketmq_spark.protocol.remoting.command import MAX_FRAME
 from rocketmq_spark.protocol.remoting.records import first_queue_offset, place_of
 from rocketmq_spark.source.ranges import OffsetRange
 
@@ -25,6 +26,11 @@ All queues advance together, because a broker's commit log has their messages si
 PER_QUEUE: Final = 32
 """The most requests and answers of one queue."""
 
+# By what the number of messages of a request is divided after an answer above the limit of a frame.
+_SHRINK: Final = 4
+# Bytes of an answer that show that no more messages should be asked for: half of the limit of a frame.
+_LONG_ANSWER: Final = MAX_FRAME // 2
+
 # Seconds from one check of a filtered read to the next.
 CHECK_EVERY: Final = 1.0
 
@@ -33,7 +39,7 @@ CHECK_EVERY: Final = 1.0
 class Segment:
     """The part of a range that one request covers (`stop` None: up to the answer's end); a `check` has no filter.
 
-    `later`: the request was sent for a later turn than the present one.
+    `later`: the request was sent for a later turn than the present one. `asked`: the most messages it asked for.
     """
 
     fetch: QueueFetch
@@ -43,6 +49,7 @@ class Segment:
     later: bool = False
     outcome: PullOutcome | None = None
     address: str = ""
+    asked: int = 0
 
 
 class QueueFetch:
@@ -52,6 +59,7 @@ class QueueFetch:
         self.range = offsets
         self.queue = offsets.queue
         self.target = target
+        self._most = target.max_msg_nums
         self.turn = turn
         self.planned = offsets.start
         self.filtered = filtered
@@ -78,6 +86,8 @@ class QueueFetch:
         self.doubted = False
         self.waits_until = -math.inf
         self.suspend = False
+        # The broker was busy: it gets one request until it answers.
+        self.busy = False
 
     @property
     def done(self) -> bool:
@@ -115,6 +125,21 @@ class QueueFetch:
             # A turn then has a whole number of answers. Others have to be divided.
             stride -= (self.planned - self.border) % stride
         return min(self.planned + stride, self.range.end)
+
+    def ask_for_less(self, asked: int) -> bool:
+        """Ask for fewer messages from now on than `asked`, whose answer was too long; False for a single message."""
+        if asked > 1:
+            self._ask_for(min(self.target.max_msg_nums, asked // _SHRINK))
+        return asked > 1
+
+    def ask_for_more(self, segment: Segment, outcome: PullOutcome) -> None:
+        """Ask for twice as many messages after an answer that shows that they fit, up to ``pullBatchSize``."""
+        asked = self.target.max_msg_nums
+        if asked < self._most and segment.asked == asked and len(outcome.body) * 2 <= _LONG_ANSWER:
+            self._ask_for(min(asked * 2, self._most))
+
+    def _ask_for(self, messages: int) -> None:
+        self.target = replace(self.target, max_msg_nums=max(messages, 1))
 
     def again(self, segment: Segment) -> None:
         """Send a segment's request again when possible."""

@@ -132,7 +132,12 @@ class QueueRequests:
         target = PullTarget(queue, self.options.consumer_group, count, "*", "TAG")
         # Each pull has its own timeout. The deadline ends the pulls of a broker that names a new offset each time.
         timeout = self.deadline.limit(self.brokers.timeout)
-        outcome = self.transport.pull_now(PullRequest(target, address, offset), timeout)
-        if outcome.error is not None:
-            raise outcome.error
+        try:
+            outcome = self.transport.pull_now(PullRequest(target, address, offset), timeout)
+            if outcome.error is not None:
+                raise outcome.error
+        except errors.TooLongFrameException:
+            if count == 1:
+                raise
+            return self.pull(queue, offset, address, count // 2)
         return outcome

@@ -74,7 +74,7 @@ def check_brokers(transport: RemotingTransport, timeout: float) -> list[Check]:
             checks += _examined(name, address, status, is_master=number == 0)
             if number == 0:
                 masters[broker.broker_name] = status
-    return [*checks, *_check_deliveries(masters), *_check_reads(masters)]
+    return [*checks, *_check_deliveries(masters), *_check_reads(masters), *_check_cold_reads(masters)]
 
 
 def _check_deliveries(statuses: Mapping[str, BrokerStatus]) -> list[Check]:
@@ -115,6 +115,21 @@ def _check_reads(statuses: Mapping[str, BrokerStatus]) -> list[Check]:
     finding = f"{', '.join(few)} return at most {', '.join(map(str, sorted(set(few.values()))))} messages per pull"
     fix = f"{_PULLED}=1024 and three more settings make reads about 1.5 times as fast: see docs/operations.md#brokers"
     return [Check("reads", OK, f"{finding} ({_PULLED})", fix)]
+
+
+def _check_cold_reads(statuses: Mapping[str, BrokerStatus]) -> list[Check]:
+    """Warn of brokers that limit reads of messages that are not in memory."""
+    limits = {
+        broker: integer_of(status.settings, "cgColdReadThreshold")
+        for broker, status in statuses.items()
+        if status.settings is not None and status.settings.get("coldDataFlowControlEnable") == "true"
+    }
+    if not limits:
+        return []
+    most = " or ".join(sorted({"an unknown number of" if limit is None else f"{limit:,}" for limit in limits.values()}))
+    finding = f"{', '.join(limits)} let a consumer group read {most} bytes of messages outside of memory in 5 s"
+    fix = "raise cgColdReadThreshold, or the limit of the job's consumerGroup: see docs/reading.md#cold-reads"
+    return [Check("cold reads", WARNING, f"{finding} (coldDataFlowControlEnable)", fix)]
 
 
 def access_refused(exc: errors.RocketMQError) -> bool | None:

@@ -69,6 +69,11 @@ NAME_SERVER_REQUESTS: Final = frozenset(
 
 _BUSY: Final = "the broker is overloaded and stored nothing; lower maxInFlight or the number of tasks"
 _FORWARDED: Final = "the proxy forwarded the request, and the outcome is unknown"
+_COLD: Final = (
+    "with coldDataFlowControlEnable the broker limits the bytes of messages outside of memory that a group reads in 5 "
+    "s; raise cgColdReadThreshold of the broker, or the limit of the group with mqadmin "
+    "updateColdDataFlowCtrGroupConfig -b {address} -g GROUP -v BYTES"
+)
 _ILLEGAL: Final = (
     "check body (maxMessageSize of the broker) and property sizes, delay properties, and the topic's message.type"
 )
@@ -167,6 +172,8 @@ _MISSING_RIGHT: Final = re.compile(
     rf"(?:{NO_RIGHT}|no (?:default )?permission for) ((?:topic|group|cluster):[^\s,]+)", re.IGNORECASE
 )
 
+_DETAILS: Final = re.compile("[:,]")
+
 DELAY_ILLEGAL: Final = "timer message illegal"
 """The remark of a broker that rejects a message because of its delay."""
 
@@ -188,6 +195,9 @@ _BY_REMARK: Final[Mapping[int, tuple[tuple[str, _Error], ...]]] = {
         ("check signature failed", errors.UserRefusedException),
         ("username cannot be null", errors.UserRefusedException),
         *PASSING_TROUBLE,
+        # A cold read of a group without members (docs/internals/reads.md#cold-reads), with and without Java's details.
+        ("ConsumerGroupInfo.getConsumeType()", errors.ColdReadException),
+        ("NullPointerException, org.apache.rocketmq.broker.processor.PullMessageProcessor", errors.ColdReadException),
         # A proxy's own remoting client, towards the broker.
         ("wait response on the channel", errors.BrokerOutcomeUnknownException),
         ("send request to <", errors.BrokerOutcomeUnknownException),
@@ -199,6 +209,7 @@ _BY_REMARK: Final[Mapping[int, tuple[tuple[str, _Error], ...]]] = {
         ("timerWheelEnable", errors.MQBrokerException),
         ("unsupported key", errors.MQBrokerException),
     ),
+    ResponseCode.SYSTEM_BUSY: (("is reading cold data", errors.ColdReadException),),
     ResponseCode.NO_PERMISSION: (
         # The permission bits of the broker or topic have changed since the route was read. In all other cases, such as
         # access control and reserved topics ("Sending message to topic[..] is forbidden."), a retry does not help.
@@ -233,10 +244,14 @@ def broker_error(code: int, remark: str, address: str, doing: str) -> errors.MQB
     """Return the error for a server's answer; `doing` names the request: ``sending 500 rows to orders/broker-a/3``."""
     error = _class_of(code, remark)
     hint = access_hint(error, remark) or (NEEDS_KEYS if KEY_MISSING in remark else "")
+    if issubclass(error, errors.ColdReadException):
+        hint = _COLD.format(address=address)
     if not hint and code in _CODES:
         hint = _CODES[code].hint
     remark = shortened(remark)
-    text = f"{doing}: {address} answered {code} {code_name(code)}: {remark or '(no remark)'}"
+    # The details of a NullPointerException do not help.
+    shown = _DETAILS.split(remark)[0] if issubclass(error, errors.ColdReadException) else remark
+    text = f"{doing}: {address} answered {code} {code_name(code)}: {shown or '(no remark)'}"
     return error(f"{text} ({hint})" if hint else text, code, remark, address)
 
 

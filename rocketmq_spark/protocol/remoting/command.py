@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from json.encoder import encode_basestring as _quoted
 from typing import Any, Final
 
-from rocketmq_spark.errors import MQClientException, RemotingCommandException
+from rocketmq_spark.errors import MQClientException, RemotingCommandException, TooLongFrameException
 from rocketmq_spark.model.message import Buffer
 
 FLAG_RESPONSE: Final = 1
@@ -322,7 +322,8 @@ class FrameBuffer:
             return None
         (length,) = _INT32.unpack_from(self._data)
         if not _HEADER_WORD.size <= length <= self._max_length:
-            raise RemotingCommandException(
+            kind = TooLongFrameException if length > self._max_length else RemotingCommandException
+            raise kind(
                 f"receiving a frame: length {length}, allowed are {_HEADER_WORD.size} to {self._max_length};"
                 " the sender speaks another protocol or TLS, or its frameMaxLength is higher. Check address and useTls"
             )

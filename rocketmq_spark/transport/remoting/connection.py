@@ -21,7 +21,12 @@ import threading
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
-from rocketmq_spark.errors import RemotingCommandException, RemotingException, RemotingSendRequestException
+from rocketmq_spark.errors import (
+    RemotingCommandException,
+    RemotingException,
+    RemotingSendRequestException,
+    TooLongFrameException,
+)
 from rocketmq_spark.protocol.remoting.codes import ResponseCode
 from rocketmq_spark.protocol.remoting.command import FLAG_ONEWAY, FLAG_RESPONSE, FrameBuffer, RemotingCommand, shortened
 from rocketmq_spark.transport.dial import Dial, discard
@@ -236,7 +241,8 @@ class Connection:
             except Exception as exc:
                 # Any exception: a bug of a decoder must not lose the answers decoded before.
                 reason = f"the server sent bytes that are not the remoting protocol ({shortened(str(exc))})"
-                return completions + self._fail(now, reason, exc, RemotingCommandException)
+                kind = TooLongFrameException if isinstance(exc, TooLongFrameException) else RemotingCommandException
+                return completions + self._fail(now, reason, exc, kind)
             self._frame_since = min(self._frame_since, now) if self._frames.pending else math.inf
             if count < len(scratch):
                 break

@@ -19,7 +19,7 @@ from typing import Final, TypeAlias
 from rocketmq_spark import errors
 from rocketmq_spark.model.credentials import Credentials
 from rocketmq_spark.model.message import Buffer, MessageQueue, SendOutcome
-from rocketmq_spark.model.message_ext import PullOutcome, PullStatus
+from rocketmq_spark.model.message_ext import PullOutcome, PullRequest, PullStatus
 from rocketmq_spark.protocol.remoting.codes import STORED, RequestCode, broker_error
 from rocketmq_spark.protocol.remoting.command import MAX_FRAME, RemotingCommand, encode_head
 from rocketmq_spark.protocol.remoting.responses import PullMessageResponseHeader, SendMessageResponseHeader
@@ -277,7 +277,7 @@ _PULL_STATUS: Final = {int(status.value): status for status in PullStatus}
 _MOVED: Final = frozenset(("MESSAGE_WAS_REMOVING", "OFFSET_TOO_SMALL", "OFFSET_RESET"))
 
 
-def pull_outcome_of(queue: MessageQueue, address: str, answer: Answer) -> PullOutcome:
+def pull_outcome_of(request: PullRequest, answer: Answer) -> PullOutcome:
     """Return the outcome of a pull (docs/internals/reads.md#pulls)."""
     command = answer.command
     if command is None:
@@ -286,7 +286,8 @@ def pull_outcome_of(queue: MessageQueue, address: str, answer: Answer) -> PullOu
     if status is PullStatus.NO_MATCHED_MSG and command.remark in _MOVED:
         status = PullStatus.OFFSET_ILLEGAL
     if status is None:
-        return PullOutcome(None, error=broker_error(command.code, command.remark, address, f"pulling from {queue}"))
+        doing = f"pulling from {request.target.queue} for the group {request.target.consumer_group}"
+        return PullOutcome(None, error=broker_error(command.code, command.remark, request.address, doing))
     try:
         header = PullMessageResponseHeader.from_ext_fields(command.ext_fields)
     except errors.RocketMQError as exc:

@@ -194,20 +194,20 @@ class RemotingTransport(Closes):
 
     def pull(self, request: PullRequest, timeout: float, on_pulled: OnPulled) -> None:
         """Start one PULL_MESSAGE; see `Pulls.pull`. It takes no permit, because readers limit their own requests."""
-        queue, address = request.target.queue, request.address
 
         def on_answer(answer: Answer) -> None:
-            on_pulled(pull_outcome_of(queue, address, answer))
+            on_pulled(pull_outcome_of(request, answer))
 
         within = timeout + request.suspend_ms / 1000
         fields, expires = headers.pull_fields(request), self.clock() + within
-        self.client.submit(address, Request(RequestCode.PULL_MESSAGE, fields, (), within, on_answer, expires))
+        pull = Request(RequestCode.PULL_MESSAGE, fields, (), within, on_answer, expires)
+        self.client.submit(request.address, pull)
 
     def pull_now(self, request: PullRequest, timeout: float) -> PullOutcome:
         """Send one PULL_MESSAGE and wait for its answer; see `Pulls.pull_now`."""
         fields = headers.pull_fields(request)
         command = self.client.invoke(request.address, RequestCode.PULL_MESSAGE, fields, (), timeout)
-        return pull_outcome_of(request.target.queue, request.address, Answer(command, None, 0.0))
+        return pull_outcome_of(request, Answer(command, None, 0.0))
 
     def poll(self, timeout: float) -> None:
         """Send, receive and call back for at most `timeout` seconds; see `Pulls.poll`."""

@@ -162,6 +162,15 @@ def test_broker_that_returns_few_messages_per_pull_gets_advice() -> None:
         assert about(cluster.name_server, "reads") == [("", OK, expected)]
 
 
+def test_brokers_that_limit_cold_reads_are_a_warning() -> None:
+    with FakeCluster(["a", "b", "c"]) as cluster:
+        for name in ("a", "c"):
+            cluster.brokers[name].config.update(coldDataFlowControlEnable="true", cgColdReadThreshold="3145728")
+        cluster.brokers["b"].config["coldDataFlowControlEnable"] = "false"
+        finding = "a, c let a consumer group read 3,145,728 bytes of messages outside of memory in 5 s"
+        assert about(cluster.name_server, "cold reads") == [("", WARNING, f"{finding} (coldDataFlowControlEnable)")]
+
+
 @pytest.mark.parametrize("number", ["256", "1024", None])
 def test_broker_with_many_or_unknown_messages_per_pull_gets_no_advice(fake: FakeCluster, number: str | None) -> None:
     fake.brokers["a"].config["maxTransferCountOnMessageInMemory"] = number

@@ -6,6 +6,7 @@ from rocketmq_spark.errors import (
     BrokerBusyException,
     BrokerOutcomeUnknownException,
     BrokerUnavailableException,
+    ColdReadException,
     MQBrokerException,
     RequestNotSupportedException,
     TopicRouteStaleException,
@@ -22,6 +23,11 @@ UNKNOWN = BrokerOutcomeUnknownException
 
 ACL = "org.apache.rocketmq.acl.common.AclException"
 ACL_AT = "org.apache.rocketmq.acl.plain.PlainPermissionManager.validate(PlainPermissionManager.java:683)"
+
+NO_GROUP = (
+    'Cannot invoke "x.ConsumerGroupInfo.getConsumeType()" because the return value of "x.getConsumerGroupInfo(String)"'
+)
+PULLING = "org.apache.rocketmq.broker.processor.PullMessageProcessor.processRequest(PullMessageProcessor.java:516)"
 
 
 def test_stored_codes_are_the_four_that_acknowledge() -> None:
@@ -47,6 +53,10 @@ def test_stored_codes_are_the_four_that_acknowledge() -> None:
         (1, "UNKNOWN_ERROR", UNKNOWN),
         (1, "", UNKNOWN),
         (1, "java.lang.NullPointerException, org.apache.rocketmq.X", REJECTED),
+        # Of a cold read, with and without Java's details.
+        (1, f"java.lang.NullPointerException: {NO_GROUP} is null, {PULLING}", ColdReadException),
+        (1, f"java.lang.NullPointerException, {PULLING}", ColdReadException),
+        (2, "This consumer group is reading cold data. It has been flow control", ColdReadException),
         (1, "java.nio.BufferUnderflowException", REJECTED),
         (1, "java.lang.NumberFormatException: For input string", REJECTED),
         (1, "RuntimeException: message body size exceeded", REJECTED),

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketmq_spark.errors import RemotingCommandException
+from rocketmq_spark.errors import RemotingCommandException, TooLongFrameException
 from rocketmq_spark.protocol.remoting.command import MAX_FRAME, FrameBuffer, RemotingCommand
 from tests.support.frames import SerializeType, encode_command
 from tests.support.strategies import chunkings, commands
@@ -101,8 +101,9 @@ def test_large_frame_is_assembled_from_small_pieces() -> None:
 def test_frame_length_out_of_bounds_is_rejected_early_and_permanently(length: int) -> None:
     buffer = FrameBuffer()
     buffer.feed(struct.pack(">i", length))
-    with pytest.raises(RemotingCommandException, match=f"length {length}"):
+    with pytest.raises(RemotingCommandException, match=f"length {length}") as first:
         buffer.take()
+    assert isinstance(first.value, TooLongFrameException) == (length > MAX_FRAME - 4)
     buffer.feed(GOLDEN[0])
     with pytest.raises(RemotingCommandException, match=f"length {length}"):
         buffer.take()

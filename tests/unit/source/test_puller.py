@@ -21,6 +21,7 @@ from rocketmq_spark.errors import (
     RemotingTimeoutException,
     RocketMQError,
     RouteNotFoundException,
+    TooLongFrameException,
 )
 from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.model.message_ext import Pulled, PullOutcome, PullRequest, PullStatus
@@ -395,6 +396,47 @@ def test_few_requests_are_in_flight_before_the_size_of_answers_is_known(make_rea
         reader.transport.play_pulls(queue, answer)
     assert len(read(reader, *(OffsetRange(queue, 0, 1) for queue in many))) == 100
     assert max(waiting) <= 8
+
+
+def test_too_long_answers_are_asked_for_with_fewer_messages(make_reader: Make) -> None:
+    reader = make_reader(pull_batch_size=512)
+    reader.fill({A0: 2000})
+    master = reader.transport.routes["orders"].broker_datas[0].broker_addrs[0]
+    reader.addresses("a", {0: master, 1: "slave:10911"})
+
+    def large_at_first(request: PullRequest) -> PullReply:
+        asked = request.target.max_msg_nums
+        too_long = asked > 20 and request.offset < 1000
+        return failed(TooLongFrameException("too long")) if too_long else PullReply(most=asked)
+
+    reader.transport.play_pulls(A0, *[large_at_first] * 2000)
+    assert covered(read(reader, OffsetRange(A0, 0, 2000))) == {A0: [*range(2000)]}
+    asked = [request.target.max_msg_nums for request in reader.transport.pulls]
+    assert asked[:4] == [512, 128, 32, 8]
+    assert asked[-1] > 20, "requests grow again"
+    assert {request.address for request in reader.transport.pulls} == {master}
+
+
+def test_single_message_above_the_frame_limit_fails_the_read(make_reader: Make) -> None:
+    reader = make_reader(pull_batch_size=512, read_timeout_ms=3000, pull_timeout_ms=1000)
+    reader.fill({A0: 10})
+    reader.transport.always_pull[A0] = failed(TooLongFrameException("too long"))
+    with pytest.raises(ReadError, match=r"readTimeoutMs=3000\. The last try: too long"):
+        read(reader, OffsetRange(A0, 0, 10))
+    assert [request.target.max_msg_nums for request in reader.transport.pulls][:6] == [512, 128, 32, 8, 2, 1]
+
+
+def test_busy_broker_gets_one_request_of_a_queue_until_it_answers(make_reader: Make) -> None:
+    reader = make_reader(pull_batch_size=8)
+    reader.fill({A0: 800})
+    full, busy = PullReply(most=8), failed(BUSY)
+    # The first answer opens the window of the queue. All of its requests fail together.
+    reader.transport.play_pulls(A0, full, *[busy] * WINDOW)
+    assert covered(read(reader, OffsetRange(A0, 0, 800))) == {A0: [*range(800)]}
+    refused = [request.offset for request in reader.transport.pulls[1 : 1 + WINDOW]]
+    window = refused.index(8, 1)
+    assert refused[:window] == [*range(8, 8 * window + 1, 8)]
+    assert set(refused[window:]) == {8}
 
 
 def test_segment_with_a_temporarily_unknown_broker_is_sent_once(make_reader: Make) -> None:
