@@ -274,7 +274,7 @@ class DataLossError(RocketMQError):
 
 
 class MetricsUnavailableError(RocketMQError):
-    """The session has no accumulator, so no metrics can reach the driver."""
+    """No metrics can reach the program, as on Spark Connect without a setting that the text names."""
 
 
 class ClusterError(RocketMQError):

@@ -152,6 +152,12 @@ class Measures:
     def _subject_numbers(self) -> IntArray:
         return (self._keys >> _INDEX_BITS) & _SUBJECT_MASK
 
+    def incomplete(self) -> Measures:
+        """Return a copy that says that offsets of rows are missing."""
+        result = Measures.of([(Metric.INCOMPLETE, "", "", 0, [1])])
+        result.merge(self)
+        return result
+
     def totals_only(self, latency_bits: int | None = None) -> Measures:
         """Return a copy with totals and, unless None, latencies in 2^`latency_bits` times wider buckets (at most 7)."""
         latencies, end = self._start(Metric.LATENCY), self._start(Metric.LATENCY + 1)

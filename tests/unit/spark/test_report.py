@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 import pickle
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 from pyspark.accumulators import Accumulator, _accumulatorRegistry
 from pyspark.sql.datasource import WriterCommitMessage
 
 from rocketmq_spark.deliveries.base import Write
-from rocketmq_spark.errors import DeliveryError, MetricsUnavailableError, MQClientException, OptionError
+from rocketmq_spark.errors import DeliveryError, MQClientException, OptionError
 from rocketmq_spark.metrics import PartitionReport, ReadReport, Recorder, WriteSummary, merge_into
 from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.spark.partition import name_micro_batch
@@ -21,7 +21,6 @@ from rocketmq_spark.spark.report import (
     CommitMessage,
     Metrics,
     ReportAccumulatorParam,
-    UnavailableMetrics,
     check_complete,
     log_summary,
     micro_batch_of,
@@ -152,33 +151,6 @@ def test_concurrent_readers_see_complete_reports(accumulator: Accumulator[object
         assert not found or found["a"]["rows"] == found["b"]["rows"] == found["a"]["requests"]
     thread.join(10)
     assert summary.to_dict()["a"]["rows"] == 200
-
-
-# A session without an accumulator.
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda metrics: metrics.show(),
-        lambda metrics: metrics.to_dict(),
-        lambda metrics: metrics.to_pandas(),
-        lambda metrics: metrics.timeline(),
-        lambda metrics: metrics.latencies("a"),
-        lambda metrics: metrics.plot(),
-        lambda metrics: metrics.writes(),
-        lambda metrics: metrics.reset(),
-        lambda metrics: metrics._repr_html_(),
-    ],
-)
-def test_metrics_without_accumulator_raise_and_name_the_log(call: Callable[[UnavailableMetrics], object]) -> None:
-    with pytest.raises(MetricsUnavailableError, match=r"Spark Connect.*log of the Spark server.*rocketmq_spark\.spark"):
-        call(UnavailableMetrics())
-
-
-def test_repr_without_an_accumulator_shows_unavailable_instead_of_zero() -> None:
-    assert repr(UnavailableMetrics()).startswith("<Metrics unavailable: Spark Connect has no accumulators")
-    assert "0" not in repr(UnavailableMetrics())
 
 
 def test_show_and_html_with_an_accumulator(
