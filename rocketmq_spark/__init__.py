@@ -122,7 +122,7 @@ _LAZY = {
 _MODULES = {name: f"{__name__}.{module}" for module, names in _LAZY.items() for name in names}
 
 # Python does not apply a parent logger's filter to its children's records, so each logger gets the filter.
-for _part in ("arrow", "cluster", "source", "metrics", "producer", "spark", "transport"):
+for _part in ("arrow", "cluster", "source", "metrics", "producer", "record", "spark", "transport"):
     logging.getLogger(f"rocketmq_spark.{_part}").addFilter(escape_record)
 
 

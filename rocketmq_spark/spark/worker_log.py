@@ -23,7 +23,7 @@ from rocketmq_spark.spark.report import MAX_LATENCY_BITS, Metrics
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-logger = logging.getLogger("rocketmq_spark.metrics.record")
+logger = logging.getLogger("rocketmq_spark.record")
 
 SETTING: Final = "spark.sql.pyspark.worker.logging.enabled"
 

@@ -36,6 +36,7 @@ ALLOWED = {
     ("rocketmq_spark/spark/ordered_queues.py", "json.loads"): "reads what a driver wrote into its query's checkpoint",
     ("rocketmq_spark/spark/lag.py", "json.loads"): "reads offsets in the progress of a query of this session",
     ("rocketmq_spark/metrics/measures.py", "json.loads"): "reads the reports of this job's own tasks",
+    ("rocketmq_spark/spark/worker_log.py", "json.loads"): "reads what the session's own writes logged",
     ("rocketmq_spark/cli/doctor/machine.py", "json.loads"): "reads the status of a Python on this machine",
     ("rocketmq_spark/cluster/state.py", "json.loads"): "reads its configuration file",
     ("rocketmq_spark/cluster/servers.py", "json.loads"): "reads a template of this package",

@@ -54,7 +54,7 @@ def test_metrics_read_each_record_of_their_own_once(log: Log) -> None:
     assert metrics.writes() == []
     log_record("one", WRITE_ID, -1, Measures.unpack(report().packed))
     log_record("another", "other", -1, Measures.unpack(report().packed))
-    logging.getLogger("rocketmq_spark.metrics.record").info('row {"rocketmq_spark_metrics": 1, "id": "one", ')
+    logging.getLogger("rocketmq_spark.record").info('row {"rocketmq_spark_metrics": 1, "id": "one", ')
     for _ in range(2):
         assert metrics.to_dict()["broker-a"]["rows"] == 40
         assert metrics.writes() == [(WRITE_ID, -1)]
