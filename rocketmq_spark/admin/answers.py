@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import ClassVar
 
+from rocketmq_spark.display.row_table import Table
 from rocketmq_spark.model.message import MessageQueue
 
 
@@ -63,6 +64,61 @@ class QueueOffsets(OfQueue):
     def messages(self) -> int:
         """The number of messages in the queue."""
         return self.max_offset - self.min_offset
+
+
+@dataclass(frozen=True, slots=True)
+class QueueLag(OfQueue):
+    """How far a consumer group or a streaming query is behind in one queue."""
+
+    COLUMNS: ClassVar[tuple[str, ...]] = (
+        "topic", "broker_name", "queue_id", "read_offset", "max_offset", "messages", "read_until",
+    )  # fmt: skip
+    SPARE: ClassVar[tuple[str, ...]] = ("read_offset", "max_offset", "read_until")
+    RARE: ClassVar[tuple[str, ...]] = ("read_until",)
+
+    read_offset: int | None  # Of the next message to read. None if a group has committed none
+    max_offset: int  # Of the next message that the queue gets
+    read_until: datetime | None = None  # When the last message read by a group was stored. None for queries
+
+    @property
+    def messages(self) -> int:
+        """The number of messages that are not read, from offset 0 on without a `read_offset`."""
+        return max(0, self.max_offset - (self.read_offset or 0))
+
+
+@dataclass(frozen=True, slots=True)
+class GroupMember:
+    """A running consumer of a group."""
+
+    client_id: str
+    address: str  # host:port, as the broker sees it
+    language: str
+    brokers: tuple[str, ...]  # The names of the brokers that know it
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Group:
+    """A consumer group: how far it is in each queue, and who its members are."""
+
+    name: str
+    queues: Table[QueueLag]
+    members: Table[GroupMember]
+
+    def __repr__(self) -> str:
+        return f"{self.queues!r}\n\n{self.members!r}"
+
+    def _repr_html_(self) -> str:
+        return self.queues._repr_html_() + self.members._repr_html_()
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetReset(OfQueue):
+    """A group's offset of one queue, before and after `Admin.reset_offsets`."""
+
+    COLUMNS: ClassVar[tuple[str, ...]] = ("broker_name", "queue_id", "before", "after")
+
+    before: int | None  # None if the group had committed none
+    after: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """The ``rocketmq-spark`` command.
 
-It has the commands topics, route, offsets, brokers, create-topic, send, peek, transactions, doctor, demo and cluster.
+It has the commands topics, route, offsets, brokers, create-topic, delete-topic, group, reset-offsets, send, peek,
+transactions, doctor, demo and cluster.
 Most commands call the `Admin` method of the same name and print its result. A `RocketMQError` is printed as one line on
 stderr, without a traceback, and the exit code is 1. Each command imports what it needs, so that ``--help`` is fast.
 """
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rocketmq_spark._version import __version__
+from rocketmq_spark.cli import group_commands
 from rocketmq_spark.cli.cluster_commands import app as cluster_app
 from rocketmq_spark.cli.connection import TRANSACTIONAL_KEY, Connection, connected, print_json
 from rocketmq_spark.display.tables import one_line
@@ -133,6 +135,10 @@ def create_topic(
             topic, queues, message_type=kind, inner=inner, compaction=compaction, update=update, cluster=cluster
         )
     _show_route(connection, made)
+
+
+for _command in (group_commands.delete_topic, group_commands.group, group_commands.reset_offsets):
+    app.command()(connected(_command))
 
 
 @app.command()

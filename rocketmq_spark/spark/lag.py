@@ -7,12 +7,11 @@ import json
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
-from rocketmq_spark.admin.answers import OfQueue
+from rocketmq_spark.admin.answers import QueueLag
 from rocketmq_spark.display.row_table import Table
 from rocketmq_spark.errors import MetricsUnavailableError
 from rocketmq_spark.metrics import WriteSummary
@@ -23,22 +22,6 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 logger = logging.getLogger("rocketmq_spark.spark")
-
-
-@dataclass(frozen=True, slots=True)
-class QueueLag(OfQueue):
-    """How far a query is behind in one queue."""
-
-    COLUMNS: ClassVar[tuple[str, ...]] = ("topic", "broker_name", "queue_id", "read_offset", "max_offset", "messages")
-    SPARE: ClassVar[tuple[str, ...]] = ("read_offset", "max_offset")
-
-    read_offset: int  # Of the next message that the query reads
-    max_offset: int  # Of the next message that the queue gets
-
-    @property
-    def messages(self) -> int:
-        """The number of messages that the query has not read."""
-        return max(0, self.max_offset - self.read_offset)
 
 
 def lag(query: StreamingQuery, name_server: str | Sequence[str] | None = None, **connection: Any) -> Table[QueueLag]:

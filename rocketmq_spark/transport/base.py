@@ -176,7 +176,7 @@ class Pulls(Protocol):
     def update_consumer_offset(
         self, queue: MessageQueue, group: str, offset: int, address: str, timeout: float
     ) -> None:
-        """Commit a group's offset at a broker, which ignores it for an unknown group."""
+        """Commit a group's offset at a broker, which rejects or ignores it for an unknown group."""
 
     def consumer_offset(self, queue: MessageQueue, group: str, address: str, timeout: float) -> int | None:
         """Return the offset that a group committed at a broker; None without one."""

@@ -43,8 +43,11 @@ class RequestCode(enum.IntEnum):
     CHECK_CLIENT_CONFIG = 46
     GET_ROUTEINFO_BY_TOPIC = 105
     GET_BROKER_CLUSTER_INFO = 106
+    GET_CONSUMER_CONNECTION_LIST = 203
     GET_ALL_TOPIC_LIST_FROM_NAMESERVER = 206
+    GET_CONSUME_STATS = 208
     DELETE_TOPIC_IN_BROKER = 215
+    DELETE_TOPIC_IN_NAMESRV = 216
     GET_CONSUMER_RUNNING_INFO = 307
     SEND_MESSAGE_V2 = 310
     SEND_BATCH_MESSAGE = 320
@@ -132,6 +135,7 @@ class ResponseCode(AnswerCode):
     INVALID_PARAMETER = 29, None, "check the topic's name and number of queues"
     NO_BUYER_ID = 204
     NOT_IN_CURRENT_UNIT = 205
+    CONSUMER_NOT_ONLINE = 206
     FLOW_CONTROL = 215, errors.BrokerBusyException, _BUSY
     NOT_LEADER_FOR_QUEUE = 501, errors.TopicRouteStaleException, "the queue moved to another broker"
     ILLEGAL_OPERATION = 604

@@ -215,6 +215,38 @@ class GetConsumerListByGroupRequestHeader(RequestHeader):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GetConsumerConnectionListRequestHeader(RequestHeader):
+    """Asks a broker for the members of a group and their addresses."""
+
+    code: ClassVar[RequestCode] = RequestCode.GET_CONSUMER_CONNECTION_LIST
+    consumer_group: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GetConsumeStatsRequestHeader(RequestHeader):
+    """Asks a broker for a group's offsets of all queues of the topics of which it has committed offsets."""
+
+    code: ClassVar[RequestCode] = RequestCode.GET_CONSUME_STATS
+    consumer_group: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeleteTopicRequestHeader(RequestHeader):
+    """Deletes a topic on a broker."""
+
+    code: ClassVar[RequestCode] = RequestCode.DELETE_TOPIC_IN_BROKER
+    topic: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeleteTopicFromNamesrvRequestHeader(RequestHeader):
+    """Removes a topic's route from a name server."""
+
+    code: ClassVar[RequestCode] = RequestCode.DELETE_TOPIC_IN_NAMESRV
+    topic: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GetTopicConfigRequestHeader(RequestHeader):
     """Asks a broker for a topic's configuration."""
 

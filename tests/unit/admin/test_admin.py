@@ -15,8 +15,8 @@ import pytest
 
 from rocketmq_spark import Admin
 from rocketmq_spark.admin import BrokerInfo, QueueOffsets, TopicInfo, queue_offsets
-from rocketmq_spark.admin.admin import NewTopic, known_to_all
 from rocketmq_spark.admin.brokers import clock_of
+from rocketmq_spark.admin.topics import NewTopic, known_to_all
 from rocketmq_spark.cli.doctor.examine import check_topic
 from rocketmq_spark.errors import (
     MQClientException,
