@@ -75,7 +75,7 @@ def group_of(transport: RemotingTransport, group: str, timeout: float) -> Group:
     behind = f"{sum(row.messages for row in queues):,} messages not read in {len(queues):,} queues"
     return Group(
         group,
-        Table(QueueLag, queues, missing=missing, notes=[behind]),
+        Table(QueueLag, queues, missing=missing, notes=[behind] if queues else []),
         Table(
             GroupMember,
             sorted(members.values(), key=lambda member: member.client_id),

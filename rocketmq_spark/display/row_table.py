@@ -76,7 +76,7 @@ class Table(Sequence[T], Generic[T]):
             names = (name for name in self.columns if any(_kind_of(getattr(row, name)) == kind for row in self._rows))
             return [*map(heading, names)]
 
-        spare = [*map(heading, getattr(self._kind, "SPARE", ()))]
+        spare = [heading(name) for name in getattr(self._kind, "SPARE", ()) if name in self.columns]
         return Layout(right=of("right"), listed=of("listed"), free=of("free"), spare=spare)
 
     @property

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rocketmq_spark.admin import QueueOffsets, Table
-from rocketmq_spark.admin.answers import BrokerInfo, PeekedMessage, TopicInfo
+from rocketmq_spark.admin.answers import BrokerInfo, PeekedMessage, QueueLag, TopicInfo
 from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.model.route import BrokerRoute
 
@@ -124,6 +124,13 @@ def test_some_but_not_all_columns_of_a_view_are_optional(kind: type) -> None:
     table: Table[Any] = Table(kind, [])
     assert table.layout.spare
     assert set(table.layout.spare) < set(table.headings)
+
+
+def test_narrow_view_of_rows_without_a_rare_column() -> None:
+    rows = [QueueLag(MessageQueue("t" * 60, "b" * 60, 0), 1, 2)]
+    assert "read until" not in repr(Table(QueueLag, rows))
+    read = [QueueLag(MessageQueue("t", "b", 0), 1, 2, AT)]
+    assert "read_until" in Table(QueueLag, read).to_dicts()[0]
 
 
 def test_addresses_are_not_shortened_as_properties_are() -> None:
