@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pyarrow as pa
 import pytest
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
 
 import rocketmq_spark
 from rocketmq_spark import Producer
+from rocketmq_spark.errors import ClusterError
 from rocketmq_spark.spark.report import Metrics
-from tests.support.cluster import SharedCluster
+from tests.support.cluster import SharedCluster, unavailable
 from tests.support.java import Java, un64
+from tests.support.postgres import postgres
 from tests.support.processes import NEEDS_LIMITS, PATIENCE, wait_for
 from tests.support.recipes import Recipe
 from tests.support.writes import messages_in
@@ -45,13 +50,15 @@ class Kitchen:
     def name(self, topic: str) -> str:
         return f"{self.topic}-{topic}"
 
-    def send(self, topic: str, bodies: Iterable[object], **columns: Any) -> None:
-        """Send messages, and return when readers see them. A body that is no text or bytes is sent as JSON."""
+    def send(
+        self, topic: str, bodies: Iterable[object], *, options: Mapping[str, str] | None = None, **columns: Any
+    ) -> None:
+        """Send messages, and return when readers see them. A body that is no text is sent as JSON."""
         where = self.name(topic)
-        texts = [body if isinstance(body, str | bytes) else json.dumps(body) for body in bodies]
+        texts = [body if isinstance(body, str) else json.dumps(body) for body in bodies]
         before = messages_in(self.cluster.name_server, where)
         with Producer("cookbook", name_server=self.cluster.name_server) as producer:
-            producer.send_arrow(pa.table({"body": texts, **columns}), where, batchBytes="1k")
+            producer.send_arrow(pa.table({"body": texts, **columns}), where, **(options or {}))
         wait_for(lambda: messages_in(self.cluster.name_server, where) == before + len(texts))
 
     def read(self, *topics: str) -> DataFrame:
@@ -80,9 +87,9 @@ def test_dead_letters_go_back_once_and_are_recorded(kitchen: Kitchen, java: Java
     # The third was sent back three times before. The condition of the recipe leaves the fourth out.
     tags, keys = ["dead", "dead", "dead", "obsolete", "good"], ["a", "b", "c", "d", "e"]
     properties = [[("shop", "north")], [("SENT_BACK_TIMES", "2")], [("SENT_BACK_TIMES", "3")], [], []]
-    columns = {"keys": keys, "shardingKey": keys, "tags": tags}
+    pairs = pa.array(properties, pa.map_(pa.string(), pa.string()))
     bodies = [f"order {key}" for key in keys]
-    kitchen.send("orders", bodies, **columns, properties=pa.array(properties, pa.map_(pa.string(), pa.string())))
+    kitchen.send("orders", bodies, keys=keys, shardingKey=keys, tags=tags, properties=pairs)
     request = {"nameServer": kitchen.cluster.name_server, "topic": orders, "group": group, "count": len(keys)}
     consumed = java.run("DeadLetters", [{**request, "withinMs": 90_000}], within=150.0)
     assert sorted(un64(line["body"]).decode() for line in consumed) == bodies
@@ -110,6 +117,100 @@ def test_dead_letters_go_back_once_and_are_recorded(kitchen: Kitchen, java: Java
     assert {(row["keys"], row.times) for row in record} == {("a", 1), ("b", 3)}
     originals = {row.offsetMsgId for row in kitchen.rows("orders") if row["keys"] in ("a", "b")}
     assert {row.originalMessageId for row in record} < originals
+
+
+def change(kind: str, *rows: dict[str, str], old: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Return a message of Canal."""
+    rest = {"database": "shop", "table": "customers", "pkNames": ["id"], "isDdl": False, "es": 1, "ts": 2}
+    return {"type": kind, "data": list(rows), "old": [old] if old else None, **rest}
+
+
+def customer(number: int, name: str, balance: str = "1.50") -> dict[str, str]:
+    return {"id": str(number), "name": name, "balance": balance}
+
+
+# In the order in which the database made them.
+CANAL: list[object] = [
+    change("INSERT", customer(1, "ada"), customer(2, "bob"), customer(3, "cid")),
+    change("UPDATE", customer(1, "eve", "2.00"), old={"name": "ada", "balance": "1.50"}),
+    change("DELETE", customer(2, "bob")),
+    change("UPDATE", customer(4, "cid"), old={"id": "3"}),
+    {"type": "ALTER", "isDdl": True, "data": None, "sql": "ALTER TABLE customers ADD COLUMN city text"},
+]
+DEBEZIUM: list[object] = [
+    {"op": "c", "before": None, "after": {"id": 5, "name": "dan", "balance": "7"}},
+    {"schema": {}, "payload": {"op": "d", "before": {"id": 1, "name": "eve"}, "after": None}},
+    {"payload": {"op": "u", "before": {"id": 4, "name": "cid"}, "after": {"id": 6, "name": "cid", "balance": 3}}},
+    "no JSON",
+]
+
+
+def test_changes_are_applied_in_order_and_once(kitchen: Kitchen) -> None:
+    recipe = kitchen.recipe("Apply change data", "customer-changes")
+    one_queue = {"ordered": "true"}
+
+    def customers(version: int) -> set[tuple[int, str, str]]:
+        table = kitchen.spark.read.parquet(str(kitchen.folder / "customers" / f"version={version}"))
+        return {(row.id, row["name"], str(row.balance)) for row in table.collect()}
+
+    kitchen.send("customer-changes", CANAL, shardingKey=["customers"] * len(CANAL), options=one_queue)
+    names = recipe.run(0, 1, spark=kitchen.spark)
+    assert customers(0) == {(1, "eve", "2.00"), (4, "cid", "1.50")}
+    kitchen.send("customer-changes", DEBEZIUM, shardingKey=["customers"] * len(DEBEZIUM), options=one_queue)
+    recipe.run(1, **names)
+    recipe.repeat_last_micro_batch("customers-checkpoint")
+    recipe.run(1, **names)
+    assert customers(1) == {(5, "dan", "7.00"), (6, "cid", "3.00")}
+    rejected = kitchen.spark.read.parquet(str(kitchen.folder / "customers-rejected"))
+    assert [row.queueOffset for row in rejected.orderBy("queueOffset").collect()] == [4, 8]
+
+
+@pytest.fixture(scope="module")
+def database() -> Iterator[str]:
+    """The address of an empty database."""
+    with contextlib.ExitStack() as stack:
+        try:
+            address = stack.enter_context(postgres())
+        except ClusterError as exc:
+            unavailable(exc)
+        yield address
+
+
+@NEEDS_LIMITS
+def test_newest_rows_are_upserted_once(kitchen: Kitchen, database: str) -> None:
+    recipe = kitchen.recipe("Upsert to PostgreSQL", "orders", places={"127.0.0.1:5432": database})
+
+    def query(statement: str) -> list[tuple[Any, ...]]:
+        with psycopg.connect(f"postgresql://postgres@{database}/postgres") as connection:
+            cursor = connection.execute(statement)
+            return cursor.fetchall() if cursor.description else []
+
+    def order(number: int, customer: str, amount: float) -> dict[str, Any]:
+        return {"id": number, "customer": customer, "amount": amount}
+
+    def send(*orders: object) -> None:
+        kitchen.send("orders", orders, shardingKey=["all"] * len(orders), options={"ordered": "true"})
+
+    send(order(1, "ada", 1), order(2, "bob", 2), "no JSON", order(1, "ada", 3))
+    recipe.run(spark=kitchen.spark)
+    every = "SELECT id, customer, amount FROM orders ORDER BY id"
+    assert query(every) == [(1, "ada", 3), (2, "bob", 2)]
+    # The transaction fails in the middle.
+    query("ALTER TABLE orders ADD CONSTRAINT small CHECK (amount < 100)")
+    send(order(3, "cid", 3), order(1, "ada", 500))
+    with pytest.raises(PySparkException, match="violates check constraint"):
+        recipe.run(spark=kitchen.spark)
+    assert query(every) == [(1, "ada", 3), (2, "bob", 2)]
+    query("ALTER TABLE orders DROP CONSTRAINT small")
+    recipe.run(spark=kitchen.spark)
+    assert query(every) == [(1, "ada", 500), (2, "bob", 2), (3, "cid", 3)]
+    # The driver dies after the transaction. The repeated micro-batch changes nothing.
+    recipe.repeat_last_micro_batch("orders-to-postgres")
+    query("UPDATE orders SET amount = 9 WHERE id = 1")
+    recipe.run(spark=kitchen.spark)
+    assert query(every) == [(1, "ada", 9), (2, "bob", 2), (3, "cid", 3)]
+    [(place, body)] = query("SELECT place, body FROM rejected_orders")
+    assert (place.split("/")[0], place.split("/")[3], bytes(body)) == (kitchen.name("orders"), "2", b"no JSON")
 
 
 def at(hour: int, minute: int) -> str:
