@@ -52,9 +52,10 @@ log.segment.delete.delay.ms=0
 """
 
 
-def jars_of(organisation: str, module: str, release: str) -> Sequence[Path]:
-    """Return a module's jar and its dependencies; fetch them if they are not in the user's cache folder."""
-    return listed_jars(place_of(organisation, module, release), fetch_module(organisation, module, release))
+def jars_of(organisation: str, module: str, release: str, *, alone: bool = False) -> Sequence[Path]:
+    """Return a module's jar and its dependencies, or the jar `alone`; fetch them if the user's cache lacks them."""
+    fetch = fetch_module(organisation, module, release, alone=alone)
+    return listed_jars(place_of(organisation, module, release), fetch)
 
 
 def place_of(organisation: str, module: str, release: str) -> str:
@@ -62,14 +63,14 @@ def place_of(organisation: str, module: str, release: str) -> str:
     return f"bench/{module}-{release}"
 
 
-def fetch_module(organisation: str, module: str, release: str) -> Fetch:
-    """Return a function that fetches a module's jar and its dependencies into ``work/jars``."""
+def fetch_module(organisation: str, module: str, release: str, *, alone: bool = False) -> Fetch:
+    """Return a function that fetches a module's jar and its dependencies, or the jar `alone`, into ``work/jars``."""
 
     def fetch(work: Path) -> None:
         (work / "ivysettings.xml").write_text(_SETTINGS, encoding="ascii")
         command = [str(find_java()), f"-Divy.default.ivy.user.dir={work}/home", "-jar", str(find_ivy())]
         command += ["-settings", f"{work}/ivysettings.xml", "-cache", f"{work}/ivy", "-confs", "default"]
-        command += ["-dependency", organisation, module, release]
+        command += ["-dependency", organisation, module, release, *(["-notransitive"] if alone else [])]
         command += ["-retrieve", f"{work}/jars/[artifact]-[revision](-[classifier]).[ext]"]
         subprocess.run(command, check=True, timeout=600, stdout=subprocess.DEVNULL)
 

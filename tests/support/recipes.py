@@ -10,9 +10,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from rocketmq_spark.admin import queue_offsets
 from tests.support.markdown import ROOT, Block, blocks
 
 COOKBOOK: Final = ROOT / "docs" / "cookbook.md"
+
+# The offsets at which a backfill ends. They are those of the page's topic.
+ENDS: Final = '{"broker-0": {"0": 100, "1": 0}, "broker-1": {"0": 0, "1": 0}}'
 
 
 def blocks_of(recipe: str) -> list[Block]:
@@ -20,6 +24,20 @@ def blocks_of(recipe: str) -> list[Block]:
     found = [block for block in blocks(COOKBOOK) if (block.language, block.section) == ("python", recipe)]
     assert found, f"{COOKBOOK.name} has no recipe {recipe!r}"
     return found
+
+
+def settings_of(recipe: str, folder: str) -> dict[str, str]:
+    """Return the settings of Spark in the ``spark-submit`` command of a recipe."""
+    commands = [block.text for block in blocks(COOKBOOK) if (block.language, block.section) == ("sh", recipe)]
+    return dict(re.findall(r"--conf (\S+?)=(\S+)", "".join(commands).replace("/tmp/", f"{folder}/")))
+
+
+def ends_of(name_server: str, topic: str) -> dict[str, dict[str, int]]:
+    """Return where the queues of a topic end, by broker and queue, as `ENDS` has them."""
+    ends: dict[str, dict[str, int]] = {}
+    for offsets in queue_offsets([name_server], topic):
+        ends.setdefault(offsets.broker_name, {})[str(offsets.queue_id)] = offsets.max_offset
+    return ends
 
 
 class Recipe:

@@ -78,6 +78,7 @@ def main() -> None:
     """Write the list of the server's jars and the list of the tests' jars."""
     from tests.benchmarks import bench_spark
     from tests.benchmarks.kafka import AVRO, CONNECTOR, KAFKA, fetch_module, place_of
+    from tests.support import lake, postgres
     from tests.support.java import PLACE, fetch_client
 
     header = _HEADER.format(what=f"The jars of the RocketMQ {RELEASE} server")
@@ -85,6 +86,8 @@ def main() -> None:
     lines = [_HEADER.format(what="Jars that only tests and benchmarks run")]
     for module in (KAFKA, bench_spark.CONNECTOR, AVRO, CONNECTOR):
         lines += _lines_of(fetch_module(*module), place_of(*module))
+    for module in (*lake.MODULES, postgres.BINARIES):
+        lines += _lines_of(fetch_module(*module, alone=True), place_of(*module))
     lines += _lines_of(fetch_client, PLACE)
     TEST_LIST.write_text("".join(lines), encoding="utf-8")
 

@@ -91,8 +91,8 @@ def option_names(tree: ast.AST) -> Iterator[str]:
 def test_code_can_be_read_and_its_options_exist(block: Block) -> None:
     known = {name for spec in (*SINK_OPTIONS, *SOURCE_OPTIONS) for name in spec.names} | SPARKS
     # `nameSever` is misspelt on purpose, to show the error.
-    # `includeHeaders` is an option of the Kafka connector.
-    assert set(option_names(ast.parse(block.text))) - {"nameSever", "includeHeaders"} <= known
+    # `includeHeaders` is an option of the Kafka connector, `fanout-enabled` one of Iceberg.
+    assert set(option_names(ast.parse(block.text))) - {"nameSever", "includeHeaders", "fanout-enabled"} <= known
 
 
 def bound_names(tree: ast.AST) -> tuple[set[str], set[str]]:
