@@ -242,6 +242,9 @@ def doctor(
         str, typer.Option(help="Check the decision log in this topic, if it exists.")
     ] = "rocketmq-spark-decisions",
     transactional_key: Annotated[str | None, TRANSACTIONAL_KEY] = None,
+    trace_topic: Annotated[
+        str | None, typer.Option(help="For enableTrace: check that the user may write to it (RMQ_SYS_TRACE_TOPIC).")
+    ] = None,
 ) -> None:
     """Find faults between this machine and a cluster, and advise how to fix them. Writes nothing."""
     from rocketmq_spark.cli.doctor import examine
@@ -252,6 +255,7 @@ def doctor(
         # The name server of the local cluster does not belong to these proxies.
         options["name_server"] = connection.options["name_server"]
     options |= {"transaction_topic": transaction_topic, "transactional_key": transactional_key}
+    options |= {"trace_topic": trace_topic}
     checks = examine(topic=topic, endpoints=endpoints, timeout=connection.timeout, **options)
     if connection.as_json:
         print_json(checks.to_dicts())

@@ -15,10 +15,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from rocketmq_spark import Message, SendStatus
+from rocketmq_spark.cli.doctor import examine
 from rocketmq_spark.cluster import Broker, LocalCluster
 from rocketmq_spark.errors import DeliveryError
+from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.producer.producer import Producer
-from tests.support.cluster import set_config
+from tests.support.cluster import Slave, set_config
+from tests.support.processes import wait_for
 from tests.support.reading import read_topic
 from tests.support.writes import SMALL, Trial, keys_of, make_topic
 
@@ -46,6 +50,40 @@ def unsafe(broker: Broker, status: str) -> Iterator[None]:
         yield
     finally:
         set_config(broker, **well)
+
+
+def test_doctor_says_what_a_row_survives_with_and_without_a_slave(two_brokers: LocalCluster, topic: str) -> None:
+    make_topic(two_brokers, topic, queues=2)
+    master, flushing = two_brokers.brokers
+    at_master = MessageQueue(topic, master.name, 0)
+
+    def said() -> dict[str, tuple[str, str]]:
+        found = [check for check in examine(two_brokers.name_server, topic=topic) if check.check == "durability"]
+        return {check.finding.partition(":")[0]: (check.state, check.finding) for check in found}
+
+    with Producer("survives", name_server=two_brokers.name_server, send_msg_timeout=20_000) as producer:
+        before = said()
+        assert "survives a power failure, not the loss of its disk" in before[flushing.name][1]
+        assert "survives the end of the broker's process, not a power failure" in before[master.name][1]
+        try:
+            # No slave exists, and none is waited for.
+            set_config(master, brokerRole="SYNC_MASTER", inSyncReplicas=1)
+            assert producer.send(Message.of(topic, b"alone"), queue=at_master).status is SendStatus.SEND_OK
+            assert said()[master.name][0] == "warning"
+            assert "inSyncReplicas=1: an acknowledged row survives the end of" in said()[master.name][1]
+            set_config(master, inSyncReplicas=2)
+            assert "needs 2 brokers for each row, and 1 are registered" in said()[master.name][1]
+            slave = Slave(two_brokers, topic)
+            try:
+                slave.start()
+                # The first row can be slower than slaveTimeout.
+                both = Message.of(topic, b"both")
+                wait_for(lambda: producer.send(both, queue=at_master).status is SendStatus.SEND_OK)
+                assert "survives the loss of 1 of its 2 disks" in said()[master.name][1]
+            finally:
+                slave.end()
+        finally:
+            set_config(master, brokerRole="ASYNC_MASTER", inSyncReplicas=1)
 
 
 @EITHER

@@ -517,4 +517,24 @@ def test_doctor_distinguishes_missing_tls_wrong_key_and_missing_permission(
     assert found["broker"][0] == "ok"
     assert found["topic"][0] == "warning"
     assert f"has no permission to access Topic:{allowed}" in found["topic"][1]
-    assert the_doctor_says(secured, True, user, key, make_topic("readable"))["topic"][0] == "ok"
+    readable = make_topic("readable")
+    assert the_doctor_says(secured, True, user, key, readable)["topic"][0] == "ok"
+
+
+def test_doctor_reports_rights_of_a_user_with_few(secured: SharedCluster, allowed: str, make_topic: MakeTopic) -> None:
+    connection: dict[str, Any] = {"use_tls": True, "tls_ca_file": secured.options["tlsCaFile"], "timeout": PATIENCE}
+    connection |= {"access_key": USER["accessKey"], "secret_key": USER["secretKey"], "environ": {"PATH": ""}}
+    readable = make_topic("readable")
+    found = list(examine(secured.name_server, topic=readable, trace_topic=readable, **connection))
+    by_name = {one.check: (one.state, one.finding) for one in found}
+    assert next(one.finding for one in found if one.check == f"topic {readable}") == (
+        "the user may not write to it (no right Pub)"
+    )
+    lost = "the user may not write to it, so trace records are lost; writes do not fail"
+    assert by_name[f"trace topic {readable}"] == ("warning", lost)
+    # A broker shows its settings to every user.
+    assert "an acknowledged row survives the end of the broker's process" in by_name["durability"][1]
+    found = list(examine(secured.name_server, trace_topic=allowed, endpoints=secured.endpoints, **connection))
+    by_name = {one.check: (one.state, one.finding) for one in found}
+    assert by_name[f"trace topic {allowed}"] == ("ok", "the user may write to it")
+    assert by_name[f"proxy {secured.endpoints}"] == ("ok", "answers gRPC")

@@ -16,7 +16,9 @@ import rocketmq_spark.cli.doctor.servers as servers
 from rocketmq_spark import errors
 from rocketmq_spark.admin.admin import Admin
 from rocketmq_spark.admin.queues import check_timeout
+from rocketmq_spark.cli.doctor.durability import check_durability
 from rocketmq_spark.cli.doctor.machine import FAILED, OK, WARNING, Check
+from rocketmq_spark.cli.doctor.rights import check_trace_topic, may_publish
 from rocketmq_spark.display.row_table import Table
 from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.model.names import AUTO_CREATE_TOPIC
@@ -35,6 +37,7 @@ def examine(
     timeout: float = 5.0,
     transaction_topic: str = _TRANSACTION_TOPIC,
     transactional_key: str | None = None,
+    trace_topic: str | None = None,
     environ: Mapping[str, str] = os.environ,
     **connection_options: Any,
 ) -> Table[Check]:
@@ -42,8 +45,8 @@ def examine(
 
     A missing name server (default: ``NAMESRV_ADDR``) is a finding, unless `endpoints` names proxies. `environ` is the
     environment of Java and Spark's workers. `transaction_topic` and `transactional_key` are options of jobs with a
-    decision log. `connection_options` has arguments of `Admin`. `timeout` is in seconds per
-    request. Raises an OptionError unless `timeout` is allowed.
+    decision log. `trace_topic` is checked for jobs with ``enableTrace``. `connection_options` has arguments of `Admin`.
+    `timeout` is in seconds per request. Raises an OptionError unless `timeout` is allowed.
     """
     check_timeout(timeout)
     checks = [machine.check_python(), *machine.check_packages()]
@@ -51,7 +54,7 @@ def examine(
     named = name_server or os.environ.get("NAMESRV_ADDR", "").strip()
     if named or not endpoints:
         log = transaction_topic, transactional_key
-        checks += _check_cluster(name_server, topic, log, timeout, connection_options)
+        checks += _check_cluster(name_server, (topic, trace_topic), log, timeout, connection_options)
     if endpoints:
         checks += servers.check_proxies(endpoints, topic, connection_options, timeout)
     return Table(Check, checks)
@@ -69,7 +72,7 @@ def check_name_servers(admin: Admin, timeout: float) -> list[Check]:
 
 def _check_cluster(
     name_server: str | None,
-    topic: str | None,
+    topics: tuple[str | None, str | None],
     log: tuple[str, str | None],
     timeout: float,
     connection_options: Mapping[str, Any],
@@ -84,15 +87,31 @@ def _check_cluster(
         if all(check.state == FAILED for check in checks):
             return checks
         checks += servers.check_brokers(admin.transport, timeout)
+        topic, trace_topic = topics
+        checks += _check_durability(admin, topic, timeout)
         with contextlib.suppress(ImportError):  # The checks of this machine report missing packages
             from rocketmq_spark.cli.doctor.decision_log import check_decision_log
 
             checks += check_decision_log(admin, *log)
-        return checks + (check_topic(admin, topic, timeout) if topic else [])
+        checks += check_topic(admin, topic, timeout) if topic else []
+        return checks + ([check_trace_topic(admin.transport, trace_topic, timeout)] if trace_topic else [])
+
+
+def _check_durability(admin: Admin, topic: str | None, timeout: float) -> list[Check]:
+    """Check the brokers of a topic, or without one all; none through a proxy."""
+    try:
+        brokers = admin.transport.cluster_info(timeout).brokers
+    except errors.RocketMQError:
+        return []
+    if topic:
+        with contextlib.suppress(errors.RocketMQError):
+            names = {data.broker_name for data in admin.route(topic).queue_datas}
+            brokers = tuple(broker for broker in brokers if broker.broker_name in names)
+    return check_durability(admin.transport, brokers, timeout)
 
 
 def check_topic(admin: Admin, topic: str, timeout: float) -> list[Check]:
-    """Check that a topic exists, is writable and readable. Nothing is sent, so a missing right to send is not found."""
+    """Check that a topic exists, is writable and readable, and whether the user may write to it."""
     name = f"topic {topic}"
     try:
         route = admin.route(topic)
@@ -105,7 +124,11 @@ def check_topic(admin: Admin, topic: str, timeout: float) -> list[Check]:
     except errors.OptionError as exc:
         finding, _, fix = str(exc).partition("; ")
         return [Check(name, FAILED, finding, fix)]
-    return [*_check_permissions(name, route), *_check_on_brokers(admin, name, topic, route, timeout)]
+    checks = [*_check_permissions(name, route), *_check_on_brokers(admin, name, topic, route, timeout)]
+    if may_publish(admin.transport, topic, masters_of(route.broker_datas), timeout) is False:
+        fix = f"a job that writes needs the right Pub on Topic:{topic}"
+        checks.insert(0, Check(name, OK, "the user may not write to it (no right Pub)", fix))
+    return checks
 
 
 def _unknown(admin: Admin, name: str, topic: str, exc: errors.TopicRouteStaleException, timeout: float) -> Check:
