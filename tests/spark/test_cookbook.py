@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,6 @@ from rocketmq_spark.errors import ClusterError
 from rocketmq_spark.spark.report import Metrics
 from tests.support.cluster import SharedCluster, unavailable
 from tests.support.java import Java, un64
-from tests.support.lake import run_program
 from tests.support.postgres import postgres
 from tests.support.processes import NEEDS_LIMITS, PATIENCE, wait_for
 from tests.support.recipes import ENDS, Recipe, ends_of
@@ -207,16 +206,6 @@ def test_every_span_of_a_topic_is_in_the_files_once(kitchen: Kitchen) -> None:
         recipe.run(1, **names)
         assert stored() == Counter(first + second + third + fourth)
     assert names["gaps"]().collect() == []
-
-
-def test_lake_tables_have_each_message_once(
-    cluster: SharedCluster, make_topic: Callable[..., str], topic: str, tmp_path: Path
-) -> None:
-    topics = {name: make_topic("NORMAL", f"{topic[-60:]}-{name}") for name in ("orders", "customer-changes")}
-    try:
-        run_program("lake", {"name_server": cluster.name_server, "folder": str(tmp_path), "topics": topics})
-    except ClusterError as exc:
-        unavailable(exc)
 
 
 @pytest.fixture(scope="module")

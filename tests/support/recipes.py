@@ -41,14 +41,20 @@ def ends_of(name_server: str, topic: str) -> dict[str, dict[str, int]]:
 
 
 class Recipe:
-    """A recipe whose names of topics, groups and tables begin with a prefix of the test."""
+    """A recipe whose names of topics, groups and tables begin with a prefix of the test.
+
+    Attributes
+    ----------
+    folder : pathlib.Path
+        Replaces ``/tmp``.
+    """
 
     def __init__(self, name: str, places: Mapping[str, str], topics: Mapping[str, str], folder: Path) -> None:
         self._blocks = blocks_of(name)
         fence = 'delivery="effectivelyOnce"'
         self._places = {**places, "/tmp/": f"{folder}/", fence: f'{fence}, fenceMs="100"'}
         self._topics = topics
-        self._folder = folder
+        self.folder = folder
 
     def run(self, *numbers: int, **names: Any) -> dict[str, Any]:
         """Run all blocks, or those with these numbers, and return the names that they have defined."""
@@ -66,7 +72,7 @@ class Recipe:
 
     def repeat_last_micro_batch(self, checkpoint: str) -> None:
         """Forget that the last micro-batch was committed, as if the driver had died. The next run repeats it."""
-        commits = [path for path in (self._folder / checkpoint / "commits").iterdir() if path.name.isdigit()]
+        commits = [path for path in (self.folder / checkpoint / "commits").iterdir() if path.name.isdigit()]
         last = max(commits, key=lambda path: int(path.name))
         last.unlink()
         last.with_name(f".{last.name}.crc").unlink(missing_ok=True)
