@@ -85,8 +85,8 @@ def test_dead_letters_go_back_once_and_are_recorded(kitchen: Kitchen, java: Java
     orders = kitchen.name("orders")
     group = f"{orders}-consumers"
     # The third was sent back three times before. The condition of the recipe leaves the fourth out.
-    tags, keys = ["dead", "dead", "dead", "obsolete", "good"], ["a", "b", "c", "d", "e"]
-    properties = [[("shop", "north")], [("SENT_BACK_TIMES", "2")], [("SENT_BACK_TIMES", "3")], [], []]
+    tags, keys = ["dead", "dead", "dead", "obsolete", "good", "later"], ["a", "b", "c", "d", "e", "f"]
+    properties = [[("shop", "north")], [("SENT_BACK_TIMES", "2")], [("SENT_BACK_TIMES", "3")], [], [], []]
     pairs = pa.array(properties, pa.map_(pa.string(), pa.string()))
     bodies = [f"order {key}" for key in keys]
     kitchen.send("orders", bodies, keys=keys, shardingKey=keys, tags=tags, properties=pairs)
@@ -96,9 +96,9 @@ def test_dead_letters_go_back_once_and_are_recorded(kitchen: Kitchen, java: Java
     letters = kitchen.load(f"%DLQ%{group}").collect()
     assert sorted(letter["keys"] for letter in letters) == keys[:4]
 
-    recipe.run(0, spark=kitchen.spark)
+    names = recipe.run(0, spark=kitchen.spark)
     recipe.repeat_last_micro_batch(f"sent-back-{group}")
-    recipe.run(spark=kitchen.spark)
+    recipe.run(0, 1, spark=kitchen.spark)
     assert kitchen.bodies("orders") == Counter(bodies + bodies[:2])
     copies = {row["keys"]: row for row in kitchen.rows("orders") if "SENT_BACK_FROM" in row.properties}
     assert copies["a"].properties["shop"] == "north"
@@ -117,6 +117,11 @@ def test_dead_letters_go_back_once_and_are_recorded(kitchen: Kitchen, java: Java
     assert {(row["keys"], row.times) for row in record} == {("a", 1), ("b", 3)}
     originals = {row.offsetMsgId for row in kitchen.rows("orders") if row["keys"] in ("a", "b")}
     assert {row.originalMessageId for row in record} < originals
+    # The last one waits in the retry topic, and the group is gone.
+    wait_for(lambda: messages_in(kitchen.cluster.name_server, f"%RETRY%{group}") == 1)
+    for _ in range(2):
+        recipe.run(2, **names)
+        assert kitchen.bodies("orders") == Counter([*bodies, *bodies[:2], bodies[5]])
 
 
 def change(kind: str, *rows: dict[str, str], old: Mapping[str, str] | None = None) -> dict[str, Any]:

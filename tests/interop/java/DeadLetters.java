@@ -8,7 +8,10 @@ import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
 import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
 import org.apache.rocketmq.common.message.MessageExt;
 
-/** Consumes the messages of a topic once. Those without the tag "good" go to the dead-letter topic of the group. */
+/**
+ * Consumes the messages of a topic once. Those without the tag "good" go to the dead-letter topic of the group, those with
+ * "later" to its retry topic, after this program has ended.
+ */
 public final class DeadLetters {
     public static void main(String[] files) {
         Lines.serve(files, lines -> {
@@ -29,7 +32,8 @@ public final class DeadLetters {
                     throw new IllegalStateException(failed);
                 }
                 missing.countDown();
-                context.setDelayLevelWhenNextConsume(-1); // The dead-letter topic, without redelivery
+                // Level 2 is five seconds. -1 is the dead-letter topic.
+                context.setDelayLevelWhenNextConsume("later".equals(message.getTags()) ? 2 : -1);
                 return "good".equals(message.getTags())
                     ? ConsumeConcurrentlyStatus.CONSUME_SUCCESS
                     : ConsumeConcurrentlyStatus.RECONSUME_LATER;
