@@ -17,10 +17,10 @@ from typing import Any, Final
 from rocketmq_spark.errors import MQClientException, RemotingTooMuchRequestException
 from rocketmq_spark.model.message import Message
 from rocketmq_spark.model.names import RETRY_PREFIX
-from rocketmq_spark.model.properties import INNER_PROPERTIES, KEYS, RESERVED_PROPERTIES, SHARDING_KEY, TAGS, WAIT
+from rocketmq_spark.model.properties import SHARDING_KEY, WAIT
 from rocketmq_spark.model.send_result import SendResult, SharedResult
 from rocketmq_spark.producer.async_send import SendFuture
-from rocketmq_spark.producer.encode import ONLY_WAITS
+from rocketmq_spark.producer.encode import NEVER_SHARED, ONLY_WAITS
 from rocketmq_spark.producer.producer import Producer
 
 logger = logging.getLogger("rocketmq_spark.producer")
@@ -31,7 +31,7 @@ MOST_BATCH_BYTES: Final = 4 * 1024 * 1024
 # Requests of a topic in flight. Messages that come meanwhile share the next batches.
 _MOST_IN_FLIGHT: Final = 4
 # Proxies send messages with a sharding key one after the other.
-_NEVER_BATCHED: Final = (RESERVED_PROPERTIES | INNER_PROPERTIES | {SHARDING_KEY}) - {KEYS, TAGS, WAIT}
+_NEVER_BATCHED: Final = NEVER_SHARED | {SHARDING_KEY}
 
 
 class Waiter(asyncio.Future[SendResult]):

@@ -21,13 +21,23 @@ from rocketmq_spark.model.send_result import TRANSACTION_PREPARED_TYPE, SendResu
 from rocketmq_spark.options.producer import ProducerOptions
 from rocketmq_spark.protocol.compression import COMPRESSED_FLAG, CompressionType, compress, decompress
 from rocketmq_spark.protocol.remoting.codes import ResponseCode
-from rocketmq_spark.protocol.remoting.records import LARGEST_BODY, encode_items, encode_properties, encode_single
+from rocketmq_spark.protocol.remoting.records import (
+    LARGEST_BODY,
+    MAX_PROPERTIES,
+    encode_items,
+    encode_properties,
+    encode_single,
+)
 
 logger = logging.getLogger("rocketmq_spark.producer")
 
 # The properties of most messages.
 ONLY_WAITS: Final = {const.WAIT: "true"}
-_PLAIN: Final = b"WAIT\x01true\x02UNIQ_KEY\x01%b\x02"
+_ONLY_WAITS_TEXT: Final = "WAIT\x01true\x02"
+# The rest of `MAX_PROPERTIES` is for the id.
+_SHORT_PROPERTIES: Final = MAX_PROPERTIES - 128
+NEVER_SHARED: Final = (const.RESERVED_PROPERTIES | const.INNER_PROPERTIES) - {const.KEYS, const.TAGS, const.WAIT}
+"""Properties with which a message needs checks of its own, or cannot share a batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +112,13 @@ class MessageEncoder:
         namespace, limit, next_id = self._namespace, self._options.max_message_size, self._next_id
         try:
             members = list(messages)
-            if _is_plain(members, limit):
+            usual = _usual_properties(members, limit)
+            if usual is not None:
                 check_message(members[0], limit)
                 ids = self._next_ids(len(members))
-                texts: Iterable[bytes] = [_PLAIN % unique_id.encode() for unique_id in ids]
+                texts = [
+                    f"{text}UNIQ_KEY\x01{unique_id}\x02".encode() for text, unique_id in zip(usual, ids, strict=True)
+                ]
             else:
                 _check_members(members)
                 for member in members:
@@ -173,16 +186,44 @@ def _check_frame(topic: str, body: bytes) -> None:
         )
 
 
-def _is_plain(members: Sequence[Message], limit: int) -> bool:
-    """Return whether messages can share a batch, and have no properties but that of most messages."""
+def _usual_properties(members: Sequence[Message], limit: int) -> list[str] | None:
+    """Return the property strings of messages that can certainly share a batch; None to check each of them."""
     topic = getattr(members[0], "topic", None) if members else None
     if type(topic) is not str or topic.startswith(RETRY_PREFIX):
-        return False
+        return None
+    texts, entries = [], 0
+    wait = members[0].properties.get(const.WAIT) if type(members[0]) is Message else None
     for member in members:
-        if type(member) is not Message or member.properties != ONLY_WAITS or member.topic != topic:
-            return False
-        if type(member.body) is not bytes or not 0 < len(member.body) <= limit:
-            return False
+        if type(member) is not Message or member.topic != topic or type(member.body) is not bytes:
+            return None
+        properties = member.properties
+        if not 0 < len(member.body) <= limit or properties.get(const.WAIT) != wait:
+            return None
+        if properties == ONLY_WAITS:
+            texts.append(_ONLY_WAITS_TEXT)
+            entries += 1
+            continue
+        if not properties or not NEVER_SHARED.isdisjoint(properties):
+            return None
+        try:
+            texts.append(const.PROPERTY_SEPARATOR.join([*map(const.NAME_VALUE_SEPARATOR.join, properties.items()), ""]))
+        except TypeError:
+            return None
+        entries += len(properties)
+    # The checks of `encode_properties`. A character has at most 4 bytes.
+    every = "".join(texts)
+    if not every.count(const.NAME_VALUE_SEPARATOR) == every.count(const.PROPERTY_SEPARATOR) == entries:
+        return None
+    if 4 * max(map(len, texts)) > _SHORT_PROPERTIES or not (every.isascii() or _is_valid(every)):
+        return None
+    return texts
+
+
+def _is_valid(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
     return True
 
 

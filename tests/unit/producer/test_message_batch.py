@@ -5,14 +5,22 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from rocketmq_spark.errors import MQClientException
 from rocketmq_spark.model.message import Message, MessageQueue, SendOutcome, SendStatus
+from rocketmq_spark.model.properties import UNIQ_KEY, WAIT
 from rocketmq_spark.options.producer import ProducerOptions
 from rocketmq_spark.producer.encode import EncodedMessage, MessageEncoder
-from rocketmq_spark.protocol.remoting.records import MAX_BATCH_ROWS, decode_batch, decode_properties, encode_properties
+from rocketmq_spark.protocol.remoting.records import (
+    MAX_BATCH_ROWS,
+    decode_batch,
+    decode_properties,
+    encode_items,
+    encode_properties,
+)
 
 LIMIT = 4 * 1024 * 1024
 
@@ -163,3 +171,39 @@ def test_properties_over_32767_bytes_are_refused() -> None:
         encode_properties(message.with_properties({"n": "v" * 32_765}).properties)
     assert caught.value.response_code == 13
     assert "at most 32767" in str(refusal(message))
+
+
+@pytest.mark.parametrize("flush", [True, False])
+def test_usual_messages_are_encoded_as_one_by_one(flush: bool) -> None:
+    texts: list[dict[str, Any]] = [{}, {"tags": "new"}, {"keys": "ключ 鍵"}, {"tags": "t", "sharding_key": "c-1"}]
+    own = {"shop": "7", "Größe": "🙂"}
+    members = [
+        Message("orders", b"%d" % number, -number, {**Message.of("orders", b"", **text).properties, **user})
+        for number, (text, user) in enumerate(itertools.product(texts, ({}, own)))
+    ]
+    members = [member.with_properties({WAIT: str(flush).lower()}) for member in members]
+    for batch in ([member] for member in members), (members,), (members[::-1],):
+        for some in batch:
+            encoded = encode(*some)
+            draw = ids()
+            expected = [encode_properties({**member.properties, UNIQ_KEY: draw()}) for member in some]
+            assert b"".join(encoded.encoded.body) == encode_items(some, expected)
+
+
+@pytest.mark.parametrize(
+    ("properties", "reason"),
+    [
+        ({"shop": "a\x01b"}, "holds 0x01 or 0x02"),
+        ({"a\x01b\x02c": "d"}, "holds 0x01 or 0x02"),
+        ({"shop": "\ud800"}, "are not valid Unicode"),
+        ({"shop": "x" * 32_767}, "at most 32767 fit one message"),
+        ({"shop": "鍵" * 10_922}, "at most 32767 fit one message"),
+        ({"_SYS_MSG_PRIORITY_": "1"}, "has a priority or a lite topic"),
+        ({"TRAN_MSG": "true"}, "is a half message"),
+        ({"INNER_MULTI_DISPATCH": "a/b"}, "must not hold '/'"),
+    ],
+)
+def test_properties_that_brokers_would_refuse_or_ignore_are_found(properties: dict[str, str], reason: str) -> None:
+    bad = Message("orders", b"body", properties={WAIT: "true", **properties})
+    assert reason in str(refusal(GOOD, bad))
+    assert reason in str(refusal(bad))
