@@ -16,6 +16,9 @@ from typing import ClassVar, Final
 # Maximum characters of an error, log record or table cell: enough for a write's error with counts of 1,000 brokers.
 LONGEST: Final = 100_000
 
+# ``ResponseCode.MESSAGE_ILLEGAL``, of brokers and of Java's client.
+_MESSAGE_ILLEGAL: Final = 13
+
 # Control characters, line separators, invisible characters that reorder or hide text, and surrogates, which no UTF-8
 # has. U+200C and U+200D stay, because Persian, Indic scripts and emoji need them.
 _UNSAFE: Final = re.compile(
@@ -67,6 +70,11 @@ class RocketMQError(Exception):
     unbatch: ClassVar[bool] = False  # The server does not support batches: the rows may be sent one by one
     invalid_row: ClassVar[bool] = False  # A limit of the server makes the message an invalid row: ``onError`` decides
 
+    @property
+    def invalid_message(self) -> bool:
+        """True if the message is at fault: sending it again fails, whatever the state of the cluster."""
+        return False
+
     def __str__(self) -> str:
         return escaped(str(self.args[0])) if self.args else ""
 
@@ -81,11 +89,21 @@ class MQClientException(RocketMQError):
         super().__init__(message, response_code)
         self.response_code = response_code
 
+    @property
+    def invalid_message(self) -> bool:
+        """True for MESSAGE_ILLEGAL (13), the answer of brokers and the code of the producer's own checks."""
+        return self.response_code == _MESSAGE_ILLEGAL
+
 
 class BatchRefusedException(MQClientException):
     """The client rejects a batch before it sends anything, because of one message or of the batch's size."""
 
     split = True
+
+    @property
+    def invalid_message(self) -> bool:
+        """True, for the batch as a whole."""
+        return True
 
 
 class RouteNotFoundException(MQClientException):
@@ -110,6 +128,11 @@ class MQBrokerException(RocketMQError):
         self.response_code = response_code
         self.remark = remark
         self.broker_addr = broker_addr
+
+    @property
+    def invalid_message(self) -> bool:
+        """True for MESSAGE_ILLEGAL (13), and if a proxy rejects the content (`split`)."""
+        return self.response_code == _MESSAGE_ILLEGAL or self.split
 
 
 class UserRefusedException(MQBrokerException):
@@ -248,9 +271,19 @@ class InvalidRowError(RocketMQError, ValueError):
         self.row = row
         self.rule = rule
 
+    @property
+    def invalid_message(self) -> bool:
+        """True."""
+        return True
+
 
 class ReservedPropertyError(RocketMQError, ValueError):
     """A user property has a name that is reserved for RocketMQ."""
+
+    @property
+    def invalid_message(self) -> bool:
+        """True."""
+        return True
 
 
 class CompressionError(RocketMQError, ValueError):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -16,6 +18,7 @@ from pyspark.sql import SparkSession
 from rocketmq_spark.spark.report import Metrics
 from tests.support.cluster import SharedCluster
 from tests.support.markdown import ROOT, Block, blocks
+from tests.support.processes import PATIENCE
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
 
@@ -88,6 +91,15 @@ def test_producer_page_code_runs(here: Here, names: dict[str, Any], capsys: pyte
     run(page, here, names)
     assert "COMMIT_MESSAGE" in capsys.readouterr().out
     assert sum(facts["rows"] for facts in names["written"].to_dict().values()) == 2
+
+
+def test_testing_page_has_tests_that_pass(tmp_path: Path) -> None:
+    page = blocks(ROOT / "docs" / "testing.md")
+    (block,) = [block for block in page if block.language == "python" and "import pytest" in block.text]
+    (tmp_path / "test_orders.py").write_text(block.text, "utf-8")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, cwd=tmp_path, check=False)
+    assert "3 passed" in done.stdout, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(("code", "error"), MISTAKES)
