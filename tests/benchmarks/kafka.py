@@ -18,6 +18,7 @@ from types import TracebackType
 
 from rocketmq_spark.cluster.jars import find_ivy
 from rocketmq_spark.cluster.process import ServerProcess, Watchdog, find_java
+from rocketmq_spark.errors import ClusterError
 from tests.tools.jar_lists import Fetch, listed_jars
 
 KAFKA = ("org.apache.kafka", "kafka_2.13", "3.9.1")
@@ -72,7 +73,10 @@ def fetch_module(organisation: str, module: str, release: str, *, alone: bool = 
         command += ["-settings", f"{work}/ivysettings.xml", "-cache", f"{work}/ivy", "-confs", "default"]
         command += ["-dependency", organisation, module, release, *(["-notransitive"] if alone else [])]
         command += ["-retrieve", f"{work}/jars/[artifact]-[revision](-[classifier]).[ext]"]
-        subprocess.run(command, check=True, timeout=600, stdout=subprocess.DEVNULL)
+        try:
+            subprocess.run(command, check=True, timeout=600, stdout=subprocess.DEVNULL)
+        except subprocess.SubprocessError as exc:
+            raise ClusterError(f"fetching {module} {release} from Maven Central: {exc}") from exc
 
     return fetch
 

