@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
+import sysconfig
+from pathlib import Path
 
 import pytest
 
 from tests.support.cluster import SharedCluster
+from tests.support.markdown import ROOT, blocks
 from tests.support.processes import PATIENCE, PYSPARK
 from tests.support.reading import read_topic
 
@@ -33,7 +37,9 @@ def save(spark, rows, mode=None):
 """
 
 
-def run(script: str, cluster: SharedCluster, topic: str) -> subprocess.CompletedProcess[str]:
+def run(
+    script: str, cluster: SharedCluster, topic: str, folder: Path | None = None, **variables: str
+) -> subprocess.CompletedProcess[str]:
     """Run a script in a new interpreter, and so with a new JVM."""
     return subprocess.run(
         [sys.executable, "-c", PREAMBLE + script, cluster.name_server, topic],
@@ -41,6 +47,8 @@ def run(script: str, cluster: SharedCluster, topic: str) -> subprocess.Completed
         text=True,
         timeout=PATIENCE,
         check=False,
+        cwd=folder,
+        env={**os.environ, **variables},
     )
 
 
@@ -234,3 +242,43 @@ spark.stop()
     # Spark logs at length that it has killed tasks in mid-batch; nothing of that is Python's.
     expected = re.compile(r"Traceback(?:(?!Traceback)[\s\S])*?InvalidRowError: [^\n]*")
     assert "Traceback" not in expected.sub("", done.stderr)
+
+
+def test_artifacts_bring_the_package_to_a_connect_server_without_it(
+    cluster: SharedCluster, topic: str, tmp_path: Path
+) -> None:
+    pytest.importorskip("grpc_status", reason="Spark Connect needs pyspark[connect]")
+    # The workers of the server find all that is installed, except for this package.
+    site = tmp_path / "site"
+    site.mkdir()
+    for entry in Path(sysconfig.get_path("purelib")).iterdir():
+        if "rocketmq" not in entry.name:
+            (site / entry.name).symlink_to(entry)
+    interpreter = tmp_path / "python"
+    interpreter.write_text(f'#!/bin/sh\nPYTHONPATH="{site}:$PYTHONPATH" exec "{sys.executable}" -S "$@"\n')
+    interpreter.chmod(0o755)
+    code = next(
+        block.text for block in blocks(ROOT / "docs" / "clusters" / "connect.md") if "addArtifacts" in block.text
+    )
+    done = run(
+        f"""
+sys.path[:0] = [{str(ROOT)!r}]
+import rocketmq_spark
+spark = session(SparkSession.builder.remote("local[2]"))
+rocketmq_spark.register(spark)
+try:
+    save(spark, 1, "append")
+except Exception as exc:
+    print("without", "No module named 'rocketmq_spark'" in str(exc))
+{code.replace("/tmp/", f"{tmp_path}/")}
+save(spark, 100, "append")
+print("read", spark.read.format("rocketmq").option("nameServer", name_server).load(topic).count())
+spark.stop()
+""",
+        cluster,
+        topic,
+        tmp_path,
+        PYSPARK_PYTHON=str(interpreter),
+    )
+    assert done.returncode == 0, done.stderr
+    assert "without True\nread 100\n" in done.stdout, done.stdout
