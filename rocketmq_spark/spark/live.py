@@ -102,7 +102,7 @@ class LiveDisplay:
                 self._look(last=True)
                 if error is None:
                     self._await_last_counts()
-            self._show(ended)
+            self._show(ended, interrupted=isinstance(error, KeyboardInterrupt))
         finally:
             self._transport.close()
 
@@ -127,7 +127,7 @@ class LiveDisplay:
         if self._tasks is not None:
             self.view = replace(self.view, tasks=self._guarded("tasks", self._tasks.look) or self.view.tasks)
 
-    def _show(self, ended: float | None = None) -> None:
+    def _show(self, ended: float | None = None, *, interrupted: bool = False) -> None:
         brokers = tuple(self._arrivals.brokers())
         self._log_once("name servers", self._arrivals.problem)
         for broker in brokers:
@@ -136,7 +136,7 @@ class LiveDisplay:
         problems = tuple(filter(None, (self._arrivals.note, self._arrivals.problem, *failed)))
         seconds = (ended or time.monotonic()) - self._began
         view = replace(self.view, seconds=seconds, over=ended is not None, brokers=brokers, problems=problems)
-        self.view = view
+        self.view = view = replace(view, interrupted=interrupted)
         if (screen := self._screen) is not None:
             self._guarded("display", lambda: screen(view))
 
@@ -228,6 +228,7 @@ class LiveView:
     tasks: TaskCounts | None
     brokers: tuple[BrokerArrivals, ...]
     problems: tuple[str, ...]
+    interrupted: bool = False  # By Ctrl-C; running tasks may store more
 
     @property
     def messages(self) -> int:
@@ -236,7 +237,8 @@ class LiveView:
 
     def heading(self) -> str:
         """Return topic, time and tasks."""
-        parts = [f"topic {self.topic}", f"{self.seconds:.1f} s{', ended' if self.over else ''}"]
+        end = ", interrupted" if self.interrupted else ", ended" if self.over else ""
+        parts = [f"topic {self.topic}", f"{self.seconds:.1f} s{end}"]
         if self.tasks is not None:
             ended, active, failed, total = self.tasks
             running = "" if self.over and not active else f", {active:,} running"

@@ -8,6 +8,8 @@ In classic Spark, this ``save`` and every ``DataStreamWriter.start`` activate th
 for a Python data source in the active session of the JVM's thread (``DataSource.lookupDataSource``). A JVM thread that
 Py4J starts for another Python thread, or after an interrupt, has no active session.
 
+An interrupted ``save`` cancels its jobs, and logs the rows that are known to be stored (`interrupts`).
+
 ``save``, ``StreamingQuery.awaitTermination`` and ``processAllAvailable`` log the error of this package that caused
 Spark's exception, as one line.
 
@@ -31,6 +33,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.spark.datasource import RocketMQDataSource
+from rocketmq_spark.spark.interrupts import METRICS, cancelled_by_interrupt
 from rocketmq_spark.spark.report import Metrics, ReportAccumulatorParam, report_cause
 from rocketmq_spark.spark.spark_api import SessionFacts, is_connect
 from rocketmq_spark.spark.worker_log import LoggedMetrics, records_of
@@ -106,6 +109,7 @@ def register(spark: SparkSession) -> Metrics:
             logger.warning(text, fault, sys.executable)
         metrics = Metrics()
         accumulator = context.accumulator(metrics, ReportAccumulatorParam())
+        METRICS[spark] = metrics
 
     # A class made here is pickled by value, with its accumulator; its base is pickled by reference.
     class SessionRocketMQDataSource(RocketMQDataSource):
@@ -173,7 +177,7 @@ def _appending(save: Callable[..., None]) -> Callable[..., None]:
                     '.mode("append")'
                 )
             _activate(self)
-            with _cause_reported("the write"):
+            with _cause_reported("the write"), cancelled_by_interrupt(self._spark, METRICS.get(self._spark)):
                 save(self, path, format, "append", *args, **options)
             return
         save(self, path, format, mode, *args, **options)

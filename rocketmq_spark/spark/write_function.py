@@ -48,6 +48,7 @@ def write(frame: DataFrame, **options: str | int | bool) -> WriteSummary:
 
 def _write(frame: DataFrame, options: Mapping[str, str | int | bool], batch_id: int | None = None) -> WriteSummary:
     """Write a DataFrame; `batch_id` is the micro-batch that it is, None for other writes."""
+    from rocketmq_spark.spark.interrupts import cancelled_by_interrupt
     from rocketmq_spark.spark.planning import plan_batch_write
     from rocketmq_spark.spark.report import report_cause, summarise
 
@@ -56,7 +57,8 @@ def _write(frame: DataFrame, options: Mapping[str, str | int | bool], batch_id: 
     writer = plan_batch_write(texts, arrow_schema(frame.schema), session, logger.warning, batch_id)
     try:
         columns = ", ".join(f"{name} {_SQL[kind]}" for name, kind in _columns(writer).items())
-        rows = frame.mapInArrow(partial(_write_partition, writer), columns).collect()
+        with cancelled_by_interrupt(frame.sparkSession):
+            rows = frame.mapInArrow(partial(_write_partition, writer), columns).collect()
     except BaseException as exc:
         # The reports of tasks that have succeeded are lost, so an exactly-once write leaves its half messages.
         writer.abort([None])
