@@ -29,8 +29,7 @@ logger = logging.getLogger("rocketmq_spark.spark")
 METRICS: Final[weakref.WeakKeyDictionary[SparkSession, WriteSummary]] = weakref.WeakKeyDictionary()
 
 _NEXT: Final = (
-    "Rows of other tasks may be stored, too. The next run stores its rows again, except with delivery=effectivelyOnce "
-    "or exactlyOnce and the same writeId"
+    "The next run stores its rows again, except with delivery=effectivelyOnce or exactlyOnce and the same writeId"
 )
 
 
@@ -70,8 +69,8 @@ def _reported(metrics: WriteSummary | None, before: list[tuple[str, int]]) -> st
         broker["rows"] for write_id, batch_id in new if batch_id < 0 for broker in metrics.to_dict(write_id).values()
     )
     if not rows:
-        return "No task has reported stored rows. "
+        return "No task has reported stored rows, but running tasks may have stored some. "
     return (
         f"Tasks that had finished report {rows} acknowledged rows (with delivery=exactlyOnce, readers see none of them "
-        "before the commit). "
+        "before the commit). Rows of other tasks may be stored, too. "
     )

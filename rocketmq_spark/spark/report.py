@@ -189,7 +189,8 @@ def log_summary(
     if aborted:
         logger.log(
             logging.WARNING if finished else logging.INFO,
-            "aborted %s: %d of %d tasks had finished and stored %s; the errors of the others say what those stored",
+            "aborted %s: %d of %d tasks had finished and stored %s; what the others stored is in their errors, "
+            "and unknown for tasks that Spark cancelled",
             *(name, len(finished), len(messages), _account(summary)),
         )
         return

@@ -65,6 +65,6 @@ except KeyboardInterrupt:
     await_cancelled()
     print(json.dumps({"interrupted": "write", "rows": rows()}), flush=True)
 # The session works as before.
-frame.limit(10).write.format("rocketmq").options(**options).save()
+spark.range(10).selectExpr("cast(id as string) AS body").write.format("rocketmq").options(**options).save()
 print(json.dumps({"rows": rows()}), flush=True)
 spark.stop()
