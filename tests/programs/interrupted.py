@@ -45,7 +45,11 @@ def await_cancelled() -> None:
 
 
 name_server, topic = sys.argv[1:]
-settings = {"spark.ui.enabled": "false", "spark.driver.host": "127.0.0.1", "spark.log.level": "OFF"}
+settings: dict[str, bool | float | int | str | None] = {
+    "spark.ui.enabled": "false",
+    "spark.driver.host": "127.0.0.1",
+    "spark.log.level": "OFF",
+}
 settings["spark.ui.showConsoleProgress"] = "false"
 spark = SparkSession.builder.master("local[2]").config(map=settings).getOrCreate()
 metrics = rocketmq_spark.register(spark)
