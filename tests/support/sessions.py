@@ -23,6 +23,11 @@ class Context:
     defaultParallelism = 2  # noqa: N815 - Spark's name
     pythonExec = sys.executable  # noqa: N815 - Spark's name
 
+    def addJobTag(self, tag: str) -> None:  # noqa: N802 - Spark's name
+        """Tag nothing."""
+
+    removeJobTag = addJobTag  # noqa: N815 - Spark's name
+
     def __init__(self) -> None:
         self.master = "local[2]"
         self.environment: dict[str, str] = {}
