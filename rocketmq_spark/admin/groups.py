@@ -152,6 +152,11 @@ def reset_offsets(
         return transport.consumer_offset(queue, group, address, timeout)
 
     def commit(queue: MessageQueue, address: str, timeout: float) -> int:
+        if not requests.brokers.is_master(queue, address):
+            raise MQClientException(
+                f"the master of {queue.broker_name} does not answer, and would overwrite the offsets of its slave "
+                f"{address}: start the master"
+            )
         transport.update_consumer_offset(queue, group, after[queue], address, timeout)
         stored = transport.consumer_offset(queue, group, address, timeout)
         if stored != after[queue]:

@@ -1,0 +1,21 @@
+"""Offsets of a group that are reset while a master does not answer."""
+
+from __future__ import annotations
+
+from rocketmq_spark import Admin
+from rocketmq_spark.model.message import MessageQueue
+from rocketmq_spark.testing import FakeCluster
+
+
+def test_offsets_are_not_reset_on_a_slave() -> None:
+    with FakeCluster(slaves=1, topics={"orders": 1}) as cluster, Admin(cluster.name_server, timeout=0.3) as admin:
+        queue, master = MessageQueue("orders", "broker-0", 0), cluster.brokers["broker-0"]
+        admin.transport.update_consumer_offset(queue, "billing", 0, master.address, 5.0)
+        assert [row.after for row in admin.reset_offsets("billing", "orders", "latest")] == [0]
+        master.pause()
+        try:
+            found = admin.reset_offsets("billing", "orders", "latest")
+        finally:
+            master.resume()
+    assert list(found) == []
+    assert "the master of broker-0 does not answer, and would overwrite the offsets of its slave" in found.missing[0]
