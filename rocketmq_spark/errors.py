@@ -73,7 +73,9 @@ class RocketMQError(Exception):
     @property
     def invalid_message(self) -> bool:
         """True if the message is at fault: sending it again fails, whatever the state of the cluster."""
-        return False
+        rejected = self.split or isinstance(self, InvalidRowError | ReservedPropertyError)
+        # Brokers answer this code, and the producer's own checks have it.
+        return rejected or getattr(self, "response_code", None) == _MESSAGE_ILLEGAL
 
     def __str__(self) -> str:
         return escaped(str(self.args[0])) if self.args else ""
@@ -89,21 +91,11 @@ class MQClientException(RocketMQError):
         super().__init__(message, response_code)
         self.response_code = response_code
 
-    @property
-    def invalid_message(self) -> bool:
-        """True for MESSAGE_ILLEGAL (13), the answer of brokers and the code of the producer's own checks."""
-        return self.response_code == _MESSAGE_ILLEGAL
-
 
 class BatchRefusedException(MQClientException):
     """The client rejects a batch before it sends anything, because of one message or of the batch's size."""
 
     split = True
-
-    @property
-    def invalid_message(self) -> bool:
-        """True, for the batch as a whole."""
-        return True
 
 
 class RouteNotFoundException(MQClientException):
@@ -128,11 +120,6 @@ class MQBrokerException(RocketMQError):
         self.response_code = response_code
         self.remark = remark
         self.broker_addr = broker_addr
-
-    @property
-    def invalid_message(self) -> bool:
-        """True for MESSAGE_ILLEGAL (13), and if a proxy rejects the content (`split`)."""
-        return self.response_code == _MESSAGE_ILLEGAL or self.split
 
 
 class UserRefusedException(MQBrokerException):
@@ -271,19 +258,9 @@ class InvalidRowError(RocketMQError, ValueError):
         self.row = row
         self.rule = rule
 
-    @property
-    def invalid_message(self) -> bool:
-        """True."""
-        return True
-
 
 class ReservedPropertyError(RocketMQError, ValueError):
     """A user property has a name that is reserved for RocketMQ."""
-
-    @property
-    def invalid_message(self) -> bool:
-        """True."""
-        return True
 
 
 class CompressionError(RocketMQError, ValueError):

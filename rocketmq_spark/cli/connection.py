@@ -81,10 +81,16 @@ class Connection:
             print_json(table.to_dicts())
         else:
             table.print()
-        for text in table.missing:
-            typer.echo(f"rocketmq-spark: missing: {one_line(text)}", err=True)
-        if table.missing:
-            raise typer.Exit(1)
+        exit_if_missing(table)
+
+
+def exit_if_missing(*tables: Table[Any]) -> None:
+    """Print the missing parts of answers to stderr; with missing parts the exit code is 1."""
+    missing = [text for table in tables for text in table.missing]
+    for text in missing:
+        typer.echo(f"rocketmq-spark: missing: {one_line(text)}", err=True)
+    if missing:
+        raise typer.Exit(1)
 
 
 def print_json(value: Any) -> None:

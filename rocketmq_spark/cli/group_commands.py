@@ -8,8 +8,7 @@ from typing import Annotated, Final
 
 import typer
 
-from rocketmq_spark.cli.connection import Connection, print_json
-from rocketmq_spark.display.tables import one_line
+from rocketmq_spark.cli.connection import Connection, exit_if_missing, print_json
 from rocketmq_spark.errors import OptionError, escaped
 
 _YES: Final = typer.Option("--yes", help="Do not ask for a confirmation.")
@@ -29,11 +28,7 @@ def group(connection: Connection, group: Group) -> None:
         found.queues.print()
         typer.echo()
         found.members.print()
-    missing = [*found.queues.missing, *found.members.missing]
-    for text in missing:
-        typer.echo(f"rocketmq-spark: missing: {one_line(text)}", err=True)
-    if missing:
-        raise typer.Exit(1)
+    exit_if_missing(found.queues, found.members)
 
 
 def reset_offsets(
@@ -53,14 +48,10 @@ def reset_offsets(
     """Commit other offsets of a topic for a consumer group without members."""
     value = _time_or_text(to)
     with connection.admin() as admin:
-        planned = admin.reset_offsets(group, topic, value, dry_run=True)
-        if dry_run:
-            connection.show(planned)
-            return
-        if not yes:
-            planned.print(sys.stderr)
+        if not (dry_run or yes):
+            admin.reset_offsets(group, topic, value, dry_run=True).print(sys.stderr)
             _confirm(f"Commit these offsets of {escaped(topic)} for the group {escaped(group)}?")
-        connection.show(admin.reset_offsets(group, topic, value))
+        connection.show(admin.reset_offsets(group, topic, value, dry_run=dry_run))
 
 
 def delete_topic(connection: Connection, topic: Topic, yes: Yes = False) -> None:

@@ -109,6 +109,20 @@ class UnregisterClientRequestHeader(RequestHeader):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TopicRequestHeader(RequestHeader):
+    """The field of requests about one topic."""
+
+    topic: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupRequestHeader(RequestHeader):
+    """The field of requests about one consumer group."""
+
+    consumer_group: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class QueueRequestHeader(RequestHeader):
     """The fields of requests about one queue."""
 
@@ -206,52 +220,40 @@ class QueryConsumerOffsetRequestHeader(QueueRequestHeader):
     set_zero_if_not_found: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GetConsumerListByGroupRequestHeader(RequestHeader):
+class GetConsumerListByGroupRequestHeader(GroupRequestHeader):
     """Asks a broker for the client ids of a group."""
 
     code: ClassVar[RequestCode] = RequestCode.GET_CONSUMER_LIST_BY_GROUP
-    consumer_group: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GetConsumerConnectionListRequestHeader(RequestHeader):
+class GetConsumerConnectionListRequestHeader(GroupRequestHeader):
     """Asks a broker for the members of a group and their addresses."""
 
     code: ClassVar[RequestCode] = RequestCode.GET_CONSUMER_CONNECTION_LIST
-    consumer_group: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GetConsumeStatsRequestHeader(RequestHeader):
+class GetConsumeStatsRequestHeader(GroupRequestHeader):
     """Asks a broker for a group's offsets of all queues of the topics of which it has committed offsets."""
 
     code: ClassVar[RequestCode] = RequestCode.GET_CONSUME_STATS
-    consumer_group: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeleteTopicRequestHeader(RequestHeader):
+class DeleteTopicRequestHeader(TopicRequestHeader):
     """Deletes a topic on a broker."""
 
     code: ClassVar[RequestCode] = RequestCode.DELETE_TOPIC_IN_BROKER
-    topic: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeleteTopicFromNamesrvRequestHeader(RequestHeader):
+class DeleteTopicFromNamesrvRequestHeader(TopicRequestHeader):
     """Removes a topic's route from a name server."""
 
     code: ClassVar[RequestCode] = RequestCode.DELETE_TOPIC_IN_NAMESRV
-    topic: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GetTopicConfigRequestHeader(RequestHeader):
+class GetTopicConfigRequestHeader(TopicRequestHeader):
     """Asks a broker for a topic's configuration."""
 
     code: ClassVar[RequestCode] = RequestCode.GET_TOPIC_CONFIG
-    topic: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
