@@ -5,7 +5,6 @@ import java.util.concurrent.TimeUnit;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
 import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
-import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
 import org.apache.rocketmq.common.message.MessageExt;
 
 /**
@@ -17,11 +16,8 @@ public final class DeadLetters {
         Lines.serve(files, lines -> {
             JSONObject request = lines.next();
             CountDownLatch missing = new CountDownLatch(request.getIntValue("count"));
-            DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(request.getString("group"));
-            consumer.setNamesrvAddr(request.getString("nameServer"));
-            consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
+            DefaultMQPushConsumer consumer = Consumers.of(request);
             consumer.setAwaitTerminationMillisWhenShutdown(30_000);
-            consumer.subscribe(request.getString("topic"), "*");
             consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {
                 MessageExt message = messages.get(0);
                 try {

@@ -7,7 +7,6 @@ import java.util.concurrent.TimeUnit;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
 import org.apache.rocketmq.client.consumer.listener.ConsumeOrderlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerOrderly;
-import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
 import org.apache.rocketmq.common.message.MessageExt;
 
 /** Consumes the next messages of a group, answers each one, and stops after a number of them. */
@@ -16,11 +15,8 @@ public final class PushConsumer {
         Lines.serve(files, lines -> {
             JSONObject request = lines.next();
             CountDownLatch missing = new CountDownLatch(request.getIntValue("count"));
-            DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(request.getString("group"));
-            consumer.setNamesrvAddr(request.getString("nameServer"));
-            consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
+            DefaultMQPushConsumer consumer = Consumers.of(request);
             consumer.setConsumeMessageBatchMaxSize(1);
-            consumer.subscribe(request.getString("topic"), "*");
             consumer.registerMessageListener((MessageListenerOrderly) (messages, context) -> {
                 synchronized (lines) {
                     if (missing.getCount() == 0) {

@@ -6,7 +6,6 @@ import java.util.concurrent.TimeUnit;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
 import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
-import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
 import org.apache.rocketmq.common.message.MessageExt;
 
 /** Rejects each message of a topic once, and answers each delivery, until all have come twice or the time is over. */
@@ -15,10 +14,7 @@ public final class Retrier {
         Lines.serve(files, lines -> {
             JSONObject request = lines.next();
             CountDownLatch missing = new CountDownLatch(request.getIntValue("count"));
-            DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(request.getString("group"));
-            consumer.setNamesrvAddr(request.getString("nameServer"));
-            consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
-            consumer.subscribe(request.getString("topic"), "*");
+            DefaultMQPushConsumer consumer = Consumers.of(request);
             consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {
                 MessageExt message = messages.get(0);
                 try {
