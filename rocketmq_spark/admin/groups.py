@@ -6,6 +6,7 @@ Follows ``ConsumerProgressSubCommand`` and ``ConsumerConnectionSubCommand`` (doc
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Final
@@ -13,7 +14,13 @@ from typing import Final
 from rocketmq_spark.admin.answers import Group, GroupMember, OffsetReset, QueueLag
 from rocketmq_spark.admin.brokers import NO_BROKERS
 from rocketmq_spark.display.row_table import Table
-from rocketmq_spark.errors import MQBrokerException, MQClientException, OptionError, RocketMQError
+from rocketmq_spark.errors import (
+    BrokerBusyException,
+    MQBrokerException,
+    MQClientException,
+    OptionError,
+    RocketMQError,
+)
 from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.model.message_ext import utc
 from rocketmq_spark.model.route import TopicRouteData, masters_of
@@ -151,14 +158,22 @@ def reset_offsets(
     def committed(queue: MessageQueue, address: str, timeout: float) -> int | None:
         return transport.consumer_offset(queue, group, address, timeout)
 
+    def committed_and_read(queue: MessageQueue, address: str, timeout: float) -> int | None:
+        transport.update_consumer_offset(queue, group, after[queue], address, timeout)
+        return committed(queue, address, timeout)
+
     def commit(queue: MessageQueue, address: str, timeout: float) -> int:
         if not requests.brokers.is_master(queue, address):
             raise MQClientException(
                 f"the master of {queue.broker_name} does not answer, and would overwrite the offsets of its slave "
                 f"{address}: start the master"
             )
-        transport.update_consumer_offset(queue, group, after[queue], address, timeout)
-        stored = transport.consumer_offset(queue, group, address, timeout)
+        stored = committed_and_read(queue, address, timeout)
+        if stored is not None and stored != after[queue]:
+            # After mqadmin resetOffsetByTime a broker ignores commits until it has told a pull of the group.
+            with suppress(BrokerBusyException):
+                requests.pull(queue, after[queue], address, 1)
+            stored = committed_and_read(queue, address, timeout)
         if stored != after[queue]:
             raise MQClientException(
                 f"{address} has the offset {stored} of {queue} for the group {group} after a commit of {after[queue]}: "

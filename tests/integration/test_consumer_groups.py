@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
+from rocketmq_spark import read_arrow
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model.message import Message, MessageQueue
 from rocketmq_spark.options.offsets import COMMITTED, OffsetSpec
@@ -18,11 +20,13 @@ from rocketmq_spark.source.plan import plan_read
 from rocketmq_spark.source.stream_offsets import StreamOffsets
 from rocketmq_spark.transport.remoting.transport import RemotingTransport
 from tests.support.cluster import SharedCluster, create_topic
+from tests.support.reading import read_topic
 from tests.support.releases import cluster_of
 
 pytestmark = pytest.mark.integration
 
 APPLICATION = "10.0.0.1@1234#567890123"
+RESET_OFFSET = 222  # INVOKE_BROKER_TO_RESET_OFFSET, of mqadmin resetOffsetByTime
 
 
 @pytest.fixture
@@ -109,6 +113,40 @@ def test_proxy_as_name_server_forwards_committed_offsets(
     source.close()
     assert caplog.messages == []
     assert offset_of(application, broker.address, group, topic) == 3
+
+
+@pytest.mark.parametrize(
+    ("option", "start", "first"),
+    [
+        ("startingOffsets", "earliest", 0),
+        ("startingOffsets", "committed", 3),
+        ("startingOffsets", '{"TOPIC": {"broker-0": {"0": 1}, "broker-1": {"0": 0}}}', 1),
+        ("startingTimestamp", "1000000000000", 0),
+    ],
+)
+@pytest.mark.parametrize("fail_on_data_loss", [True, False])
+def test_read_begins_at_its_offset_after_mqadmin_has_reset_the_groups(
+    cluster: SharedCluster,
+    application: RemotingTransport,
+    make_topic: Callable[..., str],
+    topic: str,
+    option: str,
+    start: str,
+    first: int,
+    fail_on_data_loss: bool,
+) -> None:
+    make_topic("NORMAL", queues=1)
+    broker, group = cluster.brokers[0], f"group-{topic}"
+    with Producer("pg", name_server=cluster.name_server) as producer:
+        for _ in range(4):
+            producer.send(Message(topic, b"x"), queue=MessageQueue(topic, broker.name, 0))
+    read_topic(cluster.name_server, topic, 4)
+    application.register_consumer(APPLICATION, group, broker.address, 5.0)
+    fields = {"topic": topic, "group": group, "timestamp": "0", "isForce": "true", "queueId": "0", "offset": "3"}
+    assert application.client.invoke(broker.address, RESET_OFFSET, fields, b"", 5.0).code == ResponseCode.SUCCESS
+    options: dict[str, Any] = {option: start.replace("TOPIC", topic), "failOnDataLoss": fail_on_data_loss}
+    rows = read_arrow(topic, nameServer=cluster.name_server, consumerGroup=group, **options).read_all()
+    assert rows["queueOffset"].to_pylist() == [*range(first, 4)]
 
 
 def begun_at_committed(name_server: str, group: str, topic: str, broker: str, fallback: str) -> dict[int, int]:

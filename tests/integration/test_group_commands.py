@@ -19,6 +19,7 @@ from rocketmq_spark.cli.app import main
 from rocketmq_spark.errors import MQClientException, OptionError, TopicRouteStaleException
 from rocketmq_spark.model.message import Message, MessageQueue
 from rocketmq_spark.producer.producer import Producer
+from rocketmq_spark.protocol.remoting.codes import ResponseCode
 from rocketmq_spark.transport.remoting.transport import RemotingTransport
 from tests.support.cluster import SharedCluster
 from tests.support.processes import PATIENCE, wait_for
@@ -27,6 +28,7 @@ from tests.support.reading import read_topic
 pytestmark = pytest.mark.integration
 
 CLIENT = "10.0.0.1@1234#567890123"
+RESET_OFFSET = 222  # INVOKE_BROKER_TO_RESET_OFFSET, of mqadmin resetOffsetByTime
 
 
 @pytest.fixture
@@ -142,6 +144,23 @@ def test_offsets_are_reset_to_ends_times_and_numbers(
         with pytest.raises(OptionError, match="resetting offsets to "):
             admin.reset_offsets(group, topic, wrong)
     assert offsets() == [1, 1, 0, 0]
+
+
+def test_offset_that_mqadmin_has_reset_is_reset_again(
+    cluster: SharedCluster,
+    application: RemotingTransport,
+    admin: Admin,
+    group: str,
+    topic: str,
+    leave: Callable[[], None],
+) -> None:
+    fields = {"topic": topic, "group": group, "timestamp": "0", "isForce": "true", "queueId": "0", "offset": "1"}
+    answer = application.client.invoke(cluster.brokers[0].address, RESET_OFFSET, fields, b"", 5.0)
+    assert answer.code == ResponseCode.SUCCESS
+    leave()
+    found = admin.reset_offsets(group, topic, "latest")
+    assert (found.missing, [row.after for row in found]) == ((), [3, 3, 0, 0])
+    assert [row.read_offset for row in admin.group(group).queues] == [3, 3, 0, 0]
 
 
 def test_group_that_brokers_do_not_know_is_reported(admin: Admin, queues: list[MessageQueue], topic: str) -> None:

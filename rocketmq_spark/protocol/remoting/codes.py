@@ -189,6 +189,9 @@ _PLAIN_ACCESS: Final = (
     "No PlainAccessResource for",
 )
 
+OFFSET_RESET: Final = "OFFSET_RESET"
+"""The remark of the one answer to a pull with which a broker tells a group that its offset was reset."""
+
 # Looked up by "contains", first match wins: a proxy wraps the remarks of the broker behind it.
 _BY_REMARK: Final[Mapping[int, tuple[tuple[str, _Error], ...]]] = {
     ResponseCode.SYSTEM_ERROR: (
@@ -214,6 +217,8 @@ _BY_REMARK: Final[Mapping[int, tuple[tuple[str, _Error], ...]]] = {
         ("unsupported key", errors.MQBrokerException),
     ),
     ResponseCode.SYSTEM_BUSY: (("is reading cold data", errors.ColdReadException),),
+    ResponseCode.PULL_RETRY_IMMEDIATELY: ((OFFSET_RESET, errors.BrokerBusyException),),
+    ResponseCode.PULL_OFFSET_MOVED: ((OFFSET_RESET, errors.BrokerBusyException),),
     ResponseCode.NO_PERMISSION: (
         # The permission bits of the broker or topic have changed since the route was read. In all other cases, such as
         # access control and reserved topics ("Sending message to topic[..] is forbidden."), a retry does not help.

@@ -20,7 +20,7 @@ from rocketmq_spark import errors
 from rocketmq_spark.model.credentials import Credentials
 from rocketmq_spark.model.message import Buffer, MessageQueue, SendOutcome
 from rocketmq_spark.model.message_ext import PullOutcome, PullRequest, PullStatus
-from rocketmq_spark.protocol.remoting.codes import STORED, RequestCode, broker_error
+from rocketmq_spark.protocol.remoting.codes import OFFSET_RESET, STORED, RequestCode, broker_error
 from rocketmq_spark.protocol.remoting.command import MAX_FRAME, RemotingCommand, encode_head
 from rocketmq_spark.protocol.remoting.responses import PullMessageResponseHeader, SendMessageResponseHeader
 from rocketmq_spark.protocol.tls import CertificateError, DisagreementError
@@ -274,7 +274,7 @@ def outcome_of(queue: MessageQueue, rows: int, address: str, answer: Answer) -> 
 _PULL_STATUS: Final = {int(status.value): status for status in PullStatus}
 
 # Remarks of code 20 that do not mean "no message matched the filter": docs/internals/reads.md#pulls.
-_MOVED: Final = frozenset(("MESSAGE_WAS_REMOVING", "OFFSET_TOO_SMALL", "OFFSET_RESET"))
+_MOVED: Final = frozenset(("MESSAGE_WAS_REMOVING", "OFFSET_TOO_SMALL"))
 
 
 def pull_outcome_of(request: PullRequest, answer: Answer) -> PullOutcome:
@@ -285,7 +285,8 @@ def pull_outcome_of(request: PullRequest, answer: Answer) -> PullOutcome:
     status = _PULL_STATUS.get(command.code)
     if status is PullStatus.NO_MATCHED_MSG and command.remark in _MOVED:
         status = PullStatus.OFFSET_ILLEGAL
-    if status is None:
+    # The messages from the requested offset on are there: the same pull returns them.
+    if status is None or command.remark == OFFSET_RESET:
         doing = f"pulling from {request.target.queue} for the group {request.target.consumer_group}"
         return PullOutcome(None, error=broker_error(command.code, command.remark, request.address, doing))
     try:

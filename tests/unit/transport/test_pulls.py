@@ -118,6 +118,15 @@ def test_error_code_of_a_pull_determines_the_error_class(
     assert f"pulling from {QUEUE}" in str(outcome.error)
 
 
+@pytest.mark.parametrize("code", [20, 21])
+def test_reset_of_the_groups_offset_is_no_deleted_message(transport: RemotingTransport, code: int) -> None:
+    serve, _ = answering(code, FIELDS, remark="OFFSET_RESET")
+    with Peer(serve) as peer:
+        outcome = pulled(transport, peer.address)
+    assert outcome.status is None
+    assert isinstance(outcome.error, BrokerBusyException)
+
+
 @pytest.mark.parametrize("fields", [{}, {**FIELDS, "nextBeginOffset": "x"}])
 def test_an_answer_without_its_offsets_is_an_error(transport: RemotingTransport, fields: dict[str, str]) -> None:
     serve, _ = answering(0, fields)
