@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rocketmq_spark import read_arrow
-from rocketmq_spark.errors import OptionError
+from rocketmq_spark.errors import OptionError, RouteNotFoundException
 from rocketmq_spark.model.message import Message, MessageQueue
 from rocketmq_spark.options.offsets import COMMITTED, OffsetSpec
 from rocketmq_spark.options.source import SourceOptions
@@ -20,12 +20,14 @@ from rocketmq_spark.source.plan import plan_read
 from rocketmq_spark.source.stream_offsets import StreamOffsets
 from rocketmq_spark.transport.remoting.transport import RemotingTransport
 from tests.support.cluster import SharedCluster, create_topic
+from tests.support.processes import wait_for
 from tests.support.reading import read_topic
 from tests.support.releases import cluster_of
 
 pytestmark = pytest.mark.integration
 
 APPLICATION = "10.0.0.1@1234#567890123"
+POP_MESSAGE = 200050
 RESET_OFFSET = 222  # INVOKE_BROKER_TO_RESET_OFFSET, of mqadmin resetOffsetByTime
 
 
@@ -189,6 +191,34 @@ def test_committed_0_differs_from_a_group_without_offsets(
     make_topic("NORMAL", queues=3)
     broker = cluster.brokers[0]
     check_committed_offsets([cluster.name_server, cluster.proxy.address], broker.name, broker.address, topic)
+
+
+@pytest.mark.long
+def test_messages_that_pop_consumers_did_not_acknowledge_are_in_a_retry_topic(
+    cluster: SharedCluster, application: RemotingTransport, make_topic: Callable[..., str], topic: str
+) -> None:
+    make_topic("NORMAL", queues=1)
+    broker, group = cluster.brokers[0], f"pop-{topic[-8:]}"  # The name of the retry topic contains both
+    with Producer("pg", name_server=cluster.name_server) as producer:
+        for number in range(4):
+            producer.send(Message(topic, b"%d" % number), queue=MessageQueue(topic, broker.name, 0))
+    read_topic(cluster.name_server, topic, 4)
+    application.register_consumer(APPLICATION, group, broker.address, 5.0)
+    fields = {"consumerGroup": group, "topic": topic, "queueId": "0", "maxMsgNums": "3", "invisibleTime": "5000"}
+    fields |= {"pollTime": "0", "bornTime": str(int(time.time() * 1000)), "initMode": "1", "expType": "TAG"}
+    answer = application.client.invoke(broker.address, POP_MESSAGE, fields | {"exp": "*", "order": "false"}, b"", 5.0)
+    assert answer.code == ResponseCode.SUCCESS
+    read = {"nameServer": cluster.name_server, "consumerGroup": group, "startingOffsets": "committed"}
+
+    def bodies(topics: str) -> list[bytes]:
+        try:
+            return sorted(read_arrow(topics, columns=["body"], **read).read_all()["body"].to_pylist())
+        except RouteNotFoundException:
+            return []
+
+    assert bodies(topic) == [b"3"]
+    wait_for(lambda: len(bodies(f"%RETRY%{group}_{topic}")) == 3)
+    assert bodies(f"{topic},%RETRY%{group}_{topic}") == [b"0", b"1", b"2", b"3"]
 
 
 @pytest.mark.long
