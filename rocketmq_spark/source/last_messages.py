@@ -37,6 +37,16 @@ class MicroBatch:
         """The queues with messages."""
         return {queue for queue, end in self.ends.items() if self.starts[queue] < end}
 
+    @property
+    def begun_again(self) -> set[MessageQueue]:
+        """The queues that end before the start, or at the start again; the query has reported them."""
+        return {
+            queue
+            for queue in self.ends.keys() & self.times.keys() - self.filled
+            if self.starts[queue] > self.ends[queue]
+            or self.end_times.get(queue, self.times[queue]) != self.times[queue]
+        }
+
 
 @dataclass(slots=True, eq=False, repr=False)
 class LastMessages:
@@ -54,6 +64,9 @@ class LastMessages:
         answers, because the micro-batch needs the broker.
         """
         reads = self.resolver.options.reads
+        for queue in [queue for queue, end in ends.items() if end == 0]:
+            # Its topic was created again: another message will be at the offset that is kept.
+            self._stored.pop(queue, None)
         wanted = {
             queue: end
             for queue, end in ends.items()
@@ -79,8 +92,9 @@ class LastMessages:
         If a queue has another message there, it raises a DataLossError. Without ``failOnDataLoss`` the query continues
         with the first message stored later.
         """
-        replaced, complete = self._compare_starts(batch)
+        # The ends first, because that may wait for messages: the present messages are compared.
         cut, short = self._compare_ends(batch)
+        replaced, complete = self._compare_starts(batch)
         replaced |= {queue for queue, end in short.items() if end < batch.starts[queue]} & batch.times.keys()
         starts, ends = batch.starts, batch.ends | short
         for queue in sorted(queue for queue, end in ends.items() if end < starts[queue] and queue not in batch.times):
@@ -97,14 +111,10 @@ class LastMessages:
 
     def _compare_starts(self, batch: MicroBatch) -> tuple[set[MessageQueue], set[MessageQueue]]:
         """Return the queues whose message before the start was replaced, and the queues that still have it."""
-        starts, ends, times, filled = batch.starts, batch.ends, batch.times, batch.filled
-        before = {queue: starts[queue] for queue in filled if queue in times and starts[queue] > 0}
+        starts, times = batch.starts, batch.times
+        before = {queue: starts[queue] for queue in batch.filled if queue in times and starts[queue] > 0}
         answers = self.resolver.stored_before(before)
-        replaced = self._replaced(before, answers, times)
-        for queue in ends.keys() & times.keys() - filled:
-            # The query has reported these: queues that end before the start, or at the start again.
-            if starts[queue] > ends[queue] or batch.end_times.get(queue, times[queue]) != times[queue]:
-                replaced.add(queue)
+        replaced = self._replaced(before, answers, times) | batch.begun_again
         return replaced, {queue for queue, stored in answers.items() if stored == times[queue]}
 
     def _compare_ends(self, batch: MicroBatch) -> tuple[set[MessageQueue], Offsets]:
@@ -115,19 +125,25 @@ class LastMessages:
         # For its own micro-batch, this run has just requested the last messages.
         repeated = {
             queue: batch.ends[queue]
-            for queue in batch.filled
-            if self._stored.get(queue, (None, None)) != (batch.ends[queue], batch.end_times.get(queue))
+            for queue in batch.filled | batch.begun_again
+            if batch.ends[queue] > 0
+            and self._stored.get(queue, (None, None)) != (batch.ends[queue], batch.end_times.get(queue))
         }
         answers = self.resolver.stored_before(repeated)
-        short = self._shorter({queue: batch.ends[queue] for queue, stored in answers.items() if stored is None})
+        unknown = {queue: batch.ends[queue] for queue, stored in answers.items() if stored is None}
+        short = self._shorter(unknown)
+        # These have grown meanwhile, or their last messages have expired.
+        answers |= self.resolver.stored_before({queue: end for queue, end in unknown.items() if queue not in short})
         return self._replaced(repeated, answers, batch.end_times) | (short.keys() & batch.end_times.keys()), short
 
     def _shorter(self, ends: Offsets) -> Offsets:
         """Report and return the ends of the queues that end before `ends`. A task would wait for their messages."""
-        short_for_now = [*self.resolver.await_ends(ends)]
-        answers, _ = self.resolver.requests.once(short_for_now, self.resolver.transport.max_offset, trusted=True)
+
+        def request(queue: MessageQueue, address: str, timeout: float) -> tuple[int, str]:
+            return self.resolver.transport.max_offset(queue, address, timeout), address
+
         short = {}
-        for queue, (end, address) in answers.items():
+        for queue, (end, address) in self.resolver.requests.each(self.resolver.await_ends(ends), request).items():
             # A slave is behind its master.
             if end < ends[queue] and self.resolver.requests.brokers.is_master(queue, address):
                 short[queue] = end

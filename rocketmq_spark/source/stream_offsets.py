@@ -23,6 +23,7 @@ from rocketmq_spark.source.queue_requests import QueueRequests
 from rocketmq_spark.source.ranges import OffsetRange, lost
 from rocketmq_spark.source.topic_queues import TopicQueues
 from rocketmq_spark.transport.base import ReadTransport
+from rocketmq_spark.transport.runtime import PROCESS, Runtime
 
 logger = logging.getLogger("rocketmq_spark.source")
 
@@ -43,11 +44,13 @@ class StreamOffsets:
         clock: Callable[[], float],
         client_id: str = "spark",
         sleep: Callable[[float], None] = time.sleep,
+        *,
+        runtime: Runtime = PROCESS,
     ) -> None:
         self._options = options
         self._transport = transport
-        self._clock = clock
-        self.queues = TopicQueues(options, transport, clock)
+        self.clock = clock
+        self.queues = TopicQueues(options, transport, clock, runtime=runtime)
         self._requests = QueueRequests(self.queues, clock, sleep)
         self._resolver = OffsetResolver(self._requests)
         # Since when no broker has answered for a queue, and for how many tries.
@@ -185,6 +188,8 @@ class StreamOffsets:
         `times` and `end_times` are what `last_messages.times` has returned for `starts` and `ends`.
         """
         self.queues.deadline.restart()
+        # A queue without messages begins at 0, also if it is gone.
+        starts = {queue: 0 for queue, end in ends.items() if end == 0} | starts
         # A query that is restarted repeats its last micro-batch. Queues may be gone since then.
         gone = self._requests.await_listed(queue for queue, end in ends.items() if starts.get(queue, 0) < end)
         self._report_gone(gone, starts)
@@ -208,9 +213,9 @@ class StreamOffsets:
         for queue, error in errors.items():
             if not error.retriable:
                 raise error
-            since, tries = before.get(queue, (self._clock(), 0))
+            since, tries = before.get(queue, (self.clock(), 0))
             self._silent[queue] = since, tries + 1
-            enough = tries + 1 >= _TRIES and self._clock() - since > options.read_timeout_ms / 1000
+            enough = tries + 1 >= _TRIES and self.clock() - since > options.read_timeout_ms / 1000
             if enough and options.fail_on_data_loss:
                 raise ReadError(
                     f"requesting the end of {queue}: no broker has answered for readTimeoutMs="

@@ -58,6 +58,10 @@ class RocketMQStreamReader(PartitionReader, DataSourceStreamReader):
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
         """Return where a new query begins."""
         self._initial_asked = True
+        if self._initial is None and self._last is not None:
+            # Spark has passed the end of a first micro-batch that it repeats. The end has the beginnings, and topics
+            # may be gone since then.
+            self._initial = {}
         if self._last is None:
             self._last = self._beginning()
         return self._beginning()
@@ -142,7 +146,7 @@ class RocketMQStreamReader(PartitionReader, DataSourceStreamReader):
         if not _LIMITS or limit is None or isinstance(limit, limits.ReadAllAvailable):
             return available
         waiting = sum(max(0, end - starts[queue]) for queue, end in available.items())
-        now = time.monotonic()
+        now = self._offsets().clock()
         fewest, delay = self._options.min_offsets_per_trigger, self._options.max_trigger_delay / 1000
         if self._batch_at is None:
             self._batch_at = now
@@ -154,7 +158,8 @@ class RocketMQStreamReader(PartitionReader, DataSourceStreamReader):
         most = limit.max_rows if isinstance(limit, limits.ReadMaxRows) else waiting
         if self._options.max_bytes_per_trigger is not None and waiting:
             nbytes = self._offsets().stored_bytes(starts, available)
-            most = min(most, int(waiting * min(1.0, self._options.max_bytes_per_trigger / nbytes)))
+            # A message may be larger than the limit.
+            most = min(most, max(1, int(waiting * min(1.0, self._options.max_bytes_per_trigger / nbytes))))
         return limited(starts, available, most)
 
     def _offsets(self) -> StreamOffsets:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from rocketmq_spark.errors import DataLossError, ReadError, RemotingConnectException
+from rocketmq_spark.errors import DataLossError, ReadError, RemotingConnectException, RemotingTimeoutException
 from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.model.message_ext import PullOutcome, PullStatus
+from rocketmq_spark.options.source import SourceOptions
 from rocketmq_spark.source.ranges import OffsetRange
-from tests.support.scripted import PullReply
+from rocketmq_spark.source.stream_offsets import StreamOffsets
+from tests.support.scripted import ManualClock, PullReply, ScriptedTransport, route
 from tests.unit.source.conftest import A0, A1, B0, QUEUES, Make, Reader
 
 NOTHING_READ = dict.fromkeys(QUEUES, 0)
@@ -97,7 +99,7 @@ def test_queue_with_new_messages_waits_for_its_broker(make_reader: Make) -> None
 def test_last_message_that_a_broker_does_not_return_is_not_compared(make_reader: Make, answer: PullOutcome) -> None:
     reader = make_reader()
     reader.fill({A0: 6})
-    reader.transport.play_pulls(A0, *[PullReply(outcome=answer)] * 3)
+    reader.transport.play_pulls(A0, *[PullReply(outcome=answer)] * 4)
     last = reader.cluster.last_messages
     assert last.times({A0: 5}, {A0: 0}, {}) == {}
     assert reader.cluster.ranges({A0: 5}, {A0: 6}, {A0: 7}, {}) == [OffsetRange(A0, 5, 6)]
@@ -112,6 +114,51 @@ def test_queue_shorter_than_a_repeated_micro_batch_is_reported_in_time(
     with pytest.raises(DataLossError, match="orders/a/0 ends at offset 2, before 5, where the micro-batch ends"):
         reader.cluster.ranges(NOTHING_READ, {**NOTHING_READ, A0: 5})
     assert reader.slept
+
+
+def test_messages_that_come_while_a_repeat_is_planned_are_compared(make_reader: Make) -> None:
+    reader = make_reader(fail_on_data_loss=False)
+    reader.fill({A0: 3})
+    reader.while_asleep = lambda: len(reader.slept) == 1 and reader.fill({A0: 2})
+    # All five messages are others than the query has read and planned.
+    ranges = reader.cluster.ranges({A0: 4}, {A0: 5}, {A0: 4_000}, {A0: 5_000})
+    assert reader.slept
+    assert [part for part in ranges if part.size] == []
+
+
+def test_end_of_a_repeat_that_was_before_its_start_is_compared(make_reader: Make) -> None:
+    reader = make_reader(fail_on_data_loss=False)
+    reader.fill({A0: 1})
+    # The micro-batch was planned when the queue had begun again. Now it has begun again once more.
+    ranges = reader.cluster.ranges({A0: 13}, {A0: 11}, {A0: 4_000}, {A0: 5_000})
+    assert [part for part in ranges if part.end > 1] == []
+
+
+class LosesAnswers(ScriptedTransport):
+    """Loses the answers to requests for the end of a queue that come at one time."""
+
+    failures = 0
+
+    def max_offset(self, queue: MessageQueue, address: str, timeout: float) -> int:
+        if len(self.asked_at) > 1 and self.asked_at[-1] == self.now() and not self.failures:
+            self.failures += 1
+            raise RemotingTimeoutException("no answer")
+        self.asked_at.append(self.now())
+        return super().max_offset(queue, address, timeout)
+
+    def __init__(self, clock: ManualClock) -> None:
+        super().__init__({"orders": route({"a": 2, "b": 2})}, clock=clock)
+        self.now, self.asked_at = clock, list[float]()
+
+
+def test_shorter_queue_is_lost_data_though_an_answer_is_lost() -> None:
+    options = SourceOptions.of(name_server=("n:9876",), subscribe=("orders",), pull_timeout_ms=1_000)
+    clock = ManualClock(1_000.0)
+    with LosesAnswers(clock) as transport:
+        cluster = StreamOffsets(options, transport, clock, sleep=clock.advance)
+        with pytest.raises(DataLossError, match="orders/a/0 ends at offset 0, before 5"):
+            cluster.ranges(NOTHING_READ, {**NOTHING_READ, A0: 5})
+        assert transport.failures == 1
 
 
 def test_skipped_messages_without_a_store_time_are_named(make_reader: Make, caplog: pytest.LogCaptureFixture) -> None:

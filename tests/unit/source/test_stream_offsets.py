@@ -458,6 +458,14 @@ def test_a_repeated_micro_batch_of_queues_that_are_gone_is_lost_data(
     assert f"queue {gone} is gone" in caplog.text
 
 
+def test_a_repeated_micro_batch_leaves_out_a_new_queue_that_is_gone(make_reader: Make) -> None:
+    reader, new = make_reader(subscribe=("orders", "old"), fail_on_data_loss=False), MessageQueue("old", "a", 0)
+    reader.fill({A0: 5})
+    # It had no messages, so no data is lost.
+    ranges = reader.cluster.ranges({A0: 1}, {A0: 5, new: 0})
+    assert [part for part in ranges if part.size] == [OffsetRange(A0, 1, 5)]
+
+
 def test_a_repeated_micro_batch_waits_for_a_topic_that_comes_back(make_reader: Make) -> None:
     reader = make_reader(fail_on_data_loss=False)
     reader.fill({A0: 5})

@@ -17,7 +17,7 @@ from rocketmq_spark.options.offsets import OffsetSpec, flat
 from rocketmq_spark.options.source import SourceOptions
 from rocketmq_spark.source.ranges import OffsetRange
 from rocketmq_spark.spark.reader import ReadPartition, RocketMQBatchReader
-from rocketmq_spark.spark.stream_reader import RocketMQStreamReader, stream_reader
+from rocketmq_spark.spark.stream_reader import LimitedStreamReader, RocketMQStreamReader, stream_reader
 from rocketmq_spark.testing import FakeCluster
 from rocketmq_spark.testing.store import MessageStore
 
@@ -71,6 +71,11 @@ class Stream:
 
     def queues(self, count: int, topic: str = "t") -> None:
         self._cluster.create_topic(topic, count)
+
+    def delete(self, topic: str) -> None:
+        for broker in self._cluster.brokers.values():
+            del broker.storage.topics[topic]
+            broker.on_change()
 
     def put(self, queue: MessageQueue, messages: int, *, at: float = 0.0) -> None:
         """Store messages at a time (s)."""
@@ -460,3 +465,38 @@ def test_checkpoint_without_store_times_gets_them_with_the_next_messages(stream:
         end = query.latestOffset(start)
         assert end == {"t": {"a": {"0": 6, "1": 3, "storeTimestamp": {"0": 6000, "1": 3000}}}}
         assert ranges_of(query.partitions(start, end)) == [OffsetRange(Q0, 5, 6)]
+
+
+def test_message_above_the_limit_of_bytes_is_read(stream: Stream) -> None:
+    stream.put(Q0, 3)
+    with stream.query(max_bytes_per_trigger=1) as query:
+        if not isinstance(query, LimitedStreamReader):
+            pytest.skip("limits need PySpark 4.2 or newer")
+        start = query.initialOffset()
+        assert flat(query.latestOffset(start, query.getDefaultReadLimit())) == {Q0: 1}
+
+
+def test_offset_reached_again_has_the_store_time_of_its_message(stream: Stream) -> None:
+    stream.put(Q0, 1, at=1.0)
+    with stream.query(fail_on_data_loss=False) as query:
+        ends = [checkpointed(query.latestOffset(query.initialOffset()))]
+        stream.replace(Q0, 0, 0, at=9.0)
+        ends.append(checkpointed(query.latestOffset(ends[-1])))
+        stream.put(Q0, 1, at=9.0)
+        ends.append(checkpointed(query.latestOffset(ends[-1])))
+    assert ends[1:] == [{"t": {"a": {"0": 0}}}, {"t": {"a": {"0": 1, "storeTimestamp": {"0": 9000}}}}]
+    with stream.query() as query:
+        assert query.latestOffset(ends[-1]) == ends[-1]
+
+
+def test_repeated_first_micro_batch_continues_without_a_deleted_topic(stream: Stream) -> None:
+    stream.queues(1, "old")
+    stream.put(Q0, 5)
+    both = {"subscribe": ("old", "t"), "fail_on_data_loss": False, "pull_timeout_ms": 100, "read_timeout_ms": 1000}
+    with stream.query(**both) as query:
+        end = checkpointed(query.latestOffset(query.initialOffset()))
+    stream.delete("old")
+    with stream.query(**both) as query:
+        # Spark asks for an empty range when a query continues.
+        assert query.partitions(end, end) == []
+        assert ranges_of(query.partitions(query.initialOffset(), end)) == [OffsetRange(Q0, 0, 5)]
