@@ -127,7 +127,8 @@ class LastMessages:
             queue: batch.ends[queue]
             for queue in batch.filled | batch.begun_again
             if batch.ends[queue] > 0
-            and self._stored.get(queue, (None, None)) != (batch.ends[queue], batch.end_times.get(queue))
+            # A message that the broker did not return was perhaps deleted with its topic just then.
+            and (queue not in batch.end_times or self._stored.get(queue) != (batch.ends[queue], batch.end_times[queue]))
         }
         answers = self.resolver.stored_before(repeated)
         unknown = {queue: batch.ends[queue] for queue, stored in answers.items() if stored is None}

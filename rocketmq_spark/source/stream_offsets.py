@@ -191,10 +191,14 @@ class StreamOffsets:
         # A queue without messages begins at 0, also if it is gone.
         starts = {queue: 0 for queue, end in ends.items() if end == 0} | starts
         # A query that is restarted repeats its last micro-batch. Queues may be gone since then.
-        gone = self._requests.await_listed(queue for queue, end in ends.items() if starts.get(queue, 0) < end)
+        was, becomes = times or {}, end_times or {}
+        changed = {
+            queue for queue, end in ends.items() if (starts.get(queue, 0), was.get(queue)) != (end, becomes.get(queue))
+        }
+        gone = self._requests.await_listed(changed)
         self._report_gone(gone, starts)
         ends = {queue: end for queue, end in ends.items() if queue not in gone}
-        batch = MicroBatch(self.begun(starts, ends), ends, times or {}, end_times or {})
+        batch = MicroBatch(self.begun(starts, ends), ends, was, becomes)
         return self._resolver.ranges_between(*self.last_messages.continued(batch))
 
     def commit(self, offsets: Offsets) -> None:

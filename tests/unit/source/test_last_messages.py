@@ -134,6 +134,15 @@ def test_end_of_a_repeat_that_was_before_its_start_is_compared(make_reader: Make
     assert [part for part in ranges if part.end > 1] == []
 
 
+def test_topic_deleted_while_a_micro_batch_is_planned_is_lost_data(make_reader: Make) -> None:
+    reader = make_reader()
+    reader.fill({A0: 3})
+    ends = {**NOTHING_READ, A0: 8}
+    assert reader.cluster.last_messages.times(ends, {**NOTHING_READ, A0: 2}, {}) == {}
+    with pytest.raises(DataLossError, match="orders/a/0 ends at offset 3, before 8, where the micro-batch ends"):
+        reader.cluster.ranges({**NOTHING_READ, A0: 2}, ends)
+
+
 class LosesAnswers(ScriptedTransport):
     """Loses the answers to requests for the end of a queue that come at one time."""
 

@@ -458,6 +458,14 @@ def test_a_repeated_micro_batch_of_queues_that_are_gone_is_lost_data(
     assert f"queue {gone} is gone" in caplog.text
 
 
+@pytest.mark.parametrize("end", [0, 3])
+def test_a_repeated_micro_batch_leaves_out_a_shorter_queue_that_is_gone(make_reader: Make, end: int) -> None:
+    reader, old = make_reader(subscribe=("orders", "old"), fail_on_data_loss=False), MessageQueue("old", "a", 0)
+    reader.fill({A0: 5})
+    ranges = reader.cluster.ranges({A0: 1, old: 9}, {A0: 5, old: end}, {old: 1_000}, {})
+    assert ranges == [OffsetRange(A0, 1, 5)]
+
+
 def test_a_repeated_micro_batch_leaves_out_a_new_queue_that_is_gone(make_reader: Make) -> None:
     reader, new = make_reader(subscribe=("orders", "old"), fail_on_data_loss=False), MessageQueue("old", "a", 0)
     reader.fill({A0: 5})
