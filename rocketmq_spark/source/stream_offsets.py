@@ -104,7 +104,8 @@ class StreamOffsets:
         missing = {queue: known[queue] for queue in known if queue not in target and self._options.reads(queue)}
         absent = sorted(queue for queue in missing if self.queues.exists(queue) is not False)
         if absent and not self._options.fail_on_data_loss:
-            logger.warning("%s; the query continues without these queues (failOnDataLoss=false)", _absent(absent))
+            text = "%s; the query continues without these queues (failOnDataLoss=false)"
+            logger.warning(text, _absent(absent, "in no route or did not answer"))
         if not absent or not self._options.fail_on_data_loss:
             return {**target, **missing}
         try:
@@ -246,8 +247,8 @@ class StreamOffsets:
         return end
 
 
-def _absent(queues: Sequence[MessageQueue]) -> str:
+def _absent(queues: Sequence[MessageQueue], state: str = "in no route") -> str:
     brokers = sorted({queue.broker_name for queue in queues})
     are = "broker {} is" if len(brokers) == 1 else "brokers {} are"
     text = ", ".join(map(str, queues[:5])) + (" and others" if len(queues) > 5 else "")
-    return f"{are.format(', '.join(brokers))} in no route, and the checkpoint has offsets of {text}"
+    return f"{are.format(', '.join(brokers))} {state}, and the checkpoint has offsets of {text}"

@@ -21,12 +21,13 @@ MOST_SCHEDULES = 1_000
 
 
 class PlantedBug(NamedTuple):
-    """A bug: what it is, its module, and the change that makes it."""
+    """A bug: what it is, its module, the change that makes it, and the kind of schedules that find it."""
 
     name: str
     module: str
     right: str
     wrong: str
+    kind: str = "writes"
 
 
 BUGS = (
@@ -111,6 +112,94 @@ BUGS = (
     ),
 )
 
+_READER = "spark/stream_reader.py"
+_OFFSETS = "source/stream_offsets.py"
+_LAST = "source/last_messages.py"
+
+STREAM_BUGS = tuple(
+    PlantedBug(*bug, kind="stream")
+    for bug in (
+        (
+            "restarted query reads new messages in its last micro-batch",
+            _READER,
+            "passed, ends = flat(start), flat(end)\n",
+            "passed, ends = flat(start), flat(end) if self._available else self._offsets().available(flat(end))\n",
+        ),
+        (
+            "beginnings of a repeated first micro-batch are forgotten",
+            _READER,
+            "starts |= ends | begun\n",
+            "starts |= ends\n",
+        ),
+        (
+            "queue that appears later begins at its end",
+            _OFFSETS,
+            "earliest = self._resolver.earliest(new)",
+            "earliest = self._resolver.latest(new)",
+        ),
+        (
+            "queue that has regrown is not compared",
+            _LAST,
+            "if stored is not None and stored != times.get(queue, stored):",
+            "if stored is not None and stored < times.get(queue, stored):",
+        ),
+        (
+            "queue that ends before its offset is not reported",
+            _OFFSETS,
+            "if offset is None or end >= offset:",
+            "if offset is None or end >= 0:",
+        ),
+        (
+            "store time of a message that was replaced is kept",
+            _LAST,
+            "            self._stored.pop(queue, None)\n",
+            "            pass\n",
+        ),
+        (
+            "repeated micro-batch is not compared at its end",
+            _LAST,
+            "            for queue in batch.filled | batch.begun_again\n",
+            "            for queue in set[MessageQueue]()\n",
+        ),
+        (
+            "target of Trigger.AvailableNow is forgotten",
+            _READER,
+            "self._target = self._offsets().target()",
+            "self._offsets().target()",
+        ),
+        (
+            "Trigger.AvailableNow ends without brokers that are away",
+            _OFFSETS,
+            "if not absent or not self._options.fail_on_data_loss:",
+            "if self._options:",
+        ),
+        (
+            "topic that is not selected loses its offsets",
+            _OFFSETS,
+            "sorted(selected - gone), dict(known)",
+            "sorted(selected - gone), {queue: at for queue, at in known.items() if self._options.reads(queue)}",
+        ),
+        (
+            "broker that is away loses its offsets",
+            _OFFSETS,
+            "sorted(selected - gone), dict(known)",
+            "sorted(present - gone), {queue: at for queue, at in known.items() if queue in present}",
+        ),
+        (
+            "offsets are committed before their micro-batch",
+            _READER,
+            "        return nested(ends, {queue",
+            "        self.commit(nested(ends))\n        return nested(ends, {queue",
+        ),
+        (
+            "message above maxBytesPerTrigger is never read",
+            _READER,
+            "max(1, int(waiting",
+            "max(0, int(waiting",
+        ),
+    )
+)
+
 
 def schedules_until_found(bug: PlantedBug, first: int = 0) -> int | None:
     """Plant a bug in a copy of the package; return the number of the schedule that failed, None if none did."""
@@ -124,7 +213,7 @@ def schedules_until_found(bug: PlantedBug, first: int = 0) -> int | None:
             raise ValueError(f"{bug.name}: {bug.module} has the text {text.count(bug.right)} times, not once")
         module.write_text(text.replace(bug.right, bug.wrong), "utf-8")
         done = subprocess.run(
-            [sys.executable, "-m", "tests.simulation.planted_bugs", "run", str(first), str(MOST_SCHEDULES)],
+            [sys.executable, "-m", "tests.simulation.planted_bugs", "run", bug.kind, str(first), str(MOST_SCHEDULES)],
             cwd=folder,
             env={**os.environ, "PYTHONPATH": folder},
             capture_output=True,
@@ -137,16 +226,18 @@ def schedules_until_found(bug: PlantedBug, first: int = 0) -> int | None:
     return int(found[1]) if found else None
 
 
-def run_until_found(first: int, most: int) -> None:
+def run_until_found(kind: str, first: int, most: int) -> None:
     """Run schedules until one fails. The process that calls this imports the copy with the planted bug."""
     import rocketmq_spark
-    from tests.simulation.schedule import Plan, run
-    from tests.simulation.swarm import be_quiet
+    from tests.simulation.schedule import Plan
+    from tests.simulation.stream_model import StreamPlan
+    from tests.simulation.swarm import be_quiet, run_plan
 
     assert Path(rocketmq_spark.__file__).parents[1] == Path.cwd()
     be_quiet()
+    plan_class = StreamPlan if kind == "stream" else Plan
     for number in range(most):
-        problems = run(Plan.of_seed(first + number)).problems
+        problems = run_plan(plan_class.of_seed(first + number)).problems
         if problems:
             print(f"found in schedule {number + 1}: {problems[0]}")
             return
@@ -154,7 +245,7 @@ def run_until_found(first: int, most: int) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["run"]:
-        run_until_found(int(sys.argv[2]), int(sys.argv[3]))
+        run_until_found(sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
     else:
-        for planted in BUGS:
+        for planted in (*BUGS, *STREAM_BUGS):
             print(f"{schedules_until_found(planted) or 'not found':>10}  {planted.name}", flush=True)

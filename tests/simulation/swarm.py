@@ -25,6 +25,7 @@ from tests.simulation.exactly_once import ExactlyOncePlan, ExactlyOnceRun, run_e
 from tests.simulation.model import ModelPlan, run_model
 from tests.simulation.reads import ReadPlan, ReadRun, run_read
 from tests.simulation.schedule import Plan, Run, run
+from tests.simulation.stream_model import StreamPlan, StreamRun, run_stream
 from tests.simulation.transactions import TransactionPlan, TransactionRun, run_transactions
 from tests.simulation.two_phase import TwoPhasePlan, TwoPhaseRun, run_two_phase
 
@@ -35,15 +36,16 @@ _LINES = 120
 
 
 AnyPlan: TypeAlias = (
-    "Plan | ReadPlan | TransactionPlan | TwoPhasePlan | EffectivelyOncePlan | ModelPlan | ExactlyOncePlan"
+    "Plan | ReadPlan | TransactionPlan | TwoPhasePlan | EffectivelyOncePlan | ModelPlan | ExactlyOncePlan | StreamPlan"
 )
-AnyRun: TypeAlias = "Run | ReadRun | TransactionRun | TwoPhaseRun | EffectivelyOnceRun | ExactlyOnceRun"
+AnyRun: TypeAlias = "Run | ReadRun | TransactionRun | TwoPhaseRun | EffectivelyOnceRun | ExactlyOnceRun | StreamRun"
 
 KINDS: dict[str, tuple[type[AnyPlan], ...]] = {
     "mixed": (Plan, Plan, ReadPlan, TransactionPlan, TwoPhasePlan, Plan, ReadPlan, EffectivelyOncePlan),
     "effectively-once": (EffectivelyOncePlan,),
     "model": (ModelPlan,),
     "exactly-once": (ExactlyOncePlan,),
+    "stream": (StreamPlan,),
 }
 
 
@@ -57,6 +59,8 @@ def run_plan(plan: AnyPlan) -> AnyRun:
     """Run a schedule of any kind."""
     if isinstance(plan, ReadPlan):
         return run_read(plan)
+    if isinstance(plan, StreamPlan):
+        return run_stream(plan)
     if isinstance(plan, TwoPhasePlan):
         return run_two_phase(plan)
     if isinstance(plan, ExactlyOncePlan):
@@ -114,12 +118,19 @@ def run_chunk(seeds: Sequence[int], kind: str = "mixed") -> Chunk:
         kinds = [fault for fault, count in done.faults.items() if count]
         chunk.faults += done.faults
         chunk.with_fault.update(kinds)
-        if isinstance(done, EffectivelyOnceRun | ExactlyOnceRun) and done.history.stopped:
+        if _is_stopped(done):
             chunk.stopped.update(kinds)
         if done.problems:
             chunk.problems[seed] = done.problems
     chunk.seconds = time.process_time() - began
     return chunk
+
+
+def _is_stopped(done: AnyRun) -> bool:
+    """Return whether an error has ended a write or a driver."""
+    if isinstance(done, StreamRun):
+        return any(driver.error is not None for driver in done.history.drivers)
+    return isinstance(done, EffectivelyOnceRun | ExactlyOnceRun) and bool(done.history.stopped)
 
 
 def _run_range(seeds: range, kind: str) -> tuple[range, Chunk]:
@@ -162,6 +173,7 @@ def smaller(plan: AnyPlan) -> Iterator[AnyPlan]:
         "batch_rows": 1,
         "rows_at_once": 1,
         "equal": 1,
+        "topics": 1,
     }
     for name, value in least.items():
         present = getattr(plan, name, value)

@@ -119,7 +119,12 @@ def test_queue_shorter_than_a_repeated_micro_batch_is_reported_in_time(
 def test_messages_that_come_while_a_repeat_is_planned_are_compared(make_reader: Make) -> None:
     reader = make_reader(fail_on_data_loss=False)
     reader.fill({A0: 3})
-    reader.while_asleep = lambda: len(reader.slept) == 1 and reader.fill({A0: 2})
+
+    def store() -> None:
+        if len(reader.slept) == 1:
+            reader.fill({A0: 2})
+
+    reader.while_asleep = store
     # All five messages are others than the query has read and planned.
     ranges = reader.cluster.ranges({A0: 4}, {A0: 5}, {A0: 4_000}, {A0: 5_000})
     assert reader.slept
