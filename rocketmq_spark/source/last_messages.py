@@ -103,6 +103,12 @@ class LastMessages:
                 "have no store time of the last message that was read",
                 *(queue, ends[queue]),
             )
+        for queue in sorted(short.keys() - batch.end_times.keys()):
+            logger.warning(
+                "queue %s continues at offset %d, where the micro-batch ends, and may skip new messages before it: the "
+                "query's offsets have no store time of the last message of the micro-batch",
+                *(queue, batch.ends[queue]),
+            )
         return (
             starts | self._stored_after(batch.times, replaced, ends),
             ends | self._stored_after(batch.end_times, cut, ends),

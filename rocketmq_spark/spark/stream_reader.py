@@ -106,8 +106,9 @@ class RocketMQStreamReader(PartitionReader, DataSourceStreamReader):
         starts = dict(passed)
         # Spark passes an empty range when a query restarts; its beginnings belong to an earlier micro-batch.
         if start != end:
-            # Only the start of a query's first micro-batch is computed again, so `end` overrides only that one.
-            first = self._initial_asked and start == self._initial
+            # Only the start of a query's first micro-batch is computed again, after a restart, so `end` overrides only
+            # that one.
+            first = self._initial_asked and start == self._initial and self._available is None
             begun = beginnings_in(end)
             if first and begun:
                 # Release 1.0.0rc1 wrote no beginning for a queue without new messages.

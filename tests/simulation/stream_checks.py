@@ -36,7 +36,7 @@ _REPORTS: Final = {
     "ends": re.compile(r"queue (\S+) ends at offset (\d+), (?:but|before)"),
     "other": re.compile(r"queue (\S+) has another message at offset (\d+)"),
     "after": re.compile(r"queue (\S+) continues at offset (\d+), the first stored after"),
-    "may skip": re.compile(r"queue (\S+) continues at its end, offset (\d+), and may skip"),
+    "may skip": re.compile(r"queue (\S+) continues at (?:its end, )?offset (\d+),.* and may skip"),
     "waits": re.compile(r"queue (\S+) waits for its broker"),
     "begins": re.compile(r"new queue (\S+) begins at offset (\d+)"),
 }
@@ -246,7 +246,7 @@ class StreamChecks:
                 if offset < newest.get(life, -1):
                     yield f"{queue}/{offset} of micro-batch {batch} came after {newest[life]}"
                 newest[life] = max(offset, newest.get(life, -1))
-        if not self.entries:
+        if not self.entries or self.history.is_stuck:
             return
         reads = self.history.drivers[-1].options.reads
         for record in self.cluster.records:
@@ -283,7 +283,7 @@ class StreamChecks:
         for report in self.of_queue[str(queue)]:
             if report.kind == "gap" and report.offset <= offset < report.end and record.gone_at <= report.at:
                 return "reported gap"
-            if report.kind == "may skip" and offset < report.offset and record.stored_at <= report.at:
+            if report.kind == "may skip" and offset < report.offset:
                 return "warning that messages may be skipped"
             if report.kind == "after" and offset < report.offset and record.gone_at <= report.at:
                 return "expired before the query knew that its queue was replaced"

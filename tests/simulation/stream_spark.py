@@ -105,6 +105,8 @@ class StreamHistory:
     calls: list[float] = field(default_factory=list)
     # When the last fault has ended.
     calm: float = math.inf
+    # Whether the query cannot read everything, because a broker that it waits for does not come back.
+    is_stuck: bool = False
 
 
 @dataclass(frozen=True)

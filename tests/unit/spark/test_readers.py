@@ -467,6 +467,15 @@ def test_checkpoint_without_store_times_gets_them_with_the_next_messages(stream:
         assert ranges_of(query.partitions(start, end)) == [OffsetRange(Q0, 5, 6)]
 
 
+def test_topic_created_again_after_an_empty_first_micro_batch_is_read(stream: Stream) -> None:
+    stream.put(Q0, 3, at=1.0)
+    with stream.query(starting_offsets=OffsetSpec("latest"), fail_on_data_loss=False) as query:
+        start = checkpointed(query.latestOffset(query.initialOffset()))
+        stream.replace(Q0, 0, 1, at=9.0)
+        end = checkpointed(query.latestOffset(start))
+        assert ranges_of(query.partitions(start, end)) == [OffsetRange(Q0, 0, 1)]
+
+
 def test_message_above_the_limit_of_bytes_is_read(stream: Stream) -> None:
     stream.put(Q0, 3)
     with stream.query(max_bytes_per_trigger=1) as query:
