@@ -13,22 +13,22 @@ from pyspark.sql import SparkSession
 from rocketmq_spark.cluster import Broker, LocalCluster
 from rocketmq_spark.errors import DeliveryError
 from rocketmq_spark.producer.producer import Producer
-from tests.support.reading import read_topic, record
+from tests.support.auditor import ROW_ID, audit, numbered_rows
+from tests.support.java import Java
 from tests.support.writes import (
     PIECE,
     SMALL,
+    WIDTH,
     Trial,
     account_of,
     broken,
+    check_account,
     counted,
     in_mid_write,
-    keys_of,
     make_topic,
     numbered,
     rows,
-    verify,
     write,
-    written,
 )
 
 pytestmark = [pytest.mark.faults, pytest.mark.spark, pytest.mark.integration]
@@ -126,7 +126,7 @@ def test_paused_broker_does_not_slow_write_with_fault_strategy(trial: Trial) -> 
 
 @pytest.mark.long
 def test_write_with_all_brokers_down_fails_in_time_and_reports_stored_rows(
-    trial: Trial, spark: SparkSession, *, full: bool
+    trial: Trial, spark: SparkSession, java: Java, *, full: bool
 ) -> None:
     cluster, topic, rows = trial.cluster, trial.topic, 20_000
     timeout, attempts = (5_000, 2) if full else (1_000, 2)
@@ -135,7 +135,7 @@ def test_write_with_all_brokers_down_fails_in_time_and_reports_stored_rows(
     make_topic(cluster, topic)
     with in_mid_write(cluster.name_server, topic, rows // 10, lambda: failed_at.append(go_away(cluster))):
         with pytest.raises(PySparkException) as raised:
-            write(numbered(spark, rows, 200), cluster.name_server, topic, **options)
+            write(numbered(spark, rows, WIDTH), cluster.name_server, topic, **options)
         took = time.monotonic() - failed_at[0]
     error = str(raised.value)
     assert f"deliveryTimeoutMs={timeout}" in error
@@ -144,9 +144,10 @@ def test_write_with_all_brokers_down_fails_in_time_and_reports_stored_rows(
     assert took < attempts * (timeout / 1000 + 10)
     for broker in cluster.brokers:
         broker.resume()
-    keys = {message.keys for message in read_topic(cluster.name_server, topic, rows // 10, key=lambda m: m.keys)}
-    assert len(keys) >= rows // 10
-    assert keys <= keys_of(rows)
+    given = numbered_rows(topic, range(rows), WIDTH, repeats=True, optional=True)
+    found = audit(java, cluster.name_server, given, marks=[ROW_ID])
+    found.check()
+    assert found.found >= rows // 10
 
 
 def go_away(cluster: LocalCluster) -> float:
@@ -155,7 +156,9 @@ def go_away(cluster: LocalCluster) -> float:
     return time.monotonic()
 
 
-def test_write_with_all_brokers_down_reports_correct_row_counts(two_brokers: LocalCluster, topic: str) -> None:
+def test_write_with_all_brokers_down_reports_correct_row_counts(
+    two_brokers: LocalCluster, topic: str, java: Java
+) -> None:
     count, taken = 20_000, list[int]()
     make_topic(two_brokers, topic)
     gone = broken(rows(count), 10, two_brokers, topic, lambda: go_away(two_brokers), messages=PIECE)
@@ -169,6 +172,5 @@ def test_write_with_all_brokers_down_reports_correct_row_counts(two_brokers: Loc
     assert "deliveryTimeoutMs=2000" in str(raised.value)
     account = account_of(raised.value)
     assert 0 < account[0] < count
-    history = written(sum(taken), account=account)
-    record(history, read_topic(two_brokers.name_server, topic, account[0], key=lambda message: message.keys))
-    verify(history)
+    given = numbered_rows(topic, range(sum(taken)), WIDTH, repeats=True, optional=True)
+    check_account(audit(java, two_brokers.name_server, given, marks=["UNIQ_KEY"]), account)

@@ -21,6 +21,7 @@ import pytest
 
 from rocketmq_spark.cluster import LocalCluster
 from tests.support import writes
+from tests.support.auditor import BY_NUMBER, audit, numbered_rows
 from tests.support.exactly_once import Chaos, Growth, Job
 from tests.support.java import Java
 from tests.support.processes import PATIENCE, StandaloneCluster, wait_for
@@ -59,12 +60,9 @@ def run_jobs(
             account, met = job.account(java), job.phases(chaos.times)
         phases += met
         faults += chaos.faults
-        found = {"rows": account.rows, "repeated": len(account.repeated), "missing": len(account.missing)}
-        total.update(**found, recoveries=account.recoveries)
+        total.update(rows=account.found.rows, recoveries=account.recoveries, **account.found.counts)
         print(f"run {number}, seed {seed + number}: {account}; {dict(chaos.faults)} {dict(met)}", flush=True)
-        assert account.violations == 0, (
-            f"{account}\n{account.repeated[:20]=}\n{account.missing[:20]=}\n{account.strange[:20]=}"
-        )
+        account.found.check()
         # A task reads and writes several queues.
         assert account.partitions < 2 * QUEUES
     line = writes.Account(f"{faults.total()} kills ({what})", total["rows"], total["rows"], 0, 0, 0.0, 1)
@@ -171,13 +169,13 @@ def test_every_row_is_stored_once_although_stages_are_repeated(
         for event in events
         if event["Event"] == "SparkListenerStageSubmitted"
     )
-    held = writes.messages_in(two_brokers.name_server, topic)
-    lines = java.read_topic(two_brokers.name_server, topic, held, within=PATIENCE)
-    copies = Counter(int(line["body"]) for line in lines)
+    given = numbered_rows(topic, range(count * rows), 0, keyed=False)
+    found = audit(java, two_brokers.name_server, given, identity=BY_NUMBER)
     what = f"{kills} executors killed, {repeated_stages} stages repeated"
     print(f"{what}: {count * rows} rows, {recovered}")
-    record_property("account", list(writes.Account(what, count * rows, len(lines), 0, recovered["recovered"], 0.0, 1)))
-    assert copies.keys() == set(range(count * rows))
-    assert copies.total() == count * rows
+    record_property(
+        "account", list(writes.Account(what, count * rows, found.messages, 0, recovered["recovered"], 0.0, 1))
+    )
+    found.check()
     assert recovered["recovered"] > 0
     assert repeated_stages > 0

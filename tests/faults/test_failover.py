@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,11 +18,12 @@ from rocketmq_spark.cluster import Broker, LocalCluster
 from rocketmq_spark.errors import ClusterError, RocketMQError
 from rocketmq_spark.producer.producer import Producer
 from rocketmq_spark.spark.report import Metrics
+from tests.support.auditor import ROW_ID, audit, numbered_rows
 from tests.support.cluster import started
+from tests.support.java import Java
 from tests.support.processes import NEEDS_LIMITS, PATIENCE, wait_for
-from tests.support.reading import read_topic
 from tests.support.streams import Kept, once
-from tests.support.writes import SMALL, Account, in_mid_write, keys_of, messages_in, numbered, retries_of, write
+from tests.support.writes import SMALL, Account, in_mid_write, messages_in, numbered, retries_of, write
 
 pytestmark = [pytest.mark.faults, pytest.mark.spark, pytest.mark.integration]
 
@@ -106,6 +106,7 @@ def test_no_row_is_lost_if_the_master_is_killed_during_a_write(
     metrics: Metrics,
     replicated: LocalCluster,
     replicated_topic: str,
+    java: Java,
     record_property: Any,
     *,
     lost_name_server: bool,
@@ -120,13 +121,11 @@ def test_no_row_is_lost_if_the_master_is_killed_during_a_write(
     with timed(asked, topic) as longest, in_mid_write(asked, topic, ROWS // 10, victim.kill):
         write(numbered(spark, ROWS, 100), replicated.name_server, topic, **options)
     assert replicated.master() is not victim
-    stored = read_topic(asked, topic, ROWS, within=PATIENCE)
-    copies = Counter(message.properties["KEYS"] for message in stored)
-    assert copies.keys() == keys_of(ROWS)
+    found = audit(java, asked, numbered_rows(topic, range(ROWS), 100, repeats=True), marks=[ROW_ID])
+    found.check()
     retries = retries_of(metrics.to_dict())
     fault = "master killed, replica takes over" + (", one of three name servers gone" if lost_name_server else "")
-    most = max(copies.values())
-    account = Account(fault, ROWS, len(stored), len(stored) - ROWS, retries, longest[0], most)
+    account = Account(fault, ROWS, found.messages, found.repeats, retries, longest[0], found.most)
     record_property("account", list(account))
 
 

@@ -19,24 +19,25 @@ from rocketmq_spark.errors import DeliveryError
 from rocketmq_spark.model.message import Message
 from rocketmq_spark.producer.producer import Producer
 from rocketmq_spark.spark.report import Metrics
+from tests.support.auditor import ROW_ID, audit, numbered_rows
+from tests.support.java import Java
 from tests.support.links import TcpProxy
 from tests.support.peer import refused_address
 from tests.support.processes import wait_for
-from tests.support.reading import read_topic, record
+from tests.support.reading import read_topic
 from tests.support.writes import (
     PIECE,
     SMALL,
+    WIDTH,
     Ledger,
     account_of,
-    body_of,
     broken,
+    check_account,
     counted,
     in_mid_write,
     numbered,
     retries_of,
     rows,
-    verify,
-    written,
 )
 
 pytestmark = [pytest.mark.faults, pytest.mark.integration]
@@ -66,23 +67,22 @@ def breakable_link(cluster: LocalCluster) -> Iterator[tuple[str, Callable[[], No
         yield link.address, cut
 
 
-def verify_stored(cluster: LocalCluster, topic: str, count: int, groups: int = 0) -> None:
-    """Check that no row is missing, that repeats of a row have one id, and that groups keep their order and queue."""
-    history = written(count, groups)
-    messages = read_topic(cluster.name_server, topic, count, key=lambda message: message.keys)
-    record(history, messages, mark=lambda message: message.unique_id or "")
-    verify(history)
-
-
 def watched(ledger: Ledger, cluster: LocalCluster, topic: str) -> AbstractContextManager[None]:
     return ledger.watch([cluster.name_server], topic, [broker.address for broker in cluster.brokers])
 
 
 def settle(
-    ledger: Ledger, fault: str, cluster: LocalCluster, topic: str, count: int, brokers: Mapping[str, Mapping[str, Any]]
+    ledger: Ledger,
+    fault: str,
+    cluster: LocalCluster,
+    topic: str,
+    count: int,
+    brokers: Mapping[str, Mapping[str, Any]],
+    groups: int = 0,
 ) -> None:
-    """Read everything back, and add the fault to the table."""
-    ledger.settle(fault, cluster.name_server, topic, count, retries_of(brokers), begins=body_of)
+    """Check that no row is missing, and that repeats have one id, and add the fault to the table."""
+    retries, marks = retries_of(brokers), [ROW_ID, "UNIQ_KEY"]
+    ledger.settle(fault, cluster.name_server, topic, count, retries, width=WIDTH, marks=marks, groups=groups)
 
 
 def name_of(faults: bool) -> str:
@@ -112,7 +112,7 @@ def test_proxy_killed_and_restarted_during_write_loses_no_row(
         watched(ledger, cluster, topic),
         in_mid_write(name_server, topic, PIECE, lambda: kill_and_restart(cluster)),
     ):
-        numbered(spark, count, 200).write.format("rocketmq").options(**options).save()
+        numbered(spark, count, WIDTH).write.format("rocketmq").options(**options).save()
     summary = metrics.to_dict()
     assert summary[cluster.endpoints]["rows"] == count
     assert summary[cluster.endpoints]["retries"] > 0
@@ -127,9 +127,8 @@ def test_proxy_restart_keeps_row_order_within_group(
     with Producer("pg", endpoints=cluster.endpoints) as producer, watched(ledger, cluster, topic):
         batches = broken(rows(count, groups), 3, cluster, topic, lambda: kill_and_restart(cluster))
         summary = producer.send_arrow(batches, topic, ordered="true", rowId="true").to_dict()
-    verify_stored(cluster, topic, count, groups)
     assert summary[cluster.endpoints]["retries"] > 0
-    settle(ledger, "proxy killed and started again, rows of groups", cluster, topic, count, summary)
+    settle(ledger, "proxy killed and started again, rows of groups", cluster, topic, count, summary, groups)
 
 
 @pytest.mark.long
@@ -149,7 +148,6 @@ def test_rows_in_flight_to_a_frozen_proxy_are_resent_and_none_is_lost(
         watched(ledger, cluster, topic),
     ):
         summary = producer.send_arrow(broken(rows(count), 30, cluster, topic, freeze), topic, **WITH_ID).to_dict()
-    verify_stored(cluster, topic, count)
     settle(ledger, "proxy paused for 3 s", cluster, topic, count, summary)
     assert summary[cluster.endpoints]["rows"] == count
     assert summary[cluster.endpoints]["retries_by_reason"]["RemotingTimeoutException"] > 0
@@ -170,8 +168,8 @@ def test_unreachable_endpoint_gets_no_rows_and_does_not_slow_write(
         for number in range(4):
             message = Message.of(lone, b"one by one", keys=f"k{number}")
             assert producer.send(message).message_queue.broker_name == cluster.endpoints
-    verify_stored(cluster, topic, count)
-    verify_stored(cluster, lone, 4)
+    found = read_topic(cluster.name_server, lone, 4, key=lambda message: message.keys)
+    assert {message.keys for message in found} == {f"k{number}" for number in range(4)}
     settle(ledger, f"endpoint dead from the start, {name_of(faults)}", cluster, topic, count, summary)
     assert (summary[dead]["rows"], summary[cluster.endpoints]["rows"]) == (0, count)
     assert summary[dead]["retries_by_reason"].keys() == {"RemotingConnectException"}
@@ -197,7 +195,6 @@ def test_rows_of_failing_endpoint_go_to_the_other_endpoint(
         watched(ledger, cluster, topic),
     ):
         summary = producer.send_arrow(broken(rows(count), 30, cluster, topic, cut), topic, **options).to_dict()
-    verify_stored(cluster, topic, count)
     settle(ledger, f"endpoint that dies, {name_of(faults)}", cluster, topic, count, summary)
     assert summary[dying]["rows"] + summary[cluster.endpoints]["rows"] == count
     assert 0 < summary[dying]["rows"] < summary[cluster.endpoints]["rows"]
@@ -209,7 +206,7 @@ def test_rows_of_failing_endpoint_go_to_the_other_endpoint(
 
 
 def test_write_with_only_endpoint_down_fails_with_correct_row_counts(
-    cluster: LocalCluster, make_topic: MakeTopic, breakable_link: tuple[str, Callable[[], None]]
+    cluster: LocalCluster, make_topic: MakeTopic, breakable_link: tuple[str, Callable[[], None]], java: Java
 ) -> None:
     topic, count, (dying, cut) = make_topic("NORMAL"), 20_000, breakable_link
     taken = list[int]()
@@ -218,6 +215,5 @@ def test_write_with_only_endpoint_down_fails_with_correct_row_counts(
         producer.send_arrow(batches, topic, deliveryTimeoutMs="2000", **SMALL)
     account = account_of(raised.value)
     assert 0 < account[0] < count
-    history = written(sum(taken), account=account)
-    record(history, read_topic(cluster.name_server, topic, account[0], key=lambda message: message.keys))
-    verify(history)
+    given = numbered_rows(topic, range(sum(taken)), WIDTH, repeats=True, optional=True)
+    check_account(audit(java, cluster.name_server, given, marks=["UNIQ_KEY"]), account)

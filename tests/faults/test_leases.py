@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
@@ -19,6 +18,7 @@ import pytest
 
 from rocketmq_spark.cluster import LocalCluster
 from tests.support import writes
+from tests.support.auditor import BY_NUMBER, audit, numbered_rows
 from tests.support.cuts import DriverLink
 from tests.support.drivers import Driver, resume, send
 from tests.support.exactly_once import Growth, Job
@@ -78,14 +78,7 @@ def workers_of(executor: int) -> list[psutil.Process]:
 
 def check_rows(cluster: LocalCluster, topic: str, java: Java, rows: int) -> None:
     """Compare what consumers see with the rows that were written, each once."""
-    held = writes.messages_in(cluster.name_server, topic)
-    lines = java.read_topic(cluster.name_server, topic, held, within=PATIENCE)
-    copies = Counter(int(line["body"].split()[0]) for line in lines)
-    repeated = sorted(row for row, times in copies.items() if times > 1)
-    missing = sorted(set(range(rows)) - copies.keys())
-    print(f"{rows} rows, {held} visible, {len(repeated)} repeated, {len(missing)} missing", flush=True)
-    assert (repeated[:10], missing[:10]) == ([], [])
-    assert copies.total() == rows
+    audit(java, cluster.name_server, numbered_rows(topic, range(rows), 0, keyed=False), identity=BY_NUMBER).check()
 
 
 @pytest.mark.long
@@ -193,7 +186,7 @@ def test_a_driver_that_was_stopped_while_another_one_took_over_stops(
         job.finish(new)
         output = old.output.read_text(errors="replace")
         assert REPLACED in output or "was replaced by another driver" in output, output[-4000:]
-        check_rows(two_brokers, topic, java, job.writes * job.rows)
+        job.account(java).found.check()
 
 
 @pytest.mark.long
@@ -210,4 +203,4 @@ def test_two_drivers_of_one_checkpoint_repeat_nothing(
             job.finish(job.start())
         outputs = [driver.output.read_text(errors="replace") for driver in drivers]
         assert any(REPLACED in output or "another driver" in output for output in outputs)
-        check_rows(two_brokers, topic, java, job.writes * job.rows)
+        job.account(java).found.check()

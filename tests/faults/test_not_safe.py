@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,9 +20,10 @@ from rocketmq_spark.cluster import Broker, LocalCluster
 from rocketmq_spark.errors import DeliveryError
 from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.producer.producer import Producer
+from tests.support.auditor import Row, audit
 from tests.support.cluster import Slave, set_config
+from tests.support.java import Java
 from tests.support.processes import wait_for
-from tests.support.reading import read_topic
 from tests.support.writes import SMALL, Trial, keys_of, make_topic
 
 pytestmark = [pytest.mark.faults, pytest.mark.integration]
@@ -124,7 +124,7 @@ def producer_with(cluster: LocalCluster, retries: int) -> Producer:
 
 @EITHER
 def test_unsafe_rows_are_resent_at_most_retry_times_then_write_fails(
-    two_brokers: LocalCluster, topic: str, status: str
+    two_brokers: LocalCluster, topic: str, status: str, java: Java
 ) -> None:
     broker, rows, retries = two_brokers.brokers[1], 500, 2
     make_topic(two_brokers, topic, on=[broker])
@@ -136,6 +136,7 @@ def test_unsafe_rows_are_resent_at_most_retry_times_then_write_fails(
         accepted = producer.send_arrow(pa.table(columns), topic, requireStoreOk="false", **SMALL)
     assert f"outcome unknown: {rows}" in str(raised.value)
     assert accepted.to_dict()[broker.name]["rows"] == rows
-    times = Counter(message.keys for message in read_topic(two_brokers.name_server, topic, rows))
-    assert set(times) == keys_of(rows)
-    assert max(times.values()) == 1 + retries + 1
+    given = [Row(topic, key, b"body", keys=key, repeats=True) for key in sorted(keys_of(rows))]
+    found = audit(java, two_brokers.name_server, given)
+    found.check()
+    assert found.most == 1 + retries + 1

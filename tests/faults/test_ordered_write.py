@@ -15,10 +15,12 @@ from pyspark.sql.streaming.query import StreamingQuery
 from rocketmq_spark.cluster import LocalCluster
 from rocketmq_spark.spark.report import Metrics
 from rocketmq_spark.transport.remoting.transport import RemotingTransport
+from tests.support.auditor import BY_NUMBER, audit, numbered_rows
+from tests.support.java import Java
 from tests.support.processes import wait_for
-from tests.support.reading import read_topic, record
+from tests.support.reading import read_topic
 from tests.support.streams import numbers, run_until
-from tests.support.writes import in_mid_write, make_topic, verify, written
+from tests.support.writes import in_mid_write, make_topic
 
 pytestmark = [pytest.mark.faults, pytest.mark.spark, pytest.mark.integration]
 
@@ -26,13 +28,13 @@ KEYS = 300
 
 
 def keyed(spark: SparkSession, count: int) -> DataFrame:
-    rows = spark.range(count).withColumn("shardingKey", F.concat(F.lit("key-"), F.col("id") % KEYS))
+    rows = spark.range(count).withColumn("shardingKey", F.concat(F.lit("group-"), F.col("id") % KEYS))
     rows = rows.repartition(4, "shardingKey").sortWithinPartitions("id")
     return rows.select(F.rpad(F.col("id").cast("string"), 400, ".").alias("body"), "shardingKey")
 
 
 def test_ordered_write_keeps_key_order_over_broker_restart(
-    spark: SparkSession, two_brokers: LocalCluster, topic: str, metrics: Metrics, *, full: bool
+    spark: SparkSession, two_brokers: LocalCluster, topic: str, metrics: Metrics, java: Java, *, full: bool
 ) -> None:
     count, victim = 40_000 if full else 10_000, two_brokers.brokers[0]
     make_topic(two_brokers, topic)
@@ -46,10 +48,8 @@ def test_ordered_write_keeps_key_order_over_broker_restart(
     writer = writer.option("topic", topic).option("ordered", "true").option("maxRatePerSecond", 5_000)
     with in_mid_write(two_brokers.name_server, topic, count // 10, kill_and_restart):
         writer.option("batchBytes", "16k").save()
-    messages = read_topic(two_brokers.name_server, topic, count, key=lambda message: message.body)
-    history = written(count, KEYS)
-    record(history, messages, row=lambda message: int(message.body.rstrip(b".")))
-    verify(history)
+    given = numbered_rows(topic, range(count), 400, groups=KEYS, keyed=False, repeats=True)
+    audit(java, two_brokers.name_server, given, identity=BY_NUMBER).check()
     assert metrics.to_dict()[victim.name]["retries"] > 0
 
 

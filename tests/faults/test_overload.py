@@ -13,7 +13,7 @@ from rocketmq_spark.spark.report import Metrics
 from tests.support.cluster import SharedCluster, create_topic, set_config
 from tests.support.links import slow_cluster
 from tests.support.processes import wait_for
-from tests.support.writes import Ledger, Trial, body_of, numbered, retries_of, write
+from tests.support.writes import Ledger, Trial, numbered, retries_of, write
 
 pytestmark = [pytest.mark.faults, pytest.mark.spark, pytest.mark.integration]
 
@@ -81,5 +81,5 @@ def test_a_slow_link_causes_no_storm_of_repeats(
     ):
         write(numbered(spark, rows, 300), name_server, topic, rowId=True)
     retries = retries_of(metrics.to_dict())
-    account = ledger.settle("links of 10 Mbit/s", cluster.name_server, topic, rows, retries, begins=body_of)
+    account = ledger.settle("links of 10 Mbit/s", cluster.name_server, topic, rows, retries, width=300)
     assert account.stored <= rows * 1.05

@@ -17,10 +17,11 @@ from pyspark.sql import SparkSession
 
 from rocketmq_spark import Producer
 from rocketmq_spark.spark.report import Metrics
+from tests.support.auditor import audit, numbered_rows
 from tests.support.cluster import SharedCluster
+from tests.support.java import Java
 from tests.support.processes import StandaloneCluster, descendants, processes, wait_for
-from tests.support.reading import read_topic
-from tests.support.writes import Ledger, failing_late, keys_of, messages_in, numbered, retries_of, rows
+from tests.support.writes import WIDTH, Ledger, failing_late, messages_in, numbered, retries_of, rows
 from tests.tools.packages import Built
 
 pytestmark = [pytest.mark.faults, pytest.mark.spark, pytest.mark.integration]
@@ -56,9 +57,11 @@ def await_stored(options: dict[str, str], messages: int) -> None:
     wait_for(lambda: messages_in(options["nameServer"], options["topic"]) >= messages)
 
 
-def settle(ledger: Ledger, fault: str, options: dict[str, str], rows: int, facts: dict[str, Any]) -> None:
+def settle(
+    ledger: Ledger, fault: str, options: dict[str, str], rows: int, facts: dict[str, Any], width: int = 100
+) -> None:
     """Check that every row is stored, some more than once, and that only committed attempts were counted."""
-    account = ledger.settle(fault, options["nameServer"], options["topic"], rows, retries_of(facts))
+    account = ledger.settle(fault, options["nameServer"], options["topic"], rows, retries_of(facts), width=width)
     assert account.repeats > 0
     assert sum(broker["rows"] for broker in facts.values()) == rows
 
@@ -124,7 +127,7 @@ def test_killed_worker_loses_no_row_that_is_read_and_written(
             for pid in killed:
                 os.kill(pid, signal.SIGKILL)
             result = driver.result()
-        settle(ledger, f"worker killed ({victim})", options, count, result["brokers"])
+        settle(ledger, f"worker killed ({victim})", options, count, result["brokers"], WIDTH)
         assert not (killed | orphans) & processes().keys()
 
 
@@ -184,7 +187,7 @@ def test_streaming_query_with_killed_driver_resumes_from_checkpoint(
     folder = tmp_path / "in"
     folder.mkdir()
     for file in range(files):
-        text = "".join(f"{number}{'.' * 90}\n" for number in range(file * lines, (file + 1) * lines))
+        text = "".join(str(number).ljust(100, ".") + "\n" for number in range(file * lines, (file + 1) * lines))
         (folder / f"{file}.txt").write_text(text)
     arguments = {
         "files": str(folder),
@@ -196,7 +199,8 @@ def test_streaming_query_with_killed_driver_resumes_from_checkpoint(
         driver.kill()
         result = standalone.submit("stream", arguments, "--py-files", str(wheel)).result()
     rows, retries = files * lines, retries_of(result["brokers"])
-    account = ledger.settle("driver of a query killed", options["nameServer"], options["topic"], rows, retries)
+    name_server, topic = options["nameServer"], options["topic"]
+    account = ledger.settle("driver of a query killed", name_server, topic, rows, retries, width=100)
     # The second driver began with the unfinished micro-batch of the first one, and repeated only that micro-batch.
     assert 0 < account.repeats < lines
     assert result["batches"] == list(range(1, files))
@@ -207,6 +211,7 @@ def test_a_write_runs_from_an_environment_shipped_as_an_archive(
     standalone: StandaloneCluster,
     wheel: Path,
     options: dict[str, str],
+    java: Java,
     tmp_path: Path,
 ) -> None:
     rows, environment = 1_000, tmp_path / "environment"
@@ -232,5 +237,4 @@ def test_a_write_runs_from_an_environment_shipped_as_an_archive(
     assert Path(ours).is_relative_to(environment)
     assert {Path(home).is_relative_to(environment) for home in theirs} == {False}
     assert {"environment" in Path(home).parts for home in theirs} == {True}
-    messages = read_topic(options["nameServer"], options["topic"], rows)
-    assert sorted(message.properties["KEYS"] for message in messages) == sorted(keys_of(rows))
+    audit(java, options["nameServer"], numbered_rows(options["topic"], range(rows), 100)).check()

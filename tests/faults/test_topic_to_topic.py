@@ -16,9 +16,11 @@ from pyspark.sql import SparkSession
 import rocketmq_spark
 from rocketmq_spark import Producer
 from rocketmq_spark.spark.report import Metrics
+from tests.support.auditor import ROW_ID, audit, numbered_rows
 from tests.support.cluster import SharedCluster
+from tests.support.java import Java
 from tests.support.processes import PROGRAMS, Submission, wait_for
-from tests.support.writes import keys_of, messages_in, rows
+from tests.support.writes import WIDTH, keys_of, messages_in, rows
 
 pytestmark = [pytest.mark.faults, pytest.mark.spark, pytest.mark.integration]
 
@@ -31,6 +33,7 @@ def test_dedupe_finds_every_repeat_of_a_killed_stream(
     metrics: Metrics,
     topic: str,
     make_topic: Callable[..., str],
+    java: Java,
     tmp_path: Path,
 ) -> None:
     # One task reads all queues, which are on two brokers.
@@ -65,5 +68,6 @@ def test_dedupe_finds_every_repeat_of_a_killed_stream(
     assert sum(start(1).result()) == ROWS
     read = spark.read.format("rocketmq").option("nameServer", cluster.name_server).load(target)
     assert read.count() > ROWS
+    audit(java, cluster.name_server, numbered_rows(target, range(ROWS), WIDTH, repeats=True), marks=[ROW_ID]).check()
     once = Counter(row.keys for row in rocketmq_spark.dedupe(read).select("keys").collect())
     assert once == Counter(keys_of(ROWS))

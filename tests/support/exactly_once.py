@@ -6,13 +6,12 @@ import contextlib
 import json
 import os
 import random
-import re
 import signal
 import sys
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,11 +24,12 @@ from rocketmq_spark.cluster.process import Watchdog
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.routing.route_cache import publish_info_of
 from rocketmq_spark.transport.remoting.transport import RemotingTransport
+from tests.support.auditor import Found, Row, audit
 from tests.support.drivers import Driver, connect_server, pause, resume, send
 from tests.support.java import Java
 from tests.support.processes import PATIENCE, PROGRAMS, at_most, wait_for
 from tests.support.reading import read_topic
-from tests.support.writes import messages_in, settled_messages
+from tests.support.writes import messages_in
 
 LOG: Final = "rocketmq-spark-decisions"
 # The shortest timeout, because a recovery waits for its end.
@@ -47,15 +47,7 @@ _WIDTH: Final = 200
 class Account:
     """What consumers see, and what the decision log says, after all drivers have ended."""
 
-    rows: int
-    visible: int = 0
-    repeated: list[int] = field(default_factory=list)
-    missing: list[int] = field(default_factory=list)
-    mixed: list[int] = field(default_factory=list)
-    # Bodies that no row has.
-    strange: list[bytes] = field(default_factory=list)
-    # How often the most repeated row is visible.
-    most: int = 0
+    found: Found
     decisions: int = 0
     recoveries: int = 0
     lost_decisions: int = 0
@@ -64,14 +56,9 @@ class Account:
 
     def __str__(self) -> str:
         return (
-            f"{self.rows} rows, {self.visible} visible, {len(self.repeated)} repeated, {len(self.missing)} missing, "
-            f"{len(self.strange)} strange, {len(self.mixed)} writes with rows of two attempts; "
+            f"{self.found.rows} rows, {self.found.messages} visible, findings {self.found.counts}; "
             f"{self.decisions} decisions, {self.recoveries} recoveries, {self.lost_decisions} decisions did not count"
         )
-
-    @property
-    def violations(self) -> int:
-        return len(self.repeated) + len(self.missing) + len(self.mixed) + len(self.strange)
 
 
 class Job:
@@ -111,10 +98,6 @@ class Job:
             "transactionalId": self._id,
             **options,
         }
-        # The number, and an id of the attempt.
-        self._row = re.compile(
-            rb"(\d{%d})( {%d})" % (_DIGITS, _WIDTH - _DIGITS) if source else rb"(\d{%d}) (\w+)" % _DIGITS
-        )
         self._watchdog = Watchdog()
         self.drivers: list[Driver] = []
         self._servers: list[Driver] = []
@@ -261,27 +244,11 @@ class Job:
             driver = self.start()
 
     def account(self, java: Java) -> Account:
-        """Read the topic with the official consumer, and count."""
-        total = self.writes * self.rows
-        account = Account(total)
-        # A broker that has been killed may still build its queues.
-        held = settled_messages(self.cluster.name_server, self.topic)
-        lines = java.read_topic(self.cluster.name_server, self.topic, held, only=("body",), within=PATIENCE)
-        assert len(lines) == held
-        times, attempts = Counter[int](), defaultdict[int, set[str]](set)
-        for line in lines:
-            row = self._row.fullmatch(line["body"])
-            if row is None or int(row[1]) >= total:
-                account.strange.append(line["body"])
-                continue
-            number = int(row[1])
-            times[number] += 1
-            attempts[number // self.rows].add(row[2].decode())
-        account.visible = held
-        account.repeated = sorted(number for number, seen in times.items() if seen > 1)
-        account.most = max(times.values(), default=0)
-        account.missing = sorted(set(range(total)) - times.keys())
-        account.mixed = sorted(write for write, seen in attempts.items() if len(seen) > 1)
+        """Compare the topic with the rows of all writes, and count what the log says."""
+        # With `delivery=exactlyOnce` each attempt has other bodies, which end with its id.
+        settings = {"variant": rf":\d{{{_DIGITS}}} (\w+)"} if self._options["delivery"] == "exactlyOnce" else {}
+        identity = [rf":(\d{{{_DIGITS}}}) \w+" if settings else r":(\d+).*"]
+        account = Account(audit(java, self.cluster.name_server, self._given(), identity=identity, **settings))
         decided: set[tuple[str, int]] = set()
         for record in self.records():
             if record["kind"] == "decision":
@@ -296,6 +263,15 @@ class Job:
         account.recoveries += sum(times - 1 for times in begun.values())
         account.partitions = max((partition + 1 for _, partition in begun), default=0)
         return account
+
+    def _given(self) -> Iterator[Row]:
+        for number in range(self.writes * self.rows):
+            line, unit = f"{number:0{_DIGITS}}", str(number // self.rows)
+            body = None if self._options["delivery"] == "exactlyOnce" else f"{line} any".encode()
+            if self._source is None:
+                yield Row(self.topic, line, body, unit=unit)
+            else:
+                yield Row(self.topic, line, line.ljust(_WIDTH).encode(), keys=line)
 
     def records(self) -> Iterator[dict[str, Any]]:
         """Yield the records of the decision log."""

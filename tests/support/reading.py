@@ -23,9 +23,8 @@ from rocketmq_spark.routing.route_cache import publish_info_of
 from rocketmq_spark.transport.remoting.transport import RemotingTransport
 from tests.support.cluster import SharedCluster
 from tests.support.contract import Outcomes
-from tests.support.history import NONE, History, id_of
 from tests.support.processes import PATIENCE, wait_for
-from tests.support.writes import messages_in, row_of
+from tests.support.writes import messages_in
 
 
 def read_topic(
@@ -62,19 +61,6 @@ def read_topic(
                 time.sleep(0.1)
     finally:
         transport.close()
-
-
-def record(
-    history: History,
-    messages: Sequence[MessageExt],
-    *,
-    row: Callable[[MessageExt], int] = lambda message: row_of(message.properties["KEYS"]),
-    mark: Callable[[MessageExt], str] | None = None,
-) -> None:
-    """Add messages that were read. `row` returns the id of a message's row, and `mark` the text that repeats share."""
-    queues = [id_of(f"{message.store_host}/{message.queue_id}") for message in messages]
-    marks = NONE if mark is None else [id_of(mark(message)) for message in messages]
-    history.read(0, queues, [message.queue_offset for message in messages], list(map(row, messages)), marks)
 
 
 def read_queue(

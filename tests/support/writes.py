@@ -7,27 +7,24 @@ import itertools
 import re
 import threading
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
 from rocketmq_spark.admin import queue_offsets
 from rocketmq_spark.errors import RocketMQError
-from rocketmq_spark.model.hashes import ROW_ID
 from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.routing.route_cache import publish_info_of
 from rocketmq_spark.transport.remoting.transport import RemotingTransport
-from tests.support.history import NONE, History, id_of
-from tests.support.history_rules import check
+from tests.support.auditor import ROW_ID, Found, audit, numbered_rows
 from tests.support.java import Java
-from tests.support.processes import PATIENCE, wait_for
+from tests.support.processes import wait_for
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -37,9 +34,6 @@ if TYPE_CHECKING:
     from tests.support.cluster import SharedCluster, SharedServer
 
 _EVERY = 0.05
-# A broker builds its queues in the background, and again after a crash: their size is known once it no longer changes.
-_SETTLED = 1.0
-_SETTLES_WITHIN = 60.0
 # A paused broker does not answer; the watching thread must not wait long for it.
 _PATIENCE = 0.5
 
@@ -57,7 +51,7 @@ class Account(NamedTuple):
 
 
 class Ledger:
-    """The account of one write. `java` reads the rows back; `tell` is called with the settled account."""
+    """The account of one write. `java` runs the auditor; `tell` is called with the settled account."""
 
     def __init__(self, java: Java, tell: Callable[[Account], None]) -> None:
         self._java = java
@@ -126,45 +120,28 @@ class Ledger:
         rows: int,
         retries: int,
         *,
-        begins: Callable[[str], bytes] = lambda _key: b"",
+        width: int,
+        marks: Sequence[str] = (ROW_ID,),
+        groups: int = 0,
+        accepted: Sequence[str] = (),
     ) -> Account:
-        """Read all messages back after all brokers have recovered; no row may be missing, and repeats must be marked.
+        """Compare all messages with numbered rows of a width after all brokers have recovered, and add the account.
 
-        `rows` is the number of written rows, and `retries` is the figure of the write's metrics. `begins` returns the
-        first bytes of the body of the row with a key.
+        Rows may be repeated, and repeats must be marked. `retries` is the figure of the write's metrics. Findings of
+        the kinds in `accepted` are no error.
         """
-        held = settled_messages(name_server, topic)
-        lines = self._java.read_topic(name_server, topic, held, within=PATIENCE)
-        queues = [id_of(f"{line['brokerName']}/{line['queueId']}") for line in lines]
-        found = [row_of(line["properties"]["KEYS"]) for line in lines]
-        # Repeats of a row share its id. Different rows have different ids.
-        marks = [id_of(line["properties"][ROW_ID]) for line in lines]
-        history = written(rows)
-        history.read(0, queues, [line["queueOffset"] for line in lines], found, marks)
-        times = Counter(found)
-        most = max(times.values(), default=0)
-        account = Account(fault, rows, len(lines), len(lines) - len(times), retries, self.longest_stall, most)
+        given = numbered_rows(topic, range(rows), width, groups=groups, repeats=True)
+        found = audit(self._java, name_server, given, marks=marks)
+        account = Account(fault, rows, found.messages, found.repeats, retries, self.longest_stall, found.most)
         self._tell(account)
-        assert len(lines) == held
-        verify(history)
-        altered = [line["body"] for line in lines if not line["body"].startswith(begins(line["properties"]["KEYS"]))]
-        assert not altered, f"{len(altered)} bodies are not their rows': {altered[:3]}"
+        found.check(*accepted)
         return account
-
-
-def settled_messages(name_server: str, topic: str) -> int:
-    """Return how many messages a topic holds once that number stays the same."""
-    deadline, since, held = time.monotonic() + _SETTLES_WITHIN, time.monotonic(), -1
-    while time.monotonic() < min(since + _SETTLED, deadline):
-        now = sum(offsets.messages for offsets in queue_offsets([name_server], topic))
-        if now != held:
-            since, held = time.monotonic(), now
-        time.sleep(_EVERY)
-    return held
 
 
 # Small requests, so that some are in flight whenever a fault begins.
 SMALL = {"batchBytes": "16k"}
+# Bytes of a body of most rows.
+WIDTH = 200
 # Rows of a record batch where Spark does not make the batches.
 PIECE = 500
 
@@ -181,22 +158,6 @@ def keys_of(rows: int) -> set[str]:
     return {f"k{number}" for number in range(rows)}
 
 
-def row_of(key: str) -> int:
-    """Return the number of the row with a key."""
-    return int(key.removeprefix("k"))
-
-
-def written(rows: int, groups: int = 0, *, account: tuple[int, int, int] | None = None) -> History:
-    """Return the history of a write that has taken `rows` numbered rows, with `groups` keys in turn that keep order.
-
-    The `account` of a failed write has the numbers of rows that are stored, not sent, and unknown.
-    """
-    history, numbers = History(), np.arange(rows)
-    history.offer(0, numbers, numbers % groups if groups else NONE)
-    history.finish(0, account is None, *(account or ()))
-    return history
-
-
 def account_of(error: BaseException) -> tuple[int, int, int]:
     """Return how many rows are stored, not sent, and unknown, as the error of a write says."""
     found = re.search(r"stored: (.*)\. Read but not sent: (\d+)(?:; outcome unknown: (\d+))?", str(error))
@@ -204,14 +165,12 @@ def account_of(error: BaseException) -> tuple[int, int, int]:
     return sum(map(int, re.findall(r" (\d+) rows", found[1]))), int(found[2]), int(found[3] or 0)
 
 
-def verify(history: History) -> None:
-    """Fail with everything that a history must not hold."""
-    assert not (violations := check(history)), "\n".join(map(str, violations))
-
-
-def body_of(key: str) -> bytes:
-    """Return the first bytes of the body of the row with a key."""
-    return key[1:].encode() + b"."
+def check_account(found: Found, account: tuple[int, int, int]) -> None:
+    """Fail unless the account of a failed write fits what is stored of the rows that it took."""
+    stored, not_sent, unknown = account
+    assert stored + not_sent + unknown == found.rows
+    assert stored <= found.found <= stored + unknown
+    found.check()
 
 
 def write(frame: DataFrame, name_server: str, topic: str, **options: Any) -> None:
@@ -237,7 +196,7 @@ def rows(count: int, groups: int = 0) -> Iterator[pa.RecordBatch]:
     """Yield `count` numbered rows, `PIECE` at a time, with `groups` sharding keys in turn."""
     for start in range(0, count, PIECE):
         numbers = range(start, min(start + PIECE, count))
-        columns = {"body": [str(number).ljust(200, ".") for number in numbers], "keys": [f"k{n}" for n in numbers]}
+        columns = {"body": [str(number).ljust(WIDTH, ".") for number in numbers], "keys": [f"k{n}" for n in numbers]}
         if groups:
             columns["shardingKey"] = [f"group-{number % groups}" for number in numbers]
         yield pa.RecordBatch.from_pydict(columns)
@@ -359,9 +318,9 @@ class Trial:
         given = {"nameServer": name_server, "rowId": True, **rate, **SMALL, **options}
         watched = self.ledger.watch([name_server], self.topic, [broker.address for broker in self.cluster.brokers])
         with watched, in_mid_write(name_server, self.topic, rows // 10, fault):
-            write(numbered(self.spark, rows, 200, partitions), given.pop("nameServer"), self.topic, **given)
+            write(numbered(self.spark, rows, WIDTH, partitions), given.pop("nameServer"), self.topic, **given)
 
     def settle(self, fault: str) -> Account:
         """Read all rows back, and add the account to the table."""
         retries = retries_of(self.metrics.to_dict())
-        return self.ledger.settle(fault, self.cluster.name_server, self.topic, self.rows, retries, begins=body_of)
+        return self.ledger.settle(fault, self.cluster.name_server, self.topic, self.rows, retries, width=WIDTH)

@@ -5,8 +5,8 @@ Run: make soak (python tests/tools/soak.py [--minutes 30] [--rows-per-second 500
 Every minute one of two brokers is stopped, by turns in an orderly way and by SIGKILL, and restarted. Every 5 seconds
 the tool records memory, threads and file descriptors of three kinds of processes: this one, Spark's JVM, and the Python
 workers. Of the JVM it records resident memory, and the heap after a collection; of the workers their number and the
-largest figures. flatness.py decides whether a figure has grown. At the end the tool reads every row back, and
-history_rules.py checks what it read. The exit status is 0 if nothing has grown, no row is missing, every repeat is
+largest figures. flatness.py decides whether a figure has grown. At the end RocketMQ's consumer reads every row back
+(tests/support/auditor.py). The exit status is 0 if nothing has grown, no row is missing, every repeat is
 marked, no offset is skipped, and at least one broker was restarted.
 """
 
@@ -20,28 +20,23 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-import numpy as np
 import psutil
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 import rocketmq_spark
 from rocketmq_spark.cluster import LocalCluster
-from rocketmq_spark.model.hashes import ROW_ID
-from rocketmq_spark.routing.route_cache import publish_info_of
-from rocketmq_spark.transport.remoting.transport import RemotingTransport
+from tests.support.auditor import ROW_ID, Found, Row, audit
 from tests.support.cluster import create_topic
-from tests.support.history import History, id_of
-from tests.support.history_rules import check
-from tests.support.reading import read_queue
+from tests.support.java import Java
 from tests.tools.flatness import Line, Sample, judge
 
 TOPIC = "soak"
 SAMPLED_EVERY = 5.0
 RESTARTED_EVERY = 60.0
-READ_WITHIN = 60.0
 
 # Spark's JVM grows for a long time without a leak: its heap up to -Xmx, and other memory by classes, compiled code,
 # threads and network buffers. Here the whole heap is allocated at the start, and the other memory has this ceiling. It
@@ -180,24 +175,13 @@ def run_out(query: StreamingQuery, seconds: int, watched: Sequence[Every]) -> No
         time.sleep(1)
 
 
-def read_back(name_server: str, rows: int) -> History:
-    """Return the history of the query's rows and of the messages in the topic, with their row ids as marks."""
-    history = History()
-    history.offer(0, np.arange(rows))
-    history.finish(0)
-    with RemotingTransport([name_server]) as transport:
-        info = publish_info_of(TOPIC, transport.query_route(TOPIC, 5.0))
-        for number, queue in enumerate(info.queues):
-            address = info.addresses[queue.broker_name]
-            end = transport.max_offset(queue, address, 5.0)
-            history.expect(0, number, 0, end)
-            messages = [
-                (message.queue_offset, int(message.properties["KEYS"]), id_of(message.properties[ROW_ID]))
-                for message in read_queue(transport, address, queue, 0, end)
-            ]
-            if messages:
-                history.read(0, number, *zip(*messages, strict=True))
-    return history
+def compare(name_server: str, rows: int, folder: Path) -> Found:
+    """Compare the topic with the rows of the query. Repeats of a row share its row id."""
+    given = (
+        Row(TOPIC, str(number), str(number).ljust(100, ".").encode(), keys=str(number), repeats=True)
+        for number in range(rows)
+    )
+    return audit(Java(folder, folder / "classes"), name_server, given, marks=[ROW_ID])
 
 
 def soak(minutes: float, rate: int) -> int:
@@ -229,21 +213,14 @@ def soak(minutes: float, rate: int) -> int:
             retries = sum(broker["retries"] for broker in metrics.to_dict().values())
         finally:
             spark.stop()
-        deadline = time.monotonic() + READ_WITHIN
-        # Acknowledged messages become readable a little later.
-        while violations := check(history := read_back(cluster.name_server, rate * seconds)):
-            if time.monotonic() > deadline:
-                break
-            time.sleep(1)
-    read = history.table("read")["row"]
-    stored = len(np.unique(read))
+        found = compare(cluster.name_server, rate * seconds, Path(checkpoint))
     lines = judge(samples, CEILINGS)
     print_table(lines)
     print(f"\nbrokers restarted {restarts.times} times, {retries} retries")
-    print(f"rows in {rate * seconds:,}, rows stored {stored:,}, repeats {len(read) - stored:,}")
+    print(f"rows in {rate * seconds:,}, rows stored {found.found:,}, repeats {found.repeats:,}")
     faults = [f"{line.name} has grown" for line in lines if not line.fine]
     faults += [] if restarts.times else ["no broker was restarted"]
-    faults += map(str, violations)
+    faults += found.lines()
     print("\n".join(faults) or "nothing is missing, nothing has grown")
     return 1 if faults else 0
 
