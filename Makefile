@@ -62,7 +62,7 @@ test: setup ## Run the whole test suite with real brokers (about 20 minutes on 2
 
 .PHONY: test-faults
 test-faults: setup ## Run the long fault tests, and print the cost of each fault (hours)
-	@$(BIN)/python -m pytest tests/faults tests/model tests/integration/test_exactly_once.py -q --full
+	@$(BIN)/python -m pytest tests/faults tests/model tests/integration/test_exactly_once.py tests/spark/test_differential.py -q --full
 
 .PHONY: unit
 unit: setup ## Run the unit tests (2.5 minutes on 2 cores, no network, no Spark)
