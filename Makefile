@@ -58,7 +58,7 @@ demo: setup ## Write 336,776 flights to two real brokers and count them (TRANSPO
 
 .PHONY: test
 test: setup ## Run the whole test suite with real brokers (about 20 minutes on 2 cores)
-	@$(BIN)/python -m pytest tests -m "not bench" -q -n 4 --no-loadscope-reorder $(PYTEST_OPTIONS)
+	@$(BIN)/python -m pytest tests -m "not bench" -q -n 4 --no-loadscope-reorder --durations=60 $(PYTEST_OPTIONS)
 
 .PHONY: test-faults
 test-faults: setup ## Run the long fault tests, and print the cost of each fault (hours)
