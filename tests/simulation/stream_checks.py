@@ -158,6 +158,8 @@ class StreamChecks:
         since = run.began
         for row in sorted({*first} - {*again}):
             record = self.by_number[row[2]]
+            if self._late_incarnation(self.kept.get(run.batch, run), record):
+                continue
             gone = record.gone_at <= at or self._reported(row[0], ("gone",), since, at)
             if not gone or (strict and record.gone_by == EXPIRED):
                 yield f"{what}: a second run lacks {row[0]}/{row[1]}"
@@ -299,7 +301,7 @@ class StreamChecks:
             return "in a queue that was replaced by one of the same length, and removed"
         if is_removed and self._reported(queue, ("gone",), 0.0, math.inf):
             return "in a queue that was removed"
-        known = self._known_at(self._began(record))
+        known = self._known_at(record.stored_at)
         if known is not None and offset < known.offsets.get(queue, 0):
             log = self.cluster.log(queue)
             if queue not in known.times:
@@ -315,7 +317,9 @@ class StreamChecks:
     def _excuse_of_lost(self, record: Record) -> str:
         """Return why nothing reports a message that was deleted before it was read."""
         reports = [report for report in self.of_queue[str(record.queue)] if report.at >= record.gone_at]
-        if record.gone_by != EXPIRED and any(report.kind in ("gone", "ends", "other", "gap") for report in reports):
+        if record.gone_by != EXPIRED and any(
+            report.kind in ("gone", "ends", "other", "after", "gap") for report in reports
+        ):
             return "reported loss"
         known = self._known_at(record.gone_at)
         offset = None if known is None else known.offsets.get(record.queue)
@@ -348,11 +352,6 @@ class StreamChecks:
         log, topics = self.cluster.log(queue), self.cluster.brokers[queue.broker_name].topics
         removed = queue.queue_id >= topics.get(queue.topic, (0, 0))[0]
         return removed and log is not None and self.entries[-1].offsets.get(queue) == len(log.records)
-
-    def _began(self, record: Record) -> float:
-        """Return when the present messages of a queue began to replace others."""
-        damaged = [at for at in self.cluster.damaged.get(record.queue, ()) if at <= record.stored_at]
-        return damaged[-1] if damaged else -1.0
 
     def _known_at(self, at: float) -> LogEntry | None:
         """Return the last entry of the offset log that was written before a time."""
@@ -441,6 +440,8 @@ class StreamChecks:
             offsets = {} if last is None else last.offsets
             for queue, end in before.items():
                 if not driver.options.reads(queue) or self._is_damaged(queue, began, driver.ended):
+                    continue
+                if self._reported(queue, ("gone",), driver.began, driver.ended):
                     continue
                 at, name = offsets.get(queue, 0), f"Trigger.AvailableNow of driver {driver.number}"
                 is_disturbed = self._is_disturbed(queue, began, driver.ended)
