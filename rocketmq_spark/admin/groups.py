@@ -53,10 +53,17 @@ def group_of(transport: RemotingTransport, group: str, timeout: float) -> Group:
     """Return the offsets and members of a group on all masters; see `Admin.group`."""
     masters = masters_of(transport.cluster_info(timeout).brokers)
     stats = query_all(masters, lambda broker: _stats(transport, group, masters[broker], timeout))
+    known = {broker: rows for broker, rows in stats.items() if not isinstance(rows, RocketMQError)}
+    topics = {row.queue.topic for rows in known.values() for row in rows}
+    # A broker does not name the topics of which the group has offsets only at other brokers.
+    unnamed = [
+        (broker, topic) for broker, rows in known.items() for topic in topics - {row.queue.topic for row in rows}
+    ]
+    rest = query_all(sorted(unnamed), lambda place: _stats(transport, group, masters[place[0]], timeout, place[1]))
     connections = query_all(masters, lambda broker: _connections(transport, group, masters[broker], timeout))
     missing = [] if masters else [NO_BROKERS]
     queues: list[QueueLag] = []
-    for broker, rows in stats.items():
+    for broker, rows in (*stats.items(), *((broker, rows) for (broker, _), rows in rest.items())):
         if isinstance(rows, RocketMQError):
             missing.append(f"the offsets on {broker}: {rows}")
             continue
@@ -92,8 +99,10 @@ def group_of(transport: RemotingTransport, group: str, timeout: float) -> Group:
     )
 
 
-def _stats(transport: RemotingTransport, group: str, address: str, timeout: float) -> tuple[ConsumeStats, ...]:
-    header = GetConsumeStatsRequestHeader(consumer_group=group)
+def _stats(
+    transport: RemotingTransport, group: str, address: str, timeout: float, topic: str = ""
+) -> tuple[ConsumeStats, ...]:
+    header = GetConsumeStatsRequestHeader(consumer_group=group, topic=transport.namespace.unwrap(topic))
     return transport.client.ask_body(
         address, header, timeout, f"reading the offsets of the group {group}", decode_consume_stats
     )

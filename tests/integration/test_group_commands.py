@@ -98,6 +98,16 @@ def test_group_has_the_lag_of_each_queue_and_its_members(
     assert CLIENT in found._repr_html_()
 
 
+def test_group_has_the_lag_at_brokers_that_know_no_offset_of_it(
+    cluster: SharedCluster, application: RemotingTransport, admin: Admin, queues: list[MessageQueue], topic: str
+) -> None:
+    group, second = f"group-{topic}", cluster.brokers[1]
+    application.register_consumer(CLIENT, group, second.address, 5.0)
+    application.update_consumer_offset(queues[2], group, 0, second.address, 5.0)
+    found = [(row.queue, row.read_offset, row.messages) for row in admin.group(group).queues]
+    assert found == [(queues[0], None, 3), (queues[1], None, 3), (queues[2], 0, 0), (queues[3], None, 0)]
+
+
 def test_unknown_group_is_an_error(admin: Admin) -> None:
     with pytest.raises(MQClientException, match="no broker knows an offset or a member of the consumer group nobody"):
         admin.group("nobody")

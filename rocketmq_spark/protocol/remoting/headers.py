@@ -232,10 +232,13 @@ class GetConsumerConnectionListRequestHeader(GroupRequestHeader):
     code: ClassVar[RequestCode] = RequestCode.GET_CONSUMER_CONNECTION_LIST
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GetConsumeStatsRequestHeader(GroupRequestHeader):
-    """Asks a broker for a group's offsets of all queues of the topics of which it has committed offsets."""
+    """Asks a broker for a group's offsets of all queues of a topic, or of all topics of which it knows an offset."""
 
     code: ClassVar[RequestCode] = RequestCode.GET_CONSUME_STATS
+
+    topic: str = ""
 
 
 class DeleteTopicRequestHeader(TopicRequestHeader):
