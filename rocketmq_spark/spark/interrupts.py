@@ -47,6 +47,7 @@ def cancelled_by_interrupt(session: SparkSession, metrics: WriteSummary | None =
         outcome = "Spark was told to cancel it"
         if not connect:
             try:
+                _close_connection(session)
                 session.sparkContext.cancelJobsWithTag(tag)
             except Exception as exc:
                 # Py4J raises errors of all kinds if the JVM is gone.
@@ -57,6 +58,18 @@ def cancelled_by_interrupt(session: SparkSession, metrics: WriteSummary | None =
         if not connect:
             with contextlib.suppress(Exception):
                 session.sparkContext.removeJobTag(tag)
+
+
+def _close_connection(session: SparkSession) -> None:
+    """Close this thread's connection to the JVM, so that no later call gets the answer of the interrupted one.
+
+    Py4J does the same, unless a second Ctrl-C interrupts that.
+    """
+    gateway = session.sparkContext._gateway
+    # Py4J without pinned threads takes another connection for each call.
+    find = getattr(gateway and gateway._gateway_client, "get_thread_connection", None)
+    if find is not None and (connection := find()) is not None:
+        connection.close()
 
 
 def _reported(metrics: WriteSummary | None, before: list[tuple[str, int]]) -> str:

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from pyspark.sql import SparkSession
 
 from rocketmq_spark.admin import queue_offsets
+from rocketmq_spark.spark.interrupts import cancelled_by_interrupt
 from tests.support.cluster import SharedCluster
 from tests.support.processes import PATIENCE, PROGRAMS, wait_for
 
@@ -67,3 +73,41 @@ def test_ctrl_c_cancels_a_write_and_says_what_is_stored(
     assert "How many rows are stored is not known here" in said[1]
     (last,) = (line for line in errors.splitlines() if line.startswith(f"topic {topic} ·") and "interrupted" in line)
     assert "2 of 4 tasks ended, 2 running" in last
+
+
+class Interrupting(logging.Handler):
+    """Interrupts the main thread again while Py4J handles the first interrupt."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if "KeyboardInterrupt while sending command" in record.getMessage():
+            signal.raise_signal(signal.SIGINT)
+
+
+def test_second_ctrl_c_at_once_cancels_and_keeps_the_session_usable(
+    spark: SparkSession, caplog: pytest.LogCaptureFixture
+) -> None:
+    tracker = spark.sparkContext.statusTracker()
+
+    def wait_a_minute(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        time.sleep(60)
+        yield from batches
+
+    def interrupt() -> None:
+        wait_for(lambda: bool(tracker.getActiveJobsIds()))
+        os.kill(os.getpid(), signal.SIGINT)
+
+    frame, second = spark.range(1).mapInArrow(wait_a_minute, "id long"), Interrupting()
+    # A notebook's kernel has this handler.
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    logging.getLogger().addHandler(second)
+    try:
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(interrupt)
+            with pytest.raises(KeyboardInterrupt), cancelled_by_interrupt(spark):
+                frame.collect()
+    finally:
+        logging.getLogger().removeHandler(second)
+        signal.signal(signal.SIGINT, handler)
+    assert "the write was interrupted, and Spark was told to cancel it" in caplog.text
+    wait_for(lambda: not tracker.getActiveJobsIds())
+    assert [row.id for row in spark.range(3).collect()] == [0, 1, 2]
