@@ -1,6 +1,7 @@
 import com.alibaba.fastjson2.JSON;
 import com.alibaba.fastjson2.JSONObject;
 import java.io.BufferedReader;
+import java.lang.reflect.Field;
 import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
 import java.nio.file.Path;
@@ -35,6 +36,8 @@ import org.apache.rocketmq.common.message.MessageQueue;
 public final class Auditor {
     private static final int THREADS = 4;
     private static final int AT_ONCE = 1000;
+
+    private static final Set<String> SYSTEM = systemProperties();
 
     private final DefaultMQPullConsumer consumer;
     private final List<String> topics;
@@ -224,6 +227,21 @@ public final class Auditor {
         findings.add(kind, row, queue, offset, times, message);
     }
 
+    /** Returns the names of RocketMQ's own properties. Its set of them lacks some, such as those of transactions. */
+    private static Set<String> systemProperties() {
+        Set<String> names = new HashSet<>(MessageConst.STRING_HASH_SET);
+        for (Field field : MessageConst.class.getFields()) {
+            if (field.getName().startsWith("PROPERTY_")) {
+                try {
+                    names.add((String) field.get(null));
+                } catch (IllegalAccessException impossible) {
+                    throw new IllegalStateException(impossible);
+                }
+            }
+        }
+        return names;
+    }
+
     /** Returns the body of a message; the client has none for an empty one. */
     static byte[] bodyOf(MessageExt message) {
         return message.getBody() == null ? new byte[0] : message.getBody();
@@ -310,7 +328,7 @@ public final class Auditor {
             }
             Map<String, String> properties = new HashMap<>(message.getProperties());
             properties.keySet().removeIf(name -> ignored.contains(name)
-                || MessageConst.STRING_HASH_SET.contains(name) && !compared.contains(name));
+                || SYSTEM.contains(name) && !compared.contains(name));
             Rows.Fields fields = Rows.Fields.of(message.getTags(), message.getKeys(), properties);
             if (!rows.hasTag(row, fields)) {
                 kinds.add("wrongTag");
