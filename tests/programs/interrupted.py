@@ -31,9 +31,17 @@ def rows() -> int:
     return sum(broker["rows"] for broker in metrics.to_dict().values())
 
 
+def ended_tasks() -> int:
+    """Return how many tasks of the running jobs have ended, as Spark's status tracker says, which may be late."""
+    tracker = spark.sparkContext.statusTracker()
+    jobs = map(tracker.getJobInfo, tracker.getActiveJobsIds())
+    stages = [tracker.getStageInfo(stage) for job in jobs if job for stage in job.stageIds]
+    return sum(stage.numCompletedTasks for stage in stages if stage)
+
+
 def await_reports() -> None:
-    """Tell the caller when the two tasks that end have reported their rows."""
-    while rows() < 2000:
+    """Tell the caller when the two tasks that end have reported their rows, and Spark knows their end."""
+    while rows() < 2000 or ended_tasks() < 2:
         time.sleep(0.1)
     print(json.dumps({"reported": rows()}), flush=True)
 

@@ -88,26 +88,31 @@ def test_second_ctrl_c_at_once_cancels_and_keeps_the_session_usable(
 ) -> None:
     tracker = spark.sparkContext.statusTracker()
 
-    def wait_a_minute(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        time.sleep(60)
+    def wait(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        time.sleep(10)
         yield from batches
 
-    def interrupt() -> None:
+    def interrupt() -> int:
         wait_for(lambda: bool(tracker.getActiveJobsIds()))
+        (job,) = tracker.getActiveJobsIds()
         os.kill(os.getpid(), signal.SIGINT)
+        return job
 
-    frame, second = spark.range(1).mapInArrow(wait_a_minute, "id long"), Interrupting()
+    frame, second = spark.range(1).mapInArrow(wait, "id long"), Interrupting()
     # A notebook's kernel has this handler.
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     logging.getLogger().addHandler(second)
     try:
         with ThreadPoolExecutor(1) as thread:
-            thread.submit(interrupt)
+            interrupted = thread.submit(interrupt)
             with pytest.raises(KeyboardInterrupt), cancelled_by_interrupt(spark):
-                frame.collect()
+                frame.write.format("noop").mode("overwrite").save()
     finally:
         logging.getLogger().removeHandler(second)
         signal.signal(signal.SIGINT, handler)
     assert "the write was interrupted, and Spark was told to cancel it" in caplog.text
     wait_for(lambda: not tracker.getActiveJobsIds())
+    cancelled = tracker.getJobInfo(interrupted.result())
+    assert cancelled is not None
+    assert cancelled.status == "FAILED"
     assert [row.id for row in spark.range(3).collect()] == [0, 1, 2]
