@@ -19,6 +19,7 @@ from rocketmq_spark.errors import RocketMQError, TopicRouteStaleException
 from rocketmq_spark.model.names import is_internal_topic
 from rocketmq_spark.model.route import BrokerData, TopicRouteData, masters_of, permission_text
 from rocketmq_spark.protocol.remoting.responses import TopicConfig, integer_of
+from rocketmq_spark.routing.topic_configs import version_of
 from rocketmq_spark.transport.parallel import query_all
 from rocketmq_spark.transport.remoting.transport import RemotingTransport
 
@@ -80,11 +81,6 @@ def query_brokers(
     answers = query_all(addresses, lambda address: _query_broker(transport, address, timeout))
     for (broker, number), address in zip(every, addresses, strict=True):
         yield broker, number, answers[address]
-
-
-def version_of(runtime: Mapping[str, str]) -> str | None:
-    """Return a broker's release: ``V5_5_0`` is ``5.5.0``."""
-    return runtime.get("brokerVersionDesc", "").removeprefix("V").replace("_", ".") or None
 
 
 def disk_used_percent(runtime: Mapping[str, str]) -> float | None:

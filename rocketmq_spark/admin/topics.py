@@ -14,6 +14,7 @@ from rocketmq_spark.model.route import MAX_QUEUES, PERM_READ, PERM_WRITE, TopicR
 from rocketmq_spark.protocol.remoting.headers import DeleteTopicFromNamesrvRequestHeader, DeleteTopicRequestHeader
 from rocketmq_spark.protocol.remoting.responses import BATCH_CQ, CLEANUP_POLICY, COMPACTION, MESSAGE_TYPE, QUEUE_TYPE
 from rocketmq_spark.routing.retries import Retries
+from rocketmq_spark.routing.topic_configs import BEFORE_5, version_of
 from rocketmq_spark.transport.parallel import query_all
 from rocketmq_spark.transport.remoting.transport import RemotingTransport
 
@@ -40,6 +41,12 @@ class NewTopic:
         attributes = [f"+{MESSAGE_TYPE}={self.message_type.upper()}"] if self.message_type else []
         attributes += [f"+{QUEUE_TYPE}={BATCH_CQ}"] if self.inner else []
         return ",".join([*attributes, f"+{CLEANUP_POLICY}={COMPACTION}"] if self.compaction else attributes)
+
+    @property
+    def needs_attributes(self) -> bool:
+        """Whether messages would get lost or be delivered otherwise in a plain topic."""
+        of_type = (self.message_type or "").upper() in ("DELAY", "PRIORITY", "LITE")
+        return self.inner or self.compaction or of_type
 
     def check(self) -> None:
         """Raise an OptionError or MQClientException for values that brokers would reject, or accept but not apply."""
@@ -78,6 +85,7 @@ def create_topic(
             f"creating topic {new.name} with {new.queues} queues on each of {len(masters)} brokers: writes and reads "
             f"support at most {MAX_QUEUES} queues in all; create fewer"
         )
+    _refuse_old_brokers(transport, new, masters, timeout)
     if not update:
         _refuse_existing(transport, new, timeout)
 
@@ -118,6 +126,20 @@ def _masters(transport: RemotingTransport, cluster: str | None, timeout: float) 
             "If it has just started, try again"
         )
     return masters
+
+
+def _refuse_old_brokers(transport: RemotingTransport, new: NewTopic, masters: dict[str, str], timeout: float) -> None:
+    """Raise an MQClientException if a broker before 5.0 would create a plain topic, because it ignores attributes."""
+    if not new.needs_attributes:
+        return
+    answers = query_all(masters, lambda broker: transport.runtime_info(masters[broker], timeout))
+    for broker, runtime in answers.items():
+        release = None if isinstance(runtime, errors.RocketMQError) else version_of(runtime)
+        if release and BEFORE_5.fullmatch(release):
+            raise errors.MQClientException(
+                f"creating topic {new.name}: broker {broker} has RocketMQ {release}, which ignores the attributes "
+                f"{new.attributes()} and would create a plain topic: use brokers of RocketMQ 5, or leave them out"
+            )
 
 
 def _refuse_existing(transport: RemotingTransport, new: NewTopic, timeout: float) -> None:

@@ -70,6 +70,7 @@ class ArrowBatcher(BatchSource[pa.RecordBatch], abc.ABC):
     stored: KnownRows | None = None  # Rows of an earlier attempt, which are not sent; `on_stored` gets their places
     on_stored: Callable[[Span], None] | None = None
     custom: CustomSelector | None = None  # Chooses the queues, instead of the option ``queueSelector``
+    check_rows: Callable[[pa.RecordBatch], None] | None = None  # Raises for rows that no broker stores as they are
     check_keys: KeyCheck | None = None
     half_properties: str = ""  # Makes every row a half message: its property string gets this end
     max_rows: int = MAX_BATCH_ROWS
@@ -107,6 +108,8 @@ class ArrowBatcher(BatchSource[pa.RecordBatch], abc.ABC):
         of a row without a key, has no queue; the batch may be added again.
         """
         self.taken_rows += rows.num_rows
+        if self.check_rows is not None:
+            self.check_rows(rows)
         block = read_block(rows, self.options, self.row_ids, self._first_row, self.attempt)
         if self.check_keys is not None:
             block = self.check_keys(block)

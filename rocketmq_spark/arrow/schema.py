@@ -280,6 +280,24 @@ def own_types(schema: pa.Schema) -> dict[str, str]:
     return {name: message_type for name, message_type in _OWN_TYPES.items() if name in filled}
 
 
+def check_timers(schema: pa.Schema, topic: str, old: Mapping[str, str]) -> None:
+    """Raise a SchemaError for a time of delivery that brokers would ignore; `old` are releases before 5.0, by broker.
+
+    Brokers before 5.0 have no timers, and show such a row to consumers at once.
+    """
+    for name in timers(schema) if old else ():
+        broker_name, release = next(iter(old.items()))
+        raise SchemaError(
+            f"column {name}: broker {broker_name} of topic {topic} has RocketMQ {release}, which ignores times of "
+            "delivery and would deliver the rows at once: use delayTimeLevel, or brokers of RocketMQ 5"
+        )
+
+
+def timers(schema: pa.Schema) -> list[str]:
+    """Return the columns of times of delivery that may hold a value."""
+    return sorted(_filled(schema) & {"delayMs", "deliverTime"})
+
+
 def check_keys(schema: pa.Schema, topic: str) -> None:
     """Raise a SchemaError if rows for a compaction topic have no column ``keys``, or all of it is null."""
     if "keys" not in _filled(schema):

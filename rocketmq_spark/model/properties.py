@@ -24,6 +24,8 @@ UNIQ_KEY: Final = "UNIQ_KEY"
 TIMER_DELAY_SEC: Final = "TIMER_DELAY_SEC"
 TIMER_DELAY_MS: Final = "TIMER_DELAY_MS"
 TIMER_DELIVER_MS: Final = "TIMER_DELIVER_MS"
+TIMERS: Final = frozenset((TIMER_DELAY_SEC, TIMER_DELAY_MS, TIMER_DELIVER_MS))
+"""The times of delivery, which brokers before 5.0 ignore."""
 SHARDING_KEY: Final = "__SHARDINGKEY"
 PRIORITY: Final = "_SYS_MSG_PRIORITY_"
 LITE_TOPIC: Final = "__LITE_TOPIC"

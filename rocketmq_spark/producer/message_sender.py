@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from rocketmq_spark.errors import BatchRefusedException, MQClientException, RocketMQError, RouteNotFoundException
 from rocketmq_spark.model.message import Message, MessageQueue
 from rocketmq_spark.model.names import is_blank
+from rocketmq_spark.model.properties import TIMERS
 from rocketmq_spark.model.send_result import SendResult
 from rocketmq_spark.producer.async_send import AsyncSend, BackPressure, Outstanding, SendFuture
 from rocketmq_spark.producer.attempt import Attempt, Deadline, SendAttempt, SendLoop
@@ -26,6 +27,7 @@ from rocketmq_spark.protocol.remoting.codes import NO_NAME_SERVER, ResponseCode
 from rocketmq_spark.routing.fault_strategy import FaultSite, site_of
 from rocketmq_spark.routing.route_cache import TopicPublishInfo
 from rocketmq_spark.routing.selectors import MessageQueueSelector, ThreadLocalSelector, select_queue
+from rocketmq_spark.routing.topic_configs import old_brokers
 
 logger = logging.getLogger("rocketmq_spark.producer")
 
@@ -71,6 +73,8 @@ class MessageSender:
             options.send_msg_max_timeout_per_request / 1000,
         )
         self._loop_once = replace(self._loop, retry_times=0)
+        # Topics whose brokers have timers.
+        self._timed_topics: set[str] = set()
         # Topics whose unknown configuration was logged.
         self._warned_topics: set[str] = set()
         self.producer_group = attempt.producer_group
@@ -85,7 +89,7 @@ class MessageSender:
     def send(self, message: Message, timeout: float, choice: QueueChoice) -> SendResult:
         """Send a message and wait for the outcome."""
         deadline = Deadline(timeout, self._clock)
-        return self._send(self._encoder.encode(message), choice, deadline)
+        return self._send(self._encode(message), choice, deadline)
 
     def send_batch(self, messages: Sequence[Message], timeout: float, choice: QueueChoice) -> SendResult:
         """Send messages as one request and wait for the outcome; raises as `encode_batch` and `_check_keys`."""
@@ -100,13 +104,13 @@ class MessageSender:
                 "send_async"
             )
         deadline = Deadline(timeout, self._clock)
-        encoded = self._encoder.encode(message)
+        encoded = self._encode(message)
         self._run(self._loop_once, encoded, choice, deadline, partial(self._attempt.send_oneway, encoded))
 
     def send_async(self, message: Message, timeout: float, choice: QueueChoice) -> Future[SendResult]:
         """Send a message and return a future at once, or with back pressure after a wait for permits or a route."""
         nbytes = len(message.body) if isinstance(message, Message) and message.body else 1
-        return self._start(lambda: self._encoder.encode(message), 1, nbytes, timeout, choice)
+        return self._start(lambda: self._encode(message), 1, nbytes, timeout, choice)
 
     def send_batch_async(self, messages: Sequence[Message], timeout: float, choice: QueueChoice) -> Future[SendResult]:
         """Send messages as one request, as `send_async`; the errors of the future are those of `send_batch`."""
@@ -114,6 +118,12 @@ class MessageSender:
         if self.back_pressure is not None:
             nbytes += sum(len(message.body) for message in messages if isinstance(message, Message) and message.body)
         return self._start(lambda: self._encode_batch(messages), len(messages) or 1, nbytes, timeout, choice)
+
+    def _encode(self, message: Message) -> EncodedMessage:
+        encoded = self._encoder.encode(message)
+        if not TIMERS.isdisjoint(encoded.message.properties) and not self._options.over_grpc:
+            self._check_timers(encoded.message.topic)
+        return encoded
 
     def _encode_batch(self, messages: Sequence[Message]) -> EncodedMessage:
         encoded = self._encoder.encode_batch(messages)
@@ -260,6 +270,20 @@ class MessageSender:
                 "topic, its brokers drop such messages",
                 *(topic, next(iter(configs.unknown.values()))),
             )
+
+    def _check_timers(self, topic: str) -> None:
+        """Raise if a broker of a topic would deliver a message at once, because it ignores its time of delivery."""
+        if topic in self._timed_topics:
+            return
+        info = self._route(topic, Deadline(self._api_timeout, self._clock))
+        configs = self._instance.topic_configs.look_up({topic: info.route})[topic]
+        for broker_name, release in old_brokers(self._instance.transport, configs, info.route).items():
+            raise MQClientException(
+                f"sending to topic {topic}: broker {broker_name} has RocketMQ {release}, which ignores times of "
+                "delivery and would deliver the message at once: set delay_time_level, or use brokers of RocketMQ 5",
+                ResponseCode.MESSAGE_ILLEGAL,
+            )
+        self._timed_topics.add(topic)
 
 
 def _not_over_grpc(reason: str) -> MQClientException:

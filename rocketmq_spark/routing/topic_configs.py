@@ -7,6 +7,8 @@ has not returned is unknown, as on proxies and 4.x brokers. `TopicConfigCache.co
 
 from __future__ import annotations
 
+import contextlib
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
@@ -14,12 +16,14 @@ from typing import Final, TypeAlias
 from rocketmq_spark import errors
 from rocketmq_spark.model.route import TopicRouteData
 from rocketmq_spark.protocol.remoting.responses import TopicConfig
-from rocketmq_spark.transport.base import Configs
+from rocketmq_spark.transport.base import Admin, Configs
 from rocketmq_spark.transport.parallel import in_parallel
 
 # A cleanup policy and a queue type change only if a topic is deleted and created again. Cached routes are as old.
 _KEPT_S: Final = 30.0
 _TIMEOUT_S: Final = 3.0
+BEFORE_5: Final = re.compile(r"[0-4](\.[0-9]{1,4}){1,3}")
+"""A release that has no attributes of topics, no timers and no inner batches."""
 
 # None: the broker does not have the topic.
 _Answer: TypeAlias = TopicConfig | errors.RocketMQError | None
@@ -115,6 +119,26 @@ class TopicConfigCache:
             return None
         except errors.RocketMQError as exc:
             return exc
+
+
+def version_of(runtime: Mapping[str, str]) -> str | None:
+    """Return a broker's release from its metrics: ``V5_5_0`` is ``5.5.0``."""
+    return runtime.get("brokerVersionDesc", "").removeprefix("V").replace("_", ".") or None
+
+
+def old_brokers(transport: Admin, configs: TopicConfigs, route: TopicRouteData) -> dict[str, str]:
+    """Return the release of each broker of a topic that is older than 5.0, by broker name.
+
+    These brokers and proxies do not support the request for a configuration. A proxy does not tell a release.
+    """
+    addresses, found = _brokers_with_queues(route), dict[str, str]()
+    for broker_name, exc in sorted(configs.unknown.items()):
+        if isinstance(exc, errors.RequestNotSupportedException):
+            with contextlib.suppress(errors.RocketMQError):
+                release = version_of(transport.runtime_info(addresses[broker_name], _TIMEOUT_S)) or ""
+                if BEFORE_5.fullmatch(release):
+                    found[broker_name] = release
+    return found
 
 
 def _brokers_with_queues(route: TopicRouteData) -> dict[str, str]:

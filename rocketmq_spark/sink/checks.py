@@ -20,7 +20,9 @@ from rocketmq_spark.arrow.schema import (
     check_own_type,
     check_row_id,
     check_schema,
+    check_timers,
     own_types,
+    timers,
 )
 from rocketmq_spark.errors import (
     OptionError,
@@ -36,7 +38,7 @@ from rocketmq_spark.options.sink import SinkOptions
 from rocketmq_spark.protocol.remoting.responses import TopicConfig
 from rocketmq_spark.routing.client_instance import ClientInstance
 from rocketmq_spark.routing.route_cache import TopicPublishInfo
-from rocketmq_spark.routing.topic_configs import TopicConfigs
+from rocketmq_spark.routing.topic_configs import TopicConfigs, old_brokers
 from rocketmq_spark.sink.routes import RouteFinder
 
 logger = logging.getLogger("rocketmq_spark.producer")
@@ -81,10 +83,12 @@ def check_topic(options: SinkOptions, instance: ClientInstance, schema: pa.Schem
             f"first (rocketmq-spark create-topic {options.topic}, or mqadmin updateTopic -t {options.topic})"
         )
     check_message_types(schema, options.topic, info.route.message_types)
-    inner, own_type = options.batch_type == "inner", own_types(schema)
-    if options.over_grpc or (info.template and not (inner or own_type)):
+    inner, own_type, timed = options.batch_type == "inner", own_types(schema), timers(schema)
+    if options.over_grpc or (info.template and not (inner or own_type or timed)):
         return
     configs = instance.topic_configs.look_up({info.topic: info.route}, fresh=True)[info.topic]
+    old = old_brokers(instance.transport, configs, info.route) if inner or timed else {}
+    check_timers(schema, options.topic, old)
     if own_type:
         _check_own_type(options.topic, schema, configs, info)
     if configs.compacted:
@@ -95,7 +99,7 @@ def check_topic(options: SinkOptions, instance: ClientInstance, schema: pa.Schem
                 f"with the same key, so {rules.REFUSES_COMPACTION}; use another topic"
             )
     if inner:
-        _check_inner(options, configs, info)
+        _check_inner(options, configs, info, old)
         _check_stores(options.topic, instance, info)
 
 
@@ -132,14 +136,19 @@ def _check_compacted(options: SinkOptions, schema: pa.Schema) -> None:
     check_keys(schema, str(options.topic))
 
 
-def _check_inner(options: SinkOptions, configs: TopicConfigs, info: TopicPublishInfo) -> None:
-    """Raise if a broker says that it would store the rows of inner batches one by one."""
+def _check_inner(options: SinkOptions, configs: TopicConfigs, info: TopicPublishInfo, old: Mapping[str, str]) -> None:
+    """Raise if a broker says that it would store the rows of inner batches one by one; `old` are releases before 5."""
     remedy = (
         "batchType=inner is for topics of the type BatchCQ: create one with that type (rocketmq-spark "
         "create-topic NAME --inner, or mqadmin updateTopic -t NAME -a +queue.type=BatchCQ), or leave the option out"
     )
     if info.template:
         raise OptionError(f"topic {options.topic} does not exist, and would be created with plain queues; {remedy}")
+    for broker_name, release in old.items():
+        raise OptionError(
+            f"batchType=inner: broker {broker_name} of topic {options.topic} has RocketMQ {release}, which stores the "
+            "rows of a batch one by one: leave the option out, or use brokers of RocketMQ 5"
+        )
     for exc in configs.unknown.values():
         logger.warning(
             "batchType=inner: the type of topic %s is unknown. If it is not BatchCQ, brokers store the rows of a batch "

@@ -19,6 +19,7 @@ from ipaddress import IPv4Address
 from typing import Final, Protocol
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from rocketmq_spark.arrow.batch_source import BatchSource
 from rocketmq_spark.arrow.batcher import ArrowBatcher, GrpcBatcher, RemotingBatcher
@@ -28,12 +29,15 @@ from rocketmq_spark.arrow.hashes import RowIds
 from rocketmq_spark.arrow.invalid_rows import InvalidRows
 from rocketmq_spark.arrow.joiner import JoiningBatcher
 from rocketmq_spark.arrow.model import KnownRows
+from rocketmq_spark.arrow.schema import check_timers, timers
 from rocketmq_spark.arrow.split import CustomSelector, KeyCheck
 from rocketmq_spark.metrics import Recorder
 from rocketmq_spark.model.message import MessageQueue, SendOutcome
+from rocketmq_spark.model.names import is_legal
 from rocketmq_spark.options.sink import SinkOptions
 from rocketmq_spark.protocol.remoting.records import LARGEST_BODY
 from rocketmq_spark.routing.client_instance import ClientInstance
+from rocketmq_spark.routing.topic_configs import old_brokers
 from rocketmq_spark.sink.in_flight import PendingBatch
 from rocketmq_spark.sink.pipeline import OnStored, largest_batch, task_rate
 from rocketmq_spark.sink.recall import RecallHandles
@@ -95,6 +99,8 @@ class RowBatchers:
             else UniqueIds(ip=IPv4Address(local_ip()).packed, pid=pid, wall_clock=time.time, rng=rng)
         )
         self._check_keys = KeyCheck(self._keys_required, inner_batches=options.batch_type == "inner")
+        # Topics of rows whose brokers have timers.
+        self._timed: set[str] = set()
 
     def source(self) -> BatchSource[pa.RecordBatch]:
         """Return the source of the partition's batches."""
@@ -152,6 +158,8 @@ class RowBatchers:
         if rate is not None:
             batcher.max_rows = min(batcher.max_rows, largest_batch(rate))
         batcher.check_keys = self._check_keys
+        if not options.over_grpc:
+            batcher.check_rows = self._check_timers
         batcher.half_properties = self._rules.half_properties
         return batcher
 
@@ -164,6 +172,27 @@ class RowBatchers:
         configs = routes.instance.topic_configs.look_up({info.topic: info.route for info in infos.values()})
         # A topic that does not exist is created with default attributes.
         return {topic: not info.template and configs[info.topic].keys_required for topic, info in infos.items()}
+
+    def _check_timers(self, rows: pa.RecordBatch) -> None:
+        """Check the brokers of rows with a time of delivery; raises as `RouteFinder.look_up` and `check_timers`."""
+        for topic in _delayed_topics(rows, self._options.topic) - self._timed:
+            info, instance = self._routes.look_up(topic), self._routes.instance
+            configs = instance.topic_configs.look_up({info.topic: info.route})[info.topic]
+            check_timers(rows.schema, topic, old_brokers(instance.transport, configs, info.route))
+            self._timed.add(topic)
+
+
+def _delayed_topics(rows: pa.RecordBatch, topic: str | None) -> set[str]:
+    """Return the topics of rows with a time of delivery; `topic` is that of all rows."""
+    topics: set[str | None] = set()
+    for name in timers(rows.schema):
+        delayed = pc.is_valid(rows[name])
+        if topic is None:
+            topics.update(pc.unique(rows["topic"].filter(delayed)).to_pylist())
+        elif pc.any(delayed).as_py():
+            topics.add(topic)
+    # Other rows are invalid.
+    return {name for name in topics if name and is_legal(name)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

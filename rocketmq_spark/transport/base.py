@@ -132,6 +132,9 @@ class Admin(Configs, Protocol):
     def broker_config(self, address: str, timeout: float) -> Mapping[str, str]:
         """Return a broker's settings by name, which may include secrets; MQBrokerException: not an administrator."""
 
+    def runtime_info(self, address: str, timeout: float) -> Mapping[str, str]:
+        """Return a broker's metrics by name, its release among them."""
+
     def create_topic(
         self, address: str, topic: str, queue_nums: int, perm: int, timeout: float, *, attributes: str = ""
     ) -> None:

@@ -71,6 +71,7 @@ class ScriptedTransport(Closes):
         self.routes = dict(routes)
         self.attributes: dict[str, Mapping[str, str]] = {}  # Of topics
         self.settings: dict[str, str] = {}  # Of brokers
+        self.release = "V5_5_0"
         # Replies after the script of a broker or of a queue's pulls. By default a pull gets the queue's messages.
         self.always: dict[str, Reply] = {}
         self.always_pull: dict[MessageQueue, PullReply] = {}
@@ -327,6 +328,11 @@ class ScriptedTransport(Closes):
         """Return the configuration from `attributes`, which is the same on every broker."""
         self._record(timeout, "topic_config", address, topic)
         return TopicConfig.of_attributes(self.attributes.get(topic, {}))
+
+    def runtime_info(self, address: str, timeout: float) -> Mapping[str, str]:
+        """Return `release` as that of every broker."""
+        self._record(timeout, "runtime_info", address)
+        return {"brokerVersionDesc": self.release}
 
     def broker_config(self, address: str, timeout: float) -> Mapping[str, str]:
         """Return `settings`, which are the same on every broker."""

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from rocketmq_spark import errors
-from rocketmq_spark.admin.brokers import BrokerStatus, clock_of, disk_used_percent, query_brokers, version_of
+from rocketmq_spark.admin.brokers import BrokerStatus, clock_of, disk_used_percent, query_brokers
 from rocketmq_spark.cli.doctor.machine import FAILED, GRPC_PACKAGES, OK, WARNING, Check, check_packages
 from rocketmq_spark.deliveries import DELIVERIES
 from rocketmq_spark.deliveries.base import Finding
@@ -21,6 +21,7 @@ from rocketmq_spark.protocol.grpc.codes import Code
 from rocketmq_spark.protocol.remoting.codes import RequestCode, missing_right
 from rocketmq_spark.protocol.remoting.responses import integer_of
 from rocketmq_spark.routing.connect import client_id_of, new_transport
+from rocketmq_spark.routing.topic_configs import version_of
 from rocketmq_spark.transport.parallel import query_all
 from rocketmq_spark.transport.remoting.transport import RemotingTransport
 from rocketmq_spark.transport.tls_probe import Listener, who_listens

@@ -269,6 +269,30 @@ def test_new_topic_exists_on_every_master_when_create_topic_returns(fake: FakeCl
     assert fake.brokers["a"].storage.topics["new"] == TopicSettings(3, 3, attributes=attributes)
 
 
+@pytest.mark.parametrize(
+    ("given", "refused"),
+    [
+        ({"message_type": "delay"}, r"\+message\.type=DELAY"),
+        ({"inner": True}, r"\+queue\.type=BatchCQ"),
+        ({"message_type": "fifo", "compaction": True}, r"\+message\.type=FIFO,\+cleanup\.policy=COMPACTION"),
+        ({"message_type": "fifo"}, None),
+        ({}, None),
+    ],
+)
+def test_topics_that_old_brokers_do_not_have_are_refused(
+    fake: FakeCluster, given: dict[str, Any], refused: str | None
+) -> None:
+    del fake.name_servers[0].routes["half"]
+    fake.brokers["a"].figures["brokerVersionDesc"] = "V4_9_7"
+    with Admin(fake.name_server) as admin:
+        if refused is None:
+            admin.create_topic("new", 1, **given)
+        else:
+            with pytest.raises(MQClientException, match=f"broker a has RocketMQ 4.9.7, which ignores .* {refused}"):
+                admin.create_topic("new", 1, **given)
+    assert ("new" in fake.brokers["a"].storage.topics) == (refused is None)
+
+
 def test_existing_topic_is_changed_only_with_update(fake: FakeCluster) -> None:
     del fake.name_servers[0].routes["half"]
     with Admin(fake.name_server) as admin:

@@ -15,6 +15,7 @@ from rocketmq_spark.errors import (
     RemotingConnectException,
     RemotingTimeoutException,
     RemotingTooMuchRequestException,
+    RequestNotSupportedException,
 )
 from rocketmq_spark.model.message import Message, MessageQueue, SendStatus
 from rocketmq_spark.producer.producer import Producer
@@ -52,6 +53,23 @@ def test_unique_id_is_the_same_on_every_attempt(producer: Producer, transport: S
     assert (len(transport.requests), len(properties)) == (3, 1)
     assert f"UNIQ_KEY\x01{result.msg_id}\x02" in properties.pop()
     assert len(result.msg_id) == 32
+
+
+@pytest.mark.parametrize("send", ["send", "send_async", "send_oneway"])
+@pytest.mark.parametrize("delay", [{"delay_ms": 5}, {"delay_sec": 5}, {"deliver_ms": 5}])
+def test_delayed_message_is_refused_where_a_broker_has_no_timers(
+    producer: Producer, transport: ScriptedTransport, delay: dict[str, Any], send: str
+) -> None:
+    transport.release = "V4_9_7"
+    for _ in range(2):
+        transport.fail("topic_config", RequestNotSupportedException("asking", 3, "not supported", "a:10911"))
+    call: Callable[[Message], Any] = getattr(producer, send)
+    message = Message.of("T", b"x", **delay)
+    with pytest.raises(MQClientException, match=r"broker a has RocketMQ 4\.9\.7, which ignores times of delivery"):
+        call(message).result()
+    assert transport.requests == []
+    producer.send(Message.of("T", b"x", delay_time_level=1))
+    assert len(transport.requests) == 1
 
 
 @pytest.mark.parametrize("namespace", [None, "space"])

@@ -121,6 +121,49 @@ def test_inner_batches_require_a_batch_topic_if_its_type_is_known(
     assert sum(map(len, transport.stored.values())) == 2 * len(KEYS)
 
 
+DELIVERY = {"delayMs": pa.array([None, 60_000]), "deliverTime": pa.array([None, 2**50], pa.timestamp("us", "UTC"))}
+
+
+@pytest.mark.parametrize("options", [{"topic": "T"}, {}], ids=["option topic", "column topic"])
+@pytest.mark.parametrize("column", DELIVERY)
+@pytest.mark.parametrize("release", ["V4_9_7", "V5_0_0", ""])
+def test_times_of_delivery_are_refused_where_brokers_have_no_timers(
+    producer: Producer, transport: ScriptedTransport, column: str, options: dict[str, str], release: str
+) -> None:
+    transport.release = release
+    for _ in range(2):
+        transport.fail("topic_config", RequestNotSupportedException("asking", 3, "not supported", "a:10911"))
+    columns = {"body": ["at once", "later"], column: DELIVERY[column]}
+    rows = pa.table(columns if options else {**columns, "topic": ["T", "T"]})
+    if release == "V4_9_7":
+        error = f"column {column}: broker a of topic T has RocketMQ 4.9.7, which ignores .* use delayTimeLevel"
+        with pytest.raises(SchemaError, match=error):
+            producer.send_arrow(rows, **options)
+        assert transport.requests == []
+    else:
+        producer.send_arrow(rows, **options)
+        assert sum(map(len, transport.stored.values())) == 2
+
+
+def test_rows_without_a_delay_need_no_timers(producer: Producer, transport: ScriptedTransport) -> None:
+    transport.release = "V4_9_7"
+    transport.fail("topic_config", RequestNotSupportedException("asking", 3, "not supported", "a:10911"))
+    rows = pa.table({"body": ["x"], "topic": ["T"], "delayMs": pa.array([None], pa.int64())})
+    producer.send_arrow(rows)
+    assert sum(map(len, transport.stored.values())) == 1
+
+
+def test_inner_batches_are_refused_where_brokers_store_rows_one_by_one(
+    producer: Producer, transport: ScriptedTransport
+) -> None:
+    transport.release = "V4_9_7"
+    for _ in range(2):
+        transport.fail("topic_config", RequestNotSupportedException("asking", 3, "not supported", "a:10911"))
+    with pytest.raises(OptionError, match=r"batchType=inner: broker a of topic T has RocketMQ 4\.9\.7, which stores"):
+        producer.send_arrow(keyed(0), "T", batchType="inner")
+    assert transport.requests == []
+
+
 def test_inner_batches_are_refused_where_the_store_would_lose_messages(
     producer: Producer, transport: ScriptedTransport
 ) -> None:
