@@ -2,16 +2,22 @@
 
 usage: make check-matrix [PYTHONS="/path/of/python3.12 ..."] [PYSPARKS="4.0 4.3"]
 
+Results are kept in ``build/matrix.json``. A run of the same commit goes on where the one before has stopped, and tests
+only pairs that have not passed. It prints the table of all kept pairs.
+
 An environment is deleted after use, because PySpark alone needs 450 MB. Each installs the sdist, which builds the
 compiled kernel where a C compiler and the headers of this Python are. Unit tests run once for each Python, in the tree
 of the sdist. Tests with Spark and servers run on every pair, with the installed package. The oldest Python is also
 tested with the lowest version of every requirement (PYSPARKS="lowest"). PySpark 3.5 runs the tests of
-`rocketmq_spark.write` only. An interpreter or a PySpark that is not available is reported and is not a failure.
+`rocketmq_spark.write` and `foreach_batch` only. An interpreter or a PySpark that is not available is reported and is
+not a failure.
 """
 
 from __future__ import annotations
 
 import configparser
+import hashlib
+import json
 import os
 import re
 import shutil
@@ -20,7 +26,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass
 from datetime import date
 from pathlib import Path
 from typing import Final
@@ -43,7 +49,6 @@ WITH_SPARK: Final = tuple(
         "exactly_once",
         "grpc_write",
         "read",
-        "read_own_servers",
         "register",
         "sessions",
         "stream_read",
@@ -57,18 +62,57 @@ _SAYS_WHAT_IT_HAS: Final = (
 )
 # These tests wait a minute for idle connections of workers.
 _LEFT_OUT: Final = "not cut_short"
-_PATIENCE: Final = 1800
+_PATIENCE: Final = 3600
+_NOT_AVAILABLE: Final = "not available"
 
 
 @dataclass
 class Pair:
     """A Python with a PySpark, and the results of its tests."""
 
-    python: str
-    pyspark: str
+    python: str  # Its full version
+    asked: str  # One of `PYSPARKS`
+    pyspark: str = ""  # The version that pip has installed
     unit: str = ""
     spark: str = ""
-    failed: bool = field(default=False, repr=False)
+    day: str = ""
+    failed: bool = False
+
+
+class Results:
+    """The pairs that runs of one state of the tree have tested; they are saved after each."""
+
+    def __init__(self, file: Path, tree: str) -> None:
+        self._file = file
+        self._tree = tree
+        kept = json.loads(file.read_text()) if file.exists() else {}
+        same = kept.get("tree") == tree
+        self.pairs = [Pair(**fields) for fields in kept["pairs"]] if same else []
+
+    def passed(self, python: str, asked: str) -> bool:
+        """Return whether a pair has passed, or pip has no such PySpark."""
+        return any(not pair.failed for pair in self.pairs if (pair.python, pair.asked) == (python, asked))
+
+    def has_units(self, python: str) -> bool:
+        """Return whether the unit tests have passed with the newest requirements."""
+        return any(
+            pair.unit and not pair.failed for pair in self.pairs if pair.python == python and pair.asked != LOWEST
+        )
+
+    def add(self, pair: Pair) -> None:
+        """Keep a pair instead of its earlier result."""
+        self.pairs = [kept for kept in self.pairs if (kept.python, kept.asked) != (pair.python, pair.asked)]
+        self.pairs.append(pair)
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        part = self._file.with_suffix(".part")
+        part.write_text(json.dumps({"tree": self._tree, "pairs": [asdict(pair) for pair in self.pairs]}, indent=1))
+        part.replace(self._file)
+
+
+def state_of_tree() -> str:
+    """Return the commit, and a digest of uncommitted changes."""
+    texts = [run("git", *command.split(), folder=ROOT).stdout for command in ("rev-parse HEAD", "diff HEAD")]
+    return f"{texts[0].strip()} {hashlib.sha256(texts[1].encode()).hexdigest()[:16]}"
 
 
 def run(*command: str | Path, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -125,11 +169,15 @@ def tested(python: Path, tree: Path, tests: Sequence[str], processes: int, *opti
         "--no-loadscope-reorder",
         *options,
     )
-    done = run(*command, "-k", _LEFT_OUT, folder=tree)
+    try:
+        done = run(*command, "-k", _LEFT_OUT, folder=tree)
+    except subprocess.TimeoutExpired:
+        return f"no end within {_PATIENCE} s", True
     if done.returncode:
         print(done.stdout[-20_000:], done.stderr[-5_000:], sep="\n", file=sys.stderr)
     lines = done.stdout.strip().splitlines()
-    return (lines[-1].partition(" in ")[0].strip("= ") if lines else "did not start"), bool(done.returncode)
+    counts = re.findall(r"[0-9]+ (?:passed|skipped|failed|errors?)", lines[-1] if lines else "")
+    return ", ".join(counts) or "did not start", bool(done.returncode)
 
 
 def check(pair: Pair, interpreter: str, built: Built, folder: Path, *, unit: bool) -> None:
@@ -141,19 +189,20 @@ def check(pair: Pair, interpreter: str, built: Built, folder: Path, *, unit: boo
         done = run(*pip, "--upgrade", "pip")
     if done.returncode == 0:
         (folder / "lowest.txt").write_text(lowest())
-        wanted = ("--constraint", folder / "lowest.txt") if pair.pyspark == LOWEST else (f"pyspark=={pair.pyspark}.*",)
+        wanted = ("--constraint", folder / "lowest.txt") if pair.asked == LOWEST else (f"pyspark=={pair.asked}.*",)
         done = run(*pip, f"{built.sdist}[test]", *wanted)
     if done.returncode:
         absent = "No matching distribution found for pyspark" in done.stderr
-        pair.spark, pair.failed = ("not available" if absent else "could not be installed"), not absent
+        pair.pyspark = pair.asked
+        pair.spark, pair.failed = (_NOT_AVAILABLE if absent else "could not be installed"), not absent
         print(done.stderr[-5_000:], file=sys.stderr)
         return
     tree = folder / "tree"
     shutil.unpack_archive(built.sdist, folder / "sdist")
     next((folder / "sdist").iterdir()).rename(tree)
     # Old releases warn about newer ones; these warnings are not errors of the package.
-    without_sources = pair.pyspark == WITHOUT_SOURCES
-    options = ("-W", "default") if without_sources or pair.pyspark == LOWEST else ()
+    without_sources = pair.asked == WITHOUT_SOURCES
+    options = ("-W", "default") if without_sources or pair.asked == LOWEST else ()
     if unit and not without_sources:
         # The unit tests import the tree.
         run(python, "setup.py", "-q", "build_ext", "--inplace", folder=tree)
@@ -168,46 +217,48 @@ def check(pair: Pair, interpreter: str, built: Built, folder: Path, *, unit: boo
     if said.returncode:
         pair.spark, pair.failed = said.stderr.strip().splitlines()[-1], True
         return
-    pair.pyspark = said.stdout.strip() + (", all at its lowest" if pair.pyspark == LOWEST else "")
+    pair.pyspark = said.stdout.strip()
     tests = ON_ALL if without_sources else (*WITH_SPARK, *ON_ALL)
     pair.spark, failed = tested(python, tree, tests, 2, *options)
     pair.failed |= failed
 
 
 def table(pairs: Sequence[Pair]) -> str:
-    """Return the results as a Markdown table."""
-    lines = ["| Python | PySpark | unit tests | tests with Spark and servers |", "|---|---|---|---|"]
-    lines += [f"| {pair.python} | {pair.pyspark} | {pair.unit} | {pair.spark} |" for pair in pairs]
+    """Return the results as a Markdown table: a line for each Python, a column for each PySpark."""
+    newest = {pair.asked: pair.pyspark for pair in pairs if pair.spark != _NOT_AVAILABLE}
+    columns = [asked for asked in PYSPARKS if asked in newest]
+    heads = [f"{newest[asked]}, all at its lowest" if asked == LOWEST else newest[asked] for asked in columns]
+    lines = [f"| Python | unit tests | {' | '.join(heads)} |", "|---" * (len(columns) + 2) + "|"]
+    for python in sorted({pair.python for pair in pairs}, key=lambda text: [int(part) for part in text.split(".")]):
+        of_it = {pair.asked: pair for pair in pairs if pair.python == python}
+        units = [pair.unit for pair in of_it.values() if pair.unit and pair.asked != LOWEST]
+        cells = [of_it[asked].spark if asked in of_it else "" for asked in columns]
+        lines.append(f"| {python} | {units[0] if units else ''} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
 def main() -> int:
-    """Check every pair, print the table, and return 1 if one of them failed."""
-    pairs: list[Pair] = []
-    with_units: set[str] = set()
-    found = interpreters()
+    """Check every pair that has not passed, print the table, and return 1 if one of them failed."""
+    found, results = interpreters(), Results(ROOT / "build" / "matrix.json", state_of_tree())
     pysparks = os.environ.get("PYSPARKS", "").split() or PYSPARKS
     with tempfile.TemporaryDirectory(prefix="rocketmq-spark-matrix-") as name:
         built = build(Path(name, "built"), compiled=can_build())
         for release in PYTHONS:
             if release not in found:
-                if not os.environ.get("PYTHONS"):
-                    pairs.append(Pair(release, "", spark="not available"))
+                print(f"Python {release} is not available", file=sys.stderr)
                 continue
             interpreter, python = found[release]
             for pyspark in pysparks:
-                if pyspark == LOWEST and release != PYTHONS[0]:
+                if (pyspark == LOWEST and release != PYTHONS[0]) or results.passed(python, pyspark):
                     continue
-                pair = Pair(python, pyspark)
-                start, unit = time.monotonic(), pyspark == LOWEST or python not in with_units
+                pair = Pair(python, pyspark, day=str(date.today()))
+                start, unit = time.monotonic(), pyspark == LOWEST or not results.has_units(python)
                 with tempfile.TemporaryDirectory(dir=name) as folder:
                     check(pair, interpreter, built, Path(folder), unit=unit)
-                pairs.append(pair)
-                if pair.unit and pyspark != LOWEST:
-                    with_units.add(python)
+                results.add(pair)
                 print(f"{pair} after {time.monotonic() - start:.0f} s", file=sys.stderr)
-    print(f"{date.today()}\n\n{table(pairs)}")
-    return int(any(pair.failed for pair in pairs))
+    print(table(results.pairs))
+    return int(any(pair.failed for pair in results.pairs))
 
 
 if __name__ == "__main__":
