@@ -121,6 +121,18 @@ class TopicConfigCache:
             return exc
 
 
+def has_topic(transport: Admin, address: str, topic: str, timeout: float) -> bool:
+    """Return whether a broker has a topic; raises as `Admin.all_topic_attributes`."""
+    try:
+        transport.topic_config(address, topic, timeout)
+    except errors.TopicRouteStaleException:
+        return False
+    except errors.RequestNotSupportedException:
+        # Brokers before 5.0 return the configuration of all topics only.
+        return topic in transport.all_topic_attributes(address, timeout)
+    return True
+
+
 def version_of(runtime: Mapping[str, str]) -> str | None:
     """Return a broker's release from its metrics: ``V5_5_0`` is ``5.5.0``."""
     return runtime.get("brokerVersionDesc", "").removeprefix("V").replace("_", ".") or None

@@ -132,6 +132,9 @@ class Admin(Configs, Protocol):
     def broker_config(self, address: str, timeout: float) -> Mapping[str, str]:
         """Return a broker's settings by name, which may include secrets; MQBrokerException: not an administrator."""
 
+    def all_topic_attributes(self, address: str, timeout: float) -> Mapping[str, Mapping[str, str] | None]:
+        """Return the attributes of all topics of a broker; those of brokers before 5.0 are None."""
+
     def runtime_info(self, address: str, timeout: float) -> Mapping[str, str]:
         """Return a broker's metrics by name, its release among them."""
 

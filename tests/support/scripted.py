@@ -329,6 +329,11 @@ class ScriptedTransport(Closes):
         self._record(timeout, "topic_config", address, topic)
         return TopicConfig.of_attributes(self.attributes.get(topic, {}))
 
+    def all_topic_attributes(self, address: str, timeout: float) -> Mapping[str, Mapping[str, str] | None]:
+        """Return `attributes`, which are the same on every broker."""
+        self._record(timeout, "all_topic_attributes", address)
+        return self.attributes
+
     def runtime_info(self, address: str, timeout: float) -> Mapping[str, str]:
         """Return `release` as that of every broker."""
         self._record(timeout, "runtime_info", address)

@@ -24,7 +24,6 @@ from rocketmq_spark.errors import (
     MQClientException,
     RocketMQError,
     RouteNotFoundException,
-    TopicRouteStaleException,
 )
 from rocketmq_spark.metrics import Recorder
 from rocketmq_spark.model.message import EncodedBatch, MessageQueue, Ready
@@ -37,6 +36,7 @@ from rocketmq_spark.protocol.remoting.unwrap import messages_of
 from rocketmq_spark.routing.client_instance import ClientInstance
 from rocketmq_spark.routing.retries import Backoff, Retries
 from rocketmq_spark.routing.route_cache import TopicPublishInfo
+from rocketmq_spark.routing.topic_configs import has_topic
 from rocketmq_spark.sink.pipeline import OnStored
 from rocketmq_spark.sink.routes import RouteFinder
 from rocketmq_spark.sink.sender import BatchSender
@@ -385,10 +385,8 @@ class Brokers:
         )
 
     def _create_topic(self, topic: str, address: str, timeout: float) -> None:
-        try:
-            # A topic that exists keeps its queues.
-            self.transport.topic_config(address, topic, timeout)
-        except TopicRouteStaleException:
+        # A topic that exists keeps its queues.
+        if not has_topic(self.transport, address, topic, timeout):
             self.transport.create_topic(address, topic, 1, PERM_READ | PERM_WRITE, timeout)
 
 

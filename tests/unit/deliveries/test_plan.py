@@ -21,6 +21,7 @@ from rocketmq_spark.protocol.remoting.codes import RequestCode, ResponseCode
 from rocketmq_spark.sink.task import SendRules
 from rocketmq_spark.spark.ordered_queues import query_of
 from rocketmq_spark.testing import FakeCluster, Reply
+from rocketmq_spark.testing.fake_storage import TopicSettings
 from tests.support.two_phase import WRITE, Driver, visible
 
 ROWS = [f"row-{number}" for number in range(20)]
@@ -202,6 +203,18 @@ def test_the_topic_of_the_log_is_created_again_if_a_broker_was_busy(cluster: Fak
     job.brokers.ensure_topic("new-log", {"broker-0", "broker-1"})
 
     assert {queue.broker_name for queue in job.brokers.routes().look_up("new-log").queues} == {"broker-0", "broker-1"}
+
+
+def test_the_topic_of_the_log_is_created_on_brokers_before_5(cluster: FakeCluster, job: Driver) -> None:
+    unsupported = Reply.code(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, " request type 351 not supported")
+    for broker in cluster.brokers.values():
+        broker.play(unsupported, code=RequestCode.GET_TOPIC_CONFIG, times=10)
+    cluster.brokers["broker-0"].storage.topics["new-log"] = TopicSettings(3, 3)
+
+    job.brokers.ensure_topic("new-log", {"broker-0", "broker-1"})
+
+    queues = [cluster.brokers[name].storage.topics["new-log"].write_queue_nums for name in ("broker-0", "broker-1")]
+    assert queues == [3, 1]
 
 
 @pytest.mark.parametrize(("query", "batch_id"), [("", 3), ("query", -1), ("", -1)])
