@@ -6,10 +6,29 @@ stored.
 
 from __future__ import annotations
 
+from typing import Final
+
 from rocketmq_spark.errors import DeliveryError, MQBrokerException, RocketMQError
-from rocketmq_spark.model.message import EncodedBatch, SendOutcome
+from rocketmq_spark.model.message import EncodedBatch, MessageQueue, SendOutcome
 from rocketmq_spark.protocol.batches import lone_message
 from rocketmq_spark.sink.in_flight import PendingBatch
+
+SEND_ALL_AGAIN: Final = "A retry of the task sends all of its rows again"
+
+
+class LostMessagesError(DeliveryError):
+    """A broker has lost messages that it had stored."""
+
+    maybe_stored = True
+
+
+def lost_tail(queue: MessageQueue, before: int, now: int, then: str = SEND_ALL_AGAIN) -> LostMessagesError:
+    """Return the error of a queue that ended at offset `before` during a write, and ends at `now`."""
+    return LostMessagesError(
+        f"queue {queue} ended at offset {before} before, and ends at {now} now: its broker has lost messages, perhaps "
+        "acknowledged rows of this write (a power failure with flushDiskType=ASYNC_FLUSH, or a slave that lacked them "
+        f"became the master), or the topic was created again. {then}"
+    )
 
 
 def reason(outcome: SendOutcome) -> str:
@@ -24,6 +43,8 @@ def reason(outcome: SendOutcome) -> str:
 def rejection(pending: PendingBatch, outcome: SendOutcome) -> str:
     """Return why a batch is given up before its deadline."""
     if outcome.status is None:
+        if isinstance(outcome.error, LostMessagesError):
+            return "the sink stops, because rows are lost"
         if isinstance(outcome.error, MQBrokerException):
             return "the broker rejected the batch, and would reject it again"
         # The client itself failed, for example because it does not trust a certificate.

@@ -387,13 +387,13 @@ def batch_weight(batch: EncodedBatch) -> int:
 
 
 def offset_of(batch: EncodedBatch, outcome: SendOutcome) -> int:
-    """Return the offset of a single message in its queue; -1 if it is unknown.
+    """Return the offset of a batch's first message in its queue; -1 if it is unknown.
 
-    A delayed message is in a topic of the broker until its time, and the acknowledgement has its offset there.
+    A delayed message is no part of a batch. It is in a topic of the broker first. The acknowledgement has that offset.
     """
     properties = batch.properties
     # All names have one of these parts; few other messages do.
-    if DELAY in properties or TIMER_DELIVER_MS in properties:
+    if not batch.batch and (DELAY in properties or TIMER_DELIVER_MS in properties):
         separated = f"{PROPERTY_SEPARATOR}{properties}"
         if any(name in separated for name in _DELAYS):
             return -1

@@ -251,7 +251,7 @@ class SendPipeline:
         if self.options.send_mode == "oneway":
             self.recorder.record_sent(queue.broker_name, batch.rows, batch.nbytes, now)
             return
-        offset = outcome.queue_offset if batch.batch else offset_of(batch, outcome)
+        offset = offset_of(batch, outcome)
         self.recorder.record_success(
             queue.broker_name, batch.rows, batch.nbytes, outcome.latency_ms, queue, offset, now
         )

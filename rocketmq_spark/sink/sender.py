@@ -13,6 +13,8 @@ import math
 import queue as queues
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 from rocketmq_spark.arrow.batch_source import BatchSource
@@ -21,7 +23,8 @@ from rocketmq_spark.metrics import Recorder
 from rocketmq_spark.model.message import EncodedBatch, MessageQueue, Ready, SendOutcome, SendRequest, SendStatus
 from rocketmq_spark.model.route import broker_vip_channel
 from rocketmq_spark.routing.selectors import selector_of
-from rocketmq_spark.sink.in_flight import Dispatch, PendingBatch, batch_weight
+from rocketmq_spark.sink.failures import lost_tail
+from rocketmq_spark.sink.in_flight import Dispatch, PendingBatch, batch_weight, offset_of
 from rocketmq_spark.sink.pipeline import OnStored, RateLimit, SendPipeline
 from rocketmq_spark.sink.routes import RouteFinder
 
@@ -79,6 +82,10 @@ class BatchSender:
         self._awaited: Callable[[], bool] | None = None
         # Outcomes of attempts; None only wakes the sender's thread.
         self._events: queues.SimpleQueue[tuple[PendingBatch, SendOutcome] | None] = runtime.queue()
+        # The end of each queue after the last row that it has acknowledged.
+        self._ends: dict[MessageQueue, int] = {}
+        # A proxy answers for several brokers. With ``requireStoreOk=false`` rows may be lost.
+        self._compares_ends = options.require_store_ok and not options.over_grpc
         self._source: BatchSource[Any] | None = None
         self._reading = False
         self._closing = False
@@ -226,13 +233,19 @@ class BatchSender:
             self._send(dispatch)
 
     def _send(self, dispatch: Dispatch) -> None:
-        pending, put = dispatch.pending, self._events.put
-        self._instance.transport.send(
-            self._request(dispatch),
-            dispatch.timeout,
-            lambda outcome: put((pending, outcome)),
-            within=dispatch.within,
-        )
+        pending, queue = dispatch.pending, dispatch.queue
+        on_outcome = partial(self._on_sent, pending, queue, self._ends.get(queue, -1))
+        self._instance.transport.send(self._request(dispatch), dispatch.timeout, on_outcome, within=dispatch.within)
+
+    def _on_sent(self, pending: PendingBatch, sent_to: MessageQueue, end: int, outcome: SendOutcome) -> None:
+        """Take the outcome of a request, on the transport's thread; its queue had ended at `end` when it was sent."""
+        if outcome.status is not None and self._compares_ends:
+            queue, first = outcome.queue, offset_of(pending.batch, outcome)
+            if first >= 0:
+                self._ends[queue] = max(self._ends.get(queue, 0), first + pending.batch.rows)
+                if sent_to == queue and first < end:
+                    outcome = replace(outcome, status=None, error=lost_tail(queue, end, first))
+        self._events.put((pending, outcome))
 
     def _request(self, dispatch: Dispatch, batch: EncodedBatch | None = None) -> SendRequest:
         dispatch.pending.born_timestamp = born = int(self._runtime.wall_clock() * 1000)

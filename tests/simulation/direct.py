@@ -80,8 +80,13 @@ class Load:
 class CountingStorage(BrokerStorage):
     """Acknowledges sends without storing them."""
 
+    # Offsets of a queue grow. A batch has fewer rows than the distance.
+    _next_offset = 0
+    _DISTANCE = 1_000_000
+
     def store_send(self, send: Send, body: bytes) -> dict[str, str]:
-        return {"msgId": "", "queueId": str(send.queue_id), "queueOffset": "0"}
+        offset, self._next_offset = self._next_offset, self._next_offset + self._DISTANCE
+        return {"msgId": "", "queueId": str(send.queue_id), "queueOffset": str(offset)}
 
 
 @dataclass

@@ -18,7 +18,7 @@ from rocketmq_spark.arrow.content import ContentHash
 from rocketmq_spark.deliveries.base import PartitionResult, Send, Write
 from rocketmq_spark.deliveries.effectively_once.lease import Lease, attempt_id, fence_seconds, instant
 from rocketmq_spark.deliveries.effectively_once.plan import ResumePlan
-from rocketmq_spark.deliveries.effectively_once.resolving_sender import Resumption, lost_tail
+from rocketmq_spark.deliveries.effectively_once.resolving_sender import SEND_MISSING, Resumption
 from rocketmq_spark.deliveries.effectively_once.stored import (
     floors_now,
     floors_of,
@@ -37,6 +37,7 @@ from rocketmq_spark.deliveries.log.state import WriteState
 from rocketmq_spark.errors import DataLossError, DeliveryError, InputChangedError, RocketMQError
 from rocketmq_spark.metrics import Recorder
 from rocketmq_spark.model.message import MessageQueue
+from rocketmq_spark.sink.failures import lost_tail
 
 logger = logging.getLogger("rocketmq_spark.producer")
 
@@ -200,7 +201,7 @@ class Attempt:
         for queue, floor in floors.items():
             if isinstance(floor, Known) and ends[queue] < floor.offset:
                 # Acknowledged or recovered rows may be lost. The next attempt reads the queue again.
-                raise lost_tail(queue, floor.offset, ends[queue])
+                raise lost_tail(queue, floor.offset, ends[queue], SEND_MISSING)
         return read_stored(self.brokers, floors, ends, {self._own_token}, self._content)
 
     def _pass_fence(self, broker_names: Collection[str], seconds: float) -> None:

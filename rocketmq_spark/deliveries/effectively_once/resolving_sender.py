@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import ClassVar, NamedTuple, TypeAlias
+from typing import ClassVar, Final, NamedTuple, TypeAlias
 
 from rocketmq_spark.arrow.content import ContentHash
 from rocketmq_spark.deliveries.effectively_once.lease import Lease
@@ -25,6 +25,7 @@ from rocketmq_spark.deliveries.log.scan import UNKNOWN, Floor, Known, lowest
 from rocketmq_spark.errors import DeliveryError, RocketMQError
 from rocketmq_spark.metrics import Recorder
 from rocketmq_spark.model.message import MessageQueue, SendOutcome, SendStatus
+from rocketmq_spark.sink.failures import lost_tail
 from rocketmq_spark.sink.in_flight import Dispatch, PendingBatch
 from rocketmq_spark.sink.pipeline import OnStored
 from rocketmq_spark.sink.routes import RouteFinder
@@ -65,6 +66,10 @@ class Resumption(NamedTuple):
         return SendRules(open_sender=open_sender, queue_nums=self.queue_nums, attempt=self.token, stored=self.stored)
 
 
+# What the next attempt does after an error of `lost_tail`.
+SEND_MISSING: Final = "The next attempt reads which rows are stored, and sends the others"
+
+
 class _UnknownOutcomeError(DeliveryError):
     maybe_stored = True
 
@@ -95,15 +100,6 @@ class _Unknown(NamedTuple):
     outcome: SendOutcome
     floor: Floor
     last_run: _Run  # When it was sent
-
-
-def lost_tail(queue: MessageQueue, before: int, now: int) -> DeliveryError:
-    """Return the error of a queue that ended at offset `before` during a write, and ends at `now`."""
-    return _UnknownOutcomeError(
-        f"queue {queue} ended at offset {before} before, and ends at {now} now: its broker has lost messages, perhaps "
-        "acknowledged rows of this write (a power failure with flushDiskType=ASYNC_FLUSH, or a slave that lacked them "
-        "became the master). The next attempt reads which rows are stored, and sends the others"
-    )
 
 
 class ResolvingSender(BatchSender):
@@ -175,7 +171,7 @@ class ResolvingSender(BatchSender):
             run = _Run(first, first + pending.batch.rows)
             self._ends[queue] = max(self._ends.get(queue, 0), run.stop)
             if sent_to == queue and first < end:
-                outcome = replace(outcome, status=None, error=lost_tail(queue, end, first))
+                outcome = replace(outcome, status=None, error=lost_tail(queue, end, first, SEND_MISSING))
             elif not self._claim(queue, run):
                 text = f"the rows of a request to {queue} count as those of another one"
                 outcome = replace(outcome, status=None, error=_OtherRequestError(text))

@@ -98,8 +98,7 @@ class TwoPhaseCommit:
         Returns when every row is stored and visible. Raises a DeliveryError or another RocketMQError if the write is
         not complete. If it was decided, the next attempt or `finish` completes it.
         """
-        report = CommitReport()
-        started = self.brokers.clock()
+        report, started = CommitReport(), self.brokers.clock()
         try:
             self.log.check_current(write)
         except DeliveryError:
@@ -111,7 +110,7 @@ class TwoPhaseCommit:
             self.roll_back(halves, group)
             return self.finish(write)
         timeout = self.brokers.options.transaction_timeout_ms
-        self._check_deadline(write, halves, timeout)
+        self._check_halves(write, halves, group, timeout)
         self.prepare({queue.broker_name for queue in halves.queues})
         decision = self._decide(write, 1, group, halves, timeout)
         report.decide_s = self.brokers.clock() - started
@@ -145,12 +144,11 @@ class TwoPhaseCommit:
             expires = self.brokers.clock() + _ROLLBACK_TIME
             EndSender(self.brokers, halves, group, TRANSACTION_ROLLBACK_TYPE, expires=expires).run()
 
-    def _check_deadline(self, write: Write, halves: Halves, timeout: int) -> None:
-        """Raise if the rest of `timeout` (ms) is too short for the commits, or clocks differ too much."""
-        now = self.brokers.runtime.wall_clock() * 1000
+    def _check_halves(self, write: Write, halves: Halves, group: str, timeout: int) -> None:
+        """Raise if `timeout` (ms) leaves no time for the commits, clocks differ, or half messages are lost."""
         if halves.oldest is None:
             return
-        age = now - halves.oldest.born_timestamp
+        age = self.brokers.runtime.wall_clock() * 1000 - halves.oldest.born_timestamp
         if age > timeout * (1 - _MARGIN):
             raise DeliveryError(
                 f"committing {write} with {len(halves)} rows: its first row is {age / 1000:.1f} s old, and "
@@ -158,17 +156,24 @@ class TwoPhaseCommit:
                 "transactionTimeoutMs, or write fewer rows at once; check that the clocks of driver and executors agree"
             )
 
-        def check_clock(half: Half) -> None:
-            stored = self.brokers.view(half.queue, half.commit_log_offset)
+        def check(half: Half) -> None:
+            name = half.queue.broker_name
+            try:
+                stored = self._view(half, group)
+            except (DataLossError, MQClientException) as exc:
+                if exc.retriable:
+                    raise
+                text = f"broker {name} lacks a half message that it has acknowledged: {LOST_TAIL}. No row is committed"
+                raise DeliveryError(f"committing {write}: {text}. Run the job again. Its answer was: {exc}") from exc
             skew = (stored.store_timestamp - stored.born_timestamp) / 1000
             if abs(skew) > timeout * _MARGIN / 1000:
                 raise DeliveryError(
-                    f"committing {write}: the clocks of a client and of broker {half.queue.broker_name} differ by "
-                    f"{skew:.1f} s, and transactionTimeoutMs={timeout} allows {timeout * _MARGIN / 1000:g} s. No row "
-                    "is committed. Synchronise the clocks"
+                    f"committing {write}: the clocks of a client and of broker {name} differ by {skew:.1f} s, and "
+                    f"transactionTimeoutMs={timeout} allows {timeout * _MARGIN / 1000:g} s. No row is committed. "
+                    "Synchronise the clocks"
                 )
 
-        self.brokers.for_each(dict.fromkeys((*halves.youngest, halves.oldest)), check_clock)
+        self.brokers.for_each(dict.fromkeys((*halves.youngest, halves.oldest)), check)
 
     def _decide(self, write: Write, round_: int, group: str, halves: Halves, timeout: int) -> Decision:
         """Store a decision, and return the decision that takes effect."""
@@ -257,7 +262,7 @@ class TwoPhaseCommit:
         timeout = self.brokers.options.transaction_timeout_ms + len(missing) * _RECOVERY_MS_PER_ROW
         again = self._prepare_again(missing, decision.group, group, timeout)
         try:
-            self._check_deadline(decision.write, again, timeout)
+            self._check_halves(decision.write, again, group, timeout)
         except DeliveryError:
             self.roll_back(again, group)
             raise
@@ -366,8 +371,7 @@ class TwoPhaseCommit:
         return committed
 
     def _is_of(self, group: str, message: MessageExt) -> bool:
-        namespace = self.brokers.transport.namespace
-        return message.properties.get(const.PGROUP) == namespace.wrap(group)
+        return message.properties.get(const.PGROUP) == self.brokers.transport.namespace.wrap(group)
 
     def _prepare_again(self, missing: Halves, old_group: str, group: str, timeout: int) -> Halves:
         """Store half messages with the content of others, and return them."""

@@ -111,11 +111,18 @@ class Halves:
         return cls(tuple(queues), codes.astype(np.int32), commit_log_offsets, queue_offsets, youngest, None)
 
     @property
-    def has_repeats(self) -> bool:
-        """Whether two half messages have one place: then their broker has lost the first one."""
+    def has_lost_ones(self) -> bool:
+        """Whether a broker has lost some of the half messages: later ones have their places, in log or queue.
+
+        A broker has one queue of half messages. It is in the order of the commit log.
+        """
         numbers: dict[str, int] = {}
-        brokers = [numbers.setdefault(queue.broker_name, len(numbers)) for queue in self.queues]
-        return _have_repeats(np.array(brokers, np.int64)[self.codes], self.commit_log_offsets)
+        names = [numbers.setdefault(queue.broker_name, len(numbers)) for queue in self.queues]
+        brokers = np.array(names, np.int64)[self.codes]
+        order = np.lexsort((self.queue_offsets, self.commit_log_offsets, brokers))
+        columns = brokers, self.commit_log_offsets, self.queue_offsets
+        next_broker, next_in_log, next_in_queue = (np.diff(column[order]) for column in columns)
+        return bool(((next_broker == 0) & ((next_in_log == 0) | (next_in_queue <= 0))).any())
 
     def select(self, rows: npt.NDArray[np.intp]) -> Halves:
         """Return some of the half messages. `youngest` and `oldest` stay those of all."""

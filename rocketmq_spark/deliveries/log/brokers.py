@@ -63,7 +63,7 @@ class _Messages(BatchSource[None]):
     """Gives encoded messages; it takes no rows."""
 
     def __init__(self, messages: Sequence[Ready]) -> None:
-        self._messages = messages
+        self._messages, self._rows = messages, len(messages)
 
     @property
     def pending_bytes(self) -> int:
@@ -71,7 +71,7 @@ class _Messages(BatchSource[None]):
 
     @property
     def taken_rows(self) -> int:
-        return len(self._messages)
+        return self._rows
 
     def add(self, rows: None, now: float) -> Iterator[Ready]:
         return iter(())

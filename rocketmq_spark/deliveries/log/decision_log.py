@@ -277,20 +277,24 @@ class DecisionLog:
         """Return the home that the queues' newest records name; None without a record."""
         # Before the search, so that no record between the search and the first reading is missed.
         self._searched = ends = brokers.max_offsets(self.records.queues(brokers))
-        homes = self._homes(brokers, ends)
-        return self._only(homes) if homes else None
-
-    def _homes(self, brokers: Brokers, ends: Mapping[MessageQueue, int]) -> dict[MessageQueue, bool]:
-        """Return the home of each queue's newest record, or all homes claimed there, with whether it has a decision."""
-
-        def search(queue: MessageQueue) -> dict[MessageQueue, bool]:
-            return homes_in(queue, self.records.search(brokers, queue, ends[queue]))
-
+        named = self._homes(brokers, ends)
         homes: dict[MessageQueue, bool] = {}
-        for found in brokers.for_each(ends, search).values():
+        for found in named.values():
             for home, has_decision in found.items():
                 homes[home] = homes.get(home, False) or has_decision
-        return homes
+        if not homes:
+            return None
+        home = self._only(homes)
+        # The first claim of a home is in the home itself.
+        if home in named and not named[home]:
+            self.records.check_not_lost(brokers, home)
+        return home
+
+    def _homes(
+        self, brokers: Brokers, ends: Mapping[MessageQueue, int]
+    ) -> Mapping[MessageQueue, Mapping[MessageQueue, bool]]:
+        """Return the home that each queue's newest record names, or all homes claimed there; see `homes_in`."""
+        return brokers.for_each(ends, lambda queue: homes_in(queue, self.records.search(brokers, queue, ends[queue])))
 
     def _only(self, homes: Mapping[MessageQueue, bool]) -> MessageQueue:
         """Return the home with decisions, or one of the claimed homes, if possible one that is down now."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 import rocketmq_spark.model.properties as const
-from rocketmq_spark.deliveries.log.brokers import Brokers
+from rocketmq_spark.deliveries.log.brokers import COMPARE, Brokers
 from rocketmq_spark.deliveries.log.keys import NO_KEYS, LogKeys, unsigned
 from rocketmq_spark.deliveries.log.records import (
     BegunRecord,
@@ -26,7 +26,8 @@ from rocketmq_spark.deliveries.log.records import (
     encode,
     parse,
 )
-from rocketmq_spark.errors import DeliveryError, MQClientException
+from rocketmq_spark.deliveries.log.scan import LOST_TAIL
+from rocketmq_spark.errors import DataLossError, DeliveryError, MQClientException
 from rocketmq_spark.model.message import Buffer, EncodedBatch, Message, MessageQueue, SendOutcome
 from rocketmq_spark.model.message_ext import MessageExt
 from rocketmq_spark.options.kinds import MIB
@@ -42,6 +43,10 @@ _FIRST_WINDOW: Final = 1000
 _WINDOW_BYTES: Final = MIB
 # How many ignored messages are counted.
 _MOST_IGNORED: Final = 1000
+
+# How often, and after how many seconds, a home without records is searched again.
+_LATE_TRIES: Final = 5
+_LATE_WAIT: Final = 1.0
 
 _MANIFEST_TAG: Final = "manifest"
 
@@ -105,6 +110,21 @@ class RecordStore:
                     window = (end - start) // 4
             yield from (record for record, _ in reversed(found))
             end, window = start, max(1, window * 4)
+
+    def check_not_lost(self, brokers: Brokers, home: MessageQueue) -> None:
+        """Raise a DataLossError if a home that other queues name has no record, and none can have expired."""
+        tries = 0
+        # A broker may build the queue of a new claim later than other brokers build theirs.
+        while self.first_offset(brokers, home) == 0 and not any(
+            True for _ in self.search(brokers, home, brokers.max_offsets([home])[home])
+        ):
+            if tries == _LATE_TRIES:
+                raise DataLossError(
+                    f"the decision log of transactionalId={self.transactional_id}: queue {home} has no record of it, "
+                    f"and other queues of topic {self.topic} say that its records were there: {LOST_TAIL}. {COMPARE}"
+                )
+            tries += 1
+            brokers.runtime.sleep(_LATE_WAIT)
 
     def _sized(
         self, brokers: Brokers, queue: MessageQueue, start: int, end: int, *, complete: bool = False

@@ -119,6 +119,25 @@ def test_parts_of_several_tasks_are_joined() -> None:
     assert facts(concat([])) == ([], set(), None)
 
 
+def placed(*rows: tuple[MessageQueue, int, int]) -> Halves:
+    """Return half messages with these offsets in the commit log and in the queue of half messages."""
+    halves = collected(*((queue, number, 50) for number, (queue, _, _) in enumerate(rows)))
+    logs, queues = (np.array([row[at] for row in rows]) for at in (1, 2))
+    return replace(halves, commit_log_offsets=logs, queue_offsets=queues)
+
+
+def test_half_messages_of_one_order_are_not_lost() -> None:
+    assert not placed((A0, 100, 1), (A1, 400, 4), (B0, 100, 1), (A0, 300, 2)).has_lost_ones
+    assert not HalfCollector().halves().has_lost_ones
+
+
+@pytest.mark.parametrize(
+    "later", [(A0, 300, 2), (A0, 300, 3), (A1, 500, 3), (A1, 500, 2)], ids=["both", "log", "queue", "order"]
+)
+def test_a_later_half_message_in_the_place_of_another_shows_a_loss(later: tuple[MessageQueue, int, int]) -> None:
+    assert placed((A0, 100, 1), (A0, 300, 3), (B0, 500, 5), later).has_lost_ones
+
+
 def test_some_rows_are_taken_in_order() -> None:
     halves = collected((A0, 1, 50), (B0, 2, 40), (A1, 3, 70))
     assert [half.queue for half in facts(halves.select(np.array([2, 0])))[0]] == [A1, A0]
