@@ -1,4 +1,4 @@
-"""A broker with a full disk rejects sends, and stores no row of them."""
+"""A broker with a full disk rejects sends and commits, and stores no row of them."""
 
 from __future__ import annotations
 
@@ -6,12 +6,19 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from rocketmq_spark.cluster import LocalCluster
-from tests.support.writes import Trial
+from rocketmq_spark.errors import RocketMQError
+from tests.support.java import Java
+from tests.support.once import check_once, committing
+from tests.support.processes import PATIENCE, wait_for
+from tests.support.two_phase import WRITE
+from tests.support.writes import Trial, make_topic, messages_in
 
 pytestmark = [pytest.mark.faults, pytest.mark.spark, pytest.mark.integration]
 
@@ -62,3 +69,37 @@ def test_rows_of_broker_with_full_disk_go_to_the_other_broker(trial: Trial, disk
     assert facts[full.name]["retries_by_reason"].keys() == {"BrokerUnavailableException 14"}
     assert account.repeats == 0
     assert facts[other.name]["rows"] > facts[full.name]["rows"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("when", ["before the decision", "in the commit"])
+def test_a_disk_that_is_full_in_a_commit_costs_no_row(
+    two_brokers: LocalCluster, disk: Path, topic: str, java: Java, *, when: str
+) -> None:
+    bodies = [f"row-{number:05}" for number in range(20_000)]
+    make_topic(two_brokers, topic, queues=2)
+
+    def fill() -> None:
+        used = shutil.disk_usage(disk).used
+        assert mounted("-o", f"remount,size={int(used * 1.6)}", disk)
+        # A broker looks every half second.
+        time.sleep(2.0)
+
+    with committing(two_brokers, topic, timeout_ms=60_000) as job, ThreadPoolExecutor(1) as pool:
+        halves = job.prepare(bodies)
+        if when == "before the decision":
+            fill()
+        running = pool.submit(job.two_phase.commit, WRITE, *halves)
+        if when == "in the commit":
+            wait_for(lambda: messages_in(two_brokers.name_server, topic) > 0 or running.done())
+            fill()
+        time.sleep(5.0)
+        assert mounted("-o", "remount,size=1g", disk)
+        with suppress(RocketMQError):
+            running.result(PATIENCE)
+    with committing(two_brokers, topic) as job:
+        if WRITE in job.log.writes:
+            job.two_phase.finish(WRITE)
+        else:
+            job.two_phase.commit(WRITE, *job.prepare(bodies))
+    check_once(java, two_brokers.name_server, topic, bodies)

@@ -120,6 +120,27 @@ def test_proxy_killed_and_restarted_during_write_loses_no_row(
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("restarts", [True, False], ids=["restarted", "gone"])
+def test_broker_killed_behind_the_proxy_loses_no_row(
+    cluster: LocalCluster, make_topic: MakeTopic, ledger: Ledger, *, restarts: bool
+) -> None:
+    topic, count, broker = make_topic("NORMAL"), 20_000, cluster.brokers[0]
+
+    def kill() -> None:
+        broker.kill()
+        if restarts:
+            broker.restart()
+
+    with Producer("pg", endpoints=cluster.endpoints) as producer, watched(ledger, cluster, topic):
+        summary = producer.send_arrow(broken(rows(count), 20, cluster, topic, kill), topic, **WITH_ID).to_dict()
+    if not restarts:
+        broker.restart()
+    fault = f"broker killed {'and restarted' if restarts else 'for good'}, over gRPC"
+    settle(ledger, fault, cluster, topic, count, summary)
+    assert summary[cluster.endpoints]["rows"] == count
+
+
+@pytest.mark.long
 def test_proxy_restart_keeps_row_order_within_group(
     cluster: LocalCluster, make_topic: MakeTopic, ledger: Ledger
 ) -> None:

@@ -1,9 +1,11 @@
-"""Name servers that are killed during a write, unreachable from the start, or reduced to one."""
+"""Name servers that are killed during a write, unreachable from the start, late, stale, or reduced to one."""
 
 from __future__ import annotations
 
+import itertools
 import socket
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
@@ -11,12 +13,21 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from rocketmq_spark import read_arrow
 from rocketmq_spark.cluster import LocalCluster
+from rocketmq_spark.errors import DeliveryError, RocketMQError
+from rocketmq_spark.producer.producer import Producer
 from rocketmq_spark.spark.report import Metrics
+from tests.support.auditor import audit, numbered_rows
 from tests.support.cluster import heal
-from tests.support.links import TcpProxy
+from tests.support.java import Java
+from tests.support.links import StaleRoutes, TcpProxy, delayed
+from tests.support.once import BODIES, KEYS, check_once, committing, resuming
 from tests.support.peer import address_of, refused_address
-from tests.support.writes import Trial, make_topic, numbered, write
+from tests.support.processes import wait_for
+from tests.support.resume import Killed, complete, new_plan, run_task
+from tests.support.two_phase import WRITE
+from tests.support.writes import SMALL, WIDTH, Trial, keys_of, make_topic, messages_in, numbered, rows, write
 
 pytestmark = [pytest.mark.faults, pytest.mark.spark, pytest.mark.integration]
 
@@ -84,3 +95,75 @@ def test_second_name_server_reports_new_queues_after_first_is_lost(trial: Trial)
         trial.write(20_000, cut_and_expand, per_second=5_000, nameServer=servers, **EAGER)
         assert len(trial.queues) == 16
         trial.settle("one of two name servers cut off in mid-write")
+
+
+@pytest.mark.long
+def test_a_late_name_server_costs_no_row(two_brokers: LocalCluster, topic: str, java: Java) -> None:
+    make_topic(two_brokers, topic)
+    with TcpProxy(two_brokers.name_server, to_client=delayed(2.0)) as late:
+        with Producer("late", name_server=late.address) as producer:
+            producer.send_arrow(rows(2_000), topic, **SMALL)
+        wait_for(lambda: messages_in(two_brokers.name_server, topic) == 2_000)
+        audit(java, two_brokers.name_server, numbered_rows(topic, range(2_000), WIDTH)).check()
+        read = read_arrow(topic, nameServer=late.address, columns=["keys"]).read_all()
+    assert Counter(read["keys"].to_pylist()) == Counter(keys_of(2_000))
+
+
+@pytest.mark.long
+def test_a_name_server_later_than_the_timeout_is_an_error(two_brokers: LocalCluster, topic: str) -> None:
+    make_topic(two_brokers, topic)
+    with TcpProxy(two_brokers.name_server, to_client=delayed(5.0)) as late:
+        with (
+            Producer("late", name_server=late.address) as producer,
+            pytest.raises(RocketMQError, match=rf"{late.address}.*no answer within"),
+        ):
+            producer.send_arrow(rows(500), topic)
+        with pytest.raises(RocketMQError, match=rf"{late.address}.*no answer within"):
+            read_arrow(topic, nameServer=late.address, readTimeoutMs=2_000)
+        # The other name server is asked, whichever is the first.
+        for servers in itertools.permutations((late.address, two_brokers.name_server)):
+            with Producer("one-late", name_server=";".join(servers)) as producer:
+                producer.send_arrow(rows(500), topic, **SMALL)
+    wait_for(lambda: messages_in(two_brokers.name_server, topic) == 1_000)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("delivery", ["effectivelyOnce", "exactlyOnce"])
+def test_a_recovery_with_an_old_route_repeats_no_row(
+    two_brokers: LocalCluster, topic: str, java: Java, *, delivery: str
+) -> None:
+    """The name server of the recovery does not know the queues that have half of the rows."""
+    make_topic(two_brokers, topic, queues=2)
+    routes = StaleRoutes()
+    with TcpProxy(two_brokers.name_server, to_server=routes.to_server, to_client=routes.to_client) as link:
+        with Producer("early", name_server=link.address) as producer:
+            producer.fetch_publish_message_queues(topic)
+        routes.frozen = True
+        make_topic(two_brokers, topic, queues=4)
+        if delivery == "exactlyOnce":
+            with committing(two_brokers, topic) as job:
+                job.decide_and_crash(BODIES[:400], 200)
+            stale = {"nameServer": link.address, "deliveryTimeoutMs": "5000"}
+            with (
+                committing(two_brokers, topic, **stale) as job,
+                pytest.raises(DeliveryError, match=r"waited deliveryTimeoutMs=5000 for queue \S+/broker-\d/[23]"),
+            ):
+                job.two_phase.finish(WRITE)
+            routes.frozen = False
+            with committing(two_brokers, topic, nameServer=link.address) as job:
+                job.two_phase.finish(WRITE)
+            check_once(java, two_brokers.name_server, topic, BODIES[:400])
+            return
+        with resuming(two_brokers, topic) as job:
+
+            def stored(number: int) -> None:
+                if number == 1_000:
+                    wait_for(lambda: messages_in(two_brokers.name_server, topic) >= 800)
+
+            with pytest.raises(Killed):
+                run_task(job, new_plan(job), WRITE, rows=BODIES, dies_after=1_000, before=stored)
+        with resuming(two_brokers, topic, nameServer=link.address) as job:
+            assert len(job.queues) == 4
+            plan = new_plan(job)
+            complete(job, plan, WRITE, run_task(job, plan, WRITE, rows=BODIES))
+        check_once(java, two_brokers.name_server, topic, BODIES, keys=KEYS)

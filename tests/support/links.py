@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import random
+import re
 import socket
 import ssl
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -155,6 +157,37 @@ def linked_cluster(
             yield data
 
         yield stack.enter_context(TcpProxy(name_server, to_client=rewrite)).address, links
+
+
+class StaleRoutes:
+    """A link to a name server that repeats its old routes while it is `frozen`."""
+
+    def __init__(self) -> None:
+        self.frozen = False
+        # Topics by the number of their request, and the last routes before the freeze.
+        self._topics: dict[bytes, bytes] = {}
+        self._routes: dict[bytes, bytes] = {}
+
+    def to_server(self, data: bytes) -> Iterator[bytes]:
+        if topic := re.search(rb'"topic":"([^"]+)"', data):
+            self._topics[_opaque_of(data)] = topic[1]
+        yield data
+
+    def to_client(self, data: bytes) -> Iterator[bytes]:
+        # A small answer comes as a whole: the length, the length of the header, the header and the body.
+        _, word = struct.unpack_from(">iI", data)
+        head, body = data[8 : 8 + (word & 0xFFFFFF)], data[8 + (word & 0xFFFFFF) :]
+        topic = self._topics.get(_opaque_of(head))
+        if topic is not None and b"brokerDatas" in body:
+            body = self._routes.setdefault(topic, body) if self.frozen else body
+            self._routes[topic] = body
+        yield struct.pack(">iI", 4 + len(head) + len(body), word) + head + body
+
+
+def _opaque_of(data: bytes) -> bytes:
+    found = re.search(rb'"opaque":(\d+)', data)
+    assert found is not None, data
+    return found[1]
 
 
 class Fault:
