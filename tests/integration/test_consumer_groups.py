@@ -10,23 +10,20 @@ from typing import Any
 import pytest
 
 from rocketmq_spark import read_arrow
-from rocketmq_spark.errors import OptionError, RouteNotFoundException
+from rocketmq_spark.errors import RouteNotFoundException
 from rocketmq_spark.model.message import Message, MessageQueue
-from rocketmq_spark.options.offsets import COMMITTED, OffsetSpec
 from rocketmq_spark.options.source import SourceOptions
 from rocketmq_spark.producer.producer import Producer
 from rocketmq_spark.protocol.remoting.codes import RequestCode, ResponseCode
-from rocketmq_spark.source.plan import plan_read
 from rocketmq_spark.source.stream_offsets import StreamOffsets
 from rocketmq_spark.transport.remoting.transport import RemotingTransport
-from tests.support.cluster import SharedCluster, create_topic
+from tests.support.cluster import SharedCluster
+from tests.support.committed import APPLICATION, check_committed_offsets
 from tests.support.processes import wait_for
 from tests.support.reading import read_topic
-from tests.support.releases import cluster_of
 
 pytestmark = pytest.mark.integration
 
-APPLICATION = "10.0.0.1@1234#567890123"
 POP_MESSAGE = 200050
 RESET_OFFSET = 222  # INVOKE_BROKER_TO_RESET_OFFSET, of mqadmin resetOffsetByTime
 
@@ -151,40 +148,6 @@ def test_read_begins_at_its_offset_after_mqadmin_has_reset_the_groups(
     assert rows["queueOffset"].to_pylist() == [*range(first, 4)]
 
 
-def begun_at_committed(name_server: str, group: str, topic: str, broker: str, fallback: str) -> dict[int, int]:
-    """Return the offset at which a batch begins in each queue of a broker."""
-    options = SourceOptions.of(
-        name_server=(name_server,),
-        subscribe=(topic,),
-        consumer_group=group,
-        starting_offsets=OffsetSpec(COMMITTED),
-        starting_offsets_fallback=fallback,
-    )
-    ranges = plan_read(options).ranges
-    return {part.queue.queue_id: part.start for part in ranges if part.queue.broker_name == broker}
-
-
-def check_committed_offsets(name_servers: list[str], broker: str, address: str, topic: str) -> None:
-    """Check reads of two queues with messages, in one of which the group has committed 0, and of an empty one."""
-    group = f"group-{topic}"
-    with Producer("pg", name_server=name_servers[0]) as producer:
-        for queue_id in (0, 0, 0, 1, 1):
-            producer.send(Message(topic, b"x"), queue=MessageQueue(topic, broker, queue_id))
-    with RemotingTransport([name_servers[0]]) as application:
-        application.register_consumer(APPLICATION, group, address, 5.0)
-        application.update_consumer_offset(MessageQueue(topic, broker, 0), group, 0, address, 5.0)
-        for name_server in name_servers:
-            missing = rf"consumerGroup={group} has no committed offset of queue {topic}/{broker}/1 \(.*: 1 of [36]\)"
-            with pytest.raises(OptionError, match=missing):
-                begun_at_committed(name_server, group, topic, broker, "error")
-            assert begun_at_committed(name_server, group, topic, broker, "earliest") == {0: 0, 1: 0, 2: 0}
-            assert begun_at_committed(name_server, group, topic, broker, "latest") == {0: 0, 1: 2, 2: 0}
-        application.update_consumer_offset(MessageQueue(topic, broker, 0), group, 2, address, 5.0)
-        application.update_consumer_offset(MessageQueue(topic, broker, 1), group, 2, address, 5.0)
-        for name_server in name_servers:
-            assert begun_at_committed(name_server, group, topic, broker, "error") == {0: 2, 1: 2, 2: 0}
-
-
 def test_committed_0_differs_from_a_group_without_offsets(
     cluster: SharedCluster, make_topic: Callable[..., str], topic: str
 ) -> None:
@@ -219,12 +182,3 @@ def test_messages_that_pop_consumers_did_not_acknowledge_are_in_a_retry_topic(
     assert bodies(topic) == [b"3"]
     wait_for(lambda: len(bodies(f"%RETRY%{group}_{topic}")) == 3)
     assert bodies(f"{topic},%RETRY%{group}_{topic}") == [b"0", b"1", b"2", b"3"]
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("release", ["4.9.7", "5.2.0", "5.3.3"])
-def test_committed_offsets_of_other_releases(release: str) -> None:
-    with cluster_of(release) as cluster:
-        create_topic(cluster, "orders", "NORMAL", queues=3)
-        broker = cluster.brokers[0]
-        check_committed_offsets([cluster.name_server], broker.name, broker.address, "orders")

@@ -12,28 +12,71 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 from rocketmq_spark.cluster import Broker, LocalCluster
 from rocketmq_spark.cluster.config import pick_port, render
-from rocketmq_spark.cluster.jars import RELEASE, cache_folder, find_ivy, sha256_of
+from rocketmq_spark.cluster.jars import RELEASE, cache_folder, find_ivy, server_jars, sha256_of
+from rocketmq_spark.cluster.probe import Probe
 from rocketmq_spark.cluster.process import find_java
 from rocketmq_spark.cluster.servers import Site
 from rocketmq_spark.errors import ClusterError
+from rocketmq_spark.model.credentials import Credentials
 from tests.support.cluster import SharedCluster, SharedServer, started
 from tests.support.processes import PATIENCE
 
 # By release, the SHA-256 of the list of its jars: a line of SHA-256 and file name for each, in the order of names.
 LISTS: Final[Mapping[str, str]] = {
     "5.5.1": "eb3f3f48ddaf966d311d2963fa32c2d482b4900561ca43619c6c5d4e53a6397f",
+    "5.4.0": "1f34860baaff90c13e37a8d80f2bbc0a2f614a728d547254e405c22205060489",
     "5.3.3": "343569e2136047dfd0d10eaca7143edd8bc6043af60006feb5086da4c8ce3d7e",
     "5.2.0": "6da644bced4697382ee85725cc59edd87559719db46c7065b2abb3c804837dde",
+    "5.1.4": "ad1f46ab4770927d5231f4f1ccba8db60f5f3aa92d56246598ae32bb8c34d72e",
     "4.9.7": "7485dc4f62609a1e2c2285aa743dd8d0580cce28c22b520baf84c9e65cbbf222",
 }
+# The administrator of brokers with ACL 1.
+_ADMIN: Final = "administrator"
 _MODULES: Final = ("namesrv", "broker", "tools", "proxy")
 # Maven Central has these modules of 5.5.1. The others of its server are of 5.5.0, the name server and the proxy too.
 _NEWER: Final = ("broker", "common", "controller", "remoting", "store", "tiered-store")
+
+RELEASES: Final = ("4.9.7", "5.1.4", "5.2.0", "5.3.3", "5.4.0", "5.5.0", "5.5.1")
+SERVERS: Final = (*RELEASES, "4.9.7 DLedger", "5.4.0 DLedger", "5.3.3 RocksDB", "5.5.0 RocksDB")
+YES, ERROR, NOT_TESTED = "yes", "an error", "not tested"
+TABLE: Final[Mapping[str, Mapping[str, str]]] = {
+    "rows, columns": {},
+    "offsets, times": {},
+    "streams": dict.fromkeys(("5.3.3", "5.4.0", "5.5.1", *SERVERS[len(RELEASES) :]), NOT_TESTED),
+    "filters": {},
+    "`delayTimeLevel`": {},
+    "`delayMs`, `deliverTime`": {"4.9.7": ERROR, "4.9.7 DLedger": ERROR},
+    # The brokers do not return the messages.
+    "COMPACTION": {"4.9.7": ERROR, "4.9.7 DLedger": ERROR, "5.5.0 RocksDB": "reads fail"},
+    "expired messages": dict.fromkeys(("4.9.7 DLedger", "5.4.0 DLedger"), NOT_TESTED),
+    "committed offsets": {},
+    "access control": {
+        **dict.fromkeys(("4.9.7", "5.1.4", "5.2.0"), "ACL 1"),
+        **dict.fromkeys(("5.3.3", "5.4.0", "5.5.0"), "ACL 2"),
+        **dict.fromkeys(("5.5.1", *SERVERS[len(RELEASES) :]), NOT_TESTED),
+    },
+    "`effectivelyOnce`": {},
+    "`exactlyOnce`": {"4.9.7": ERROR, "4.9.7 DLedger": ERROR},
+}
+"""By feature: what a release does, where that is not `YES`. `tests/integration/test_releases.py` tests it."""
+
+
+def of(feature: str, server: str) -> str:
+    """Return what a release, perhaps with another store, does with a feature."""
+    return TABLE[feature].get(server, YES)
+
+
+def table() -> str:
+    """Return `TABLE` as docs/compatibility.md has it."""
+    lines = [f"| release | {' | '.join(TABLE)} |", "|---" * (len(TABLE) + 1) + "|"]
+    lines += [f"| {name} | {' | '.join(of(feature, name) for feature in TABLE)} |" for name in SERVERS]
+    return "\n".join(lines) + "\n"
 
 
 def release_jars(release: str) -> tuple[Path, ...]:
@@ -44,6 +87,8 @@ def release_jars(release: str) -> tuple[Path, ...]:
     ClusterError
         They can't be fetched, or are not the listed ones.
     """
+    if release == RELEASE:
+        return server_jars(find_java)
     cache = cache_folder()
     folder = cache / "releases" / release
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -78,7 +123,8 @@ def _ivy_module(release: str) -> str:
     if release == "5.5.1":
         newer = re.compile(rf'(name="rocketmq-(?:{"|".join(_NEWER)})" rev=")[^"]+')
         return newer.sub(rf"\g<1>{release}", render("ivy.xml", release=RELEASE))
-    modules = [module for module in _MODULES if module != "proxy" or not release.startswith("4.")]
+    # Maven Central has the proxy from 5.2 on.
+    modules = [module for module in _MODULES if module != "proxy" or release >= "5.2"]
     dependency = '<dependency org="org.apache.rocketmq" name="rocketmq-{}" rev="{}" conf="default-&gt;default"/>'
     return (
         '<ivy-module version="2.0"><info organisation="rocketmq-spark" module="release"/>'
@@ -88,22 +134,63 @@ def _ivy_module(release: str) -> str:
     )
 
 
-class ReleaseCluster(LocalCluster):
-    """One broker of a release, and from 5.3 on a proxy: older ones need files of their distribution."""
+@dataclass(frozen=True)
+class Account:
+    """A user of brokers before 5.3 (ACL 1). Names and keys need 7 characters or more."""
 
-    def __init__(self, release: str, **parameters: Any) -> None:
-        self.has_proxy = release >= "5.3"
-        super().__init__(proxy=self.has_proxy, start_timeout=PATIENCE, **parameters)
+    name: str
+    secret_key: str
+    topics: Mapping[str, str] = field(default_factory=dict)  # Rights such as ``PUB|SUB``
+    groups: Mapping[str, str] = field(default_factory=dict)
+
+    def lines(self) -> Iterator[str]:
+        """Yield the user's lines of plain_acl.yml."""
+        yield f"- accessKey: {self.name}"
+        yield f"  secretKey: {self.secret_key}"
+        yield from ("  admin: false", "  defaultTopicPerm: DENY", "  defaultGroupPerm: DENY")
+        for kind, rights in (("topicPerms", self.topics), ("groupPerms", self.groups)):
+            if rights:
+                yield f"  {kind}:"
+                yield from (f"  - {name}={right}" for name, right in rights.items())
+
+
+class ReleaseCluster(LocalCluster):
+    """The servers of a release, with a proxy from 5.3 on: older ones need files of their distribution.
+
+    With `accounts` brokers have ACL 1, which releases before 5.3 have instead of `auth`.
+    """
+
+    def __init__(
+        self,
+        release: str,
+        *,
+        proxy: bool | None = None,
+        auth: bool = False,
+        accounts: Sequence[Account] = (),
+        **parameters: Any,
+    ) -> None:
+        self.has_proxy = release >= "5.3" if proxy is None else proxy
+        super().__init__(proxy=self.has_proxy, start_timeout=PATIENCE, auth=auth or bool(accounts), **parameters)
         self._release = release
+        self._accounts = accounts
 
     def _new_site(self, java: Path, jars: Sequence[Path]) -> Site:
         site = super()._new_site(java, release_jars(self._release))
+        if self._accounts:
+            assert site.security.admin is not None
+            # The name of the cluster's own administrator is too short.
+            admin = Credentials(_ADMIN, site.security.admin.secret_key)
+            site.security, site.probe = replace(site.security, admin=admin), Probe(credentials=admin)
+            first = f"- {{accessKey: {_ADMIN}, secretKey: {admin.secret_key}, admin: true}}"
+            users = ["accounts:", first, *(line for account in self._accounts for line in account.lines()), ""]
         # 4.x has its configuration of logs at a fixed place.
-        for server in ("namesrv", "broker-0"):
+        for server in ("namesrv", *(f"broker-{number}" for number in range(len(self._overrides)))):
             conf = site.directory / server / "conf"
             conf.mkdir(parents=True, exist_ok=True)
             for name in ("namesrv", "broker"):
                 (conf / f"logback_{name}.xml").write_text(render("logback.xml"), encoding="utf-8")
+            if self._accounts:
+                (conf / "plain_acl.yml").write_text("\n".join(users), encoding="ascii")
         return site
 
 

@@ -13,6 +13,7 @@ import pytest
 from rocketmq_spark.options.sink import SINK_OPTIONS
 from rocketmq_spark.options.source import SOURCE_OPTIONS
 from tests.support.markdown import ROOT, Block, anchors, blocks, documents, links
+from tests.support.releases import table
 from tests.tools import option_docs
 
 PAGES = documents()
@@ -144,3 +145,9 @@ def test_users_can_write_to_the_paths_of_the_code(block: Block) -> None:
 def test_every_make_target_that_a_page_names_exists(path: Path) -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
     assert set(re.findall(r"(?:^|`)make ([a-z-]+)", path.read_text("utf-8"), re.MULTILINE)) <= targets
+
+
+def test_table_of_releases_is_that_of_the_tests() -> None:
+    page = (ROOT / "docs" / "compatibility.md").read_text(encoding="utf-8")
+    begin, end = "<!-- releases: those of tests/support/releases.py -->\n", "<!-- end of releases -->"
+    assert page.partition(begin)[2].partition(end)[0] == table()
