@@ -1,0 +1,179 @@
+"""Writes while a broker loses the end of its log, which it has acknowledged.
+
+The queues then grow again from lower offsets, with other messages. Either the package reports this, or no client can
+see it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.types import StructType
+
+from rocketmq_spark.admin import Admin
+from rocketmq_spark.cluster import LocalCluster
+from rocketmq_spark.deliveries.exactly_once.commit import TwoPhaseCommit
+from rocketmq_spark.deliveries.exactly_once.fence import forget_checks
+from rocketmq_spark.deliveries.log.delivery import forget_logs
+from rocketmq_spark.errors import DataLossError, DeliveryError, RocketMQError
+from rocketmq_spark.options.parsing import parse_source_options
+from rocketmq_spark.options.source import SourceOptions
+from rocketmq_spark.producer.producer import Producer
+from rocketmq_spark.spark.reader import RocketMQBatchReader
+from rocketmq_spark.spark.stream_reader import RocketMQStreamReader, stream_reader
+from tests.support.auditor import audit, numbered_rows
+from tests.support.cluster import SHORT_DEADLINES, started
+from tests.support.java import Java
+from tests.support.losses import OlderStore
+from tests.support.once import BODIES, KEYS, check_once, committing, resuming
+from tests.support.processes import PATIENCE, wait_for
+from tests.support.resume import complete, new_plan, run_task
+from tests.support.streams import Feed
+from tests.support.two_phase import WRITE
+from tests.support.writes import SMALL, WIDTH, messages_in, rows
+
+pytestmark = [pytest.mark.faults, pytest.mark.integration]
+
+SCHEMA = StructType().add("queueOffset", "long").add("keys", "string")
+FILLERS = 10_000
+LOST = r"queue \S+/broker-0/\d ended at offset \d+ before, and ends at \d+ now: its broker has lost messages"
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[LocalCluster]:
+    with started(LocalCluster(brokers=2, broker_properties=SHORT_DEADLINES, start_timeout=PATIENCE)) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def loss(pair: LocalCluster, topic: str) -> Iterator[OlderStore]:
+    """A way to lose messages of the topic, which has two queues on each broker."""
+    with Admin(pair.name_server, timeout=PATIENCE) as admin:
+        admin.create_topic(topic, 2)
+    yield OlderStore(pair)
+    forget_logs()
+    forget_checks()
+
+
+# Writes with the default delivery
+
+
+def losing(loss: OlderStore, topic: str, then: Callable[[], object] = lambda: None) -> Iterator[pa.RecordBatch]:
+    """Yield 4,000 rows. The broker loses some of them in between, and `then` is called."""
+    name_server = loss.cluster.name_server
+    for number, batch in enumerate(rows(4_000)):
+        if number == 1:
+            wait_for(lambda: messages_in(name_server, topic) == 500)
+            loss.mark()
+        if number == 4:
+            wait_for(lambda: messages_in(name_server, topic) == 2_000)
+            loss.lose()
+            then()
+        yield batch
+
+
+def fill(loss: OlderStore, topic: str) -> None:
+    """Let another producer store more messages in the queues of the broker than it has lost."""
+    columns = {"brokerName": ["broker-0"] * FILLERS, "queueId": pa.array([n % 2 for n in range(FILLERS)], pa.int32())}
+    with Producer("other", name_server=loss.cluster.name_server) as other:
+        other.send_arrow(pa.table({"body": ["filler"] * FILLERS, **columns}), topic, queueSelector="column")
+
+
+def test_a_write_fails_if_a_queue_has_lost_acknowledged_rows(loss: OlderStore, topic: str, java: Java) -> None:
+    name_server = loss.cluster.name_server
+    with Producer("pg", name_server=name_server) as producer:
+        with pytest.raises(DeliveryError, match=LOST):
+            producer.send_arrow(losing(loss, topic), topic, **SMALL)
+        producer.send_arrow(rows(4_000), topic, **SMALL)
+    audit(java, name_server, numbered_rows(topic, range(4_000), WIDTH, repeats=True)).check()
+
+
+def test_no_write_notices_lost_rows_if_others_fill_their_offsets(loss: OlderStore, topic: str, java: Java) -> None:
+    name_server = loss.cluster.name_server
+    with Producer("pg", name_server=name_server) as producer:
+        producer.send_arrow(losing(loss, topic, lambda: fill(loss, topic)), topic, **SMALL)
+    given = [*numbered_rows(topic, range(4_000), WIDTH, repeats=True)]
+    found = audit(java, name_server, given)
+    assert found.counts.keys() == {"missing", "foreign"}
+    assert found.counts["foreign"] >= FILLERS
+
+
+# delivery=effectivelyOnce
+
+
+def test_rows_that_a_queue_lost_during_a_task_are_sent_again(loss: OlderStore, topic: str, java: Java) -> None:
+    name_server = loss.cluster.name_server
+    with resuming(loss.cluster, topic, batchBytes="1024") as job:
+        plan = new_plan(job)
+
+        def fault(number: int) -> None:
+            if number == 500:
+                wait_for(lambda: messages_in(name_server, topic) > 200)
+                loss.mark()
+            if number == 1_500:
+                wait_for(lambda: messages_in(name_server, topic) > 1_200)
+                loss.lose()
+
+        with pytest.raises(RocketMQError):
+            run_task(job, plan, WRITE, rows=BODIES, before=fault)
+    with resuming(loss.cluster, topic, batchBytes="1024") as job:
+        plan = new_plan(job)
+        complete(job, plan, WRITE, run_task(job, plan, WRITE, rows=BODIES))
+    check_once(java, name_server, topic, BODIES, keys=KEYS)
+
+
+@pytest.mark.parametrize("filled", [False, True], ids=["", "filled by others"])
+def test_rows_that_a_queue_lost_after_a_task_are_sent_again(
+    loss: OlderStore, topic: str, java: Java, *, filled: bool
+) -> None:
+    name_server = loss.cluster.name_server
+    with resuming(loss.cluster, topic, batchBytes="1024") as job:
+        plan = new_plan(job)
+
+        def fault(number: int) -> None:
+            if number == 500:
+                wait_for(lambda: messages_in(name_server, topic) > 200)
+                loss.mark()
+
+        done = run_task(job, plan, WRITE, rows=BODIES, before=fault)
+        loss.lose()
+        if filled:
+            fill(loss, topic)
+        with pytest.raises(DataLossError, match=r"(has|have) acknowledged|ends at offset"):
+            complete(job, plan, WRITE, done)
+    with resuming(loss.cluster, topic, batchBytes="1024") as job:
+        plan = new_plan(job)
+        complete(job, plan, WRITE, run_task(job, plan, WRITE, rows=BODIES))
+    check_once(java, name_server, topic, BODIES, *["foreign"] if filled else [], keys=KEYS)
+
+
+# delivery=exactlyOnce
+
+
+FEW = BODIES[:200]
+
+
+@pytest.mark.parametrize("filled", [False, True], ids=["", "filled by others"])
+def test_half_messages_that_a_broker_lost_are_not_committed(
+    loss: OlderStore, topic: str, java: Java, *, filled: bool
+) -> None:
+    with committing(loss.cluster, topic) as job:
+        loss.mark()
+        halves = job.prepare(FEW)
+        loss.lose()
+        if filled:
+            # Messages of the same size, at the same places of the commit log.
+            other_id = f"n{job.log.transactional_id[1:]}"
+            with committing(loss.cluster, topic, transactionalId=other_id) as other:
+                other.prepare(FEW)
+        with pytest.raises(DeliveryError, match="broker broker-0 lacks a half message that it has acknowledged"):
+            job.two_phase.commit(WRITE, *halves)
+    with committing(loss.cluster, topic) as job:
+        job.two_phase.commit(WRITE, *job.prepare(FEW))
+    check_once(java, loss.cluster.name_server, topic, FEW)
