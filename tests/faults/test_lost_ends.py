@@ -6,11 +6,7 @@ see it.
 
 from __future__ import annotations
 
-import re
-from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -18,15 +14,10 @@ from pyspark.sql.types import StructType
 
 from rocketmq_spark.admin import Admin
 from rocketmq_spark.cluster import LocalCluster
-from rocketmq_spark.deliveries.exactly_once.commit import TwoPhaseCommit
 from rocketmq_spark.deliveries.exactly_once.fence import forget_checks
 from rocketmq_spark.deliveries.log.delivery import forget_logs
 from rocketmq_spark.errors import DataLossError, DeliveryError, RocketMQError
-from rocketmq_spark.options.parsing import parse_source_options
-from rocketmq_spark.options.source import SourceOptions
 from rocketmq_spark.producer.producer import Producer
-from rocketmq_spark.spark.reader import RocketMQBatchReader
-from rocketmq_spark.spark.stream_reader import RocketMQStreamReader, stream_reader
 from tests.support.auditor import audit, numbered_rows
 from tests.support.cluster import SHORT_DEADLINES, started
 from tests.support.java import Java
@@ -34,7 +25,6 @@ from tests.support.losses import OlderStore
 from tests.support.once import BODIES, KEYS, check_once, committing, resuming
 from tests.support.processes import PATIENCE, wait_for
 from tests.support.resume import complete, new_plan, run_task
-from tests.support.streams import Feed
 from tests.support.two_phase import WRITE
 from tests.support.writes import SMALL, WIDTH, messages_in, rows
 
