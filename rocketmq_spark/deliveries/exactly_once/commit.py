@@ -341,8 +341,8 @@ class TwoPhaseCommit:
             error: RocketMQError | None = answers.get()
         except RocketMQError as exc:
             error = exc
-        if error is not None and error.refresh_route:
-            self.brokers.instance.refresh_route(half.queue.topic)
+        if error is not None:
+            self.brokers.instance.refresh_route_after(error, half.queue.topic)
         return error
 
     def _committed(self, decision: Decision, halves: Halves) -> npt.NDArray[np.bool_]:

@@ -148,8 +148,7 @@ class EndSender:
             lane.again.append(row)
             lane.failures += 1
             lane.waits_until = self._brokers.clock() + self._brokers.backoff(lane.failures)
-            if error.refresh_route:
-                self._brokers.instance.refresh_route(self._halves[row].queue.topic)
+            self._brokers.instance.refresh_route_after(error, self._halves[row].queue.topic)
         else:
             self.error = self.error or error
             lane.stopped = True

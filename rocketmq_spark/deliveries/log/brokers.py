@@ -163,8 +163,7 @@ class Brokers:
             try:
                 return send(self.address_of(queue), self.request_timeout)
             except RocketMQError as exc:
-                if exc.refresh_route:
-                    self.instance.refresh_route(queue.topic)
+                self.instance.refresh_route_after(exc, queue.topic)
                 if not exc.retriable or not retries.wait():
                     raise
 

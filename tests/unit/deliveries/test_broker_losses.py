@@ -8,7 +8,7 @@ import pytest
 
 from rocketmq_spark.deliveries.exactly_once.delivery import Prepared
 from rocketmq_spark.deliveries.exactly_once.halves import concat
-from rocketmq_spark.errors import DataLossError, DeliveryError
+from rocketmq_spark.errors import BrokerBusyException, DataLossError, DeliveryError
 from rocketmq_spark.model.message import Message, MessageQueue
 from rocketmq_spark.testing import FakeCluster
 from tests.support.resume import (
@@ -98,3 +98,22 @@ def test_a_write_is_not_decided_if_later_tasks_replace_lost_half_messages(
         both = Prepared(group, concat([first, later]).to_bytes())
         with pytest.raises(DeliveryError, match="a half message at an offset of an earlier one"):
             job.commit(planned, WRITE, [both])
+
+
+def test_requests_go_to_the_new_master_if_the_old_one_is_busy() -> None:
+    with FakeCluster(brokers=1, slaves=1, topics={TOPIC: 1}) as cluster:
+        running = Driver(cluster.name_server, deliveryTimeoutMs="10000")
+        try:
+            running.instance.start()
+            (queue,) = running.queues
+            old = cluster.brokers[queue.broker_name].address
+            new = cluster.promote(queue.broker_name).address
+
+            def ask(address: str, _timeout: float) -> str:
+                if address == old:
+                    raise BrokerBusyException("asking", 2, "busy", address)
+                return address
+
+            assert running.brokers.request(queue, ask) == new
+        finally:
+            running.close()
