@@ -97,50 +97,54 @@ def test_no_write_notices_lost_rows_if_others_fill_their_offsets(loss: OlderStor
 # delivery=effectivelyOnce
 
 
-def test_rows_that_a_queue_lost_during_a_task_are_sent_again(loss: OlderStore, topic: str, java: Java) -> None:
-    name_server = loss.cluster.name_server
+def loss_mark(loss: OlderStore, topic: str) -> Callable[[int], None]:
+    """Return what a task calls before each row, so that the broker will lose the rows after about the 200th."""
+
+    def mark(number: int) -> None:
+        if number == 500:
+            wait_for(lambda: messages_in(loss.cluster.name_server, topic) > 200)
+            loss.mark()
+
+    return mark
+
+
+def write_again(loss: OlderStore, topic: str) -> None:
+    """Make the write in a new process."""
     with resuming(loss.cluster, topic, batchBytes="1024") as job:
         plan = new_plan(job)
+        complete(job, plan, WRITE, run_task(job, plan, WRITE, rows=BODIES))
+
+
+def test_rows_that_a_queue_lost_during_a_task_are_sent_again(loss: OlderStore, topic: str, java: Java) -> None:
+    with resuming(loss.cluster, topic, batchBytes="1024") as job:
+        plan, mark = new_plan(job), loss_mark(loss, topic)
 
         def fault(number: int) -> None:
-            if number == 500:
-                wait_for(lambda: messages_in(name_server, topic) > 200)
-                loss.mark()
+            mark(number)
             if number == 1_500:
-                wait_for(lambda: messages_in(name_server, topic) > 1_200)
+                wait_for(lambda: messages_in(loss.cluster.name_server, topic) > 1_200)
                 loss.lose()
 
         with pytest.raises(RocketMQError):
             run_task(job, plan, WRITE, rows=BODIES, before=fault)
-    with resuming(loss.cluster, topic, batchBytes="1024") as job:
-        plan = new_plan(job)
-        complete(job, plan, WRITE, run_task(job, plan, WRITE, rows=BODIES))
-    check_once(java, name_server, topic, BODIES, keys=KEYS)
+    write_again(loss, topic)
+    check_once(java, loss.cluster.name_server, topic, BODIES, keys=KEYS)
 
 
 @pytest.mark.parametrize("filled", [False, True], ids=["", "filled by others"])
 def test_rows_that_a_queue_lost_after_a_task_are_sent_again(
     loss: OlderStore, topic: str, java: Java, *, filled: bool
 ) -> None:
-    name_server = loss.cluster.name_server
     with resuming(loss.cluster, topic, batchBytes="1024") as job:
         plan = new_plan(job)
-
-        def fault(number: int) -> None:
-            if number == 500:
-                wait_for(lambda: messages_in(name_server, topic) > 200)
-                loss.mark()
-
-        done = run_task(job, plan, WRITE, rows=BODIES, before=fault)
+        done = run_task(job, plan, WRITE, rows=BODIES, before=loss_mark(loss, topic))
         loss.lose()
         if filled:
             fill(loss, topic)
         with pytest.raises(DataLossError, match=r"(has|have) acknowledged|ends at offset"):
             complete(job, plan, WRITE, done)
-    with resuming(loss.cluster, topic, batchBytes="1024") as job:
-        plan = new_plan(job)
-        complete(job, plan, WRITE, run_task(job, plan, WRITE, rows=BODIES))
-    check_once(java, name_server, topic, BODIES, *["foreign"] if filled else [], keys=KEYS)
+    write_again(loss, topic)
+    check_once(java, loss.cluster.name_server, topic, BODIES, *["foreign"] if filled else [], keys=KEYS)
 
 
 # delivery=exactlyOnce
