@@ -14,7 +14,7 @@ from rocketmq_spark.model.route import MAX_QUEUES, PERM_READ, PERM_WRITE, TopicR
 from rocketmq_spark.protocol.remoting.headers import DeleteTopicFromNamesrvRequestHeader, DeleteTopicRequestHeader
 from rocketmq_spark.protocol.remoting.responses import BATCH_CQ, CLEANUP_POLICY, COMPACTION, MESSAGE_TYPE, QUEUE_TYPE
 from rocketmq_spark.routing.retries import Retries
-from rocketmq_spark.routing.topic_configs import BEFORE_5, version_of
+from rocketmq_spark.routing.topic_configs import release_before_5
 from rocketmq_spark.transport.parallel import query_all
 from rocketmq_spark.transport.remoting.transport import RemotingTransport
 
@@ -134,8 +134,7 @@ def _refuse_old_brokers(transport: RemotingTransport, new: NewTopic, masters: di
         return
     answers = query_all(masters, lambda broker: transport.runtime_info(masters[broker], timeout))
     for broker, runtime in answers.items():
-        release = None if isinstance(runtime, errors.RocketMQError) else version_of(runtime)
-        if release and BEFORE_5.fullmatch(release):
+        if not isinstance(runtime, errors.RocketMQError) and (release := release_before_5(runtime)):
             raise errors.MQClientException(
                 f"creating topic {new.name}: broker {broker} has RocketMQ {release}, which ignores the attributes "
                 f"{new.attributes()} and would create a plain topic: use brokers of RocketMQ 5, or leave them out"

@@ -22,8 +22,7 @@ from rocketmq_spark.transport.parallel import in_parallel
 # A cleanup policy and a queue type change only if a topic is deleted and created again. Cached routes are as old.
 _KEPT_S: Final = 30.0
 _TIMEOUT_S: Final = 3.0
-BEFORE_5: Final = re.compile(r"[0-4](\.[0-9]{1,4}){1,3}")
-"""A release that has no attributes of topics, no timers and no inner batches."""
+_BEFORE_5: Final = re.compile(r"[0-4](\.[0-9]{1,4}){1,3}")
 
 # None: the broker does not have the topic.
 _Answer: TypeAlias = TopicConfig | errors.RocketMQError | None
@@ -138,6 +137,15 @@ def version_of(runtime: Mapping[str, str]) -> str | None:
     return runtime.get("brokerVersionDesc", "").removeprefix("V").replace("_", ".") or None
 
 
+def release_before_5(runtime: Mapping[str, str]) -> str | None:
+    """Return a broker's release if it has no attributes of topics, no timers and no inner batches; None: it has them.
+
+    A release that the broker does not tell, or that is malformed, is also None.
+    """
+    release = version_of(runtime)
+    return release if release and _BEFORE_5.fullmatch(release) else None
+
+
 def old_brokers(transport: Admin, configs: TopicConfigs, route: TopicRouteData) -> dict[str, str]:
     """Return the release of each broker of a topic that is older than 5.0, by broker name.
 
@@ -147,8 +155,7 @@ def old_brokers(transport: Admin, configs: TopicConfigs, route: TopicRouteData) 
     for broker_name, exc in sorted(configs.unknown.items()):
         if isinstance(exc, errors.RequestNotSupportedException):
             with contextlib.suppress(errors.RocketMQError):
-                release = version_of(transport.runtime_info(addresses[broker_name], _TIMEOUT_S)) or ""
-                if BEFORE_5.fullmatch(release):
+                if release := release_before_5(transport.runtime_info(addresses[broker_name], _TIMEOUT_S)):
                     found[broker_name] = release
     return found
 
