@@ -13,6 +13,7 @@ from rocketmq_spark.model.message import EncodedBatch, MessageQueue, SendOutcome
 from rocketmq_spark.protocol.batches import lone_message
 from rocketmq_spark.sink.in_flight import PendingBatch
 
+HOW_LOST: Final = "a power failure with flushDiskType=ASYNC_FLUSH, or a slave that lacked them became the master"
 SEND_ALL_AGAIN: Final = "A retry of the task sends all of its rows again"
 
 
@@ -22,12 +23,11 @@ class LostMessagesError(DeliveryError):
     maybe_stored = True
 
 
-def lost_tail(queue: MessageQueue, before: int, now: int, then: str = SEND_ALL_AGAIN) -> LostMessagesError:
-    """Return the error of a queue that ended at offset `before` during a write, and ends at `now`."""
+def lost_tail(queue: MessageQueue, before: int, now: int, then: str) -> LostMessagesError:
+    """Return the error of a queue that ended at offset `before` during a write, and ends at `now`; `then` is advice."""
     return LostMessagesError(
         f"queue {queue} ended at offset {before} before, and ends at {now} now: its broker has lost messages, perhaps "
-        "acknowledged rows of this write (a power failure with flushDiskType=ASYNC_FLUSH, or a slave that lacked them "
-        f"became the master), or the topic was created again. {then}"
+        f"acknowledged rows of this write ({HOW_LOST}), or the topic was created again. {then}"
     )
 
 

@@ -23,7 +23,7 @@ from rocketmq_spark.metrics import Recorder
 from rocketmq_spark.model.message import EncodedBatch, MessageQueue, Ready, SendOutcome, SendRequest, SendStatus
 from rocketmq_spark.model.route import broker_vip_channel
 from rocketmq_spark.routing.selectors import selector_of
-from rocketmq_spark.sink.failures import lost_tail
+from rocketmq_spark.sink.failures import SEND_ALL_AGAIN, lost_tail
 from rocketmq_spark.sink.in_flight import Dispatch, PendingBatch, batch_weight, offset_of
 from rocketmq_spark.sink.pipeline import OnStored, RateLimit, SendPipeline
 from rocketmq_spark.sink.routes import RouteFinder
@@ -48,6 +48,7 @@ class BatchSender:
     # What the error of a failed write says about the rows that were sent, and about a retry of the task.
     _done: ClassVar[str] = "stored"
     _retry: ClassVar[str] = "Rows sent again by a retry of the task may be stored twice"
+    _after_loss: ClassVar[str] = SEND_ALL_AGAIN
     # Until when the requests of this sender may be written; see `SendRequest`.
     _write_by = math.inf
 
@@ -240,12 +241,18 @@ class BatchSender:
     def _on_sent(self, pending: PendingBatch, sent_to: MessageQueue, end: int, outcome: SendOutcome) -> None:
         """Take the outcome of a request, on the transport's thread; its queue had ended at `end` when it was sent."""
         if outcome.status is not None and self._compares_ends:
-            queue, first = outcome.queue, offset_of(pending.batch, outcome)
-            if first >= 0:
-                self._ends[queue] = max(self._ends.get(queue, 0), first + pending.batch.rows)
-                if sent_to == queue and first < end:
-                    outcome = replace(outcome, status=None, error=lost_tail(queue, end, first))
+            outcome = self._compare_end(pending, sent_to, end, outcome)
         self._events.put((pending, outcome))
+
+    def _compare_end(self, pending: PendingBatch, sent_to: MessageQueue, end: int, outcome: SendOutcome) -> SendOutcome:
+        """Note where the queue of stored rows ends now; return an error if it ended at `end` before, and lost rows."""
+        queue, first = outcome.queue, offset_of(pending.batch, outcome)
+        if first < 0:
+            return outcome
+        self._ends[queue] = max(self._ends.get(queue, 0), first + pending.batch.rows)
+        if sent_to == queue and first < end:
+            return replace(outcome, status=None, error=lost_tail(queue, end, first, self._after_loss))
+        return outcome
 
     def _request(self, dispatch: Dispatch, batch: EncodedBatch | None = None) -> SendRequest:
         dispatch.pending.born_timestamp = born = int(self._runtime.wall_clock() * 1000)

@@ -25,7 +25,6 @@ from rocketmq_spark.deliveries.log.scan import UNKNOWN, Floor, Known, lowest
 from rocketmq_spark.errors import DeliveryError, RocketMQError
 from rocketmq_spark.metrics import Recorder
 from rocketmq_spark.model.message import MessageQueue, SendOutcome, SendStatus
-from rocketmq_spark.sink.failures import lost_tail
 from rocketmq_spark.sink.in_flight import Dispatch, PendingBatch
 from rocketmq_spark.sink.pipeline import OnStored
 from rocketmq_spark.sink.routes import RouteFinder
@@ -106,6 +105,7 @@ class ResolvingSender(BatchSender):
     """Resolves attempts whose outcome is unknown."""
 
     _retry: ClassVar[str] = "A retry of the task reads which rows are stored, and sends the others"
+    _after_loss: ClassVar[str] = SEND_MISSING
 
     def __init__(
         self,
@@ -168,11 +168,8 @@ class ResolvingSender(BatchSender):
         """
         if outcome.status is SendStatus.SEND_OK:
             queue, first = outcome.queue, outcome.queue_offset
-            run = _Run(first, first + pending.batch.rows)
-            self._ends[queue] = max(self._ends.get(queue, 0), run.stop)
-            if sent_to == queue and first < end:
-                outcome = replace(outcome, status=None, error=lost_tail(queue, end, first, SEND_MISSING))
-            elif not self._claim(queue, run):
+            outcome = self._compare_end(pending, sent_to, end, outcome)
+            if outcome.error is None and not self._claim(queue, _Run(first, first + pending.batch.rows)):
                 text = f"the rows of a request to {queue} count as those of another one"
                 outcome = replace(outcome, status=None, error=_OtherRequestError(text))
         error = outcome.error

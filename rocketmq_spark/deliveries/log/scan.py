@@ -11,15 +11,13 @@ from rocketmq_spark.deliveries.log.brokers import COMPARE, Brokers
 from rocketmq_spark.errors import DataLossError
 from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.model.message_ext import MessageExt, Pulled
+from rocketmq_spark.sink.failures import HOW_LOST
 
 logger = logging.getLogger("rocketmq_spark.producer")
 
 # A queue that lost its end may have rows of the write below their floor. A recovery looks at this many messages there.
 _LOOK_BACK: Final = 32
-LOST_TAIL: Final = (
-    "the broker has lost messages that it had stored (a power failure with flushDiskType=ASYNC_FLUSH, or a slave that "
-    "lacked them became the master), or the topic was created again"
-)
+LOST_TAIL: Final = f"the broker has lost messages that it had stored ({HOW_LOST}), or the topic was created again"
 
 
 @dataclass(frozen=True, slots=True)
