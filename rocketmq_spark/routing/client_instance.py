@@ -139,11 +139,6 @@ class ClientInstance:
             self._topics_to_refresh.add(topic)
             self._worker.wake()
 
-    def refresh_route_after(self, error: RocketMQError, topic: str) -> None:
-        """Look up a topic's route in the background, if an error may come from a broker that is no master any more."""
-        if error.refresh_route or error.flow_control:
-            self.refresh_route(topic)
-
     def idle_for(self, now: float) -> float:
         """Return how long the instance has had no user, seconds; 0 while it has one."""
         return 0.0 if self._idle_since is None else now - self._idle_since

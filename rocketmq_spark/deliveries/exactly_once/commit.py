@@ -342,7 +342,7 @@ class TwoPhaseCommit:
         except RocketMQError as exc:
             error = exc
         if error is not None:
-            self.brokers.instance.refresh_route_after(error, half.queue.topic)
+            self.brokers.refresh_route_after(error, half.queue.topic)
         return error
 
     def _committed(self, decision: Decision, halves: Halves) -> npt.NDArray[np.bool_]:

@@ -148,7 +148,7 @@ class EndSender:
             lane.again.append(row)
             lane.failures += 1
             lane.waits_until = self._brokers.clock() + self._brokers.backoff(lane.failures)
-            self._brokers.instance.refresh_route_after(error, self._halves[row].queue.topic)
+            self._brokers.refresh_route_after(error, self._halves[row].queue.topic)
         else:
             self.error = self.error or error
             lane.stopped = True

@@ -130,8 +130,12 @@ class Brokers:
 
     def refresh_route(self, topic: str) -> None:
         """Look a topic's route up now."""
-        servers = len(self.options.connection.route_servers)
-        self.instance.routes.refresh(topic, self.request_timeout * servers)
+        self.instance.routes.refresh(topic, self.request_timeout * len(self.options.connection.route_servers))
+
+    def refresh_route_after(self, error: RocketMQError, topic: str) -> None:
+        """Look a topic's route up in the background, if an error may come from a broker that is no master any more."""
+        if error.refresh_route or error.flow_control:
+            self.instance.refresh_route(topic)
 
     def fresh_route(self, topic: str) -> TopicPublishInfo:
         """Look a topic's route up now, again and again until ``deliveryTimeoutMs``, and return it."""
@@ -163,7 +167,7 @@ class Brokers:
             try:
                 return send(self.address_of(queue), self.request_timeout)
             except RocketMQError as exc:
-                self.instance.refresh_route_after(exc, queue.topic)
+                self.refresh_route_after(exc, queue.topic)
                 if not exc.retriable or not retries.wait():
                     raise
 
@@ -324,8 +328,7 @@ class Brokers:
                 try:
                     return self.transport.view_message(address, commit_log_offset, timeout, topic=queue.topic)
                 except MQBrokerException as exc:
-                    # 5.5.1 compares the topic with that of the message. For half messages in RocksDB it is a system
-                    # topic.
+                    # 5.5.1 compares the topic with the message's, a system topic for half messages in RocksDB.
                     if exc.response_code != ResponseCode.NO_PERMISSION or _OTHER_TOPIC not in exc.remark:
                         raise
                 return self.transport.view_message(address, commit_log_offset, timeout)
