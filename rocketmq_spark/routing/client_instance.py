@@ -11,11 +11,18 @@ import logging
 import os
 import threading
 import time
+import zlib
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Final
 
-from rocketmq_spark.errors import MQClientException, OptionError, RocketMQError, RouteNotFoundException
+from rocketmq_spark.errors import (
+    MQClientException,
+    NoBrokersException,
+    OptionError,
+    RocketMQError,
+    RouteNotFoundException,
+)
 from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.model.send_result import TransactionCheck
 from rocketmq_spark.options.connection import ConnectionOptions
@@ -81,10 +88,11 @@ class ClientInstance:
         self._groups: dict[str, int] = {}
         self._topics_to_refresh: set[str] = set()
         self._refreshed_at: dict[str, float] = {}
-        # Topics whose last look-up failed; "" is every topic, because no server answered.
+        # Topics whose last look-up failed; "" is every topic, because no server answered, or none knew a broker.
         self._failing: set[str] = set()
         now = clock()
-        self._routes_due = now + self._poll_interval
+        # Processes that start together look up their routes at different times.
+        self._routes_due = now + self._poll_interval * (0.5 + zlib.crc32(client_id.encode()) / 2**33)
         self._heart_beat_due = now + _FIRST_HEART_BEAT
         self._detection_due = now + PERIOD
         self._lock = threading.Lock()
@@ -151,8 +159,8 @@ class ClientInstance:
                 self._refresh(topic, now)
         if now >= self._routes_due:
             self._routes_due = now + self._poll_interval
-            for topic in self.routes.topics():
-                self._refresh(topic, now)
+            # An error that concerns every topic ends the round.
+            all(self._refresh(topic, now) for topic in self.routes.topics())
         if not self._beat_if_due(now):
             self._heart_beats.send(tuple(self._groups), only_new=True)
         refreshes = [self._refreshed_at.get(topic, now) + _REFRESH_GAP for topic in tuple(self._topics_to_refresh)]
@@ -177,13 +185,15 @@ class ClientInstance:
                 self._heart_beats.unregister(group)
         self.transport.close()
 
-    def _refresh(self, topic: str, now: float) -> None:
+    def _refresh(self, topic: str, now: float) -> bool:
+        """Look up a topic's route; return False if no server answers, or none knows a broker."""
         self._refreshed_at[topic] = now
         try:
             if self.routes.refresh(topic, self._api_timeout):
                 logger.info("route of topic %s changed", topic)
         except RocketMQError as exc:
-            subject = "" if isinstance(exc, RouteNotFoundException) and exc.unreachable else topic
+            unreachable = isinstance(exc, RouteNotFoundException) and exc.unreachable
+            subject = "" if unreachable or isinstance(exc.__cause__, NoBrokersException) else topic
             # An instance that was closed meanwhile needs no route.
             is_known = self.closed or subject in self._failing
             logger.log(logging.DEBUG if is_known else logging.WARNING, "%s (the cached route stays in use)", exc)
@@ -192,9 +202,10 @@ class ClientInstance:
                 self._failing.discard("")
         else:
             self._failing -= {topic, ""}
-
-        # Without an answer of the name servers, each topic takes 3 s. Brokers wait 120 s for a heartbeat.
+            subject = topic
+        # Look-ups that take 3 s each must not delay a heartbeat, for which brokers wait 120 s.
         self._beat_if_due(self._clock())
+        return bool(subject)
 
     def _beat_if_due(self, now: float) -> bool:
         if now < self._heart_beat_due:

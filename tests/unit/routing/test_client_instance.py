@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -12,8 +13,10 @@ from typing import Any
 import pytest
 
 from rocketmq_spark.errors import (
+    NoBrokersException,
     RemotingConnectException,
     RemotingTimeoutException,
+    RocketMQError,
     RouteNotFoundException,
     UserRefusedException,
 )
@@ -78,17 +81,16 @@ def test_heartbeat_round_ends_after_30_s_and_the_next_continues_there() -> None:
     assert len(addresses) == 10
 
 
-def test_heartbeats_continue_while_name_servers_do_not_answer() -> None:
+def test_heartbeats_continue_while_name_servers_answer_slowly() -> None:
     clock = ManualClock()
     beats: list[float] = []
 
     class Servers(ScriptedTransport):
-        answering = True
+        slow = False
 
         def query_route(self, topic: str, timeout: float) -> TopicRouteData:
-            if not self.answering:
+            if self.slow:
                 clock.advance(timeout)
-                raise RemotingTimeoutException("no answer")
             return super().query_route(topic, timeout)
 
         def heart_beat(self, *_: object) -> None:
@@ -100,7 +102,7 @@ def test_heartbeats_continue_while_name_servers_do_not_answer() -> None:
     instance.register("g")
     for topic in topics:
         instance.routes.look_up(topic, 1.0)
-    transport.answering = False
+    transport.slow = True
     clock.advance(30.0)
     instance.run_due(clock.now)
     # A broker closes the connection of a producer after 120 s without a heart-beat.
@@ -302,11 +304,11 @@ def test_failing_refreshes_are_logged_once_until_a_server_answers(caplog: pytest
 
     refused = RemotingConnectException("refused")
     no_server = ["looking up the route of topic T: refused"]
-    assert warnings(refused, refused) == no_server
-    assert warnings(refused, refused) == []
-    # The servers answer for one topic.
+    # A round ends at the first topic for which no server answers.
+    assert warnings(refused) == no_server
     assert warnings(refused) == []
-    assert warnings(refused, refused) == no_server
+    assert warnings() == []
+    assert warnings(refused) == no_server
     del transport.routes["T"]
     [unknown] = warnings()
     assert unknown.startswith("looking up the route of topic T: no name server knows it")
@@ -376,16 +378,49 @@ def test_heartbeat_failing_due_to_close_logs_no_warning(
     assert set(levels) == {logging.DEBUG}
 
 
+def test_clients_that_start_together_look_up_routes_at_different_times() -> None:
+    dues = []
+    for number in range(200):
+        instance = ClientInstance(f"10.0.0.1@{number}", ScriptedTransport({}), OPTIONS, clock=ManualClock())
+        instance.run_due(1.0)
+        dues.append(instance.run_due(1.0))
+    assert min(dues) >= 15.0
+    assert max(dues) <= 30.0
+    seconds = Counter(int(due) for due in dues)
+    assert max(seconds.values()) < 30
+
+
+@pytest.mark.parametrize(
+    "error", [RemotingConnectException("refused"), NoBrokersException("no broker", 17, "", "10.0.0.1:9876")]
+)
+def test_a_round_ends_when_no_route_can_be_known(error: RocketMQError) -> None:
+    topics = [f"T{number}" for number in range(50)]
+    instance, transport = instance_of(None, OPTIONS, **{topic: route({"a": 1}) for topic in topics})
+    for topic in topics:
+        instance.routes.look_up(topic, 1.0)
+    transport.calls.clear()
+    transport.fail("query_route", *[error] * 50)
+    instance.run_due(30.0)
+    assert len(calls(transport, "query_route")) == 1
+    instance.run_due(60.0)
+    assert len(calls(transport, "query_route")) == 2
+
+
 def test_every_requested_topic_is_refreshed_every_30_s() -> None:
     instance, transport = instance_of(None, T=route({"a": 1}))
     instance.routes.look_up("T", 1.0)
     with pytest.raises(RouteNotFoundException):
         instance.routes.look_up("U", 1.0)
     transport.calls.clear()
-    instance.run_due(29.9)
+    # The first time is earlier, and depends on the client id.
+    instance.run_due(14.9)
+    assert calls(transport, "query_route") == []
+    instance.run_due(30.0)
+    transport.calls.clear()
+    instance.run_due(59.9)
     assert calls(transport, "query_route") == []
     transport.routes |= {"T": route({"a": 8}), "U": route({"a": 1})}
-    instance.run_due(30.0)
+    instance.run_due(60.0)
     assert [call[1] for call in calls(transport, "query_route")] == ["T", "U"]
     assert len(instance.routes.look_up("T", 1.0).queues) == 8
 
