@@ -20,8 +20,9 @@ KIND ?= mixed
 # Number of random answers, and the number of the first one, which continues a run that was stopped.
 ANSWERS ?= 1000000
 FIRST ?= 0
-# Duration of the soak.
+# Duration of the soak, and the seed of its faults: a new one if it is empty.
 MINUTES ?= 30
+SEED ?=
 # Spark's workers run the environment's interpreter instead of the first python3 on PATH.
 export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
 # Spark starts hundreds of Python processes, which reuse the bytecode that Python saves.
@@ -137,8 +138,8 @@ simulate: setup ## Run SEEDS (10000) schedules of random faults in the simulator
 	@PYTHONPATH=$(CURDIR) $(BIN)/python -m tests.simulation --seeds $(SEEDS) --kind $(KIND)
 
 .PHONY: soak
-soak: setup ## Write for MINUTES (30) while brokers restart; fail if rows are missing or memory grows
-	@PYTHONPATH=$(CURDIR) $(BIN)/python tests/tools/soak.py --minutes $(MINUTES)
+soak: setup ## Write for MINUTES (30) while a server, link or process fails each minute; fail if a row is wrong or memory grows
+	@PYTHONPATH=$(CURDIR) $(BIN)/python tests/tools/soak.py --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
 .PHONY: clean
 clean: ## Remove the virtual environment and files of tools

@@ -52,6 +52,7 @@ class TcpProxy:
         self._tls = tls
         self._free_at = 0.0
         self._turn = threading.Lock()
+        self._starting = threading.Lock()
         self._sockets: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
         self._listener = socket.socket()
@@ -60,6 +61,8 @@ class TcpProxy:
         self._listener.listen()
         self.forwarded = 0
         self.accepted = 0
+        # While it is set, new connections are closed at once.
+        self.is_cut = False
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
 
     def __enter__(self) -> TcpProxy:
@@ -81,17 +84,34 @@ class TcpProxy:
         """Whether every connection that was accepted has been hung up."""
         return not any(thread.is_alive() for thread in self._threads[1:])
 
-    def _start(self, target: Callable[..., None], *args: object) -> None:
+    @property
+    def connections(self) -> int:
+        """The number of connections that are open."""
+        return len(self._sockets) // 2
+
+    def cut(self) -> None:
+        """Close all connections."""
+        for end in tuple(self._sockets):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def _start(self, target: Callable[..., None], *args: object) -> threading.Thread:
         thread = threading.Thread(target=target, args=args, daemon=True)
-        self._threads.append(thread)
-        thread.start()
+        with self._starting:
+            self._threads[1:] = [one for one in self._threads[1:] if one.is_alive()]
+            self._threads.append(thread)
+            thread.start()
+        return thread
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
             while True:
                 client, _ = self._listener.accept()
                 self.accepted += 1
-                self._start(self._connect, client)
+                if self.is_cut:
+                    client.close()
+                else:
+                    self._start(self._connect, client)
 
     def _connect(self, client: socket.socket) -> None:
         if self._tls:
@@ -103,12 +123,20 @@ class TcpProxy:
             server = socket.create_connection(self._target, timeout=5)
         except OSError:
             # The target refuses connections, or the client does not trust the certificate.
-            client.close()
+            self._close(client)
             return
         self._sockets.append(server)
         server.settimeout(None)
-        self._start(self._pump, server, client, self._to_client)
+        back = self._start(self._pump, server, client, self._to_client)
         self._pump(client, server, self._slow)
+        back.join()
+        self._close(client, server)
+
+    def _close(self, *ends: socket.socket) -> None:
+        for end in ends:
+            end.close()
+            with contextlib.suppress(ValueError):
+                self._sockets.remove(end)
 
     def _slow(self, data: bytes) -> Iterable[bytes]:
         self.forwarded += len(data)
@@ -146,6 +174,18 @@ def linked_cluster(
 
     `settings` are those of each `TcpProxy`.
     """
+    with linked_servers([name_server], brokers, **settings) as (name_servers, links):
+        yield name_servers[0].address, links
+
+
+@contextlib.contextmanager
+def linked_servers(
+    name_servers: Sequence[str], brokers: Sequence[str], **settings: Any
+) -> Iterator[tuple[tuple[TcpProxy, ...], tuple[TcpProxy, ...]]]:
+    """Put a link before every name server and broker; the routes of the name servers' links lead over the others.
+
+    `settings` are those of the links of brokers.
+    """
     with contextlib.ExitStack() as stack:
         links = tuple(stack.enter_context(TcpProxy(broker, **settings)) for broker in brokers)
         addresses = {broker.encode(): link.address.encode() for broker, link in zip(brokers, links, strict=True)}
@@ -156,7 +196,7 @@ def linked_cluster(
                 data = data.replace(old, new)
             yield data
 
-        yield stack.enter_context(TcpProxy(name_server, to_client=rewrite)).address, links
+        yield tuple(stack.enter_context(TcpProxy(server, to_client=rewrite)) for server in name_servers), links
 
 
 class StaleRoutes:

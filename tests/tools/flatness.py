@@ -2,7 +2,8 @@
 
 The first third of the time is warm-up and does not count. After it, the median of the last quarter may exceed the
 median of the first quarter by a fixed amount, whatever the duration. Medians ignore short peaks. A figure with a
-ceiling may grow up to it.
+ceiling may grow up to it. Processes that are killed and restarted have figures of processes of different ages, so a
+part of the figure is allowed in addition.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ _NO_GROWTH_YET = {
     "threads": 2.0,
     "descriptors": 2.0,
     "workers": 1.0,
+    "connections": 4.0,
 }
 
 
@@ -45,8 +47,15 @@ class Line(NamedTuple):
     fine: bool
 
 
-def judge(samples: Sequence[Sample], ceilings: Mapping[str, float] = MappingProxyType({})) -> list[Line]:
-    """Compare, figure by figure, the last quarter of the time after the warm-up with the first one."""
+def judge(
+    samples: Sequence[Sample], ceilings: Mapping[str, float] = MappingProxyType({}), slack: float = 0.0
+) -> list[Line]:
+    """Compare, figure by figure, the last quarter of the time after the warm-up with the first one.
+
+    `slack` is the part of a figure by which it may grow in addition.
+    """
+    if not samples:
+        return []
     counted = samples[len(samples) // 3 :]
     quarter = max(len(counted) // 4, 1)
     before, after = counted[:quarter], counted[-quarter:]
@@ -56,8 +65,8 @@ def judge(samples: Sequence[Sample], ceilings: Mapping[str, float] = MappingProx
         first, last = (statistics.median(sample.figures[name] for sample in part) for part in (before, after))
         allowed = next(most for ending, most in _NO_GROWTH_YET.items() if name.endswith(ending))
         highest = max(sample.figures[name] for sample in samples)
-        fine = highest <= ceilings[name] if name in ceilings else last - first <= allowed
-        lines.append(Line(name, first, last, highest, (last - first) / hours, fine))
+        fine = highest <= ceilings[name] if name in ceilings else last - first <= allowed + slack * first
+        lines.append(Line(name, first, last, highest, (last - first) / hours if hours else 0.0, fine))
     return lines
 
 

@@ -1,114 +1,85 @@
-"""Run a streaming query for half an hour while its brokers are restarted; fail if rows are missing or memory grows.
+"""Write with all deliveries for hours while something fails each minute; fail if a row is wrong or memory grows.
 
-Run: make soak (python tests/tools/soak.py [--minutes 30] [--rows-per-second 500])
+Run: make soak (python tests/tools/soak.py [--minutes 30] [--seed N] [--rows-per-second 200] [--fault-every 60])
 
-Every minute one of two brokers is stopped, by turns in an orderly way and by SIGKILL, and restarted. Every 5 seconds
-the tool records memory, threads and file descriptors of three kinds of processes: this one, Spark's JVM, and the Python
-workers. Of the JVM it records resident memory, and the heap after a collection; of the workers their number and the
-largest figures. flatness.py decides whether a figure has grown. At the end RocketMQ's consumer reads every row back
-(tests/support/auditor.py). The exit status is 0 if nothing has grown, no row is missing, every repeat is
-marked, no offset is skipped, and at least one broker was restarted.
+Two brokers with two replicas each, and three name servers with controllers, run as processes of this machine. Four
+programs write numbered rows at a fixed rate: Spark with each of the three deliveries, and a producer without Spark. The
+seed says which deliveries have a streaming query, and which have repeated batch writes. It also says what fails when
+(tests/support/soak_faults.py). Connections of the programs lead over links, which faults cut.
+
+Every 20 seconds each program records memory, threads and file descriptors: of itself, and with Spark of the JVM and of
+the Python workers. Of the JVM it records resident memory, and the heap after a collection; of the workers their number
+and the largest figures. flatness.py decides whether a figure has grown, in a run of at least 10 minutes. No fault
+kills the producer, and the program of one delivery, so their figures are those of one process.
+
+At the end RocketMQ's consumer reads every row back (tests/support/auditor.py). No row may be missing or different. No
+row of a once-delivery may be repeated. With atLeastOnce, rows may be repeated that were written during a fault, or
+in a request that was sent again. The exit status is 0 without any finding.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import os
+import random
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import psutil
-from pyspark.sql import SparkSession
-from pyspark.sql.streaming.query import StreamingQuery
 
-import rocketmq_spark
 from rocketmq_spark.cluster import LocalCluster
-from tests.support.auditor import ROW_ID, Found, Row, audit
+from rocketmq_spark.cluster.process import Watchdog
+from tests.support.auditor import Found, run_audits
 from tests.support.cluster import create_topic
 from tests.support.java import Java
+from tests.support.links import TcpProxy, linked_servers
+from tests.support.processes import PATIENCE
+from tests.support.soak_faults import HEARTBEAT_MS, Faults, Struck
+from tests.support.soak_flow import Flow
+from tests.support.soak_writers import HEAP_MB, PERIOD, Writer, new_writers
 from tests.tools.flatness import Line, Sample, judge
 
-TOPIC = "soak"
-SAMPLED_EVERY = 5.0
-RESTARTED_EVERY = 60.0
+SAMPLED_EVERY = 20.0
+QUEUES = 4
+# A JVM had 420 MB besides its heap after 9 minutes, and grew by 2 MB a minute.
+JVM_CEILING = HEAP_MB * 1.048576 + 600
+# Shorter runs end before the caches of Spark's processes are full.
+JUDGED_FROM = 10.0
+# By how much the figures of programs that are killed at other times than before may differ.
+RESTARTED = 0.25
+# These errors mean that a write has found a loss or a change which no fault here causes.
+NEVER = ("InputChangedError", "DataLossError")
 
-# Spark's JVM grows for a long time without a leak: its heap up to -Xmx, and other memory by classes, compiled code,
-# threads and network buffers. Here the whole heap is allocated at the start, and the other memory has this ceiling. It
-# was 420 MB after 9 minutes, and grew by 2 MB a minute.
-HEAP_MB = 768
-CEILINGS = {"JVM MB": HEAP_MB * 1.048576 + 600}
-# Each of these pools gets a thread with each of Spark's first tasks, up to 100; later its size varies.
-FILLED_POOLS = ("block-manager-ask-thread-pool-", "block-manager-storage-async-thread-pool-")
-
-
-class Gauge:
-    """Measures the processes of a Spark session."""
-
-    def __init__(self, spark: SparkSession) -> None:
-        self._driver = psutil.Process()
-        context: Any = spark.sparkContext
-        self._jvm = psutil.Process(context._gateway.proc.pid)
-        self._java = context._jvm
-
-    def sample(self) -> Sample:
-        """Return the present figures; those of the workers are the largest of all workers."""
-        return Sample(time.monotonic(), self._figures())
-
-    def _figures(self) -> Mapping[str, float]:
-        self._java.System.gc()
-        heap = self._java.java.lang.management.ManagementFactory.getMemoryMXBean().getHeapMemoryUsage().getUsed()
-        threads = self._java.Thread.getAllStackTraces().keySet()
-        named = threads.toString()
-        workers = list(self._workers())
-        return {
-            "driver MB": self._driver.memory_info().rss / 1e6,
-            "driver threads": self._driver.num_threads(),
-            "driver descriptors": self._driver.num_fds(),
-            "JVM MB": self._jvm.memory_info().rss / 1e6,
-            "JVM heap MB": heap / 1e6,
-            "JVM threads": len(threads) - sum(named.count(pool) for pool in FILLED_POOLS),
-            "JVM descriptors": self._jvm.num_fds(),
-            "workers": len(workers),
-            "worker MB": max((memory for memory, _, _ in workers), default=0.0),
-            "worker threads": max((threads for _, threads, _ in workers), default=0),
-            "worker descriptors": max((descriptors for _, _, descriptors in workers), default=0),
-        }
-
-    def _workers(self) -> Iterator[tuple[float, int, int]]:
-        for process in self._jvm.children(recursive=True):
-            # A process that ends meanwhile is skipped. Children of the JVM are daemons; they fork the workers.
-            with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
-                if process.ppid() != self._jvm.pid:
-                    yield process.memory_info().rss / 1e6, process.num_threads(), process.num_fds()
+CLUSTER = {
+    "controllerHeartBeatTimeoutMills": HEARTBEAT_MS,
+    # A master soon finds out that its slave is gone.
+    "haMaxTimeSlaveNotCatchup": 3000,
+    "checkSyncStateSetPeriod": 1000,
+}
 
 
 class Every(threading.Thread):
-    """Calls `do` periodically with 0, 1, 2, ... until the end of the block; stops at an exception, and keeps it."""
+    """Calls `do` periodically until the end of the block; stops at an exception, and keeps it."""
 
-    def __init__(self, seconds: float, do: Callable[[int], object]) -> None:
+    def __init__(self, seconds: float, do: Callable[[], object]) -> None:
         super().__init__(daemon=True)
         self._seconds = seconds
         self._do = do
         self._stopped = threading.Event()
         self.failure: Exception | None = None
-        self.times = 0
 
     def run(self) -> None:
-        due = time.monotonic() + self._seconds
-        while not self._stopped.wait(max(due - time.monotonic(), 0.0)):
-            due = max(due + self._seconds, time.monotonic())
+        while not self._stopped.wait(self._seconds):
             try:
-                self._do(self.times)
+                self._do()
             except Exception as exc:
                 self.failure = exc
                 return
-            self.times += 1
 
     def __enter__(self) -> Every:
         self.start()
@@ -116,132 +87,226 @@ class Every(threading.Thread):
 
     def __exit__(self, *_: object) -> None:
         self._stopped.set()
-        # A restart may be in progress: it must end before the servers are read or stopped.
         self.join()
 
 
-def session() -> SparkSession:
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    settings: dict[str, bool | float | int | str | None] = {
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-        # The query's exception says why it ended.
-        "spark.log.level": "OFF",
-        "spark.sql.shuffle.partitions": "2",
-        "spark.driver.memory": f"{HEAP_MB}m",
-        "spark.driver.extraJavaOptions": f"-Xms{HEAP_MB}m -XX:+AlwaysPreTouch",
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.driver.host": "127.0.0.1",
-        # Small limits, so that Spark's records of finished jobs reach their final size within a minute.
-        "spark.ui.retainedJobs": "20",
-        "spark.ui.retainedStages": "20",
-        "spark.ui.retainedTasks": "200",
-        "spark.sql.ui.retainedExecutions": "20",
-        "spark.sql.streaming.minBatchesToRetain": "10",
-    }
-    builder = SparkSession.builder.master("local[2,4]").appName("rocketmq-spark soak")
-    return builder.config(map=settings).getOrCreate()
+class Soak:
+    """One run: the servers, the writers, and what was found."""
+
+    def __init__(self, minutes: float, rate: int, seed: int, fault_every: float, folder: Path | None) -> None:
+        # A whole number of batches.
+        self.seconds = int(minutes * 60) // PERIOD * PERIOD
+        self.rate = rate
+        self.seed = seed
+        self.fault_every = fault_every
+        self.folder = folder
+        self.findings: list[str] = []
+        self.own: list[Sample] = []
+        self.writers: list[Writer] = []
+        self.timeline: Sequence[Struck] = ()
+        self._rng = random.Random(f"soak {seed}")
+
+    def run(self) -> int:
+        """Run the soak, print its result, and return the exit status."""
+        print(f"seed {self.seed}, {self.seconds} s, {self.rate} rows a second for each of 4 writers", flush=True)
+        with contextlib.ExitStack() as stack:
+            folder = self.folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="soak-")))
+            folder.mkdir(parents=True, exist_ok=True)
+            cluster = stack.enter_context(
+                LocalCluster(
+                    brokers=2,
+                    directory=folder / "cluster",
+                    controller=True,
+                    replicas=2,
+                    name_servers=3,
+                    broker_properties=CLUSTER,
+                    start_timeout=PATIENCE,
+                )
+            )
+            brokers = [broker.address for broker in cluster.brokers]
+            name_servers, links = stack.enter_context(linked_servers(cluster.name_server.split(";"), brokers))
+            by_name: dict[str, list[TcpProxy]] = {"name servers": list(name_servers)}
+            for broker, link in zip(cluster.brokers, links, strict=True):
+                by_name.setdefault(broker.broker_name, []).append(link)
+            self._prepare(cluster, ";".join(link.address for link in name_servers), folder, stack)
+            sampling = stack.enter_context(Every(SAMPLED_EVERY, lambda: self._sample([*name_servers, *links])))
+            noting = stack.enter_context(Every(1.0, self._note))
+            with Flow(cluster.name_server.split(";"), [writer.topic for writer in self.writers]) as flow:
+                faults = Faults(cluster, by_name, self.writers, flow, self.seed, folder, self._tend)
+                self.timeline = faults.timeline
+                self._strike(faults, flow)
+                self._finish()
+            self.findings += [repr(every.failure) for every in (sampling, noting) if every.failure is not None]
+            for writer in self.writers:
+                writer.close()
+            print("comparing the topics with the rows", flush=True)
+            audits = [writer.audit() for writer in self.writers]
+            found = run_audits(Java(folder, folder / "classes"), cluster.name_server, audits)
+            self._report(found, faults)
+        print("\n".join(["", *self.findings]) if self.findings else "\nno row is wrong, nothing has grown")
+        return 1 if self.findings else 0
+
+    def _prepare(self, cluster: LocalCluster, name_server: str, folder: Path, stack: contextlib.ExitStack) -> None:
+        """Start the writers."""
+        watchdog = Watchdog()
+        stack.callback(watchdog.release)
+        forms = [self._rng.choice(["stream", "stream", "batch"]) for _ in range(3)]
+        self.writers = new_writers(name_server, folder, self.seconds, self.rate, forms, watchdog)
+        spared = self._rng.choice(self.writers[:3])
+        for writer in self.writers:
+            writer.spared = writer is spared or writer.form == "producer"
+            create_topic(cluster, writer.topic, "NORMAL", QUEUES)
+            stack.callback(writer.close)
+            writer.start()
+        names = (f"{writer.name}{' (never killed)' if writer.spared else ''}" for writer in self.writers)
+        print(f"writers: {', '.join(names)}; Ctrl-C ends it", flush=True)
+
+    def _tend(self) -> None:
+        for writer in self.writers:
+            writer.tend()
+
+    def _note(self) -> None:
+        for writer in self.writers:
+            writer.note()
+
+    def _sample(self, links: Sequence[TcpProxy]) -> None:
+        process = psutil.Process()
+        figures = {
+            "soak MB": process.memory_info().rss / 1e6,
+            "soak descriptors": process.num_fds(),
+            "open connections": sum(link.connections for link in links),
+        }
+        self.own.append(Sample(time.time(), figures))
+
+    def _strike(self, faults: Faults, flow: Flow) -> None:
+        """Inject a fault each minute until a writer with Spark is done."""
+        self._await_rows(flow)
+        began, due = time.monotonic(), time.monotonic() + min(self.fault_every / 2, 15.0)
+        print("rows flow; time, fault, target, and how long until rows flowed again:", flush=True)
+        while True:
+            while time.monotonic() < due:
+                self._tend()
+                time.sleep(0.2)
+            if any(writer.is_done for writer in self.writers if writer.form != "producer"):
+                return
+            due = time.monotonic() + self.fault_every
+            struck = faults.strike()
+            since = int(struck.at - time.time() + time.monotonic() - began)
+            flowed = f"{struck.flowed:.1f} s ({struck.last})" if struck.last else "its writer was done"
+            print(f"  {since // 60:3}:{since % 60:02} {struck.kind:34} {struck.target}: {flowed}", flush=True)
+
+    def _await_rows(self, flow: Flow) -> None:
+        """Let the writers begin when all are ready, and wait until all have stored rows."""
+        self._await(lambda: all((writer.folder / "ready").exists() for writer in self.writers), "a writer is not ready")
+        # The first micro-batch takes long. Other writers would be done early.
+        streams = [writer for writer in self.writers if writer.form == "stream"]
+        for some in (streams, [writer for writer in self.writers if writer not in streams]):
+            for writer in some:
+                (writer.folder / "go").touch()
+            self._await(partial(_have_rows, flow, some), "a writer stores no rows")
+
+    def _await(self, condition: Callable[[], bool], why: str) -> None:
+        deadline = time.monotonic() + PATIENCE
+        while not condition():
+            assert time.monotonic() < deadline, why
+            self._tend()
+            time.sleep(0.2)
+
+    def _finish(self) -> None:
+        """Wait until all writers have written their rows."""
+        before, deadline = list[int](), 0.0
+        while not all(writer.is_done for writer in self.writers):
+            now = [writer.written for writer in self.writers]
+            if now != before:
+                before, deadline = now, time.monotonic() + PATIENCE
+            assert time.monotonic() < deadline, f"no more rows are written within {PATIENCE:g} s"
+            self._tend()
+            time.sleep(0.2)
+
+    def _report(self, found: Sequence[Found], faults: Faults) -> None:
+        self._report_memory()
+        counts = faults.counts
+        print(f"\n{counts.total()} faults: {', '.join(f'{kind} {times}' for kind, times in sorted(counts.items()))}")
+        if not counts:
+            self.findings.append("no fault was injected")
+        print(f"\n{'':28} {'rows in':>10} {'compared':>10} {'stored':>10} {'missing':>8} {'repeated':>9} {'starts':>7}")
+        for writer, one in zip(self.writers, found, strict=True):
+            missing = one.counts.get("missing", 0)
+            print(
+                f"{writer.name:28} {writer.rows:>10,} {one.rows:>10,} {one.messages:>10,} {missing:>8,} "
+                f"{one.repeats:>9,} {len(writer.drivers):>7}"
+            )
+            if one.rows != writer.rows:
+                self.findings.append(f"{writer.name}: the auditor compared {one.rows:,} of {writer.rows:,} rows")
+            self.findings += [f"{writer.name}: {line}" for line in one.lines()]
+            self.findings += [f"{writer.name}: {line.strip()[:300]}" for line in writer.printed(*NEVER)]
+        self._report_errors()
+
+    def _report_errors(self) -> None:
+        """Print which writes have failed, and were repeated; a fault may cause that."""
+        for writer in self.writers:
+            failed = writer.printed("failed: ")
+            if failed:
+                print(f"\n{writer.name}: {len(failed)} writes failed and were repeated, such as:")
+                print("\n".join(f"  {line.strip()[:200]}" for line in failed[:3]))
+
+    def _report_memory(self) -> None:
+        """Print how the figures have changed, and find those that have grown."""
+        judged = self.seconds >= JUDGED_FROM * 60
+        lines = judge(self.own)
+        for writer in self.writers:
+            ceilings = {"JVM MB": JVM_CEILING}
+            slack = 0.0 if writer.spared else RESTARTED
+            for line in judge(writer.samples(), ceilings, slack):
+                lines.append(line._replace(name=f"{writer.name} {line.name}"))
+        print_table(lines, judged=judged)
+        if judged:
+            self.findings += [
+                f"{line.name} has grown from {line.first:.1f} to {line.last:.1f}" for line in lines if not line.fine
+            ]
+        else:
+            print(f"growth is judged in runs of at least {JUDGED_FROM:g} minutes")
 
 
-def start(spark: SparkSession, name_server: str, rate: int, seconds: int, checkpoint: str) -> StreamingQuery:
-    """Start a query whose rows count from 0 to rate * seconds."""
-    numbers = spark.readStream.format("rate").option("rowsPerSecond", rate).option("numPartitions", 2).load()
-    return (
-        numbers.where(f"value < {rate * seconds}")
-        .selectExpr("rpad(cast(value as string), 100, '.') as body", "cast(value as string) as keys")
-        .writeStream.format("rocketmq")
-        .options(nameServer=name_server, topic=TOPIC, rowId="true", checkpointLocation=checkpoint)
-        .trigger(processingTime="1 second")
-        .start()
-    )
+def _have_rows(flow: Flow, writers: Sequence[Writer]) -> bool:
+    return all(flow.count(writer.topic) for writer in writers)
 
 
-def run_out(query: StreamingQuery, seconds: int, watched: Sequence[Every]) -> None:
-    """Wait until the query has sent the rows of the first `seconds` seconds of its source."""
-    said = time.monotonic()
-    while True:
-        for one in watched:
-            if one.failure is not None:
-                raise one.failure
-        if query.exception() is not None or not query.isActive:
-            raise SystemExit(f"the query has ended: {query.exception()}")
-        progress = query.lastProgress
-        done = int(progress.sources[0].endOffset or 0) if progress is not None else 0
-        if done >= seconds:
-            return
-        if time.monotonic() - said > 60:
-            said = time.monotonic()
-            print(f"  {done} of {seconds} s sent, {watched[0].times} restarts", flush=True)
-        time.sleep(1)
-
-
-def compare(name_server: str, rows: int, folder: Path) -> Found:
-    """Compare the topic with the rows of the query. Repeats of a row share its row id."""
-    given = (
-        Row(TOPIC, str(number), str(number).ljust(100, ".").encode(), keys=str(number), repeats=True)
-        for number in range(rows)
-    )
-    return audit(Java(folder, folder / "classes"), name_server, given, marks=[ROW_ID])
-
-
-def soak(minutes: float, rate: int) -> int:
-    """Run the soak, print its result, and return the exit status."""
-    seconds, samples = int(minutes * 60), list[Sample]()
-    with LocalCluster(brokers=2) as cluster, tempfile.TemporaryDirectory() as checkpoint:
-        create_topic(cluster, TOPIC, "NORMAL", 4)
-
-        def restart(number: int) -> None:
-            broker = cluster.brokers[number % 2]
-            if number // 2 % 2:
-                broker.kill()
-            broker.restart()
-
-        spark = session()
-        try:
-            metrics = rocketmq_spark.register(spark)
-            gauge = Gauge(spark)
-            query = start(spark, cluster.name_server, rate, seconds, checkpoint)
-            print(f"{rate} rows a second for {minutes:g} minutes; Ctrl-C ends it", flush=True)
-            try:
-                with (
-                    Every(RESTARTED_EVERY, restart) as restarts,
-                    Every(SAMPLED_EVERY, lambda _: samples.append(gauge.sample())) as sampling,
-                ):
-                    run_out(query, seconds, (restarts, sampling))
-            finally:
-                query.stop()
-            retries = sum(broker["retries"] for broker in metrics.to_dict().values())
-        finally:
-            spark.stop()
-        found = compare(cluster.name_server, rate * seconds, Path(checkpoint))
-    lines = judge(samples, CEILINGS)
-    print_table(lines)
-    print(f"\nbrokers restarted {restarts.times} times, {retries} retries")
-    print(f"rows in {rate * seconds:,}, rows stored {found.found:,}, repeats {found.repeats:,}")
-    faults = [f"{line.name} has grown" for line in lines if not line.fine]
-    faults += [] if restarts.times else ["no broker was restarted"]
-    faults += found.lines()
-    print("\n".join(faults) or "nothing is missing, nothing has grown")
-    return 1 if faults else 0
-
-
-def print_table(lines: Sequence[Line]) -> None:
+def print_table(lines: Sequence[Line], *, judged: bool) -> None:
     """Print each figure after the warm-up, at the end and at its highest, and its growth per hour."""
-    print(f"\n{'':20} {'first quarter':>13} {'last quarter':>13} {'highest':>10} {'per hour':>10}")
+    print(f"\n{'':48} {'first quarter':>13} {'last quarter':>13} {'highest':>10} {'per hour':>10}")
     for name, first, last, highest, per_hour, fine in lines:
-        verdict = "fine" if fine else "GROWS"
-        print(f"{name:20} {first:>13.1f} {last:>13.1f} {highest:>10.1f} {per_hour:>+10.1f}  {verdict}")
+        verdict = ("fine" if fine else "GROWS") if judged else ""
+        print(f"{name:48} {first:>13.1f} {last:>13.1f} {highest:>10.1f} {per_hour:>+10.1f}  {verdict}")
+
+
+@contextlib.contextmanager
+def explained(soak: Soak) -> Iterator[None]:
+    """Print what the writers have printed last, if the run fails."""
+    try:
+        yield
+    except AssertionError:
+        for writer in soak.writers:
+            if writer.drivers:
+                print(f"\n{writer.name}:\n{writer.driver.tail()}", file=sys.stderr)
+        raise
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Write for a long time while brokers are restarted.")
+    parser = argparse.ArgumentParser(description="Write with all deliveries while servers, links and processes fail.")
     parser.add_argument("--minutes", type=float, default=30.0, help="at least 2; default 30")
-    parser.add_argument("--rows-per-second", type=int, default=500, help="default 500")
+    parser.add_argument("--rows-per-second", type=int, default=200, help="of each of 4 writers; default 200")
+    parser.add_argument("--fault-every", type=float, default=60.0, help="seconds; default 60")
+    parser.add_argument("--seed", type=int, help="repeats the faults of a run")
+    parser.add_argument("--folder", type=Path, help="a new folder that keeps stores, logs and outputs")
     given = parser.parse_args()
-    if given.minutes < 2 or given.rows_per_second < 1:
-        parser.error("at least 2 minutes and 1 row per second")
+    if given.minutes < 2 or given.rows_per_second < 10 or given.rows_per_second % 2 or given.fault_every <= 0:
+        parser.error("at least 2 minutes, an even number of 10 rows or more per second, and faults after above 0 s")
+    seed = random.SystemRandom().randrange(1 << 32) if given.seed is None else given.seed
+    soak = Soak(given.minutes, given.rows_per_second, seed, given.fault_every, given.folder)
     try:
-        return soak(given.minutes, given.rows_per_second)
+        with explained(soak):
+            return soak.run()
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130

@@ -79,3 +79,12 @@ def test_figure_below_its_limit_can_grow() -> None:
 def test_leak_that_ends_is_accepted_only_if_it_ends_in_the_warm_up() -> None:
     assert not judged(30, lambda at: 150.0 + min(at, 20.0)).fine
     assert judged(30, lambda at: 150.0 + min(at, 10.0)).fine
+
+
+def test_restarted_processes_may_differ_by_a_part_of_the_figure() -> None:
+    samples = [Sample(number * EVERY, {"worker MB": 100.0 + number / 12}) for number in range(1, 361)]
+    assert [judge(samples, slack=part)[0].fine for part in (0.0, 0.01, 0.25)] == [False, False, True]
+
+
+def test_no_sample_is_no_line() -> None:
+    assert judge([]) == []

@@ -1,0 +1,251 @@
+"""The faults of the soak, one after the other, in an order of the seed.
+
+A fault hits one thing: a broker's process, name servers with their controllers, links, or a process of a writer.
+The next fault waits until all servers are in sync again, and rows flow. So no fault may lose a row.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from rocketmq_spark.cluster import Broker, LocalCluster
+from rocketmq_spark.cluster.servers import NameServer
+from rocketmq_spark.errors import ClusterError, RocketMQError
+from rocketmq_spark.model.route import MASTER_ID
+from tests.support.cluster import mqadmin
+from tests.support.drivers import send
+from tests.support.links import TcpProxy
+from tests.support.processes import PATIENCE
+from tests.support.soak_flow import ANY, Flow
+from tests.support.soak_writers import Writer
+
+# A controller replaces a master of which it has heard nothing for as long, ms.
+HEARTBEAT_MS: Final = 3_000
+# The longest pause of a broker, and the longest time without a connection, seconds.
+_LONGEST: Final = 12.0
+
+
+@dataclass(frozen=True)
+class Struck:
+    """A fault of the timeline; `flowed` is how long after it the last part had rows again, `last` which one."""
+
+    at: float
+    kind: str
+    target: str
+    flowed: float
+    last: str
+
+
+class Faults:
+    """Strikes a cluster, its links and its writers.
+
+    Parameters
+    ----------
+    links : mapping
+        The links of clients to each broker's name, and under the name ``name servers`` those to all name servers.
+    tend : callable
+        Called while a fault is waited for: restarts writers.
+    """
+
+    def __init__(
+        self,
+        cluster: LocalCluster,
+        links: dict[str, list[TcpProxy]],
+        writers: Sequence[Writer],
+        flow: Flow,
+        seed: int,
+        folder: Path,
+        tend: Callable[[], object],
+    ) -> None:
+        self.timeline: list[Struck] = []
+        self._cluster = cluster
+        self._links = links
+        self._writers = writers
+        self._flow = flow
+        self._folder = folder
+        self._tend = tend
+        self._rng = random.Random(seed)
+        self._names = sorted({broker.broker_name for broker in cluster.brokers})
+        # The servers that each fault hits are drawn, so 3 of 15 faults replace a master by an election.
+        self._kinds: dict[str, Callable[[], str]] = {
+            "master killed": lambda: self._kill_broker(self._master()),
+            "slave killed": lambda: self._kill_broker(self._slave()),
+            "master paused": lambda: self._pause_broker(self._master()),
+            "slave paused": lambda: self._pause_broker(self._slave()),
+            "master stopped in order": self._stop_master,
+            "master elected anew": self._switch_master,
+            "name server with controller killed": lambda: self._kill_name_servers(1),
+            "all name servers restarted": lambda: self._kill_name_servers(len(self._name_servers)),
+            "connections to a broker cut": lambda: self._cut(hold=False),
+            "broker cut off from writers": lambda: self._cut(hold=True),
+            "connections to name servers cut": self._cut_name_servers,
+            "Python workers killed": self._kill_workers,
+            "driver killed": lambda: self._kill_driver("driver"),
+            "driver's program killed": lambda: self._kill_driver("program"),
+            "driver's JVM killed": lambda: self._kill_driver("JVM"),
+        }
+        self._deck: list[str] = []
+
+    @property
+    def counts(self) -> Counter[str]:
+        return Counter(struck.kind for struck in self.timeline)
+
+    def strike(self) -> Struck:
+        """Inject the next fault, and wait until everything works again."""
+        if not self._deck:
+            # Each kind once, before one of them comes again.
+            self._deck = self._rng.sample(list(self._kinds), len(self._kinds))
+        kind = self._deck.pop()
+        first = [writer.written + 1 for writer in self._writers]
+        at = time.time()
+        target = self._kinds[kind]()
+        self._heal()
+        self._await(lambda: not self._awaited(), lambda: f"no rows of {self._awaited()} after: {kind} {target}")
+        for writer, batch in zip(self._writers, first, strict=True):
+            writer.risk(batch)
+        resumed = self._flow.resumed
+        last = max(resumed, key=lambda pair: resumed[pair], default=("", ""))
+        struck = Struck(at, kind, target, resumed.get(last, 0.0), " at ".join(last))
+        self.timeline.append(struck)
+        return struck
+
+    def _awaited(self) -> list[tuple[str, str]]:
+        over = {writer.topic for writer in self._writers if writer.is_done}
+        return [pair for pair in self._flow.waiting if pair[0] not in over]
+
+    def _await(self, condition: Callable[[], bool], why: Callable[[], str]) -> None:
+        deadline = time.monotonic() + PATIENCE
+        while not condition():
+            assert time.monotonic() < deadline, f"{why()} within {PATIENCE:g} s"
+            self._tend()
+            time.sleep(0.2)
+
+    def _heal(self) -> None:
+        """Start what is down, and wait until all replicas are in sync."""
+        for server in self._cluster.servers:
+            if not server.is_alive:
+                server.start()
+        for server in self._cluster.servers:
+            self._tend()
+            server.await_ready(time.monotonic() + PATIENCE, keep_ports=True)
+
+    def _mark(self, *brokers: str, topics: Sequence[str] = ()) -> None:
+        """Measure how long the topics, or all, have no new rows on the brokers, or on all."""
+        self._flow.mark(self._flow.pairs(topics or [one.topic for one in self._writers], brokers or self._names))
+
+    def _seconds(self) -> float:
+        """Return a length of a fault: shorter and longer than the time after which a master is replaced."""
+        return self._rng.choice([self._rng.uniform(0.5, 3.0), self._rng.uniform(4.0, _LONGEST)])
+
+    def _master(self) -> Broker:
+        return self._cluster.master(self._rng.choice(self._names))
+
+    def _slave(self) -> Broker:
+        return self._slave_of(self._master())
+
+    def _slave_of(self, master: Broker) -> Broker:
+        replicas = [one for one in self._cluster.brokers if one.broker_name == master.broker_name]
+        return next(one for one in replicas if one is not master)
+
+    def _kill_broker(self, broker: Broker) -> str:
+        seconds = self._rng.choice([0.0, self._seconds()])
+        target = f"{broker.name} (pid {broker.pid}), down for {seconds:.1f} s"
+        broker.kill()
+        self._mark(broker.broker_name)
+        time.sleep(seconds)
+        return target
+
+    def _pause_broker(self, broker: Broker) -> str:
+        seconds = self._seconds()
+        broker.pause()
+        self._mark(broker.broker_name)
+        time.sleep(seconds)
+        broker.resume()
+        return f"{broker.name} (pid {broker.pid}) for {seconds:.1f} s"
+
+    def _stop_master(self) -> str:
+        broker = self._master()
+        target = f"{broker.name} (pid {broker.pid})"
+        broker.terminate()
+        self._mark(broker.broker_name)
+        broker.await_stopped()
+        return target
+
+    def _switch_master(self) -> str:
+        """Have the controllers elect the slave, while the master runs."""
+        old = self._master()
+        new = self._slave_of(old)
+        assert self._cluster._site is not None
+        known = self._cluster._site.probe.brokers(self._cluster._site.name_server_to_ask)
+        (addresses,) = (one.broker_addrs for one in known if one.broker_name == old.broker_name)
+        (number,) = (key for key, address in addresses.items() if address == new.address and key != MASTER_ID)
+        controllers = ";".join(server.controller for server in self._name_servers)
+        self._mark(old.broker_name)
+        arguments = ["-a", controllers, "-b", str(number), "-n", old.broker_name, "-c", "DefaultCluster"]
+        said = mqadmin(self._folder, "electMaster", *arguments)
+        self._await(lambda: self._is_master(new), lambda: f"{new.name} is not the master: {said}")
+        return f"{old.name} -> {new.name}"
+
+    def _is_master(self, broker: Broker) -> bool:
+        with suppress(ClusterError, RocketMQError):
+            return self._cluster.master(broker.broker_name) is broker
+        return False
+
+    @property
+    def _name_servers(self) -> list[NameServer]:
+        return [server for server in self._cluster.servers if isinstance(server, NameServer)]
+
+    def _kill_name_servers(self, number: int) -> str:
+        seconds = self._rng.choice([0.0, self._seconds()])
+        servers = self._rng.sample(self._name_servers, number)
+        for server in servers:
+            server.kill()
+        self._mark()
+        time.sleep(seconds)
+        return f"{', '.join(sorted(server.name for server in servers))}, down for {seconds:.1f} s"
+
+    def _cut(self, *, hold: bool) -> str:
+        name = self._rng.choice(self._names)
+        seconds = self._seconds() if hold else 0.0
+        for link in self._links[name]:
+            link.is_cut = hold
+            link.cut()
+        self._mark(name)
+        time.sleep(seconds)
+        for link in self._links[name]:
+            link.is_cut = False
+        return f"{name}, for {seconds:.1f} s" if hold else name
+
+    def _cut_name_servers(self) -> str:
+        for link in self._links["name servers"]:
+            link.cut()
+        self._mark()
+        return "all"
+
+    def _kill_workers(self) -> str:
+        writer = self._rng.choice([one for one in self._writers if one.form != "producer"])
+        killed = [worker.pid for worker in writer.driver.workers() if send(worker, signal.SIGKILL)]
+        self._mark(ANY, topics=[writer.topic])
+        return f"{writer.name}, {len(killed)} processes"
+
+    def _kill_driver(self, what: str) -> str:
+        writer = self._rng.choice([one for one in self._writers if not one.spared])
+        driver = writer.driver
+        if what == "driver":
+            driver.kill()
+        elif what == "program":
+            # Its JVM runs on beside the next driver for a moment.
+            driver.kill_program()
+        else:
+            driver.kill_jvm()
+        self._mark(ANY, topics=[writer.topic])
+        self._await(lambda: writer.driver is not driver or writer.is_done, lambda: f"{writer.name} does not end")
+        return writer.name
