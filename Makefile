@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # Transport of the demo: remoting or grpc.
 TRANSPORT ?= remoting
 # Benchmarks to run: all (empty), or one of encode, remoting, aio, pacing, spark, read, small, grpc, scale,
-# first, latency, exactly_once, effectively_once.
+# first, latency, omb, exactly_once, effectively_once.
 PART ?=
 # Notebooks to run: all (empty), or names without .ipynb.
 NOTEBOOK ?=
@@ -130,7 +130,7 @@ fuzz: setup ## Compare the compiled kernel with the other decoders on ANSWERS (1
 	@$(BIN)/python -m tests.fuzz.sanitized $(ANSWERS) $(FIRST)
 
 .PHONY: bench
-bench: setup ## Compare speed with the official clients, Spark's Kafka sink and the wire (about 50 minutes)
+bench: setup ## Compare speed with the official clients, Spark's Kafka sink and the wire (about 75 minutes)
 	@PYTHONPATH=$(CURDIR) $(BIN)/python -m tests.benchmarks $(PART)
 
 .PHONY: simulate

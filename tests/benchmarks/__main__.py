@@ -16,6 +16,7 @@ from tests.benchmarks import (
     bench_first,
     bench_grpc,
     bench_latency,
+    bench_omb,
     bench_pacing,
     bench_read,
     bench_remoting,
@@ -39,6 +40,7 @@ PARTS: Mapping[str, Callable[[], Iterator[Figure]]] = {
     "scale": lambda: bench_scale.figures(ROUNDS, 4.0),
     "first": lambda: bench_first.figures(ROUNDS),
     "latency": lambda: bench_latency.figures(ROUNDS),
+    "omb": lambda: bench_omb.figures(2, 3.0),
     "exactly_once": lambda: bench_exactly_once.figures(ROUNDS),
     "effectively_once": lambda: bench_effectively_once.figures(ROUNDS),
 }

@@ -12,7 +12,6 @@ Python workers. The broker's includes the work after its acknowledgements.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import statistics
 import subprocess
@@ -27,8 +26,8 @@ from rocketmq_spark.cluster.jars import cache_folder
 from rocketmq_spark.transport.remoting.transport import RemotingTransport
 from tests.benchmarks.contest import (
     FORGETFUL,
-    ROOT,
     Figure,
+    Program,
     await_rest,
     by_name,
     cpu_seconds,
@@ -74,7 +73,7 @@ def make_rows(path: Path) -> None:
     pq.write_table(rows, path, row_group_size=MILLION)
 
 
-class Session:
+class Session(Program):
     """A Spark session in another process, which writes or reads on request.
 
     `script` is a file of this folder. `system` is ``kafka``, or a system for the installed PySpark. The script also
@@ -83,35 +82,8 @@ class Session:
 
     def __init__(self, script: str, system: str, *arguments: object, environ: Mapping[str, str] | None = None) -> None:
         python = environment() if system == "kafka" else Path(sys.executable)
-        self._process = subprocess.Popen(
-            [str(python), str(Path(__file__).with_name(script)), system, *map(str, arguments)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "SPARK_LOCAL_IP": "127.0.0.1", **(environ or {})},
-        )
-
-    def ask(self, *words: object) -> dict[str, Any]:
-        """Give the script a line, and return what it answers."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(" ".join(map(str, words)) + "\n")
-        self._process.stdin.flush()
-        for line in self._process.stdout:
-            if line.startswith("{"):
-                return dict(json.loads(line))
-        raise SystemExit(f"a session has ended with {self._process.wait()}")
-
-    def __enter__(self) -> Session:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        try:
-            self._process.wait(60)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
+        command = [str(python), str(Path(__file__).with_name(script)), system, *map(str, arguments)]
+        super().__init__(command, {"SPARK_LOCAL_IP": "127.0.0.1", **(environ or {})})
 
 
 def sink(name: str, address: str, topic: str, parquet: Path, jars: str = "") -> Session:

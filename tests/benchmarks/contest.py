@@ -55,6 +55,7 @@ _SPREAD = 0.3
 
 
 _T = TypeVar("_T")
+_Self = TypeVar("_Self", bound="Program")
 
 ROOT = Path(__file__).parents[2]
 FIGURES = Path(__file__).with_name("figures.json")
@@ -157,7 +158,7 @@ def machine() -> str:
     return f"{system}, {os.cpu_count()} processors, Python {platform.python_version()}"
 
 
-def show(figures: Callable[..., Iterator[Figure]], arguments: Sequence[str], *defaults: float) -> None:
+def show(figures: Callable[..., Iterator[Figure]], arguments: Sequence[str], *defaults: float | str) -> None:
     """Measure and print figures. The `defaults` replace missing `arguments`, which get their types."""
     given = [type(default)(text) for default, text in zip(defaults, arguments, strict=False)]
     print(machine())
@@ -200,20 +201,28 @@ def by_name(results: Sequence[Mapping[str, float]]) -> Mapping[str, Sequence[flo
     return taken
 
 
-def rounds_of(contestants: Sequence[str], rounds: int, measure: Callable[[str], _T]) -> list[dict[str, _T]]:
+def rounds_of(
+    contestants: Sequence[str],
+    rounds: int,
+    measure: Callable[[str], _T],
+    *,
+    warm_up: bool = True,
+    repeats: int = _REPEATS,
+) -> list[dict[str, _T]]:
     """Run each contestant once a round on a quiet machine, and return the results of each round by name.
 
-    A round before them warms up. A disturbed round is repeated, twice at most.
+    A round before them warms up. A disturbed round is repeated, at most `repeats` times.
     """
 
     def run(number: int) -> dict[str, _T]:
         taken = {name: measure(name) for name in (reversed(contestants) if number % 2 else contestants)}
         return {name: taken[name] for name in contestants}
 
-    run(0)
+    if warm_up:
+        run(0)
     results = []
     for number in range(1, rounds + 1):
-        for left in reversed(range(_REPEATS + 1)):
+        for left in reversed(range(repeats + 1)):
             _await_quiet()
             others = _Others()
             result = run(number)
@@ -268,6 +277,41 @@ def _await_quiet() -> None:
         time.sleep(1.0)
         if others.share() <= _QUIET:
             return
+
+
+class Program:
+    """A program that answers each line with a line of JSON."""
+
+    def __init__(self, command: Sequence[str], environ: Mapping[str, str] | None = None) -> None:
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT), **(environ or {})},
+        )
+
+    def ask(self, *words: object) -> dict[str, Any]:
+        """Give the program a line, and return what it answers."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(" ".join(map(str, words)) + "\n")
+        self._process.stdin.flush()
+        for line in self._process.stdout:
+            if line.startswith("{"):
+                return dict(json.loads(line))
+        raise SystemExit(f"a program has ended with {self._process.wait()}")
+
+    def __enter__(self: _Self) -> _Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(60)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
 
 
 def running(module: str, *arguments: object) -> subprocess.Popen[str]:

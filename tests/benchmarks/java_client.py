@@ -24,9 +24,13 @@ class JavaClient:
 
     def run(self, program: str, *arguments: object) -> str:
         """Run a program in a new JVM, and return the last line of its output."""
+        return self._run(self.command(program, *arguments)).splitlines()[-1]
+
+    def command(self, program: str, *arguments: object) -> list[str]:
+        """Return the command that runs a program."""
         # The client's log goes below the user's home.
         command = [str(self._java), f"-Duser.home={self._folder}", "-Xmx1g", "-cp", self._class_path, program]
-        return self._run([*command, *map(str, arguments)]).splitlines()[-1]
+        return [*command, *map(str, arguments)]
 
     def _run(self, command: list[str]) -> str:
         return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=120).stdout

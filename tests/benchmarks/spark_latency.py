@@ -1,6 +1,7 @@
 """A Spark session that runs a streaming query for each line on stdin; each answer is a line of JSON: ms by percentile.
 
-Run: python spark_latency.py NAME_SERVER SOURCE TARGET, then lines with a sink: ``rocketmq`` or ``arrivals``
+Run: python spark_latency.py NAME_SERVER SOURCE TARGET, then lines "SINK [SECONDS [QUERY]]". SINK is ``rocketmq`` or
+``arrivals``. SECONDS are measured. With QUERY the session has `LOW_LATENCY`; QUERY ``dropDuplicates`` drops duplicates.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
 
 import rocketmq_spark
@@ -25,7 +27,22 @@ from tests.benchmarks.spark_sink import session
 from tests.support.reading import read_topic
 
 WARM_UP = 5.0
+PATIENCE = 60.0
 MEASURED = 15.0
+# Settings for a low latency, beside the default trigger, which starts a micro-batch when the last one has ended.
+LOW_LATENCY = {
+    # A task for each processor.
+    "spark.sql.shuffle.partitions": "2",
+    # It starts fewer processes for each file of a checkpoint on a local disk.
+    "spark.sql.streaming.checkpointFileManagerClass": (
+        "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+    ),
+    # A micro-batch saves what has changed of the state.
+    "spark.sql.streaming.stateStore.providerClass": (
+        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+    ),
+    "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+}
 # Digits of a time in nanoseconds.
 DIGITS = 19
 
@@ -62,19 +79,46 @@ def sent_times(bodies: pa.Array) -> list[int]:
     return list(texts.cast(pa.int64()).to_pylist())
 
 
-def run(spark: SparkSession, sink: str, name_server: str, source: str, target: str) -> dict[str, float]:
+def batches(query: StreamingQuery) -> int:
+    """Return the number of the last micro-batch that has ended, -1 at first."""
+    last = query.lastProgress
+    return -1 if last is None else int(last["batchId"])
+
+
+def await_batch(query: StreamingQuery, number: int) -> None:
+    """Wait until this micro-batch has ended, or the query, at most `PATIENCE`."""
+    deadline = time.monotonic() + PATIENCE
+    while batches(query) < number and query.isActive and time.monotonic() < deadline:
+        time.sleep(0.1)
+
+
+def run(
+    spark: SparkSession,
+    name_server: str,
+    source: str,
+    target: str,
+    sink: str,
+    measured: float = MEASURED,
+    query_kind: str = "",
+) -> dict[str, float]:
     """Return percentiles of the latency, milliseconds, of the messages that were sent after the warm-up."""
     rows = spark.readStream.format("rocketmq").option("nameServer", name_server).option("subscribe", source).load()
+    rows = rows.select("body")
+    for name, value in LOW_LATENCY.items() if query_kind else ():
+        spark.conf.set(name, value)
+    if query_kind == "dropDuplicates":
+        rows = rows.dropDuplicates()
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as checkpoint:
         options = {"nameServer": name_server, "topic": target} if sink == "rocketmq" else {"folder": folder}
-        writer = rows.select("body").writeStream.format(sink).options(**options)
+        writer = rows.writeStream.format(sink).options(**options)
         query = writer.option("checkpointLocation", checkpoint).start()
+        await_batch(query, 0)
         time.sleep(WARM_UP)
         began = time.time_ns()
-        time.sleep(MEASURED)
+        time.sleep(measured)
         ended = time.time_ns()
-        # Messages that were sent until now are still written.
-        time.sleep(2.0)
+        # The micro-batch after the running one has the last messages that were sent until now.
+        await_batch(query, batches(query) + 2)
         query.stop()
         if query.exception() is not None:
             raise SystemExit(f"the query has failed: {query.exception()}")
@@ -85,7 +129,7 @@ def run(spark: SparkSession, sink: str, name_server: str, source: str, target: s
         else:
             times = np.concatenate([np.load(file) for file in Path(folder).glob("*.npy")])
     times = times[(times[:, 0] >= began) & (times[:, 0] < ended)]
-    expected = 1000 * MEASURED
+    expected = 1000 * measured
     if not 0.9 * expected <= len(times) <= 1.1 * expected:
         raise SystemExit(f"{len(times)} messages of about {expected:.0f} have come: the query or the sender is slow")
     latencies = (times[:, 1] - times[:, 0]) / 1e6
@@ -97,7 +141,9 @@ def main(name_server: str, source: str, target: str) -> None:
     rocketmq_spark.register(spark)
     spark.dataSource.register(ArrivalDataSource)
     for line in sys.stdin:
-        print(json.dumps(run(spark, line.strip(), name_server, source, target)), flush=True)
+        sink, *rest = line.split()
+        measured = float(rest[0]) if rest else MEASURED
+        print(json.dumps(run(spark, name_server, source, target, sink, measured, *rest[1:])), flush=True)
 
 
 if __name__ == "__main__":
