@@ -1,12 +1,17 @@
-"""Which rows a writer of the soak may store twice."""
+"""Which rows a writer of the soak may store twice, and the links that its faults cut."""
 
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from rocketmq_spark.cluster.process import Watchdog
+from tests.support.links import TcpProxy
+from tests.support.processes import wait_for
 from tests.support.soak_writers import PERIOD, Writer
 
 RATE, SECONDS = 10, 60
@@ -75,3 +80,20 @@ def test_rows_of_a_batch_share_a_unit(tmp_path: Path) -> None:
     soak.note()
     units = [row.unit for row in soak.audit().rows]
     assert units == ["0"] * RATE + ["1"] * 2 * RATE + ["2"] * (SECONDS - 3) * RATE
+
+
+@pytest.mark.parametrize("hold", [False, True])
+def test_a_cut_link_has_no_connections(*, hold: bool) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, TcpProxy(f"127.0.0.1:{server.getsockname()[1]}") as link:
+        host, _, port = link.address.rpartition(":")
+        with socket.create_connection((host, int(port))) as client:
+            wait_for(lambda: link.connections == 1)
+            link.is_cut = hold
+            link.cut()
+            assert client.recv(1) == b""
+            wait_for(lambda: link.connections == 0)
+        with socket.create_connection((host, int(port))) as client:
+            if hold:
+                assert client.recv(1) == b""
+            else:
+                wait_for(lambda: link.connections == 1)
