@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -229,13 +230,13 @@ class Writer:
                 found.append(Sample(sample["at"], sample["figures"]))
         return found
 
-    def printed(self, *words: str) -> Sequence[str]:
-        """Return the lines of all outputs that contain one of the words."""
+    def printed(self, pattern: str) -> Sequence[str]:
+        """Return the lines of all outputs that match a regular expression."""
         return [
-            line
+            line.strip()
             for driver in self.drivers
             for line in driver.output.read_text(errors="replace").splitlines()
-            if any(word in line for word in words)
+            if re.search(pattern, line)
         ]
 
 
@@ -258,9 +259,6 @@ def new_writers(
             options["transactionalId"] = f"job-{topic}"
         if delivery == "atLeastOnce":
             options["rowId"] = "true"
-        if delivery == "exactlyOnce":
-            # A recovery waits for the end of this time.
-            options["transactionTimeoutMs"] = "30000"
         if form == "stream":
             # A batch write does not know the queues of a broker without a master.
             options |= {"ordered": "true", "metricsPath": str(folder / topic / "metrics.jsonl")}

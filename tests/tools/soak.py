@@ -26,6 +26,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -53,7 +54,7 @@ JUDGED_FROM = 10.0
 # By how much the figures of programs that are killed at other times than before may differ.
 RESTARTED = 0.25
 # These errors mean that a write has found a loss or a change which no fault here causes.
-NEVER = ("InputChangedError", "DataLossError")
+NEVER = "InputChangedError|DataLossError"
 
 CLUSTER = {
     "controllerHeartBeatTimeoutMills": HEARTBEAT_MS,
@@ -100,6 +101,8 @@ class Soak:
         self.seed = seed
         self.fault_every = fault_every
         self.folder = folder
+        # Between these times, epoch seconds, all writers have rows to write.
+        self.began = self.ended = 0.0
         self.findings: list[str] = []
         self.own: list[Sample] = []
         self.writers: list[Writer] = []
@@ -142,7 +145,7 @@ class Soak:
             print("comparing the topics with the rows", flush=True)
             audits = [writer.audit() for writer in self.writers]
             found = run_audits(Java(folder, folder / "classes"), cluster.name_server, audits)
-            self._report(found, faults)
+            self.report(found, faults.counts)
         print("\n".join(["", *self.findings]) if self.findings else "\nno row is wrong, nothing has grown")
         return 1 if self.findings else 0
 
@@ -181,17 +184,18 @@ class Soak:
     def _strike(self, faults: Faults, flow: Flow) -> None:
         """Inject a fault each minute until a writer with Spark is done."""
         self._await_rows(flow)
-        began, due = time.monotonic(), time.monotonic() + min(self.fault_every / 2, 15.0)
+        self.began, due = time.time(), time.monotonic() + min(self.fault_every / 2, 15.0)
         print("rows flow; time, fault, target, and how long until rows flowed again:", flush=True)
         while True:
             while time.monotonic() < due:
                 self._tend()
                 time.sleep(0.2)
             if any(writer.is_done for writer in self.writers if writer.form != "producer"):
+                self.ended = time.time()
                 return
             due = time.monotonic() + self.fault_every
             struck = faults.strike()
-            since = int(struck.at - time.time() + time.monotonic() - began)
+            since = int(struck.at - self.began)
             flowed = f"{struck.flowed:.1f} s ({struck.last})" if struck.last else "its writer was done"
             print(f"  {since // 60:3}:{since % 60:02} {struck.kind:34} {struck.target}: {flowed}", flush=True)
 
@@ -223,11 +227,11 @@ class Soak:
             self._tend()
             time.sleep(0.2)
 
-    def _report(self, found: Sequence[Found], faults: Faults) -> None:
+    def report(self, found: Sequence[Found], counts: Counter[str]) -> None:
+        """Print the figures, the faults and the rows, and add what is wrong to the findings."""
         self._report_memory()
-        counts = faults.counts
         print(f"\n{counts.total()} faults: {', '.join(f'{kind} {times}' for kind, times in sorted(counts.items()))}")
-        if not counts:
+        if not counts.total():
             self.findings.append("no fault was injected")
         print(f"\n{'':28} {'rows in':>10} {'compared':>10} {'stored':>10} {'missing':>8} {'repeated':>9} {'starts':>7}")
         for writer, one in zip(self.writers, found, strict=True):
@@ -239,25 +243,28 @@ class Soak:
             if one.rows != writer.rows:
                 self.findings.append(f"{writer.name}: the auditor compared {one.rows:,} of {writer.rows:,} rows")
             self.findings += [f"{writer.name}: {line}" for line in one.lines()]
-            self.findings += [f"{writer.name}: {line.strip()[:300]}" for line in writer.printed(*NEVER)]
+            self.findings += [f"{writer.name}: {line[:300]}" for line in writer.printed(NEVER)]
         self._report_errors()
 
     def _report_errors(self) -> None:
         """Print which writes have failed, and were repeated; a fault may cause that."""
         for writer in self.writers:
-            failed = writer.printed("failed: ")
+            failed = writer.printed("^failed: ")
             if failed:
                 print(f"\n{writer.name}: {len(failed)} writes failed and were repeated, such as:")
-                print("\n".join(f"  {line.strip()[:200]}" for line in failed[:3]))
+                print("\n".join(f"  {line[:200]}" for line in failed[:3]))
+
+    def _counted(self, samples: Sequence[Sample]) -> Sequence[Sample]:
+        return [sample for sample in samples if self.began <= sample.at <= self.ended]
 
     def _report_memory(self) -> None:
         """Print how the figures have changed, and find those that have grown."""
         judged = self.seconds >= JUDGED_FROM * 60
-        lines = judge(self.own)
+        lines = judge(self._counted(self.own))
         for writer in self.writers:
             ceilings = {"JVM MB": JVM_CEILING}
             slack = 0.0 if writer.spared else RESTARTED
-            for line in judge(writer.samples(), ceilings, slack):
+            for line in judge(self._counted(writer.samples()), ceilings, slack):
                 lines.append(line._replace(name=f"{writer.name} {line.name}"))
         print_table(lines, judged=judged)
         if judged:

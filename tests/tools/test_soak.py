@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import socket
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rocketmq_spark.cluster.process import Watchdog
+from tests.support.auditor import Found
 from tests.support.links import TcpProxy
 from tests.support.processes import wait_for
 from tests.support.soak_writers import PERIOD, Writer
+from tests.tools.soak import Soak
 
 RATE, SECONDS = 10, 60
 
@@ -21,6 +24,18 @@ def writer(folder: Path, form: str, delivery: str = "atLeastOnce", **options: st
     # No program is started, so the watchdog has nothing to do.
     watchdog: Any = object.__new__(Watchdog)
     return Writer(delivery, form, "soak", folder, options, SECONDS, RATE, watchdog)
+
+
+def findings(folder: Path, *, rows: int = SECONDS * RATE, faults: int = 1, growth: float = 0.0, **wrong: int) -> str:
+    """Return the findings of a run of 10 minutes with one writer."""
+    soak = Soak(10, RATE, 1, 60, None)
+    soak.writers, soak.ended = [writer(folder, "batch")], 1e9
+    lines = [{"at": at, "pid": 1, "figures": {"worker MB": 100 + growth * at}} for at in range(100)]
+    (folder / "figures.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    kinds = {kind: {"count": count, "examples": []} for kind, count in wrong.items()}
+    found = Found(rows=rows, messages=rows, found=rows, repeats=0, most=1, offsets={}, findings=kinds)
+    soak.report([found], Counter({"broker killed": faults}))
+    return "\n".join(soak.findings)
 
 
 def micro_batches(folder: Path, *seconds: int, complete: int) -> None:
@@ -97,3 +112,14 @@ def test_a_cut_link_has_no_connections(*, hold: bool) -> None:
                 assert client.recv(1) == b""
             else:
                 wait_for(lambda: link.connections == 1)
+
+
+def test_a_run_without_findings_is_fine(tmp_path: Path) -> None:
+    assert findings(tmp_path) == ""
+
+
+def test_each_kind_of_finding_fails_the_run(tmp_path: Path) -> None:
+    assert findings(tmp_path, missing=2) == "atLeastOnce batch: missing: 2"
+    assert findings(tmp_path, rows=599) == "atLeastOnce batch: the auditor compared 599 of 600 rows"
+    assert findings(tmp_path, faults=0) == "no fault was injected"
+    assert findings(tmp_path, growth=1.0) == "atLeastOnce batch worker MB has grown from 140.5 to 191.5"
