@@ -80,10 +80,12 @@ class Run:
     errors: int
 
     def sustained(self) -> bool:
-        """Whether sender and consumer kept up with the rate, without an error."""
+        """Whether all messages were sent, and sender and consumer kept up with the rate, without an error."""
+        # A run that ended early can have acknowledged its first messages, which came late, in the time that counts.
+        whole = len(self.sent) == (self.warm_up + self.seconds * SECOND) * self.rate // SECOND
         acknowledged, received = self._ends()
         rates = (self._per_second(acknowledged), self._per_second(received[:, 1]))
-        return not self.errors and all(float(one.mean()) >= _KEPT_UP * self.rate for one in rates)
+        return whole and not self.errors and all(float(one.mean()) >= _KEPT_UP * self.rate for one in rates)
 
     def lost(self) -> int:
         """Return how many acknowledged messages of the run did not come."""
