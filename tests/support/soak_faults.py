@@ -187,9 +187,9 @@ class Faults:
         known = self._cluster._site.probe.brokers(self._cluster._site.name_server_to_ask)
         (addresses,) = (one.broker_addrs for one in known if one.broker_name == old.broker_name)
         (number,) = (key for key, address in addresses.items() if address == new.address and key != MASTER_ID)
-        controllers = ";".join(server.controller for server in self._name_servers)
+        controller = self._name_servers[0].controller
         self._mark(old.broker_name)
-        arguments = ["-a", controllers, "-b", str(number), "-n", old.broker_name, "-c", "DefaultCluster"]
+        arguments = ["-a", controller, "-b", str(number), "-bn", old.broker_name, "-c", "DefaultCluster"]
         said = mqadmin(self._folder, "electMaster", *arguments)
         self._await(lambda: self._is_master(new), lambda: f"{new.name} is not the master: {said}")
         return f"{old.name} -> {new.name}"
