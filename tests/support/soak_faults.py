@@ -238,7 +238,8 @@ class Faults:
 
     def _kill_driver(self, what: str) -> str:
         writer = self._rng.choice([one for one in self._writers if not one.spared])
-        driver = writer.driver
+        driver, ready, at = writer.driver, writer.folder / "ready", time.monotonic()
+        ready.unlink(missing_ok=True)
         if what == "driver":
             driver.kill()
         elif what == "program":
@@ -246,6 +247,8 @@ class Faults:
             driver.kill_program()
         else:
             driver.kill_jvm()
-        self._mark(ANY, topics=[writer.topic])
         self._await(lambda: writer.driver is not driver or writer.is_done, lambda: f"{writer.name} does not end")
+        # Rows of the killed driver may still come. Those of the next one count.
+        self._await(lambda: ready.exists() or writer.is_done, lambda: f"{writer.name} does not start")
+        self._flow.mark(self._flow.pairs([writer.topic], [ANY]), at)
         return writer.name

@@ -44,11 +44,11 @@ class Flow(threading.Thread):
         brokers = list(brokers)
         return [(topic, broker) for topic in topics for broker in brokers]
 
-    def mark(self, pairs: Iterable[Pair]) -> None:
-        """Wait from now on for more messages of these pairs."""
+    def mark(self, pairs: Iterable[Pair], since: float | None = None) -> None:
+        """Wait from now on for more messages of these pairs, and count the time from `since` (monotonic seconds)."""
         with self._lock:
-            now = time.monotonic()
-            self._marked = {pair: (self._counts.get(pair, 0), now) for pair in pairs}
+            begin = time.monotonic() if since is None else since
+            self._marked = {pair: (self._counts.get(pair, 0), begin) for pair in pairs}
             self._resumed = {}
 
     @property
@@ -59,7 +59,7 @@ class Flow(threading.Thread):
 
     @property
     def resumed(self) -> Mapping[Pair, float]:
-        """How long after the mark each pair had more messages, seconds."""
+        """How long after the beginning each pair had more messages, seconds."""
         with self._lock:
             return dict(self._resumed)
 

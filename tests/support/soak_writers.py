@@ -257,6 +257,9 @@ def new_writers(
         }
         if delivery != "atLeastOnce":
             options["transactionalId"] = f"job-{topic}"
+        if delivery == "exactlyOnce":
+            # After an outage a micro-batch has the rows of all its seconds. On a slow machine these need long.
+            options["transactionTimeoutMs"] = "120000"
         if delivery == "atLeastOnce":
             options["rowId"] = "true"
         if form == "stream":
