@@ -6,7 +6,7 @@ from the file ``written``, which has the number of written batches. A write that
 a row if nothing is written in between. With ``delivery=exactlyOnce`` each run of the program writes other bodies.
 
 The program waits for the file ``go``. Every few seconds it appends a line of JSON to ``figures.jsonl``, with the
-figures of `Gauge` or `own_figures`.
+number of complete writes, and the figures of `Gauge` or `own_figures`.
 
 usage: python soak_writer.py '{"form": "stream", "folder": ..., "rate": 200, "seconds": 120, "period": 5, ...}'
 """
@@ -93,7 +93,7 @@ def record(figures: Callable[[], Mapping[str, float]]) -> None:
     """Append the figures to the file every few seconds, for ever."""
     while True:
         time.sleep(SAMPLED_EVERY)
-        line = json.dumps({"at": time.time(), "pid": os.getpid(), "figures": figures()})
+        line = json.dumps({"at": time.time(), "pid": os.getpid(), "done": done(), "figures": figures()})
         with (folder / "figures.jsonl").open("a") as file:
             file.write(f"{line}\n")
 
@@ -110,8 +110,9 @@ def note(batches: int) -> None:
 
 
 def done() -> int:
-    """Return the number of writes that are complete."""
-    return batches_written() + sum(1 for _ in (folder / "checkpoint" / "commits").glob("[0-9]*"))
+    """Return the number of writes that are complete. Spark deletes its notes of old ones."""
+    notes = (folder / "checkpoint" / "commits").glob("[0-9]*")
+    return batches_written() + max((int(note.name) + 1 for note in notes if note.name.isdigit()), default=0)
 
 
 def rows_of(numbers: DataFrame) -> DataFrame:

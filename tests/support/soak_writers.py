@@ -78,6 +78,8 @@ class Writer:
     # The last second of the rows of micro-batches, and those that a fault may have repeated (both ends included).
     _ends: dict[int, int] = field(default_factory=lambda: {-1: 0})
     _at_risk: list[tuple[int, int]] = field(default_factory=list)
+    # What was written when the program was started.
+    _before: int = -1
 
     @property
     def name(self) -> str:
@@ -109,6 +111,7 @@ class Writer:
             "conf": _CONF,
         }
         command = [sys.executable, str(PROGRAMS / "soak_writer.py"), json.dumps(arguments)]
+        self._before = self.written
         output = self.folder / f"driver-{len(self.drivers)}.out"
         self.drivers.append(Driver(command, {**os.environ, "PYSPARK_PYTHON": sys.executable}, output, self.watchdog))
 
@@ -120,6 +123,11 @@ class Writer:
         if not self.is_done:
             self.driver.check()
             self.start()
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the present program has written a batch."""
+        return self.written > self._before
 
     def close(self) -> None:
         for driver in self.drivers:
@@ -220,14 +228,15 @@ class Writer:
         yield from (max(self._ends) + 1 for _ in range(before * self.rate, self.rows))
 
     def samples(self) -> list[Sample]:
-        """Return the figures that the programs have recorded."""
+        """Return the figures that the programs have recorded, each after its first write: before, it starts."""
         file = self.folder / "figures.jsonl"
-        found = []
+        found, before = [], dict[int, int]()
         for line in file.read_text().splitlines() if file.exists() else ():
             # A killed program may leave half a line.
             if line.endswith("}"):
                 sample = json.loads(line)
-                found.append(Sample(sample["at"], sample["figures"]))
+                if sample["done"] > before.setdefault(sample["pid"], sample["done"]):
+                    found.append(Sample(sample["at"], sample["figures"]))
         return found
 
     def printed(self, pattern: str) -> Sequence[str]:

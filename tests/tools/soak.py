@@ -51,6 +51,7 @@ QUEUES = 4
 JVM_CEILING = HEAP_MB * 1.048576 + 600
 # Shorter runs end before the caches of Spark's processes are full.
 JUDGED_FROM = 10.0
+FEWEST_SAMPLES = 15
 # By how much the figures of programs that are killed at other times than before may differ.
 RESTARTED = 0.25
 # These errors mean that a write has found a loss or a change which no fault here causes.
@@ -173,6 +174,9 @@ class Soak:
             writer.note()
 
     def _sample(self, links: Sequence[TcpProxy]) -> None:
+        # A program that starts has fewer connections.
+        if not all(writer.is_settled for writer in self.writers):
+            return
         process = psutil.Process()
         figures = {
             "soak MB": process.memory_info().rss / 1e6,
@@ -257,19 +261,29 @@ class Soak:
     def _counted(self, samples: Sequence[Sample]) -> Sequence[Sample]:
         return [sample for sample in samples if self.began <= sample.at <= self.ended]
 
+    def _judge(self, name: str, samples: Sequence[Sample], slack: float) -> list[Line]:
+        """Return the verdicts on the samples between the beginning and the end; few samples are always fine."""
+        counted = self._counted(samples)
+        lines = judge(counted, {"JVM MB": JVM_CEILING}, slack)
+        few = len(counted) < FEWEST_SAMPLES
+        return [line._replace(name=f"{name}{line.name}", fine=line.fine or few) for line in lines]
+
     def _report_memory(self) -> None:
         """Print how the figures have changed, and find those that have grown."""
         judged = self.seconds >= JUDGED_FROM * 60
-        lines = judge(self._counted(self.own))
+        lines = self._judge("", self.own, RESTARTED)
         for writer in self.writers:
-            ceilings = {"JVM MB": JVM_CEILING}
-            slack = 0.0 if writer.spared else RESTARTED
-            for line in judge(self._counted(writer.samples()), ceilings, slack):
-                lines.append(line._replace(name=f"{writer.name} {line.name}"))
+            lines += self._judge(f"{writer.name} ", writer.samples(), 0.0 if writer.spared else RESTARTED)
         print_table(lines, judged=judged)
         if judged:
             self.findings += [
                 f"{line.name} has grown from {line.first:.1f} to {line.last:.1f}" for line in lines if not line.fine
+            ]
+            # Programs that were killed may have few.
+            self.findings += [
+                f"{writer.name} has only {count} samples of its memory"
+                for writer in self.writers
+                if writer.spared and (count := len(self._counted(writer.samples()))) < FEWEST_SAMPLES
             ]
         else:
             print(f"growth is judged in runs of at least {JUDGED_FROM:g} minutes")

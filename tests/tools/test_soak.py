@@ -20,17 +20,17 @@ from tests.tools.soak import Soak
 RATE, SECONDS = 10, 60
 
 
-def writer(folder: Path, form: str, delivery: str = "atLeastOnce", **options: str) -> Writer:
+def writer(folder: Path, form: str, delivery: str = "atLeastOnce", *, spared: bool = False) -> Writer:
     # No program is started, so the watchdog has nothing to do.
     watchdog: Any = object.__new__(Watchdog)
-    return Writer(delivery, form, "soak", folder, options, SECONDS, RATE, watchdog)
+    return Writer(delivery, form, "soak", folder, {}, SECONDS, RATE, watchdog, spared=spared)
 
 
 def findings(folder: Path, *, rows: int = SECONDS * RATE, faults: int = 1, growth: float = 0.0, **wrong: int) -> str:
     """Return the findings of a run of 10 minutes with one writer."""
     soak = Soak(10, RATE, 1, 60, None)
-    soak.writers, soak.ended = [writer(folder, "batch")], 1e9
-    lines = [{"at": at, "pid": 1, "figures": {"worker MB": 100 + growth * at}} for at in range(100)]
+    soak.writers, soak.ended = [writer(folder, "batch", spared=True)], 1e9
+    lines = [{"at": at, "pid": 1, "done": at, "figures": {"worker MB": 100 + growth * at}} for at in range(100)]
     (folder / "figures.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     kinds = {kind: {"count": count, "examples": []} for kind, count in wrong.items()}
     found = Found(rows=rows, messages=rows, found=rows, repeats=0, most=1, offsets={}, findings=kinds)
@@ -122,4 +122,11 @@ def test_each_kind_of_finding_fails_the_run(tmp_path: Path) -> None:
     assert findings(tmp_path, missing=2) == "atLeastOnce batch: missing: 2"
     assert findings(tmp_path, rows=599) == "atLeastOnce batch: the auditor compared 599 of 600 rows"
     assert findings(tmp_path, faults=0) == "no fault was injected"
-    assert findings(tmp_path, growth=1.0) == "atLeastOnce batch worker MB has grown from 140.5 to 191.5"
+    assert findings(tmp_path, growth=1.0) == "atLeastOnce batch worker MB has grown from 141.5 to 191.5"
+
+
+def test_figures_count_from_the_first_write_of_a_program_on(tmp_path: Path) -> None:
+    counts = [(1, 0), (1, 0), (1, 1), (2, 1), (2, 1), (2, 2)]
+    lines = [{"at": at, "pid": pid, "done": done, "figures": {}} for at, (pid, done) in enumerate(counts)]
+    (tmp_path / "figures.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    assert [sample.at for sample in writer(tmp_path, "stream").samples()] == [2, 5]
