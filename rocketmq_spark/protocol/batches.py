@@ -1,4 +1,4 @@
-"""Splits encoded batches into halves or single messages, and rejects gRPC replies that are malformed or too costly.
+"""Splits encoded batches into parts or single messages, and rejects gRPC replies that are malformed or too costly.
 
 The sink splits a batch after some errors (docs/internals/sink.md#batch-splitting). A reply is too costly if it has too
 many parts. The protobuf package is optional, so this module reads gRPC batches itself. A field is a tag (number << 3 |
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any, Final
 
 import rocketmq_spark.model.properties as const
@@ -107,19 +108,25 @@ _PROPERTIES: Final = {1: const.TAGS, 2: const.KEYS, 3: const.UNIQ_KEY}
 _MESSAGES_TAG: Final = _MESSAGES << 3 | _DELIMITED
 
 
-def split_batch(batch: EncodedBatch) -> tuple[EncodedBatch, EncodedBatch] | None:
-    """Return the two halves of a batch (docs/internals/sink.md#batch-splitting); None for single messages."""
+def split_batch(batch: EncodedBatch, count: int = 2) -> list[EncodedBatch] | None:
+    """Return `count` parts of a batch, fewer if it has fewer rows (docs/internals/sink.md#batch-splitting).
+
+    Single messages have no parts: None.
+    """
     if not batch.batch or batch.rows < 2 or batch.messages:
         return None
     body = memoryview(b"".join(batch.body))
     end_of = _end_of_field if batch.encoding is Encoding.GRPC else _end_of_item
-    rows, border = batch.rows // 2, 0
-    for _ in range(rows):
-        border = end_of(body, border)
-    return (
-        replace(batch, body=(body[:border],), rows=rows, nbytes=border),
-        replace(batch, body=(body[border:],), rows=batch.rows - rows, nbytes=len(body) - border),
-    )
+    count = min(count, batch.rows)
+    rows_before = [batch.rows * number // count for number in range(count + 1)]
+    parts: list[EncodedBatch] = []
+    end = 0
+    for first, last in pairwise(rows_before):
+        begin = end
+        for _ in range(last - first):
+            end = end_of(body, end)
+        parts.append(replace(batch, body=(body[begin:end],), rows=last - first, nbytes=end - begin))
+    return parts
 
 
 def singles_of(batch: EncodedBatch) -> list[EncodedBatch] | None:

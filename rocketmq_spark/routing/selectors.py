@@ -87,6 +87,9 @@ class RandomSelector:
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
 
+    def reset(self) -> None:
+        """Do nothing: each queue is a random one."""
+
     def select(
         self, info: TopicPublishInfo, last_broker_name: str | None, admits: Admits, _now: float
     ) -> MessageQueue | None:

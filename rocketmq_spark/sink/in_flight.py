@@ -1,4 +1,4 @@
-"""The parts of `SendPipeline`: batches and their attempts, retry rules, windows per broker, lines of ready batches.
+"""The parts of `SendPipeline`: batches and their attempts, retry rules, lines of ready batches.
 
 A line is a queue of batches that may start; a retried batch goes to its head. Batches bound to a message queue share a
 line, and so do the other batches of a topic; `SendQueues` has more rules. Lines take turns. A serial line waits until
@@ -12,7 +12,7 @@ import enum
 import itertools
 import zlib
 from collections import deque
-from collections.abc import Callable, Collection, Hashable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Final
 
@@ -27,22 +27,13 @@ from rocketmq_spark.model.properties import (
     TIMER_DELIVER_MS,
 )
 from rocketmq_spark.options.sink import SinkOptions
-
-# A single message costs an eighth of a batch: a broker serves both with the same few threads.
-BATCH_COST: Final = 1.0
-SINGLE_COST: Final = 1.0 / 8
+from rocketmq_spark.sink.limits import BATCH_COST, SINGLE_COST
 
 # How the properties of delayed messages begin.
 _DELAYS: Final = tuple(
     f"{PROPERTY_SEPARATOR}{name}{NAME_VALUE_SEPARATOR}"
     for name in (DELAY, TIMER_DELAY_MS, TIMER_DELAY_SEC, TIMER_DELIVER_MS)
 )
-
-# The first limit of a window.
-_START: Final = 2.0
-# A slower answer shows that requests queue up, and more in flight would lengthen that queue. On a slow link the limit
-# is twice the fastest answer (as in TCP Vegas).
-_CALM_MS: Final = 200.0
 
 # Memory of the objects around a waiting single message, measured, bytes.
 _SINGLE_OVERHEAD: Final = 512
@@ -87,11 +78,13 @@ class PendingBatch:
     # Attempts whose answer was "stored, but not safe", and attempts that timed out.
     not_store_ok: int = 0
     timeouts: int = 0
+    # A part of a batch that costs as much as a single message.
+    small: bool = False
 
     @property
     def cost(self) -> float:
         """Its share of a window, in batches."""
-        return BATCH_COST if self.batch.batch else SINGLE_COST
+        return BATCH_COST if self.batch.batch and not self.small else SINGLE_COST
 
     @property
     def wanted_queue(self) -> MessageQueue | None:
@@ -150,60 +143,6 @@ class RetryPolicy:
 
 
 @dataclass(slots=True)
-class Window:
-    """How much may be in flight to one broker (`limit`), in batches; `limit_max` is ``maxInFlight``."""
-
-    limit_max: int
-    limit: float = field(init=False)
-    in_flight: float = 0.0
-    # No request may start before this time.
-    rest_until: float = float("-inf")
-    troubles: int = 0
-    _halved_at: float = float("-inf")
-    _fastest_ms: float = float("inf")
-
-    def __post_init__(self) -> None:
-        self.limit = min(_START, self.limit_max)
-
-    def admits(self, cost: float, now: float) -> bool:
-        """Return whether a request of that cost may start now."""
-        return now >= self.rest_until and (self.in_flight == 0 or self.in_flight + cost <= self.limit)
-
-    def start(self, cost: float) -> None:
-        """Count a request that starts."""
-        self.in_flight += cost
-
-    def success(self, cost: float, latency_ms: float) -> None:
-        """Count an answer."""
-        limiting = self.in_flight + 1.0 > self.limit
-        self.release(cost)
-        self.troubles = 0
-        self._fastest_ms = min(self._fastest_ms, latency_ms)
-        if limiting and latency_ms < max(_CALM_MS, 2 * self._fastest_ms):
-            self.limit = min(self.limit_max, self.limit + cost / max(self.limit, 1.0))
-
-    def trouble(self, cost: float, started_at: float, now: float) -> bool:
-        """Count a request that ended in trouble; return whether the trouble is new, so that the caller calls `rest`."""
-        self.release(cost)
-        # Requests that started before the window was last halved belong to the same trouble.
-        if started_at < self._halved_at:
-            return False
-        self._halved_at = now
-        self.limit = max(SINGLE_COST, self.limit / 2)
-        self.troubles += 1
-        return True
-
-    def rest(self, until: float) -> None:
-        """Start no request before `until`."""
-        self.rest_until = max(self.rest_until, until)
-
-    def release(self, cost: float) -> None:
-        """Count a request that ended with an error that does not depend on the broker's load."""
-        # Costs are eighths, exact in binary, so that no rounding error stays in flight.
-        self.in_flight -= cost
-
-
-@dataclass(slots=True)
 class Dispatch:
     """An attempt to make now."""
 
@@ -214,6 +153,13 @@ class Dispatch:
     timeout: float
     # The rest of ``deliveryTimeoutMs``, seconds from now.
     within: float
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The parts of a batch that is too large for the `Pace`, in their order."""
+
+    batches: Sequence[PendingBatch]
 
 
 @dataclass(slots=True, eq=False)
@@ -274,10 +220,15 @@ class SendQueues:
         if pending.first_tried_at is None:
             line.batches.append(pending)
             return
-        # A retry precedes new batches, because its deadline is running.
-        if line.batches and line.batches[0].cost != pending.cost:
+        # A retry precedes batches with a later deadline, and new batches. The parts of one batch have one deadline.
+        place = 0
+        for other in line.batches:
+            if other.first_tried_at is None or other.first_tried_at >= pending.first_tried_at:
+                break
+            place += 1
+        if place == 0 and line.batches and line.batches[0].cost != pending.cost:
             self._wait_for(line, frozenset())
-        line.batches.appendleft(pending)
+        line.batches.insert(place, pending)
         self._untried[key] = line
 
     def release(self, pending: PendingBatch) -> None:
@@ -292,17 +243,17 @@ class SendQueues:
 
     def start_ready(
         self,
-        start: Callable[[PendingBatch], Dispatch | Collection[str]],
+        start: Callable[[PendingBatch], Dispatch | Parts | Collection[str]],
         admits: Callable[[str, float], bool],
         *,
         recheck: bool,
     ) -> Iterator[Dispatch]:
         """Start the first batches of lines until no more can start, and yield their attempts.
 
-        `start` returns the attempt, or the brokers whose windows have no room for the batch. `admits` returns whether a
-        broker's window has room for a cost. A `recheck` also tries the blocked lines, beginning with the one tried
-        longest ago. It ends when a 20th of them, and at least 64, could neither start nor wait for other brokers than
-        before. So all lines recover at once when an outage ends.
+        `start` returns the attempt, parts to try in the batch's place, or the brokers that have no room for it.
+        `admits` returns whether a broker has room for a cost. A `recheck` also tries the blocked lines, beginning with
+        the one tried longest ago. It ends when a 20th of them, and at least 64, could neither start nor wait for other
+        brokers than before. So all lines recover at once when an outage ends.
         """
         rechecked = iter(tuple(self._blocked.values()) if recheck else ())
         rechecks = max(_CHECKS, len(self._blocked) // _RECHECKED_PART)
@@ -320,6 +271,14 @@ class SendQueues:
             if line is None:
                 return
             result = start(line.batches[0])
+            if isinstance(result, Parts):
+                self._wait_for(line, frozenset())
+                self._blocked.pop(line.key, None)
+                line.batches.popleft()
+                line.batches.extendleft(reversed(result.batches))
+                self._size += len(result.batches) - 1
+                self._untried[line.key] = line
+                continue
             if not isinstance(result, Dispatch):
                 brokers = frozenset(result)
                 rechecks -= from_recheck and brokers == line.brokers

@@ -35,47 +35,22 @@ from rocketmq_spark.routing.selectors import QueueSelector
 from rocketmq_spark.sink.failures import delivery_error, no_queue, reason, rejection
 from rocketmq_spark.sink.in_flight import (
     Dispatch,
+    Parts,
     PendingBatch,
     RetryPolicy,
     SendQueues,
     Verdict,
-    Window,
     batch_weight,
     offset_of,
 )
+from rocketmq_spark.sink.limits import Pace, RateLimit, Window
 
 logger = logging.getLogger("rocketmq_spark.producer")
 
 # Beyond the deadline of every attempt, seconds.
 _GRACE = 30.0
-# Unused rate that a task may catch up on, seconds.
-_KEPT_S = 1.0
 
 OnStored: TypeAlias = Callable[[PendingBatch, SendOutcome], None]
-
-
-@dataclass(slots=True)
-class RateLimit:
-    """One task's share of the rate, in messages per second, from the task's start (`taken_until`) on."""
-
-    per_second: float
-    taken_until: float
-
-    def reserve(self, messages: int, now: float) -> float:
-        """Return when this many messages may be sent; never before messages that were reserved earlier."""
-        self.taken_until = max(self.taken_until, now - _KEPT_S) + messages / self.per_second
-        return self.taken_until
-
-
-def task_rate(options: SinkOptions) -> float | None:
-    """Return one task's share of ``maxRatePerSecond``; None: no limit."""
-    rate = options.max_rate_per_second
-    return None if rate is None else rate / (options.max_rate_tasks or 1)
-
-
-def largest_batch(per_second: float) -> int:
-    """Return the most messages of a batch that holds up others for about a second at most."""
-    return max(1, int(per_second))
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +107,7 @@ class SendPipeline:
         # By broker name, and by topic.
         self._windows = defaultdict[str, Window](lambda: Window(options.max_in_flight))
         self._selectors = defaultdict[str, QueueSelector](self.new_selector)
+        self._pace = Pace(options.batch_bytes, self.rng)
 
     @property
     def is_empty(self) -> bool:
@@ -165,7 +141,7 @@ class SendPipeline:
             self._recheck_at = now + self.options.retry_backoff_ms / 1000
         yield from self._ready.start_ready(
             lambda pending: self._dispatch(pending, now) if self.failure is None else (),
-            lambda broker_name, cost: self._windows[broker_name].admits(cost, now),
+            lambda broker_name, cost: self._admits(broker_name, cost, now),
             recheck=recheck,
         )
 
@@ -175,7 +151,8 @@ class SendPipeline:
             return None
         times = [self._waiting[0][0]] if self._waiting else []
         if self._ready.open:
-            times += [window.rest_until for window in self._windows.values() if window.rest_until > now]
+            rests = [self._pace.next_at, *(window.rest_until for window in self._windows.values())]
+            times += [rest for rest in rests if rest > now]
             # A line that waits for a route, or for the end of an isolation, is woken by no outcome.
             times.append(self._recheck_at)
         return min(times, default=None)
@@ -273,11 +250,15 @@ class SendPipeline:
             parts = split_batch(pending.batch)
         if parts is None:
             return False
-        self.pending_bytes += sum(map(batch_weight, parts)) - batch_weight(pending.batch)
         # In reverse order, because retried batches go to the front of their line.
-        for part in reversed(parts):
-            self._wait(PendingBatch(part, pending.bound, first_tried_at=pending.first_tried_at), now)
+        for part in reversed(self._parts_of(pending, parts, small=pending.small)):
+            self._wait(part, now)
         return True
+
+    def _parts_of(self, pending: PendingBatch, parts: Sequence[EncodedBatch], small: bool) -> list[PendingBatch]:
+        self.pending_bytes += sum(map(batch_weight, parts)) - batch_weight(pending.batch)
+        bound, tried_at = pending.bound, pending.first_tried_at
+        return [PendingBatch(part, bound, first_tried_at=tried_at, small=small) for part in parts]
 
     def _reject(self, pending: PendingBatch, outcome: SendOutcome) -> bool:
         """Put a message aside that is an invalid row by a server's limit, if ``onError`` allows it; return whether."""
@@ -293,8 +274,8 @@ class SendPipeline:
         self._sequence += 1
         heapq.heappush(self._waiting, (until, self._sequence, pending))
 
-    def _dispatch(self, pending: PendingBatch, now: float) -> Dispatch | Collection[str]:
-        """Start an attempt, or return the brokers whose windows have no room for it."""
+    def _dispatch(self, pending: PendingBatch, now: float) -> Dispatch | Parts | Collection[str]:
+        """Start an attempt, or return parts to try instead, or the brokers that have no room for it."""
         info = self.publish_info(pending.batch.topic)
         if info is None or not self._has_queue(pending, info):
             self.refresh_route(pending.batch.topic)
@@ -303,8 +284,12 @@ class SendPipeline:
             if self._expired(pending, now):
                 self._fail(pending, no_queue(pending, self.options.delivery_timeout_ms))
             return ()
-        if self._fail_if_expired(pending, now):
+        if self._fail_if_expired(pending, max(now, self._pace.next_at)):
             return ()
+        count = self._pace.parts(pending.batch.nbytes) if pending.first_tried_at is None and not pending.small else 1
+        parts = split_batch(pending.batch, count) if count > 1 else None
+        if parts is not None:
+            return Parts(self._parts_of(pending, parts, small=True))
         queue = self._choose(pending, info, now)
         if not isinstance(queue, MessageQueue):
             # Before the first attempt, waiting for our own windows does not count.
@@ -312,6 +297,7 @@ class SendPipeline:
         if pending.first_tried_at is None:
             pending.first_tried_at = now
         self._windows[queue.broker_name].start(pending.cost)
+        self._pace.start(pending.batch.nbytes, now)
         pending.queue = queue
         pending.sent_at = now
         self._in_flight.add(pending)
@@ -338,13 +324,13 @@ class SendPipeline:
         return pending.bound is None and info.has_master
 
     def _choose(self, pending: PendingBatch, info: TopicPublishInfo, now: float) -> MessageQueue | Collection[str]:
-        """Return the queue to send to now, or the brokers whose windows have no room."""
+        """Return the queue to send to now, or the brokers that have no room."""
         full: set[str] = set()
 
         def admits(broker_name: str) -> bool:
             if broker_name not in info.addresses:
                 return False
-            if self._windows[broker_name].admits(pending.cost, now):
+            if self._admits(broker_name, pending.cost, now):
                 return True
             full.add(broker_name)
             return False
@@ -352,7 +338,14 @@ class SendPipeline:
         queue = pending.wanted_queue
         if queue is not None:
             return queue if admits(queue.broker_name) else full
-        return self._selectors[info.topic].select(info, pending.last_broker_name, admits, now) or full
+        selector = self._selectors[info.topic]
+        if self._pace.is_on:
+            # Tasks that go from broker to broker in the same order meet at the slowest one.
+            selector.reset()
+        return selector.select(info, pending.last_broker_name, admits, now) or full
+
+    def _admits(self, broker_name: str, cost: float, now: float) -> bool:
+        return now >= self._pace.next_at and self._windows[broker_name].admits(cost, now)
 
     def _note(self, pending: PendingBatch, outcome: SendOutcome, now: float) -> None:
         """Update window, fault table and route cache by an outcome."""
@@ -361,6 +354,7 @@ class SendPipeline:
         error = outcome.error
         if error is None:
             window.success(pending.cost, outcome.latency_ms)
+            self._pace.success(outcome.latency_ms, pending.sent_at, now)
             self._isolate(FaultSite.RETURNED, broker, outcome.latency_ms, now)
             # Any answer means that the rows are stored, even if not safely.
             pending.maybe_stored = True
@@ -373,6 +367,8 @@ class SendPipeline:
                 window.rest(now + self.backoff.delay(window.troubles))
         else:
             window.release(pending.cost)
+        if error.flow_control:
+            self._pace.rejection(outcome.latency_ms, pending.sent_at, now)
         # Flow control never isolates, because the broker works.
         if error.isolate:
             self._isolate(site_of(error), broker, outcome.latency_ms, now)

@@ -25,7 +25,8 @@ from rocketmq_spark.model.route import broker_vip_channel
 from rocketmq_spark.routing.selectors import selector_of
 from rocketmq_spark.sink.failures import SEND_ALL_AGAIN, lost_tail
 from rocketmq_spark.sink.in_flight import Dispatch, PendingBatch, batch_weight, offset_of
-from rocketmq_spark.sink.pipeline import OnStored, RateLimit, SendPipeline
+from rocketmq_spark.sink.limits import RateLimit
+from rocketmq_spark.sink.pipeline import OnStored, SendPipeline
 from rocketmq_spark.sink.routes import RouteFinder
 
 T = TypeVar("T")

@@ -39,7 +39,8 @@ from rocketmq_spark.protocol.remoting.records import LARGEST_BODY
 from rocketmq_spark.routing.client_instance import ClientInstance
 from rocketmq_spark.routing.topic_configs import old_brokers
 from rocketmq_spark.sink.in_flight import PendingBatch
-from rocketmq_spark.sink.pipeline import OnStored, largest_batch, task_rate
+from rocketmq_spark.sink.limits import largest_batch, task_rate
+from rocketmq_spark.sink.pipeline import OnStored
 from rocketmq_spark.sink.recall import RecallHandles
 from rocketmq_spark.sink.routes import RouteFinder
 from rocketmq_spark.sink.sender import BatchSender, OnewaySender

@@ -1,8 +1,8 @@
 """A cluster under load without sockets: brokers that count rows, and transports that hand them whole requests.
 
-The queue, the threads and the time limit of a broker are those of `FakeBroker`. A simulated batch has one short message
-in the place of many rows. The service time is that of all rows, and the broker stores nothing. The link of a broker has
-a latency and a limit of bytes per second.
+The queue, the threads and the time limit of a broker are those of `FakeBroker`. A simulated batch has eight short
+messages in the place of many rows. The service time is that of all rows, and the broker stores nothing. The link of a
+broker has a latency and a limit of bytes per second.
 """
 
 from __future__ import annotations
@@ -31,6 +31,9 @@ from tests.simulation.world import World
 from tests.support.scripted import route
 
 TOPIC = "T"
+# Messages of a full batch, so that a sink can divide it; and the length of each.
+MESSAGES = 8
+_LENGTH = 128
 
 
 @dataclass(frozen=True)
@@ -69,12 +72,20 @@ class Load:
             send_threads=self.send_threads,
             send_queue_capacity=self.send_queue_capacity,
             wait_time_in_send_queue=self.wait_time_in_send_queue,
-            service_time=lambda _rows, _nbytes: self.service_time,
+            service_time=lambda messages, _nbytes: (
+                self.seconds_per_request + messages * self.rows_per_message * self.seconds_per_row
+            ),
         )
 
+    @property
+    def rows_per_message(self) -> float:
+        """The rows that a message stands for."""
+        return self.rows_per_batch / MESSAGES
+
     def batch(self) -> EncodedBatch:
-        """Return a full batch, whose body has one message instead of its rows."""
-        return EncodedBatch(TOPIC, (encode_batch([Message(TOPIC, b"rows")]),), self.rows_per_batch, MIB)
+        """Return a full batch."""
+        body = encode_batch([Message(TOPIC, b"r" * _LENGTH)] * MESSAGES)
+        return EncodedBatch(TOPIC, (body,), MESSAGES, len(body))
 
 
 class CountingStorage(BrokerStorage):
@@ -106,9 +117,10 @@ class LoadedCluster:
         masters = masters_of(self.route.broker_datas)
         self.by_address = {address: self._broker(name, address) for name, address in masters.items()}
 
-    def written(self, address: str) -> float:
+    def written(self, address: str, messages: int) -> float:
         """Return when the last byte of a batch that starts now is written; a broker's link takes them in turn."""
-        free = max(self.world.now, self._link_free.get(address, 0.0)) + self.load.seconds_per_batch_received
+        seconds = messages / MESSAGES * self.load.seconds_per_batch_received
+        free = max(self.world.now, self._link_free.get(address, 0.0)) + seconds
         self._link_free[address] = free
         return free
 
@@ -153,7 +165,7 @@ class DirectTransport(Closes):
         broker = cluster.by_address[request.address]
         body = b"".join(map(bytes, request.batch.body))
         command = RemotingCommand(code=code, opaque=0, ext_fields=fields, body=body)
-        written = cluster.written(request.address)
+        written = cluster.written(request.address, request.batch.rows)
         attempt = _Attempt(cluster, request, on_outcome, written)
         world.call_later(written - world.now + cluster.load.latency, partial(broker.receive, command, attempt))
         world.call_later(min(written - world.now + timeout, within), attempt.expire)

@@ -13,7 +13,7 @@ import random
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -42,7 +42,7 @@ class Phases:
     """Lengths of the parts of a run, seconds: all tasks start, are measured, half of the brokers pause, and resume."""
 
     start: float = 10.0
-    measured: float = 5.0
+    measured: float = 60.0
     paused: float = 3.0
     watched: float = 10.0
 
@@ -120,12 +120,11 @@ class Task:
     def _upstream(self) -> Iterator[Any]:
         batch = self._load.batch()
         while True:
-            self._runtime.sleep(batch.rows * self._load.seconds_per_row_read)
+            self._runtime.sleep(self._load.rows_per_batch * self._load.seconds_per_row_read)
             yield batch
 
     def _on_stored(self, pending: PendingBatch, _: SendOutcome) -> None:
-        batch = pending.batch
-        self.rows += batch.rows
+        self.rows += round(pending.batch.rows * self._load.rows_per_message)
 
 
 def simulate(tasks: int, brokers: int, phases: Phases | None = None, load: Load | None = None) -> Result:
@@ -134,6 +133,8 @@ def simulate(tasks: int, brokers: int, phases: Phases | None = None, load: Load 
     world = World(1, most_steps=sys.maxsize)
     cluster = LoadedCluster(world, brokers, load)
     options = SinkOptions.of(name_server=("10.1.0.1:9876",), topic=TOPIC)
+    size, waiting = load.batch().nbytes, options.max_in_flight_bytes // options.batch_bytes
+    options = replace(options, batch_bytes=size, max_in_flight_bytes=waiting * size)
     members = [Task(number, cluster, options) for number in range(tasks)]
     results: list[Result] = []
 
@@ -202,6 +203,7 @@ def main() -> None:
     parser.add_argument("--tasks", type=int, nargs="+", default=[10, 100, 1000, 2000])
     parser.add_argument("--brokers", type=int, nargs="+", default=[20, 100])
     parser.add_argument("--rows-per-batch", type=int, default=Load.rows_per_batch)
+    parser.add_argument("--seconds", type=float, default=Phases.measured, help="measured time (default: %(default)s)")
     parser.add_argument("--plot", type=Path, default=IMAGE, help="the file of the plot (default: %(default)s)")
     arguments = parser.parse_args()
     load = Load(rows_per_batch=arguments.rows_per_batch)
@@ -210,7 +212,7 @@ def main() -> None:
     results = []
     for brokers in arguments.brokers:
         for tasks in arguments.tasks:
-            result = simulate(tasks, brokers, load=load)
+            result = simulate(tasks, brokers, Phases(measured=arguments.seconds), load)
             results.append(result)
             print(
                 f"| {tasks:,} | {brokers} | {result.rows_per_second / 1e6:.1f} million | {result.used:.2f} | "

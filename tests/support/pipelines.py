@@ -20,7 +20,8 @@ from rocketmq_spark.routing.fault_strategy import FaultStrategy
 from rocketmq_spark.routing.route_cache import TopicPublishInfo, publish_info_of
 from rocketmq_spark.routing.selectors import RoundRobinSelector
 from rocketmq_spark.sink.in_flight import PendingBatch
-from rocketmq_spark.sink.pipeline import RateLimit, SendPipeline
+from rocketmq_spark.sink.limits import RateLimit
+from rocketmq_spark.sink.pipeline import SendPipeline
 from rocketmq_spark.testing import Reply
 from rocketmq_spark.transport.base import OnOutcome
 from tests.support.scripted import ManualClock, ScriptedTransport

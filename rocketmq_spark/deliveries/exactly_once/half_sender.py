@@ -16,8 +16,9 @@ from rocketmq_spark.deliveries.exactly_once.halves import half_properties
 from rocketmq_spark.deliveries.log.brokers import Brokers
 from rocketmq_spark.metrics import Recorder
 from rocketmq_spark.model.message import EncodedBatch, MessageQueue, Ready, SendOutcome, SendStatus
-from rocketmq_spark.sink.in_flight import BATCH_COST, SINGLE_COST, Dispatch, PendingBatch
-from rocketmq_spark.sink.pipeline import OnStored, largest_batch
+from rocketmq_spark.sink.in_flight import Dispatch, PendingBatch
+from rocketmq_spark.sink.limits import BATCH_COST, SINGLE_COST, largest_batch
+from rocketmq_spark.sink.pipeline import OnStored
 from rocketmq_spark.sink.routes import RouteFinder
 from rocketmq_spark.sink.sender import BatchSender
 from rocketmq_spark.sink.task import SendRules

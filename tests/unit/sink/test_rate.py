@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketmq_spark.sink.pipeline import RateLimit, largest_batch
+from rocketmq_spark.sink.limits import RateLimit, largest_batch
 
 
 def test_first_messages_of_a_task_are_limited_too() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketmq_spark.sink.in_flight import BATCH_COST, SINGLE_COST, Window
+from rocketmq_spark.sink.limits import BATCH_COST, SINGLE_COST, Window
 
 
 def answer(window: Window, times: int, latency_ms: float = 5.0) -> None:

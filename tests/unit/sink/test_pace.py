@@ -1,0 +1,160 @@
+"""The pace of a task: on after a rejection, slower the longer requests wait, off when they wait no more."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+
+from rocketmq_spark.model.message import MessageQueue
+from rocketmq_spark.options.kinds import MIB
+from rocketmq_spark.sink.limits import Pace
+from rocketmq_spark.testing import Reply
+from tests.support.pipelines import Rig
+from tests.support.scripted import route
+
+BUSY = Reply.code(2, "[TIMEOUT_CLEAN_QUEUE]broker busy", delay=0.2)
+
+
+def overloaded() -> Pace:
+    """Return a pace that is on since time 0. Requests without a wait take 5 ms."""
+    pace = Pace(MIB, random.Random(1))
+    pace.success(5.0, -1.0, -0.9)
+    for _ in range(2):
+        pace.rejection(205.0, -0.2, 0.0)
+    return pace
+
+
+def spaced(pace: Pace, wait_ms: float, seconds: float, *, begin: float = 0.0, nbytes: int = MIB) -> int:
+    """Send as the pace allows, with answers that all wait so long; return the number of requests."""
+    sent, now = 0, begin
+    while (now := max(now + 0.001, pace.next_at)) < begin + seconds and pace.is_on:
+        pace.start(nbytes, now)
+        pace.success(5.0 + wait_ms, now, now + (5.0 + wait_ms) / 1000)
+        sent += 1
+    return sent
+
+
+def test_pace_is_off_until_a_rejection() -> None:
+    pace = Pace(MIB, random.Random(1))
+    for number in range(100):
+        pace.start(MIB, number / 1000)
+        pace.success(190.0, number / 1000, number / 1000 + 0.19)
+    assert not pace.is_on
+    assert pace.next_at < 0
+    assert pace.parts(MIB) == 1
+    pace.rejection(200.0, 0.0, 0.2)
+    assert not pace.is_on
+    pace.rejection(200.0, 0.0, 0.2)
+    assert pace.is_on
+    assert pace.next_at >= 0.2
+    assert pace.parts(MIB) == 8
+    assert pace.parts(MIB // 2) == 4
+    assert pace.parts(100) == 1
+
+
+def test_tasks_send_slower_the_longer_requests_wait() -> None:
+    counts = [spaced(overloaded(), wait, 20.0) for wait in (30.0, 75.0, 120.0, 140.0)]
+    assert counts == sorted(counts, reverse=True)
+    # 8 batches a second at half of the longest wait, a quarter of it at 120 ms.
+    assert 130 <= counts[1] <= 190
+    assert 27 <= counts[2] <= 60
+
+
+def test_longest_waits_do_not_stop_a_task() -> None:
+    assert spaced(overloaded(), 1000.0, 29.0) >= 4
+
+
+def test_small_requests_count_by_their_size() -> None:
+    large, small = spaced(overloaded(), 75.0, 10.0), spaced(overloaded(), 75.0, 10.0, nbytes=MIB // 8)
+    assert 6 <= small / large <= 10
+
+
+def test_pace_ends_when_requests_wait_no_more() -> None:
+    pace = overloaded()
+    spaced(pace, 0.0, 10.0, nbytes=MIB // 8)
+    assert not pace.is_on
+    assert pace.next_at < 0
+
+
+def test_pace_ends_without_rejections_on_a_slow_link() -> None:
+    pace = Pace(MIB, random.Random(1))
+    for _ in range(2):
+        pace.rejection(300.0, -0.2, 0.1)
+    assert spaced(pace, 100.0, 60.0, begin=0.1) > 0
+    assert not pace.is_on
+
+
+def test_rejections_keep_the_pace_on() -> None:
+    pace = overloaded()
+    for begin in range(0, 100, 20):
+        pace.rejection(200.0, begin - 0.2, float(begin))
+        spaced(pace, 100.0, 20.0, begin=float(begin))
+    assert pace.is_on
+
+
+def test_rejections_after_a_short_wait_do_not_begin_a_pace() -> None:
+    pace = Pace(MIB, random.Random(1))
+    pace.success(1.0, -1.0, -0.9)
+    for _ in range(10):
+        pace.rejection(21.0, 0.0, 0.021)
+    assert not pace.is_on
+
+
+def test_rejections_after_a_short_wait_end_the_pace() -> None:
+    pace = overloaded()
+    pace.rejection(25.0, 1.0, 1.025)
+    assert not pace.is_on
+    assert pace.next_at < 0
+
+
+def test_answers_to_earlier_requests_do_not_count() -> None:
+    pace, same = overloaded(), overloaded()
+    for _ in range(1000):
+        pace.success(5.0, -0.1, 0.1)
+        pace.rejection(200.0, -0.1, 0.1)
+    pace.start(MIB, 1.0)
+    same.start(MIB, 1.0)
+    assert pace.next_at == same.next_at
+
+
+@pytest.mark.parametrize("bound", [None, MessageQueue("T", "a", 1)])
+def test_rows_are_stored_once_and_in_order_in_parts(bound: MessageQueue | None) -> None:
+    # One queue, and one request in flight, so that the order of the rows shows.
+    rig = Rig(route({"a": 1 if bound is None else 2}), ordered=True, batch_bytes=1600)
+    rig.transport.always["a"] = Reply(delay=0.12)
+    rig.transport.play("a", BUSY, BUSY, BUSY)
+    bodies = [b"%04d" % number for number in range(300)]
+    for begin in range(0, 300, 100):
+        rig.offer_bodies(bodies[begin : begin + 100], bound or MessageQueue("T", "a", 0))
+    rig.run()
+    assert rig.pipeline.failure is None
+    (stored,) = rig.transport.stored.values()
+    assert [message.body for message in stored] == bodies
+    # A rejected batch is resent unchanged.
+    sizes = [request.batch.rows for request in rig.transport.requests]
+    assert sizes[:4] == [100] * 4
+    assert max(sizes[4:]) < 100
+    assert rig.pipeline.pending_bytes == 0
+
+
+def test_batches_that_wait_for_a_full_window_are_divided_later() -> None:
+    rig = Rig(route({"a": 4}), batch_bytes=1600)
+    rig.transport.always["a"] = Reply(delay=0.12)
+    rig.transport.play("a", *[BUSY] * 6)
+    rig.offer(40, rows=100)
+    rig.run()
+    assert rig.pipeline.failure is None
+    assert sum(len(messages) for messages in rig.transport.stored.values()) == 4000
+    assert min(Counter(request.batch.rows for request in rig.transport.requests)) < 100
+
+
+def test_the_earliest_deadline_is_retried_first() -> None:
+    rig = Rig(route({"a": 1}), delivery_timeout_ms=5000)
+    rig.transport.always["a"] = BUSY
+    rig.offer(20, rows=7)
+    rig.run()
+    assert rig.pipeline.failure is not None
+    # The lines are checked each ``retryBackoffMs``.
+    assert rig.clock.now <= 105.1
