@@ -45,7 +45,7 @@ BUGS = (
     ),
     PlantedBug(
         "window not restored after an error",
-        "sink/in_flight.py",
+        "sink/limits.py",
         "        self.release(cost)\n        # Requests that started before",
         "        # Requests that started before",
     ),
