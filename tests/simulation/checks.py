@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -31,7 +32,7 @@ def problems_of(plan: Plan, worker: Worker, cluster: SimulatedCluster) -> list[s
     for result in worker.results:
         problems += _problems_of_metrics(result)
         patient = worker.options.delivery_timeout_ms / 1000 - plan.horizon > _ENOUGH
-        if patient and "gave up after deliveryTimeoutMs" in str(result.error):
+        if patient and re.search("(gave up after|waited) deliveryTimeoutMs", str(result.error)):
             seconds = result.ended - plan.horizon
             problems.append(f"task {result.number}: it gave up {seconds:.1f} s after the last fault: {result.error}")
         # Incomplete groups that have waited for their linger time are sent without a wait for room.

@@ -64,6 +64,8 @@ class Plan(BasePlan):
         kinds = (*_REPLIES, *_EVENTS, *_NETWORK)
         enabled = tuple(kind for kind in kinds if rng.random() < rng.choice((0.05, 0.15, 0.3)))
         options: dict[str, Any] = {
+            # The first one is after 30 s at the earliest, so that senders find new routes by their own look-ups.
+            "poll_name_server_interval": 60_000,
             "delivery_timeout_ms": rng.choice((4_000, 10_000, 30_000)),
             "send_msg_timeout": rng.choice((500, 1_000, 3_000)),
             "retry_times_when_send_failed": rng.choice((0, 1, 2)),

@@ -90,6 +90,6 @@ def options_of(plan: SparkPlan) -> dict[str, Any]:
         "delivery_timeout_ms": 10_000,
         "batch_bytes": 1024,
         "heartbeat_broker_interval": 3_000,
-        "poll_name_server_interval": 6_000,
+        "poll_name_server_interval": 3_000,
         **plan.options,
     }
