@@ -127,9 +127,14 @@ def test_an_answer_that_repeats_the_request_shows_no_token(code: int) -> None:
                 lambda: producer.max_offset(MessageQueue("orders", "broker-0", 0)),
             ]
             for fail in failures:
-                with pytest.raises(RocketMQError, match=r"'SecurityToken': '\*+'") as raised:
-                    fail()
-                assert leaked("".join(repr((error, vars(error))) for error in chain(raised.value))) == []
+                # On a slow machine, the last attempt may end without an answer.
+                for _ in range(20):
+                    with pytest.raises(RocketMQError) as raised:
+                        fail()
+                    assert leaked("".join(repr((error, vars(error))) for error in chain(raised.value))) == []
+                    if "no answer within" not in str(raised.value):
+                        break
+                assert "'SecurityToken': '***" in str(raised.value)
 
 
 class _Repeating(grpc.GenericRpcHandler):
