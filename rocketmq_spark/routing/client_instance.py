@@ -159,8 +159,10 @@ class ClientInstance:
                 self._refresh(topic, now)
         if now >= self._routes_due:
             self._routes_due = now + self._poll_interval
-            # An error that concerns every topic ends the round.
-            all(self._refresh(topic, now) for topic in self.routes.topics())
+            for topic in self.routes.topics():
+                # An error that concerns every topic ends the round.
+                if not self._refresh(topic, now):
+                    break
         if not self._beat_if_due(now):
             self._heart_beats.send(tuple(self._groups), only_new=True)
         refreshes = [self._refreshed_at.get(topic, now) + _REFRESH_GAP for topic in tuple(self._topics_to_refresh)]

@@ -146,7 +146,7 @@ class Pace:
         """Count a request that starts."""
         if self._mean is None:
             return
-        interval = self._interval(self._mean, nbytes) * (1 + _LAST * (self._last - self._mean))
+        interval = self._interval(self._mean, self._cost(nbytes)) * (1 + _LAST * (self._last - self._mean))
         # A task that had nothing to send may catch up on one request.
         self.next_at = max(self.next_at, now - interval) + interval * self.rng.uniform(1 - _JITTER, 1 + _JITTER)
 
@@ -170,7 +170,7 @@ class Pace:
             self._mean = self._last = _FIRST_PART * wait
             self._answers, self._began_at = 0, now
             # Other tasks were rejected at the same time.
-            self.next_at = now + self.rng.random() * self._interval(self._mean, self.batch_bytes // 8)
+            self.next_at = now + self.rng.random() * self._interval(self._mean, SINGLE_COST)
 
     def _end(self) -> None:
         self._mean, self.next_at = None, float("-inf")
@@ -187,10 +187,10 @@ class Pace:
         self._last, self._answered_at = max(0.0, wait), now
         self._mean += part * (self._last - self._mean)
 
-    def _interval(self, mean: float, nbytes: int) -> float:
-        """Return the seconds between a request of that size and the next one."""
+    def _interval(self, mean: float, cost: float) -> float:
+        """Return the seconds between a request of that cost and the next one."""
         mean = min(mean, _SLOWEST)
-        return self._cost(nbytes) * mean / (1 - mean) / _MIDDLE
+        return cost * mean / (1 - mean) / _MIDDLE
 
     def _cost(self, nbytes: int) -> float:
         return min(BATCH_COST, max(_LEAST_COST, nbytes / self.batch_bytes))

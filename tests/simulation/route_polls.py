@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from rocketmq_spark.errors import RemotingConnectException, TopicRouteStaleException
-from rocketmq_spark.metrics.plots import STYLE
 from rocketmq_spark.model.route import BrokerData, QueueData, TopicRouteData
 from rocketmq_spark.options.connection import ConnectionOptions
 from rocketmq_spark.protocol.remoting.codes import ResponseCode
@@ -28,6 +27,7 @@ from rocketmq_spark.routing.client_instance import ClientInstance
 from rocketmq_spark.transport.base import Transport
 from rocketmq_spark.transport.remoting.client import RequestClient
 from rocketmq_spark.transport.remoting.name_servers import NameServers
+from tests.simulation.plots import plotted
 
 IMAGE: Final = Path(__file__).parents[2] / "docs" / "images" / "route-polls.svg"
 SERVERS: Final = ("10.1.0.1:9876", "10.1.0.2:9876", "10.1.0.3:9876")
@@ -158,22 +158,14 @@ def simulate(size: Size) -> Servers:
 
 def draw(servers: Servers, path: Path) -> None:
     """Plot requests and new connections by second."""
-    import matplotlib as mpl
-    import matplotlib.pyplot as plt
-
-    mpl.use("svg")
-    plt.style.use(dict(STYLE))
-    # The same file for the same results.
-    mpl.rcParams["svg.hashsalt"] = "route-polls"
     size = servers.size
     seconds = range(int(size.end))
-    figure, axes = plt.subplots(figsize=(8, 3.2))
-    axes.plot(seconds, [servers.requests[second] for second in seconds], label="route requests")
-    axes.plot(seconds, [servers.connects[second] for second in seconds], label="connection attempts")
-    axes.axvspan(size.stopped_at, size.started_again_at, alpha=0.15, color="gray", label="no name server runs")
-    axes.set(xlabel="seconds", ylabel="per second, at all name servers")
-    axes.legend()
-    figure.savefig(path, metadata={"Date": None})
+    with plotted(path, (8, 3.2)) as axes:
+        axes.plot(seconds, [servers.requests[second] for second in seconds], label="route requests")
+        axes.plot(seconds, [servers.connects[second] for second in seconds], label="connection attempts")
+        axes.axvspan(size.stopped_at, size.started_again_at, alpha=0.15, color="gray", label="no name server runs")
+        axes.set(xlabel="seconds", ylabel="per second, at all name servers")
+        axes.legend()
 
 
 def main() -> None:

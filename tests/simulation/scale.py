@@ -20,7 +20,6 @@ from typing import Any, Final, cast
 from rocketmq_spark.arrow.batch_source import BatchSource
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.metrics import Recorder
-from rocketmq_spark.metrics.plots import STYLE
 from rocketmq_spark.model.message import EncodedBatch, Ready, SendOutcome
 from rocketmq_spark.options.sink import SinkOptions
 from rocketmq_spark.routing.client_instance import ClientInstance
@@ -29,6 +28,7 @@ from rocketmq_spark.sink.routes import RouteFinder
 from rocketmq_spark.sink.sender import BatchSender
 from rocketmq_spark.transport.base import Transport
 from tests.simulation.direct import TOPIC, DirectTransport, Load, LoadedCluster, busy_share
+from tests.simulation.plots import plotted
 from tests.simulation.world import EPOCH, SimulatedRuntime, World
 
 IMAGE: Final = Path(__file__).parents[2] / "docs" / "images" / "scale.svg"
@@ -171,30 +171,22 @@ def simulate(tasks: int, brokers: int, phases: Phases | None = None, load: Load 
 
 def draw(results: Sequence[Result], path: Path) -> None:
     """Plot the results."""
-    import matplotlib as mpl
-    import matplotlib.pyplot as plt
-
-    mpl.use("svg")
-    plt.style.use(dict(STYLE))
-    # The same file for the same results.
-    mpl.rcParams["svg.hashsalt"] = "scale"
-    figure, axes = plt.subplots(1, 3, figsize=(11, 3.2))
     titles = ("million rows per second", "SYSTEM_BUSY among answers, %", "slowest task against fastest")
-    for brokers in sorted({result.brokers for result in results}):
-        rows = [result for result in results if result.brokers == brokers]
-        tasks = [result.tasks for result in rows]
-        series = (
-            [result.rows_per_second / 1e6 for result in rows],
-            [result.busy * 100 for result in rows],
-            [result.fairness for result in rows],
-        )
-        for axis, values in zip(axes, series, strict=True):
-            axis.plot(tasks, values, marker="o", label=f"{brokers} brokers")
-    for axis, title in zip(axes, titles, strict=True):
-        axis.set(xscale="log", xlabel="tasks", title=title)
-        axis.set_ylim(bottom=0)
-    axes[0].legend()
-    figure.savefig(path, metadata={"Date": None})
+    with plotted(path, (11, 3.2), len(titles)) as axes:
+        for brokers in sorted({result.brokers for result in results}):
+            rows = [result for result in results if result.brokers == brokers]
+            tasks = [result.tasks for result in rows]
+            series = (
+                [result.rows_per_second / 1e6 for result in rows],
+                [result.busy * 100 for result in rows],
+                [result.fairness for result in rows],
+            )
+            for axis, values in zip(axes, series, strict=True):
+                axis.plot(tasks, values, marker="o", label=f"{brokers} brokers")
+        for axis, title in zip(axes, titles, strict=True):
+            axis.set(xscale="log", xlabel="tasks", title=title)
+            axis.set_ylim(bottom=0)
+        axes[0].legend()
 
 
 def main() -> None:
