@@ -7,6 +7,7 @@ broker has a latency and a limit of bytes per second.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Collection
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from rocketmq_spark.errors import RemotingTimeoutException
-from rocketmq_spark.model.message import EncodedBatch, Message, SendRequest
+from rocketmq_spark.model.message import EncodedBatch, Message, MessageQueue, SendOutcome, SendRequest
 from rocketmq_spark.model.route import TopicRouteData, masters_of
 from rocketmq_spark.options.kinds import MIB
 from rocketmq_spark.protocol.remoting import headers
@@ -34,6 +35,8 @@ TOPIC = "T"
 # Messages of a full batch, so that a sink can divide it; and the length of each.
 MESSAGES = 8
 _LENGTH = 128
+# The body of a message of the other producer.
+_ROW = b"r"
 
 
 @dataclass(frozen=True)
@@ -72,15 +75,17 @@ class Load:
             send_threads=self.send_threads,
             send_queue_capacity=self.send_queue_capacity,
             wait_time_in_send_queue=self.wait_time_in_send_queue,
-            service_time=lambda messages, _nbytes: (
-                self.seconds_per_request + messages * self.rows_per_message * self.seconds_per_row
-            ),
+            service_time=self._service_time,
         )
 
     @property
     def rows_per_message(self) -> float:
         """The rows that a message stands for."""
         return self.rows_per_batch / MESSAGES
+
+    def _service_time(self, messages: int, nbytes: int) -> float:
+        rows = messages * self.rows_per_message if nbytes > len(_ROW) else messages
+        return self.seconds_per_request + rows * self.seconds_per_row
 
     def batch(self) -> EncodedBatch:
         """Return a full batch."""
@@ -102,7 +107,7 @@ class CountingStorage(BrokerStorage):
 
 @dataclass
 class LoadedCluster:
-    """Brokers ``b000``, ``b001``, ..., and the number of answers by response code."""
+    """Brokers ``b000``, ``b001``, ..., and the number of their answers to the tasks by response code."""
 
     world: World
     brokers: int
@@ -114,8 +119,8 @@ class LoadedCluster:
     def __post_init__(self) -> None:
         names = [f"b{number:03}" for number in range(self.brokers)]
         self.route = route(dict.fromkeys(names, self.load.queues_per_broker))
-        masters = masters_of(self.route.broker_datas)
-        self.by_address = {address: self._broker(name, address) for name, address in masters.items()}
+        self.addresses = masters_of(self.route.broker_datas)
+        self.by_address = {address: self._broker(name, address) for name, address in self.addresses.items()}
 
     def written(self, address: str, messages: int) -> float:
         """Return when the last byte of a batch that starts now is written; a broker's link takes them in turn."""
@@ -145,8 +150,10 @@ class LoadedCluster:
 class DirectTransport(Closes):
     """Sends whole requests to the brokers of a cluster. It has what a `BatchSender` and its client instance call."""
 
-    def __init__(self, cluster: LoadedCluster) -> None:
+    def __init__(self, cluster: LoadedCluster, answers: Counter[int]) -> None:
         self.cluster = cluster
+        # The number of answers by response code.
+        self.answers = answers
         self._closed = False
 
     @property
@@ -166,7 +173,7 @@ class DirectTransport(Closes):
         body = b"".join(map(bytes, request.batch.body))
         command = RemotingCommand(code=code, opaque=0, ext_fields=fields, body=body)
         written = cluster.written(request.address, request.batch.rows)
-        attempt = _Attempt(cluster, request, on_outcome, written)
+        attempt = _Attempt(self, request, on_outcome, written)
         world.call_later(written - world.now + cluster.load.latency, partial(broker.receive, command, attempt))
         world.call_later(min(written - world.now + timeout, within), attempt.expire)
 
@@ -181,11 +188,46 @@ class DirectTransport(Closes):
         """Do nothing."""
 
 
+class OtherProducer:
+    """Sends single messages to all brokers in turn, with at most three attempts each, as Java's producer does."""
+
+    PER_SECOND = 200.0
+    _ATTEMPTS = 3
+    _TIMEOUT = 3.0
+
+    def __init__(self, cluster: LoadedCluster) -> None:
+        self.cluster = cluster
+        # Seconds until a message was stored; infinite if it was not.
+        self.latencies: list[float] = []
+        self._transport = DirectTransport(cluster, Counter())
+        self._queues = itertools.cycle(cluster.addresses.items())
+
+    def start(self) -> None:
+        """Send a message, and go on until the world ends."""
+        self._send(self.cluster.world.now, self._ATTEMPTS)
+        self.cluster.world.call_later(1 / self.PER_SECOND, self.start)
+
+    def _send(self, began: float, attempts: int) -> None:
+        name, address = next(self._queues)
+        batch = EncodedBatch(TOPIC, (_ROW,), 1, len(_ROW), batch=False)
+        request = SendRequest(batch, MessageQueue(TOPIC, name, 0), address, "other", "TBW102", 4, 0)
+
+        def on_outcome(outcome: SendOutcome) -> None:
+            if outcome.status is not None:
+                self.latencies.append(self.cluster.world.now - began)
+            elif attempts > 1:
+                self._send(began, attempts - 1)
+            else:
+                self.latencies.append(math.inf)
+
+        self._transport.send(request, self._TIMEOUT, on_outcome, within=math.inf)
+
+
 @dataclass(slots=True, eq=False)
 class _Attempt:
     """A send in flight, and the channel of its answer."""
 
-    cluster: LoadedCluster
+    transport: DirectTransport
     request: SendRequest
     on_outcome: Callable[..., None]
     started: float
@@ -193,7 +235,8 @@ class _Attempt:
 
     def send(self, command: RemotingCommand) -> None:
         """Answer, after the latency of the link."""
-        self.cluster.world.call_later(self.cluster.load.latency, lambda: self._end(command, None))
+        cluster = self.transport.cluster
+        cluster.world.call_later(cluster.load.latency, lambda: self._end(command, None))
 
     def close(self) -> None:
         """Do nothing."""
@@ -208,10 +251,10 @@ class _Attempt:
         if self.ended:
             return
         self.ended = True
-        cluster, request = self.cluster, self.request
+        transport, request = self.transport, self.request
         if command is not None:
-            cluster.answers[command.code] += 1
-        answer = Answer(command, error, cluster.world.now - self.started)
+            transport.answers[command.code] += 1
+        answer = Answer(command, error, transport.cluster.world.now - self.started)
         self.on_outcome(outcome_of(request.queue, request.batch.rows, request.address, answer))
 
 

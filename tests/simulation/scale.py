@@ -8,6 +8,7 @@ tests/simulation/direct.py has brokers and links.
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 import random
 import sys
@@ -27,7 +28,7 @@ from rocketmq_spark.sink.in_flight import PendingBatch
 from rocketmq_spark.sink.routes import RouteFinder
 from rocketmq_spark.sink.sender import BatchSender
 from rocketmq_spark.transport.base import Transport
-from tests.simulation.direct import TOPIC, DirectTransport, Load, LoadedCluster, busy_share
+from tests.simulation.direct import TOPIC, DirectTransport, Load, LoadedCluster, OtherProducer, busy_share
 from tests.simulation.plots import plotted
 from tests.simulation.world import EPOCH, SimulatedRuntime, World
 
@@ -54,16 +55,41 @@ class Result:
     tasks: int
     brokers: int
     rows_per_second: float
-    # The rows per second, as a part of what the brokers can store.
+    # The rows per second, as a part of what the brokers can store, and of what arrives if that is less.
     used: float
+    of_possible: float
     # SYSTEM_BUSY among the answers.
     busy: float
     # The rows of the slowest task, as a part of those of the fastest one.
     fairness: float
     # Seconds until the rows per second are back; infinite if they were not.
     recovery: float
+    # Seconds within which the other producer's messages were stored, all but one in a hundred.
+    other_p99: float
     # Tasks whose write has failed.
     failed: int
+
+    def row(self) -> str:
+        """Return the row of a table."""
+        cells = (
+            f"{self.tasks:,}",
+            f"{self.brokers}",
+            f"{self.rows_per_second / 1e6:.1f} million",
+            f"{self.used:.2f}",
+            f"{self.of_possible:.2f}",
+            f"{self.busy:.1%}",
+            f"{self.fairness:.2f}",
+            f"{self.recovery:.0f} s",
+            f"{self.other_p99 * 1000:.0f} ms",
+            f"{self.failed}",
+        )
+        return f"| {' | '.join(cells)} |"
+
+
+HEADER: Final = (
+    "| tasks | brokers | rows/s | of capacity | of what is possible | SYSTEM_BUSY | slowest / fastest | recovery "
+    "| other producer, p99 | failed tasks |\n|---|---|---|---|---|---|---|---|---|---|"
+)
 
 
 class FullBatches(BatchSource[EncodedBatch]):
@@ -98,7 +124,7 @@ class Task:
         self._load = cluster.load
         self._runtime = runtime = SimulatedRuntime(world, lambda: None, lambda: None)
         self._rng = rng = random.Random(world.rng.random())
-        transport = cast("Transport", DirectTransport(cluster))
+        transport = cast("Transport", DirectTransport(cluster, cluster.answers))
         self._instance = ClientInstance(
             f"10.0.0.1@{number}", transport, options.connection, clock=runtime.clock, runtime=runtime
         )
@@ -137,6 +163,7 @@ def simulate(tasks: int, brokers: int, phases: Phases | None = None, load: Load 
     options = replace(options, batch_bytes=size, max_in_flight_bytes=waiting * size)
     members = [Task(number, cluster, options) for number in range(tasks)]
     results: list[Result] = []
+    other = OtherProducer(cluster)
 
     def rates(seconds: float) -> list[float]:
         """Return the rows per second of each task, from now on."""
@@ -149,10 +176,13 @@ def simulate(tasks: int, brokers: int, phases: Phases | None = None, load: Load 
     def main() -> None:
         for number, member in enumerate(members):
             world.start(member.run, f"task {number}")
+        other.start()
         runtime.sleep(phases.start)
         answers = Counter(cluster.answers)
+        other.latencies.clear()
         measured = rates(phases.measured)
         busy, total = busy_share(answers, cluster.answers), sum(measured)
+        other_p99 = sorted(other.latencies)[len(other.latencies) * 99 // 100]
         cluster.pause(brokers // 2)
         runtime.sleep(phases.paused)
         cluster.resume()
@@ -162,7 +192,22 @@ def simulate(tasks: int, brokers: int, phases: Phases | None = None, load: Load 
                 recovery = world.now - resumed
         fairness = min(measured) / max(1.0, *measured)
         failed = sum(member.error is not None for member in members)
-        results.append(Result(tasks, brokers, total, total / brokers / load.capacity, busy, fairness, recovery, failed))
+        capacity = brokers * load.capacity
+        possible = min(capacity, tasks / load.seconds_per_row_read)
+        results.append(
+            Result(
+                tasks,
+                brokers,
+                rows_per_second=total,
+                used=total / capacity,
+                of_possible=total / possible,
+                busy=busy,
+                fairness=fairness,
+                recovery=recovery,
+                other_p99=other_p99,
+                failed=failed,
+            )
+        )
 
     world.run(world.start(main, "main"))
     world.close()
@@ -189,29 +234,44 @@ def draw(results: Sequence[Result], path: Path) -> None:
         axes[0].legend()
 
 
+def drawn(rng: random.Random) -> tuple[int, int, Load]:
+    """Return tasks, brokers and a load that no rule was chosen with."""
+    while True:
+        tasks, brokers = round(10 ** rng.uniform(1.5, 3.3)), round(10 ** rng.uniform(0.5, 2))
+        load = Load(
+            send_threads=rng.randint(1, 8),
+            rows_per_batch=round(10 ** rng.uniform(3, 4.5)),
+            wait_time_in_send_queue=rng.choice((0.1, 0.2, 0.2, 0.5)),
+            seconds_per_row_read=10 ** rng.uniform(-6.3, -5.3),
+            queues_per_broker=rng.choice((4, 8, 16)),
+            latency=10 ** rng.uniform(-4, -2.3),
+        )
+        # Few tasks do not overload brokers, and a run with more batches takes hours.
+        if tasks / load.seconds_per_row_read > brokers * load.capacity < 2_000 * load.rows_per_batch:
+            return tasks, brokers, load
+
+
 def main() -> None:
     """Run all simulations, and print and plot the results."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulation.scale", description=main.__doc__)
     parser.add_argument("--tasks", type=int, nargs="+", default=[10, 100, 1000, 2000])
     parser.add_argument("--brokers", type=int, nargs="+", default=[20, 100])
-    parser.add_argument("--rows-per-batch", type=int, default=Load.rows_per_batch)
     parser.add_argument("--seconds", type=float, default=Phases.measured, help="measured time (default: %(default)s)")
     parser.add_argument("--plot", type=Path, default=IMAGE, help="the file of the plot (default: %(default)s)")
+    parser.add_argument("--draw", type=int, default=0, metavar="N", help="run N other, random loads instead; no plot")
+    parser.add_argument("--seed", type=int, default=1, help="of the random loads (default: %(default)s)")
     arguments = parser.parse_args()
-    load = Load(rows_per_batch=arguments.rows_per_batch)
-    print("| tasks | brokers | rows/s | of capacity | SYSTEM_BUSY | slowest / fastest | recovery | failed tasks |")
-    print("|---|---|---|---|---|---|---|---|")
+    print(HEADER)
+    phases, rng = Phases(measured=arguments.seconds), random.Random(arguments.seed)
+    for _ in range(arguments.draw):
+        tasks, brokers, load = drawn(rng)
+        print(simulate(tasks, brokers, phases, load).row(), load, flush=True)
     results = []
-    for brokers in arguments.brokers:
-        for tasks in arguments.tasks:
-            result = simulate(tasks, brokers, Phases(measured=arguments.seconds), load)
-            results.append(result)
-            print(
-                f"| {tasks:,} | {brokers} | {result.rows_per_second / 1e6:.1f} million | {result.used:.2f} | "
-                f"{result.busy:.0%} | {result.fairness:.2f} | {result.recovery:.0f} s | {result.failed} |",
-                flush=True,
-            )
-    draw(results, arguments.plot)
+    for brokers, tasks in () if arguments.draw else itertools.product(arguments.brokers, arguments.tasks):
+        results.append(simulate(tasks, brokers, phases))
+        print(results[-1].row(), flush=True)
+    if results:
+        draw(results, arguments.plot)
 
 
 if __name__ == "__main__":
