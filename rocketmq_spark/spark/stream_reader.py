@@ -138,7 +138,8 @@ class RocketMQStreamReader(PartitionReader, DataSourceStreamReader):
             # A first micro-batch without messages has this offset as its end.
             cluster = self._offsets()
             starts = cluster.starts()
-            self._initial = nested(starts, starts, cluster.last_messages.times(starts, starts, {}))
+            # Without read offsets it waits for the store times: the next plan compares them.
+            self._initial = nested(starts, starts, cluster.last_messages.times(starts, {}, {}))
         return self._initial
 
     def _limited(self, starts: Offsets, available: Offsets, limit: Any) -> Offsets:

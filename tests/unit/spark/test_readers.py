@@ -15,10 +15,11 @@ from rocketmq_spark.errors import DataLossError, SchemaError
 from rocketmq_spark.model.message import Message, MessageQueue
 from rocketmq_spark.options.offsets import OffsetSpec, flat
 from rocketmq_spark.options.source import SourceOptions
+from rocketmq_spark.protocol.remoting.codes import RequestCode
 from rocketmq_spark.source.ranges import OffsetRange
 from rocketmq_spark.spark.reader import ReadPartition, RocketMQBatchReader
 from rocketmq_spark.spark.stream_reader import LimitedStreamReader, RocketMQStreamReader, stream_reader
-from rocketmq_spark.testing import FakeCluster
+from rocketmq_spark.testing import FakeCluster, Reply
 from rocketmq_spark.testing.store import MessageStore
 
 SCHEMA = StructType().add("body", "binary")
@@ -89,6 +90,10 @@ class Stream:
 
     def expire(self, queue: MessageQueue, first: int) -> None:
         self._store(queue).expired[queue] = first
+
+    def lose_answer(self, code: int) -> None:
+        """Close the connection instead of the next answer to such a request."""
+        self._cluster.brokers["a"].play(Reply(closes=True), code=code)
 
     def _store(self, queue: MessageQueue) -> MessageStore:
         return self._cluster.brokers[queue.broker_name].storage.store
@@ -474,6 +479,16 @@ def test_topic_created_again_after_an_empty_first_micro_batch_is_read(stream: St
         stream.replace(Q0, 0, 1, at=9.0)
         end = checkpointed(query.latestOffset(start))
         assert ranges_of(query.partitions(start, end)) == [OffsetRange(Q0, 0, 1)]
+
+
+def test_lost_answer_does_not_hide_a_topic_created_again_at_the_start(stream: Stream) -> None:
+    stream.put(Q0, 5, at=5.0)
+    with stream.query(starting_offsets=OffsetSpec("latest")) as query:
+        stream.lose_answer(RequestCode.PULL_MESSAGE)
+        start = query.initialOffset()
+        stream.replace(Q0, 0, 8, at=9.0)
+        with pytest.raises(DataLossError, match=OTHER):
+            query.partitions(start, query.latestOffset(start))
 
 
 def test_message_above_the_limit_of_bytes_is_read(stream: Stream) -> None:
