@@ -56,6 +56,19 @@ class LastMessages:
     # An offset of each queue, and when the message before it was stored; None if no broker has returned it.
     _stored: dict[MessageQueue, tuple[int, int | None]] = field(default_factory=dict)
 
+    def begun(self, starts: Offsets) -> tuple[Offsets, Offsets]:
+        """Return where a new query begins, and `times` of these offsets.
+
+        A queue that ends before its start is lost data. Without ``failOnDataLoss`` it begins at its end.
+        """
+        known = self.times(starts, {}, {})
+        unknown = {queue: start for queue, start in starts.items() if start > 0 and queue not in known}
+        starts = starts | self._shorter(unknown, "the query begins")
+        for queue in unknown:
+            # The others have grown meanwhile, or the messages before their starts have expired.
+            del self._stored[queue]
+        return starts, self.times(starts, {}, {})
+
     def times(self, ends: Mapping[MessageQueue, int], known: Mapping[MessageQueue, int], times: Times) -> Offsets:
         """Return when the messages before `ends` were stored, as far as brokers return these messages.
 
@@ -92,9 +105,19 @@ class LastMessages:
         If a queue has another message there, it raises a DataLossError. Without ``failOnDataLoss`` the query continues
         with the first message stored later.
         """
+        # For its own micro-batch, this run has just requested the last messages.
+        repeated = {
+            queue
+            for queue in batch.filled | batch.begun_again
+            # A message that the broker did not return was perhaps deleted with its topic just then.
+            if queue not in batch.end_times or self._stored.get(queue) != (batch.ends[queue], batch.end_times[queue])
+        }
         # The ends first, because that may wait for messages: the present messages are compared.
-        cut, short = self._compare_ends(batch)
+        cut, short = self._compare_ends(batch, repeated)
         replaced, complete = self._compare_starts(batch)
+        # Perhaps these messages were replaced after this run has requested the last ones.
+        cut_later, shorter = self._compare_ends(batch, replaced - repeated)
+        cut, short = cut | cut_later, short | shorter
         replaced |= {queue for queue, end in short.items() if end < batch.starts[queue]} & batch.times.keys()
         starts, ends = batch.starts, batch.ends | short
         for queue in sorted(queue for queue, end in ends.items() if end < starts[queue] and queue not in batch.times):
@@ -118,32 +141,25 @@ class LastMessages:
     def _compare_starts(self, batch: MicroBatch) -> tuple[set[MessageQueue], set[MessageQueue]]:
         """Return the queues whose message before the start was replaced, and the queues that still have it."""
         starts, times = batch.starts, batch.times
-        before = {queue: starts[queue] for queue in batch.filled if queue in times and starts[queue] > 0}
+        before = {queue: starts[queue] for queue in sorted(batch.filled) if queue in times and starts[queue] > 0}
         answers = self.resolver.stored_before(before)
         replaced = self._replaced(before, answers, times) | batch.begun_again
         return replaced, {queue for queue, stored in answers.items() if stored == times[queue]}
 
-    def _compare_ends(self, batch: MicroBatch) -> tuple[set[MessageQueue], Offsets]:
-        """Compare the last messages of a micro-batch that an earlier run has planned.
+    def _compare_ends(self, batch: MicroBatch, queues: Iterable[MessageQueue]) -> tuple[set[MessageQueue], Offsets]:
+        """Compare the last messages of a micro-batch.
 
         Return the queues whose message before the end was replaced, and the ends of the queues that end earlier.
         """
-        # For its own micro-batch, this run has just requested the last messages.
-        repeated = {
-            queue: batch.ends[queue]
-            for queue in batch.filled | batch.begun_again
-            if batch.ends[queue] > 0
-            # A message that the broker did not return was perhaps deleted with its topic just then.
-            and (queue not in batch.end_times or self._stored.get(queue) != (batch.ends[queue], batch.end_times[queue]))
-        }
+        repeated = {queue: batch.ends[queue] for queue in sorted(queues) if batch.ends[queue] > 0}
         answers = self.resolver.stored_before(repeated)
         unknown = {queue: batch.ends[queue] for queue, stored in answers.items() if stored is None}
-        short = self._shorter(unknown)
+        short = self._shorter(unknown, "the micro-batch ends")
         # These have grown meanwhile, or their last messages have expired.
         answers |= self.resolver.stored_before({queue: end for queue, end in unknown.items() if queue not in short})
         return self._replaced(repeated, answers, batch.end_times) | (short.keys() & batch.end_times.keys()), short
 
-    def _shorter(self, ends: Offsets) -> Offsets:
+    def _shorter(self, ends: Offsets, where: str) -> Offsets:
         """Report and return the ends of the queues that end before `ends`. A task would wait for their messages."""
 
         def request(queue: MessageQueue, address: str, timeout: float) -> tuple[int, str]:
@@ -156,8 +172,8 @@ class LastMessages:
                 short[queue] = end
                 lost(
                     self.resolver.options,
-                    f"queue {queue} ends at offset {end}, before {ends[queue]}, where the micro-batch ends: the topic "
-                    "was deleted and created again, or its broker lost messages",
+                    f"queue {queue} ends at offset {end}, before {ends[queue]}, where {where}: the topic was deleted "
+                    "and created again, or its broker lost messages",
                 )
         return short
 

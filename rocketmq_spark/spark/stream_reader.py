@@ -137,9 +137,8 @@ class RocketMQStreamReader(PartitionReader, DataSourceStreamReader):
         if self._initial is None:
             # A first micro-batch without messages has this offset as its end.
             cluster = self._offsets()
-            starts = cluster.starts()
-            # Without read offsets it waits for the store times: the next plan compares them.
-            self._initial = nested(starts, starts, cluster.last_messages.times(starts, {}, {}))
+            starts, times = cluster.last_messages.begun(cluster.starts())
+            self._initial = nested(starts, starts, times)
         return self._initial
 
     def _limited(self, starts: Offsets, available: Offsets, limit: Any) -> Offsets:

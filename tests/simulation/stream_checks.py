@@ -164,8 +164,20 @@ class StreamChecks:
             if not gone or (strict and record.gone_by == EXPIRED):
                 yield f"{what}: a second run lacks {row[0]}/{row[1]}"
         for row in sorted({*again} - {*first}):
-            if not self._replaced_since(row, since) and not self._reported(row[0], ("gone", "gap"), 0.0, at):
+            if self._replaced_since(row, since) or self._reported(row[0], ("gone", "gap"), 0.0, at):
+                continue
+            if not self._had_no_messages(row, run.batch):
                 yield f"{what}: only a second run has {row[0]}/{row[1]}"
+
+    def _had_no_messages(self, row: Row, batch: int) -> bool:
+        """Return whether the last message of a micro-batch had expired, and its queue was replaced after a run of it.
+
+        The offset log has no store time of this message to compare.
+        """
+        queue, kept, stored_at = row[0], self.kept.get(batch), self.by_number[row[2]].stored_at
+        damaged = self.cluster.damaged.get(queue, ())
+        late = kept is not None and any(kept.ended <= at <= stored_at for at in damaged)
+        return late and queue not in self.entries[batch].times
 
     def problems_of_offsets(self) -> Iterator[str]:
         """The offset log keeps every queue; an offset goes back only for a queue that was reported."""
@@ -248,7 +260,7 @@ class StreamChecks:
                 if offset < newest.get(life, -1):
                     yield f"{queue}/{offset} of micro-batch {batch} came after {newest[life]}"
                 newest[life] = max(offset, newest.get(life, -1))
-        if not self.entries or self.history.is_stuck:
+        if not self.entries:
             return
         reads = self.history.drivers[-1].options.reads
         for record in self.cluster.records:
@@ -259,11 +271,11 @@ class StreamChecks:
                     yield f"{record.queue}/{record.offset} (message {record.number}) was skipped silently"
 
     def _late_incarnation(self, run: BatchRun, record: Record) -> bool:
-        """Whether a message replaced another one after the micro-batch that has it was planned."""
-        late = record.stored_at >= run.began and any(
-            at >= run.began and at <= run.ended for at in self.cluster.damaged.get(record.queue, ())
+        """Whether a message replaced another one while the micro-batch that has it was planned, or later."""
+        late = record.stored_at >= run.looked and any(
+            at >= run.looked and at <= run.ended for at in self.cluster.damaged.get(record.queue, ())
         )
-        self.counts["replaced between plan and task"] += late
+        self.counts["replaced while a micro-batch was planned or ran"] += late
         return late
 
     def _excuse(self, record: Record) -> str:
@@ -280,6 +292,8 @@ class StreamChecks:
             if number == 0 and queue in self._initial_queues(entry):
                 if self._may_precede(record, begin):
                     return "before the start"
+                if self._is_of_the_start(record, entry):
+                    return "replaced while the start was planned"
             elif record.gone_at <= entry.written:
                 return "expired before the query knew the queue"
         for report in self.of_queue[str(queue)]:
@@ -310,6 +324,11 @@ class StreamChecks:
                 return "replaced, and the last message read has expired"
         return ""
 
+    def _is_of_the_start(self, record: Record, entry: LogEntry) -> bool:
+        """Return whether a message was stored in a replaced queue, both while a new query planned its start."""
+        damaged, initial = self.cluster.damaged.get(record.queue, ()), entry.driver.initial
+        return initial is not None and any(initial[0] <= at <= record.stored_at <= initial[1] for at in damaged)
+
     def _initial_queues(self, entry: LogEntry) -> set[MessageQueue]:
         initial = entry.driver.initial
         return set(entry.offsets) if initial is None else set(initial[2])
@@ -325,11 +344,12 @@ class StreamChecks:
         offset = None if known is None else known.offsets.get(record.queue)
         if known is None or offset is None:
             return "deleted before the query knew the queue"
-        planned = any(
-            last.offsets.get(record.queue, 0) <= record.offset < entry.offsets.get(record.queue, 0)
-            for last, entry in itertools.pairwise(self.entries)
-            if record.stored_at <= entry.written <= record.gone_at
-        )
+        planned = [
+            number
+            for number, (last, entry) in enumerate(itertools.pairwise(self.entries), 1)
+            if last.offsets.get(record.queue, 0) <= record.offset < entry.offsets.get(record.queue, 0)
+            and record.stored_at <= entry.written <= record.gone_at
+        ]
         if record.gone_by != EXPIRED and not planned:
             if record.queue not in known.times:
                 return "replaced, and the last message read was unknown"
@@ -342,10 +362,19 @@ class StreamChecks:
                 return "replaced, and the last message read has expired"
             if log is None and any(report.kind == "waits" for report in reports):
                 return "waits for a broker that has its topic no more"
+        if record.gone_by != EXPIRED and any(self._has_another(number, record) for number in planned):
+            return "replaced before a task read it, and the last message read has expired"
         if record.gone_by == EXPIRED and self.cluster.damaged.get(record.queue):
             # Its queue was replaced afterwards.
             return "expired in a queue that was replaced"
         return ""
+
+    def _has_another(self, batch: int, record: Record) -> bool:
+        """Return whether a micro-batch has another message at this place, and the last one of the queue has expired."""
+        run, log, end = self.kept.get(batch), self.cluster.log(record.queue), self.entries[batch].offsets[record.queue]
+        rows = [row for rows in run.rows for row in rows] if run is not None else []
+        has_another = any(row[:2] == (record.queue, record.offset) and row[2] != record.number for row in rows)
+        return has_another and log is not None and log.first >= end
 
     def _is_removed_at_its_end(self, queue: MessageQueue) -> bool:
         """Return whether a queue is removed, and ends where the query has read it to; brokers reject its pulls."""

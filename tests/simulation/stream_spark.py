@@ -60,6 +60,8 @@ class BatchRun:
     end: str
     driver: DriverRun
     began: float
+    # When its driver began to look for the ends of its queues; `began` if another driver did.
+    looked: float
     planned: float = math.inf
     rows: list[list[Row]] = field(default_factory=list)
     # Pairs of two runs of one task that returned different rows, with the time of the second.
@@ -105,8 +107,6 @@ class StreamHistory:
     calls: list[float] = field(default_factory=list)
     # When the last fault has ended.
     calm: float = math.inf
-    # Whether the query cannot read everything, because a broker that it waits for does not come back.
-    is_stuck: bool = False
 
 
 @dataclass(frozen=True)
@@ -153,6 +153,7 @@ class Driver:
         self.cluster, self.world, self.runtime = cluster, cluster.world, runtime
         self.history, self.record, self.habits = history, run, habits
         self.step, self._is_stopped = step, is_stopped
+        self._looked = math.inf
         transport: Any = StreamTransport(cluster, runtime, step)
         transport.on_commit = self._on_group_commit
         offsets = StreamOffsets(
@@ -214,6 +215,7 @@ class Driver:
     def _construct(self, start: str | None, limit: Any) -> str | None:
         """Write the end of the next micro-batch to the offset log; return None if there is nothing to read."""
         history, reader = self.history, self.reader
+        self._looked = self.world.now
         if self.record.legacy:
             offset = self._call("latestOffset", reader.latestOffset)
         else:
@@ -242,7 +244,8 @@ class Driver:
         """Run a micro-batch, and write it to the commit log."""
         history, world, rng = self.history, self.world, self.cluster.rng
         begin = self._initial() if start is None else json.loads(start)
-        run = BatchRun(len(history.ends) - 1, json.dumps(begin), end, self.record, world.now)
+        now = world.now
+        run = BatchRun(len(history.ends) - 1, json.dumps(begin), end, self.record, now, min(now, self._looked))
         history.runs.append(run)
         partitions: Sequence[InputPartition] = ()
         for _ in range(1 + self._happens("plans twice", self.habits.plans_twice)):

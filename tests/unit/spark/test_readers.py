@@ -491,6 +491,29 @@ def test_lost_answer_does_not_hide_a_topic_created_again_at_the_start(stream: St
             query.partitions(start, query.latestOffset(start))
 
 
+def test_topic_created_again_after_a_micro_batch_was_planned_is_read_once(stream: Stream) -> None:
+    start = after_a_batch(stream, 5)
+    with stream.query(fail_on_data_loss=False) as query:
+        stream.put(Q0, 2, at=6.0)
+        end = checkpointed(query.latestOffset(start))
+        stream.replace(Q0, 0, 8, at=9.0)
+        assert ranges_of(query.partitions(start, end)) == []
+        assert ranges_of(query.partitions(end, query.latestOffset(end))) == [OffsetRange(Q0, 0, 8)]
+
+
+def test_start_after_the_end_of_a_queue_is_lost_data(stream: Stream) -> None:
+    stream.put(Q0, 2, at=1.0)
+    options = {"starting_offsets": OffsetSpec(offsets=((Q0, 4),)), "pull_timeout_ms": 100}
+    shorter = "queue t/a/0 ends at offset 2, before 4, where the query begins.*failOnDataLoss"
+    with stream.query(**options) as query, pytest.raises(DataLossError, match=shorter):
+        query.initialOffset()
+    with stream.query(fail_on_data_loss=False, **options) as query:
+        start = query.initialOffset()
+        # It does not skip messages that come before the first plan.
+        stream.put(Q0, 3, at=2.0)
+        assert ranges_of(query.partitions(start, query.latestOffset(start))) == [OffsetRange(Q0, 2, 5)]
+
+
 def test_message_above_the_limit_of_bytes_is_read(stream: Stream) -> None:
     stream.put(Q0, 3)
     with stream.query(max_bytes_per_trigger=1) as query:
