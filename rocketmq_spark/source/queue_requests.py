@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias, TypeVar
 
 from rocketmq_spark import errors
 from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.model.message_ext import PullOutcome, PullRequest, PullTarget
+from rocketmq_spark.model.route import masters_of
 from rocketmq_spark.options.source import SourceOptions
 from rocketmq_spark.routing.retries import Retries
 from rocketmq_spark.source.broker_choice import BrokerChoice
@@ -113,8 +114,10 @@ class QueueRequests:
                     "readTimeoutMs"
                 ) from exc
 
-    def await_listed(self, queues: Iterable[MessageQueue]) -> set[MessageQueue]:
+    def await_listed(self, queues: Collection[MessageQueue]) -> set[MessageQueue]:
         """Return the queues that their topics do not have any more for ``pullTimeoutMs``; see `is_gone`.
+
+        They include queues whose broker runs, and has lost their topic.
 
         It takes at most half of the time until the planning deadline.
         """
@@ -125,7 +128,32 @@ class QueueRequests:
             gone = self.queues.gone(gone, recent=True)
             if not gone:
                 break
-        return gone
+        return gone | self._lost_by_brokers([queue for queue in queues if queue not in gone])
+
+    def _lost_by_brokers(self, queues: Iterable[MessageQueue]) -> set[MessageQueue]:
+        """Return those queues whose master is registered, and answers that it does not have their topic.
+
+        The topic's route lacks such a broker, in the same way as one that is down and may come back.
+        """
+        absent = [queue for queue in queues if self.queues.exists(queue) is None]
+        if not absent:
+            return set()
+        try:
+            brokers = self.transport.cluster_info(self.deadline.limit(self.brokers.timeout)).brokers
+        except errors.RocketMQError:
+            # The next request about the queues reports that the broker is in no route.
+            return set()
+        masters = masters_of(brokers)
+
+        def is_lost(queue: MessageQueue) -> bool:
+            try:
+                if queue.broker_name in masters:
+                    self.pull(queue, 0, masters[queue.broker_name], 1)
+            except errors.RocketMQError as exc:
+                return isinstance(exc, errors.TopicRouteStaleException)
+            return False
+
+        return {queue for queue, lost in self.queues.by_topic(absent, is_lost).items() if lost}
 
     def pull(self, queue: MessageQueue, offset: int, address: str, count: int) -> PullOutcome:
         """Return at most `count` messages, of all tags."""

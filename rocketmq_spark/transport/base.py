@@ -18,7 +18,7 @@ from rocketmq_spark.model.message import MessageQueue, SendOutcome, SendRequest
 from rocketmq_spark.model.message_ext import MessageExt, PullOutcome, PullRequest
 from rocketmq_spark.model.route import TopicRouteData
 from rocketmq_spark.model.send_result import EndTransaction, RecallMessage, TransactionCheck
-from rocketmq_spark.protocol.remoting.responses import TopicConfig
+from rocketmq_spark.protocol.remoting.responses import ClusterInfo, TopicConfig
 
 OnOutcome: TypeAlias = Callable[[SendOutcome], None]
 OnCheckTransaction: TypeAlias = Callable[[TransactionCheck], None]
@@ -164,6 +164,9 @@ class Pulls(Protocol):
 
     def route_at(self, name_server: str, topic: str, timeout: float) -> TopicRouteData:
         """Return the topic's route of one name server."""
+
+    def cluster_info(self, timeout: float) -> ClusterInfo:
+        """Return all brokers that a name server knows, and their clusters."""
 
     def check_filter(
         self, address: str, topic: str, group: str, expression: str, expression_type: str, timeout: float

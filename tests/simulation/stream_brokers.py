@@ -328,6 +328,10 @@ class StreamTransport:
         """See `NameServers`."""
         return self._name_servers.topics_at(name_server, timeout)
 
+    def cluster_info(self, timeout: float) -> ClusterInfo:
+        """See `NameServers`."""
+        return self._name_servers.cluster_info(timeout)
+
     def max_offset(self, queue: MessageQueue, address: str, timeout: float) -> int:
         """Return the end of a queue; 0 for an unknown one."""
         return self._request("max_offset", address, timeout, lambda broker: len(_log(broker, queue).records))
@@ -469,7 +473,8 @@ class _NameServerClient:
         def answer() -> Any:
             names = cluster.listed[address]
             if header == RequestCode.GET_BROKER_CLUSTER_INFO:
-                return ClusterInfo(tuple(BrokerData(name, {}) for name in sorted(names)), {})
+                masters = {name: {MASTER_ID: cluster.brokers[name].address} for name in sorted(names)}
+                return ClusterInfo(tuple(BrokerData(name, master) for name, master in masters.items()), {})
             if not isinstance(header, GetRouteInfoRequestHeader):
                 return frozenset(topic for name in names for topic in cluster.brokers[name].topics)
             route = cluster.route(address, header.topic)

@@ -268,10 +268,11 @@ class StreamAdversary:
                 self.cluster.store(queue)
 
     def _delete(self) -> bool:
-        cluster = self.cluster
+        """Delete a topic on all brokers, or on one."""
+        brokers = [*self.cluster.brokers.values()] if self.rng.random() < 0.5 else [self._broker()]
         topic = self.rng.choice(self.topics)
-        for broker in cluster.brokers.values():
-            cluster.delete(broker, topic)
+        for broker in brokers:
+            self.cluster.delete(broker, topic)
         return True
 
     def _add_broker(self) -> None:

@@ -9,14 +9,13 @@ brokers and name servers in `stream_brokers`, the checks in `stream_checks`.
 from __future__ import annotations
 
 import functools
-import json
 import random
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from rocketmq_spark.errors import DataLossError, OptionError, RocketMQError, RouteNotFoundException
 from rocketmq_spark.model.message import MessageQueue
-from rocketmq_spark.options.offsets import EARLIEST, LATEST, OffsetSpec, flat
+from rocketmq_spark.options.offsets import EARLIEST, LATEST, OffsetSpec
 from rocketmq_spark.options.source import SourceOptions
 from tests.simulation.cluster import BasePlan, BaseRun, Warnings
 from tests.simulation.stream_brokers import REFUSES, InlineRuntime, StreamCluster, Timeline
@@ -192,17 +191,7 @@ class _User:
                 break
             world.advance(1.0)
         else:
-            if self._waits_for_a_broker():
-                self.history.is_stuck = True
-                self.cluster.counts["micro-batch waits for a broker that has its topic no more"] += 1
-                return
             self.problems.append(f"after the last fault the query failed: {self.history.drivers[-1].error}")
-
-    def _waits_for_a_broker(self) -> bool:
-        """Return whether a broker of the checkpoint has no queue of its topic any more: it may come back."""
-        brokers, ends = self.cluster.brokers, self.history.ends
-        queues = flat(json.loads(ends[-1][0])) if ends else {}
-        return any(queue.topic not in brokers[queue.broker_name].topics for queue in queues)
 
     def _set_up(self) -> None:
         plan, cluster, rng = self.plan, self.cluster, self.rng

@@ -28,7 +28,7 @@ from rocketmq_spark.model.send_result import (
 )
 from rocketmq_spark.protocol.remoting.codes import ResponseCode, broker_error
 from rocketmq_spark.protocol.remoting.records import messages_in
-from rocketmq_spark.protocol.remoting.responses import TopicConfig
+from rocketmq_spark.protocol.remoting.responses import ClusterInfo, TopicConfig
 from rocketmq_spark.testing import Reply
 from rocketmq_spark.testing.store import HALF_TOPIC, MessageStore
 from rocketmq_spark.transport.base import Closes, OnCheckTransaction, OnEnd, OnOutcome, OnPulled
@@ -291,6 +291,12 @@ class ScriptedTransport(Closes):
         """Return the result of `query_route`."""
         self._record(timeout, "route_at", name_server, topic)
         return self.query_route(topic, timeout)
+
+    def cluster_info(self, timeout: float) -> ClusterInfo:
+        """Return the brokers of all routes."""
+        self._record(timeout, "cluster_info")
+        brokers = {broker.broker_name: broker for route in self.routes.values() for broker in route.broker_datas}
+        return ClusterInfo(tuple(brokers[name] for name in sorted(brokers)), {})
 
     def min_offset(self, queue: MessageQueue, address: str, timeout: float) -> int:
         """Return the first offset that has not expired."""

@@ -547,3 +547,28 @@ def test_repeated_first_micro_batch_continues_without_a_deleted_topic(stream: St
         # Spark asks for an empty range when a query continues.
         assert query.partitions(end, end) == []
         assert ranges_of(query.partitions(query.initialOffset(), end)) == [OffsetRange(Q0, 0, 5)]
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_repeated_micro_batch_of_a_broker_that_lost_its_topic_is_lost_data(fails: bool) -> None:
+    with FakeCluster("ab", topics={"t": 1}) as cluster:
+        stream = Stream(cluster)
+        options = {"fail_on_data_loss": fails, "pull_timeout_ms": 100, "read_timeout_ms": 1000}
+        lost = MessageQueue("t", "b", 0)
+        stream.put(Q0, 2)
+        stream.put(lost, 3)
+        with stream.query(**options) as query:
+            start = checkpointed(query.latestOffset(query.initialOffset()))
+            stream.put(Q0, 2)
+            stream.put(lost, 3)
+            end = checkpointed(query.latestOffset(start))
+        del cluster.brokers["b"].storage.topics["t"]
+        cluster.brokers["b"].on_change()
+        with stream.query(**options) as query:
+            query.partitions(end, end)
+            if fails:
+                with pytest.raises(DataLossError, match="queue t/b/0 is gone: its messages from offset 3 on"):
+                    query.partitions(start, end)
+                return
+            assert ranges_of(query.partitions(start, end)) == [OffsetRange(Q0, 2, 4)]
+            assert query.latestOffset(end) == end
