@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import shutil
 import subprocess
 import time
@@ -225,12 +226,16 @@ def create_topic(
 
 
 def mqadmin(folder: Path, *arguments: str) -> str:
-    """Run ``mqadmin`` and return its output. Its files go to `folder`."""
+    """Run ``mqadmin``, again if a server has not answered in time, and return its output. Its files go to `folder`."""
     classpath = os.pathsep.join(map(str, server_jars(find_java)))
     folders = [f"-Duser.home={folder}", f"-Djava.io.tmpdir={folder}"]
     command = [str(find_java()), *folders, "-cp", classpath]
     command += ["org.apache.rocketmq.tools.command.MQAdminStartup", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=PATIENCE, cwd=folder)
+    # Its timeout cannot be longer, and its exit status is 0 after one.
+    for _ in range(5):
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=PATIENCE, cwd=folder)
+        if not re.search("RemotingTimeoutException|RemotingConnectException", done.stderr):
+            break
     return done.stdout
 
 

@@ -318,7 +318,7 @@ def broken(
         if permanent is not None:
             error = permanent(f"{doing}; nothing was executed")
         elif request.started:
-            more = f", and so may {started - 1} others" if started > 1 else ""
+            more = f", and so may {started - 1} other{'s' * (started > 2)}" if started > 1 else ""
             error = kind(f"{doing}; this request was sent and may have been executed{more}")
         else:
             error = errors.RemotingConnectException(f"{doing}; this request was not sent{others}")
