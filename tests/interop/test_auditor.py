@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import uuid
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -38,6 +40,7 @@ def rows_of(topic: str, brokers: tuple[str, str]) -> Sent:
             properties={"number": str(number), "colour": "blue"},
             queue=f"{brokers[number % 2]}/{number // 2 % 2}",
             order=f"{topic}/{number % 4}",
+            unit=topic,
         )
         for number in range(16)
     ]
@@ -49,6 +52,17 @@ def changed(sent: Sent, number: int, **fields: Any) -> Sent:
 
 def swapped(sent: Sent, one: int, other: int) -> Sent:
     return [sent[{one: other, other: one}.get(place, place)] for place in range(len(sent))]
+
+
+def with_properties(sent: Sent, number: int, **properties: str) -> Sent:
+    return changed(sent, number, properties={**(sent[number].properties or {}), **properties})
+
+
+def marked(sent: Sent) -> Sent:
+    """Give each row its own mark, and all rows the same variant."""
+    for number, row in enumerate(sent):
+        sent = with_properties(sent, number, mark=row.row, variant="1")
+    return sent
 
 
 # What is sent instead of the rows, and what is found.
@@ -81,10 +95,28 @@ FAULTS: dict[str, tuple[Callable[[Sent], Sent], dict[str, int]]] = {
     ),
     "foreign row": (lambda sent: [*sent, replace(sent[0], keys="nobody", body=b"of nobody")], {"foreign": 1}),
 }
+MARKED: dict[str, tuple[Callable[[Sent], Sent], dict[str, int]]] = {
+    "no marks of others": (marked, {}),
+    "copy with another mark": (
+        lambda sent: [*marked(sent), marked(changed(sent, 3, row="other"))[3]],
+        {"repeated": 1, "marksDiffer": 1},
+    ),
+    "mark of another row": (
+        lambda sent: with_properties(marked(sent), 3, mark=sent[5].row),
+        {"markShared": 1},
+    ),
+    "two variants": (lambda sent: with_properties(marked(sent), 3, variant="2"), {"mixedVariants": 1}),
+}
+MARKS: dict[str, Any] = {"ignored": ("mark", "variant"), "marks": ("mark",), "variant": "variant:(.*)"}
+# Faults of a broker: what is written to the files of queue 0, whose rows are 0, 4, 8 and 12.
+SWAPPED = "two messages of a queue swapped"
+SKIPPED = "message without a place in its queue"
 # A message that the consumer cannot decode, before one that it can: both are none of the rows.
 UNREADABLE = "unreadable message"
-EXPECTED = {name: expected for name, (_, expected) in FAULTS.items()}
+EXPECTED = {name: expected for name, (_, expected) in {**FAULTS, **MARKED}.items()}
 EXPECTED |= {
+    SWAPPED: {"logOrder": 1, "order": 1},
+    SKIPPED: {"gap": 1, "missing": 1},
     "row in another topic": {"wrongTopic": 1, "keyInTwoQueues": 1},
     UNREADABLE: {"unreadable": 1, "foreign": 1},
 }
@@ -106,27 +138,52 @@ def store(producer: Producer, sent: Sent) -> None:
     producer.send_arrow(pa.table(columns), queueSelector="column")
 
 
+def damage(cluster: SharedCluster, topic: str) -> None:
+    """Swap the second and third message of a queue in the files of a running broker, or skip the second one.
+
+    A broker maps its files into memory, so it sees the changes. A place in a queue has 20 bytes, and begins with the
+    message's position in the commit log. Byte 20 of the message begins its offset.
+    """
+    store = Path(cluster.brokers[0].log).parent / "store"
+    with (
+        (store / "consumequeue" / topic / "0" / f"{0:020}").open("r+b", buffering=0) as places,
+        (store / "commitlog" / f"{0:020}").open("r+b", buffering=0) as log,
+    ):
+        second, third = (os.pread(places.fileno(), 20, 20 * number) for number in (1, 2))
+        os.pwrite(places.fileno(), third, 20)
+        if SWAPPED.replace(" ", "-") in topic:
+            os.pwrite(places.fileno(), second, 40)
+            for number, place in ((1, third), (2, second)):
+                os.pwrite(log.fileno(), number.to_bytes(8, "big"), int.from_bytes(place[:8], "big") + 20)
+
+
 @pytest.fixture(scope="module")
 def found(cluster: SharedCluster, java: Java, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Found]:
     """What one run of the auditor finds for each fault."""
     one, other = (broker.name for broker in cluster.brokers)
     folder, audits, sent = tmp_path_factory.mktemp("audited").name, dict[str, Audit](), Sent()
+    damaged: list[str] = []
     for name in EXPECTED:
         topic = create_topic(cluster, f"{folder}-{name.replace(' ', '-')}-{uuid.uuid4().hex[:8]}", "NORMAL")
         rows, topics = rows_of(topic, (one, other)), [topic]
-        if name in FAULTS:
-            sent += FAULTS[name][0](rows)
+        if name in FAULTS | MARKED:
+            sent += (FAULTS | MARKED)[name][0](rows)
+        elif name in (SWAPPED, SKIPPED):
+            damaged.append(topic)
+            sent += rows
         elif name == UNREADABLE:
             send(cluster, MessageQueue(topic, one, 0), [(b"not compressed", 0x301), (b"body", 0)])
             sent += rows
         else:
             topics.append(create_topic(cluster, f"{topic}-2", "NORMAL"))
             sent += changed(rows, 3, topic=topics[1])
-        audits[name] = Audit(rows, topics, settles=0, within=0)
+        audits[name] = Audit(rows, topics, settles=0, within=0, **MARKS if name in MARKED else {})
     with Producer("planted", name_server=cluster.name_server) as producer:
         store(producer, sent)
     stored = Counter(row.topic for row in sent)
     wait_for(lambda: all(messages_in(cluster.name_server, topic) >= count for topic, count in stored.items()))
+    for topic in damaged:
+        damage(cluster, topic)
     return dict(zip(audits, run_audits(java, cluster.name_server, audits.values()), strict=True))
 
 
