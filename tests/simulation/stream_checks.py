@@ -307,9 +307,12 @@ class StreamChecks:
             return self._excuse_of_lost(record)
         for run in self.history.runs:
             start, end = parsed(run.start)[0], parsed(run.end)[0]
-            if start.get(queue, 0) <= offset < end.get(queue, 0) and self._reported(
-                queue, ("gone",), run.began, run.planned if math.isfinite(run.planned) else run.driver.ended
-            ):
+            # Of a queue that was replaced, also the messages before the start.
+            is_left = start.get(queue, 0) <= offset or any(
+                at <= record.stored_at <= run.began for at in self.cluster.damaged.get(queue, ())
+            )
+            planned = run.planned if math.isfinite(run.planned) else run.driver.ended
+            if is_left and offset < end.get(queue, 0) and self._reported(queue, ("gone",), run.began, planned):
                 return "queue left out of a repeated micro-batch"
         if self._is_removed_at_its_end(queue):
             return "in a queue that was replaced by one of the same length, and removed"

@@ -210,7 +210,13 @@ class Driver:
         return self._call("limit", reader.getDefaultReadLimit)
 
     def _ends(self) -> dict[MessageQueue, int]:
-        return {queue: len(log.records) for queue, log in self.cluster.queues()}
+        """Return the ends of the queues that can be read."""
+        topics = {name: broker.topics for name, broker in self.cluster.brokers.items()}
+        return {
+            queue: len(log.records)
+            for queue, log in self.cluster.queues()
+            if queue.queue_id < topics[queue.broker_name].get(queue.topic, (0, 0))[0]
+        }
 
     def _construct(self, start: str | None, limit: Any) -> str | None:
         """Write the end of the next micro-batch to the offset log; return None if there is nothing to read."""
