@@ -174,6 +174,12 @@ STREAM_BUGS = tuple(
             "if self._options:",
         ),
         (
+            "Trigger.AvailableNow ends with fewer messages than minOffsetsPerTrigger",
+            _READER,
+            "fewest is not None and self._target is None and waiting",
+            "fewest is not None and waiting",
+        ),
+        (
             "topic that is not selected loses its offsets",
             _OFFSETS,
             "sorted(selected - gone), dict(known)",
@@ -196,6 +202,12 @@ STREAM_BUGS = tuple(
             _READER,
             "max(1, int(waiting",
             "max(0, int(waiting",
+        ),
+        (
+            "tags with equal hashes are not told apart",
+            "source/read.py",
+            '        tags = frozenset(filter(None, map(trim, options.sub_expression.split("||"))))\n',
+            "        tags = None\n",
         ),
     )
 )

@@ -19,8 +19,10 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar, cast
 
 from rocketmq_spark import errors
+from rocketmq_spark.model.hashes import string_hash
 from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.model.message_ext import MessageExt, PullOutcome, PullRequest, PullStatus
+from rocketmq_spark.model.properties import TAGS
 from rocketmq_spark.model.route import MASTER_ID, BrokerData, QueueData, TopicRouteData
 from rocketmq_spark.protocol.remoting.codes import RequestCode, ResponseCode, broker_error
 from rocketmq_spark.protocol.remoting.headers import GetRouteInfoRequestHeader
@@ -94,6 +96,7 @@ class Record:
     incarnation: int
     offset: int
     number: int
+    tag: str
     stored_ms: int
     stored_at: float
     gone_at: float = math.inf
@@ -109,6 +112,7 @@ class Record:
                 MessageExt(
                     self.queue.topic,
                     body,
+                    properties={TAGS: self.tag} if self.tag else {},
                     queue_id=self.queue.queue_id,
                     queue_offset=self.offset,
                     physical_offset=self.number,
@@ -136,8 +140,8 @@ class Log:
     first: int = 0
     reported: int = 0
 
-    def pull(self, offset: int, most: int) -> PullOutcome:
-        """Return what a broker answers to a pull."""
+    def pull(self, offset: int, most: int, expression: str) -> PullOutcome:
+        """Return what a broker answers to a pull. It compares hashes of tags."""
         first, end = self.reported, len(self.records)
         if not first <= offset <= end:
             return PullOutcome(PullStatus.OFFSET_ILLEGAL, first if offset < first else end, first, end)
@@ -146,8 +150,12 @@ class Log:
         if offset < self.first:
             return PullOutcome(PullStatus.OFFSET_ILLEGAL, self.first, first, end)
         stop = min(end, offset + min(most, _MOST_PULLED))
-        body = b"".join([record.encoded for record in self.records[offset:stop]])
-        return PullOutcome(PullStatus.FOUND, stop, first, end, body)
+        found = self.records[offset:stop]
+        if expression != "*":
+            hashes = {string_hash(tag.strip()) for tag in expression.split("||")}
+            found = [record for record in found if string_hash(record.tag) in hashes]
+        body = b"".join([record.encoded for record in found])
+        return PullOutcome(PullStatus.FOUND if found else PullStatus.NO_MATCHED_MSG, stop, first, end, body)
 
     def search(self, stored_ms: int) -> int:
         """Return the first offset stored at a time or later."""
@@ -181,6 +189,8 @@ class StreamCluster:
         self.listed = {address: set(self.brokers) for address in self.name_servers}
         self.states = dict.fromkeys(self.name_servers, ANSWERS)
         self.records: list[Record] = []
+        # The tags of messages, by turns.
+        self.tags: tuple[str, ...] = ("",)
         # When a queue lost messages other than by expiry, or was not listed; for the checks.
         self.damaged: dict[MessageQueue, list[float]] = {}
         self.unlisted: dict[str, list[float]] = {}
@@ -213,9 +223,9 @@ class StreamCluster:
         """Store a message. Store times of a schedule are all different."""
         log = self.brokers[queue.broker_name].logs[queue]
         self._last_ms = stored_ms = max(self._last_ms + 1, int((self.world.now + EPOCH) * 1000))
-        record = Record(
-            queue, log.incarnation, len(log.records), len(self.records), stored_ms, self.world.now
-        )  # fmt: skip
+        number = len(self.records)
+        tag = self.tags[number % len(self.tags)]
+        record = Record(queue, log.incarnation, len(log.records), number, tag, stored_ms, self.world.now)
         log.records.append(record)
         self.records.append(record)
 
@@ -499,7 +509,7 @@ def _pull(broker: StreamBroker, request: PullRequest) -> PullOutcome:
         return PullOutcome(None, error=_error(ResponseCode.TOPIC_NOT_EXIST, broker, queue))
     if queue.queue_id >= broker.topics[queue.topic][0]:
         return PullOutcome(None, error=_error(ResponseCode.INVALID_PARAMETER, broker, queue))
-    return _log(broker, queue).pull(request.offset, request.target.max_msg_nums)
+    return _log(broker, queue).pull(request.offset, request.target.max_msg_nums, request.target.sub_expression)
 
 
 def _error(code: int, broker: StreamBroker, queue: MessageQueue) -> errors.RocketMQError:

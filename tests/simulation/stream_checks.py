@@ -83,6 +83,9 @@ class StreamChecks:
             if math.isfinite(run.ended):
                 self.kept.setdefault(run.batch, run)
         self.counts: Counter[str] = Counter()
+        expression = plan.options.get("sub_expression")
+        # The tags that the query selects; None: all messages.
+        self.tags = None if expression is None else {tag.strip() for tag in expression.split("||")}
 
     def problems(self) -> Iterator[str]:
         """Yield a text for everything that a promise does not allow."""
@@ -118,6 +121,8 @@ class StreamChecks:
                     record = self.by_number[number]
                     if record.offset != offset:
                         yield f"micro-batch {run.batch}: {queue}/{offset} has the message of offset {record.offset}"
+                    if self.tags is not None and record.tag not in self.tags:
+                        yield f"micro-batch {run.batch}: {queue}/{offset} has the tag {record.tag}"
                     if offset <= newest.get(queue, -1):
                         yield f"micro-batch {run.batch}: {queue}/{offset} came after {newest[queue]}"
                     newest[queue] = offset
@@ -264,6 +269,8 @@ class StreamChecks:
             return
         reads = self.history.drivers[-1].options.reads
         for record in self.cluster.records:
+            if self.tags is not None and record.tag not in self.tags:
+                continue
             if record.number not in delivered and reads(record.queue):
                 excuse = self._excuse(record)
                 self.counts[f"left out: {excuse}"] += 1

@@ -40,6 +40,9 @@ OF_DRIVERS: Final = ("crash", "stop", "plans twice", "tasks twice", "lost commit
 OF_USERS: Final = ("other topics", "other triggers", "late broker", "late topic", "other failOnDataLoss")
 KINDS: Final = (*EVENTS, *REQUESTS, *OF_DRIVERS, *OF_USERS)
 
+# The tags of messages, if a query selects some. The first two have the same hash.
+TAGS: Final = ("Aa", "BB", "C", "")
+
 # The points around the logs of a checkpoint at which drivers crash most often.
 _POINTS: Final = (
     "after latestOffset",
@@ -98,6 +101,8 @@ class StreamPlan(BasePlan):
                 del options["max_offsets_per_trigger"]
         if rng.random() < 0.2:
             options["min_partitions"] = rng.choice((2, 5))
+        if random.Random(f"tags {seed}").random() < 0.15:
+            options["sub_expression"] = "Aa" if seed % 2 else "Aa || C"
         horizon = rng.choice((40.0, 120.0))
         start = rng.choice(("earliest", "earliest", "latest", "latest", "json", "time", "times", "committed"))
         if start == "committed":
@@ -196,6 +201,9 @@ class _User:
     def _set_up(self) -> None:
         plan, cluster, rng = self.plan, self.cluster, self.rng
         brokers = list(cluster.brokers.values())
+        if "sub_expression" in plan.options:
+            cluster.tags = TAGS
+            cluster.counts["tag filter"] += 1
         if self._late_broker:
             late = brokers.pop()
             late.state = REFUSES

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
 
 import pyarrow as pa
@@ -294,12 +294,13 @@ class Driver:
         raise AssertionError
 
     def _read(self, plan: ReadPlan) -> list[Row]:
-        """Read as a task does."""
+        """Read as `read_rows` does."""
         options = self.record.options
+        pulled_with = replace(options, sub_expression="*") if plan.tasks_filter else options
         transport: Any = StreamTransport(self.cluster, self.runtime, self.step)
         self.step("task")
-        brokers = BrokerChoice(TopicRoutes(options, transport, transport.clock, dict(plan.routes), self.runtime))
-        puller = Puller(options, transport, brokers, transport.clock)
+        brokers = BrokerChoice(TopicRoutes(pulled_with, transport, transport.clock, dict(plan.routes), self.runtime))
+        puller = Puller(pulled_with, transport, brokers, transport.clock)
         rows: list[Row] = []
         records = self.cluster.records
         for batch in decoded(options, puller.pull(plan.ranges), _ARROW):
