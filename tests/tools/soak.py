@@ -116,6 +116,7 @@ class Soak:
         with contextlib.ExitStack() as stack:
             folder = self.folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="soak-")))
             folder.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(explained(self))
             cluster = stack.enter_context(
                 LocalCluster(
                     brokers=2,
@@ -326,8 +327,7 @@ def main() -> int:
     seed = random.SystemRandom().randrange(1 << 32) if given.seed is None else given.seed
     soak = Soak(given.minutes, given.rows_per_second, seed, given.fault_every, given.folder)
     try:
-        with explained(soak):
-            return soak.run()
+        return soak.run()
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
