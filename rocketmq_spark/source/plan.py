@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.model.route import TopicRouteData
 from rocketmq_spark.options.source import SourceOptions
 from rocketmq_spark.routing.connect import new_transport
@@ -25,11 +26,15 @@ class ReadPlan:
     ranges: tuple[OffsetRange, ...]  # Of different queues, in the order of their turns
     routes: Mapping[str, TopicRouteData]  # By topic
     tasks_filter: bool = False  # The tasks filter by tags, not the brokers
+    # The offset after the last message of each queue's planned range, and when this message was stored, if known.
+    lasts: Mapping[MessageQueue, tuple[int, int]] = field(default_factory=dict)
 
     def tasks(self, options: SourceOptions) -> list[ReadPlan]:
         """Return the plans of the tasks, as `tasks_of` cuts the ranges."""
         tasks = tasks_of(self.ranges, options.min_partitions, options.max_records_per_partition)
-        return [ReadPlan(ranges, self._routes_of(ranges), self.tasks_filter) for ranges in tasks]
+        return [
+            ReadPlan(ranges, self._routes_of(ranges), self.tasks_filter, self._lasts_of(ranges)) for ranges in tasks
+        ]
 
     def _routes_of(self, ranges: Sequence[OffsetRange]) -> dict[str, TopicRouteData]:
         """Return only the routes of the ranges' brokers: a topic may have hundreds of brokers."""
@@ -38,19 +43,31 @@ class ReadPlan:
             brokers.setdefault(part.queue.topic, set()).add(part.queue.broker_name)
         return {topic: self.routes[topic].only(names) for topic, names in brokers.items() if topic in self.routes}
 
+    def _lasts_of(self, ranges: Sequence[OffsetRange]) -> dict[MessageQueue, tuple[int, int]]:
+        return {part.queue: self.lasts[part.queue] for part in ranges if part.size > 0 and part.queue in self.lasts}
+
 
 def plan_read(options: SourceOptions) -> ReadPlan:
     """Return the plan of a batch read; raises as `TopicQueues.look_up`, `OffsetResolver.ranges` and `tasks_filter`."""
     with contextlib.closing(reading_transport(options)) as transport:
         queues = TopicQueues(options, transport, time.monotonic)
         resolver = OffsetResolver(QueueRequests(queues, time.monotonic))
-        return plan_of(resolver.ranges(queues.look_up()), queues)
+        ranges = resolver.ranges(queues.look_up())
+        # A broker that does not answer here delays nothing: the messages of its queues are not compared.
+        ends = {part.queue: part.end for part in ranges if part.size > 0 and not part.compacted}
+        return plan_of(ranges, queues, resolver.stored_before(ends, patiently=False))
 
 
-def plan_of(ranges: Sequence[OffsetRange], queues: TopicQueues) -> ReadPlan:
-    """Return the plan that reads these ranges."""
+def plan_of(
+    ranges: Sequence[OffsetRange], queues: TopicQueues, times: Mapping[MessageQueue, int | None] | None = None
+) -> ReadPlan:
+    """Return the plan that reads these ranges. `times` are the store times of their last messages, if known."""
     filter_here = tasks_filter(queues, [part.queue for part in ranges if part.size > 0])
-    return ReadPlan(in_turns(ranges), queues.routes(part.queue for part in ranges), filter_here)
+    ends = {part.queue: part.end for part in ranges if not part.compacted}
+    lasts = {
+        queue: (ends[queue], stored) for queue, stored in (times or {}).items() if stored is not None and queue in ends
+    }
+    return ReadPlan(in_turns(ranges), queues.routes(part.queue for part in ranges), filter_here, lasts)
 
 
 def reading_transport(options: SourceOptions, *, polled: bool = False) -> RemotingTransport:

@@ -19,15 +19,17 @@ import pyarrow as pa
 
 from rocketmq_spark.arrow.decode import OnUnreadable, batches_of, fail
 from rocketmq_spark.arrow.stored import missing_offsets
-from rocketmq_spark.model.message_ext import Pulled
+from rocketmq_spark.model.message_ext import Pulled, utc
 from rocketmq_spark.model.names import trim
 from rocketmq_spark.options.source import SourceOptions
 from rocketmq_spark.protocol.remoting.unwrap import Unreadable
 from rocketmq_spark.source.broker_choice import BrokerChoice
 from rocketmq_spark.source.plan import ReadPlan, reading_transport
 from rocketmq_spark.source.puller import Puller
-from rocketmq_spark.source.ranges import Gaps
+from rocketmq_spark.source.ranges import Gaps, OffsetRange, lost
+from rocketmq_spark.source.time_search import stored_records
 from rocketmq_spark.source.topic_routes import TopicRoutes
+from rocketmq_spark.transport.remoting.transport import RemotingTransport
 
 logger = logging.getLogger("rocketmq_spark.source")
 
@@ -51,6 +53,27 @@ def read_rows(
         brokers = BrokerChoice(TopicRoutes(pulled_with, transport, transport.clock, dict(plan.routes)))
         puller = Puller(pulled_with, transport, brokers, transport.clock)
         yield from decoded(options, puller.pull(plan.ranges), schema, on_unreadable)
+        _compare_last(options, plan, transport, brokers)
+
+
+def _compare_last(options: SourceOptions, plan: ReadPlan, transport: RemotingTransport, brokers: BrokerChoice) -> None:
+    """Report the queues that have another last message than when the read was planned.
+
+    A log only grows, so a queue with its last planned message has not been replaced before. A message that has expired
+    meanwhile is not compared.
+    """
+    unfiltered = replace(options, sub_expression="*", filter_type="TAG", pull_batch_size=1)
+    puller = Puller(unfiltered, transport, brokers, transport.clock)
+    for pulled in puller.pull([OffsetRange(queue, end - 1, end) for queue, (end, _) in plan.lasts.items()]):
+        planned = plan.lasts[pulled.queue][1]
+        for record in stored_records(pulled.body):
+            if record.start <= pulled.start < record.end and 0 <= record.time != planned:
+                lost(
+                    options,
+                    f"queue {pulled.queue} has another message at offset {pulled.start} than the query has planned to "
+                    f"read: it was stored at {utc(record.time)}, and the planned one at {utc(planned)}. The topic was "
+                    "deleted and created again, or its broker lost messages",
+                )
 
 
 def decoded(

@@ -118,9 +118,12 @@ class RocketMQStreamReader(PartitionReader, DataSourceStreamReader):
                 starts |= {queue: at for queue, at in begun.items() if queue not in starts and at < ends[queue]}
         # An overridden start has no store time.
         times = {queue: time for queue, time in stored_in(start).items() if starts[queue] == passed[queue]}
-        ranges = self._offsets().ranges(starts, ends, times, stored_in(end))
+        end_times = stored_in(end)
+        ranges = self._offsets().ranges(starts, ends, times, end_times)
         self._last = end
-        return self._partitions_of(plan_of(ranges, self._offsets().queues))
+        # Without ``failOnDataLoss`` a range may end earlier.
+        lasts = {part.queue: end_times.get(part.queue) for part in ranges if part.end == ends[part.queue]}
+        return self._partitions_of(plan_of(ranges, self._offsets().queues, lasts))
 
     def commit(self, end: dict[str, Any]) -> None:
         """Commit the group's offsets to the brokers, with ``commitOffsets``."""

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from rocketmq_spark.cluster import LocalCluster
-from tests.support.cluster import heal, started
+from tests.support.cluster import SHORT_DEADLINES, heal, started
 from tests.support.java import Java
+from tests.support.losses import UncleanSwitch
 from tests.support.processes import PATIENCE
 from tests.support.writes import Account, Ledger, Trial
 
@@ -45,6 +46,21 @@ def two_brokers(_breakable: LocalCluster) -> Iterator[LocalCluster]:
     """Servers that tests may kill and pause. A test that changes broker properties must restore them."""
     yield _breakable
     heal(_breakable)
+
+
+@pytest.fixture(scope="package")
+def _switched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UncleanSwitch]:
+    properties = {**SHORT_DEADLINES, **UncleanSwitch.PROPERTIES}
+    cluster = LocalCluster(controller=True, replicas=2, broker_properties=properties, start_timeout=PATIENCE)
+    with started(cluster):
+        yield UncleanSwitch(cluster, tmp_path_factory.mktemp("mqadmin"))
+
+
+@pytest.fixture
+def unclean_switch(_switched: UncleanSwitch) -> Iterator[UncleanSwitch]:
+    """A broker with two replicas, of which a slave that lacks messages may become the master."""
+    yield _switched
+    _switched.heal()
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from rocketmq_spark.producer.producer import Producer
 from tests.support.auditor import audit, numbered_rows
 from tests.support.cluster import SHORT_DEADLINES, started
 from tests.support.java import Java
-from tests.support.losses import OlderStore
+from tests.support.losses import Loss, OlderStore
 from tests.support.once import BODIES, KEYS, check_once, committing, resuming
 from tests.support.processes import PATIENCE, wait_for
 from tests.support.resume import complete, new_plan, run_task
@@ -36,17 +36,19 @@ LOST = r"queue \S+/broker-0/\d ended at offset \d+ before, and ends at \d+ now: 
 
 
 @pytest.fixture(scope="module")
-def pair() -> Iterator[LocalCluster]:
-    with started(LocalCluster(brokers=2, broker_properties=SHORT_DEADLINES, start_timeout=PATIENCE)) as cluster:
-        yield cluster
+def older_store() -> Iterator[OlderStore]:
+    cluster = LocalCluster(brokers=2, broker_properties=SHORT_DEADLINES, start_timeout=PATIENCE)
+    with started(cluster):
+        yield OlderStore(cluster)
 
 
-@pytest.fixture
-def loss(pair: LocalCluster, topic: str) -> Iterator[OlderStore]:
+@pytest.fixture(params=["older_store", pytest.param("unclean_switch", marks=pytest.mark.long)])
+def loss(request: pytest.FixtureRequest, topic: str) -> Iterator[Loss]:
     """A way to lose messages of the topic, which has two queues on each broker."""
-    with Admin(pair.name_server, timeout=PATIENCE) as admin:
+    loss: Loss = request.getfixturevalue(request.param)
+    with Admin(loss.cluster.name_server, timeout=PATIENCE) as admin:
         admin.create_topic(topic, 2)
-    yield OlderStore(pair)
+    yield loss
     forget_logs()
     forget_checks()
 
@@ -54,7 +56,7 @@ def loss(pair: LocalCluster, topic: str) -> Iterator[OlderStore]:
 # Writes with the default delivery
 
 
-def losing(loss: OlderStore, topic: str, then: Callable[[], object] = lambda: None) -> Iterator[pa.RecordBatch]:
+def losing(loss: Loss, topic: str, then: Callable[[], object] = lambda: None) -> Iterator[pa.RecordBatch]:
     """Yield 4,000 rows. The broker loses some of them in between, and `then` is called."""
     name_server = loss.cluster.name_server
     for number, batch in enumerate(rows(4_000)):
@@ -68,14 +70,14 @@ def losing(loss: OlderStore, topic: str, then: Callable[[], object] = lambda: No
         yield batch
 
 
-def fill(loss: OlderStore, topic: str) -> None:
+def fill(loss: Loss, topic: str) -> None:
     """Let another producer store more messages in the queues of the broker than it has lost."""
     columns = {"brokerName": ["broker-0"] * FILLERS, "queueId": pa.array([n % 2 for n in range(FILLERS)], pa.int32())}
     with Producer("other", name_server=loss.cluster.name_server) as other:
         other.send_arrow(pa.table({"body": ["filler"] * FILLERS, **columns}), topic, queueSelector="column")
 
 
-def test_a_write_fails_if_a_queue_has_lost_acknowledged_rows(loss: OlderStore, topic: str, java: Java) -> None:
+def test_a_write_fails_if_a_queue_has_lost_acknowledged_rows(loss: Loss, topic: str, java: Java) -> None:
     name_server = loss.cluster.name_server
     with Producer("pg", name_server=name_server) as producer:
         with pytest.raises(DeliveryError, match=LOST):
@@ -84,7 +86,7 @@ def test_a_write_fails_if_a_queue_has_lost_acknowledged_rows(loss: OlderStore, t
     audit(java, name_server, numbered_rows(topic, range(4_000), WIDTH, repeats=True)).check()
 
 
-def test_no_write_notices_lost_rows_if_others_fill_their_offsets(loss: OlderStore, topic: str, java: Java) -> None:
+def test_no_write_notices_lost_rows_if_others_fill_their_offsets(loss: Loss, topic: str, java: Java) -> None:
     name_server = loss.cluster.name_server
     with Producer("pg", name_server=name_server) as producer:
         producer.send_arrow(losing(loss, topic, lambda: fill(loss, topic)), topic, **SMALL)
@@ -97,7 +99,11 @@ def test_no_write_notices_lost_rows_if_others_fill_their_offsets(loss: OlderStor
 # delivery=effectivelyOnce
 
 
-def loss_mark(loss: OlderStore, topic: str) -> Callable[[int], None]:
+# A master whose slave is paused answers FLUSH_SLAVE_TIMEOUT, until the slave is out of sync.
+PATIENT = {"batchBytes": "1024", "retryTimesWhenSendFailed": "50"}
+
+
+def loss_mark(loss: Loss, topic: str) -> Callable[[int], None]:
     """Return what a task calls before each row, so that the broker will lose the rows after about the 200th."""
 
     def mark(number: int) -> None:
@@ -108,15 +114,15 @@ def loss_mark(loss: OlderStore, topic: str) -> Callable[[int], None]:
     return mark
 
 
-def write_again(loss: OlderStore, topic: str) -> None:
+def write_again(loss: Loss, topic: str) -> None:
     """Make the write in a new process."""
-    with resuming(loss.cluster, topic, batchBytes="1024") as job:
+    with resuming(loss.cluster, topic, **PATIENT) as job:
         plan = new_plan(job)
         complete(job, plan, WRITE, run_task(job, plan, WRITE, rows=BODIES))
 
 
-def test_rows_that_a_queue_lost_during_a_task_are_sent_again(loss: OlderStore, topic: str, java: Java) -> None:
-    with resuming(loss.cluster, topic, batchBytes="1024") as job:
+def test_rows_that_a_queue_lost_during_a_task_are_sent_again(loss: Loss, topic: str, java: Java) -> None:
+    with resuming(loss.cluster, topic, **PATIENT) as job:
         plan, mark = new_plan(job), loss_mark(loss, topic)
 
         def fault(number: int) -> None:
@@ -133,9 +139,9 @@ def test_rows_that_a_queue_lost_during_a_task_are_sent_again(loss: OlderStore, t
 
 @pytest.mark.parametrize("filled", [False, True], ids=["", "filled by others"])
 def test_rows_that_a_queue_lost_after_a_task_are_sent_again(
-    loss: OlderStore, topic: str, java: Java, *, filled: bool
+    loss: Loss, topic: str, java: Java, *, filled: bool
 ) -> None:
-    with resuming(loss.cluster, topic, batchBytes="1024") as job:
+    with resuming(loss.cluster, topic, **PATIENT) as job:
         plan = new_plan(job)
         done = run_task(job, plan, WRITE, rows=BODIES, before=loss_mark(loss, topic))
         loss.lose()
@@ -155,7 +161,7 @@ FEW = BODIES[:200]
 
 @pytest.mark.parametrize("filled", [False, True], ids=["", "filled by others"])
 def test_half_messages_that_a_broker_lost_are_not_committed(
-    loss: OlderStore, topic: str, java: Java, *, filled: bool
+    loss: Loss, topic: str, java: Java, *, filled: bool
 ) -> None:
     with committing(loss.cluster, topic) as job:
         loss.mark()

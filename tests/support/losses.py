@@ -1,11 +1,33 @@
-"""A broker that loses messages that it has acknowledged, so that its queues grow again from lower offsets."""
+"""A broker that loses messages that it has acknowledged, so that its queues grow again from lower offsets.
+
+Each class has a `cluster`, `mark`, after which the first broker loses all that it acknowledges, and `lose`, which
+returns when the broker serves again.
+"""
 
 from __future__ import annotations
 
 import shutil
+import time
+from contextlib import suppress
 from pathlib import Path
+from typing import Final, Protocol
 
 from rocketmq_spark.cluster import Broker, LocalCluster
+from rocketmq_spark.cluster.servers import NameServer
+from rocketmq_spark.errors import ClusterError, RocketMQError
+from rocketmq_spark.transport.remoting.transport import RemotingTransport
+from tests.support.cluster import mqadmin
+from tests.support.processes import PATIENCE, wait_for
+
+
+class Loss(Protocol):
+    """A way to lose messages."""
+
+    cluster: LocalCluster
+
+    def mark(self) -> None: ...
+
+    def lose(self) -> None: ...
 
 
 class OlderStore:
@@ -44,3 +66,77 @@ class OlderStore:
     @property
     def _copy(self) -> Path:
         return self._broker.folder / "copy-of-store"
+
+
+class EmptyStore:
+    """An empty broker takes the name of the first one."""
+
+    def __init__(self, cluster: LocalCluster) -> None:
+        self.cluster = cluster
+
+    def mark(self) -> None:
+        """Do nothing: the broker loses all of its messages."""
+
+    def lose(self) -> None:
+        """Replace the broker. It has no topic and no message."""
+        broker = self.cluster.brokers[0]
+        broker.kill()
+        shutil.rmtree(broker.folder / "store")
+        broker.restart()
+
+
+class UncleanSwitch:
+    """The election of a slave that lacks messages, which a controller allows with `enableElectUncleanMaster`.
+
+    The slave is paused. When it is out of sync, its master acknowledges messages without it.
+    """
+
+    # A controller replaces a silent master soon, and a master soon finds out that its slave is gone.
+    PROPERTIES: Final = {
+        "controllerHeartBeatTimeoutMills": 3000,
+        "haMaxTimeSlaveNotCatchup": 3000,
+        "checkSyncStateSetPeriod": 1000,
+    }
+
+    def __init__(self, cluster: LocalCluster, folder: Path) -> None:
+        """`folder` gets the files of ``mqadmin``."""
+        self.cluster = cluster
+        self._controllers = [server.controller for server in cluster.servers if isinstance(server, NameServer)]
+        for controller in self._controllers:
+            mqadmin(folder, "updateControllerConfig", "-a", controller, "-k", "enableElectUncleanMaster", "-v", "true")
+
+    def mark(self) -> None:
+        """Pause the slave, and wait until the master acknowledges without it."""
+        self._master = self.cluster.master()
+        (self._slave,) = (broker for broker in self.cluster.brokers if broker is not self._master)
+        # A slave asks its master for topics every ten seconds.
+        with RemotingTransport([self.cluster.name_server]) as transport:
+            topics = transport.all_topic_attributes(self._master.address, PATIENCE).keys()
+            wait_for(lambda: topics <= transport.all_topic_attributes(self._slave.address, PATIENCE).keys())
+        self._slave.pause()
+        wait_for(lambda: self._in_sync() == {self._master.address})
+
+    def lose(self) -> None:
+        """Kill the master, let the slave run, and wait until it is the master."""
+        self._master.kill()
+        self._slave.resume()
+        wait_for(self._is_elected)
+
+    def heal(self) -> None:
+        """Restart the old master, which drops its last messages, and wait until both replicas are in sync."""
+        for broker in self.cluster.brokers:
+            if broker.is_alive:
+                broker.resume()
+            else:
+                broker.start()
+        for broker in self.cluster.brokers:
+            broker.await_ready(time.monotonic() + PATIENCE, keep_ports=True)
+
+    def _in_sync(self) -> set[str]:
+        assert self.cluster._site is not None
+        return set(self.cluster._site.probe.in_sync(self._controllers, self._master.broker_name))
+
+    def _is_elected(self) -> bool:
+        with suppress(ClusterError, RocketMQError):
+            return self.cluster.master() is self._slave
+        return False

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +15,7 @@ import pytest
 
 from rocketmq_spark import Message, Producer, read_arrow
 from rocketmq_spark.arrow.read_columns import arrow_schema_of, column_names
-from rocketmq_spark.errors import OptionError, ReadError, SchemaError
+from rocketmq_spark.errors import DataLossError, OptionError, ReadError, SchemaError
 from rocketmq_spark.testing import FakeCluster
 
 ROWS = [f"row-{number:03}" for number in range(300)]
@@ -83,6 +85,29 @@ def test_doubtful_options_are_logged(cluster: FakeCluster, caplog: pytest.LogCap
 
 def test_empty_topic_is_a_table_without_rows(cluster: FakeCluster) -> None:
     assert read_arrow("empty", columns=["body"], nameServer=cluster.name_server).read_all().num_rows == 0
+
+
+@pytest.mark.parametrize(
+    "given", [{}, {"subExpression": "none"}, {"failOnDataLoss": "false"}], ids=["plain", "filter", "not failing"]
+)
+def test_other_messages_than_those_of_the_plan_are_lost_data(
+    caplog: pytest.LogCaptureFixture, given: dict[str, str]
+) -> None:
+    with FakeCluster(topics={"orders": 1}) as fake, Producer("feed", name_server=fake.name_server) as producer:
+        producer.send_arrow(pa.table({"body": ROWS[:10]}), "orders")
+        reader = read_arrow("orders", nameServer=fake.name_server, **given)
+        (broker,) = fake.brokers.values()
+        broker.storage.store.truncate(0)
+        # Store times are milliseconds.
+        time.sleep(0.01)
+        producer.send_arrow(pa.table({"body": ROWS[:20]}), "orders")
+        text = r"queue orders/broker-0/0 has another message at offset 9 than the query has planned to read"
+        if given.get("failOnDataLoss") == "false":
+            assert reader.read_all().num_rows == 10
+            assert re.search(text, caplog.text)
+        else:
+            with pytest.raises(DataLossError, match=text):
+                reader.read_all()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,137 @@
+"""Reads while other messages take the offsets of those that were planned or read, and the queue becomes longer.
+
+An empty broker takes the name of another one, or a slave that lacks messages becomes the master.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.types import StructType
+
+from rocketmq_spark.admin import Admin
+from rocketmq_spark.cluster import LocalCluster
+from rocketmq_spark.errors import DataLossError
+from rocketmq_spark.options.parsing import parse_source_options
+from rocketmq_spark.options.source import SourceOptions
+from rocketmq_spark.producer.producer import Producer
+from rocketmq_spark.spark.reader import RocketMQBatchReader
+from rocketmq_spark.spark.stream_reader import RocketMQStreamReader, stream_reader
+from tests.support.cluster import started
+from tests.support.losses import EmptyStore, Loss
+from tests.support.processes import PATIENCE
+from tests.support.streams import Feed
+
+pytestmark = [pytest.mark.faults, pytest.mark.integration]
+
+SCHEMA = StructType().add("queueOffset", "long").add("tags", "string").add("keys", "string")
+ROWS = 1_000
+PLANNED = r"has another message at offset \d+ than the query has planned to read"
+READ = r"has another message at offset \d+ than the query has read"
+
+
+@pytest.fixture(scope="module")
+def empty_store() -> Iterator[EmptyStore]:
+    with started(LocalCluster(start_timeout=PATIENCE)) as cluster:
+        yield EmptyStore(cluster)
+
+
+@pytest.fixture(params=["empty_store", pytest.param("unclean_switch", marks=pytest.mark.long)])
+def loss(request: pytest.FixtureRequest, topic: str) -> Loss:
+    """A way to lose messages of the topic, which has one queue."""
+    loss: Loss = request.getfixturevalue(request.param)
+    create(loss, topic)
+    return loss
+
+
+def create(loss: Loss, topic: str) -> None:
+    with Admin(loss.cluster.name_server, timeout=PATIENCE) as admin:
+        admin.create_topic(topic, 1, update=True)
+
+
+@pytest.fixture
+def feed(loss: Loss, topic: str) -> Iterator[Feed]:
+    """A feed of the topic, which has messages that the broker will lose, and perhaps others."""
+    name_server = loss.cluster.name_server
+    with Producer("feed", name_server=name_server) as producer:
+        feed = Feed(producer, name_server, topic)
+        feed(ROWS)
+        loss.mark()
+        feed(ROWS)
+        yield feed
+
+
+@pytest.fixture
+def replace(loss: Loss, topic: str, feed: Feed) -> Callable[[], None]:
+    """Lose messages, and store more of them than were lost."""
+
+    def replace() -> None:
+        loss.lose()
+        create(loss, topic)
+        feed(3 * ROWS)
+
+    return replace
+
+
+@pytest.fixture
+def options(loss: Loss, topic: str) -> Callable[..., SourceOptions]:
+    def options(*, streaming: bool = False, **given: str) -> SourceOptions:
+        own = {"nameServer": loss.cluster.name_server, "subscribe": topic, "startingOffsets": "earliest"}
+        return parse_source_options({**own, **given}, {}, streaming=streaming)
+
+    return options
+
+
+def keys_of(batches: Iterator[pa.RecordBatch]) -> list[str]:
+    return [key for batch in batches for key in batch.column("keys").to_pylist()]
+
+
+@pytest.mark.parametrize("given", [{}, {"minPartitions": "4"}, {"subExpression": "none"}], ids=["", "parts", "filter"])
+def test_batch_read_fails_if_messages_are_replaced_after_its_plan(
+    options: Callable[..., SourceOptions], feed: Feed, replace: Callable[[], None], given: dict[str, str]
+) -> None:
+    reader = RocketMQBatchReader(options(**given), SCHEMA)
+    tasks = reader.partitions()
+    replace()
+    assert len(tasks) == int(given.get("minPartitions", 1))
+    for task in tasks:
+        with pytest.raises(DataLossError, match=PLANNED):
+            keys_of(reader.read(task))
+
+
+@pytest.fixture
+def stream(options: Callable[..., SourceOptions]) -> Iterator[RocketMQStreamReader]:
+    stream = stream_reader(options(streaming=True), SCHEMA)
+    yield stream
+    stream.stop()
+
+
+def test_stream_fails_if_messages_are_replaced_between_micro_batches(
+    stream: RocketMQStreamReader, feed: Feed, replace: Callable[[], None]
+) -> None:
+    start = stream.initialOffset()
+    end = stream.latestOffset(start)
+    read = [key for task in stream.partitions(start, end) for key in keys_of(stream.read(task))]
+    assert read == [f"k{number}" for number in range(2 * ROWS)]
+    replace()
+    later = stream.latestOffset(end)
+    assert later != end
+    with pytest.raises(DataLossError, match=READ):
+        stream.partitions(end, later)
+
+
+def test_stream_fails_if_messages_are_replaced_after_a_plan(
+    stream: RocketMQStreamReader, feed: Feed, replace: Callable[[], None]
+) -> None:
+    start = stream.initialOffset()
+    end = stream.latestOffset(start)
+    tasks = stream.partitions(start, end)
+    replace()
+    assert tasks
+    for task in tasks:
+        with pytest.raises(DataLossError, match=PLANNED):
+            keys_of(stream.read(task))
+    with pytest.raises(DataLossError, match=READ):
+        stream.partitions(end, stream.latestOffset(end))
