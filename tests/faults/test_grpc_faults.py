@@ -1,4 +1,4 @@
-"""Writes over gRPC while a proxy is killed, restarted or paused. The tests read every row back from the brokers.
+"""Writes over gRPC while a proxy, or its broker, fails. The tests read every row back from the brokers.
 
 The key identifies a row. A row may be stored more than once if it was resent; repeats have the same message id, and the
 same row id, which the ledger checks.
@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from rocketmq_spark import read_arrow
+from rocketmq_spark.admin import Admin
 from rocketmq_spark.cluster import LocalCluster
 from rocketmq_spark.errors import DeliveryError
 from rocketmq_spark.model.message import Message
@@ -23,8 +25,9 @@ from tests.support.auditor import ROW_ID, audit, numbered_rows
 from tests.support.java import Java
 from tests.support.links import TcpProxy
 from tests.support.peer import refused_address
-from tests.support.processes import wait_for
+from tests.support.processes import PATIENCE, wait_for
 from tests.support.reading import read_topic
+from tests.support.releases import LocalModeProxy, local_mode
 from tests.support.writes import (
     PIECE,
     SMALL,
@@ -35,6 +38,7 @@ from tests.support.writes import (
     check_account,
     counted,
     in_mid_write,
+    messages_in,
     numbered,
     retries_of,
     rows,
@@ -138,6 +142,61 @@ def test_broker_killed_behind_the_proxy_loses_no_row(
     fault = f"broker killed {'and restarted' if restarts else 'for good'}, over gRPC"
     settle(ledger, fault, cluster, topic, count, summary)
     assert summary[cluster.endpoints]["rows"] == count
+
+
+# A broker and its proxy in one process (local mode)
+
+
+@pytest.fixture(scope="module")
+def local() -> Iterator[tuple[LocalCluster, LocalModeProxy]]:
+    with local_mode({}) as servers:
+        yield servers
+
+
+@pytest.fixture
+def local_topic(local: tuple[LocalCluster, LocalModeProxy], topic: str) -> str:
+    """The test's topic in local mode; it has two queues."""
+    with Admin(local[0].name_server, timeout=PATIENCE) as admin:
+        admin.create_topic(topic, 2, message_type="NORMAL")
+    return topic
+
+
+@pytest.mark.long
+def test_broker_killed_with_the_proxy_of_its_process_loses_no_row(
+    local: tuple[LocalCluster, LocalModeProxy], local_topic: str, ledger: Ledger
+) -> None:
+    (cluster, both), count = local, 20_000
+
+    def kill() -> None:
+        both.kill()
+        both.restart()
+
+    batches = broken(rows(count), 20, cluster, local_topic, kill)
+    with (
+        Producer("pg", endpoints=both.endpoints) as producer,
+        ledger.watch([cluster.name_server], local_topic, [both.address]),
+    ):
+        summary = producer.send_arrow(batches, local_topic, **WITH_ID).to_dict()
+    settle(ledger, "broker with its proxy killed and restarted", cluster, local_topic, count, summary)
+    assert summary[both.endpoints]["rows"] == count
+
+
+@pytest.mark.long
+def test_read_of_a_broker_killed_with_the_proxy_of_its_process_is_complete(
+    local: tuple[LocalCluster, LocalModeProxy], local_topic: str
+) -> None:
+    (cluster, both), count = local, 60_000
+    with Producer("pg", endpoints=both.endpoints) as producer:
+        producer.send_arrow(rows(count), local_topic)
+    wait_for(lambda: messages_in(cluster.name_server, local_topic) == count)
+    reader = read_arrow(local_topic, nameServer=cluster.name_server, columns=["keys"])
+    keys = reader.read_next_batch().column("keys").to_pylist()
+    # More is not read yet than a reader may have received.
+    assert len(keys) < count / 2
+    both.kill()
+    both.restart()
+    keys += reader.read_all().column("keys").to_pylist()
+    assert sorted(keys) == sorted(f"k{number}" for number in range(count))
 
 
 @pytest.mark.long

@@ -1,8 +1,7 @@
 """Processes whose wall clock a test sets. Their monotonic clocks run on.
 
 A small library, which a C compiler makes, comes before the C library (`LD_PRELOAD`). It adds an offset to the wall
-clock, which it reads from a mapped file. libfaketime has no such file for threads: it made a broker a hundred times
-slower.
+clock, which it reads from a mapped file. With libfaketime a broker was so slow that requests timed out.
 """
 
 from __future__ import annotations
@@ -17,6 +16,9 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+
+# Ten minutes, which is more than any timeout of a write.
+BACK: Final = -600
 
 _SOURCE: Final = r"""
 #define _GNU_SOURCE
@@ -82,7 +84,7 @@ class FakeClock:
         except FileNotFoundError as exc:
             why = str(exc)
         if not library.exists() or not sys.platform.startswith("linux"):
-            text = f"no clock of its own for a process: {why}"
+            text = f"building a library with a clock: {why or 'only Linux has LD_PRELOAD'}"
             pytest.fail(text) if os.environ.get("CI") else pytest.skip(text)
         self.file.write_bytes(bytes(8))
         self.environ = {"LD_PRELOAD": str(library), "TEST_CLOCK_FILE": str(self.file)}

@@ -6,9 +6,8 @@ import itertools
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
-from rocketmq_spark.cluster import LocalCluster
 from rocketmq_spark.deliveries.exactly_once.fence import forget_checks
 from rocketmq_spark.deliveries.log.decision_log import DecisionLog
 from rocketmq_spark.deliveries.log.delivery import forget_logs
@@ -16,6 +15,14 @@ from rocketmq_spark.model.message import MessageQueue
 from tests.support.auditor import Row, audit
 from tests.support.java import Java
 from tests.support.two_phase import Driver
+
+
+class HasNameServer(Protocol):
+    """What a driver needs of a cluster."""
+
+    @property
+    def name_server(self) -> str: ...
+
 
 # Rows of `run_task`, and what their keys begin with.
 KEYS: Final = "key of "
@@ -32,7 +39,7 @@ def job_with_home(topic: str, broker_name: str, suffix: str) -> str:
 
 @contextmanager
 def new_driver(
-    cluster: LocalCluster, topic: str, *, timeout_ms: int = 15_000, home: str = "broker-0", **options: Any
+    cluster: HasNameServer, topic: str, *, timeout_ms: int = 15_000, home: str = "broker-0", **options: Any
 ) -> Iterator[Driver]:
     """Return a driver of a write to a topic, which has a decision log of its own, on the broker `home`.
 
@@ -55,14 +62,14 @@ def new_driver(
 
 
 @contextmanager
-def resuming(cluster: LocalCluster, topic: str, **options: Any) -> Iterator[Driver]:
+def resuming(cluster: HasNameServer, topic: str, **options: Any) -> Iterator[Driver]:
     """Return a driver with ``delivery=effectivelyOnce``."""
     with new_driver(cluster, topic, delivery="effectivelyOnce", fenceMs="1000", **options) as job:
         yield job
 
 
 @contextmanager
-def committing(cluster: LocalCluster, topic: str, **settings: Any) -> Iterator[Driver]:
+def committing(cluster: HasNameServer, topic: str, **settings: Any) -> Iterator[Driver]:
     """Return a driver with ``delivery=exactlyOnce`` that has read its log."""
     with new_driver(cluster, topic, **settings) as job:
         yield job.open()

@@ -218,9 +218,11 @@ class LocalModeProxy(Broker):
         return f"127.0.0.1:{self._grpc_port}"
 
     def start(self) -> None:
-        """Write both configurations and start the JVM."""
-        self._grpc_port = pick_port(self._site.ports)
-        remoting_port = pick_port({*self._site.ports, self._grpc_port})
+        """Write both configurations and start the JVM, always with the same port of gRPC."""
+        if not hasattr(self, "_grpc_port"):
+            self._grpc_port = pick_port(self._site.ports)
+            self._site.ports.add(self._grpc_port)
+        remoting_port = pick_port(self._site.ports)
         properties = json.loads(
             render(
                 "proxy.json",
@@ -238,8 +240,8 @@ class LocalModeProxy(Broker):
 
 
 @contextlib.contextmanager
-def local_mode_proxy(broker_properties: Mapping[str, str]) -> Iterator[SharedCluster]:
-    """Run a name server, and a broker with its proxy in one process."""
+def local_mode(broker_properties: Mapping[str, str]) -> Iterator[tuple[LocalCluster, LocalModeProxy]]:
+    """Run a name server, which the cluster has, and a broker with its proxy in one process."""
     # The broker of this cluster only provides the name server.
     with started(LocalCluster(start_timeout=PATIENCE)) as cluster:
         cluster.brokers[0].stop()
@@ -247,8 +249,15 @@ def local_mode_proxy(broker_properties: Mapping[str, str]) -> Iterator[SharedClu
         both = LocalModeProxy(cluster._site, "broker-local", broker_properties)
         try:
             both.restart()
-            server = SharedServer(both.name, both.address, str(both.log))
-            yield SharedCluster(cluster.name_server, (server,), server, both.endpoints, cluster.options)
+            yield cluster, both
         finally:
             both.kill()
             shutil.rmtree(both.folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def local_mode_proxy(broker_properties: Mapping[str, str]) -> Iterator[SharedCluster]:
+    """Run the servers of `local_mode`, for tests that do not stop them."""
+    with local_mode(broker_properties) as (cluster, both):
+        server = SharedServer(both.name, both.address, str(both.log))
+        yield SharedCluster(cluster.name_server, (server,), server, both.endpoints, cluster.options)
