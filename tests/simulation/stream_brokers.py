@@ -24,6 +24,7 @@ from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.model.message_ext import MessageExt, PullOutcome, PullRequest, PullStatus
 from rocketmq_spark.model.properties import TAGS
 from rocketmq_spark.model.route import MASTER_ID, BrokerData, QueueData, TopicRouteData
+from rocketmq_spark.protocol.compression import COMPRESSED_FLAG
 from rocketmq_spark.protocol.remoting.codes import RequestCode, ResponseCode, broker_error
 from rocketmq_spark.protocol.remoting.headers import GetRouteInfoRequestHeader
 from rocketmq_spark.protocol.remoting.records import encode_record
@@ -97,6 +98,7 @@ class Record:
     offset: int
     number: int
     tag: str
+    is_damaged: bool
     stored_ms: int
     stored_at: float
     gone_at: float = math.inf
@@ -116,7 +118,8 @@ class Record:
                     queue_id=self.queue.queue_id,
                     queue_offset=self.offset,
                     physical_offset=self.number,
-                    sys_flag=0,
+                    # A body that is not compressed, and is marked so, is unreadable.
+                    sys_flag=COMPRESSED_FLAG if self.is_damaged else 0,
                     born_timestamp=self.stored_ms,
                     born_host="10.0.0.1:50000",
                     store_timestamp=self.stored_ms,
@@ -189,8 +192,9 @@ class StreamCluster:
         self.listed = {address: set(self.brokers) for address in self.name_servers}
         self.states = dict.fromkeys(self.name_servers, ANSWERS)
         self.records: list[Record] = []
-        # The tags of messages, by turns.
+        # The tags of messages, by turns; and the chance that a message is unreadable.
         self.tags: tuple[str, ...] = ("",)
+        self.unreadable = 0.0
         # When a queue lost messages other than by expiry, or was not listed; for the checks.
         self.damaged: dict[MessageQueue, list[float]] = {}
         self.unlisted: dict[str, list[float]] = {}
@@ -225,7 +229,8 @@ class StreamCluster:
         self._last_ms = stored_ms = max(self._last_ms + 1, int((self.world.now + EPOCH) * 1000))
         number = len(self.records)
         tag = self.tags[number % len(self.tags)]
-        record = Record(queue, log.incarnation, len(log.records), number, tag, stored_ms, self.world.now)
+        is_damaged = self.unreadable > 0 and self.rng.random() < self.unreadable
+        record = Record(queue, log.incarnation, len(log.records), number, tag, is_damaged, stored_ms, self.world.now)
         log.records.append(record)
         self.records.append(record)
 

@@ -18,6 +18,7 @@ from rocketmq_spark.errors import (
     MQBrokerException,
     OptionError,
     ReadError,
+    RemotingCommandException,
     RocketMQError,
     RouteNotFoundException,
 )
@@ -123,6 +124,8 @@ class StreamChecks:
                         yield f"micro-batch {run.batch}: {queue}/{offset} has the message of offset {record.offset}"
                     if self.tags is not None and record.tag not in self.tags:
                         yield f"micro-batch {run.batch}: {queue}/{offset} has the tag {record.tag}"
+                    if record.is_damaged and run.driver.options.on_unreadable != "raw":
+                        yield f"micro-batch {run.batch}: {queue}/{offset} is unreadable"
                     if offset <= newest.get(queue, -1):
                         yield f"micro-batch {run.batch}: {queue}/{offset} came after {newest[queue]}"
                     newest[queue] = offset
@@ -288,6 +291,8 @@ class StreamChecks:
     def _excuse(self, record: Record) -> str:
         """Return why a message is in no micro-batch; "" if there is no reason."""
         queue, offset = record.queue, record.offset
+        if record.is_damaged and self._is_left_out(record):
+            return "unreadable"
         begins = [(number, entry) for number, entry in enumerate(self.entries) if queue in entry.offsets]
         broker = self.cluster.brokers[queue.broker_name]
         is_removed = queue.queue_id >= broker.topics.get(queue.topic, (0, 0))[0]
@@ -334,10 +339,24 @@ class StreamChecks:
                 return "replaced, and the last message read has expired"
         return ""
 
+    def _is_left_out(self, record: Record) -> bool:
+        """Return whether a micro-batch that leaves out unreadable messages has the place of a message."""
+        queue = record.queue
+        return any(
+            min(parsed(run.start)[0].get(queue, 0), self._continues_at(run, queue)) <= record.offset
+            and record.offset < parsed(run.end)[0].get(queue, 0)
+            for run in self.kept.values()
+            if run.driver.options.on_unreadable == "skip"
+        )
+
     def _is_of_the_start(self, record: Record, entry: LogEntry) -> bool:
         """Return whether a message was stored in a replaced queue, both while a new query planned its start."""
         damaged, initial = self.cluster.damaged.get(record.queue, ()), entry.driver.initial
-        return initial is not None and any(initial[0] <= at <= record.stored_at <= initial[1] for at in damaged)
+        if initial is None:
+            return False
+        # Before PySpark 4.2 the first end is requested first, and has the start.
+        began, ended = (entry.driver.began, entry.written) if entry.driver.legacy else initial[:2]
+        return any(began <= at <= record.stored_at <= ended for at in damaged)
 
     def _initial_queues(self, entry: LogEntry) -> set[MessageQueue]:
         initial = entry.driver.initial
@@ -435,6 +454,9 @@ class StreamChecks:
             if isinstance(error, DataLossError):
                 if not driver.options.fail_on_data_loss:
                     yield f"failOnDataLoss=false, and driver {driver.number} failed: {error}"
+            elif isinstance(error, RemotingCommandException):
+                if driver.options.on_unreadable != "fail" or "onUnreadable=skip" not in str(error):
+                    yield f"driver {driver.number} failed: {error}"
             elif driver.began >= calm and not self._is_explained(driver, error):
                 yield f"driver {driver.number} failed without a fault: {type(error).__name__}: {error}"
             elif not (error.retriable or isinstance(error, ReadError | OptionError | MQBrokerException)):

@@ -13,7 +13,13 @@ import random
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from rocketmq_spark.errors import DataLossError, OptionError, RocketMQError, RouteNotFoundException
+from rocketmq_spark.errors import (
+    DataLossError,
+    OptionError,
+    RemotingCommandException,
+    RocketMQError,
+    RouteNotFoundException,
+)
 from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.options.offsets import EARLIEST, LATEST, OffsetSpec
 from rocketmq_spark.options.source import SourceOptions
@@ -103,6 +109,8 @@ class StreamPlan(BasePlan):
             options["min_partitions"] = rng.choice((2, 5))
         if random.Random(f"tags {seed}").random() < 0.15:
             options["sub_expression"] = "Aa" if seed % 2 else "Aa || C"
+        if (others := random.Random(f"unreadable {seed}")).random() < 0.15:
+            options["on_unreadable"] = others.choice(("fail", "skip", "raw"))
         horizon = rng.choice((40.0, 120.0))
         start = rng.choice(("earliest", "earliest", "latest", "latest", "json", "time", "times", "committed"))
         if start == "committed":
@@ -171,6 +179,8 @@ class _User:
         self._crash: tuple[str, int] | None = None
         # After an error that names lost data, the user reads the remaining messages.
         self._accepts_loss = False
+        # After an error that names an unreadable message, the user leaves such messages out.
+        self._skips = False
         self._stop_at = 0.0
 
     def run(self) -> None:
@@ -204,6 +214,9 @@ class _User:
         if "sub_expression" in plan.options:
             cluster.tags = TAGS
             cluster.counts["tag filter"] += 1
+        if "on_unreadable" in plan.options:
+            cluster.unreadable = 0.1
+            cluster.counts[f"onUnreadable={plan.options['on_unreadable']}"] += 1
         if self._late_broker:
             late = brokers.pop()
             late.state = REFUSES
@@ -301,6 +314,7 @@ class _User:
             run.error = exc
             self.world.note(f"driver {run.number} fails: {type(exc).__name__}: {exc}")
             self.cluster.counts[f"error: {type(exc).__name__}"] += 1
+            self._skips |= isinstance(exc, RemotingCommandException)
             self._accepts_loss = last or (isinstance(exc, DataLossError) and rng.random() < 0.7)
         else:
             self.world.note(f"driver {run.number} ends")
@@ -315,6 +329,8 @@ class _User:
         if "other failOnDataLoss" in plan.faults and rng.random() < 0.4:
             fields["fail_on_data_loss"] = not fields["fail_on_data_loss"]
             self.cluster.counts["other failOnDataLoss"] += 1
+        if self._skips:
+            fields["on_unreadable"] = "skip"
         if self._accepts_loss:
             fields["fail_on_data_loss"] = False
         topics = self._topics

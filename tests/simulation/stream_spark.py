@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
-from pyspark.sql.types import BinaryType, LongType, StructField, StructType
+from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
 
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.model.message import MessageQueue
@@ -25,7 +25,7 @@ from rocketmq_spark.options.source import SourceOptions
 from rocketmq_spark.source.broker_choice import BrokerChoice
 from rocketmq_spark.source.plan import ReadPlan
 from rocketmq_spark.source.puller import Puller
-from rocketmq_spark.source.read import decoded
+from rocketmq_spark.source.read import SkippedMessages, decoded
 from rocketmq_spark.source.stream_offsets import StreamOffsets
 from rocketmq_spark.source.topic_routes import TopicRoutes
 from rocketmq_spark.spark.reader import ReadPartition
@@ -40,6 +40,9 @@ PROCESSING_TIME, AVAILABLE_NOW = "processing time", "available now"
 _SCHEMA: Final = StructType([StructField("queueOffset", LongType()), StructField("body", BinaryType())])
 # The number of a message, which is its body, says which queue it is of. Fewer columns take less time.
 _ARROW: Final = pa.schema([("queueOffset", pa.int64()), ("body", pa.binary())])
+# With onUnreadable=raw.
+_RAW_SCHEMA: Final = StructType([*_SCHEMA, StructField("unreadable", StringType())])
+_RAW_ARROW: Final = _ARROW.append(pa.field("unreadable", pa.string()))
 # Spark's spark.task.maxFailures is 4.
 _TASK_ATTEMPTS: Final = 2
 
@@ -125,7 +128,7 @@ class LimitedReader(LimitedStreamReader):
     """The connector's reader, connected to modelled servers."""
 
     def __init__(self, options: SourceOptions, cluster: StreamOffsets) -> None:
-        super().__init__(options, _SCHEMA)
+        super().__init__(options, _RAW_SCHEMA if options.on_unreadable == "raw" else _SCHEMA)
         self._cluster = cluster
 
 
@@ -133,7 +136,7 @@ class LegacyReader(RocketMQStreamReader):
     """The same, on PySpark 4.0 and 4.1."""
 
     def __init__(self, options: SourceOptions, cluster: StreamOffsets) -> None:
-        super().__init__(options, _SCHEMA)
+        super().__init__(options, _RAW_SCHEMA if options.on_unreadable == "raw" else _SCHEMA)
         self._cluster = cluster
 
 
@@ -302,13 +305,15 @@ class Driver:
         brokers = BrokerChoice(TopicRoutes(pulled_with, transport, transport.clock, dict(plan.routes), self.runtime))
         puller = Puller(pulled_with, transport, brokers, transport.clock)
         rows: list[Row] = []
-        records = self.cluster.records
-        for batch in decoded(options, puller.pull(plan.ranges), _ARROW):
+        records, skipped = self.cluster.records, SkippedMessages(transport.clock)
+        schema = _RAW_ARROW if options.on_unreadable == "raw" else _ARROW
+        for batch in decoded(options, puller.pull(plan.ranges), schema, skipped.policy(options)):
             numbers = map(int, batch.column("body").to_pylist())
             rows += (
                 (records[number].queue, offset, number)
                 for number, offset in zip(numbers, batch.column("queueOffset").to_pylist(), strict=True)
             )
+        skipped.close()
         transport.close()
         return rows
 
