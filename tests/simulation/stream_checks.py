@@ -217,6 +217,10 @@ class StreamChecks:
         if initial is None:
             yield "the first micro-batch was planned without a start"
             return
+        names = {queue.broker_name for queue in initial[2]}
+        required = entry.driver.options.require_brokers is not None and self.plan.selection != "assign"
+        if required and names != set(self.cluster.brokers):
+            yield f"the query began with {sorted(names)}, and requires all brokers"
         for queue, offset in entry.offsets.items():
             if queue not in initial[2]:
                 continue

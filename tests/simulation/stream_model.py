@@ -82,6 +82,8 @@ class StreamPlan(BasePlan):
     legacy: bool = False
     trigger: str = PROCESSING_TIME
     interval: float = 5.0
+    # What requireBrokers has of the brokers: nothing, their number, or their names.
+    required: str = ""
 
     @classmethod
     def of_seed(cls, seed: int) -> StreamPlan:
@@ -130,6 +132,7 @@ class StreamPlan(BasePlan):
             legacy=legacy,
             trigger=rng.choice((PROCESSING_TIME, PROCESSING_TIME, AVAILABLE_NOW)),
             interval=horizon / rng.choice((4, 8, 16)),
+            required=random.Random(f"required {seed}").choice((*[""] * 8, "number", "names")),
             horizon=horizon,
             options=options,
         )
@@ -333,6 +336,10 @@ class _User:
             fields["on_unreadable"] = "skip"
         if self._accepts_loss:
             fields["fail_on_data_loss"] = False
+        if plan.required and not last:
+            names = tuple(self.cluster.brokers)
+            fields["require_brokers"] = names if plan.required == "names" else len(names)
+            self.cluster.counts["requireBrokers"] += 1
         topics = self._topics
         if "other topics" in plan.faults and not last and len(topics) > 1 and rng.random() < 0.4:
             topics = tuple(rng.sample(topics, rng.randint(1, len(topics) - 1)))
