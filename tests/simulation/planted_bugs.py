@@ -204,6 +204,18 @@ STREAM_BUGS = tuple(
             "max(0, int(waiting",
         ),
         (
+            "unreadable message becomes a row with onUnreadable=skip",
+            "source/read.py",
+            "            self.close()\n        return False\n",
+            "            self.close()\n        return True\n",
+        ),
+        (
+            "query begins without a broker of requireBrokers",
+            "source/topic_queues.py",
+            "        self._routes.require_brokers()\n",
+            "        pass\n",
+        ),
+        (
             "tags with equal hashes are not told apart",
             "source/read.py",
             '        tags = frozenset(filter(None, map(trim, options.sub_expression.split("||"))))\n',

@@ -310,6 +310,8 @@ class StreamChecks:
                     return "before the start"
                 if self._is_of_the_start(record, entry):
                     return "replaced while the start was planned"
+                if queue not in entry.times and self._has_expired(queue, begin - 1):
+                    return "replaced, and the last message before the start has expired"
             elif record.gone_at <= entry.written:
                 return "expired before the query knew the queue"
         for report in self.of_queue[str(queue)]:
@@ -361,6 +363,14 @@ class StreamChecks:
         # Before PySpark 4.2 the first end is requested first, and has the start.
         began, ended = (entry.driver.began, entry.written) if entry.driver.legacy else initial[:2]
         return any(began <= at <= record.stored_at <= ended for at in damaged)
+
+    def _has_expired(self, queue: MessageQueue, offset: int) -> bool:
+        """Return whether a message at this offset has expired when a new query planned its start, or before."""
+        initial = self.entries[0].driver.initial
+        return initial is not None and any(
+            (record.queue, record.offset, record.gone_by) == (queue, offset, EXPIRED) and record.gone_at <= initial[1]
+            for record in self.cluster.records
+        )
 
     def _initial_queues(self, entry: LogEntry) -> set[MessageQueue]:
         initial = entry.driver.initial
