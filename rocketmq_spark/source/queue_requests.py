@@ -115,11 +115,9 @@ class QueueRequests:
                 ) from exc
 
     def await_listed(self, queues: Collection[MessageQueue]) -> set[MessageQueue]:
-        """Return the queues that their topics do not have any more for ``pullTimeoutMs``; see `is_gone`.
+        """Return the queues that are gone: their brokers run, and their topics do not have them any more.
 
-        They include queues whose broker runs, and has lost their topic.
-
-        It takes at most half of the time until the planning deadline.
+        It looks for queues for ``pullTimeoutMs``, and at most for half of the time until the planning deadline.
         """
         gone, now = self.queues.gone(queues, recent=False), self.clock()
         gives_up = min(now + self.brokers.timeout, (now + self.deadline.at) / 2)
@@ -128,21 +126,13 @@ class QueueRequests:
             gone = self.queues.gone(gone, recent=True)
             if not gone:
                 break
-        return gone | self._lost_by_brokers([queue for queue in queues if queue not in gone])
-
-    def _lost_by_brokers(self, queues: Iterable[MessageQueue]) -> set[MessageQueue]:
-        """Return those queues whose master is registered, and answers that it does not have their topic.
-
-        The topic's route lacks such a broker, in the same way as one that is down and may come back.
-        """
-        absent = [queue for queue in queues if self.queues.exists(queue) is None]
-        if not absent:
-            return set()
+        absent = [queue for queue in queues if queue not in gone and self.queues.exists(queue) is None]
+        if not gone and not absent:
+            return gone
         try:
             brokers = self.transport.cluster_info(self.deadline.limit(self.brokers.timeout)).brokers
         except errors.RocketMQError:
-            # The next request about the queues reports that the broker is in no route.
-            return set()
+            return gone
         masters = masters_of(brokers)
 
         def is_lost(queue: MessageQueue) -> bool:
@@ -153,7 +143,9 @@ class QueueRequests:
                 return isinstance(exc, errors.TopicRouteStaleException)
             return False
 
-        return {queue for queue, lost in self.queues.by_topic(absent, is_lost).items() if lost}
+        # A broker that is down may come back. The name servers list no topic whose brokers are all down.
+        gone = {queue for queue in gone if queue.broker_name in masters}
+        return gone | {queue for queue, lost in self.queues.by_topic(absent, is_lost).items() if lost}
 
     def pull(self, queue: MessageQueue, offset: int, address: str, count: int) -> PullOutcome:
         """Return at most `count` messages, of all tags."""

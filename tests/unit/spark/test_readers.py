@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
-from rocketmq_spark.errors import DataLossError, SchemaError
+from rocketmq_spark.errors import DataLossError, ReadError, SchemaError
 from rocketmq_spark.model.message import Message, MessageQueue
 from rocketmq_spark.options.offsets import OffsetSpec, flat
 from rocketmq_spark.options.source import SourceOptions
@@ -73,10 +73,11 @@ class Stream:
     def queues(self, count: int, topic: str = "t") -> None:
         self._cluster.create_topic(topic, count)
 
-    def delete(self, topic: str) -> None:
-        for broker in self._cluster.brokers.values():
-            del broker.storage.topics[topic]
-            broker.on_change()
+    def delete(self, topic: str, *brokers: str) -> None:
+        """Delete a topic on some brokers; by default on all."""
+        for name in brokers or self._cluster.brokers:
+            del self._cluster.brokers[name].storage.topics[topic]
+            self._cluster.brokers[name].on_change()
 
     def put(self, queue: MessageQueue, messages: int, *, at: float = 0.0) -> None:
         """Store messages at a time (s)."""
@@ -562,8 +563,7 @@ def test_repeated_micro_batch_of_a_broker_that_lost_its_topic_is_lost_data(fails
             stream.put(Q0, 2)
             stream.put(lost, 3)
             end = checkpointed(query.latestOffset(start))
-        del cluster.brokers["b"].storage.topics["t"]
-        cluster.brokers["b"].on_change()
+        stream.delete("t", "b")
         with stream.query(**options) as query:
             query.partitions(end, end)
             if fails:
@@ -572,3 +572,19 @@ def test_repeated_micro_batch_of_a_broker_that_lost_its_topic_is_lost_data(fails
                 return
             assert ranges_of(query.partitions(start, end)) == [OffsetRange(Q0, 2, 4)]
             assert query.latestOffset(end) == end
+
+
+def test_repeated_micro_batch_waits_for_the_only_broker_of_a_topic() -> None:
+    with FakeCluster("ab") as cluster:
+        stream = Stream(cluster)
+        stream.delete("t", "b")
+        options = {"fail_on_data_loss": False, "pull_timeout_ms": 100, "read_timeout_ms": 1000}
+        stream.put(Q0, 2)
+        with stream.query(**options) as query:
+            end = checkpointed(query.latestOffset(query.initialOffset()))
+        cluster.kill("a")
+        with stream.query(**options) as query:
+            with pytest.raises(ReadError, match="requesting the offsets of t/a/0"):
+                query.partitions({}, end)
+            cluster.restart("a")
+            assert ranges_of(query.partitions({}, end)) == [OffsetRange(Q0, 0, 2)]
