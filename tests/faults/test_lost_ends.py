@@ -19,9 +19,9 @@ from rocketmq_spark.deliveries.log.delivery import forget_logs
 from rocketmq_spark.errors import DataLossError, DeliveryError, RocketMQError
 from rocketmq_spark.producer.producer import Producer
 from tests.support.auditor import audit, numbered_rows
-from tests.support.cluster import SHORT_DEADLINES, started
+from tests.support.cluster import SHORT_DEADLINES, set_config, started
 from tests.support.java import Java
-from tests.support.losses import Loss, OlderStore
+from tests.support.losses import EmptyStore, Loss, OlderStore
 from tests.support.once import BODIES, KEYS, check_once, committing, resuming
 from tests.support.processes import PATIENCE, wait_for
 from tests.support.resume import complete, new_plan, run_task
@@ -177,3 +177,42 @@ def test_half_messages_that_a_broker_lost_are_not_committed(
     with committing(loss.cluster, topic) as job:
         job.two_phase.commit(WRITE, *job.prepare(FEW))
     check_once(java, loss.cluster.name_server, topic, FEW)
+
+
+# An empty broker takes the name of another one
+
+
+@pytest.fixture
+def emptied(older_store: OlderStore, topic: str) -> Iterator[EmptyStore]:
+    """A way to lose all messages of the first broker, with its topics."""
+    with Admin(older_store.cluster.name_server, timeout=PATIENCE) as admin:
+        admin.create_topic(topic, 2)
+    yield EmptyStore(older_store.cluster)
+    forget_logs()
+    forget_checks()
+
+
+@pytest.mark.long
+def test_no_write_notices_an_empty_broker_that_gets_no_later_row(emptied: EmptyStore, topic: str, java: Java) -> None:
+    name_server, broker = emptied.cluster.name_server, emptied.cluster.brokers[0]
+    batches = losing(emptied, topic, lambda: set_config(broker, autoCreateTopicEnable=False))
+    with Producer("pg", name_server=name_server) as producer:
+        producer.send_arrow(batches, topic, **SMALL)
+    found = audit(java, name_server, [*numbered_rows(topic, range(4_000), WIDTH, repeats=True)])
+    assert found.counts.keys() == {"missing"}
+    assert found.counts["missing"] <= 2_000
+
+
+@pytest.mark.long
+def test_exactly_once_write_commits_nothing_if_a_broker_was_emptied(
+    emptied: EmptyStore, topic: str, java: Java
+) -> None:
+    # The restart of a broker takes a part of the time for the commit.
+    with committing(emptied.cluster, topic, home="broker-1", timeout_ms=600_000) as job:
+        halves = job.prepare(FEW)
+        emptied.lose()
+        with pytest.raises(DeliveryError, match="broker broker-0 lacks a half message that it has acknowledged"):
+            job.two_phase.commit(WRITE, *halves)
+    with committing(emptied.cluster, topic, home="broker-1") as job:
+        job.two_phase.commit(WRITE, *job.prepare(FEW))
+    check_once(java, emptied.cluster.name_server, topic, FEW)

@@ -54,7 +54,8 @@ def new_driver(
         "transactionalId": job_with_home(topic, home, suffix),
     }
     with closing(Driver(cluster.name_server, **{"deliveryTimeoutMs": "120000", **given, **options})) as job:
-        # As in an executor. A driver without it would not find a new master.
+        # As of a driver. Without threads it would not find a new master, and without users it would close while idle.
+        job.instance.register(job.options.producer_group)
         job.instance.start()
         # The option allows no deadline of less than 10 s.
         job.options = job.brokers.options = replace(job.options, transaction_timeout_ms=timeout_ms)
