@@ -17,7 +17,7 @@ from tests.support.lake import run_program
 from tests.support.markdown import ROOT
 from tests.support.processes import PATIENCE
 
-pytestmark = [pytest.mark.spark, pytest.mark.integration]
+pytestmark = [pytest.mark.spark, pytest.mark.integration, pytest.mark.long]
 
 
 def test_lake_tables_have_each_message_once(

@@ -19,6 +19,7 @@ from tests.support.reading import read_topic
 pytestmark = [
     pytest.mark.spark,
     pytest.mark.integration,
+    pytest.mark.long,
     pytest.mark.skipif(PYSPARK < (4, 1), reason="PySpark before 4.1 has no Declarative Pipelines"),
 ]
 
