@@ -31,17 +31,23 @@ def rows() -> int:
     return sum(broker["rows"] for broker in metrics.to_dict().values())
 
 
-def ended_tasks() -> int:
-    """Return how many tasks of the running jobs have ended, as Spark's status tracker says, which may be late."""
+def tasks() -> tuple[int, int]:
+    """Return how many tasks of the running jobs have ended, and how many run, as Spark's status tracker says.
+
+    It may be late.
+    """
     tracker = spark.sparkContext.statusTracker()
     jobs = map(tracker.getJobInfo, tracker.getActiveJobsIds())
     stages = [tracker.getStageInfo(stage) for job in jobs if job for stage in job.stageIds]
-    return sum(stage.numCompletedTasks for stage in stages if stage)
+    return (
+        sum(stage.numCompletedTasks for stage in stages if stage),
+        sum(stage.numActiveTasks for stage in stages if stage),
+    )
 
 
 def await_reports() -> None:
-    """Tell the caller when the two tasks that end have reported their rows, and Spark knows their end."""
-    while rows() < 2000 or ended_tasks() < 2:
+    """Tell the caller when the two tasks that end have reported their rows, and Spark knows that the others run."""
+    while rows() < 2000 or tasks() != (2, 2):
         time.sleep(0.1)
     print(json.dumps({"reported": rows()}), flush=True)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import pickle
+import re
 import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -134,7 +135,7 @@ def test_an_answer_that_repeats_the_request_shows_no_token(code: int) -> None:
                     assert leaked("".join(repr((error, vars(error))) for error in chain(raised.value))) == []
                     if "no answer within" not in str(raised.value):
                         break
-                assert "'SecurityToken': '***" in str(raised.value)
+                assert re.search(r"'SecurityToken': '\*+'", str(raised.value))
 
 
 class _Repeating(grpc.GenericRpcHandler):
