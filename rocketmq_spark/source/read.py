@@ -30,6 +30,7 @@ from rocketmq_spark.source.ranges import Gaps, OffsetRange, lost
 from rocketmq_spark.source.time_search import stored_records
 from rocketmq_spark.source.topic_routes import TopicRoutes
 from rocketmq_spark.transport.remoting.transport import RemotingTransport
+from rocketmq_spark.transport.runtime import PROCESS, Runtime
 
 logger = logging.getLogger("rocketmq_spark.source")
 
@@ -48,12 +49,24 @@ def read_rows(
     Raises as `Puller.pull` and `decoded`, and for an unreadable message unless `on_unreadable` returns.
     """
     with contextlib.closing(reading_transport(options, polled=True)) as transport:
-        pulled_with = replace(options, sub_expression="*") if plan.tasks_filter else options
-        # The transport's clock excludes the time that Spark spends between two batches.
-        brokers = BrokerChoice(TopicRoutes(pulled_with, transport, transport.clock, dict(plan.routes)))
-        puller = Puller(pulled_with, transport, brokers, transport.clock)
-        yield from decoded(options, puller.pull(plan.ranges), schema, on_unreadable)
-        _compare_last(options, plan, transport, brokers)
+        yield from rows_over(transport, options, plan, schema, on_unreadable)
+
+
+def rows_over(
+    transport: RemotingTransport,
+    options: SourceOptions,
+    plan: ReadPlan,
+    schema: pa.Schema,
+    on_unreadable: OnUnreadable,
+    runtime: Runtime = PROCESS,
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of `read_rows`, which come over this transport."""
+    pulled_with = replace(options, sub_expression="*") if plan.tasks_filter else options
+    # The transport's clock excludes the time that Spark spends between two batches.
+    brokers = BrokerChoice(TopicRoutes(pulled_with, transport, transport.clock, dict(plan.routes), runtime))
+    puller = Puller(pulled_with, transport, brokers, transport.clock)
+    yield from decoded(options, puller.pull(plan.ranges), schema, on_unreadable)
+    _compare_last(options, plan, transport, brokers)
 
 
 def _compare_last(options: SourceOptions, plan: ReadPlan, transport: RemotingTransport, brokers: BrokerChoice) -> None:

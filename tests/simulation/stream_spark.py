@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 import pyarrow as pa
@@ -22,12 +22,9 @@ from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.options.offsets import flat
 from rocketmq_spark.options.source import SourceOptions
-from rocketmq_spark.source.broker_choice import BrokerChoice
 from rocketmq_spark.source.plan import ReadPlan
-from rocketmq_spark.source.puller import Puller
-from rocketmq_spark.source.read import SkippedMessages, decoded
+from rocketmq_spark.source.read import SkippedMessages, rows_over
 from rocketmq_spark.source.stream_offsets import StreamOffsets
-from rocketmq_spark.source.topic_routes import TopicRoutes
 from rocketmq_spark.spark.reader import ReadPartition
 from rocketmq_spark.spark.stream_reader import LimitedStreamReader, RocketMQStreamReader
 from tests.simulation.stream_brokers import InlineRuntime, StreamCluster, StreamTransport
@@ -297,17 +294,14 @@ class Driver:
         raise AssertionError
 
     def _read(self, plan: ReadPlan) -> list[Row]:
-        """Read as `read_rows` does."""
+        """Read as a task does."""
         options = self.record.options
-        pulled_with = replace(options, sub_expression="*") if plan.tasks_filter else options
         transport: Any = StreamTransport(self.cluster, self.runtime, self.step)
         self.step("task")
-        brokers = BrokerChoice(TopicRoutes(pulled_with, transport, transport.clock, dict(plan.routes), self.runtime))
-        puller = Puller(pulled_with, transport, brokers, transport.clock)
         rows: list[Row] = []
         records, skipped = self.cluster.records, SkippedMessages(transport.clock)
         schema = _RAW_ARROW if options.on_unreadable == "raw" else _ARROW
-        for batch in decoded(options, puller.pull(plan.ranges), schema, skipped.policy(options)):
+        for batch in rows_over(transport, options, plan, schema, skipped.policy(options), self.runtime):
             numbers = map(int, batch.column("body").to_pylist())
             rows += (
                 (records[number].queue, offset, number)
