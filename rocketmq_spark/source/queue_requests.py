@@ -131,8 +131,9 @@ class QueueRequests:
             return gone
         try:
             brokers = self.transport.cluster_info(self.deadline.limit(self.brokers.timeout)).brokers
-        except errors.RocketMQError:
-            return gone
+        except errors.RocketMQError as exc:
+            # Without an answer these brokers may be down; the next request about the queues waits for them.
+            return set() if exc.retriable else gone
         masters = masters_of(brokers)
 
         def is_lost(queue: MessageQueue) -> bool:

@@ -200,7 +200,12 @@ class StreamChecks:
                     yield f"{queue} begins again in micro-batch {number}"
             for queue, begin in entry.begins.items():
                 log_first = self._first_at(queue, entry.written)
-                if queue not in last.offsets and begin > log_first:
+                # Perhaps its topic was created again after the driver had asked for the beginning.
+                if (
+                    queue not in last.offsets
+                    and begin > log_first
+                    and not self._is_damaged(queue, last.written, entry.written)
+                ):
                     yield f"new queue {queue} begins at {begin}, and its first message is {log_first}"
 
     def _first_at(self, queue: MessageQueue, at: float) -> float:

@@ -574,7 +574,8 @@ def test_repeated_micro_batch_of_a_broker_that_lost_its_topic_is_lost_data(fails
             assert query.latestOffset(end) == end
 
 
-def test_repeated_micro_batch_waits_for_the_only_broker_of_a_topic() -> None:
+@pytest.mark.parametrize("answers", [True, False], ids=["", "brokers unknown"])
+def test_repeated_micro_batch_waits_for_the_only_broker_of_a_topic(answers: bool) -> None:
     with FakeCluster("ab") as cluster:
         stream = Stream(cluster)
         stream.delete("t", "b")
@@ -583,6 +584,8 @@ def test_repeated_micro_batch_waits_for_the_only_broker_of_a_topic() -> None:
         with stream.query(**options) as query:
             end = checkpointed(query.latestOffset(query.initialOffset()))
         cluster.kill("a")
+        if not answers:
+            cluster.name_servers[0].always[RequestCode.GET_BROKER_CLUSTER_INFO] = Reply(closes=True)
         with stream.query(**options) as query:
             with pytest.raises(ReadError, match="requesting the offsets of t/a/0"):
                 query.partitions({}, end)
