@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from rocketmq_spark.cluster import LocalCluster
-from tests.support.cluster import SHORT_DEADLINES, heal, started
+from tests.support.cluster import FAST_FAILOVER, SHORT_DEADLINES, heal, started
 from tests.support.java import Java
 from tests.support.losses import UncleanSwitch
 from tests.support.processes import PATIENCE
@@ -50,7 +50,7 @@ def two_brokers(_breakable: LocalCluster) -> Iterator[LocalCluster]:
 
 @pytest.fixture(scope="package")
 def _switched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UncleanSwitch]:
-    properties = {**SHORT_DEADLINES, **UncleanSwitch.PROPERTIES}
+    properties = {**SHORT_DEADLINES, **FAST_FAILOVER}
     cluster = LocalCluster(controller=True, replicas=2, broker_properties=properties, start_timeout=PATIENCE)
     with started(cluster):
         yield UncleanSwitch(cluster, tmp_path_factory.mktemp("mqadmin"))

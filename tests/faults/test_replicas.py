@@ -12,7 +12,7 @@ import pytest
 from rocketmq_spark.admin import Admin
 from rocketmq_spark.cluster import LocalCluster
 from rocketmq_spark.errors import RocketMQError
-from tests.support.cluster import started
+from tests.support.cluster import FAST_FAILOVER, SHORT_DEADLINES, started
 from tests.support.java import Java
 from tests.support.once import check_once, committing
 from tests.support.processes import PATIENCE, wait_for
@@ -26,14 +26,7 @@ ROWS = [f"row-{number:04}" for number in range(6_000)]
 
 @pytest.fixture(scope="module")
 def _replicated() -> Iterator[LocalCluster]:
-    properties = {
-        "transactionTimeOut": "500",
-        "minInSyncReplicas": 2,
-        "controllerHeartBeatTimeoutMills": 3000,
-        # A master soon finds out that its slave is gone.
-        "haMaxTimeSlaveNotCatchup": 3000,
-        "checkSyncStateSetPeriod": 1000,
-    }
+    properties = {**SHORT_DEADLINES, **FAST_FAILOVER, "minInSyncReplicas": 2}
     cluster = LocalCluster(controller=True, replicas=2, broker_properties=properties, start_timeout=PATIENCE)
     with started(cluster):
         yield cluster

@@ -113,7 +113,8 @@ SWAPPED = "two messages of a queue swapped"
 SKIPPED = "message without a place in its queue"
 # A message that the consumer cannot decode, before one that it can: both are none of the rows.
 UNREADABLE = "unreadable message"
-EXPECTED = {name: expected for name, (_, expected) in {**FAULTS, **MARKED}.items()}
+PLANTED = FAULTS | MARKED
+EXPECTED = {name: expected for name, (_, expected) in PLANTED.items()}
 EXPECTED |= {
     SWAPPED: {"logOrder": 1, "order": 1},
     SKIPPED: {"gap": 1, "missing": 1},
@@ -166,8 +167,8 @@ def found(cluster: SharedCluster, java: Java, tmp_path_factory: pytest.TempPathF
     for name in EXPECTED:
         topic = create_topic(cluster, f"{folder}-{name.replace(' ', '-')}-{uuid.uuid4().hex[:8]}", "NORMAL")
         rows, topics = rows_of(topic, (one, other)), [topic]
-        if name in FAULTS | MARKED:
-            sent += (FAULTS | MARKED)[name][0](rows)
+        if name in PLANTED:
+            sent += PLANTED[name][0](rows)
         elif name in (SWAPPED, SKIPPED):
             damaged.append(topic)
             sent += rows

@@ -37,6 +37,12 @@ from tests.support.processes import PATIENCE, wait_for
 
 # The shortest deadline of a half message. With the default of 6 s, each test of a recovery takes 4 s more.
 SHORT_DEADLINES = {"transactionTimeOut": "500"}
+# A controller soon replaces a silent master, and a master soon finds out that its slave is gone (ms).
+FAST_FAILOVER = {
+    "controllerHeartBeatTimeoutMills": 3000,
+    "haMaxTimeSlaveNotCatchup": 3000,
+    "checkSyncStateSetPeriod": 1000,
+}
 # By default brokers reject topics of the type MIXED, and do not copy messages to lite topics.
 EVERY_TYPE = {"enableMixedMessageType": "true", "enableLmq": "true", "enableMultiDispatch": "true"}
 

@@ -10,7 +10,7 @@ import shutil
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Protocol
 
 from rocketmq_spark.cluster import Broker, LocalCluster
 from rocketmq_spark.cluster.servers import NameServer
@@ -90,13 +90,6 @@ class UncleanSwitch:
 
     The slave is paused. When it is out of sync, its master acknowledges messages without it.
     """
-
-    # A controller replaces a silent master soon, and a master soon finds out that its slave is gone.
-    PROPERTIES: Final = {
-        "controllerHeartBeatTimeoutMills": 3000,
-        "haMaxTimeSlaveNotCatchup": 3000,
-        "checkSyncStateSetPeriod": 1000,
-    }
 
     def __init__(self, cluster: LocalCluster, folder: Path) -> None:
         """`folder` gets the files of ``mqadmin``."""

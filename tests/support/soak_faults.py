@@ -27,8 +27,6 @@ from tests.support.processes import PATIENCE
 from tests.support.soak_flow import ANY, Flow
 from tests.support.soak_writers import Writer
 
-# A controller replaces a master of which it has heard nothing for as long, ms.
-HEARTBEAT_MS: Final = 3_000
 # The longest pause of a broker, and the longest time without a connection, seconds.
 _LONGEST: Final = 12.0
 

@@ -36,11 +36,11 @@ import psutil
 from rocketmq_spark.cluster import LocalCluster
 from rocketmq_spark.cluster.process import Watchdog
 from tests.support.auditor import Found, run_audits
-from tests.support.cluster import create_topic
+from tests.support.cluster import FAST_FAILOVER, create_topic
 from tests.support.java import Java
 from tests.support.links import TcpProxy, linked_servers
 from tests.support.processes import PATIENCE
-from tests.support.soak_faults import HEARTBEAT_MS, Faults, Struck
+from tests.support.soak_faults import Faults, Struck
 from tests.support.soak_flow import Flow
 from tests.support.soak_writers import HEAP_MB, PERIOD, Writer, new_writers
 from tests.tools.flatness import Line, Sample, judge
@@ -56,13 +56,6 @@ FEWEST_SAMPLES = 15
 RESTARTED = 0.25
 # These errors mean that a write has found a loss or a change which no fault here causes.
 NEVER = "InputChangedError|DataLossError"
-
-CLUSTER = {
-    "controllerHeartBeatTimeoutMills": HEARTBEAT_MS,
-    # A master soon finds out that its slave is gone.
-    "haMaxTimeSlaveNotCatchup": 3000,
-    "checkSyncStateSetPeriod": 1000,
-}
 
 
 class Every(threading.Thread):
@@ -124,7 +117,7 @@ class Soak:
                     controller=True,
                     replicas=2,
                     name_servers=3,
-                    broker_properties=CLUSTER,
+                    broker_properties=FAST_FAILOVER,
                     start_timeout=PATIENCE,
                 )
             )
