@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -72,7 +73,8 @@ def test_ctrl_c_cancels_a_write_and_says_what_is_stored(
     assert "Spark was told to cancel it. Tasks that had finished report 2000 acknowledged rows" in said[0]
     assert "How many rows are stored is not known here" in said[1]
     (last,) = (line for line in errors.splitlines() if line.startswith(f"topic {topic} ·") and "interrupted" in line)
-    assert "2 of 4 tasks ended, 2 running" in last
+    # Spark may or may not have killed the other two by now.
+    assert re.search(r"· 2 of 4 tasks ended(, 2 running)? ·", last), last
 
 
 class Interrupting(logging.Handler):
