@@ -62,8 +62,8 @@ test: setup ## Run the whole test suite with real brokers (about 20 minutes on 2
 	@$(BIN)/python -m pytest tests -m "not bench" -q -n 4 --no-loadscope-reorder --durations=60 $(PYTEST_OPTIONS)
 
 .PHONY: test-faults
-test-faults: setup ## Run the long tests of faults and with Spark, and print the cost of each fault (hours)
-	@$(BIN)/python -m pytest tests/faults tests/model tests/integration/test_exactly_once.py tests/spark -q --full
+test-faults: setup ## Run all tests but those of releases in their long form, and print the cost of each fault (hours)
+	@$(BIN)/python -m pytest tests -m "not bench" -q --full --ignore=tests/unit --ignore=tests/integration/test_releases.py
 
 .PHONY: unit
 unit: setup ## Run the unit tests (2.5 minutes on 2 cores, no network, no Spark)

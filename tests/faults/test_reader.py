@@ -102,7 +102,7 @@ def paused(cluster: LocalCluster, go_on: Callable[[], None]) -> None:
     victim.resume()
 
 
-@pytest.mark.parametrize("fault", [killed_and_restarted, paused])
+@pytest.mark.parametrize("fault", [killed_and_restarted, pytest.param(paused, marks=pytest.mark.long)])
 def test_temporary_broker_failure_loses_and_repeats_no_row_of_batch_read(
     spark: SparkSession,
     metrics: Metrics,
@@ -151,7 +151,7 @@ def start(spark: SparkSession, tmp_path: Path) -> Iterator[Callable[..., Streami
 
 
 @NEEDS_LIMITS
-@pytest.mark.parametrize("fault", [killed_and_restarted, paused])
+@pytest.mark.parametrize("fault", [killed_and_restarted, pytest.param(paused, marks=pytest.mark.long)])
 def test_temporary_broker_failure_loses_and_repeats_no_row_of_stream(
     spark: SparkSession,
     metrics: Metrics,

@@ -27,6 +27,7 @@ pytestmark = [pytest.mark.faults, pytest.mark.spark, pytest.mark.integration]
 ROWS = 20_000
 
 
+@pytest.mark.long
 def test_dedupe_finds_every_repeat_of_a_killed_stream(
     cluster: SharedCluster,
     spark: SparkSession,

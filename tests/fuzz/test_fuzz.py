@@ -70,6 +70,7 @@ def test_the_kernel_decodes_dense_answers_in_bounded_memory(kind: str) -> None:
     assert found["held"] < 200
 
 
+@pytest.mark.long
 def test_sanitizers_find_no_fault_of_the_kernel(tmp_path: Path) -> None:
     if not (sanitized.library() and can_build()):
         pytest.skip("needs gcc with its sanitizers")

@@ -49,6 +49,7 @@ def test_every_client_reads_each_message_with_a_distinct_id(
     assert len({one.id for one in found}) == ROWS
 
 
+@pytest.mark.long
 def test_a_refused_message_comes_again(java: Java, cluster: SharedCluster, written: str) -> None:
     request = {
         "nameServer": cluster.name_server,

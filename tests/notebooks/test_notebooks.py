@@ -11,6 +11,7 @@ import pytest
 from tests.notebooks.execute import NOTEBOOKS, clean, code_cells, data_of, executed_together, leftovers
 
 PATHS = sorted(NOTEBOOKS.glob("*.ipynb"))
+LONGER = ("effectively_once", "exactly_once", "latency_and_faults", "streaming", "throughput")
 each_notebook = pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
 
 
@@ -18,9 +19,12 @@ each_notebook = pytest.mark.parametrize("path", PATHS, ids=lambda path: path.ste
 @pytest.mark.integration
 # The kernel's sockets and loops belong to jupyter_client, which leaves some to the garbage collector.
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")
-def test_notebooks_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "names", [("quickstart",), pytest.param(LONGER, marks=pytest.mark.long)], ids=["quickstart", "longer"]
+)
+def test_notebooks_run(tmp_path: Path, names: tuple[str, ...]) -> None:
     # A tenth of the rows: the test needs the code, not the figures.
-    for notebook in executed_together(PATHS, tmp_path, ROWS="20_000"):
+    for notebook in executed_together([path for path in PATHS if path.stem in names], tmp_path, ROWS="20_000"):
         clean(notebook)
         assert data_of(notebook, "image/png")
         assert data_of(notebook, "text/html")
@@ -40,14 +44,7 @@ def test_notebook_is_checked_in_with_outputs_and_pictures(path: Path) -> None:
 
 
 def test_all_notebooks_are_there_and_small() -> None:
-    assert {path.stem for path in PATHS} == {
-        "effectively_once",
-        "exactly_once",
-        "latency_and_faults",
-        "quickstart",
-        "streaming",
-        "throughput",
-    }
+    assert {path.stem for path in PATHS} == {"quickstart", *LONGER}
     assert sum(path.stat().st_size for path in PATHS) < 1_500_000
 
 

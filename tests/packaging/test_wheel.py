@@ -229,6 +229,7 @@ def test_type_checker_sees_the_types_of_the_installed_package(environment: Envir
     assert 'incompatible type "str"; expected "Producer"' in refused
 
 
+@pytest.mark.long
 def test_the_extras_add_grpc_and_notebooks(
     environment: Environment, built: Built, make_topic: Callable[..., str], cluster: SharedCluster
 ) -> None:

@@ -110,7 +110,7 @@ def shuffled(spark: SparkSession, seed: int, *, broken: bool, partitions: int | 
 EXPECTED = Counter("same" if number % (len(ROWS) // 100) == 9 else row for number, row in enumerate(ROWS))
 
 
-@pytest.mark.parametrize("partitions", [3, None], ids=["repartition", "adaptive"])
+@pytest.mark.parametrize("partitions", [3, pytest.param(None, marks=pytest.mark.long)], ids=["repartition", "adaptive"])
 def test_rows_that_a_shuffle_returns_in_another_order_are_stored_once(
     spark: SparkSession,
     save: Callable[..., None],
@@ -195,7 +195,9 @@ def test_a_repeated_micro_batch_is_stored_once(
     assert metrics.recovered_rows() == {"recovered": 500, "repeated": 0}
 
 
-@pytest.mark.parametrize("by_function", [True, False], ids=["foreach_batch", "writeId"])
+@pytest.mark.parametrize(
+    "by_function", [True, pytest.param(False, marks=pytest.mark.long)], ids=["foreach_batch", "writeId"]
+)
 def test_foreach_batch_stores_a_repeated_micro_batch_once_from_any_thread(
     spark: SparkSession,
     cluster: SharedCluster,

@@ -49,7 +49,7 @@ with Producer("driver", endpoints=endpoints) as producer:
 """
 
 
-@pytest.mark.parametrize("fork_support", [None, "0", "1"])
+@pytest.mark.parametrize("fork_support", [None, *(pytest.param(value, marks=pytest.mark.long) for value in "01")])
 def test_driver_and_forked_workers_both_send_over_grpc(
     cluster: SharedCluster, make_topic: Callable[..., str], fork_support: str | None
 ) -> None:

@@ -245,7 +245,7 @@ def test_a_micro_batch_goes_with_few_rows_when_its_delay_is_over(
 
 
 @NEEDS_LIMITS
-@pytest.mark.parametrize("trigger", ["once", "availableNow"])
+@pytest.mark.parametrize("trigger", [pytest.param("once", marks=pytest.mark.long), "availableNow"])
 def test_terminating_trigger_ignores_min_offsets_per_trigger(
     load: Load, start: Start, feed: Feed, kept: Kept, trigger: str
 ) -> None:
