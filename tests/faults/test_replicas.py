@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +13,8 @@ import pytest
 
 from rocketmq_spark.admin import Admin
 from rocketmq_spark.cluster import LocalCluster
-from rocketmq_spark.errors import RocketMQError
+from rocketmq_spark.cluster.servers import Broker
+from rocketmq_spark.errors import ClusterError, RocketMQError
 from tests.support.cluster import FAST_FAILOVER, SHORT_DEADLINES, started
 from tests.support.java import Java
 from tests.support.once import check_once, committing
@@ -47,6 +50,24 @@ def restart(cluster: LocalCluster) -> None:
         broker.await_ready(time.monotonic() + PATIENCE)
 
 
+def knows(broker: Broker, *topics: str) -> bool:
+    """Return whether a broker has the configuration of topics. A slave asks its master for it every ten seconds."""
+    stored = json.loads((broker.folder / "store" / "config" / "topics.json").read_text())
+    return set(topics) <= stored["topicConfigTable"].keys()
+
+
+def is_master(cluster: LocalCluster, broker: Broker) -> bool:
+    with suppress(ClusterError):
+        return cluster.master() is broker
+    return False
+
+
+def slave_of(cluster: LocalCluster) -> Broker:
+    """Return the replica that is no master."""
+    (slave,) = (broker for broker in cluster.brokers if broker is not cluster.master())
+    return slave
+
+
 @pytest.mark.parametrize("paused", [False, True], ids=["killed", "paused"])
 @pytest.mark.parametrize("victim", ["slave", "master", "both"])
 def test_a_replica_lost_in_a_commit_costs_no_row(
@@ -54,10 +75,10 @@ def test_a_replica_lost_in_a_commit_costs_no_row(
 ) -> None:
     with Admin(replicated.name_server, timeout=PATIENCE) as admin:
         admin.create_topic(topic, 2)
-    master = replicated.master()
-    (slave,) = (broker for broker in replicated.brokers if broker is not master)
+    master, slave = replicated.master(), slave_of(replicated)
     lost = {"slave": [slave], "master": [master], "both": [slave, master]}[victim]
     with committing(replicated, topic, timeout_ms=30_000) as job, ThreadPoolExecutor(1) as pool:
+        wait_for(lambda: knows(slave, topic, job.log.topic))
         running = pool.submit(job.two_phase.commit, WRITE, *job.prepare(ROWS))
         wait_for(lambda: messages_in(replicated.name_server, topic) > 0 or running.done())
         for broker in lost:
@@ -74,3 +95,43 @@ def test_a_replica_lost_in_a_commit_costs_no_row(
     with committing(replicated, topic) as job:
         job.two_phase.finish(WRITE)
     check_once(java, replicated.name_server, topic, ROWS)
+
+
+def lost_before_slave_knows(cluster: LocalCluster, admin: Admin, earlier: str, rows: str) -> str | None:
+    """Kill the master in a commit to a new topic, and let the slave replace it.
+
+    Returns the topic of the decision log, or None if the slave had learnt one of both topics meanwhile.
+    """
+    master, slave = cluster.master(), slave_of(cluster)
+    admin.create_topic(earlier, 2)
+    wait_for(lambda: knows(slave, earlier))
+    # The slave asks again in ten seconds.
+    admin.create_topic(rows, 2)
+    with committing(cluster, rows, deliveryTimeoutMs="20000") as job, ThreadPoolExecutor(1) as pool:
+        running = pool.submit(job.two_phase.commit, WRITE, *job.prepare(ROWS))
+        wait_for(lambda: messages_in(cluster.name_server, rows) > 0 or running.done())
+        master.kill()
+        wait_for(lambda: is_master(cluster, slave))
+        with suppress(RocketMQError):
+            running.result(PATIENCE)
+        log = job.log.topic
+    found = knows(slave, rows) or knows(slave, log)
+    restart(cluster)
+    return None if found else log
+
+
+def test_a_new_master_without_the_topics_is_an_error_until_they_are_created(
+    replicated: LocalCluster, topic: str, java: Java
+) -> None:
+    with Admin(replicated.name_server, timeout=PATIENCE) as admin:
+        names = (f"{topic}-{number}" for number in itertools.count())
+        lost = ((rows, lost_before_slave_knows(replicated, admin, next(names), rows)) for rows in names)
+        rows, log = next((rows, log) for rows, log in lost if log)
+        with pytest.raises(RocketMQError, match=rf"{log}.*TOPIC_NOT_EXIST"), committing(replicated, rows):
+            pass
+        for name in (rows, log):
+            # The name servers list it still.
+            admin.create_topic(name, 2, update=True)
+    with committing(replicated, rows) as job:
+        job.two_phase.finish(WRITE)
+    check_once(java, replicated.name_server, rows, ROWS)
