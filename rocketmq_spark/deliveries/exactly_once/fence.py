@@ -52,7 +52,7 @@ def check_fence(brokers: Brokers, queue: MessageQueue) -> None:
         raise MQClientException(
             f"delivery=exactlyOnce is not possible with broker {queue.broker_name} ({address}): it must reject the end "
             f"of a half message after its deadline (code {int(ResponseCode.ILLEGAL_OPERATION)}), but it answered: "
-            f"{late or 'success'}. Use RocketMQ 5.5.0, whose brokers do, or delivery=atLeastOnce"
+            f"{late or 'success'}. Use RocketMQ 5.4 or newer, whose brokers do, or delivery=atLeastOnce"
         )
     new = _end(brokers, queue, born_before=0, timeout_ms=brokers.options.transaction_timeout_ms)
     if new is not None:
