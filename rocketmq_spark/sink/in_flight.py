@@ -297,6 +297,8 @@ class SendQueues:
                 next(iter(lines.values())) for cost, lines in lines_by_cost.items() if lines and admits(broker, cost)
             ]
             if first:
+                # Brokers take turns: while a `Pace` is on, `admits` allows one request at a time for all of them.
+                self._by_broker[broker] = self._by_broker.pop(broker)
                 return min(first, key=lambda line: line.turn)
         return None
 

@@ -42,8 +42,10 @@ _FASTEST: Final = 0.01
 # A pace needs brokers that let requests wait: the mean wait of rejections, where the last one counts half, is at least
 # this. It begins at 0, so that one rejection is not enough.
 _PATIENT: Final = 0.6
-# A pace ends after this time without a rejection: what seemed to be a wait is a slow link or a slow broker.
+# After this time without a rejection, a task sends faster by the square of its multiples: what seems to be a wait may
+# be a slow link or a slow broker. The pace ends after `_QUIET_MOST` of them.
 _QUIET_S: Final = 30.0
+_QUIET_MOST: Final = 4.0
 # The least that a request counts, in batches. A window counts in `SINGLE_COST`.
 _LEAST_COST: Final = 1 / 512
 # Intervals between requests vary by this part in both directions, so that tasks do not send in step.
@@ -114,8 +116,7 @@ class Window:
 class Pace:
     """How fast a task may send while brokers are overloaded: docs/internals/sink.md#pace.
 
-    It is on from rejections after a long wait until requests wait no more, or until brokers have rejected none for a
-    while.
+    It is on from rejections after a long wait until requests wait no more, or none was rejected for a long time.
     """
 
     batch_bytes: int
@@ -147,6 +148,7 @@ class Pace:
         if self._mean is None:
             return
         interval = self._interval(self._mean, self._cost(nbytes)) * (1 + _LAST * (self._last - self._mean))
+        interval /= max(1.0, self._quiet(now)) ** 2
         # A task that had nothing to send may catch up on one request.
         self.next_at = max(self.next_at, now - interval) + interval * self.rng.uniform(1 - _JITTER, 1 + _JITTER)
 
@@ -154,7 +156,7 @@ class Pace:
         """Count an answer."""
         self._link_ms = min(self._link_ms, latency_ms)
         self._note(self._wait(latency_ms), started_at, now)
-        if self._mean is not None and (self._mean < _FASTEST or now - self._rejected_at > _QUIET_S):
+        if self._mean is not None and (self._mean < _FASTEST or self._quiet(now) > _QUIET_MOST):
             self._end()
 
     def rejection(self, latency_ms: float, started_at: float, now: float) -> None:
@@ -174,6 +176,9 @@ class Pace:
 
     def _end(self) -> None:
         self._mean, self.next_at = None, float("-inf")
+
+    def _quiet(self, now: float) -> float:
+        return (now - self._rejected_at) / _QUIET_S
 
     def _wait(self, latency_ms: float) -> float:
         return min(1.0, (latency_ms - self._link_ms) / _LONGEST_WAIT_MS)

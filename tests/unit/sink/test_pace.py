@@ -82,8 +82,22 @@ def test_pace_ends_without_rejections_on_a_slow_link() -> None:
     pace = Pace(MIB, random.Random(1))
     for _ in range(2):
         pace.rejection(300.0, -0.2, 0.1)
-    assert spaced(pace, 100.0, 60.0, begin=0.1) > 0
+    counts = [spaced(pace, 100.0, 30.0, begin=0.1 + begin) for begin in range(0, 120, 30)]
+    # Requests wait as long as before, but the task sends faster and faster.
+    assert counts == sorted(counts)
+    assert counts[1] > 1.5 * counts[0]
+    assert counts[3] > 8 * counts[0]
+    spaced(pace, 100.0, 10.0, begin=120.1)
     assert not pace.is_on
+
+
+def test_a_rejection_ends_the_haste_of_a_task_that_saw_none_for_a_while() -> None:
+    pace = overloaded()
+    first, _, hasty = (spaced(pace, 100.0, 30.0, begin=begin) for begin in (0.0, 30.0, 60.0))
+    pace.rejection(200.0, 89.8, 90.0)
+    again = spaced(pace, 100.0, 30.0, begin=90.0)
+    assert hasty > 4 * first
+    assert again < 1.2 * first
 
 
 def test_rejections_keep_the_pace_on() -> None:
@@ -158,3 +172,18 @@ def test_the_earliest_deadline_is_retried_first() -> None:
     assert rig.pipeline.failure is not None
     # The lines are checked each ``retryBackoffMs``.
     assert rig.clock.now <= 105.1
+
+
+def test_a_rejected_batch_is_resent_before_most_newer_ones() -> None:
+    brokers = ["a", "b", "c", "d"]
+    rig = Rig(route(dict.fromkeys(brokers, 1)), batch_bytes=1600)
+    for broker in brokers:
+        rig.transport.always[broker] = Reply(delay=0.12)
+        rig.transport.play(broker, BUSY, BUSY)
+    rig.offer(50, rows=100)
+    rig.run()
+    assert rig.pipeline.failure is None
+    # Only rejected batches are not divided. Two were rejected at each broker.
+    places = [place for place, request in enumerate(rig.transport.requests) if request.batch.rows == 100]
+    assert len(places) == 4 * len(brokers)
+    assert max(places) < len(rig.transport.requests) / 4
