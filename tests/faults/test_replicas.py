@@ -53,7 +53,7 @@ def restart(cluster: LocalCluster) -> None:
 def knows(broker: Broker, *topics: str) -> bool:
     """Return whether a broker has the configuration of topics. A slave asks its master for it every ten seconds."""
     stored = json.loads((broker.folder / "store" / "config" / "topics.json").read_text())
-    return set(topics) <= stored["topicConfigTable"].keys()
+    return set(topics).issubset(stored["topicConfigTable"])
 
 
 def is_master(cluster: LocalCluster, broker: Broker) -> bool:

@@ -26,12 +26,10 @@ from typing import Any
 
 import psutil
 import pyarrow as pa
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 import rocketmq_spark
 from rocketmq_spark import Producer
-from rocketmq_spark.errors import RocketMQError
 
 SAMPLED_EVERY = 20.0
 # Each of these pools gets a thread with each of Spark's first tasks, up to 100; later its size varies.
@@ -192,13 +190,14 @@ def send(producer: Producer) -> Callable[[int], None]:
     return write
 
 
-def persist(write: Callable[[], None], failure: type[Exception]) -> None:
+def persist(write: Callable[[], None]) -> None:
     """Repeat a write that fails."""
     before, failures = done(), 0
     while True:
         try:
             return write()
-        except failure as exc:
+        except Exception as exc:
+            # Spark fails with an IOException of Java if the daemon of its Python workers was killed.
             print(f"failed: {exc}", flush=True)
             failures = failures + 1 if done() == before else 1
             before = done()
@@ -220,7 +219,7 @@ def main() -> None:
     if arguments["form"] == "producer":
         begin(own_figures)
         with Producer("soak", name_server=options["nameServer"]) as producer:
-            persist(lambda: batches(send(producer)), RocketMQError)
+            persist(lambda: batches(send(producer)))
         return
     builder = SparkSession.builder
     for name, value in arguments["conf"].items():
@@ -229,9 +228,9 @@ def main() -> None:
     rocketmq_spark.register(spark)
     begin(Gauge(spark).figures)
     if arguments["form"] == "stream":
-        persist(lambda: stream(spark), PySparkException)
+        persist(lambda: stream(spark))
     else:
-        persist(lambda: batches(save(spark)), PySparkException)
+        persist(lambda: batches(save(spark)))
     spark.stop()
 
 
