@@ -92,16 +92,13 @@ class Figure(NamedTuple):
         return max(self.ratios) - min(self.ratios) <= _SPREAD * abs(self.median)
 
     @property
-    def reached(self) -> bool:
-        """Whether the median reaches the aim."""
-        if self.wanted is None:
-            return True
-        return self.median <= self.wanted if self.at_most else self.median >= self.wanted
+    def aim(self) -> str:
+        """The aim as a text; empty without one."""
+        return "" if self.wanted is None else f"at {'most' if self.at_most else 'least'} {self.wanted:g}"
 
     def __str__(self) -> str:
         spread = f"{min(self.ratios):.2f} to {max(self.ratios):.2f}"
-        bound = "" if self.wanted is None else f"at {'most' if self.at_most else 'least'} {self.wanted:g}"
-        return f"{self.name:<64} {self.median:7.2f}  {spread:>17}  {bound:<14} {self.note}"
+        return f"{self.name:<64} {self.median:7.2f}  {spread:>17}  {self.aim:<14} {self.note}"
 
 
 @dataclasses.dataclass
@@ -134,10 +131,9 @@ def table() -> str:
     kept = json.loads(FIGURES.read_text(encoding="utf-8"))
     lines = ["| figure | median | rounds | aim |", "|---|---|---|---|"]
     for one in (Figure(**figure) for figures in kept["parts"].values() for figure in figures):
-        aim = "" if one.wanted is None else f"at {'most' if one.at_most else 'least'} {one.wanted:g}"
         note = f" ({one.note})" if one.note else ""
         spread = f"{min(one.ratios):.2f} to {max(one.ratios):.2f}" + ("" if one.settled else ", unsettled")
-        lines.append(f"| {one.name}{note} | {one.median:.2f} | {spread} | {aim} |")
+        lines.append(f"| {one.name}{note} | {one.median:.2f} | {spread} | {one.aim} |")
     discarded = {part: rounds["discarded"] for part, rounds in kept["rounds"].items() if rounds["discarded"]}
     were = ", ".join(f"{part} {number}" for part, number in discarded.items())
     return "\n".join([*lines, "", f"Measured on {kept['machine']}.", f"Discarded rounds: {were or 'none'}."])

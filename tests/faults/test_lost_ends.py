@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 
 import pyarrow as pa
 import pytest
-from pyspark.sql.types import StructType
 
 from rocketmq_spark.admin import Admin
 from rocketmq_spark.cluster import LocalCluster
@@ -30,7 +29,6 @@ from tests.support.writes import SMALL, WIDTH, messages_in, rows
 
 pytestmark = [pytest.mark.faults, pytest.mark.integration]
 
-SCHEMA = StructType().add("queueOffset", "long").add("keys", "string")
 FILLERS = 10_000
 LOST = r"queue \S+/broker-0/\d ended at offset \d+ before, and ends at \d+ now: its broker has lost messages"
 

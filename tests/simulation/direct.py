@@ -220,7 +220,7 @@ class OtherProducer:
             else:
                 self.latencies.append(math.inf)
 
-        self._transport.send(request, self._TIMEOUT, on_outcome, within=math.inf)
+        self._transport.send(request, self._TIMEOUT, on_outcome)
 
 
 @dataclass(slots=True, eq=False)

@@ -225,7 +225,7 @@ STREAM_BUGS = tuple(
 )
 
 
-def schedules_until_found(bug: PlantedBug, first: int = 0) -> int | None:
+def schedules_until_found(bug: PlantedBug) -> int | None:
     """Plant a bug in a copy of the package; return the number of the schedule that failed, None if none did."""
     with tempfile.TemporaryDirectory() as folder:
         for part in ("rocketmq_spark", "tests/simulation", "tests/support"):
@@ -237,7 +237,7 @@ def schedules_until_found(bug: PlantedBug, first: int = 0) -> int | None:
             raise ValueError(f"{bug.name}: {bug.module} has the text {text.count(bug.right)} times, not once")
         module.write_text(text.replace(bug.right, bug.wrong), "utf-8")
         done = subprocess.run(
-            [sys.executable, "-m", "tests.simulation.planted_bugs", "run", bug.kind, str(first), str(MOST_SCHEDULES)],
+            [sys.executable, "-m", "tests.simulation.planted_bugs", "run", bug.kind],
             cwd=folder,
             env={**os.environ, "PYTHONPATH": folder},
             capture_output=True,
@@ -250,7 +250,7 @@ def schedules_until_found(bug: PlantedBug, first: int = 0) -> int | None:
     return int(found[1]) if found else None
 
 
-def run_until_found(kind: str, first: int, most: int) -> None:
+def run_until_found(kind: str) -> None:
     """Run schedules until one fails. The process that calls this imports the copy with the planted bug."""
     import rocketmq_spark
     from tests.simulation.schedule import Plan
@@ -260,16 +260,16 @@ def run_until_found(kind: str, first: int, most: int) -> None:
     assert Path(rocketmq_spark.__file__).parents[1] == Path.cwd()
     be_quiet()
     plan_class = StreamPlan if kind == "stream" else Plan
-    for number in range(most):
-        problems = run_plan(plan_class.of_seed(first + number)).problems
+    for seed in range(MOST_SCHEDULES):
+        problems = run_plan(plan_class.of_seed(seed)).problems
         if problems:
-            print(f"found in schedule {number + 1}: {problems[0]}")
+            print(f"found in schedule {seed + 1}: {problems[0]}")
             return
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["run"]:
-        run_until_found(sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
+        run_until_found(sys.argv[2])
     else:
         for planted in (*BUGS, *STREAM_BUGS):
             print(f"{schedules_until_found(planted) or 'not found':>10}  {planted.name}", flush=True)

@@ -138,7 +138,6 @@ class Log:
     on: it corrects the reported offset some seconds after a deletion."""
 
     incarnation: int
-    began: float
     records: list[Record] = field(default_factory=list)
     first: int = 0
     reported: int = 0
@@ -198,8 +197,6 @@ class StreamCluster:
         # When a queue lost messages other than by expiry, or was not listed; for the checks.
         self.damaged: dict[MessageQueue, list[float]] = {}
         self.unlisted: dict[str, list[float]] = {}
-        # When something was last wrong with a server.
-        self.troubled_at = -math.inf
         # The chance that a request fails, by kind of failure.
         self.chances: dict[str, float] = {}
         self._incarnations = itertools.count(1)
@@ -221,7 +218,7 @@ class StreamCluster:
         for number in range(queues):
             queue = MessageQueue(topic, broker.name, number)
             if queue not in broker.logs:
-                broker.logs[queue] = Log(next(self._incarnations), self.world.now)
+                broker.logs[queue] = Log(next(self._incarnations))
 
     def store(self, queue: MessageQueue) -> None:
         """Store a message. Store times of a schedule are all different."""
@@ -281,10 +278,6 @@ class StreamCluster:
         datas = tuple(QueueData(broker.name, *broker.topics[topic], 6) for broker in having)
         return TopicRouteData(datas, tuple(BrokerData(broker.name, {MASTER_ID: broker.address}) for broker in having))
 
-    def trouble(self) -> None:
-        """Note that something is wrong with a server now."""
-        self.troubled_at = self.world.now
-
     def disturb(self, names: Collection[str], seconds: float) -> None:
         """Note that brokers may not answer, or are not listed, for some seconds."""
         for name in names:
@@ -295,14 +288,6 @@ class StreamCluster:
         for name, start, end in self._disturbances:
             if name == queue.broker_name:
                 yield start, end + 2.0
-
-    @property
-    def is_well(self) -> bool:
-        """Whether all servers answer, and all brokers are listed."""
-        states = [*self.states.values(), *(broker.state for broker in self.brokers.values())]
-        return all(state == ANSWERS for state in states) and all(
-            names >= self.brokers.keys() for names in self.listed.values()
-        )
 
     def _drop(self, log: Log, queue: MessageQueue, kept: int, cause: str) -> None:
         self.damaged.setdefault(queue, []).append(self.world.now)
@@ -460,7 +445,6 @@ class StreamTransport:
         for fault, chance in self.cluster.chances.items():
             if self.cluster.rng.random() < chance:
                 self.cluster.counts[fault] += 1
-                self.cluster.trouble()
                 # Requests are sent one after the other here, so others may have no time left.
                 self.cluster.disturb(self.cluster.brokers, 0.0)
                 return SILENT if fault == "lost request" else "busy"
@@ -500,7 +484,7 @@ class _NameServerClient:
         return self._transport.ask_name_server(address, timeout, answer)
 
 
-_NOTHING: Final = Log(0, 0.0)
+_NOTHING: Final = Log(0)
 
 
 def _log(broker: StreamBroker, queue: MessageQueue) -> Log:

@@ -80,7 +80,6 @@ class StreamAdversary:
     def _calm(self) -> None:
         """End all faults."""
         cluster = self.cluster
-        cluster.trouble()
         cluster.chances.clear()
         self._add_broker()
         self._add_topic()
@@ -92,7 +91,6 @@ class StreamAdversary:
         self.world.note("calm")
 
     def _play(self, kind: str, call: Callable[[], bool]) -> None:
-        self.cluster.trouble()
         if call():
             self.cluster.counts[kind] += 1
             self.world.note(f"fault: {kind}")
@@ -135,7 +133,6 @@ class StreamAdversary:
         cluster.unlisted.setdefault(name, []).append(self.world.now)
 
         def back() -> None:
-            cluster.trouble()
             for server in servers:
                 cluster.listed[server].add(name)
 
@@ -153,7 +150,6 @@ class StreamAdversary:
             cluster.unlisted.setdefault(broker.name, []).append(self.world.now)
 
         def back() -> None:
-            cluster.trouble()
             broker.state = ANSWERS
             for names in cluster.listed.values():
                 names.add(broker.name)
@@ -167,7 +163,6 @@ class StreamAdversary:
         cluster.states[address] = self.rng.choice((REFUSES, SILENT))
 
         def back() -> None:
-            cluster.trouble()
             cluster.states[address] = ANSWERS
 
         self._later(back, *cluster.brokers)
@@ -221,14 +216,12 @@ class StreamAdversary:
 
         def close() -> None:
             if broker.topics.get(topic) == (reads, reads - 1):
-                cluster.trouble()
                 cluster.remove_queues(broker, topic, reads - 1)
                 cluster.counts["queue removed"] += 1
                 self._later(again)
 
         def again() -> None:
             if broker.topics.get(topic) == (reads - 1, reads - 1) and self.rng.random() < 0.7:
-                cluster.trouble()
                 cluster.create(broker, topic, reads)
 
         self.world.call_later(
@@ -248,7 +241,6 @@ class StreamAdversary:
             cluster.delete(broker, topic)
 
         def create() -> None:
-            cluster.trouble()
             for broker, queues in old:
                 if topic not in broker.topics:
                     cluster.create(broker, topic, queues)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rocketmq_spark.cluster.process import Watchdog
-from tests.support.auditor import BY_KEYS, ROW_ID, SHARDING_KEY, Audit, Row
+from tests.support.auditor import ROW_ID, SHARDING_KEY, Audit, Row
 from tests.support.drivers import Driver
 from tests.support.processes import PROGRAMS
 from tests.tools.flatness import Sample
@@ -192,12 +192,10 @@ class Writer:
         """Return the comparison of the topic with the rows."""
         if self.delivery == "exactlyOnce":
             # Each run of the program writes other bodies. Those of a batch are all of one run.
-            return Audit(
-                self._given(), identity=[r":(\d+)\.+ \w+"], variant=r":\d+\.+ (\w+)", ignored=(ROW_ID, "SPARK_ATTEMPT")
-            )
+            return Audit(self._given(), identity=[r":(\d+)\.+ \w+"], variant=r":\d+\.+ (\w+)")
         # A repeated micro-batch has the row ids of the first one, a repeated call of `save` has others.
         marks = [ROW_ID] if "rowId" in self.options and self.form == "stream" else []
-        return Audit(self._given(), identity=BY_KEYS, marks=marks)
+        return Audit(self._given(), marks=marks)
 
     def _given(self) -> Iterator[Row]:
         repeats, units = self.may_repeat(), self._units()
