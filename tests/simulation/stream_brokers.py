@@ -46,6 +46,8 @@ _LATENCY: Final = 0.002
 _MOST_PULLED: Final = 32
 # How long a broker holds a pull for a message, at most (s).
 _HELD: Final = 1.0
+# Routes are up to date again so many seconds after a fault.
+FRESH_AFTER: Final = 2.0
 
 
 class Timeline(World):
@@ -166,14 +168,14 @@ class Log:
 
 @dataclass(eq=False)
 class StreamBroker:
-    """One broker. `topics` has the numbers of read and write queues."""
+    """One broker. `topics` has the numbers of read and write queues, `committed` the offsets of the consumer group."""
 
     name: str
     address: str
     state: str = ANSWERS
     topics: dict[str, tuple[int, int]] = field(default_factory=dict)
     logs: dict[MessageQueue, Log] = field(default_factory=dict)
-    group: dict[MessageQueue, int] = field(default_factory=dict)
+    committed: dict[MessageQueue, int] = field(default_factory=dict)
 
 
 class StreamCluster:
@@ -211,6 +213,10 @@ class StreamCluster:
     def log(self, queue: MessageQueue) -> Log | None:
         """Return the present log of a queue."""
         return self.brokers[queue.broker_name].logs.get(queue)
+
+    def is_readable(self, queue: MessageQueue) -> bool:
+        """Whether a queue is one of the read queues of its topic: brokers reject pulls from others."""
+        return queue.queue_id < self.brokers[queue.broker_name].topics.get(queue.topic, (0, 0))[0]
 
     def create(self, broker: StreamBroker, topic: str, queues: int) -> None:
         """Create a topic on a broker, or give it more queues."""
@@ -278,16 +284,27 @@ class StreamCluster:
         datas = tuple(QueueData(broker.name, *broker.topics[topic], 6) for broker in having)
         return TopicRouteData(datas, tuple(BrokerData(broker.name, {MASTER_ID: broker.address}) for broker in having))
 
+    def unlist(self, name: str, name_servers: Collection[str]) -> None:
+        """Remove a broker from name servers."""
+        for address in name_servers:
+            self.listed[address].discard(name)
+        self.unlisted.setdefault(name, []).append(self.world.now)
+
+    def list_again(self, name: str, name_servers: Collection[str]) -> None:
+        """Add a broker to name servers."""
+        for address in name_servers:
+            self.listed[address].add(name)
+
     def disturb(self, names: Collection[str], seconds: float) -> None:
         """Note that brokers may not answer, or are not listed, for some seconds."""
         for name in names:
             self._disturbances.append((name, self.world.now, self.world.now + seconds))
 
     def disturbances(self, queue: MessageQueue) -> Iterator[tuple[float, float]]:
-        """Yield the times in which a queue was disturbed; after them, routes are up to date again within 2 s."""
+        """Yield the times in which a queue was disturbed, until routes were up to date again."""
         for name, start, end in self._disturbances:
             if name == queue.broker_name:
-                yield start, end + 2.0
+                yield start, end + FRESH_AFTER
 
     def _drop(self, log: Log, queue: MessageQueue, kept: int, cause: str) -> None:
         self.damaged.setdefault(queue, []).append(self.world.now)
@@ -301,7 +318,7 @@ class StreamTransport:
     closed = False
 
     def __init__(self, cluster: StreamCluster, runtime: InlineRuntime, step: Callable[[str], None]) -> None:
-        self.cluster, self.world, self.runtime = cluster, cluster.world, runtime
+        self.cluster, self.world = cluster, cluster.world
         self.clock = runtime.clock
         # Called before and after each request, with its name: the process may end there.
         self._step = step
@@ -393,7 +410,7 @@ class StreamTransport:
 
     def consumer_offset(self, queue: MessageQueue, group: str, address: str, timeout: float) -> int | None:
         """Return the offset that the group has committed."""
-        return self._request("consumer_offset", address, timeout, lambda broker: broker.group.get(queue))
+        return self._request("consumer_offset", address, timeout, lambda broker: broker.committed.get(queue))
 
     def update_consumer_offset(
         self, queue: MessageQueue, group: str, offset: int, address: str, timeout: float
@@ -401,7 +418,7 @@ class StreamTransport:
         """Commit an offset of the group."""
 
         def update(broker: StreamBroker) -> None:
-            broker.group[queue] = offset
+            broker.committed[queue] = offset
             self.on_commit(queue, offset)
 
         self._request("commit", address, timeout, update)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from rocketmq_spark.model.message import MessageQueue
@@ -12,24 +12,6 @@ from tests.simulation.stream_brokers import ANSWERS, REFUSES, SILENT, StreamBrok
 if TYPE_CHECKING:
     from tests.simulation.stream_model import StreamPlan
 
-# What happens to brokers, topics and messages, once or several times in a schedule.
-EVENTS: Final = (
-    "broker not listed",
-    "broker listed by one",
-    "broker refuses",
-    "broker silent",
-    "broker removed",
-    "broker replaced",
-    "name server silent",
-    "lost end",
-    "expiry",
-    "late expiry",
-    "more queues",
-    "fewer queues",
-    "recreated topic",
-    "regrown topic",
-    "deleted topic",
-)
 # How requests fail.
 REQUESTS: Final = ("lost request", "busy request")
 
@@ -40,23 +22,6 @@ class StreamAdversary:
     def __init__(self, plan: StreamPlan, world: Timeline, cluster: StreamCluster, topics: tuple[str, ...]) -> None:
         self.plan, self.world, self.cluster, self.topics = plan, world, cluster, topics
         self.rng = world.rng
-        self._calls: dict[str, Callable[[], bool]] = {
-            "broker not listed": lambda: self._unlist(everywhere=True),
-            "broker listed by one": lambda: self._unlist(everywhere=False),
-            "broker refuses": lambda: self._stop_broker(REFUSES, unlist=False),
-            "broker silent": lambda: self._stop_broker(SILENT, unlist=False),
-            "broker removed": lambda: self._stop_broker(REFUSES, unlist=True),
-            "broker replaced": self._replace_broker,
-            "name server silent": self._stop_name_server,
-            "lost end": self._lose_end,
-            "expiry": lambda: self._expire(0.0),
-            "late expiry": lambda: self._expire(self.rng.random() * 10),
-            "more queues": self._more_queues,
-            "fewer queues": self._fewer_queues,
-            "recreated topic": lambda: self._recreate(regrow=False),
-            "regrown topic": lambda: self._recreate(regrow=True),
-            "deleted topic": self._delete,
-        }
 
     def start(self) -> None:
         """Plan the messages and the events."""
@@ -64,10 +29,10 @@ class StreamAdversary:
         left = plan.horizon - world.now
         for _ in range(plan.rows):
             world.call_later(rng.random() * left, self._store)
-        for kind, call in self._calls.items():
+        for kind in EVENTS:
             if kind in plan.faults:
                 for _ in range(rng.choice((1, 1, 2, 4))):
-                    world.call_later(rng.random() * left, functools.partial(self._play, kind, call))
+                    world.call_later(rng.random() * left, functools.partial(self._play, kind))
         for kind in REQUESTS:
             if kind in plan.faults:
                 self.cluster.chances[kind] = rng.choice((0.01, 0.05, 0.2))
@@ -90,8 +55,8 @@ class StreamAdversary:
             cluster.listed[address] = set(cluster.brokers)
         self.world.note("calm")
 
-    def _play(self, kind: str, call: Callable[[], bool]) -> None:
-        if call():
+    def _play(self, kind: str) -> None:
+        if _EVENTS[kind](self):
             self.cluster.counts[kind] += 1
             self.world.note(f"fault: {kind}")
 
@@ -109,12 +74,8 @@ class StreamAdversary:
             for _ in range(rng.choice((1, 1, 2, 5))):
                 cluster.store(queue)
 
-    def _broker(self) -> StreamBroker:
+    def _any_broker(self) -> StreamBroker:
         return self.rng.choice([*self.cluster.brokers.values()])
-
-    def _queue(self) -> MessageQueue | None:
-        queues = [queue for queue, log in self.cluster.queues() if log.records]
-        return self.rng.choice(queues) if queues else None
 
     def _later(self, call: Callable[[], None], *names: str) -> None:
         """Call a function after the time that a fault of brokers takes."""
@@ -124,35 +85,25 @@ class StreamAdversary:
         self.world.call_later(seconds, call)
 
     def _unlist(self, *, everywhere: bool) -> bool:
-        cluster, name = self.cluster, self._broker().name
+        cluster, name = self.cluster, self._any_broker().name
         servers = cluster.name_servers if everywhere else [self.rng.choice(cluster.name_servers)]
         if not everywhere and len(cluster.name_servers) == 1:
             return False
-        for server in servers:
-            cluster.listed[server].discard(name)
-        cluster.unlisted.setdefault(name, []).append(self.world.now)
-
-        def back() -> None:
-            for server in servers:
-                cluster.listed[server].add(name)
-
-        self._later(back, name)
+        cluster.unlist(name, servers)
+        self._later(lambda: cluster.list_again(name, servers), name)
         return True
 
     def _stop_broker(self, state: str, *, unlist: bool) -> bool:
-        cluster, broker = self.cluster, self._broker()
+        cluster, broker = self.cluster, self._any_broker()
         if broker.state != ANSWERS:
             return False
         broker.state = state
         if unlist:
-            for names in cluster.listed.values():
-                names.discard(broker.name)
-            cluster.unlisted.setdefault(broker.name, []).append(self.world.now)
+            cluster.unlist(broker.name, cluster.name_servers)
 
         def back() -> None:
             broker.state = ANSWERS
-            for names in cluster.listed.values():
-                names.add(broker.name)
+            cluster.list_again(broker.name, cluster.name_servers)
 
         # Requests are sent one after the other here, so others may have no time left.
         self._later(back, *(cluster.brokers if state == SILENT else [broker.name]))
@@ -170,16 +121,16 @@ class StreamAdversary:
 
     def _replace_broker(self) -> bool:
         """Replace a broker by an empty one with the same name and topics."""
-        cluster, broker = self.cluster, self._broker()
+        cluster, broker = self.cluster, self._any_broker()
         topics = dict(broker.topics)
-        broker.group.clear()
+        broker.committed.clear()
         for topic, (queues, _) in topics.items():
             cluster.delete(broker, topic)
             cluster.create(broker, topic, queues)
         return bool(topics)
 
     def _lose_end(self) -> bool:
-        broker = self._broker()
+        broker = self._any_broker()
         stored = sorted(record.stored_at for log in broker.logs.values() for record in log.records)
         if not stored:
             return False
@@ -189,15 +140,15 @@ class StreamAdversary:
         return True
 
     def _expire(self, reported_after: float) -> bool:
-        queue = self._queue()
-        log = None if queue is None else self.cluster.log(queue)
-        if queue is None or log is None:
+        logs = [(queue, log) for queue, log in self.cluster.queues() if log.records]
+        if not logs:
             return False
+        queue, log = self.rng.choice(logs)
         self.cluster.expire(queue, self.rng.randint(log.first, len(log.records)), reported_after)
         return True
 
     def _more_queues(self) -> bool:
-        cluster, broker = self.cluster, self._broker()
+        cluster, broker = self.cluster, self._any_broker()
         if not broker.topics:
             return False
         topic = self.rng.choice(sorted(broker.topics))
@@ -206,7 +157,7 @@ class StreamAdversary:
 
     def _fewer_queues(self) -> bool:
         """Reduce the write queues, and some time later the read queues."""
-        cluster, broker = self.cluster, self._broker()
+        cluster, broker = self.cluster, self._any_broker()
         topics = [topic for topic, (reads, _) in broker.topics.items() if reads > 1]
         if not topics:
             return False
@@ -224,9 +175,8 @@ class StreamAdversary:
             if broker.topics.get(topic) == (reads - 1, reads - 1) and self.rng.random() < 0.7:
                 cluster.create(broker, topic, reads)
 
-        self.world.call_later(
-            min(self.rng.random() * 20, max(0.0, self.plan.horizon - self.world.now - 0.1)), close
-        )  # fmt: skip
+        left = self.plan.horizon - self.world.now
+        self.world.call_later(min(self.rng.random() * 20, max(0.0, left - 0.1)), close)
         return True
 
     def _recreate(self, *, regrow: bool) -> bool:
@@ -261,7 +211,7 @@ class StreamAdversary:
 
     def _delete(self) -> bool:
         """Delete a topic on all brokers, or on one."""
-        brokers = [*self.cluster.brokers.values()] if self.rng.random() < 0.5 else [self._broker()]
+        brokers = [*self.cluster.brokers.values()] if self.rng.random() < 0.5 else [self._any_broker()]
         topic = self.rng.choice(self.topics)
         for broker in brokers:
             self.cluster.delete(broker, topic)
@@ -277,8 +227,7 @@ class StreamAdversary:
             if self.rng.random() < 0.8:
                 cluster.create(broker, topic, self.plan.queues)
         broker.state = ANSWERS
-        for names in cluster.listed.values():
-            names.add(broker.name)
+        cluster.list_again(broker.name, cluster.name_servers)
         self._refill([queue for queue in broker.logs if self.rng.random() < 0.7], 5)
         self.world.note("late broker starts")
 
@@ -294,3 +243,24 @@ class StreamAdversary:
                 cluster.create(broker, topic, self.plan.queues)
         cluster.counts["late topic"] += 1
         self._refill([queue for queue, _ in cluster.queues() if queue.topic == topic], 5)
+
+
+# What happens to brokers, topics and messages, once or several times in a schedule. False: nothing could happen.
+_EVENTS: Final[Mapping[str, Callable[[StreamAdversary], bool]]] = {
+    "broker not listed": lambda adversary: adversary._unlist(everywhere=True),
+    "broker listed by one": lambda adversary: adversary._unlist(everywhere=False),
+    "broker refuses": lambda adversary: adversary._stop_broker(REFUSES, unlist=False),
+    "broker silent": lambda adversary: adversary._stop_broker(SILENT, unlist=False),
+    "broker removed": lambda adversary: adversary._stop_broker(REFUSES, unlist=True),
+    "broker replaced": StreamAdversary._replace_broker,
+    "name server silent": StreamAdversary._stop_name_server,
+    "lost end": StreamAdversary._lose_end,
+    "expiry": lambda adversary: adversary._expire(0.0),
+    "late expiry": lambda adversary: adversary._expire(adversary.rng.random() * 10),
+    "more queues": StreamAdversary._more_queues,
+    "fewer queues": StreamAdversary._fewer_queues,
+    "recreated topic": lambda adversary: adversary._recreate(regrow=False),
+    "regrown topic": lambda adversary: adversary._recreate(regrow=True),
+    "deleted topic": StreamAdversary._delete,
+}
+EVENTS: Final = tuple(_EVENTS)

@@ -1,7 +1,7 @@
 """A streaming query that is restarted again and again, while brokers, topics, queues and messages come and go.
 
 The reader, its offsets, requests, plans, pulls and decoding are the connector's own. Spark's part is in `stream_spark`,
-brokers and name servers in `stream_brokers`, the checks in `stream_checks`.
+brokers and name servers in `stream_brokers`, their faults in `stream_faults`, the checks in `stream_checks`.
 
 ``python -m tests.simulation --kind stream --seeds 100000`` runs many schedules.
 """
@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import functools
 import random
+from collections import Counter
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from rocketmq_spark.errors import (
     DataLossError,
@@ -24,7 +25,7 @@ from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.options.offsets import EARLIEST, LATEST, OffsetSpec
 from rocketmq_spark.options.source import SourceOptions
 from tests.simulation.cluster import BasePlan, BaseRun, Warnings
-from tests.simulation.stream_brokers import REFUSES, InlineRuntime, StreamCluster, Timeline
+from tests.simulation.stream_brokers import FRESH_AFTER, REFUSES, InlineRuntime, StreamCluster, Timeline
 from tests.simulation.stream_checks import problems_of_stream
 from tests.simulation.stream_faults import EVENTS, REQUESTS, StreamAdversary
 from tests.simulation.stream_spark import (
@@ -39,6 +40,7 @@ from tests.simulation.stream_spark import (
 from tests.simulation.world import EPOCH, SimulationError
 
 TOPICS: Final = ("T0", "T1")
+Pairs: TypeAlias = "tuple[tuple[MessageQueue, int], ...]"
 
 # What happens to drivers, and what Spark does now and then.
 OF_DRIVERS: Final = ("crash", "stop", "plans twice", "tasks twice", "lost commit", "late tasks")
@@ -89,30 +91,21 @@ class StreamPlan(BasePlan):
     def of_seed(cls, seed: int) -> StreamPlan:
         """Draw a plan."""
         rng = random.Random(f"stream {seed}")
-        read_timeout = rng.choice((3_000, 10_000, 60_000))
         options: dict[str, Any] = {
-            "read_timeout_ms": read_timeout,
+            "read_timeout_ms": rng.choice((3_000, 10_000, 60_000)),
             "pull_timeout_ms": rng.choice((500, 1_000, 3_000)),
             "fail_on_data_loss": rng.random() < 0.5,
             "commit_offsets": rng.random() < 0.4,
         }
         legacy = rng.random() < 0.15
         if not legacy:
-            if rng.random() < 0.4:
-                options["max_offsets_per_trigger"] = rng.choice((1, 2, 5, 20))
-            if rng.random() < 0.15:
-                options["max_bytes_per_trigger"] = rng.choice((1, 300, 2_000))
-            if rng.random() < 0.15:
-                options["min_offsets_per_trigger"] = rng.choice((1, 3, 10))
-                options["max_trigger_delay"] = rng.choice((1_000, 20_000))
-            if options.get("min_offsets_per_trigger", 0) > options.get("max_offsets_per_trigger", 100):
-                del options["max_offsets_per_trigger"]
+            options |= _limits(rng)
         if rng.random() < 0.2:
             options["min_partitions"] = rng.choice((2, 5))
         if random.Random(f"tags {seed}").random() < 0.15:
             options["sub_expression"] = "Aa" if seed % 2 else "Aa || C"
-        if (others := random.Random(f"unreadable {seed}")).random() < 0.15:
-            options["on_unreadable"] = others.choice(("fail", "skip", "raw"))
+        if (unreadable := random.Random(f"unreadable {seed}")).random() < 0.15:
+            options["on_unreadable"] = unreadable.choice(("fail", "skip", "raw"))
         horizon = rng.choice((40.0, 120.0))
         start = rng.choice(("earliest", "earliest", "latest", "latest", "json", "time", "times", "committed"))
         if start == "committed":
@@ -136,6 +129,21 @@ class StreamPlan(BasePlan):
             horizon=horizon,
             options=options,
         )
+
+
+def _limits(rng: random.Random) -> dict[str, int]:
+    """Draw the options that limit micro-batches."""
+    options: dict[str, int] = {}
+    if rng.random() < 0.4:
+        options["max_offsets_per_trigger"] = rng.choice((1, 2, 5, 20))
+    if rng.random() < 0.15:
+        options["max_bytes_per_trigger"] = rng.choice((1, 300, 2_000))
+    if rng.random() < 0.15:
+        options["min_offsets_per_trigger"] = rng.choice((1, 3, 10))
+        options["max_trigger_delay"] = rng.choice((1_000, 20_000))
+    if options.get("min_offsets_per_trigger", 0) > options.get("max_offsets_per_trigger", 100):
+        del options["max_offsets_per_trigger"]
+    return options
 
 
 @dataclass
@@ -177,8 +185,8 @@ class _User:
         self._topics = TOPICS[: plan.topics]
         self._late_broker = "late broker" in plan.faults and plan.brokers > 1
         self._late_topic = "late topic" in plan.faults and plan.topics > 1
-        self._steps = 0
-        self._names: dict[str, int] = {}
+        # The steps of the present driver by name, and all of them under an empty one; and at which it crashes.
+        self._steps: Counter[str] = Counter()
         self._crash: tuple[str, int] | None = None
         # After an error that names lost data, the user reads the remaining messages.
         self._accepts_loss = False
@@ -196,8 +204,7 @@ class _User:
             world.advance(rng.random() * rng.choice((0.1, 3.0, 20.0)))
         if world.now < plan.horizon:
             world.advance(plan.horizon - world.now)
-        # Name servers and route caches forget the last fault within some seconds.
-        world.advance(2.0)
+        world.advance(FRESH_AFTER)
         self.history.calm = world.now
         for _ in range(6):
             if self._drive(last=True):
@@ -239,13 +246,13 @@ class _User:
             log = cluster.log(queue)
             assert log is not None
             if plan.start == "committed" and rng.random() < 0.7:
-                cluster.brokers[queue.broker_name].group[queue] = rng.randint(0, len(log.records))
+                cluster.brokers[queue.broker_name].committed[queue] = rng.randint(0, len(log.records))
             if rng.random() < 0.1:
                 cluster.expire(queue, rng.randint(0, len(log.records)), 0.0)
-        self._start = self._start_of(queues)
+        self._start = self._draw_start(queues)
         self._assigned = frozenset(queue for queue in queues if rng.random() < 0.7) or frozenset(queues)
 
-    def _start_of(self, queues: list[MessageQueue]) -> dict[str, Any]:
+    def _draw_start(self, queues: list[MessageQueue]) -> dict[str, Any]:
         """Draw the options that say where the query begins."""
         rng, start, cluster = self.rng, self.plan.start, self.cluster
         if start in ("earliest", "latest", "committed"):
@@ -262,43 +269,12 @@ class _User:
 
     def _drive(self, *, last: bool) -> bool:
         """Run one driver; return whether it has read everything."""
-        plan, rng, history, faults = self.plan, self.rng, self.history, self.plan.faults
+        history = self.history
         options = self._options(last=last)
-        trigger = plan.trigger
-        if "other triggers" in faults and rng.random() < 0.5:
-            trigger = rng.choice((PROCESSING_TIME, AVAILABLE_NOW))
-            self.cluster.counts["other triggers"] += 1
-        if last:
-            trigger = PROCESSING_TIME
-        run = DriverRun(len(history.drivers), options, trigger, plan.legacy, self.world.now)
+        run = DriverRun(len(history.drivers), options, self._trigger(last=last), self.plan.legacy, self.world.now)
         history.drivers.append(run)
-        self._crash, self._names, self._steps = None, {}, 0
-        if "crash" in faults and not last and rng.random() < 0.7:
-            if rng.random() < 0.6:
-                self._crash = rng.choice(_POINTS), 1 + rng.randrange(rng.choice((1, 3)))
-            else:
-                self._crash = "", 1 + rng.randrange(rng.choice((20, 100, 400)))
-        stops = "stop" in faults and not last and rng.random() < 0.5
-        self._stop_at = self.world.now + rng.random() * 30 if stops else plan.horizon
-        self.cluster.counts["stop"] += stops
-        habits = Habits(
-            # A query may wait for more messages.
-            interval=plan.interval
-            if not last
-            else options.max_trigger_delay / 1000
-            if options.min_offsets_per_trigger
-            else 0.2,
-            **{
-                name: 0.3 if kind in faults else 0.0
-                for name, kind in (
-                    ("plans_twice", "plans twice"),
-                    ("tasks_twice", "tasks twice"),
-                    ("commits_lost", "lost commit"),
-                    ("late_tasks", "late tasks"),
-                )
-            },
-        )
-        calls = 0
+        self._draw_end(last=last)
+        habits, calls = self._habits(options, last=last), 0
 
         def is_stopped() -> bool:
             nonlocal calls
@@ -307,7 +283,7 @@ class _User:
                 return run.rest > 2 or calls > _MOST_LAST
             return self.world.now >= self._stop_at
 
-        self.world.note(f"driver {run.number} starts, {trigger}, failOnDataLoss={options.fail_on_data_loss}")
+        self.world.note(f"driver {run.number} starts, {run.trigger}, failOnDataLoss={options.fail_on_data_loss}")
         try:
             Driver(self.cluster, self.runtime, history, run, habits, self._step, is_stopped).run()
         except DriverEnd as exc:
@@ -318,7 +294,7 @@ class _User:
             self.world.note(f"driver {run.number} fails: {type(exc).__name__}: {exc}")
             self.cluster.counts[f"error: {type(exc).__name__}"] += 1
             self._skips |= isinstance(exc, RemotingCommandException)
-            self._accepts_loss = last or (isinstance(exc, DataLossError) and rng.random() < 0.7)
+            self._accepts_loss = last or (isinstance(exc, DataLossError) and self.rng.random() < 0.7)
         else:
             self.world.note(f"driver {run.number} ends")
         run.ended = self.world.now
@@ -326,7 +302,45 @@ class _User:
             self.problems.append(f"the query does not come to rest: {history.ends[-1][0]}")
         return run.error is None
 
+    def _trigger(self, *, last: bool) -> str:
+        trigger = self.plan.trigger
+        if "other triggers" in self.plan.faults and self.rng.random() < 0.5:
+            trigger = self.rng.choice((PROCESSING_TIME, AVAILABLE_NOW))
+            self.cluster.counts["other triggers"] += 1
+        return PROCESSING_TIME if last else trigger
+
+    def _draw_end(self, *, last: bool) -> None:
+        """Draw whether the next driver crashes or is stopped, and when."""
+        rng, faults = self.rng, self.plan.faults
+        self._steps.clear()
+        self._crash = None
+        if "crash" in faults and not last and rng.random() < 0.7:
+            if rng.random() < 0.6:
+                self._crash = rng.choice(_POINTS), 1 + rng.randrange(rng.choice((1, 3)))
+            else:
+                self._crash = "", 1 + rng.randrange(rng.choice((20, 100, 400)))
+        stops = "stop" in faults and not last and rng.random() < 0.5
+        self._stop_at = self.world.now + rng.random() * 30 if stops else self.plan.horizon
+        self.cluster.counts["stop"] += stops
+
+    def _habits(self, options: SourceOptions, *, last: bool) -> Habits:
+        def chance(kind: str) -> float:
+            return 0.3 if kind in self.plan.faults else 0.0
+
+        interval = self.plan.interval
+        if last:
+            # A query may wait for more messages.
+            interval = options.max_trigger_delay / 1000 if options.min_offsets_per_trigger else 0.2
+        return Habits(
+            interval,
+            plans_twice=chance("plans twice"),
+            tasks_twice=chance("tasks twice"),
+            commits_lost=chance("lost commit"),
+            late_tasks=chance("late tasks"),
+        )
+
     def _options(self, *, last: bool) -> SourceOptions:
+        """Return the options of the next driver."""
         plan, rng = self.plan, self.rng
         fields = dict(plan.options)
         if "other failOnDataLoss" in plan.faults and rng.random() < 0.4:
@@ -344,7 +358,6 @@ class _User:
         if "other topics" in plan.faults and not last and len(topics) > 1 and rng.random() < 0.4:
             topics = tuple(rng.sample(topics, rng.randint(1, len(topics) - 1)))
             self.cluster.counts["other topics"] += 1
-        start = self._start if not self.history.ends else {}
         if plan.selection == "assign":
             selected: dict[str, Any] = {"assign": self._assigned}
         elif plan.selection == "pattern":
@@ -353,26 +366,26 @@ class _User:
             selected = {"subscribe": topics}
         options = _options_of(tuple(self.cluster.name_servers), tuple(sorted(fields.items())))
         options = replace(options, **selected)
-        # A user may leave the start in the options; the query ignores it after its first start.
+        return options if self.history.ends else replace(options, **self._start_for(options))
+
+    def _start_for(self, options: SourceOptions) -> dict[str, Any]:
+        """Return the options of the start, without queues that the other options do not select."""
+
+        def selected(pairs: Pairs) -> Pairs:
+            return tuple(pair for pair in pairs if options.reads(pair[0]))
+
         offsets, times = "starting_offsets", "starting_offsets_by_timestamp"
-        named = {name: tuple(pair for pair in _pairs(value) if options.reads(pair[0])) for name, value in start.items()}
+        start = self._start
         if offsets in start and start[offsets].offsets:
-            start = {offsets: OffsetSpec(offsets=named[offsets])}
-        elif times in start:
-            start = {times: named[times]}
-        return replace(options, **start)
+            return {offsets: OffsetSpec(offsets=selected(start[offsets].offsets))}
+        return {times: selected(start[times])} if times in start else start
 
     def _step(self, name: str) -> None:
-        """End the driver here, if that is its fate."""
-        self._steps += 1
-        self._names[name] = count = self._names.get(name, 0) + 1
-        if self._crash is not None and self._crash in ((name, count), ("", self._steps)):
+        """End the driver here, if that was drawn."""
+        self._steps.update((name, ""))
+        if self._crash is not None and self._crash in ((name, self._steps[name]), ("", self._steps[""])):
             self.cluster.counts[f"crash {name}" if self._crash[0] else "crash at any request"] += 1
             raise DriverEnd(name)
-
-
-def _pairs(value: Any) -> tuple[tuple[MessageQueue, int], ...]:
-    return value.offsets if isinstance(value, OffsetSpec) else value if isinstance(value, tuple) else ()
 
 
 @functools.lru_cache(maxsize=512)

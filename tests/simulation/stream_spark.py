@@ -12,7 +12,7 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
@@ -43,8 +43,13 @@ _RAW_ARROW: Final = _ARROW.append(pa.field("unreadable", pa.string()))
 # Spark's spark.task.maxFailures is 4.
 _TASK_ATTEMPTS: Final = 2
 
-Row = tuple[MessageQueue, int, int]
-"""A row of a micro-batch: its queue, its offset, and the number of its message."""
+
+class Row(NamedTuple):
+    """A row of a micro-batch; `number` is that of its message."""
+
+    queue: MessageQueue
+    offset: int
+    number: int
 
 
 class DriverEnd(BaseException):
@@ -69,6 +74,32 @@ class BatchRun:
     # When the sink has got all rows.
     ended: float = math.inf
 
+    @property
+    def all_rows(self) -> list[Row]:
+        """The rows of all tasks."""
+        return [row for rows in self.rows for row in rows]
+
+    @property
+    def planned_by(self) -> float:
+        """When its plan was complete, or its driver ended before that."""
+        return self.planned if math.isfinite(self.planned) else self.driver.ended
+
+
+class Beginning(NamedTuple):
+    """Where a query would begin, and when `initialOffset` was called and returned."""
+
+    called: float
+    returned: float
+    offsets: dict[MessageQueue, int]
+
+
+class Target(NamedTuple):
+    """When `prepareForTriggerAvailableNow` was called, and the ends of all queues before and after it."""
+
+    called: float
+    before: dict[MessageQueue, int]
+    after: dict[MessageQueue, int]
+
 
 @dataclass(eq=False)
 class DriverRun:
@@ -83,11 +114,11 @@ class DriverRun:
     error: RocketMQError | None = None
     # Whether Spark ended the query because a Trigger.AvailableNow was done.
     finished: bool = False
-    # Where the query would begin, and when `initialOffset` was called and returned.
-    initial: tuple[float, float, dict[MessageQueue, int]] | None = None
-    # The calls to `prepareForTriggerAvailableNow`: begin, end; and the ends of all queues before and after it.
-    prepared: tuple[float, float, dict[MessageQueue, int], dict[MessageQueue, int]] | None = None
+    initial: Beginning | None = None
+    target: Target | None = None
+    # The offsets of its checkpoint.
     known: dict[MessageQueue, int] = field(default_factory=dict)
+    # Its last triggers without a micro-batch.
     rest: int = 0
 
 
@@ -121,22 +152,6 @@ class Habits:
     late_tasks: float = 0.0
 
 
-class LimitedReader(LimitedStreamReader):
-    """The connector's reader, connected to modelled servers."""
-
-    def __init__(self, options: SourceOptions, cluster: StreamOffsets) -> None:
-        super().__init__(options, _RAW_SCHEMA if options.on_unreadable == "raw" else _SCHEMA)
-        self._cluster = cluster
-
-
-class LegacyReader(RocketMQStreamReader):
-    """The same, on PySpark 4.0 and 4.1."""
-
-    def __init__(self, options: SourceOptions, cluster: StreamOffsets) -> None:
-        super().__init__(options, _RAW_SCHEMA if options.on_unreadable == "raw" else _SCHEMA)
-        self._cluster = cluster
-
-
 class Driver:
     """One driver's process, from its start until it crashes, fails, is stopped or is done."""
 
@@ -159,46 +174,47 @@ class Driver:
         offsets = StreamOffsets(
             run.options, transport, runtime.clock, "10.0.0.1@spark#17", runtime.sleep, runtime=runtime
         )  # fmt: skip
-        reader_class = LegacyReader if run.legacy else LimitedReader
-        self.reader: RocketMQStreamReader = reader_class(run.options, offsets)
+        # PySpark 4.0 and 4.1 have no limits.
+        reader_class = RocketMQStreamReader if run.legacy else LimitedStreamReader
+        self.reader = reader_class(run.options, _RAW_SCHEMA if run.options.on_unreadable == "raw" else _SCHEMA)
+        self.reader._cluster = offsets
 
     def run(self) -> None:
         """Run the query. RocketMQError: it has failed. DriverEnd: the driver has crashed."""
-        history, record = self.history, self.record
+        record = self.record
         try:
             limit = None if record.legacy else self._prepare()
-            start: str | None = None
-            end, is_constructed = "", False
-            if history.ends:
-                end = history.ends[-1][0]
-                start = history.ends[-2][0] if len(history.ends) > 1 else None
-                record.known = flat(json.loads(end))
-                self._call("seen", self.reader.partitions, json.loads(end), json.loads(end))
-                is_constructed = len(history.committed) < len(history.ends)
-                if not is_constructed:
-                    start = end
+            start, end = self._resume()
             while not self._is_stopped():
                 due = self.world.now + self.habits.interval
-                if not is_constructed:
-                    new_end = self._construct(start, limit)
-                    is_constructed = new_end is not None
-                    end = end if new_end is None else new_end
-                if is_constructed:
-                    self._run_batch(start, end)
-                    start, is_constructed, record.rest = end, False, 0
-                    if record.trigger == AVAILABLE_NOW and record.legacy:
-                        # Spark has no target: it runs one micro-batch.
-                        record.finished = True
-                        return
-                elif record.trigger == AVAILABLE_NOW:
-                    record.finished = True
-                    return
-                else:
+                if end is None:
+                    end = self._construct(start, limit)
+                if end is None:
                     record.rest += 1
+                    record.finished = record.trigger == AVAILABLE_NOW
+                else:
+                    self._run_batch(start, end)
+                    start, end, record.rest = end, None, 0
+                    # Before PySpark 4.2 Spark has no target: it runs one micro-batch.
+                    record.finished = record.trigger == AVAILABLE_NOW and record.legacy
+                if record.finished:
+                    return
                 if record.trigger == PROCESSING_TIME:
                     self.world.advance(due - self.world.now)
         finally:
             self.reader.stop()
+
+    def _resume(self) -> tuple[str | None, str | None]:
+        """Return the start of the next micro-batch (None: of the query), and the end of one that is not complete."""
+        history = self.history
+        if not history.ends:
+            return None, None
+        last = history.ends[-1][0]
+        self.record.known = flat(json.loads(last))
+        self._call("seen", self.reader.partitions, json.loads(last), json.loads(last))
+        if len(history.committed) == len(history.ends):
+            return last, None
+        return history.ends[-2][0] if len(history.ends) > 1 else None, last
 
     def _prepare(self) -> Any:
         record, reader = self.record, self.reader
@@ -206,17 +222,13 @@ class Driver:
         if record.trigger == AVAILABLE_NOW:
             began, before = self.world.now, self._ends()
             self._call("prepare", reader.prepareForTriggerAvailableNow)
-            record.prepared = began, self.world.now, before, self._ends()
+            record.target = Target(began, before, self._ends())
         return self._call("limit", reader.getDefaultReadLimit)
 
     def _ends(self) -> dict[MessageQueue, int]:
         """Return the ends of the queues that can be read."""
-        topics = {name: broker.topics for name, broker in self.cluster.brokers.items()}
-        return {
-            queue: len(log.records)
-            for queue, log in self.cluster.queues()
-            if queue.queue_id < topics[queue.broker_name].get(queue.topic, (0, 0))[0]
-        }
+        cluster = self.cluster
+        return {queue: len(log.records) for queue, log in cluster.queues() if cluster.is_readable(queue)}
 
     def _construct(self, start: str | None, limit: Any) -> str | None:
         """Write the end of the next micro-batch to the offset log; return None if there is nothing to read."""
@@ -243,7 +255,7 @@ class Driver:
         began = self.world.now
         offset = self._call("initialOffset", self.reader.initialOffset)
         if self.record.initial is None:
-            self.record.initial = began, self.world.now, flat(offset)
+            self.record.initial = Beginning(began, self.world.now, flat(offset))
         return json.loads(json.dumps(offset))
 
     def _run_batch(self, start: str | None, end: str) -> None:
@@ -258,20 +270,18 @@ class Driver:
             partitions = self._call("partitions", self.reader.partitions, json.loads(run.start), json.loads(end))
         run.planned = world.now
         for partition in partitions:
-            assert isinstance(partition, ReadPartition)
             if self._happens("late tasks", self.habits.late_tasks):
                 world.advance(rng.random() * rng.choice((2.0, 30.0)))
-            run.rows.append(self._task(partition.plan))
+            run.rows.append(self._task(partition))
         # A sink may read the micro-batch again, and Spark runs tasks again.
         for partition, rows in zip(partitions, run.rows, strict=True):
             if self._happens("tasks twice", self.habits.tasks_twice):
-                assert isinstance(partition, ReadPartition)
-                again = self._task(partition.plan)
+                again = self._task(partition)
                 if again != rows:
                     run.unequal.append((rows, again, world.now))
         self.step("before the sink")
         run.ended = world.now
-        world.note(f"micro-batch {run.batch}: {sum(map(len, run.rows))} rows")
+        world.note(f"micro-batch {run.batch}: {len(run.all_rows)} rows")
         self.step("before the commit log")
         history.committed.append(world.now)
         self.step("after the commit log")
@@ -282,11 +292,13 @@ class Driver:
         self.cluster.counts[kind] += happens
         return happens
 
-    def _task(self, plan: ReadPlan) -> list[Row]:
+    def _task(self, partition: InputPartition) -> list[Row]:
+        """Run a task, again if it fails."""
+        assert isinstance(partition, ReadPartition)
         for attempt in range(_TASK_ATTEMPTS):
             self.history.calls.append(self.world.now)
             try:
-                return self._read(plan)
+                return self._read(partition.plan)
             except RocketMQError:
                 self.cluster.counts["task failed"] += 1
                 if attempt == _TASK_ATTEMPTS - 1:
@@ -294,7 +306,7 @@ class Driver:
         raise AssertionError
 
     def _read(self, plan: ReadPlan) -> list[Row]:
-        """Read as a task does."""
+        """Return what one attempt at a task reads."""
         options = self.record.options
         transport: Any = StreamTransport(self.cluster, self.runtime, self.step)
         self.step("task")
@@ -304,7 +316,7 @@ class Driver:
         for batch in rows_over(transport, options, plan, schema, skipped.policy(options), self.runtime):
             numbers = map(int, batch.column("body").to_pylist())
             rows += (
-                (records[number].queue, offset, number)
+                Row(records[number].queue, offset, number)
                 for number, offset in zip(numbers, batch.column("queueOffset").to_pylist(), strict=True)
             )
         skipped.close()
