@@ -17,16 +17,15 @@ from pyspark.sql.types import StructType
 from rocketmq_spark import read_arrow
 from rocketmq_spark.cluster import LocalCluster
 from rocketmq_spark.errors import OptionError
-from rocketmq_spark.options.parsing import parse_source_options
 from rocketmq_spark.producer.producer import Producer
 from rocketmq_spark.spark.stream_reader import stream_reader
 from tests.support.auditor import audit, numbered_rows
 from tests.support.clocks import BACK, FakeClock
 from tests.support.cluster import SHORT_DEADLINES, started
 from tests.support.java import Java
-from tests.support.once import BODIES, KEYS, check_once
+from tests.support.once import BODIES, KEYS, MANY_BODIES, check_once
 from tests.support.processes import PATIENCE
-from tests.support.streams import Feed
+from tests.support.streams import Feed, column_of, source_options
 from tests.support.writes import WIDTH, make_topic
 
 pytestmark = [pytest.mark.faults, pytest.mark.integration, pytest.mark.long]
@@ -112,13 +111,12 @@ def test_exactly_once_write_stores_every_row_once(
         assert "the clocks of a client and of broker broker-0 differ by " in errors[0]
     else:
         assert errors == []
-    rows = [f"row-{number:04}" for number in range(6_000)] if case == "in_a_commit" else BODIES
-    check_once(java, clocked.name_server, topic, rows)
+    check_once(java, clocked.name_server, topic, MANY_BODIES if case == "in_a_commit" else BODIES)
 
 
 def test_stream_reads_every_row_once(clocked: LocalCluster, broker_clock: FakeClock, topic: str) -> None:
-    given = {"nameServer": clocked.name_server, "subscribe": topic, "startingOffsets": "earliest"}
-    stream = stream_reader(parse_source_options(given, {}, streaming=True), SCHEMA)
+    options = source_options(clocked, topic, streaming=True, startingOffsets="earliest")
+    stream = stream_reader(options, SCHEMA)
     read = list[str]()
     with Producer("feed", name_server=clocked.name_server) as producer:
         feed = Feed(producer, clocked.name_server, topic)
@@ -129,7 +127,7 @@ def test_stream_reads_every_row_once(clocked: LocalCluster, broker_clock: FakeCl
                 feed(ROWS)
                 end = stream.latestOffset(offset)
                 for task in stream.partitions(offset, end):
-                    read += [key for batch in stream.read(task) for key in batch.column("keys").to_pylist()]
+                    read += column_of(stream.read(task), "keys")
                 offset = end
         finally:
             stream.stop()

@@ -11,14 +11,13 @@ from collections.abc import Callable, Iterator
 import pyarrow as pa
 import pytest
 
-from rocketmq_spark.admin import Admin
 from rocketmq_spark.cluster import LocalCluster
 from rocketmq_spark.deliveries.exactly_once.fence import forget_checks
 from rocketmq_spark.deliveries.log.delivery import forget_logs
 from rocketmq_spark.errors import DataLossError, DeliveryError, RocketMQError
 from rocketmq_spark.producer.producer import Producer
 from tests.support.auditor import audit, numbered_rows
-from tests.support.cluster import SHORT_DEADLINES, set_config, started
+from tests.support.cluster import SHORT_DEADLINES, create_topic, set_config, started
 from tests.support.java import Java
 from tests.support.losses import EmptyStore, Loss, OlderStore
 from tests.support.once import BODIES, KEYS, check_once, committing, resuming
@@ -44,8 +43,7 @@ def older_store() -> Iterator[OlderStore]:
 def loss(request: pytest.FixtureRequest, topic: str) -> Iterator[Loss]:
     """A way to lose messages of the topic, which has two queues on each broker."""
     loss: Loss = request.getfixturevalue(request.param)
-    with Admin(loss.cluster.name_server, timeout=PATIENCE) as admin:
-        admin.create_topic(topic, 2)
+    create_topic(loss.cluster, topic, "NORMAL", 2)
     yield loss
     forget_logs()
     forget_checks()
@@ -183,8 +181,7 @@ def test_half_messages_that_a_broker_lost_are_not_committed(
 @pytest.fixture
 def emptied(older_store: OlderStore, topic: str) -> Iterator[EmptyStore]:
     """A way to lose all messages of the first broker, with its topics."""
-    with Admin(older_store.cluster.name_server, timeout=PATIENCE) as admin:
-        admin.create_topic(topic, 2)
+    create_topic(older_store.cluster, topic, "NORMAL", 2)
     yield EmptyStore(older_store.cluster)
     forget_logs()
     forget_checks()

@@ -18,8 +18,6 @@ from pyspark.sql.types import StructType
 from rocketmq_spark.cluster import LocalCluster
 from rocketmq_spark.errors import DataLossError
 from rocketmq_spark.model.message import EncodedBatch, Message, MessageQueue, SendOutcome, SendRequest
-from rocketmq_spark.options.parsing import parse_source_options
-from rocketmq_spark.options.source import SourceOptions
 from rocketmq_spark.producer.producer import Producer
 from rocketmq_spark.protocol.remoting.records import encode_batch
 from rocketmq_spark.spark.reader import RocketMQBatchReader
@@ -27,7 +25,7 @@ from rocketmq_spark.spark.stream_reader import stream_reader
 from rocketmq_spark.transport.remoting.transport import RemotingTransport
 from tests.support.cluster import Slave, commit_log, set_config
 from tests.support.processes import PATIENCE, wait_for
-from tests.support.streams import Feed
+from tests.support.streams import Feed, column_of, source_options
 from tests.support.writes import make_topic
 
 pytestmark = [pytest.mark.faults, pytest.mark.spark, pytest.mark.integration]
@@ -44,17 +42,6 @@ def feed(two_brokers: LocalCluster, topic: str) -> Iterator[Feed]:
     make_topic(two_brokers, topic, queues=1, on=two_brokers.brokers[:1])
     with Producer("feed", name_server=two_brokers.name_server) as producer:
         yield Feed(producer, two_brokers.name_server, topic)
-
-
-def options_of(cluster: LocalCluster, topic: str, *, streaming: bool = False, **options: object) -> SourceOptions:
-    texts = {name: str(value) for name, value in options.items()}
-    given = {"nameServer": cluster.name_server, "subscribe": topic, **texts}
-    return parse_source_options(given, {}, streaming=streaming)
-
-
-def offsets_of(batches: Iterator[pa.RecordBatch]) -> Iterator[int]:
-    for batch in batches:
-        yield from batch.column("queueOffset").to_pylist()
 
 
 def missing(texts: list[str]) -> list[int]:
@@ -75,7 +62,7 @@ def test_slave_that_started_later_loses_no_row_while_master_hangs(
         slave.catch_up()
         with RemotingTransport([two_brokers.name_server]) as transport:
             assert transport.min_offset(queue, slave.broker.address, 5.0) > 0
-        reader = RocketMQBatchReader(options_of(two_brokers, topic, pullTimeoutMs=1000), SCHEMA)
+        reader = RocketMQBatchReader(source_options(two_brokers, topic, pullTimeoutMs=1000), SCHEMA)
         with ThreadPoolExecutor(1) as pool:
             master.pause()
             try:
@@ -85,7 +72,7 @@ def test_slave_that_started_later_loses_no_row_while_master_hangs(
             finally:
                 master.resume()
             tasks = planning.result()
-        offsets = [offset for task in tasks for offset in offsets_of(reader.read(task))]
+        offsets = [offset for task in tasks for offset in column_of(reader.read(task), "queueOffset")]
         assert offsets == list(range(ROWS + 100))
     finally:
         slave.end()
@@ -103,19 +90,21 @@ def test_deleted_files_are_reported_before_the_minimum_offset_is_corrected(
     broker.restart()
     with RemotingTransport([two_brokers.name_server]) as transport:
         assert transport.min_offset(MessageQueue(topic, broker.name, 0), broker.address, 5.0) == 0
-    reader = RocketMQBatchReader(options_of(two_brokers, topic, failOnDataLoss=False, minPartitions=3), SCHEMA)
-    offsets = [offset for task in reader.partitions() for offset in offsets_of(reader.read(task))]
+    reader = RocketMQBatchReader(source_options(two_brokers, topic, failOnDataLoss=False, minPartitions=3), SCHEMA)
+    offsets = [offset for task in reader.partitions() for offset in column_of(reader.read(task), "queueOffset")]
     lost = missing(caplog.messages)
     assert len(lost) > ROWS // 4
     assert sorted(offsets + lost) == list(range(ROWS))
     # One task meets the gap as a whole, and names it as a whole.
-    reader = RocketMQBatchReader(options_of(two_brokers, topic), SCHEMA)
+    reader = RocketMQBatchReader(source_options(two_brokers, topic), SCHEMA)
     [task] = reader.partitions()
     with pytest.raises(DataLossError, match=rf"messages {lost[0]} to {lost[-1]} of {topic}/broker-0/0 are not there"):
         list(reader.read(task))
     # A broker passes over deleted messages with a filter, too.
     starts = json.dumps({topic: {broker.name: {"0": lost[0]}}})
-    reader = RocketMQBatchReader(options_of(two_brokers, topic, subExpression="none", startingOffsets=starts), SCHEMA)
+    reader = RocketMQBatchReader(
+        source_options(two_brokers, topic, subExpression="none", startingOffsets=starts), SCHEMA
+    )
     [task] = reader.partitions()
     with pytest.raises(DataLossError, match=rf"messages {lost[0]} to {lost[-1]} of {topic}/broker-0/0 are not there"):
         list(reader.read(task))
@@ -140,9 +129,9 @@ def test_gaps_of_a_compacted_topic_are_not_reported(two_brokers: LocalCluster, t
         assert outcomes.get(timeout=PATIENCE).error is None
         producer.send_arrow(pa.table({"body": ["x"] * 10, "keys": ["k"] * 10}), topic)
         wait_for(lambda: transport.max_offset(queue, broker.address, 5.0) == 30)
-    reader = RocketMQBatchReader(options_of(two_brokers, topic), SCHEMA)
+    reader = RocketMQBatchReader(source_options(two_brokers, topic), SCHEMA)
     [task] = reader.partitions()
-    assert list(offsets_of(reader.read(task))) == [*range(10), *range(20, 30)]
+    assert list(column_of(reader.read(task), "queueOffset")) == [*range(10), *range(20, 30)]
 
 
 @pytest.mark.long
@@ -153,7 +142,7 @@ def test_messages_that_expire_during_a_read_are_all_reported(
     """A broker cleans up for the first time a minute after its start, and every four seconds from then on."""
     broker = two_brokers.brokers[0]
     feed(ROWS, nbytes=NBYTES)
-    options = options_of(two_brokers, topic, streaming=streaming, failOnDataLoss=False, startingOffsets="earliest")
+    options = source_options(two_brokers, topic, streaming=streaming, failOnDataLoss=False, startingOffsets="earliest")
     if streaming:
         stream = stream_reader(options, SCHEMA)
         start = stream.initialOffset()
@@ -165,7 +154,7 @@ def test_messages_that_expire_during_a_read_are_all_reported(
         [task] = batch.partitions()
         read = batch.read
     files = len(commit_log(broker))
-    rows = offsets_of(read(task))
+    rows = column_of(read(task), "queueOffset")
 
     def files_left(most: int) -> bool:
         return len(commit_log(broker)) <= most

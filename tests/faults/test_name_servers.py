@@ -27,7 +27,18 @@ from tests.support.peer import address_of, refused_address
 from tests.support.processes import wait_for
 from tests.support.resume import Killed, complete, new_plan, run_task
 from tests.support.two_phase import WRITE
-from tests.support.writes import SMALL, WIDTH, Trial, keys_of, make_topic, messages_in, numbered, rows, write
+from tests.support.writes import (
+    SMALL,
+    WIDTH,
+    Trial,
+    await_messages,
+    keys_of,
+    make_topic,
+    messages_in,
+    numbered,
+    rows,
+    write,
+)
 
 pytestmark = [pytest.mark.faults, pytest.mark.spark, pytest.mark.integration]
 
@@ -158,7 +169,7 @@ def test_a_recovery_with_an_old_route_repeats_no_row(
 
             def stored(number: int) -> None:
                 if number == 1_000:
-                    wait_for(lambda: messages_in(two_brokers.name_server, topic) >= 800)
+                    await_messages(two_brokers.name_server, topic, 800)
 
             with pytest.raises(Killed):
                 run_task(job, new_plan(job), WRITE, rows=BODIES, dies_after=1_000, before=stored)

@@ -17,10 +17,10 @@ from tests.support.cluster import SHORT_DEADLINES, started
 from tests.support.java import Java
 from tests.support.once import BODIES, KEYS, check_once, committing, resuming
 from tests.support.power import Disk
-from tests.support.processes import PATIENCE, wait_for
+from tests.support.processes import PATIENCE
 from tests.support.resume import complete, new_plan, run_task
 from tests.support.two_phase import WRITE
-from tests.support.writes import SMALL, WIDTH, account_of, make_topic, messages_in, rows
+from tests.support.writes import SMALL, WIDTH, account_of, await_messages, make_topic, messages_in, rows
 
 pytestmark = [pytest.mark.faults, pytest.mark.integration, pytest.mark.long]
 
@@ -80,7 +80,7 @@ def test_a_power_failure_takes_no_acknowledged_row(
     def broken() -> Iterator[pa.RecordBatch]:
         for number, batch in enumerate(rows(4_000)):
             if number == 4:
-                wait_for(lambda: messages_in(flushing.name_server, topic) >= 1_000)
+                await_messages(flushing.name_server, topic, 1_000)
                 power.fail()
             yield batch
 
@@ -92,7 +92,7 @@ def test_a_power_failure_takes_no_acknowledged_row(
 def test_effectively_once_stores_each_row_once(flushing: LocalCluster, power: Power, topic: str, java: Java) -> None:
     def fault(number: int) -> None:
         if number == 1_000:
-            wait_for(lambda: messages_in(flushing.name_server, topic) >= 500)
+            await_messages(flushing.name_server, topic, 500)
             power.fail()
 
     with resuming(flushing, topic) as job:
@@ -131,5 +131,5 @@ def test_a_disk_that_fails_takes_no_acknowledged_row(flushing: LocalCluster, pow
     power.broker.kill()
     power.disk.restore()
     power.broker.restart()
-    wait_for(lambda: messages_in(flushing.name_server, alone) >= 500 + stored)
+    await_messages(flushing.name_server, alone, 500 + stored)
     assert messages_in(flushing.name_server, alone) <= 500 + stored + unknown

@@ -6,23 +6,20 @@ An empty broker takes the name of another one, or a slave that lacks messages be
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
-import pyarrow as pa
 import pytest
 from pyspark.sql.types import StructType
 
-from rocketmq_spark.admin import Admin
 from rocketmq_spark.cluster import LocalCluster
 from rocketmq_spark.errors import DataLossError
-from rocketmq_spark.options.parsing import parse_source_options
-from rocketmq_spark.options.source import SourceOptions
 from rocketmq_spark.producer.producer import Producer
 from rocketmq_spark.spark.reader import RocketMQBatchReader
 from rocketmq_spark.spark.stream_reader import RocketMQStreamReader, stream_reader
-from tests.support.cluster import started
+from tests.support.cluster import create_topic, started
 from tests.support.losses import EmptyStore, Loss
 from tests.support.processes import PATIENCE
-from tests.support.streams import Feed
+from tests.support.streams import Feed, column_of, source_options
 
 pytestmark = [pytest.mark.faults, pytest.mark.integration]
 
@@ -42,13 +39,8 @@ def empty_store() -> Iterator[EmptyStore]:
 def loss(request: pytest.FixtureRequest, topic: str) -> Loss:
     """A way to lose messages of the topic, which has one queue."""
     loss: Loss = request.getfixturevalue(request.param)
-    create(loss, topic)
+    create_topic(loss.cluster, topic, "NORMAL", 1)
     return loss
-
-
-def create(loss: Loss, topic: str) -> None:
-    with Admin(loss.cluster.name_server, timeout=PATIENCE) as admin:
-        admin.create_topic(topic, 1, update=True)
 
 
 @pytest.fixture
@@ -69,51 +61,39 @@ def replace(loss: Loss, topic: str, feed: Feed) -> Callable[[], None]:
 
     def replace() -> None:
         loss.lose()
-        create(loss, topic)
+        create_topic(loss.cluster, topic, "NORMAL", 1)
         feed(3 * ROWS)
 
     return replace
 
 
-@pytest.fixture
-def options(loss: Loss, topic: str) -> Callable[..., SourceOptions]:
-    def options(*, streaming: bool = False, **given: str) -> SourceOptions:
-        own = {"nameServer": loss.cluster.name_server, "subscribe": topic, "startingOffsets": "earliest"}
-        return parse_source_options({**own, **given}, {}, streaming=streaming)
-
-    return options
-
-
-def keys_of(batches: Iterator[pa.RecordBatch]) -> list[str]:
-    return [key for batch in batches for key in batch.column("keys").to_pylist()]
-
-
 @pytest.mark.parametrize("given", [{}, {"minPartitions": "4"}, {"subExpression": "none"}], ids=["", "parts", "filter"])
 def test_batch_read_fails_if_messages_are_replaced_after_its_plan(
-    options: Callable[..., SourceOptions], feed: Feed, replace: Callable[[], None], given: dict[str, str]
+    loss: Loss, topic: str, replace: Callable[[], None], given: dict[str, Any]
 ) -> None:
-    reader = RocketMQBatchReader(options(**given), SCHEMA)
+    reader = RocketMQBatchReader(source_options(loss.cluster, topic, **given), SCHEMA)
     tasks = reader.partitions()
     replace()
     assert len(tasks) == int(given.get("minPartitions", 1))
     for task in tasks:
         with pytest.raises(DataLossError, match=PLANNED):
-            keys_of(reader.read(task))
+            list(column_of(reader.read(task), "keys"))
 
 
 @pytest.fixture
-def stream(options: Callable[..., SourceOptions]) -> Iterator[RocketMQStreamReader]:
-    stream = stream_reader(options(streaming=True), SCHEMA)
+def stream(loss: Loss, topic: str) -> Iterator[RocketMQStreamReader]:
+    options = source_options(loss.cluster, topic, streaming=True, startingOffsets="earliest")
+    stream = stream_reader(options, SCHEMA)
     yield stream
     stream.stop()
 
 
 def test_stream_fails_if_messages_are_replaced_between_micro_batches(
-    stream: RocketMQStreamReader, feed: Feed, replace: Callable[[], None]
+    stream: RocketMQStreamReader, replace: Callable[[], None]
 ) -> None:
     start = stream.initialOffset()
     end = stream.latestOffset(start)
-    read = [key for task in stream.partitions(start, end) for key in keys_of(stream.read(task))]
+    read = [key for task in stream.partitions(start, end) for key in column_of(stream.read(task), "keys")]
     assert read == [f"k{number}" for number in range(2 * ROWS)]
     replace()
     later = stream.latestOffset(end)
@@ -123,7 +103,7 @@ def test_stream_fails_if_messages_are_replaced_between_micro_batches(
 
 
 def test_stream_fails_if_messages_are_replaced_after_a_plan(
-    stream: RocketMQStreamReader, feed: Feed, replace: Callable[[], None]
+    stream: RocketMQStreamReader, replace: Callable[[], None]
 ) -> None:
     start = stream.initialOffset()
     end = stream.latestOffset(start)
@@ -132,6 +112,6 @@ def test_stream_fails_if_messages_are_replaced_after_a_plan(
     assert tasks
     for task in tasks:
         with pytest.raises(DataLossError, match=PLANNED):
-            keys_of(stream.read(task))
+            list(column_of(stream.read(task), "keys"))
     with pytest.raises(DataLossError, match=READ):
         stream.partitions(end, stream.latestOffset(end))

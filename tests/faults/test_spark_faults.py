@@ -20,8 +20,8 @@ from rocketmq_spark.spark.report import Metrics
 from tests.support.auditor import audit, numbered_rows
 from tests.support.cluster import SharedCluster
 from tests.support.java import Java
-from tests.support.processes import StandaloneCluster, descendants, processes, wait_for
-from tests.support.writes import WIDTH, Ledger, failing_late, messages_in, numbered, retries_of, rows
+from tests.support.processes import StandaloneCluster, descendants, processes
+from tests.support.writes import WIDTH, Ledger, await_messages, failing_late, numbered, retries_of, rows
 from tests.tools.packages import Built
 
 pytestmark = [pytest.mark.faults, pytest.mark.spark, pytest.mark.integration]
@@ -54,7 +54,7 @@ def addresses(cluster: SharedCluster) -> list[str]:
 
 
 def await_stored(options: dict[str, str], messages: int) -> None:
-    wait_for(lambda: messages_in(options["nameServer"], options["topic"]) >= messages)
+    await_messages(options["nameServer"], options["topic"], messages)
 
 
 def settle(

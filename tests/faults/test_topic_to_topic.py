@@ -20,7 +20,7 @@ from tests.support.auditor import ROW_ID, audit, numbered_rows
 from tests.support.cluster import SharedCluster
 from tests.support.java import Java
 from tests.support.processes import PROGRAMS, Submission, wait_for
-from tests.support.writes import WIDTH, keys_of, messages_in, rows
+from tests.support.writes import WIDTH, await_messages, keys_of, messages_in, rows
 
 pytestmark = [pytest.mark.faults, pytest.mark.spark, pytest.mark.integration]
 
@@ -61,7 +61,7 @@ def test_dedupe_finds_every_repeat_of_a_killed_stream(
 
     # At this rate a micro-batch lasts seconds on any machine, so the kill falls into it.
     driver = start(2, maxRatePerSecond="5000", maxRateTasks="1", batchBytes="16k")
-    wait_for(lambda: messages_in(cluster.name_server, target) >= ROWS // 4)
+    await_messages(cluster.name_server, target, ROWS // 4)
     driver.kill()
     before = messages_in(cluster.name_server, target)
     assert before < ROWS

@@ -18,14 +18,11 @@ import pyarrow as pa
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.producer.producer import Producer
 from tests.support.clocks import BACK, set_clock
-from tests.support.once import BODIES, committing, resuming
+from tests.support.once import BODIES, MANY_BODIES, committing, resuming
 from tests.support.processes import wait_for
 from tests.support.resume import Killed, complete, new_plan, run_task
 from tests.support.two_phase import WRITE
 from tests.support.writes import SMALL, messages_in, rows
-
-# More than a commit stores before the program notices the first one.
-MANY = [f"row-{number:04}" for number in range(6_000)]
 
 
 @dataclass
@@ -90,7 +87,7 @@ def before_half_messages() -> None:
 
 def in_a_commit() -> None:
     with committing(cluster, topic, timeout_ms=60_000) as job, ThreadPoolExecutor(1) as pool:
-        running = pool.submit(job.two_phase.commit, WRITE, *job.prepare(MANY))
+        running = pool.submit(job.two_phase.commit, WRITE, *job.prepare(MANY_BODIES))
         set_back(0)
         running.result()
     with committing(cluster, topic) as job:

@@ -15,7 +15,7 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -28,6 +28,7 @@ from rocketmq_spark.cluster.jars import server_jars
 from rocketmq_spark.cluster.probe import Probe
 from rocketmq_spark.cluster.process import find_java
 from rocketmq_spark.cluster.security import client_options
+from rocketmq_spark.cluster.servers import Server
 from rocketmq_spark.errors import ClusterError, RocketMQError
 from rocketmq_spark.model.credentials import Credentials
 from rocketmq_spark.model.message import MessageQueue
@@ -261,6 +262,18 @@ def forget(broker: Broker, files: int) -> None:
     for file in commit_log(broker)[:files]:
         file.unlink()
     broker.restart()
+
+
+def start_all(servers: Sequence[Server], meanwhile: Callable[[], object] = lambda: None) -> None:
+    """Resume or start servers, and wait until all are ready: replicas become ready together."""
+    for server in servers:
+        if server.is_alive:
+            server.resume()
+        else:
+            server.start()
+    for server in servers:
+        meanwhile()
+        server.await_ready(time.monotonic() + PATIENCE, keep_ports=True)
 
 
 def heal(cluster: LocalCluster) -> None:

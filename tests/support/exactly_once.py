@@ -29,7 +29,7 @@ from tests.support.drivers import Driver, connect_server, pause, resume, send
 from tests.support.java import Java
 from tests.support.processes import PATIENCE, PROGRAMS, at_most, wait_for
 from tests.support.reading import read_topic
-from tests.support.writes import messages_in
+from tests.support.writes import await_messages, messages_in
 
 LOG: Final = "rocketmq-spark-decisions"
 # The shortest timeout, because a recovery waits for its end.
@@ -126,7 +126,7 @@ class Job:
             table = pa.table({"body": [line.ljust(_WIDTH) for line in lines], "keys": lines})
             producer.send_arrow(table, topic, requireStoreOk=False, deliveryTimeoutMs=timeout)
         fed = int(lines[-1]) + 1
-        wait_for(lambda: messages_in(self.cluster.name_server, topic) >= fed)
+        await_messages(self.cluster.name_server, topic, fed)
         held = messages_in(self.cluster.name_server, topic)
         assert held == fed, f"the source has {held} messages of {fed} rows"
 

@@ -7,7 +7,6 @@ returns when the broker serves again.
 from __future__ import annotations
 
 import shutil
-import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
@@ -16,7 +15,7 @@ from rocketmq_spark.cluster import Broker, LocalCluster
 from rocketmq_spark.cluster.servers import NameServer
 from rocketmq_spark.errors import ClusterError, RocketMQError
 from rocketmq_spark.transport.remoting.transport import RemotingTransport
-from tests.support.cluster import mqadmin
+from tests.support.cluster import mqadmin, start_all
 from tests.support.processes import PATIENCE, wait_for
 
 
@@ -117,13 +116,7 @@ class UncleanSwitch:
 
     def heal(self) -> None:
         """Restart the old master, which drops its last messages, and wait until both replicas are in sync."""
-        for broker in self.cluster.brokers:
-            if broker.is_alive:
-                broker.resume()
-            else:
-                broker.start()
-        for broker in self.cluster.brokers:
-            broker.await_ready(time.monotonic() + PATIENCE, keep_ports=True)
+        start_all(self.cluster.brokers)
 
     def _in_sync(self) -> set[str]:
         assert self.cluster._site is not None

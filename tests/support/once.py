@@ -27,6 +27,8 @@ class HasNameServer(Protocol):
 # Rows of `run_task`, and what their keys begin with.
 KEYS: Final = "key of "
 BODIES: Final = [f"row-{number:04}" for number in range(2_000)]
+# More than a commit stores before a test notices the first one.
+MANY_BODIES: Final = [f"row-{number:04}" for number in range(6_000)]
 
 
 def job_with_home(topic: str, broker_name: str, suffix: str) -> str:

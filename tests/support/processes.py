@@ -222,11 +222,18 @@ def _environment(python: str) -> dict[str, str]:
 PATIENCE = 600.0
 
 
-def wait_for(condition: Callable[[], bool], within: float = PATIENCE) -> None:
-    """Wait until a condition holds; fail after `within` seconds."""
+def wait_for(
+    condition: Callable[[], bool],
+    within: float = PATIENCE,
+    *,
+    why: Callable[[], str] = lambda: "not so",
+    meanwhile: Callable[[], object] = lambda: None,
+) -> None:
+    """Wait until a condition holds, and call `meanwhile` again and again; after `within` seconds fail with `why`."""
     deadline = time.monotonic() + within
     while not condition():
-        assert time.monotonic() < deadline, f"not so after {within:g} s"
+        assert time.monotonic() < deadline, f"{why()} after {within:g} s"
+        meanwhile()
         time.sleep(0.05)
 
 

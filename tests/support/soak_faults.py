@@ -20,11 +20,11 @@ from rocketmq_spark.cluster import Broker, LocalCluster
 from rocketmq_spark.cluster.servers import NameServer
 from rocketmq_spark.errors import ClusterError, RocketMQError
 from rocketmq_spark.model.route import MASTER_ID
-from tests.support.cluster import mqadmin
+from tests.support.cluster import mqadmin, start_all
 from tests.support.drivers import send
 from tests.support.links import TcpProxy
-from tests.support.processes import PATIENCE
-from tests.support.soak_flow import ANY, Flow
+from tests.support.processes import wait_for
+from tests.support.soak_flow import ANY, Flow, Pair
 from tests.support.soak_writers import Writer
 
 # The longest pause of a broker, and the longest time without a connection, seconds.
@@ -33,7 +33,7 @@ _LONGEST: Final = 12.0
 
 @dataclass(frozen=True)
 class Struck:
-    """A fault of the timeline; `flowed` is how long after it the last part had rows again, `last` which one."""
+    """A fault that was injected; `flowed` is how long after it the last part had rows again, `last` which one."""
 
     at: float
     kind: str
@@ -63,7 +63,7 @@ class Faults:
         folder: Path,
         tend: Callable[[], object],
     ) -> None:
-        self.timeline: list[Struck] = []
+        self.counts: Counter[str] = Counter()
         self._cluster = cluster
         self._links = links
         self._writers = writers
@@ -92,10 +92,6 @@ class Faults:
         }
         self._deck: list[str] = []
 
-    @property
-    def counts(self) -> Counter[str]:
-        return Counter(struck.kind for struck in self.timeline)
-
     def strike(self) -> Struck:
         """Inject the next fault, and wait until everything works again."""
         if not self._deck:
@@ -105,39 +101,26 @@ class Faults:
         first = [writer.written + 1 for writer in self._writers]
         at = time.time()
         target = self._kinds[kind]()
-        self._heal()
-        self._await(lambda: not self._awaited(), lambda: f"no rows of {self._awaited()} after: {kind} {target}")
+        start_all(self._cluster.servers, self._tend)
+        self._await(lambda: not self._awaited(), lambda: f"no rows of {self._awaited()} since {kind} {target}")
         for writer, batch in zip(self._writers, first, strict=True):
             writer.risk(batch)
         resumed = self._flow.resumed
         last = max(resumed, key=lambda pair: resumed[pair], default=("", ""))
-        struck = Struck(at, kind, target, resumed.get(last, 0.0), " at ".join(last))
-        self.timeline.append(struck)
-        return struck
+        self.counts[kind] += 1
+        return Struck(at, kind, target, resumed.get(last, 0.0), " at ".join(last))
 
-    def _awaited(self) -> list[tuple[str, str]]:
+    def _awaited(self) -> list[Pair]:
+        """Return where no rows flow yet, without the topics of writers that are done."""
         over = {writer.topic for writer in self._writers if writer.is_done}
         return [pair for pair in self._flow.waiting if pair[0] not in over]
 
     def _await(self, condition: Callable[[], bool], why: Callable[[], str]) -> None:
-        deadline = time.monotonic() + PATIENCE
-        while not condition():
-            assert time.monotonic() < deadline, f"{why()} within {PATIENCE:g} s"
-            self._tend()
-            time.sleep(0.2)
+        wait_for(condition, why=why, meanwhile=self._tend)
 
-    def _heal(self) -> None:
-        """Start what is down, and wait until all replicas are in sync."""
-        for server in self._cluster.servers:
-            if not server.is_alive:
-                server.start()
-        for server in self._cluster.servers:
-            self._tend()
-            server.await_ready(time.monotonic() + PATIENCE, keep_ports=True)
-
-    def _mark(self, *brokers: str, topics: Sequence[str] = ()) -> None:
-        """Measure how long the topics, or all, have no new rows on the brokers, or on all."""
-        self._flow.mark(self._flow.pairs(topics or [one.topic for one in self._writers], brokers or self._names))
+    def _mark(self, *brokers: str) -> None:
+        """Measure how long all topics have no new rows on the brokers, or on all."""
+        self._flow.mark([writer.topic for writer in self._writers], brokers or self._names)
 
     def _seconds(self) -> float:
         """Return a length of a fault: shorter and longer than the time after which a master is replaced."""
@@ -238,7 +221,7 @@ class Faults:
     def _kill_workers(self) -> str:
         writer = self._rng.choice([one for one in self._writers if one.form != "producer"])
         killed = [worker.pid for worker in writer.driver.workers() if send(worker, signal.SIGKILL)]
-        self._mark(ANY, topics=[writer.topic])
+        self._flow.mark([writer.topic], [ANY])
         return f"{writer.name}, {len(killed)} processes"
 
     def _kill_driver(self, what: str) -> str:
@@ -255,5 +238,5 @@ class Faults:
         self._await(lambda: writer.driver is not driver or writer.is_done, lambda: f"{writer.name} does not end")
         # Rows of the killed driver may still come. Those of the next one count.
         self._await(lambda: ready.exists() or writer.is_done, lambda: f"{writer.name} does not start")
-        self._flow.mark(self._flow.pairs([writer.topic], [ANY]), at)
+        self._flow.mark([writer.topic], [ANY], at)
         return writer.name

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.routing.route_cache import TopicPublishInfo, publish_info_of
@@ -40,14 +41,14 @@ class Flow(threading.Thread):
         self.join()
         self._transport.close()
 
-    def pairs(self, topics: Iterable[str], brokers: Iterable[str]) -> list[Pair]:
-        brokers = list(brokers)
-        return [(topic, broker) for topic in topics for broker in brokers]
+    def mark(self, topics: Sequence[str], brokers: Sequence[str], since: float | None = None) -> None:
+        """Wait for more messages of each topic on each broker, and count the time from `since` on (monotonic seconds).
 
-    def mark(self, pairs: Iterable[Pair], since: float | None = None) -> None:
-        """Wait from now on for more messages of these pairs, and count the time from `since` (monotonic seconds)."""
+        Without `since`, the time counts from now on.
+        """
         with self._lock:
             begin = time.monotonic() if since is None else since
+            pairs = itertools.product(topics, brokers)
             self._marked = {pair: (self._counts.get(pair, 0), begin) for pair in pairs}
             self._resumed = {}
 

@@ -145,14 +145,14 @@ class Writer:
     def written(self) -> int:
         """The number of the last batch that is complete; -1 before it."""
         if self.form == "stream":
-            return _last(self.folder / "checkpoint" / "commits")
+            return _last_batch(self.folder / "checkpoint" / "commits")
         file = self.folder / "written"
         return int(file.read_text()) - 1 if file.exists() else -1
 
     @property
     def begun(self) -> int:
         """The number of the last batch of which rows may be stored."""
-        return _last(self.folder / "checkpoint" / "offsets") if self.form == "stream" else self.written + 1
+        return _last_batch(self.folder / "checkpoint" / "offsets") if self.form == "stream" else self.written + 1
 
     def risk(self, first: int) -> None:
         """Record that batches from `first` to the present one may be repeated because of a fault."""
@@ -199,19 +199,20 @@ class Writer:
 
     def _given(self) -> Iterator[Row]:
         repeats, units = self.may_repeat(), self._units()
+        # The rules of `audit` find the row in the body.
+        by_body = self.delivery == "exactlyOnce"
         for number in range(self.rows):
             group = f"group-{number % GROUPS}" if self.is_ordered else None
-            if_once = self.delivery == "exactlyOnce"
             yield Row(
                 self.topic,
-                str(number) if if_once else f"k{number}",
-                None if if_once else str(number).ljust(100, ".").encode(),
+                str(number) if by_body else f"k{number}",
+                None if by_body else str(number).ljust(100, ".").encode(),
                 tag=f"tag-{number % TAGS}",
                 keys=f"k{number}",
                 properties={SHARDING_KEY: group} if group else None,
                 order=group,
                 repeats=bool(repeats[number]),
-                unit=str(next(units)) if if_once else None,
+                unit=str(next(units)) if by_body else None,
             )
 
     def _units(self) -> Iterator[int]:
@@ -276,5 +277,6 @@ def new_writers(
     return writers
 
 
-def _last(folder: Path) -> int:
+def _last_batch(folder: Path) -> int:
+    """Return the newest micro-batch in a log of a checkpoint; -1 without one."""
     return max((int(file.name) for file in folder.glob("[0-9]*") if file.name.isdigit()), default=-1)

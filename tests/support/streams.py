@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from rocketmq_spark.options.parsing import parse_source_options
+from rocketmq_spark.options.source import SourceOptions
 from rocketmq_spark.producer.producer import Producer
 from tests.support.processes import wait_for
-from tests.support.writes import messages_in
+from tests.support.writes import await_messages, messages_in
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+    from rocketmq_spark.cluster import LocalCluster
+    from tests.support.cluster import SharedCluster
 
 
 class Feed:
@@ -60,8 +65,23 @@ class Feed:
         before = messages_in(self._name_server, where) if awaited else 0
         self._producer.send_arrow(pa.table(columns), where, **options)
         if awaited:
-            wait_for(lambda: messages_in(self._name_server, where) >= before + rows)
+            await_messages(self._name_server, where, before + rows)
         return keys
+
+
+def source_options(
+    cluster: LocalCluster | SharedCluster, topic: str, *, streaming: bool = False, **options: object
+) -> SourceOptions:
+    """Return the options of a read of a topic."""
+    texts = {name: str(value) for name, value in options.items()}
+    given = {"nameServer": cluster.name_server, "subscribe": topic, **texts}
+    return parse_source_options(given, {}, streaming=streaming)
+
+
+def column_of(batches: Iterable[pa.RecordBatch], name: str) -> Iterator[Any]:
+    """Yield the values of a column of batches."""
+    for batch in batches:
+        yield from batch.column(name).to_pylist()
 
 
 class Kept:

@@ -192,6 +192,11 @@ def messages_in(name_server: str, topic: str) -> int:
         return 0
 
 
+def await_messages(name_server: str, topic: str, count: int) -> None:
+    """Wait until a topic has so many messages."""
+    wait_for(lambda: messages_in(name_server, topic) >= count)
+
+
 def rows(count: int, groups: int = 0) -> Iterator[pa.RecordBatch]:
     """Yield `count` numbered rows, `PIECE` at a time, with `groups` sharding keys in turn."""
     for start in range(0, count, PIECE):
@@ -214,7 +219,7 @@ def broken(
     """Yield the batches. Call `fault` before batch number `before`, once `messages` messages are stored."""
     for number, batch in enumerate(batches):
         if number == before:
-            wait_for(lambda: messages_in(cluster.name_server, topic) >= messages)
+            await_messages(cluster.name_server, topic, messages)
             fault()
         yield batch
 
@@ -248,7 +253,7 @@ def in_mid_write(name_server: str, topic: str, messages: int, fault: Callable[[]
     """
 
     def happen() -> None:
-        wait_for(lambda: messages_in(name_server, topic) >= messages)
+        await_messages(name_server, topic, messages)
         fault()
 
     with ThreadPoolExecutor(1) as pool:

@@ -39,8 +39,8 @@ from tests.support.auditor import Found, run_audits
 from tests.support.cluster import FAST_FAILOVER, create_topic
 from tests.support.java import Java
 from tests.support.links import TcpProxy, linked_servers
-from tests.support.processes import PATIENCE
-from tests.support.soak_faults import Faults, Struck
+from tests.support.processes import PATIENCE, wait_for
+from tests.support.soak_faults import Faults
 from tests.support.soak_flow import Flow
 from tests.support.soak_writers import HEAP_MB, PERIOD, Writer, new_writers
 from tests.tools.flatness import Line, Sample, judge
@@ -100,7 +100,6 @@ class Soak:
         self.findings: list[str] = []
         self.own: list[Sample] = []
         self.writers: list[Writer] = []
-        self.timeline: Sequence[Struck] = ()
         self._rng = random.Random(f"soak {seed}")
 
     def run(self) -> int:
@@ -110,29 +109,19 @@ class Soak:
             folder = self.folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="soak-")))
             folder.mkdir(parents=True, exist_ok=True)
             stack.enter_context(explained(self))
-            cluster = stack.enter_context(
-                LocalCluster(
-                    brokers=2,
-                    directory=folder / "cluster",
-                    controller=True,
-                    replicas=2,
-                    name_servers=3,
-                    broker_properties=FAST_FAILOVER,
-                    start_timeout=PATIENCE,
-                )
-            )
+            cluster = stack.enter_context(new_cluster(folder / "cluster"))
             brokers = [broker.address for broker in cluster.brokers]
             name_servers, links = stack.enter_context(linked_servers(cluster.name_server.split(";"), brokers))
             by_name: dict[str, list[TcpProxy]] = {"name servers": list(name_servers)}
             for broker, link in zip(cluster.brokers, links, strict=True):
                 by_name.setdefault(broker.broker_name, []).append(link)
-            self._prepare(cluster, ";".join(link.address for link in name_servers), folder, stack)
+            self._start_writers(cluster, ";".join(link.address for link in name_servers), folder, stack)
             sampling = stack.enter_context(Every(SAMPLED_EVERY, lambda: self._sample([*name_servers, *links])))
             noting = stack.enter_context(Every(1.0, self._note))
             with Flow(cluster.name_server.split(";"), [writer.topic for writer in self.writers]) as flow:
                 faults = Faults(cluster, by_name, self.writers, flow, self.seed, folder, self._tend)
-                self.timeline = faults.timeline
-                self._strike(faults, flow)
+                self._await_rows(flow)
+                self._strike(faults)
                 self._finish()
             self.findings += [repr(every.failure) for every in (sampling, noting) if every.failure is not None]
             for writer in self.writers:
@@ -144,8 +133,9 @@ class Soak:
         print("\n".join(["", *self.findings]) if self.findings else "\nno row is wrong, nothing has grown")
         return 1 if self.findings else 0
 
-    def _prepare(self, cluster: LocalCluster, name_server: str, folder: Path, stack: contextlib.ExitStack) -> None:
-        """Start the writers."""
+    def _start_writers(
+        self, cluster: LocalCluster, name_server: str, folder: Path, stack: contextlib.ExitStack
+    ) -> None:
         watchdog = Watchdog()
         stack.callback(watchdog.release)
         forms = [self._rng.choice(["stream", "stream", "batch"]) for _ in range(3)]
@@ -179,9 +169,8 @@ class Soak:
         }
         self.own.append(Sample(time.time(), figures))
 
-    def _strike(self, faults: Faults, flow: Flow) -> None:
-        """Inject a fault each minute until a writer with Spark is done."""
-        self._await_rows(flow)
+    def _strike(self, faults: Faults) -> None:
+        """Inject a fault again and again until a writer with Spark is done."""
         self.began, due = time.time(), time.monotonic() + min(self.fault_every / 2, 15.0)
         print("rows flow; time, fault, target, and how long until rows flowed again:", flush=True)
         while True:
@@ -199,20 +188,17 @@ class Soak:
 
     def _await_rows(self, flow: Flow) -> None:
         """Let the writers begin when all are ready, and wait until all have stored rows."""
-        self._await(lambda: all((writer.folder / "ready").exists() for writer in self.writers), "a writer is not ready")
+        wait_for(
+            lambda: all((writer.folder / "ready").exists() for writer in self.writers),
+            why=lambda: "a writer is not ready",
+            meanwhile=self._tend,
+        )
         # The first micro-batch takes long. Other writers would be done early.
         streams = [writer for writer in self.writers if writer.form == "stream"]
         for some in (streams, [writer for writer in self.writers if writer not in streams]):
             for writer in some:
                 (writer.folder / "go").touch()
-            self._await(partial(_have_rows, flow, some), "a writer stores no rows")
-
-    def _await(self, condition: Callable[[], bool], why: str) -> None:
-        deadline = time.monotonic() + PATIENCE
-        while not condition():
-            assert time.monotonic() < deadline, why
-            self._tend()
-            time.sleep(0.2)
+            wait_for(partial(_have_rows, flow, some), why=lambda: "a writer stores no rows", meanwhile=self._tend)
 
     def _finish(self) -> None:
         """Wait until all writers have written their rows."""
@@ -285,6 +271,19 @@ class Soak:
 
 def _have_rows(flow: Flow, writers: Sequence[Writer]) -> bool:
     return all(flow.count(writer.topic) for writer in writers)
+
+
+def new_cluster(folder: Path) -> LocalCluster:
+    """Return the servers of a soak."""
+    return LocalCluster(
+        brokers=2,
+        directory=folder,
+        controller=True,
+        replicas=2,
+        name_servers=3,
+        broker_properties=FAST_FAILOVER,
+        start_timeout=PATIENCE,
+    )
 
 
 def print_table(lines: Sequence[Line], *, judged: bool) -> None:
