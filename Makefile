@@ -63,7 +63,7 @@ test: setup ## Run the whole test suite with real brokers (about 20 minutes on 2
 
 .PHONY: test-faults
 test-faults: setup ## Run all tests but those of releases in their long form, and print the cost of each fault (hours)
-	@$(BIN)/python -m pytest tests -m "not bench" -q --full --ignore=tests/unit --ignore=tests/integration/test_releases.py
+	@$(BIN)/python -m pytest tests -m "not bench" -q --full --ignore=tests/unit --ignore=tests/integration/releases
 
 .PHONY: unit
 unit: setup ## Run the unit tests (2.5 minutes on 2 cores, no network, no Spark)

@@ -24,10 +24,10 @@ from rocketmq_spark.spark.report import Metrics
 from tests.support.auditor import ROW_ID, audit, numbered_rows
 from tests.support.java import Java
 from tests.support.links import TcpProxy
+from tests.support.local_mode import LocalModeProxy, local_mode
 from tests.support.peer import refused_address
 from tests.support.processes import PATIENCE, wait_for
 from tests.support.reading import read_topic
-from tests.support.releases import LocalModeProxy, local_mode
 from tests.support.writes import (
     PIECE,
     SMALL,

@@ -14,12 +14,13 @@ import pytest
 if TYPE_CHECKING:
     from xdist.scheduler import Scheduling
 
-# A group runs in one process, because its tests kill and pause the same servers (`two_brokers`). Without groups, each
-# of the four processes starts its own, and the suite takes a minute more. One group for all faults would end last.
+# A group runs in one process, because its tests use the same servers, and faults kill and pause them. Without groups,
+# each of the four processes starts its own, and the suite takes a minute more. One group for all faults would end last.
 _READS: Final = ("reader", "lost_messages", "expired_messages")
 GROUPS: Final = {
     "faults of reads": tuple(f"tests/faults/test_{name}.py" for name in _READS),
     "faults": ("tests/faults/",),
+    "releases": ("tests/integration/releases/",),
 }
 # Each of them takes minutes. A process that began one late would end long after the others.
 FIRST: Final = ("tests/faults/", "tests/notebooks/")

@@ -1,4 +1,4 @@
-"""Reads from a time and to a time, of every type of queue. `test_releases.py` has those of other releases."""
+"""Reads from a time and to a time, of every type of queue. `releases/` has those of other releases."""
 
 from __future__ import annotations
 

@@ -22,8 +22,9 @@ from rocketmq_spark.cluster import LocalCluster
 from rocketmq_spark.errors import OptionError
 from tests.support.cluster import EVERY_TYPE, SharedCluster, mqadmin, started
 from tests.support.java import Java
+from tests.support.local_mode import local_mode_proxy
 from tests.support.processes import PATIENCE, wait_for
-from tests.support.releases import cluster_of, local_mode_proxy
+from tests.support.releases import cluster_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -1,14 +1,12 @@
-"""Servers of other releases, and servers that `LocalCluster` does not have: for tests marked long."""
+"""Servers of other releases of RocketMQ, and what each release does: for tests marked long."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
 import hashlib
-import json
 import os
 import re
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,8 +14,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from rocketmq_spark.cluster import Broker, LocalCluster
-from rocketmq_spark.cluster.config import pick_port, render
+import pytest
+
+from rocketmq_spark.cluster import LocalCluster
+from rocketmq_spark.cluster.config import render
 from rocketmq_spark.cluster.jars import RELEASE, cache_folder, find_ivy, server_jars, sha256_of
 from rocketmq_spark.cluster.probe import Probe
 from rocketmq_spark.cluster.process import find_java
@@ -64,12 +64,18 @@ TABLE: Final[Mapping[str, Mapping[str, str]]] = {
     "`effectivelyOnce`": {},
     "`exactlyOnce`": {"4.9.7": ERROR, "4.9.7 DLedger": ERROR},
 }
-"""By feature: what a release does, where that is not `YES`. `tests/integration/test_releases.py` tests it."""
+"""By feature: what a release does, where that is not `YES`. `tests/integration/releases/` tests it."""
 
 
 def of(feature: str, server: str) -> str:
     """Return what a release, perhaps with another store, does with a feature."""
     return TABLE[feature].get(server, YES)
+
+
+def leave_out(feature: str, server: str) -> None:
+    """Skip the test of a feature that a release does not have, and that the driver does not refuse."""
+    if (found := of(feature, server)) not in (YES, ERROR):
+        pytest.skip(f"{feature} on {server}: {found}")
 
 
 def table() -> str:
@@ -204,60 +210,3 @@ def cluster_of(release: str, **parameters: Any) -> Iterator[SharedCluster]:
             return
         brokers = tuple(SharedServer(broker.name, broker.address, str(broker.log)) for broker in cluster.brokers)
         yield SharedCluster(cluster.name_server, brokers, SharedServer("", "", ""), "", cluster.options)
-
-
-class LocalModeProxy(Broker):
-    """A proxy in local mode: one process that is a broker and its proxy."""
-
-    _MAIN = "proxy.ProxyStartup"
-    _CONFIG = ("-bc", "broker.conf")
-
-    @property
-    def endpoints(self) -> str:
-        """``host:port`` of gRPC."""
-        return f"127.0.0.1:{self._grpc_port}"
-
-    def start(self) -> None:
-        """Write both configurations and start the JVM, always with the same port of gRPC."""
-        if not hasattr(self, "_grpc_port"):
-            self._grpc_port = pick_port(self._site.ports)
-            self._site.ports.add(self._grpc_port)
-        remoting_port = pick_port(self._site.ports)
-        properties = json.loads(
-            render(
-                "proxy.json",
-                name_server=self._site.name_server,
-                grpc_port=self._grpc_port,
-                remoting_port=remoting_port,
-            )
-        )
-        self.folder.mkdir(parents=True, exist_ok=True)
-        (self.folder / "proxy.json").write_text(json.dumps({**properties, "proxyMode": "LOCAL"}))
-        super().start()
-
-    def _command_line(self) -> list[str]:
-        return [*super()._command_line(), "-pc", str(self.folder / "proxy.json"), "-pm", "local"]
-
-
-@contextlib.contextmanager
-def local_mode(broker_properties: Mapping[str, str]) -> Iterator[tuple[LocalCluster, LocalModeProxy]]:
-    """Run a name server, which the cluster has, and a broker with its proxy in one process."""
-    # The broker of this cluster only provides the name server.
-    with started(LocalCluster(start_timeout=PATIENCE)) as cluster:
-        cluster.brokers[0].stop()
-        assert cluster._site is not None
-        both = LocalModeProxy(cluster._site, "broker-local", broker_properties)
-        try:
-            both.restart()
-            yield cluster, both
-        finally:
-            both.kill()
-            shutil.rmtree(both.folder, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def local_mode_proxy(broker_properties: Mapping[str, str]) -> Iterator[SharedCluster]:
-    """Run the servers of `local_mode`, for tests that do not stop them."""
-    with local_mode(broker_properties) as (cluster, both):
-        server = SharedServer(both.name, both.address, str(both.log))
-        yield SharedCluster(cluster.name_server, (server,), server, both.endpoints, cluster.options)
