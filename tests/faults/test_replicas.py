@@ -41,8 +41,11 @@ def replicated(_replicated: LocalCluster) -> Iterator[LocalCluster]:
 
 def knows(broker: Broker, *topics: str) -> bool:
     """Return whether a broker has the configuration of topics. A slave asks its master for it every ten seconds."""
-    stored = json.loads((broker.folder / "store" / "config" / "topics.json").read_text())
-    return set(topics).issubset(stored["topicConfigTable"])
+    # The broker deletes the file before it renames the next one.
+    with suppress(FileNotFoundError):
+        stored = json.loads((broker.folder / "store" / "config" / "topics.json").read_text())
+        return set(topics).issubset(stored["topicConfigTable"])
+    return False
 
 
 def is_master(cluster: LocalCluster, broker: Broker) -> bool:
