@@ -24,10 +24,10 @@ _START: Final = 2.0
 # is twice the fastest answer (as in TCP Vegas).
 _CALM_MS: Final = 200.0
 
-# A task sends slower, the longer its requests wait, up to this time: three quarters of a broker's default patience.
-_LONGEST_WAIT_MS: Final = 150.0
+# A task sends slower, the longer its requests wait, up to this time: seven tenths of a broker's default patience.
+_LONGEST_WAIT_MS: Final = 140.0
 # The pace if requests wait for half of that time, batches per second.
-_MIDDLE: Final = 8.0
+_MIDDLE: Final = 10.0
 # The part of the newest answer in the mean wait is this one, or less if answers come faster than 20 a second, or more
 # for the first answers.
 _NEWEST: Final = 1 / 40
@@ -43,16 +43,22 @@ _FASTEST: Final = 0.01
 # this. It begins at 0, so that one rejection is not enough.
 _PATIENT: Final = 0.6
 # After this time without a rejection, a task sends faster by the square of its multiples: what seems to be a wait may
-# be a slow link or a slow broker. The pace ends after `_QUIET_MOST` of them.
-_QUIET_S: Final = 30.0
+# be a slow broker. The pace ends after `_QUIET_MOST` of them.
+_QUIET_S: Final = 120.0
+# The same for a slow link: no wait since the last rejection was shorter than this part of the mean.
+_QUIET_LINK_S: Final = 30.0
+_STEADY: Final = 0.7
 _QUIET_MOST: Final = 4.0
 # The least that a request counts, in batches. A window counts in `SINGLE_COST`.
 _LEAST_COST: Final = 1 / 512
 # Intervals between requests vary by this part in both directions, so that tasks do not send in step.
 _JITTER: Final = 0.3
+# A task avoids a broker with a probability of this part of how much longer than the mean its last request waited there.
+# Without it, some brokers have long queues and others short ones. A larger part would make queues long in turn.
+_AVOIDED: Final = 0.3
 # A fast answer shows how long the link takes. A longer time would rather show that brokers are overloaded since the
-# task started.
-_LONGEST_LINK_MS: Final = 30.0
+# task started. Tasks that measure different times have different rates.
+_LONGEST_LINK_MS: Final = 5.0
 
 # Unused rate that a task may catch up on, seconds.
 _KEPT_S: Final = 1.0
@@ -126,6 +132,9 @@ class Pace:
     # The waits of requests, as parts of the longest one; a mean of None: the pace is off.
     _mean: float | None = None
     _last: float = 0.0
+    # The last wait at each broker, and the shortest one since the last rejection.
+    _waits: dict[str, float] = field(default_factory=dict)
+    _least: float = math.inf
     _answers: int = 0
     _began_at: float = 0.0
     _answered_at: float = 0.0
@@ -143,26 +152,32 @@ class Pace:
         """Return how many parts a batch of that size should have, so that none costs more than `SINGLE_COST`."""
         return 1 if self._mean is None else math.ceil(self._cost(nbytes) / SINGLE_COST)
 
+    def avoids(self, broker_name: str) -> bool:
+        """Return whether the next request should go to another broker than this one."""
+        if self._mean is None:
+            return False
+        return self.rng.random() < _AVOIDED * (self._waits.get(broker_name, 0.0) - self._mean)
+
     def start(self, nbytes: int, now: float) -> None:
         """Count a request that starts."""
         if self._mean is None:
             return
         interval = self._interval(self._mean, self._cost(nbytes)) * (1 + _LAST * (self._last - self._mean))
-        interval /= max(1.0, self._quiet(now)) ** 2
+        interval /= max(1.0, self._quiet(self._mean, now)) ** 2
         # A task that had nothing to send may catch up on one request.
         self.next_at = max(self.next_at, now - interval) + interval * self.rng.uniform(1 - _JITTER, 1 + _JITTER)
 
-    def success(self, latency_ms: float, started_at: float, now: float) -> None:
+    def success(self, broker_name: str, latency_ms: float, started_at: float, now: float) -> None:
         """Count an answer."""
         self._link_ms = min(self._link_ms, latency_ms)
-        self._note(self._wait(latency_ms), started_at, now)
-        if self._mean is not None and (self._mean < _FASTEST or self._quiet(now) > _QUIET_MOST):
+        self._note(self._wait(broker_name, latency_ms), started_at, now)
+        if self._mean is not None and (self._mean < _FASTEST or self._quiet(self._mean, now) > _QUIET_MOST):
             self._end()
 
-    def rejection(self, latency_ms: float, started_at: float, now: float) -> None:
+    def rejection(self, broker_name: str, latency_ms: float, started_at: float, now: float) -> None:
         """Count a request that has waited too long, or was rejected at once."""
-        self._rejected_at = now
-        wait = self._wait(latency_ms)
+        self._rejected_at, self._least = now, math.inf
+        wait = self._wait(broker_name, latency_ms)
         self._patience = (self._patience + wait) / 2
         if self._patience < _PATIENT:
             self._end()
@@ -177,11 +192,13 @@ class Pace:
     def _end(self) -> None:
         self._mean, self.next_at = None, float("-inf")
 
-    def _quiet(self, now: float) -> float:
-        return (now - self._rejected_at) / _QUIET_S
+    def _quiet(self, mean: float, now: float) -> float:
+        """Return the time since the last rejection, as multiples of the time after which the task sends faster."""
+        return (now - self._rejected_at) / (_QUIET_LINK_S if self._least > _STEADY * mean else _QUIET_S)
 
-    def _wait(self, latency_ms: float) -> float:
-        return min(1.0, (latency_ms - self._link_ms) / _LONGEST_WAIT_MS)
+    def _wait(self, broker_name: str, latency_ms: float) -> float:
+        self._waits[broker_name] = wait = min(1.0, (latency_ms - self._link_ms) / _LONGEST_WAIT_MS)
+        return wait
 
     def _note(self, wait: float, started_at: float, now: float) -> None:
         # Requests from before the pace waited behind too many others.
@@ -190,6 +207,7 @@ class Pace:
         self._answers += 1
         part = max(1 / (self._answers + 2), min(_NEWEST, (now - self._answered_at) / _MEMORY_S))
         self._last, self._answered_at = max(0.0, wait), now
+        self._least = min(self._least, self._last)
         self._mean += part * (self._last - self._mean)
 
     def _interval(self, mean: float, cost: float) -> float:

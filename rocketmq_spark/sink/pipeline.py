@@ -342,6 +342,10 @@ class SendPipeline:
         if self._pace.is_on:
             # Tasks that go from broker to broker in the same order meet at the slowest one.
             selector.reset()
+            if calm := selector.select(
+                info, pending.last_broker_name, lambda name: admits(name) and not self._pace.avoids(name), now
+            ):
+                return calm
         return selector.select(info, pending.last_broker_name, admits, now) or full
 
     def _admits(self, broker_name: str, cost: float, now: float) -> bool:
@@ -354,7 +358,7 @@ class SendPipeline:
         error = outcome.error
         if error is None:
             window.success(pending.cost, outcome.latency_ms)
-            self._pace.success(outcome.latency_ms, pending.sent_at, now)
+            self._pace.success(broker, outcome.latency_ms, pending.sent_at, now)
             self._isolate(FaultSite.RETURNED, broker, outcome.latency_ms, now)
             # Any answer means that the rows are stored, even if not safely.
             pending.maybe_stored = True
@@ -368,7 +372,7 @@ class SendPipeline:
         else:
             window.release(pending.cost)
         if error.flow_control:
-            self._pace.rejection(outcome.latency_ms, pending.sent_at, now)
+            self._pace.rejection(broker, outcome.latency_ms, pending.sent_at, now)
         # Flow control never isolates, because the broker works.
         if error.isolate:
             self._isolate(site_of(error), broker, outcome.latency_ms, now)

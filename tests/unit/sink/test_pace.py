@@ -20,9 +20,9 @@ BUSY = Reply.code(2, "[TIMEOUT_CLEAN_QUEUE]broker busy", delay=0.2)
 def overloaded() -> Pace:
     """Return a pace that is on since time 0. Requests without a wait take 5 ms."""
     pace = Pace(MIB, random.Random(1))
-    pace.success(5.0, -1.0, -0.9)
+    pace.success("a", 5.0, -1.0, -0.9)
     for _ in range(2):
-        pace.rejection(205.0, -0.2, 0.0)
+        pace.rejection("a", 205.0, -0.2, 0.0)
     return pace
 
 
@@ -31,7 +31,7 @@ def spaced(pace: Pace, wait_ms: float, seconds: float, *, begin: float = 0.0, nb
     sent, now = 0, begin
     while (now := max(now + 0.001, pace.next_at)) < begin + seconds and pace.is_on:
         pace.start(nbytes, now)
-        pace.success(5.0 + wait_ms, now, now + (5.0 + wait_ms) / 1000)
+        pace.success("a", 5.0 + wait_ms, now, now + (5.0 + wait_ms) / 1000)
         sent += 1
     return sent
 
@@ -40,13 +40,13 @@ def test_pace_is_off_until_a_rejection() -> None:
     pace = Pace(MIB, random.Random(1))
     for number in range(100):
         pace.start(MIB, number / 1000)
-        pace.success(190.0, number / 1000, number / 1000 + 0.19)
+        pace.success("a", 190.0, number / 1000, number / 1000 + 0.19)
     assert not pace.is_on
     assert pace.next_at < 0
     assert pace.parts(MIB) == 1
-    pace.rejection(200.0, 0.0, 0.2)
+    pace.rejection("a", 200.0, 0.0, 0.2)
     assert not pace.is_on
-    pace.rejection(200.0, 0.0, 0.2)
+    pace.rejection("a", 200.0, 0.0, 0.2)
     assert pace.is_on
     assert pace.next_at >= 0.2
     assert pace.parts(MIB) == 8
@@ -55,11 +55,11 @@ def test_pace_is_off_until_a_rejection() -> None:
 
 
 def test_tasks_send_slower_the_longer_requests_wait() -> None:
-    counts = [spaced(overloaded(), wait, 20.0) for wait in (30.0, 75.0, 120.0, 140.0)]
+    counts = [spaced(overloaded(), wait, 20.0) for wait in (30.0, 70.0, 112.0, 130.0)]
     assert counts == sorted(counts, reverse=True)
-    # 8 batches a second at half of the longest wait, a quarter of it at 120 ms.
-    assert 130 <= counts[1] <= 190
-    assert 27 <= counts[2] <= 60
+    # 10 batches a second at half of the longest wait, a quarter of it at 112 ms.
+    assert 160 <= counts[1] <= 240
+    assert 35 <= counts[2] <= 75
 
 
 def test_longest_waits_do_not_stop_a_task() -> None:
@@ -81,7 +81,7 @@ def test_pace_ends_when_requests_wait_no_more() -> None:
 def test_pace_ends_without_rejections_on_a_slow_link() -> None:
     pace = Pace(MIB, random.Random(1))
     for _ in range(2):
-        pace.rejection(300.0, -0.2, 0.1)
+        pace.rejection("a", 300.0, -0.2, 0.1)
     counts = [spaced(pace, 100.0, 30.0, begin=0.1 + begin) for begin in range(0, 120, 30)]
     # Requests wait as long as before, but the task sends faster and faster.
     assert counts == sorted(counts)
@@ -91,10 +91,30 @@ def test_pace_ends_without_rejections_on_a_slow_link() -> None:
     assert not pace.is_on
 
 
+def test_pace_of_a_task_without_rejections_stays_while_waits_vary() -> None:
+    pace = overloaded()
+    counts = []
+    for begin in range(0, 200, 40):
+        counts.append(spaced(pace, 40.0, 1.0, begin=float(begin)) + spaced(pace, 120.0, 39.0, begin=begin + 1.0))
+    # Until 120 s after the last rejection, the rate depends on waits only.
+    assert 0.8 * counts[1] < counts[2] < 1.2 * counts[1]
+    assert counts[4] > 1.5 * counts[2]
+
+
+def test_tasks_avoid_brokers_at_which_requests_wait_longer() -> None:
+    pace = overloaded()
+    for number in range(100):
+        for broker, wait in (("a", 60.0), ("b", 60.0), ("c", 140.0)):
+            pace.success(broker, 5.0 + wait, number / 10, number / 10 + 0.1)
+    avoided = Counter(broker for broker in "abcd" for _ in range(10_000) if pace.avoids(broker))
+    assert set(avoided) == {"c"}
+    assert 500 < avoided["c"] < 3_000
+
+
 def test_a_rejection_ends_the_haste_of_a_task_that_saw_none_for_a_while() -> None:
     pace = overloaded()
     first, _, hasty = (spaced(pace, 100.0, 30.0, begin=begin) for begin in (0.0, 30.0, 60.0))
-    pace.rejection(200.0, 89.8, 90.0)
+    pace.rejection("a", 200.0, 89.8, 90.0)
     again = spaced(pace, 100.0, 30.0, begin=90.0)
     assert hasty > 4 * first
     assert again < 1.2 * first
@@ -103,22 +123,22 @@ def test_a_rejection_ends_the_haste_of_a_task_that_saw_none_for_a_while() -> Non
 def test_rejections_keep_the_pace_on() -> None:
     pace = overloaded()
     for begin in range(0, 100, 20):
-        pace.rejection(200.0, begin - 0.2, float(begin))
+        pace.rejection("a", 200.0, begin - 0.2, float(begin))
         spaced(pace, 100.0, 20.0, begin=float(begin))
     assert pace.is_on
 
 
 def test_rejections_after_a_short_wait_do_not_begin_a_pace() -> None:
     pace = Pace(MIB, random.Random(1))
-    pace.success(1.0, -1.0, -0.9)
+    pace.success("a", 1.0, -1.0, -0.9)
     for _ in range(10):
-        pace.rejection(21.0, 0.0, 0.021)
+        pace.rejection("a", 21.0, 0.0, 0.021)
     assert not pace.is_on
 
 
 def test_rejections_after_a_short_wait_end_the_pace() -> None:
     pace = overloaded()
-    pace.rejection(25.0, 1.0, 1.025)
+    pace.rejection("a", 25.0, 1.0, 1.025)
     assert not pace.is_on
     assert pace.next_at < 0
 
@@ -126,8 +146,8 @@ def test_rejections_after_a_short_wait_end_the_pace() -> None:
 def test_answers_to_earlier_requests_do_not_count() -> None:
     pace, same = overloaded(), overloaded()
     for _ in range(1000):
-        pace.success(5.0, -0.1, 0.1)
-        pace.rejection(200.0, -0.1, 0.1)
+        pace.success("a", 5.0, -0.1, 0.1)
+        pace.rejection("a", 200.0, -0.1, 0.1)
     pace.start(MIB, 1.0)
     same.start(MIB, 1.0)
     assert pace.next_at == same.next_at
