@@ -91,8 +91,10 @@ class RocketMQStreamReader(PartitionReader, DataSourceStreamReader):
         # Spark compares texts: an equal offset with another text would cause an empty micro-batch.
         if ends == known and all(times.get(queue, time) == time for queue, time in stored.items()):
             return last
-        new = starts if last == self._initial else starts.keys() - known.keys()
-        return nested(ends, {queue: starts[queue] for queue in new}, stored)
+        if last != self._initial:
+            return nested(ends, {queue: starts[queue] for queue in starts.keys() - known.keys()}, stored)
+        # After the ends, because a log only grows: a queue that still has its start's message had it at the end, too.
+        return nested(ends, cluster.last_messages.first_starts(starts, ends, times), stored)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - Spark's name
         """Return the offsets available when the last micro-batch was planned, for the query's progress."""

@@ -162,8 +162,19 @@ class StreamChecks:
             begin = entry.begins.get(queue)
             if begin is None:
                 yield f"the first micro-batch has no beginning of {queue}"
-            elif begin != initial.offsets[queue] and not (offset == begin < initial.offsets[queue]):
+            elif (
+                begin != initial.offsets[queue]
+                and not (offset == begin < initial.offsets[queue])
+                and not self._continues_at(queue, begin, initial.returned, entry.written)
+            ):
                 yield f"{queue} begins at {begin}, and the query at {initial.offsets[queue]}"
+
+    def _continues_at(self, queue: MessageQueue, offset: int, since: float, until: float) -> bool:
+        """Return whether a warning of a time says that a queue with replaced messages continues at an offset."""
+        return any(
+            report.kind == "after" and report.offset == offset and since <= report.at <= until
+            for report in self.facts.reports_of[str(queue)]
+        )
 
     def problems_of_delivery(self) -> Iterator[str]:
         """Each message is in one micro-batch, in the order of its queue, or a report says why not."""

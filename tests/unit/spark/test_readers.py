@@ -492,6 +492,26 @@ def test_lost_answer_does_not_hide_a_topic_created_again_at_the_start(stream: St
             query.partitions(start, query.latestOffset(start))
 
 
+@pytest.mark.parametrize("fails", [True, False])
+@pytest.mark.parametrize("regrown", [8, 3])
+def test_rerun_of_a_first_micro_batch_reads_a_topic_created_again(stream: Stream, fails: bool, regrown: int) -> None:
+    options: dict[str, Any] = {"starting_offsets": OffsetSpec("latest"), "fail_on_data_loss": fails}
+    stream.put(Q0, 5, at=5.0)
+    with stream.query(**options) as query:
+        start = query.initialOffset()
+        stream.replace(Q0, 0, regrown, at=9.0)
+        if fails:
+            # Later the offset log would have the start, and no store time of the message before it.
+            with pytest.raises(DataLossError, match=r"queue t/a/0 (has another message|ends at offset 3)"):
+                query.latestOffset(start)
+            return
+        end = checkpointed(query.latestOffset(start))
+        assert ranges_of(query.partitions(start, end)) == [OffsetRange(Q0, 0, regrown)]
+    with stream.query(**options) as query:
+        query.partitions(end, end)
+        assert ranges_of(query.partitions(query.initialOffset(), end)) == [OffsetRange(Q0, 0, regrown)]
+
+
 def test_topic_created_again_after_a_micro_batch_was_planned_is_read_once(stream: Stream) -> None:
     start = after_a_batch(stream, 5)
     with stream.query(fail_on_data_loss=False) as query:
