@@ -137,16 +137,24 @@ class QueueRequests:
         masters = masters_of(brokers)
 
         def is_lost(queue: MessageQueue) -> bool:
-            try:
-                if queue.broker_name in masters:
+            retries = Retries(self.clock() + 2 * self.brokers.timeout, lambda _: WAIT, self.clock, self.sleep)
+            while queue.broker_name in masters:
+                try:
                     self.pull(queue, 0, masters[queue.broker_name], 1)
-            except errors.RocketMQError as exc:
-                return isinstance(exc, errors.TopicRouteStaleException)
+                    break
+                except errors.TopicRouteStaleException:
+                    return True
+                except errors.RocketMQError as exc:
+                    if not exc.retriable or self.deadline.passed or not retries.wait():
+                        break
             return False
 
         # A broker that is down may come back. The name servers list no topic whose brokers are all down.
         gone = {queue for queue in gone if queue.broker_name in masters}
-        return gone | {queue for queue, lost in self.queues.by_topic(absent, is_lost).items() if lost}
+        # Perhaps a broker has come back since the last answer that its topic has no route.
+        unrouted = {queue for queue in gone if not self.queues.routes([queue])}
+        answers = self.queues.by_topic([*absent, *sorted(unrouted)], is_lost)
+        return (gone - unrouted) | {queue for queue, lost in answers.items() if lost}
 
     def pull(self, queue: MessageQueue, offset: int, address: str, count: int) -> PullOutcome:
         """Return at most `count` messages, of all tags."""

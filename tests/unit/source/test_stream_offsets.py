@@ -18,15 +18,19 @@ from rocketmq_spark.errors import (
     RemotingConnectException,
     RemotingTimeoutException,
     RouteNotFoundException,
+    TopicRouteStaleException,
 )
 from rocketmq_spark.model.message import MessageQueue
+from rocketmq_spark.model.message_ext import PullOutcome
 from rocketmq_spark.options.offsets import OffsetSpec
 from rocketmq_spark.source.ranges import OffsetRange
 from tests.support.processes import PATIENCE, wait_for
-from tests.support.scripted import route
+from tests.support.scripted import PullReply, route
 from tests.unit.source.conftest import A0, A1, B0, B1, QUEUES, Make, Reader
 
 LATEST = OffsetSpec("latest")
+# What a broker answers about a topic that it does not have.
+UNKNOWN = PullReply(outcome=PullOutcome(None, error=TopicRouteStaleException("no such topic", 17, "", "a:10911")))
 
 
 def failing(reader: Reader, call: str, error: Callable[[str], Exception], *addresses: str) -> None:
@@ -449,6 +453,8 @@ def test_a_repeated_micro_batch_of_queues_that_are_gone_is_lost_data(
         # Spark repeats a micro-batch at the start of a query, before it asks for the latest offsets.
         reader = make_reader(subscribe=("orders", gone.topic), fail_on_data_loss=fail_on_data_loss)
         reader.fill({A0: 5})
+        if not fewer:
+            reader.transport.always_pull[gone] = UNKNOWN
         if fail_on_data_loss:
             text = rf"queue {gone} is gone: its messages from offset 3 on can't be read, .* failOnDataLoss=false"
             with pytest.raises(DataLossError, match=text):
@@ -462,6 +468,7 @@ def test_a_repeated_micro_batch_of_queues_that_are_gone_is_lost_data(
 def test_a_repeated_micro_batch_leaves_out_a_shorter_queue_that_is_gone(make_reader: Make, end: int) -> None:
     reader, old = make_reader(subscribe=("orders", "old"), fail_on_data_loss=False), MessageQueue("old", "a", 0)
     reader.fill({A0: 5})
+    reader.transport.always_pull[old] = UNKNOWN
     ranges = reader.cluster.ranges({A0: 1, old: 9}, {A0: 5, old: end}, {old: 1_000}, {})
     assert ranges == [OffsetRange(A0, 1, 5)]
 
@@ -482,6 +489,22 @@ def test_a_repeated_micro_batch_waits_for_a_topic_that_comes_back(make_reader: M
     def register() -> None:
         if len(reader.slept) == 3:
             reader.transport.routes["orders"] = missing
+
+    reader.while_asleep = register
+    assert reader.cluster.ranges({A0: 1}, {A0: 5}) == [OffsetRange(A0, 1, 5)]
+
+
+@pytest.mark.parametrize("answers", [True, False], ids=["", "answer lost"])
+def test_a_repeated_micro_batch_reads_a_broker_that_has_just_come_back(make_reader: Make, *, answers: bool) -> None:
+    reader = make_reader(fail_on_data_loss=False, pull_timeout_ms=500)
+    reader.fill({A0: 5})
+    missing = reader.transport.routes.pop("orders")
+    if not answers:
+        reader.transport.play_pulls(A0, PullReply(outcome=PullOutcome(None, error=RemotingTimeoutException("lost"))))
+
+    def register() -> None:
+        # The driver keeps the answer of the name servers that no broker has the topic for a second.
+        reader.transport.routes["orders"] = missing
 
     reader.while_asleep = register
     assert reader.cluster.ranges({A0: 1}, {A0: 5}) == [OffsetRange(A0, 1, 5)]
