@@ -113,6 +113,8 @@ class Excuses:
             log = self.cluster.log(queue)
             if log is not None and log.first >= offset:
                 return "replaced, and the last message read has expired"
+            if self._is_replaced_twice(record):
+                return "replaced twice, and all messages in between have expired"
             if log is None and "waits" in kinds:
                 return "waits for a broker that has its topic no more"
         if record.gone_by != EXPIRED and any(self._has_another(number, record) for number in planned):
@@ -130,6 +132,35 @@ class Excuses:
             (row.queue, row.offset) == place and row.number != record.number for row in run.all_rows
         )
         return has_another and log is not None and log.first >= self.facts.entries[batch].offsets[record.queue]
+
+    def _is_replaced_twice(self, record: Record) -> bool:
+        """Return whether a queue was replaced, and again before the tasks of a micro-batch read a message's place.
+
+        All messages of this micro-batch, and the one before, had expired when it was planned, so none was compared.
+        """
+        queue, facts = record.queue, self.facts
+        of_queue = [other for other in self.cluster.records if other.queue == queue]
+        for batch, (last, entry) in enumerate(itertools.pairwise(facts.entries), 1):
+            start, end, run = last.offsets.get(queue, 0), entry.offsets.get(queue, 0), facts.kept.get(batch)
+            if run is None or not start <= record.offset < end or queue in entry.times:
+                continue
+            life = max((other.incarnation for other in of_queue if other.stored_at <= entry.written), default=0)
+            expired = {
+                other.offset
+                for other in of_queue
+                if other.incarnation == life > record.incarnation
+                and other.gone_by == EXPIRED
+                and other.gone_at <= entry.written
+            }
+            again = [at for at in self.cluster.damaged.get(queue, ()) if entry.written <= at <= run.ended]
+            has_another = any(
+                (row.queue, row.offset) == (queue, record.offset)
+                and any(at <= self.cluster.records[row.number].stored_at for at in again)
+                for row in run.all_rows
+            )
+            if has_another and expired.issuperset(range(max(0, start - 1), end)):
+                return True
+        return False
 
     def _is_removed_at_its_end(self, queue: MessageQueue) -> bool:
         """Return whether a queue is removed, and ends where the query has read it to; brokers reject its pulls."""
