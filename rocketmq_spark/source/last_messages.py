@@ -61,13 +61,26 @@ class LastMessages:
 
         A queue that ends before its start is lost data. Without ``failOnDataLoss`` it begins at its end.
         """
-        known = self.times(starts, {}, {})
-        unknown = {queue: start for queue, start in starts.items() if start > 0 and queue not in known}
-        starts = starts | self._shorter(unknown, "the query begins")
+        return self._at_most(starts, {}, {}, "the query begins")
+
+    def ended(self, ends: Offsets, known: Offsets, times: Times) -> tuple[Offsets, Offsets]:
+        """Return where a micro-batch ends, and `times` of these offsets; raises as `times`.
+
+        A queue that ends before its end, which a broker has just reported, is lost data. Without ``failOnDataLoss`` the
+        micro-batch ends at the queue's end.
+        """
+        return self._at_most(ends, known, times, "the micro-batch ends")
+
+    def _at_most(self, ends: Offsets, known: Offsets, times: Times, where: str) -> tuple[Offsets, Offsets]:
+        stored = self.times(ends, known, times)
+        unknown = {queue: end for queue, end in ends.items() if end > known.get(queue, 0) and queue not in stored}
+        if not unknown:
+            return ends, stored
+        ends = ends | self._shorter(unknown, where)
         for queue in unknown:
-            # The others have grown meanwhile, or the messages before their starts have expired.
+            # The others have grown meanwhile, or the messages before these offsets have expired.
             del self._stored[queue]
-        return starts, self.times(starts, {}, {})
+        return ends, self.times(ends, known, times)
 
     def times(self, ends: Mapping[MessageQueue, int], known: Mapping[MessageQueue, int], times: Times) -> Offsets:
         """Return when the messages before `ends` were stored, as far as brokers return these messages.

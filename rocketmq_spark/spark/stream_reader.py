@@ -85,9 +85,12 @@ class RocketMQStreamReader(PartitionReader, DataSourceStreamReader):
         is_new = not known and self._target is None
         self._available = available = cluster.latest() if is_new else cluster.available(known, self._target)
         starts = cluster.begun(known, available)
-        ends = self._limited(starts, available, limit)
+        limited = self._limited(starts, available, limit)
         times = stored_in(last)
-        stored = cluster.last_messages.times(ends, known, times)
+        ends, stored = cluster.last_messages.ended(limited, known, times)
+        if self._target is not None:
+            # Otherwise each micro-batch would report again that a queue ends before its target.
+            self._target |= {queue: end for queue, end in ends.items() if end < limited[queue]}
         # Spark compares texts: an equal offset with another text would cause an empty micro-batch.
         if ends == known and all(times.get(queue, time) == time for queue, time in stored.items()):
             return last

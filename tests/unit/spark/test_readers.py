@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -95,6 +95,15 @@ class Stream:
     def lose_answer(self, code: int) -> None:
         """Close the connection instead of the next answer to such a request."""
         self._cluster.brokers["a"].play(Reply(closes=True), code=code)
+
+    def before(self, code: int, happens: Callable[[], object]) -> None:
+        """Have something happen before the answer to the next such request."""
+
+        def reply(_: object) -> Reply | None:
+            happens()
+            return None
+
+        self._cluster.brokers["a"].play(reply, code=code)
 
     def _store(self, queue: MessageQueue) -> MessageStore:
         return self._cluster.brokers[queue.broker_name].storage.store
@@ -520,6 +529,54 @@ def test_topic_created_again_after_a_micro_batch_was_planned_is_read_once(stream
         stream.replace(Q0, 0, 8, at=9.0)
         assert ranges_of(query.partitions(start, end)) == []
         assert ranges_of(query.partitions(end, query.latestOffset(end))) == [OffsetRange(Q0, 0, 8)]
+
+
+def test_end_that_is_lost_while_a_micro_batch_is_planned_is_lost_data(stream: Stream) -> None:
+    start = after_a_batch(stream, 5)
+
+    def plan(query: RocketMQStreamReader) -> dict[str, Any]:
+        stream.put(Q0, 2, at=6.0)
+        stream.before(RequestCode.PULL_MESSAGE, lambda: stream.replace(Q0, 6, 0, at=9.0))
+        return query.latestOffset(start)
+
+    shorter = "queue t/a/0 ends at offset 6, before 7, where the micro-batch ends"
+    with stream.query(pull_timeout_ms=500) as query, pytest.raises(DataLossError, match=shorter):
+        plan(query)
+    stream.replace(Q0, 5, 0, at=9.0)
+    with stream.query(pull_timeout_ms=500, fail_on_data_loss=False) as query:
+        end = checkpointed(plan(query))
+        assert end == {"t": {"a": {"0": 6, "storeTimestamp": {"0": 6000}}}}
+        assert ranges_of(query.partitions(start, end)) == [OffsetRange(Q0, 5, 6)]
+
+
+def test_end_that_is_reached_again_while_it_is_planned_is_compared(stream: Stream) -> None:
+    start = after_a_batch(stream, 5)
+    stream.put(Q0, 2, at=6.0)
+
+    def lose() -> None:
+        stream.replace(Q0, 5, 0, at=7.0)
+        stream.before(RequestCode.GET_MAX_OFFSET, lambda: stream.put(Q0, 3, at=8.0))
+
+    with stream.query() as query:
+        stream.before(RequestCode.PULL_MESSAGE, lose)
+        end = checkpointed(query.latestOffset(start))
+    assert end == {"t": {"a": {"0": 7, "storeTimestamp": {"0": 8000}}}}
+    stream.replace(Q0, 5, 3, at=9.0)
+    with stream.query() as query, pytest.raises(DataLossError, match=r"offset 6 .*00:00:09.000 UTC, and .* 00:00:08"):
+        query.partitions(start, end)
+
+
+def test_available_now_reports_an_end_that_is_lost_once(stream: Stream, caplog: pytest.LogCaptureFixture) -> None:
+    start = after_a_batch(stream, 5)
+    stream.put(Q0, 2, at=6.0)
+    with stream.query(pull_timeout_ms=500, fail_on_data_loss=False) as query:
+        if not isinstance(query, LimitedStreamReader):
+            pytest.skip("limits need PySpark 4.2 or newer")
+        query.prepareForTriggerAvailableNow()
+        stream.before(RequestCode.PULL_MESSAGE, lambda: stream.replace(Q0, 6, 0, at=9.0))
+        end = checkpointed(query.latestOffset(start))
+        assert query.latestOffset(end) == end
+    assert sum("ends at offset 6, before 7" in text for text in caplog.messages) == 1
 
 
 def test_start_after_the_end_of_a_queue_is_lost_data(stream: Stream) -> None:
