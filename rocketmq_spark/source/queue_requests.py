@@ -126,7 +126,15 @@ class QueueRequests:
             gone = self.queues.gone(gone, recent=True)
             if not gone:
                 break
-        absent = [queue for queue in queues if queue not in gone and self.queues.exists(queue) is None]
+        return self.confirmed(
+            gone, [queue for queue in queues if queue not in gone and self.queues.exists(queue) is None]
+        )
+
+    def confirmed(self, gone: set[MessageQueue], absent: Collection[MessageQueue] = ()) -> set[MessageQueue]:
+        """Return those queues of `gone` whose brokers run, and of `absent` whose running brokers have not their topics.
+
+        A broker that is down may come back. The name servers list no topic whose brokers are all down.
+        """
         if not gone and not absent:
             return gone
         try:
@@ -149,9 +157,12 @@ class QueueRequests:
                         break
             return False
 
-        # A broker that is down may come back. The name servers list no topic whose brokers are all down.
         gone = {queue for queue in gone if queue.broker_name in masters}
-        # Perhaps a broker has come back since the last answer that its topic has no route.
+        if gone:
+            # Their brokers may have registered after the last request for the routes.
+            self.queues.expire()
+            gone = self.queues.gone(sorted(gone), recent=True)
+        # A broker may have come back since the last answer that its topic has no route.
         unrouted = {queue for queue in gone if not self.queues.routes([queue])}
         answers = self.queues.by_topic([*absent, *sorted(unrouted)], is_lost)
         return (gone - unrouted) | {queue for queue, lost in answers.items() if lost}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from rocketmq_spark.errors import ReadError
@@ -102,7 +102,7 @@ class StreamOffsets:
         """
         self.queues.deadline.restart()
         missing = {queue: known[queue] for queue in known if queue not in target and self._options.reads(queue)}
-        absent = sorted(queue for queue in missing if self.queues.exists(queue) is not False)
+        absent = sorted(missing.keys() - self._gone(missing))
         if absent and not self._options.fail_on_data_loss:
             text = "%s; the query continues without these queues (failOnDataLoss=false)"
             logger.warning(text, _absent(absent, "in no route or did not answer"))
@@ -111,7 +111,7 @@ class StreamOffsets:
         try:
             return {**target, **missing, **self._resolver.latest(absent)}
         except ReadError as exc:
-            absent = [queue for queue in absent if self.queues.exists(queue) is None]
+            absent = [queue for queue in absent if not self.queues.exists(queue)]
             if not absent:
                 raise
             raise ReadError(
@@ -131,7 +131,7 @@ class StreamOffsets:
         self.queues.deadline.restart()
         present = set(self.queues.present())
         selected = present.union(filter(self._options.reads, known))
-        gone = {queue for queue in selected - present if self.queues.exists(queue) is False}
+        gone = self._gone(selected - present)
         # Their topics exist, and a broker still returns the end of a queue that its topic does not list any more.
         removed = {queue for queue in gone if self.queues.routes([queue])}
         self._report_gone(gone - removed, known)
@@ -151,6 +151,12 @@ class StreamOffsets:
         self._report_gone(unread, known)
         self._reported_gone &= gone
         return ends
+
+    def _gone(self, queues: Iterable[MessageQueue]) -> set[MessageQueue]:
+        """Return those queues that are gone, as `QueueRequests.confirmed`."""
+        gone = {queue for queue in queues if self.queues.exists(queue) is False}
+        unrouted = {queue for queue in gone - self._reported_gone if not self.queues.routes([queue])}
+        return gone - unrouted | self._requests.confirmed(unrouted)
 
     def _report_gone(self, queues: set[MessageQueue], known: Offsets) -> None:
         """Report the queues that are not reported yet; raises as `lost`."""

@@ -134,6 +134,10 @@ class TopicQueues:
             gone.update(queue for queue in several if queue.queue_id >= counts.get(queue.broker_name, sys.maxsize))
         return gone
 
+    def expire(self) -> None:
+        """Make the next calls query the name servers."""
+        self._routes.expire()
+
     def by_topic(self, queues: Iterable[MessageQueue], request: Callable[[MessageQueue], _T]) -> dict[MessageQueue, _T]:
         """Return the answer to `request` for each queue. There is one request for each topic and broker."""
         queues = [*queues]

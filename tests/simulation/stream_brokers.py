@@ -196,9 +196,8 @@ class StreamCluster:
         # The tags of messages, by turns; and the chance that a message is unreadable.
         self.tags: tuple[str, ...] = ("",)
         self.unreadable = 0.0
-        # When a queue lost messages other than by expiry, or was not listed; for the checks.
+        # When a queue lost messages other than by expiry; for the checks.
         self.damaged: dict[MessageQueue, list[float]] = {}
-        self.unlisted: dict[str, list[float]] = {}
         # The chance that a request fails, by kind of failure.
         self.chances: dict[str, float] = {}
         self._incarnations = itertools.count(1)
@@ -288,7 +287,6 @@ class StreamCluster:
         """Remove a broker from name servers."""
         for address in name_servers:
             self.listed[address].discard(name)
-        self.unlisted.setdefault(name, []).append(self.world.now)
 
     def list_again(self, name: str, name_servers: Collection[str]) -> None:
         """Add a broker to name servers."""

@@ -231,11 +231,8 @@ class StreamChecks:
             elif report.kind in ("ends", "other", "after", "may skip"):
                 if not any(at <= report.at for at in damaged.get(report.queue, ())) and not self._begins_empty(report):
                     yield f"{report.queue} was reported ({report.kind}), and has lost nothing"
-            elif report.kind == "gone":
-                broker = report.queue.split("/")[1]
-                unlisted = self.cluster.unlisted.get(broker, ())
-                if not any(at <= report.at for at in (*damaged.get(report.queue, ()), *unlisted)):
-                    yield f"{report.queue} was reported as gone, and is there"
+            elif report.kind == "gone" and not any(at <= report.at for at in damaged.get(report.queue, ())):
+                yield f"{report.queue} was reported as gone, and is there"
 
     def _begins_empty(self, report: Report) -> bool:
         """Return whether a repeated micro-batch warns of a new queue from which it reads nothing."""

@@ -20,12 +20,15 @@ from rocketmq_spark.errors import (
     RouteNotFoundException,
     TopicRouteStaleException,
 )
-from rocketmq_spark.model.message import MessageQueue
+from rocketmq_spark.model.message import Message, MessageQueue
 from rocketmq_spark.model.message_ext import PullOutcome
 from rocketmq_spark.options.offsets import OffsetSpec
+from rocketmq_spark.options.source import SourceOptions
+from rocketmq_spark.protocol.remoting.responses import ClusterInfo
 from rocketmq_spark.source.ranges import OffsetRange
+from rocketmq_spark.source.stream_offsets import StreamOffsets
 from tests.support.processes import PATIENCE, wait_for
-from tests.support.scripted import PullReply, route
+from tests.support.scripted import ManualClock, PullReply, ScriptedTransport, route
 from tests.unit.source.conftest import A0, A1, B0, B1, QUEUES, Make, Reader
 
 LATEST = OffsetSpec("latest")
@@ -258,6 +261,70 @@ def test_target_has_the_queues_of_a_broker_that_comes_back_in_time(make_reader: 
     completed = reader.cluster.completed(target, known)
     assert completed == dict.fromkeys(QUEUES, 5)
     assert reader.cluster.available(known, completed) == completed
+
+
+OLD = MessageQueue("old", "c", 0)
+
+
+@pytest.mark.parametrize("returns", [True, False])
+def test_target_waits_for_the_only_broker_of_a_topic(make_reader: Make, returns: bool) -> None:
+    reader = make_reader(subscribe=(), subscribe_pattern="o.*", read_timeout_ms=5000)
+    reader.fill({OLD: 5})
+    target, known = reader.cluster.target(), {**dict.fromkeys(QUEUES, 0), OLD: 3}
+
+    def start_broker() -> None:
+        if returns and sum(reader.slept) > 2.0:
+            reader.transport.routes["old"] = route({"c": 1})
+
+    reader.while_asleep = start_broker
+    if returns:
+        completed = reader.cluster.completed(target, known)
+        assert completed == {**dict.fromkeys(QUEUES, 0), OLD: 5}
+        assert reader.cluster.available(known, completed) == completed
+    else:
+        with pytest.raises(ReadError, match=r"broker c is in no route, .* of old/c/0\. .*readTimeoutMs=5000"):
+            reader.cluster.completed(target, known)
+        assert sum(reader.slept) == pytest.approx(5.0)
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_topic_whose_only_broker_is_down_is_not_gone_after_a_restart(
+    make_reader: Make, caplog: pytest.LogCaptureFixture, fails: bool
+) -> None:
+    reader = make_reader(subscribe=(), subscribe_pattern="o.*", read_timeout_ms=60_000, fail_on_data_loss=fails)
+    reader.fill({A0: 5, OLD: 5})
+    known = {A0: 0, OLD: 3}
+    for _ in range(2):
+        assert reader.cluster.available(known) == {A0: 5, A1: 0, B0: 0, B1: 0, OLD: 3}
+        reader.clock.advance(31.0)
+    if fails:
+        with pytest.raises(ReadError, match="requesting the end of old/c/0: no broker has answered"):
+            reader.cluster.available(known)
+    reader.transport.routes["old"] = route({"c": 1})
+    reader.clock.advance(2.0)
+    assert reader.cluster.available(known)[OLD] == 5
+    assert "is gone" not in caplog.text
+
+
+class RegistersLate(ScriptedTransport):
+    """A broker registers before the name servers list the brokers, and after they have said that they have no route."""
+
+    def cluster_info(self, timeout: float) -> ClusterInfo:
+        self.routes["old"] = route({"c": 1})
+        return super().cluster_info(timeout)
+
+
+def test_topic_whose_broker_registers_while_it_is_looked_up_is_not_gone() -> None:
+    options = SourceOptions.of(name_server=("n:9876",), subscribe_pattern="o.*", fail_on_data_loss=True)
+    clock = ManualClock(1_000.0)
+    with RegistersLate({"orders": route({"a": 1})}, clock=clock) as transport:
+        transport.keep(OLD, [Message("old", b"x")] * 5)
+        cluster = StreamOffsets(options, transport, clock, sleep=clock.advance)
+        assert cluster.available({A0: 0, OLD: 3}) == {A0: 0, OLD: 5}
+    with RegistersLate({"orders": route({"a": 1})}, clock=clock) as transport:
+        transport.keep(OLD, [Message("old", b"x")] * 5)
+        cluster = StreamOffsets(options, transport, clock, sleep=clock.advance)
+        assert [part for part in cluster.ranges({OLD: 3}, {OLD: 5}) if part.size] == [OffsetRange(OLD, 3, 5)]
 
 
 def test_target_has_the_queues_of_a_broker_that_already_returned(make_reader: Make) -> None:
