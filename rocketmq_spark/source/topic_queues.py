@@ -55,8 +55,9 @@ class TopicQueues:
         """
         self.deadline.restart()
         self._routes.expire()
-        queues = self.present(new=True)
-        self._routes.require_brokers()
+        routes = self._recent_routes(new=True)
+        queues = self._selected(routes, new=True)
+        self._routes.require_brokers(routes)
         if not queues and self.options.subscribe_pattern is not None:
             logger.warning("subscribePattern=%s matches no existing topic", self.options.subscribe_pattern)
         missing = self.options.assign.difference(queues)
@@ -66,13 +67,16 @@ class TopicQueues:
             )
         return queues
 
-    def present(self, *, new: bool = False) -> list[MessageQueue]:
+    def present(self) -> list[MessageQueue]:
         """Return the queues that can be read now, sorted, by routes of the last second; raises as `look_up`.
 
         A broker of ``assign`` may come back. Without ``failOnDataLoss`` a topic that does not exist is left out. Queues
-        above a topic's read queues are left out: they may have been read before they were removed. With `new`, as in
-        `look_up`, all name servers are queried, and such topics and queues are errors.
+        above a topic's read queues are left out: they may have been read before they were removed.
         """
+        return self._selected(self._recent_routes(new=False), new=False)
+
+    def _recent_routes(self, *, new: bool) -> dict[str, TopicRouteData]:
+        """Return the routes of the topics; with `new` of all name servers, and a topic without a route is an error."""
         skip_gone = not new and not self.options.fail_on_data_loss
 
         def route_of(topic: str) -> TopicRouteData | None:
@@ -84,17 +88,19 @@ class TopicQueues:
                 self._routes.say_gone(topic, exc)
                 return None
 
-        by_pattern = self.options.subscribe_pattern is not None
-        queues: list[MessageQueue] = []
         routes = self.deadline.in_parallel(
             self._routes.topics(of_each=new), route_of, "routes of topics", self._routes.known
         )
         if self.deadline.passed:
             # The name servers used all the time, and all routes are known. The brokers get the same time.
             self.deadline.restart()
+        return {topic: route for topic, route in routes.items() if route is not None}
+
+    def _selected(self, routes: Mapping[str, TopicRouteData], *, new: bool) -> list[MessageQueue]:
+        """Return the queues that the options select; with `new` a queue that readers may not read is an error."""
+        by_pattern = self.options.subscribe_pattern is not None
+        queues: list[MessageQueue] = []
         for topic, route in routes.items():
-            if route is None:
-                continue
             # A broker creates topics for itself, with its own name or its cluster's.
             of_servers = any(topic in (broker.broker_name, broker.cluster) for broker in route.broker_datas)
             if not (by_pattern and of_servers):

@@ -11,7 +11,7 @@ import logging
 import math
 import shlex
 import threading
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
@@ -199,11 +199,9 @@ class TopicRoutes:
             more = f". It also has queues that reject reads on {', '.join(others[:10])}" if others else ""
             raise errors.ReadError(f"reading topic {topic}: {by_broker[first]}{more}")
 
-    def require_brokers(self) -> None:
-        """Raise a ReadError if the routes lack a broker of ``requireBrokers``; log others that are known to be down."""
+    def require_brokers(self, routes: Mapping[str, TopicRouteData]) -> None:
+        """Raise a ReadError if these routes lack a broker of ``requireBrokers``; log others that are down."""
         required = self.options.require_brokers
-        with self._lock:
-            routes = dict(self.routes)
         listed = {data.broker_name for route in routes.values() for data in route.queue_datas}
         names = ", ".join(sorted(listed)) or "no broker"
         missing = sorted(set(required) - listed) if isinstance(required, tuple) else []

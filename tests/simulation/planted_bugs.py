@@ -212,7 +212,7 @@ STREAM_BUGS = tuple(
         (
             "query begins without a broker of requireBrokers",
             "source/topic_queues.py",
-            "        self._routes.require_brokers()\n",
+            "        self._routes.require_brokers(routes)\n",
             "        pass\n",
         ),
         (

@@ -150,11 +150,7 @@ class StreamChecks:
             return
         names = {queue.broker_name for queue in initial.offsets}
         required = entry.driver.options.require_brokers is not None and self.plan.selection != "assign"
-        # A topic that is deleted after the check of the brokers has no queues.
-        deleted = any(
-            entry.driver.began <= at <= entry.written for times in self.cluster.damaged.values() for at in times
-        )
-        if required and not (deleted and not names) and names != set(self.cluster.brokers):
+        if required and names != set(self.cluster.brokers):
             yield f"the query began with {sorted(names)}, and requires all brokers"
         for queue, offset in entry.offsets.items():
             if queue not in initial.offsets:

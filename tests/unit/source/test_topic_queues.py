@@ -19,7 +19,7 @@ from rocketmq_spark.errors import (
     RouteNotFoundException,
 )
 from rocketmq_spark.model.message import MessageQueue
-from rocketmq_spark.model.route import QueueData
+from rocketmq_spark.model.route import QueueData, TopicRouteData
 from rocketmq_spark.options.offsets import OffsetSpec
 from rocketmq_spark.options.source import SourceOptions
 from rocketmq_spark.protocol.remoting.codes import RequestCode, ResponseCode, broker_error
@@ -129,6 +129,19 @@ def test_required_brokers_may_have_different_topics_of_the_read(make_reader: Mak
     reader = make_reader(subscribe=("one",), require_brokers=("a", "b"))
     reader.transport.routes["one"] = route({"a": 1})
     with pytest.raises(ReadError, match="the name servers list a, and not b"):
+        reader.queues.look_up()
+
+
+@pytest.mark.parametrize(("left", "text"), [({}, "no broker"), ({"one": route({"a": 1})}, "a")])
+def test_broker_listed_before_the_start_is_not_a_required_one(
+    make_reader: Make, left: dict[str, TopicRouteData], text: str
+) -> None:
+    reader = make_reader(subscribe=(), subscribe_pattern=".*", require_brokers=("a", "b"))
+    reader.transport.routes = {"one": route({"a": 1}), "two": route({"b": 1})}
+    # Trigger.AvailableNow requests the ends of all queues before the start.
+    assert len(reader.queues.present()) == 2
+    reader.transport.routes = left
+    with pytest.raises(ReadError, match=f"the name servers list {text}, and not "):
         reader.queues.look_up()
 
 
