@@ -217,7 +217,7 @@ class LastMessages:
 
     def _stored_after(self, times: Times, queues: Iterable[MessageQueue], ends: Offsets) -> Offsets:
         """Return the first offset of each queue that was stored after its time in `times`, at most its end."""
-        after = {queue: times[queue] + 1 for queue in queues}
+        after = {queue: times[queue] + 1 for queue in sorted(queues)}
         if not after:
             return {}
         first = self.resolver.at(after, {queue: ends[queue] for queue in after})

@@ -123,7 +123,7 @@ class QueueRequests:
         gives_up = min(now + self.brokers.timeout, (now + self.deadline.at) / 2)
         for _ in Retries(gives_up, lambda _: WAIT, self.clock, self.sleep) if gone else ():
             # The name servers may have restarted, and know only some brokers.
-            gone = self.queues.gone(gone, recent=True)
+            gone = self.queues.gone(sorted(gone), recent=True)
             if not gone:
                 break
         return self.confirmed(

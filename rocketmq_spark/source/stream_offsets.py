@@ -154,7 +154,7 @@ class StreamOffsets:
 
     def _gone(self, queues: Iterable[MessageQueue]) -> set[MessageQueue]:
         """Return those queues that are gone, as `QueueRequests.confirmed`."""
-        gone = {queue for queue in queues if self.queues.exists(queue) is False}
+        gone = {queue for queue in sorted(queues) if self.queues.exists(queue) is False}
         unrouted = {queue for queue in gone - self._reported_gone if not self.queues.routes([queue])}
         return gone - unrouted | self._requests.confirmed(unrouted)
 
@@ -199,9 +199,9 @@ class StreamOffsets:
         starts = {queue: 0 for queue, end in ends.items() if end == 0} | starts
         # A query that is restarted repeats its last micro-batch. Queues may be gone since then.
         was, becomes = times or {}, end_times or {}
-        changed = {
+        changed = [
             queue for queue, end in ends.items() if (starts.get(queue, 0), was.get(queue)) != (end, becomes.get(queue))
-        }
+        ]
         gone = self._requests.await_listed(changed)
         self._report_gone(gone, starts)
         ends = {queue: end for queue, end in ends.items() if queue not in gone}
