@@ -502,6 +502,7 @@ def test_deleted_topic_does_not_stop_others_without_fail_on_data_loss(
     if running:
         assert reader.cluster.available({A0: 0, old: 0}) == {A0: 5, A1: 0, B0: 0, B1: 0, old: 3}
     del reader.transport.routes["old"], reader.transport.stored[old]
+    reader.transport.always_pull[old] = UNKNOWN
     for _ in range(3):
         reader.clock.advance(2.0)
         # A broker that still has the route asked for says that there is nothing.
@@ -582,6 +583,7 @@ def test_topic_of_a_pattern_deleted_between_two_runs_is_lost_data(
     make_reader: Make, target: dict[MessageQueue, int] | None
 ) -> None:
     reader, old = make_reader(subscribe_pattern="o.*", subscribe=()), MessageQueue("old", "a", 0)
+    reader.transport.always_pull[old] = UNKNOWN
     with pytest.raises(DataLossError, match="queue old/a/0 is gone: its messages from offset 3 on can't be read"):
         reader.cluster.available({A0: 0, old: 3}, target)
 
