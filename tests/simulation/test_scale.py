@@ -19,5 +19,5 @@ def test_few_tasks_write_as_fast_as_their_rows_arrive() -> None:
 def test_many_tasks_at_few_brokers_keep_their_throughput() -> None:
     result = simulate(100, 5, PHASES)
     assert result.used > 0.95
-    assert result.recovery < 3.0
+    assert result.recovery <= 3.0
     assert result.failed == 0
