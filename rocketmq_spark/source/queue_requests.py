@@ -145,27 +145,24 @@ class QueueRequests:
         masters = masters_of(brokers)
 
         def is_lost(queue: MessageQueue) -> bool:
-            retries = Retries(self.clock() + 2 * self.brokers.timeout, lambda _: WAIT, self.clock, self.sleep)
-            while queue.broker_name in masters:
+            gives_up = self.clock() + 2 * self.brokers.timeout
+            for _ in Retries(gives_up, lambda _: WAIT, self.clock, self.sleep):
                 try:
                     self.pull(queue, 0, masters[queue.broker_name], 1)
-                    break
                 except errors.TopicRouteStaleException:
                     return True
                 except errors.RocketMQError as exc:
-                    if not exc.retriable or self.deadline.passed or not retries.wait():
-                        break
+                    if exc.retriable and not self.deadline.passed:
+                        continue
+                break
             return False
 
-        gone = {queue for queue in gone if queue.broker_name in masters}
-        if gone:
-            # Their brokers may have registered after the last request for the routes.
-            self.queues.expire()
-            gone = self.queues.gone(sorted(gone), recent=True)
-        # A broker may have come back since the last answer that its topic has no route.
-        unrouted = {queue for queue in gone if not self.queues.routes([queue])}
-        answers = self.queues.by_topic([*absent, *sorted(unrouted)], is_lost)
-        return (gone - unrouted) | {queue for queue, lost in answers.items() if lost}
+        # A broker may have come back since the last answer that its topic has no route. Later requests need the route.
+        self.queues.expire()
+        asked = [*absent, *sorted(queue for queue in gone if not self.queues.routes([queue]))]
+        answers = self.queues.by_topic([queue for queue in asked if queue.broker_name in masters], is_lost)
+        listed = {queue for queue in gone if queue.broker_name in masters}
+        return listed.difference(asked) | {queue for queue, lost in answers.items() if lost}
 
     def pull(self, queue: MessageQueue, offset: int, address: str, count: int) -> PullOutcome:
         """Return at most `count` messages, of all tags."""
