@@ -268,7 +268,7 @@ class Adversary:
             broker.settings.disk_full = True
             until(lambda: setattr(broker.settings, "disk_full", False))
         elif kind in ("read only", "fewer queues", "more queues"):
-            self._change_topic(kind, broker, until)
+            self._change_topic(kind, name, until)
         elif kind == "slow storage":
             usual = broker.settings.service_time
             broker.settings.service_time = lambda rows, _: 0.15 + rows * 0.001
@@ -292,8 +292,8 @@ class Adversary:
 
             until(start)
 
-    def _change_topic(self, kind: str, broker: Any, until: Callable[[Callable[[], None]], None]) -> None:
-        storage = broker.storage
+    def _change_topic(self, kind: str, name: str, until: Callable[[Callable[[], None]], None]) -> None:
+        storage = self.cluster.masters[name].storage
         usual = storage.topics.get(TOPIC)
         if usual is None:
             return
@@ -302,4 +302,6 @@ class Adversary:
         storage.create_topic(TOPIC, TopicSettings(usual.read_queue_nums, writes, 4 if kind == "read only" else 6))
         if kind == "fewer queues":
             storage.create_topic(TOPIC, TopicSettings(writes, writes, 6))
-        until(lambda: storage.create_topic(TOPIC, TopicSettings(self.plan.queues, self.plan.queues, 6)))
+        # A slave that was promoted meanwhile has the changed topic, too.
+        planned = TopicSettings(self.plan.queues, self.plan.queues, 6)
+        until(lambda: self.cluster.masters[name].storage.create_topic(TOPIC, planned))
