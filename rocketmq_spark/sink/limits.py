@@ -24,7 +24,9 @@ _START: Final = 2.0
 # is twice the fastest answer (as in TCP Vegas).
 _CALM_MS: Final = 200.0
 
-# A task sends slower, the longer its requests wait, up to this time: seven tenths of a broker's default patience.
+# A task sends slower, the longer its requests wait. The longest wait is this part of the mean wait of rejections, and
+# at most this time: brokers usually reject a request after 200 ms.
+_LONGEST_PART: Final = 0.7
 _LONGEST_WAIT_MS: Final = 140.0
 # The pace if requests wait for half of that time, batches per second.
 _MIDDLE: Final = 10.0
@@ -39,9 +41,9 @@ _FIRST_PART: Final = 0.7
 # The mean waits of the slowest and the fastest pace, as parts of the longest wait.
 _SLOWEST: Final = 0.97
 _FASTEST: Final = 0.01
-# A pace needs brokers that let requests wait: the mean wait of rejections, where the last one counts half, is at least
-# this. It begins at 0, so that one rejection is not enough.
-_PATIENT: Final = 0.6
+# A pace needs two rejections by brokers that let requests wait: the mean wait of rejections is at least this. The last
+# one counts half of the mean.
+_PATIENT_MS: Final = 80.0
 # After this time without a rejection, a task sends faster by the square of its multiples: what seems to be a wait may
 # be a slow broker. The pace ends after `_QUIET_MOST` of them.
 _QUIET_S: Final = 120.0
@@ -139,8 +141,10 @@ class Pace:
     _began_at: float = 0.0
     _answered_at: float = 0.0
     _rejected_at: float = 0.0
-    # The mean wait of rejections.
-    _patience: float = 0.0
+    _rejections: int = 0
+    # The waits of rejections: half of the last one, a quarter of the one before, and so on.
+    _rejected_ms: float = 0.0
+    _longest_ms: float = _LONGEST_WAIT_MS
     _link_ms: float = _LONGEST_LINK_MS
 
     @property
@@ -177,11 +181,15 @@ class Pace:
     def rejection(self, broker_name: str, latency_ms: float, started_at: float, now: float) -> None:
         """Count a request that has waited too long, or was rejected at once."""
         self._rejected_at, self._least = now, math.inf
-        wait = self._wait(broker_name, latency_ms)
-        self._patience = (self._patience + wait) / 2
-        if self._patience < _PATIENT:
+        self._rejections += 1
+        self._rejected_ms = (self._rejected_ms + latency_ms - self._link_ms) / 2
+        patience_ms = self._rejected_ms / (1 - 0.5**self._rejections)
+        if self._rejections == 1 or patience_ms < _PATIENT_MS:
             self._end()
-        elif self._mean is not None:
+            return
+        self._longest_ms = min(_LONGEST_WAIT_MS, _LONGEST_PART * patience_ms)
+        wait = self._wait(broker_name, latency_ms)
+        if self._mean is not None:
             self._note(wait, started_at, now)
         else:
             self._mean = self._last = _FIRST_PART * wait
@@ -197,7 +205,7 @@ class Pace:
         return (now - self._rejected_at) / (_QUIET_LINK_S if self._least > _STEADY * mean else _QUIET_S)
 
     def _wait(self, broker_name: str, latency_ms: float) -> float:
-        self._waits[broker_name] = wait = min(1.0, (latency_ms - self._link_ms) / _LONGEST_WAIT_MS)
+        self._waits[broker_name] = wait = min(1.0, (latency_ms - self._link_ms) / self._longest_ms)
         return wait
 
     def _note(self, wait: float, started_at: float, now: float) -> None:
