@@ -228,6 +228,12 @@ def coded_column(array: pa.Array | None) -> tuple[Ints, list[str]] | None:
     return to_numpy(filled(encoded.indices, -1)), texts
 
 
+def distinct_texts(array: pa.Array) -> set[str]:
+    """Return the different values of a text array, "" for null; bad UTF-8 becomes U+FFFD, as in `coded_column`."""
+    column = byte_column_or_nulls(array.unique())
+    return {column.text(row, "replace") or "" for row in range(len(column))}
+
+
 def list_column(array: pa.Array | None) -> ListColumn | None:
     """Return a list, large_list or map array of byte strings as entries; None if no row has any."""
     if array is None or array.null_count == len(array):

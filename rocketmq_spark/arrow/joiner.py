@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from rocketmq_spark.arrow.batch_source import BatchSource
 from rocketmq_spark.arrow.batcher import LINGER_S
+from rocketmq_spark.arrow.columns import distinct_texts
 from rocketmq_spark.model.message import Ready
 
 # Held rows are encoded from this many rows or bytes on. A record batch of half as much is not held.
@@ -89,8 +90,7 @@ class JoiningBatcher(BatchSource[pa.RecordBatch]):
     def _topics_of(self, batches: Sequence[pa.RecordBatch]) -> set[str]:
         if self._topic is not None:
             return {self._topic}
-        topics = pa.chunked_array([batch.column("topic") for batch in batches])
-        return set(topics.unique().to_pylist())
+        return set().union(*(distinct_texts(batch.column("topic")) for batch in batches))
 
     def _encode(self) -> Iterator[Ready]:
         held, self._held, self._nbytes = self._held, [], 0
@@ -106,4 +106,9 @@ class JoiningBatcher(BatchSource[pa.RecordBatch]):
 
 def _is_joinable(schema: pa.Schema) -> bool:
     # The union of dictionaries may need more bits than their indices have.
-    return not any(pa.types.is_dictionary(column) for column in schema.types)
+    return not any(map(_has_dictionary, schema.types))
+
+
+def _has_dictionary(column: pa.DataType) -> bool:
+    inner = (column.field(number).type for number in range(column.num_fields))
+    return pa.types.is_dictionary(column) or any(map(_has_dictionary, inner))

@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 
 from rocketmq_spark.arrow.batch_source import BatchSource
 from rocketmq_spark.arrow.batcher import ArrowBatcher, GrpcBatcher, RemotingBatcher
+from rocketmq_spark.arrow.columns import distinct_texts
 from rocketmq_spark.arrow.dead_letter import DeadLetterBatcher, DeadLetters
 from rocketmq_spark.arrow.encoders import MessageIds, UniqueIds
 from rocketmq_spark.arrow.hashes import RowIds
@@ -31,9 +32,9 @@ from rocketmq_spark.arrow.joiner import JoiningBatcher
 from rocketmq_spark.arrow.model import KnownRows
 from rocketmq_spark.arrow.schema import check_timers, timers
 from rocketmq_spark.arrow.split import CustomSelector, KeyCheck
+from rocketmq_spark.arrow.validate import topic_rule
 from rocketmq_spark.metrics import Recorder
 from rocketmq_spark.model.message import MessageQueue, SendOutcome
-from rocketmq_spark.model.names import is_legal
 from rocketmq_spark.options.sink import SinkOptions
 from rocketmq_spark.protocol.remoting.records import LARGEST_BODY
 from rocketmq_spark.routing.client_instance import ClientInstance
@@ -185,15 +186,15 @@ class RowBatchers:
 
 def _delayed_topics(rows: pa.RecordBatch, topic: str | None) -> set[str]:
     """Return the topics of rows with a time of delivery; `topic` is that of all rows."""
-    topics: set[str | None] = set()
+    topics: set[str] = set()
     for name in timers(rows.schema):
         delayed = pc.is_valid(rows[name])
         if topic is None:
-            topics.update(pc.unique(rows["topic"].filter(delayed)).to_pylist())
+            topics.update(distinct_texts(rows["topic"].filter(delayed)))
         elif pc.any(delayed).as_py():
             topics.add(topic)
     # Other rows are invalid.
-    return {name for name in topics if name and is_legal(name)}
+    return {name for name in topics if topic_rule(name) is None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -120,6 +120,47 @@ def test_rows_of_topics_without_a_known_route_are_not_held(topics: list[str | No
     assert batcher.new_topics() == [topic for topic in topics[1:] if topic]
 
 
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.dictionary(pa.int8(), pa.string())])
+def test_a_topic_that_is_no_utf8_makes_an_invalid_row(kind: pa.DataType) -> None:
+    # As of `cast(binary as string)` in Spark.
+    valid, other = numbered(0, 2, topic=["known", "known"]), pa.array([b"known", b"\xff\xfe"])
+    plain = pa.Array.from_buffers(pa.string(), 2, other.buffers())
+    rules: list[dict[str, int]] = []
+    batcher = JoiningBatcher(
+        new_batcher(batch_options(topic=None), on_invalid=lambda rows: rules.append(rows.by_rule())), None
+    )
+    list(batcher.add(valid, DAYS))
+    assert batcher.new_topics() == ["known"]
+    ready = [*batcher.add(numbered(2, 2, topic=_as(plain, kind)), DAYS), *batcher.flush()]
+    assert bodies(ready) == [0, 1, 2]
+    assert rules == [{"topic has an illegal character": 1}]
+
+
+def _as(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    return array.dictionary_encode() if pa.types.is_dictionary(kind) else array.cast(kind)
+
+
+def _dictionary(first: int) -> pa.Array:
+    texts = pa.array([f"key-{first + number}" for number in range(100)])
+    return pa.DictionaryArray.from_arrays(pa.array(range(100), pa.int8()), texts)
+
+
+@pytest.mark.parametrize("column", ["keys", "properties"])
+def test_lists_and_maps_of_dictionaries_are_not_joined(column: str) -> None:
+    # 8 bits number the 100 texts of each record batch, and not the 300 texts of all.
+    batcher, ends = joining(), pa.array(range(101), pa.int32())
+    ready: list[Ready] = []
+    for first in (0, 100, 200):
+        of = _dictionary(first)
+        listed = pa.ListArray.from_arrays(ends, of)
+        more = listed if column == "keys" else pa.MapArray.from_arrays(ends, pa.array(["name"] * 100), of)
+        ready += batcher.add(numbered(first, 100, **{column: more}), DAYS)
+    ready += batcher.flush()
+    messages = [message for batch, _ in ready for message in decode_batch(joined(batch), batch.topic)]
+    name = "KEYS" if column == "keys" else "name"
+    assert [message.properties[name] for message in messages] == [f"key-{number}" for number in range(300)]
+
+
 def test_an_invalid_held_row_is_named_by_its_number_in_the_partition() -> None:
     batcher = joining()
     list(batcher.add(numbered(0, 7), 0.0))

@@ -145,6 +145,18 @@ def test_times_of_delivery_are_refused_where_brokers_have_no_timers(
         assert sum(map(len, transport.stored.values())) == 2
 
 
+@pytest.mark.parametrize("topic", [b"\xff\xfe", b"t" * 128, b"SCHEDULE_TOPIC_XXXX", b"", None])
+def test_a_delayed_row_with_an_invalid_topic_is_skipped(
+    producer: Producer, transport: ScriptedTransport, topic: bytes | None
+) -> None:
+    # Spark's `cast(binary as string)` makes strings of any bytes.
+    topics = pa.array([b"T", topic])
+    strings = pa.Array.from_buffers(pa.string(), 2, topics.buffers())
+    rows = pa.table({"body": ["valid", "invalid"], "topic": strings, "delayMs": [60_000, 60_000]})
+    producer.send_arrow(rows, onError="skip")
+    assert [message.body for messages in transport.stored.values() for message in messages] == [b"valid"]
+
+
 def test_rows_without_a_delay_need_no_timers(producer: Producer, transport: ScriptedTransport) -> None:
     transport.release = "V4_9_7"
     transport.fail("topic_config", RequestNotSupportedException("asking", 3, "not supported", "a:10911"))
