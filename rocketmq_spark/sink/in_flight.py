@@ -91,6 +91,13 @@ class PendingBatch:
         """The queue that the batch waits for, or None for any."""
         return self.bound or (self.queue if self.same_queue else None)
 
+    def part(self, batch: EncodedBatch, *, small: bool) -> PendingBatch:
+        """Return a part of this batch: it has the same deadline, and is perhaps stored if this batch is."""
+        tried_at, maybe_stored = self.first_tried_at, self.maybe_stored
+        return PendingBatch(
+            batch, self.bound, self.queue, first_tried_at=tried_at, maybe_stored=maybe_stored, small=small
+        )
+
 
 class RetryPolicy:
     """Whether a batch is sent again, and where to, by the options of a write."""

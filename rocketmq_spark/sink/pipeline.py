@@ -257,8 +257,7 @@ class SendPipeline:
 
     def _parts_of(self, pending: PendingBatch, parts: Sequence[EncodedBatch], small: bool) -> list[PendingBatch]:
         self.pending_bytes += sum(map(batch_weight, parts)) - batch_weight(pending.batch)
-        bound, tried_at = pending.bound, pending.first_tried_at
-        return [PendingBatch(part, bound, first_tried_at=tried_at, small=small) for part in parts]
+        return [pending.part(part, small=small) for part in parts]
 
     def _reject(self, pending: PendingBatch, outcome: SendOutcome) -> bool:
         """Put a message aside that is an invalid row by a server's limit, if ``onError`` allows it; return whether."""

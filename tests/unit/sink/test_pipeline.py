@@ -14,6 +14,7 @@ from rocketmq_spark.errors import DeliveryError, RemotingCertificateException, R
 from rocketmq_spark.model.message import MessageQueue, SendOutcome, SendStatus
 from rocketmq_spark.routing.fault_strategy import PRESETS
 from rocketmq_spark.routing.route_cache import publish_info_of
+from rocketmq_spark.sink.pipeline import Unfinished
 from rocketmq_spark.testing import Reply
 from tests.support.pipelines import CERTAIN_REPLIES, REPLIES, Rig, refused
 from tests.support.scripted import route
@@ -169,6 +170,16 @@ def test_failed_pipeline_has_no_timed_wakeup() -> None:
     rig.transport.advance(60.0)
     assert rig.pipeline.failure is not None
     assert rig.pipeline.next_wakeup(rig.clock.now) is None
+
+
+def test_rows_of_a_split_batch_count_as_unknown_if_it_timed_out_before() -> None:
+    rig = Rig(route({"a": 1}))
+    rig.transport.play("a", Reply(silent=True), Reply.code(3, "not supported"), Reply.code(13, "illegal"))
+    rig.offer(1, rows=3)
+    rig.run()
+    assert len(rig.transport.requests) > 2
+    assert rig.pipeline.failure is not None
+    assert rig.pipeline.unfinished() == Unfinished(0, {"a": 3 - rig.pipeline.stored_rows})
 
 
 def test_timed_out_rows_count_as_unknown_when_the_write_fails() -> None:
