@@ -270,8 +270,9 @@ READ_FILE: Final = replace(
     reference=lambda path: f"{FILE}{os.path.abspath(path)}",
 )
 PATTERN: Final = ValueKind("a Python regular expression, as in orders-.*", _parse_pattern)
-# A password in a URI would end up in logs; file systems have better places for it.
-_LOCATION: Final = r"(?:/|[A-Za-z][A-Za-z0-9+.-]*://(?![^/]*:[^/]*@))[^\x00-\x1f]*"
+# A password in a URI would end up in logs; file systems have better places for it. A password may hold slashes, so
+# what follows a colon before the first slash is one if there is an @ behind it, unless it is a port.
+_LOCATION: Final = r"(?:/|[A-Za-z][A-Za-z0-9+.-]*://(?![^/]*:(?!\d+/)[^@]*@))[^\x00-\x1f]*"
 LOCATION: Final = ValueKind(
     "an absolute path, or a URI without a password, as in /var/log/sink.jsonl or s3://bucket/folder",
     lambda text: _checked(text, re.fullmatch(_LOCATION, text)),

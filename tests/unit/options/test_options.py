@@ -309,6 +309,7 @@ def test_keys_of_spark_itself_are_ignored() -> None:
         ("transport", "REMOTING", "remoting"),
         ("metricsPath", "/var/log/sink.jsonl", "/var/log/sink.jsonl"),
         ("metricsPath", "s3://bucket/a folder", "s3://bucket/a folder"),
+        ("metricsPath", "hdfs://host:8020/user/me@example", "hdfs://host:8020/user/me@example"),
         ("metricsPath", "hdfs://me@host:8020/sink", "hdfs://me@host:8020/sink"),
     ],
 )
@@ -391,7 +392,18 @@ def test_invalid_value_error_names_option_value_and_allowed_values(name: str, ba
 
 
 @pytest.mark.parametrize(
-    "bad", ["sink.jsonl", "./sink.jsonl", "~/sink.jsonl", "s3:/x", "", "s3://key:hunter2@bucket/x"]
+    "bad",
+    [
+        "sink.jsonl",
+        "./sink.jsonl",
+        "~/sink.jsonl",
+        "s3:/x",
+        "",
+        "s3://key:hunter2@bucket/x",
+        "s3://key:hunt/er2@bucket/x",
+        "s3://key:/hunter2@bucket/x",
+        "hdfs://user:hunter2@host:8020/x",
+    ],
 )
 def test_metrics_path_that_is_relative_or_has_a_password_is_rejected(bad: str) -> None:
     message = refusal({**NAME_SERVER, "metricsPath": bad})
