@@ -256,7 +256,8 @@ class ArrowBatcher(BatchSource[pa.RecordBatch], abc.ABC):
                 row=self._first_row - block.rows + row,
             )
             if len(body) > LARGEST_BODY:
-                self._refuse(message, key.queue, FRAME_TOO_LONG)
+                # What makes it a half message is not the row's.
+                self._refuse(replace(message, properties=text), key.queue, FRAME_TOO_LONG)
                 continue
             yield message, key.queue
 

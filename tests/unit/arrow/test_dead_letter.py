@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 from rocketmq_spark.arrow.batcher import GrpcBatcher
 from rocketmq_spark.arrow.dead_letter import DeadLetterBatcher, DeadLetters
 from rocketmq_spark.arrow.encoders import MessageIds
+from rocketmq_spark.deliveries.exactly_once.halves import half_properties
 from rocketmq_spark.model.message import EncodedBatch, Encoding, Message
 from rocketmq_spark.model.properties import RESERVED_PROPERTIES
 from rocketmq_spark.options.sink import SinkOptions
 from rocketmq_spark.protocol.grpc._pb import definition_pb2 as pb
 from rocketmq_spark.protocol.grpc._pb.service_pb2 import SendMessageRequest
-from rocketmq_spark.protocol.remoting.records import MAX_PROPERTIES, decode_batch, decode_properties
+from rocketmq_spark.protocol.remoting.records import LARGEST_BODY, MAX_PROPERTIES, decode_batch, decode_properties
 from tests.support.encoding import batch_options, joined, new_batcher, queues_of
 
 PROPERTIES = pa.map_(pa.string(), pa.string())
@@ -112,6 +113,18 @@ def test_dead_letter_of_a_too_long_body_is_cut_and_has_its_size(limit: int) -> N
     _, (long, null) = written(batch, batch_options(topic="orders", max_message_size=limit))
     assert (long.body, long.properties["DEAD_LETTER_bodySize"]) == (b"x" * limit, str(limit + 1))
     assert null.body == b"(null)"[:limit]
+
+
+def test_a_dead_letter_does_not_carry_the_properties_of_a_half_message() -> None:
+    settings_ = batch_options(topic="orders", batching=False, max_message_size=2 * LARGEST_BODY)
+    batcher = dead_letter_batcher(settings_)
+    batcher.letters.max_message_size = LARGEST_BODY
+    batcher.rows.half_properties = half_properties("job#write#1#run", 60_000)  # type: ignore[attr-defined]
+    row = pa.RecordBatch.from_pydict({"body": pa.array([bytes(LARGEST_BODY + 1)]), "keys": ["k"]})
+    ((letter, _),) = batcher.add(row, 0.0)
+    (message,) = messages_of(letter)
+    assert message.properties["DEAD_LETTER_rule"] == "body is too long for a frame"
+    assert not [name for name in message.properties if "TRAN_MSG" in name or "PGROUP" in name or "IMMUNITY" in name]
 
 
 def test_valid_values_of_a_dead_letter_stay_and_invalid_become_properties() -> None:
