@@ -14,7 +14,7 @@ from typing import Any, Final
 import rocketmq_spark.options.kinds as kinds
 from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.model.message_ext import utc
-from rocketmq_spark.model.names import DEFAULT_CONSUMER_GROUP, MAX_GROUP_LENGTH, MAX_TOPIC_LENGTH
+from rocketmq_spark.model.names import DEFAULT_CONSUMER_GROUP, MAX_GROUP_LENGTH, MAX_TOPIC_LENGTH, trim
 from rocketmq_spark.options import offsets as offset_json
 from rocketmq_spark.options.connection import ConnectedOptions, Spelling, security_contradictions
 from rocketmq_spark.options.kinds import BOOLEAN, INSTANCE_NAME, MILLISECONDS, READ, ValueKind, option, specs_of
@@ -32,6 +32,10 @@ _OFFSETS: Final = (
     "of a write"
 )
 _STARTS: Final = _OFFSETS.replace("latest,", "latest, committed,", 1)
+
+_TEXT: Final = kinds.text("a non-blank text without control characters", "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+# To a broker " * " is the tag "*", and messages without this tag do not match.
+_EXPRESSION: Final = ValueKind(_TEXT.allowed, lambda text: "*" if trim(_TEXT.parse(text)) == "*" else text)
 
 _BROKER_NAMES: Final = kinds.words("", r"\S(.*\S)?")
 _BROKERS: Final = ValueKind(
@@ -100,8 +104,7 @@ class SourceOptions(ConnectedOptions):
         "Handling of a message whose compression, checksum, record, properties or inner batch are invalid. `fail`: the "
         "read fails and names the message. `skip`: the read skips, counts and logs it. `raw`: the row has the stored "
         "bytes as `body`, and the reason in the additional column `unreadable`.")
-    sub_expression: str = option("subExpression", "*",
-        kinds.text("a non-blank text without control characters", "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]"),
+    sub_expression: str = option("subExpression", "*", _EXPRESSION,
         "Read only messages that match this expression: tags separated by two pipe characters, or a condition on "
         "properties with `filterType=SQL92`.", section="columns")
     filter_type: str = option("filterType", "TAG", kinds.choice("TAG", "SQL92"),

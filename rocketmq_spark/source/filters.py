@@ -26,7 +26,7 @@ def tasks_filter(queues: TopicQueues, selected: Iterable[MessageQueue]) -> bool:
     Raises an OptionError if a broker rejects the expression, and for SQL92 with inner batches.
     """
     options, checked = queues.options, list(selected)
-    if options.sub_expression.strip() == "*":
+    if options.sub_expression == "*":
         return False
     inner = may_hold_inner_batches(queues, checked)
     if options.filter_type == "TAG":

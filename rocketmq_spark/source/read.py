@@ -97,7 +97,7 @@ def decoded(
     Raises a DataLossError for gaps, with ``failOnDataLoss``.
     """
     tags = None
-    if options.filter_type == "TAG" and options.sub_expression.strip() != "*":
+    if options.filter_type == "TAG" and options.sub_expression != "*":
         # Brokers compare hashes of tags (docs/internals/reads.md#pulls).
         tags = frozenset(filter(None, map(trim, options.sub_expression.split("||"))))
     gaps = Gaps(options)

@@ -177,6 +177,9 @@ def test_names_are_accepted_in_any_case(data: st.DataObject) -> None:
         ("maxRecordsPerPartition", "9223372036854775807", 2**63 - 1),
         ("failOnDataLoss", "False", False),
         ("subExpression", "TagA || TagB", "TagA || TagB"),
+        # Only "*" itself is all messages to a broker.
+        ("subExpression", " *\n", "*"),
+        ("subExpression", "\u00a0*", "\u00a0*"),
         ("includeProperties", "false", False),
         ("consumerGroup", "g" * 120, "g" * 120),
         ("commitOffsets", "false", False),
