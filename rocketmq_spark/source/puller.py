@@ -179,12 +179,12 @@ class Puller:
             # While other queues had all the room, this one was not asked, and so was not silent.
             fetch.failing_since += max(0.0, self.clock() - fetch.waits_until)
         fetch.flying += 1
-        segment.address = ""
+        address, segment.address = segment.address, ""
         try:
-            segment.address = self.brokers.address(fetch.queue)
+            segment.address = address if segment.held is not None else self.brokers.address(fetch.queue)
             suspend_ms = min(_SUSPEND_MS, self.options.read_timeout_ms) if fetch.suspend else 0
             target = fetch.target
-            if segment.check:
+            if segment.unfiltered:
                 target = replace(target, max_msg_nums=1, sub_expression="*", expression_type="TAG")
             segment.asked = target.max_msg_nums
             request = PullRequest(target, segment.address, segment.start, suspend_ms)
@@ -213,7 +213,11 @@ class Puller:
         """Keep an outcome that advances the segment; otherwise the segment is pulled again."""
         fetch = segment.fetch
         fetch.flying -= 1
+        held = segment.held
         self._examine(fetch, segment, outcome)
+        if held is not None:
+            self._waiting -= len(held.body)
+            segment.held = None
         if segment.outcome is None:
             fetch.again(segment)
         else:
@@ -260,7 +264,14 @@ class Puller:
             self.brokers.failed(fetch.queue, segment.address)
         elif fetch.is_being_written(segment, outcome):
             self._nothing_yet(fetch, segment, outcome)
+        elif fetch.passes_over(segment, outcome) and not self.brokers.is_master(fetch.queue, segment.address):
+            segment.held = outcome
+            self._waiting += len(outcome.body)
         else:
+            if segment.held is not None:
+                # Messages that a trusted slave lacks are lost.
+                lacks = left > segment.start
+                outcome = PullOutcome(PullStatus.OFFSET_ILLEGAL, left) if lacks else segment.held
             fetch.failures, fetch.failing_since = 0, None
             fetch.suspend = fetch.doubted = fetch.busy = False
             if not segment.check:
@@ -306,7 +317,10 @@ class Puller:
                 fetch.ready.append(Pulled(fetch.queue, segment.start, end, outcome.body, fetch.contiguous))
                 fetch.stride = outcome.next_begin_offset - segment.start
             elif fetch.first_left(segment, outcome) > segment.start and not fetch.range.compacted:
-                fetch.ready.append(Pulled(fetch.queue, segment.start, end, b"", contiguous=True))
+                # A filtered read reports these messages now, so the next check begins after them.
+                start = min(fetch.checked, segment.start)
+                fetch.checked = max(fetch.checked, end)
+                fetch.ready.append(Pulled(fetch.queue, start, end, b"", contiguous=True))
             fetch.received = end
             if end < stop and segment.stop is not None:
                 # The answer is shorter than the one before: its rest comes before all later segments.

@@ -1,7 +1,8 @@
 """The state of one queue of a task: its requests, the answers that wait for earlier ones, and the results of its turns.
 
 With a filter, an answer does not show whether skipped messages were deleted or rejected. So the first is pulled without
-the filter, except in compaction topics. If it exists, none was deleted, because brokers delete the oldest first.
+the filter, except in compaction topics. If it exists, none was deleted, because brokers delete the oldest first. A slave
+may have deleted more than its master. So an answer of a slave is held until this slave has returned the first message.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ CHECK_EVERY: Final = 1.0
 class Segment:
     """The part of a range that one request covers (`stop` None: up to the answer's end); a `check` has no filter.
 
-    `later`: the request was sent for a later turn than the present one. `asked`: the most messages it asked for.
+    `later`: the request was sent for a later turn than the present one. `asked`: the most messages it asked for. `held`: a
+    slave's answer to the filtered request; the next request has no filter, and goes to the same `address`.
     """
 
     fetch: QueueFetch
@@ -50,6 +52,12 @@ class Segment:
     outcome: PullOutcome | None = None
     address: str = ""
     asked: int = 0
+    held: PullOutcome | None = None
+
+    @property
+    def unfiltered(self) -> bool:
+        """Whether the request asks for the first message, of any tags."""
+        return self.check or self.held is not None
 
 
 class QueueFetch:
@@ -152,7 +160,7 @@ class QueueFetch:
 
     def first_left(self, segment: Segment, outcome: PullOutcome) -> int:
         """Return the segment's first offset that is not missing; messages that the broker's filter rejects are not."""
-        unfiltered = not self.filtered or segment.check
+        unfiltered = not self.filtered or segment.unfiltered
         if outcome.status is PullStatus.FOUND and unfiltered:
             first = first_queue_offset(outcome.body)
             return segment.start if first is None else min(max(first, segment.start), outcome.next_begin_offset)
@@ -160,6 +168,11 @@ class QueueFetch:
         if missing or (outcome.status is PullStatus.NO_MATCHED_MSG and unfiltered):
             return outcome.next_begin_offset
         return segment.start
+
+    def passes_over(self, segment: Segment, outcome: PullOutcome) -> bool:
+        """Return whether a filtered answer lacks the segment's first message, which was rejected or deleted."""
+        found = outcome.status is PullStatus.FOUND and first_queue_offset(outcome.body) == segment.start
+        return self.filtered and not segment.unfiltered and not found
 
     def is_being_written(self, segment: Segment, outcome: PullOutcome) -> bool:
         """Return whether a skipped message is in the index, not yet in the log (`CompactionLog.getMessage`).

@@ -270,6 +270,24 @@ def test_skipped_messages_that_expire_before_their_check_are_lost_data(make_read
     assert reported([str(raised.value)]) == {"orders/a/0": [(200, 269)]}
 
 
+def test_expired_messages_of_a_filtered_read_are_logged_once(
+    make_reader: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    reader = make_reader(sub_expression="a", fail_on_data_loss=False)
+
+    def pass_over(request: PullRequest) -> PullReply:
+        if len(reader.transport.pulls) == 3:
+            reader.transport.expired[A0] = 170
+        if request.target.sub_expression == "*" or request.offset < reader.transport.expired.get(A0, 0):
+            return PullReply()
+        return PullReply(PullOutcome(PullStatus.NO_MATCHED_MSG, request.offset + 50, 0, 500))
+
+    reader.fill({A0: 500})
+    reader.transport.play_pulls(A0, *[pass_over] * 20)
+    assert read(reader, OffsetRange(A0, 0, 500)) == {}
+    assert reported(caplog.messages) == {"orders/a/0": [(0, 169)]}
+
+
 def test_messages_that_expire_after_their_check_are_not_lost(make_reader: Make) -> None:
     reader = make_reader(sub_expression="a")
 
@@ -327,6 +345,56 @@ def test_first_offset_of_a_slave_is_used_after_read_timeout(
     assert 20.0 < reader.clock.now - began < 30.0
     warning = "the master of a has not answered for readTimeoutMs=20000: the offsets of its slave slave:1 count instead"
     assert sum(text.startswith(warning) for text in caplog.messages) == 1
+
+
+def with_cleaned_slave(reader: Reader, master: RocketMQError | None) -> list[str]:
+    """Let the slave pass over its first 30 messages, which it has just deleted, and the master fail.
+
+    Return the addresses of the requests.
+    """
+    reader.addresses("a", {0: "master:1", 1: "slave:1"})
+    reader.fill({A0: 50})
+    asked: list[str] = []
+
+    def reply(request: PullRequest) -> PullReply:
+        asked.append(request.address)
+        if request.address == "slave:1" and request.offset < 30:
+            return answer(32, 30, 31)
+        failed = request.address == "master:1" and master is not None
+        return PullReply(PullOutcome(None, error=master)) if failed else PullReply()
+
+    reader.transport.play_pulls(A0, *[reply] * 1000)
+    return asked
+
+
+def test_filtered_read_does_not_lack_what_only_the_slave_has_deleted(make_reader: Make) -> None:
+    reader = make_reader(sub_expression="a")
+    asked = with_cleaned_slave(reader, None)
+    reader.queues.brokers.failed(A0, reader.queues.brokers.address(A0))
+    assert read(reader, OffsetRange(A0, 0, 50)) == {A0: list(range(50))}
+    # The second request to the slave is the one without a filter.
+    assert asked[:3] == ["slave:1", "slave:1", "master:1"]
+    assert [request.target.sub_expression for request in reader.transport.pulls[:3]] == ["a", "*", "a"]
+
+
+def test_filtered_read_accepts_an_answer_of_a_slave_that_has_deleted_nothing(make_reader: Make) -> None:
+    reader = make_reader(sub_expression="a")
+    reader.addresses("a", {0: "master:1", 1: "slave:1"})
+    pass_over_all(reader)
+    reader.queues.brokers.failed(A0, reader.queues.brokers.address(A0))
+    assert read(reader, OffsetRange(A0, 0, 500)) == {}
+    assert {request.address for request in reader.transport.pulls} == {"slave:1"}
+    requests = [(request.offset, request.target.sub_expression) for request in reader.transport.pulls]
+    assert requests[:4] == [(0, "a"), (0, "*"), (50, "a"), (50, "*")]
+
+
+def test_filtered_read_reports_what_a_slave_has_deleted_after_read_timeout(
+    make_reader: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    reader = make_reader(sub_expression="a", read_timeout_ms=20_000, pull_timeout_ms=5_000, fail_on_data_loss=False)
+    with_cleaned_slave(reader, RemotingConnectException("refused"))
+    assert read(reader, OffsetRange(A0, 0, 50)) == {A0: list(range(30, 50))}
+    assert reported(caplog.messages) == {"orders/a/0": [(0, 29)]}
 
 
 def test_lost_master_without_a_slave_is_a_read_error(make_reader: Make) -> None:
