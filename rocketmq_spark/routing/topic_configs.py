@@ -21,6 +21,8 @@ from rocketmq_spark.transport.parallel import in_parallel
 
 # A cleanup policy and a queue type change only if a topic is deleted and created again. Cached routes are as old.
 _KEPT_S: Final = 30.0
+# A read that took an old answer for the new topic would not report its gaps, or let brokers filter inner batches.
+_FRESH_S: Final = 1.0
 _TIMEOUT_S: Final = 3.0
 _BEFORE_5: Final = re.compile(r"[0-4](\.[0-9]{1,4}){1,3}")
 
@@ -85,11 +87,16 @@ class TopicConfigCache:
         return configs
 
     def config(self, topic: str, broker_name: str, address: str, timeout: float) -> TopicConfig:
-        """Return a topic's configuration on one broker, for a read. Retriable errors are not cached."""
+        """Return a topic's configuration on one broker, for a read. Retriable errors are not cached.
+
+        An answer is valid for a second, as the routes of reads, and while the broker does not answer again.
+        """
         place = topic, broker_name
-        _, answer = self._answers.get(place, (0.0, None))
-        if answer is None or (isinstance(answer, errors.RocketMQError) and answer.retriable):
-            answer = self._request(address, topic, timeout)
+        since, answer = self._answers.get(place, (0.0, None))
+        if answer is None or _is_retriable(answer) or self._clock() - since >= _FRESH_S:
+            newest = self._request(address, topic, timeout)
+            if answer is None or _is_retriable(answer) or not _is_retriable(newest):
+                answer = newest
             self._answers[place] = self._clock(), answer
         if answer is None or isinstance(answer, errors.RequestNotSupportedException):
             # The broker will create the topic with these defaults, or it is a 4.x broker or a proxy.
@@ -107,8 +114,8 @@ class TopicConfigCache:
             if isinstance(answer, errors.RemotingException):
                 self._unreachable[address] = self._clock(), answer
         _, known = self._answers.get(place, (0.0, None))
-        is_silent = isinstance(answer, errors.RocketMQError) and answer.retriable
-        self._answers[place] = self._clock(), known if is_silent and isinstance(known, TopicConfig) else answer
+        is_silent = _is_retriable(answer) and isinstance(known, TopicConfig)
+        self._answers[place] = self._clock(), known if is_silent else answer
         return answer
 
     def _request(self, address: str, topic: str, timeout: float) -> _Answer:
@@ -118,6 +125,10 @@ class TopicConfigCache:
             return None
         except errors.RocketMQError as exc:
             return exc
+
+
+def _is_retriable(answer: _Answer) -> bool:
+    return isinstance(answer, errors.RocketMQError) and answer.retriable
 
 
 def has_topic(transport: Admin, address: str, topic: str, timeout: float) -> bool:

@@ -119,3 +119,23 @@ def test_broker_without_answer_or_topic_is_queried_again() -> None:
         cache.config("T", "a", "a", 3.0)
     answers["a"] = COMPACTED
     assert cache.config("T", "a", "a", 3.0) == COMPACTED
+
+
+def test_configuration_of_a_read_is_requested_again_after_a_second() -> None:
+    """Its topic may have been deleted, and created again with another type."""
+    now = [0.0]
+    answers: dict[str, TopicConfig | RocketMQError] = {"a": COMPACTED}
+    cache = TopicConfigCache(Brokers(answers), lambda: now[0])
+    assert cache.config("T", "a", "a", 3.0) == COMPACTED
+    answers["a"] = PLAIN
+    now[0] = 0.9
+    assert cache.config("T", "a", "a", 3.0) == COMPACTED
+    now[0] = 1.0
+    assert cache.config("T", "a", "a", 3.0) == PLAIN
+    answers["a"] = DOWN
+    now[0] = 2.0
+    assert cache.config("T", "a", "a", 3.0) == PLAIN
+    answers["a"] = REFUSED
+    now[0] = 3.0
+    with pytest.raises(MQBrokerException, match="no right"):
+        cache.config("T", "a", "a", 3.0)

@@ -15,7 +15,7 @@ from rocketmq_spark.errors import (
     RocketMQError,
 )
 from rocketmq_spark.protocol.remoting.codes import broker_error
-from rocketmq_spark.source.filters import check_filter, may_hold_inner_batches
+from rocketmq_spark.source.filters import check_filter, may_hold_inner_batches, tasks_filter
 from tests.support.processes import PATIENCE
 from tests.support.scripted import route
 from tests.unit.source.conftest import A0, A1, B0, B1, Make
@@ -34,6 +34,15 @@ def test_attributes_of_inner_batch_topics_are_requested_once(make_reader: Make) 
     assert may_hold_inner_batches(other.queues, [A0, B0])
     assert may_hold_inner_batches(other.queues, [A1])
     assert len(other.asked("topic_config")) == 1
+
+
+def test_topic_that_was_created_again_for_inner_batches_is_filtered_by_tasks(make_reader: Make) -> None:
+    reader = make_reader(sub_expression="a")
+    reader.queues.look_up()
+    assert not tasks_filter(reader.queues, [A0])
+    reader.transport.attributes["orders"] = {"queue.type": "BatchCQ"}
+    reader.clock.advance(1.0)
+    assert tasks_filter(reader.queues, [A0])
 
 
 @pytest.mark.parametrize(

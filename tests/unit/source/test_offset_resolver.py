@@ -416,6 +416,17 @@ def test_compacted_topic_starts_at_offset_0(make_reader: Make) -> None:
     assert len(reader.asked("topic_config")) == 1
 
 
+def test_topic_that_was_created_again_without_compaction_reports_expired_messages(make_reader: Make) -> None:
+    reader = filled(make_reader())
+    reader.transport.attributes["orders"] = {"cleanup.policy": "COMPACTION"}
+    assert reader.resolver.ranges_between({A0: 0}, {A0: 4}) == [OffsetRange(A0, 0, 4, compacted=True)]
+    reader.transport.attributes["orders"] = {}
+    reader.transport.expired[A0] = 3
+    reader.clock.advance(1.0)
+    with pytest.raises(DataLossError, match="messages 0 to 2 of orders/a/0"):
+        reader.resolver.ranges_between({A0: 0}, {A0: 4})
+
+
 def test_topic_with_unknown_configuration_counts_as_not_compacted(
     make_reader: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
