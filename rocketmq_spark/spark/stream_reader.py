@@ -159,6 +159,9 @@ class RocketMQStreamReader(PartitionReader, DataSourceStreamReader):
         fewest, delay = self._options.min_offsets_per_trigger, self._options.max_trigger_delay / 1000
         if self._batch_at is None:
             self._batch_at = now
+        if any(end < starts[queue] for queue, end in available.items()):
+            # Otherwise each look for new messages would report again that the end is lost.
+            delay = 0.0
         # With Trigger.AvailableNow no more messages will be read.
         if fewest is not None and self._target is None and waiting < fewest and now - self._batch_at < delay:
             return starts

@@ -579,6 +579,24 @@ def test_available_now_reports_an_end_that_is_lost_once(stream: Stream, caplog: 
     assert sum("ends at offset 6, before 7" in text for text in caplog.messages) == 1
 
 
+def test_lost_messages_are_logged_once_while_a_query_waits_for_more(
+    stream: Stream, caplog: pytest.LogCaptureFixture
+) -> None:
+    start = after_a_batch(stream, 5)
+    with stream.query(fail_on_data_loss=False, min_offsets_per_trigger=5) as query:
+        if not isinstance(query, LimitedStreamReader):
+            pytest.skip("limits need PySpark 4.2 or newer")
+        limit = query.getDefaultReadLimit()
+        stream.replace(Q0, 0, 2, at=9.0)
+        end = query.latestOffset(start, limit)
+        assert ranges_of(query.partitions(start, end)) == [OffsetRange(Q0, 0, 2)]
+        stream.put(Q0, 4, at=9.0)
+        assert query.latestOffset(end, limit) == end
+        stream.put(Q0, 1, at=9.0)
+        assert ranges_of(query.partitions(end, query.latestOffset(end, limit))) == [OffsetRange(Q0, 2, 7)]
+    assert sum("queue t/a/0 ends at offset" in text for text in caplog.messages) == 1
+
+
 def test_start_after_the_end_of_a_queue_is_lost_data(stream: Stream) -> None:
     stream.put(Q0, 2, at=1.0)
     options = {"starting_offsets": OffsetSpec(offsets=((Q0, 4),)), "pull_timeout_ms": 100}
