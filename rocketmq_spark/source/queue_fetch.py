@@ -1,8 +1,8 @@
 """The state of one queue of a task: its requests, the answers that wait for earlier ones, and the results of its turns.
 
 With a filter, an answer does not show whether skipped messages were deleted or rejected. So the first is pulled without
-the filter, except in compaction topics. If it exists, none was deleted, because brokers delete the oldest first. A slave
-may have deleted more than its master. So an answer of a slave is held until this slave has returned the first message.
+the filter, except in compaction topics. If it exists, none was deleted, because brokers delete the oldest first.
+A slave may have deleted more than its master. So its answer is held until this slave has returned the first message.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ CHECK_EVERY: Final = 1.0
 class Segment:
     """The part of a range that one request covers (`stop` None: up to the answer's end); a `check` has no filter.
 
-    `later`: the request was sent for a later turn than the present one. `asked`: the most messages it asked for. `held`: a
-    slave's answer to the filtered request; the next request has no filter, and goes to the same `address`.
+    `later`: the request was sent for a later turn than the present one. `asked`: the most messages it asked for.
+    `held`: a slave's answer to the filtered request; the next request has no filter, and goes to the same `address`.
     """
 
     fetch: QueueFetch
