@@ -119,7 +119,7 @@ class Soak:
             sampling = stack.enter_context(Every(SAMPLED_EVERY, lambda: self._sample([*name_servers, *links])))
             noting = stack.enter_context(Every(1.0, self._note))
             with Flow(cluster.name_server.split(";"), [writer.topic for writer in self.writers]) as flow:
-                faults = Faults(cluster, by_name, self.writers, flow, self.seed, folder, self._tend)
+                faults = Faults(cluster, by_name, self.writers, flow, self.seed, self._tend)
                 self._await_rows(flow)
                 self._strike(faults)
                 self._finish()
