@@ -130,7 +130,7 @@ fuzz: setup ## Compare the compiled kernel with the other decoders on ANSWERS (1
 	@$(BIN)/python -m tests.fuzz.sanitized $(ANSWERS) $(FIRST)
 
 .PHONY: bench
-bench: setup ## Compare speed with the official clients, Spark's Kafka sink and the wire (about 75 minutes)
+bench: setup ## Compare speed with the official clients, Spark's Kafka sink and the wire (two hours)
 	@PYTHONPATH=$(CURDIR) $(BIN)/python -m tests.benchmarks $(PART)
 
 .PHONY: simulate
