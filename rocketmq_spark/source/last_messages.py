@@ -147,7 +147,7 @@ class LastMessages:
             )
         return (
             starts | self._stored_after(batch.times, replaced, ends),
-            ends | self._stored_after(batch.end_times, cut, ends),
+            ends | self._stored_after(batch.end_times, cut, ends, at_start=False),
             complete,
         )
 
@@ -215,14 +215,26 @@ class LastMessages:
                 )
         return replaced
 
-    def _stored_after(self, times: Times, queues: Iterable[MessageQueue], ends: Offsets) -> Offsets:
-        """Return the first offset of each queue that was stored after its time in `times`, at most its end."""
+    def _stored_after(
+        self, times: Times, queues: Iterable[MessageQueue], ends: Offsets, *, at_start: bool = True
+    ) -> Offsets:
+        """Return the first offset of each queue that was stored after its time in `times`, at most its end.
+
+        With `at_start`, a queue whose messages before this offset were deleted is lost data: some may have been new.
+        """
         after = {queue: times[queue] + 1 for queue in sorted(queues)}
         if not after:
             return {}
-        first = self.resolver.at(after, {queue: ends[queue] for queue in after})
+        first, older = self.resolver.at_and_older(after, {queue: ends[queue] for queue in after})
         offsets = {queue: min(first.get(queue, ends[queue]), ends[queue]) for queue in after}
         for queue, offset in sorted(offsets.items()):
+            if at_start and offset > 0 and queue not in older:
+                lost(
+                    self.resolver.options,
+                    f"queue {queue} has no messages before offset {offset} any more, and the query may not have read "
+                    "them all: the topic was deleted and created again, or its broker lost messages, and later "
+                    "messages expired (fileReservedTime)",
+                )
             logger.warning(
                 "queue %s continues at offset %d, the first stored after %s", queue, offset, utc(times[queue])
             )

@@ -127,6 +127,11 @@ class OffsetResolver:
         """
         return _found(self._borders(times, latest))
 
+    def at_and_older(self, times: Mapping[MessageQueue, int], latest: Offsets) -> tuple[Offsets, set[MessageQueue]]:
+        """Return the offsets of `at`, and the queues that have an older message or may lack some by compaction."""
+        borders = self._borders(times, latest)
+        return _found(borders), {queue for queue, border in borders.items() if border.older}
+
     def _borders(self, times: Mapping[MessageQueue, int], latest: Offsets) -> dict[MessageQueue, Border]:
         compacted = self._compacted(times)
         # A broker reports the minimum before compaction.
@@ -138,9 +143,10 @@ class OffsetResolver:
                 # A broker fails to search an empty queue of the type BatchCQ, whose minimum offset is -1.
                 return Border()
             guess = self.transport.search_offset(queue, times[queue], address, timeout)
-            return search_border(
+            border = search_border(
                 times[queue], first, end, guess, lambda offset: self._records_from(queue, offset, address)
             )
+            return replace(border, older=True) if queue in compacted else border
 
         borders = self.requests.each(times, search)
         self._warn_of_clocks(borders)

@@ -41,11 +41,13 @@ class Border:
 
     If all messages are older than the time, `offset` is None, and `last` is the time of the queue's last message. An
     empty queue has neither. `set_back` has two messages: the second has the higher offset and the lower store time.
+    `older`: the queue has a message older than the time, so none directly before `offset` was deleted.
     """
 
     offset: int | None = None
     last: int | None = None
     set_back: tuple[Stored, Stored] | None = None
+    older: bool = False
 
 
 def search_border(time: int, first: int, end: int, guess: int, pull: Callable[[int], Sequence[Stored]]) -> Border:
@@ -82,7 +84,7 @@ def search_border(time: int, first: int, end: int, guess: int, pull: Callable[[i
     in_order = [seen[start] for start in sorted(seen)]
     backwards = [(before, after) for before, after in itertools.pairwise(in_order) if before.time > after.time]
     set_back = max(backwards, key=lambda pair: pair[0].time - pair[1].time, default=None)
-    return Border(border, in_order[-1].time if in_order else None, set_back)
+    return Border(border, in_order[-1].time if in_order else None, set_back, older=low > first)
 
 
 def stored_records(body: Buffer) -> list[Stored]:

@@ -162,6 +162,12 @@ STREAM_BUGS = tuple(
             "            for queue in set[MessageQueue]()\n",
         ),
         (
+            "expired messages of a queue that was replaced are not reported",
+            _LAST,
+            "if at_start and offset > 0 and queue not in older:",
+            "if at_start and offset < 0 and queue not in older:",
+        ),
+        (
             "target of Trigger.AvailableNow is forgotten",
             _READER,
             "self._target = self._offsets().target()",

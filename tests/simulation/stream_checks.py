@@ -224,9 +224,16 @@ class StreamChecks:
                     if records and records[-1].stored_at < report.since and records[-1].gone_at > report.at:
                         yield f"{report.queue}/{offset} was reported as lost, and the broker has it"
                         break
-            elif report.kind in ("ends", "other", "after", "may skip"):
+            elif report.kind in ("ends", "other", "after", "may skip", "expired"):
                 if not any(at <= report.at for at in damaged.get(report.queue, ())) and not self._begins_empty(report):
                     yield f"{report.queue} was reported ({report.kind}), and has lost nothing"
+                if report.kind == "expired" and any(
+                    (str(record.queue) == report.queue and record.offset < report.offset)
+                    and record.stored_at < report.since
+                    and record.gone_at > report.at
+                    for record in self.cluster.records
+                ):
+                    yield f"{report.queue} was reported as expired before {report.offset}, and its broker has messages"
             elif report.kind == "gone" and not any(at <= report.at for at in damaged.get(report.queue, ())):
                 yield f"{report.queue} was reported as gone, and is there"
 

@@ -45,7 +45,7 @@ class Excuses:
                 return "before the start"
             if self._is_of_the_start(record, entry):
                 return "replaced while the start was planned"
-            if queue not in entry.times and self._has_expired(queue, begin - 1):
+            if self._is_of_an_untimed_start(record, begin, entry):
                 return "replaced, and the last message before the start has expired"
         elif record.gone_at <= entry.written:
             return "expired before the query knew the queue"
@@ -58,12 +58,12 @@ class Excuses:
                 return "reported gap"
             if report.kind == "may skip" and record.offset < report.offset:
                 return "warning that messages may be skipped"
-            if report.kind == "after" and record.offset < report.offset and record.gone_at <= report.at:
+            if report.kind == "expired" and record.offset < report.offset and record.gone_at <= report.at:
                 return "expired before the query knew that its queue was replaced"
         return ""
 
-    def _of_a_present_message(self, record: Record) -> str:
-        """Return why a message that its broker has is not read."""
+    def _of_a_left_out_queue(self, record: Record) -> str:
+        """Return an excuse if a repeated micro-batch left out the queue of a message, which was reported as gone."""
         queue, offset, facts = record.queue, record.offset, self.facts
         for run in facts.history.runs:
             start, end = parsed(run.start).offsets, parsed(run.end).offsets
@@ -74,9 +74,20 @@ class Excuses:
             is_gone = facts.is_reported(queue, ("gone",), run.began, run.planned_by)
             if is_left and offset < end.get(queue, 0) and is_gone:
                 return "queue left out of a repeated micro-batch"
+        return ""
+
+    def _is_reported_gone(self, queue: MessageQueue) -> bool:
+        """Return whether a queue is removed, and was reported."""
+        return not self.cluster.is_readable(queue) and self.facts.is_reported(queue, ("gone",), 0.0, math.inf)
+
+    def _of_a_present_message(self, record: Record) -> str:
+        """Return why a message that its broker has is not read."""
+        queue, offset, facts = record.queue, record.offset, self.facts
+        if excuse := self._of_a_left_out_queue(record):
+            return excuse
         if self._is_removed_at_its_end(queue):
             return "in a queue that was replaced by one of the same length, and removed"
-        if not self.cluster.is_readable(queue) and facts.is_reported(queue, ("gone",), 0.0, math.inf):
+        if self._is_reported_gone(queue):
             return "in a queue that was removed"
         known = facts.known_at(record.stored_at)
         if known is not None and offset < known.offsets.get(queue, 0):
@@ -119,10 +130,41 @@ class Excuses:
                 return "waits for a broker that has its topic no more"
         if record.gone_by != EXPIRED and any(self._has_another(number, record) for number in planned):
             return "replaced before a task read it, and the last message read has expired"
-        if record.gone_by == EXPIRED and self.cluster.damaged.get(queue):
-            # Its queue was replaced afterwards.
-            return "expired in a queue that was replaced"
-        return ""
+        if record.gone_by == EXPIRED and any(at >= record.gone_at for at in self.cluster.damaged.get(queue, ())):
+            return "expired in a queue that was replaced afterwards"
+        return self._of_an_expired_replacement(record) if record.gone_by == EXPIRED else ""
+
+    def _of_an_expired_replacement(self, record: Record) -> str:
+        """Return why the query did not report a message that has expired in a queue that was replaced or removed."""
+        queue, facts = record.queue, self.facts
+        if excuse := self._of_a_left_out_queue(record):
+            return excuse
+        if self._is_reported_gone(queue):
+            return "in a queue that was removed"
+        known = facts.known_at(record.stored_at)
+        if known is None or record.offset >= known.offsets.get(queue, 0):
+            return ""
+        if queue not in known.times:
+            return "replaced, and the last message read was unknown"
+        # The queue is compared when a micro-batch is planned that reads it.
+        compared = next(
+            (
+                facts.kept[number].planned_by
+                for number, entry in enumerate(facts.entries)
+                if entry.written > record.stored_at
+                and entry.offsets.get(queue) != known.offsets[queue]
+                and number in facts.kept
+            ),
+            math.inf,
+        )
+        has_expired = any(
+            (other.queue, other.incarnation) == (queue, record.incarnation)
+            and other.offset == known.offsets[queue] - 1
+            and other.gone_by == EXPIRED
+            and other.gone_at <= compared
+            for other in self.cluster.records
+        )
+        return "replaced, and the last message read has expired" if has_expired else ""
 
     def _has_another(self, batch: int, record: Record) -> bool:
         """Return whether a micro-batch has another message at this place, and the last one of the queue has expired."""
@@ -210,11 +252,19 @@ class Excuses:
         began, ended = (entry.driver.began, entry.written) if entry.driver.legacy else initial[:2]
         return any(began <= at <= record.stored_at <= ended for at in damaged)
 
-    def _has_expired(self, queue: MessageQueue, offset: int) -> bool:
-        """Return whether a message at this offset has expired when a new query planned its start, or before."""
-        initial = self.facts.entries[0].driver.initial
-        expired = (record for record in self.cluster.records if record.gone_by == EXPIRED)
-        return initial is not None and any(
-            (record.queue, record.offset) == (queue, offset) and record.gone_at <= initial.returned
-            for record in expired
+    def _is_of_an_untimed_start(self, record: Record, begin: int, entry: LogEntry) -> bool:
+        """Return whether a message was stored in a queue that was replaced after a new query had requested its start.
+
+        The message before the start had expired by then, so the start has no store time to compare.
+        """
+        queue, initial = record.queue, entry.driver.initial
+        if initial is None or queue in initial.times:
+            return False
+        expired = any(
+            (other.queue, other.offset) == (queue, begin - 1)
+            and other.gone_by == EXPIRED
+            and other.gone_at <= initial.returned
+            for other in self.cluster.records
         )
+        damaged = self.cluster.damaged.get(queue, ())
+        return expired and any(initial.called <= at <= record.stored_at for at in damaged)

@@ -25,6 +25,7 @@ _REPORTS: Final = {
     "other": re.compile(r"queue (\S+) has another message at offset (\d+)"),
     "after": re.compile(r"queue (\S+) continues at offset (\d+), the first stored after"),
     "may skip": re.compile(r"queue (\S+) continues at (?:its end, )?offset (\d+),.* and may skip"),
+    "expired": re.compile(r"queue (\S+) has no messages before offset (\d+) any more"),
     "waits": re.compile(r"queue (\S+) waits for its broker"),
 }
 

@@ -20,7 +20,7 @@ from pyspark.sql.types import BinaryType, LongType, StringType, StructField, Str
 
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.model.message import MessageQueue
-from rocketmq_spark.options.offsets import flat
+from rocketmq_spark.options.offsets import flat, stored_in
 from rocketmq_spark.options.source import SourceOptions
 from rocketmq_spark.source.plan import ReadPlan
 from rocketmq_spark.source.read import SkippedMessages, rows_over
@@ -86,11 +86,12 @@ class BatchRun:
 
 
 class Beginning(NamedTuple):
-    """Where a query would begin, and when `initialOffset` was called and returned."""
+    """Where a query would begin, with store times, and when `initialOffset` was called and returned."""
 
     called: float
     returned: float
     offsets: dict[MessageQueue, int]
+    times: dict[MessageQueue, int]
 
 
 class Target(NamedTuple):
@@ -255,7 +256,7 @@ class Driver:
         began = self.world.now
         offset = self._call("initialOffset", self.reader.initialOffset)
         if self.record.initial is None:
-            self.record.initial = Beginning(began, self.world.now, flat(offset))
+            self.record.initial = Beginning(began, self.world.now, flat(offset), stored_in(offset))
         return json.loads(json.dumps(offset))
 
     def _run_batch(self, start: str | None, end: str) -> None:

@@ -78,13 +78,16 @@ def test_expired_messages_before_the_first_one_left_are_passed_over() -> None:
     queue = Queue([Stored(offset, offset + 1, 5) for offset in range(100, 110)])
     assert queue.border(5, 0).offset == 100
     assert queue.border(6, 0).offset is None
+    # Only an older message shows that no message of the time has expired.
+    assert not any(queue.border(5, guess).older for guess in (0, 100, 105, 110))
+    assert all(queue.border(6, guess).older for guess in (0, 100, 105, 110))
     assert Queue([]).pull(0) == []
     assert search_border(5, 0, 50, 20, Queue([]).pull) == Border()
 
 
 def test_messages_stored_after_the_end_was_requested_are_not_used() -> None:
     queue = at_times(1, 2, 3, 4)
-    assert search_border(3, 0, 2, 2, queue.pull) == Border(None, 2)
+    assert search_border(3, 0, 2, 2, queue.pull) == Border(None, 2, older=True)
 
 
 def test_gap_at_the_end_needs_few_pulls() -> None:
@@ -92,7 +95,7 @@ def test_gap_at_the_end_needs_few_pulls() -> None:
     queue = Queue([Stored(0, 1, 5), Stored(3, 4, 8)])
     for guess in (0, 3, 500_000, 1_000_000):
         queue.pulls = 0
-        assert search_border(9, 0, 1_000_000, guess, queue.pull) == Border(None, 8)
+        assert search_border(9, 0, 1_000_000, guess, queue.pull) == Border(None, 8, older=True)
         # The offset of the message, or one in the gap before it.
         assert search_border(6, 0, 1_000_000, guess, queue.pull).offset in (1, 2, 3)
         assert queue.pulls <= 60
@@ -182,4 +185,4 @@ def test_records_that_cannot_be_decoded_have_no_time() -> None:
 
 def test_a_record_of_unknown_time_counts_as_new() -> None:
     queue = Queue([Stored(0, 1, 5), Stored(1, 2, UNKNOWN)])
-    assert queue.border(9, 0) == Border(1, 5)
+    assert queue.border(9, 0) == Border(1, 5, older=True)

@@ -372,6 +372,45 @@ def test_new_messages_of_a_shorter_queue_are_read_if_loss_is_allowed(stream: Str
             assert ranges_of(query.partitions(start, end)) == [OffsetRange(Q0, kept, kept + 1)]
 
 
+@pytest.mark.parametrize("fails", [True, False])
+@pytest.mark.parametrize(("messages", "left"), [(4, 2), (4, 4), (4, 6), (8, 2), (8, 4)])
+def test_new_messages_that_expire_before_a_queue_continues_are_lost_data(
+    stream: Stream, caplog: pytest.LogCaptureFixture, messages: int, left: int, fails: bool
+) -> None:
+    start = after_a_batch(stream, 5)
+    stream.replace(Q0, 0, messages, at=9.0)
+    with stream.query(fail_on_data_loss=False) as query:
+        end = checkpointed(query.latestOffset(start))
+        assert ranges_of(query.partitions(start, end)) == [OffsetRange(Q0, 0, messages)]
+    # The driver fails before the micro-batch is complete, so another one repeats it.
+    stream.put(Q0, 2, at=9.5)
+    stream.expire(Q0, left)
+    begin = min(left, messages)
+    gone = f"queue t/a/0 has no messages before offset {begin} any more, and the query may not have read them all"
+    with stream.query(fail_on_data_loss=fails) as query:
+        if fails:
+            with pytest.raises(DataLossError, match=gone if messages == 4 else OTHER):
+                query.partitions(start, end)
+        else:
+            ranges = [part for part in ranges_of(query.partitions(start, end)) if part.size]
+            assert ranges == ([OffsetRange(Q0, begin, messages)] if begin < messages else [])
+            assert gone in caplog.text
+
+
+@pytest.mark.parametrize(("kept", "expired"), [(0, 0), (3, 2)])
+def test_queue_with_the_messages_around_its_new_start_has_lost_none(
+    stream: Stream, caplog: pytest.LogCaptureFixture, kept: int, expired: int
+) -> None:
+    start = after_a_batch(stream, 5)
+    stream.replace(Q0, kept, 1, at=9.0)
+    with stream.query(fail_on_data_loss=False) as query:
+        end = checkpointed(query.latestOffset(start))
+    stream.expire(Q0, expired)
+    with stream.query() as query:
+        assert ranges_of(query.partitions(start, end)) == [OffsetRange(Q0, kept, kept + 1)]
+    assert "has no messages before" not in caplog.text
+
+
 @pytest.mark.parametrize("kept", [0, 3])
 def test_repeated_micro_batch_whose_messages_were_replaced_is_lost_data(stream: Stream, kept: int) -> None:
     for number in range(5):
