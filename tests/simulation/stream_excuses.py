@@ -141,30 +141,36 @@ class Excuses:
             return excuse
         if self._is_reported_gone(queue):
             return "in a queue that was removed"
-        known = facts.known_at(record.stored_at)
-        if known is None or record.offset >= known.offsets.get(queue, 0):
-            return ""
-        if queue not in known.times:
-            return "replaced, and the last message read was unknown"
+        # The message may have been stored while a micro-batch was planned.
+        for known in (facts.known_at(record.stored_at), facts.known_at(record.gone_at)):
+            if known is None or record.offset >= known.offsets.get(queue, 0):
+                continue
+            if queue not in known.times:
+                return "replaced, and the last message read was unknown"
+            if self._has_expired(queue, known):
+                return "replaced, and the last message read has expired"
+        return ""
+
+    def _has_expired(self, queue: MessageQueue, known: LogEntry) -> bool:
+        """Return whether the last message of a micro-batch had expired when a query compared it with the queue's."""
+        facts, last = self.facts, known.offsets[queue] - 1
         # The queue is compared when a micro-batch is planned that reads it.
         compared = next(
             (
                 facts.kept[number].planned_by
                 for number, entry in enumerate(facts.entries)
-                if entry.written > record.stored_at
+                if entry.written > known.written
                 and entry.offsets.get(queue) != known.offsets[queue]
                 and number in facts.kept
             ),
             math.inf,
         )
-        has_expired = any(
-            (other.queue, other.incarnation) == (queue, record.incarnation)
-            and other.offset == known.offsets[queue] - 1
-            and other.gone_by == EXPIRED
-            and other.gone_at <= compared
-            for other in self.cluster.records
+        present = [other for other in self.cluster.records if other.queue == queue and other.stored_at <= compared]
+        life = max((other.incarnation for other in present), default=0)
+        return any(
+            (other.incarnation, other.offset, other.gone_by) == (life, last, EXPIRED) and other.gone_at <= compared
+            for other in present
         )
-        return "replaced, and the last message read has expired" if has_expired else ""
 
     def _has_another(self, batch: int, record: Record) -> bool:
         """Return whether a micro-batch has another message at this place, and the last one of the queue has expired."""
