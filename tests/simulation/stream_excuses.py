@@ -165,12 +165,10 @@ class Excuses:
             ),
             math.inf,
         )
-        present = [other for other in self.cluster.records if other.queue == queue and other.stored_at <= compared]
-        life = max((other.incarnation for other in present), default=0)
-        return any(
-            (other.incarnation, other.offset, other.gone_by) == (life, last, EXPIRED) and other.gone_at <= compared
-            for other in present
-        )
+        at_last = (other for other in self.cluster.records if (other.queue, other.offset) == (queue, last))
+        stored = [other for other in at_last if other.stored_at <= compared]
+        newest = max(stored, key=lambda other: other.stored_at, default=None)
+        return newest is not None and newest.gone_by == EXPIRED and newest.gone_at <= compared
 
     def _has_another(self, batch: int, record: Record) -> bool:
         """Return whether a micro-batch has another message at this place, and the last one of the queue has expired."""
