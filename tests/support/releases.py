@@ -48,7 +48,7 @@ YES, ERROR, NOT_TESTED = "yes", "an error", "not tested"
 TABLE: Final[Mapping[str, Mapping[str, str]]] = {
     "rows, columns": {},
     "offsets, times": {},
-    "streams": dict.fromkeys(("5.3.3", "5.4.0", "5.5.1"), NOT_TESTED),
+    "streams": {},
     "filters": {},
     "`delayTimeLevel`": {},
     "`delayMs`, `deliverTime`": {"4.9.7": ERROR, "4.9.7 DLedger": ERROR},
