@@ -11,7 +11,7 @@ import contextlib
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, TypeGuard
 
 from rocketmq_spark import errors
 from rocketmq_spark.model.route import TopicRouteData
@@ -93,10 +93,12 @@ class TopicConfigCache:
         """
         place = topic, broker_name
         since, answer = self._answers.get(place, (0.0, None))
-        if answer is None or _is_retriable(answer) or self._clock() - since >= _FRESH_S:
+        if answer is None or self._clock() - since >= _FRESH_S:
             newest = self._request(address, topic, timeout)
-            if answer is None or _is_retriable(answer) or not _is_retriable(newest):
+            if not _is_retriable(newest):
                 answer = newest
+            elif answer is None:
+                raise newest
             self._answers[place] = self._clock(), answer
         if answer is None or isinstance(answer, errors.RequestNotSupportedException):
             # The broker will create the topic with these defaults, or it is a 4.x broker or a proxy.
@@ -127,7 +129,7 @@ class TopicConfigCache:
             return exc
 
 
-def _is_retriable(answer: _Answer) -> bool:
+def _is_retriable(answer: _Answer) -> TypeGuard[errors.RocketMQError]:
     return isinstance(answer, errors.RocketMQError) and answer.retriable
 
 

@@ -41,9 +41,9 @@ _FIRST_PART: Final = 0.7
 # The mean waits of the slowest and the fastest pace, as parts of the longest wait.
 _SLOWEST: Final = 0.97
 _FASTEST: Final = 0.01
-# A pace needs two rejections by brokers that let requests wait: the mean wait of rejections is at least this. The last
-# one counts half of the mean.
-_PATIENT_MS: Final = 80.0
+# A pace needs two rejections by brokers that let requests wait: the mean wait of rejections, where the last one counts
+# half, is at least this. It begins at 0.
+_PATIENT_MS: Final = 90.0
 # After this time without a rejection, a task sends faster by the square of its multiples: what seems to be a wait may
 # be a slow broker. The pace ends after `_QUIET_MOST` of them.
 _QUIET_S: Final = 120.0
@@ -142,7 +142,7 @@ class Pace:
     _answered_at: float = 0.0
     _rejected_at: float = 0.0
     _rejections: int = 0
-    # The waits of rejections: half of the last one, a quarter of the one before, and so on.
+    # The mean wait of rejections.
     _rejected_ms: float = 0.0
     _longest_ms: float = _LONGEST_WAIT_MS
     _link_ms: float = _LONGEST_LINK_MS
@@ -183,10 +183,11 @@ class Pace:
         self._rejected_at, self._least = now, math.inf
         self._rejections += 1
         self._rejected_ms = (self._rejected_ms + latency_ms - self._link_ms) / 2
-        patience_ms = self._rejected_ms / (1 - 0.5**self._rejections)
-        if self._rejections == 1 or patience_ms < _PATIENT_MS:
+        if self._rejections == 1 or self._rejected_ms < _PATIENT_MS:
             self._end()
             return
+        # Without the 0 at the beginning of the mean.
+        patience_ms = self._rejected_ms / (1 - 0.5**self._rejections)
         self._longest_ms = min(_LONGEST_WAIT_MS, _LONGEST_PART * patience_ms)
         wait = self._wait(broker_name, latency_ms)
         if self._mean is not None:

@@ -171,8 +171,9 @@ class QueueFetch:
 
     def passes_over(self, segment: Segment, outcome: PullOutcome) -> bool:
         """Return whether a filtered answer lacks the segment's first message, which was rejected or deleted."""
-        found = outcome.status is PullStatus.FOUND and first_queue_offset(outcome.body) == segment.start
-        return self.filtered and not segment.unfiltered and not found
+        if not self.filtered or segment.unfiltered:
+            return False
+        return outcome.status is not PullStatus.FOUND or first_queue_offset(outcome.body) != segment.start
 
     def is_being_written(self, segment: Segment, outcome: PullOutcome) -> bool:
         """Return whether a skipped message is in the index, not yet in the log (`CompactionLog.getMessage`).

@@ -108,13 +108,15 @@ class Excuses:
         offset = None if known is None else known.offsets.get(queue)
         if known is None or offset is None:
             return "deleted before the query knew the queue"
+        if record.gone_by == EXPIRED:
+            return self._of_an_expired_replacement(record)
         planned = [
             number
             for number, (last, entry) in enumerate(itertools.pairwise(facts.entries), 1)
             if last.offsets.get(queue, 0) <= record.offset < entry.offsets.get(queue, 0)
             and record.stored_at <= entry.written <= record.gone_at
         ]
-        if record.gone_by != EXPIRED and not planned:
+        if not planned:
             if queue not in known.times:
                 return "replaced, and the last message read was unknown"
             if record.gone_by == LOST:
@@ -128,15 +130,14 @@ class Excuses:
                 return "replaced twice, and all messages in between have expired"
             if log is None and "waits" in kinds:
                 return "waits for a broker that has its topic no more"
-        if record.gone_by != EXPIRED and any(self._has_another(number, record) for number in planned):
-            return "replaced before a task read it, and the last message read has expired"
-        if record.gone_by == EXPIRED and any(at >= record.gone_at for at in self.cluster.damaged.get(queue, ())):
-            return "expired in a queue that was replaced afterwards"
-        return self._of_an_expired_replacement(record) if record.gone_by == EXPIRED else ""
+        is_replaced = any(self._has_another(number, record) for number in planned)
+        return "replaced before a task read it, and the last message read has expired" if is_replaced else ""
 
     def _of_an_expired_replacement(self, record: Record) -> str:
         """Return why the query did not report a message that has expired in a queue that was replaced or removed."""
         queue, facts = record.queue, self.facts
+        if any(at >= record.gone_at for at in self.cluster.damaged.get(queue, ())):
+            return "expired in a queue that was replaced afterwards"
         if excuse := self._of_a_left_out_queue(record):
             return excuse
         if self._is_reported_gone(queue):

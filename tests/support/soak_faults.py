@@ -76,7 +76,8 @@ class Faults:
             "slave killed": lambda: self._kill_broker(self._slave()),
             "master paused": lambda: self._pause_broker(self._master(), self._rng.uniform(0.5, _LONGEST_OF_MASTER)),
             "slave paused": lambda: self._pause_broker(self._slave(), self._seconds()),
-            "master frozen, then killed": self._freeze_master,
+            # Before or after the controllers have replaced it.
+            "master frozen, then killed": lambda: self._pause_broker(self._master(), self._seconds(), Broker.kill),
             "master stopped in order": self._stop_master,
             "name server with controller killed": lambda: self._kill_name_servers(1),
             "all name servers restarted": lambda: self._kill_name_servers(len(self._name_servers)),
@@ -142,21 +143,12 @@ class Faults:
         time.sleep(seconds)
         return target
 
-    def _pause_broker(self, broker: Broker, seconds: float) -> str:
+    def _pause_broker(self, broker: Broker, seconds: float, end: Callable[[Broker], None] = Broker.resume) -> str:
+        target = f"{broker.name} (pid {broker.pid}) for {seconds:.1f} s"
         broker.pause()
         self._mark(broker.broker_name)
         time.sleep(seconds)
-        broker.resume()
-        return f"{broker.name} (pid {broker.pid}) for {seconds:.1f} s"
-
-    def _freeze_master(self) -> str:
-        """Kill a master that is silent, before or after the controllers have replaced it."""
-        broker, seconds = self._master(), self._seconds()
-        target = f"{broker.name} (pid {broker.pid}), frozen for {seconds:.1f} s"
-        broker.pause()
-        self._mark(broker.broker_name)
-        time.sleep(seconds)
-        broker.kill()
+        end(broker)
         return target
 
     def _stop_master(self) -> str:

@@ -377,7 +377,7 @@ def test_filtered_read_does_not_lack_what_only_the_slave_has_deleted(make_reader
     assert [request.target.sub_expression for request in reader.transport.pulls[:3]] == ["a", "*", "a"]
 
 
-def test_filtered_read_accepts_an_answer_of_a_slave_that_has_deleted_nothing(make_reader: Make) -> None:
+def test_filtered_read_accepts_answers_of_a_slave_that_deleted_nothing(make_reader: Make) -> None:
     reader = make_reader(sub_expression="a")
     reader.addresses("a", {0: "master:1", 1: "slave:1"})
     pass_over_all(reader)

@@ -36,7 +36,7 @@ def test_attributes_of_inner_batch_topics_are_requested_once(make_reader: Make) 
     assert len(other.asked("topic_config")) == 1
 
 
-def test_topic_that_was_created_again_for_inner_batches_is_filtered_by_tasks(make_reader: Make) -> None:
+def test_topic_created_again_for_inner_batches_is_filtered_by_tasks(make_reader: Make) -> None:
     reader = make_reader(sub_expression="a")
     reader.queues.look_up()
     assert not tasks_filter(reader.queues, [A0])

@@ -416,7 +416,7 @@ def test_compacted_topic_starts_at_offset_0(make_reader: Make) -> None:
     assert len(reader.asked("topic_config")) == 1
 
 
-def test_topic_that_was_created_again_without_compaction_reports_expired_messages(make_reader: Make) -> None:
+def test_topic_created_again_without_compaction_reports_expired_messages(make_reader: Make) -> None:
     reader = filled(make_reader())
     reader.transport.attributes["orders"] = {"cleanup.policy": "COMPACTION"}
     assert reader.resolver.ranges_between({A0: 0}, {A0: 4}) == [OffsetRange(A0, 0, 4, compacted=True)]
