@@ -170,8 +170,8 @@ def peek(
         consumer_group=consumer_group,
         fail_on_data_loss=False,
     )
-    queues = TopicQueues(options, transport, time.monotonic, routes)
-    rows = _messages(read_rows(options, plan_of(ranges, queues), schema, on_unreadable=lambda _: True))
+    requests = QueueRequests(TopicQueues(options, transport, time.monotonic, routes), time.monotonic)
+    rows = _messages(read_rows(options, plan_of(ranges, requests), schema, on_unreadable=lambda _: True))
     try:
         return heapq.nlargest(count, rows, key=lambda row: (row.store_time or _UNKNOWN_TIME, row.queue_offset))
     except ReadError as exc:

@@ -28,6 +28,7 @@ class BrokerData:
     broker_name: str
     broker_addrs: Mapping[int, str]
     cluster: str = ""
+    slave_may_act: bool = False  # Name servers may list a slave with the master's id (``enableActingMaster``)
 
     @property
     def master(self) -> str | None:
@@ -97,8 +98,15 @@ class TopicRouteData:
         return replace(self, queue_datas=queues, broker_datas=brokers)
 
     def joined(self, other: TopicRouteData) -> TopicRouteData:
-        """Return the route with the brokers and addresses that only the other one has."""
-        queues = {data.broker_name: data for data in (*other.queue_datas, *self.queue_datas)}
+        """Return the route with the brokers, addresses and queues that only the other one has."""
+        queues = {data.broker_name: data for data in other.queue_datas}
+        for data in self.queue_datas:
+            known = queues.get(data.broker_name, data)
+            queues[data.broker_name] = replace(
+                data,
+                read_queue_nums=max(data.read_queue_nums, known.read_queue_nums),
+                write_queue_nums=max(data.write_queue_nums, known.write_queue_nums),
+            )
         brokers = {broker.broker_name: broker for broker in other.broker_datas}
         for broker in self.broker_datas:
             same = brokers.get(broker.broker_name, broker)

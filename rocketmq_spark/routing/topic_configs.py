@@ -1,8 +1,8 @@
 """Requests the configuration of topics from brokers, and caches it (docs/internals/remoting.md#topics).
 
 Each broker has its own copy, and copies can differ. `TopicConfigCache.get` is for writes: a configuration that a broker
-has not returned is unknown, as on proxies and 4.x brokers. `TopicConfigCache.config` is for reads: there, proxies and
-4.x brokers count as if their topics had the default configuration.
+has not returned is unknown, as on proxies and 4.x brokers. `TopicConfigCache.config` is for reads: there, topics of 4.x
+brokers have the default configuration, because these releases have no other.
 """
 
 from __future__ import annotations
@@ -60,6 +60,8 @@ class TopicConfigCache:
         # The time and the answer of each broker, by topic and broker name.
         self._answers: dict[tuple[str, str], tuple[float, _Answer]] = {}
         self._unreachable: dict[str, tuple[float, errors.RemotingException]] = {}
+        # The addresses of 4.x brokers.
+        self._before_5: set[str] = set()
 
     def look_up(self, topics: Mapping[str, TopicRouteData], *, fresh: bool = False) -> dict[str, TopicConfigs]:
         """Return the configurations of topics, given their routes, for a write. Does not raise.
@@ -89,19 +91,22 @@ class TopicConfigCache:
     def config(self, topic: str, broker_name: str, address: str, timeout: float) -> TopicConfig:
         """Return a topic's configuration on one broker, for a read. Retriable errors are not cached.
 
-        An answer is valid for a second, as the routes of reads, and while the broker does not answer again.
+        An answer is valid for a second, as the routes of reads, and while the broker does not answer again. Raises a
+        RequestNotSupportedException for a proxy.
         """
         place = topic, broker_name
         since, answer = self._answers.get(place, (0.0, None))
         if answer is None or self._clock() - since >= _FRESH_S:
             newest = self._request(address, topic, timeout)
+            if isinstance(newest, errors.RequestNotSupportedException):
+                newest = self._config_of_other(address, newest, timeout)
             if not _is_retriable(newest):
                 answer = newest
             elif answer is None:
                 raise newest
             self._answers[place] = self._clock(), answer
-        if answer is None or isinstance(answer, errors.RequestNotSupportedException):
-            # The broker will create the topic with these defaults, or it is a 4.x broker or a proxy.
+        if answer is None:
+            # The broker will create the topic with these defaults.
             return TopicConfig()
         if isinstance(answer, errors.RocketMQError):
             raise answer
@@ -119,6 +124,19 @@ class TopicConfigCache:
         is_silent = _is_retriable(answer) and isinstance(known, TopicConfig)
         self._answers[place] = self._clock(), known if is_silent else answer
         return answer
+
+    def _config_of_other(
+        self, address: str, unsupported: errors.RequestNotSupportedException, timeout: float
+    ) -> TopicConfig | errors.RocketMQError:
+        """Return the configuration of any topic of a 4.x broker, or the error for a proxy."""
+        if address not in self._before_5:
+            try:
+                if not release_before_5(self._transport.runtime_info(address, timeout)):
+                    return unsupported
+            except errors.RocketMQError as exc:
+                return exc if exc.retriable else unsupported
+            self._before_5.add(address)
+        return TopicConfig()
 
     def _request(self, address: str, topic: str, timeout: float) -> _Answer:
         try:

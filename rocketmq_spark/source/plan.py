@@ -50,24 +50,25 @@ class ReadPlan:
 def plan_read(options: SourceOptions) -> ReadPlan:
     """Return the plan of a batch read; raises as `TopicQueues.look_up`, `OffsetResolver.ranges` and `tasks_filter`."""
     with contextlib.closing(reading_transport(options)) as transport:
-        queues = TopicQueues(options, transport, time.monotonic)
-        resolver = OffsetResolver(QueueRequests(queues, time.monotonic))
-        ranges = resolver.ranges(queues.look_up())
+        requests = QueueRequests(TopicQueues(options, transport, time.monotonic), time.monotonic)
+        resolver = OffsetResolver(requests)
+        ranges = resolver.ranges(requests.queues.look_up())
         # A broker that does not answer here delays nothing: the messages of its queues are not compared.
         ends = {part.queue: part.end for part in ranges if part.size > 0 and not part.compacted}
-        return plan_of(ranges, queues, resolver.stored_before(ends, patiently=False))
+        return plan_of(ranges, requests, resolver.stored_before(ends, patiently=False))
 
 
 def plan_of(
-    ranges: Sequence[OffsetRange], queues: TopicQueues, times: Mapping[MessageQueue, int | None] | None = None
+    ranges: Sequence[OffsetRange], requests: QueueRequests, times: Mapping[MessageQueue, int | None] | None = None
 ) -> ReadPlan:
     """Return the plan that reads these ranges. `times` are the store times of their last messages, if known."""
-    filter_here = tasks_filter(queues, [part.queue for part in ranges if part.size > 0])
+    filter_here = tasks_filter(requests, [part.queue for part in ranges if part.size > 0])
     ends = {part.queue: part.end for part in ranges if not part.compacted}
     lasts = {
         queue: (ends[queue], stored) for queue, stored in (times or {}).items() if stored is not None and queue in ends
     }
-    return ReadPlan(in_turns(ranges), queues.routes(part.queue for part in ranges), filter_here, lasts)
+    routes = requests.queues.routes(part.queue for part in ranges)
+    return ReadPlan(in_turns(ranges), routes, filter_here, lasts)
 
 
 def reading_transport(options: SourceOptions, *, polled: bool = False) -> RemotingTransport:

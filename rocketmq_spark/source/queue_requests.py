@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -19,9 +20,14 @@ from rocketmq_spark.source.topic_routes import PlanningDeadline
 from rocketmq_spark.transport.base import ReadTransport
 from rocketmq_spark.transport.parallel import in_parallel
 
+logger = logging.getLogger("rocketmq_spark.source")
+
 T = TypeVar("T")
 # A request about a queue (as the user knows it) to a broker's address, with a timeout in seconds.
 Request: TypeAlias = Callable[[MessageQueue, str, float], T]
+
+# The answer to a pull of a queue above the topic's read queues (PullMessageProcessor), with code 29, in 4.9 with 1.
+_NO_QUEUE: Final = "queueId["
 
 WAIT: Final = 0.2
 """Seconds between two tries."""
@@ -109,7 +115,7 @@ class QueueRequests:
                 if retries.wait() and not self.deadline.passed:
                     continue
                 raise errors.ReadError(
-                    f"requesting the offsets of {queue}: no broker returned them within "
+                    f"requests about queue {queue}: no broker answered within "
                     f"readTimeoutMs={options.read_timeout_ms}. The last try: {exc}. Start the broker, or raise "
                     "readTimeoutMs"
                 ) from exc
@@ -131,7 +137,7 @@ class QueueRequests:
         )
 
     def confirmed(self, gone: set[MessageQueue], absent: Collection[MessageQueue] = ()) -> set[MessageQueue]:
-        """Return those queues of `gone` whose brokers run, and of `absent` whose running brokers have not their topics.
+        """Return those queues of `gone` and `absent` that their brokers run without.
 
         A broker that is down may come back. The name servers list no topic whose brokers are all down.
         """
@@ -140,8 +146,10 @@ class QueueRequests:
         try:
             brokers = self.transport.cluster_info(self.deadline.limit(self.brokers.timeout)).brokers
         except errors.RocketMQError as exc:
-            # Without an answer these brokers may be down; the next request about the queues waits for them.
-            return set() if exc.retriable else gone
+            # These brokers may be down: the next requests about the queues wait for them. A proxy never lists brokers.
+            names = ", ".join(map(str, sorted({*gone, *absent})[:5]))
+            logger.warning("unknown if the queues %s are gone, because no list of brokers came: %s", names, exc)
+            return set()
         masters = masters_of(brokers)
 
         def is_lost(queue: MessageQueue) -> bool:
@@ -152,6 +160,8 @@ class QueueRequests:
                 except errors.TopicRouteStaleException:
                     return True
                 except errors.RocketMQError as exc:
+                    if isinstance(exc, errors.MQBrokerException) and _NO_QUEUE in exc.remark:
+                        return True
                     if exc.retriable and not self.deadline.passed:
                         continue
                 break
@@ -159,10 +169,12 @@ class QueueRequests:
 
         # A broker may have come back since the last answer that its topic has no route. Later requests need the route.
         self.queues.expire()
-        asked = [*absent, *sorted(queue for queue in gone if not self.queues.routes([queue]))]
-        answers = self.queues.by_topic([queue for queue in asked if queue.broker_name in masters], is_lost)
-        listed = {queue for queue in gone if queue.broker_name in masters}
-        return listed.difference(asked) | {queue for queue, lost in answers.items() if lost}
+        running = sorted(queue for queue in {*gone, *absent} if queue.broker_name in masters)
+        # A name server that brokers can't reach lists earlier numbers of queues. A topic has all of them, or none.
+        listed = [queue for queue in running if self.queues.routes([queue])]
+        found = self.queues.by_topic([queue for queue in running if queue not in listed], is_lost)
+        found |= self.deadline.in_parallel(listed, is_lost, "answers about removed queues")
+        return {queue for queue, lost in found.items() if lost}
 
     def pull(self, queue: MessageQueue, offset: int, address: str, count: int) -> PullOutcome:
         """Return at most `count` messages, of all tags."""

@@ -51,12 +51,12 @@ class StreamOffsets:
         self._transport = transport
         self.clock = clock
         self.queues = TopicQueues(options, transport, clock, runtime=runtime)
-        self._requests = QueueRequests(self.queues, clock, sleep)
-        self._resolver = OffsetResolver(self._requests)
+        self.requests = QueueRequests(self.queues, clock, sleep)
+        self._resolver = OffsetResolver(self.requests)
         # Since when no broker has answered for a queue, and for how many tries.
         self._silent: dict[MessageQueue, tuple[float, int]] = {}
         self._reported_gone: set[MessageQueue] = set()
-        self._group = GroupOffsets(self._requests, client_id)
+        self._group = GroupOffsets(self.requests, client_id)
         # Detects messages that were replaced after the query had read them.
         self.last_messages = LastMessages(self._resolver)
 
@@ -79,11 +79,11 @@ class StreamOffsets:
         sampled = sorted(waiting, key=lambda queue: -waiting[queue])[:_SAMPLED]
 
         def pull(queue: MessageQueue, address: str, _: float) -> tuple[int, int]:
-            outcome = self._requests.pull(queue, starts[queue], address, _SAMPLE)
+            outcome = self.requests.pull(queue, starts[queue], address, _SAMPLE)
             messages = outcome.next_begin_offset - starts[queue] if outcome.status is PullStatus.FOUND else 0
             return len(outcome.body), messages
 
-        answers, _ = self._requests.once(sampled, pull)
+        answers, _ = self.requests.once(sampled, pull)
         sizes = {queue: nbytes / messages for queue, ((nbytes, messages), _) in answers.items() if messages > 0}
         mean = sum(sizes.values()) / len(sizes) if sizes else 0.0
         return max(1.0, sum(messages * sizes.get(queue, mean) for queue, messages in waiting.items()))
@@ -141,22 +141,32 @@ class StreamOffsets:
             ends |= {queue: max(target[queue], known.get(queue, 0)) for queue in requested if queue in target}
             # A target before the known offset came from a slave, or messages are lost. These ends are requested again.
             requested = [queue for queue in requested if queue in target and target[queue] < known.get(queue, 0)]
-        unread = set()
-        for queue, (end, address) in self._ends([*requested, *sorted(removed)]).items():
+        answers = self._ends([*requested, *sorted(removed)])
+        is_master = self.queues.brokers.is_master
+        unread = {
+            queue
+            for queue in removed.intersection(answers)
+            for end, address in [answers[queue]]
+            if end > known[queue] or (end < known[queue] and is_master(queue, address))
+        }
+        removed -= unread - self._confirmed(unread)
+        self._report_gone(unread & removed, known)
+        for queue, (end, address) in answers.items():
             if queue not in removed:
                 end = self._not_before(queue, end, address, known)
-                ends[queue] = end if target is None else min(end, known[queue])
-            elif end > known[queue] or (end < known[queue] and self.queues.brokers.is_master(queue, address)):
-                unread.add(queue)
-        self._report_gone(unread, known)
+                ends[queue] = end if target is None else min(end, max(target.get(queue, 0), known[queue]))
         self._reported_gone &= gone
         return ends
 
     def _gone(self, queues: Iterable[MessageQueue]) -> set[MessageQueue]:
-        """Return those queues that are gone, as `QueueRequests.confirmed`."""
+        """Return those queues that are gone from the route, and those of topics without one that are `_confirmed`."""
         gone = {queue for queue in sorted(queues) if self.queues.exists(queue) is False}
-        unrouted = {queue for queue in gone - self._reported_gone if not self.queues.routes([queue])}
-        return gone - unrouted | self._requests.confirmed(unrouted)
+        unrouted = {queue for queue in gone if not self.queues.routes([queue])}
+        return gone - unrouted | self._confirmed(unrouted)
+
+    def _confirmed(self, gone: set[MessageQueue]) -> set[MessageQueue]:
+        """Return those queues that were reported as gone, or that `QueueRequests.confirmed` finds so."""
+        return gone & self._reported_gone | self.requests.confirmed(gone - self._reported_gone)
 
     def _report_gone(self, queues: set[MessageQueue], known: Offsets) -> None:
         """Report the queues that are not reported yet; raises as `lost`."""
@@ -202,7 +212,7 @@ class StreamOffsets:
         changed = [
             queue for queue, end in ends.items() if (starts.get(queue, 0), was.get(queue)) != (end, becomes.get(queue))
         ]
-        gone = self._requests.await_listed(changed)
+        gone = self.requests.await_listed(changed)
         self._report_gone(gone, starts)
         ends = {queue: end for queue, end in ends.items() if queue not in gone}
         batch = MicroBatch(self.begun(starts, ends), ends, was, becomes)
@@ -218,7 +228,7 @@ class StreamOffsets:
 
     def _ends(self, queues: Sequence[MessageQueue]) -> dict[MessageQueue, tuple[int, str]]:
         """Return the ends of the queues and the addresses of the brokers that report them; raises as `available`."""
-        ends, errors = self._requests.once(queues, self._transport.max_offset)
+        ends, errors = self.requests.once(queues, self._transport.max_offset)
         before, self._silent = self._silent, {}
         options = self._options
         for queue, error in errors.items():

@@ -243,21 +243,23 @@ class TopicRoutes:
         return in_parallel(answering, answer, self.deadline.runtime)
 
     def _joined(self, topic: str, route: TopicRouteData) -> TopicRouteData:
-        """Return the route with the brokers of all name servers. One that has restarted lacks some for 30 s."""
+        """Return the route with the queues of all name servers. One that has restarted lacks brokers for 30 s."""
         answers = self._of_each(lambda name_server, timeout: self.transport.route_at(name_server, topic, timeout))
         for answer in answers.values():
             if isinstance(answer, TopicRouteData):
                 route = route.joined(answer)
-        brokers = {data.broker_name for data in route.queue_datas}
+        queues = {data.broker_name: data.read_queue_nums for data in route.queue_datas}
         for name_server, answer in answers.items():
             if name_server in self._silent:
                 continue
-            listed = {data.broker_name for data in answer.queue_datas} if isinstance(answer, TopicRouteData) else set()
-            missing = brokers - listed
+            datas = answer.queue_datas if isinstance(answer, TopicRouteData) else ()
+            listed = {data.broker_name: data.read_queue_nums for data in datas}
+            missing = sorted(name for name, number in queues.items() if listed.get(name, -1) < number)
             if missing:
                 logger.warning(
-                    "reading topic %s: name server %s does not list %s, as another one does. The read includes them",
-                    *(topic, name_server, ", ".join(map(escaped, sorted(missing)))),
+                    "reading topic %s: name server %s does not list all queues of %s, as another one does. The read "
+                    "includes them",
+                    *(topic, name_server, ", ".join(map(escaped, missing))),
                 )
         return route
 

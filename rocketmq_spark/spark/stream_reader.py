@@ -128,7 +128,7 @@ class RocketMQStreamReader(PartitionReader, DataSourceStreamReader):
         self._last = end
         # Without ``failOnDataLoss`` a range may end earlier.
         lasts = {part.queue: end_times.get(part.queue) for part in ranges if part.end == ends[part.queue]}
-        return self._partitions_of(plan_of(ranges, self._offsets().queues, lasts))
+        return self._partitions_of(plan_of(ranges, self._offsets().requests, lasts))
 
     def commit(self, end: dict[str, Any]) -> None:
         """Commit the group's offsets to the brokers, with ``commitOffsets``."""

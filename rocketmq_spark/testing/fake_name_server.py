@@ -12,10 +12,11 @@ import re
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any, Final
 
 from rocketmq_spark.model.names import AUTO_CREATE_TOPIC
-from rocketmq_spark.model.route import BrokerData, QueueData, TopicRouteData
+from rocketmq_spark.model.route import MASTER_ID, PERM_WRITE, BrokerData, QueueData, TopicRouteData
 from rocketmq_spark.protocol.remoting.codes import RequestCode, ResponseCode
 from rocketmq_spark.protocol.remoting.command import RemotingCommand
 from rocketmq_spark.testing.fake_broker import FakeBroker, Timers
@@ -28,8 +29,9 @@ _STANDARD_JSON_SINCE: Final = 401
 class FakeNameServer:
     """One name server. All methods may be called from any thread.
 
-    With `frozen` it keeps the routes that it has, whatever brokers report. `routes` has routes that replace those of
-    the brokers, by topic. `play` sets the replies to the next requests, `always` those to all further ones, by request
+    With `frozen` it keeps the routes that it has, whatever brokers report. With `support_acting_master` it lists the
+    first slave of a broker without a master as its master. `routes` has routes that replace those of the brokers, by
+    topic. `play` sets the replies to the next requests, `always` those to all further ones, by request
     code (None: of any code). `requests` has the last 10,000 requests.
     """
 
@@ -37,6 +39,7 @@ class FakeNameServer:
         self.address = address
         self.timers = timers
         self.frozen = False
+        self.support_acting_master = False
         self.running = True
         self.routes: dict[str, TopicRouteData] = {}
         self.requests: deque[RemotingCommand] = deque(maxlen=KEPT_REQUESTS)
@@ -104,6 +107,8 @@ class FakeNameServer:
             if topic is None:
                 return response_to(command, ResponseCode.SYSTEM_ERROR, "the custom field <topic> is null")
             route = self.route(topic)
+            if route is not None and self.support_acting_master:
+                route = _with_acting_masters(route)
             if route is None:
                 remark = f"No topic route info in name server for the topic: {topic}"
                 return response_to(command, ResponseCode.TOPIC_NOT_EXIST, remark)
@@ -154,7 +159,24 @@ def _broker_json(broker: BrokerData, *, quoted: bool) -> str:
     if not quoted:
         addresses = re.sub(r'"(\d+)":', r"\1:", addresses)
     named = f'"brokerName":{json.dumps(broker.broker_name)},"cluster":{json.dumps(broker.cluster)}'
-    return f'{{"brokerAddrs":{addresses},{named},"enableActingMaster":false}}'
+    return f'{{"brokerAddrs":{addresses},{named},"enableActingMaster":{json.dumps(broker.slave_may_act)}}}'
+
+
+def _with_acting_masters(route: TopicRouteData) -> TopicRouteData:
+    """Return what a name server answers while masters are down (``RouteInfoManager.pickupTopicRouteData``)."""
+    brokers, closed = [], set()
+    for broker in route.broker_datas:
+        addresses = dict(broker.broker_addrs)
+        if MASTER_ID not in addresses:
+            addresses[MASTER_ID] = addresses.pop(min(addresses))
+            closed.add(broker.broker_name)
+        brokers.append(replace(broker, broker_addrs=addresses, slave_may_act=True))
+    # Slaves register their topics without the permission to write.
+    queues = [
+        replace(data, perm=data.perm & ~PERM_WRITE) if data.broker_name in closed else data
+        for data in route.queue_datas
+    ]
+    return replace(route, broker_datas=tuple(brokers), queue_datas=tuple(queues))
 
 
 def _queues_of(broker: FakeBroker) -> Iterator[tuple[str, QueueData]]:

@@ -117,13 +117,16 @@ class Offsets(Protocol):
 
 
 class Configs(Protocol):
-    """Reads the configuration of topics."""
+    """Reads the configuration of topics, and the releases of brokers."""
 
     def topic_config(self, address: str, topic: str, timeout: float) -> TopicConfig:
         """Return a topic's configuration on one broker; TopicRouteStaleException if it does not have the topic.
 
         RequestNotSupportedException: the server is a proxy or an old broker. MQBrokerException: no right ``Get``.
         """
+
+    def runtime_info(self, address: str, timeout: float) -> Mapping[str, str]:
+        """Return a broker's metrics by name, its release among them."""
 
 
 class Admin(Configs, Protocol):
@@ -134,9 +137,6 @@ class Admin(Configs, Protocol):
 
     def all_topic_attributes(self, address: str, timeout: float) -> Mapping[str, Mapping[str, str] | None]:
         """Return the attributes of all topics of a broker; those of brokers before 5.0 are None."""
-
-    def runtime_info(self, address: str, timeout: float) -> Mapping[str, str]:
-        """Return a broker's metrics by name, its release among them."""
 
     def create_topic(
         self, address: str, topic: str, queue_nums: int, perm: int, timeout: float, *, attributes: str = ""

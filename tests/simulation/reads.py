@@ -201,9 +201,9 @@ class _Reading:
         transport = self._transport(polled=False)
         try:
             queues = TopicQueues(self.options, transport, self.runtime.clock, runtime=self.runtime)
-            resolver = OffsetResolver(QueueRequests(queues, self.runtime.clock, self.runtime.sleep))
-            record.ranges = resolver.ranges(queues.look_up())
-            return planning.plan_of(record.ranges, queues)
+            requests = QueueRequests(queues, self.runtime.clock, self.runtime.sleep)
+            record.ranges = OffsetResolver(requests).ranges(queues.look_up())
+            return planning.plan_of(record.ranges, requests)
         except RocketMQError as exc:
             record.error = exc
             return None

@@ -410,6 +410,10 @@ class ScriptedTransport(Closes):
             return timeout, PullOutcome(None, error=error)
         if reply.outcome is not None:
             return reply.delay, reply.outcome
+        datas = self.routes[queue.topic].queue_datas if queue.topic in self.routes else ()
+        if any(data.broker_name == queue.broker_name and queue.queue_id >= data.read_queue_nums for data in datas):
+            remark = f"queueId[{queue.queue_id}] is illegal, topic:[{queue.topic}]"
+            return reply.delay, PullOutcome(None, error=broker_error(29, remark, request.address, "pulling"))
         outcome = self._store.pull(request, reply.most)
         held = request.suspend_ms / 1000 if outcome.status is PullStatus.NO_NEW_MSG else 0.0
         return max(reply.delay, held), outcome

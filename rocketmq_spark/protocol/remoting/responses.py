@@ -183,6 +183,7 @@ def decode_broker_data(item: dict[str, Any]) -> BrokerData:
         broker_name=_string(item, "brokerName"),
         broker_addrs={int(broker_id): _string(addrs, broker_id) for broker_id in addrs},
         cluster=_string(item, "cluster", ""),
+        slave_may_act=item.get("enableActingMaster") is True,
     )
 
 

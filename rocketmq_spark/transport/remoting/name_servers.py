@@ -7,8 +7,10 @@ docs/internals/remoting.md#name-servers has the order, and what the answers mean
 
 from __future__ import annotations
 
+import logging
 import random as random_module
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Final, TypeVar
 
 from rocketmq_spark import errors
@@ -23,6 +25,8 @@ from rocketmq_spark.protocol.remoting.responses import (
 )
 from rocketmq_spark.transport.parallel import in_turn, most_relevant_error
 from rocketmq_spark.transport.remoting.client import RequestClient
+
+logger = logging.getLogger("rocketmq_spark.transport")
 
 _CHECK: Final = (
     "check that nameServer has the addresses of name servers (default port 9876), not of brokers or proxies, and that "
@@ -119,7 +123,35 @@ class NameServers:
     def route_at(self, address: str, topic: str, timeout: float) -> TopicRouteData:
         """Ask one name server for a topic's route (GET_ROUTEINFO_BY_TOPIC)."""
         header, doing = GetRouteInfoRequestHeader(topic=topic), f"looking up the route of topic {topic}"
-        return self._client.ask_body(address, header, timeout, doing, decode_topic_route)
+        deadline = self._client.clock() + timeout
+        route = self._client.ask_body(address, header, timeout, doing, decode_topic_route)
+        closed = {data.broker_name for data in route.queue_datas if not data.writable}
+        if any(broker.slave_may_act and broker.broker_name in closed for broker in route.broker_datas):
+            return self._with_real_ids(route, address, deadline)
+        return route
+
+    def _with_real_ids(self, route: TopicRouteData, address: str, deadline: float) -> TopicRouteData:
+        """Return the route with the brokers' own ids: an acting master is a slave, and may lack messages.
+
+        Without an answer, a listed master of a broker whose slaves may act counts as a slave.
+        """
+        real: dict[str, Mapping[int, str]] = {}
+        try:
+            info = self.cluster_info_at(address, deadline - self._client.clock())
+            real = {broker.broker_name: broker.broker_addrs for broker in info.brokers}
+        except errors.RocketMQError as exc:
+            logger.warning("unknown which slaves act as masters, so listed masters count as slaves: %s", exc)
+        brokers = []
+        for broker in route.broker_datas:
+            addresses = broker.broker_addrs
+            if broker.slave_may_act:
+                slaves = {
+                    broker_id or min({*range(1, len(addresses) + 1)} - addresses.keys()): name
+                    for broker_id, name in addresses.items()
+                }
+                addresses = real.get(broker.broker_name, slaves)
+            brokers.append(replace(broker, broker_addrs=addresses))
+        return replace(route, broker_datas=tuple(brokers))
 
     def topics(self, timeout: float) -> frozenset[str]:
         """Return the names of all topics."""

@@ -6,7 +6,13 @@ from collections.abc import Mapping
 
 import pytest
 
-from rocketmq_spark.errors import MQBrokerException, RemotingConnectException, RocketMQError, TopicRouteStaleException
+from rocketmq_spark.errors import (
+    MQBrokerException,
+    RemotingConnectException,
+    RequestNotSupportedException,
+    RocketMQError,
+    TopicRouteStaleException,
+)
 from rocketmq_spark.model.route import BrokerData, QueueData, TopicRouteData
 from rocketmq_spark.protocol.remoting.responses import TopicConfig
 from rocketmq_spark.routing.topic_configs import TopicConfigCache, TopicConfigs
@@ -24,6 +30,7 @@ class Brokers:
 
     def __init__(self, answers: Mapping[str, TopicConfig | RocketMQError]) -> None:
         self.answers = answers
+        self.releases: dict[str, str | RocketMQError] = {}
 
     def topic_config(self, address: str, topic: str, timeout: float) -> TopicConfig:
         assert (topic, timeout) == ("T", 3.0)
@@ -31,6 +38,12 @@ class Brokers:
         if isinstance(answer, RocketMQError):
             raise answer
         return answer
+
+    def runtime_info(self, address: str, timeout: float) -> Mapping[str, str]:
+        release = self.releases[address]
+        if isinstance(release, RocketMQError):
+            raise release
+        return {"brokerVersionDesc": release}
 
 
 def route(brokers: Mapping[str, Mapping[int, str]], *, without_queues: str = "") -> TopicRouteData:
@@ -139,3 +152,22 @@ def test_configuration_of_a_read_is_requested_again_after_a_second() -> None:
     now[0] = 3.0
     with pytest.raises(MQBrokerException, match="no right"):
         cache.config("T", "a", "a", 3.0)
+
+
+def test_only_brokers_before_5_have_the_default_configuration_for_reads() -> None:
+    """A proxy knows neither the topic's type nor a release, and a broker may not answer."""
+    now = [0.0]
+    unknown = RequestNotSupportedException("unknown request", 3, "", "a:1")
+    brokers = Brokers({"a": unknown, "proxy": unknown, "new": unknown})
+    brokers.releases = {"a": DOWN, "proxy": unknown, "new": "V5_5_0"}
+    cache = TopicConfigCache(brokers, lambda: now[0])
+    with pytest.raises(RemotingConnectException):
+        cache.config("T", "a", "a", 3.0)
+    brokers.releases["a"] = "V4_9_7"
+    assert cache.config("T", "a", "a", 3.0) == PLAIN
+    for address in ("proxy", "new"):
+        with pytest.raises(RequestNotSupportedException):
+            cache.config("T", address, address, 3.0)
+    # The release of an address is requested once.
+    now[0], brokers.releases["a"] = 1.0, DOWN
+    assert cache.config("T", "a", "a", 3.0) == PLAIN

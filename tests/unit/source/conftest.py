@@ -56,7 +56,8 @@ class Reader:
         self.queues = TopicQueues(self.options, self.transport, self.clock)
         self.slept: list[float] = []
         self.while_asleep: Callable[[], object] = lambda: None
-        self.resolver = OffsetResolver(QueueRequests(self.queues, self.clock, self.sleep))
+        self.requests = QueueRequests(self.queues, self.clock, self.sleep)
+        self.resolver = OffsetResolver(self.requests)
         self.cluster = StreamOffsets(self.options, self.transport, self.clock, sleep=self.sleep)
 
     def sleep(self, seconds: float) -> None:

@@ -80,7 +80,7 @@ def test_missing_offset_is_believed_only_from_the_master(reader_of: Callable[...
     reader.transport.consumer_offset = master_away
     # A slave has an older offset at worst, and no message is skipped.
     assert reader.resolver.starts([A1]) == {A1: 2}
-    with pytest.raises(ReadError, match=r"requesting the offsets of orders/a/0: .* within readTimeoutMs=20000"):
+    with pytest.raises(ReadError, match=r"requests about queue orders/a/0: .* within readTimeoutMs=20000"):
         reader.resolver.starts([A0])
     assert reader.asked("max_offset") == []
 

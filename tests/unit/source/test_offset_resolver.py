@@ -465,7 +465,7 @@ def test_unreachable_broker_is_an_error_naming_queue_and_option(make_reader: Mak
         raise RemotingConnectException("refused")
 
     reader.transport.max_offset = refused
-    with pytest.raises(ReadError, match=r"offsets of orders/a/0: .*readTimeoutMs=5000. The last try: refused"):
+    with pytest.raises(ReadError, match=r"queue orders/a/0: .*readTimeoutMs=5000. The last try: refused"):
         reader.resolver.latest([A0])
     assert sum(reader.slept) == pytest.approx(5.0)
 

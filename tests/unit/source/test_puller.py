@@ -31,7 +31,7 @@ from rocketmq_spark.source.puller import WINDOW, Puller
 from rocketmq_spark.source.queue_fetch import TURN
 from rocketmq_spark.source.ranges import OffsetRange
 from rocketmq_spark.transport.remoting.loop import PolledClock
-from tests.support.scripted import PullReply, ScriptedTransport
+from tests.support.scripted import PullReply, ScriptedTransport, route
 from tests.unit.source.conftest import A0, A1, B0, QUEUES, Make, Reader
 
 BUSY = BrokerBusyException("busy", 2, "", "a:10911")
@@ -490,7 +490,7 @@ def test_closing_the_generator_stops_the_requests(make_reader: Make) -> None:
 
 def test_transport_with_its_own_thread_can_be_read() -> None:
     reader = Reader()
-    with ScriptedTransport(reader.transport.routes, threaded=True) as transport:
+    with ScriptedTransport({"orders": route({"a": 30, "b": 30})}, threaded=True) as transport:
         reader.transport = transport
         queues = [MessageQueue("orders", broker, number) for broker in "ab" for number in range(30)]
         reader.fill(dict.fromkeys(queues, 100))

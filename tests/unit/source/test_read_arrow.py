@@ -16,7 +16,8 @@ import pytest
 from rocketmq_spark import Message, Producer, read_arrow
 from rocketmq_spark.arrow.read_columns import arrow_schema_of, column_names
 from rocketmq_spark.errors import DataLossError, OptionError, ReadError, SchemaError
-from rocketmq_spark.testing import FakeCluster
+from rocketmq_spark.protocol.remoting.codes import RequestCode
+from rocketmq_spark.testing import FakeCluster, Reply
 
 ROWS = [f"row-{number:03}" for number in range(300)]
 
@@ -57,6 +58,32 @@ def test_brokers_that_one_name_server_lacks_are_read() -> None:
         assert 0 < read_arrow("orders", nameServer=fake.name_server).read_all().num_rows < 300
         with pytest.raises(ReadError, match=r"requireBrokers=broker-0: .* list broker-1, and not broker-0"):
             read_arrow("orders", nameServer=fake.name_server, requireBrokers="broker-0")
+
+
+@pytest.mark.parametrize("lists_brokers", [True, False])
+def test_acting_master_counts_as_the_slave_that_it_is(caplog: pytest.LogCaptureFixture, *, lists_brokers: bool) -> None:
+    with FakeCluster(slaves=1, topics={"orders": 1}) as fake:
+        fake.name_servers[0].support_acting_master = True
+        with Producer("feed", name_server=fake.name_server) as producer:
+            producer.send(Message.of("orders", b"1"))
+        options = {"nameServer": fake.name_server, "readTimeoutMs": 1_000, "pullTimeoutMs": 200}
+        assert read_arrow("orders", **options).read_all().num_rows == 1
+        assert caplog.text == ""
+        # Its copy may end before the last acknowledged message, so a read waits for the master first.
+        fake.kill("broker-0")
+        if not lists_brokers:
+            fake.name_servers[0].always[RequestCode.GET_BROKER_CLUSTER_INFO] = Reply.code(3)
+        assert read_arrow("orders", **options).read_all()["body"].to_pylist() == [b"1"]
+        slave = fake.slaves["broker-0"][0].address
+        assert f"has not answered for readTimeoutMs=1000: the offsets of its slave {slave} count" in caplog.text
+        assert ("so listed masters count as slaves" in caplog.text) is not lists_brokers
+        # A master whose topic is closed to writers stays a master.
+        caplog.clear()
+        fake.brokers["broker-0"].settings.permission = 4
+        fake.restart("broker-0")
+        fake.name_servers[0].always.clear()
+        assert read_arrow("orders", **options).read_all().num_rows == 1
+        assert caplog.text == ""
 
 
 def test_rows_of_a_queue_are_in_order(cluster: FakeCluster) -> None:

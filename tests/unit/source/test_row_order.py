@@ -260,9 +260,9 @@ def test_plan_does_not_depend_on_the_order_of_route_answers_and_offsets(seed: in
             tuple(rng.sample(old.broker_datas, len(old.broker_datas))),
         )
         if not stream:
-            return plan_of(reader.resolver.ranges(reader.queues.look_up()), reader.queues).tasks(reader.options)
+            return plan_of(reader.resolver.ranges(reader.queues.look_up()), reader.requests).tasks(reader.options)
         starts, ends = (dict.fromkeys(rng.sample(QUEUES, len(QUEUES)), at) for at in (1, 4))
-        return plan_of(reader.cluster.ranges(starts, ends), reader.cluster.queues).tasks(reader.options)
+        return plan_of(reader.cluster.ranges(starts, ends), reader.cluster.requests).tasks(reader.options)
 
     for stream in (False, True):
         found = [task.ranges for task in plan(random.Random(seed), stream=stream)]

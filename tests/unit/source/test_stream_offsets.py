@@ -17,6 +17,7 @@ from rocketmq_spark.errors import (
     ReadError,
     RemotingConnectException,
     RemotingTimeoutException,
+    RequestNotSupportedException,
     RouteNotFoundException,
     TopicRouteStaleException,
 )
@@ -103,6 +104,37 @@ def test_removed_queue_is_lost_data_only_if_it_has_unread_messages(
     reader.fill({removed: 1})
     with pytest.raises(DataLossError, match=r"queue orders/a/7 is gone: .* from offset 9 on .*updateTopic -r"):
         reader.cluster.available(known, target)
+
+
+@pytest.mark.parametrize("fail_on_data_loss", [True, False])
+def test_queue_that_an_old_route_lacks_is_read(
+    make_reader: Make, caplog: pytest.LogCaptureFixture, *, fail_on_data_loss: bool
+) -> None:
+    # No registration of a broker reaches the name server since the topic has got more queues.
+    reader = make_reader(fail_on_data_loss=fail_on_data_loss)
+    reader.transport.query_route = lambda topic, timeout: route({"a": 1, "b": 2})
+    reader.fill({A0: 5, A1: 9})
+    known = dict.fromkeys(QUEUES, 0) | {A1: 3}
+    assert reader.cluster.available(known) == known | {A0: 5, A1: 9}
+    assert reader.cluster.available(known, {A0: 4, A1: 7}) == known | {A0: 4, A1: 7}
+    assert reader.cluster.ranges({A0: 1, A1: 3}, {A0: 5, A1: 9}) == [OffsetRange(A0, 1, 5), OffsetRange(A1, 3, 9)]
+    assert "is gone" not in caplog.text
+
+
+@pytest.mark.parametrize("fail_on_data_loss", [True, False])
+def test_topic_without_a_route_is_waited_for_if_a_proxy_lists_no_brokers(
+    make_reader: Make, caplog: pytest.LogCaptureFixture, *, fail_on_data_loss: bool
+) -> None:
+    reader, old = (
+        make_reader(subscribe=("orders", "old"), fail_on_data_loss=fail_on_data_loss),
+        MessageQueue("old", "a", 0),
+    )
+    reader.fill({A0: 5})
+    reader.transport.fail("cluster_info", RequestNotSupportedException("unknown request", 3, "", "n:9876"))
+    # A proxy lists no topic whose broker is down.
+    with pytest.raises(ReadError, match="requests about queue old/a/0: no broker answered within readTimeoutMs"):
+        reader.cluster.ranges({A0: 1, old: 3}, {A0: 5, old: 9})
+    assert "unknown if the queues old/a/0 are gone" in caplog.text
 
 
 def test_removed_queue_is_reported_once_when_it_gets_messages(

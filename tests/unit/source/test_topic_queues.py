@@ -99,7 +99,7 @@ def test_name_server_that_does_not_know_the_topic_lacks_all_brokers(
     answers_of_name_servers(reader, {"n:1": unknown, "n:2": reader.transport.routes})  # type: ignore[dict-item]
     assert reader.queues.look_up() == [A0, A1, B0, B1]
     (warning,) = caplog.messages
-    assert "name server n:1 does not list a, b, as another one does" in warning
+    assert "name server n:1 does not list all queues of a, b, as another one does" in warning
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,21 @@ def test_brokers_that_only_some_name_servers_list_are_read_and_warned_of(
     assert reader.queues.look_up() == [A0, A1, B0, B1]
     assert reader.queues.brokers.address(B0) == "b:10911"
     (warning,) = caplog.messages
-    assert "reading topic orders: name server n:1 does not list b, as another one does" in warning
+    assert "reading topic orders: name server n:1 does not list all queues of b, as another one does" in warning
+
+
+@pytest.mark.parametrize("answers_first", ["n:1", "n:2"])
+def test_queues_that_only_some_name_servers_list_are_read_and_warned_of(
+    make_reader: Make, caplog: pytest.LogCaptureFixture, answers_first: str
+) -> None:
+    # No registration of a broker reaches n:1 since the topic has got more queues.
+    routes = {"n:1": route({"a": 1, "b": 2}), "n:2": route({"a": 2, "b": 2})}
+    reader = make_reader(name_server=("n:1", "n:2"))
+    reader.transport.routes["orders"] = routes[answers_first]
+    answers_of_name_servers(reader, {name: {"orders": answer} for name, answer in routes.items()})
+    assert reader.queues.look_up() == [A0, A1, B0, B1]
+    (warning,) = caplog.messages
+    assert "name server n:1 does not list all queues of a, as another one does" in warning
 
 
 def test_topics_that_only_some_name_servers_list_match_a_pattern(make_reader: Make) -> None:

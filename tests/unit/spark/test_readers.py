@@ -721,7 +721,7 @@ def test_repeated_micro_batch_waits_for_the_only_broker_of_a_topic(answers: bool
         if not answers:
             cluster.name_servers[0].always[RequestCode.GET_BROKER_CLUSTER_INFO] = Reply(closes=True)
         with stream.query(**options) as query:
-            with pytest.raises(ReadError, match="requesting the offsets of t/a/0"):
+            with pytest.raises(ReadError, match="requests about queue t/a/0"):
                 query.partitions({}, end)
             cluster.restart("a")
             assert ranges_of(query.partitions({}, end)) == [OffsetRange(Q0, 0, 2)]
