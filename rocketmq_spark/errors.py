@@ -151,6 +151,12 @@ class BrokerBusyException(MQBrokerException):
     flow_control = True
 
 
+class BusyOutcomeUnknownException(BrokerBusyException):
+    """Flow control whose answer also stands for a message that the broker has appended, and may store later."""
+
+    maybe_stored = True
+
+
 class ColdReadException(BrokerBusyException):
     """The broker limits how much a group reads of messages that are not in memory (``coldDataFlowControlEnable``)."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import logging
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
@@ -120,25 +120,27 @@ class Attempt:
                 if stored is not None:
                     stored.check_end()
             except InputChangedError:
-                self._record_changed(True)
+                self._record_changed(changed=True)
                 raise
             if stored is not None:
                 recorder.record_repeats(stored.repeats)
                 if stored.missing:
-                    self._record_changed(False)
+                    self._record_changed(changed=False)
                     raise DeliveryError(
                         f"{self.write}, partition {self.partition_id}: an earlier attempt had other rows than the "
                         "stored ones, so this attempt has only compared its rows. They are the same now, and "
                         f"{stored.missing} are missing. The next attempt sends them"
                     )
         elif self.partition_id in self.plan.begun.get(self.write, {}):
-            raise shrunk(self.write, [self.partition_id])
+            gone = [self.partition_id]
+            record_changed(self.brokers, self._log, self.plan, self.write, gone, changed=True)
+            raise shrunk(self.write, gone)
         stored_rows, spans = recorder.stored(str(self.brokers.options.topic))
         return Attempted(self.partition_id, begun, self.recovered, stored_rows, json.dumps(spans).encode())
 
     def _check(self) -> None:
         """Raise if the log does not continue with this write."""
-        check_stream(self.brokers.options, self.plan, self.write)
+        check_stream(self.brokers.options, self.plan, self.write, self.plan.begun)
         if self.plan.start_offsets_of(self.write) is None and not self.plan.done:
             raise DataLossError(
                 f"{self.write}: its first records in the decision log of transactionalId={self._log.transactional_id} "
@@ -171,17 +173,14 @@ class Attempt:
         rows = read_stored(self.brokers, floors, ends, tokens, self._content)
         return StoredRows(self._content, rows, part, only_compares=verdicts[-1:] == [True])
 
-    def _record_changed(self, changed: bool) -> None:
-        """Store whether this attempt had other rows than the stored ones. After True, the next attempts send none."""
-        brokers, verdict = self.brokers, replace(self.plan.begins, changed=changed)
-        id_ = attempt_id(brokers, self.plan.driver)
-        try:
-            self._log.refresh(brokers)
+    def _record_changed(self, *, changed: bool) -> None:
+        """Store whether this attempt had other rows than the stored ones; see `record_changed`."""
+
+        def check() -> None:
+            self._log.refresh(self.brokers)
             self.lease.check()
-            self._log.append_begun(brokers, self.write, self.partition_id, id_, verdict, self.plan.since)
-        except RocketMQError as exc:
-            text = "%s, partition %d: it is not recorded whether the input has changed, so the next attempt does not"
-            logger.warning(f"{text} know it: %s", self.write, self.partition_id, exc)
+
+        record_changed(self.brokers, self._log, self.plan, self.write, [self.partition_id], check, changed=changed)
 
     @property
     def _completed_since(self) -> bool:
@@ -227,6 +226,30 @@ def pass_fence(brokers: Brokers, log: DecisionLog, write: Write, broker_names: C
     brokers.for_each(sorted(broker_names), lambda name: brokers.max_offsets([MessageQueue(log.topic, name, 0)]))
     brokers.runtime.sleep(max(seconds, BARRIER_WAIT))
     log.await_stored(brokers, write, broker_names)
+
+
+def record_changed(
+    brokers: Brokers,
+    log: DecisionLog,
+    plan: ResumePlan,
+    write: Write,
+    partitions: Iterable[int],
+    check: Callable[[], None] = lambda: None,
+    *,
+    changed: bool,
+) -> None:
+    """Store whether attempts had other rows than the stored ones. After True, the next attempts send none.
+
+    It stores nothing if `check` raises.
+    """
+    verdict = replace(plan.begins, changed=changed)
+    try:
+        check()
+        for part in partitions:
+            log.append_begun(brokers, write, part, attempt_id(brokers, plan.driver), verdict, plan.since)
+    except RocketMQError as exc:
+        text = "%s: it is not recorded whether the input has changed, so the next attempts do not know it: %s"
+        logger.warning(text, write, exc)
 
 
 def shrunk(write: Write, partitions: Sequence[int]) -> InputChangedError:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from rocketmq_spark.deliveries.base import Write, WriteReport
-from rocketmq_spark.deliveries.effectively_once.attempt import Attempted, pass_fence, shrunk
+from rocketmq_spark.deliveries.effectively_once.attempt import Attempted, pass_fence, record_changed, shrunk
 from rocketmq_spark.deliveries.effectively_once.lease import attempt_id, driver_of, fence_seconds
 from rocketmq_spark.deliveries.effectively_once.plan import ResumePlan
 from rocketmq_spark.deliveries.effectively_once.stored import (
@@ -74,8 +74,10 @@ def complete(
     log.check_only(brokers)
     ended = {attempt.partition_id: attempt.attempt for attempt in attempts if attempt.attempt}
     if state is not None and (gone := sorted(set(state.begun) - set(ended))):
+        record_changed(brokers, log, plan, write, sorted(state.begun), changed=True)
         raise shrunk(write, gone)
-    _stop_others(brokers, log, plan, write, ended)
+    drivers = {plan.driver, *map(driver_of, ended.values())}
+    _stop_others(brokers, log, plan, write, ended, drivers)
     checked, repeated = brokers.clock(), 0
     begun = {} if state is None else state.begun
     recovered = {
@@ -105,7 +107,7 @@ def complete(
     if brokers.clock() - checked > fence_seconds(options) / 3:
         log.refresh(brokers)
         log.check_current(write)
-        _stop_others(brokers, log, plan, write, ended)
+        _stop_others(brokers, log, plan, write, ended, drivers)
     # The start offsets of other brokers, which may be down, stay. A queue that is gone has none when it comes back.
     queues = brokers.routes().look_up(str(options.topic)).queues
     used = _ends(brokers, log, write, attempts, {queue for queue in queues if queue.broker_name in broker_names})
@@ -117,15 +119,23 @@ def complete(
     return ResumeReport(repeated, brokers.clock() - started)
 
 
-def _stop_others(brokers: Brokers, log: DecisionLog, plan: ResumePlan, write: Write, ended: dict[int, str]) -> None:
+def _stop_others(
+    brokers: Brokers,
+    log: DecisionLog,
+    plan: ResumePlan,
+    write: Write,
+    ended: dict[int, str],
+    drivers: Collection[str],
+) -> None:
     """Return when no attempt sends any more, by the log; `ended` has the last ones by partition, and gets new ones.
 
-    Raises a DeliveryError if another driver has begun a partition later than this one.
+    `drivers` are the ids of this driver's plans: Spark plans the end of a micro-batch again. Raises a DeliveryError if
+    another driver has begun a partition later than this one.
     """
     state = log.writes.get(write)
     newest = {} if state is None else {part: next(reversed(begun)) for part, begun in state.begun.items()}
     others = sorted(part for part, attempt in newest.items() if attempt != ended[part])
-    if foreign := [part for part in others if driver_of(newest[part]) != plan.driver]:
+    if foreign := [part for part in others if driver_of(newest[part]) not in drivers]:
         raise DeliveryError(
             f"completing {write}: another driver of transactionalId={brokers.options.transactional_id} has begun "
             f"partition {', '.join(map(str, foreign))} later than this driver, and may still send rows. So this driver "

@@ -57,7 +57,9 @@ def plan_write(
         brokers.check_readable(info.queues[0])
     existing = () if info.template else info.queues
     ends = None
-    if not log.start_offsets if write is None else write not in log.writes:
+    # A stream whose first records have expired has none: the present ends are above rows of its attempts.
+    is_new = not log.start_offsets and (brokers.options.start_anew or not any(known.query for known in log.writes))
+    if is_new if write is None else write not in log.writes:
         ends = brokers.max_offsets(existing)
         claim = None
         if not (log.writes or log.start_offsets):

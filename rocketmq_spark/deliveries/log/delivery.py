@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
@@ -172,8 +172,11 @@ class LoggedDelivery(Delivery[R], Generic[R, P]):
         return self.write or self.planned.write_of(done.query, done.batch_id)
 
 
-def check_stream(options: SinkOptions, plan: LogPlan, write: Write) -> None:
-    """Raise an OptionError if the log does not continue with a micro-batch; each task checks this."""
+def check_stream(options: SinkOptions, plan: LogPlan, write: Write, begun: Iterable[Write] = ()) -> None:
+    """Raise an OptionError if the log does not continue with a micro-batch; each task checks this.
+
+    The log has attempts at the writes `begun`. Spark begins a micro-batch after the end of the one before.
+    """
     newest, name = plan.newest, options.transactional_id
     if plan.write is not None:
         return
@@ -187,9 +190,10 @@ def check_stream(options: SinkOptions, plan: LogPlan, write: Write) -> None:
             )
         return
     check_query(options, newest, write.query, str(write))
-    if newest.query == write.query and write.batch_id < newest.batch_id:
+    latest = max((other.batch_id for other in (newest, *begun) if other.query == write.query), default=0)
+    if write.batch_id < latest:
         raise OptionError(
-            f"{write}: the decision log of transactionalId={name} has micro-batch {newest.batch_id} already, so the "
+            f"{write}: the decision log of transactionalId={name} has micro-batch {latest} already, so the "
             "checkpoint is an old copy. Restore the newest checkpoint, or use another transactionalId and "
             "startAnew=true if repeated rows are acceptable"
         )

@@ -162,11 +162,12 @@ PASSING_TROUBLE: Final = (
     ("broker busy, start flow control", errors.BrokerBusyException),
     ("timer message is under flow control", errors.BrokerBusyException),
     ("create mapped file failed", errors.BrokerUnavailableException),
-    ("in-sync replicas not enough", errors.BrokerUnavailableException),
+    # A DLedger leader without a quorum has appended the message, and commits it later.
+    ("in-sync replicas not enough", errors.BrokerOutcomeUnknownException),
     ("broker unable to service, until", errors.BrokerUnavailableException),
     ("name server not ready", errors.BrokerUnavailableException),
 )
-"""Remarks of brokers that temporarily store nothing, under an unspecific code, and the error of each."""
+"""Remarks of brokers that temporarily acknowledge nothing, under an unspecific code, and the error of each."""
 
 # The remark for a known user without a right on the resource.
 NO_RIGHT: Final = "no permission to access"
@@ -201,6 +202,8 @@ _BY_REMARK: Final[Mapping[int, tuple[tuple[str, _Error], ...]]] = {
         (NO_RIGHT, errors.MQBrokerException),
         ("check signature failed", errors.UserRefusedException),
         ("username cannot be null", errors.UserRefusedException),
+        # The page cache is busy, and nothing is stored. Or a DLedger leader of 4.x has appended the message, as above.
+        ("[PC_SYNCHRONIZED]", errors.BusyOutcomeUnknownException),
         *PASSING_TROUBLE,
         # A cold read of a group without members (docs/internals/reads.md#cold-reads), with and without Java's details.
         ("ConsumerGroupInfo.getConsumeType()", errors.ColdReadException),

@@ -7,6 +7,7 @@ import random
 import time
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -175,6 +176,29 @@ def test_retries_with_changed_input_send_no_more_rows(cluster: FakeCluster, job:
     assert visible(cluster) == before
 
 
+@pytest.mark.parametrize("empty", [True, False])
+def test_retries_after_fewer_partitions_send_no_more_rows(cluster: FakeCluster, job: Driver, *, empty: bool) -> None:
+    """Spark divides files by the number of cores, and the retry of a job may have other ones."""
+    parts = [ROWS[:200], ROWS[200:]]
+    plan = new_plan(job)
+    for number, rows in enumerate(parts):
+        with pytest.raises(Killed):
+            run_task(job, plan, WRITE, number, rows, dies_after=100)
+    plan = new_plan(job)
+    done = run_task(job, plan, WRITE, 0, ROWS)
+    end = partial(run_task, job, plan, WRITE, 1, []) if empty else partial(complete, job, plan, WRITE, done)
+    with pytest.raises(InputChangedError, match="rows of partition 1, and now the write has no rows there"):
+        end()
+    before = visible(cluster)
+    plan = new_plan(job)
+    with pytest.raises(DeliveryError, match="has only compared its rows"):
+        run_task(job, plan, WRITE, 1, parts[1])
+    if not empty:
+        with pytest.raises(InputChangedError, match="partition 0: an earlier attempt at this write stored"):
+            run_task(job, plan, WRITE, 0, parts[0])
+    assert visible(cluster) == before
+
+
 def test_rows_are_sent_again_when_an_attempt_has_found_the_same_input(cluster: FakeCluster, job: Driver) -> None:
     plan = new_plan(job)
     run_dying_task(cluster, job, plan)
@@ -212,14 +236,23 @@ def test_a_partition_that_is_gone_fails(job: Driver) -> None:
         complete(job, plan, WRITE, run_task(job, plan, WRITE))
 
 
-@pytest.mark.parametrize("closes", [False, True])
+@pytest.mark.parametrize(
+    "reply",
+    [
+        Reply(silent=True),
+        Reply(closes=True),
+        # A DLedger leader without a quorum has appended the rows; the second answer is of 4.x.
+        Reply.code(ResponseCode.SYSTEM_ERROR, "in-sync replicas not enough"),
+        Reply.code(ResponseCode.SYSTEM_ERROR, "[PC_SYNCHRONIZED]broker busy, start flow control for a while"),
+    ],
+)
 @pytest.mark.parametrize("stores", [False, True])
 def test_an_unknown_outcome_is_resolved_before_the_retry(
-    cluster: FakeCluster, job: Driver, stores: bool, closes: bool
+    cluster: FakeCluster, job: Driver, stores: bool, reply: Reply
 ) -> None:
     plan = new_plan(job)
     for broker in cluster.brokers.values():
-        broker.play(Reply(stored=stores, closes=closes, silent=not closes), times=2)
+        broker.play(replace(reply, stored=stores), times=2)
     done = run_task(job, plan, WRITE)
     assert visible(cluster) == Counter(ROWS)
     assert outcome_of(done) == (0, True, True)
@@ -299,6 +332,55 @@ def test_expired_start_offsets_are_an_error(job: Driver) -> None:
     plan = replace(plan, start_offsets=plan.start_offsets[1:])
     with pytest.raises(DataLossError, match="have expired"):
         run_task(job, plan, write)
+
+
+@pytest.mark.parametrize("start_anew", [False, True])
+def test_a_first_micro_batch_whose_start_offsets_have_expired_is_refused(
+    cluster: FakeCluster, clock: MovedClock, *, start_anew: bool
+) -> None:
+    write = Write("0", "query")
+    with driver(cluster, clock, delivery="effectivelyOnce", fenceMs="0", startAnew=str(start_anew).lower()) as job:
+        plan = new_plan(job, None)
+        home = cluster.brokers[plan.home.broker_name].storage.store
+        with pytest.raises(Killed):
+            run_task(job, plan, write, dies_after=100)
+        end = home.end(plan.home)
+        with pytest.raises(Killed):
+            run_task(job, new_plan(job, None), write, dies_after=200)
+        # The records of the last attempt remain.
+        home.expired[plan.home] = end
+        plan = new_plan(job, None)
+        if start_anew:
+            run_task(job, plan, write)
+            return
+        with pytest.raises(DataLossError, match=r"its first records .* have expired"):
+            run_task(job, plan, write)
+
+
+def test_an_older_copy_of_a_checkpoint_is_refused(cluster: FakeCluster, job: Driver) -> None:
+    for number in range(2):
+        plan, write = new_plan(job, None), Write(str(number), "query")
+        complete(job, plan, write, run_task(job, plan, write, rows=[f"{number}"]))
+    plan = new_plan(job, None)
+    # The driver dies before the end of micro-batch 2, and the copy has only micro-batch 0.
+    run_task(job, plan, Write("2", "query"), rows=["2"])
+    before = visible(cluster)
+    with pytest.raises(OptionError, match="has micro-batch 2 already, so the checkpoint is an old copy"):
+        run_task(job, new_plan(job, None), Write("1", "query"), rows=["1", "2"])
+    assert visible(cluster) == before
+
+
+def test_a_repeated_stage_of_a_micro_batch_is_stopped_at_its_end(
+    cluster: FakeCluster, job: Driver, caplog: pytest.LogCaptureFixture
+) -> None:
+    plan, write = new_plan(job, None), Write("0", "query")
+    done = run_task(job, plan, write)
+    with pytest.raises(Killed):
+        run_task(job, plan, write, dies_after=BATCH)
+    # Spark makes another stream writer for the end of the micro-batch.
+    assert complete(job, new_plan(job, None), write, done).repeated_rows == 0
+    assert "Spark has also started partition 0 again" in caplog.text
+    assert visible(cluster) == Counter(ROWS)
 
 
 def test_a_write_whose_own_start_offsets_have_expired_is_refused(job: Driver) -> None:

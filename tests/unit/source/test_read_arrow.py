@@ -66,7 +66,7 @@ def test_acting_master_counts_as_the_slave_that_it_is(caplog: pytest.LogCaptureF
         fake.name_servers[0].support_acting_master = True
         with Producer("feed", name_server=fake.name_server) as producer:
             producer.send(Message.of("orders", b"1"))
-        options = {"nameServer": fake.name_server, "readTimeoutMs": 1_000, "pullTimeoutMs": 200}
+        options: dict[str, Any] = {"nameServer": fake.name_server, "readTimeoutMs": 1_000, "pullTimeoutMs": 200}
         assert read_arrow("orders", **options).read_all().num_rows == 1
         assert caplog.text == ""
         # Its copy may end before the last acknowledged message, so a read waits for the master first.
