@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -21,6 +21,7 @@ from rocketmq_spark.errors import (
     RocketMQError,
     TooLongFrameException,
 )
+from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.model.message_ext import Pulled, PullOutcome, PullRequest, PullStatus, PullTarget
 from rocketmq_spark.options.source import SourceOptions
 from rocketmq_spark.protocol.remoting.command import MAX_FRAME
@@ -65,6 +66,10 @@ class Puller:
     window: int = WINDOW
     most_bytes: int = _MOST_BYTES
     turn: int = TURN
+    # Requests about these queues go only to brokers that `BrokerChoice.trusts`.
+    trusted: Collection[MessageQueue] = ()
+    # The queues whose last answer came from a master.
+    of_masters: set[MessageQueue] = field(default_factory=set, init=False)
     _arrived: deque[tuple[Segment, PullOutcome]] = field(default_factory=deque, init=False)
     # The queues in the order of their next turns.
     _turns: deque[QueueFetch] = field(default_factory=deque, init=False)
@@ -93,6 +98,8 @@ class Puller:
             for offsets in ranges
             if offsets.size > 0
         )
+        for fetch in turns:
+            fetch.doubted = fetch.queue in self.trusted
         given = 0
         while turns:
             if len(turns) == 1:
@@ -181,7 +188,11 @@ class Puller:
         fetch.flying += 1
         address, segment.address = segment.address, ""
         try:
-            segment.address = address if segment.held is not None else self.brokers.address(fetch.queue)
+            if segment.check and fetch.unchecked:
+                address = fetch.unchecked[0]
+            elif segment.held is None:
+                address = self.brokers.address(fetch.queue, trusted=fetch.queue in self.trusted)
+            segment.address = address
             suspend_ms = min(_SUSPEND_MS, self.options.read_timeout_ms) if fetch.suspend else 0
             target = fetch.target
             if segment.unfiltered:
@@ -276,6 +287,12 @@ class Puller:
             fetch.suspend = fetch.doubted = fetch.busy = False
             if not segment.check:
                 fetch.ask_for_more(segment, outcome)
+            if self.brokers.is_master(fetch.queue, segment.address):
+                self.of_masters.add(fetch.queue)
+            else:
+                self.of_masters.discard(fetch.queue)
+            if fetch.passes_over(segment, outcome) and segment.address not in fetch.unchecked:
+                fetch.unchecked.append(segment.address)
             self._largest = max(len(outcome.body), self._largest * 7 // 8, 1)
             # The window was sized by smaller answers. The answer that is yielded next is always kept.
             first = fetch is self._turns[0]
@@ -338,8 +355,11 @@ class Puller:
         left = min(fetch.first_left(segment, outcome), stop)
         if left > segment.start:
             fetch.ready.append(Pulled(fetch.queue, segment.start, left, b"", contiguous=True))
-        fetch.checked, fetch.check_at = stop, self.clock() + CHECK_EVERY
-        if outcome.status is not PullStatus.FOUND:
+        if outcome.status is PullStatus.FOUND:
+            del fetch.unchecked[:1]
+        if outcome.status is PullStatus.FOUND and not fetch.unchecked:
+            fetch.checked, fetch.check_at = stop, self.clock() + CHECK_EVERY
+        else:
             # The broker may have deleted more messages than one answer shows: the rest is checked next.
             fetch.checked, fetch.check_at = left, -math.inf
 
@@ -361,5 +381,7 @@ class Puller:
                 "raise readTimeoutMs, or choose other offsets to read the stored messages"
                 + (f". Or {_COMPACTED}: then set failOnDataLoss=false" if fetch.range.compacted else "")
             ) from error
-        fetch.waits_until = now + min(_FIRST_WAIT * 2**fetch.failures, _LONGEST_WAIT)
+        # Tries come more often than those of the master, so that others go to slaves.
+        longest = min(_LONGEST_WAIT, self.brokers.timeout / 2)
+        fetch.waits_until = now + min(_FIRST_WAIT * 2**fetch.failures, longest)
         fetch.failures = min(fetch.failures + 1, 16)

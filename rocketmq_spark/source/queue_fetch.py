@@ -1,8 +1,9 @@
 """The state of one queue of a task: its requests, the answers that wait for earlier ones, and the results of its turns.
 
 With a filter, an answer does not show whether skipped messages were deleted or rejected. So the first is pulled without
-the filter, except in compaction topics. If it exists, none was deleted, because brokers delete the oldest first.
-A slave may have deleted more than its master. So its answer is held until this slave has returned the first message.
+the filter, from the same broker, except in compaction topics. If it exists, none was deleted, because brokers delete
+the oldest first. A slave may have deleted more than its master. So its answer is held until this slave has returned the
+first message.
 """
 
 from __future__ import annotations
@@ -75,6 +76,9 @@ class QueueFetch:
         # The offset up to which a filtered read has missed nothing, and the time of the next check.
         self.checked = offsets.start if filtered and not offsets.compacted else offsets.end
         self.check_at = now + CHECK_EVERY
+        # The masters that have passed over messages since `checked`: each one gets the check. Another copy of the
+        # queue does not show what they had.
+        self.unchecked: list[str] = []
         # Requests without an answer, and answers that wait for an earlier one.
         self.segments: deque[Segment] = deque()
         # Requests to send again, by offset, and the number of those in flight.

@@ -66,17 +66,17 @@ def rows_over(
     brokers = BrokerChoice(TopicRoutes(pulled_with, transport, transport.clock, dict(plan.routes), runtime))
     puller = Puller(pulled_with, transport, brokers, transport.clock)
     yield from decoded(options, puller.pull(plan.ranges), schema, on_unreadable)
-    _compare_last(options, plan, transport, brokers)
+    _compare_last(options, plan, transport, puller)
 
 
-def _compare_last(options: SourceOptions, plan: ReadPlan, transport: RemotingTransport, brokers: BrokerChoice) -> None:
+def _compare_last(options: SourceOptions, plan: ReadPlan, transport: RemotingTransport, read_by: Puller) -> None:
     """Report the queues that have another last message than when the read was planned.
 
     A log only grows, so a queue with its last planned message has not been replaced before. A message that has expired
-    meanwhile is not compared.
+    meanwhile is not compared. A slave may still have what its master has replaced before it answered.
     """
     unfiltered = replace(options, sub_expression="*", filter_type="TAG", pull_batch_size=1)
-    puller = Puller(unfiltered, transport, brokers, transport.clock)
+    puller = Puller(unfiltered, transport, read_by.brokers, transport.clock, trusted=read_by.of_masters)
     for pulled in puller.pull([OffsetRange(queue, end - 1, end) for queue, (end, _) in plan.lasts.items()]):
         planned = plan.lasts[pulled.queue][1]
         for record in stored_records(pulled.body):

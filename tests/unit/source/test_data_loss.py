@@ -270,6 +270,71 @@ def test_skipped_messages_that_expire_before_their_check_are_lost_data(make_read
     assert reported([str(raised.value)]) == {"orders/a/0": [(200, 269)]}
 
 
+REFUSED = PullReply(PullOutcome(None, error=RemotingConnectException("refused")))
+
+
+def with_deleting_master(reader: Reader, checks_fail: int) -> None:
+    """Let the master delete its first 10 messages and pass over them, and fail so many checks; a slave has them."""
+    reader.addresses("a", {0: "master:1", 1: "slave:1"})
+    reader.fill({A0: 50})
+    failing = [checks_fail]
+
+    def reply(request: PullRequest) -> PullReply:
+        if request.address == "slave:1":
+            return PullReply()
+        if request.target.sub_expression != "*":
+            return answer(*range(10, 50)) if request.offset < 10 else PullReply()
+        if failing[0] > 0:
+            failing[0] -= 1
+            return REFUSED
+        return PullReply(PullOutcome(PullStatus.OFFSET_ILLEGAL, 10, 10, 50)) if request.offset < 10 else PullReply()
+
+    reader.transport.play_pulls(A0, *[reply] * 1000)
+
+
+@pytest.mark.parametrize("checks_fail", [0, 1, 5])
+def test_check_of_a_filtered_read_goes_to_the_broker_that_answered(make_reader: Make, checks_fail: int) -> None:
+    reader = make_reader(sub_expression="a", pull_timeout_ms=1_000)
+    with_deleting_master(reader, checks_fail)
+    with pytest.raises(DataLossError, match="messages 0 to 9 of orders/a/0"):
+        read(reader, OffsetRange(A0, 0, 50))
+
+
+def test_filtered_read_fails_if_the_master_that_answered_it_is_lost(make_reader: Make) -> None:
+    reader = make_reader(sub_expression="a", read_timeout_ms=20_000, pull_timeout_ms=1_000)
+    with_deleting_master(reader, 1_000)
+    with pytest.raises(
+        ReadError, match=r"nothing came from offset 0 on for readTimeoutMs=20000. The last try: refused"
+    ):
+        read(reader, OffsetRange(A0, 0, 50))
+
+
+def test_every_master_that_passed_over_messages_is_checked(make_reader: Make) -> None:
+    reader = make_reader(sub_expression="a")
+    reader.addresses("a", {0: "first:1"})
+
+    def fail_over(request: PullRequest) -> PullReply:
+        reader.addresses("a", {0: "second:1"})
+        # The reader looks up a route at most once in a second.
+        return PullReply(REFUSED.outcome, delay=1.1)
+
+    def pass_over(request: PullRequest) -> PullReply:
+        passed = PullReply(PullOutcome(PullStatus.NO_MATCHED_MSG, request.offset + 250, 0, 500))
+        return PullReply() if request.target.sub_expression == "*" else passed
+
+    reader.fill({A0: 500})
+    reader.transport.play_pulls(A0, pass_over, fail_over, *[pass_over] * 100)
+    assert read(reader, OffsetRange(A0, 0, 500)) == {}
+    requests = [(one.address, one.offset, one.target.sub_expression) for one in reader.transport.pulls]
+    assert requests == [
+        ("first:1", 0, "a"),
+        ("first:1", 250, "a"),
+        ("second:1", 250, "a"),
+        ("first:1", 0, "*"),
+        ("second:1", 0, "*"),
+    ]
+
+
 def test_expired_messages_of_a_filtered_read_are_logged_once(
     make_reader: Make, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -77,6 +77,16 @@ def test_queue_without_new_messages_does_not_wait_for_its_broker(make_reader: Ma
         reader.cluster.ranges(ends, {**ends, A0: 6}, times, {})
 
 
+def test_slave_does_not_show_that_messages_are_the_same(make_reader: Make) -> None:
+    """It may still have a queue that its master has replaced."""
+    reader = make_reader()
+    reader.fill({A0: 6})
+    reader.addresses("a", {0: "master:1", 1: "slave:1"})
+    reader.transport.play_pulls(A0, REFUSED)
+    assert reader.cluster.ranges({A0: 5}, {A0: 6}, {A0: 1_000_000}, {A0: 1_000_000}) == [OffsetRange(A0, 5, 6)]
+    assert {request.address for request in reader.transport.pulls} == {"master:1"}
+
+
 def test_queue_with_new_messages_waits_for_its_broker(make_reader: Make) -> None:
     reader = make_reader(read_timeout_ms=5000)
     reader.fill({A0: 5, A1: 5})

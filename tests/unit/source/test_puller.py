@@ -248,6 +248,24 @@ def test_a_broker_that_moved_is_found(make_reader: Make) -> None:
     assert reader.transport.pulls[-1].address == "moved:1"
 
 
+@pytest.mark.parametrize("is_back", [True, False])
+def test_slave_of_a_trusted_queue_is_asked_after_read_timeout(make_reader: Make, *, is_back: bool) -> None:
+    reader = make_reader(read_timeout_ms=20_000, pull_timeout_ms=1_000)
+    reader.fill({A0: 5})
+    reader.addresses("a", {0: "master:1", 1: "slave:1"})
+    refused = PullReply(outcome=PullOutcome(None, error=RemotingConnectException("refused")))
+
+    def reply(request: PullRequest) -> PullReply:
+        return refused if request.address == "master:1" and not (is_back and reader.clock.now > 1_005) else PullReply()
+
+    reader.transport.play_pulls(A0, *[reply] * 1_000)
+    pulling = Puller(reader.options, reader.transport, reader.queues.brokers, reader.clock, trusted={A0})
+    assert covered(list(pulling.pull([OffsetRange(A0, 0, 5)]))) == {A0: list(range(5))}
+    assert (reader.clock.now > 1_020) is not is_back
+    assert ("slave:1" in {request.address for request in reader.transport.pulls}) is not is_back
+    assert pulling.of_masters == ({A0} if is_back else set())
+
+
 def test_slave_that_is_behind_falls_back_to_the_master(make_reader: Make) -> None:
     reader = make_reader()
     reader.fill({A0: 100})
