@@ -54,13 +54,14 @@ class SourceOptions(ConnectedOptions):
 
     # fmt: off
     subscribe: tuple[str, ...] = option("subscribe", (), kinds.words(
-            f"topics separated by commas, each of 1 to {MAX_TOPIC_LENGTH} characters of a-z A-Z 0-9 _ - % |",
-            f"[%|a-zA-Z0-9_-]{{1,{MAX_TOPIC_LENGTH}}}",
+            f"topics separated by commas, each of 1 to {MAX_TOPIC_LENGTH} characters of a-z A-Z 0-9 _ - % | +",
+            f"[%|a-zA-Z0-9_+-]{{1,{MAX_TOPIC_LENGTH}}}",
         ),
         'Topics to read, separated by commas. Also .load("topic"). Exactly one of `subscribe`, `subscribePattern` and '
         "`assign` is required, unless `startingOffsets` is a receipt.", section="what", aliases=("topic",))
     subscribe_pattern: str | None = option("subscribePattern", None, kinds.PATTERN,
-        "Read the topics whose whole name matches this regular expression. Names above 127 characters are ignored.")
+        "Read the topics whose whole name matches this regular expression. Topics of RocketMQ itself, %RETRY%... and "
+        "%DLQ%... among them, are left out, and names above 127 characters.")
     assign: frozenset[MessageQueue] = option("assign", frozenset(),
         ValueKind('queues by topic and broker, as in {"topic":{"broker":[0,1]}}', offset_json.parse_queues),
         "Read these queues.")
