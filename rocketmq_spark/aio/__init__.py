@@ -119,8 +119,8 @@ class Producer:
 
         The message shares a request with others of its topic that are sent at the same time. It is sent alone if it has
         a queue, a selector, a timeout, a sharding key or a body to compress. So is a message with reserved properties
-        other than keys, tags and WAIT. Requests may overtake each other: to keep the order of two messages, await the
-        first one.
+        other than keys, tags and WAIT, and one without keys if the topic may be a compaction topic, as over gRPC.
+        Requests may overtake each other: to keep the order of two messages, await the first one.
 
         If the future is cancelled before the request is sent, the message is not sent. Otherwise the text of the
         ``CancelledError`` says that it may be stored. With too many pending bytes, the future fails with

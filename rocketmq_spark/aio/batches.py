@@ -16,8 +16,8 @@ from typing import Any, Final
 
 from rocketmq_spark.errors import MQClientException, RemotingTooMuchRequestException
 from rocketmq_spark.model.message import Message
-from rocketmq_spark.model.names import RETRY_PREFIX
-from rocketmq_spark.model.properties import SHARDING_KEY, WAIT
+from rocketmq_spark.model.names import RETRY_PREFIX, is_blank
+from rocketmq_spark.model.properties import KEYS, SHARDING_KEY, WAIT
 from rocketmq_spark.model.send_result import SendResult, SharedResult
 from rocketmq_spark.producer.async_send import SendFuture
 from rocketmq_spark.producer.encode import NEVER_SHARED, ONLY_WAITS
@@ -106,6 +106,8 @@ class Batches:
         self._most_body = options.max_message_size
         if options.compress_type != "NONE":
             self._most_body = min(self._most_body, options.compress_msg_body_over_howmuch - 1)
+        # A compaction topic drops messages without keys from a batch. A proxy does not report whether a topic is one.
+        self._keys_needed = options.over_grpc
         self._timeout = options.send_msg_timeout / 1000
         self._lanes: dict[tuple[str, str | None], _Lane] = {}
         self.pending_bytes = 0
@@ -136,7 +138,7 @@ class Batches:
         if type(message) is not Message or type(message.body) is not bytes or type(message.topic) is not str:
             return False
         properties, nbytes = message.properties, len(message.body)
-        if not 0 < nbytes <= self._most_body:
+        if not 0 < nbytes <= self._most_body or (self._keys_needed and is_blank(properties.get(KEYS) or "")):
             return False
         key: tuple[str, str | None]
         if properties == ONLY_WAITS:
@@ -220,11 +222,14 @@ class Batches:
                     ),
                 )
             else:
-                self._send_shared(lane, batch, seconds_left * 1000)
+                self._send_shared(lane, batch, seconds_left)
 
-    def _send_shared(self, lane: _Lane, batch: _Batch, timeout_ms: float | None = None) -> None:
+    def _send_shared(self, lane: _Lane, batch: _Batch, seconds: float) -> None:
         lane.in_flight += 1
-        send = partial(self._blocking.send_batch_async, batch.messages, timeout_ms=timeout_ms)
+
+        def send() -> Future[SendResult]:
+            return self._blocking._sender.send_merged_async(batch.messages, seconds)
+
         self._begin(batch, send, partial(self._end_shared, lane))
 
     def _end_shared(self, lane: _Lane, batch: _Batch, future: Future[SendResult]) -> None:
@@ -294,7 +299,7 @@ class Batches:
 
     def _end_without_loop(self, batch: _Batch, future: Future[SendResult]) -> None:
         """Send the remaining messages when a request has ended: a closed event loop sends none, and sets no future."""
-        self._blocking._outstanding.watch()
+        self._blocking._sender.outstanding.watch()
         with self._closed_loop_lock:
             first, self._warned = not self._warned, True
         if first:
@@ -315,7 +320,7 @@ class Batches:
             self._send_remaining()
             while self._unprocessed:
                 batch, error = self._unprocessed.popitem()
-                self._blocking._outstanding.fail(len(batch.messages), error)
+                self._blocking._sender.outstanding.fail(len(batch.messages), error)
             return
         # The event loop runs in a daemon thread, whose end the process does not wait for.
         sent = threading.Event()
@@ -331,7 +336,7 @@ class Batches:
                     batch = lane.ready.popleft()
                     batch.drop_cancelled()
                     if batch.messages:
-                        self._send_shared(lane, batch)
+                        self._send_shared(lane, batch, self._timeout)
 
     def _refuse(self, nbytes: int, waiter: Waiter) -> None:
         waiter.set_exception(

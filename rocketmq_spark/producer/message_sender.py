@@ -27,7 +27,6 @@ from rocketmq_spark.protocol.remoting.codes import NO_NAME_SERVER, ResponseCode
 from rocketmq_spark.routing.fault_strategy import FaultSite, site_of
 from rocketmq_spark.routing.route_cache import TopicPublishInfo
 from rocketmq_spark.routing.selectors import MessageQueueSelector, ThreadLocalSelector, select_queue
-from rocketmq_spark.routing.topic_configs import old_brokers
 
 logger = logging.getLogger("rocketmq_spark.producer")
 
@@ -119,15 +118,23 @@ class MessageSender:
             nbytes += sum(len(message.body) for message in messages if isinstance(message, Message) and message.body)
         return self._start(lambda: self._encode_batch(messages), len(messages) or 1, nbytes, timeout, choice)
 
+    def send_merged_async(self, messages: Sequence[Message], timeout: float) -> Future[SendResult]:
+        """Send messages that may also be sent alone, as `send_batch_async`, unless their topic may be a compaction one.
+
+        That one drops messages without keys from a batch, but rejects a single one.
+        """
+        encode = partial(self._encode_batch, messages, merged=True)
+        return self._start(encode, len(messages), 1, timeout, QueueChoice())
+
     def _encode(self, message: Message) -> EncodedMessage:
         encoded = self._encoder.encode(message)
         if not TIMERS.isdisjoint(encoded.message.properties) and not self._options.over_grpc:
             self._check_timers(encoded.message.topic)
         return encoded
 
-    def _encode_batch(self, messages: Sequence[Message]) -> EncodedMessage:
+    def _encode_batch(self, messages: Sequence[Message], *, merged: bool = False) -> EncodedMessage:
         encoded = self._encoder.encode_batch(messages)
-        self._check_keys(encoded, messages)
+        self._check_keys(encoded, messages, merged=merged)
         return encoded
 
     def _start(
@@ -249,8 +256,11 @@ class MessageSender:
         info = self._instance.routes.cached(topic)
         return None if info is None else self._selector.select(info, last_broker_name, self._clock())
 
-    def _check_keys(self, encoded: EncodedMessage, messages: Sequence[Message]) -> None:
-        """Raise for a message without keys to a compaction topic (docs/internals/reads.md#compaction-topics)."""
+    def _check_keys(self, encoded: EncodedMessage, messages: Sequence[Message], *, merged: bool) -> None:
+        """Raise for a message without keys to a compaction topic (docs/internals/reads.md#compaction-topics).
+
+        A merged batch must not go to an unknown topic either, because its messages can be sent alone.
+        """
         keyless = next((number for number, message in enumerate(messages) if is_blank(message.keys or "")), None)
         if keyless is None or self._options.over_grpc:
             return
@@ -263,7 +273,12 @@ class MessageSender:
                 "compaction topic (cleanup.policy=COMPACTION) drop such messages; set the keys of every message",
                 ResponseCode.MESSAGE_ILLEGAL,
             )
-        if configs.unknown and topic not in self._warned_topics:
+        if merged and configs.unknown.keys() - self._instance.topic_configs.old_brokers(configs, info.route).keys():
+            raise BatchRefusedException(
+                f"sending messages to topic {topic} together: message {keyless} has no keys, and whether this is a "
+                "compaction topic is unknown; send it alone"
+            )
+        if configs.unknown and not merged and topic not in self._warned_topics:
             self._warned_topics.add(topic)
             logger.warning(
                 "sending batches without keys to topic %s: its configuration is unknown (%s); if it is a compaction "
@@ -277,7 +292,7 @@ class MessageSender:
             return
         info = self._route(topic, Deadline(self._api_timeout, self._clock))
         configs = self._instance.topic_configs.look_up({topic: info.route})[topic]
-        for broker_name, release in old_brokers(self._instance.transport, configs, info.route).items():
+        for broker_name, release in self._instance.topic_configs.old_brokers(configs, info.route).items():
             raise MQClientException(
                 f"sending to topic {topic}: broker {broker_name} has RocketMQ {release}, which ignores times of "
                 "delivery and would deliver the message at once: set delay_time_level, or use brokers of RocketMQ 5",

@@ -19,11 +19,10 @@ from rocketmq_spark.model.names import check_topic, is_system_topic
 from rocketmq_spark.model.route import masters_of
 from rocketmq_spark.model.send_result import SendResult, TransactionSendResult
 from rocketmq_spark.options.producer import ProducerOptions, producer_options
-from rocketmq_spark.producer.async_send import Outstanding
 from rocketmq_spark.producer.attempt import broker_address
 from rocketmq_spark.producer.encode import decompressed
 from rocketmq_spark.producer.hooks import CheckForbiddenHook, EndTransactionHook, Hooks, SendMessageHook
-from rocketmq_spark.producer.message_sender import QueueChoice
+from rocketmq_spark.producer.message_sender import MessageSender, QueueChoice
 from rocketmq_spark.producer.service import Lifecycle, ProducerService, ServiceState
 from rocketmq_spark.producer.transaction import LocalTransactionExecutor, TransactionListener
 from rocketmq_spark.routing.client_instance import ClientInstance, GroupTakenError
@@ -165,7 +164,7 @@ class Producer:
         could be made ``RemotingTooMuchRequestException``.
         """
         choice = QueueChoice(queue, selector, arg)
-        return self._running_service().sender.send(message, self._seconds(timeout_ms), choice)
+        return self._sender.send(message, self._seconds(timeout_ms), choice)
 
     def send_async(
         self,
@@ -183,7 +182,7 @@ class Producer:
         callback gets the finished future once, on the callback executor; what it raises is logged.
         """
         choice = QueueChoice(queue, selector, arg)
-        future = self._running_service().sender.send_async(message, self._seconds(timeout_ms), choice)
+        future = self._sender.send_async(message, self._seconds(timeout_ms), choice)
         if callback is not None:
             future.add_done_callback(callback)
         return future
@@ -202,7 +201,7 @@ class Producer:
         Raises ``MQClientException`` for an invalid message, and without a route or a connection (10001).
         """
         choice = QueueChoice(queue, selector, arg)
-        self._running_service().sender.send_oneway(message, self._seconds(timeout_ms), choice)
+        self._sender.send_oneway(message, self._seconds(timeout_ms), choice)
 
     def send_batch(
         self, messages: Iterable[Message], queue: MessageQueue | None = None, *, timeout_ms: float | None = None
@@ -214,7 +213,7 @@ class Producer:
         topic, no message. The code 13 also means a message without keys to a compaction topic, which would drop it.
         """
         members = tuple(messages)
-        return self._running_service().sender.send_batch(members, self._seconds(timeout_ms), QueueChoice(queue))
+        return self._sender.send_batch(members, self._seconds(timeout_ms), QueueChoice(queue))
 
     def send_batch_async(
         self,
@@ -229,8 +228,7 @@ class Producer:
         An error whose flag `split` is set concerns one message or the size: nothing is stored.
         """
         members = tuple(messages)
-        sender = self._running_service().sender
-        future = sender.send_batch_async(members, self._seconds(timeout_ms), QueueChoice(queue))
+        future = self._sender.send_batch_async(members, self._seconds(timeout_ms), QueueChoice(queue))
         if callback is not None:
             future.add_done_callback(callback)
         return future
@@ -272,7 +270,7 @@ class Producer:
 
         Raises ``MQClientException`` without ``enable_backpressure_for_async_mode``.
         """
-        limits = self._running_service().sender.back_pressure
+        limits = self._sender.back_pressure
         if limits is None:
             raise MQClientException(
                 f"producer {self.producer_group} has no back pressure: make it with "
@@ -369,9 +367,9 @@ class Producer:
         return self._running_service().recall(topic, recall_handle)
 
     @property
-    def _outstanding(self) -> Outstanding:
-        """The asynchronous sends in flight, for the asyncio producer."""
-        return self._running_service().sender.outstanding
+    def _sender(self) -> MessageSender:
+        """The sender of a running producer; the asyncio producer uses it, too."""
+        return self._running_service().sender
 
     def _running_service(self) -> ProducerService:
         self._lifecycle.require_running()

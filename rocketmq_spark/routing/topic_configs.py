@@ -60,8 +60,8 @@ class TopicConfigCache:
         # The time and the answer of each broker, by topic and broker name.
         self._answers: dict[tuple[str, str], tuple[float, _Answer]] = {}
         self._unreachable: dict[str, tuple[float, errors.RemotingException]] = {}
-        # The addresses of 4.x brokers.
-        self._before_5: set[str] = set()
+        # The releases of 4.x brokers, by address.
+        self._before_5: dict[str, str] = {}
 
     def look_up(self, topics: Mapping[str, TopicRouteData], *, fresh: bool = False) -> dict[str, TopicConfigs]:
         """Return the configurations of topics, given their routes, for a write. Does not raise.
@@ -112,6 +112,19 @@ class TopicConfigCache:
             raise answer
         return answer
 
+    def old_brokers(self, configs: TopicConfigs, route: TopicRouteData) -> dict[str, str]:
+        """Return the release of each broker of a topic that is older than 5.0, by broker name.
+
+        These brokers and proxies do not support the request for a configuration. A proxy does not tell a release.
+        """
+        addresses, found = _brokers_with_queues(route), dict[str, str]()
+        for broker_name, exc in sorted(configs.unknown.items()):
+            if isinstance(exc, errors.RequestNotSupportedException):
+                with contextlib.suppress(errors.RocketMQError):
+                    if release := self._release_before_5(addresses[broker_name], _TIMEOUT_S):
+                        found[broker_name] = release
+        return found
+
     def _update(self, place: tuple[str, str], address: str) -> _Answer:
         """Request the configuration, unless the broker could not be reached for another topic in the last 30 s."""
         since, error = self._unreachable.get(address, (0.0, None))
@@ -129,14 +142,16 @@ class TopicConfigCache:
         self, address: str, unsupported: errors.RequestNotSupportedException, timeout: float
     ) -> TopicConfig | errors.RocketMQError:
         """Return the configuration of any topic of a 4.x broker, or the error for a proxy."""
-        if address not in self._before_5:
-            try:
-                if not release_before_5(self._transport.runtime_info(address, timeout)):
-                    return unsupported
-            except errors.RocketMQError as exc:
-                return exc if exc.retriable else unsupported
-            self._before_5.add(address)
-        return TopicConfig()
+        try:
+            return TopicConfig() if self._release_before_5(address, timeout) else unsupported
+        except errors.RocketMQError as exc:
+            return exc if exc.retriable else unsupported
+
+    def _release_before_5(self, address: str, timeout: float) -> str | None:
+        release = self._before_5.get(address)
+        if release is None and (release := release_before_5(self._transport.runtime_info(address, timeout))):
+            self._before_5[address] = release
+        return release
 
     def _request(self, address: str, topic: str, timeout: float) -> _Answer:
         try:
@@ -175,20 +190,6 @@ def release_before_5(runtime: Mapping[str, str]) -> str | None:
     """
     release = version_of(runtime)
     return release if release and _BEFORE_5.fullmatch(release) else None
-
-
-def old_brokers(transport: Admin, configs: TopicConfigs, route: TopicRouteData) -> dict[str, str]:
-    """Return the release of each broker of a topic that is older than 5.0, by broker name.
-
-    These brokers and proxies do not support the request for a configuration. A proxy does not tell a release.
-    """
-    addresses, found = _brokers_with_queues(route), dict[str, str]()
-    for broker_name, exc in sorted(configs.unknown.items()):
-        if isinstance(exc, errors.RequestNotSupportedException):
-            with contextlib.suppress(errors.RocketMQError):
-                if release := release_before_5(transport.runtime_info(addresses[broker_name], _TIMEOUT_S)):
-                    found[broker_name] = release
-    return found
 
 
 def _brokers_with_queues(route: TopicRouteData) -> dict[str, str]:

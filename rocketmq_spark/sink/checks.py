@@ -38,7 +38,7 @@ from rocketmq_spark.options.sink import SinkOptions
 from rocketmq_spark.protocol.remoting.responses import TopicConfig
 from rocketmq_spark.routing.client_instance import ClientInstance
 from rocketmq_spark.routing.route_cache import TopicPublishInfo
-from rocketmq_spark.routing.topic_configs import TopicConfigs, old_brokers
+from rocketmq_spark.routing.topic_configs import TopicConfigs
 from rocketmq_spark.sink.routes import RouteFinder
 
 logger = logging.getLogger("rocketmq_spark.producer")
@@ -87,7 +87,7 @@ def check_topic(options: SinkOptions, instance: ClientInstance, schema: pa.Schem
     if options.over_grpc or (info.template and not (inner or own_type or timed)):
         return
     configs = instance.topic_configs.look_up({info.topic: info.route}, fresh=True)[info.topic]
-    old = old_brokers(instance.transport, configs, info.route) if inner or timed else {}
+    old = instance.topic_configs.old_brokers(configs, info.route) if inner or timed else {}
     check_timers(schema, options.topic, old)
     if own_type:
         _check_own_type(options.topic, schema, configs, info)

@@ -38,7 +38,6 @@ from rocketmq_spark.model.message import MessageQueue, SendOutcome
 from rocketmq_spark.options.sink import SinkOptions
 from rocketmq_spark.protocol.remoting.records import LARGEST_BODY
 from rocketmq_spark.routing.client_instance import ClientInstance
-from rocketmq_spark.routing.topic_configs import old_brokers
 from rocketmq_spark.sink.in_flight import PendingBatch
 from rocketmq_spark.sink.limits import largest_batch, task_rate
 from rocketmq_spark.sink.pipeline import OnStored
@@ -180,7 +179,7 @@ class RowBatchers:
         for topic in _delayed_topics(rows, self._options.topic) - self._timed:
             info, instance = self._routes.look_up(topic), self._routes.instance
             configs = instance.topic_configs.look_up({info.topic: info.route})[info.topic]
-            check_timers(rows.schema, topic, old_brokers(instance.transport, configs, info.route))
+            check_timers(rows.schema, topic, instance.topic_configs.old_brokers(configs, info.route))
             self._timed.add(topic)
 
 

@@ -128,7 +128,9 @@ def asyncio_producer(address: str, topic: str, padding: bytes, *, over_grpc: boo
         loop = asyncio.get_running_loop()
 
         def start(log: Log) -> Callable[[int, int], object]:
-            return partial(loop.call_soon_threadsafe, burst(log, partial(Message.of, topic), sender.send, padding))
+            # Over gRPC, messages without keys share no request.
+            message = partial(Message.of, topic, keys="k" if over_grpc else None)
+            return partial(loop.call_soon_threadsafe, burst(log, message, sender.send, padding))
 
         async with aio.Producer("omb-aio", **where) as sender:
             await asyncio.to_thread(serve, start)
