@@ -65,10 +65,11 @@ class RocketMQError(Exception):
     refresh_route: ClassVar[bool] = False  # The cached route may be stale, so look it up before the next attempt
     isolate: ClassVar[bool] = False  # The failure counts as a fault of the broker in the latency-fault table
     flow_control: ClassVar[bool] = False  # The broker is busy: retry the same queue later, with a smaller window
-    maybe_stored: ClassVar[bool] = False  # The broker may have stored the rows without an acknowledgement
     split: ClassVar[bool] = False  # One row is invalid, or the batch is too large: its halves may be sent
     unbatch: ClassVar[bool] = False  # The server does not support batches: the rows may be sent one by one
     invalid_row: ClassVar[bool] = False  # A limit of the server makes the message an invalid row: ``onError`` decides
+    # The broker may have stored the rows without an acknowledgement. An error of several attempts has its own value.
+    maybe_stored: bool = False
 
     @property
     def invalid_message(self) -> bool:

@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any, Final
 
-from rocketmq_spark.errors import MQClientException, RemotingTooMuchRequestException
+from rocketmq_spark.errors import MQClientException, RemotingTooMuchRequestException, RocketMQError
 from rocketmq_spark.model.message import Message
 from rocketmq_spark.model.names import RETRY_PREFIX, is_blank
 from rocketmq_spark.model.properties import KEYS, SHARDING_KEY, WAIT
@@ -57,7 +57,7 @@ class Waiter(asyncio.Future[SendResult]):
 class _Batch:
     """Messages of one request, and the futures of their results; one future if the caller made the batch."""
 
-    __slots__ = ("cancelled", "deadline", "messages", "nbytes", "sent", "waiters")
+    __slots__ = ("cancelled", "deadline", "maybe_stored", "messages", "nbytes", "sent", "waiters")
 
     def __init__(self, messages: list[Message], waiters: list[Waiter], nbytes: int, deadline: float = 0.0) -> None:
         self.messages = messages
@@ -66,6 +66,7 @@ class _Batch:
         self.deadline = deadline  # Of the event loop's clock
         self.cancelled = False
         self.sent = False
+        self.maybe_stored = False  # By an attempt of an earlier request
 
     def drop_cancelled(self) -> None:
         """Leave out the messages whose futures are cancelled."""
@@ -242,11 +243,12 @@ class Batches:
                     waiter.set_result(result)
             self._release(batch.nbytes)
         elif getattr(error, "split", False) and len(batch.messages) > 1:
-            # The batch was rejected as a whole: nothing is stored. Alone, each message has its own outcome.
+            # The last attempt was rejected as a whole. Alone, each message has its own outcome.
             sizes = list(map(_size, batch.messages))
             self._release(batch.nbytes - sum(sizes))  # Of cancelled messages
             for message, waiter, nbytes in zip(batch.messages, batch.waiters, sizes, strict=True):
                 alone = _Batch([message], [waiter], nbytes)
+                alone.maybe_stored = getattr(error, "maybe_stored", False)
                 self._begin(alone, partial(self._blocking.send_async, message), self._end_alone)
         else:
             self._fail(batch, error)
@@ -353,6 +355,8 @@ class Batches:
                 changed.set_result(None)
 
     def _fail(self, batch: _Batch, error: BaseException) -> None:
+        if batch.maybe_stored and isinstance(error, RocketMQError):
+            error.maybe_stored = True
         for waiter in batch.waiters:
             if not waiter.done():
                 waiter.set_exception(error)

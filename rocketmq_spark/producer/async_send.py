@@ -218,6 +218,7 @@ class AsyncSend:
     _retries: int = field(default=0, init=False)
     _began: float = field(default=0.0, init=False)
     _done: bool = field(default=False, init=False)
+    _maybe_stored: bool = field(default=False, init=False)  # In one of the attempts
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     def start(self) -> None:
@@ -253,6 +254,7 @@ class AsyncSend:
 
     def _on_outcome(self, outcome: SendOutcome) -> None:
         error = outcome.error
+        self._maybe_stored |= error is None or error.maybe_stored
         if error is None:
             self._update_fault(FaultSite.ASYNC_RETURNED)
             self._finish(self.prepared.message.result_of(outcome), None)
@@ -297,6 +299,8 @@ class AsyncSend:
             if self._done:
                 return
             self._done = True
+        if isinstance(error, errors.RocketMQError):
+            error.maybe_stored |= self._maybe_stored
         try:
             self.attempt.hooks.after(self.prepared.context, result, error)
         finally:

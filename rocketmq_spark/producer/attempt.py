@@ -86,7 +86,27 @@ class SendLoop:
     max_timeout_per_request: float
 
     def run(self, topic: str, deadline: Deadline, select: Select, attempt: Attempt) -> SendResult | None:
-        """Return the result of the first successful attempt; raises as docs/internals/producer.md#send-loop says."""
+        """Return the result of the first successful attempt; raises as docs/internals/producer.md#send-loop says.
+
+        The error has `maybe_stored` if an attempt's error has it.
+        """
+        maybe_stored = False
+
+        def noted_attempt(queue: MessageQueue, left: float) -> SendResult | None:
+            nonlocal maybe_stored
+            try:
+                return attempt(queue, left)
+            except errors.RocketMQError as exc:
+                maybe_stored |= exc.maybe_stored
+                raise
+
+        try:
+            return self._run(topic, deadline, select, noted_attempt)
+        except errors.RocketMQError as exc:
+            exc.maybe_stored |= maybe_stored
+            raise
+
+    def _run(self, topic: str, deadline: Deadline, select: Select, attempt: Attempt) -> SendResult | None:
         result: SendResult | None = None
         last: errors.RemotingException | errors.MQClientException | errors.MQBrokerException | None = None
         brokers: list[str] = []

@@ -161,7 +161,7 @@ class Producer:
         Raises ``MQClientException`` for an invalid message (13 or -1), without a route (10004, 10005), and if all
         attempts failed. Then the code is the last attempt's: 10001 connect, 10002 timeout, 10003 no broker, a broker's
         code, else -1. A broker's code that is not retried raises ``MQBrokerException``, a timeout before an attempt
-        could be made ``RemotingTooMuchRequestException``.
+        could be made ``RemotingTooMuchRequestException``. An error's `maybe_stored` is for all attempts together.
         """
         choice = QueueChoice(queue, selector, arg)
         return self._sender.send(message, self._seconds(timeout_ms), choice)

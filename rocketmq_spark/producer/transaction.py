@@ -99,7 +99,9 @@ class Transactions:
             result = self.send(half)
         except RocketMQError as exc:
             code = getattr(exc, "response_code", -1)
-            raise MQClientException(f"sending a half message to topic {message.topic}: {exc}", code) from exc
+            error = MQClientException(f"sending a half message to topic {message.topic}: {exc}", code)
+            error.maybe_stored = exc.maybe_stored
+            raise error from exc
         # As Java's getTransactionId: the unique id, not the broker's transaction id.
         half = half.with_properties({const.UNIQ_KEY: result.msg_id, const.TRANSACTION_ID: result.msg_id})
         self._undecided.add(result.msg_id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 
 import pytest
@@ -65,6 +66,14 @@ def test_cause_has_the_class_and_the_attributes_that_its_text_names(
     assert str(found) == str(error)
     assert {name: getattr(found, name) for name in attributes} == attributes
     assert type(pickle.loads(pickle.dumps(found))) is type(error)
+
+
+def test_a_flag_of_one_error_is_kept_by_copies_and_pickles() -> None:
+    error = MQClientException("all attempts failed", 10002)
+    error.maybe_stored = True
+    for same in (copy.copy(error), copy.deepcopy(error), pickle.loads(pickle.dumps(error))):
+        assert (type(same), same.args, same.maybe_stored) == (MQClientException, error.args, True)
+    assert not MQClientException("all attempts failed", 10002).maybe_stored
 
 
 def test_an_error_of_another_module_of_the_package_is_found() -> None:

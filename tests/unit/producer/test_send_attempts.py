@@ -190,6 +190,13 @@ def test_expired_budget_raises_too_much_request() -> None:
     assert broker.given == [3.0]
 
 
+def test_expired_budget_says_whether_an_attempt_may_have_stored() -> None:
+    for error, stored in ((RemotingTimeoutException("slow"), True), (RemotingConnectException("down"), False)):
+        with pytest.raises(RemotingTooMuchRequestException) as caught:
+            Broker([error] * 3, takes=3.1).run()
+        assert caught.value.maybe_stored is stored
+
+
 def test_last_attempt_begins_with_exactly_no_time_left() -> None:
     broker = Broker([RemotingTimeoutException("slow"), answer()], takes=3.0)
     assert broker.run() == answer()
