@@ -134,7 +134,7 @@ class MessageRefusedException(MQBrokerException):
 
 
 class DelayRefusedException(MessageRefusedException):
-    """A server rejects a message, because its delay is longer than the server allows."""
+    """A server rejects a message, because its delay is longer than the server allows, or the protocol can carry."""
 
     invalid_row = True
 

@@ -132,6 +132,10 @@ class SendLoop:
             try:
                 result = attempt(queue, left)
             except (errors.RemotingException, errors.MQClientException) as exc:
+                if exc.invalid_message:
+                    if result is not None:
+                        return result
+                    raise
                 last = exc
                 if isinstance(exc, errors.RemotingException) and not exc.retriable:
                     rejecting.add(queue.broker_name)

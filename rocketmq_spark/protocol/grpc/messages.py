@@ -16,7 +16,13 @@ from typing import Final
 from google.protobuf.message import DecodeError
 
 import rocketmq_spark.model.properties as const
-from rocketmq_spark.errors import MQBrokerException, MQClientException, RemotingCommandException
+from rocketmq_spark.errors import (
+    BatchRefusedException,
+    DelayRefusedException,
+    MQBrokerException,
+    MQClientException,
+    RemotingCommandException,
+)
 from rocketmq_spark.model import route
 from rocketmq_spark.model.message import Encoding, Message, MessageQueue, SendOutcome, SendRequest, SendStatus
 from rocketmq_spark.model.message_ext import MessageExt
@@ -47,7 +53,8 @@ def encode_send_request(request: SendRequest, *, namespace: str = "", born_host:
     """Return the bytes of the SendMessageRequest that one attempt sends.
 
     A batch that is encoded for gRPC contains its `namespace`. Raises an MQClientException with code 13 if the protocol
-    can't carry the batch, and a CompressionError for an unknown compression.
+    can't carry a message, with `split` if there are others; a DelayRefusedException for a time of delivery that it
+    can't carry; and a CompressionError for an unknown compression.
     """
     batch = request.batch
     if batch.encoding is Encoding.GRPC:
@@ -64,14 +71,20 @@ def encode_send_request(request: SendRequest, *, namespace: str = "", born_host:
                 ResponseCode.MESSAGE_ILLEGAL,
             ) from exc
     encoding = _body_encoding(batch.topic, batch.sys_flag)
-    messages = [_encoded(message, request.born_timestamp) for message in messages_in(batch)]
-    if len(messages) > 1 and any(message.system_properties.message_type != pb.NORMAL for message in messages):
-        # A batch of them would lose its order or be rejected.
-        raise _illegal(
-            batch.topic,
-            "a message with a shardingKey, a delay, a priority, a liteTopic or a transaction must be sent alone, "
-            "not in a batch",
-        )
+    members = list(messages_in(batch))
+    try:
+        messages = [_encoded(message, request.born_timestamp) for message in members]
+        if len(messages) > 1 and any(message.system_properties.message_type != pb.NORMAL for message in messages):
+            # A batch of them would lose its order or be rejected.
+            raise _illegal(
+                batch.topic,
+                "a message with a shardingKey, a delay, a priority, a liteTopic or a transaction must be sent alone, "
+                "not in a batch",
+            )
+    except MQClientException as exc:
+        if len(members) > 1:
+            raise BatchRefusedException(str(exc), exc.response_code) from exc
+        raise
     for message in messages:
         message.topic.resource_namespace = namespace
         message.system_properties.body_encoding = encoding
@@ -254,13 +267,18 @@ def _encoded(message: Message, born_timestamp: int) -> pb.Message:
         system.keys.append(message.keys)
     if message.sharding_key:
         system.message_group = message.sharding_key
+    system.born_timestamp.FromMilliseconds(born_timestamp)
     try:
-        system.born_timestamp.FromMilliseconds(born_timestamp)
         deliver_at = _deliver_at(message, born_timestamp)
-        if deliver_at is not None:
-            system.delivery_timestamp.FromMilliseconds(deliver_at)
     except ValueError as exc:
         raise _illegal(message.topic, f"invalid delivery time: {exc}") from exc
+    if deliver_at is not None:
+        try:
+            system.delivery_timestamp.FromMilliseconds(deliver_at)
+        except ValueError as exc:
+            text = "its time of delivery is after the year 9999, which gRPC cannot carry; choose an earlier one"
+            illegal = ResponseCode.MESSAGE_ILLEGAL
+            raise DelayRefusedException(f"{_sending(message.topic)}: {text}", illegal, text, "") from exc
     if message.priority is not None:
         system.priority = message.priority
     if message.lite_topic:
@@ -335,7 +353,11 @@ def _status_of(
 
 
 def _illegal(topic: str, reason: str) -> MQClientException:
-    return MQClientException(f"sending a message to topic {topic!r}: {reason}", ResponseCode.MESSAGE_ILLEGAL)
+    return MQClientException(f"{_sending(topic)}: {reason}", ResponseCode.MESSAGE_ILLEGAL)
+
+
+def _sending(topic: str) -> str:
+    return f"sending a message to topic {topic!r}"
 
 
 def _check(name: str, count: int, most: int) -> None:

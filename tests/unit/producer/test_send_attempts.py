@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from rocketmq_spark.errors import (
+    BatchRefusedException,
     MQBrokerException,
     MQClientException,
     RemotingCertificateException,
@@ -135,6 +136,15 @@ def test_a_code_that_is_not_of_the_list_is_raised_at_once() -> None:
     with pytest.raises(MQBrokerException) as caught:
         broker.run()
     assert (caught.value.response_code, len(broker.given)) == (13, 1)
+
+
+@pytest.mark.parametrize("error", [MQClientException("flag", 13), BatchRefusedException("flag", 13)])
+def test_a_message_that_the_client_rejects_is_not_sent_again(error: MQClientException) -> None:
+    broker = Broker([error, answer()])
+    assert failed(broker) is error
+    assert len(broker.given) == 1
+    late = answer(SendStatus.FLUSH_DISK_TIMEOUT)
+    assert Broker([late, error]).run(STRICT) is late
 
 
 def test_a_code_added_to_the_list_is_retried() -> None:

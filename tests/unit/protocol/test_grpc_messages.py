@@ -15,6 +15,7 @@ from rocketmq_spark.errors import (
     BrokerBusyException,
     BrokerOutcomeUnknownException,
     CompressionError,
+    DelayRefusedException,
     MessageRefusedException,
     MQBrokerException,
     MQClientException,
@@ -195,7 +196,6 @@ def test_every_compressed_body_of_a_batch_has_its_encoding() -> None:
         (Message("orders", b"x"), CompressionType.LZ4.sys_flag, "compressed with LZ4"),
         (Message("orders", b"x"), CompressionType.ZSTD.sys_flag, "compressed with ZSTD"),
         (Message("orders", b"x", properties={"TIMER_DELAY_MS": "soon"}), 0, "TIMER_DELAY_MS .* 'soon', not a number"),
-        (Message("orders", b"x", properties={"TIMER_DELIVER_MS": "9" * 30}), 0, "delivery time"),
         (Message("orders", b"x", properties={"TIMER_DELIVER_MS": "9", "TIMER_DELAY_SEC": "1"}), 0, "several delays"),
         (Message("orders", b"x", properties={"__SHARDINGKEY": "k", "TIMER_DELAY_MS": "5"}), 0,
          "a delay and a shardingKey"),
@@ -208,6 +208,19 @@ def test_property_that_grpc_cannot_carry_is_rejected_by_name(message: Message, s
         encode_send_request(single(message, sys_flag))
     assert refused.value.response_code == 13
     assert not refused.value.retriable
+    assert not refused.value.split
+    if not sys_flag:
+        with pytest.raises(MQClientException) as batch_refused:
+            encode_send_request(batch_of([Message("orders", b"valid"), message]))
+        assert (batch_refused.value.response_code, batch_refused.value.split) == (13, True)
+
+
+@pytest.mark.parametrize("name", ["TIMER_DELIVER_MS", "TIMER_DELAY_MS"])
+@pytest.mark.parametrize("milliseconds", [253_402_300_800_000, 2**62, 10**30])
+def test_a_delivery_after_the_year_9999_is_an_invalid_row(name: str, milliseconds: int) -> None:
+    with pytest.raises(DelayRefusedException, match=r"topic 'orders': .* after the year 9999") as refused:
+        encode_send_request(single(Message("orders", b"x", properties={name: str(milliseconds)})))
+    assert (refused.value.response_code, refused.value.invalid_row, refused.value.invalid_message) == (13, True, True)
 
 
 def test_a_compression_that_does_not_exist_is_an_error() -> None:

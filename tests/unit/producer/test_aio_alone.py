@@ -1,15 +1,19 @@
-"""Messages without keys of an asyncio producer: a compaction topic drops them from a shared request, silently."""
+"""Messages of an asyncio producer that must not share a request with others.
+
+A compaction topic drops messages without keys from a shared request, silently. gRPC cannot carry some messages.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from rocketmq_spark import aio
-from rocketmq_spark.errors import MQBrokerException
+from rocketmq_spark.errors import MQBrokerException, MQClientException
 from rocketmq_spark.model.message import Message
 from rocketmq_spark.protocol.remoting.codes import RequestCode, ResponseCode
 from rocketmq_spark.testing import FakeCluster, Reply
@@ -90,3 +94,13 @@ def test_keyless_messages_share_a_request_on_brokers_without_compaction(cluster:
     messages = [Message.of("plain", b"%d" % number) for number in range(8)]
     outcomes(messages, name_server=cluster.name_server)
     assert (batches(cluster), len(cluster.messages("plain"))) == (1, 8)
+
+
+def test_a_message_that_grpc_cannot_carry_fails_alone(cluster: FakeCluster) -> None:
+    messages = [Message.of("plain", b"%d" % number, keys="k") for number in range(4)]
+    messages[1] = replace(messages[1], flag=7)
+    results = outcomes(messages, endpoints=cluster.endpoints)
+    assert [isinstance(result, Exception) for result in results] == [False, True, False, False]
+    assert isinstance(results[1], MQClientException)
+    assert (results[1].response_code, results[1].invalid_message) == (13, True)
+    assert bodies(cluster, "plain") == [b"0", b"2", b"3"]
