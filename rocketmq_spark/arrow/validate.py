@@ -267,7 +267,8 @@ def user_properties(
             rule = Rule(
                 f"{PROPERTY_NAME} is reserved",
                 "names that RocketMQ or the connector writes itself are not allowed",
-                "use the column meant for it (keys, tags, shardingKey, delayTimeLevel, ...) or another name",
+                "use the column meant for it (keys, tags, shardingKey, delayTimeLevel, ...) or another name; if the "
+                "rows come from a read, write also its column msgId, so that such names are dropped",
             )
             broken += violations(rule, np.flatnonzero(is_reserved[codes]), entries, names.text)
         broken += check_text(PROPERTY_NAME, names, blank=True, entries=entries)

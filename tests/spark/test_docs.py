@@ -15,7 +15,9 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from rocketmq_spark import Message, Producer
 from rocketmq_spark.spark.report import Metrics
+from rocketmq_spark.testing import FakeCluster
 from tests.support.cluster import SharedCluster
 from tests.support.markdown import ROOT, Block, blocks
 from tests.support.processes import PATIENCE
@@ -91,6 +93,25 @@ def test_producer_page_code_runs(here: Here, names: dict[str, Any], capsys: pyte
     run(page, here, names)
     assert "COMMIT_MESSAGE" in capsys.readouterr().out
     assert sum(facts["rows"] for facts in names["written"].to_dict().values()) == 2
+
+
+def test_first_stream_of_the_delivery_page_copies_messages(
+    spark: SparkSession, metrics: Metrics, tmp_path: Path
+) -> None:
+    block = next(block for block in blocks(ROOT / "docs" / "delivery.md") if block.language == "python")
+    sent = Message.of("events", b"one", tags="new", keys="o-1", properties={"source": "web"})
+    with FakeCluster(topics={"events": 1, "events-copy": 1}) as fake:
+        with Producer("events-service", name_server=fake.name_server) as producer:
+            producer.send(sent)
+        code = block.text.replace("127.0.0.1:9876", fake.name_server).replace("/tmp/", f"{tmp_path}/")
+        names: dict[str, Any] = {"spark": spark}
+        exec(compile(code, f"line {block.line}", "exec"), names)
+        try:
+            names["query"].processAllAvailable()
+        finally:
+            names["query"].stop()
+        (copy,) = fake.messages("events-copy")
+    assert (copy.body, copy.tags, copy.keys, copy.properties["source"]) == (b"one", "new", "o-1", "web")
 
 
 def test_testing_page_has_tests_that_pass(tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ CASES = {
     "reserved property": (
         maps([("a", "1")], [("b", "2"), ("TAGS", "x")]),
         r"the name of a property is reserved \(TAGS\)",
-        "use the column meant for it",
+        "use the column meant for it .* write also its column msgId",
     ),
     "delay as property": (maps([("a", "1")], [("DELAY", "3")]), r"reserved \(DELAY\)", "delayTimeLevel"),
     "inner batch property": (maps([("a", "1")], [("INNER_NUM", "3")]), r"reserved \(INNER_NUM\)", "another name"),
