@@ -19,7 +19,7 @@ import pyarrow as pa
 from rocketmq_spark.arrow.columns import Ints, Mask, to_arrow
 from rocketmq_spark.arrow.hashes import string_hashes
 from rocketmq_spark.arrow.model import MessageBlock, Rule, Violation
-from rocketmq_spark.arrow.validate import NO_BODY, rows_without_key, violations
+from rocketmq_spark.arrow.validate import NO_BODY, NO_TOPIC, rows_without_key, violations
 from rocketmq_spark.errors import MQClientException, RouteNotFoundException
 from rocketmq_spark.model.hashes import consistent_hash, queue_index
 from rocketmq_spark.model.message import MessageQueue
@@ -350,6 +350,9 @@ class KeyCheck:
         candidates = np.zeros(block.rows, np.bool_)
         for violation in block.violations:
             candidates[violation.rows] |= violation.rule.broken in NO_BODY
+        for violation in block.violations:
+            # There is no configuration of such a topic.
+            candidates[violation.rows] &= violation.rule.broken not in NO_TOPIC
         candidates &= ~keyless
         if block.single is not None:
             candidates &= ~block.single

@@ -66,6 +66,10 @@ _TOPIC_ILLEGAL: Final = Rule(
     "replace other characters, such as a dot or a slash",
 )
 _TOPIC_FORBIDDEN: Final = Rule("topic is the broker's own", "clients may not send to it", "use another topic")
+NO_TOPIC: Final = frozenset(
+    rule.broken for rule in (TOPIC_NULL, _TOPIC_BLANK, _TOPIC_TOO_LONG, _TOPIC_ILLEGAL, _TOPIC_FORBIDDEN)
+)
+"""What the rules for rows without a valid topic say."""
 
 
 def violations(

@@ -103,6 +103,15 @@ def test_rows_that_are_invalid_already_are_not_checked_for_a_key(check: Any, ask
     assert [ready.batch for ready, _ in sent] == [True]
 
 
+def test_rows_without_a_body_and_a_valid_topic_are_invalid(check: Any, asked: list[str]) -> None:
+    rows = batch(body=[None, b"", None], topic=[None, "b/illegal", "compact"], keys=["k", "k", "k"])
+    invalid: list[InvalidRows] = []
+    [(sent, _)] = encode([rows], batch_options(), check_keys=check({"compact": True}), on_invalid=invalid.append)
+    assert (sent.topic, sent.rows) == ("compact", 1)
+    assert [one.rows.tolist() for one in invalid] == [[0, 1]]
+    assert asked == ["compact"]
+
+
 @pytest.mark.parametrize("ordered", [False, True])
 def test_first_row_without_a_key_goes_alone_if_configuration_is_unknown(check: Any, *, ordered: bool) -> None:
     settings = batch_options(ordered=ordered)
