@@ -178,7 +178,7 @@ class _Reader:
         codes, topics = coded
         self._violations += violations(validate.TOPIC_NULL, np.flatnonzero(codes < 0))
         for code, topic in enumerate(topics):
-            if (rule := validate.topic_rule(topic)) is not None:
+            if (rule := validate.topic_rule(topic, self._options.connection.wire_namespace)) is not None:
                 self._violations.append(Violation(rule, np.flatnonzero(codes == code)))
         return topics, codes
 

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from rocketmq_spark.arrow.columns import ByteColumn, Ints, ListColumn, Mask, rows_with_repeats, text_array, to_numpy
 from rocketmq_spark.arrow.model import Property, Rule, Violation
 from rocketmq_spark.arrow.schema import COLUMN_OF, DELAYS
-from rocketmq_spark.model.names import FORBIDDEN_TOPICS, MAX_TOPIC_LENGTH, is_blank, is_legal, java_length
+from rocketmq_spark.model.names import FORBIDDEN_TOPICS, MAX_TOPIC_LENGTH, is_blank, is_legal, java_length, wrap
 from rocketmq_spark.model.properties import LITE_TOPIC, PRIORITY, SHARDING_KEY
 from rocketmq_spark.protocol.compression import MAX_DECOMPRESSED
 from rocketmq_spark.protocol.remoting.records import LARGEST_BODY
@@ -58,7 +58,9 @@ FRAME_TOO_LONG: Final = Rule(
 )
 _TOPIC_BLANK: Final = Rule("topic is blank", "a topic has 1 to 127 characters", "name one, or set the option topic")
 _TOPIC_TOO_LONG: Final = Rule(
-    "topic is too long", f"{MAX_TOPIC_LENGTH} characters are allowed", "use a topic with a shorter name"
+    "topic is too long",
+    f"{MAX_TOPIC_LENGTH} characters are allowed, including the namespace",
+    "use a topic with a shorter name",
 )
 _TOPIC_ILLEGAL: Final = Rule(
     "topic has an illegal character",
@@ -85,11 +87,14 @@ def violations(
 
 # A write to many topics checks them once, and not in each record batch.
 @functools.lru_cache(maxsize=10_000)
-def topic_rule(topic: str) -> Rule | None:
-    """Return the rule that `topic` breaks as the target of a message; None for a valid topic."""
+def topic_rule(topic: str, namespace: str | None = None) -> Rule | None:
+    """Return the rule that `topic` breaks as the target of a message; None for a valid topic.
+
+    On servers the name begins with `namespace`.
+    """
     if is_blank(topic):
         return _TOPIC_BLANK
-    if java_length(topic) > MAX_TOPIC_LENGTH:
+    if java_length(wrap(namespace, topic)) > MAX_TOPIC_LENGTH:
         return _TOPIC_TOO_LONG
     if not is_legal(topic):
         return _TOPIC_ILLEGAL

@@ -123,9 +123,14 @@ class ConnectionOptions:
         """The servers that return routes: name servers or proxies."""
         return self.endpoints if self.over_grpc else self.name_server
 
+    @property
+    def wire_namespace(self) -> str | None:
+        """The namespace in names of topics and groups on the servers; None over gRPC, where it is a separate field."""
+        return None if self.over_grpc else self.namespace
+
     def wire_name(self, name: str) -> str:
-        """Return the name of a topic or group on the servers. Over gRPC the namespace is a separate field."""
-        return name if self.over_grpc else wrap(self.namespace, name)
+        """Return the name of a topic or group on the servers."""
+        return wrap(self.wire_namespace, name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -197,7 +197,8 @@ def sink_contradictions(options: SinkOptions) -> Iterator[str]:
     yield from against_bounds(options, _NOT_ABOVE)
     yield from _of_faults(options.connection)
     yield from _of_dead_letters(options)
-    for topic in filter(None, (options.topic, options.dead_letter_topic)):
+    topic_of_log = options.transactional_id and options.transaction_topic
+    for topic in filter(None, (options.topic, options.dead_letter_topic, topic_of_log)):
         if len(options.connection.wire_name(topic)) > MAX_TOPIC_LENGTH:
             yield (
                 f"topic {topic} with the prefix of namespace {options.connection.namespace} has more than "

@@ -176,24 +176,24 @@ class RowBatchers:
 
     def _check_timers(self, rows: pa.RecordBatch) -> None:
         """Check the brokers of rows with a time of delivery; raises as `RouteFinder.look_up` and `check_timers`."""
-        for topic in _delayed_topics(rows, self._options.topic) - self._timed:
+        for topic in _delayed_topics(rows, self._options) - self._timed:
             info, instance = self._routes.look_up(topic), self._routes.instance
             configs = instance.topic_configs.look_up({info.topic: info.route})[info.topic]
             check_timers(rows.schema, topic, instance.topic_configs.old_brokers(configs, info.route))
             self._timed.add(topic)
 
 
-def _delayed_topics(rows: pa.RecordBatch, topic: str | None) -> set[str]:
-    """Return the topics of rows with a time of delivery; `topic` is that of all rows."""
+def _delayed_topics(rows: pa.RecordBatch, options: SinkOptions) -> set[str]:
+    """Return the topics of rows with a time of delivery."""
     topics: set[str] = set()
     for name in timers(rows.schema):
         delayed = pc.is_valid(rows[name])
-        if topic is None:
+        if options.topic is None:
             topics.update(distinct_texts(rows["topic"].filter(delayed)))
         elif pc.any(delayed).as_py():
-            topics.add(topic)
+            topics.add(options.topic)
     # Other rows are invalid.
-    return {name for name in topics if topic_rule(name) is None}
+    return {name for name in topics if topic_rule(name, options.connection.wire_namespace) is None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

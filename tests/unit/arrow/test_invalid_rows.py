@@ -205,6 +205,14 @@ def test_topic_column_is_checked_only_if_it_is_used(name: str) -> None:
     assert [one.topic for one, _ in encode([batch], TOPIC)] == ["orders"]
 
 
+def test_the_namespace_counts_for_the_length_of_a_topic() -> None:
+    settings = batch_options(namespace="ns")
+    error = error_of(batch_of("topic", "t" * 124, "t" * 125), settings)
+    assert (error.row, error.rule) == (1, "topic is too long")
+    assert "127 characters are allowed, including the namespace" in str(error)
+    assert error_of(batch_of("topic", "%RETRY%" + "t" * 117, "%RETRY%" + "t" * 118), settings).row == 1
+
+
 def test_rows_are_counted_over_the_whole_partition() -> None:
     batcher = new_batcher()
     for values in ([b"a", b"b"], [], [b"c"]):

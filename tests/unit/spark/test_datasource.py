@@ -395,9 +395,11 @@ def test_the_group_goes_into_the_namespace_by_remoting_only() -> None:
     assert [parsed.connection.wire_name(name) for name in (parsed.producer_group, "t" * 127)] == ["g", "t" * 127]
 
 
-@pytest.mark.parametrize("option", ["topic", "deadLetterTopic"])
+@pytest.mark.parametrize("option", ["topic", "deadLetterTopic", "transactionTopic"])
 def test_topic_too_long_with_its_namespace_is_an_error_on_the_driver(option: str) -> None:
     given = {"nameServer": "a:1", "namespace": "ns", "topic": "t", "onError": "deadLetter", "deadLetterTopic": "d"}
+    if option == "transactionTopic":
+        given |= {"delivery": "exactlyOnce", "transactionalId": "job", "writeId": "w"}
     parse_sink_options({**given, option: "t" * 124}, {})
     with pytest.raises(OptionError, match=r"topic t{125} with the prefix of namespace ns has more than 127 characters"):
         RocketMQDataSource({**given, option: "t" * 125}).writer(BODY, overwrite=False)
