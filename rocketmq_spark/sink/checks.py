@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import ClassVar, Final, Protocol
 
@@ -40,6 +41,7 @@ from rocketmq_spark.routing.client_instance import ClientInstance
 from rocketmq_spark.routing.route_cache import TopicPublishInfo
 from rocketmq_spark.routing.topic_configs import TopicConfigs
 from rocketmq_spark.sink.routes import RouteFinder
+from rocketmq_spark.transport.base import Admin
 
 logger = logging.getLogger("rocketmq_spark.producer")
 
@@ -100,7 +102,7 @@ def check_topic(options: SinkOptions, instance: ClientInstance, schema: pa.Schem
             )
     if inner:
         _check_inner(options, configs, info, old)
-        _check_stores(options.topic, instance, info)
+        check_stores(options.topic, info, configs, partial(store_type, instance.transport))
 
 
 def _check_own_type(topic: str, schema: pa.Schema, configs: TopicConfigs, info: TopicPublishInfo) -> None:
@@ -160,18 +162,27 @@ def _check_inner(options: SinkOptions, configs: TopicConfigs, info: TopicPublish
             raise OptionError(f"topic {options.topic} is of the type {config.queue_type} on {broker_name}; {remedy}")
 
 
-def _check_stores(topic: str, instance: ClientInstance, info: TopicPublishInfo) -> None:
-    """Raise if a broker says that its store counts an inner batch as one message, and so loses the others."""
+def check_stores(
+    topic: str, info: TopicPublishInfo, configs: TopicConfigs, store_of: Callable[[str], str | None]
+) -> None:
+    """Raise an OptionError if a broker says that its store counts an inner batch as one message, and loses the others.
+
+    `store_of` returns the `store_type` of the broker at an address. Brokers store the rows of plain topics one by one.
+    """
+    inner = {name for name, config in configs.by_broker.items() if config.holds_batches}.union(configs.unknown)
     for broker_name, address in sorted(info.addresses.items()):
-        store = None
-        # With access control only an administrator sees the settings.
-        with contextlib.suppress(RocketMQError):
-            store = instance.transport.broker_config(address, _TIMEOUT_S).get("storeType")
-        if store == _ROCKSDB:
+        if broker_name in inner and (store := store_of(address)) == _ROCKSDB:
             raise OptionError(
                 f"batchType=inner: {broker_name}, a broker of topic {topic}, has storeType={store}, which counts an "
                 "inner batch as one message: consumers would not get the others. Leave the option out"
             )
+
+
+def store_type(transport: Admin, address: str) -> str | None:
+    """Return the setting of a broker; None if it does not tell. With access control only an administrator sees it."""
+    with contextlib.suppress(RocketMQError):
+        return transport.broker_config(address, _TIMEOUT_S).get("storeType")
+    return None
 
 
 def ordered_queues(

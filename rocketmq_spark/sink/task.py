@@ -14,7 +14,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from ipaddress import IPv4Address
 from typing import Final, Protocol
 
@@ -38,6 +38,7 @@ from rocketmq_spark.model.message import MessageQueue, SendOutcome
 from rocketmq_spark.options.sink import SinkOptions
 from rocketmq_spark.protocol.remoting.records import LARGEST_BODY
 from rocketmq_spark.routing.client_instance import ClientInstance
+from rocketmq_spark.sink.checks import check_stores, store_type
 from rocketmq_spark.sink.in_flight import PendingBatch
 from rocketmq_spark.sink.limits import largest_batch, task_rate
 from rocketmq_spark.sink.pipeline import OnStored
@@ -81,8 +82,8 @@ AT_LEAST_ONCE: Final = SendRules()
 class RowBatchers:
     """The batchers of one partition: of its rows, and with ``onError=deadLetter`` of its dead letters.
 
-    The options also apply to a dead-letter topic, except for its name and the choice of queues. `write_id` begins the
-    ids of rows: it is the same for every attempt at the write, and for no other write.
+    The options also apply to a dead-letter topic, except for its name, the choice of queues and ``batchType``.
+    `write_id` begins the ids of rows: it is the same for every attempt at the write, and for no other write.
     """
 
     def __init__(
@@ -99,9 +100,10 @@ class RowBatchers:
             if options.over_grpc
             else UniqueIds(ip=IPv4Address(local_ip()).packed, pid=pid, wall_clock=time.time, rng=rng)
         )
-        self._check_keys = KeyCheck(self._keys_required, inner_batches=options.batch_type == "inner")
-        # Topics of rows whose brokers have timers.
+        # Topics of rows whose brokers have timers, and that can get inner batches.
         self._timed: set[str] = set()
+        self._inner = set(filter(None, (options.topic,)))  # The driver has checked the option
+        self._store_of = cache(partial(store_type, routes.instance.transport))
 
     def source(self) -> BatchSource[pa.RecordBatch]:
         """Return the source of the partition's batches."""
@@ -132,7 +134,13 @@ class RowBatchers:
 
         rows.on_invalid = divert
         dead = replace(
-            options, topic=options.dead_letter_topic, queue_selector="roundRobin", ordered=False, keep_row_id=True
+            options,
+            topic=options.dead_letter_topic,
+            queue_selector="roundRobin",
+            ordered=False,
+            keep_row_id=True,
+            # The topic may be of any type, on brokers with any store.
+            batch_type="plain",
         )
         return DeadLetterBatcher(rows, self._batcher(dead), letters)
 
@@ -158,19 +166,26 @@ class RowBatchers:
         rate = task_rate(options)
         if rate is not None:
             batcher.max_rows = min(batcher.max_rows, largest_batch(rate))
-        batcher.check_keys = self._check_keys
+        inner = options.batch_type == "inner"
+        batcher.check_keys = KeyCheck(partial(self._keys_required, inner_batches=inner), inner_batches=inner)
         if not options.over_grpc:
             batcher.check_rows = self._check_timers
         batcher.half_properties = self._rules.half_properties
         return batcher
 
-    def _keys_required(self, topics: Sequence[str]) -> Mapping[str, bool | None]:
-        """Return whether rows of each topic need a key, None if unknown; raises as `RouteFinder.look_up`."""
+    def _keys_required(self, topics: Sequence[str], *, inner_batches: bool) -> Mapping[str, bool | None]:
+        """Return whether rows of each topic need a key, None if unknown.
+
+        Raises as `RouteFinder.look_up`, and with `inner_batches` also as `check_stores`.
+        """
         routes = self._routes
         if self._options.over_grpc:
             return {}
         infos = {topic: routes.look_up(topic) for topic in topics}
         configs = routes.instance.topic_configs.look_up({info.topic: info.route for info in infos.values()})
+        for topic in infos.keys() - self._inner if inner_batches else ():
+            check_stores(topic, infos[topic], configs[infos[topic].topic], self._store_of)
+            self._inner.add(topic)
         # A topic that does not exist is created with default attributes.
         return {topic: not info.template and configs[info.topic].keys_required for topic, info in infos.items()}
 

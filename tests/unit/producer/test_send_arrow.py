@@ -176,19 +176,47 @@ def test_inner_batches_are_refused_where_brokers_store_rows_one_by_one(
     assert transport.requests == []
 
 
+@pytest.mark.parametrize("topic", ["T", None], ids=["option topic", "column topic"])
 def test_inner_batches_are_refused_where_the_store_would_lose_messages(
-    producer: Producer, transport: ScriptedTransport
+    producer: Producer, transport: ScriptedTransport, topic: str | None
 ) -> None:
+    rows = keyed(0) if topic else keyed(0).append_column("topic", pa.array(["T"] * len(KEYS)))
     transport.attributes["T"] = {"queue.type": "BatchCQ"}
     transport.settings = {"storeType": "defaultRocksDB"}
-    with pytest.raises(
-        OptionError, match="a, a broker of topic T, has storeType=defaultRocksDB, which counts an inner"
-    ):
-        producer.send_arrow(keyed(0), "T", batchType="inner")
+    for on_error in ("fail", "skip"):
+        with pytest.raises(
+            OptionError, match="a, a broker of topic T, has storeType=defaultRocksDB, which counts an inner"
+        ):
+            producer.send_arrow(rows, topic, batchType="inner", onError=on_error)
     assert transport.requests == []
     transport.fail("broker_config", *[MQBrokerException("asking", 16, "no permission", "a:10911")] * 2)
-    producer.send_arrow(keyed(0), "T", batchType="inner")
+    producer.send_arrow(rows, topic, batchType="inner")
     assert len(transport.requests) > 0
+
+
+def test_the_store_is_asked_once_for_many_topics_of_inner_batches(
+    producer: Producer, transport: ScriptedTransport
+) -> None:
+    names = [f"T{number}" for number in range(20)]
+    transport.routes |= dict.fromkeys(["plain", *names], route({"a": 1, "b": 1}))
+    transport.attributes |= {name: {"queue.type": "BatchCQ"} for name in names}
+    producer.send_arrow(pa.table({"body": names, "topic": names}), batchType="inner")
+    asked = [call for call in transport.calls if call[0] == "broker_config"]
+    assert len(asked) == len(set(asked)) == 2
+    transport.settings = {"storeType": "defaultRocksDB"}
+    # Brokers store the rows of a plain topic one by one.
+    producer.send_arrow(pa.table({"body": ["x"], "topic": ["plain"]}), batchType="inner")
+    assert sum(map(len, transport.stored.values())) == len(names) + 1
+
+
+def test_dead_letters_of_inner_batches_go_in_plain_batches(producer: Producer, transport: ScriptedTransport) -> None:
+    transport.attributes |= {name: {"queue.type": "BatchCQ"} for name in ("T", "dead")}
+    transport.routes["dead"] = route({"a": 1})
+    rows = pa.table({"body": ["x", None, "y", None]})
+    producer.send_arrow(rows, "T", batchType="inner", onError="deadLetter", deadLetterTopic="dead")
+    headers = {request.batch.topic: request.batch.properties for request in transport.requests}
+    # Brokers make an inner batch of a batch with this property.
+    assert {topic: "UNIQ_KEY" in properties for topic, properties in headers.items()} == {"T": True, "dead": False}
 
 
 def test_priorities_require_a_topic_of_their_type_if_it_is_known(
