@@ -4,7 +4,7 @@ The block lists broken rules; its caller raises an error, or skips or diverts th
 the protocol drops, and which ones make a row a single message. The order in a property string is: KEYS, TAGS, WAIT
 (only ``false``), __SHARDINGKEY, DELAY, TIMER_DELAY_MS, TIMER_DELIVER_MS, _SYS_MSG_PRIORITY_, __LITE_TOPIC,
 SPARK_ROW_ID, SPARK_ATTEMPT, UNIQ_KEY, then the user's properties. An empty string in keys or shardingKey counts as
-null. In tags it is an error: it could mean the default tag or no tag.
+null. In tags it is an error: it could mean the default tag or no tag. In liteTopic it is an error, too.
 """
 
 from __future__ import annotations

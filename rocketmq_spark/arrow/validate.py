@@ -222,6 +222,8 @@ def check_lite_topic(column: ByteColumn) -> Iterator[Violation]:
             "liteTopic has an illegal character", "letters, digits, - and _ are allowed", "replace other characters"
         )
         yield from violations(rule, elements_with(column, hits), None, column.text)
+    rule = Rule("liteTopic is empty", f"1 to {_MAX_LITE_TOPIC} bytes are allowed", "use null for no lite topic")
+    yield from violations(rule, column.not_null(np.flatnonzero(column.sizes == 0)))
     rule = Rule("liteTopic is too long", f"{_MAX_LITE_TOPIC} bytes are allowed", "use a shorter name")
     yield from check_sizes(rule, column.sizes, _MAX_LITE_TOPIC)
 

@@ -75,6 +75,7 @@ def table_of(some: Sequence[dict[str, Any]], *without: str) -> pa.RecordBatch:
         "tags": pa.string(),
         "keys": pa.string(),
         "shardingKey": pa.string(),
+        "liteTopic": pa.string(),
         "flag": pa.int32(),
         "properties": pa.map_(pa.string(), pa.string()),
     }
@@ -250,6 +251,7 @@ def test_wait_store_msg_ok_does_not_split_batches() -> None:
         ({"flag": 3}, "flag is set"),
         ({"shardingKey": "k" * 64}, "shardingKey is too long"),
         ({"shardingKey": "k\r"}, "shardingKey holds a control character"),
+        ({"liteTopic": ""}, "liteTopic is empty"),
         ({"properties": {f"p{n}": "1" for n in range(129)}}, "too many properties"),
         ({"properties": {"p": "v" * 16_384}}, "properties are too long"),
         ({"keys": "k" * 16_385}, "properties are too long"),

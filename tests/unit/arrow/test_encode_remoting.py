@@ -452,7 +452,7 @@ def test_inner_batch_has_its_own_id_in_the_header_and_plain_bodies() -> None:
 
 def test_rows_with_a_priority_or_a_lite_topic_are_single_messages() -> None:
     lites = [f"chat-{number}" for number in range(20)]
-    batch = bodies(*[b"x"] * 24, priority=[None, 0, 7, None] + [None] * 20, liteTopic=[None, None, None, "", *lites])
+    batch = bodies(*[b"x"] * 24, priority=[None, 0, 7, None] + [None] * 20, liteTopic=[None, None, None, None, *lites])
     done = encode([batch])
     plain, singles = [ready for ready in done if ready[0].batch], [ready for ready in done if not ready[0].batch]
     assert [one.rows for one, _ in plain] == [2]

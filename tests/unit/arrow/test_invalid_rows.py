@@ -163,6 +163,7 @@ CASES = {
         r"liteTopic has an illegal character \(a\.b\)",
         "letters, digits",
     ),
+    "empty lite topic": (batch_of("liteTopic", "a", ""), "liteTopic is empty", "use null for no lite topic"),
     "long lite topic": (batch_of("liteTopic", "a" * 64, "a" * 65), "liteTopic is too long", "64 bytes"),
     "two delays": (
         batch_of("delayMs", 5, 5, delayTimeLevel=pa.array([None, 3])),
