@@ -51,6 +51,18 @@ def rows(count: int, **columns: list[Any]) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict({"body": [f"row {number}" for number in range(count)], **columns})
 
 
+@pytest.mark.parametrize(
+    ("column", "arrow_type"), [("delayMs", pa.int64()), ("deliverTime", pa.timestamp("ms", "UTC"))], ids=str
+)
+def test_a_delivery_after_the_year_9999_makes_an_invalid_row(
+    proxy: FakeProxy, make: Make, column: str, arrow_type: pa.DataType
+) -> None:
+    delays = pa.array([None, 2**47, 2**47 + 1, 2**62], arrow_type)
+    summary = make().send_arrow(rows(4, **{column: delays}), "orders", onError="skip")
+    assert summary.invalid_rows()["skipped_by_rule"] == {"the delay is longer than the server allows": 3}
+    assert [message.body for message in stored(proxy)] == [b"row 0"]
+
+
 @pytest.mark.parametrize("by_gateway", [False, True], ids=["by-proxy", "by-gateway"])
 def test_throttled_requests_are_resent_unchanged_without_isolation(
     proxy: FakeProxy, make: Make, *, by_gateway: bool
