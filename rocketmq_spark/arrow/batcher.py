@@ -33,7 +33,7 @@ from rocketmq_spark.arrow.encoders import (
 from rocketmq_spark.arrow.gather import Workspace, chunks
 from rocketmq_spark.arrow.group import Group
 from rocketmq_spark.arrow.hashes import RowIds
-from rocketmq_spark.arrow.invalid_rows import InvalidRows
+from rocketmq_spark.arrow.invalid_rows import InvalidRows, uncarried_columns
 from rocketmq_spark.arrow.model import KnownRows, MessageBlock, Rule, Span
 from rocketmq_spark.arrow.split import CustomSelector, GroupKey, Groups, KeyCheck, fill_batches, group_rows
 from rocketmq_spark.arrow.validate import DELAY_TOO_LONG, FRAME_TOO_LONG
@@ -125,17 +125,19 @@ class ArrowBatcher(BatchSource[pa.RecordBatch], abc.ABC):
         if self.stored is not None:
             skipped = self._skip_stored(self.stored, block, skipped)
         self._first_row += block.rows
-        return self._encode(block, groups, skipped, self.unique_ids.reserve(block.rows), now)
+        # Only dead letters have these values.
+        uncarried = None if self.on_invalid is None else uncarried_columns(rows)
+        return self._encode(block, groups, skipped, uncarried, self.unique_ids.reserve(block.rows), now)
 
     def reject(self, rejected: Sequence[Ready], now: float) -> Iterator[Ready]:  # noqa: ARG002
         """Take back rows that a server rejects, because their delay is too long: `on_invalid` gets them."""
-        for message, queue in rejected:
-            self._refuse(message, queue, DELAY_TOO_LONG)
+        for message, _ in rejected:
+            self._refuse(message, DELAY_TOO_LONG)
         return iter(())
 
-    def _refuse(self, message: EncodedBatch, queue: MessageQueue | None, rule: Rule) -> None:
+    def _refuse(self, message: EncodedBatch, rule: Rule) -> None:
         """Handle a row, encoded as a single message, that breaks a rule."""
-        invalid = InvalidRows.encoded(message, queue, rule, self.options, self.partition_id)
+        invalid = InvalidRows.encoded(message, rule, self.options, self.partition_id)
         if self.on_invalid is None:
             raise next(invalid.errors())
         self.taken_rows -= 1
@@ -165,7 +167,13 @@ class ArrowBatcher(BatchSource[pa.RecordBatch], abc.ABC):
         return map(self._close, list(self._groups))
 
     def _encode(
-        self, block: MessageBlock, groups: Groups, skipped: Mask | None, first_id: int, now: float
+        self,
+        block: MessageBlock,
+        groups: Groups,
+        skipped: Mask | None,
+        uncarried: pa.RecordBatch | None,
+        first_id: int,
+        now: float,
     ) -> Iterator[Ready]:
         alone = block.item_sizes > self._limit if self.options.batching else None
         apart = block.single if self.options.ordered else None
@@ -181,7 +189,7 @@ class ArrowBatcher(BatchSource[pa.RecordBatch], abc.ABC):
             if batched is None or len(batched):
                 ready += self._fill(Chunk(block, start, stop, batched, compressed, first_id), grouped, now)
             if single is not None and len(single):
-                ready += self._singles(Chunk(block, start, stop, single, compressed, first_id), grouped)
+                ready += self._singles(Chunk(block, start, stop, single, compressed, first_id), grouped, uncarried)
             ready += self._trim()
             yield from ready
         for group in self._groups.values():
@@ -224,7 +232,7 @@ class ArrowBatcher(BatchSource[pa.RecordBatch], abc.ABC):
         self.pending_bytes += len(piece)
         self.pending_rows += rows
 
-    def _singles(self, chunk: Chunk, groups: Groups) -> Iterator[Ready]:
+    def _singles(self, chunk: Chunk, groups: Groups, uncarried: pa.RecordBatch | None) -> Iterator[Ready]:
         """Yield rows as single messages: one Python object per row, because each row is a separate request."""
         block, compressed, options = chunk.block, chunk.compressed, self.options
         properties = encode_properties(chunk, self.unique_ids, self._workspace)
@@ -254,10 +262,11 @@ class ArrowBatcher(BatchSource[pa.RecordBatch], abc.ABC):
                 message_group=message_group or "",
                 # `add` has counted this block. The caller exhausts its batches before it adds another one.
                 row=self._first_row - block.rows + row,
+                uncarried=None if uncarried is None else uncarried.slice(row, 1),
             )
             if len(body) > LARGEST_BODY:
                 # What makes it a half message is not the row's.
-                self._refuse(replace(message, properties=text), key.queue, FRAME_TOO_LONG)
+                self._refuse(replace(message, properties=text), FRAME_TOO_LONG)
                 continue
             yield message, key.queue
 

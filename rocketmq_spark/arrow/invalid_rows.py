@@ -19,7 +19,7 @@ from rocketmq_spark.arrow.model import MessageBlock, Property, Rule, Violation
 from rocketmq_spark.arrow.schema import COLUMNS, NUMBER_COLUMNS
 from rocketmq_spark.errors import InvalidRowError
 from rocketmq_spark.model.hashes import ROW_ID
-from rocketmq_spark.model.message import EncodedBatch, MessageQueue
+from rocketmq_spark.model.message import EncodedBatch
 from rocketmq_spark.model.properties import UNIQ_KEY, WAIT
 from rocketmq_spark.options.sink import SinkOptions
 from rocketmq_spark.protocol.compression import decompress
@@ -29,6 +29,7 @@ from rocketmq_spark.protocol.remoting.records import messages_in
 _SHOWN: Final = 100
 
 _TEXT: Final = pa.string()
+_UNCARRIED: Final = ("flag", "queueId", "brokerName", "waitStoreMsgOK")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +61,12 @@ class InvalidRows:
         return cls(batch, block, rows, broken, codes[rows], partition_id, first_row)
 
     @classmethod
-    def encoded(
-        cls, message: EncodedBatch, queue: MessageQueue | None, rule: Rule, options: SinkOptions, partition_id: int
-    ) -> InvalidRows:
-        """Return the row of a single message as an invalid row that breaks `rule`; the row was bound to `queue`."""
-        batch, row_id = _row_of(message, queue if options.queue_selector == "column" else None)
+    def encoded(cls, message: EncodedBatch, rule: Rule, options: SinkOptions, partition_id: int) -> InvalidRows:
+        """Return the row of a single message as an invalid row that breaks `rule`."""
+        batch, row_id = _row_of(message)
         block = read_block(batch, options)
-        if row_id is not None:
+        # With ``keepRowId`` it is the id of another message.
+        if row_id is not None and not options.keep_row_id:
             kept = Property(ROW_ID, byte_strings([row_id.encode()]), None)
             block = replace(block, properties=(*block.properties, kept))
         return cls.of(batch, block, (Violation(rule, np.arange(1)),), partition_id, message.row)
@@ -107,24 +107,29 @@ class InvalidRows:
             )
 
 
-def _row_of(message: EncodedBatch, queue: MessageQueue | None) -> tuple[pa.RecordBatch, str | None]:
-    """Return the row that a single message was made of, as far as the message has it, and its row id."""
+def uncarried_columns(rows: pa.RecordBatch) -> pa.RecordBatch | None:
+    """Return the columns whose values a message of some protocol or some option does not have; None: there are none."""
+    names = [name for name in _UNCARRIED if name in rows.schema.names]
+    return rows.select(names) if names else None
+
+
+def _row_of(message: EncodedBatch) -> tuple[pa.RecordBatch, str | None]:
+    """Return the row that a single message was made of, and its row id."""
     (sent,) = messages_in(message)
     properties = dict(sent.properties)
-    properties.pop(UNIQ_KEY, None)
     row_id = properties.pop(ROW_ID, None)
-    types: dict[str, pa.DataType] = {"body": pa.large_binary(), "topic": _TEXT, "flag": pa.int64()}
-    row: dict[str, Any] = {"body": decompress(sent.body, message.sys_flag), "topic": message.topic, "flag": sent.flag}
-    if WAIT in properties:
-        row["waitStoreMsgOK"], types["waitStoreMsgOK"] = properties.pop(WAIT) == "true", pa.bool_()
+    for name in (UNIQ_KEY, WAIT):
+        properties.pop(name, None)
+    types: dict[str, pa.DataType] = {"body": pa.large_binary(), "topic": _TEXT}
+    row: dict[str, Any] = {"body": decompress(sent.body, message.sys_flag), "topic": message.topic}
     for name, column in COLUMNS.items():
         if column.makes in properties:
             value = properties.pop(column.makes)
             types[name] = pa.int64() if name in NUMBER_COLUMNS else _TEXT
             row[name] = int(value) if name in NUMBER_COLUMNS else value
-    if queue is not None:
-        row["queueId"], row["brokerName"] = queue.queue_id, queue.broker_name
-        types["queueId"], types["brokerName"] = pa.int64(), _TEXT
     if properties:
         row["properties"], types["properties"] = list(properties.items()), pa.map_(_TEXT, _TEXT)
-    return pa.RecordBatch.from_pylist([row], pa.schema(types)), row_id
+    batch, rest = pa.RecordBatch.from_pylist([row], pa.schema(types)), message.uncarried
+    if rest is not None:
+        batch = pa.RecordBatch.from_arrays([*batch.columns, *rest.columns], [*types, *rest.schema.names])
+    return batch, row_id

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from operator import index
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import rocketmq_spark.model.properties as const
 from rocketmq_spark.errors import RocketMQError
@@ -274,6 +274,7 @@ class EncodedBatch:
     message_group: str = ""  # A message of a group is sent when the last one is stored (FIFO topics over gRPC)
     messages: tuple[EncodedBatch, ...] = ()  # Instead of a body: single messages, each sent in a request of its own
     row: int = -1  # The row's number in its partition, of a single message that an Arrow batcher made
+    uncarried: Any = None  # A record batch: those columns of the row whose values the message may not have
 
 
 Ready: TypeAlias = "tuple[EncodedBatch, MessageQueue | None]"

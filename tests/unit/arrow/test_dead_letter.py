@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 from rocketmq_spark.arrow.batcher import GrpcBatcher
 from rocketmq_spark.arrow.dead_letter import DeadLetterBatcher, DeadLetters
 from rocketmq_spark.arrow.encoders import MessageIds
+from rocketmq_spark.arrow.split import KeyCheck
 from rocketmq_spark.deliveries.exactly_once.halves import half_properties
 from rocketmq_spark.model.message import EncodedBatch, Encoding, Message
 from rocketmq_spark.model.properties import RESERVED_PROPERTIES
 from rocketmq_spark.options.sink import SinkOptions
+from rocketmq_spark.protocol.compression import CompressionType
 from rocketmq_spark.protocol.grpc._pb import definition_pb2 as pb
 from rocketmq_spark.protocol.grpc._pb.service_pb2 import SendMessageRequest
 from rocketmq_spark.protocol.remoting.records import LARGEST_BODY, MAX_PROPERTIES, decode_batch, decode_properties
@@ -31,11 +33,11 @@ def grpc_batcher(settings_: SinkOptions, **more: Any) -> GrpcBatcher:
     return GrpcBatcher(settings_, partition_id=3, **common, **more)
 
 
-def dead_letter_batcher(settings_: SinkOptions, *, over_grpc: bool = False) -> DeadLetterBatcher:
+def dead_letter_batcher(settings_: SinkOptions, *, over_grpc: bool = False, **more: Any) -> DeadLetterBatcher:
     letters = DeadLetters(settings_.max_message_size, "write-1", 7, over_grpc=over_grpc, tags=settings_.tags)
     dead = batch_options(topic="dead", tags=settings_.tags, max_message_size=settings_.max_message_size)
     make = grpc_batcher if over_grpc else new_batcher
-    return DeadLetterBatcher(make(settings_, on_invalid=letters.add), make(dead), letters)
+    return DeadLetterBatcher(make(settings_, on_invalid=letters.add, **more), make(dead), letters)
 
 
 def properties_of(message: pb.Message) -> dict[str, str]:
@@ -313,6 +315,52 @@ def test_a_dead_letter_does_not_carry_the_id_of_another_row(over_grpc: bool, kee
     assert row.properties.get("SPARK_ROW_ID") == ("older" if keep else None)
     assert "SPARK_ROW_ID" not in letter.properties
     assert letter.properties["a"] == "1"
+
+
+any_delayed = {
+    "tags": st.sampled_from([None, "a"]),
+    "keys": st.sampled_from([None, "k", "k1 k2"]),
+    "flag": st.sampled_from([None, 0]),
+    "queueId": st.sampled_from([None, 0, 1]),
+    "brokerName": st.sampled_from([None, "broker-a", "gr\u00fcn"]),
+    "waitStoreMsgOK": st.sampled_from([None, True, False]),
+    "properties": st.sampled_from([None, [("a", "1")], [("SPARK_ROW_ID", "older"), ("b", "2")]]),
+}
+
+
+@given(
+    st.lists(st.fixed_dictionaries(any_delayed), min_size=1, max_size=4),
+    st.lists(st.sampled_from(list(any_delayed)), unique=True),
+    st.booleans(),
+    st.booleans(),
+)
+def test_a_dead_letter_has_the_whole_row_also_if_a_server_rejects_it(
+    rows: list[dict[str, Any]], columns: list[str], over_grpc: bool, keep_row_id: bool
+) -> None:
+    types = {"properties": PROPERTIES, "waitStoreMsgOK": pa.bool_(), "flag": pa.int32(), "queueId": pa.int32()}
+    typed = {name: pa.array([row[name] for row in rows], types.get(name, pa.string())) for name in columns}
+    batch = pa.RecordBatch.from_pydict({"body": ["x" * 99] * len(rows), "delayMs": [5] * len(rows), **typed})
+    settings_ = batch_options(
+        topic="orders", tags="t", keep_row_id=keep_row_id, compress_type=CompressionType.ZLIB, compress_over=1
+    )
+
+    def letters(**more: Any) -> list[tuple[bytes, dict[str, str]]]:
+        batcher = dead_letter_batcher(settings_, over_grpc=over_grpc, **more)
+        sent = [ready for ready in batcher.add(batch, 0.0) if ready[0].topic == "orders"]
+        done = [*batcher.reject(sent, 0.0), *batcher.flush()]
+        dead = sorted(
+            (one for ready, _ in done for one in messages_of(ready)), key=lambda one: one.properties["UNIQ_KEY"]
+        )
+        left_out = {"UNIQ_KEY", "DEAD_LETTER_rule"}
+        return [
+            (letter.body, {name: text for name, text in letter.properties.items() if name not in left_out})
+            for letter in dead
+        ]
+
+    rejected = letters()
+    assert len(rejected) == len(rows)
+    # Each row breaks a rule that its values do not decide.
+    assert rejected == letters(check_keys=KeyCheck(lambda topics: dict.fromkeys(topics, True), inner_batches=True))
 
 
 @pytest.mark.parametrize("tag", ["a ", "\ta", " ", "a|b"])
