@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from rocketmq_spark.deliveries import DELIVERIES
@@ -29,6 +29,8 @@ class Write:
 
     name: str  # The ``writeId``, or the number of the micro-batch
     query: str = ""  # The query id of a stream
+    # With `foreach_batch`, whose `query` is made of options: Spark's id of the query; empty if it is unknown.
+    spark_query: str = field(default="", compare=False)
 
     @property
     def batch_id(self) -> int:

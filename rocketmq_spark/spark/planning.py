@@ -65,6 +65,8 @@ def plan_batch_write(
     options = checked_options(given, columns, session, warn)
     delivery = delivery_of(options)
     write = delivery.identify(options, batch_id)
+    if write is not None and batch_id is not None and not options.start_anew:
+        write = replace(write, spark_query=session.query_id)
     lookup = look_up_route(options, columns)
     planned = delivery.plan(options, partial(acquired, options), write, lookup.queues)
     return RocketMQBatchWriter(planned, session.accumulator, str(uuid.uuid4()), lookup, metrics_id=session.metrics_id)

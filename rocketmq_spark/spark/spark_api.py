@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from rocketmq_spark.errors import SchemaError
 
@@ -27,6 +27,9 @@ else:
         DataSourceArrowWriter = DataSourceStreamWriter = WriterCommitMessage = object
         STREAM_ARROW_WRITER = None
 
+QUERY_ID: Final = "sql.streaming.queryId"
+"""The local property with the id of a query, in the query's thread and tasks."""
+
 __all__ = ["STREAM_ARROW_WRITER", "DataSourceArrowWriter", "DataSourceStreamWriter", "WriterCommitMessage"]
 
 
@@ -38,6 +41,7 @@ class SessionFacts:
     speculation: bool = False  # Spark may run a task twice at once
     parallelism: int | None = None  # How many tasks the cluster runs at once
     metrics_id: str = ""  # On Spark Connect, of the metrics that read records of writes
+    query_id: str = ""  # Of the query in whose thread this is; empty in other threads, and on Spark Connect
 
     @classmethod
     def of(
@@ -45,8 +49,11 @@ class SessionFacts:
     ) -> SessionFacts:
         """Return the facts of a session. A session of Spark Connect does not know its parallelism."""
         speculation = (session.conf.get("spark.speculation", "false") or "").lower() == "true"
-        parallelism = None if is_connect(session) else session.sparkContext.defaultParallelism
-        return cls(accumulator, speculation, parallelism, metrics_id)
+        if is_connect(session):
+            return cls(accumulator, speculation, metrics_id=metrics_id)
+        context = session.sparkContext
+        query_id = context.getLocalProperty(QUERY_ID) or ""
+        return cls(accumulator, speculation, context.defaultParallelism, metrics_id, query_id)
 
 
 def is_connect(session: SparkSession) -> bool:

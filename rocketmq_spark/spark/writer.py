@@ -30,6 +30,7 @@ from rocketmq_spark.spark.report import (
     summarise,
 )
 from rocketmq_spark.spark.spark_api import (
+    QUERY_ID,
     STREAM_ARROW_WRITER,
     DataSourceArrowWriter,
     DataSourceStreamWriter,
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
     from rocketmq_spark.deliveries.base import Delivery, Write
 
 _BATCH_ID = "streaming.sql.batchId"
-_QUERY_ID = "sql.streaming.queryId"
 
 
 def names_of_task(write: Write | None, local_property: Callable[[str], str | None], save_id: str) -> tuple[str, int]:
@@ -58,7 +58,7 @@ def names_of_task(write: Write | None, local_property: Callable[[str], str | Non
         # The local properties would name the query and the micro-batch only on classic Spark, and only if no other
         # thread of the driver starts the write.
         return write.query, write.batch_id
-    return local_property(_QUERY_ID) or save_id, int(local_property(_BATCH_ID) or -1)
+    return local_property(QUERY_ID) or save_id, int(local_property(_BATCH_ID) or -1)
 
 
 @dataclass(eq=False, repr=False)

@@ -32,7 +32,11 @@ class Context:
         self.master = "local[2]"
         self.environment: dict[str, str] = {}
         self._python_includes: list[str] = []
+        self.properties: dict[str, str] = {}
         self.accumulators: list[Any] = []
+
+    def getLocalProperty(self, name: str) -> str | None:  # noqa: N802 - Spark's name
+        return self.properties.get(name)
 
     def accumulator(self, value: Any, param: Any) -> Any:
         self.accumulators.append((value, param))

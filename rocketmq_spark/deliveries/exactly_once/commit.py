@@ -96,7 +96,7 @@ class TwoPhaseCommit:
         """Commit the half messages of a write, or complete the write if another driver has decided it before.
 
         Returns when every row is stored and visible. Raises a DeliveryError or another RocketMQError if the write is
-        not complete. If it was decided, the next attempt or `finish` completes it.
+        not complete. If it was decided, the next attempt or `finish` completes it. Raises as `warn_of_complete`.
         """
         report, started = CommitReport(), self.brokers.clock()
         try:
@@ -105,9 +105,9 @@ class TwoPhaseCommit:
             self.roll_back(halves, group)
             raise
         if write in self.log.writes:
+            self.roll_back(halves, group)
             warn_of_complete(write, self.log.writes[write])
             warn_of_other_rows(write, self.log.writes[write], len(halves))
-            self.roll_back(halves, group)
             return self.finish(write)
         timeout = self.brokers.options.transaction_timeout_ms
         self._check_halves(write, halves, group, timeout)
@@ -116,7 +116,7 @@ class TwoPhaseCommit:
         report.decide_s = self.brokers.clock() - started
         if decision.group != group:
             self.roll_back(halves, group)
-            logger.warning("another driver has decided %s; completing its decision", write)
+            warn_of_complete(write, self.log.writes[write])
             return self._recover(decision, report)
         return self._execute(decision, halves, report)
 

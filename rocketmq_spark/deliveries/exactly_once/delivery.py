@@ -24,6 +24,7 @@ from rocketmq_spark.deliveries.log.delivery import (
     LogPlan,
     check_query,
     check_stream,
+    mark_of,
     read_log,
     warn_of_other_rows,
 )
@@ -162,4 +163,4 @@ class ExactlyOnce(LoggedDelivery[Prepared, TransactionPlan]):
         return concat([Halves.from_bytes(part.halves) for part in prepared]), groups.pop()
 
     def _group(self, write: Write) -> str:
-        return group_of(str(self.options.transactional_id), write, 1, self.planned.run_id)
+        return group_of(str(self.options.transactional_id), write, 1, self.planned.run_id + mark_of(self.write))

@@ -6,6 +6,7 @@ the log. A process keeps what it has read, so that the next call reads only new 
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -127,7 +128,7 @@ class LoggedDelivery(Delivery[R], Generic[R, P]):
                 f"writeId={options.write_id}: foreach_batch identifies each micro-batch by transactionalId and its "
                 "number; remove writeId"
             )
-        # Neither Spark Connect nor another thread knows the id of the query. Names with the topic let `check_stream`
+        # On Spark Connect and in another thread the id of the query is unknown. Names with the topic let `check_stream`
         # find two writes of one micro-batch that share a transactionalId.
         return Write(str(batch_id), f"{options.transactional_id}#{options.topic or ''}")
 
@@ -209,8 +210,28 @@ def check_query(options: SinkOptions, newest: Write, query: str, write: str) -> 
         )
 
 
+def mark_of(write: Write | None) -> str:
+    """Return what ends the run ids of a query of `foreach_batch`, which differs from that of any other query.
+
+    It is empty if Spark's id of the query is unknown.
+    """
+    query = "" if write is None else write.spark_query
+    return query and f"_{hashlib.sha256(query.encode()).hexdigest()[:16]}"
+
+
 def warn_of_complete(write: Write, state: WriteState) -> None:
-    """Warn that rows are not written, because the log says that their write was done or decided before."""
+    """Warn that rows are not written, because the log says that their write was done or decided before.
+
+    Raises an OptionError if another query has decided it, whose rows are others.
+    """
+    own, decision = mark_of(write), state.decisions.get(1)
+    _, mark, rest = ("" if decision is None else decision.group.rpartition("#")[2]).partition("_")
+    if own and mark and own != mark + rest:
+        raise OptionError(
+            f"{write} was decided by a query with another checkpoint, so the rows of this query are not written. Give "
+            "each query its own transactionalId, or set startAnew=true if the old checkpoint was deleted on purpose, "
+            "and the micro-batch has the same rows"
+        )
     when = "was decided before, and is completed now"
     if state.done:
         when = f"was completed at {shown_time(state.done_ms)}"

@@ -93,6 +93,56 @@ def test_repeated_micro_batch_is_written_once_by_effectively_once(cluster: FakeC
     assert stored(cluster) == ["first", "first", "second", "second"]
 
 
+def of_query(query: str) -> Session:
+    """Return a session, as the thread of a query has it; empty: another thread."""
+    session = Session()
+    session.sparkContext.properties["sql.streaming.queryId"] = query
+    return session
+
+
+def exactly_once(cluster: FakeCluster, **more: Any) -> Any:
+    job = {"delivery": "exactlyOnce", "transactionalId": "job", "transactionTimeoutMs": 20_000, **more}
+    return foreach_batch(nameServer=cluster.name_server, topic="orders", **job)
+
+
+@pytest.mark.parametrize("at_once", [False, True], ids=["one after the other", "at once"])
+def test_a_second_query_with_the_same_transactional_id_fails(cluster: FakeCluster, at_once: bool) -> None:
+    write_batch = exactly_once(cluster)
+
+    def first() -> None:
+        write_batch(frame_of([rows("a")], session=of_query("query-a")), 0)
+        # Another process, which remembers nothing.
+        forget_logs()
+
+    def second() -> Iterator[pa.RecordBatch]:
+        if at_once:
+            first()
+        yield rows("b")
+
+    if not at_once:
+        first()
+    frame = frame_of(second(), session=of_query("query-b"))
+    with pytest.raises(
+        OptionError, match=r"micro-batch 0 of .* was decided by a query with another checkpoint, so the"
+    ):
+        write_batch(frame, 0)
+    # The first query may repeat its micro-batch, and continue.
+    for batch_id, body in ((0, "a"), (1, "c")):
+        write_batch(frame_of([rows(body)], session=of_query("query-a")), batch_id)
+    assert stored(cluster) == ["a", "c"]
+
+
+@pytest.mark.parametrize(("query", "start_anew"), [("", False), ("query-b", True)])
+def test_rows_of_a_micro_batch_that_is_complete_are_left_out_with_a_warning(
+    cluster: FakeCluster, query: str, start_anew: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    exactly_once(cluster)(frame_of([rows("a")], session=of_query("query-a")), 0)
+    write_batch = exactly_once(cluster, startAnew=start_anew)
+    write_batch(frame_of([rows("a")], session=of_query(query)), 0)
+    assert "the rows of this save are not written" in caplog.text
+    assert stored(cluster) == ["a"]
+
+
 def test_rate_limit_needs_the_number_of_tasks_on_spark_connect_only(cluster: FakeCluster) -> None:
     options: dict[str, str | int] = {"nameServer": cluster.name_server, "topic": "orders", "maxRatePerSecond": 1000}
     write(frame_of([rows("a")]), **options)
