@@ -85,7 +85,9 @@ def test_a_row_with_any_faults_is_stored_or_reported_once(
     cluster: FakeCluster, on_error: str, *, over_grpc: bool
 ) -> None:
     prefix = "" if over_grpc else "ns%"
-    server = {"endpoints": cluster.endpoints} if over_grpc else {"name_server": cluster.name_server, "namespace": "ns"}
+    server: dict[str, Any] = (
+        {"endpoints": cluster.endpoints} if over_grpc else {"name_server": cluster.name_server, "namespace": "ns"}
+    )
     options = {"onError": on_error} | ({"deadLetterTopic": "dead"} if on_error == "deadLetter" else {})
 
     def stored(topic: str) -> list[Any]:
