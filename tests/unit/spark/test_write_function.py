@@ -133,7 +133,7 @@ def test_a_second_query_with_the_same_transactional_id_fails(cluster: FakeCluste
 
 
 @pytest.mark.parametrize(("query", "start_anew"), [("", False), ("query-b", True)])
-def test_rows_of_a_micro_batch_that_is_complete_are_left_out_with_a_warning(
+def test_rows_of_a_complete_micro_batch_are_left_out_with_a_warning(
     cluster: FakeCluster, query: str, start_anew: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     exactly_once(cluster)(frame_of([rows("a")], session=of_query("query-a")), 0)
