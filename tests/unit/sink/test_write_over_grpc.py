@@ -13,7 +13,7 @@ import grpc
 import pyarrow as pa
 import pytest
 
-from rocketmq_spark.errors import DeliveryError, InvalidRowError
+from rocketmq_spark.errors import InvalidRowError
 from rocketmq_spark.producer.producer import Producer
 from rocketmq_spark.protocol.grpc._pb import service_pb2 as service
 from rocketmq_spark.protocol.grpc.codes import Code
