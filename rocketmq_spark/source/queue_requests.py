@@ -13,6 +13,7 @@ from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.model.message_ext import PullOutcome, PullRequest, PullTarget
 from rocketmq_spark.model.route import masters_of
 from rocketmq_spark.options.source import SourceOptions
+from rocketmq_spark.protocol.remoting.codes import ResponseCode
 from rocketmq_spark.routing.retries import Retries
 from rocketmq_spark.source.broker_choice import BrokerChoice
 from rocketmq_spark.source.topic_queues import TopicQueues
@@ -26,7 +27,7 @@ T = TypeVar("T")
 # A request about a queue (as the user knows it) to a broker's address, with a timeout in seconds.
 Request: TypeAlias = Callable[[MessageQueue, str, float], T]
 
-# The answer to a pull of a queue above the topic's read queues (PullMessageProcessor), with code 29, in 4.9 with 1.
+# In the answer of 4.9 to a pull of a queue above the topic's read queues, whose code is 1 (PullMessageProcessor).
 _NO_QUEUE: Final = "queueId["
 
 WAIT: Final = 0.2
@@ -160,7 +161,9 @@ class QueueRequests:
                 except errors.TopicRouteStaleException:
                     return True
                 except errors.RocketMQError as exc:
-                    if isinstance(exc, errors.MQBrokerException) and _NO_QUEUE in exc.remark:
+                    if isinstance(exc, errors.MQBrokerException) and (
+                        exc.response_code == ResponseCode.INVALID_PARAMETER or _NO_QUEUE in exc.remark
+                    ):
                         return True
                     if exc.retriable and not self.deadline.passed:
                         continue
