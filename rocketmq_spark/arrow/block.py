@@ -35,10 +35,10 @@ from rocketmq_spark.arrow.columns import (
 )
 from rocketmq_spark.arrow.encoders import UNIQ_KEY, MessageIds, UniqueIds, join_keys, property_fields, property_strings
 from rocketmq_spark.arrow.gather import consecutive_decimals
-from rocketmq_spark.arrow.grpc_limits import LAST_TIME, check_for_grpc
+from rocketmq_spark.arrow.grpc_limits import check_for_grpc
 from rocketmq_spark.arrow.hashes import RowIds
 from rocketmq_spark.arrow.model import MessageBlock, Property, Rule, Violation
-from rocketmq_spark.arrow.validate import DELAY_TOO_LONG, violations
+from rocketmq_spark.arrow.validate import violations
 from rocketmq_spark.model.names import RETRY_PREFIX
 from rocketmq_spark.model.properties import (
     ATTEMPT,
@@ -233,8 +233,6 @@ class _Reader:
                 continue
             prop = Property(schema.COLUMNS[name].makes, decimals(*column), column[1])
             if name in schema.DELAY_COLUMNS:
-                if self._options.over_grpc:
-                    self._violations += validate.check_sizes(DELAY_TOO_LONG, column[0], LAST_TIME, "ms")
                 present = prop.present(self._rows)
                 twice = Rule(
                     f"{name} is set beside another delay",

@@ -18,8 +18,6 @@ from rocketmq_spark.model.properties import CARRIED, ROW_ID, SHARDING_KEY, TAGS,
 MAX_PROPERTIES: Final = 128
 MAX_PROPERTY_BYTES: Final = 16_384
 _MAX_GROUP: Final = 63
-# Protobuf has no later times than the year 9999. This delay or time, in ms, ends before, and no server allows it.
-LAST_TIME: Final = 2**47
 
 # In UTF-8 the control characters U+0080 to U+009F are this byte and one from 0x80 to 0x9F.
 _C1_LEAD: Final = 0xC2

@@ -13,7 +13,7 @@ import grpc
 import pyarrow as pa
 import pytest
 
-from rocketmq_spark.errors import InvalidRowError
+from rocketmq_spark.errors import DeliveryError, InvalidRowError
 from rocketmq_spark.producer.producer import Producer
 from rocketmq_spark.protocol.grpc._pb import service_pb2 as service
 from rocketmq_spark.protocol.grpc.codes import Code
@@ -179,3 +179,14 @@ def test_rows_beyond_the_delay_limit_of_the_proxy_are_dead_letters(proxy: FakePr
     (letter,) = cluster.messages("dead")
     assert letter.body == b"row 1"
     assert letter.properties["DEAD_LETTER_delayMs"] == "108000000"
+
+
+@pytest.mark.parametrize("column", ["delayMs", "deliverTime"])
+def test_rows_that_are_due_after_the_year_9999_are_invalid_rows(make: Make, column: str) -> None:
+    times = pa.array([1, 2**62, None], pa.int64())
+    if column == "deliverTime":
+        times = pa.array([1, 2**61, None], pa.int64()).view(pa.timestamp("ms", "UTC"))
+    summary = make().send_arrow(rows(3, **{column: times}), "orders", onError="skip")
+    assert summary.invalid_rows()["skipped_by_rule"] == {"the delay is longer than the server allows": 1}
+    with pytest.raises(DeliveryError, match="after the year 9999"):
+        make().send_arrow(rows(3, **{column: times}), "orders")
