@@ -145,9 +145,8 @@ class StreamOffsets:
         is_master = self.queues.brokers.is_master
         unread = {
             queue
-            for queue in removed.intersection(answers)
-            for end, address in [answers[queue]]
-            if end > known[queue] or (end < known[queue] and is_master(queue, address))
+            for queue, (end, address) in answers.items()
+            if queue in removed and (end > known[queue] or (end < known[queue] and is_master(queue, address)))
         }
         removed -= unread - self._confirmed(unread)
         self._report_gone(unread & removed, known)

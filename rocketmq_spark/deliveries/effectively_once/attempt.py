@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
@@ -175,12 +175,8 @@ class Attempt:
 
     def _record_changed(self, *, changed: bool) -> None:
         """Store whether this attempt had other rows than the stored ones; see `record_changed`."""
-
-        def check() -> None:
-            self._log.refresh(self.brokers)
-            self.lease.check()
-
-        record_changed(self.brokers, self._log, self.plan, self.write, [self.partition_id], check, changed=changed)
+        partitions = [self.partition_id]
+        record_changed(self.brokers, self._log, self.plan, self.write, partitions, changed=changed, lease=self.lease)
 
     @property
     def _completed_since(self) -> bool:
@@ -234,17 +230,19 @@ def record_changed(
     plan: ResumePlan,
     write: Write,
     partitions: Iterable[int],
-    check: Callable[[], None] = lambda: None,
     *,
     changed: bool,
+    lease: Lease | None = None,
 ) -> None:
     """Store whether attempts had other rows than the stored ones. After True, the next attempts send none.
 
-    It stores nothing if `check` raises.
+    It stores nothing without the `lease` of the attempt, if it has one.
     """
     verdict = replace(plan.begins, changed=changed)
     try:
-        check()
+        if lease is not None:
+            log.refresh(brokers)
+            lease.check()
         for part in partitions:
             log.append_begun(brokers, write, part, attempt_id(brokers, plan.driver), verdict, plan.since)
     except RocketMQError as exc:

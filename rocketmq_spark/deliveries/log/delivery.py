@@ -225,8 +225,8 @@ def warn_of_complete(write: Write, state: WriteState) -> None:
     Raises an OptionError if another query has decided it, whose rows are others.
     """
     own, decision = mark_of(write), state.decisions.get(1)
-    _, mark, rest = ("" if decision is None else decision.group.rpartition("#")[2]).partition("_")
-    if own and mark and own != mark + rest:
+    run_id = "" if decision is None else decision.group.rpartition("#")[2]
+    if own and "_" in run_id and not run_id.endswith(own):
         raise OptionError(
             f"{write} was decided by a query with another checkpoint, so the rows of this query are not written. Give "
             "each query its own transactionalId, or set startAnew=true if the old checkpoint was deleted on purpose, "

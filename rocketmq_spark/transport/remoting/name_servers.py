@@ -145,10 +145,7 @@ class NameServers:
         for broker in route.broker_datas:
             addresses = broker.broker_addrs
             if broker.slave_may_act:
-                slaves = {
-                    broker_id or min({*range(1, len(addresses) + 1)} - addresses.keys()): name
-                    for broker_id, name in addresses.items()
-                }
+                slaves = {broker_id or max(addresses) + 1: name for broker_id, name in addresses.items()}
                 addresses = real.get(broker.broker_name, slaves)
             brokers.append(replace(broker, broker_addrs=addresses))
         return replace(route, broker_datas=tuple(brokers))
