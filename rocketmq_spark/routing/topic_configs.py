@@ -1,8 +1,8 @@
 """Requests the configuration of topics from brokers, and caches it (docs/internals/remoting.md#topics).
 
-Each broker has its own copy, and copies can differ. `TopicConfigCache.look_up` is for writes: a configuration that a broker
-has not returned is unknown, as on proxies and 4.x brokers. `TopicConfigCache.config` is for reads: there, topics of 4.x
-brokers have the default configuration, because these releases have no other.
+Each broker has its own copy, and copies can differ. `TopicConfigCache.look_up` is for writes: a configuration that a
+broker has not returned is unknown, as on proxies and 4.x brokers. `TopicConfigCache.config` is for reads: there, topics
+of 4.x brokers have the default configuration, because these releases have no other.
 """
 
 from __future__ import annotations
