@@ -15,6 +15,7 @@ import sys
 import uuid
 from pathlib import Path
 
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
@@ -80,7 +81,8 @@ while True:
     try:
         batches() if arguments["batch"] else stream()
         break
-    except PySparkException as exc:
+    # PySpark leaves the error of a killed worker that plans as it is.
+    except (PySparkException, Py4JJavaError) as exc:
         print(f"failed: {exc}", file=sys.stderr, flush=True)
         failures = failures + 1 if written_writes() == done else 1
         done = written_writes()
