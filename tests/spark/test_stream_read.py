@@ -119,7 +119,9 @@ def test_java_consumer_and_stream_continue_where_the_other_stopped(
     run(start(read, availableNow=True))
     assert kept.keys + consumed == once(keys)
     later = feed(30)
-    run(start(read, availableNow=True))
+    # Before PySpark 4.2 an ending query gets no last call, so the next run commits the last micro-batch.
+    for _ in range(1 if PYSPARK >= (4, 2) else 2):
+        run(start(read, availableNow=True))
     assert kept.keys + consumed == once([*keys, *later])
     newest = feed(20)
     assert consume(20) == once(newest)
@@ -394,7 +396,9 @@ def test_a_repeated_micro_batch_leaves_out_a_removed_queue_on_request(
         with pytest.raises(StreamingQueryException, match=rf"queue {topic}/{broker}/1 is gone.*failOnDataLoss=false"):
             query.awaitTermination(60)
     keys += feed(10, to=(broker, 0))
-    run(start(load(failOnDataLoss="false"), availableNow=True))
+    # Before PySpark 4.2 a repeated micro-batch is the only one of its run.
+    for _ in range(1 if PYSPARK >= (4, 2) else 2):
+        run(start(load(failOnDataLoss="false"), availableNow=True))
     assert kept.keys == once(keys)
 
 

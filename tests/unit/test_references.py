@@ -12,6 +12,7 @@ from types import ModuleType
 import pytest
 
 from tests.support.markdown import ROOT, anchors
+from tests.support.processes import NEEDS_LIMITS
 
 _TEXTS = ("*.py", "*.md", "*.ipynb", "*.yml", "*.cfg", "*.toml", "*.conf", "*.java", "*.proto", "Makefile")
 _FOLDERS = ("conf", "docs", "notebooks", "proto", "rocketmq_spark", "tests")
@@ -63,6 +64,7 @@ def test_dead_reference_is_detected(text: str, dead: list[str]) -> None:
     assert dead_references(text) == dead
 
 
+@NEEDS_LIMITS
 def test_imports_of_the_package_in_tests_and_benchmarks_exist() -> None:
     missing = []
     for path in (ROOT / "tests").rglob("*.py"):
@@ -75,4 +77,5 @@ def test_imports_of_the_package_in_tests_and_benchmarks_exist() -> None:
 
 def has(module: ModuleType, name: str) -> bool:
     """Return whether a module has an attribute or a submodule of that name."""
-    return hasattr(module, name) or importlib.util.find_spec(f"{module.__name__}.{name}") is not None
+    is_package = hasattr(module, "__path__")
+    return hasattr(module, name) or (is_package and importlib.util.find_spec(f"{module.__name__}.{name}") is not None)

@@ -18,9 +18,10 @@ from rocketmq_spark.options.source import SourceOptions
 from rocketmq_spark.protocol.remoting.codes import RequestCode
 from rocketmq_spark.source.ranges import OffsetRange
 from rocketmq_spark.spark.reader import ReadPartition, RocketMQBatchReader
-from rocketmq_spark.spark.stream_reader import LimitedStreamReader, RocketMQStreamReader, stream_reader
+from rocketmq_spark.spark.stream_reader import RocketMQStreamReader, stream_reader
 from rocketmq_spark.testing import FakeCluster, Reply
 from rocketmq_spark.testing.store import MessageStore
+from tests.support.processes import NEEDS_LIMITS
 
 SCHEMA = StructType().add("body", "binary")
 
@@ -605,12 +606,14 @@ def test_end_that_is_reached_again_while_it_is_planned_is_compared(stream: Strea
         query.partitions(start, end)
 
 
+@NEEDS_LIMITS
 def test_available_now_reports_an_end_that_is_lost_once(stream: Stream, caplog: pytest.LogCaptureFixture) -> None:
     start = after_a_batch(stream, 5)
     stream.put(Q0, 2, at=6.0)
+    from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
+
     with stream.query(pull_timeout_ms=500, fail_on_data_loss=False) as query:
-        if not isinstance(query, LimitedStreamReader):
-            pytest.skip("limits need PySpark 4.2 or newer")
+        assert isinstance(query, SupportsTriggerAvailableNow)
         query.prepareForTriggerAvailableNow()
         stream.before(RequestCode.PULL_MESSAGE, lambda: stream.replace(Q0, 6, 0, at=9.0))
         end = checkpointed(query.latestOffset(start))
@@ -618,13 +621,12 @@ def test_available_now_reports_an_end_that_is_lost_once(stream: Stream, caplog: 
     assert sum("ends at offset 6, before 7" in text for text in caplog.messages) == 1
 
 
+@NEEDS_LIMITS
 def test_lost_messages_are_logged_once_while_a_query_waits_for_more(
     stream: Stream, caplog: pytest.LogCaptureFixture
 ) -> None:
     start = after_a_batch(stream, 5)
     with stream.query(fail_on_data_loss=False, min_offsets_per_trigger=5) as query:
-        if not isinstance(query, LimitedStreamReader):
-            pytest.skip("limits need PySpark 4.2 or newer")
         limit = query.getDefaultReadLimit()
         stream.replace(Q0, 0, 2, at=9.0)
         end = query.latestOffset(start, limit)
@@ -649,11 +651,10 @@ def test_start_after_the_end_of_a_queue_is_lost_data(stream: Stream) -> None:
         assert ranges_of(query.partitions(start, query.latestOffset(start))) == [OffsetRange(Q0, 2, 5)]
 
 
+@NEEDS_LIMITS
 def test_message_above_the_limit_of_bytes_is_read(stream: Stream) -> None:
     stream.put(Q0, 3)
     with stream.query(max_bytes_per_trigger=1) as query:
-        if not isinstance(query, LimitedStreamReader):
-            pytest.skip("limits need PySpark 4.2 or newer")
         start = query.initialOffset()
         assert flat(query.latestOffset(start, query.getDefaultReadLimit())) == {Q0: 1}
 
