@@ -168,9 +168,9 @@ class SinkOptions(SendOptions):
         "Time from the first row of a write or micro-batch to the end of its commit. After a crash during a commit, "
         "the restarted job waits until this time is over.")
     fence_ms: int = option("fenceMs", 10000, kinds.integer(0, MAX_FENCE_MS, unit="ms"),
-        "With `effectivelyOnce`, at least 1 s: how long the task that replaces another one waits before it reads which "
-        "rows are stored. The earlier task stops after two thirds of this time. If a request is on its way for the "
-        "last third, its rows may be repeated.")
+        "With `effectivelyOnce`: how long the task that replaces another one waits, at least 1 s, before it reads "
+        "which rows are stored. The earlier task stops after two thirds of this time. If a broker stores a request "
+        "more than a third of this time after the earlier task has written it, its rows may be repeated.")
     start_anew: bool = option("startAnew", False, BOOLEAN,
         "Start although the decision log belongs to another checkpoint, or has expired. Rows of the last micro-batch "
         "may then be repeated.")

@@ -60,14 +60,14 @@ class SourceOptions(ConnectedOptions):
         'Topics to read, separated by commas. Also .load("topic"). Exactly one of `subscribe`, `subscribePattern` and '
         "`assign` is required, unless `startingOffsets` is a receipt.", section="what", aliases=("topic",))
     subscribe_pattern: str | None = option("subscribePattern", None, kinds.PATTERN,
-        "Read the topics whose whole name matches this regular expression. Topics of RocketMQ itself, %RETRY%... and "
-        "%DLQ%... among them, are left out, and names above 127 characters.")
+        "Read the topics whose whole name matches this regular expression, except RocketMQ's own topics (also "
+        "%RETRY%... and %DLQ%...) and names of more than 127 characters.")
     assign: frozenset[MessageQueue] = option("assign", frozenset(),
         ValueKind('queues by topic and broker, as in {"topic":{"broker":[0,1]}}', offset_json.parse_queues),
         "Read these queues.")
     require_brokers: int | tuple[str, ...] | None = option("requireBrokers", None, _BROKERS,
-        "Least number, or names, of the brokers that the name servers must list for the topics, or the read fails. "
-        "Name servers do not list a broker that is down. A stream checks this only at its first start.")
+        "Minimum number, or names, of the brokers that the name servers must list for the topics. Otherwise the read "
+        "fails. Name servers do not list a broker that is down. A stream checks this only at its first start.")
     consumer_group: str = option(
         "consumerGroup", "spark-rocketmq-source", kinds.name(MAX_GROUP_LENGTH, {DEFAULT_CONSUMER_GROUP}),
         "Consumer group that the brokers see. `startingOffsets=committed` reads its offsets.")
@@ -112,8 +112,8 @@ class SourceOptions(ConnectedOptions):
         "Language of `subExpression`. Brokers support SQL92 only with enablePropertyFilter=true.")
     include_properties: bool = option("includeProperties", True, BOOLEAN, "Include the column `properties`.")
     min_partitions: int | None = option("minPartitions", None, kinds.integer(1),
-        "Minimum number of Spark partitions; large queues are split. Default: one per queue, where small queues share "
-        "one.", section="partitions")
+        "Minimum number of Spark partitions; large queues are split. Default: at most one per queue; small queues "
+        "share one.", section="partitions")
     max_records_per_partition: int | None = option("maxRecordsPerPartition", None, _COUNT,
         "Maximum number of messages per Spark partition; larger queues are split. Default: no limit.")
     pull_batch_size: int = option("pullBatchSize", 512, kinds.integer(1, 1024),
@@ -127,8 +127,8 @@ class SourceOptions(ConnectedOptions):
         "Maximum number of messages per micro-batch, in proportion to the new offsets of the queues. Every queue with "
         "new offsets gets at least one, even beyond the limit.", section="streams", reads=kinds.STREAM)
     max_bytes_per_trigger: int | None = option("maxBytesPerTrigger", None, kinds.size(1, 2**63 - 1),
-        "About how many bytes a micro-batch reads, by samples of the stored sizes of messages. Every queue with new "
-        "offsets gets at least one message, even beyond the limit.", reads=kinds.STREAM)
+        "Approximate maximum of the bytes that a micro-batch reads, estimated from the stored sizes of some messages. "
+        "Every queue with new offsets gets at least one message, even beyond the limit.", reads=kinds.STREAM)
     min_offsets_per_trigger: int | None = option("minOffsetsPerTrigger", None, _COUNT,
         "Delay a micro-batch until this many new offsets exist, or `maxTriggerDelay` is over.", reads=kinds.STREAM)
     max_trigger_delay: int = option("maxTriggerDelay", 15 * 60 * 1000, kinds.duration(1),
