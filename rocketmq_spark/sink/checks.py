@@ -179,7 +179,7 @@ def check_stores(
 
 
 def store_type(transport: Admin, address: str) -> str | None:
-    """Return the setting of a broker; None if it does not tell. With access control only an administrator sees it."""
+    """Return the setting of a broker; None if it gives no answer, or the user may not read it."""
     with contextlib.suppress(RocketMQError):
         return transport.broker_config(address, _TIMEOUT_S).get("storeType")
     return None

@@ -133,7 +133,7 @@ class Admin(Configs, Protocol):
     """Creates topics, and reads single messages and brokers' settings."""
 
     def broker_config(self, address: str, timeout: float) -> Mapping[str, str]:
-        """Return a broker's settings by name, which may include secrets; MQBrokerException: not an administrator."""
+        """Return a broker's settings by name, which may include secrets; MQBrokerException: no right to read them."""
 
     def all_topic_attributes(self, address: str, timeout: float) -> Mapping[str, Mapping[str, str] | None]:
         """Return the attributes of all topics of a broker; those of brokers before 5.0 are None."""
