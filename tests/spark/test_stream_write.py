@@ -264,7 +264,10 @@ def test_other_triggers_and_formats_start_after_a_continuous_trigger(
 ) -> None:
     rows = spark.readStream.format("rate").load().selectExpr("cast(value as string) as body")
     noop = rows.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "noop"))
-    noop.trigger(continuous="1 second").start().stop()
+    query = noop.trigger(continuous="1 second").start()
+    # A stop before the tasks run can wait forever.
+    wait_for(lambda: any((tmp_path / "noop" / "offsets").glob("[0-9]*")) or query.exception() is not None)
+    query.stop()
     writer = rows.writeStream.format("rocketmq").options(nameServer=cluster.name_server, topic=topic)
     writer = writer.option("checkpointLocation", str(tmp_path / "sink")).trigger(continuous="1 second")
     writer.trigger(once=True).start().awaitTermination(60)
