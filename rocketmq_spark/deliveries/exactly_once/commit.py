@@ -26,7 +26,7 @@ from rocketmq_spark.deliveries.exactly_once.halves import HalfCollector, Halves,
 from rocketmq_spark.deliveries.exactly_once.report import CommitReport
 from rocketmq_spark.deliveries.log.brokers import Brokers
 from rocketmq_spark.deliveries.log.decision_log import BARRIER_WAIT, DecisionLog
-from rocketmq_spark.deliveries.log.delivery import warn_of_complete, warn_of_other_rows
+from rocketmq_spark.deliveries.log.delivery import check_same_query, warn_of_complete, warn_of_other_rows
 from rocketmq_spark.deliveries.log.half import Half
 from rocketmq_spark.deliveries.log.records import Decision
 from rocketmq_spark.deliveries.log.scan import LOST_TAIL, Known, floor_now, scan_messages
@@ -96,7 +96,7 @@ class TwoPhaseCommit:
         """Commit the half messages of a write, or complete the write if another driver has decided it before.
 
         Returns when every row is stored and visible. Raises a DeliveryError or another RocketMQError if the write is
-        not complete. If it was decided, the next attempt or `finish` completes it. Raises as `warn_of_complete`.
+        not complete. If it was decided, the next attempt or `finish` completes it. Raises as `check_same_query`.
         """
         report, started = CommitReport(), self.brokers.clock()
         try:
@@ -104,21 +104,20 @@ class TwoPhaseCommit:
         except DeliveryError:
             self.roll_back(halves, group)
             raise
-        if write in self.log.writes:
-            self.roll_back(halves, group)
-            warn_of_complete(write, self.log.writes[write])
-            warn_of_other_rows(write, self.log.writes[write], len(halves))
-            return self.finish(write)
-        timeout = self.brokers.options.transaction_timeout_ms
-        self._check_halves(write, halves, group, timeout)
-        self.prepare({queue.broker_name for queue in halves.queues})
-        decision = self._decide(write, 1, group, halves, timeout)
-        report.decide_s = self.brokers.clock() - started
-        if decision.group != group:
-            self.roll_back(halves, group)
-            warn_of_complete(write, self.log.writes[write])
-            return self._recover(decision, report)
-        return self._execute(decision, halves, report)
+        if write not in self.log.writes:
+            timeout = self.brokers.options.transaction_timeout_ms
+            self._check_halves(write, halves, group, timeout)
+            self.prepare({queue.broker_name for queue in halves.queues})
+            decision = self._decide(write, 1, group, halves, timeout)
+            report.decide_s = self.brokers.clock() - started
+            if decision.group == group:
+                return self._execute(decision, halves, report)
+        self.roll_back(halves, group)
+        state = self.log.writes[write]
+        check_same_query(write, state)
+        warn_of_complete(write, state)
+        warn_of_other_rows(write, state, len(halves))
+        return self.finish(write)
 
     def finish(self, write: Write) -> CommitReport:
         """Complete a write that was decided; return at once if it is done."""

@@ -140,11 +140,12 @@ class LoggedDelivery(Delivery[R], Generic[R, P]):
         write: Write | None = None,
         queues: Sequence[MessageQueue] | None = None,
     ) -> L:
-        """Return the delivery of a write, by the log; warn if the log has it already."""
+        """Return the delivery of a write, by the log; warn if the log has it already. Raises as `check_same_query`."""
         with cls._opened(options, open_instance) as (brokers, log):
             batch = None if write is None or write.query else write
             planned = cls._plan(brokers, log, batch, queues)
             if write is not None and planned.is_done(write):
+                check_same_query(write, log.writes[write])
                 warn_of_complete(write, log.writes[write])
             return cls(options, planned, write)
 
@@ -219,11 +220,8 @@ def mark_of(write: Write | None) -> str:
     return query and f"_{hashlib.sha256(query.encode()).hexdigest()[:16]}"
 
 
-def warn_of_complete(write: Write, state: WriteState) -> None:
-    """Warn that rows are not written, because the log says that their write was done or decided before.
-
-    Raises an OptionError if another query has decided it, whose rows are others.
-    """
+def check_same_query(write: Write, state: WriteState) -> None:
+    """Raise an OptionError if another query of `foreach_batch` has decided a micro-batch, whose rows are others."""
     own, decision = mark_of(write), state.decisions.get(1)
     run_id = "" if decision is None else decision.group.rpartition("#")[2]
     if own and "_" in run_id and not run_id.endswith(own):
@@ -232,6 +230,10 @@ def warn_of_complete(write: Write, state: WriteState) -> None:
             "each query its own transactionalId, or set startAnew=true if the old checkpoint was deleted on purpose, "
             "and the micro-batch has the same rows"
         )
+
+
+def warn_of_complete(write: Write, state: WriteState) -> None:
+    """Warn that rows are not written, because the log says that their write was done or decided before."""
     when = "was decided before, and is completed now"
     if state.done:
         when = f"was completed at {shown_time(state.done_ms)}"
