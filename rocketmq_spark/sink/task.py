@@ -166,28 +166,34 @@ class RowBatchers:
         rate = task_rate(options)
         if rate is not None:
             batcher.max_rows = min(batcher.max_rows, largest_batch(rate))
-        inner = options.batch_type == "inner"
-        batcher.check_keys = KeyCheck(partial(self._keys_required, inner_batches=inner), inner_batches=inner)
+        inner = options.batch_type == "inner" and not options.over_grpc
+        batcher.check_keys = KeyCheck(
+            self._keys_required_in_batches if inner else self._keys_required, inner_batches=inner
+        )
         if not options.over_grpc:
             batcher.check_rows = self._check_timers
         batcher.half_properties = self._rules.half_properties
         return batcher
 
-    def _keys_required(self, topics: Sequence[str], *, inner_batches: bool) -> Mapping[str, bool | None]:
-        """Return whether rows of each topic need a key, None if unknown.
-
-        Raises as `RouteFinder.look_up`, and with `inner_batches` also as `check_stores`.
-        """
+    def _keys_required(self, topics: Sequence[str]) -> Mapping[str, bool | None]:
+        """Return whether rows of each topic need a key, None if unknown; raises as `RouteFinder.look_up`."""
         routes = self._routes
         if self._options.over_grpc:
             return {}
         infos = {topic: routes.look_up(topic) for topic in topics}
         configs = routes.instance.topic_configs.look_up({info.topic: info.route for info in infos.values()})
-        for topic in infos.keys() - self._inner if inner_batches else ():
-            check_stores(topic, infos[topic], configs[infos[topic].topic], self._store_of)
-            self._inner.add(topic)
         # A topic that does not exist is created with default attributes.
         return {topic: not info.template and configs[info.topic].keys_required for topic, info in infos.items()}
+
+    def _keys_required_in_batches(self, topics: Sequence[str]) -> Mapping[str, bool | None]:
+        """Return `_keys_required` for inner batches, and check the stores of new topics; raises as `check_stores`."""
+        required = self._keys_required(topics)
+        for topic in set(topics) - self._inner:
+            info, instance = self._routes.look_up(topic), self._routes.instance
+            configs = instance.topic_configs.look_up({info.topic: info.route})[info.topic]
+            check_stores(topic, info, configs, self._store_of)
+            self._inner.add(topic)
+        return required
 
     def _check_timers(self, rows: pa.RecordBatch) -> None:
         """Check the brokers of rows with a time of delivery; raises as `RouteFinder.look_up` and `check_timers`."""
