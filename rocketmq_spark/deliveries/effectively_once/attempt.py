@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from rocketmq_spark.arrow.content import ContentHash
 from rocketmq_spark.deliveries.base import PartitionResult, Send, Write
-from rocketmq_spark.deliveries.effectively_once.lease import Lease, attempt_id, fence_seconds, instant
+from rocketmq_spark.deliveries.effectively_once.lease import Lease, attempt_id, driver_of, fence_seconds, instant
 from rocketmq_spark.deliveries.effectively_once.plan import ResumePlan
 from rocketmq_spark.deliveries.effectively_once.resolving_sender import SEND_MISSING, Resumption
 from rocketmq_spark.deliveries.effectively_once.stored import (
@@ -236,14 +236,18 @@ def record_changed(
 ) -> None:
     """Store whether attempts had other rows than the stored ones. After True, the next attempts send none.
 
-    It stores nothing without the `lease` of the attempt, if it has one.
+    It stores nothing without the `lease` of the attempt, if it has one, or if another driver goes on since the plan.
     """
-    verdict = replace(plan.begins, changed=changed)
+    verdict, known = replace(plan.begins, changed=changed), plan.begun.get(write, {})
     try:
+        log.refresh(brokers)
+        log.check_current(write)
         if lease is not None:
-            log.refresh(brokers)
             lease.check()
         for part in partitions:
+            newest = next(reversed(log.writes[write].begun.get(part, {})), "")
+            if newest not in known.get(part, {}) and driver_of(newest) != plan.driver:
+                raise DeliveryError(f"another driver has begun partition {part} since, or has completed the write")
             log.append_begun(brokers, write, part, attempt_id(brokers, plan.driver), verdict, plan.since)
     except RocketMQError as exc:
         text = "%s: it is not recorded whether the input has changed, so the next attempts do not know it: %s"

@@ -236,6 +236,31 @@ def test_a_partition_that_is_gone_fails(job: Driver) -> None:
         complete(job, plan, WRITE, run_task(job, plan, WRITE))
 
 
+def test_a_late_task_without_rows_does_not_stop_another_driver(cluster: FakeCluster, job: Driver) -> None:
+    with pytest.raises(Killed):
+        run_task(job, new_plan(job), WRITE, dies_after=100)
+    late, present = new_plan(job), new_plan(job)
+
+    def wake(start: int) -> None:
+        if start == 200:
+            with pytest.raises(InputChangedError, match="rows of partition 0, and now the write has no rows there"):
+                run_task(job, late, WRITE, 0, [])
+
+    done = run_task(job, present, WRITE, before=wake)
+    complete(job, present, WRITE, done)
+    assert visible(cluster) == Counter(ROWS)
+
+
+def test_a_late_end_with_fewer_partitions_does_not_stop_another_driver(cluster: FakeCluster, job: Driver) -> None:
+    late, present = new_plan(job), new_plan(job)
+    ended = run_task(job, late, WRITE, 0, ROWS[:200])
+    done = [run_task(job, present, WRITE, part, rows) for part, rows in enumerate([ROWS[:200], ROWS[200:]])]
+    with pytest.raises(InputChangedError, match="rows of partition 1, and now the write has no rows there"):
+        complete(job, late, WRITE, ended)
+    complete(job, present, WRITE, *done)
+    assert visible(cluster) == Counter(ROWS)
+
+
 @pytest.mark.parametrize(
     "reply",
     [
