@@ -237,14 +237,16 @@ class ArrowBatcher(BatchSource[pa.RecordBatch], abc.ABC):
         block, compressed, options = chunk.block, chunk.compressed, self.options
         properties = encode_properties(chunk, self.unique_ids, self._workspace)
         half_flag = TRANSACTION_PREPARED_TYPE if self.half_properties else 0
-        for row, text in zip(chunk.numbers.tolist(), properties, strict=True):
+        # Copied: a slice would keep the whole record batch alive until the message is acknowledged.
+        rest = None if uncarried is None else uncarried.take(pa.array(chunk.numbers))
+        for number, (row, text) in enumerate(zip(chunk.numbers.tolist(), properties, strict=True)):
             key = groups.keys[0 if groups.codes is None else int(groups.codes[row])]
             if options.ordered:
                 yield from self._close_before(key, itself=True)
             elif key.queue is not None and key in self._groups and block.item_sizes[row] > item_limit(options):
                 # Rows of one shardingKey keep their order, so those before a row too large for a batch go first.
                 yield self._close(key)
-            # Copied: a slice would keep the whole block alive until the message is acknowledged.
+            # Copied for the same reason.
             compressed_body = None if compressed is None else compressed.value(row - chunk.start)
             body = compressed_body or block.body.value(row) or b""
             message_group = None
@@ -262,7 +264,7 @@ class ArrowBatcher(BatchSource[pa.RecordBatch], abc.ABC):
                 message_group=message_group or "",
                 # `add` has counted this block. The caller exhausts its batches before it adds another one.
                 row=self._first_row - block.rows + row,
-                uncarried=None if uncarried is None else uncarried.slice(row, 1),
+                uncarried=None if rest is None else rest.slice(number, 1),
             )
             if len(body) > LARGEST_BODY:
                 # What makes it a half message is not the row's.

@@ -110,7 +110,11 @@ class InvalidRows:
 def uncarried_columns(rows: pa.RecordBatch) -> pa.RecordBatch | None:
     """Return the columns whose values a message of some protocol or some option does not have; None: there are none."""
     names = [name for name in _UNCARRIED if name in rows.schema.names]
-    return rows.select(names) if names else None
+    # pyarrow takes no rows of views.
+    columns = [
+        rows[name].cast(pa.large_binary()) if pa.types.is_string_view(rows[name].type) else rows[name] for name in names
+    ]
+    return pa.RecordBatch.from_arrays(columns, names) if names else None
 
 
 def _row_of(message: EncodedBatch) -> tuple[pa.RecordBatch, str | None]:

@@ -363,6 +363,29 @@ def test_a_dead_letter_has_the_whole_row_also_if_a_server_rejects_it(
     assert rejected == letters(check_keys=KeyCheck(lambda topics: dict.fromkeys(topics, True), inner_batches=True))
 
 
+@pytest.mark.parametrize("of", [pa.string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string())], ids=str)
+def test_a_single_message_does_not_keep_its_record_batch(of: pa.DataType) -> None:
+    columns = {
+        "body": pa.array(["x"] * 100),
+        "delayMs": pa.array([5 if row == 60 else None for row in range(100)]),
+        "flag": pa.array(range(100), pa.int32()),
+        "brokerName": pa.array([f"the name of the broker {row}" for row in range(100)]).cast(of),
+        "waitStoreMsgOK": pa.array([row == 60 for row in range(100)]),
+    }
+    batch = pa.RecordBatch.from_pydict(columns)
+    batcher = new_batcher(batch_options(topic="orders"), on_invalid=lambda _: None)
+    (row,) = (one.uncarried for one, _ in batcher.add(batch, 0.0) if one.uncarried is not None)
+    assert [column.cast(pa.string()).to_pylist() for column in row.columns] == [
+        ["60"],
+        ["the name of the broker 60"],
+        ["true"],
+    ]
+    used = {buffer.address for column in batch.columns for buffer in column.buffers() if buffer is not None}
+    assert used.isdisjoint(
+        buffer.address for column in row.columns for buffer in column.buffers() if buffer is not None
+    )
+
+
 @pytest.mark.parametrize("tag", ["a ", "\ta", " ", "a|b"])
 def test_a_tag_without_any_subscription_becomes_a_dead_letter_property(tag: str) -> None:
     _, properties = dead_letter(tags=tag)
