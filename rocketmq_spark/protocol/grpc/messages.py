@@ -279,8 +279,11 @@ def _encoded(message: Message, born_timestamp: int) -> pb.Message:
             text = "its time of delivery is after the year 9999, which gRPC cannot carry; choose an earlier one"
             illegal = ResponseCode.MESSAGE_ILLEGAL
             raise DelayRefusedException(f"{_sending(message.topic)}: {text}", illegal, text, "") from exc
-    if message.priority is not None:
-        system.priority = message.priority
+    try:
+        if message.priority is not None:
+            system.priority = message.priority
+    except ValueError as exc:
+        raise _illegal(message.topic, f"invalid priority: {exc}") from exc
     if message.lite_topic:
         system.lite_topic = message.lite_topic
     system.message_id = message.unique_id or ""

@@ -197,6 +197,8 @@ def test_every_compressed_body_of_a_batch_has_its_encoding() -> None:
         (Message("orders", b"x"), CompressionType.ZSTD.sys_flag, "compressed with ZSTD"),
         (Message("orders", b"x", properties={"TIMER_DELAY_MS": "soon"}), 0, "TIMER_DELAY_MS .* 'soon', not a number"),
         (Message("orders", b"x", properties={"TIMER_DELIVER_MS": "9", "TIMER_DELAY_SEC": "1"}), 0, "several delays"),
+        (Message.of("orders", b"x", priority=2**31), 0, "invalid priority: .* 2147483648"),
+        (Message("orders", b"x", properties={"_SYS_MSG_PRIORITY_": "high"}), 0, "'high', not a number"),
         (Message("orders", b"x", properties={"__SHARDINGKEY": "k", "TIMER_DELAY_MS": "5"}), 0,
          "a delay and a shardingKey"),
         (Message("orders", b"x", properties={"__SHARDINGKEY": "k", "TRAN_MSG": "true"}), 0,
