@@ -99,7 +99,7 @@ class TopicConfigCache:
         if answer is None or self._clock() - since >= _FRESH_S:
             newest = self._request(address, topic, timeout)
             if isinstance(newest, errors.RequestNotSupportedException):
-                newest = self._config_of_other(address, newest, timeout)
+                newest = self._config_before_5(address, newest, timeout)
             if not _is_retriable(newest):
                 answer = newest
             elif answer is None:
@@ -138,7 +138,7 @@ class TopicConfigCache:
         self._answers[place] = self._clock(), known if is_silent else answer
         return answer
 
-    def _config_of_other(
+    def _config_before_5(
         self, address: str, unsupported: errors.RequestNotSupportedException, timeout: float
     ) -> TopicConfig | errors.RocketMQError:
         """Return the configuration of any topic of a 4.x broker, or the error for a proxy."""
