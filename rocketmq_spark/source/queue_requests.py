@@ -27,7 +27,9 @@ T = TypeVar("T")
 # A request about a queue (as the user knows it) to a broker's address, with a timeout in seconds.
 Request: TypeAlias = Callable[[MessageQueue, str, float], T]
 
-# In the answer of 4.9 to a pull of a queue above the topic's read queues, whose code is 1 (PullMessageProcessor).
+# The codes of a broker's answers to a pull if it does not have the topic, or the queue is above its read queues. The
+# code of 4.9 for the second case is 1, with this remark (PullMessageProcessor).
+_LACKING: Final = (ResponseCode.TOPIC_NOT_EXIST, ResponseCode.INVALID_PARAMETER)
 _NO_QUEUE: Final = "queueId["
 
 WAIT: Final = 0.2
@@ -158,11 +160,9 @@ class QueueRequests:
             for _ in Retries(gives_up, lambda _: WAIT, self.clock, self.sleep):
                 try:
                     self.pull(queue, 0, masters[queue.broker_name], 1)
-                except errors.TopicRouteStaleException:
-                    return True
                 except errors.RocketMQError as exc:
                     if isinstance(exc, errors.MQBrokerException) and (
-                        exc.response_code == ResponseCode.INVALID_PARAMETER or _NO_QUEUE in exc.remark
+                        exc.response_code in _LACKING or _NO_QUEUE in exc.remark
                     ):
                         return True
                     if exc.retriable and not self.deadline.passed:

@@ -25,6 +25,7 @@ from rocketmq_spark.model.message import Message, MessageQueue
 from rocketmq_spark.model.message_ext import PullOutcome
 from rocketmq_spark.options.offsets import OffsetSpec
 from rocketmq_spark.options.source import SourceOptions
+from rocketmq_spark.protocol.remoting.codes import broker_error
 from rocketmq_spark.protocol.remoting.responses import ClusterInfo
 from rocketmq_spark.source.ranges import OffsetRange
 from rocketmq_spark.source.stream_offsets import StreamOffsets
@@ -118,6 +119,21 @@ def test_queue_that_an_old_route_lacks_is_read(
     assert reader.cluster.available(known) == known | {A0: 5, A1: 9}
     assert reader.cluster.available(known, {A0: 4, A1: 7}) == known | {A0: 4, A1: 7}
     assert reader.cluster.ranges({A0: 1, A1: 3}, {A0: 5, A1: 9}) == [OffsetRange(A0, 1, 5), OffsetRange(A1, 3, 9)]
+    assert "is gone" not in caplog.text
+
+
+@pytest.mark.parametrize("fail_on_data_loss", [True, False])
+def test_closed_queue_that_an_old_route_lacks_is_not_gone(
+    make_reader: Make, caplog: pytest.LogCaptureFixture, *, fail_on_data_loss: bool
+) -> None:
+    reader = make_reader(fail_on_data_loss=fail_on_data_loss)
+    reader.transport.query_route = lambda topic, timeout: route({"a": 1, "b": 2})
+    reader.fill({A0: 5, A1: 9})
+    forbidden = broker_error(16, "the topic[orders] pulling message is forbidden", "a:10911", "pulling")
+    reader.transport.always_pull[A1] = PullReply(PullOutcome(None, error=forbidden))
+    # A query that is restarted repeats its last micro-batch.
+    with pytest.raises(ReadError, match=r"requests about queue orders/a/1: .* pulling message is forbidden"):
+        reader.cluster.ranges({A0: 1, A1: 3}, {A0: 5, A1: 9})
     assert "is gone" not in caplog.text
 
 
