@@ -236,7 +236,7 @@ def record_changed(
 ) -> None:
     """Store whether attempts had other rows than the stored ones. After True, the next attempts send none.
 
-    It stores nothing without the `lease` of the attempt, if it has one, or if another driver goes on since the plan.
+    It stores nothing if the `lease` of the attempt has ended, or another driver has begun a partition since the plan.
     """
     verdict, known = replace(plan.begins, changed=changed), plan.begun.get(write, {})
     try:
