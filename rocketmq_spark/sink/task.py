@@ -38,6 +38,8 @@ from rocketmq_spark.model.message import MessageQueue, SendOutcome
 from rocketmq_spark.options.sink import SinkOptions
 from rocketmq_spark.protocol.remoting.records import LARGEST_BODY
 from rocketmq_spark.routing.client_instance import ClientInstance
+from rocketmq_spark.routing.route_cache import TopicPublishInfo
+from rocketmq_spark.routing.topic_configs import TopicConfigs
 from rocketmq_spark.sink.checks import check_stores, store_type
 from rocketmq_spark.sink.in_flight import PendingBatch
 from rocketmq_spark.sink.limits import largest_batch, task_rate
@@ -189,19 +191,21 @@ class RowBatchers:
         """Return `_keys_required` for inner batches, and check the stores of new topics; raises as `check_stores`."""
         required = self._keys_required(topics)
         for topic in set(topics) - self._inner:
-            info, instance = self._routes.look_up(topic), self._routes.instance
-            configs = instance.topic_configs.look_up({info.topic: info.route})[info.topic]
-            check_stores(topic, info, configs, self._store_of)
+            check_stores(topic, *self._look_up(topic), self._store_of)
             self._inner.add(topic)
         return required
 
     def _check_timers(self, rows: pa.RecordBatch) -> None:
         """Check the brokers of rows with a time of delivery; raises as `RouteFinder.look_up` and `check_timers`."""
         for topic in _delayed_topics(rows, self._options) - self._timed:
-            info, instance = self._routes.look_up(topic), self._routes.instance
-            configs = instance.topic_configs.look_up({info.topic: info.route})[info.topic]
-            check_timers(rows.schema, topic, instance.topic_configs.old_brokers(configs, info.route))
+            info, configs = self._look_up(topic)
+            check_timers(rows.schema, topic, self._routes.instance.topic_configs.old_brokers(configs, info.route))
             self._timed.add(topic)
+
+    def _look_up(self, topic: str) -> tuple[TopicPublishInfo, TopicConfigs]:
+        """Return the route of a topic and its configurations; raises as `RouteFinder.look_up`."""
+        info = self._routes.look_up(topic)
+        return info, self._routes.instance.topic_configs.look_up({info.topic: info.route})[info.topic]
 
 
 def _delayed_topics(rows: pa.RecordBatch, options: SinkOptions) -> set[str]:
