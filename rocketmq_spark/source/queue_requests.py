@@ -172,12 +172,8 @@ class QueueRequests:
 
         # A broker may have come back since the last answer that its topic has no route. Later requests need the route.
         self.queues.expire()
-        running = {queue for queue in {*gone, *absent} if queue.broker_name in masters}
-        # Without a route, a topic has all of its queues at a broker, or none. A name server that brokers can't reach
-        # lists earlier numbers of queues, so each queue above them is asked about.
-        unrouted = {queue for queue in running if not self.queues.routes([queue])}
-        found = self.queues.by_topic(sorted(unrouted), is_lost)
-        found |= self.deadline.in_parallel(sorted(running - unrouted), is_lost, "answers about removed queues")
+        running = sorted(queue for queue in {*gone, *absent} if queue.broker_name in masters)
+        found = self.deadline.in_parallel(running, is_lost, "answers about removed queues")
         return {queue for queue, lost in found.items() if lost}
 
     def pull(self, queue: MessageQueue, offset: int, address: str, count: int) -> PullOutcome:

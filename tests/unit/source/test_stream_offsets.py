@@ -375,6 +375,19 @@ def test_topic_whose_broker_registers_while_it_is_looked_up_is_not_gone() -> Non
         assert [part for part in cluster.ranges({OLD: 3}, {OLD: 5}) if part.size] == [OffsetRange(OLD, 3, 5)]
 
 
+def test_only_the_removed_queues_of_a_topic_are_gone_if_its_broker_registers_late(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    options = SourceOptions.of(name_server=("n:9876",), subscribe_pattern="o.*", fail_on_data_loss=False)
+    clock, removed = ManualClock(1_000.0), MessageQueue("old", "c", 1)
+    with RegistersLate({"orders": route({"a": 1})}, clock=clock) as transport:
+        transport.keep(OLD, [Message("old", b"x")] * 5)
+        cluster = StreamOffsets(options, transport, clock, sleep=clock.advance)
+        ranges = cluster.ranges({OLD: 3, removed: 2}, {OLD: 5, removed: 4})
+    assert ranges == [OffsetRange(OLD, 3, 5)]
+    assert "queue old/c/1 is gone" in caplog.text
+
+
 def test_target_has_the_queues_of_a_broker_that_already_returned(make_reader: Make) -> None:
     reader = make_reader()
     reader.fill(dict.fromkeys(QUEUES, 5))
