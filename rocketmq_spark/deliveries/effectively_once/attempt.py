@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import logging
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
@@ -229,7 +229,7 @@ def record_changed(
     log: DecisionLog,
     plan: ResumePlan,
     write: Write,
-    partitions: Iterable[int],
+    partitions: Sequence[int],
     *,
     changed: bool,
     lease: Lease | None = None,
@@ -244,10 +244,11 @@ def record_changed(
         log.check_current(write)
         if lease is not None:
             lease.check()
-        for part in partitions:
-            newest = next(reversed(log.writes[write].begun.get(part, {})), "")
-            if newest not in known.get(part, {}) and driver_of(newest) != plan.driver:
+        newest = {part: next(reversed(log.writes[write].begun.get(part, {})), "") for part in partitions}
+        for part, attempt in newest.items():
+            if attempt not in known.get(part, {}) and driver_of(attempt) != plan.driver:
                 raise DeliveryError(f"another driver has begun partition {part} since, or has completed the write")
+        for part in partitions:
             log.append_begun(brokers, write, part, attempt_id(brokers, plan.driver), verdict, plan.since)
     except RocketMQError as exc:
         text = "%s: it is not recorded whether the input has changed, so the next attempts do not know it: %s"
