@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from operator import index
+from typing import Final, SupportsIndex
 
 import rocketmq_spark.model.properties as const
 from rocketmq_spark.errors import BatchRefusedException, CompressionError, MQClientException
@@ -171,11 +172,20 @@ def check_message(message: Message | None, max_message_size: int, namespace: str
             f"{sending}: its body has {len(body)} bytes, max_message_size allows {max_message_size}; send less, or "
             "raise it here, and maxMessageSize on every broker"
         )
+    if not _fits_32_bits(message.flag):
+        raise _illegal(f"{sending}: its flag {message.flag!r} must fit 32 bits")
     dispatch = message.properties.get(const.INNER_MULTI_DISPATCH, "")
     if "/" in dispatch:
         raise _illegal(
             f"{sending}: its property {const.INNER_MULTI_DISPATCH} is {dispatch!r}; queue names must not hold '/'"
         )
+
+
+def _fits_32_bits(flag: SupportsIndex) -> bool:
+    try:
+        return -(2**31) <= index(flag) < 2**31
+    except TypeError:
+        return False
 
 
 def _check_frame(topic: str, body: bytes) -> None:

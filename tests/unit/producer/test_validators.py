@@ -42,9 +42,11 @@ def test_valid_group_does_not_raise(group: str) -> None:
         (Message("orders", "text"), "must be bytes, got str"),  # type: ignore[arg-type]
         (Message("orders", b""), "is empty"),
         (Message("orders", bytes(LIMIT + 1)), "has 101 bytes, max_message_size allows 100"),
+        (Message("orders", b"body", 2**31), "flag 2147483648 must fit 32 bits"),
+        (Message("orders", b"body", None), "flag None must fit 32 bits"),  # type: ignore[arg-type]
     ],
 )
-def test_no_message_no_body_and_a_body_over_the_limit_are_code_13(message: Message | None, reason: str) -> None:
+def test_no_message_and_an_invalid_body_or_flag_are_code_13(message: Message | None, reason: str) -> None:
     error = refusal(message)
     assert error.response_code == 13
     assert reason in str(error)
