@@ -227,8 +227,12 @@ class Batches:
 
     def _send_shared(self, lane: _Lane, batch: _Batch, seconds: float) -> None:
         lane.in_flight += 1
+        first, *others = batch.messages
 
         def send() -> Future[SendResult]:
+            if not others:
+                # Alone it may also go to a compaction topic.
+                return self._blocking.send_async(first, timeout_ms=seconds * 1000)
             return self._blocking._sender.send_merged_async(batch.messages, seconds)
 
         self._begin(batch, send, partial(self._end_shared, lane))

@@ -74,6 +74,15 @@ def test_keyless_messages_to_an_unknown_topic_are_rejected_if_compacted(
     check_keyless_are_rejected(cluster, name_server=cluster.name_server)
 
 
+@pytest.mark.parametrize("code", [ResponseCode.NO_PERMISSION, ResponseCode.REQUEST_CODE_NOT_SUPPORTED])
+def test_one_keyless_message_is_sent_to_an_unknown_topic(cluster: FakeCluster, code: ResponseCode) -> None:
+    hide_configurations(cluster, code)
+    for topic, is_stored in {"plain": True, "latest": False}.items():
+        (result,) = outcomes([Message.of(topic, b"1")], name_server=cluster.name_server)
+        assert isinstance(result, MQBrokerException) is not is_stored
+        assert bodies(cluster, topic) == [b"1"] * is_stored
+
+
 def test_only_messages_with_keys_share_a_request_over_grpc(cluster: FakeCluster) -> None:
     assert cluster.proxy is not None
     messages = [Message.of("plain", b"%d" % number, keys="k" if number < 5 else None) for number in range(8)]
