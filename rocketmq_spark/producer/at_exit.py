@@ -7,9 +7,12 @@ no work of a thread pool. ``os._exit`` and signals without a handler end a proce
 from __future__ import annotations
 
 import atexit
+import concurrent.futures.thread  # noqa: F401 - registers its hook first
+import contextlib
 import logging
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
@@ -36,14 +39,18 @@ def add(sender: MessageSender) -> None:
     senders.add(sender)
 
 
+def _watch() -> None:
+    for sender in tuple(senders):
+        sender.outstanding.watch()
+
+
 def drain() -> None:
     """Wait until all asynchronous sends have ended, at most the longest ``sendMsgTimeout``; log how many are lost.
 
     Ctrl+C ends the wait.
     """
     outstanding_of = {sender: sender.outstanding for sender in tuple(senders)}
-    for outstanding in outstanding_of.values():
-        outstanding.watch()
+    _watch()
     limit = 0.0
     try:
         for hand_over in tuple(hand_overs):
@@ -85,3 +92,6 @@ def _forget() -> None:
 
 os.register_at_fork(after_in_child=_forget)
 atexit.register(drain)
+# Sends that wait for a thread of a pool end before `atexit`. Pools use this private function, too, with an older hook.
+with contextlib.suppress(AttributeError, RuntimeError):
+    threading._register_atexit(_watch)  # type: ignore[attr-defined]

@@ -111,7 +111,7 @@ class Producer:
             self._lifecycle.enter(ServiceState.CREATE_JUST)
             raise
         try:
-            service.look_up_topics()
+            service.prepare()
         except BaseException:
             # In this state, no shutdown would close the service.
             service.close()

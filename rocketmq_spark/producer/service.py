@@ -203,8 +203,9 @@ class ProducerService:
         timeout, pool = self.sender.timeout, self._check_pool
         self.transactions = Transactions(producer_group, timeout, self.instance, hooks, self.send, listener, pool)
 
-    def look_up_topics(self) -> None:
-        """Look up the topics that the options name; a failure is logged."""
+    def prepare(self) -> None:
+        """Start the transport's thread, and look up the topics that the options name; their failures are logged."""
+        self.instance.transport.open()
         for topic in self._options.topics:
             try:
                 self.instance.routes.look_up(topic, self._options.connection.mq_client_api_timeout / 1000)

@@ -204,6 +204,9 @@ class ProxyTransport(Closes, Routes, Sends, Transactions, Protocol):
 class Transport(ProxyTransport, Offsets, Admin, Protocol):
     """The requests of a producer. Over gRPC those outside of `ProxyTransport` raise MQClientException."""
 
+    def open(self) -> None:
+        """Start the thread of this process now, because from Python 3.12 on an ending process can't. Idempotent."""
+
     def send_oneway(self, request: SendRequest, timeout: float) -> None:
         """Send without an acknowledgement, and return when the socket has taken the last byte.
 

@@ -133,7 +133,11 @@ class Dial:
                 self._fail(OSError(f"{text}; check that the DNS server answers"))
                 return
             name = f"{_LOOK_UP}{host}"
-            threading.Thread(target=self._resolve, args=(host, port), name=name, daemon=True).start()
+            try:
+                threading.Thread(target=self._resolve, args=(host, port), name=name, daemon=True).start()
+            except RuntimeError:
+                # The process ends, or may have no more threads.
+                self._resolve(host, port)
         else:
             self.step(now)
 

@@ -370,6 +370,9 @@ class ScriptedTransport(Closes):
         data = QueueData(address.rpartition(":")[0], reads, queue_nums, perm, topic_sys_flag)
         self.routes[topic] = with_broker(self.routes.get(topic, TopicRouteData((), ())), data, address)
 
+    def open(self) -> None:
+        """Do nothing: the thread of a threaded one runs."""
+
     def close(self) -> None:
         """Fail what is in flight with ``RemotingSendRequestException``. Idempotent."""
         self._deliveries.close()

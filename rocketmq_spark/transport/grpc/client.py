@@ -62,6 +62,7 @@ class GrpcAnswer:
 OnAnswer: TypeAlias = Callable[[GrpcAnswer], None]
 
 
+_CallT = TypeVar("_CallT")
 _ReplyT = TypeVar("_ReplyT", bound="ProtoMessage")
 
 
@@ -101,6 +102,9 @@ class GrpcClient:
         self._streams: dict[str, Any] = {}
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
+        # gRPC starts a thread for the calls of `start` and `stream` on each channel, and ends it after the last one.
+        self._starting = threading.Lock()
+        self._no_threads = False
         self.closed = False
 
     def __repr__(self) -> str:
@@ -125,7 +129,9 @@ class GrpcClient:
             return
         number = self._register(_Flight(endpoint, doing, on_answer, self._clock(), permit, signed_by))
         try:
-            started = call.future(request, timeout, metadata)
+            started = self._with_thread(functools.partial(call.future, request, timeout, metadata))
+            if started is None:
+                started = _ended(call, request, timeout, metadata)
         except BaseException:
             # A flight that left the table was ended by `close`, which has closed the channel too.
             if self._flights.pop(number, None) is not None:
@@ -154,7 +160,7 @@ class GrpcClient:
         """Call and return the reply; MQBrokerException if its status is not OK, RemotingException without a reply."""
         call, metadata, signed_by, doing = self._prepared(endpoint, method, timeout, doing)
         try:
-            started = call.future(request.SerializeToString(), timeout, metadata)
+            started = _ended(call, request.SerializeToString(), timeout, metadata)
         except ValueError:
             self._check()
             raise
@@ -176,9 +182,20 @@ class GrpcClient:
     def stream(self, endpoint: str, method: str, requests: Iterator[bytes]) -> Any:
         """Open a stream: an iterator of the server's messages as bytes, with `cancel`; raises ``grpc.RpcError``."""
         metadata = self._metadata.fresh().metadata
-        stream = self._channel(endpoint).stream_stream(_SERVICE + method)(requests, metadata=metadata)
+        call = self._channel(endpoint).stream_stream(_SERVICE + method)
+        stream = self._with_thread(functools.partial(call, requests, metadata=metadata))
+        if stream is None:
+            raise errors.RocketMQError(f"{endpoint}: {method} is not called, because the process ends")
         self._streams[endpoint] = stream
         return stream
+
+    def open(self) -> None:
+        """Start the thread. Idempotent."""
+        with self._lock:
+            self._check()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="rocketmq-spark-grpc", daemon=True)
+                self._thread.start()
 
     def close(self) -> None:
         """Close the channels and end the thread; calls in flight fail. Idempotent."""
@@ -215,13 +232,11 @@ class GrpcClient:
             raise errors.RocketMQError("this transport is closed: make a new one")
 
     def _register(self, flight: _Flight) -> int:
+        self.open()
         number = next(self._numbers)
         with self._lock:
             self._check()
             self._flights[number] = flight
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="rocketmq-spark-grpc", daemon=True)
-                self._thread.start()
         return number
 
     def _run(self) -> None:
@@ -244,6 +259,17 @@ class GrpcClient:
                 text = f"{flight.doing}: this process closed its connection before the proxy replied"
                 text += "; the request may have been executed"
                 self._finish(number, errors.RemotingSendRequestException(text), self._clock())
+
+    def _with_thread(self, start: Callable[[], _CallT]) -> _CallT | None:
+        """Start a call that gRPC's thread ends; None if the process starts no threads, because it ends."""
+        with self._starting:
+            if not self._no_threads:
+                try:
+                    return start()
+                except RuntimeError:
+                    # gRPC counts this call, and starts no thread for later ones: they would never end.
+                    self._no_threads = True
+        return None
 
     def _finish(self, number: int, end: bytes | errors.RocketMQError, at: float) -> None:
         flight = self._flights.pop(number, None)
@@ -279,6 +305,17 @@ class GrpcClient:
         # The traceback of gRPC's own exception would show the server's text unescaped and on several lines.
         error.__cause__ = RuntimeError(escaped(without_token(str(call.exception()), signed_by)))
         return error
+
+
+def _ended(call: grpc.UnaryUnaryMultiCallable, request: bytes, timeout: float, metadata: Metadata) -> grpc.Future:
+    """Wait for a call in this thread, and return it."""
+    import grpc
+
+    try:
+        return call.with_call(request, timeout, metadata)[1]
+    except grpc.RpcError as exc:
+        # gRPC's error of a call is this call.
+        return cast("grpc.Future", exc)
 
 
 def error_in(status: pb.Status, endpoint: str, doing: str) -> errors.RocketMQError | None:

@@ -207,6 +207,10 @@ class GrpcTransport(Closes):
         reply_type = service.RecallMessageResponse
         return self._here().client.invoke(address, "RecallMessage", message, reply_type, timeout, doing).message_id
 
+    def open(self) -> None:
+        """See `Transport.open`."""
+        self._here().client.open()
+
     def close(self) -> None:
         """Close every channel of this process and end its threads; calls in flight fail. Idempotent."""
         self._closed = True

@@ -194,6 +194,12 @@ class IoLoop:
             self._wake()
             thread.join(_JOIN_TIMEOUT)
 
+    def open(self) -> None:
+        """Start the thread."""
+        with self._lock:
+            self.check()
+            self._start()
+
     def poll(self, timeout: float) -> None:
         """Move bytes and call callbacks in the calling thread; wait at most `timeout` seconds for the first event."""
         self.check()

@@ -90,6 +90,10 @@ class RemotingTransport(Closes):
         """True after `close`, or when its thread has failed."""
         return self.client.loop.closed
 
+    def open(self) -> None:
+        """See `Transport.open`."""
+        self.client.loop.open()
+
     def close(self) -> None:
         """Close every connection and end the thread; what is in flight fails. Idempotent."""
         self.client.loop.close()

@@ -168,6 +168,51 @@ def test_messages_of_a_closed_event_loop_that_fail_are_counted(cluster: FakeClus
     assert "300 failed (the first: " in line
 
 
+@pytest.mark.parametrize(
+    "last",
+    [
+        'producer.send_async(messages("main", 1)[0])',
+        'atexit.register(lambda: producer.send_async(messages("main", 1)[0]))',
+        'atexit.register(lambda: producer.send(messages("main", 1)[0]))',
+    ],
+    ids=["send_async", "send_async at exit", "send at exit"],
+)
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "a proxy"])
+def test_the_only_message_of_a_process_is_stored(host: str, last: str) -> None:
+    """From Python 3.12 on, no thread starts after the last statement."""
+    over_grpc = host == "a proxy"
+    if over_grpc:
+        pytest.importorskip("grpc")
+    with FakeCluster(topics={"T": 4}, proxy=over_grpc) as cluster:
+        name_server = cluster.name_server.replace("127.0.0.1", host)
+        servers = {"endpoints": cluster.endpoints} if over_grpc else {"name_server": name_server}
+        assert run(cluster, f'producer = started("main"); {last}', **servers) == (0, [])
+        assert stored(cluster) == {"main": 1}
+
+
+def test_messages_that_fail_before_the_exit_hook_are_counted(cluster: FakeCluster) -> None:
+    code, lines = run(
+        cluster,
+        """
+        import concurrent.futures.thread, time
+        from rocketmq_spark import MessageQueue
+
+        def wait_for_the_last_statement():
+            while not concurrent.futures.thread._shutdown:
+                time.sleep(0.01)
+
+        pool = concurrent.futures.ThreadPoolExecutor(1)
+        pool.submit(wait_for_the_last_statement)
+        producer = started("main", async_sender_executor=pool)
+        for message in messages("lost", 50):
+            producer.send_async(message, queue=MessageQueue("T", "no broker", 0))
+        """,
+    )
+    (line,) = lines
+    assert "50 messages of producer main are acknowledged" in line
+    assert (code, stored(cluster)) == (0, {})
+
+
 def test_messages_over_grpc_are_stored() -> None:
     pytest.importorskip("grpc")
     with FakeCluster(topics={"T": 4}, proxy=True) as cluster:
