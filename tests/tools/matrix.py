@@ -38,6 +38,8 @@ PYTHONS: Final = ("3.10", "3.11", "3.12", "3.13")
 LOWEST: Final = "lowest"
 # PySpark 3.5 has no data sources in Python.
 WITHOUT_SOURCES: Final = "3.5"
+# The extra connect of PySpark 3.5 needs numpy below 2, and pyarrow 26 needs numpy 2.
+WITH_OLD_NUMPY: Final = "pyarrow<26"
 PYSPARKS: Final = (LOWEST, WITHOUT_SOURCES, "4.0", "4.1", "4.2", "4.3")
 ON_ALL: Final = ("tests/spark/test_write_function.py",)
 # Batch and stream in both directions, over both protocols, and with each kind of Spark session.
@@ -189,7 +191,11 @@ def check(pair: Pair, interpreter: str, built: Built, folder: Path, *, unit: boo
         done = run(*pip, "--upgrade", "pip")
     if done.returncode == 0:
         (folder / "lowest.txt").write_text(lowest())
-        wanted = ("--constraint", folder / "lowest.txt") if pair.asked == LOWEST else (f"pyspark=={pair.asked}.*",)
+        wanted: tuple[str | Path, ...] = (f"pyspark=={pair.asked}.*",)
+        if pair.asked == LOWEST:
+            wanted = ("--constraint", folder / "lowest.txt")
+        elif pair.asked == WITHOUT_SOURCES:
+            wanted = (*wanted, WITH_OLD_NUMPY)
         done = run(*pip, f"{built.sdist}[test]", *wanted)
     if done.returncode:
         absent = "No matching distribution found for pyspark" in done.stderr
