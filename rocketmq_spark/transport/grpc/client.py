@@ -202,6 +202,10 @@ class GrpcClient:
         with self._lock:
             self.closed = True
             thread = self._thread
+        if self._no_threads:
+            # gRPC would wait forever for the call without a thread, also to free the channel. The client's thread keeps
+            # it until the process has ended.
+            return
         self._ended.put(None)
         if thread is not None and thread is not threading.current_thread():
             thread.join(_JOIN_TIMEOUT)

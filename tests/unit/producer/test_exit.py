@@ -174,8 +174,9 @@ def test_messages_of_a_closed_event_loop_that_fail_are_counted(cluster: FakeClus
         'producer.send_async(messages("main", 1)[0])',
         'atexit.register(lambda: producer.send_async(messages("main", 1)[0]))',
         'atexit.register(lambda: producer.send(messages("main", 1)[0]))',
+        'atexit.register(producer.shutdown); producer.send_async(messages("main", 1)[0])',
     ],
-    ids=["send_async", "send_async at exit", "send at exit"],
+    ids=["send_async", "send_async at exit", "send at exit", "shutdown at exit"],
 )
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "a proxy"])
 def test_the_only_message_of_a_process_is_stored(host: str, last: str) -> None:
