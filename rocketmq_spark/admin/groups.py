@@ -24,7 +24,7 @@ from rocketmq_spark.errors import (
 from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.model.message_ext import utc
 from rocketmq_spark.model.route import TopicRouteData, masters_of
-from rocketmq_spark.options.offsets import COMMITTED, OffsetSpec, parse_start
+from rocketmq_spark.options.offsets import WORDS, parse_start
 from rocketmq_spark.options.source import SourceOptions
 from rocketmq_spark.protocol.remoting.codes import ResponseCode
 from rocketmq_spark.protocol.remoting.groups import (
@@ -136,7 +136,7 @@ def resetting(options: SourceOptions, to: str | int | datetime) -> SourceOptions
     """Return the options of a read that begins where a group is to continue; see `Admin.reset_offsets`."""
     if isinstance(to, datetime):
         if to.tzinfo is None:
-            raise OptionError(f"resetting offsets to {to!r}: give a datetime with a time zone")
+            raise OptionError(f"resetting offsets to {to.isoformat()}: give a time zone, as in {to.isoformat()}+00:00")
         to = round(to.timestamp() * 1000)
     if isinstance(to, int) and not isinstance(to, bool):
         # Milliseconds of 1973 or before are probably seconds.
@@ -146,13 +146,14 @@ def resetting(options: SourceOptions, to: str | int | datetime) -> SourceOptions
                 f"({utc(_FIRST_MS)}) on"
             )
         return replace(options, starting_timestamp=to, starting_offsets_by_timestamp_strategy="latest")
+    is_json = isinstance(to, str) and to.strip().startswith("{")
+    if not is_json and str(to).strip().lower() not in WORDS:
+        example = "2026-11-28T10:00:00+01:00, or ms since 1970"
+        raise OptionError(f"resetting offsets to {to!r}: allowed are earliest, latest, a time ({example}), or offsets")
     try:
-        spec = parse_start(to) if isinstance(to, str) else OffsetSpec(COMMITTED)
+        return replace(options, starting_offsets=parse_start(str(to)))
     except ValueError as exc:
         raise OptionError(f"resetting offsets to {to!r}: {exc}") from exc
-    if spec.word == COMMITTED:
-        raise OptionError(f"resetting offsets to {to!r}: allowed are earliest, latest, a time, or offsets")
-    return replace(options, starting_offsets=spec)
 
 
 def reset_offsets(

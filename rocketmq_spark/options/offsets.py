@@ -147,6 +147,8 @@ def _spec(text: str, words: tuple[str, ...], chosen: Callable[[tuple[int, int]],
     if not word.startswith("{"):
         raise ValueError(f"it is neither {', '.join(words)} nor a JSON object")
     tree = _load(text)
+    if not tree:
+        raise ValueError("it has no offsets; neither has the receipt of a write without rows")
     receipt = _is_receipt(tree)
     if receipt:
         offsets = {queue: chosen(span) for queue, span in receipt_spans(tree).items()}

@@ -238,7 +238,7 @@ def source_contradictions(options: SourceOptions, spelt: Spelling, *, streaming:
 def option_warnings(options: SourceOptions) -> Iterator[str]:
     """Yield a warning for each value that is allowed but probably a mistake."""
     expression = options.sub_expression
-    if options.filter_type == "TAG" and re.search("[=<>']", expression):
+    if options.filter_type == "TAG" and re.search("[=<>'&]", expression):
         yield f"subExpression={expression!r} is interpreted as tags; a condition requires filterType=SQL92"
     times: list[tuple[str, int | None]] = [
         ("startingTimestamp", options.starting_timestamp),

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from rocketmq_spark import Admin
+from datetime import datetime
+
+import pytest
+
+from rocketmq_spark import Admin, OptionError
+from rocketmq_spark.admin.groups import resetting
 from rocketmq_spark.model.message import MessageQueue
+from rocketmq_spark.options.source import SourceOptions
 from rocketmq_spark.testing import FakeCluster
 
 
@@ -19,3 +25,18 @@ def test_offsets_are_not_reset_on_a_slave() -> None:
             master.resume()
     assert list(found) == []
     assert "the master of broker-0 does not answer, and would overwrite the offsets of its slave" in found.missing[0]
+
+
+@pytest.mark.parametrize(
+    ("to", "advice"),
+    [
+        ("yesterday", "allowed are earliest, latest, a time .*, or offsets"),
+        ("committed", "allowed are earliest, latest, a time .*, or offsets"),
+        (True, "allowed are earliest, latest, a time .*, or offsets"),
+        ("{", "not valid JSON"),
+        (datetime(2026, 11, 30, 8), r"to 2026-11-30T08:00:00: give a time zone, as in 2026-11-30T08:00:00\+00:00"),
+    ],
+)
+def test_error_of_a_wrong_place_to_reset_to_names_the_right_ones(to: str | bool | datetime, advice: str) -> None:
+    with pytest.raises(OptionError, match=advice):
+        resetting(SourceOptions.of(subscribe=("orders",)), to)

@@ -317,6 +317,7 @@ def test_start_or_end_is_a_keyword_offsets_or_a_receipt(parse: Callable[[str], O
 
 
 def test_unknown_keyword_error_lists_the_keywords() -> None:
+    assert problem(parse_start, "{}") == "it has no offsets; neither has the receipt of a write without rows"
     assert problem(parse_start, "latst") == "it is neither earliest, latest, committed nor a JSON object"
 
 

@@ -381,8 +381,9 @@ def test_single_pipe_between_tags_is_rejected(expression: str) -> None:
 
 def test_suspicious_options_cause_warnings() -> None:
     assert [*option_warnings(batch(subExpression="a || b", startingTimestamp="1700000000000"))] == []
-    (condition,) = option_warnings(batch(subExpression="region = 'eu'"))
-    assert "filterType=SQL92" in condition
+    for mistaken in ("region = 'eu'", "a && b"):
+        (condition,) = option_warnings(batch(subExpression=mistaken))
+        assert "filterType=SQL92" in condition
     assert [*option_warnings(batch(subExpression="region = 'like' OR likes > 5", filterType="SQL92"))] == []
 
 
