@@ -5,7 +5,6 @@ Encoders and senders are not imported: with Spark, a process that plans a write 
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -163,26 +162,34 @@ def _check_inner(options: SinkOptions, configs: TopicConfigs, info: TopicPublish
 
 
 def check_stores(
-    topic: str, info: TopicPublishInfo, configs: TopicConfigs, store_of: Callable[[str], str | None]
+    topic: str, info: TopicPublishInfo, configs: TopicConfigs, store_of: Callable[[str], str | RocketMQError | None]
 ) -> None:
     """Raise an OptionError if a broker says that its store counts an inner batch as one message, and loses the others.
 
-    `store_of` returns the `store_type` of the broker at an address. Brokers store the rows of plain topics one by one.
+    `store_of` returns the `store_type` of the broker at an address. It logs a warning about an unknown one. Brokers
+    store the rows of plain topics one by one.
     """
     inner = {name for name, config in configs.by_broker.items() if config.holds_batches}.union(configs.unknown)
     for broker_name, address in sorted(info.addresses.items()):
-        if broker_name in inner and (store := store_of(address)) == _ROCKSDB:
+        if broker_name not in inner:
+            continue
+        store = store_of(address)
+        if isinstance(store, RocketMQError):
+            text = "batchType=inner: the store of %s, a broker of topic %s, is unknown. With %s it loses rows: %s"
+            logger.warning(text, broker_name, topic, f"storeType={_ROCKSDB}", store)
+        elif store == _ROCKSDB:
             raise OptionError(
                 f"batchType=inner: {broker_name}, a broker of topic {topic}, has storeType={store}, which counts an "
                 "inner batch as one message: consumers would not get the others. Leave the option out"
             )
 
 
-def store_type(transport: Admin, address: str) -> str | None:
-    """Return the setting of a broker; None if it gives no answer, or the user may not read it."""
-    with contextlib.suppress(RocketMQError):
+def store_type(transport: Admin, address: str) -> str | RocketMQError | None:
+    """Return the setting of a broker, or the error if it gives no answer, or the user may not read it."""
+    try:
         return transport.broker_config(address, _TIMEOUT_S).get("storeType")
-    return None
+    except RocketMQError as exc:
+        return exc
 
 
 def ordered_queues(

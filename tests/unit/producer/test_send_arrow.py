@@ -178,7 +178,7 @@ def test_inner_batches_are_refused_where_brokers_store_rows_one_by_one(
 
 @pytest.mark.parametrize("topic", ["T", None], ids=["option topic", "column topic"])
 def test_inner_batches_are_refused_where_the_store_would_lose_messages(
-    producer: Producer, transport: ScriptedTransport, topic: str | None
+    producer: Producer, transport: ScriptedTransport, topic: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     rows = keyed(0) if topic else keyed(0).append_column("topic", pa.array(["T"] * len(KEYS)))
     transport.attributes["T"] = {"queue.type": "BatchCQ"}
@@ -192,6 +192,7 @@ def test_inner_batches_are_refused_where_the_store_would_lose_messages(
     transport.fail("broker_config", *[MQBrokerException("asking", 16, "no permission", "a:10911")] * 2)
     producer.send_arrow(rows, topic, batchType="inner")
     assert len(transport.requests) > 0
+    assert "batchType=inner: the store of a, a broker of topic T, is unknown." in caplog.text
 
 
 def test_the_store_is_asked_once_for_many_topics_of_inner_batches(
