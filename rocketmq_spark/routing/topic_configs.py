@@ -24,7 +24,7 @@ _KEPT_S: Final = 30.0
 # A read that took an old answer for the new topic would not report its gaps, or let brokers filter inner batches.
 _FRESH_S: Final = 1.0
 _TIMEOUT_S: Final = 3.0
-_BEFORE_5: Final = re.compile(r"[0-4](\.[0-9]{1,4}){1,3}")
+_BEFORE_5: Final = re.compile(r"[0-4](\.[0-9]{1,4}){1,3}(\.SNAPSHOT)?")
 
 # None: the broker does not have the topic.
 _Answer: TypeAlias = TopicConfig | errors.RocketMQError | None

@@ -154,7 +154,8 @@ def test_configuration_of_a_read_is_requested_again_after_a_second() -> None:
         cache.config("T", "a", "a", 3.0)
 
 
-def test_only_brokers_before_5_have_the_default_configuration_for_reads() -> None:
+@pytest.mark.parametrize("release", ["V4_9_7", "V4_9_4_SNAPSHOT"])
+def test_only_brokers_before_5_have_the_default_configuration_for_reads(release: str) -> None:
     """A proxy knows neither the topic's type nor a release, and a broker may not answer."""
     now = [0.0]
     unknown = RequestNotSupportedException("unknown request", 3, "", "a:1")
@@ -163,7 +164,7 @@ def test_only_brokers_before_5_have_the_default_configuration_for_reads() -> Non
     cache = TopicConfigCache(brokers, lambda: now[0])
     with pytest.raises(RemotingConnectException):
         cache.config("T", "a", "a", 3.0)
-    brokers.releases["a"] = "V4_9_7"
+    brokers.releases["a"] = release
     assert cache.config("T", "a", "a", 3.0) == PLAIN
     for address in ("proxy", "new"):
         with pytest.raises(RequestNotSupportedException):
