@@ -186,7 +186,8 @@ def check(pair: Pair, interpreter: str, built: Built, folder: Path, *, unit: boo
     """Install the sdist with a PySpark, run the tests, and set the results of `pair`."""
     done = run(interpreter, "-m", "venv", folder / "environment")
     python = folder / "environment" / "bin" / "python"
-    pip = (python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet")
+    # The tests compile the modules that they import.
+    pip = (python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-compile")
     if done.returncode == 0:
         done = run(*pip, "--upgrade", "pip")
     if done.returncode == 0:

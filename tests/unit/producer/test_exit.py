@@ -180,14 +180,22 @@ def test_messages_of_a_closed_event_loop_that_fail_are_counted(cluster: FakeClus
 )
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "a proxy"])
 def test_the_only_message_of_a_process_is_stored(host: str, last: str) -> None:
-    """From Python 3.12 on, no thread starts after the last statement."""
+    """After the last statement no thread starts, as from Python 3.12 on."""
+    program = f"""
+    def refuse(_):
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    threading._register_atexit(lambda: setattr(threading.Thread, "start", refuse))
+    producer = started("main")
+    {last}
+    """
     over_grpc = host == "a proxy"
     if over_grpc:
         pytest.importorskip("grpc")
     with FakeCluster(topics={"T": 4}, proxy=over_grpc) as cluster:
         name_server = cluster.name_server.replace("127.0.0.1", host)
         servers = {"endpoints": cluster.endpoints} if over_grpc else {"name_server": name_server}
-        assert run(cluster, f'producer = started("main"); {last}', **servers) == (0, [])
+        assert run(cluster, program, **servers) == (0, [])
         assert stored(cluster) == {"main": 1}
 
 
