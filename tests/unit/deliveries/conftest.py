@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 import pytest
 
@@ -10,6 +11,8 @@ from rocketmq_spark.deliveries.exactly_once import fence
 from rocketmq_spark.deliveries.log.delivery import forget_logs
 from rocketmq_spark.testing import FakeCluster
 from tests.support.two_phase import TOPIC, Driver, MovedClock, driver
+
+_EFFECTIVELY_ONCE: Final = {"delivery": "effectivelyOnce", "batchBytes": "1024", "fenceMs": "0"}
 
 
 @pytest.fixture
@@ -39,7 +42,13 @@ def new_process() -> Iterator[None]:
 
 @pytest.fixture
 def job(cluster: FakeCluster, clock: MovedClock) -> Iterator[Driver]:
-    """Return a driver of effectively-once writes."""
-    options = {"delivery": "effectivelyOnce", "batchBytes": "1024", "fenceMs": "0", "sendMsgTimeout": "500"}
-    with driver(cluster, clock, **options) as running:
+    """Return a driver of effectively-once writes, which soon takes a request without an answer for unknown."""
+    with driver(cluster, clock, **_EFFECTIVELY_ONCE, sendMsgTimeout="500") as running:
+        yield running
+
+
+@pytest.fixture
+def patient_job(cluster: FakeCluster, clock: MovedClock) -> Iterator[Driver]:
+    """Return a driver of effectively-once writes that waits for the answers of a slow machine."""
+    with driver(cluster, clock, **_EFFECTIVELY_ONCE, sendMsgTimeout="10000") as running:
         yield running

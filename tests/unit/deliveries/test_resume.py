@@ -53,11 +53,11 @@ def outcome_of(done: Attempted | None) -> tuple[int, bool, bool]:
     return done.partition_id, bool(done.attempt), done.recovered
 
 
-def test_a_write_without_faults_reads_nothing(cluster: FakeCluster, job: Driver) -> None:
-    plan = new_plan(job)
-    done = run_task(job, plan, WRITE)
+def test_a_write_without_faults_reads_nothing(cluster: FakeCluster, patient_job: Driver) -> None:
+    plan = new_plan(patient_job)
+    done = run_task(patient_job, plan, WRITE)
     assert outcome_of(done) == (0, True, False)
-    assert complete(job, plan, WRITE, done).repeated_rows == 0
+    assert complete(patient_job, plan, WRITE, done).repeated_rows == 0
     assert visible(cluster) == Counter(ROWS)
 
 
@@ -312,22 +312,22 @@ def test_a_request_that_is_stored_after_the_fence_is_reported(cluster: FakeClust
 
 
 def test_of_two_drivers_the_later_one_completes_the_write_and_reports_repeats(
-    cluster: FakeCluster, job: Driver
+    cluster: FakeCluster, patient_job: Driver
 ) -> None:
     # All requests of the frozen driver's task are stored after the fence of the other driver's task.
     write = Write("0", "query")
-    frozen, other = new_plan(job, None), new_plan(job, None)
-    late = run_task(job, frozen, write)
+    frozen, other = new_plan(patient_job, None), new_plan(patient_job, None)
+    late = run_task(patient_job, frozen, write)
     assert outcome_of(late) == (0, True, False)
     sent = cluster.messages(TOPIC)
-    recovered = run_task(job, other, write)
+    recovered = run_task(patient_job, other, write)
     for message in sent[:5]:
         properties = {name: text for name, text in message.properties.items() if name in ("SPARK_ATTEMPT", "KEYS")}
         batch = encode_single(Message(TOPIC, message.body, 0, properties))
-        job.brokers.send_records([(batch, job.queues[0])], lambda *_: None)
+        patient_job.brokers.send_records([(batch, patient_job.queues[0])], lambda *_: None)
     with pytest.raises(DeliveryError, match=r"another driver .* has begun partition 0 later than this driver"):
-        complete(job, frozen, write, late)
-    assert complete(job, other, write, recovered).repeated_rows == 5
+        complete(patient_job, frozen, write, late)
+    assert complete(patient_job, other, write, recovered).repeated_rows == 5
 
 
 @pytest.mark.parametrize("on_error", ["fail", "skip"])
@@ -513,8 +513,8 @@ def test_a_recovery_reads_queues_that_are_in_no_start_offsets_and_in_no_route(
     assert complete(job, plan, WRITE, done).repeated_rows == 0
 
 
-def test_records_with_impossible_brokers_are_ignored(cluster: FakeCluster, job: Driver) -> None:
-    plan = new_plan(job)
+def test_records_with_impossible_brokers_are_ignored(cluster: FakeCluster, patient_job: Driver) -> None:
+    plan = new_plan(patient_job)
     log = DecisionLog(plan.log_name, plan.home.topic)
     record = {"kind": "begun", "id": plan.log_name, "write": WRITE.name, "query": "", "since": 0, "partition": 0}
     values = (["b0"], {"b0": -1}, {"b0": 1_000_000_000}, {"b0": "many"}, {"b0": 60_000, "b1": 60_000}, None)
@@ -523,7 +523,7 @@ def test_records_with_impossible_brokers_are_ignored(cluster: FakeCluster, job: 
     broker = cluster.brokers[plan.home.broker_name]
     with broker.lock:
         broker.storage.store.put(plan.home, messages, time.time())
-    done = run_task(job, plan, WRITE)
+    done = run_task(patient_job, plan, WRITE)
     assert visible(cluster) == Counter(ROWS)
     # No earlier attempt began.
     assert outcome_of(done) == (0, True, False)
