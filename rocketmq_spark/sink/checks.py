@@ -166,8 +166,8 @@ def check_stores(
 ) -> None:
     """Raise an OptionError if a broker says that its store counts an inner batch as one message, and loses the others.
 
-    `store_of` returns the `store_type` of the broker at an address. It logs a warning about an unknown one. Brokers
-    store the rows of plain topics one by one.
+    `store_of` returns the `store_type` of the broker at an address; an unknown one is logged. Brokers store the rows of
+    plain topics one by one.
     """
     inner = {name for name, config in configs.by_broker.items() if config.holds_batches}.union(configs.unknown)
     for broker_name, address in sorted(info.addresses.items()):

@@ -131,7 +131,7 @@ class GrpcClient:
         try:
             started = self._with_thread(functools.partial(call.future, request, timeout, metadata))
             if started is None:
-                started = _ended(call, request, timeout, metadata)
+                started = _waited_for(call, request, timeout, metadata)
         except BaseException:
             # A flight that left the table was ended by `close`, which has closed the channel too.
             if self._flights.pop(number, None) is not None:
@@ -160,7 +160,7 @@ class GrpcClient:
         """Call and return the reply; MQBrokerException if its status is not OK, RemotingException without a reply."""
         call, metadata, signed_by, doing = self._prepared(endpoint, method, timeout, doing)
         try:
-            started = _ended(call, request.SerializeToString(), timeout, metadata)
+            started = _waited_for(call, request.SerializeToString(), timeout, metadata)
         except ValueError:
             self._check()
             raise
@@ -185,7 +185,7 @@ class GrpcClient:
         call = self._channel(endpoint).stream_stream(_SERVICE + method)
         stream = self._with_thread(functools.partial(call, requests, metadata=metadata))
         if stream is None:
-            raise errors.RocketMQError(f"{endpoint}: {method} is not called, because the process ends")
+            raise errors.RocketMQError(f"{endpoint}: {method} is not called, because this process can start no thread")
         self._streams[endpoint] = stream
         return stream
 
@@ -193,9 +193,7 @@ class GrpcClient:
         """Start the thread. Idempotent."""
         with self._lock:
             self._check()
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="rocketmq-spark-grpc", daemon=True)
-                self._thread.start()
+            self._start_thread()
 
     def close(self) -> None:
         """Close the channels and end the thread; calls in flight fail. Idempotent."""
@@ -236,12 +234,17 @@ class GrpcClient:
             raise errors.RocketMQError("this transport is closed: make a new one")
 
     def _register(self, flight: _Flight) -> int:
-        self.open()
         number = next(self._numbers)
         with self._lock:
             self._check()
             self._flights[number] = flight
+            self._start_thread()
         return number
+
+    def _start_thread(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="rocketmq-spark-grpc", daemon=True)
+            self._thread.start()
 
     def _run(self) -> None:
         try:
@@ -265,7 +268,7 @@ class GrpcClient:
                 self._finish(number, errors.RemotingSendRequestException(text), self._clock())
 
     def _with_thread(self, start: Callable[[], _CallT]) -> _CallT | None:
-        """Start a call that gRPC's thread ends; None if the process starts no threads, because it ends."""
+        """Start a call that gRPC's thread ends; None if this process can start none, as when it ends."""
         with self._starting:
             if not self._no_threads:
                 try:
@@ -311,8 +314,8 @@ class GrpcClient:
         return error
 
 
-def _ended(call: grpc.UnaryUnaryMultiCallable, request: bytes, timeout: float, metadata: Metadata) -> grpc.Future:
-    """Wait for a call in this thread, and return it."""
+def _waited_for(call: grpc.UnaryUnaryMultiCallable, request: bytes, timeout: float, metadata: Metadata) -> grpc.Future:
+    """Make a call, wait for its end in this thread, and return it."""
     import grpc
 
     try:
