@@ -107,14 +107,19 @@ def test_removed_queue_is_lost_data_only_if_it_has_unread_messages(
         reader.cluster.available(known, target)
 
 
+def with_old_route(make_reader: Make, *, fail_on_data_loss: bool) -> Reader:
+    """Return a reader whose route lacks queue `A1`: no registration of its broker has reached the name server since."""
+    reader = make_reader(fail_on_data_loss=fail_on_data_loss)
+    reader.transport.query_route = lambda topic, timeout: route({"a": 1, "b": 2})
+    reader.fill({A0: 5, A1: 9})
+    return reader
+
+
 @pytest.mark.parametrize("fail_on_data_loss", [True, False])
 def test_queue_that_an_old_route_lacks_is_read(
     make_reader: Make, caplog: pytest.LogCaptureFixture, *, fail_on_data_loss: bool
 ) -> None:
-    # No registration of a broker reaches the name server since the topic has got more queues.
-    reader = make_reader(fail_on_data_loss=fail_on_data_loss)
-    reader.transport.query_route = lambda topic, timeout: route({"a": 1, "b": 2})
-    reader.fill({A0: 5, A1: 9})
+    reader = with_old_route(make_reader, fail_on_data_loss=fail_on_data_loss)
     known = dict.fromkeys(QUEUES, 0) | {A1: 3}
     assert reader.cluster.available(known) == known | {A0: 5, A1: 9}
     assert reader.cluster.available(known, {A0: 4, A1: 7}) == known | {A0: 4, A1: 7}
@@ -126,9 +131,7 @@ def test_queue_that_an_old_route_lacks_is_read(
 def test_closed_queue_that_an_old_route_lacks_is_not_gone(
     make_reader: Make, caplog: pytest.LogCaptureFixture, *, fail_on_data_loss: bool
 ) -> None:
-    reader = make_reader(fail_on_data_loss=fail_on_data_loss)
-    reader.transport.query_route = lambda topic, timeout: route({"a": 1, "b": 2})
-    reader.fill({A0: 5, A1: 9})
+    reader = with_old_route(make_reader, fail_on_data_loss=fail_on_data_loss)
     forbidden = broker_error(16, "the topic[orders] pulling message is forbidden", "a:10911", "pulling")
     reader.transport.always_pull[A1] = PullReply(PullOutcome(None, error=forbidden))
     # A query that is restarted repeats its last micro-batch.

@@ -608,10 +608,10 @@ def test_end_that_is_reached_again_while_it_is_planned_is_compared(stream: Strea
 
 @NEEDS_LIMITS
 def test_available_now_reports_an_end_that_is_lost_once(stream: Stream, caplog: pytest.LogCaptureFixture) -> None:
-    start = after_a_batch(stream, 5)
-    stream.put(Q0, 2, at=6.0)
     from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 
+    start = after_a_batch(stream, 5)
+    stream.put(Q0, 2, at=6.0)
     with stream.query(pull_timeout_ms=500, fail_on_data_loss=False) as query:
         assert isinstance(query, SupportsTriggerAvailableNow)
         query.prepareForTriggerAvailableNow()
