@@ -239,9 +239,10 @@ spark.stop()
     assert "attempt True None\nattempt True None\nstored 100\n" in done.stdout
     assert "native True None\nnative True None\nstored by its own id 100\n" in done.stdout
     assert "stopped None 0 True" in done.stdout
-    # Spark logs at length that it has killed tasks in mid-batch; nothing of that is Python's.
-    expected = re.compile(r"Traceback(?:(?!Traceback)[\s\S])*?InvalidRowError: [^\n]*")
-    assert "Traceback" not in expected.sub("", done.stderr)
+    # Spark logs at length that it has killed tasks in mid-batch; nothing of that is Python's. A worker of foreachBatch
+    # that needed more than 10 s finds that Spark no longer waits for it.
+    expected = re.compile(r"Traceback(?:(?!Traceback)[\s\S])*?(?:InvalidRowError: |CANNOT_OPEN_SOCKET)[^\n]*")
+    assert "Traceback" not in (rest := expected.sub("", done.stderr)), rest
 
 
 def test_artifacts_bring_the_package_to_a_connect_server_without_it(
