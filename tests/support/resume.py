@@ -96,7 +96,8 @@ def _send(
 
 
 def job_log(job: Driver) -> DecisionLog:
-    return log_of(job.options, EffectivelyOnce.log_name(job.options))
+    with log_of(job.options, EffectivelyOnce.log_name(job.options)) as log:
+        return log
 
 
 def new_plan(job: Driver, write: Write | None = WRITE) -> ResumePlan:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("rocketmq_spark.producer")
 
-# The logs that this process has read, by connection, topic, name and keys.
+# The logs that this process has read and no call uses now, by connection, topic, name and keys.
 _logs: dict[tuple[str, str, str, tuple[str, ...]], DecisionLog] = {}
 _MOST_LOGS = 100
 # Checkpoints and queries whose log needs no other check. Reading the checkpoint may take as long as a micro-batch.
@@ -157,8 +157,8 @@ class LoggedDelivery(Delivery[R], Generic[R, P]):
     @classmethod
     @contextmanager
     def _opened(cls, options: SinkOptions, open_instance: OpenInstance) -> Iterator[tuple[Brokers, DecisionLog]]:
-        with open_instance() as instance:
-            yield Brokers(options, instance), log_of(options, cls.log_name(options))
+        with open_instance() as instance, log_of(options, cls.log_name(options)) as log:
+            yield Brokers(options, instance), log
 
     def check_checkpoint(self, checkpoint: str, query_of: Callable[[str], str | None]) -> None:
         """Raise an OptionError if the log is of another query. Tasks check it, too, by the query's id."""
@@ -253,16 +253,23 @@ def warn_of_other_rows(write: Write, state: WriteState, rows: int) -> None:
         )
 
 
-def log_of(options: SinkOptions, name: str) -> DecisionLog:
-    """Return a log, with what this process has read of it."""
+@contextmanager
+def log_of(options: SinkOptions, name: str) -> Iterator[DecisionLog]:
+    """Return a log, with what this process has read of it.
+
+    Another thread that needs the log before this one leaves the context reads it itself, as another driver does.
+    """
     # The repr of the connection has no secrets, and names the servers.
     keys = keys_of(options)
     key = repr(options.connection), options.transaction_topic, name, keys.fingerprints
-    if key not in _logs:
+    # One call takes the log out, so that no two threads get the same one.
+    log = _logs.pop(key, None) or DecisionLog(name, options.transaction_topic, keys)
+    try:
+        yield log
+    finally:
         if len(_logs) >= _MOST_LOGS:
             _logs.clear()
-        _logs[key] = DecisionLog(name, options.transaction_topic, keys)
-    return _logs[key]
+        _logs[key] = log
 
 
 def forget_logs() -> None:

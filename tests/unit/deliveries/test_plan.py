@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
 
 from rocketmq_spark.deliveries.base import PartitionTask, Write
+from rocketmq_spark.deliveries.effectively_once.delivery import EffectivelyOnce
 from rocketmq_spark.deliveries.exactly_once.delivery import Prepared, TransactionPlan
 from rocketmq_spark.deliveries.log.delivery import check_stream, forget_logs
 from rocketmq_spark.errors import DeliveryError, OptionError
 from rocketmq_spark.metrics import Recorder
+from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.protocol.remoting.codes import RequestCode, ResponseCode
 from rocketmq_spark.sink.task import SendRules
 from rocketmq_spark.spark.ordered_queues import query_of
@@ -52,6 +54,37 @@ def test_a_batch_write_is_planned_and_committed_once(cluster: FakeCluster, first
         first.commit(plan, WRITE, parts)
     assert visible(cluster) == Counter(ROWS)
     assert plan.planned.done
+
+
+class Meanwhile:
+    """A transport that calls `other` once, before the first request for the end of a queue when it `is_time`."""
+
+    def __init__(self, transport: Any, is_time: Callable[[], bool], other: Callable[[], object]) -> None:
+        self._transport, self._is_time, self._waiting = transport, is_time, [other]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def max_offset(self, queue: MessageQueue, address: str, timeout: float) -> int:
+        while self._waiting and self._is_time():
+            self._waiting.pop()()
+        return int(self._transport.max_offset(queue, address, timeout))
+
+
+def test_two_threads_plan_writes_of_one_id_at_once(cluster: FakeCluster, patient_job: Driver) -> None:
+    job, writes, plans = patient_job, (Write("write-1"), Write("write-2")), list[EffectivelyOnce]()
+
+    def plan(write: Write) -> None:
+        plans.append(EffectivelyOnce.plan(job.options, job._open_instance, write))
+
+    def has_record() -> bool:
+        return any(b'"kind": "floors"' in record.body for record in cluster.messages(job.options.transaction_topic))
+
+    # The first thread has stored its record, and has not read it back.
+    job.instance.transport = cast(Any, Meanwhile(job.instance.transport, has_record, lambda: plan(writes[1])))
+    plan(writes[0])
+    assert [planned.write for planned in plans] == [writes[1], writes[0]]
+    assert all(planned.planned.start_offsets_of(write) for planned in plans for write in writes)
 
 
 def test_the_newest_micro_batch_is_known_to_the_next_plan(cluster: FakeCluster, first: Driver) -> None:
