@@ -11,13 +11,16 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+import numpy as np
 import pyarrow as pa
 
+from rocketmq_spark.arrow.columns import Ints, to_numpy
 from rocketmq_spark.arrow.decode import OnUnreadable, batches_of, fail
+from rocketmq_spark.arrow.read_columns import arrow_schema_of
 from rocketmq_spark.arrow.stored import missing_offsets
 from rocketmq_spark.model.message_ext import Pulled, utc
 from rocketmq_spark.model.names import trim
@@ -39,6 +42,7 @@ _ROWS: Final = 10_000
 _BYTES: Final = 4 * 1024 * 1024
 # Seconds from one warning of skipped messages to the next.
 _WARNING_INTERVAL: Final = 1.0
+_OFFSET: Final = arrow_schema_of(["queueOffset"]).field(0)
 
 
 def read_rows(
@@ -100,21 +104,34 @@ def decoded(
     if options.filter_type == "TAG" and options.sub_expression != "*":
         # Brokers compare hashes of tags (docs/internals/reads.md#pulls).
         tags = frozenset(filter(None, map(trim, options.sub_expression.split("||"))))
-    gaps = Gaps(options)
+    gaps, with_offsets = Gaps(options), schema
+    if _OFFSET.name not in schema.names:
+        with_offsets = schema.append(_OFFSET)
     for group in grouped(pulls, _BYTES, _ROWS):
-        rows = 0
+        offsets: list[Ints] = []
         if bodies := [pull for pull in group if pull.body]:
-            for batch in batches_of(bodies, schema, tags, on_unreadable):
-                rows += batch.num_rows
-                yield batch
-        # In a plain read the number of rows proves that no message is missing, so offsets need no check.
-        if tags is not None or rows != sum(pull.end - pull.start for pull in group):
+            for batch in batches_of(bodies, with_offsets, tags, on_unreadable):
+                offsets.append(to_numpy(batch.column(_OFFSET.name)))
+                yield pa.RecordBatch.from_arrays(batch.columns[: len(schema)], schema=schema)
+        # In most plain reads the offsets of rows prove that no message is missing, so answers need no check.
+        if tags is not None or not _are_of(group, offsets):
             for pull in group:
                 if pull.contiguous:
                     for start, end in missing_offsets(pull):
                         gaps.add(pull.queue, start, end)
         gaps.report({pull.queue: pull.end for pull in group})
     gaps.report()
+
+
+def _are_of(pulls: Sequence[Pulled], offsets: Sequence[Ints]) -> bool:
+    """Return whether rows have each offset of pulls once, in order. A damaged queue may return a message twice."""
+    sizes = [pull.end - pull.start for pull in pulls]
+    # A pull without messages may have any number of offsets.
+    if sum(map(len, offsets)) != sum(sizes) or not offsets:
+        return not any(sizes)
+    ends = np.cumsum(sizes)
+    due = np.arange(ends[-1]) + np.repeat([pull.end for pull in pulls] - ends, sizes)
+    return np.array_equal(np.concatenate(offsets), due)
 
 
 def grouped(pulls: Iterable[Pulled], most_bytes: int, most_offsets: float = math.inf) -> Iterator[list[Pulled]]:

@@ -89,6 +89,19 @@ def test_expired_messages_are_skipped_without_fail_on_data_loss(start: int, size
     assert read(reader, OffsetRange(A0, start, start + size)) == ({A0: left} if left else {})
 
 
+@pytest.mark.parametrize(
+    ("offsets", "others", "lost"),
+    [((0, 0, 2), (0,), "1 to 1 of orders/a/0"), ((0, 0, 1, 2), (), "0 to 0 of orders/b/0")],
+)
+def test_a_message_that_a_damaged_queue_returns_twice_hides_no_missing_one(
+    offsets: tuple[int, ...], others: tuple[int, ...], lost: str
+) -> None:
+    answers = (A0, 3, offsets), (B0, 1, others)
+    pulls = [Pulled(queue, 0, end, b"".join(map(stored, of)), contiguous=True) for queue, end, of in answers]
+    with pytest.raises(DataLossError, match=f"messages {lost} are not there"):
+        list(decoded(Reader().options, pulls, SCHEMA))
+
+
 def test_messages_that_expire_during_the_read_are_lost_data(make_reader: Make) -> None:
     reader = make_reader()
     reader.fill({A0: 500})
