@@ -45,7 +45,7 @@ class StoredRows:
         self._only_compares = only_compares
         # How many rows would be sent if it did more than compare.
         self.missing = 0
-        found = [part for part in parts if len(part)]
+        found = [_each_once(part) for part in parts if len(part)]
         self._queues = list(dict.fromkeys(part.queue for part in found))
         codes = [np.full(len(part), self._queues.index(part.queue), np.int32) for part in found]
         hashes = np.concatenate([np.empty((2, 0), np.uint64), *(part.hashes for part in found)], axis=1)
@@ -154,6 +154,16 @@ class StoredRows:
         for code in np.unique(codes).tolist():
             of_queue = offsets[codes == code]
             yield Span(self._queues[code], len(of_queue), int(of_queue.min()), int(of_queue.max()))
+
+
+def _each_once(part: QueueRows) -> QueueRows:
+    """Return rows without repeats of an offset: a damaged queue may return a message twice, and it is stored once."""
+    if (np.diff(part.offsets) > 0).all():
+        return part
+    offsets, firsts = np.unique(part.offsets, return_index=True)
+    return QueueRows(
+        part.queue, offsets, part.hashes[:, firsts], None if part.numbers is None else part.numbers[firsts]
+    )
 
 
 def _sorted(hashes: Hashes) -> tuple[Ints, Hashes]:

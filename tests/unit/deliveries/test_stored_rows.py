@@ -73,6 +73,16 @@ def test_rows_take_equal_stored_rows_whatever_the_order_and_the_blocks(
         known.check_end()
 
 
+def test_a_message_that_a_damaged_queue_returns_twice_is_one_stored_row() -> None:
+    once = part([b"a", b"b"])
+    twice = QueueRows(QUEUE, once.offsets[[0, 0, 1]], once.hashes[:, [0, 0, 1]], np.array([0, 0, 1]))
+    known = StoredRows(CONTENT, [twice])
+    assert len(known) == 2
+    assert taken(known, [b"a", b"a", b"b"]) == [0, 2]
+    known.check_end()
+    assert known.repeats == 0
+
+
 def test_many_rows_are_found_by_their_contents() -> None:
     bodies = [b"body %d" % row for row in range(2_000)]
     rng = random.Random(1)
